@@ -1,6 +1,6 @@
 """Diffusion generative models with plug-in score estimators. `docs/architecture.md` maps the rooms.
 
-Each room imports from the rooms above it in this list alone; `tests/test_layers.py` holds that.
+Each room imports only from the rooms above it in this list; `tests/test_layers.py` checks this.
 
 - `common`: errors, random streams, files, ranks, memory.
 - `theory`: the paper as pure functions.
@@ -12,9 +12,9 @@ Each room imports from the rooms above it in this list alone; `tests/test_layers
 - `metrics`: measurements; `figures`: their pictures.
 - `data`: image files and data modules.
 - `runs`: the folder of a run, its checkpoints, resuming; `modules`: the Lightning modules.
-- `callbacks`: Lightning callbacks, one a file; a link to the folder `callbacks` of a checkout.
-- `referee`: the benchmark of anybody's estimators on frozen cases.
-- `commands`: the command `lit-knn`, one file a command. `configs`: a link to its configurations.
+- `callbacks`: Lightning callbacks, one in each file; a link to the folder `callbacks` of a checkout.
+- `referee`: a benchmark on frozen cases, for anybody's estimators.
+- `commands`: the command `lit-knn`; each subcommand has a file. `configs`: a link to the configurations.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -27,7 +27,7 @@ __version__ = "0.1.0"
 
 
 def __getattr__(name: str) -> Any:
-    # `import lit_knn` alone loads no torch.
+    # `import lit_knn` does not load torch.
     if name != "load":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from lit_knn.sampling.loading import load

@@ -1,1 +1,1 @@
-"""The commands of `lit-knn`, one a file; `cli` has what fit, validate, predict, plan and best share."""
+"""The commands of `lit-knn`, one in each file; `cli` has the shared code of fit, validate, predict, plan and best."""

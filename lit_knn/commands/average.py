@@ -1,7 +1,8 @@
 """`lit-knn average RUN --ema LENGTH...` makes averages of the weights of a run after its training.
 
-`lit_knn.callbacks.PowerAverages` stored snapshots of two averages during the training. The weighted sum of them whose
-profile is nearest to the wanted one is written as a checkpoint (arXiv 2312.02696, Sec. 3.2).
+`lit_knn.callbacks.PowerAverages` stored snapshots of two averages during the training. The command finds the weighted
+sum of the snapshots with the profile nearest to the wanted one, and writes it as a checkpoint (arXiv 2312.02696,
+Sec. 3.2).
 """
 
 import argparse
@@ -23,7 +24,7 @@ from lit_knn.runs.folder import RunFolder
 
 Snapshot = dict[str, Any]
 AVERAGES_FOLDER = "averages"
-# A sum whose profile has a larger error than these is written with a warning, or refused.
+# If the profile error exceeds these limits, the sum is written with a warning, or refused.
 WARNED, REFUSED = 0.05, 0.3
 # Singular values below this share of the largest are rounding errors of the inner products.
 CUTOFF = 1e-13
@@ -64,7 +65,7 @@ def inner_product(a: Profile, b: Profile) -> float:
 def fit(stored: Sequence[Profile], wanted: Profile) -> Fit:
     """Return the weights of the stored averages whose sum of profiles is nearest to the wanted one in L2.
 
-    The weights sum to 1, so constant weights of a network stay what they are. This is a condition of the fit. The
+    The weights sum to 1, so constant weights of a network do not change. This is a condition of the fit. The
     authors of arXiv 2312.02696 solve without it, and their program then divides the solution by its sum.
     """
     n = len(stored)
@@ -87,8 +88,7 @@ def read_snapshots(paths: Mapping[int, Path]) -> list[Snapshot]:
     """Read snapshots of one training, given by the images seen. Tensors are loaded when they are used.
 
     Raises:
-        InputError: a file is damaged or no snapshot, has another name than it was written to, or is of another
-            architecture.
+        InputError: a file is damaged, is no snapshot, was renamed, or has another architecture.
     """
     snapshots: list[Snapshot] = []
     for seen, path in paths.items():
@@ -107,7 +107,7 @@ def read_snapshots(paths: Mapping[int, Path]) -> list[Snapshot]:
 
 
 def _is_snapshot(content: Mapping[str, Any]) -> bool:
-    """Check that there is one average for each relative length, and that all are of one architecture."""
+    """Check that each relative length has one average, and that all have the same architecture."""
     try:
         lengths = [exponent(length) for length in content["lengths"]]
         shapes = [_shapes(average) for average in content["averages"]]
@@ -121,14 +121,14 @@ def _shapes(weights: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
 
 
 def average(snapshots: Sequence[Snapshot], weights: np.ndarray) -> dict[str, Tensor]:
-    """Sum the averages in the snapshots, in float64. Integers, such as counts in a buffer, are those of the last one.
+    """Sum the averages in the snapshots, in float64. Integers, such as counts in a buffer, come from the last snapshot.
 
     Args:
         snapshots: snapshots of one architecture.
-        weights: the weight of each of their averages, (n,).
+        weights: the weight of each average, (n,).
 
     Returns:
-        Tensors by name, of the stored type; those stored in 16 bits are float32.
+        Tensors by name, of the stored type; 16-bit tensors become float32.
 
     Raises:
         InputError: a sum is not finite.
@@ -173,7 +173,7 @@ def write_averages(run: Path, lengths: Sequence[float], images: int | None = Non
     Args:
         run: folder of the run.
         lengths: relative lengths.
-        images: average up to the snapshot of so many images; None for the last one.
+        images: average up to the snapshot at this number of images; None for the last snapshot.
         folder: folder of the checkpoints; None for RUN/averages.
 
     Raises:
@@ -197,7 +197,7 @@ def write_averages(run: Path, lengths: Sequence[float], images: int | None = Non
     print(f"{len(snapshots)} snapshots, up to {last['images_seen']:,} images seen, of the lengths {last['lengths']}")
     header = {name: value for name, value in last.items() if name not in ("lengths", "averages")}
     for length, fitted, path in zip(lengths, fits, files, strict=True):
-        # `validate` and `predict` take such a checkpoint; no training can go on from it.
+        # `validate` and `predict` accept this checkpoint; a training cannot resume from it.
         made = {"length": length, "residual": fitted.residual, "snapshots": len(snapshots)}
         checkpoint = {**header, "state_dict": average(snapshots, fitted.weights), AVERAGE_KEY: made}
         WholeCheckpointIO().save_checkpoint(checkpoint, path)

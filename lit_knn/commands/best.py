@@ -36,13 +36,13 @@ class MeasuresSamples(Protocol):
 class BestCheckpoint(pl.Callback):
     """In `predict`, measure each kept checkpoint of a run that is not in its table yet, and report the best.
 
-    The table has one row for each checkpoint. It is rewritten after each of them, completely or not at all, so that an
-    interrupted measurement can continue. All ranks load each checkpoint and share its samples.
+    The table has one row for each checkpoint. It is rewritten after each checkpoint, completely or not at all, so that
+    an interrupted measurement can continue. All ranks load each checkpoint and share its samples.
 
     Args:
         fidelity: measures the samples; it sets their number.
         run: folder of the training run; the table and the picture are written there.
-        folder: folder of the checkpoints, if it is not that of `run`. If it has averages of `lit-knn average`, these
+        folder: folder of the checkpoints, if it is not that of `run`. If `lit-knn average` wrote averages there, these
             are measured, and the table and the picture are written there.
 
     Attributes:
@@ -90,7 +90,7 @@ class BestCheckpoint(pl.Callback):
             **({"kid_subset_size": measure.kid_subset_size} if "kid" in measure.extra_metrics else {}),
             **{f"model.{name}": value for name, value in pl_module.hparams.items()},
         }
-        settings = json.loads(json.dumps(settings, default=str))  # A file on disk gives the same types when read.
+        settings = json.loads(json.dumps(settings, default=str))  # Settings read from a file have these types.
         names = [self.metric, *(("inception_score", "inception_score_std") if measure.extractor.num_logits else ())]
         names += [n for m in measure.extra_metrics for n in ((m, "kid_std") if m == "kid" else (m,))]
         columns = {"step": int, "images_seen": int, **({"ema": float} if self._key == "ema" else {}), "checkpoint": str}
@@ -117,7 +117,7 @@ class BestCheckpoint(pl.Callback):
             self._conclude()
 
     def _load(self, trainer: pl.Trainer, pl_module: pl.LightningModule, path: Path) -> bool:
-        """Load the averaged weights of a checkpoint into the model; return False on all ranks if one refuses it."""
+        """Load the averaged weights of a checkpoint into the model; return False on all ranks if any rank fails."""
         problem, checkpoint = None, None
         try:
             checkpoint = read_training(path)

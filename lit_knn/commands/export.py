@@ -27,7 +27,7 @@ def export(
     Args:
         source: the folder of a training run, or a checkpoint. The averaged weights are written.
         folder: where the three files go; it is made if needed. No file is overwritten.
-        net: the raw network, if it is not from `lit_knn.nets`; whoever loads the folder needs it, too.
+        net: the raw network, if it is not from `lit_knn.nets`. Users must also have it to load the folder.
 
     Returns:
         The model.

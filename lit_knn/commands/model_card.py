@@ -19,7 +19,7 @@ from lit_knn.runs.record import RECORD_NAME
 from lit_knn.runs.resumption import RUN_KEY
 from lit_knn.sampling import GenerativeModel
 
-# The trainer's other options change nothing about the weights.
+# The trainer's other options do not change the weights.
 OF_THE_TRAINER = ("max_steps", "precision", "devices", "num_nodes", "accumulate_grad_batches", "gradient_clip_val")
 # These facts of the data are in a checkpoint; the card gives them these names.
 OF_THE_DATA = {"images": "images", "data": "hash", "shards": "hash of the shards", "labels": "hash of the labels"}
@@ -56,7 +56,7 @@ class Facts:
 
 
 def collect(checkpoint: Mapping[Any, Any], run: Path) -> Facts:
-    """Collect the facts of a checkpoint and of the run folder that it is in, as far as they are there.
+    """Collect the available facts of a checkpoint and of its run folder.
 
     Raises:
         InputError: a count or a time in the checkpoint is no number, or a file in the folder is damaged.

@@ -34,13 +34,13 @@ class Part:
     """One line of a plan.
 
     Attributes:
-        name: the thing that takes memory.
+        name: what takes the memory.
         bytes: bytes on one rank.
         note: further information.
-        temporary: whether it is held only while the run starts.
-        shared: whether the ranks of a machine hold it once, together.
-        counted: whether its size is known; otherwise `bytes` is 0.
-        estimated: whether its size is a guess.
+        temporary: whether the memory is needed only while the run starts.
+        shared: whether the ranks of a machine share one copy.
+        counted: whether the size is known; otherwise `bytes` is 0.
+        estimated: whether the size is a guess.
     """
 
     name: str
@@ -186,7 +186,7 @@ def data_parts(
     """Plan the images and the estimators of one rank.
 
     Returns:
-        What is held on `device`, and what the machine holds until it is there.
+        Memory on `device`, and the machine's memory until the data are on `device`.
     """
     N, *shape = stored.shape
     ranks = trainer.world_size if datamodule.sharded else 1
@@ -219,7 +219,7 @@ def estimators_of(trainer: pl.Trainer, model: pl.LightningModule) -> list[Any]:
 
 
 def device_memory(device: torch.device, gpu_gb: float | None = None) -> float | None:
-    """Return the bytes of memory of a GPU, or of one that is given in GB; None for a CPU."""
+    """Return the bytes of memory of a GPU, or of the size given in GB; None for a CPU."""
     if gpu_gb is not None:
         return gpu_gb * GB
     return torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else None
@@ -240,7 +240,7 @@ def estimator_parts(
         own, name = estimator.holds(all_images, d, pixels, device), type(estimator).__name__
         if own is None:
             unknown.append(Part(name, 0, "does not tell what else it holds: NOT KNOWN, not counted", counted=False))
-            own = Holdings(neighbours=1)  # It may search for neighbours.
+            own = Holdings(neighbours=1)  # The estimator may search for neighbours.
         if not isinstance(own, Holdings):
             raise InputError(f"plan: {name}.holds must return Holdings or None, got {own!r}")
         if estimator.needs_reference:
@@ -275,7 +275,7 @@ def _index_parts(
 
 
 def network_parts(model: pl.LightningModule, trainer: pl.Trainer) -> list[Part]:
-    """Plan the network and what its training needs, except activations. Without training, plan only the network."""
+    """Plan the network and the needs of its training, except activations. Without training, plan only the network."""
     modules = _networks(model, trainer)
     count = sum(p.numel() for m in modules for p in m.parameters())
     weights = tensor_bytes(p for m in modules for p in m.parameters())
@@ -307,7 +307,7 @@ def _networks(model: pl.LightningModule, trainer: pl.Trainer) -> list[nn.Module]
 
 
 def _attributes(estimator: Estimator) -> Iterator[Any]:
-    """Yield the attributes of an estimator and of the estimators among them."""
+    """Yield the attributes of an estimator, and those of estimators inside it."""
     for value in vars(estimator).values():
         yield value
         if isinstance(value, Estimator):

@@ -68,7 +68,7 @@ def main(args: Sequence[str] | None = None) -> None:
 
 
 def _run(args: list[str]) -> str:
-    """Measure an estimator; return the main columns as a table, with the name above."""
+    """Measure an estimator; return its name and a table of the main columns."""
     options = options_of(args)
     cache = None if options.cache is None else Path(options.cache)
     how = Options(options.batch, options.repeats, options.threads, not options.no_memory, cache, options.latents)
@@ -88,7 +88,7 @@ def _made(args: Sequence[str]) -> tuple[Estimator, Index]:
 
 
 def options_of(args: Sequence[str]) -> Any:
-    """Parse the options of `run`, with the estimator and the index, if there is one, as objects.
+    """Parse the options of `run`; make the estimator, and the index if there is one.
 
     Raises:
         InputError: an option is refused.

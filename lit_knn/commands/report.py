@@ -99,7 +99,7 @@ def flat(settings: Any, prefix: str = "") -> dict[str, Any]:
 
 
 def doublings(config: dict[str, Any], record: Record) -> list[float]:
-    """Return the images seen where N(k) of a run of LitICT doubled; no numbers for another model."""
+    """Return the numbers of images seen at which N(k) of a LitICT run doubled; an empty list for other models."""
     options = [value for name in CURRICULUM if isinstance(value := config.get(f"model.{name}"), int)]
     if len(options) < len(CURRICULUM) or not record.step:
         return []
@@ -108,9 +108,9 @@ def doublings(config: dict[str, Any], record: Record) -> list[float]:
 
 
 def read_distances(parts: Sequence[Path]) -> dict[str, Points]:
-    """Read `fidelity.csv` of all parts of a training, and the tables of `best` in the last, which have all parts.
+    """Read `fidelity.csv` of all parts of a training, and the tables of `best` in the last part, which cover all parts.
 
-    The tables of `best`, which have more samples, win.
+    The tables of `best` take precedence, because they have more samples.
     """
     found: dict[str, dict[int, float]] = {}
     for part in parts:
@@ -164,7 +164,7 @@ def markdown(runs: Sequence[Run], baseline: Run) -> str:
 
 
 def cells(run: Run, runs: Sequence[Run], baseline: Run) -> dict[str, str]:
-    """Return the column of a run in the first table, by the labels of the rows, which are those of all `runs`."""
+    """Return the column of a run in the first table, by row label. The labels are those of all `runs`."""
     record, time, speed = run.record, run.record.time, baseline.record.time.images_per_second
     relative = f"{speed / time.images_per_second:.1%}" if time.images_per_second > 0 and speed > 0 else "-"
     return {
@@ -244,7 +244,7 @@ def table(rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def trainings(folders: Sequence[str]) -> list[str]:
-    """Leave out folders of `validate` and `predict`, which `runs/NAME/*` also names, with a line for each."""
+    """Omit folders of `validate` and `predict`, because `runs/NAME/*` matches them too; print a line for each."""
     folders = list(dict.fromkeys(folders))
     recorded = [folder for folder in folders if (Path(folder) / RECORD_NAME).is_file()]
     if not recorded:
@@ -302,7 +302,7 @@ def is_ablation(curves: Sequence[TrainingCurve]) -> bool:
 
 
 def check_output(output: str, written: Sequence[Path], overwrite: bool) -> None:
-    """Raise InputError if a file of the report cannot be written, or would replace another one unasked."""
+    """Raise InputError if a file of the report cannot be written, or exists already without `--overwrite`."""
     if not Path(output).name:
         raise InputError(f"report: --output {output!r} is no name of a file")
     for path in written:

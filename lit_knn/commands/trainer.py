@@ -18,8 +18,8 @@ from lit_knn.data import ReferenceDataModule
 from lit_knn.runs.checkpoints import WholeCheckpointIO
 from lit_knn.runs.interruption import EndAtSigterm
 
-# Lightning's type is Union[int, float]. Python may give it an earlier Union[float, int] for that, and then the parser
-# reads one batch, `1`, as the whole epoch, `1.0`. No other union has this type.
+# Lightning's type is Union[int, float]. Python may return a cached Union[float, int] instead. The parser then reads
+# one batch, `1`, as the whole epoch, `1.0`. No other union has this type.
 Share: Any = float if TYPE_CHECKING else restricted_number_type("Share", float, ("<", math.inf))
 Batches: TypeAlias = int | Share
 
@@ -68,7 +68,7 @@ class Trainer(pl.Trainer):
         self.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None  # type: ignore[method-assign]
 
     def write_into(self, folder: Path) -> None:
-        """Make this folder that of the run; call it before the run begins."""
+        """Set the folder of the run. Call this before the run begins."""
         self._run_folder = folder
         for callback in self.checkpoint_callbacks:
             if isinstance(callback, ModelCheckpoint) and callback.dirpath is None:

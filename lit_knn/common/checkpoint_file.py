@@ -1,4 +1,4 @@
-"""Finds and reads checkpoint files: every byte is checked before it is used, and no code of a file is run."""
+"""Finds and reads checkpoint files. It checks every byte before use, and runs no code from a file."""
 
 import os
 import re
@@ -11,7 +11,7 @@ import torch
 from lit_knn.common.errors import InputError, first_line
 
 MODEL_KEY = "generative_model"
-"""A checkpoint has here its model's description, with the prefix of its network's weights in `state_dict`."""
+"""Key of the model's description in a checkpoint, with the prefix of the network's weights in `state_dict`."""
 ZIP_START = b"PK\x03\x04"
 CHECKPOINTS = "checkpoints"
 LAST_NAME = "last.ckpt"
@@ -46,7 +46,7 @@ def read_checkpoint_file(path: str | os.PathLike[str], mmap: bool = False) -> di
 
 def _check_zip(path: Path) -> None:
     """Raise InputError if the file is not an undamaged zip of `torch.save`. PyTorch itself checks no checksum."""
-    # Opening a pipe would wait for somebody to write to it.
+    # Opening a pipe would wait until another process writes to it.
     if path.exists() and not path.is_file():
         raise InputError(f"{path} is no file, but a folder, a pipe, a socket or a device")
     try:
@@ -82,13 +82,13 @@ def _check_parts(path: Path, archive: zipfile.ZipFile) -> None:
 
 
 def kept_in(folder: Path) -> dict[int, Path]:
-    """Find the checkpoints in a folder that `CheckpointByImages` kept, by the number of images seen, ascending."""
+    """Find the checkpoints that `CheckpointByImages` kept in a folder: paths by images seen, ascending."""
     matches = ((KEPT_NAME.fullmatch(path.name), path) for path in folder.glob("*.ckpt"))
     return dict(sorted((int(match[1]), path) for match, path in matches if match))
 
 
 def last_checkpoint(run: str | Path) -> Path:
-    """Find the checkpoint that stands for a run: `checkpoints/last.ckpt`, or else the kept one of the most images.
+    """Find the checkpoint that represents a run: `checkpoints/last.ckpt`, or else the kept one with the most images.
 
     Raises:
         InputError: the folder has neither.

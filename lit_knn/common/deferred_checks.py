@@ -12,11 +12,11 @@ Failure = Callable[[int, float, str], Exception]
 
 
 class DeferredChecks:
-    """Notes the first failure of each check on the device, and reads the notes when it is asked.
+    """Notes the first failure of each check on the device. `raise_first` reads the notes.
 
-    Inside `with checks.collect(step):`, `refuse` notes what fails on a GPU and does not wait. On the CPU it raises at
-    once, because nothing waits there. `raise_first` raises the earliest failure. A failure stays noted, so that nothing
-    is saved after it.
+    Inside `with checks.collect(step):`, `refuse` notes a failure on a GPU without waiting for the GPU. On the CPU it
+    raises the error at once. `raise_first` raises the earliest failure. A failure stays noted, so that nothing is saved
+    after it.
     """
 
     def __init__(self) -> None:
@@ -27,7 +27,7 @@ class DeferredChecks:
 
     @contextmanager
     def collect(self, step: int) -> Iterator[None]:
-        """Note the failures of the block as those of an optimiser step."""
+        """Note failures inside the block with this optimiser step."""
         self._step = step
         token = _COLLECTING.set(self)
         try:
@@ -36,7 +36,7 @@ class DeferredChecks:
             _COLLECTING.reset(token)
 
     def note(self, name: str, bad: Tensor, values: Tensor, failure: Failure) -> None:
-        """Note which checks fail, if they did not fail before. See `refuse`."""
+        """Note each failed check that did not fail before. See `refuse`."""
         key = name, len(bad), bad.device
         values = values.detach().double()
         found = torch.stack([torch.full_like(values, self._step), values], dim=1)
@@ -45,7 +45,7 @@ class DeferredChecks:
         self._first[key], self._failures[key] = torch.where(fresh[:, None], found, first), failure
 
     def raise_first(self) -> None:
-        """Raise the earliest failure, and of one step the one that was checked first. Waits for the device, once."""
+        """Raise the earliest failure; within a step, that of the first check. Waits for the device once."""
         checks = [(key, i) for key, first in self._first.items() for i in range(len(first))]
         rows = torch.cat(list(self._first.values())).tolist() if checks else []
         failed = [(step, value, *check) for (step, value), check in zip(rows, checks, strict=True) if step >= 0]
@@ -68,7 +68,7 @@ def refuse(name: str, bad: Tensor, values: Callable[[], Tensor], failure: Failur
     Args:
         name: name of the checks of one place.
         bad: (n,) bool, which of n checks fail.
-        values: returns (n,) numbers for the messages, on the device of `bad`; called only where they may be needed.
+        values: returns (n,) numbers for the messages, on the device of `bad`; called only if they may be needed.
         failure: makes the error.
     """
     checks = _COLLECTING.get()

@@ -76,8 +76,8 @@ def warn_on_first_rank(message: str) -> None:
 def once_per_machine(lead: Callable[[], T], follow: Callable[[T], None]) -> None:
     """Run `lead` in the first process of each machine, and then `follow` with its result in the others.
 
-    Every process of a distributed run must call it; outside one it only calls `lead()`. The result must be picklable.
-    Errors are those of `in_every_process`.
+    Every process of a distributed run must call this. Without a distributed run it only calls `lead()`. The result
+    must be picklable. It raises the errors of `in_every_process`.
     """
     if _is_alone():
         lead()
@@ -156,7 +156,7 @@ def machine_name() -> str:
 
 
 def cpu_group() -> Any:
-    """Make a group of all processes that exchanges numbers of the CPU, so that no GPU waits. All must call this.
+    """Make a group of all processes to exchange numbers on the CPU, so no GPU waits. All processes must call this.
 
     Returns:
         The group for `largest`; None for the default group, or without a distributed run.
@@ -167,7 +167,7 @@ def cpu_group() -> Any:
 
 
 def largest(values: Sequence[int], group: Any) -> list[int]:
-    """Return the largest of each value over all processes. All must call this, with a group of `cpu_group`."""
+    """Return the maximum of each value over all processes. All must call this, with a group from `cpu_group`."""
     if _is_alone():
         return list(values)
     each = torch.tensor(values)
@@ -176,7 +176,7 @@ def largest(values: Sequence[int], group: Any) -> list[int]:
 
 
 def leave(group: Any) -> None:
-    """Close a group of `cpu_group`. A process that ends with an open group may abort."""
+    """Close a group from `cpu_group`. A process that ends with an open group may abort."""
     if group is not None and dist.is_initialized():
         dist.destroy_process_group(group)
 
@@ -188,7 +188,7 @@ def _is_alone() -> bool:
 class Exchange:
     """Collective operations on tensors. Only the first dimension may differ between ranks.
 
-    Every rank must call them in the same order, with tensors on the device of the torch.distributed backend
+    Every rank must call the methods in the same order, with tensors on the device of the torch.distributed backend
     (gloo: CPU; NCCL: GPU). Without a distributed run there is one rank, and it sends nothing.
 
     Attributes:
@@ -202,9 +202,9 @@ class Exchange:
         self.bytes_sent = 0
 
     def agree_on_rows(self, sent: Tensor) -> tuple[list[int], list[int]]:
-        """Tell each rank how many rows it gets: sent (size,) int64. Returns the rows sent to and got from each rank.
+        """Exchange row counts: sent (size,) int64. Returns the number of rows sent to and received from each rank.
 
-        This is one collective, and waits for the device once.
+        This is one collective operation, and waits for the device once.
         """
         received = sent.clone()
         if self.size > 1:
@@ -213,7 +213,7 @@ class Exchange:
         return sent_rows, received_rows
 
     def move(self, rows: Tensor, sent: list[int], received: list[int]) -> Tensor:
-        """Send rows, in the order of their ranks, and return those received, in one collective. Waits for no device.
+        """Send rows in rank order and return the received rows, in one collective. Does not wait for the device.
 
         Args:
             rows: (sum of `sent`, ...).
@@ -252,6 +252,6 @@ def packed(tensors: Sequence[Tensor]) -> Tensor:
 def unpacked(rows: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
     """Undo `packed`: rows (B, b) become tensors (B, ...) with the types and the other dimensions of `like`."""
     sizes = [math.prod(tensor.shape[1:]) * tensor.element_size() for tensor in like]
-    # A copy begins at an address where every type may begin.
+    # A copy starts at an address that is aligned for every type.
     parts = [part.clone(memory_format=torch.contiguous_format) for part in rows.split(sizes, dim=1)]
     return [part.view(t.dtype).reshape(len(rows), *t.shape[1:]) for part, t in zip(parts, like, strict=True)]

@@ -34,28 +34,28 @@ def prefixed(owner: str) -> Iterator[None]:
 
 
 def first_line(error: BaseException) -> str:
-    """Describe an error in one line, by the system's words without number and path, or by the name of its class."""
+    """Return the first line of an error's message, without a system error's number and path, or its class name."""
     said = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
     return (said.splitlines() or [type(error).__name__])[0]
 
 
 def file_problem(error: OSError) -> str:
-    """Describe an error of the file system in one line, with the files that it names."""
+    """Describe an error of the file system in one line, with the names of the files."""
     names = [str(name) for name in (error.filename, error.filename2) if name]
     return ": ".join([*(names or ["a file cannot be read or written"]), first_line(error)])
 
 
 def printable(text: str) -> str:
-    """Write line breaks and control characters, as file names may hold, as escapes, so that no terminal obeys them."""
+    """Escape line breaks and control characters (file names may contain them), so that no terminal obeys them."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def one_line(error: BaseException, doing: str = "") -> tuple[str, int]:
-    """Return what a command says of an error, in one line, and the exit status: 2 for bad input, 1 for a fault of ours.
+    """Return a one-line message for an error, and the exit status: 2 for bad input, 1 for a fault of the program.
 
     Args:
-        error: the error; an `InputError` that led to it is told instead.
-        doing: what was being done, for an error that nobody expected.
+        error: the error. If an `InputError` caused it, the message is that of the `InputError`.
+        doing: what the program was doing, for the message of an unexpected error.
     """
     said = " ".join(str(error).split())
     for cause in causes(error):
@@ -69,22 +69,22 @@ def one_line(error: BaseException, doing: str = "") -> tuple[str, int]:
         return printable(file_problem(error)), 2
     if is_lost(error):
         return "another process ended in training; resume from the last checkpoint", 2
-    # Lightning's class is known by its name, because Lightning is imported only where it is used.
+    # Compare the name of Lightning's class, because this module does not import Lightning.
     if isinstance(error, NonFiniteLossError) or type(error).__name__ == "MisconfigurationException":
         return printable(said), 2
-    while error.__cause__ is not None:  # The parser puts the options of a class around what its constructor raised.
+    while error.__cause__ is not None:  # The parser wraps the error of a constructor in one with the class's options.
         error = error.__cause__
     where, said = f"{doing}: " if doing else "", " ".join(str(error).split())
     return printable(f"{where}{type(error).__name__}: {said} (the traceback: --debug)"), 1
 
 
 def is_lost(error: BaseException) -> bool:
-    """Tell whether a collective failed because another process has ended. PyTorch names its own source file."""
+    """Return whether a collective failed because another process ended. PyTorch's message names its source file."""
     return isinstance(error, RuntimeError) and "/gloo/" in str(error)
 
 
 def causes(error: BaseException) -> Iterator[BaseException]:
-    """Yield the error, its cause, the cause of that, and so on. An error that was raised twice may cause itself."""
+    """Yield the error and its chain of causes, each once. An error that was raised twice may cause itself."""
     seen: set[int] = set()
     cause: BaseException | None = error
     while cause is not None and id(cause) not in seen:

@@ -1,4 +1,4 @@
-"""Says in one line which extra of the installation is missing: `import lit_knn` needs torch and NumPy alone."""
+"""Names the missing extra of the installation in one line. `import lit_knn` needs only torch and NumPy."""
 
 import importlib.util
 
@@ -13,15 +13,15 @@ EXTRAS = {
 
 
 def is_installed(module: str) -> bool:
-    """Tell whether a module can be imported, without importing it."""
+    """Return whether a module can be imported, without importing it."""
     try:
         return importlib.util.find_spec(module) is not None
-    except (ImportError, ValueError):  # Its package is missing, or a test has put None in its place.
+    except (ImportError, ValueError):  # Its package is missing, or a test replaced the module by None.
         return False
 
 
 def missing(error: ImportError) -> str | None:
-    """Return the line that says what to install for a module that could not be imported; None for other modules."""
+    """Return the install command for a missing module, in one line; None for modules that are not in `EXTRAS`."""
     module = (error.name or "").partition(".")[0]
     if not isinstance(error, ModuleNotFoundError) or module not in EXTRAS:
         return None

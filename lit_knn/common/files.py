@@ -13,7 +13,7 @@ def written_whole(path: str | os.PathLike[str], flush: bool = True) -> Iterator[
     """Yield a temporary path. If the block ends without an error, the file there is renamed to `path`.
 
     The temporary path has the same folder, which is made if needed, and the same suffix. `flush=False` does not wait
-    for the disk: after a power cut the file may be empty. That is for many small files that can be made again.
+    for the disk: after a power cut the file may be empty. Use it for many small files that can be made again.
 
     Raises:
         OSError: the file cannot be written, for instance to a full disk; the error names `path`.
@@ -34,7 +34,7 @@ def written_whole(path: str | os.PathLike[str], flush: bool = True) -> Iterator[
                 os.fsync(file.fileno())
         os.replace(partial, path)
     except OSError as error:
-        # A failed write names no file, and nobody knows the temporary one.
+        # The error of a failed write names no file, or only the temporary file, which the user does not know.
         if error.filename in (None, str(partial)):
             error.filename, error.filename2 = str(path), None
         raise
@@ -43,7 +43,7 @@ def written_whole(path: str | os.PathLike[str], flush: bool = True) -> Iterator[
 
 
 def remove_partial(path: Path) -> None:
-    """Remove files of processes that were killed inside `written_whole(path)`. No live process may be inside it."""
+    """Remove files of processes that were killed in `written_whole(path)`. No running process may be inside it."""
     for partial in path.parent.glob(f".{glob.escape(path.stem)}.*.partial{glob.escape(path.suffix)}"):
         partial.unlink(missing_ok=True)
 
@@ -54,7 +54,7 @@ def locked(path: Path) -> Iterator[None]:
 
     The lock is the file `.<name>.lock` beside `path`. The file stays, but a process that ends frees the lock.
     """
-    import fcntl  # Unix only; imported here, so that elsewhere everything but the locks works
+    import fcntl  # Only Unix has this module. On other systems everything except the locks works.
 
     with path.with_name(f".{path.name}.lock").open("w") as lock:
         try:

@@ -23,10 +23,10 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def moved(values: "Tensor", device: "torch.device") -> "Tensor":
-    """Copy a tensor of the CPU to `device`. A GPU's copy is queued, so that nothing waits for the GPU."""
+    """Copy a CPU tensor to `device`. A copy to a GPU is queued, so the program does not wait for the GPU."""
     if device.type != "cuda" or values.device.type != "cpu":
         return values.to(device)
-    # Only a copy from pinned memory does not wait.
+    # Only copies from pinned memory are queued.
     return values.pin_memory().to(device, non_blocking=True)
 
 

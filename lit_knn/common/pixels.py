@@ -1,4 +1,4 @@
-"""From images in model space to pixels."""
+"""Converts images from model space to pixels."""
 
 import torch
 from torch import Tensor

@@ -4,7 +4,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:  # The library needs torch and NumPy alone, and preparing images not even torch.
+if TYPE_CHECKING:  # `import lit_knn` needs only torch and NumPy, and preparing images does not need torch.
     from torch import Tensor
     from tqdm import tqdm
 
@@ -21,7 +21,7 @@ def progress_bar(
     """Make a bar that shows the time left on the first rank. If `total` is None, nothing is shown.
 
     `unit` starts with a space. `leave` keeps the bar after the work. By default the bar is shown only on a terminal.
-    With `delay`, work that takes fewer seconds shows none.
+    With `delay`, the bar appears only after this many seconds.
     """
     from tqdm import tqdm
 

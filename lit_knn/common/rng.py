@@ -10,15 +10,15 @@ import torch
 
 
 class Stream(IntEnum):
-    """Every random stream. Its number is a part of its keys, so that no two streams share their draws.
+    """The random streams. The key of a draw contains the number of its stream, so no two streams share draws.
 
-    The comments show the keys, in which · is the number of the stream. Two kinds of draws have none: the noise of a
-    sample, with keys (seed, number of the draw), and draws whose key is one number, such as a set's subset that stands
-    for the whole.
+    The comments show the keys; · is the number of the stream. Two kinds of draws have no stream number: the noise of a
+    sample, with keys (seed, number of the draw), and draws whose key is one number, such as the choice of a
+    representative subset.
     """
 
     TRAIN = 0  # (seed, rank, batch, ·): noise levels, noise and estimates of a training step
-    VALIDATION = 1  # (seed, rank, batch, ·): the same of a validation step
+    VALIDATION = 1  # (seed, rank, batch, ·): the same for a validation step
     DROPOUT = 2  # (key of the step, ·): dropout masks
     SAMPLING = 3  # (seed, first sample, ·): an estimator that samples
     CLASS = 4  # (seed of the sample, ·, 0): the class of a sample
@@ -31,8 +31,8 @@ class Stream(IntEnum):
     SAME_NOISE = 14  # (seed, batch, ·): estimators that sample from the noise of a network's samples
     CALIBRATION = 15  # (seed, ·): estimators whose sizes are compared
     HYBRID = 16  # (seed, first sample, ·): the estimator that begins hybrid samples
-    FORWARD = 17  # (seed, first sample, ·): the images that begin hybrid samples in its place
-    NETWORK = 18  # (seed, first sample, ·): what ends hybrid samples
+    FORWARD = 17  # (seed, first sample, ·): the images that begin hybrid samples instead of an estimator
+    NETWORK = 18  # (seed, first sample, ·): the network that ends hybrid samples
     ORDER = 19  # (seed, repeat, ·): order of the latents in a repeat of the referee
     BEHAVIOUR = 30  # (seed, ·): the referee's examination of behaviour
     HELD_OUT = 0x68656C64  # (·, 0): which images are held out
@@ -71,8 +71,8 @@ def keyed_default_rng(device: torch.device, *key: int) -> Iterator[None]:
 def following(generator: torch.Generator | None) -> Iterator[None]:
     """Seed PyTorch's default generators from the state of `generator` inside the block, and restore them after it.
 
-    A block that draws without the generator then repeats with it. If the block draws nothing from it, the generator
-    moves on, so that the next block draws other numbers. Nothing happens without a generator.
+    Draws from the default generators in the block then depend on `generator`. If the block does not use `generator`,
+    this function advances it, so that the next block draws other numbers. With None, this function does nothing.
     """
     if generator is None:
         yield
@@ -86,6 +86,6 @@ def following(generator: torch.Generator | None) -> Iterator[None]:
 
 
 def drawn_so_far(device: torch.device) -> bytes:
-    """Return the state of PyTorch's default generator of a device. It is on the CPU, so nothing waits for a GPU."""
+    """Return the state of PyTorch's default generator of a device. The state is on the CPU, so this does not wait."""
     state = torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
     return state.numpy().tobytes()

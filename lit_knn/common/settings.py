@@ -39,7 +39,7 @@ class RecordsArguments:
         return dict(self._arguments or {})
 
     def settings(self) -> dict[str, Any]:
-        """Return the constructor's arguments with their current values: attributes of their names, if there are any."""
+        """Return the constructor's arguments with the current values of the attributes of the same names, if any."""
         # Only attributes of the object count, because a class attribute does not hold the constructor's argument.
         return {name: getattr(self, name) if name in vars(self) else value for name, value in self.given().items()}
 
@@ -47,8 +47,8 @@ class RecordsArguments:
 def describe(thing: RecordsArguments) -> dict[str, Any]:
     """Describe class and settings in JSON types: numbers and names as they are, weights as a hash.
 
-    Any other value becomes a unique string. So different settings never look equal, and a stored result of a value
-    that is not known here is never used again.
+    Any other value becomes a unique string. Therefore different settings never look equal, and a result with such a
+    value is never used again.
     """
     given, described = thing.given(), {name: _described(value) for name, value in thing.settings().items()}
     for name in described.keys() & given.keys():  # A class may have settings of its own instead of its arguments.

@@ -10,7 +10,7 @@ import torch
 class Stopwatch:
     """Adds up the time that a device spends inside `with measure():` blocks.
 
-    On a CUDA device it records events, and it waits only when it is read, so that the queue does not stall.
+    On a CUDA device it records events. It waits only in `read_and_reset`, so the queue does not stall.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -34,7 +34,7 @@ class Stopwatch:
 
     def read_and_reset(self) -> float:
         """Return the seconds measured since the last reading. Waits for the device."""
-        if self._events:  # The device is done with the earlier ones, too.
+        if self._events:  # When the last event is done, all earlier ones are done.
             self._events[-1][1].synchronize()
         for start, end in self._events:
             self._seconds += start.elapsed_time(end) / 1000

@@ -1,4 +1,4 @@
-"""Tables of results in CSV files: each is written completely or not at all, and the next run reads it."""
+"""Tables of results in CSV files. A table is written completely or not at all, and the next run reads it."""
 
 import csv
 import os
@@ -40,14 +40,14 @@ def write_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
 
 
 def text_table(rows: Sequence[Mapping[str, Any]], formats: Mapping[str, str]) -> str:
-    """Write columns of rows as a table for people; `formats` has the format of the values of each column."""
+    """Format rows as a text table; `formats` gives the columns and the number format of each."""
     lines = [[*formats], *([format(row[name], spec) for name, spec in formats.items()] for row in rows)]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     return "\n".join("  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)) for line in lines)
 
 
 def read_rows(path: Path) -> list[dict[str, str]]:
-    """Read a file of `write_rows`.
+    """Read a file that `write_rows` wrote.
 
     Raises:
         InputError: a row has more or fewer fields than the header, for instance in a truncated file.
@@ -62,7 +62,7 @@ def read_rows(path: Path) -> list[dict[str, str]]:
 
 
 def undamaged_rows(path: Path) -> list[dict[str, str]]:
-    """Read a file of `write_rows` if it exists; a damaged one is renamed with a warning, and has no rows."""
+    """Read a file that `write_rows` wrote. Return no rows if it is missing or damaged; rename it if it is damaged."""
     try:
         return read_rows(path) if path.exists() else []
     except InputError as error:
@@ -106,7 +106,7 @@ class ResultsTable:
             return []
 
     def append(self, row: Row) -> None:
-        """Add a finished row, unless another process has added one of this key; only one rank may call this."""
+        """Add a finished row, unless the table already has this key; only one rank may call this."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with locked(self.path):
             rows = self.load()

@@ -1,4 +1,4 @@
-"""What a result depends on besides the code that made it: package versions, the checkout's revision, the processor."""
+"""Records what can change a result besides the settings: package versions, Git revision, processor."""
 
 import platform
 import subprocess

@@ -1,4 +1,4 @@
-"""Architectures as plain data: the class of one of our networks and its options. No code of a file is run."""
+"""Describes our networks as plain data: a class and its options. Building one runs no code from a file."""
 
 from collections.abc import Mapping
 from inspect import signature
@@ -13,7 +13,7 @@ from lit_knn.nets.base import ImageNetwork
 from lit_knn.nets.song_unet import DDPMpp, NCSNpp
 from lit_knn.nets.unet import UNet
 
-# A file can name these classes alone.
+# A file can name only these classes.
 KNOWN: dict[str, type[ImageNetwork]] = {net.__name__: net for net in (ADM, DDPMpp, NCSNpp, UNet)}
 
 
@@ -28,10 +28,10 @@ def architecture_of(net: nn.Module) -> dict[str, Any] | None:
 
 
 def build_network(architecture: Mapping[str, Any], weights: Mapping[str, Tensor]) -> nn.Module:
-    """Build the network that `architecture_of` described, with the weights: it shares their memory and their types.
+    """Build the network that `architecture_of` described. It uses the given tensors as its weights, without a copy.
 
     Raises:
-        InputError: an unknown class, options that it does not have, or weights of other names or shapes.
+        InputError: the class is unknown, does not have these options, or has weights of other names or shapes.
     """
     name, options = architecture.get("class"), architecture.get("options")
     if not isinstance(name, str) or name not in KNOWN:
@@ -50,7 +50,7 @@ def build_network(architecture: Mapping[str, Any], weights: Mapping[str, Tensor]
 
 
 def load_weights(net: nn.Module, weights: Mapping[str, Tensor], assign: bool = False) -> None:
-    """Give a network its weights: copies, or with `assign` the tensors themselves. Raises InputError if they misfit."""
+    """Copy weights into a network; `assign` uses the tensors without a copy. Raises InputError if they do not fit."""
     try:
         net.load_state_dict(weights, assign=assign)
     except RuntimeError as error:

@@ -1,4 +1,4 @@
-"""The base of our networks: options are the fields of a dataclass, checked once, and so is the shape of images."""
+"""The base of our networks. It checks the options, which are dataclass fields, and the shape of the images."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -7,20 +7,20 @@ from torch import nn
 
 from lit_knn.common.errors import InputError
 
-# The least value of each whole number among the options.
 NO_CLASS = -1
-"""Label of an item without a class: its network gets no class, and its target averages over all images."""
+"""Label of an item without a class: the network gets no class, and the target averages over all images."""
 
+# The smallest allowed value of each integer option.
 LEAST = {"in_channels": 1, "channels": 1, "blocks": 1, "layers": 1, "num_classes": 0, "augment_dim": 0}
-# Building a larger network could take minutes before anything says that it is too large.
+# Building a larger network could take minutes before an error shows that it is too large.
 MOST_BLOCKS, MOST_RESOLUTIONS = 100, 16
 
 
 class ImageNetwork(nn.Module):
     """Maps noisy images to images of the same shape.
 
-    A subclass is a dataclass: its fields are the options, and a subclass of it names only those that differ. Its
-    `__post_init__` calls this one first, and then makes the layers.
+    A subclass is a dataclass whose fields are the options. It lists only the fields that differ from its base class.
+    Its `__post_init__` first calls the `__post_init__` of this class, and then makes the layers.
     """
 
     in_channels: int

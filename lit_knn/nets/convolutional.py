@@ -1,6 +1,6 @@
-"""Networks of convolutions alone. Without attention and normalisation, every pixel sees only its surroundings.
+"""Networks with only convolutions. Without attention and normalisation, every pixel sees only its surroundings.
 
-The analytic models of `docs/analytic.md` predict what such networks learn. Group norm would tell every pixel a
+The analytic models of `docs/analytic.md` predict what such networks learn. Group norm would give every pixel a
 statistic of the whole image.
 """
 
@@ -79,7 +79,7 @@ class ConvResNet(ConvolutionalNet):
 
 
 class ConvUNet(ConvolutionalNet):
-    """U-Net of convolutions alone: two 3×3 layers with zero padding at each resolution, on the way down and up.
+    """U-Net with only convolutions: two 3×3 layers with zero padding at each resolution, on the way down and up.
 
     Args:
         in_channels: channels of the images, 3 for colour, 1 for grey.

@@ -1,7 +1,7 @@
-"""Flow networks: what a raw network puts out, a velocity, the data or the noise, turned into a velocity.
+"""Flow networks turn the output of a raw network (a velocity, the data or the noise) into a velocity.
 
 The process is flow matching's straight path, z = (1 − τ)x + τε (`LinearInterpolant`), with noise level σ = τ/(1 − τ),
-or another one with times between 0 and 1. Its velocity v = E[dz/dτ | z] is a linear function of z and of any one of
+or another process with times between 0 and 1. The velocity v = E[dz/dτ | z] is a linear function of z and of any one of
 E[ε|z], E[x|z]; on the straight path it is E[ε − x | z].
 """
 
@@ -22,8 +22,8 @@ from lit_knn.theory.noise import LINEAR_PROCESS, LinearInterpolant, Process, per
 class FlowNetwork(nn.Module):
     """v_θ(z, τ): turns the output of a raw network into the velocity E[dz/dτ | z]. Subclasses say what the output is.
 
-    The network gets z as it is, and the noise label of an EDM network, ln(σ)/4, so that any network of `lit_knn.nets`
-    fits. The label is finite for 0 < τ < 1.
+    The network gets z unscaled, and the noise label of an EDM network, ln(σ)/4, so any network of `lit_knn.nets`
+    can be used. The label is finite for 0 < τ < 1.
 
     Args:
         model: any module `model(z_scaled, noise_label, class_label=None)`. To use augmentation labels, it must take
@@ -31,7 +31,7 @@ class FlowNetwork(nn.Module):
     """
 
     process: Process = LINEAR_PROCESS
-    """The noise process. Whoever makes the network may set another one."""
+    """The noise process. The code that makes the network may set another one."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -63,7 +63,7 @@ class FlowNetwork(nn.Module):
         """Describe the parameterisation by plain values, for checkpoints."""
         told: dict[str, Any] = {"output": type(self).__name__}
         if type(self.process) is not LinearInterpolant:
-            # The process may be a user's own. Readers of checkpoints accept no other types of numbers than float.
+            # The process may be a user's own class. Readers of checkpoints accept numbers only as float.
             given = {name: v for name, v in vars(self.process).items() if isinstance(v, Real | str)}
             numbers = {name: v if isinstance(v, str) else float(v) for name, v in given.items()}
             told["process"] = {"class": type(self.process).__name__, **numbers}
@@ -101,9 +101,9 @@ class NoiseOutput(FlowNetwork):
 
 
 class EDMOutput(FlowNetwork):
-    """An EDM denoiser as a flow network: v is that of x̂ = D(z/s, σ), with EDM's preconditioning of the raw network.
+    """An EDM denoiser as a flow network: v follows from x̂ = D(z/s, σ), where D is EDM's preconditioned network.
 
-    So a flow is trained with EDM's network, or a trained one flows along the straight path.
+    With this class, EDM's network can be trained as a flow, and a trained EDM network can sample on the straight path.
 
     Args:
         model: see `FlowNetwork`; its input is scaled to unit variance.
@@ -126,7 +126,7 @@ class EDMOutput(FlowNetwork):
 
 
 class FlowDenoiser(nn.Module):
-    """D(z, σ) of a flow network: E[x | x + σε = z], by one evaluation at the time of σ and s·z.
+    """The denoiser D(z, σ) = E[x | x + σε = z] of a flow network, by one evaluation at s·z and the time of σ.
 
     Args:
         flow: the flow network.

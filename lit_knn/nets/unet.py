@@ -105,7 +105,7 @@ class Waves(nn.Module):
 
     def __init__(self, number: int) -> None:
         super().__init__()
-        # No file stores these numbers, so a network that is built on the meta device for its weights needs them, too.
+        # No file stores these numbers, so compute them on the CPU even if the network is built on the meta device.
         frequencies = torch.linspace(0, -math.log(30.0), number, device="cpu").exp()
         self.register_buffer("frequencies", frequencies, persistent=False)
 
@@ -135,7 +135,7 @@ class NoiseEmbedding(nn.Module):
         with torch.autocast(noise_label.device.type, enabled=False):
             embedding = self.mlp(self.waves(noise_label))
             if self.classes is not None and class_label is not None:
-                # Other labels than the known ones and NO_CLASS still end in an error of the embedding.
+                # Unknown labels still make the embedding raise an error.
                 unlabelled = class_label == NO_CLASS
                 vectors = self.classes(class_label.masked_fill(unlabelled, 0))
                 embedding = embedding + vectors.masked_fill(unlabelled[:, None], 0)

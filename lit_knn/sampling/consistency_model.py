@@ -37,7 +37,7 @@ class ConsistencyModel(GenerativeModel):
     ) -> None:
         super().__init__(network, image_shape, num_steps, sampling_class)
         check_positive(sigma_data=network.sigma_data)
-        if network.sigma_min != 0:  # With 0, the function has EDM's preconditioning.
+        if network.sigma_min != 0:  # sigma_min = 0 selects EDM's preconditioning.
             check_positive(sigma_min=network.sigma_min)
         check_sampling_sigmas(sampling_sigmas, network.sigma_min)
         self.sampling_sigmas = [float(sigma) for sigma in sampling_sigmas]

@@ -93,7 +93,7 @@ class DiffusionModel(DenoisingModel):
 
 
 def check_process(process: Process, grid: NoiseGrid) -> None:
-    """Raise InputError if the process does not have the noise levels of the grid."""
+    """Raise InputError if the process does not reach the noise levels of the grid."""
     levels = torch.tensor(grid.noise_range(), dtype=torch.float64)
     times = process.t_of_sigma(levels)
     if not torch.allclose(process.sigma(times), levels, rtol=1e-6) or not process.scale(times).isfinite().all():

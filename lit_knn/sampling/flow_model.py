@@ -15,7 +15,7 @@ from lit_knn.sampling.samplers import seeded_noise
 from lit_knn.sampling.solvers import euler_step, heun_step
 from lit_knn.theory.noise import LinearInterpolant, Process
 
-# A file can name these solvers alone.
+# A file can name only these solvers.
 SOLVERS = {solver.__name__: solver for solver in (euler_step, heun_step)}
 
 
@@ -62,7 +62,7 @@ class FlowModel(DenoisingModel):
         process: object = None,
         **options: Any,
     ) -> "FlowModel":
-        """A file that names no process has the straight path."""
+        """A file that names no process means the straight path."""
         name, given = named("output", output, OUTPUTS)
         network = OUTPUTS[name](net, **given)
         if process is not None:
@@ -74,7 +74,7 @@ class FlowModel(DenoisingModel):
         return cls(network, image_shape, TimeSpan(**times), made, **options)
 
     def options(self) -> dict[str, Any]:
-        """A user's own class or solver is None, because no file can name it."""
+        """A user's own class or solver becomes None, because no file can name it."""
         own = {name: value for name, value in self.network.description().items() if name not in ("output", "process")}
         process, sampler = self.network.process, self.sampler
         solver = next((name for name, solver in SOLVERS.items() if solver is sampler.solver), None)
@@ -106,9 +106,9 @@ class FlowModel(DenoisingModel):
 
 
 def check_flow_process(process: Process, times: TimeSpan) -> None:
-    """Raise InputError if a flow cannot have this process: at `times.high`, where it begins, noise must outweigh x.
+    """Raise InputError if a flow cannot use this process: its noise level at the start, `times.high`, must exceed 1.
 
-    So processes whose times are noise levels, such as EDM's, do not fit.
+    Processes whose times are noise levels, such as EDM's, are therefore refused.
     """
     ends = torch.tensor([times.low, times.high], dtype=torch.float64)
     (low, high), scale = process.sigma(ends).tolist(), process.scale(ends)

@@ -1,4 +1,4 @@
-"""The sampler of flows, by equal steps of Euler or Heun."""
+"""The sampler of flows: equal Euler or Heun steps."""
 
 from collections.abc import Callable
 from itertools import pairwise
@@ -39,9 +39,9 @@ class TimeSpan:
 class FixedSteps:
     """Equal steps in τ. Heun's steps need 2·num_steps − 1 evaluations and have order 2, Euler's num_steps and order 1.
 
-    The sampler integrates dz/dτ = v(z, τ) in float64 from noise at τ = high to data at τ = 0. It starts with the noise
-    of z at `high`, which leaves out s(high)·x: on the straight path z = high·ε without (1 − high)·x. It ends with the
-    posterior mean of the last time, as EDM's sampler does.
+    The sampler integrates dz/dτ = v(z, τ) in float64 from noise at τ = high to data at τ = 0. The start is only the
+    noise part of z: on the straight path it is high·ε, without (1 − high)·x. The result is the posterior mean at the
+    last time, as in EDM's sampler.
 
     Args:
         solver: `lit_knn.sampling.solvers.heun_step` or `lit_knn.sampling.solvers.euler_step`.

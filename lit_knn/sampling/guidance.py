@@ -1,4 +1,4 @@
-"""Classifier-free guidance (Ho & Salimans 2022, arXiv 2207.12598): a class-conditional sample away from the average."""
+"""Classifier-free guidance (Ho & Salimans 2022, arXiv 2207.12598) moves a sample from the average to its class."""
 
 import math
 from collections.abc import Callable
@@ -15,8 +15,8 @@ def guided(conditional: Denoiser, unconditional: Denoiser, guidance: float) -> D
     """Return D_w = D(z; none) + w·(D(z; class) − D(z; none)).
 
     w = 1 is the conditional function itself, w = 0 the unconditional one, and w > 1 moves further away from the average
-    of all classes. Ho & Salimans write 1 + w for this w. A guided denoiser, score and velocity are the same guidance,
-    because at a given z and t each is an affine function of the others, whatever the class.
+    of all classes. Ho & Salimans write 1 + w for this w. Guiding the denoiser, the score or the velocity has the same
+    effect, because at a given z and t each is an affine function of the others, which does not depend on the class.
     """
     if guidance == 1:
         return conditional
@@ -31,7 +31,7 @@ def guided(conditional: Denoiser, unconditional: Denoiser, guidance: float) -> D
 
 
 def check_guidance(guidance: float, num_classes: int, drops_labels: bool) -> float:
-    """Return w; only w = 1 is allowed for a network without classes, or one that was never trained without them."""
+    """Return w. Only w = 1 is allowed if the network has no classes or never saw items without a class."""
     if not 0 <= guidance < math.inf:
         raise InputError(f"guidance must be a finite number of at least 0, got {guidance}")
     if guidance != 1 and num_classes == 0:

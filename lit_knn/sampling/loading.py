@@ -1,4 +1,4 @@
-"""Trained models from any file, in plain PyTorch: `load`, and what writes and converts files. No code of a file runs.
+"""Loads, writes and converts files of trained models, in plain PyTorch. No code of a file runs.
 
 `lit-knn convert in.pkl out.safetensors` converts a published EDM pickle.
 """
@@ -43,8 +43,8 @@ def load(path: str | os.PathLike[str], net: nn.Module | None = None) -> Generati
     Args:
         path: the folder of a training run (its `checkpoints/last.ckpt`, or else the kept checkpoint of the most
             images); a `.ckpt`; a folder that `lit-knn export` wrote, or its `.safetensors`; a published EDM
-            `.pkl`, or the `.safetensors` that was converted from it. Of a checkpoint the averaged weights are used.
-        net: the raw network, for a file of a network that is not from `lit_knn.nets`; its weights are replaced.
+            `.pkl`, or the `.safetensors` that was converted from it. A checkpoint gives its averaged weights.
+        net: the raw network, if the file's network is not from `lit_knn.nets`; its weights are replaced.
 
     Returns:
         The model, on the CPU, in evaluation mode, without gradients; `sample(seeds)` draws images. Without `net`, its
@@ -52,7 +52,7 @@ def load(path: str | os.PathLike[str], net: nn.Module | None = None) -> Generati
 
     Raises:
         InputError: the file is missing, damaged or of another kind; its values are impossible or do not fit together;
-            it does not tell the architecture of its network, and `net` is None.
+            it does not contain the architecture of its network, and `net` is None.
     """
     file = find_file(path)
     parts = _read(file)
@@ -63,10 +63,10 @@ def load(path: str | os.PathLike[str], net: nn.Module | None = None) -> Generati
 def load_network(
     path: str | os.PathLike[str], net: nn.Module | None = None, fp16: bool = False
 ) -> EDMPrecond | FlowDenoiser:
-    """Load the denoiser D(z, σ) of a diffusion or flow model alone.
+    """Load only the denoiser D(z, σ) of a diffusion or flow model.
 
-    `path` and `net` are those of `load`. With `fp16` the network, except its embedding, computes in float16, as EDM's
-    own code does on GPUs for files with `use_fp16`. The weights stay in float32.
+    `path` and `net` are those of `load`. `fp16` makes the network compute in float16, except its embedding. EDM's own
+    code does the same on GPUs for files with `use_fp16`. The weights stay in float32.
 
     Returns:
         `denoiser(z, sigma, class_label=None)`, on the CPU, in evaluation mode, without gradients.
@@ -88,8 +88,8 @@ def load_network_to_tune(path: str | os.PathLike[str], net: nn.Module | None = N
     architecture that the file stores.
 
     Returns:
-        `denoiser(z, sigma, class_label=None)`, on the CPU, in training mode, with gradients. Parameters of `net` that
-        had none keep none.
+        `denoiser(z, sigma, class_label=None)`, on the CPU, in training mode, with gradients. Frozen parameters of
+        `net` stay frozen.
 
     Raises:
         InputError: as `load`; the file holds no diffusion model.
@@ -106,11 +106,11 @@ def load_network_to_tune(path: str | os.PathLike[str], net: nn.Module | None = N
 def _denoising_model(
     path: str | os.PathLike[str], net: nn.Module | None, augmented: bool = True
 ) -> tuple[GenerativeModel, EDMPrecond | FlowDenoiser]:
-    """Load a model and its denoiser; `augmented=False` leaves the layer for augmentation labels out."""
+    """Load a model and its denoiser; `augmented=False` omits the layer for augmentation labels."""
     file = find_file(path)
     description, weights = _read(file)
     if description.get("kind") == DiffusionModel.kind and isinstance(description.get("options"), dict):
-        # The process is the sampler's. It may be a user's own, which no file can name.
+        # Only the sampler needs the process, and a file cannot name a user's own process.
         description["options"]["process"] = None
     if not augmented:
         weights = {name: value for name, value in weights.items() if name not in AUGMENTATION_WEIGHTS}
@@ -129,7 +129,7 @@ def build(
 ) -> GenerativeModel:
     """Make the model that `GenerativeModel.description` describes, with the raw network's weights; see `load`."""
     for name, value in weights.items():
-        # A tensor may repeat one number of a small file as often as it likes.
+        # A small file can hold a huge tensor that repeats one number.
         whole = value.layout == torch.strided and value.numel() * value.itemsize <= value.untyped_storage().nbytes()
         if not whole or value.is_complex() or (value.is_floating_point() and value.dtype not in FLOATS):
             raise InputError(f"{name!r:.80} is not an ordinary tensor of weights")
@@ -160,7 +160,7 @@ def _network(architecture: object, weights: Mapping[str, Tensor]) -> nn.Module:
         raise InputError("the file does not tell the architecture of its network: give net")
     if not isinstance(architecture, dict):
         raise InputError(f"architecture must be a dict, got {architecture!r:.80}")
-    # PyTorch rounds otherwise where weights are laid out channels last, or lie at an address that is not aligned.
+    # PyTorch rounds differently if weights are stored channels last or at an unaligned address.
     plain = {name: value.clone(memory_format=torch.contiguous_format) for name, value in weights.items()}
     return build_network(architecture, plain)
 
@@ -169,7 +169,7 @@ def _network(architecture: object, weights: Mapping[str, Tensor]) -> nn.Module:
 
 
 def find_file(path: str | os.PathLike[str]) -> Path:
-    """Return the file with the weights: `path` itself, or the one that stands for the folder `path`."""
+    """Return the file with the weights: `path` itself, or the file that represents the folder `path`."""
     path = Path(path)
     if not path.is_dir():
         return path
@@ -187,7 +187,7 @@ def _read(file: Path) -> Parts:
 
 
 def _read_checkpoint(file: Path) -> Parts:
-    """Read the averaged weights: the averaging callback stores the current ones elsewhere than in `state_dict`."""
+    """Read the averaged weights. The averaging callback stores them in `state_dict`, and the current ones elsewhere."""
     checkpoint = read_checkpoint_file(file)
     state_dict, description = checkpoint.get("state_dict"), checkpoint.get(MODEL_KEY)
     if not isinstance(state_dict, dict) or not all(isinstance(name, str) for name in state_dict):
@@ -202,7 +202,7 @@ def _read_checkpoint(file: Path) -> Parts:
 
 
 def prefix_of(module: nn.Module, net: nn.Module) -> str:
-    """Return what the names of `net`'s weights begin with in the state of `module`, which holds it."""
+    """Return the prefix of the names of `net`'s weights in the state of `module`, which contains `net`."""
     return next(name for name, part in module.named_modules() if part is net) + "."
 
 
@@ -253,7 +253,7 @@ def _read_published(file: Path) -> Parts:
 
 
 def write_exported(path: Path, model: GenerativeModel) -> None:
-    """Write a safetensors file: the weights, and in the metadata all that is needed to build the model.
+    """Write a safetensors file with the weights; its metadata describe the model completely.
 
     The file appears under its name only when it is complete.
 

@@ -17,12 +17,12 @@ from lit_knn.sampling.guidance import Denoiser, check_guidance, guided
 from lit_knn.sampling.samplers import seeded_classes
 from lit_knn.theory.noise import EDM, VP, LinearInterpolant, Process
 
-# A file can name these processes alone.
+# A file can name only these processes.
 PROCESSES: dict[str, type[Process]] = {process.__name__: process for process in (EDM, VP, LinearInterpolant)}
 
 
 class GenerativeModel(nn.Module):
-    """A network under its preconditioning, and all that its sampler needs. Subclasses define the sampler.
+    """A preconditioned network with the settings of its sampler. Subclasses define the sampler.
 
     An image depends on its seed, its class and the number of steps, not on the other images of its batch, except for
     rounding. The constructors check all values, because files hold them.
@@ -34,8 +34,8 @@ class GenerativeModel(nn.Module):
         sampling_class: class of all images of a class-conditional network, if a call gives none; None draws the class
             of each image from its seed.
         guidance: weight w of classifier-free guidance, if a call gives none; see `lit_knn.sampling.guidance.guided`.
-        drops_labels: whether the network was trained without classes, too (`label_dropout`); guidance needs it. Of
-            files by others, what they tell; set the attribute if you know better.
+        drops_labels: whether training dropped some class labels (`label_dropout`); guidance needs this. For a
+            published file it is what the file states; set the attribute if that is wrong.
     """
 
     kind: ClassVar[str]
@@ -69,7 +69,7 @@ class GenerativeModel(nn.Module):
 
     @abstractmethod
     def options(self) -> dict[str, Any]:
-        """Return what the model needs beside the network and the shape of its images, as plain values."""
+        """Return the settings of the model besides the network and the shape of its images, as plain values."""
 
     @abstractmethod
     def check_steps(self, num_steps: int) -> None:
@@ -157,7 +157,7 @@ class GenerativeModel(nn.Module):
 
 
 class DenoisingModel(GenerativeModel):
-    """A model of a denoiser: a diffusion or a flow model."""
+    """A model that has a denoiser: a diffusion or a flow model."""
 
     @property
     @abstractmethod

@@ -13,11 +13,11 @@ from torch import Generator, Tensor
 
 from lit_knn.common.errors import InputError
 
-# `torch.multinomial` chooses among at most so many levels.
+# `torch.multinomial` can choose among at most this many levels.
 MOST_LEVELS = 2**24
-# Networks compute in float32. In a smaller relative gap, t and r would be the same number to them.
+# Networks compute in float32, in which t and r are the same number if their relative gap is smaller than this.
 SMALLEST_GAP = 2.0**-23
-# Draws of a standard normal distribution are nearer to 0: beyond it there is a probability of 2e-19.
+# A standard normal draw exceeds this absolute value only with probability 2e-19.
 FARTHEST_DRAW = 9
 
 Metric = Callable[[Tensor, Tensor], Tensor]
@@ -116,7 +116,7 @@ def log_normal_sigmas(
 
 
 def check_log_normal(P_mean: float, P_std: float) -> None:
-    """Raise InputError if `log_normal_sigmas` could draw a level that float32, and so no network, can hold."""
+    """Raise InputError if `log_normal_sigmas` could draw a level that float32 cannot hold."""
     limits, reach = torch.finfo(torch.float32), FARTHEST_DRAW * abs(P_std)
     if not math.log(limits.tiny) <= P_mean - reach <= P_mean + reach <= math.log(limits.max):
         raise InputError(
@@ -271,7 +271,7 @@ class PseudoHuber:
 def euclidean(a: Tensor, b: Tensor) -> Tensor:
     """ECT's metric d(a, b) = ‖a − b‖ over the whole vector of each item, (B,): its adaptive weight with c = 0.
 
-    It is the limit c → 0 of `pseudo_huber`. Its gradient has length 1; at a = b, where there is none, it is 0.
+    It is the limit c → 0 of `pseudo_huber`. The gradient has length 1. At a = b it is undefined, and 0 is returned.
 
     Args:
         a: (B, *shape).

@@ -1,4 +1,4 @@
-"""Rewrites of the arguments before the parser sees them, and of what it returns."""
+"""Rewrites the arguments before parsing, and the parser's result."""
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -9,7 +9,7 @@ from jsonargparse import Namespace
 
 from lit_knn.common.errors import InputError
 
-# The parser notes here from which file a group of options was read, which says nothing about the options.
+# Under this key the parser notes the file of a group of options. The key is not an option.
 FILE_NOTE = "__path__"
 ESTIMATOR_OPTION = re.compile(r"--[\w.]+\.estimator")
 
@@ -35,7 +35,7 @@ def as_dict(value: Any) -> Any:
 
 
 def check_linked(args: Sequence[str]) -> None:
-    """Refuse a seed of one part, which the common seed would replace without a word."""
+    """Refuse a seed for one part, because the common seed would silently replace it."""
     for arg in args:
         option = arg.partition("=")[0].replace(".init_args", "")
         if option in ("--model.seed", "--data.seed"):
@@ -51,9 +51,9 @@ def _is_number(text: str) -> bool:
 
 
 def kept_options(args: Sequence[str], parse: Callable[[Sequence[str]], Mapping[str, Any]]) -> Iterator[str]:
-    """Tell which options of a config's estimator an estimator named on the command line has taken over.
+    """Find the options that an estimator on the command line inherits from the estimator of a config.
 
-    The parser keeps options of the same name when a class is exchanged, whatever they mean there.
+    If the class changes, the parser keeps options of the same name, even if they mean something else.
 
     Args:
         args: the command line.
@@ -64,7 +64,7 @@ def kept_options(args: Sequence[str], parse: Callable[[Sequence[str]], Mapping[s
         name = name if equals else "".join(args[i + 1 : i + 2])
         if not ESTIMATOR_OPTION.fullmatch(option) or not all(part.isidentifier() for part in name.split(".")):
             continue
-        with suppress(Exception):  # Without an estimator in a config, nothing was exchanged.
+        with suppress(Exception):  # Without an estimator in a config, no class was replaced.
             before = _class_at(parse([*args[:i], *args[i + (1 if equals else 2) :]]), option)
             now = _class_at(parse(args), option)
             own = {other.partition("=")[0] for other in args}
@@ -81,7 +81,7 @@ def kept_options(args: Sequence[str], parse: Callable[[Sequence[str]], Mapping[s
 
 
 def _class_at(config: Mapping[str, Any], option: str) -> dict[str, Any]:
-    """Return class and arguments of an option such as `--model.estimator` in a parsed configuration."""
+    """Return the class and the arguments of an option such as `--model.estimator` in a parsed configuration."""
     for key in option.removeprefix("--").split("."):
         config = config["init_args"][key] if "init_args" in config else config[key]
     return {"init_args": {}, **config}

@@ -54,10 +54,10 @@ for module in NAMED:
 # These commands read files, and need neither a model nor data nor a trainer.
 FILE_COMMANDS = {"average": average.main, "export": export.main, "report": report.main}
 
-# Every run has these callbacks, and their options these names: `--last_checkpoint.every_n_steps 500`.
+# Every run has these callbacks. Their options begin with these names: `--last_checkpoint.every_n_steps 500`.
 OF_EVERY_RUN = {"last_checkpoint": LastCheckpoint, "sample_writer": SampleWriter}
 
-# Runs are counted in batches, not in epochs: an epoch of a small set takes a second.
+# Count runs in batches, not in epochs, because an epoch of a small set takes only a second.
 TRAINER_DEFAULTS = {
     "default_root_dir": "runs",
     "num_sanity_val_steps": 0,
@@ -72,10 +72,10 @@ PARTS_OF_A_RUN = ("seed_everything", "model", "data", "trainer")
 LARGEST_SEED = 2**32 - 1
 DEBUG_HELP = "--debug: also show the traceback of an error"
 
-# Launchers tell the number of processes by these variables.
+# Launchers set the number of processes in these variables.
 SIZES = ("WORLD_SIZE", "SLURM_NTASKS", "JSM_NAMESPACE_SIZE")
 
-# Each rank has its own loss, and only the ranks that are left know of a lost one.
+# Each rank has its own loss, and only the remaining ranks notice a lost rank.
 ALWAYS_SAID = (NonFiniteLossError, LostProcessError)
 
 
@@ -95,7 +95,7 @@ class CLI(LightningCLI):
             raise
 
     def _prepare_subcommand_parser(self, klass: type, subcommand: str, **kwargs: Any) -> LightningArgumentParser:
-        """Add options only to the subcommand that is called, if it is known: otherwise every start is twice as long."""
+        """Add options only to the called subcommand, if it is known. Options for all would double the start time."""
         if self._called in (None, subcommand):
             return super()._prepare_subcommand_parser(klass, subcommand, **kwargs)
         return self.init_parser(**kwargs)
@@ -141,7 +141,7 @@ class CLI(LightningCLI):
             warnings.warn(note, stacklevel=2)
 
     def _parse_ckpt_path(self) -> None:
-        """Check the checkpoint before anything long begins; `last` is the newest whole one of the run's name.
+        """Check the checkpoint before any long work; `last` is the newest complete checkpoint with the run's name.
 
         In Lightning's version, the options saved in the checkpoint override the command line. Then users could set
         neither the sampling steps of `predict` nor the length of a resumed run.
@@ -170,26 +170,26 @@ class CLI(LightningCLI):
 
     @staticmethod
     def configure_optimizers(lightning_module: pl.LightningModule, optimizer: Any, lr_scheduler: Any = None) -> Any:
-        """Step a schedule of the learning rate once an optimiser step: runs are counted in steps, not in epochs."""
+        """Update a learning-rate schedule after every optimiser step, because runs are counted in steps, not epochs."""
         made = LightningCLI.configure_optimizers(lightning_module, optimizer, lr_scheduler)
-        if lr_scheduler is None or isinstance(made, dict):  # No schedule, or one that waits for a metric.
+        if lr_scheduler is None or isinstance(made, dict):  # There is no schedule, or it waits for a metric.
             return made
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": lr_scheduler, "interval": "step"}}
 
     def before_fit(self) -> None:
-        """Check what the run resumes from and what it would overwrite, before anything long begins."""
+        """Check the checkpoint to resume from, and the files that the run would overwrite, before any long work."""
         check_fit(self.trainer, self.model, self.datamodule, self.config.fit.ckpt_path, self._checkpoint)
         self._check_checkpoint()
         check_fits(self.trainer, self.model, self.datamodule)
         warn_of_large_images(self.datamodule)
 
     def before_validate(self) -> None:
-        """Check the checkpoint, and that data and estimators fit into the memory, before anything long begins."""
+        """Check the checkpoint, and that data and estimators fit into the memory, before any long work."""
         self._check_checkpoint()
         check_fits(self.trainer, self.model, self.datamodule)
 
     def before_predict(self) -> None:
-        """Check the same, the memory only if the data is sampled from: a trained module needs no estimator for it."""
+        """Check the checkpoint; check the memory only if an estimator samples, because a network needs no data."""
         self._check_checkpoint()
         if not getattr(self.model, "needs_checkpoint", True):
             check_fits(self.trainer, self.model, self.datamodule)
@@ -197,7 +197,7 @@ class CLI(LightningCLI):
     def _check_checkpoint(self) -> None:
         """Check that the checkpoint's weights are for this model, and keep them for Lightning's own loading.
 
-        The tables of the part of the run before this one get other names: a CSV logger deletes what it finds.
+        The tables of the earlier part of the run get other names, because a CSV logger deletes existing tables.
         """
         checkpoint, self._checkpoint = self._checkpoint, None
         check = getattr(self.model, "check_checkpoint", None)
@@ -219,7 +219,7 @@ class CLI(LightningCLI):
             self._place()
 
     def instantiate_classes(self) -> None:
-        """Make all objects; `construct` tells why one cannot be made."""
+        """Make all objects; `construct` explains why an object cannot be made."""
         self.parser.add_instantiator(construct, object)
         super().instantiate_classes()
 
@@ -248,7 +248,7 @@ class CLI(LightningCLI):
         return trainer
 
     def _place(self) -> None:
-        """Give the run its folder, and its name to the loggers that write into it."""
+        """Set the run's folder, and pass the run's name to the loggers that write into it."""
         options = as_dict(self.config)[self.subcommand]
         start = options["ckpt_path"] if self.subcommand == "fit" else None
         self._run = choose_folder(options["trainer"], options["model"], start)
@@ -258,7 +258,7 @@ class CLI(LightningCLI):
             self.parser.add_instantiator(self._make_logger, kind, prepend=True)
 
     def _make_logger(self, kind: type, *args: Any, version: Any = None, **options: Any) -> Any:
-        """Make a TensorBoard or CSV logger; without a version of its own it has that of the run."""
+        """Make a TensorBoard or CSV logger; its default version is the version of the run."""
         assert self._run is not None
         if options.get("save_dir"):
             options["save_dir"] = str(expanded(options["save_dir"]))
@@ -319,8 +319,8 @@ def with_config_of_run(args: Sequence[str]) -> list[str]:
 
 
 def main(args: Sequence[str]) -> None:
-    """Run one command line. The first rank raises its errors; the others print theirs only if nobody else does."""
-    # With their current folder in `sys.path`, users can name classes from its files.
+    """Run one command line. The first rank raises its errors; another rank prints its error only if no other does."""
+    # With the current folder in `sys.path`, users can name classes from files in it.
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())
     if all(os.environ.get(size, "1") == "1" for size in SIZES):
@@ -345,12 +345,12 @@ def main(args: Sequence[str]) -> None:
 
 
 def _is_first_of_machine() -> bool:
-    """Tell whether this process is the first that torchrun or SLURM started on its machine."""
+    """Return whether this process is the first that torchrun or SLURM started on its machine."""
     return os.environ.get("LOCAL_RANK", os.environ.get("SLURM_LOCALID")) == "0"
 
 
 def _is_first_alive() -> bool:
-    """Tell whether the first process still runs a second after this one failed. If so, this process prints its error.
+    """Return whether the first process still runs a second after this one failed. If so, this one prints its error.
 
     If the first process failed too, it has printed the error. Torchrun then ends this process; with Lightning, the
     first process was the parent of this one, so the parent changes.

@@ -1,4 +1,4 @@
-"""Reads YAML strictly: an error names the file and the line, and a key that is there twice is one."""
+"""Reads YAML strictly: a repeated key is an error, and errors name the file and the line."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -16,17 +16,17 @@ _load_yaml = jsonargparse.get_loader("yaml")
 
 
 def load(text: str, path: str | None = None) -> Any:
-    """Load a file or a value as the parser's own loader does, but refuse a key that is there twice.
+    """Load a file or a value like the parser's own loader, but refuse a repeated key.
 
     `None` also means null, because the parser turns null into `None` inside nested options.
 
     Args:
         text: YAML.
-        path: the file after `-c`; None for another file or a value, which may be a text that is not YAML.
+        path: the file after `-c`; None for another file or for a value. A value need not be YAML.
 
     Raises:
         InputError: the file after `-c` is not YAML, has a key twice, or has no options.
-        yaml.YAMLError: this is so of other YAML. The parser then adds the file, or takes the value for a text.
+        yaml.YAMLError: the same faults without `path`. The parser then adds the file, or takes the value as text.
     """
     try:
         _refuse_double_keys(yaml.compose(text, Loader=LOADER))
@@ -45,7 +45,7 @@ jsonargparse.set_loader("yaml", load, exceptions=(yaml.YAMLError,))
 
 
 def check_files_exist(args: Sequence[str]) -> None:
-    """Refuse an option whose file is not there, with the nearest names of our configs; the parser's words have none."""
+    """Refuse an option whose file is missing, and list the nearest names of our configs; the parser lists none."""
     for option, value in _values(args):
         path, is_config = Path(value), option in CONFIG_OPTIONS
         is_text = any(mark in value for mark in ("{", ": ", ":\n"))
@@ -68,7 +68,7 @@ def _values(args: Sequence[str]) -> Iterator[tuple[str, str]]:
 
 
 def _refuse_double_keys(root: yaml.Node | None) -> None:
-    """Refuse a key that is there twice: the parser would keep the last one."""
+    """Refuse a repeated key, because the parser would keep only the last one."""
     waiting, seen = [root] if root is not None else [], set()
     while waiting:
         node = waiting.pop()

@@ -1,4 +1,4 @@
-"""Makes the objects that a configuration names, and says in one line why one of them cannot be made."""
+"""Makes the objects that a configuration names. If one cannot be made, an error explains why in one line."""
 
 import inspect
 import math
@@ -32,7 +32,7 @@ def construct(kind: type, *args: Any, **kwargs: Any) -> Any:
     except TypeError as error:
         raise InputError(f"{name}: {error}") from error
     except ValueError:
-        pass  # A class written in C does not tell its arguments.
+        pass  # Python cannot list the arguments of a class written in C.
     check_arguments(name, kind, kwargs)
     own = kind.__module__.startswith("lit_knn.")
     try:
@@ -65,7 +65,7 @@ def check_arguments(owner: str, kind: type, arguments: Mapping[str, Any]) -> Non
 
 
 def _takes_null(kind: type, name: str) -> bool:
-    """Return whether the type or the default of an argument allows null; the base class has those of `**kwargs`."""
+    """Return whether an argument's type or default allows null; look up arguments of `**kwargs` in the base class."""
     for base in inspect.getmro(kind):
         constructor = vars(base).get("__init__")
         if constructor is None:
@@ -73,7 +73,7 @@ def _takes_null(kind: type, name: str) -> bool:
         try:
             hints, parameter = typing.get_type_hints(constructor), inspect.signature(constructor).parameters.get(name)
         except (NameError, TypeError, ValueError):
-            return True  # Nothing is known about this class.
+            return True  # The arguments of this class are unknown.
         if parameter is not None:
             return parameter.default is None or _allows_none(hints.get(name, Any))
     return True
@@ -86,7 +86,7 @@ def _allows_none(hint: Any) -> bool:
 
 
 def _check_size(kind: type[nn.Module], args: Any, kwargs: Any) -> None:
-    """Refuse a network whose weights are larger than the memory. On the meta device weights take none."""
+    """Refuse a network whose weights exceed the memory. On the meta device, weights take no memory."""
     with torch.device("meta"):
         size, memory = tensor_bytes(kind(*args, **kwargs).parameters()), machine_bytes()
     if memory is not None and size > memory:

@@ -1,4 +1,4 @@
-"""Ends an interrupted command: says how the run goes on, and returns the exit status."""
+"""Ends an interrupted command: prints how to resume the run, and returns the exit status."""
 
 import os
 import shlex
@@ -13,7 +13,7 @@ from lit_knn.runs.interruption import RunInterrupted
 
 
 def interrupted(stop: BaseException, args: Sequence[str]) -> BaseException:
-    """Say how an interrupted run goes on, and return the exception that ends the command with the shell's status."""
+    """Print how to resume an interrupted run, and return the exception that exits with the shell's status."""
     if isinstance(stop, RunInterrupted):
         said = f"interrupted by {signal.Signals(stop.signum).name} after step {stop.step}; "
         if stop.checkpoint is None:
@@ -27,7 +27,7 @@ def interrupted(stop: BaseException, args: Sequence[str]) -> BaseException:
         said, status = "interrupted by SIGTERM", 128 + signal.SIGTERM
     else:
         return stop
-    # A launcher kills the first process as soon as another fails, perhaps before it has said this.
+    # A launcher kills the first process as soon as another fails, perhaps before the first has printed this.
     if rank_zero_only.rank != 0:  # type: ignore[attr-defined]
         return SystemExit(0)
     print(f"\n{said}", file=sys.stderr)

@@ -13,11 +13,11 @@ LARGEST_SIDE = 128
 
 
 def warn_of_large_images(datamodule: pl.LightningDataModule | None) -> None:
-    """Warn before long work of images that are larger than 128 pixels a side, and name what makes them smaller."""
+    """Warn before long work if images are larger than 128 pixels a side, and name the options to shrink them."""
     try:
         stored = datamodule.stored() if isinstance(datamodule, ReferenceDataModule) else None
     except InputError:
-        return  # What cannot be read is told where it is loaded.
+        return  # Loading reports data that cannot be read.
     if stored is not None and len(stored.shape) == 4 and max(stored.shape[2:]) > LARGEST_SIDE:
         height, width = stored.shape[2:]
         rank_zero_warn(
@@ -33,7 +33,7 @@ def check_fits(trainer: pl.Trainer, model: pl.LightningModule, datamodule: pl.Li
     Only sizes that are known count, so that a run is refused only if it cannot work. `plan` also counts the others.
 
     Raises:
-        InputError: they do not fit.
+        InputError: the images and arrays do not fit.
     """
     if not isinstance(datamodule, ReferenceDataModule):
         return
@@ -44,7 +44,7 @@ def check_fits(trainer: pl.Trainer, model: pl.LightningModule, datamodule: pl.Li
             return
         held, loading = data_parts(trainer, model, datamodule, stored, device)
     except InputError:
-        return  # What cannot be read, or does not fit the set, is told where it is loaded or bound.
+        return  # Loading or binding reports what cannot be read or does not fit the set.
     parts = [part for part in held if not part.estimated]
     host = [part for part in loading if not part.temporary]
     ranks = trainer.world_size // trainer.num_nodes

@@ -1,15 +1,15 @@
-"""Shortens the paragraphs in which the parser refuses an option to one line."""
+"""Shortens the parser's long error messages to one line."""
 
 import re
 
 from lit_knn.common.errors import InputError, causes
 
-# A parser's message has these lines around the actual reason, which is indented most.
+# A parser's message has these lines around the actual reason, which has the deepest indentation.
 FRAMES = (
     *("Does not validate", "Subtypes:", "Errors:", "Given value", "Parser key", "Problem with given class_path"),
     *("Subclass types expect", "a class path (str)", "a dict with"),
 )
-# These lines say only that another reading of the value failed, if there is another reason.
+# If there is another reason, these lines only report that another reading of the value failed.
 VAGUE = ("Expected a path but", "Expected a <class 'NoneType'>", "Not a valid subclass of")
 LONGEST_VALUE = 200
 KEY = re.compile(r'Parser key "([\w.+]+)"')
@@ -17,7 +17,7 @@ OWNER = re.compile(r"Problem with given class_path '[\w.]*?(\w+)'")
 
 
 def refusal(error: Exception) -> InputError:
-    """Return what a parser's error means for the user: the option, the reason and the value, in one line."""
+    """Explain a parser's error in one line: the option, the reason and the value."""
     own = next((cause for cause in causes(error) if isinstance(cause, InputError)), None)
     return own or InputError(condense(str(error)))
 

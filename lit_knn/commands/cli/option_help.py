@@ -1,4 +1,4 @@
-"""The parser of the command line: its help lists our networks, and it names the nearest option of a misspelt one."""
+"""The parser of the command line. Its help lists our networks, and it suggests names for misspelt options."""
 
 import difflib
 import re

@@ -1,4 +1,4 @@
-"""Keeps Lightning's messages from the console that say nothing about a run of this program."""
+"""Hides Lightning's messages that do not matter for a run of this program."""
 
 import logging
 import threading
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-# Each begins a warning of Lightning's, and each is about something that this program does on purpose.
+# Starts of Lightning's warnings about things that this program does on purpose.
 WARNINGS = (
     # Lightning calls PyTorch's own tree functions.
     r"`isinstance\(treespec, LeafSpec\)` is deprecated",
@@ -21,10 +21,10 @@ WARNINGS = (
     "You're using the WeightAveraging callback, but loading a checkpoint outside the 'fit' stage",
     # `validate` and `predict` need no callback that wrote the checkpoint.
     "Be aware that when using `ckpt_path`,",
-    # The batches of `predict` are seeds, and each tells its own.
+    # The batches of `predict` are seeds.
     "Couldn't infer the batch indices fetched from your dataloader: `SeedBatches`",
 )
-# Advertisements for other products, and lines that say that nothing happened.
+# Advertisements for other products, and reports that nothing happened.
 LINES = ("💡 Tip", "TPU available: False", "Found current_model_state in the checkpoint")
 LOGGERS = ("pytorch_lightning.utilities.rank_zero", "lightning_fabric.utilities.rank_zero")
 
@@ -33,7 +33,7 @@ LOGGERS = ("pytorch_lightning.utilities.rank_zero", "lightning_fabric.utilities.
 def quiet() -> Iterator[None]:
     """Suppress these warnings and lines, and the traceback of a thread whose file cannot be written.
 
-    The owner of the thread meets the same error, and tells it.
+    The owner of the thread gets the same error, and reports it.
     """
     shown = threading.excepthook
 

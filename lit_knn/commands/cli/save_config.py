@@ -1,4 +1,4 @@
-"""Saves the options of a run in its folder, and tells them to its loggers as one flat dictionary."""
+"""Saves the options of a run in its folder, and passes them to the loggers as one flat dictionary."""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -15,18 +15,18 @@ Flat = dict[str, str | int | float | bool]
 
 # These options of the trainer change the result.
 OF_THE_TRAINER = ("max_steps", "precision", "accumulate_grad_batches")
-# These tell where a run computes and reads, not what. The seed of the data is that of the model.
+# These options set where a run computes and reads, not what. The seed of the data equals the seed of the model.
 NOT_TOLD = frozenset({"data.cache_dir", "data.num_workers", "data.pin_memory", "data.seed"})
 
 
 class SaveConfig(SaveConfigCallback):
-    """Saves `config.yaml` in the run's folder; that of an earlier part of the run there becomes `config_N.yaml`.
+    """Saves `config.yaml` in the run's folder. The file of an earlier part of the run becomes `config_N.yaml`.
 
     A command that measures in the folder of a run saves `config_validate.yaml` or `config_predict.yaml` instead.
     """
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Save the configuration; one that says the same as the earlier one replaces it."""
+        """Save the configuration. If the earlier file has the same content, replace it."""
         run = RunFolder(Path(str(trainer.log_dir)))  # Every rank must read `log_dir`: it is a collective operation.
         saves, earlier = not self.already_saved and trainer.is_global_zero, None
         if stage != "fit" and (run.path / CONFIG_NAME).is_file():
@@ -38,7 +38,7 @@ class SaveConfig(SaveConfigCallback):
             earlier.unlink()
 
     def save_config(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Give every logger the options, with which it compares runs. Only the first rank calls this."""
+        """Give the options to every logger, so that it can compare runs. Only the first rank calls this."""
         options = as_dict(self.config)
         if options["trainer"]["enable_autolog_hparams"] is False:
             return
@@ -59,7 +59,7 @@ class SaveConfig(SaveConfigCallback):
 def flat(options: Mapping[str, Any]) -> Flat:
     """Flatten the parsed options of a command: `estimator`, `estimator.k`, `net.channels`, `lr`, `data.batch_size`.
 
-    A class is told by its name, and a list by its text. Options of null are left out: they stand for a default.
+    A class becomes its name, and a list its text. Options with the value null are left out: they mean a default.
     """
     trainer, model = options["trainer"], options["model"]
     told = {"model": model["class_path"], **(model.get("init_args") or {})}
@@ -80,5 +80,5 @@ def _pairs(name: str, value: Any) -> Iterator[tuple[str, str | int | float | boo
         package, _, last = value.rpartition(".")
         yield name, last if package.partition(".")[0] in ("lit_knn", "torch", "pytorch_lightning") else value
     elif value is not None:
-        # A function is told by its name.
+        # A function becomes its name.
         yield name, value if isinstance(value, (int, float)) else getattr(value, "__name__", str(value))

@@ -1,4 +1,4 @@
-"""Checks of options whose faults Lightning finds late, or takes silently: the trainer's, and the learning rates."""
+"""Checks trainer options and learning rates whose errors Lightning reports late or never."""
 
 import os
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ from pytorch_lightning.plugins.environments import LightningEnvironment, SLURMEn
 from lit_knn.commands.cli.construction import check_arguments
 from lit_knn.common.errors import InputError
 
-# Smallest value of options that count, and another value that switches the limit off.
+# For options that are counts: the smallest value, and the value that switches the limit off.
 COUNTS: dict[str, tuple[int, int | None]] = {
     "accumulate_grad_batches": (1, None),
     "check_val_every_n_epoch": (1, None),
@@ -62,7 +62,7 @@ def check_trainer_options(options: Mapping[str, Any], command: str) -> None:
 def _check_share(name: str, value: Any, may_be_zero: bool) -> None:
     if value is None or isinstance(value, (str, dict, timedelta)):  # Lightning reads these as times, and checks them.
         return
-    # Lightning takes 3.0 for 3 batches.
+    # Lightning reads 3.0 as 3 batches.
     if value < 0 or (value > 1 and value != int(value)) or (value == 0 and not may_be_zero):
         zero = ", or 0 for none" if may_be_zero else ""
         raise InputError(
@@ -72,7 +72,7 @@ def _check_share(name: str, value: Any, may_be_zero: bool) -> None:
 
 
 def _check_number_of_devices(devices: Any, starts: bool) -> None:
-    """Refuse more processes than the machine can run, before Lightning makes a list of that length."""
+    """Refuse more processes than the machine can run, before Lightning makes a list of all of them."""
     here = max(PROCESSES_PER_CORE * (os.cpu_count() or 1), torch.cuda.device_count())
     most = here if starts else MOST_PLANNED
     number = int(devices) if str(devices).isdecimal() else 0  # The parser gives `99` as a text.
@@ -83,7 +83,7 @@ def _check_number_of_devices(devices: Any, starts: bool) -> None:
 
 
 def check_processes(trainer: pl.Trainer) -> None:
-    """Refuse options with which each process of a launcher would train its own model, or wait for others for ever."""
+    """Refuse options that would make each launched process train its own model, or wait forever for the others."""
     asked = trainer.num_devices * trainer.num_nodes
     if torch.distributed.is_torchelastic_launched():
         launcher, started = "torchrun", int(os.environ["WORLD_SIZE"])
@@ -102,7 +102,7 @@ def check_processes(trainer: pl.Trainer) -> None:
 
 
 def _check_nodes(trainer: pl.Trainer) -> None:
-    """Refuse several machines if nothing says which of them this is."""
+    """Refuse several machines if the number of this machine is unknown."""
     environment = getattr(trainer.strategy, "cluster_environment", None)
     told = all(name in os.environ for name in ("MASTER_ADDR", "NODE_RANK"))
     if trainer.num_nodes > 1 and not told and isinstance(environment, LightningEnvironment | None):
@@ -113,13 +113,13 @@ def _check_nodes(trainer: pl.Trainer) -> None:
 
 
 def check_learning_rate(options: Mapping[str, Any]) -> None:
-    """Refuse options of which one would silently replace the other.
+    """Refuse pairs of options if one would silently replace the other.
 
-    The modules that grow the learning rate over the first images set it at every step, so neither another `lr` of the
-    optimiser nor a schedule would have an effect.
+    Modules with the option `lr_ramp_up_images` set the learning rate at every step, so a different `optimizer.lr` or a
+    schedule would have no effect.
 
     Raises:
-        InputError: the optimiser's `lr` is not the model's; a schedule beside `model.lr_ramp_up_images`.
+        InputError: `optimizer.lr` differs from `model.lr`, or `model.lr_ramp_up_images` is used with a schedule.
     """
     optimiser, schedule = ((options.get(name) or {}).get("init_args", {}) for name in ("optimizer", "lr_scheduler"))
     model = (options.get("model") or {}).get("init_args", {})
@@ -142,7 +142,7 @@ def check_learning_rate(options: Mapping[str, Any]) -> None:
 
 
 def explain(error: Exception, options: Mapping[str, Any]) -> str:
-    """Return Lightning's reason for refusing options of the trainer, with the options that say where it runs."""
+    """Return Lightning's reason for refusing trainer options, and the values of the options for devices."""
     names = ("accelerator", "devices", "strategy", "precision")
     given = [f"trainer.{name}={options.get(name)}" for name in names if options.get(name) not in (None, "auto")]
     reason = " ".join(str(error).split()) or type(error).__name__

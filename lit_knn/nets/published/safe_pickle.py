@@ -1,9 +1,9 @@
 """Reads the pickles of EDM's networks without Python's unpickler, so that no code of a file runs.
 
 A pickle is a program for a stack machine. Python's machine imports and calls what the program names, and sets
-attributes. The machine here makes plain values, and calls nothing but the functions of `TABLE`, each of which stands in
-for a global of the file. It looks nothing up by a name of the file elsewhere. An opcode takes bounded memory beside its
-own bytes, because a few bytes can call a function on the same large value again and again: the functions copy nothing.
+attributes. The machine here makes plain values, and calls only the functions of `TABLE`, which replace the globals
+that the file names. It looks up no name of the file elsewhere. A few bytes can call a function many times on the same
+large value. The functions therefore copy nothing, and each opcode takes bounded memory besides its own bytes.
 """
 
 import io
@@ -157,7 +157,7 @@ def _take(name: str, stack: list[Any], items: list[Any]) -> None:
 
 
 def _keys(items: list[Any]) -> list[Any]:
-    """Refuse keys other than text: the hash of a tuple that holds another one twice, and so on, would take forever."""
+    """Refuse keys that are not text, because hashing deeply nested tuples could take forever."""
     if not all(type(item) is str for item in items):
         raise Refused("has keys other than text")
     return items
