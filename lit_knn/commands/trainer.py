@@ -24,6 +24,10 @@ Share: Any = float if TYPE_CHECKING else restricted_number_type("Share", float, 
 Batches: TypeAlias = int | Share
 
 
+def _do_nothing() -> None:
+    """Do nothing. A lambda in its place could not be sent to the processes that `ddp_spawn` starts."""
+
+
 class Trainer(pl.Trainer):
     """Lightning's trainer; it can also plan a run, and measure the kept checkpoints of a run.
 
@@ -65,7 +69,7 @@ class Trainer(pl.Trainer):
         self.callbacks = [EndAtSigterm(), *self.callbacks]  # type: ignore[has-type]
         # With several ranks, Lightning reads signals on the GPU before each batch, and so waits for it. `Interruption`
         # does the same on the CPU.
-        self.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None  # type: ignore[method-assign]
+        self.fit_loop.epoch_loop._broadcast_sigterm_tensor = _do_nothing  # type: ignore[method-assign]
 
     def write_into(self, folder: Path) -> None:
         """Set the folder of the run. Call this before the run begins."""
