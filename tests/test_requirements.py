@@ -11,7 +11,7 @@ ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 # Arguments that functions got later, and the first release that has them.
 NEW_IN_PYTORCH = {("mm", "out_dtype"): (2, 8), ("bmm", "out_dtype"): (2, 8)}
-NEW_IN_JSONARGPARSE = {("dump", "skip_unset"): (4, 50)}
+NEW_IN_JSONARGPARSE = {("save", "skip_unset"): (4, 50)}
 TRAIN = PROJECT["optional-dependencies"]["train"]
 
 
