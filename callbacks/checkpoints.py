@@ -17,7 +17,7 @@ from lit_knn.runs.interruption import stop_signal
 
 
 class StepCheckpoint(Checkpoint):
-    """Saves after an optimiser step, and nothing once a weight is not finite: the last good checkpoint stays.
+    """Saves after an optimiser step, but nothing if a weight is not finite. So the last good checkpoint stays.
 
     A subclass implements `name_of_file`.
 

@@ -13,10 +13,10 @@ class NetworkSpeed(pl.Callback):
     Append it to any run: `--trainer.callbacks+ lit_knn.callbacks.NetworkSpeed`. Only the network of the training steps
     is compiled, not its averaged copy. Checkpoints are the same as without it.
 
-    Dropout draws from the compiler's own stream, so such runs do not repeat uncompiled ones to the last digit. Student
-    and teacher of `LitICT` still share their masks: a compiled network draws its seeds at once, in the order of its
-    layers, from the generator that `LitICT` sets, and a mask depends on its seed and on places in the image alone.
-    `LitICT` refuses a step in which the two drew differently.
+    With dropout, a compiled network draws from the compiler's own random stream. So its results differ slightly from
+    those of an uncompiled run. Student and teacher of `LitICT` still share their masks: a compiled network draws its
+    seeds at once, in the order of its layers, from the generator that `LitICT` sets. A mask depends only on its seed
+    and on places in the image. `LitICT` refuses a step in which the two drew differently.
 
     Args:
         compile: use `torch.compile`. The first steps take minutes.

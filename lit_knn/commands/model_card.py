@@ -1,4 +1,4 @@
-"""The model card of an exported model: what is known of its training, and the same as Markdown with front matter."""
+"""The model card of an exported model: collects what is known of its training, and writes it as Markdown."""
 
 import ntpath
 import posixpath

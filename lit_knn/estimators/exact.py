@@ -264,7 +264,7 @@ def add_product(total: Tensor, rows: Tensor, matrix: Tensor) -> None:
     if matrix.dtype == torch.float32:
         total.addmm_(rows, matrix)
         return
-    for _ in range(3):  # A float32 has 24 bits, a bfloat16 has 8.
+    for _ in range(3):  # A float32 has 24 significand bits, a bfloat16 has 8.
         digit = rows.bfloat16()
         total += matmul_float32(digit, matrix)
         rows = rows - digit

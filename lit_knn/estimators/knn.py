@@ -79,7 +79,7 @@ class KNN(NeighbourEstimator):
         return merged(ids, -log_q)
 
     def _with_source(self, z: Tensor, x_source: Tensor, sq_dist: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
-        """Add the source of each z as one more neighbour. If it is not needed, add a missing neighbour (id −1)."""
+        """Add the source of each z as one more neighbour, or id −1 if the source is not needed."""
         source = self.reference.locate(x_source).unsqueeze(1)
         source_sq_dist = self._exact_sq_dist(z, source)
         found = ids >= 0

@@ -213,7 +213,7 @@ def _sums_of_drawn(ids: Tensor, sampled: Tensor, coordinates: Tensor) -> Tensor:
 def _mean_of_rest(rest: Tensor, coordinates: Tensor) -> Tensor:
     """Average the coordinates (N, r) over each row's rest (B, N): (B, r), 0 for an empty rest. Overwrites `rest`.
 
-    All rows share one product. No row may hold a NaN, because on some processors a NaN spreads to other rows.
+    One matrix product computes all rows. No row may hold a NaN, because on some processors a NaN spreads to other rows.
     """
     # Each row is divided by its largest value. Otherwise bfloat16 might round all values of a tiny row to 0.
     largest, dtype = rest.amax(1, keepdim=True).clamp_(min=TINY), coordinates.dtype

@@ -95,7 +95,7 @@ class Switched(Estimator):
         return Holdings(max(below.neighbours, above.neighbours), arrays)
 
     def mean_of(self, query: Query) -> Tensor:
-        """Let each part estimate its rows, the part below first."""
+        """Let each part estimate the latents of its noise levels: first `below`, then `above`."""
         below, above = self.parts
         high = query.t >= self.t
         if query.z.is_cuda:

@@ -194,7 +194,7 @@ class LinearInterpolant(Process):
         return z - t * velocity
 
     def velocity(self, z: Tensor, t: Tensor, mu: Tensor) -> Tensor:
-        """(z − μ) / t = E[ε − x | z], for 0 < t <= 1. The factors that diverge at t = 1 cancel."""
+        """(z − μ) / t = E[ε − x | z], for 0 < t <= 1. Unlike the general formula, it is finite at t = 1."""
         return (z - mu) / t
 
 

@@ -74,7 +74,7 @@ class DDPMAdapter(OneLevelAdapter):
 
 
 class OneLevelScheduler:
-    """Replaces `diffusers.DDIMScheduler` in code that reads only ᾱ: timestep 0 has exactly the level that is set.
+    """Replaces `diffusers.DDIMScheduler` in code that reads only ᾱ. Its timestep 0 has the level that was set.
 
     Attributes:
         alphas_cumprod: (1,) float64, ᾱ of the level. As a scalar it does not change the type of float32 images.

@@ -56,7 +56,7 @@ class Results:
     """Holds all entries that were measured on one case with the same data.
 
     Attributes:
-        facts: any row; use only the columns of `CASE`.
+        facts: one of the rows. Read only the columns of `CASE`, which are equal in all rows.
         entries: in order of appearance.
         older: the number of rows that a later measurement of the same entry replaces.
     """
