@@ -230,9 +230,7 @@ class CLI(LightningCLI):
         callbacks = callbacks if isinstance(callbacks, list) else [callbacks]
         if options["enable_progress_bar"] is not False and not any(isinstance(c, ProgressBar) for c in callbacks):
             callbacks = [*callbacks, StepProgressBar()]
-        for kind in {type(callback) for callback in callbacks} & {RunRecord, RunSummary, *OF_EVERY_RUN.values()}:
-            options_of = {made: f"; its options are --{name}.…" for name, made in OF_EVERY_RUN.items()}
-            raise InputError(f"trainer.callbacks: each run has a {kind.__name__} already{options_of.get(kind, '')}")
+        _refuse_doubled(callbacks)
         # Lightning's own logging of hyperparameters knows neither estimator nor net; `SaveConfig` logs all options.
         kwargs = {"enable_autolog_hparams": False, **kwargs}
         if self._run is not None and options["logger"] in (None, True):  # Lightning's default, in the run's folder
@@ -358,6 +356,15 @@ def _is_first_alive() -> bool:
     parent = os.getppid()
     time.sleep(1)
     return os.getppid() == parent
+
+
+def _refuse_doubled(callbacks: Sequence[pl.Callback]) -> None:
+    """Refuse a listed callback that every run has already, because both would save or write."""
+    options: dict[type, str] = {RunRecord: "", RunSummary: ""}
+    options |= {kind: f"; its options are --{name}.…" for name, kind in OF_EVERY_RUN.items()}
+    for kind in [type(callback) for callback in callbacks]:
+        if kind in options:
+            raise InputError(f"trainer.callbacks: each run has a {kind.__name__} already{options[kind]}")
 
 
 def _seed(value: Any) -> int:

@@ -23,7 +23,7 @@ def warn_of_large_images(datamodule: pl.LightningDataModule | None) -> None:
         rank_zero_warn(
             f"the images have {height} x {width} pixels: above {LARGEST_SIDE} a side, steps are slow and take much "
             "memory, and the nets here are untried; `lit-knn prepare SOURCE OUT.npy --center-crop --size 64` makes "
-            "smaller ones (`lit-knn prepare` from a checkout)"
+            "smaller ones"
         )
 
 
