@@ -1,6 +1,6 @@
 """Diffusion generative models with plug-in score estimators. `docs/architecture.md` maps the rooms.
 
-Each room imports only from the rooms above it in this list; `tests/test_layers.py` checks this.
+Each room imports only from the rooms above it in this list; `tests/project/test_layers.py` checks this.
 
 - `common`: errors, random streams, files, ranks, memory.
 - `theory`: the paper as pure functions.

@@ -1,12 +1,10 @@
 """Command lines of the smallest runs, and the one line that a bad command line prints."""
 
-from pathlib import Path
-
 import pytest
 
 from main import main
+from tests import ROOT
 
-ROOT = Path(__file__).parent.parent
 DEMO = str(ROOT / "configs" / "demo.yaml")
 TINY = ["-c", str(ROOT / "tests" / "tiny.yaml"), "--model.net.channels", "8"]
 TINY += ["--model.estimator.k", "32", "--model.estimator.n", "8", "--trainer.max_steps", "1"]

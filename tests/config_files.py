@@ -4,8 +4,10 @@ from pathlib import Path
 
 import yaml
 
-CONFIGS = Path(__file__).parent.parent / "configs"
-# The schedule runs in tests/test_learning_rate.py.
+from tests import ROOT
+
+CONFIGS = ROOT / "configs"
+# The schedule runs in tests/modules/test_learning_rate.py.
 PARTS = ("data", "models", "estimators", "trainer", "evaluate", "schedules")
 RUNS = sorted(path for path in CONFIGS.rglob("*.yaml") if path.parent.name not in PARTS)
 

@@ -3,12 +3,13 @@ import os
 import sys
 import warnings
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from multiprocessing import forkserver
 from pathlib import Path
 
 # Tensors in tests are tiny: a second thread costs more waiting time than it saves. Libraries read this when they are
 # loaded, here and in the processes that tests start.
-os.environ["OMP_NUM_THREADS"] = "1"
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import pytest
 import torch
@@ -24,7 +25,7 @@ settings.register_profile(
     suppress_health_check=list(HealthCheck),
 )
 settings.load_profile("repeatable")
-torch.set_num_threads(1)
+torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
 
 
 @pytest.fixture(autouse=True)
@@ -93,6 +94,16 @@ def every_u(monkeypatch):
             yield
 
     return block
+
+
+@pytest.fixture(scope="session")
+def trained_run(tmp_path_factory):
+    """`trained_run("edm")`: the run's folder and its options, see `tests.trained_runs`. Copy a run before changing it."""
+    from tests.trained_runs import shared_run
+
+    # Each worker of pytest-xdist has a folder of its own below that of the whole test run.
+    folder = tmp_path_factory.getbasetemp()
+    return partial(shared_run, folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder)
 
 
 @pytest.fixture(scope="session")

@@ -1,13 +1,13 @@
 """Every recipe of `configs/estimators`, as functions that make new estimators."""
 
 import importlib
-from pathlib import Path
 
 import yaml
 
 from lit_knn.estimators import ByClass, OneSample
+from tests import ROOT
 
-FOLDER = Path(__file__).parent.parent / "configs" / "estimators"
+FOLDER = ROOT / "configs" / "estimators"
 
 
 def made(recipe, **options):

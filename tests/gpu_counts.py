@@ -9,7 +9,6 @@ import sys
 import tempfile
 import warnings
 from contextlib import ExitStack, redirect_stderr, redirect_stdout
-from pathlib import Path
 
 import pytorch_lightning as pl
 import torch
@@ -25,6 +24,7 @@ from lit_knn.index import TorchIndex
 from lit_knn.modules import LitEDM, LitICT
 from lit_knn.nets import UNet
 from lit_knn.reference import ReferenceSet
+from tests import ROOT
 from tests.every_estimator import every_class_estimator, every_estimator
 from tests.pretend_cuda import PretendCuda, install_fake_faiss_gpu
 
@@ -144,7 +144,7 @@ def estimate(gpu):
 
 def main():
     warnings.simplefilter("ignore")
-    root = Path(__file__).parent.parent
+    root = ROOT
     if "--estimate" in sys.argv:
         with PretendCuda(project=str(root)) as gpu, install_fake_faiss_gpu():
             estimate(gpu)

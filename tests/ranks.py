@@ -8,7 +8,8 @@ import tempfile
 from pathlib import Path
 from typing import NamedTuple
 
-ROOT = Path(__file__).parent.parent
+from tests import ROOT
+
 SECONDS = 120
 SERVER = multiprocessing.get_context("forkserver")
 PROBES = ["tests.class_probe", "tests.index_probe", "tests.sharded_probe", "tests.ddp_probe", "tests.signal_probe"]

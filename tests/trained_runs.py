@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import torch
+from filelock import FileLock
 
 from main import main
 from tests.command_lines import ROOT, TINY
@@ -15,6 +16,21 @@ CONFIGS = {
     "ect": "ect/digits",
     "flow": "flow/digits",
 }
+
+
+# Two validations, and a log of each step.
+STEPS = ["--trainer.max_steps", "4", "--trainer.val_check_interval", "2", "--trainer.log_every_n_steps", "1"]
+
+
+def shared_run(root, kind):
+    """The run's folder and its options; whichever process needs a run first trains it, for all processes and tests."""
+    folder, ready = Path(root) / "runs", Path(root) / f"{kind}.options"
+    more = ["--model.start", str(last(shared_run(root, "edm")[0]))] if kind == "ect" else []
+    with FileLock(Path(root) / f"{kind}.lock"):
+        if not ready.exists():
+            _, options = leave_run(folder, kind, *STEPS, *more)
+            ready.write_text("\n".join(options))
+    return folder / kind / "knn_0", ready.read_text().splitlines()
 
 
 def leave_run(folder, kind, *args):

@@ -1,0 +1,259 @@
+"""The Fidelity callback from the command line: logs, table, cache, best checkpoint, ranks, and bad input."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch_fidelity
+import yaml
+from PIL import Image
+
+from lit_knn.common.tables import read_rows
+from lit_knn.modules import LitEstimator
+from main import main
+from tests import ROOT
+from tests.inception import blobs
+from tests.ranks import run_main
+
+DEMO = ["-c", str(ROOT / "configs" / "demo.yaml"), "-c", str(ROOT / "tests" / "tiny.yaml"), "--model.net.channels", "8"]
+DEMO += ["--model.estimator.k", "32", "--model.estimator.n", "8"]
+# An estimator replaces the model, on a few images.
+QUICK = ["--model", "LitEstimator", "--model.estimator", "Exact", "--model.sampling_steps", "4"]
+QUICK += ["--trainer.accelerator", "cpu", "--trainer.enable_progress_bar", "false", "--trainer.limit_val_batches", "1"]
+QUICK += ["--trainer.logger", "CSVLogger", "--trainer.logger.save_dir", "runs", "--data.batch_size", "8"]
+
+
+@pytest.fixture(autouse=True)
+def _work_in_a_folder_of_its_own(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def quick(*args, **callback):
+    """Run `validate` with `Fidelity` on 40 random images; return its output."""
+    images = np.random.default_rng(0).integers(0, 256, (40, 3, 8, 8), dtype=np.uint8)
+    np.save("images.npy", images)
+    return quick_on("Arrays", "--data.path", "images.npy", *args, **callback)
+
+
+def quick_on(data, *args, class_path="lit_knn.callbacks.Fidelity", **options):
+    options = {"num_samples": 30, "batch_size": 7, **options}
+    callback = {"class_path": class_path, "init_args": options}
+    Path("fidelity.yaml").write_text(yaml.safe_dump({"trainer": {"callbacks": [callback]}}))
+    main(["validate", "--data", data, *QUICK, "-c", "fidelity.yaml", *args])
+    run = max(Path("runs/lightning_logs").iterdir(), key=lambda path: int(path.name.split("_")[1]))
+    return run, read_rows(run / "fidelity.csv")
+
+
+def extractor(name, **options):
+    return {"class_path": f"lit_knn.metrics.{name}", "init_args": options}
+
+
+def test_validate_logs_and_writes_what_it_measured():
+    run, (row,) = quick(extractor=extractor("Pixels"), extra_metrics=["kid", "precision", "recall"], kid_subset_size=20)
+    logged = read_rows(run / "metrics.csv")[0]
+    for name in ("fd_pixels", "kid", "kid_std", "precision", "recall"):
+        assert float(row[name]) == pytest.approx(float(logged[f"samples/{name}"]), rel=1e-4)
+    assert {name: row[name] for name in ("num_samples", "images_seen", "checkpoint")} == {
+        "num_samples": "30",
+        "images_seen": "0",
+        "checkpoint": "",
+    }
+    assert "inception_score" not in row
+    # A few steps of the exact score's flow end near the data; noise would not.
+    assert 0 < float(row["precision"]) <= 1
+
+
+@pytest.mark.slow  # tests/metrics/test_fidelity.py compares the same measures with torch-fidelity's on the same images.
+def test_scores_are_those_of_torch_fidelity_on_the_files_of_predict(random_weights):
+    np.save("images.npy", blobs(11, seed=1).numpy())
+    data = ("Arrays", "--data.path", "images.npy", "--data.batch_size", "5", "--data.predict_samples", "11")
+    with pytest.warns(UserWarning, match=r"fid: weights=.* are not the published ones"):
+        _, (row,) = quick_on(
+            *data,
+            num_samples=11,
+            batch_size=5,
+            extractor=extractor("InceptionV3", weights=random_weights),
+            extra_metrics=["kid"],
+            kid_subset_size=11,
+        )
+    main(["predict", "--data", *data, *QUICK, "--sample_writer.folder", "out", "--data.batch_size", "5"])
+    Path("out/grid.png").unlink()
+    Path("real").mkdir()
+    for number, image in enumerate(np.load("images.npy")):
+        Image.fromarray(image.transpose(1, 2, 0)).save(f"real/{number}.png")
+    theirs = torch_fidelity.calculate_metrics(
+        input1="out",
+        input2="real",
+        feature_extractor_weights_path=random_weights,
+        # Their FID takes 20 seconds; tests/metrics/test_fidelity.py compares it.
+        **dict.fromkeys(("kid", "isc", "save_cpu_ram"), True),
+        **dict.fromkeys(("cuda", "verbose", "cache"), False),
+        kid_subset_size=11,  # all images, because files come in another order
+    )
+    assert float(row["kid"]) == pytest.approx(theirs["kernel_inception_distance_mean"], rel=1e-3)
+    assert float(row["inception_score"]) == pytest.approx(theirs["inception_score_mean"], abs=1e-3)
+    assert float(row["inception_score_std"]) == pytest.approx(theirs["inception_score_std"], abs=1e-3)
+
+
+def test_the_exact_score_reaches_the_data_and_few_samples_are_warned_about():
+    with pytest.warns(UserWarning, match="30 images give a rank-deficient covariance of 192 features"):
+        _, (row,) = quick("--model.sampling_steps", "30", extractor=extractor("Pixels"))
+    _, (coarse,) = quick("--model.sampling_steps", "2", extractor=extractor("Pixels"))
+    assert float(row["fd_pixels"]) < float(coarse["fd_pixels"])
+
+
+def test_statistics_of_the_data_are_kept_and_damaged_ones_computed_anew(capsys):
+    options = {"extractor": extractor("Pixels"), "cache_dir": "cache"}
+    first = quick(**options)[1][0]["fd_pixels"]
+    (path,) = Path("cache").iterdir()
+    kept = np.load(path)
+    # A run uses the cached statistics ...
+    np.savez(path, mean=kept["mean"] + 1, cov=kept["cov"], count=kept["count"])
+    assert quick(**options)[1][0]["fd_pixels"] != first
+    # ... unless they are damaged or from other data.
+    path.write_bytes(path.read_bytes()[:300])
+    with pytest.warns(UserWarning, match=f"{path} is damaged; the statistics of the data are computed anew"):
+        assert quick(**options)[1][0]["fd_pixels"] == first
+    assert list(Path("cache").iterdir()) == [path]
+    np.save("images.npy", np.zeros((20, 3, 8, 8), np.uint8))
+    quick_on("Arrays", "--data.path", "images.npy", **options)
+    assert len(list(Path("cache").iterdir())) == 2
+
+
+def test_mirror_images_are_real_images_only_where_asked():
+    options = {"extractor": extractor("Pixels"), "cache_dir": "cache"}
+    plain = quick(**options)[1][0]["fd_pixels"]
+    (path,) = Path("cache").iterdir()
+    # The flipped run uses the statistics without flips; only its samples come from another set.
+    flipped = quick("--data.hflip", "true", **options)[1][0]["fd_pixels"]
+    assert list(Path("cache").iterdir()) == [path]
+    with_mirrored = quick("--data.hflip", "true", mirrored=True, **options)[1][0]["fd_pixels"]
+    (other,) = set(Path("cache").iterdir()) - {path}
+    assert len({plain, flipped, with_mirrored}) == 3
+    images = np.load("images.npy").astype(np.float64) / 127.5 - 1
+    for file, real in ((path, images), (other, np.concatenate([images, images[..., ::-1]]))):
+        with np.load(file) as kept:
+            assert kept["count"] == len(real)
+            np.testing.assert_allclose(kept["mean"], real.reshape(len(real), -1).mean(0), atol=1e-6)
+            np.testing.assert_allclose(kept["cov"], np.cov(real.reshape(len(real), -1), rowvar=False), atol=1e-6)
+
+
+def test_a_published_network_is_measured(small_network):
+    np.save("images.npy", np.random.default_rng(0).integers(0, 256, (20, 3, 16, 16), dtype=np.uint8))
+    args = ["-c", str(ROOT / "configs" / "table2" / "published.yaml"), "--model.estimator.path", small_network]
+    args += ["--data", "Arrays", "--data.path", "images.npy", "--trainer.accelerator", "cpu"]
+    Path("pixels.yaml").write_text("trainer: {callbacks: [{class_path: lit_knn.callbacks.PixelFrechetDistance}]}")
+    main(
+        ["validate", *args, "-c", "pixels.yaml", "--trainer.callbacks.num_samples", "4", "--model.sampling_steps", "3"]
+    )
+    (row,) = read_rows(Path("runs/table2_published/network_0/fidelity.csv"))
+    assert float(row["fd_pixels"]) > 0
+    with pytest.raises(SystemExit):
+        main(["validate", *args, "--model.estimator.path", "no.pkl"])
+
+
+def test_two_callbacks_share_a_row_of_the_table():
+    both = [
+        {"class_path": "lit_knn.callbacks.Fidelity", "init_args": {"num_samples": 20, "extractor": extractor(name)}}
+        for name in ("Pixels", "EfficientNetLite0")
+    ]
+    np.save("images.npy", np.random.default_rng(0).integers(0, 256, (12, 3, 8, 8), dtype=np.uint8))
+    Path("both.yaml").write_text(yaml.safe_dump({"trainer": {"callbacks": both}}))
+    main(["validate", "--data", "Arrays", "--data.path", "images.npy", *QUICK, "-c", "both.yaml"])
+    (row,) = read_rows(Path("runs/lightning_logs/exact_0/fidelity.csv"))
+    assert float(row["fd_pixels"]) > 0
+    assert float(row["fd_efficientnet_lite0"]) > 0
+    assert "fid" not in row
+
+
+def test_fit_keeps_the_best_checkpoint_and_a_row_for_each_validation(capsys):
+    callbacks = [
+        {"class_path": "lit_knn.callbacks.PixelFrechetDistance", "init_args": {"num_samples": 70}},
+        {
+            "class_path": "pytorch_lightning.callbacks.ModelCheckpoint",
+            "init_args": {"monitor": "fd_pixels", "mode": "min", "filename": "best"},
+        },
+    ]
+    Path("best.yaml").write_text(yaml.safe_dump({"trainer": {"callbacks": callbacks}}))
+    steps = ["--trainer.max_steps", "12", "--trainer.val_check_interval", "3", "--model.ema_decay", "0.5"]
+    main(["fit", *DEMO, "-c", "best.yaml", *steps])
+    assert "Fréchet distance on pixels:" in capsys.readouterr().out
+    rows = read_rows(Path("runs/demo/knn_0/fidelity.csv"))
+    assert [row["images_seen"] for row in rows] == [str(32 * step) for step in (3, 6, 9, 12)]
+    best = min(rows, key=lambda row: float(row["fd_pixels"]))
+    path = "runs/demo/knn_0/checkpoints/best.ckpt"
+    assert torch.load(path, weights_only=False)["global_step"] == int(best["step"])
+    # The checkpoint has the averaged weights that were measured.
+    main(["validate", *DEMO, "-c", "best.yaml", "--ckpt_path", path])
+    (row,) = read_rows(Path("runs/demo/knn_1/fidelity.csv"))
+    assert float(row["fd_pixels"]) == pytest.approx(float(best["fd_pixels"]), rel=1e-4)
+    assert row["checkpoint"] == path
+
+
+def validate_on_ranks(folder, ranks):
+    command = ["validate", "--data", "Digits", *QUICK]
+    # KNN's draws depend on the batch, so each rank must get whole batches.
+    command += ["--model.estimator", "KNN", "--model.estimator.k", "64", "--model.estimator.n", "4"]
+    run_main([*command, "-c", folder.parent / "two.yaml", "--trainer.logger.save_dir", folder], ranks)
+    return read_rows(next(folder.rglob("fidelity.csv")))
+
+
+def test_two_ranks_measure_what_one_does(tmp_path):
+    options = {"num_samples": 70, "batch_size": 16, "extractor": extractor("Pixels")}
+    options |= {"extra_metrics": ["kid", "precision", "recall"], "kid_subset_size": 50, "cache_dir": str(tmp_path)}
+    callbacks = [
+        {"class_path": "lit_knn.callbacks.Fidelity", "init_args": options},
+        # There is only one batch, so the second rank has no work.
+        {"class_path": "lit_knn.callbacks.PixelFrechetDistance", "init_args": {"num_samples": 66, "batch_size": 100}},
+    ]
+    (tmp_path / "two.yaml").write_text(yaml.safe_dump({"trainer": {"callbacks": callbacks}}))
+    two, one = (validate_on_ranks(tmp_path / str(ranks), ranks) for ranks in (2, 1))
+    assert len(list(tmp_path.glob("fd_pixels-*.npz"))) == 1
+    for ours, theirs in zip(two, one, strict=True):
+        assert ours["num_samples"] == theirs["num_samples"]
+        for name in ("fd_pixels", "kid", "precision", "recall"):
+            if ours[name]:
+                assert float(ours[name]) == pytest.approx(float(theirs[name]), rel=1e-4)
+    assert two[0]["kid"]
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"num_samples": 1}, "Fidelity: num_samples must be at least 2, got 1"),
+        ({"batch_size": 0}, "Fidelity: batch_size must be at least 1, got 0"),
+        ({"extra_metrics": ["kid", "fidd"]}, "unknown metric 'fidd'; there are kid, precision, recall"),
+        ({"extra_metrics": ["kid"], "extractor": "Pixels"}, "kid: kid_subset_size=1000 is more than the 30 images"),
+        ({"extractor": extractor("InceptionV3", weights="no.pth")}, "InceptionV3: weights=no.pth: no such file"),
+        ({"extractor": extractor("InceptionV3", weights="images.npy")}, "InceptionV3: weights=images.npy are not"),
+        ({"extractor": "lit_knn.metrics.Nope"}, "Nope"),
+    ],
+    ids=lambda value: str(value)[:50],
+)
+def test_bad_input_ends_in_one_line_before_any_sampling(options, words, capsys, monkeypatch):
+    monkeypatch.setattr(LitEstimator, "sample", None)
+    if options.get("extractor") == "Pixels":
+        options = {**options, "extractor": extractor("Pixels")}
+    with pytest.raises(SystemExit) as stop:
+        quick(**options)
+    assert stop.value.code == 2
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error:")]
+    assert words in line
+
+
+def test_latents_are_for_pixels_alone(capsys):
+    np.save("latents.npy", np.random.default_rng(0).normal(size=(40, 4, 4, 4)).astype(np.float32))
+    data = ("Arrays", "--data.path", "latents.npy")
+    with pytest.raises(SystemExit):
+        quick_on(*data, extractor=extractor("EfficientNetLite0"))
+    assert "EfficientNetLite0: needs images of 1 or 3 channels" in capsys.readouterr().err
+    _, (row,) = quick_on(*data, class_path="lit_knn.callbacks.PixelFrechetDistance")
+    assert float(row["fd_pixels"]) > 0
+
+
+def test_a_model_that_cannot_sample_says_so_first(capsys):
+    with pytest.raises(SystemExit):
+        quick("--model.estimator", "null", extractor=extractor("Pixels"))
+    assert "estimator is null" in capsys.readouterr().err
+    assert not Path("runs/fidelity_cache").exists()

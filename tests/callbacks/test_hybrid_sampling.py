@@ -1,0 +1,324 @@
+"""The sweep of Figure 5 and the memorisation callback, from the command line."""
+
+import csv
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from PIL import Image
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from lit_knn.common.settings import describe
+from lit_knn.common.tables import ResultsTable
+from lit_knn.estimators import KNN, Network
+from lit_knn.index import FaissIndex
+from lit_knn.metrics.hybrid import HybridSamples
+from lit_knn.nets import UNet
+from lit_knn.reference import ReferenceSet
+from main import main
+from tests import ROOT
+from tests.networks import write_own, write_published
+from tests.ranks import run_main
+
+RUN = str(ROOT / "configs" / "figure5" / "digits.yaml")
+RESULTS = Path("results/hybrid_sampling_fd_pixels.csv")
+SMALL = {"folder": "results", "num_samples": 40, "num_steps": 3, "batch_size": 20, "t_switch": [1.0, 10.0]}
+SMALL |= {"extractor": {"class_path": "lit_knn.metrics.Pixels"}, "cache_dir": None}
+NET = {"class_path": "lit_knn.nets.UNet"}
+NET["init_args"] = {"in_channels": 1, "channels": 8, "multipliers": [1, 2], "blocks": 1, "augment_dim": 9}
+
+
+@pytest.fixture(autouse=True)
+def _work_in_a_folder_of_its_own_with_a_network(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write_own("network.ckpt", augment_dim=9)
+
+
+def arguments(estimators=("KNN", "STF"), network="network.ckpt", net=NET, trainer=None, **options):
+    """Arguments for a small run on the digits, with the given options of the callback."""
+    parts = {
+        "KNN": {"class_path": "lit_knn.estimators.KNN", "init_args": {"k": 32, "n": 8}},
+        "STF": {"class_path": "lit_knn.estimators.STF", "init_args": {"n": 8}},
+        "Exact": {"class_path": "lit_knn.estimators.Exact"},
+        "OneSample": {"class_path": "lit_knn.estimators.OneSample"},
+        "forward": {"class_path": "lit_knn.estimators.Exact"},
+        "Bogus": {"class_path": "lit_knn.estimators.Bogus"},
+        "KNN9": {"class_path": "lit_knn.estimators.KNN", "init_args": {"k": 9999, "n": 8}},
+    }
+    callback = {
+        "class_path": "lit_knn.callbacks.HybridSampling",
+        "init_args": {
+            "network": {"class_path": "lit_knn.estimators.Network", "init_args": {"path": network, "net": net}},
+            "estimators": {name: parts[name] for name in estimators},
+            **SMALL,
+            **options,
+        },
+    }
+    settings = {"enable_progress_bar": False, "callbacks": [callback], **(trainer or {})}
+    Path("small.yaml").write_text(yaml.safe_dump({"trainer": settings}))
+    return ["validate", "-c", RUN, "-c", "small.yaml"]
+
+
+def rows(path=RESULTS):
+    with path.open() as file:
+        return list(csv.DictReader(file))
+
+
+def values(row):
+    return [float(row[name]) for name in ("fd_pixels", "copied_fraction", "mean_nearest_distance")]
+
+
+@pytest.fixture
+def drawn(monkeypatch):
+    """A list of the drawn batches: (class of the estimator, t_switch, first seed)."""
+    seen, original = [], HybridSamples.draw
+
+    def watched(self, estimator, t_switch, seeds):
+        seen.append((type(estimator).__name__, t_switch, int(seeds[0])))
+        return original(self, estimator, t_switch, seeds)
+
+    monkeypatch.setattr(HybridSamples, "draw", watched)
+    return seen
+
+
+def test_every_point_has_a_row_a_grid_and_its_place_in_the_picture(drawn):
+    main(arguments())
+    table = rows()
+    points = {(row["method"], float(row["t_switch"])) for row in table}
+    assert points == {(method, t) for method in ("KNN", "STF", "forward") for t in (1.0, 10.0)}
+    assert len(table) == 6
+    assert len(drawn) == 6 * 2
+    for row in table:
+        assert 0 <= float(row["copied_fraction"]) <= 1
+        assert float(row["mean_nearest_distance"]) > 0
+        assert (RESULTS.parent / "settings" / f"{row['settings']}.json").exists()
+        grid = RESULTS.parent / "samples" / f"{row['method']}_t{float(row['t_switch']):g}_{row['settings']}.png"
+        assert Image.open(grid).size[0] > 4 * 32
+    folder = Path("runs/figure5_digits/estimator_0")
+    assert np.asarray(Image.open(folder / "hybrid_sampling.png").convert("L")).std() > 5
+    assert (folder / "hybrid_sampling.pdf").read_bytes().startswith(b"%PDF")
+    events = EventAccumulator(str(folder))
+    events.Reload()
+    assert {"hybrid_sampling", "samples/KNN/t_switch=1"} <= set(events.Tags()["images"])
+
+
+@pytest.mark.usefixtures("blank_figures")
+def test_an_interrupted_sweep_goes_on_where_it_was(drawn, monkeypatch):
+    main(arguments(folder="whole"))
+    whole = {(row["method"], row["t_switch"]): values(row) for row in rows(Path("whole") / RESULTS.name)}
+    drawn.clear()
+    watched = HybridSamples.draw
+
+    def interrupted(self, estimator, t_switch, seeds):
+        if len(drawn) == 5:  # in the middle of the third point
+            raise KeyboardInterrupt
+        return watched(self, estimator, t_switch, seeds)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(HybridSamples, "draw", interrupted)
+        with pytest.raises((KeyboardInterrupt, SystemExit)):
+            main(arguments())
+    assert [row["method"] for row in rows()] == ["KNN", "STF"]
+    drawn.clear()
+    main(arguments())
+    assert len(drawn) == 4 * 2
+    assert {(row["method"], row["t_switch"]): values(row) for row in rows()} == whole
+    drawn.clear()
+    main(arguments())
+    assert drawn == []
+    assert Path("runs/figure5_digits/estimator_3/hybrid_sampling.png").exists()
+
+
+@pytest.mark.usefixtures("blank_figures")
+def test_other_settings_are_other_points(drawn):
+    main(arguments(["KNN"], t_switch=[1.0]))
+    drawn.clear()
+    # One more estimator adds only its own points.
+    main(arguments(["KNN", "STF"], t_switch=[1.0]))
+    assert {method for method, *_ in drawn} == {"STF"}
+    # Another option, seed, or network under the old name repeats all points.
+    for change, seed in (({"num_steps": 4}, "0"), ({}, "1")):
+        drawn.clear()
+        main([*arguments(["KNN"], **{"t_switch": [1.0], **change}), "--seed_everything", seed])
+        assert len(drawn) == 4
+    write_own("network.ckpt", seed=1, augment_dim=9)
+    drawn.clear()
+    main(arguments(["KNN"], t_switch=[1.0]))
+    assert len(drawn) == 4
+    keys = [(row["method"], row["settings"]) for row in rows()]
+    assert len(keys) == len(set(keys)) == 4 * 2 + 1
+
+
+def test_the_fingerprint_knows_weights_images_and_index_but_not_where_the_file_was():
+    net = lambda: UNet(1, channels=8, multipliers=(1, 2), blocks=1, augment_dim=9)  # noqa: E731
+    write_own("elsewhere/same.ckpt", augment_dim=9)
+    write_own("other.ckpt", seed=1, augment_dim=9)
+    one = describe(Network("network.ckpt", net()))
+    assert one == describe(Network("elsewhere/same.ckpt", net()))
+    assert one != describe(Network("other.ckpt", net()))
+    images = torch.randint(0, 256, (20, 1, 4, 4), dtype=torch.uint8)
+    changed = images.clone()
+    changed[-1, 0, 0, 0] ^= 1
+    sets = [ReferenceSet(images), ReferenceSet(changed), ReferenceSet(images, hflip=True)]
+    sets.append(ReferenceSet(images, index=FaissIndex("SQ8")))
+    found = [(reference.fingerprint(), describe(reference.index)) for reference in sets]
+    assert all(a != b for i, a in enumerate(found) for b in found[:i])
+    knn = KNN(k=8, n=4)
+    before = describe(knn)
+    settings = {"k": 8, "n": 4, "include_source": False}
+    assert describe(knn.bind(sets[0])) == before == {"class": "lit_knn.estimators.knn.KNN", **settings}
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda text: text[: len(text) // 2],
+        lambda text: text.replace("fd_pixels", "fid"),
+        lambda text: text.replace("1.0,", "one,"),
+    ],
+    ids=["half", "other columns", "no number"],
+)
+def test_a_damaged_table_is_kept_aside_and_named(damage):
+    columns = {"method": str, "t_switch": float, "fd_pixels": float, "settings": str}
+    table = ResultsTable("results/table.csv", columns, key=("method", "settings"))
+    row = {"method": "STF", "t_switch": 1.0, "fd_pixels": 0.1 + 0.2, "settings": 12 * "f"}
+    table.append(row)
+    table.append({**row, "method": "KNN"})
+    assert table.load() == [row, {**row, "method": "KNN"}]
+    assert table.find(table.load(), method="STF", settings=12 * "f") == row
+    assert table.find(table.load(), method="STF", settings=12 * "0") is None
+    table.append({**row, "fd_pixels": 7.0})  # Another run has measured this point at the same time.
+    assert table.load() == [row, {**row, "method": "KNN"}]
+    text = damage(table.path.read_text())
+    table.path.write_text(text)
+    table.path.with_name("table.damaged-1.csv").write_text("from before")
+    with pytest.warns(UserWarning, match=r"table.csv is damaged .* kept as results/table.damaged-2.csv"):
+        assert table.load() == []
+    assert table.path.with_name("table.damaged-1.csv").read_text() == "from before"
+    assert table.path.with_name("table.damaged-2.csv").read_text() == text
+    assert not table.path.exists()
+
+
+@pytest.mark.usefixtures("blank_figures")
+def test_a_sweep_goes_on_after_a_damaged_table(drawn):
+    RESULTS.parent.mkdir()
+    RESULTS.write_text("method,t_switch,fd_pix\nKNN,1.0")
+    with pytest.warns(UserWarning, match=r"kept as results/hybrid_sampling_fd_pixels.damaged-1.csv"):
+        main(arguments(["STF"], t_switch=[1.0]))
+    assert RESULTS.with_name("hybrid_sampling_fd_pixels.damaged-1.csv").read_text() == "method,t_switch,fd_pix\nKNN,1.0"
+    assert len(rows()) == 2
+
+
+@pytest.mark.usefixtures("blank_figures")
+def test_near_zero_every_sample_of_the_exact_flow_is_a_copy_whatever_the_network():
+    main(arguments(["Exact"], t_switch=[0.003], num_steps=18))
+    exact, forward = rows()
+    assert float(exact["copied_fraction"]) > 0.9
+    assert float(forward["copied_fraction"]) == 1
+    assert float(forward["mean_nearest_distance"]) == pytest.approx(0.003 * 8, rel=0.2)  # 0.003·ε in 64 dimensions
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"t_switch": [1.0, 0.002]}, ["t_switch=0.002", "sigma_min=0.002"]),
+        ({"t_switch": [80.0]}, ["t_switch=80.0", "sigma_max=80.0"]),
+        ({"t_switch": []}, ["t_switch is empty"]),
+        ({"estimators": ["Bogus"]}, ["Bogus"]),
+        ({"estimators": ["forward"]}, ["'forward'", "baseline"]),
+        ({"estimators": ["OneSample"]}, ["estimators.OneSample", "x_source"]),
+        ({"estimators": ["KNN9"]}, ["k=9999", "1797"]),
+        ({"num_samples": 1}, ["num_samples must be at least 2, got 1"]),
+        ({"num_steps": 0}, ["num_steps must be at least 1, got 0"]),
+        ({"threshold": 2.0}, ["threshold", "2.0"]),
+        ({"network": "nowhere.ckpt"}, ["path=nowhere.ckpt", "no such file"]),
+        ({"network": "colour.ckpt", "net": {**NET, "init_args": {**NET["init_args"], "in_channels": 3}}}, ["network"]),
+        ({"network": "published.pkl", "net": None}, ["network", "(1, 8, 8)", "in_channels=3"]),
+        ({"net": {**NET, "init_args": {**NET["init_args"], "channels": 16}}}, ["do not fit the architecture"]),
+        ({"folder": "network.ckpt"}, ["folder=network.ckpt cannot be made"]),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else None,
+)
+def test_bad_input_ends_in_one_line_before_sampling(options, words, drawn, capsys):
+    write_own("colour.ckpt", image_channels=3, augment_dim=9)
+    write_published("published.pkl")
+    with pytest.raises(SystemExit):
+        main(arguments(**options))
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error:")]
+    for word in words:
+        assert word in line
+    assert drawn == []
+    assert not RESULTS.exists()
+
+
+MEMORISATION = {"class_path": "lit_knn.callbacks.Memorisation"}
+MEMORISATION["init_args"] = {"num_samples": 60, "batch_size": 15, "num_pairs": 12}
+
+
+@pytest.mark.slow  # Two ranks share samples in test_fidelity_callback.py, too.
+def test_two_processes_measure_what_one_does():
+    # Both callbacks run together, because starting two processes costs more than their work.
+    tables, pictures, logged = [], [], []
+    for devices in (1, 2):
+        folder = Path(f"on{devices}")
+        args = arguments(["KNN"], folder=str(folder), t_switch=[1.0], trainer={"strategy": "ddp"})
+        config = yaml.safe_load(Path("small.yaml").read_text())
+        config["trainer"]["callbacks"].append(MEMORISATION)
+        config["trainer"]["logger"] = {"class_path": "pytorch_lightning.loggers.CSVLogger"}
+        config["trainer"]["logger"]["init_args"] = {"save_dir": str(folder)}
+        Path("small.yaml").write_text(yaml.safe_dump(config))
+        args += ["--model.estimator", "STF", "--model.estimator.n", "8", "--model.sampling_steps", "3"]
+        run_main(args, devices)
+        tables.append(rows(folder / RESULTS.name))
+        (metrics,) = folder.rglob("metrics.csv")
+        logged.append({name: float(value) for name, value in rows(metrics)[0].items() if "d" in name})
+        (picture,) = folder.rglob("memorisation/*.png")
+        pictures.append(np.asarray(Image.open(picture)))
+    for one, two in zip(*tables, strict=True):
+        assert (one["method"], one["settings"]) == (two["method"], two["settings"])
+        assert values(one) == pytest.approx(values(two), rel=1e-4)
+    assert logged[0] == pytest.approx(logged[1], rel=1e-6)
+    assert {"samples/copied_fraction", "samples/mean_nearest_distance"} <= set(logged[0])
+    assert np.array_equal(*pictures)
+
+
+def test_memorisation_finds_the_copies_of_the_exact_flow_and_shows_them_beside_their_sources():
+    Path("small.yaml").write_text(yaml.safe_dump({"trainer": {"callbacks": [MEMORISATION]}}))
+    args = ["--model.estimator", "Exact", "--model.sampling_steps", "40", "--trainer.enable_progress_bar", "false"]
+    main(["validate", "-c", RUN, "-c", "small.yaml", *args])
+    folder = Path("runs/figure5_digits/exact_0")
+    events = EventAccumulator(str(folder))
+    events.Reload()
+    (copied,) = events.Scalars("samples/copied_fraction")
+    assert copied.value > 0.9
+    assert "samples/memorisation" in events.Tags()["images"]
+    picture = np.asarray(Image.open(folder / "memorisation" / "step_0000000.png").convert("L")).astype(int)
+    # Two double rows show 8 and 4 pairs; in each, the upper half equals the lower half.
+    for pair in np.split(picture, 2):
+        upper, lower = pair[2:34], pair[36:68]
+        assert np.abs(upper - lower).max() <= 2
+        assert upper.std() > 30
+
+
+def test_a_network_of_another_resolution_than_the_data_is_refused(drawn, capsys):
+    np.save("images.npy", np.zeros((60, 3, 16, 16), dtype=np.uint8))
+    write_published("published.pkl")
+    args = arguments(["STF"], network="published.pkl", net=None)
+    with pytest.raises(SystemExit):
+        main([*args, "--data", "Arrays", "--data.path", "images.npy", "--data.batch_size", "10"])
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error:")]
+    assert "network cannot be used on images (3, 16, 16)" in line
+    assert "image_size=32, but the images are 16x16" in line
+    assert drawn == []
+
+
+@pytest.mark.parametrize("option", ["num_samples", "batch_size", "threshold"])
+def test_bad_options_of_memorisation_are_said_in_one_line(option, capsys):
+    callback = {**MEMORISATION, "init_args": {option: 0}}
+    Path("small.yaml").write_text(yaml.safe_dump({"trainer": {"callbacks": [callback]}}))
+    with pytest.raises(SystemExit):
+        main(["validate", "-c", RUN, "-c", "small.yaml"])
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error:")]
+    assert option in line

@@ -1,0 +1,353 @@
+"""`lit-knn best` measures all kept checkpoints of a run, also after interruptions, and names the best."""
+
+import contextlib
+import multiprocessing
+import os
+import random
+import shutil
+import signal
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from pytorch_lightning.strategies import SingleDeviceStrategy
+
+from lit_knn.commands.report import read_distances
+from lit_knn.common.tables import read_rows
+from lit_knn.metrics import FidelityMeasure, Pixels
+from lit_knn.reference import ReferenceSet
+from lit_knn.runs.folder import RunFolder
+from main import main
+from tests import ROOT
+from tests.ranks import run_main
+
+RUN = "runs/table1_digits/knn_0"
+TABLE = "checkpoints_fd_pixels.csv"
+SIZES = ["--model.net.channels", "8", "--model.estimator.k", "32", "--model.estimator.n", "8"]
+STEPS, BATCH, EVERY = 11, 32, 96
+# Training keeps a checkpoint at each multiple of 96 images, and its end.
+KEPT = [96, 192, 288, 352]
+callbacks = [
+    {"class_path": "lit_knn.callbacks.PixelFrechetDistance", "init_args": {"num_samples": 70, "batch_size": 16}},
+    {"class_path": "lit_knn.callbacks.CheckpointByImages", "init_args": {"every_n_images": EVERY}},
+]
+SMALL = {
+    "trainer": {"callbacks": callbacks, "enable_progress_bar": False, "enable_model_summary": False},
+    "data": {"init_args": {"batch_size": BATCH, "val_images": 32}},
+}
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """The folder of a run of eleven steps; it is trained once."""
+    folder = tmp_path_factory.mktemp("trained")
+    (folder / "small.yaml").write_text(yaml.safe_dump(SMALL))
+    with contextlib.chdir(folder):
+        fit("--trainer.max_steps", str(STEPS))
+    return folder
+
+
+@pytest.fixture
+def run(trained, tmp_path, monkeypatch):
+    """A copy of the trained run in the working directory."""
+    shutil.copytree(trained, tmp_path, dirs_exist_ok=True)
+    monkeypatch.chdir(tmp_path)
+    return Path(RUN)
+
+
+@pytest.fixture(scope="module")
+def expected(trained, tmp_path_factory):
+    """The rows of all kept checkpoints of that run."""
+    folder = tmp_path_factory.mktemp("measured")
+    shutil.copytree(trained, folder, dirs_exist_ok=True)
+    with contextlib.chdir(folder):
+        best()
+        return rows()
+
+
+def fit(*args):
+    config = str(ROOT / "configs" / "table1" / "digits.yaml")
+    main(["fit", "-c", config, "-c", "small.yaml", *SIZES, "--trainer.val_check_interval", "11", *args])
+
+
+def best(*args, run=RUN):
+    main(["best", "--run", run, *args])
+
+
+def rows(run=RUN, name=TABLE):
+    return read_rows(Path(run) / name)
+
+
+def complaint(capsys, *args, run=RUN):
+    with pytest.raises(SystemExit) as stop:
+        best(*args, run=run)
+    assert stop.value.code == 2
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error:")]
+    return line
+
+
+def test_every_kept_checkpoint_gets_a_row_and_the_best_is_told(run, capsys):
+    best()
+    printed = capsys.readouterr().out
+    table = rows()
+    assert [int(row["images_seen"]) for row in table] == KEPT
+    assert [int(row["step"]) for row in table] == [3, 6, 9, 11]
+    assert [Path(row["checkpoint"]).name for row in table] == [
+        *(f"images_seen={n}.ckpt" for n in KEPT[:3]),
+        "last.ckpt",
+    ]
+    # `validate` gives the same number for this checkpoint.
+    main(["validate", "-c", str(run / "config.yaml"), "--ckpt_path", table[1]["checkpoint"]])
+    (measured,) = read_rows(Path("runs/table1_digits/knn_1/fidelity.csv"))
+    assert float(table[1]["fd_pixels"]) == pytest.approx(float(measured["fd_pixels"]), rel=1e-5)
+    least = min(table, key=lambda row: float(row["fd_pixels"]))
+    assert f"Best of 4 checkpoints: Fréchet distance on pixels {float(least['fd_pixels']):.4g}" in printed
+    assert f"step {least['step']}, {int(least['images_seen']):,} images seen" in printed
+    assert f"  {least['checkpoint']}\n" in printed
+    assert (run / "checkpoints_fd_pixels.png").read_bytes().startswith(b"\x89PNG")
+    assert (run / "checkpoints_fd_pixels.pdf").read_bytes().startswith(b"%PDF")
+    assert read_distances([run])["fd_pixels"] == [
+        (n, float(row["fd_pixels"])) for n, row in zip(KEPT, table, strict=True)
+    ]
+    # `best` makes no new run folder.
+    assert sorted(path.name for path in run.parent.iterdir()) == ["knn_0", "knn_1"]
+
+
+@pytest.mark.usefixtures("blank_figures")
+def test_the_data_are_looked_at_once_and_finished_checkpoints_not_again(run, monkeypatch, capsys):
+    passes, measured = [], []
+    share, measure = ReferenceSet.share, FidelityMeasure.__call__
+    monkeypatch.setattr(ReferenceSet, "share", lambda self, *a: passes.append(1) or share(self, *a))
+    monkeypatch.setattr(FidelityMeasure, "__call__", lambda self, *a: measured.append(1) or measure(self, *a))
+    best()
+    assert (len(passes), len(measured)) == (1, 4)
+    before = (run / TABLE).read_bytes()
+    (run / "checkpoints_fd_pixels.png").unlink()
+    best()
+    assert (len(passes), len(measured)) == (1, 4)
+    assert (run / TABLE).read_bytes() == before
+    assert (run / "checkpoints_fd_pixels.png").exists()
+    # A checkpoint that is kept later is added.
+    shutil.copy(run / "checkpoints" / "last.ckpt", run / "checkpoints" / "images_seen=384.ckpt")
+    capsys.readouterr()
+    best()
+    assert "Best of 5 checkpoints" in capsys.readouterr().out
+    assert len(measured) == 5
+    # Another command finishes all rows while this one measures.
+    done = (run / TABLE).read_bytes()
+    (run / TABLE).unlink()
+    meanwhile = lambda self, *a: (run / TABLE).write_bytes(done) and measure(self, *a)  # noqa: E731
+    monkeypatch.setattr(FidelityMeasure, "__call__", meanwhile)
+    best()
+    assert (run / TABLE).read_bytes() == done
+
+
+def measure_until(killed_after):
+    """Measure slowly, and kill this process `killed_after` seconds after the first measurement began."""
+    measure = FidelityMeasure.__call__
+
+    def slow(self, *args):
+        if not timer.is_alive():
+            timer.start()
+        time.sleep(0.05)
+        values = measure(self, *args)
+        time.sleep(0.05)
+        return values
+
+    timer = threading.Timer(killed_after, os.kill, (os.getpid(), signal.SIGKILL))
+    timer.daemon = True
+    FidelityMeasure.__call__ = slow
+    best()
+
+
+@pytest.mark.usefixtures("blank_figures")
+def test_killed_at_any_moment_it_loses_no_row_and_doubles_none(run, expected):
+    chance, seen = random.Random(3), []
+    for killed_after in (chance.uniform(0.1, 0.4), chance.uniform(0.02, 0.3), 1000.0):
+        child = multiprocessing.get_context("fork").Process(target=measure_until, args=(killed_after,))
+        child.start()
+        child.join()
+        found = [int(row["images_seen"]) for row in rows()] if (run / TABLE).exists() else []
+        assert found[: len(seen)] == seen
+        assert found == KEPT[: len(found)]
+        seen = found
+        assert (child.exitcode == 0) == (found == KEPT) == (killed_after == 1000)
+    assert [row["images_seen"] for row in rows()] == [row["images_seen"] for row in expected]
+    for ours, theirs in zip(rows(), expected, strict=True):
+        assert float(ours["fd_pixels"]) == pytest.approx(float(theirs["fd_pixels"]), rel=1e-9)
+
+
+@pytest.mark.usefixtures("blank_figures")
+def test_two_ranks_share_each_checkpoint(run, expected):
+    # If one rank cannot read a checkpoint, both leave it out.
+    (run / "checkpoints" / "images_seen=400.ckpt").write_bytes(b"nothing")
+    done = run_main(["best", "--run", RUN], ranks=2, check=False)
+    assert done.stdout.count("Best of 4 checkpoints") == 1
+    assert done.codes == [2, 2]
+    assert "images_seen=400.ckpt is damaged" in done.stderr
+    for ours, theirs in zip(rows(), expected, strict=True):
+        assert ours["checkpoint"] == theirs["checkpoint"]
+        assert float(ours["fd_pixels"]) == pytest.approx(float(theirs["fd_pixels"]), rel=1e-4)
+
+
+@pytest.mark.usefixtures("blank_figures")
+def test_damaged_checkpoints_are_named_and_the_others_measured(run, capsys):
+    folder = run / "checkpoints"
+    whole = (folder / "images_seen=96.ckpt").read_bytes()
+    (folder / "images_seen=96.ckpt").write_bytes(whole[: len(whole) // 2])
+    checkpoint = torch.load(folder / "images_seen=192.ckpt", weights_only=False)
+    next(iter(checkpoint["state_dict"].values())).fill_(float("nan"))
+    torch.save(checkpoint, folder / "images_seen=192.ckpt")
+    with pytest.warns(UserWarning, match=r"images_seen=96\.ckpt is damaged.*the other checkpoints are measured"):
+        line = complaint(capsys)
+    assert line.startswith("error: 2 checkpoint(s) are not measured: ")
+    assert "images_seen=192.ckpt has weights that are not finite" in line
+    assert [int(row["images_seen"]) for row in rows()] == KEPT[2:]
+    # Once they are repaired, they are measured, too.
+    (folder / "images_seen=96.ckpt").write_bytes(whole)
+    shutil.copy(folder / "images_seen=288.ckpt", folder / "images_seen=192.ckpt")
+    best()
+    assert sorted(int(row["images_seen"]) for row in rows()) == KEPT
+
+
+def test_what_another_rank_cannot_read_is_not_measured(run, capsys, monkeypatch):
+    # The other rank says no: all ranks agree to nothing, and any of them only to what this one reads.
+    monkeypatch.setattr(
+        SingleDeviceStrategy, "reduce_boolean_decision", lambda self, decision, all=True: decision and not all
+    )
+    with pytest.warns(UserWarning, match="cannot be read by another rank"):
+        assert "4 checkpoint(s) are not measured" in complaint(capsys)
+    assert not (run / TABLE).exists()
+
+
+@pytest.mark.usefixtures("blank_figures")
+def test_a_table_of_other_settings_is_not_mixed_with(run, capsys):
+    best()
+    before = (run / TABLE).read_bytes()
+    capsys.readouterr()
+    for options, words in (
+        ({"num_samples": 71}, "num_samples=70, not 71"),
+        ({"mirrored": True}, "mirrored=False, not True"),
+    ):
+        options = {"num_samples": 70, "extractor": {"class_path": "lit_knn.metrics.Pixels"}, **options}
+        other = {"trainer": {"callbacks": [{"class_path": "lit_knn.callbacks.Fidelity", "init_args": options}]}}
+        Path("other.yaml").write_text(yaml.safe_dump(other))
+        assert f"{RUN}/{TABLE} has results with {words}" in complaint(capsys, "-c", "other.yaml")
+    assert "model.predict_steps=1, not 2" in complaint(capsys, "--model.predict_steps", "2")
+    assert "has results with data=" in complaint(capsys, "--data", "PointsOnALine")
+    (settings,) = (run / "settings").iterdir()
+    then = settings.with_name("0123456789ab.json")
+    then.write_text(settings.read_text().replace("{", '{"an_option_of_then": 3,', 1))
+    (run / TABLE).write_bytes(before.replace(settings.stem.encode(), then.stem.encode()))
+    assert "an_option_of_then=3, not None" in complaint(capsys)
+    (run / TABLE).write_bytes(before)
+    (run / TABLE).rename(run / "one_step.csv")
+    best("--model.predict_steps", "2")
+    assert rows()[0]["fd_pixels"] != read_rows(run / "one_step.csv")[0]["fd_pixels"]
+
+
+class Scored(Pixels):
+    """Pixels with logits, so that it has an Inception Score like FID."""
+
+    metric = "fid"
+    num_logits = 3
+
+    def __call__(self, images):
+        features, _ = super().__call__(images)
+        return features, features[:, :3]
+
+    def fingerprint(self):
+        return "scored pixels"
+
+
+@pytest.mark.usefixtures("blank_figures")
+def test_an_appended_measurement_takes_the_place_of_the_runs_own(run, capsys):
+    options = {
+        "num_samples": 60,
+        "extractor": {"class_path": "tests.commands.test_best_checkpoint.Scored"},
+        "cache_dir": None,
+    }
+    options |= {"extra_metrics": ["kid", "recall"], "kid_subset_size": 30}
+    callback = {"class_path": "lit_knn.callbacks.Fidelity", "init_args": options}
+    Path("fid.yaml").write_text(yaml.safe_dump({"trainer": {"callbacks+": [callback]}}))
+    best("-c", "fid.yaml")
+    table = rows(name="checkpoints_fid.csv")
+    least = min(table, key=lambda row: float(row["fid"]))
+    said = f"FID {float(least['fid']):.4g}, Inception Score {float(least['inception_score']):.4g}"
+    assert f"Best of 4 checkpoints: {said}" in capsys.readouterr().out
+    assert {"inception_score_std", "kid", "kid_std", "recall"} <= set(least)
+    assert not (run / TABLE).exists()
+    assert len(read_distances([run])["inception_score"]) == 4
+
+
+@pytest.mark.usefixtures("blank_figures")
+def test_what_cannot_be_measured_is_said_in_one_line(run, capsys):
+    assert "config.yaml does not exist; give the folder of a training run" in complaint(capsys, run="runs")
+    with pytest.raises(SystemExit):
+        main(["best"])
+    assert "run" in capsys.readouterr().err
+    line = complaint(capsys, "--trainer.callbacks", "[]")
+    assert "the run has no lit_knn.callbacks.Fidelity; add -c configs/evaluate/fid.yaml" in line
+    other = complaint(capsys, "--model.net.channels", "16")
+    assert "the checkpoint is of another architecture" in other
+    for path in (run / "checkpoints").glob("images_seen*"):
+        path.unlink()
+    assert "knn_0/checkpoints has no checkpoint that lit_knn.callbacks.CheckpointByImages kept" in complaint(capsys)
+    assert "nowhere has no checkpoint" in complaint(capsys, "--checkpoints", "nowhere")
+    (run / "config.yaml").write_text("a: [")
+    assert "config.yaml cannot be read" in complaint(capsys)
+    (run / "config.yaml").write_text("a: 3")
+    assert "is not the configuration of a training run" in complaint(capsys)
+    assert not list(run.glob("checkpoints_*"))
+
+
+def leave(folder, *kept, last=None, resumed_from=None):
+    (folder / "checkpoints").mkdir(parents=True)
+    config = {"model": {}, "data": {}, "trainer": {}, "ckpt_path": None if resumed_from is None else str(resumed_from)}
+    (folder / "config.yaml").write_text(yaml.safe_dump(config))
+    for seen, name in [*((n, f"images_seen={n}.ckpt") for n in kept), *([(last, "last.ckpt")] if last else [])]:
+        checkpoint = {"state_dict": {}, "images_seen": seen, "global_step": seen, "pytorch-lightning_version": "2"}
+        torch.save(checkpoint, folder / "checkpoints" / name)
+    return folder
+
+
+def found(run, **options):
+    return {seen: f"{path.parts[-3]}/{path.stem}" for seen, path in RunFolder(run).kept_checkpoints(**options).items()}
+
+
+def test_the_folders_that_a_run_was_resumed_from_are_found(tmp_path):
+    first = leave(tmp_path / "a", 10, 20, 30, last=33)
+    # The second run was resumed before the end of the first, so later checkpoints of the first do not count.
+    second = leave(tmp_path / "b", 30, 40, last=44, resumed_from=first / "checkpoints" / "images_seen=20.ckpt")
+    third = leave(tmp_path / "c", 50, last=55, resumed_from=second / "checkpoints" / "last.ckpt")
+    expected = {10: "a/images_seen=10", 20: "a/images_seen=20", 30: "b/images_seen=30", 40: "b/images_seen=40"}
+    assert found(second) == expected
+    assert found(third) == {**expected, 50: "c/images_seen=50"}
+    assert list(found(third)) == [10, 20, 30, 40, 50]
+    # A later run has kept the same number of images again.
+    fourth = leave(tmp_path / "d", 20, 30, resumed_from=first / "checkpoints" / "images_seen=20.ckpt")
+    assert found(fourth) == {10: "a/images_seen=10", 20: "d/images_seen=20", 30: "d/images_seen=30"}
+    # The last checkpoint counts only if the training has ended.
+    assert found(third, max_steps=55)[55] == "c/last"
+    assert 55 not in found(third, max_steps=56)
+    assert found(third, folder=first / "checkpoints") == {n: f"a/images_seen={n}" for n in (10, 20, 30)}
+
+
+def test_an_earlier_folder_that_is_gone_is_told(tmp_path):
+    first = leave(tmp_path / "a", 10, last=15)
+    second = leave(tmp_path / "b", 20, resumed_from=first / "checkpoints" / "last.ckpt")
+    shutil.rmtree(first)
+    with pytest.warns(UserWarning, match=r"resumed from .*a/checkpoints/last\.ckpt: no such file"):
+        assert found(second) == {20: "b/images_seen=20"}
+
+
+def test_the_end_of_a_training_that_is_kept_already_is_not_counted_twice(tmp_path):
+    run = leave(tmp_path / "a", 10, 20, last=20)
+    assert found(run, max_steps=20) == {10: "a/images_seen=10", 20: "a/images_seen=20"}
+    # These files are not kept checkpoints.
+    for name in ("best_fid.ckpt", "images_seen=x.ckpt"):
+        shutil.copy(run / "checkpoints" / "last.ckpt", run / "checkpoints" / name)
+    assert list(found(run, max_steps=20)) == [10, 20]

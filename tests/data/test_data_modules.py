@@ -1,0 +1,365 @@
+import io
+import types
+
+import numpy as np
+import pytest
+import pytorch_lightning as pl
+import torch
+import yaml
+from jsonargparse import ArgumentParser
+from PIL import Image
+from pytorch_lightning.callbacks import ModelCheckpoint
+from sklearn.datasets import load_digits
+
+from lit_knn.common.errors import InputError
+from lit_knn.data import CIFAR10, Arrays, Digits, ImageFiles, Prepared, ReferenceDataModule
+from lit_knn.index import FaissIndex
+from tests import ROOT
+from tests.image_files import write_cifar10
+
+CONFIGS = ROOT / "configs" / "data"
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+class Numbers(ReferenceDataModule):
+    """43 vectors; vector i is the number i. They make ten batches of 4 and a rest."""
+
+    def load(self):
+        self.loads = getattr(self, "loads", 0) + 1
+        return np.arange(43, dtype=np.float32)[:, None], None
+
+
+class Recorder(pl.LightningModule):
+    def __init__(self, fail_at: int | None = None) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(1, 1)
+        self.drawn: list[list[int]] = []
+        self.validated: list[list[int]] = []
+        self.fail_at = fail_at
+
+    def training_step(self, batch, batch_idx):
+        if len(self.drawn) == self.fail_at:
+            raise RuntimeError("stopped on purpose")
+        self.drawn.append(batch[0].flatten().int().tolist())
+        return self.layer(batch[0] * 1e-3).sum()
+
+    def validation_step(self, batch, batch_idx):
+        self.validated.append(batch[0].flatten().int().tolist())
+
+    def predict_step(self, batch, batch_idx):
+        return batch
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), 1e-3)
+
+
+def make_trainer(folder, callbacks=(), **options) -> pl.Trainer:
+    return pl.Trainer(
+        accelerator="cpu",
+        logger=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        num_sanity_val_steps=0,
+        default_root_dir=folder,
+        callbacks=list(callbacks),
+        enable_checkpointing=bool(callbacks),
+        **options,
+    )
+
+
+def train(folder, resume_from=None, callbacks=(), fail_at=None, **options) -> tuple[list[list[int]], pl.Trainer]:
+    module = Recorder(fail_at)
+    trainer = make_trainer(folder, callbacks, **options)
+    trainer.fit(module, Numbers(batch_size=4, val_images=8), ckpt_path=resume_from)
+    return module.drawn, trainer
+
+
+def test_uninterrupted_epochs_leave_out_the_rest_only(tmp_path):
+    drawn, _ = train(tmp_path, max_epochs=2)
+    assert len(drawn) == 20
+    for epoch in (drawn[:10], drawn[10:]):
+        assert len({i for batch in epoch for i in batch}) == 40
+    assert drawn[:10] != drawn[10:]
+
+
+@pytest.mark.parametrize("steps", [7, 9, 10, 13])
+@pytest.mark.parametrize("validate", [1.0, 0])
+def test_a_resumed_run_draws_what_the_uninterrupted_run_draws(tmp_path, steps, validate):
+    saver = ModelCheckpoint(tmp_path, filename="at", every_n_train_steps=steps, save_top_k=1, monitor=None)
+    whole, _ = train(tmp_path, max_epochs=2, limit_val_batches=validate)
+    stopped, _ = train(tmp_path, callbacks=[saver], max_steps=steps, limit_val_batches=validate)
+    resumed, _ = train(tmp_path, tmp_path / "at.ckpt", max_epochs=2, limit_val_batches=validate)
+    assert stopped == whole[:steps]
+    assert resumed == whole[steps:]
+
+
+@pytest.mark.parametrize(("limit", "steps"), [({"max_steps": 7}, 7), ({"max_steps": 10}, 10), ({"max_epochs": 1}, 10)])
+def test_a_run_that_ended_goes_on_when_its_limit_is_raised(tmp_path, limit, steps):
+    whole, _ = train(tmp_path, max_epochs=2)
+    _, trainer = train(tmp_path, **limit)
+    trainer.save_checkpoint(tmp_path / "ended.ckpt")
+    raised = {"max_steps": 20} if "max_steps" in limit else {"max_epochs": 2}
+    assert train(tmp_path, tmp_path / "ended.ckpt", **raised)[0] == whole[steps:]
+
+
+def test_a_run_that_failed_draws_the_failed_batch_again(tmp_path):
+    whole, _ = train(tmp_path, max_epochs=2)
+    saver = ModelCheckpoint(tmp_path, filename="failed", save_on_exception=True)
+    with pytest.raises(RuntimeError, match="on purpose"):
+        train(tmp_path, callbacks=[saver], fail_at=13, max_epochs=2)
+    assert train(tmp_path, tmp_path / "failed.ckpt", max_epochs=2)[0] == whole[13:]
+
+
+def test_accumulated_gradients_do_not_change_the_batches(tmp_path):
+    assert train(tmp_path, max_epochs=2, accumulate_grad_batches=3)[0] == train(tmp_path, max_epochs=2)[0]
+
+
+def test_short_epochs_go_through_all_the_data(tmp_path):
+    whole, _ = train(tmp_path, max_epochs=2)
+    assert train(tmp_path, max_epochs=4, limit_train_batches=5)[0] == whole
+
+
+def test_overfitting_repeats_its_batches(tmp_path):
+    drawn, _ = train(tmp_path, max_epochs=3, overfit_batches=2)
+    assert drawn[:2] == drawn[2:4] == drawn[4:]
+    assert drawn[0] != drawn[1]
+
+
+def test_every_validation_has_the_same_images(tmp_path):
+    module = Recorder()
+    make_trainer(tmp_path, max_epochs=3, limit_train_batches=1).fit(module, Numbers(batch_size=4, val_images=6))
+    assert [len(batch) for batch in module.validated] == [4, 2] * 3
+    assert module.validated[:2] == module.validated[2:4] == module.validated[4:]
+
+
+def test_prediction_gets_each_seed_once(tmp_path):
+    data = Numbers(batch_size=4, predict_samples=10)
+    batches = make_trainer(tmp_path).predict(Recorder(), data)
+    assert all(batch.dtype == torch.int64 for batch in batches)
+    assert [batch.tolist() for batch in batches] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
+
+
+def on_rank(rank: int, world_size: int, **options) -> Numbers:
+    data = Numbers(**options)
+    data.setup()
+    loop = types.SimpleNamespace(epoch_loop=types.SimpleNamespace(batch_progress=None))
+    data.trainer = types.SimpleNamespace(global_rank=rank, world_size=world_size, overfit_batches=0, fit_loop=loop)
+    return data
+
+
+def test_ranks_share_seeds_and_validation_images():
+    ranks = [on_rank(rank, 3, batch_size=2, predict_samples=10, val_images=9) for rank in range(3)]
+    seeds = [torch.cat(list(data.predict_dataloader())).tolist() for data in ranks]
+    assert seeds == [[0, 3, 6, 9], [1, 4, 7], [2, 5, 8]]
+    validated = [int(i) for data in ranks for x, _ in data.val_dataloader() for i in x]
+    assert len(validated) == len(set(validated)) == 9
+
+
+def test_more_ranks_than_samples_are_refused():
+    with pytest.raises(InputError, match=r"data\.predict_samples=2 .* 3"):
+        on_rank(0, 3, predict_samples=2).predict_dataloader()
+
+
+def test_a_batch_larger_than_the_data_is_refused_before_training(tmp_path):
+    with pytest.raises(InputError, match=r"data\.batch_size=44"):
+        make_trainer(tmp_path, max_steps=1).fit(Recorder(), Numbers(batch_size=44))
+
+
+def test_setup_loads_once_and_hands_on_its_options():
+    index = FaissIndex("SQ8")
+    data = Numbers(index=index, batch_size=4)
+    data.setup("fit")
+    reference = data.reference
+    data.setup("validate")
+    assert data.reference is reference
+    assert data.loads == 1
+    assert reference.index is index
+
+
+def test_batches_can_be_drawn_without_a_trainer():
+    data = Digits(batch_size=100, hflip=True)
+    data.setup()
+    x, labels = next(iter(data.train_dataloader()))
+    assert x.shape == (100, 1, 8, 8)
+    assert labels.shape == (100,)
+    assert data.reference.N == 2 * 1797
+
+
+def test_the_data_module_without_setup_says_so():
+    with pytest.raises(RuntimeError, match="setup"):
+        Numbers().train_dataloader()
+
+
+def test_digits_span_the_pixel_range_in_17_steps():
+    images, labels = Digits().load()
+    assert images.shape == (1797, 1, 8, 8)
+    assert images.dtype == np.uint8
+    assert len(np.unique(images)) == 17
+    assert (images.min(), images.max()) == (0, 255)
+    assert set(np.diff(np.unique(images).astype(int))) == {15, 16}
+    # Each value of 0 to 16 is the nearest pixel.
+    assert np.abs(images[:, 0] * (16 / 255) - load_digits().images).max() < 0.5 * 16 / 255
+    assert sorted(set(labels)) == list(range(10))
+
+
+def test_cifar10_is_read_from_its_folder(tmp_path, monkeypatch):
+    expected = write_cifar10(tmp_path, monkeypatch)
+    data = CIFAR10(root=str(tmp_path), download=False)
+    data.prepare_data()
+    images, labels = data.load()
+    np.testing.assert_array_equal(images, expected)
+    assert labels.tolist() == [0, 9, 1, 8, 2, 7, 3, 6, 4, 5]
+
+
+def test_absent_cifar10_is_refused_without_download(tmp_path):
+    data = CIFAR10(root=str(tmp_path), download=False)
+    data.prepare_data()
+    with pytest.raises(InputError, match=r"data\.root=.*data\.download"):
+        data.setup("fit")
+
+
+def test_a_failed_download_is_one_line(tmp_path, monkeypatch):
+    from torchvision.datasets import CIFAR10 as TorchvisionCIFAR10
+
+    def fail(self):
+        raise OSError("no network")
+
+    monkeypatch.setattr(TorchvisionCIFAR10, "download", fail)
+    with pytest.raises(InputError, match=r"could not be downloaded to data\.root=.*no network"):
+        CIFAR10(root=str(tmp_path)).prepare_data()
+
+
+def test_image_files_and_arrays_become_reference_sets(tmp_path):
+    pixels = np.random.default_rng(0).integers(0, 256, (4, 5, 3), dtype=np.uint8)
+    buffer = io.BytesIO()
+    Image.fromarray(pixels).save(buffer, "PNG")
+    (tmp_path / "0.png").write_bytes(buffer.getvalue())
+    np.save(tmp_path / "a.npy", pixels[None])
+    for data in (ImageFiles(str(tmp_path)), Arrays(str(tmp_path / "a.npy"))):
+        data.setup()
+        np.testing.assert_array_equal(data.reference.images[0].numpy(), np.moveaxis(pixels, -1, 0))
+
+
+def test_floats_as_is_reaches_the_reader(tmp_path):
+    np.save(tmp_path / "a.npy", np.full((2, 3, 4, 4), 9.0))
+    with pytest.raises(InputError, match="floats_as_is"):
+        Arrays(str(tmp_path / "a.npy")).setup()
+    Arrays(str(tmp_path / "a.npy"), floats_as_is=True).setup()
+
+
+@pytest.mark.parametrize("kind", [ImageFiles, Arrays])
+def test_an_absent_path_is_refused_before_training(tmp_path, kind):
+    with pytest.raises(InputError, match="absent does not exist"):
+        make_trainer(tmp_path, max_steps=1).fit(Recorder(), kind(path=str(tmp_path / "absent")))
+
+
+@pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.yaml")), ids=lambda path: path.stem)
+def test_data_configs_spell_every_argument(path):
+    parser = ArgumentParser(exit_on_error=False)
+    parser.add_subclass_arguments(ReferenceDataModule, "data")
+    given = yaml.safe_load(path.read_text())
+    parsed = parser.parse_object({"data": given})
+    # The files set every argument except the seed; the application sets it from --seed_everything.
+    assert parsed.data.init_args.as_dict() == {"seed": 0, **given["init_args"]}
+    assert "seed" not in given["init_args"]
+    assert isinstance(parser.instantiate_classes(parsed).data, ReferenceDataModule)
+
+
+def test_tests_have_the_images_of_validation():
+    data = Digits(batch_size=16, val_images=40)
+    data.setup()
+    tested, validated = ([x for x, _ in loader] for loader in (data.test_dataloader(), data.val_dataloader()))
+    assert torch.equal(torch.cat(tested), torch.cat(validated))
+    assert sum(map(len, tested)) == 40
+
+
+def test_the_seed_of_the_data_sets_the_order_of_its_batches():
+    first = {}
+    for seed in (0, 1, 1):
+        data = Digits(batch_size=200, seed=seed)
+        data.setup()
+        x, _ = next(iter(data.train_dataloader()))
+        assert torch.equal(first.setdefault(seed, x), x)
+    assert not torch.equal(first[0], first[1])
+
+
+def labelled(count: int) -> torch.Tensor:
+    """Images (count, 1, 2, 2) whose values tell their row."""
+    return torch.arange(count, dtype=torch.float32).div(count).reshape(-1, 1, 1, 1).expand(-1, 1, 2, 2).clone()
+
+
+class Rows(ReferenceDataModule):
+    def load(self):
+        return labelled(50), torch.arange(50)
+
+
+def rows_of(reference) -> list[int]:
+    return (reference.images[:, 0, 0, 0] * 50).round().int().tolist()
+
+
+def test_held_out_images_are_in_neither_the_reference_set_nor_the_training_batches():
+    data = Rows(batch_size=8, held_out=10)
+    data.setup("fit")
+    held_out, training = rows_of(data.held_out_reference), rows_of(data.reference)
+    assert (len(held_out), len(training)) == (10, 40)
+    assert sorted(held_out + training) == list(range(50))
+    assert held_out == data.held_out_reference.labels.tolist(), "labels stay with their images"
+    drawn = [label for _, labels in data.train_dataloader() for label in labels.tolist()]
+    assert sorted(drawn) == sorted(training)
+    validated = [label for _, labels in data.val_dataloader() for label in labels.tolist()]
+    assert sorted(validated) == sorted(held_out)
+
+
+def test_train_images_are_a_draw_that_grows_and_leaves_the_held_out_images_alone():
+    sets = [Rows(held_out=10, train_images=count) for count in (5, 20, None)]
+    for data in sets:
+        data.setup()
+    few, more, all_of_them = (set(rows_of(data.reference)) for data in sets)
+    assert (len(few), len(more), len(all_of_them)) == (5, 20, 40)
+    assert few < more < all_of_them, "experiments over N add images"
+    assert rows_of(sets[0].held_out_reference) == rows_of(sets[2].held_out_reference)
+    other = Rows(held_out=10, seed=1)
+    other.setup()
+    assert rows_of(other.held_out_reference) == rows_of(sets[0].held_out_reference), "networks of all seeds compare"
+
+
+def test_one_image_may_be_held_out_or_trained_on():
+    data = Digits(held_out=1, train_images=1)
+    data.setup()
+    assert (data.held_out_reference.N, data.reference.N) == (1, 1)
+    assert data.held_out_reference.labels.shape == (1,)
+
+
+def test_a_part_has_its_own_fingerprint_and_index():
+    whole, part = Rows(), Rows(held_out=1)
+    for data in (whole, part):
+        data.setup()
+    assert whole.held_out_reference is None
+    assert whole.reference.fingerprint() != part.reference.fingerprint()
+    z = part.held_out_reference.images
+    assert part.reference.search(z, 1)[1].item() != whole.reference.search(z, 1)[1].item()
+    assert part.held_out_reference.search(z, 1)[0].item() == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"held_out": 50}, "data.held_out=50 needs at least 51 images, there are 50"),
+        ({"held_out": 10, "train_images": 41}, "data.held_out=10 and data.train_images=41 needs at least 51 images"),
+        ({"batch_size": 0}, "data.batch_size must be at least 1, got 0"),
+        ({"predict_samples": 0}, "data.predict_samples must be at least 1, got 0"),
+        ({"val_images": 0}, "data.val_images must be at least 1, got 0"),
+        ({"seed": -1}, "data.seed must be at least 0, got -1"),
+        ({"held_out": -1}, "data.held_out must be at least 0, got -1"),
+        ({"train_images": 0}, "data.train_images must be at least 1, got 0"),
+        ({"held_out": 5, "sharded": True}, "data.held_out=5 does not work with data.sharded=true"),
+    ],
+)
+def test_options_that_cannot_be_are_refused(options, told):
+    with pytest.raises(InputError, match=told.replace(".", r"\.")):
+        Rows(**options).setup()
+
+
+def test_a_part_of_a_mapped_file_is_refused_before_it_is_read():
+    with pytest.raises(InputError, match=r"data\.train_images=5 does not work with Prepared, which maps its file"):
+        Prepared("absent.npy", train_images=5).setup()

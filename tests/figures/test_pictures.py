@@ -1,0 +1,140 @@
+"""Figures 1 and 2: the posterior with its proposal on a line, and posterior means as pictures."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from sklearn.datasets import load_digits
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from lit_knn.callbacks import MeanPicture
+from lit_knn.data import Digits, PointsOnALine
+from lit_knn.estimators import KNN, Exact, OneSample
+from lit_knn.figures import figure1
+from lit_knn.index import FaissIndex
+from lit_knn.metrics import mean_pictures
+from lit_knn.reference import ReferenceSet
+from main import main
+from tests import ROOT
+
+CONFIGS = ROOT / "configs"
+QUIET = ["--trainer.enable_progress_bar", "false", "--trainer.logger.save_dir"]
+
+
+def validate(config, folder, *options):
+    main(["validate", "-c", str(CONFIGS / config), *QUIET, str(folder), *options])
+
+
+def check_files(folder, *names):
+    for name in names:
+        assert Image.open(folder / f"{name}.png").size[0] > 500
+        assert (folder / f"{name}.pdf").read_bytes().startswith(b"%PDF")
+    assert not list(folder.glob(".*"))
+    events = EventAccumulator(str(folder))
+    events.Reload()
+    return events.Tags()["images"]
+
+
+def test_figure_1_is_saved_and_shown(tmp_path):
+    validate("figure1/toy.yaml", tmp_path)
+    assert check_files(tmp_path / "figure1_toy" / "estimator_0", "figure1") == ["figure1"]
+
+
+def test_figure_1_shows_the_posterior_and_the_proposal():
+    # Three points have distances 0, 1 and 2 from z and likelihoods 1, e^(-1/2) and e^(-2); one is a neighbour.
+    reference = ReferenceSet(torch.tensor([[0.0], [1.0], [2.0]]))
+    figure = figure1(KNN(k=2, n=1).bind(reference), reference, 0.0, [1.0])
+    (axes,) = figure.axes
+    likelihood = np.exp([0, -0.5, -2])
+    stems = [segment[1, 1] for segment in axes.collections[0].get_segments()]
+    np.testing.assert_allclose(stems, likelihood / likelihood.sum(), rtol=1e-6)
+    capped = np.exp([0, -0.5, -0.5])
+    np.testing.assert_allclose(axes.lines[0].get_ydata(), capped / capped.sum(), rtol=1e-6)
+    assert f"{capped.sum() / likelihood.sum():.2f}" in axes.get_title()
+    assert "k = 2" in figure.get_suptitle()
+    assert "N = 3" in figure.get_suptitle()
+
+
+def test_points_on_a_line_are_the_same_for_the_same_seed():
+    def points(seed):
+        data = PointsOnALine(num_points=30, seed=seed)
+        data.setup()
+        return data.reference.images
+
+    assert points(0).shape == (30, 1)
+    assert torch.equal(points(0), points(0))
+    assert not torch.equal(points(0), points(1))
+
+
+def test_figure_2_is_saved_and_shown(tmp_path):
+    validate("figure2/digits.yaml", tmp_path, "--trainer.callbacks.noise_levels", "[0.5, 5]")
+    tags = check_files(tmp_path / "figure2_digits" / "estimator_0", "figure2_0", "figure2_1")
+    assert sorted(tags) == ["figure2/0", "figure2/1"]
+
+
+def test_the_rows_of_figure_2():
+    data = Digits()
+    data.setup()
+    estimators = {"exact": Exact(), "source": OneSample()}
+    rows = mean_pictures(estimators, data.reference, [0.01, 1e4], num_images=3)
+    assert list(rows) == ["$z$", "true mean", "exact", "source"]
+    assert torch.equal(rows["exact"], rows["true mean"])
+    # Without noise the mean is the source of z; with much noise it is the mean of the data.
+    torch.testing.assert_close(rows["true mean"][0], rows["source"][0])
+    mean = np.rint(load_digits().images * (255 / 16)).mean(0) / 127.5 - 1
+    for image in rows["true mean"][1]:
+        np.testing.assert_allclose(image[0], mean, atol=1e-3)
+    # The picture of z has unit scale at every noise level.
+    assert 0.7 < rows["$z$"][1].std() < 1.3
+
+
+@pytest.mark.parametrize(
+    ("config", "options", "message"),
+    [
+        ("figure1/toy.yaml", ["--data", "Digits"], "the data must have one dimension, it has 64"),
+        ("figure1/toy.yaml", ["--trainer.callbacks.k", "41"], "k=41 is more than the 40 images"),
+        ("figure1/toy.yaml", ["--trainer.callbacks.noise_levels", "[0]"], "must be finite and above 0, got 0.0"),
+        ("figure1/toy.yaml", ["--data.num_points", "0"], "num_points must be at least 1, got 0"),
+        ("figure2/digits.yaml", ["--data", "PointsOnALine"], "must be images of 1 or 3 channels, not (1,)"),
+        ("figure2/digits.yaml", ["--trainer.callbacks.num_images", "0"], "num_images must be at least 1, got 0"),
+        ("figure2/digits.yaml", ["--trainer.callbacks.num_images", "1798"], "num_images=1798 is more than the 1797"),
+    ],
+    ids=str,
+)
+def test_what_does_not_fit_is_said_in_one_line(config, options, message, tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        validate(config, tmp_path, *options)
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error:")]
+    assert message in line
+
+
+def test_fit_is_refused(tmp_path, capsys):
+    picture = tmp_path / "picture.yaml"
+    picture.write_text(
+        "trainer:\n  callbacks:\n    - class_path: lit_knn.callbacks.MeanPicture\n"
+        "      init_args: {estimators: {a: {class_path: Exact}}}\n"
+    )
+    with pytest.raises(SystemExit):
+        main(["fit", "-c", str(CONFIGS / "demo.yaml"), "-c", str(picture), *QUIET, str(tmp_path)])
+    assert "MeanPicture is for validate, not for fit" in capsys.readouterr().err
+
+
+def test_every_rank_takes_part_in_building_an_index_for_figure_2(tmp_path):
+    # Building a cached index is a collective, so the first rank alone would wait for the others.
+    class Watched(FaissIndex):
+        builds = 0
+
+        def build(self, *args):
+            self.builds += 1
+            super().build(*args)
+
+    data = Digits(index=Watched())
+    data.setup()
+    other_rank = SimpleNamespace(sanity_checking=False, is_global_zero=False, datamodule=data)
+    other_rank.strategy = SimpleNamespace(root_device=torch.device("cpu"))
+    other_rank.log_dir = other_rank.default_root_dir = str(tmp_path)
+    MeanPicture({"KNN": KNN(k=8, n=4)}).on_validation_epoch_end(other_rank, None)
+    assert data.reference.index.builds == 1
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,126 @@
+"""`python -m benchmarks.gpu` at small sizes on the CPU: it shows that the command works, not how fast a GPU is."""
+
+import csv
+
+import pytest
+import torch
+
+from benchmarks.common import Output
+from benchmarks.gpu.__main__ import Results, main
+from benchmarks.gpu.checks import Check, measure, outcome
+from benchmarks.gpu.estimators import ENTRIES
+from benchmarks.gpu.images import synthetic_images
+from benchmarks.gpu.roofline import Phase, Roofline
+from lit_knn.estimators import KNN, Exact, OneSample
+from lit_knn.estimators import __all__ as all_estimators
+from lit_knn.index import TorchIndex
+from tests.ranks import run_probe
+
+CPU = torch.device("cpu")
+
+
+@pytest.mark.slow  # The next test runs the command, with less time.
+def test_the_command_checks_and_measures_every_estimator(tmp_path, capsys):
+    assert main(["--output", str(tmp_path / "gpu"), "--images", "300", "--batch", "4", "--n", "16"]) == 0
+    assert (tmp_path / "gpu.md").read_text().strip() in capsys.readouterr().out
+    assert (tmp_path / "gpu.png").stat().st_size > 10_000
+    rows = list(csv.DictReader((tmp_path / "gpu.csv").open()))
+    parts = {part: [row for row in rows if row["part"] == part] for part in ("check", "training", "estimator")}
+    assert all(row["passed"] == "True" for row in parts["check"])
+    assert [row["estimator"] for row in parts["estimator"]] == list(ENTRIES)
+    assert all(float(row["ms"]) > 0 for row in parts["estimator"])
+    assert all(float(row["images_per_s"]) > 0 for row in parts["training"])
+
+
+def test_it_needs_no_package_beyond_four_and_ends_when_the_time_is_over(tmp_path):
+    done = run_probe("tests.gpu_benchmark_probe", tmp_path)
+    assert done.codes == [0], done.stderr
+    assert "matplotlib is missing" in done.stdout
+    rows = list(csv.DictReader((tmp_path / "gpu.csv").open()))
+    assert {row["note"] for row in rows if row["part"] != "check"} == {"no time left"}
+
+
+@pytest.mark.parametrize("options", [["--k", "0"], ["--images", "100", "-5"], ["--minutes", "nan"]])
+def test_options_out_of_range_are_refused_in_one_line(options, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        main(options)
+    assert capsys.readouterr().err.strip().startswith(f"error: {options[0]} must be above 0, got ")
+
+
+@pytest.mark.slow  # tests/gpu/test_gpu_estimators.py compares the same paths one by one.
+@pytest.mark.gpu
+def test_every_path_on_a_gpu_agrees_with_float64_on_the_cpu():
+    rows = measure(200, (3, 8, 8), torch.device("cuda"))
+    assert len(rows) > 15
+    assert [row for row in rows if not row["passed"]] == []
+
+
+def test_a_part_that_fails_ends_no_other_part(tmp_path):
+    def breaks():
+        raise RuntimeError("CUDA error: an illegal memory access\nadvice")
+
+    results = Results(Output(tmp_path / "gpu", "csv", "md", "png"))
+    results.add("training", "training", breaks)
+    results.add("check", "checks", lambda: [{"path": "a path", "passed": True, "measured": "0", "limit": "1"}])
+    assert results.problems() == ["training: failed: RuntimeError: CUDA error: an illegal memory access"]
+    results.tell("A GPU.", 4)
+    assert "a path" in (tmp_path / "gpu.md").read_text()
+    assert [row["path"] for row in csv.DictReader((tmp_path / "gpu.csv").open())] == ["a path"]
+
+
+class Fails(Exact):
+    """Fails as no one expects."""
+
+    def _posterior_mean(self, *args):
+        raise KeyError("float8")
+
+
+def test_a_check_that_fails_unexpectedly_is_a_row():
+    found = outcome(Check(lambda N: Fails(), exact=True), synthetic_images(60, (3, 8, 8), CPU), CPU)
+    assert found == {"passed": False, "measured": "failed: KeyError: 'float8'", "limit": ""}
+
+
+class Biased(Exact):
+    """An exact mean that is wrong in its fourth digit."""
+
+    def _posterior_mean(self, *args):
+        return super()._posterior_mean(*args) + 1e-3
+
+
+def test_a_wrong_path_does_not_pass():
+    images = synthetic_images(60, (3, 8, 8), CPU)
+    assert outcome(Check(lambda N: Exact(), exact=True), images, CPU)["passed"]
+    found = outcome(Check(lambda N: Biased(), exact=True), images, CPU)
+    assert not found["passed"]
+    assert found["measured"] == "1e-06 squared error"
+    refused = outcome(Check(lambda N: KNN(k=61), TorchIndex), images, CPU)
+    assert not refused["passed"]
+    assert "61" in refused["measured"]
+
+
+def test_synthetic_images_are_varied_pictures_and_the_same_again():
+    images = synthetic_images(500, (3, 16, 16), CPU)
+    assert torch.equal(images, synthetic_images(500, (3, 16, 16), CPU))
+    pixels = images.double()
+    assert pixels.mean().item() == pytest.approx(127.5, abs=3)
+    assert pixels.std().item() == pytest.approx(60, rel=0.1)
+    # Neighbouring pixels of a photograph are alike, distant ones are not.
+    centred = pixels - pixels.mean(0)
+    near, far = ((centred[..., 0] * centred[..., at]).mean() / centred.square().mean() for at in (1, 15))
+    assert near > 0.8
+    assert far < 0.5
+
+
+def test_the_roofline_is_the_slower_of_bytes_and_products_in_each_phase():
+    rates = Roofline(CPU, 64, 2**16)
+    rates.bytes_per_ms, rates.products_per_ms = 10.0, {torch.bfloat16: 100.0}
+    assert rates.least_ms([Phase(50, 100), Phase(10, 1000)]) == 5 + 10
+
+
+def test_every_estimator_of_the_project_is_measured_or_named_here():
+    left_out = {"ByClass", "Certificate", "DrawingEstimator", "Estimator", "Holdings", "Network", "Query"}
+    left_out |= {"Switched", "Wiener", "class_conditional"}
+    left_out |= {"PatchPosterior", "PCALocality", "Smoothed", "TopK"}
+    measured = {name.split(",")[0] for name in ENTRIES} | {"KNN"}
+    assert set(all_estimators) - left_out == {name for name in measured if " " not in name}
+    assert OneSample.__name__ in measured

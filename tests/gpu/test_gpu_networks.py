@@ -1,0 +1,92 @@
+"""Networks and samplers on a GPU, or on its stand-in, compute what they compute on the CPU."""
+
+import copy
+
+import pytest
+import torch
+import yaml
+
+from lit_knn.estimators import Exact, Network
+from lit_knn.nets.precond import EDMPrecond
+from lit_knn.reference import ReferenceSet
+from lit_knn.sampling.samplers import Churn, consistency_sampler, heun_sampler, hybrid_sampler
+from tests import ROOT
+from tests.every_estimator import made
+from tests.toys import pixels
+
+pytestmark = pytest.mark.gpu
+
+MODELS = sorted((ROOT / "configs" / "models").glob("*.yaml"))
+SMALL = {"image_size": 16, "channels": 16, "multipliers": [1, 2], "blocks": 1, "attention_at": [8], "head_width": 8}
+# A GPU may multiply float32 numbers of 10 bits in convolutions.
+CLOSE = {"rtol": 1e-3, "atol": 1e-3}
+
+
+def of_small_size(path, **options):
+    torch.manual_seed(0)
+    net = made(yaml.safe_load(path.read_text()), **SMALL, **options)
+    for parameter in net.parameters():  # the last layers start at or near zero
+        torch.nn.init.normal_(parameter, std=0.05)
+    return net
+
+
+def gradients(net, device, images, channels):
+    """Output, and gradients of all weights, of one call with a noise level, a class and an augmentation each."""
+    net = copy.deepcopy(net).to(device)
+    generator = torch.Generator().manual_seed(1)
+    x, t = torch.randn(images, channels, 16, 16, generator=generator), torch.tensor([0.1, 2.0, 40.0])[:images]
+    options = {"class_label": torch.arange(images).to(device)} if net.num_classes else {}
+    width = getattr(net, "augment_dim", 0)
+    options |= {"augment_label": torch.randn(images, width, generator=generator).to(device)} if width else {}
+    output = EDMPrecond(net)(x.to(device), t.to(device), **options)
+    output.square().mean().backward()
+    return output, {name: p.grad for name, p in net.named_parameters() if p.grad is not None}
+
+
+@pytest.mark.parametrize("num_classes", [0, 5])
+@pytest.mark.parametrize("path", MODELS, ids=lambda path: path.stem)
+def test_a_network_and_its_gradients_are_those_of_the_cpu(path, num_classes):
+    net = of_small_size(path, num_classes=num_classes, dropout=0.0)
+    channels = yaml.safe_load(path.read_text())["init_args"]["in_channels"]
+    (ours, our_grads), (theirs, their_grads) = (gradients(net, device, 3, channels) for device in ("cuda", "cpu"))
+    assert ours.is_cuda
+    torch.testing.assert_close(ours.detach().cpu(), theirs.detach(), **CLOSE)
+    assert our_grads.keys() == their_grads.keys()
+    for name, grad in their_grads.items():
+        size = grad.abs().max().item()
+        torch.testing.assert_close(our_grads[name].cpu(), grad, rtol=0, atol=1e-2 * size + 1e-9, msg=name)
+
+
+def test_a_network_of_a_file_moves_to_the_latents(small_network):
+    network = Network(small_network)
+    z = torch.randn(2, 3, 16, 16, generator=torch.Generator().manual_seed(0)) * 3
+    expected = network.posterior_mean(z, 2.0)
+    for device in ("cuda", "cpu", "cuda"):
+        mean = network.posterior_mean(z.to(device), torch.tensor([2.0, 2.0], device=device))
+        assert mean.device.type == device
+        torch.testing.assert_close(mean.cpu(), expected, **CLOSE)
+    # As EDM's code does on GPUs; half precision has 11 bits.
+    half = Network(small_network, fp16=True).posterior_mean(z.cuda(), 2.0)
+    torch.testing.assert_close(half.cpu(), expected, rtol=0.05, atol=0.05)
+
+
+def flow(device):
+    """The exact posterior mean of a few images, and first latents that depend on seeds alone."""
+    reference = ReferenceSet(pixels(20)).to(torch.device(device))
+    noise = torch.randn(4, *reference.shape, generator=torch.Generator().manual_seed(2)).to(device)
+    return Exact().bind(reference).posterior_mean, noise
+
+
+SAMPLERS = {
+    "heun": lambda mean, noise: heun_sampler(mean, noise, num_steps=6),
+    "hybrid": lambda mean, noise: hybrid_sampler(mean, mean, noise, t_switch=2.0, num_steps=6),
+    "heun with noise": lambda mean, noise: heun_sampler(mean, noise, 6, churn=Churn(3.0), seeds=range(4)),
+    "consistency": lambda mean, noise: consistency_sampler(mean, torch.stack([noise, noise.flip(0)]), (80.0, 0.8)),
+}
+
+
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_samples_are_those_of_the_cpu(name):
+    ours, theirs = (SAMPLERS[name](*flow(device)) for device in ("cuda", "cpu"))
+    assert ours.is_cuda
+    torch.testing.assert_close(ours.cpu(), theirs, rtol=1e-3, atol=1e-3)

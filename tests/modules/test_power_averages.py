@@ -1,0 +1,354 @@
+"""Snapshots of averages in trainings, and `lit-knn average`, which makes averages of other lengths from them."""
+
+import math
+import os
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+import pytorch_lightning as pl
+import torch
+import yaml
+
+from lit_knn.callbacks import PowerAverages
+from lit_knn.commands.average import average, fit_length, read_snapshots
+from lit_knn.common.checkpoint_file import kept_in
+from lit_knn.common.errors import InputError
+from lit_knn.common.tables import read_rows
+from lit_knn.estimators import Network
+from lit_knn.modules.averaging import exponent
+from lit_knn.runs.folder import RunFolder
+from main import main
+from tests.command_lines import ROOT, refusal_of
+from tests.interrupted_runs import At, assert_same, assert_same_numbers, edm, fit, interrupt, tensors
+from tests.ranks import run_main
+
+BATCH, STEPS, EVERY = 32, 24, 64
+DIGITS = ["-c", str(ROOT / "configs" / "table2" / "digits.yaml"), "-c", str(ROOT / "tests" / "tiny.yaml")]
+NET = ["--model.net.channels", "8", "--model.net.multipliers", "[1]", "--model.measure_target", "false"]
+NET += ["--model.lr", "0.01", "--model.lr_ramp_up_images", "0"]
+SAVED = ["--trainer.callbacks+", "lit_knn.callbacks.CheckpointByImages", "--trainer.callbacks.every_n_images", "1"]
+TRACKED = ["--trainer.callbacks+", "lit_knn.callbacks.PowerAverages", "--trainer.callbacks.every_n_images", str(EVERY)]
+RUN = Path("runs/table2_digits/knn_0")
+
+
+def train(*args):
+    steps = ["--trainer.max_steps", str(STEPS), "--trainer.val_check_interval", str(STEPS)]
+    return ["fit", *DIGITS, *NET, *steps, *SAVED, *TRACKED, *args]
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """The folder of a run of 24 steps with 12 snapshots and a checkpoint of every step; it is trained once."""
+    folder, before = tmp_path_factory.mktemp("trained"), Path.cwd()
+    os.chdir(folder)
+    try:
+        main(train())
+    finally:
+        os.chdir(before)
+    return folder
+
+
+@pytest.fixture
+def run(trained, tmp_path, monkeypatch):
+    """The trained run, copied into the working directory, without the checkpoints of its steps."""
+    shutil.copytree(trained, tmp_path, dirs_exist_ok=True, ignore=shutil.ignore_patterns("images_seen=*1.ckpt"))
+    monkeypatch.chdir(tmp_path)
+    return RUN
+
+
+def trajectory(run):
+    """The weights after each step, from its checkpoint, in one vector of float64, by images seen."""
+    loaded = {seen: torch.load(path, weights_only=True) for seen, path in RunFolder(run).kept_checkpoints().items()}
+    return {seen: vector(checkpoint["current_model_state"]) for seen, checkpoint in loaded.items()}
+
+
+def vector(weights):
+    return torch.cat([value.flatten().double() for value in weights.values()])
+
+
+def explicit(thetas, length, end):
+    """Average a trajectory; also return the spread of each weight in L2 over time."""
+    values = torch.stack([theta for seen, theta in thetas.items() if seen <= end])
+    times = torch.tensor([0, *(seen for seen in thetas if seen <= end)], dtype=torch.float64)
+    average = torch.diff((times / end) ** (exponent(length) + 1)) @ values
+    return average, (torch.diff(times) @ (values - values.mean(0)).square()).sqrt()
+
+
+def norm_of_profile(length, end):
+    gamma = exponent(length)
+    return (gamma + 1) / (2 * gamma + 1) ** 0.5 / end**0.5
+
+
+def test_an_average_made_afterwards_is_the_one_of_the_training(trained):
+    thetas, snapshots = trajectory(trained / RUN), read_snapshots(kept_in(trained / RUN / "snapshots"))
+    assert [s["images_seen"] for s in snapshots] == list(range(EVERY, STEPS * BATCH + 1, EVERY))
+    for length, last in [(0.05, 12), (0.07, 12), (0.1, 12), (0.15, 12), (0.15, 8)]:
+        end = snapshots[last - 1]["images_seen"]
+        found = fit_length(snapshots[:last], length)
+        made = vector(average(snapshots[:last], found.weights))
+        expected, spread = explicit(thetas, length, end)
+        # Cauchy-Schwarz, as in tests/theory/test_power_average.py, and the rounding of 24 updates in float32.
+        rounding = 24 * 2**-24 * abs(found.weights).sum() * torch.stack([*thetas.values()]).abs().amax(0)
+        tolerance = found.residual * norm_of_profile(length, end) * spread + rounding
+        assert ((made - expected).abs() <= tolerance).all()
+        # That tells it from an average of another length.
+        assert ((made - explicit(thetas, 0.8 * length, end)[0]).abs() > tolerance).double().mean() > 0.5
+
+
+def test_average_writes_checkpoints_that_all_commands_take(run, capsys):
+    main(["average", str(run), "--ema", "0.07", "0.1", "0.1234"])
+    said = capsys.readouterr().out.splitlines()
+    files = [run / "averages" / f"ema={name}.ckpt" for name in ("0.070", "0.100", "0.1234")]
+    assert said[0] == "12 snapshots, up to 768 images seen, of the lengths [0.05, 0.1]"
+    for path, line in zip(files, said[1:-1], strict=True):
+        assert re.fullmatch(rf"{path}: error of the profile (0|0\.0\d+|\de-\d+)", line)
+    assert said[-1] == f"Written: 3 average(s), into {run / 'averages'}"
+    tracked = torch.load(run / "snapshots" / "images_seen=768.ckpt", weights_only=True)["averages"][1]
+    made = torch.load(files[1], weights_only=True)["state_dict"]
+    assert made.keys() == tracked.keys()
+    assert all(torch.allclose(made[name], tracked[name], rtol=1e-5, atol=1e-6) for name in made)
+    config = ["-c", str(run / "config.yaml")]
+    main(["validate", *config, "--ckpt_path", str(files[0])])
+    main(["predict", *config, "--ckpt_path", str(files[0]), "--data.predict_samples", "2"])
+    assert len(list(Path("runs/table2_digits/knn_2/predictions").glob("0*.png"))) == 2
+    (row,) = read_rows(Path("runs/table2_digits/knn_1/fidelity.csv"))
+    assert (row["step"], row["images_seen"]) == ("24", "768")
+    main(["best", "--run", str(run), "--checkpoints", str(run / "averages")])
+    rows = read_rows(run / "averages" / "averages_fd_pixels.csv")
+    assert [(r["ema"], r["images_seen"]) for r in rows] == [("0.07", "768"), ("0.1", "768"), ("0.1234", "768")]
+    assert float(rows[0]["fd_pixels"]) == pytest.approx(float(row["fd_pixels"]), rel=1e-5)
+    best = min(rows, key=lambda r: float(r["fd_pixels"]))
+    assert f"  {best['checkpoint']}\n" in capsys.readouterr().out
+    assert (run / "averages" / "averages_fd_pixels.png").is_file()
+    assert not list(run.glob("checkpoints_*"))
+    assert refusal_of(["fit", *config, "--ckpt_path", str(files[0])], capsys).endswith(
+        "ema=0.070.ckpt cannot be resumed from: it is an average that was made after a training"
+    )
+    assert "is there already; nothing is overwritten" in refusal_of(["average", str(run), "--ema", "0.07"], capsys)
+
+
+def test_an_average_is_an_estimator(trained, tmp_path):
+    from lit_knn.nets import UNet
+
+    main(["average", str(trained / RUN), "--ema", "0.08", "--images", "512", "--output", str(tmp_path)])
+    net = UNet(1, channels=8, multipliers=[1], blocks=1, augment_dim=9)
+    made = torch.load(tmp_path / "ema=0.080.ckpt", weights_only=True)
+    assert made["images_seen"] == 512
+    network = Network(tmp_path / "ema=0.080.ckpt", net)
+    weights = dict(network.denoiser.named_parameters())
+    assert all(torch.equal(value, made["state_dict"][f"denoiser.{name}"]) for name, value in weights.items())
+
+
+def damage(path):
+    path.write_bytes(path.read_bytes()[:-1000])
+
+
+def change(path, **parts):
+    content = torch.load(path, weights_only=True)
+    torch.save({**content, **parts}, path)
+
+
+def other_architecture(path):
+    averages = torch.load(path, weights_only=True)["averages"]
+    for each in averages:
+        each.pop("denoiser.model.out.2.bias", None) or each.popitem()
+    change(path, averages=averages)
+
+
+def other_averages(path, alter):
+    averages = torch.load(path, weights_only=True)["averages"]
+    alter(averages[1], next(name for name, value in averages[1].items() if value.is_floating_point()))
+    change(path, averages=averages)
+
+
+BAD = {
+    "no snapshots": (lambda run: shutil.rmtree(run / "snapshots"), [], "has no snapshots of averages"),
+    "not a run": (lambda run: (run / "config.yaml").unlink(), [], r"config\.yaml does not exist; give the folder of a"),
+    "too long": (None, ["--ema", "0.3"], r"--ema: a relative length must be above 0 and at most 0\.2887"),
+    "zero": (None, ["--ema", "0"], "--ema: a relative length must be above 0"),
+    "twice": (None, ["--ema", "0.1", "0.1"], "--ema: relative lengths must be different numbers"),
+    "too short": (None, ["--ema", "0.004"], r"--ema 0\.004: the nearest sum of 12 snapshot\(s\) has an error of \d+%"),
+    "no such step": (None, ["--images", "70"], "--images 70: there is no such snapshot; the nearest are 64, 128, 192"),
+    "damaged": (
+        lambda run: damage(run / "snapshots" / "images_seen=128.ckpt"),
+        [],
+        r"images_seen=128\.ckpt is damaged",
+    ),
+    "renamed": (
+        lambda run: (run / "snapshots" / "images_seen=64.ckpt").rename(run / "snapshots" / "images_seen=65.ckpt"),
+        [],
+        r"images_seen=65\.ckpt is of 64 images: it has been renamed",
+    ),
+    "a checkpoint": (
+        lambda run: shutil.copy(run / "checkpoints" / "last.ckpt", run / "snapshots" / "images_seen=5.ckpt"),
+        [],
+        r"images_seen=5\.ckpt is no snapshot of averages",
+    ),
+    "other weights": (
+        lambda run: other_architecture(run / "snapshots" / "images_seen=128.ckpt"),
+        [],
+        r"128\.ckpt is of another architecture than .*images_seen=64\.ckpt: \S+ is absent, not \(",
+    ),
+    "one average": (
+        lambda run: change(run / "snapshots" / "images_seen=64.ckpt", lengths=[0.1]),
+        [],
+        r"images_seen=64\.ckpt is no snapshot of averages",
+    ),
+    "numbers as averages": (
+        lambda run: change(run / "snapshots" / "images_seen=64.ckpt", averages=[1, 2]),
+        [],
+        r"images_seen=64\.ckpt is no snapshot of averages",
+    ),
+    "lengths of text": (
+        lambda run: change(run / "snapshots" / "images_seen=64.ckpt", lengths=["a", "b"]),
+        [],
+        r"images_seen=64\.ckpt is no snapshot of averages",
+    ),
+    "averages of two networks": (
+        lambda run: other_averages(run / "snapshots" / "images_seen=64.ckpt", lambda each, name: each.pop(name)),
+        [],
+        r"images_seen=64\.ckpt is no snapshot of averages",
+    ),
+    "not finite": (
+        lambda run: other_averages(
+            run / "snapshots" / "images_seen=64.ckpt", lambda each, name: each[name].mul_(math.nan)
+        ),
+        [],
+        "average: the sum of .* is not finite, because a snapshot is not",
+    ),
+    "a file as folder": (None, ["--output", __file__], r"test_power_averages\.py/ema=0\.070\.ckpt cannot be written"),
+}
+
+
+@pytest.mark.parametrize("kind", BAD)
+def test_bad_input_is_told_in_one_line_and_nothing_is_written(kind, run, capsys):
+    spoil, args, words = BAD[kind]
+    if spoil:
+        spoil(run)
+    args = args if "--ema" in args else [*args, "--ema", "0.07"]
+    assert re.search(words, refusal_of(["average", str(run), *args], capsys))
+    assert not (run / "averages").exists()
+
+
+def test_a_length_that_is_barely_reached_is_told(run):
+    with pytest.warns(UserWarning, match=r"--ema 0\.02: the nearest sum of 12 snapshot\(s\) has an error of 1\d%"):
+        main(["average", str(run), "--ema", "0.02"])
+
+
+def snapshots(*folders):
+    """Read all numbers of the snapshots in these folders, by file; the training's time is left out."""
+    found = {path.name: path for folder in folders for path in (folder / "run" / "snapshots").iterdir()}
+    contents = {name: torch.load(path, weights_only=True) for name, path in found.items()}
+    return {name: tensors({**c, "training_time": None}) for name, c in contents.items()}
+
+
+def test_a_resumed_run_has_the_snapshots_of_the_uninterrupted_one(tmp_path):
+    def run(name, *args, **more):
+        tracked = PowerAverages([0.05, 0.2], every_n_images=90)
+        return fit(tmp_path / name, edm(), 6, *args, callbacks=[tracked], accumulate_grad_batches=2, **more)[1]
+
+    whole = run("whole")
+    first = run("a", at=At(3, "on_after_backward", interrupt))
+    second = run("b", first)
+    assert_same(second, whole)
+    expected, found = snapshots(tmp_path / "whole"), snapshots(tmp_path / "a", tmp_path / "b")
+    assert len(expected) >= 4
+    assert found.keys() == expected.keys()
+    for name in expected:
+        assert_same_numbers(found[name], expected[name])
+
+
+def test_an_average_weighs_each_step_by_its_images_whatever_the_number_of_its_batches(tmp_path):
+    thetas, steps = {}, []
+
+    class Weights(pl.Callback):
+        def on_train_batch_end(self, trainer, pl_module, *args):
+            if trainer.global_step not in steps:
+                steps.append(trainer.global_step)
+                thetas[pl_module.images_seen] = vector(dict(pl_module.named_parameters()))
+
+    callbacks = [PowerAverages([0.05, 0.2]), Weights()]
+    steps.append(0)
+    fit(tmp_path, edm(), 4, callbacks=callbacks, accumulate_grad_batches=2)
+    assert list(thetas) == [80, 160, 240, 320]
+    (snapshot,) = read_snapshots(kept_in(tmp_path / "run" / "snapshots"))
+    for length, made in zip(snapshot["lengths"], snapshot["averages"], strict=True):
+        expected, _ = explicit(thetas, length, 320)
+        torch.testing.assert_close(vector(made), expected, rtol=1e-5, atol=1e-6)
+
+
+def leave(folder, *seen, resumed_from=None):
+    """Write the folder of a run with empty snapshots."""
+    (folder / "snapshots").mkdir(parents=True)
+    config = {"model": {}, "data": {}, "trainer": {}, "ckpt_path": None if resumed_from is None else str(resumed_from)}
+    (folder / "config.yaml").write_text(yaml.safe_dump(config))
+    for images in seen:
+        (folder / "snapshots" / f"images_seen={images}.ckpt").touch()
+
+
+def test_snapshots_of_a_resumed_run_are_those_before_it_was_resumed_and_its_own(tmp_path):
+    leave(tmp_path / "a", 10, 20, 30)
+    last = tmp_path / "a" / "checkpoints" / "last.ckpt"
+    last.parent.mkdir()
+    torch.save({"state_dict": {}, "images_seen": 25, "global_step": 3, "pytorch-lightning_version": "2"}, last)
+    leave(tmp_path / "b", 20, 40, resumed_from=last)
+    found = [(seen, path.parts[-3]) for seen, path in RunFolder(tmp_path / "b").kept_snapshots().items()]
+    assert found == [(10, "a"), (20, "b"), (40, "b")]
+
+
+def test_averages_need_the_whole_training(tmp_path):
+    _, path = fit(tmp_path / "a", edm(), 2)
+    with pytest.raises(InputError, match="PowerAverages: the checkpoint, of 80 images, has no such averages"):
+        fit(tmp_path / "b", edm(), 4, path, callbacks=[PowerAverages()])
+    _, path = fit(tmp_path / "c", edm(), 2, callbacks=[PowerAverages([0.1])])
+    with pytest.raises(InputError, match=r"PowerAverages: .* averages of the lengths \[0\.1\], not \[0\.05, 0\.1\]"):
+        fit(tmp_path / "d", edm(), 4, path, callbacks=[PowerAverages()])
+
+
+def test_a_folder_with_later_snapshots_is_refused_or_its_later_ones_are_made_again(tmp_path):
+    _, path = fit(tmp_path, edm(), 2, callbacks=[PowerAverages(every_n_images=40)])
+    with pytest.raises(InputError, match=r"images_seen=40\.ckpt is of another training: move .*snapshots away"):
+        fit(tmp_path, edm(), 2, callbacks=[PowerAverages()])
+    later = tmp_path / "run" / "snapshots" / "images_seen=400.ckpt"
+    later.write_bytes(b"")
+    with pytest.warns(UserWarning, match=r"images_seen=400\.ckpt is removed: this training resumes from 80 images"):
+        fit(tmp_path, edm(), 3, path, callbacks=[PowerAverages(every_n_images=40)])
+    assert list(kept_in(tmp_path / "run" / "snapshots")) == [40, 80, 120]
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"lengths": [0.5]}, "PowerAverages: a relative length must be above 0"),
+        ({"lengths": []}, "PowerAverages: relative lengths must be different numbers, at least one"),
+        ({"every_n_images": 0}, "PowerAverages: every_n_images must be at least 1, got 0"),
+        ({"dtype": "int8"}, "PowerAverages: dtype=int8 is not one of float32, float16, bfloat16"),
+    ],
+)
+def test_options_out_of_range_are_refused(options, words):
+    with pytest.raises(InputError, match=words):
+        PowerAverages(**options)
+
+
+def test_two_ranks_write_one_average_of_both_and_16_bits_are_rounded_once(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    half = ["--trainer.callbacks.dtype", "float16", "--data.batch_size", str(BATCH // 2)]
+    run_main(train(*half, "--trainer.max_steps", "4", "--trainer.val_check_interval", "4"), 2)
+    snapshot = torch.load(RUN / "snapshots" / "images_seen=128.ckpt", weights_only=True)
+    assert {value.dtype for value in snapshot["averages"][0].values()} == {torch.float16}
+    expected, _ = explicit(trajectory(RUN), 0.05, 128)
+    assert torch.allclose(vector(snapshot["averages"][0]), expected, rtol=2**-10, atol=1e-6)
+    assert list(kept_in(RUN / "snapshots")) == [64, 128]
+    main(["average", str(RUN), "--ema", "0.05"])
+    made = torch.load(RUN / "averages" / "ema=0.050.ckpt", weights_only=True)["state_dict"]
+    assert {value.dtype for value in made.values()} == {torch.float32}
+    assert all(torch.allclose(made[n], v.float(), rtol=1e-5, atol=1e-6) for n, v in snapshot["averages"][0].items())
+
+
+def test_a_plan_counts_the_tracked_averages(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    main(["plan", *DIGITS, *NET, *TRACKED])
+    lines = {line[2:28].strip(): line for line in capsys.readouterr().out.splitlines() if " GB" in line}
+    assert "2 lengths" in lines["power-function averages"]

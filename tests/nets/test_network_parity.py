@@ -1,0 +1,86 @@
+"""Networks against recorded outputs of the published architectures: see tests/data/network-parity/README.md."""
+
+import pytest
+import torch
+
+from lit_knn.nets import ADM, DDPMpp, NCSNpp, network_from_config
+from lit_knn.nets.precond import EDMPrecond
+from lit_knn.nets.residual_unet import ResidualUNet
+from tests import ROOT
+
+FILES = sorted((ROOT / "tests" / "data" / "network-parity").glob("*.pt"))
+CLASSES = {"ddpmpp": DDPMpp, "ncsnpp": NCSNpp, "adm": ADM}
+# So many of the 2304 outputs may round to another float32. What the bias hides has the size 1e-6 and, because float32
+# products were recorded, an error near 1e-12. It moves an output to another float32 with the probability error / ulp:
+# 1e-12 / 4e-9 in DDPM++, but 1e-12 / 1e-11 in the 768 outputs of NCSN++'s last channel, whose bias is small.
+BITS_MAY_DIFFER = {"ddpmpp": 4, "ncsnpp": 115}
+
+
+def load(path) -> tuple[EDMPrecond, dict]:
+    recorded = torch.load(path, weights_only=True)
+    denoiser = EDMPrecond(network_from_config(recorded["config"])).eval()
+    denoiser.load_state_dict(recorded["state_dict"], strict=True)
+    return denoiser, recorded
+
+
+def relative_error(output, expected):
+    per_item = (output - expected).flatten(1).norm(dim=1) / expected.flatten(1).norm(dim=1)
+    return per_item.max().item()
+
+
+def bits_that_differ(net, recorded) -> int:
+    """Count the outputs whose exact value rounds to another float32. In float32, processors add in different orders."""
+    with torch.no_grad():
+        output = net.double()(recorded["raw_input"].double(), recorded["raw_noise_labels"].double())
+    assert output.dtype == torch.float64
+    return int((output.float() != recorded["raw_output"]).sum())
+
+
+def test_every_architecture_is_there():
+    assert {path.stem for path in FILES} == set(CLASSES)
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_recorded_weights_give_the_recorded_outputs(path):
+    denoiser, recorded = load(path)
+    assert type(denoiser.model) is CLASSES[path.stem]
+    with torch.no_grad():
+        raw = denoiser.model(recorded["raw_input"], recorded["raw_noise_labels"])
+        denoised = denoiser(recorded["z"], recorded["sigma"])
+    assert relative_error(raw, recorded["raw_output"]) < 1e-5
+    assert relative_error(denoised, recorded["denoised"]) < 1e-5
+    assert denoised.dtype == torch.float32
+
+
+@pytest.mark.parametrize("path", [path for path in FILES if path.stem in BITS_MAY_DIFFER], ids=lambda path: path.stem)
+def test_outputs_agree_to_the_last_bits_where_the_network_hides(path):
+    denoiser, recorded = load(path)
+    assert bits_that_differ(denoiser.model, recorded) <= BITS_MAY_DIFFER[path.stem]
+
+
+@pytest.mark.parametrize("path", [path for path in FILES if path.stem in BITS_MAY_DIFFER], ids=lambda path: path.stem)
+def test_the_last_bits_tell_a_wrong_noise_embedding(path):
+    denoiser, recorded = load(path)
+    net = denoiser.model
+    assert isinstance(net, ResidualUNet)
+    net.map_noise.register_forward_hook(lambda module, inputs, features: features.roll(features.shape[1] // 2, 1))
+    assert bits_that_differ(net, recorded) > BITS_MAY_DIFFER[path.stem]
+
+
+@pytest.mark.parametrize(
+    ("net", "options", "parameters"),
+    [
+        (DDPMpp, {}, 55_732_739),
+        (NCSNpp, {}, 56_395_523),
+        (DDPMpp, {"num_classes": 10}, 55_734_147),
+        (DDPMpp, {"image_size": 64, "multipliers": (1, 2, 2, 2)}, 61_804_419),
+        (ADM, {"num_classes": 1000}, 295_899_267),
+        # Each label has one weight per feature of the noise embedding.
+        (DDPMpp, {"augment_dim": 9}, 55_732_739 + 9 * 128),
+        (NCSNpp, {"augment_dim": 9}, 56_395_523 + 9 * 256),
+    ],
+)
+def test_parameter_counts_are_the_published_ones(net, options, parameters):
+    with torch.device("meta"):
+        denoiser = EDMPrecond(net(**options))
+    assert sum(parameter.numel() for parameter in denoiser.parameters()) == parameters

@@ -1,0 +1,205 @@
+"""The pages work: their Python runs, their commands are parsed, and their links, anchors and files exist."""
+
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from lit_knn.commands.cli.cli import CLI
+from lit_knn.sampling.loading import load_network
+from main import main, make_cli
+from tests import ROOT
+from tests.networks import write_own, write_published
+from tests.trained_runs import leave_run
+
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES += sorted((ROOT / "benchmarks").rglob("*.md"))
+TEXTS = {page.relative_to(ROOT).as_posix(): page.read_text() for page in PAGES}
+FENCED = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```", flags=re.DOTALL | re.MULTILINE)
+# These pages run in this order, the snippets of a page share their names.
+RUN = ["README.md", "docs/tour.md", "docs/library.md", "docs/hand_over.md"]
+
+
+def snippets(page, language="python"):
+    return [code for name, code in FENCED.findall(TEXTS[page]) if name == language]
+
+
+# Python
+
+
+@pytest.fixture
+def files(tmp_path, monkeypatch):
+    """A folder with the runs, checkpoints and networks that the pages name."""
+    monkeypatch.chdir(tmp_path)
+    torch.manual_seed(0)
+    write_published("edm-cifar10-32x32-cond-vp.pkl")
+    write_own("last.ckpt", channels=8)
+    leave_run("runs", "ict")
+    Path("runs/ict").rename("runs/demo")
+
+
+def test_the_snippets_of_a_page_run_in_their_order(files):
+    own = load_network("edm-cifar10-32x32-cond-vp.pkl")
+    shape = (2, own.model.in_channels, own.model.image_size, own.model.image_size)
+    names = {page: {} for page in RUN}
+    for page in RUN:
+        for snippet in snippets(page):
+            if "load_network" in snippet:
+                names[page] |= {"z": torch.randn(shape), "sigma": torch.ones(2), "labels": None}
+            # Weights of Inception are downloaded, and features of large images take long to compare.
+            snippet = snippet.replace("InceptionV3", "Pixels").replace("(5000, 3, 32, 32)", "(5000, 3, 8, 8)")
+            exec(compile(snippet, page, "exec"), names[page])
+    for page in ("README.md", "docs/library.md"):
+        assert names[page]["mu"].shape == (16, 3, 8, 8)
+        assert names[page]["score"].isfinite().all()
+    assert names["docs/library.md"]["fid"] > 0
+    assert {row["estimator"] for row in names["docs/library.md"]["rows"]} == {"KNN", "STF"}
+    tour = names["docs/tour.md"]
+    assert tour["images"].shape == names["docs/hand_over.md"]["images"].shape == (16, 1, 8, 8)
+    assert (tour["estimate"] - tour["exact"]).square().mean() < (tour["x"] - tour["exact"]).square().mean()
+
+
+@pytest.mark.parametrize("page", [page for page in TEXTS if page not in RUN and snippets(page)])
+def test_the_snippets_of_all_other_pages_are_python(page):
+    for snippet in snippets(page):
+        compile(snippet, page, "exec")
+
+
+# Commands
+
+
+def commands(text):
+    """The arguments of lit-knn in indented lines; a line that ends with a backslash is joined with the next."""
+    lines = "\n".join(re.findall(r"^    (.*)$", text, flags=re.MULTILINE))
+    lines = re.sub(r"\\\n\s*", " ", lines).replace("$seed", "0").replace("$estimator", "stf").splitlines()
+    found = [re.search(r"(?:^|\s)(?:lit-knn|main\.py) (.*)", line.partition("  #")[0]) for line in lines]
+    return [match[1].strip() for match in found if match]
+
+
+def is_plain(command):
+    """Tell whether it names a config and no option: `tests/configs/test_configs.py` instantiates every config."""
+    return re.fullmatch(r"\w+ -c configs/\S+", command)
+
+
+# tests/project/test_extending.py runs those of its page.
+ALL = {command for page, text in TEXTS.items() if page != "docs/extending.md" for command in commands(text)}
+WITH_CONFIG = ("fit", "validate", "predict", "plan", "best")
+OF_FILES = sorted(command for command in ALL if command.split()[0] not in WITH_CONFIG)
+COMMANDS = sorted(command for command in ALL if not is_plain(command) and command not in OF_FILES)
+OF_SUBCOMMANDS = ("--ckpt_path", "--images", "--image_shape", "--gpu_gb", "--run", "--checkpoints")
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_is_parsed(command, tmp_path, monkeypatch):
+    subcommand, *args = shlex.split(command)
+    write_published(tmp_path / "edm.pkl")
+    (tmp_path / "mine.yaml").write_text(snippets("docs/command_line.md", "yaml")[0])
+    for option in OF_SUBCOMMANDS:
+        if option in args:
+            del args[args.index(option) : args.index(option) + 2]
+    args = [str(tmp_path / arg) if arg in ("edm.pkl", "mine.yaml") else arg for arg in args]
+    if subcommand == "best":  # the run's folder has its config
+        args = ["-c", "configs/table1/ict_knn.yaml", *args]
+    monkeypatch.chdir(ROOT)
+    # tests/configs/test_configs.py instantiates every config.
+    monkeypatch.setattr(CLI, "instantiate_classes", lambda self: None)
+    make_cli([*args, "--trainer.accelerator", "cpu", "--trainer.devices", "1", "--trainer.num_nodes", "1"], run=False)
+
+
+@pytest.mark.parametrize("command", OF_FILES)
+def test_commands_of_files_have_these_options(command, capsys):
+    # An option of an estimator, `--estimator.k`, is not in the help.
+    args = [arg for arg in shlex.split(command) if not arg.startswith("--estimator.")]
+    with pytest.raises(SystemExit, match="0"):
+        main([*args[: 2 if args[0] == "referee" else 1], "--help"])
+    told = capsys.readouterr().out
+    assert [arg for arg in args if arg.startswith("--") and arg not in told] == []
+
+
+def test_there_are_commands_on_many_pages():
+    assert len(COMMANDS) > 15
+    assert len(OF_FILES) >= 3
+
+
+# Links
+
+
+def anchors(text):
+    """The anchors of a page on GitHub: those of its headings, and those that it sets."""
+    found = re.findall(r'<a id="([^"]+)"', text)
+    for heading in re.findall(r"^#+ (.*)$", FENCED.sub("", text), flags=re.MULTILINE):
+        words = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading).strip().lower()
+        slug = re.sub(r"[^\w\- ]", "", words).replace(" ", "-")
+        found.append(slug if slug not in found else f"{slug}-{found.count(slug)}")
+    return found
+
+
+def broken_links(page, text):
+    prose = re.sub(r"`[^`\n]*`", "", FENCED.sub("", text))
+    for target in re.findall(r"\]\((?!\w+:)([^)\s]+)\)", prose):
+        name, _, anchor = target.partition("#")
+        path = (ROOT / page).parent / name
+        if not path.exists() or (anchor and anchor not in anchors(path.read_text() if name else text)):
+            yield target
+
+
+@pytest.mark.parametrize("page", TEXTS)
+def test_every_link_of_a_page_leads_somewhere(page):
+    assert list(broken_links(page, TEXTS[page])) == []
+
+
+def test_a_broken_link_is_found():
+    text = "[a](README.md) [b](README.md#citing) [c](nowhere.md) [d](README.md#nowhere) [e](#f)\n# F\n`[g](h)`\n"
+    assert list(broken_links("page.md", text)) == ["nowhere.md", "README.md#nowhere"]
+
+
+@pytest.mark.parametrize("page", TEXTS)
+def test_every_file_that_a_page_names_exists(page):
+    text = TEXTS[page].replace("GoldDiff, configs/", "")  # a file of theirs
+    configs = re.findall(r"configs/[\w/]+\.yaml", text)
+    modules = re.findall(r"python -m ((?:lit_knn|benchmarks|callbacks|tests)[\w.]*)", text)
+    # A package can be run if it has a file __main__.py.
+    paths = [module.rstrip(".").replace(".", "/") for module in modules]
+    files = [*configs, *(f"{p}/__main__.py" if (ROOT / p).is_dir() else f"{p}.py" for p in paths)]
+    assert [name for name in files if not (ROOT / name).exists()] == []
+
+
+# The site
+
+
+def test_the_site_lists_every_page_of_docs():
+    listed = re.findall(r"^ +- .*?: (\S+\.(?:md|ipynb))$", (ROOT / "mkdocs.yml").read_text(), flags=re.MULTILINE)
+    notebooks = [f"docs/notebooks/{path.name}" for path in (ROOT / "docs" / "notebooks").glob("*.ipynb")]
+    pages = [page for page in TEXTS if page.startswith("docs/")]
+    assert sorted(f"docs/{name}" for name in listed) == sorted(pages + notebooks)
+
+
+def test_the_readme_is_short_and_links_lead_to_every_page():
+    assert len(TEXTS["README.md"].splitlines()) <= 150
+    reached, queue = set(), [ROOT / "README.md"]
+    while queue:
+        if (page := queue.pop().resolve()) not in reached:
+            reached.add(page)
+            links = re.findall(r"\]\((?!\w+:)([^)#\s]+\.md)", page.read_text())
+            queue += [page.parent / link for link in links]
+    assert {page for page in PAGES if "docs" in page.parts} <= reached
+
+
+def test_the_map_of_the_house_names_every_room_and_no_file_that_is_gone():
+    page = TEXTS["docs/architecture.md"]
+    rooms = {path.name for path in (ROOT / "lit_knn").iterdir() if not path.name.startswith("__pycache__")}
+    assert {name for name in rooms if not re.search(rf"^\|.*`{name}/?`", page, re.MULTILINE)} == {"__init__.py"}
+    named = re.findall(r"`(\w+/[\w/]+\.py)`", page)
+    assert [name for name in named if not any((ROOT / top / name).exists() for top in ("", "lit_knn"))] == []
+
+
+@pytest.mark.slow
+def test_the_site_builds_without_a_warning(tmp_path):
+    pytest.importorskip("mkdocs", reason="the extra docs is not installed")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)]
+    subprocess.run(command, cwd=ROOT, check=True)
+    assert "KNN" in (tmp_path / "api" / "estimators" / "index.html").read_text()

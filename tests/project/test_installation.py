@@ -1,0 +1,287 @@
+"""An installation without the checkout: the wheel, the command, the configs by name, and what works without extras."""
+
+import ast
+import importlib
+import logging
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+import warnings
+import zipfile
+from pathlib import Path
+
+import lightning_fabric
+import pytest
+import pytorch_lightning as pl
+import torch
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+import lit_knn
+from lit_knn.commands import entry
+from lit_knn.commands.cli import packaged_configs
+from lit_knn.commands.cli.config_files import check_files_exist
+from lit_knn.commands.cli.packaged_configs import with_packaged_configs
+from lit_knn.commands.cli.quiet import LINES, WARNINGS, quiet
+from lit_knn.common import extras
+from lit_knn.common.errors import one_line
+from tests import ROOT
+from tests.image_files import refusal
+
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+DEMO = str(ROOT / "configs" / "demo.yaml")
+KNN = str(ROOT / "configs" / "estimators" / "knn.yaml")
+# The import of each requirement that has another name, and requirements that the library does not import itself.
+MODULES = {"pytorch-lightning": "pytorch_lightning", "pillow": "PIL", "pyyaml": "yaml", "scikit-learn": "sklearn"}
+MODULES |= {"faiss-gpu": "faiss", "faiss-cpu": "faiss", "torch-fidelity": "torch_fidelity"}
+LIGHTNING = {"lightning_fabric", "lightning_utilities"}
+
+
+def requirements(extra):
+    """The packages of an extra, those of the extras that it names included."""
+    for line in PROJECT["optional-dependencies"][extra]:
+        found = Requirement(line)
+        if found.name == "lit-knn":
+            for inner in found.extras:
+                yield from requirements(inner)
+        else:
+            yield found
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory):
+    # A copy, because the build leaves files behind.
+    source, built = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
+    for name in ("lit_knn", "callbacks", "configs"):
+        shutil.copytree(ROOT / name, source / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, source)
+    code = "import sys; from setuptools.build_meta import build_wheel; build_wheel(sys.argv[1])"
+    subprocess.run([sys.executable, "-W", "ignore", "-c", code, built], cwd=source, capture_output=True, check=True)
+    (path,) = built.glob("*.whl")
+    return zipfile.ZipFile(path)
+
+
+def test_the_wheel_holds_every_module_config_and_record_and_nothing_else_by_a_common_name(wheel):
+    files = {name for name in wheel.namelist() if ".dist-info/" not in name}
+    expected = {path.relative_to(ROOT).as_posix() for path in (ROOT / "lit_knn").rglob("*") if path.is_file()}
+    linked = [*(ROOT / "configs").rglob("*.yaml"), *(ROOT / "callbacks").glob("*.py")]
+    expected = {name for name in expected if "__pycache__" not in name}
+    expected |= {f"lit_knn/{path.relative_to(ROOT).as_posix()}" for path in linked}
+    assert files == expected
+    assert "lit_knn/py.typed" in files
+
+
+def test_the_wheel_tells_its_version_and_its_command(wheel):
+    (about,) = (name for name in wheel.namelist() if name.endswith(".dist-info/METADATA"))
+    lines = wheel.read(about).decode().splitlines()
+    assert f"Version: {lit_knn.__version__}" in lines
+    needed = [line for line in lines if line.startswith("Requires-Dist: ") and "extra ==" not in line]
+    assert {Requirement(line.partition(": ")[2]).name for line in needed} == {"numpy", "torch"}
+    commands = wheel.read(about.replace("METADATA", "entry_points.txt")).decode()
+    module, _, name = re.search(r"lit-knn = (\S+)", commands)[1].partition(":")
+    assert getattr(importlib.import_module(module), name) is entry.main
+
+
+def test_the_configs_of_an_installed_package_are_found_in_it(wheel, tmp_path):
+    wheel.extractall(tmp_path)
+    code = "from lit_knn.commands.cli import packaged_configs as p; print(p.folder(), *p.names())"
+    command = [sys.executable, "-P", "-c", f"import sys; sys.path.insert(0, {str(tmp_path)!r}); {code}"]
+    said = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True).stdout.split()
+    assert said == [str(tmp_path / "lit_knn" / "configs"), *packaged_configs.names()]
+
+
+@pytest.mark.parametrize("name", ["demo", "demo.yaml", "configs/demo.yaml", "./configs/demo.yaml"])
+def test_a_config_is_found_by_its_name(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert with_packaged_configs(["fit", "-c", name]) == ["fit", "-c", DEMO]
+    assert with_packaged_configs(["fit", f"--config={name}"]) == ["fit", f"--config={DEMO}"]
+
+
+def test_a_file_on_the_disk_wins(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("demo").write_text("trainer: {max_steps: 1}")
+    Path("configs").mkdir()
+    Path("configs/demo.yaml").touch()
+    for name in ("demo", "configs/demo.yaml"):
+        assert with_packaged_configs(["fit", "-c", name]) == ["fit", "-c", name]
+
+
+def test_other_options_take_names_with_the_suffix(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("configs/estimators/knn.yaml", "estimators/knn.yaml"):
+        assert with_packaged_configs(["--model.estimator", name]) == ["--model.estimator", KNN]
+    inner = "{net: configs/estimators/knn.yaml, path: mine.yaml}"
+    assert with_packaged_configs(["--x", inner]) == ["--x", f"{{net: {KNN}, path: mine.yaml}}"]
+    same = [
+        "fit",
+        "demo",
+        "--model.estimator",
+        "estimators/knn",
+        "--x",
+        "../demo.yaml",
+        "-c",
+        "{a: 1}",
+        "-c",
+        "a" * 5000,
+    ]
+    assert with_packaged_configs(same) == same
+
+
+def test_an_unknown_config_tells_what_there_is(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert "did you mean table1/ict_knn" in refusal(check_files_exist, ["-c", "table1/ict_kn"])
+    message = refusal(check_files_exist, ["-c", "nothing"])
+    assert "demo, " in message
+    assert "evaluate/fid" in message
+    assert "estimators/knn" not in message  # This is a part of a run.
+    assert refusal(check_files_exist, ["-c", "mine.yaml"]).endswith("no such file")
+
+
+def test_every_command_is_in_the_help(capsys):
+    with pytest.raises(SystemExit) as stop:
+        entry.main(["--help"])
+    assert stop.value.code == 0
+    said = capsys.readouterr().out
+    assert all(re.search(rf"^  {name} ", said, re.MULTILINE) for name in entry.COMMANDS)
+    from lit_knn.commands.cli.cli import CLI, FILE_COMMANDS
+
+    assert {*CLI.subcommands(), *FILE_COMMANDS, *entry.ALONE} == {*entry.COMMANDS}
+
+
+@pytest.mark.parametrize("name", entry.ALONE)
+def test_the_commands_with_their_own_parsers_start(name, capsys):
+    with pytest.raises(SystemExit) as stop:
+        entry.main([name, "--help"])
+    assert stop.value.code == 0
+    assert f"lit-knn {name}" in capsys.readouterr().out
+
+
+# A process of its own, in which these packages cannot be imported.
+ALONE = """
+import importlib.abc, sys
+class Absent(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {absent}:
+            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+sys.meta_path.insert(0, Absent())
+import torch
+from lit_knn.commands.entry import main
+from lit_knn.estimators import KNN, Exact
+from lit_knn.reference import ReferenceSet
+x = torch.randn(200, 6, generator=torch.Generator().manual_seed(0))
+reference = ReferenceSet(x)
+print(type(reference.index).__name__)
+z = x[:5] + 1
+mu = Exact().bind(reference).posterior_mean(z, 1.0)
+weights = torch.softmax(-torch.cdist(z.double(), x.double()) ** 2 / 2, 1)
+assert torch.allclose(mu.double(), weights @ x.double(), atol=1e-5)
+assert KNN(k=50, n=200).bind(reference).posterior_mean(z, 1.0).isfinite().all()
+main(["fit", "-c", "demo"])
+"""
+
+
+def test_estimators_work_with_torch_and_numpy_alone_and_commands_say_what_is_missing():
+    absent = {*extras.EXTRAS, "scipy"}
+    done = subprocess.run([sys.executable, "-c", ALONE.format(absent=absent)], cwd=ROOT, capture_output=True, text=True)
+    assert done.stdout == "FlatIndex\n", done.stderr
+    assert done.returncode == 2
+    assert re.fullmatch(r"error: \w+ is not installed: pip install 'lit_knn\[train\]'\n", done.stderr)
+
+
+@pytest.mark.parametrize("module", ["faiss", "torch_fidelity", "yaml", "sklearn.datasets"])
+def test_a_missing_module_is_told_with_its_extra(module):
+    name = module.partition(".")[0]
+    assert one_line(ModuleNotFoundError(name=module))[0].startswith(f"{name} is not installed: pip install 'lit_knn[")
+    assert one_line(ModuleNotFoundError("no", name="lit_knn.no_such_module"))[1] == 1
+
+
+def modules_of(extra):
+    return {MODULES.get(found.name, found.name.replace("-", "_")) for found in requirements(extra)}
+
+
+def test_every_import_is_a_requirement_and_every_extra_is_known():
+    imported = set()
+    for path in (ROOT / "lit_knn").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Import):
+                imported |= {alias.name.partition(".")[0] for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and not node.level:
+                imported.add(node.module.partition(".")[0])
+    # PyTorch brings Triton, and Lightning its parts.
+    foreign = imported - set(sys.stdlib_module_names) - {"lit_knn", "torch", "numpy", "triton"}
+    assert foreign <= modules_of("all") | LIGHTNING
+    assert foreign <= set(extras.EXTRAS)
+    for module, extra in extras.EXTRAS.items():
+        assert module in modules_of(extra) | LIGHTNING, module
+
+
+def test_the_lock_has_every_requirement_in_a_version_that_it_allows():
+    lines = (ROOT / "requirements.lock").read_text(encoding="utf-8").splitlines()
+    assert all(re.fullmatch(r"[\w.-]+==[\w.+]+", line) for line in lines)
+    locked = {canonicalize_name(name): version for name, _, version in (line.partition("==") for line in lines)}
+    here = [*map(Requirement, PROJECT["dependencies"]), *requirements("dev")]
+    here = [r for r in here if r.marker is None or "== 'linux'" in str(r.marker).replace('"', "'")]
+    assert len(here) > 20
+    for requirement in here:
+        assert requirement.specifier.contains(locked[canonicalize_name(requirement.name)]), requirement
+
+
+def test_the_index_without_faiss_finds_the_exact_neighbours():
+    from lit_knn.index import FlatIndex
+    from lit_knn.reference import ReferenceSet
+
+    generator = torch.Generator().manual_seed(0)
+    x, z = torch.randn(700, 12, generator=generator), torch.randn(9, 12, generator=generator)
+    reference = ReferenceSet(x, FlatIndex())
+    sq_dist, ids = reference.search(z, 40)
+    expected, nearest = torch.cdist(z.double(), x.double()).square().topk(40, largest=False)
+    assert torch.equal(ids, nearest)
+    torch.testing.assert_close(sq_dist.double(), expected, rtol=1e-5, atol=1e-5)
+    assert (reference.search(x[:50], 1)[0] >= 0).all()
+
+
+def test_the_help_of_a_command_has_a_short_usage_and_all_options(capsys):
+    with pytest.raises(SystemExit):
+        entry.main(["plan", "--help"])
+    printed = capsys.readouterr().out
+    assert len(printed[: printed.index("options:")].splitlines()) < 8
+    for option in ("--seed_everything", "--image_shape", "--model ", "--data ", "--optimizer ", "--trainer.max_steps"):
+        assert f"\n  {option}" in printed
+
+
+def test_the_help_of_a_model_names_own_networks_alone(capsys):
+    # Hundreds of torch.nn hid them.
+    with pytest.raises(SystemExit):
+        entry.main(["fit", "--model.help", "LitICT"])
+    said = re.sub(r"\s+", " ", capsys.readouterr().out)
+    assert "lit_knn.nets.UNet" in said
+    assert "or your own: mine.Net" in said
+    assert "torch.nn." not in said
+    assert "lit_knn.estimators.KNN" in said
+
+
+def test_only_the_listed_messages_are_kept_from_the_console(caplog):
+    caplog.set_level("INFO", logger="pytorch_lightning")  # Benchmarks that other tests run let only errors pass.
+    logger = logging.getLogger("pytorch_lightning.utilities.rank_zero")
+    with warnings.catch_warnings(record=True) as said, quiet():
+        logger.warning("💡 Tip: buy this")
+        logger.warning("GPU available")
+        for message in ("The dirpath has changed from 'a' to 'b'", "The loss is large"):
+            warnings.warn(message, stacklevel=1)
+    logger.warning("💡 Tip: as it was")
+    assert [str(warning.message) for warning in said] == ["The loss is large"]
+    assert [record.getMessage() for record in caplog.records] == ["GPU available", "💡 Tip: as it was"]
+
+
+def test_what_is_kept_from_the_console_is_what_lightning_says():
+    # Another release may say it in other words, which the console would then show again.
+    files = ("callbacks/model_checkpoint", "callbacks/weight_averaging", "loops/prediction_loop", "trainer/call")
+    files += ("trainer/setup",)
+    text = "".join(Path(pl.__path__[0], f"{name}.py").read_text(encoding="utf-8") for name in files)
+    text += Path(lightning_fabric.__path__[0], "loggers", "csv_logs.py").read_text(encoding="utf-8")
+    text = text.replace("TPU available: {", "TPU available: False{")
+    assert [line for line in LINES[1:] if line not in text] == []
+    assert [warning for warning in WARNINGS[1:] if not re.search(warning.partition(": `")[0], text)] == []

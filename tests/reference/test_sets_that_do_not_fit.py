@@ -1,0 +1,101 @@
+"""A set that does not fit into the memory is refused in one line, before its images are read."""
+
+import numpy as np
+import pytest
+
+from lit_knn.commands.cli.memory_check import check_fits
+from lit_knn.commands.plan import make_plan
+from lit_knn.common.errors import InputError
+from lit_knn.common.memory import machine_bytes
+from lit_knn.data import Arrays
+from main import make_cli
+from tests import ROOT
+from tests.command_lines import DEMO, TINY, refusal_of
+
+CONFIGS = ROOT / "configs"
+D = 64
+
+
+def sparse_images(folder, share):
+    """An .npy file of uint8 images of 8x8 pixels that claims this share of the machine's memory, and takes no room."""
+    path = folder / "big.npy"
+    N = int(share * machine_bytes() / D)
+    with path.open("wb") as file:
+        np.lib.format.write_array_header_1_0(file, {"descr": "|u1", "fortran_order": False, "shape": (N, 1, 8, 8)})
+        file.truncate(file.tell() + N * D)
+    return path
+
+
+def run_of(run, path, estimator, *options):
+    folder = ["--model.estimator", str(CONFIGS / "estimators" / f"{estimator}.yaml")]
+    return ["-c", run, "--trainer.accelerator", "cpu", "--data", "Arrays", "--data.path", str(path), *folder, *options]
+
+
+def checked(run, path, estimator, *options):
+    cli = make_cli(run_of(run, path, estimator, *options), run=False)
+    check_fits(cli.trainer, cli.model, cli.datamodule)
+
+
+@pytest.mark.parametrize("run", ["demo", "table2/digits", "table2/digits_conditional"])
+def test_every_training_refuses_images_larger_than_the_memory(run, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    path = sparse_images(tmp_path, 1.5)
+    line = refusal_of(["fit", *run_of(str(CONFIGS / f"{run}.yaml"), path, "exact")], capsys)
+    size, there = f"images {1.5 * machine_bytes() / 1e9:.4g} GB", f"more than the {machine_bytes() / 1e9:.4g} GB"
+    assert f"Exact: the set does not fit: {size}" in line or f"ByClass: the set does not fit: {size}" in line
+    assert there in line
+    assert "the machine; `lit-knn plan` shows what a run needs" in line
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_measuring_and_sampling_refuse_them_too(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    path = sparse_images(tmp_path, 1.5)
+    data = ["--data", "Arrays", "--data.path", str(path), "--trainer.accelerator", "cpu"]
+    figure = str(CONFIGS / "figure3" / "digits.yaml")
+    assert "KNN, STF, MonteCarlo: the set does not fit" in refusal_of(["validate", "-c", figure, *data], capsys)
+    sampling = ["predict", "--model", "LitEstimator", "--model.estimator", "Exact", *data]
+    assert "Exact: the set does not fit" in refusal_of(sampling, capsys)
+
+
+def test_an_index_that_does_not_fit_is_refused_where_the_images_alone_would_fit(tmp_path):
+    path = sparse_images(tmp_path, 0.4)
+    checked(DEMO, path, "exact")
+    checked(DEMO, path, "stf")
+    with pytest.raises(InputError, match=r"KNN: the set does not fit: images .* GB, index .* GB for each of 1 rank"):
+        checked(DEMO, path, "knn", "--data.index", "FaissIndex")
+    with pytest.raises(InputError, match=r"Switched: the set does not fit: images .* GB, index .* GB"):
+        checked(DEMO, path, "switched", "--data.index", "FaissIndex")
+    # The images of classes are copies.
+    conditional = str(CONFIGS / "table2" / "digits_conditional.yaml")
+    checked(conditional, path, "one_sample")
+    checked(conditional, sparse_images(tmp_path, 0.6), "one_sample")
+    with pytest.raises(InputError, match="images by class"):
+        checked(conditional, path, "exact")
+
+
+def test_images_that_stay_on_the_disk_may_be_larger_than_the_memory(tmp_path):
+    class Mapped(Arrays):
+        def stored(self):
+            return super().stored()._replace(mapped=True)
+
+    data = Mapped(str(sparse_images(tmp_path, 1.5)))
+    exact, knn = (make_cli(run_of(DEMO, data.path, name), run=False) for name in ("exact", "knn"))
+    check_fits(exact.trainer, exact.model, data)
+    with pytest.raises(InputError, match="KNN: the set does not fit: index"):
+        check_fits(knn.trainer, knn.model, data)
+
+
+def test_what_is_only_an_estimate_refuses_no_run(tmp_path):
+    # Images that leave no room for work arrays: the plan says so, and the run is tried.
+    path = sparse_images(tmp_path, 0.999)
+    cli = make_cli(run_of(DEMO, path, "stf"), run=False)
+    assert not make_plan(cli.trainer, cli.model, cli.datamodule).fits
+    check_fits(cli.trainer, cli.model, cli.datamodule)
+    # A set whose size is not known is tried, too.
+    check_fits(cli.trainer, cli.model, None)
+
+
+def test_a_run_that_fits_is_left_alone(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    make_cli(["fit", "-c", DEMO, *TINY, "--trainer.callbacks", "[]", "--trainer.limit_val_batches", "0"])

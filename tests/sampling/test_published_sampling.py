@@ -1,0 +1,130 @@
+"""`predict` with a published network from the command line draws EDM's samples, also class by class."""
+
+import zipfile
+from io import BytesIO
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from lit_knn.common.tables import read_rows
+from lit_knn.nets import ADM, DDPMpp, NCSNpp
+from lit_knn.sampling.loading import load_network
+from lit_knn.sampling.samplers import seeded_noise
+from main import main
+from tests import ROOT
+from tests.networks import small_published, write_published
+
+GENUINE = ROOT.parent / "shared" / "data" / "edm-pickles"
+NAMES = ["uncond_vp", "cond_ve", "cond_adm"]
+OWN = {"uncond_vp": (DDPMpp, 8, 0), "cond_ve": (NCSNpp, 8, 3), "cond_adm": (ADM, 64, 4)}
+STEPS, SAMPLES = 4, 6
+
+missing = pytest.mark.skipif(
+    not GENUINE.is_dir(), reason="no ../shared/data/edm-pickles with networks pickled by NVIDIA's code"
+)
+# Files by EDM's own code are of the same three architectures.
+SOURCES = [
+    pytest.param("own", name, id=f"own-{name}", marks=pytest.mark.slow if GENUINE.is_dir() else ()) for name in NAMES
+]
+SOURCES += [pytest.param("genuine", name, id=f"genuine-{name}", marks=missing) for name in NAMES]
+
+
+@pytest.fixture(autouse=True)
+def _work_in_a_folder_of_its_own_with_images(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    rng = np.random.default_rng(0)
+    with zipfile.ZipFile("images.zip", "w") as images:
+        for i in range(8):
+            picture = BytesIO()
+            Image.fromarray(rng.integers(0, 256, (16, 16, 3), dtype=np.uint8)).save(picture, "PNG")
+            images.writestr(f"{i:04d}.png", picture.getvalue())
+
+
+def network_file(source, name):
+    if source == "genuine":
+        return GENUINE / f"{name}.pkl"
+    family, channels, num_classes = OWN[name]
+    net = small_published(family, image_size=16, channels=channels, num_classes=num_classes)
+    for layer in net.modules():  # weights of ordinary sizes, or pictures would be black and white
+        if hasattr(layer, "reset_parameters"):
+            layer.reset_parameters()
+    return write_published("edm.pkl", net, use_fp16=True)
+
+
+def predict(path, folder, *options):
+    """Run the command and return the pictures it writes, (samples, 16, 16, 3)."""
+    args = ["predict", "--model", "LitEstimator", "--model.estimator", "Network", "--model.estimator.path", str(path)]
+    args += ["--model.sampling_steps", str(STEPS), "--data", "ImageFiles", "--data.path", "images.zip"]
+    args += ["--data.predict_samples", str(SAMPLES), "--data.batch_size", "4", *options]
+    args += ["--sample_writer.folder", folder]
+    args += ["--trainer.accelerator", "cpu", "--trainer.logger", "false", "--trainer.enable_progress_bar", "false"]
+    main(args)
+    files = [Path(folder, f"{seed:06d}.png") for seed in range(SAMPLES)]
+    assert {path.name for path in Path(folder).iterdir()} - {"classes.csv"} == {path.name for path in files} | {
+        "grid.png"
+    }
+    return np.stack([np.asarray(Image.open(file)) for file in files]).astype(int)
+
+
+def heun(path, labels):
+    """Make pictures with EDM's Algorithm 1 (Karras et al. 2022) in float64 and the file's network."""
+    denoiser = load_network(path)
+    i = torch.arange(STEPS, dtype=torch.float64)
+    levels = (80 ** (1 / 7) + i / (STEPS - 1) * (0.002 ** (1 / 7) - 80 ** (1 / 7))) ** 7
+    x = seeded_noise(range(SAMPLES), (3, 16, 16)).double() * levels[0]
+    for t, t_next in zip(levels, [*levels[1:], torch.tensor(0.0)], strict=True):
+        slope = (x - denoiser(x, t, labels).double()) / t
+        x_next = x + (t_next - t) * slope
+        if t_next > 0:
+            slope_next = (x_next - denoiser(x_next, t_next, labels).double()) / t_next
+            x_next = x + (t_next - t) * (slope + slope_next) / 2
+        x = x_next
+    return (x * 127.5 + 127.5).round().clamp(0, 255).permute(0, 2, 3, 1).numpy().astype(int)
+
+
+def distances(pictures, others):
+    return np.abs(pictures - others).mean(axis=(1, 2, 3))
+
+
+@pytest.mark.parametrize(("source", "name"), SOURCES)
+def test_predict_writes_what_the_networks_own_sampler_draws(source, name):
+    path = network_file(source, name)
+    known = load_network(path).model.num_classes
+    pictures = predict(path, "out")
+    assert pictures.std() > 10  # not blank
+    # Each seed has a class; a network without classes gets none.
+    choices = [torch.full((SAMPLES,), label) for label in range(known)] or [None]
+    apart = np.stack([distances(pictures, heun(path, labels)) for labels in choices])
+    assert apart.min(0).max() < 0.05
+    if known:
+        drawn = apart.argmin(0)
+        assert len(set(drawn)) > 1
+        assert [int(row["class"]) for row in read_rows(Path("out/classes.csv"))] == drawn.tolist()
+        assert np.median(np.sort(apart, 0)[1]) > 0.2  # pictures of different classes differ
+        chosen = predict(path, "chosen", "--model.sampling_class", str(known - 1))
+        assert distances(chosen, heun(path, choices[-1])).max() < 0.05
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("uncond_vp", ["--model.sampling_class", "0"], "LitEstimator: sampling_class=0, but the net has num_classes=0"),
+        ("cond_ve", ["--model.sampling_class", "3"], "LitEstimator: sampling_class=3, but the net has num_classes=3"),
+        ("cond_ve", ["--model.estimator.path", "a.pkl"], "Network: path=a.pkl: no such file"),
+        ("cond_ve", ["--data", "Digits"], "in_channels=3, but the images have the shape"),
+    ],
+)
+def test_what_does_not_fit_is_said_in_one_line(name, options, message, capsys):
+    with pytest.raises(SystemExit):
+        predict(network_file("own", name), "out", *options)
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if "error:" in line]
+    assert message in line
+
+
+def test_a_published_network_in_half_precision_samples_nearly_the_same():
+    path = network_file("own", "uncond_vp")
+    full, half = predict(path, "full"), predict(path, "half", "--model.estimator.fp16", "true")
+    assert 0 < distances(full, half).max() < 5
