@@ -10,9 +10,7 @@ from benchmarks.gpu.__main__ import Results, main
 from benchmarks.gpu.checks import Check, measure, outcome
 from benchmarks.gpu.estimators import ENTRIES
 from benchmarks.gpu.images import synthetic_images
-from benchmarks.gpu.roofline import Phase, Roofline
-from lit_knn.estimators import KNN, Exact, OneSample
-from lit_knn.estimators import __all__ as all_estimators
+from lit_knn.estimators import KNN, Exact
 from lit_knn.index import TorchIndex
 from tests.ranks import run_probe
 
@@ -38,13 +36,6 @@ def test_it_needs_no_package_beyond_four_and_ends_when_the_time_is_over(tmp_path
     assert "matplotlib is missing" in done.stdout
     rows = list(csv.DictReader((tmp_path / "gpu.csv").open()))
     assert {row["note"] for row in rows if row["part"] != "check"} == {"no time left"}
-
-
-@pytest.mark.parametrize("options", [["--k", "0"], ["--images", "100", "-5"], ["--minutes", "nan"]])
-def test_options_out_of_range_are_refused_in_one_line(options, capsys):
-    with pytest.raises(SystemExit, match="2"):
-        main(options)
-    assert capsys.readouterr().err.strip().startswith(f"error: {options[0]} must be above 0, got ")
 
 
 @pytest.mark.slow  # tests/gpu/test_gpu_estimators.py compares the same paths one by one.
@@ -96,31 +87,3 @@ def test_a_wrong_path_does_not_pass():
     refused = outcome(Check(lambda N: KNN(k=61), TorchIndex), images, CPU)
     assert not refused["passed"]
     assert "61" in refused["measured"]
-
-
-def test_synthetic_images_are_varied_pictures_and_the_same_again():
-    images = synthetic_images(500, (3, 16, 16), CPU)
-    assert torch.equal(images, synthetic_images(500, (3, 16, 16), CPU))
-    pixels = images.double()
-    assert pixels.mean().item() == pytest.approx(127.5, abs=3)
-    assert pixels.std().item() == pytest.approx(60, rel=0.1)
-    # Neighbouring pixels of a photograph are alike, distant ones are not.
-    centred = pixels - pixels.mean(0)
-    near, far = ((centred[..., 0] * centred[..., at]).mean() / centred.square().mean() for at in (1, 15))
-    assert near > 0.8
-    assert far < 0.5
-
-
-def test_the_roofline_is_the_slower_of_bytes_and_products_in_each_phase():
-    rates = Roofline(CPU, 64, 2**16)
-    rates.bytes_per_ms, rates.products_per_ms = 10.0, {torch.bfloat16: 100.0}
-    assert rates.least_ms([Phase(50, 100), Phase(10, 1000)]) == 5 + 10
-
-
-def test_every_estimator_of_the_project_is_measured_or_named_here():
-    left_out = {"ByClass", "Certificate", "DrawingEstimator", "Estimator", "Holdings", "Network", "Query"}
-    left_out |= {"Switched", "Wiener", "class_conditional"}
-    left_out |= {"PatchPosterior", "PCALocality", "Smoothed", "TopK"}
-    measured = {name.split(",")[0] for name in ENTRIES} | {"KNN"}
-    assert set(all_estimators) - left_out == {name for name in measured if " " not in name}
-    assert OneSample.__name__ in measured

@@ -15,35 +15,21 @@ from tests.pretend_cuda import PretendTensor
 
 GPU = ["--trainer.accelerator", "gpu", "--trainer.devices", "1", "--trainer.enable_progress_bar", "false"]
 GPU += ["--trainer.enable_model_summary", "false", "--trainer.logger", "CSVLogger"]
-SMALL = [
-    "--model.net.channels",
-    "4",
-    "--model.net.multipliers",
-    "[1]",
-    "--data.batch_size",
-    "32",
-    "--data.val_images",
-    "32",
-]
+SMALL = ["--model.net.channels", "4", "--model.net.multipliers", "[1]"]
+SMALL += ["--data.batch_size", "32", "--data.val_images", "32"]
 KNN = ["--model.estimator.k", "32", "--model.estimator.n", "8"]
 WRITER = ["--sample_writer.format", "npz", "--sample_writer.folder", "samples"]
 CALLBACKS = [
     {"class_path": "lit_knn.callbacks.CheckpointByImages", "init_args": {"every_n_images": 64}},
     {"class_path": "lit_knn.callbacks.PixelFrechetDistance", "init_args": {"num_samples": 20, "batch_size": 10}},
 ]
+HALF = ["--trainer.precision", "bf16-mixed"]
 # Consistency training, denoising with every kind of target, and both by class in half precision.
 RUNS = {
     "table1/digits": ["--data.index", "TorchIndex", "--data.hflip", "true", "--model.net.dropout", "0.2"],
     "table2/digits": ["--model.augmentation.p", "0.5", "--model.warped", "posterior", "--model.sampling_steps", "3"],
-    "table2/digits_conditional": [
-        "--trainer.precision",
-        "bf16-mixed",
-        "--model.warped",
-        "source",
-        "--model.sampling_steps",
-        "2",
-    ],
-    "table1/digits_conditional": ["--trainer.precision", "bf16-mixed", "--trainer.accumulate_grad_batches", "2"],
+    "table2/digits_conditional": [*HALF, "--model.warped", "source", "--model.sampling_steps", "2"],
+    "table1/digits_conditional": [*HALF, "--trainer.accumulate_grad_batches", "2"],
 }
 
 pytestmark = pytest.mark.gpu

@@ -30,7 +30,6 @@ from lit_knn.modules import LitECT, LitEDM, LitFlow, LitICT
 from lit_knn.modules.augmentation import GeometricAugmentation
 from lit_knn.modules.averaging import MovingAverage
 from lit_knn.nets import DDPMpp
-from lit_knn.reference import ReferenceSet
 from tests.networks import write_start
 from tests.short_training import TRAINER
 
@@ -238,17 +237,6 @@ def test_the_first_bad_value_of_an_estimator_is_told_when_asked(where, value, me
             checks.raise_first()
 
 
-@pytest.mark.gpu
-def test_calls_of_one_step_may_check_different_arguments():
-    checks, z = DeferredChecks(), torch.ones(3, 1, 4, 4, device="cuda")
-    estimator = UniformSNIS(n=2).bind(ReferenceSet(torch.zeros(5, 1, 4, 4)).to("cuda"))
-    with checks.collect(2):
-        estimator.posterior_mean(z, 1.0)
-        estimator.posterior_mean(z, 1.0, z * math.nan)
-    with pytest.raises(InputError, match="UniformSNIS: x_source holds a value that is not finite at step 2"):
-        checks.raise_first()
-
-
 def test_a_call_of_an_estimator_waits_once_and_a_noted_one_not(stand_in):
     z, checks = torch.ones(3, 1, 4, 4, device="cuda"), DeferredChecks()
     for t in (0.5, torch.full((3,), 0.5, device="cuda")):
@@ -296,12 +284,3 @@ def test_the_moving_average_is_that_of_float64():
     seen = torch.stack([weight.detach().cpu().double() for weight in average.module.weights])
     torch.testing.assert_close(seen, expected, rtol=1e-5, atol=1e-6)
     assert average.module.count.item() == average.n_averaged.item() == 4
-
-
-def test_averaging_is_a_few_operations_whatever_the_number_of_weights(stand_in):
-    model = Weights().cuda()
-    average = MovingAverage(model, torch.device("cuda"), lambda: 0.9)
-    average.update_parameters(model)
-    with stand_in.record() as seen:
-        average.update_parameters(model)
-    assert (seen.ops, seen.syncs) == (2, 0), seen.report()

@@ -1,7 +1,6 @@
-"""The stand-in GPU passes what CUDA accepts, flags what CUDA refuses, and counts."""
+"""The stand-in GPU passes what CUDA accepts, flags what CUDA refuses, and counts waits."""
 
 import copy
-import io
 
 import numpy as np
 import pytest
@@ -13,10 +12,8 @@ from torch.nn import functional as F
 from tests import ROOT
 from tests.pretend_cuda import (
     DeviceMismatch,
-    FaissAbort,
     PretendCuda,
     PretendTensor,
-    install_fake_faiss_gpu,
     install_fake_nccl,
     real,
 )
@@ -37,42 +34,26 @@ def g(device):
 
 BAD = {
     "add": lambda: torch.randn(3, **C) + torch.randn(3),
-    "add reversed": lambda: torch.randn(3) + torch.randn(3, **C),
     "inplace into cpu": lambda: torch.randn(3).add_(torch.randn(3, **C)),
     "inplace 0-dim cpu += cuda": lambda: torch.tensor(1.0).add_(torch.tensor(1.0, **C)),
     "mm": lambda: torch.randn(3, 3, **C) @ torch.randn(3, 3),
-    "addmm bias": lambda: torch.addmm(torch.randn(3), torch.randn(3, 3, **C), torch.randn(3, 3, **C)),
     "cat": lambda: torch.cat([torch.randn(3, **C), torch.randn(3)]),
-    "stack 0-dim": lambda: torch.stack([torch.tensor(1.0, **C), torch.tensor(1.0)]),
     "where branch": lambda: torch.where(torch.ones(3, dtype=torch.bool, **C), torch.zeros(3), torch.ones(3, **C)),
-    "where cond": lambda: torch.where(torch.ones(3, dtype=torch.bool), torch.zeros(3, **C), torch.ones(3, **C)),
     "index_select cpu index": lambda: torch.randn(3, **C).index_select(0, torch.tensor([0])),
-    "gather cpu index": lambda: torch.randn(3, **C).gather(0, torch.tensor([0])),
     "cpu tensor by cuda index": lambda: torch.randn(3)[torch.tensor([0], **C)],
-    "cpu tensor by cuda mask": lambda: torch.randn(3)[torch.ones(3, dtype=torch.bool, **C)],
     "setitem cpu value": lambda: torch.randn(3, **C).__setitem__(torch.tensor([0, 1], **C), torch.zeros(2)),
     "index_add_ cpu index": lambda: torch.zeros(3, **C).index_add_(0, torch.tensor([0]), torch.ones(1, **C)),
     "scatter_ cpu src": lambda: torch.zeros(3, **C).scatter_(0, torch.tensor([0], **C), torch.ones(1)),
     "searchsorted": lambda: torch.searchsorted(torch.arange(3.0), torch.rand(2, **C)),
-    "bucketize": lambda: torch.bucketize(torch.rand(2, **C), torch.arange(3.0)),
     "masked_fill cpu mask": lambda: torch.randn(3, **C).masked_fill(torch.ones(3, dtype=torch.bool), 0.0),
     "embedding": lambda: F.embedding(torch.tensor([0]), torch.randn(3, 2, **C)),
     "linear weights on cpu": lambda: nn.Linear(2, 2)(torch.randn(1, 2, **C)),
-    "conv weights on cpu": lambda: nn.Conv2d(1, 1, 3)(torch.randn(1, 1, 4, 4, **C)),
-    "cdist": lambda: torch.cdist(torch.randn(2, 3, **C), torch.randn(2, 3)),
-    "bmm": lambda: torch.bmm(torch.randn(1, 2, 2, **C), torch.randn(1, 2, 2)),
     "einsum": lambda: torch.einsum("ij,jk", torch.randn(2, 2, **C), torch.randn(2, 2)),
     "randn cpu generator": lambda: torch.randn(3, generator=g("cpu"), **C),
     "randperm cpu generator": lambda: torch.randperm(3, generator=g("cpu"), **C),
-    "randperm cuda generator on cpu": lambda: torch.randperm(3, generator=g("cuda")),
-    "normal_ cpu generator": lambda: torch.empty(3, **C).normal_(generator=g("cpu")),
     "multinomial cpu generator": lambda: torch.multinomial(torch.ones(3, **C), 2, generator=g("cpu")),
     "nextafter cpu scalar": lambda: torch.nextafter(torch.randn(3, **C), torch.tensor(1.0)),
     "lerp cpu": lambda: torch.lerp(torch.zeros(3, **C), torch.zeros(3), 0.5),
-    "mse": lambda: F.mse_loss(torch.zeros(3, **C), torch.zeros(3)),
-    "grid_sample": lambda: F.grid_sample(torch.zeros(1, 1, 4, 4, **C), torch.zeros(1, 4, 4, 2)),
-    "view of cuda + cpu": lambda: torch.zeros(4, **C).view(2, 2)[0] + torch.zeros(2),
-    "batch norm stats": lambda: F.batch_norm(torch.zeros(2, 3, **C), torch.zeros(3), torch.ones(3)),
     "int_mm 16 rows": lambda: torch._int_mm(
         torch.zeros(16, 8, dtype=torch.int8, **C), torch.zeros(8, 8, dtype=torch.int8, **C)
     ),
@@ -133,8 +114,6 @@ GOOD = {
     "masked_fill 0-dim": lambda: torch.randn(3, **C).masked_fill(
         torch.ones(3, dtype=torch.bool, **C), torch.tensor(0.0)
     ),
-    "like": lambda: torch.zeros_like(torch.zeros(3, **C)) + torch.zeros(3, **C).new_ones(3),
-    "like on cpu": lambda: torch.zeros_like(torch.zeros(3, **C), device="cpu") + torch.ones(3),
     "split, unbind, iterate": lambda: [a + 1 for a in torch.zeros(4, 2, **C).split(2)] + list(torch.zeros(2, **C)),
     "int_mm": lambda: torch._int_mm(
         torch.zeros(17, 8, dtype=torch.int8, **C), torch.zeros(16, 8, dtype=torch.int8, **C).T
@@ -143,8 +122,6 @@ GOOD = {
         torch.ones(2, 2, **C).bfloat16(), torch.ones(2, 2, **C).bfloat16(), out_dtype=torch.float32
     ),
     "svd_lowrank": lambda: torch.svd_lowrank(torch.randn(8, 6, **C), q=3),
-    "pow": lambda: torch.tensor(2.0) ** torch.randn(3, **C),
-    "numpy via cpu": lambda: torch.randn(3, **C).cpu().numpy(),
     "tensor from list": lambda: torch.tensor([1, 2], **C) + torch.as_tensor(np.arange(2), **C),
     "searchsorted": lambda: torch.searchsorted(torch.arange(3.0, **C), torch.rand(2, **C)),
     "autocast": lambda: torch.mm(torch.ones(2, 2, **C), torch.ones(2, 2, **C)),
@@ -191,68 +168,34 @@ def test_values_views_and_writes_are_those_of_the_cpu(gpu):
 SYNCS = {
     "item": (lambda x: x.sum().item(), 1),
     "bool": (lambda x: bool((x > 0).any()), 1),
-    "float": (lambda x: float(x[0]), 1),
     "tolist": (lambda x: x.tolist(), 1),
     "cpu": (lambda x: x.cpu(), 1),
-    "nonzero": (lambda x: x.nonzero(), 1),
     "mask": (lambda x: x[x > 0], 1),
     "mask assign number": (lambda x: x.__setitem__(x > 0, 1.0), 0),
     "mask assign tensor": (lambda x: x.__setitem__(x > 9, torch.zeros(0, **C)), 1),
     "unique": (lambda x: x.unique(), 1),
     "from cpu": (lambda x: x + torch.ones(3).cuda(), 1),
     "from cpu, not blocking": (lambda x: x + torch.ones(3).to("cuda", non_blocking=True), 0),
-    "from a list": (lambda x: x + torch.tensor([1, 2, 3], **C), 1),
     "arithmetic": (lambda x: (x * 2 + 1).sum().exp(), 0),
     "cpu scalar": (lambda x: x * torch.tensor(2.0), 0),
-    "sort": (lambda x: x.sort(), 0),
-    "fill": (lambda x: x.new_full((3,), 2.0), 0),
     "cpu index": (lambda x: x[torch.tensor([0])], 1),
     "multinomial with replacement": (lambda x: torch.multinomial(x.abs() + 1, 2, replacement=True), 0),
     "multinomial without": (lambda x: torch.multinomial(x.abs() + 1, 2), 1),
     "eigh": (lambda x: torch.linalg.eigh(x[:, None] * x), 1),
     "repeat_interleave": (lambda x: x.repeat_interleave(torch.tensor([1, 2, 3], **C)), 2),
     "printing": (lambda x: f"{x.max():.3f}", 1),
-    "allclose": (lambda x: torch.allclose(x, x), 1),
     "synchronize": (lambda x: torch.cuda.synchronize(), 1),
 }
 
 
-@pytest.mark.parametrize("mode", [torch.enable_grad, torch.inference_mode])
 @pytest.mark.parametrize("name", SYNCS)
-def test_synchronisations_are_counted(gpu, name, mode):
+def test_synchronisations_are_counted(gpu, name):
     run, count = SYNCS[name]
-    with mode():
+    with torch.inference_mode():
         x = torch.ones(3, **C)
         with gpu.record() as seen:
             run(x)
     assert seen.syncs == count, seen.report()
-
-
-def test_operations_bytes_and_flops_are_counted(gpu):
-    a = torch.ones(4, 6, **C)
-    with gpu.record() as seen:
-        a.T.contiguous()
-        b = a @ a.T
-        b.view(-1)[::2]
-    assert seen.ops == 2
-    assert seen.flops == {"float32": 2 * 4 * 4 * 6}
-    assert seen.bytes == 2 * 96 + (2 * 96 + 64)
-
-
-@pytest.mark.parametrize(
-    ("stored", "summed", "copied"),
-    [
-        (torch.float32, torch.float32, 0),
-        (torch.float32, torch.float64, 2 * 24 * 8),
-        (torch.bfloat16, torch.float32, 0),
-        (torch.int8, torch.float32, 2 * 24 * 4),
-    ],
-)
-def test_a_sum_in_another_type_writes_and_reads_a_copy(gpu, stored, summed, copied):
-    a = torch.ones(4, 6, dtype=stored, **C)
-    with gpu.record() as seen:
-        a.sum(1, dtype=summed)
-    assert seen.bytes == a.nbytes + 4 * summed.itemsize + copied
 
 
 @torch.library.custom_op("lit_knn_tests::scaled_sum", mutates_args=(), device_types="cpu")
@@ -270,8 +213,8 @@ def add_one_(x: torch.Tensor) -> None:
     x.add_(1)
 
 
-@pytest.mark.parametrize("mode", [torch.enable_grad, torch.no_grad, torch.inference_mode])
-def test_a_custom_operator_is_one_operation(gpu, mode):
+@pytest.mark.parametrize("mode", [torch.enable_grad, torch.inference_mode])
+def test_a_custom_operator_runs_its_cpu_implementation(gpu, mode):
     with mode():
         x, y = torch.ones(8, **C), torch.arange(8.0, **C)
         with gpu.record() as seen:
@@ -280,8 +223,6 @@ def test_a_custom_operator_is_one_operation(gpu, mode):
         assert out.is_cuda
         assert real(out).tolist() == [2.0 + i for i in range(8)]
         assert real(x).tolist() == [2.0] * 8
-        assert seen.op_names == {"lit_knn_tests::scaled_sum": 1, "lit_knn_tests::add_one_": 1}
-        assert seen.bytes == 3 * 32 + 32
         assert seen.syncs == 0
         with pytest.raises(DeviceMismatch):
             scaled_sum(x, torch.ones(8), 2.0)
@@ -290,9 +231,8 @@ def test_a_custom_operator_is_one_operation(gpu, mode):
 def test_a_site_is_the_line_of_the_project():
     with PretendCuda(project=ROOT) as gpu, gpu.record() as seen:
         torch.ones(3, **C).softmax(0).tolist()
-    sites = {*seen.op_sites, *(site for _, site in seen.sync_sites)}
-    assert len(sites) == 1
-    assert sites.pop().startswith("tests/gpu/test_pretend_cuda.py:")
+    ((_, site),) = seen.sync_sites
+    assert site.startswith("tests/gpu/test_pretend_cuda.py:")
 
 
 def test_a_network_trains_as_on_the_cpu(gpu):
@@ -338,65 +278,10 @@ def test_autocast_of_cuda_applies(gpu):
             assert (a @ a).dtype == torch.float32
 
 
-def test_inference_mode(gpu):
-    net = nn.Linear(3, 2).cuda()
-    with torch.inference_mode():
-        y = net(torch.ones(1, 3, **C)).reshape(-1).to(torch.float64)
-        assert y.is_cuda
-        with pytest.raises(DeviceMismatch):
-            y + torch.zeros(2)
-
-
-def test_checkpoints_can_be_written_and_read(gpu):
-    net = nn.Linear(3, 2).cuda()
-    file = io.BytesIO()
-    torch.save(net.state_dict(), file)
-    file.seek(0)
-    other = nn.Linear(3, 2).cuda()
-    other.load_state_dict(torch.load(file, weights_only=True))
-    assert torch.equal(real(other.weight.detach()), real(net.weight.detach()))
-    assert other.weight.is_cuda
-
-
 def test_attention_runs(gpu):
     q = torch.randn(1, 2, 5, 4, **C).requires_grad_()
     F.scaled_dot_product_attention(q, q, q).sum().backward()
     assert q.grad.is_cuda
-
-
-def test_faiss(gpu):
-    faiss = pytest.importorskip("faiss")
-    with install_fake_faiss_gpu():
-        index = faiss.IndexFlatL2(4)
-        index.add(np.eye(4, dtype=np.float32))
-        on_gpu = faiss.index_cpu_to_gpu(faiss.StandardGpuResources(), 0, index)
-        _sq_dist, ids = on_gpu.search(torch.eye(4, **C), 2)
-        assert ids.is_cuda
-        assert ids[:, 0].tolist() == [0, 1, 2, 3]
-        with pytest.raises(RuntimeError, match="2048"):
-            on_gpu.search(torch.eye(4, **C), 2049)
-
-
-@pytest.mark.parametrize(
-    ("d", "k", "what"), [(8, 2048, "abort"), (3072, 600, "abort"), (3072, 512, None), (12288, 8, "refused")]
-)
-def test_faiss_lists_of_8_bit_vectors_have_the_limits_of_the_real_kernels(gpu, d, k, what):
-    faiss = pytest.importorskip("faiss")
-    index = faiss.index_factory(d, "IVF1,SQ8")
-    rows = np.random.default_rng(0).standard_normal((2050 if d < 100 else 640, d)).astype(np.float32)
-    index.train(rows)
-    index.add(rows)
-    with install_fake_faiss_gpu():
-        if what == "refused":
-            with pytest.raises(RuntimeError, match="Insufficient shared memory"):
-                faiss.index_cpu_to_gpu(faiss.StandardGpuResources(), 0, index)
-            return
-        on_gpu = faiss.index_cpu_to_gpu(faiss.StandardGpuResources(), 0, index)
-        if what == "abort":
-            with pytest.raises(FaissAbort):
-                on_gpu.search(torch.zeros(1, d, **C), k)
-        else:
-            on_gpu.search(torch.zeros(1, d, **C), k)
 
 
 def test_nccl_takes_tensors_of_the_device_alone(gpu, tmp_path):
@@ -404,10 +289,8 @@ def test_nccl_takes_tensors_of_the_device_alone(gpu, tmp_path):
         dist.init_process_group("nccl", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
         try:
             x = torch.ones(3, **C)
-            with gpu.record() as seen:
-                dist.all_reduce(x)
-                dist.barrier()
-            assert seen.op_names["c10d::allreduce_"] == 1
+            dist.all_reduce(x)
+            dist.barrier()
             for call in (
                 lambda: dist.all_reduce(torch.ones(3)),
                 lambda: dist.broadcast(torch.ones(3), 0),

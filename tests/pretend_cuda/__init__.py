@@ -10,13 +10,13 @@ the CPU. Each ATen operation that touches one passes through `police.Police.run`
   operation without a CUDA kernel. PyTorch itself refuses `.numpy()`;
 * counts, per source line of the project: synchronisations (`.item()`, `bool()`, `.tolist()`, `.cpu()`, blocking copies
   to the device, `nonzero`, boolean masks, `unique`, `multinomial` with checks, factorisations that look at an info
-  flag), operations (a stand-in for kernel launches), bytes moved, and multiply-adds by type;
+  flag);
 * keeps separate default random streams for the CPU and the pretended device.
 
 A custom operator of `torch.library` is one operation. It runs with its CPU implementation.
 
 `torch.cuda` is patched for the time of the block, so that Lightning's `accelerator="gpu"` and `torch.autocast("cuda")`
-run. `install_fake_faiss_gpu()` gives FAISS a pretended GPU with the rules of `faiss.contrib.torch_utils`.
+run. `install_fake_faiss_gpu()` lets FAISS's indexes of the CPU stand for those of a GPU.
 `install_fake_nccl()` gives torch.distributed a backend `nccl` that refuses CPU tensors; one process stands for each
 GPU.
 
@@ -24,26 +24,25 @@ GPU.
         x = torch.randn(3, device="cuda")
         with gpu.record() as seen:
             (x > 0).any().item()
-        assert seen.syncs == 1 and seen.ops == 2
+        assert seen.syncs == 1
         print(seen.report())               # by source line
 
 Not seen: real kernels (their numbers, determinism, launch limits, memory, speed), and which types a kernel takes; code
 that takes `data_ptr()` (Triton, FAISS, NCCL, extensions); `torch.compile`, CUDA graphs, FakeTensorMode; streams and
 races, because all happens in order; several GPUs; pinned memory; autocast inside C++ functions (its lists apply to
 calls from Python); the device of tensors in checkpoints, which are pickled as the CPU's. `Module.to` makes new
-Parameters here, on a GPU the old ones stay. Attention counts as one operation. After the first block, device guards do
+Parameters here, on a GPU the old ones stay. After the first block, device guards do
 nothing for the rest of the process.
 """
 
 from tests.pretend_cuda.cuda import PretendCuda
 from tests.pretend_cuda.device import DeviceMismatch, NotOnCuda
-from tests.pretend_cuda.faiss_gpu import FaissAbort, install_fake_faiss_gpu
+from tests.pretend_cuda.faiss_gpu import install_fake_faiss_gpu
 from tests.pretend_cuda.nccl import install_fake_nccl
 from tests.pretend_cuda.tensor import PretendTensor, real
 
 __all__ = [
     "DeviceMismatch",
-    "FaissAbort",
     "NotOnCuda",
     "PretendCuda",
     "PretendTensor",

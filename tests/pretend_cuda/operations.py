@@ -7,7 +7,6 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.utils.flop_counter import flop_registry
 
 from tests.pretend_cuda.device import NotOnCuda
 
@@ -36,14 +35,6 @@ SYNCS = {
     "aten::linalg_eigvalsh": "linalg info", "aten::_linalg_check_errors": "linalg info", "aten::histc": "histc",
     "aten::allclose": "equal",
 }  # fmt: skip
-# These launch nothing.
-FREE = {"aten::empty", "aten::empty_like", "aten::empty_strided", "aten::new_empty", "aten::new_empty_strided",
-        "aten::resize_", "aten::set_", "aten::lift_fresh", "aten::_fused_sdp_choice", "aten::is_pinned",
-        "aten::_local_scalar_dense", "aten::item"}  # fmt: skip
-# These read only the rows that they return.
-GATHERS = {"aten::index_select", "aten::gather", "aten::index", "aten::embedding", "aten::searchsorted",
-           "aten::_unsafe_index", "aten::scatter_", "aten::index_put_", "aten::_index_put_impl_",
-           "aten::index_add_"}  # fmt: skip
 # C++ takes the tensors for the CPU's and picks its fused attention, which stands for the GPU's.
 STAND_INS = {
     "aten::_scaled_dot_product_flash_attention_for_cpu", "aten::_scaled_dot_product_flash_attention_for_cpu_backward",
@@ -64,12 +55,10 @@ class Op:
             self.short += f".{func._overloadname}"
         self.arg_names = [a.name for a in arguments]
         self.writes = [i for i, a in enumerate(arguments) if a.alias_info is not None and a.alias_info.is_write]
-        self.returned, self.is_view = _returned_arguments(func._schema)
-        self.launches = not (self.is_view or torch.Tag.inplace_view in func.tags or self.name in FREE)
+        self.returned = _returned_arguments(func._schema)
         self.random = torch.Tag.nondeterministic_seeded in func.tags
         pointwise = torch.Tag.pointwise in func.tags
         self.cpu_scalars = (pointwise or self.name in CPU_SCALAR_TOO) and func not in NO_CPU_SCALAR
-        self.flops = flop_registry.get(func._overloadpacket)
         has_kernel = functools.partial(torch._C._dispatch_has_kernel_for_dispatch_key, func.name())
         # Where PyTorch was built for CUDA, it knows its kernels, whether there is a GPU or not.
         known = self.name.startswith("aten::") and torch.backends.cuda.is_built()
@@ -84,20 +73,17 @@ class Op:
         return args[position] if position < len(args) else kwargs.get(name)
 
 
-def _returned_arguments(schema: Any) -> tuple[list[int | None], bool]:
-    """For each return value the argument that it is, or None; and whether any is a view of an argument."""
+def _returned_arguments(schema: Any) -> list[int | None]:
+    """For each return value the argument that it is, or None."""
     infos = [argument.alias_info for argument in schema.arguments]
     returned: list[int | None] = []
-    view = False
     for value in schema.returns:
         found, info = None, value.alias_info
         if info is not None and info.is_write:
             same = [i for i, own in enumerate(infos) if own and own.is_write and own.before_set & info.before_set]
             found = same[-1] if same else None
-        elif info is not None:
-            view = True
         returned.append(found)
-    return returned, view
+    return returned
 
 
 @functools.cache

@@ -1,4 +1,4 @@
-"""Runs each operation with the CPU's values, after it has refused what CUDA refuses, and counts it."""
+"""Runs each operation with the CPU's values, after it has refused what CUDA refuses, and counts the waits."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from tests.pretend_cuda.arguments import leaves, mapped
-from tests.pretend_cuda.counts import Counts, flops_of, moved_bytes
+from tests.pretend_cuda.counts import Counts
 from tests.pretend_cuda.device import CPU, DEVICE, DeviceMismatch, NotOnCuda, canonical, device_of_generator
 from tests.pretend_cuda.nccl import check_collective
 from tests.pretend_cuda.operations import COPIES, INDEXING, SPECIAL, SYNCS, Op, op_of
@@ -59,19 +59,14 @@ class Police:
         if 0 < len(plain) < len(tensors):
             self._check_mixed(op, args, kwargs, plain)
         _check_generator(op, given, DEVICE if target is None else target)
+        self.counts.operation()
         kind = _sync_of(op, args, kwargs)
         if kind:
             self.counts.sync(kind)
         real_args, real_kwargs = mapped(_on_cpu, args), mapped(_on_cpu, {**kwargs, **_not_pinned(kwargs)})
         with self._own_stream(op, given):
             out = SPECIAL.get(op.short, func)(*real_args, **real_kwargs)
-        self._count(op, given, real_args, real_kwargs, out)
         return _wrapped(op, args, kwargs, out, on_device=target is None or target == DEVICE)
-
-    def _count(self, op: Op, given: list, real_args: tuple, real_kwargs: dict, out: Any) -> None:
-        if self.counts.recorders and op.launches:
-            flops = flops_of(op, real_args, real_kwargs, out)
-            self.counts.operation(op.short, moved_bytes(op, given, out), flops)
 
     def _copy(self, func: Any, op: Op, args: tuple, kwargs: dict, target: torch.device | None) -> Any:
         if op.name == "aten::_to_copy":
@@ -80,14 +75,12 @@ class Police:
             options = {name: _on_cpu(value) for name, value in kwargs.items() if name != "non_blocking"}
             out = func(real(source), **{**options, **_not_pinned(options)})
             self.counts.copy(from_device, to_device, kwargs.get("non_blocking", False))
-            self._count(op, [source], (), {}, out)
             return PretendTensor(out) if to_device else out
         many = op.name == "aten::_foreach_copy_"
         non_blocking = many or op.argument("non_blocking", args, kwargs)
         for into, source in zip(*(args[:2] if many else ([args[0]], [args[1]])), strict=True):
             self.counts.copy(isinstance(source, PretendTensor), isinstance(into, PretendTensor), non_blocking)
         func(real(args[0]), real(args[1]))
-        self._count(op, leaves(args[:2]), (), {}, real(args[0]))
         return None if many else args[0]
 
     def _check_mixed(self, op: Op, args: tuple, kwargs: dict, plain: list) -> None:
