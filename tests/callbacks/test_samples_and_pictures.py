@@ -8,7 +8,7 @@ import pytorch_lightning as pl
 import torch
 from PIL import Image
 
-from lit_knn.callbacks import MeanPicture, PosteriorPicture, SampleGrid, SampleWriter, sample_writer
+from lit_knn.callbacks import MeanPicture, PosteriorPicture, SampleGrid, SampleWriter
 from lit_knn.common.distributed import own_batches
 from lit_knn.common.errors import InputError
 from lit_knn.common.tables import read_rows
@@ -76,18 +76,6 @@ def test_each_png_is_the_sample_of_the_seed_in_its_name(tmp_path):
     assert np.array_equal(grid[28:52:6, 2:38:6], pixels(2))
 
 
-def test_the_grid_says_how_many_of_how_many(tmp_path, monkeypatch):
-    captions, few = [], sum(seed < 64 for seed in SEEDS)
-    monkeypatch.setattr(
-        sample_writer, "captioned", lambda grid, caption: [captions.append(caption), captioned(grid, caption)][1]
-    )
-    predict(tmp_path / "few")
-    monkeypatch.setattr("tests.callbacks.test_samples_and_pictures.SEEDS", list(range(70)))
-    predict(tmp_path / "many")
-    predict(tmp_path / "npz", "npz")
-    assert captions == [f"{few} of 7 samples", "64 of 70 samples", "64 of 70 samples"]
-
-
 @pytest.mark.parametrize(("format", "name"), [("png", "000005.png"), ("npz", "batches/0000_000000.npz")])
 def test_a_full_disk_leaves_no_part_of_a_file(format, name, tmp_path):
     with file_size_limit(60), pytest.raises(OSError, match="File too large") as full:
@@ -101,13 +89,6 @@ def test_a_sample_that_is_not_finite_is_refused(bad, tmp_path, monkeypatch):
     monkeypatch.setattr(Painter, "paint", lambda self, seed: picture(seed) * (bad if seed == 3 else 1))
     with pytest.raises(InputError, match="the sample of seed 3 is not finite"):
         predict(tmp_path / "out")
-
-
-def test_the_place_of_the_samples_is_told(tmp_path, monkeypatch):
-    said = []
-    monkeypatch.setattr(sample_writer, "rank_zero_info", said.append)
-    predict(tmp_path / "out")
-    assert said == [f"Samples are in {tmp_path / 'out'}"]
 
 
 def test_npz_has_samples_and_seeds_in_the_order_of_the_seeds(tmp_path):

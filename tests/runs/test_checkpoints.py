@@ -212,7 +212,3 @@ def test_a_folder_without_the_right_to_write_is_refused_before_training(tmp_path
     monkeypatch.setattr(os, "access", lambda path, mode: not (mode == os.W_OK and path == tmp_path))
     with pytest.raises(InputError, match="checkpoints cannot be written there"):
         fit(LastCheckpoint(1, str(tmp_path)), max_steps=1)
-
-
-def test_a_checkpoint_without_a_config_may_be_of_the_same_estimator(tmp_path):
-    assert RunFolder(tmp_path / "a").trained({"class_path": "LitICT"}, seed=1)

@@ -1,6 +1,5 @@
 """Consistency tuning by the command line: the config of the digits, its checkpoints, and two ranks."""
 
-import json
 import shutil
 from pathlib import Path
 
@@ -10,7 +9,6 @@ import torch
 from main import main
 from tests.command_lines import ROOT, refusal_of
 from tests.networks import write_own
-from tests.ranks import run_main
 
 SMALL = ["-c", str(ROOT / "configs" / "ect" / "digits.yaml"), "-c", str(ROOT / "tests" / "tiny.yaml")]
 SMALL += ["--model.net.channels", "8", "--model.estimator.k", "32", "--model.estimator.n", "8"]
@@ -44,20 +42,6 @@ def test_a_tuned_model_goes_on_and_samples_without_the_file_it_started_from(star
     writer += ["--data.predict_samples", "3"]
     main(["predict", *logged(alone), *writer, "--model.predict_steps", "2"])
     assert list(Path("samples").glob("*.npz"))
-
-
-@pytest.mark.slow  # Two ranks train in test_ddp.py, too.
-def test_two_ranks_keep_the_same_weights(start, tmp_path):
-    probe = tmp_path / "probe.yaml"
-    callback = {"class_path": "tests.ddp_probe.DDPProbe", "init_args": {"folder": str(tmp_path)}}
-    measured = {"class_path": "lit_knn.callbacks.PixelFrechetDistance", "init_args": {"num_samples": 70}}
-    probe.write_text(json.dumps({"trainer": {"callbacks": [measured, callback]}}))
-    run_main(["fit", *SMALL, "-c", probe, "--model.start", start, "--trainer.max_steps", "2",
-              "--trainer.val_check_interval", "2"], 2)  # fmt: skip
-    ranks = [json.loads((tmp_path / f"rank_{rank}.json").read_text()) for rank in range(2)]
-    assert ranks[0]["weights"] == ranks[1]["weights"]
-    assert not set(ranks[0]["noise"]) & set(ranks[1]["noise"])
-    assert ranks[0]["images_seen"] == 2 * 2 * 32
 
 
 def test_a_start_that_is_missing_is_told_in_one_line(capsys):

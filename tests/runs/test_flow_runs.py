@@ -11,7 +11,6 @@ from lit_knn.modules import LitFlow
 from main import main
 from tests.command_lines import ROOT, refusal_of
 from tests.interrupted_runs import At, assert_same, fit, interrupt, net
-from tests.ranks import run_main
 
 RUN = str(ROOT / "configs" / "flow" / "digits.yaml")
 TINY = ["-c", RUN, "-c", str(ROOT / "tests" / "tiny.yaml"), "--model.net.channels", "8", "--model.sampling_steps", "3"]
@@ -41,16 +40,6 @@ def weights(folder):
     return path, torch.load(path, weights_only=True)
 
 
-@pytest.mark.slow  # Two ranks train with half of the images in test_ddp.py, too.
-def test_two_ranks_train_with_half_of_the_images_each(tmp_path):
-    # tests/runs/test_ddp.py compares half of the images on each rank with all images on both.
-    kept = ["--trainer.callbacks", "[]", "--model.augmentation.p", "0.4"]
-    run_main(["fit", *TINY, *kept, "--data.sharded", "true", "--trainer.logger.save_dir", tmp_path], ranks=2)
-    checkpoint = weights(tmp_path)[1]
-    assert checkpoint["images_seen"] == 2 * 2 * 32
-    assert all(value.isfinite().all() for value in checkpoint["state_dict"].values())
-
-
 def test_a_run_trains_measures_plans_and_samples(tmp_path, capsys):
     main(["plan", *TINY])
     assert "network" in capsys.readouterr().out
@@ -76,16 +65,3 @@ def test_a_run_trains_measures_plans_and_samples(tmp_path, capsys):
     line = refusal_of(["predict", *TINY, *other, "--ckpt_path", str(path)], capsys)
     assert line.startswith(f"error: --ckpt_path {path}: the checkpoint is of ")
     assert "another parameterisation: {'output': 'VelocityOutput'}, but the model has {'output': 'DataOutput'}" in line
-
-
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        (["--model.times.low", "0"], "UniformTimes: need 0 < low < high < 1, got low=0.0 and high=0.9999"),
-        (["--model.sampler.solver", "os.system"], "LitFlow: solver=system does not take the arguments z, t, t_next"),
-        (["--model.output", "lit_knn.nets.UNet"], "output"),
-        (["--model.sampling_steps", "0"], "LitFlow: sampling_steps must be above 0, got 0"),
-    ],
-)
-def test_a_bad_option_is_told_in_one_line(options, said, capsys):
-    assert said in refusal_of(["fit", *TINY, *options], capsys)

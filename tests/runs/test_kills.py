@@ -18,6 +18,8 @@ EDM = ["fit", "-c", str(ROOT / "configs/table2/digits.yaml"), "--model.augmentat
 EDM += ["--model.net.in_channels", "1", "--model.net.multipliers", "[1]", "--model.net.blocks", "1", *NET]
 EDM += ["--model.net.augment_dim", "0"]
 
+pytestmark = pytest.mark.slow
+
 
 def run(folder, args, steps, ranks, *callbacks):
     """Start or go on with the run in the folder; the callbacks may kill it."""
@@ -71,7 +73,6 @@ def test_two_ranks_of_which_one_is_killed_or_stopped(tmp_path):
     assert "ranks (trainer.devices times trainer.num_nodes) 2, not 1" in alone.stderr
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "kills"), [("ict", 7), ("edm", 7), ("two", 6)])
 def test_random_kills_lose_nothing(kind, kills, tmp_path):
     args, ranks, steps = {"ict": (ICT, 1, 120), "edm": (EDM, 1, 120), "two": (ICT, 2, 120)}[kind]

@@ -11,7 +11,6 @@ from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugins.hparams import plugin_data_pb2
 
-from lit_knn.commands.cli.save_config import flat
 from main import main
 from tests.command_lines import DEMO, ROOT, TINY
 
@@ -78,13 +77,6 @@ def test_tensorboard_compares_estimators():
     expected = {"net.channels": 8, "data": "Digits", "data.batch_size": 32, "data.index": "FaissIndex", "lr": 3e-3}
     expected |= {"model": "LitICT", "seed": 0, "solver": "heun_step", "data.index.factory": "Flat", "max_steps": 1}
     assert {name: told["knn"][name] for name in expected} == expected
-
-
-def test_options_are_plain_values():
-    part = {"class_path": "lit_knn.nets.UNet", "init_args": {"multipliers": [1, 2], "attention": None, "flag": True}}
-    options = {"model": {"class_path": "mine.Model", "init_args": {"net": part, "lr": 0.1}}, "trainer": {}}
-    expected = {"model": "mine.Model", "net": "UNet", "net.multipliers": "[1, 2]", "net.flag": True, "lr": 0.1}
-    assert flat(options) == expected
 
 
 def test_wandb_gets_pictures_and_options(monkeypatch):

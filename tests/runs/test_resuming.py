@@ -9,10 +9,9 @@ from lit_knn.commands.trainer import Trainer
 from lit_knn.common.errors import InputError
 from lit_knn.common.tables import read_rows
 from lit_knn.data import Digits
-from lit_knn.estimators import KNN, OneSample
+from lit_knn.estimators import OneSample
 from lit_knn.modules import LitEDM, LitICT
 from lit_knn.nets import UNet
-from lit_knn.runs.interruption import RunInterrupted
 from lit_knn.sampling.solvers import euler_step
 from tests.interrupted_runs import QUIET, At, assert_same, edm, fit, ict, interrupt, net, validations
 from tests.ranks import run_ranks
@@ -162,11 +161,6 @@ def test_every_validation_has_the_same_noise(tmp_path):
     assert losses[0] == losses[1]
 
 
-def test_as_many_draws_as_images_are_taken(tmp_path):
-    model = LitICT(net(), KNN(k=16, n=1797), euler_step, total_steps=16)
-    assert fit(tmp_path, model, 1, limit_val_batches=0)[0] == 0
-
-
 class Decaying(LitICT):
     """Halves the learning rate after each step."""
 
@@ -257,11 +251,6 @@ def test_other_images_or_labels_are_refused(tmp_path):
     assert resume(path, Digits(batch_size=40), conditional()) == 2
     with pytest.raises(InputError, match="class labels with the hash"):
         resume(path, Relabelled(batch_size=40), conditional())
-
-
-def test_the_interruption_tells_step_and_checkpoint(tmp_path):
-    stop = RunInterrupted(signal.SIGTERM, 5, "a.ckpt")
-    assert (stop.code, stop.step, stop.checkpoint) == (143, 5, "a.ckpt")
 
 
 def test_slurms_signal_to_requeue_saves_between_two_batches(whole, tmp_path, monkeypatch):
