@@ -98,7 +98,7 @@ def every_u(monkeypatch):
 
 @pytest.fixture(scope="session")
 def trained_run(tmp_path_factory):
-    """`trained_run("edm")`: the run's folder and its options, see `tests.trained_runs`. Copy a run before changing it."""
+    """`trained_run("edm")`: a run's folder and options, see `tests.trained_runs`. Copy it before changing it."""
     from tests.trained_runs import shared_run
 
     # Each worker of pytest-xdist has a folder of its own below that of the whole test run.
