@@ -6,17 +6,12 @@ import numpy as np
 import pytest
 import torch
 
-from lit_knn.common.errors import InputError
 from lit_knn.estimators import (
-    KNN,
-    ByClass,
-    Estimator,
     Exact,
     PCALocality,
     Smoothed,
     Wiener,
     pca_locality,
-    rounding,
 )
 from lit_knn.reference import ReferenceSet
 from lit_knn.theory.posterior import posterior_mean
@@ -102,14 +97,6 @@ def test_locality_does_not_depend_on_pieces_tiles_and_batches(monkeypatch):
         torch.testing.assert_close(again, whole, atol=1e-5, rtol=0)
 
 
-def test_float32_where_it_is_enough_is_as_good_as_float64(monkeypatch):
-    reference = SETS["pixels"]()
-    z = latents(reference)
-    ours = PCALocality(0.1).bind(reference).posterior_mean(z, LEVELS)
-    monkeypatch.setattr(rounding, "MOST_ROUNDING", 0.0)
-    torch.testing.assert_close(PCALocality(0.1).bind(reference).posterior_mean(z, LEVELS), ours, atol=3e-6, rtol=0)
-
-
 def test_limits_of_locality():
     reference = SETS["more images than pixels"]()
     z = latents(reference)
@@ -165,68 +152,6 @@ ALL = {
     "Smoothed": lambda: Smoothed(Exact(), 0.1, n=4),
     "PCALocality": PCALocality,
 }
-
-
-@pytest.mark.parametrize("kind", SETS)
-@pytest.mark.parametrize("name", ALL)
-def test_extreme_levels_half_precision_and_empty_batches(name, kind):
-    reference = SETS[kind]()
-    estimator = ALL[name]().bind(reference)
-    t = torch.tensor([1e-6, 1e-4, 0.002, 1e2, 1e4, 1e4], dtype=torch.float64)
-    z = latents(reference, t)
-    mean = estimator.posterior_mean(z, t, generator=rng())
-    assert mean.isfinite().all()
-    assert mean.abs().max() <= reference.largest * 1.0001
-    half = estimator.posterior_mean(latents(reference).half(), LEVELS, generator=rng())
-    assert half.dtype == torch.float16
-    assert half.isfinite().all()
-    assert estimator.posterior_mean(z[:0], 1.0).shape == z[:0].shape
-
-
-@pytest.mark.parametrize("name", ALL)
-def test_classes_are_averaged_apart(name):
-    images, labels = pixels(40, (1, 4, 4)), torch.arange(40) % 2
-    z = noisy(ReferenceSet(images).gather(torch.arange(6)), 0.5)
-    which = torch.tensor([0, 1, 1, 0, 1, 0])
-    ours = ByClass(ALL[name]()).bind(ReferenceSet(images, labels=labels))
-    mean = ours.posterior_mean(z, 0.5, labels=which, generator=rng())
-    if name == "Smoothed":
-        assert mean.isfinite().all()
-        return
-    for label in (0, 1):
-        part = ALL[name]().bind(ReferenceSet(images[labels == label]))
-        torch.testing.assert_close(mean[which == label], part.posterior_mean(z[which == label], 0.5))
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: Smoothed(Exact(), -1.0), "Smoothed: width must be finite and at least 0, got -1.0"),
-        (lambda: Smoothed(Exact(), math.nan), "Smoothed: width must be finite"),
-        (lambda: Smoothed(Exact(), 1.0, n=0), "Smoothed: n must be at least 1, got 0"),
-        (lambda: Smoothed(ByClass(Exact()), 1.0), "Smoothed: ByClass takes labels itself"),
-        (lambda: Smoothed("exact", 1.0), "Smoothed: estimator must be an estimator, got 'exact'"),
-        (lambda: PCALocality(1.5), "PCALocality: threshold must be from 0 to 1, got 1.5"),
-        (lambda: PCALocality(math.nan), "PCALocality: threshold must be from 0 to 1, got nan"),
-        (lambda: Smoothed(KNN(k=50), 1.0).bind(SETS["floats"]()), "Smoothed: KNN: k=50 is more than the 40 images"),
-    ],
-)
-def test_what_cannot_work_is_told_in_one_line(make, message):
-    with pytest.raises(InputError, match=message) as caught:
-        make()
-    assert "\n" not in str(caught.value)
-
-
-class Remembering(Estimator):
-    """The first image, which the estimator remembers in a container of its own."""
-
-    def __init__(self, kept):
-        self.kept = kept
-
-    def _posterior_mean(self, z, t, x_source, generator):
-        if not self.kept:
-            self.kept.append(self.reference.gather(torch.zeros(1, dtype=torch.int64)))
-        return self.kept[0].expand_as(z)
 
 
 @pytest.mark.parametrize("N", [1, 60])

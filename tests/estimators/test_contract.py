@@ -11,8 +11,6 @@ from lit_knn.estimators import (
     KNN,
     STF,
     ByClass,
-    Certificate,
-    DrawingEstimator,
     Estimator,
     Exact,
     MonteCarlo,
@@ -28,7 +26,6 @@ from lit_knn.estimators import (
     class_conditional,
 )
 from lit_knn.index import FaissIndex
-from lit_knn.metrics import error_curve
 from lit_knn.reference import ReferenceSet, ShardedReferenceSet
 from lit_knn.theory.warp import Warp
 
@@ -124,26 +121,6 @@ def test_the_analytic_estimators_keep_the_contract(name):
     by_class = mean(class_conditional(ANALYTIC[name]()).bind(second), z, labels=torch.arange(24) % 2)
     assert by_class.isfinite().all()
     assert not torch.equal(by_class, mean(estimator, z))
-
-
-class Wrong(Exact):
-    """The exact mean with random noise, which its flags do not mention."""
-
-    def _posterior_mean(self, z, t, x_source, generator):
-        noise = torch.randn(z.shape, generator=generator)
-        return super()._posterior_mean(z, t, x_source, generator) + 0.01 * noise
-
-
-def test_flags_that_are_wrong_are_found():
-    # Its noise comes from PyTorch's own generator, because it gets none: nothing of it repeats.
-    assert broken_flags(Wrong()) == {"deterministic", "uses_source"}
-
-    class Unneeded(OneSample):
-        needs_reference = True
-
-    estimator = Unneeded()
-    estimator.needs_reference = False
-    assert broken_flags(estimator) <= {"needs_reference"}
 
 
 # `tests/reference/test_sharded.py` checks that each shardable estimator gives the same estimates on two and four ranks
@@ -248,45 +225,6 @@ def test_a_hook_that_overwrites_its_arguments_changes_nothing_of_the_callers():
         assert (z == 1).all()
         assert (x == 1).all()
         assert (torch.as_tensor(t) == 2).all()
-
-
-class Overwriting(DrawingEstimator):
-    """An own estimator whose certificate overwrites its arguments."""
-
-    uses_source = True
-
-    def _draw(self, *args):
-        raise AssertionError
-
-    def _certify(self, z, t, x_source, generator):
-        mean = z.zero_() + x_source.mul_(2)
-        return Certificate(mean, *t.mul_(3).repeat(3, 1))
-
-
-def test_a_certificate_that_overwrites_its_arguments_changes_nothing_of_the_callers():
-    estimator, t = Overwriting().bind(ReferenceSet(images())), torch.full((4,), 2.0, dtype=torch.float64)
-    z, x = torch.ones(4, 1, 4, 4), torch.ones(4, 1, 4, 4)
-    with torch.inference_mode():  # where PyTorch would not notice
-        certificate = estimator.certified_mean(z, t, x)
-    assert (certificate.mean == 2).all()
-    assert (certificate.sq_error == 6).all()
-    assert (z == 1).all()
-    assert (x == 1).all()
-    assert (t == 2).all()
-
-
-class Named(Inherited):
-    """An own estimator whose attributes are named like methods of ours."""
-
-    proposal = "uniform"
-    certified_mean = last_counts = 3
-    n = 4
-
-
-def test_names_of_ours_mean_nothing_in_own_estimators():
-    rows = error_curve({"own": Named()}, ReferenceSet(images()), [T], num_z=8, repeats=2)
-    assert rows[0]["mu_mse"] > 0
-    assert rows[0]["certified_mse"] == rows[0]["search_recall"] == ""
 
 
 class Remembering(Inherited):

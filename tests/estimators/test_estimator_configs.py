@@ -32,20 +32,12 @@ def of_warped(path, run):
 
 
 # With these options `table1/digits` is the demo.
+@pytest.mark.slow  # The tests of each module train with some of them, and the next test binds all.
 @pytest.mark.parametrize("run", ["demo", "flow/digits", "table2/digits", "table2/digits_conditional"])
 @EVERY
 def test_it_trains_on_the_digits(path, run):
-    main(
-        [
-            "fit",
-            "-c",
-            str(ROOT / "configs" / f"{run}.yaml"),
-            "--model.estimator",
-            str(path),
-            *STEP,
-            *of_warped(path, run),
-        ]
-    )
+    config = str(ROOT / "configs" / f"{run}.yaml")
+    main(["fit", "-c", config, "--model.estimator", str(path), *STEP, *of_warped(path, run)])
 
 
 @pytest.fixture(scope="module")

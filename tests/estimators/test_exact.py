@@ -5,7 +5,6 @@ import pytest
 import torch
 
 from lit_knn.estimators import Exact, exact
-from lit_knn.estimators.exact import float_sums
 from lit_knn.reference import ReferenceSet
 from lit_knn.theory.posterior import posterior_mean
 from tests.toys import pixels, two_groups
@@ -88,33 +87,6 @@ def test_ties_of_more_images_than_are_computed_again(t):
     assert worst(ReferenceSet(torch.cat([pair.repeat_interleave(50, 0), far])), z, t) < 1e-20
 
 
-@pytest.mark.parametrize("t", [0.002, 0.005, 0.02])
-def test_an_image_that_float32_makes_unlikely_is_computed_again(t):
-    images = torch.randint(256, (40, 3, 64, 64), dtype=torch.uint8, generator=seeded())
-    x = ReferenceSet(images).gather(torch.arange(40))
-    assert worst(ReferenceSet(images), (x[::2] + x[1::2]) / 2, t) < 1e-10
-
-
-@pytest.mark.parametrize("t", [0.05, 0.1, 0.3, 1.0])
-def test_groups_of_almost_equal_images(t):
-    base = torch.randint(256, (6, 3, 64, 64), generator=seeded()).repeat_interleave(60, 0)
-    images = (base + torch.randint(-1, 2, base.shape, generator=seeded(1))).clamp(0, 255).byte()
-    assert worst_near(ReferenceSet(images), t, latents=4) < 1e-12
-
-
-@pytest.mark.parametrize("N", [1, 2, 31, 32, 33])
-@pytest.mark.parametrize("t", [1e-30, 0.01, 1.0, 50.0, 1e10])
-def test_few_images(N, t):
-    assert worst_near(ReferenceSet(pixels(N=N)), t) < 1e-13
-
-
-def test_a_latent_in_float64_has_its_mean_in_float64():
-    reference = ReferenceSet(pixels(N=400))
-    z = torch.randn(6, *reference.shape, dtype=torch.float64) * 3
-    expected = posterior_mean(z, reference.gather(torch.arange(400)), 3.0)
-    torch.testing.assert_close(Exact().bind(reference).posterior_mean(z, 3.0), expected, rtol=0, atol=1e-13)
-
-
 def test_the_limits_of_the_noise():
     reference = ReferenceSet(pixels(N=60))
     z = reference.gather(torch.arange(5))
@@ -143,28 +115,6 @@ def test_chunks_and_groups_make_no_difference(monkeypatch):
         monkeypatch.setattr(exact, name, value)
     again = Exact().bind(ReferenceSet(pixels(N=300), hflip=True)).posterior_mean(z, t)
     torch.testing.assert_close(again, whole, rtol=0, atol=1e-6)
-
-
-def test_images_without_weight_are_not_multiplied_and_few_latents_summed_in_float64(monkeypatch):
-    calls, products = [], []
-    add_product = exact.add_product
-
-    def counted(total, rows, matrix):
-        products.append(rows.shape[0] * rows.shape[1] * matrix.shape[1])
-        add_product(total, rows, matrix)
-
-    monkeypatch.setattr(exact, "add_product", counted)
-    monkeypatch.setattr(exact, "float_sums", lambda *args: calls.append(len(args[1])) or float_sums(*args))
-    images = torch.randint(256, (400, 3, 16, 16), dtype=torch.uint8, generator=seeded())
-    images[100:150] = images[100]
-    reference = ReferenceSet(images)
-    z = reference.gather(torch.tensor([0, 1, 100]))
-    whole = 3 * 400 * reference.d
-    for t, share, repaired in ((0.5, 1 + 50 / 400, [1]), (80.0, 2, [])):
-        products.clear(), calls.clear()
-        Exact().bind(reference).posterior_mean(z + t * torch.randn(z.shape, generator=seeded()), t)
-        assert sum(products) <= share * whole
-        assert calls == repaired
 
 
 def test_a_mapped_file_gives_the_same_as_memory(tmp_path):

@@ -100,12 +100,3 @@ def test_a_time_without_a_noise_level_is_named(process, t):
     estimator = Exact().bind(reference)
     with pytest.raises(InputError, match=f"{type(process).__name__} has no finite noise level at t={t}"):
         estimator.score(torch.zeros(2, 2, 3), t, process=process)
-
-
-def test_what_the_mean_refuses_the_score_refuses():
-    _, reference = small_set()
-    estimator = Exact().bind(reference)
-    with pytest.raises(InputError, match=r"t must be a scalar or \(2,\), got \(3,\)"):
-        estimator.score(torch.zeros(2, 2, 3), torch.ones(3))
-    with pytest.raises(InputError, match=r"above 0, got -1\.0"):
-        estimator.score(torch.zeros(2, 2, 3), -1.0, process=VP())

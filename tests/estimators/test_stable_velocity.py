@@ -9,7 +9,6 @@ import torch
 import yaml
 from scipy.stats import chisquare
 
-from lit_knn.common.errors import InputError
 from lit_knn.common.settings import describe
 from lit_knn.estimators import STF, Exact, OneSample, Switched, class_conditional
 from lit_knn.metrics import ErrorCurve
@@ -148,12 +147,6 @@ def test_resampled_sources_have_the_posterior_of_the_class(hflip):
     assert torch.equal(data.labels[found].reshape(4000, 3), labels.expand(4000, 3))
     # Monte Carlo's error of a mean of 4,000 images is about 0.01.
     torch.testing.assert_close(drawn.mean(0).double(), enumerate_class_mean(data, z, 3.0, labels), rtol=0, atol=0.04)
-
-
-def test_data_without_labels_are_refused():
-    curve = ErrorCurve({"one": OneSample()}, [0.5], 10, 2, 16, class_conditional=True)
-    with pytest.raises(InputError, match="class_conditional=True, but the data has no labels"):
-        list(curve.levels(ReferenceSet(pixels(60))))
 
 
 def test_the_callback_measures_with_classes(tmp_path):

@@ -5,13 +5,10 @@ import math
 import pytest
 import torch
 
-from lit_knn.common.errors import InputError
-from lit_knn.common.rng import keyed_generator
 from lit_knn.estimators import KNN, Exact, SubspaceKNN
 from lit_knn.index import precision
-from lit_knn.index.precision import is_native
 from lit_knn.reference import ReferenceSet, streaming
-from lit_knn.reference.principal import components_of, projection_of
+from lit_knn.reference.principal import components_of
 from lit_knn.theory import stratified
 from lit_knn.theory.noise import VP, forward_noise, under_process
 from lit_knn.theory.posterior import posterior_mean
@@ -74,50 +71,6 @@ class WithoutControl(SubspaceKNN):
 def keep(monkeypatch):
     """`keep(m)`: m images are kept, and the others are drawn, whatever their probabilities."""
     return lambda m: monkeypatch.setattr(stratified, "num_sure", lambda q: q.new_full((len(q),), m, dtype=torch.long))
-
-
-def enumerated_mean_squared_error(every_u, x, z, t, r, n, control, grid=2000):
-    """The estimator's error, with or without control variate, by enumeration of its random number."""
-    kind = SubspaceKNN if control else WithoutControl
-    estimator = kind(r=r, n=n, compute="float32").bind(ReferenceSet(x))
-    with every_u(grid):
-        mean = estimator.posterior_mean(z.expand(grid, -1).contiguous(), t).double()
-    return (mean - posterior_mean(z, x, t)).square().sum(1).mean().item()
-
-
-def variance_of_independent_draws(x, z, t, r, n, m, control):
-    """The formula of docs/subspace_knn.md in float64: Eq. 12 for the sampled part minus the control variate."""
-    projection = projection_of(ReferenceSet(x), r)
-    basis, mean = projection.components.basis.double(), projection.components.mean.double()
-    x, z = x.double(), z.double()
-    y = (x - mean) @ basis
-    q = torch.softmax(-((z - mean) @ basis - y).square().sum(1) / (2 * t * t), 0)
-    p = torch.softmax(-(z - x).square().sum(1) / (2 * t * t), 0)
-    rest = q.argsort(descending=True)[m:]
-    q_rest, p_rest = q[rest].sum(), p[rest].sum()
-    contribution = (p / q)[rest, None] * (x[rest] - p @ x)
-    if control:
-        y_mean = (q[rest] @ y[rest]) / q_rest
-        contribution = contribution - p_rest / q_rest * (y[rest] - y_mean) @ basis.T
-    share = q[rest] / q_rest
-    centred = contribution - share @ contribution
-    return (q_rest**2 * share @ centred.square().sum(1) / (n - m)).item()
-
-
-def test_error_is_at_most_the_derived_variance_which_the_control_variate_shrinks(every_u, keep):
-    x = low_rank_vectors(seed=3)
-    t, r, n, m = 1.5, R, 20, 8
-    keep(m)
-    ratios, gains = [], []
-    for row in range(12):
-        z = noisy(x[row : row + 1], t, seed=row)
-        for control in (True, False):
-            derived = variance_of_independent_draws(x, z[0], t, r, n, m, control)
-            ratios.append(enumerated_mean_squared_error(every_u, x, z, t, r, n, control) / derived)
-        gains.append(derived / variance_of_independent_draws(x, z[0], t, r, n, m, control=True))
-    # Systematic draws without repetition spread less than independent ones, but their error is not zero.
-    assert 0.2 < sum(ratios) / len(ratios) < 1
-    assert min(gains) > 2
 
 
 def one_image_and_a_rest(N=31, far=4.0):
@@ -195,22 +148,6 @@ def test_certificate_is_zero_where_all_that_is_likely_is_kept():
     assert (all_kept.sq_error == 0).all()
 
 
-def test_the_proposal_is_the_posterior_averaged_over_what_it_does_not_see():
-    # Test of E[p_i(z) | P'z] = q_i: draw sources from q and new noise outside P, then average the posterior.
-    x, t = low_rank_vectors(), 1.5
-    reference = ReferenceSet(x)
-    basis = components_of(reference, 2).basis.double()
-    along = noisy(x[:1], t).double() @ basis
-    q = torch.softmax(-(along - x.double() @ basis).square().sum(1) / (2 * t * t), 0)
-    generator = torch.Generator().manual_seed(0)
-    source = x.double()[torch.multinomial(q, 200_000, replacement=True, generator=generator)]
-    z = source + t * torch.randn(source.shape, dtype=torch.float64, generator=generator)
-    z = z - (z @ basis) @ basis.T + along @ basis.T
-    posterior = torch.softmax(-torch.cdist(z, x.double()).square() / (2 * t * t), 1)
-    assert (posterior.std(0) > 0.2 * q)[q > 0.01].all()  # a single z has more information than P'z
-    torch.testing.assert_close(posterior.mean(0), q, rtol=0.02, atol=2e-5)
-
-
 def test_better_than_the_nearest_neighbour_estimator_with_the_same_number_of_images():
     x = low_rank_vectors(N=2000, seed=4)
     reference, t = ReferenceSet(x), 1.0
@@ -257,72 +194,6 @@ def test_degenerate_sets(x, options, t):
     expected = posterior_mean(z, x, t)
     assert (mean - expected).square().mean() <= 0.1 * x.double().var(0, correction=0).mean() + 1e-9
     assert estimator.certified_mean(z, t).sq_error.isfinite().all()
-
-
-def test_bfloat16_is_only_a_proposal():
-    # Rounded coordinates give another proposal, but the estimated mean is the same.
-    if not torch.cpu._is_avx512_bf16_supported():
-        pytest.skip("this CPU does not multiply bfloat16")
-    x = low_rank_vectors(N=400, seed=2)
-    z = noisy(x[:30], 1.0)
-    reference, mu = ReferenceSet(x), posterior_mean(z, x, 1.0)
-    rough, fine = (
-        squared_error(SubspaceKNN(r=R, n=32, compute=compute).bind(reference), z, 1.0, mu, 50).mean()
-        for compute in ("bfloat16", "float32")
-    )
-    assert rough < 2 * fine
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"r": 0}, "r must be at least 1, got 0"),
-        ({"n": 61}, "n=61 is more than the 60 images"),
-        ({"r": 13, "n": 8}, r"r=13 is more than min\(N, d\) = min\(60, 12\) .*: give r <= 12"),
-        ({"compute": "float8"}, "compute='float8' must be one of auto, float32"),
-        # Sums over the images would overflow float16.
-        ({"compute": "float16"}, "compute='float16' must be one of auto, float32, bfloat16"),
-    ],
-)
-def test_options_that_cannot_work_are_named(options, message):
-    with pytest.raises(InputError, match=message):
-        SubspaceKNN(**options).bind(ReferenceSet(low_rank_vectors()))
-
-
-def test_the_exact_estimator_agrees():
-    x = low_rank_vectors()
-    z = noisy(x[:8], 1.0)
-    reference = ReferenceSet(x)
-    ours = SubspaceKNN(r=2, n=N, compute="float32").bind(reference).posterior_mean(z, 1.0)
-    torch.testing.assert_close(ours, Exact().bind(reference).posterior_mean(z, 1.0), rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.skipif(not is_native(torch.bfloat16, torch.device("cpu")), reason="this CPU does not multiply bfloat16")
-def test_a_rest_that_only_float32_can_hold_is_no_nan():
-    # The other images have less than e^-93 of the source's probability, which bfloat16 cannot represent. Rounding
-    # might hide images so far from the mean, so they are still drawn.
-    ring = torch.nn.functional.normalize(torch.randn(40, 4, generator=torch.Generator().manual_seed(0)))
-    for radius in torch.linspace(13.5, 15.5, 21).tolist():
-        centre = torch.tensor([6 * radius, 0.0, 0.0, 0.0])
-        x = torch.cat([centre[None], centre + radius * ring])
-        estimator = SubspaceKNN(r=4, n=8, compute="bfloat16").bind(ReferenceSet(torch.cat([x, -x])))
-        z = centre.expand(20, -1)
-        certificate = estimator.certified_mean(z, 1.0)
-        torch.testing.assert_close(certificate.mean, z)
-        assert (certificate.sq_error < 1e-9).all()
-
-
-def test_the_default_dtype_of_a_run_in_double_precision_changes_nothing():
-    data = low_rank_vectors()
-    z = noisy(data[:5], 1.0)
-    estimator = SubspaceKNN(4, 8, "float32").bind(ReferenceSet(data))
-    expected = estimator.posterior_mean(z, 1.0, generator=keyed_generator("cpu", 1))
-    torch.set_default_dtype(torch.float64)
-    try:
-        mean = estimator.posterior_mean(z, 1.0, generator=keyed_generator("cpu", 1))
-    finally:
-        torch.set_default_dtype(torch.float32)
-    assert torch.equal(mean, expected)
 
 
 def test_each_piece_of_a_batch_has_its_own_noise_levels(monkeypatch):
@@ -379,9 +250,3 @@ def test_the_mean_of_a_rest_that_bfloat16_cannot_hold_is_of_its_images(bfloat16_
     z = torch.cat([centre, torch.zeros(1)]).expand(20, -1)
     # A mean of drawn images is within the radius, and the mean of the rest is within another two of them.
     assert ((estimator.posterior_mean(z, 1.0) - z).norm(dim=1) < 3 * radius).all()
-
-
-def test_the_type_of_the_products_is_the_one_asked_for(monkeypatch):
-    monkeypatch.setattr(precision, "is_native", lambda dtype, device: dtype == torch.float32)
-    with pytest.raises(InputError, match="SubspaceKNN: compute=bfloat16: this cpu does not multiply it natively"):
-        SubspaceKNN(r=4, n=8, compute="bfloat16").bind(ReferenceSet(low_rank_vectors()))

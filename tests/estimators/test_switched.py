@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from lit_knn.common.errors import InputError
-from lit_knn.common.settings import describe
 from lit_knn.estimators import (
     KNN,
     STF,
@@ -14,7 +13,6 @@ from lit_knn.estimators import (
     Estimator,
     Exact,
     Holdings,
-    MonteCarlo,
     OneSample,
     Switched,
     Wiener,
@@ -23,8 +21,7 @@ from lit_knn.estimators import (
 from lit_knn.modules import LitECT, LitEDM, LitEstimator, LitFlow, LitICT
 from lit_knn.modules.time_distributions import UniformTimes
 from lit_knn.nets import UNet
-from lit_knn.reference import ReferenceSet, ShardedReferenceSet
-from lit_knn.reference.classes import classes_of
+from lit_knn.reference import ReferenceSet
 from lit_knn.theory.noise import LinearInterpolant
 from tests.any_data import enumerated_mean
 from tests.toys import all_warped, enumerate_class_mean, noisy, pixels
@@ -126,29 +123,6 @@ def test_inside_and_around_by_class_the_mean_is_that_of_the_class(make, hflip):
     assert torch.equal(clone.posterior_mean(z, T, x, labels=labels), mean)
 
 
-def test_classes_do_not_share_the_parts():
-    reference = labelled()
-    estimator = ByClass(Switched(Exact(), KNN(10, 5), LEVEL)).bind(reference)
-    for label, part in estimator.parts.items():
-        assert all(inner.reference is classes_of(reference)[label] for inner in part.parts)
-
-
-def test_labels_are_refused_unless_both_parts_take_them():
-    reference = labelled()
-    z, x = latents(reference)
-    labels = reference.labels[: len(z)]
-    switched = Switched(ByClass(Exact()), Exact(), LEVEL).bind(reference)
-    assert not switched.takes_labels
-    with pytest.raises(InputError, match=r"^Switched: labels are given, .* use ByClass\(Switched"):
-        switched.posterior_mean(z, T, x, labels=labels)
-    with pytest.raises(InputError, match=r"label \d is none of the 3 classes"):
-        Switched(OneSample(), ByClass(Exact()), LEVEL).bind(reference).posterior_mean(z, T, x, labels=labels + 5)
-    with pytest.raises(InputError, match="ByClass: labels missing"):
-        Switched(OneSample(), ByClass(Exact()), LEVEL).bind(reference).posterior_mean(z, T, x)
-    with pytest.raises(InputError, match="ByClass: Switched takes labels itself"):
-        ByClass(Switched(OneSample(), ByClass(Exact()), LEVEL))
-
-
 @pytest.mark.parametrize("classes", [False, True])
 def test_warped_means_are_those_of_the_parts(classes):
     reference = ReferenceSet(pixels(40, (1, 6, 6)), labels=torch.arange(40) % 2)
@@ -166,12 +140,6 @@ def test_warped_means_are_those_of_the_parts(classes):
     assert not Switched(OneSample(), Wiener(4), LEVEL).can_warp
     with pytest.raises(InputError, match="Switched cannot estimate the posterior of warped images"):
         Switched(OneSample(), Wiener(4), LEVEL).bind(reference).warped_mean(z, T, augmented.warp, x)
-
-
-@pytest.mark.parametrize("level", [0, -1.0, float("inf"), float("nan"), True, "1", None])
-def test_a_level_that_is_none_is_refused(level):
-    with pytest.raises(InputError, match="Switched: t must be finite and above 0, got"):
-        Switched(OneSample(), Exact(), level)
 
 
 @pytest.mark.parametrize(("level", "fits"), [(0.0019, False), (0.002, True), (80.0, True), (81, False)])
@@ -213,46 +181,12 @@ def test_a_run_with_classes_makes_both_parts_class_conditional():
     assert isinstance(estimator.below, OneSample)
 
 
-def test_parts_that_do_not_fit_are_refused():
-    with pytest.raises(InputError, match="Switched: above must be an estimator, got 3"):
-        Switched(OneSample(), 3, 1.0)
-    with pytest.raises(InputError, match="Switched: KNN: k=61 is more than the 60 images"):
-        Switched(OneSample(), KNN(k=61), 1.0).bind(labelled())
-    with pytest.raises(InputError, match="OneSample needs x_source"):
-        Switched(OneSample(), Exact(), 1.0).bind(labelled()).posterior_mean(torch.zeros(2, 1, 4, 4), 0.5)
-    with pytest.raises(InputError, match="Switched is used before bind"):
-        Switched(OneSample(), Exact(), 1.0).posterior_mean(torch.zeros(2, 1, 4, 4), 0.5)
-    with pytest.raises(InputError, match="Switched needs the whole reference set on each rank"):
-        Switched(OneSample(), MonteCarlo(4), 1.0).bind(ShardedReferenceSet(pixels(60)))
-
-
-def test_a_part_that_needs_no_set_need_not_be_shardable_and_a_subclass_tells_itself():
-    assert Switched(Far(1.0), Exact(), 1.0).shardable
-
-    class Own(Switched):
-        pass
-
-    assert not Own(Far(1.0), Exact(), 1.0).shardable
-
-
 def test_the_parts_of_the_user_stay_as_they_are():
     above = KNN(4, 4)
     switched = Switched(OneSample(), above, 1.0).bind(labelled())
     assert switched.parts[1] is not above
     with pytest.raises(InputError, match="KNN is used before bind"):
         above.reference  # noqa: B018
-
-
-def test_settings_tell_the_level_and_both_parts():
-    def told(*arguments):
-        return describe(Switched(*arguments))
-
-    first = told(OneSample(), KNN(4, 4), 1.0)
-    assert first == told(OneSample(), KNN(4, 4), 1.0)
-    bound = Switched(OneSample(), KNN(4, 4), 1.0).bind(labelled())
-    assert first == describe(bound)
-    for other in ((OneSample(), KNN(4, 4), 2.0), (OneSample(), KNN(4, 5), 1.0), (STF(8), KNN(4, 4), 1.0)):
-        assert told(*other) != first
 
 
 def test_memory_is_that_of_both_parts_with_shared_arrays_once():

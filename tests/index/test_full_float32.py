@@ -1,7 +1,5 @@
 """Estimators compute float32 products in full precision, whatever the process allows."""
 
-import threading
-
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -106,38 +104,3 @@ def test_the_setting_comes_back_after_an_error_and_after_blocks_in_blocks(low):
     with full_float32(), full_float32():
         assert torch.get_float32_matmul_precision() == "highest"
     assert torch.get_float32_matmul_precision() == low
-
-
-def test_the_last_thread_that_leaves_restores_the_setting(low):
-    inside, leave, seen = threading.Event(), threading.Event(), []
-
-    def work():
-        with full_float32():
-            inside.set()
-            leave.wait(30)
-            seen.append(torch.get_float32_matmul_precision())
-
-    thread = threading.Thread(target=work)
-    with full_float32():
-        thread.start()
-        inside.wait(30)
-    assert torch.get_float32_matmul_precision() == "highest"
-    leave.set()
-    thread.join()
-    assert seen == ["highest"]
-    assert torch.get_float32_matmul_precision() == low
-
-
-@pytest.mark.skipif(not hasattr(torch.backends.cuda.matmul, "fp32_precision"), reason="since PyTorch 2.9")
-def test_the_precision_of_single_backends_is_shielded_and_restored():
-    # PyTorch then refuses `get_float32_matmul_precision`.
-    matmul = torch.backends.cuda.matmul
-    before = matmul.fp32_precision
-    try:
-        matmul.fp32_precision = "tf32"
-        with full_float32():
-            assert matmul.fp32_precision == "ieee"
-        assert matmul.fp32_precision == "tf32"
-    finally:
-        matmul.fp32_precision = before
-    assert torch.get_float32_matmul_precision() == "highest"

@@ -1,6 +1,5 @@
 """The cache of built indexes: hits, refused files, and the leftovers of killed processes."""
 
-import resource
 import subprocess
 import sys
 import time
@@ -97,20 +96,6 @@ def test_an_index_of_another_faiss_is_not_taken(tmp_path, monkeypatch):
     assert len(list(tmp_path.glob("*.index"))) == 2
 
 
-def test_a_full_disk_leaves_no_file_and_the_run_goes_on(tmp_path):
-    # A limit on file sizes simulates a full disk: the write fails at the same place with another reason.
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    try:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (2000, hard))
-        with pytest.warns(UserWarning, match=r"cannot be written: File too large; going on without") as lines:
-            reference = started(tmp_path)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    assert len(lines) == 1
-    assert equal(reference, ReferenceSet(images(), FaissIndex("IVF4,SQ8")))
-    assert [path.suffix for path in tmp_path.iterdir()] == [".lock"]
-
-
 @pytest.mark.parametrize("folder", ["file", "file/below"])
 def test_a_folder_that_cannot_be_made_is_refused_before_the_build(tmp_path, folder):
     (tmp_path / "file").write_text("")
@@ -137,15 +122,6 @@ def test_a_killed_process_leaves_what_the_next_start_can_use(tmp_path):
         assert equal(expected, second)
         names = [path.name for path in folder.iterdir()]
         assert len(names) == 2, names  # the index and its lock
-
-
-def test_what_a_killed_writer_left_is_removed(tmp_path):
-    started(tmp_path)
-    path = only_file(tmp_path)
-    path.unlink()
-    (tmp_path / f".{path.stem}.99999.partial.index").write_bytes(b"half")
-    started(tmp_path)
-    assert not list(tmp_path.glob(".*partial*"))
 
 
 def test_a_lock_waits_and_says_so_and_ends_with_its_process(tmp_path):

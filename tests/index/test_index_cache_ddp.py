@@ -11,6 +11,8 @@ from lit_knn.reference import ReferenceSet
 from tests.cached_index import images, queries
 from tests.ranks import run_ranks
 
+pytestmark = pytest.mark.slow
+
 
 def run(folder, how, ranks=2):
     return run_ranks("tests.index_probe", folder, how, ranks)

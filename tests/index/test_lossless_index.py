@@ -36,12 +36,6 @@ def test_distances_to_pixels_are_exact(factory, nprobe, shape, t):
         assert relative_error(pixels(shape=shape), FaissIndex(factory, nprobe), t) > 100 * error
 
 
-@pytest.mark.parametrize(("low", "high"), [(0, 1), (255, 256), (100, 103)])
-def test_images_of_few_grey_levels_are_exact_too(low, high):
-    images = pixels(low=low, high=high)
-    assert relative_error(images, FaissIndex("SQ8", lossless=True), 0.5) < 2e-6
-
-
 def test_an_image_is_at_distance_zero_of_itself():
     images = torch.arange(256, dtype=torch.uint8).reshape(256, 1, 1, 1)
     reference = ReferenceSet(images, FaissIndex("SQ8", lossless=True))
@@ -70,13 +64,6 @@ def test_other_factories_are_refused(factory):
         FaissIndex(factory, lossless=True)
 
 
-def test_few_images_for_many_lists_are_said_in_one_line(capfd):
-    with pytest.warns(UserWarning, match=r"^300 images are few for factory='IVF20,SQ8': .* at most 7 lists$"):
-        ReferenceSet(pixels(300), FaissIndex("IVF20,SQ8")).build_index()
-    printed = capfd.readouterr()
-    assert printed.out == printed.err == ""
-
-
 @pytest.mark.gpu
 def test_lossless_lists_from_a_cache_are_exact_on_a_gpu(tmp_path):
     for _ in range(2):
@@ -96,8 +83,3 @@ def test_half_precision_and_little_scratch_memory_find_near_the_same_on_a_gpu(fa
         reference = ReferenceSet(pixels(), FaissIndex(factory, **options)).to("cuda")
         found.append(reference.search(reference.gather(torch.arange(20, device="cuda")) + 0.5, 10)[0])
     torch.testing.assert_close(found[0], found[1], rtol=0.02, atol=0)
-
-
-def test_scratch_memory_below_zero_is_refused():
-    with pytest.raises(InputError, match="gpu_scratch_mib must be at least 0, got -1"):
-        FaissIndex(gpu_scratch_mib=-1)

@@ -1,13 +1,9 @@
 """Principal components and coordinates of a reference set: against numpy, and computed only once."""
 
-import copy
-
 import numpy as np
 import pytest
 import torch
-from torch import nn
 
-from lit_knn.estimators import SubspaceKNN
 from lit_knn.index.pca import principal_components, sample_size
 from lit_knn.reference import ReferenceSet
 from lit_knn.reference.principal import components_of, projection_of
@@ -102,70 +98,12 @@ def test_a_subset_of_the_images_serves_for_the_components(gapped):
     assert overlap.min() > 0.99
 
 
-def test_components_do_not_hang_on_the_default_generator(gapped):
-    first = components_of(ReferenceSet(gapped), R)
-    torch.manual_seed(99)
-    state = torch.get_rng_state()
-    assert torch.equal(components_of(ReferenceSet(gapped), R).basis, first.basis)
-    assert torch.equal(torch.get_rng_state(), state)
-
-
-def test_each_is_computed_once(gapped):
-    reference = ReferenceSet(gapped)
-    projection = projection_of(reference, R)
-    assert projection_of(reference, R) is projection
-    assert components_of(reference, R) is projection.components
-    assert reference.mean() is reference.mean()
-    assert projection_of(reference, R, torch.bfloat16) is not projection
-    assert projection_of(reference, R, torch.bfloat16).components is projection.components
-    assert projection_of(reference, R + 1) is not projection
-
-
-@pytest.mark.parametrize("shape", [(30, 5), (1, 5), (30, 1, 2, 2)])
-def test_constant_data_has_an_orthonormal_basis_and_no_variance(shape):
-    projection = projection_of(ReferenceSet(torch.full(shape, 0.7)), 1)
-    assert projection.components.basis.norm().item() == pytest.approx(1, abs=1e-6)
-    assert projection.components.variances.abs().max() < 1e-12
-    assert projection.components.residual_variance == pytest.approx(0, abs=1e-12)
-    assert projection.coordinates.abs().max() < 1e-6
-
-
 @pytest.mark.parametrize("N", [60, 200, 500])
 def test_no_variance_outside_is_never_negative(N):
     # N images have at most N − 1 directions.
     pictures = torch.randint(0, 256, (N, 3, 16, 16), dtype=torch.uint8, generator=rng(N))
     residual = components_of(ReferenceSet(pictures), N - 1).residual_variance
     assert 0 <= residual < 1e-6
-
-
-def test_deepcopy_of_a_module_shares_the_projection(gapped):
-    # Lightning's weight averaging copies the module like this.
-    class Module(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.net = nn.Linear(2, 2)
-            self.estimator = SubspaceKNN(r=R, n=8, compute="float32").bind(ReferenceSet(gapped))
-
-    module = Module()
-    twin = copy.deepcopy(module)
-    assert twin.net.weight is not module.net.weight
-    assert twin.estimator is not module.estimator
-    assert twin.estimator.reference is module.estimator.reference
-    coordinates = [projection_of(m.estimator.reference, R).coordinates for m in (module, twin)]
-    assert coordinates[0].data_ptr() == coordinates[1].data_ptr()
-    means = [m.estimator.posterior_mean(gapped[:5], 1.0, generator=rng()) for m in (module, twin)]
-    assert torch.equal(*means)
-
-
-def test_staying_on_a_device_keeps_what_was_computed(gapped):
-    reference = ReferenceSet(gapped)
-    projection, mean = projection_of(reference, R), reference.mean()
-    for device in ("cpu", torch.device("cpu")):
-        reference.to(device)
-        assert projection_of(reference, R) is projection
-        assert reference.mean() is mean
-    reference.to("meta")
-    assert reference.mean().device.type == "meta"
 
 
 @pytest.mark.gpu

@@ -4,7 +4,6 @@ import pytest
 import torch
 from scipy.special import softmax
 
-from lit_knn.common.errors import InputError
 from lit_knn.estimators import Exact, TopK
 from lit_knn.index import FaissIndex
 from lit_knn.reference import ReferenceSet
@@ -63,16 +62,3 @@ def test_an_index_that_finds_fewer_images_gives_their_mean():
         few = ReferenceSet(images[found[found >= 0]])
         wanted = Exact().bind(few).posterior_mean(own.unsqueeze(0), 0.1)
         torch.testing.assert_close(mean.unsqueeze(0), wanted, rtol=0, atol=1e-5)
-
-
-def test_its_error_is_unknown(reference):
-    assert TopK(5).bind(reference).certified_mean(noisy(reference, 1.0), 1.0).sq_error.isinf().all()
-
-
-def test_counts_are_checked(reference):
-    with pytest.raises(InputError, match="TopK: k must be at least 1, got 0"):
-        TopK(0)
-    with pytest.raises(InputError, match="TopK: k=61 is more than the 60 images"):
-        TopK(61).bind(reference)
-    with pytest.warns(UserWarning, match="k=60"):
-        assert TopK().bind(reference).k == 60

@@ -1,8 +1,6 @@
 """Reads published EDM pickles without running their code; hostile and damaged ones are refused with one line."""
 
-import copyreg
 import io
-import itertools
 import os
 import pickle
 import pickletools
@@ -87,20 +85,6 @@ def test_imports_nothing(benign):
     assert "torch_utils" not in sys.modules
 
 
-def test_the_network_itself_is_read_like_one_under_ema(tmp_path):
-    ema, expected = network()
-    assert_same(read_edm_pickle(write(tmp_path / "a.pkl", ema))[1], expected)
-
-
-@pytest.mark.parametrize("count", range(9))
-def test_positional_arguments_and_a_model_type_by_default(tmp_path, count):
-    order = {"img_resolution": 16, "img_channels": 3, "label_dim": 10, "use_fp16": False, "sigma_min": 0}
-    order |= {"sigma_max": float("inf"), "sigma_data": 0.5, "model_type": "SongUNet"}
-    named = dict(list(order.items())[count:7])  # the last ones are named, unless all are positional
-    ema, _ = network(args=tuple(order.values())[:count], kwargs={**named, "channel_mult": [1, 2]})
-    assert read_edm_pickle(write(tmp_path / "a.pkl", ema))[0] == CONFIG
-
-
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16, torch.int64])
 def test_element_types_and_views(tmp_path, dtype):
     whole = torch.arange(60).reshape(3, 4, 5).to(dtype)
@@ -109,13 +93,6 @@ def test_element_types_and_views(tmp_path, dtype):
     state_dict = read_edm_pickle(write(tmp_path / "a.pkl", ema))[1]
     assert_same(state_dict, {f"model.{name}": value for name, value in tensors.items()})
     assert state_dict["model.view"].untyped_storage().nbytes() == tensors["view"].nbytes
-
-
-def test_values_saved_from_a_gpu_are_read_on_the_cpu(tmp_path):
-    data = storage_bytes().replace(b"X\x03\x00\x00\x00cpu", b"X\x06\x00\x00\x00cuda:0")
-    assert b"cuda:0" in data
-    ema, _ = network(modules=tensor_module(rebuild(Call("torch.storage", "_load_from_bytes", data), 0, (3,), (1,))))
-    assert_same(read_edm_pickle(write(tmp_path / "a.pkl", ema))[1], {"model.a": torch.arange(3.0)})
 
 
 def extremes(kind):
@@ -134,14 +111,6 @@ def test_numpy_scalars_become_the_numbers_that_numpy_says(tmp_path, protocol, co
     kwargs = {"img_resolution": np.int64(16), "img_channels": np.uint8(3), "channel_mult": [np.int8(1), np.int16(2)]}
     config, _ = read_edm_pickle(write(tmp_path / "a.pkl", network(kwargs=kwargs)[0], protocol, core))
     assert (config["img_resolution"], config["img_channels"], config["channel_mult"]) == (16, 3, [1, 2])
-
-
-def test_the_writer_of_these_tests_names_what_numpy_names(tmp_path):
-    # With the installed NumPy's names, the bytes are the same as pickle's own.
-    core = np.array(0).__reduce__()[0].__module__.removesuffix(".multiarray")
-    for protocol in (4, 5):
-        thing = [np.float64(0.5), np.bool_(True)]
-        assert write(tmp_path / "a.pkl", thing, protocol, core).read_bytes() == pickle._dumps(thing, protocol)
 
 
 # Files that try to run code
@@ -266,25 +235,6 @@ def test_what_the_machine_does_not_do_is_refused(tmp_path, code, message):
     assert f"{message}, which is refused" in refused_bytes(tmp_path, code)
 
 
-@pytest.mark.parametrize("opcode", [b"\x82\xf0", b"\x83\xf0\x00", b"\x84\xf0\x00\x00\x00"])
-def test_registered_extensions_are_refused(tmp_path, monkeypatch, opcode):
-    copyreg.add_extension("os", "system", 0xF0)
-    monkeypatch.setitem(copyreg._extension_cache, 0xF0, os.system)
-    try:
-        code = b"\x80\x02" + opcode + f"(S'touch {tmp_path / 'marker'}'\ntR.".encode()
-        assert "opcode EXT" in refused_bytes(tmp_path, code)
-    finally:
-        copyreg.remove_extension("os", "system", 0xF0)
-    assert not (tmp_path / "marker").exists()
-
-
-def test_the_state_of_an_object_is_data_alone(tmp_path):
-    (tmp_path / "a.pkl").write_bytes(RECORD + b")\x81}(\x8c\x0c__setstate__N\x8c\x09__class__" + DICT + b"ub.")
-    record = load_safely(tmp_path / "a.pkl")
-    assert type(record).__name__ == "Record"
-    assert record.state == {"__setstate__": None, "__class__": "collections.OrderedDict"}
-
-
 # Small files that ask for much memory or time
 
 
@@ -307,20 +257,6 @@ def test_a_tensor_larger_than_its_storage_is_refused(tmp_path, offset, size, str
     good = write(tmp_path / "good.pkl", network(modules=tensor_module(rebuild(storage, 0, (3,), (1,))))[0])
     assert read_edm_pickle(good)[1]["model.a"].tolist() == [0, 1, 2]
     refused(write(tmp_path / "a.pkl", network(modules=tensor_module(rebuild(storage, offset, size, stride)))[0]))
-
-
-def test_exactly_the_tensors_within_their_storage_are_read(tmp_path):
-    storage, path, count = Call("torch.storage", "_load_from_bytes", storage_bytes()), tmp_path / "a.pkl", 0
-    for offset, m, n, down, across in itertools.product(range(3), range(1, 3), range(1, 3), range(3), range(3)):
-        places = [offset + i * down + j * across for i in range(m) for j in range(n)]
-        write(path, [rebuild(storage, offset, (m, n), (down, across))])
-        if max(places) < 3 and len(places) <= 3:
-            count += 1
-            assert load_safely(path)[0].to_tensor().flatten().tolist() == places
-        else:
-            with pytest.raises(InputError):
-                load_safely(path)
-    assert count > 30
 
 
 def test_a_storage_that_claims_more_values_than_it_has_is_refused(tmp_path):
@@ -364,30 +300,6 @@ def test_counts_and_repetitions_take_memory_as_the_file_has_bytes(tmp_path, code
         tracemalloc.stop()
 
 
-def test_naming_the_same_values_again_and_again_takes_no_memory(tmp_path):
-    storage = Call("torch.storage", "_load_from_bytes", pickled_values(torch.zeros(2**18)))
-    views = [rebuild(storage, 0, (2**18,), (1,)) for _ in range(500)]
-    path = write(tmp_path / "a.pkl", views)
-    assert path.stat().st_size < 2**21
-    tracemalloc.start()
-    try:
-        assert len(load_safely(path)) == 500
-        assert tracemalloc.get_traced_memory()[1] < 2**23
-    finally:
-        tracemalloc.stop()
-
-
-def test_strides_that_are_no_numbers_are_not_multiplied(tmp_path):
-    storage = Call("torch.storage", "_load_from_bytes", storage_bytes())
-    path = write(tmp_path / "a.pkl", rebuild(storage, 0, (1,), [bytes(10**5)] * 10_000))
-    tracemalloc.start()
-    try:
-        assert "of an impossible size" in refused(path)
-        assert tracemalloc.get_traced_memory()[1] < 2**23
-    finally:
-        tracemalloc.stop()
-
-
 def pickled_values(tensor):
     opcodes = pickletools.genops(pickle.dumps(tensor))
     return next(argument for _, argument, _ in opcodes if isinstance(argument, bytes))
@@ -399,29 +311,12 @@ def test_tensors_that_share_one_storage_too_often_are_refused(tmp_path):
     assert "larger than the file" in refused(write(tmp_path / "a.pkl", network(modules={"model": model})[0]))
 
 
-@pytest.mark.timeout(60)
-def test_modules_that_share_their_names_end(tmp_path):
-    none = dict.fromkeys(map(str, range(10_000)))
-    modules = {str(i): persistent("Conv2d", _parameters=none) for i in range(1_000)}
-    path = write(tmp_path / "a.pkl", network(modules={"model": persistent("SongUNet", modules=modules)})[0])
-    assert "larger than the file" in refused(path)
-
-
 def test_modules_that_hold_each_other_end(tmp_path):
     # Each module is written once and named twice, which makes 2^20 paths.
     module = persistent("SongUNet")
     for _ in range(20):
         module = persistent("SongUNet", modules={"a": module, "b": module})
     refused(write(tmp_path / "a.pkl", network(modules={"model": module})[0]))
-
-
-def test_arguments_that_grow_when_copied_are_refused(tmp_path):
-    value = [1]
-    for _ in range(40):
-        value = [value, value]
-    for growing in (value, [0] * 10_000, 10**5000, {"a": 1}, np.zeros(0)):
-        ema, _ = network(kwargs={"img_resolution": 8, "img_channels": 3, "label_dim": growing})
-        refused(write(tmp_path / "a.pkl", ema))
 
 
 # Damaged and unsuitable files
@@ -453,10 +348,6 @@ def test_damaged_files_end_in_one_line_or_are_read(benign, tmp_path):
 @pytest.mark.parametrize("content", [b"", b"hello\n", b"\x00" * 50, b"PK\x03\x04" + b"\x00" * 30, b"<html></html>"])
 def test_what_is_no_pickle_is_refused(tmp_path, content):
     assert "is no pickle of an EDM network" in refused_bytes(tmp_path, content)
-
-
-def test_missing_files_are_refused(tmp_path):
-    assert "cannot be read: No such file" in refused(tmp_path / "none.pkl")
 
 
 @pytest.mark.parametrize(

@@ -89,24 +89,3 @@ def test_convolutional_nets_take_classes_and_start_at_zero(family):
     one, other = net(z, label, torch.tensor([0, 0])), net(z, label, torch.tensor([1, 1]))
     assert not torch.allclose(one, other)
     assert not torch.allclose(one, net(z, label + 1, torch.tensor([0, 0])))
-
-
-@pytest.mark.parametrize(
-    ("family", "options", "told"),
-    [
-        (ConvResNet, {"layers": 0}, "ConvResNet: layers must be at least 1, got 0"),
-        (ConvResNet, {"channels": 0}, "ConvResNet: channels must be at least 1, got 0"),
-        (ConvUNet, {"multipliers": ()}, r"ConvUNet: multipliers must be 1 to 16 numbers of at least 1, got \[\]"),
-        (ConvUNet, {"num_classes": -1}, "ConvUNet: num_classes must be at least 0, got -1"),
-    ],
-)
-def test_convolutional_nets_refuse_bad_options(family, options, told):
-    with pytest.raises(InputError, match=told):
-        family(**options)
-
-
-def test_convolutional_nets_refuse_other_images():
-    with pytest.raises(InputError, match=r"ConvResNet: in_channels=3, but the images have the shape \(1, 8, 8\)"):
-        ConvResNet()(torch.zeros(1, 1, 8, 8), torch.zeros(1))
-    with pytest.raises(InputError, match="ConvUNet: image sides 6x8 are not divisible by 4"):
-        ConvUNet()(torch.zeros(1, 3, 6, 8), torch.zeros(1))

@@ -10,10 +10,8 @@ from torch import nn
 
 from lit_knn.nets import ADM, DDPMpp, NCSNpp, UNet
 from lit_knn.nets.adm import ADMBlock
-from lit_knn.nets.layers import group_norm
 from lit_knn.nets.precond import ConsistencyFunction, EDMPrecond
 from lit_knn.nets.song_unet import SongBlock
-from lit_knn.nets.unet import Attention, ResBlock
 from tests.config_files import CONFIGS, RUNS, resolved
 
 SMALL = {"image_size": 8, "multipliers": (1, 2), "blocks": 1, "attention_at": (4,)}
@@ -127,17 +125,6 @@ def test_blocks_of_adm_start_as_their_shortcuts():
     assert net.map_label.weight.var().item() == pytest.approx(1, rel=0.13)
 
 
-def test_blocks_of_the_unet_start_as_their_shortcuts():
-    net = made(UNet)
-    blocks = [layer for layer in net.modules() if isinstance(layer, ResBlock | Attention)]
-    assert any(isinstance(block, Attention) for block in blocks)
-    for block in blocks:
-        norm = block.norm if isinstance(block, Attention) else block.norm1
-        h = torch.randn(2, norm.num_channels, 4, 4)
-        shortcut = h if isinstance(block, Attention) else block.skip(h)
-        torch.testing.assert_close(block(h, torch.randn(2, 64)), shortcut, rtol=0, atol=0)
-
-
 @EVERY_KIND
 def test_dropout_drops_its_share_before_the_second_convolution(kind):
     net = awake(made(kind, dropout=0.3)).train()
@@ -166,24 +153,6 @@ def test_the_embedding_is_float32_under_autocast(kind):
         assert not torch.equal(ours[0], ours[1])
 
 
-@EVERY_KIND
-def test_class_and_augmentation_labels_change_the_output(kind):
-    net = awake(made(kind, num_classes=4, augment_dim=9)).eval()
-    z, noise, labels, augment = torch.randn(1, 3, 8, 8), torch.zeros(1), torch.tensor([1]), torch.ones(1, 9)
-    base = net(z, noise, labels, augment)
-    for other in (net(z, noise, labels + 1, augment), net(z, noise, labels, -augment), net(z, noise, labels)):
-        assert (other - base).norm() > 1e-4 * base.norm()
-
-
-@pytest.mark.parametrize(("width", "groups"), [(8, 2), (16, 4), (128, 32), (256, 32), (192, 32)])
-def test_groups_are_of_four_channels_and_at_most_32(width, groups):
-    # The network of Table 1 has 256 channels.
-    h = torch.randn(2, groups, width // groups, 5, 5) * torch.logspace(-1, 1, groups)[:, None, None, None]
-    normal = group_norm(width, 1e-6)(h.flatten(1, 2)).detach().unflatten(1, (groups, -1)).flatten(2)
-    torch.testing.assert_close(normal.mean(2), torch.zeros(2, groups), atol=1e-5, rtol=0)
-    torch.testing.assert_close(normal.square().mean(2), torch.ones(2, groups), atol=1e-3, rtol=0)
-
-
 def attention_by_hand(qkv, heads):
     """Softmax attention of each head; the rows of a head are query, key and value of each of its channels."""
     batch, triple, height, width = qkv.shape
@@ -204,15 +173,6 @@ def test_heads_are_one_or_of_the_width_asked_for(kind, channels_of_head):
     for qkv, attended in zip(found[::2], found[1::2], strict=True):
         heads = 1 if channels_of_head is None else attended.shape[1] // channels_of_head
         torch.testing.assert_close(attended, attention_by_hand(qkv, heads), rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.parametrize(("kind", "steps"), [(DDPMpp, 7), (ADM, 8)])
-def test_frequencies_go_down_to_a_ten_thousandth(kind, steps):
-    # EDM's PositionalEmbedding: with `endpoint` (DDPM++) the last of 8 frequencies is 1/10,000, else one step above it.
-    noise = torch.tensor([-1.5, 0.3, 700.0])
-    angles = noise.double()[:, None] * 10_000.0 ** (-torch.arange(8, dtype=torch.float64) / steps)
-    waves = [angles.sin(), angles.cos()] if kind is DDPMpp else [angles.cos(), angles.sin()]
-    torch.testing.assert_close(made(kind).map_noise(noise).double(), torch.cat(waves, 1), rtol=0, atol=1e-4)
 
 
 @pytest.mark.parametrize("kind", [DDPMpp, NCSNpp, ADM])

@@ -5,7 +5,6 @@ import torch
 
 from lit_knn.nets import ADM, DDPMpp, NCSNpp, network_from_config
 from lit_knn.nets.precond import EDMPrecond
-from lit_knn.nets.residual_unet import ResidualUNet
 from tests import ROOT
 
 FILES = sorted((ROOT / "tests" / "data" / "network-parity").glob("*.pt"))
@@ -28,18 +27,6 @@ def relative_error(output, expected):
     return per_item.max().item()
 
 
-def bits_that_differ(net, recorded) -> int:
-    """Count the outputs whose exact value rounds to another float32. In float32, processors add in different orders."""
-    with torch.no_grad():
-        output = net.double()(recorded["raw_input"].double(), recorded["raw_noise_labels"].double())
-    assert output.dtype == torch.float64
-    return int((output.float() != recorded["raw_output"]).sum())
-
-
-def test_every_architecture_is_there():
-    assert {path.stem for path in FILES} == set(CLASSES)
-
-
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_recorded_weights_give_the_recorded_outputs(path):
     denoiser, recorded = load(path)
@@ -50,21 +37,6 @@ def test_recorded_weights_give_the_recorded_outputs(path):
     assert relative_error(raw, recorded["raw_output"]) < 1e-5
     assert relative_error(denoised, recorded["denoised"]) < 1e-5
     assert denoised.dtype == torch.float32
-
-
-@pytest.mark.parametrize("path", [path for path in FILES if path.stem in BITS_MAY_DIFFER], ids=lambda path: path.stem)
-def test_outputs_agree_to_the_last_bits_where_the_network_hides(path):
-    denoiser, recorded = load(path)
-    assert bits_that_differ(denoiser.model, recorded) <= BITS_MAY_DIFFER[path.stem]
-
-
-@pytest.mark.parametrize("path", [path for path in FILES if path.stem in BITS_MAY_DIFFER], ids=lambda path: path.stem)
-def test_the_last_bits_tell_a_wrong_noise_embedding(path):
-    denoiser, recorded = load(path)
-    net = denoiser.model
-    assert isinstance(net, ResidualUNet)
-    net.map_noise.register_forward_hook(lambda module, inputs, features: features.roll(features.shape[1] // 2, 1))
-    assert bits_that_differ(net, recorded) > BITS_MAY_DIFFER[path.stem]
 
 
 @pytest.mark.parametrize(

@@ -166,8 +166,3 @@ def test_mixed_precision_stays_near_full_precision(name, precision):
     assert all(parameter.isfinite().all() for parameter in model.parameters())
     assert mixed == pytest.approx(full, rel=0.05)
     assert mixed != full
-
-
-def test_an_unknown_backend_is_refused():
-    with pytest.raises(InputError, match="backend=nonsense is not one of"):
-        NetworkSpeed(backend="nonsense")

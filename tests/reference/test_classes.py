@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from lit_knn.common.errors import InputError
-from lit_knn.data import Digits
 from lit_knn.estimators import (
     KNN,
     STF,
@@ -21,8 +20,7 @@ from lit_knn.estimators import (
 )
 from lit_knn.index import FaissIndex, TorchIndex
 from lit_knn.reference import ReferenceSet
-from lit_knn.reference.classes import classes_of, lie_together
-from lit_knn.reference.sharded import ShardedReferenceSet
+from lit_knn.reference.classes import classes_of
 from tests.toys import enumerate_class_mean, noisy
 
 NOISE_LEVELS = [0.05, 0.5, 2.0, 10.0]
@@ -93,15 +91,6 @@ def test_a_class_holds_its_images_and_no_others(sort, hflip):
         assert torch.equal(own.gather(torch.arange(own.N)), everything[reference.labels == label])
         shared = own.images.untyped_storage().data_ptr() == reference.images.untyped_storage().data_ptr()
         assert shared is sort
-
-
-def test_classes_of_floats_stay_floats_and_may_lie_together_by_chance():
-    labels = torch.tensor([1, 0, 0, 1, 5])
-    reference = ReferenceSet(torch.randn(5, 3), labels=labels)
-    storage = reference.images.untyped_storage().data_ptr()
-    shared = [classes_of(reference)[c].images.untyped_storage().data_ptr() == storage for c in (0, 1, 5)]
-    assert shared == [True, False, True]
-    assert torch.equal(classes_of(reference)[1].images, reference.images[[0, 3]])
 
 
 def test_classes_move_with_their_set():
@@ -185,17 +174,6 @@ def test_exact_is_the_enumerated_mean_of_the_class(hflip, sort, t):
     assert t < 1 or (whole - mu).abs().max() > 1e-2
 
 
-@pytest.mark.parametrize("t", [0.3, 3.0, 30.0])
-def test_exact_on_the_digits_is_the_enumerated_mean_of_the_class(t):
-    data = Digits()
-    data.setup()
-    _, z, labels = batch(data.reference, t, size=40)
-    times = t * torch.linspace(0.9, 1.1, 40)  # they must stay with their rows
-    expected = enumerate_class_mean(data.reference, z, times, labels)
-    mu = ByClass(Exact()).bind(data.reference).posterior_mean(z.double(), times, labels=labels)
-    assert (mu - expected).square().mean() < 1e-15
-
-
 @WITH_REFERENCE
 @pytest.mark.parametrize("hflip", [True, False])
 def test_a_mixed_batch_is_what_each_class_gives_by_itself(name, hflip):
@@ -211,24 +189,6 @@ def test_a_mixed_batch_is_what_each_class_gives_by_itself(name, hflip):
         own = ReferenceSet(reference.images[reference.labels[: len(reference.images)] == label], hflip=hflip)
         alone = MAKERS[name]().bind(own).posterior_mean(z[rows], t[rows], x[rows], generator)
         assert_same_up_to_order(mixed[rows], alone)
-
-
-@WITH_REFERENCE
-def test_the_score_is_that_of_the_mean_of_the_class(name):
-    reference = toy_set()
-    x, z, labels = batch(reference, 1.0)
-    estimator = ByClass(MAKERS[name]()).bind(reference)
-    mu = estimator.posterior_mean(z, 1.5, x, rng(), labels)
-    score = estimator.score(z, 1.5, x, rng(), labels)
-    torch.testing.assert_close(score, (mu - z) / 1.5**2, rtol=1e-4, atol=1e-5)
-
-
-def test_the_one_sample_estimate_is_of_the_class_already():
-    reference = toy_set()
-    x, z, labels = batch(reference, 1.0)
-    assert torch.equal(OneSample().posterior_mean(z, 1.0, x, labels=labels), x)
-    with pytest.raises(InputError, match="ByClass: OneSample takes labels itself"):
-        ByClass(OneSample())
 
 
 @pytest.mark.parametrize("t", [0.5, 2.0, 10.0])
@@ -253,18 +213,6 @@ def test_knn_with_all_images_of_a_class_draws_from_its_posterior(t):
     torch.testing.assert_close(estimates.var(0).mean(), variance.mean(), rtol=0.1, atol=1e-6)
 
 
-def test_an_estimator_with_an_average_of_its_own_keeps_it():
-    class Doubled(STF):
-        def _posterior_mean(self, z, t, x_source, generator):
-            return 2 * super()._posterior_mean(z, t, x_source, generator)
-
-    reference = toy_set()
-    x, z, labels = batch(reference, 1.0)
-    plain, doubled = (ByClass(kind(n=8)).bind(reference) for kind in (STF, Doubled))
-    expected = 2 * plain.posterior_mean(z, 1.0, x, rng(), labels)
-    assert_same_up_to_order(doubled.posterior_mean(z, 1.0, x, rng(), labels), expected)
-
-
 def test_limits_of_the_noise_are_the_nearest_image_and_the_mean_of_the_class():
     reference = toy_set(False)
     x, z, labels = batch(reference, 1e-3)
@@ -275,67 +223,10 @@ def test_limits_of_the_noise_are_the_nearest_image_and_the_mean_of_the_class():
     torch.testing.assert_close(far, means, rtol=0, atol=1e-5)
 
 
-def test_an_empty_batch_is_an_empty_mean():
-    reference = toy_set()
-    none = torch.zeros(0, dtype=torch.long)
-    assert ByClass(Exact()).bind(reference).posterior_mean(torch.zeros(0, 1, 4, 4), 1.0, labels=none).shape == (
-        0,
-        1,
-        4,
-        4,
-    )
-
-
 # Binding
 
 
-class Watched(FaissIndex):
-    """Records the number of images of each build."""
-
-    sizes: list[int] = []  # noqa: RUF012  shared by all copies
-
-    def build(self, vectors):
-        self.sizes.append(vectors.N)
-        super().build(vectors)
-
-
-def test_binding_builds_all_classes_and_not_the_whole():
-    Watched.sizes = []
-    reference = toy_set(index=Watched())
-    estimator = ByClass(KNN(k=6, n=8)).bind(reference)
-    assert Watched.sizes == list(SIZES.values())
-    assert estimator.reference is reference
-    _, z, labels = batch(reference, 1.0)
-    for _ in range(2):
-        estimator.posterior_mean(z, 1.0, labels=labels)
-    # Another estimator finds the indexes that the first one has built.
-    ByClass(KNN(k=3, n=8)).bind(reference)
-    assert Watched.sizes == list(SIZES.values())
-
-
-def test_a_deep_copy_shares_the_classes_of_the_set():
-    reference = toy_set()
-    estimator = ByClass(KNN(k=6, n=8)).bind(reference)
-    clone = copy.deepcopy(estimator)
-    assert clone.parts[3] is not estimator.parts[3]
-    assert clone.parts[3].reference is classes_of(reference)[3]
-    _, z, labels = batch(reference, 1.0)
-    expected = estimator.posterior_mean(z, 1.0, generator=rng(), labels=labels)
-    assert torch.equal(clone.posterior_mean(z, 1.0, generator=rng(), labels=labels), expected)
-
-
 # Bad input
-
-
-def test_labels_are_required():
-    reference = toy_set()
-    estimator = ByClass(KNN(k=6, n=8)).bind(reference)
-    _, z, _ = batch(reference, 1.0)
-    for ask in (estimator.posterior_mean, estimator.score):
-        with pytest.raises(InputError, match=r"^ByClass: labels missing"):
-            ask(z, 1.0)
-    with pytest.raises(InputError, match=r"^KNN: labels are given, .* use ByClass\(KNN"):
-        KNN(k=6, n=8).bind(reference).posterior_mean(z, 1.0, labels=torch.full((len(z),), 3))
 
 
 @pytest.mark.parametrize(
@@ -355,25 +246,6 @@ def test_labels_that_cannot_be_are_refused(labels, words):
         estimator.posterior_mean(torch.zeros(3, 1, 4, 4), 1.0, labels=labels)
 
 
-def test_a_sharded_set_has_no_sets_of_classes():
-    whole = toy_set()
-    sharded = ShardedReferenceSet(whole.images, labels=whole.labels)
-    with pytest.raises(InputError, match="ByClass needs the whole reference set on each rank"):
-        ByClass(Exact()).bind(sharded)
-    with pytest.raises(InputError, match="a sharded reference set cannot be split by class"):
-        classes_of(sharded)
-
-
-def test_a_set_without_labels_has_no_classes():
-    reference = ReferenceSet(torch.randn(20, 3))
-    for ask in (
-        lambda: classes_of(reference),
-        lambda: ByClass(Exact()).bind(reference),
-    ):
-        with pytest.raises(InputError, match="the reference set has no labels"):
-            ask()
-
-
 @pytest.mark.parametrize(
     ("estimator", "words"),
     [
@@ -385,25 +257,3 @@ def test_a_set_without_labels_has_no_classes():
 def test_a_class_that_is_too_small_is_named(estimator, words):
     with pytest.raises(InputError, match=words):
         ByClass(estimator).bind(toy_set())
-
-
-def test_an_index_that_does_not_fit_a_class_says_which():
-    reference = toy_set(index=FaissIndex("IVF12,Flat"))
-    with pytest.raises(
-        InputError, match=r"^class 2: FaissIndex: factory='IVF12,Flat' has more lists than the 11 images"
-    ):
-        ByClass(KNN(k=6, n=8)).bind(reference)
-
-
-@pytest.mark.parametrize(("labels", "together"), [([2, 2, 0, 1, 1], True), ([0], True), ([0, 1, 0], False)])
-def test_images_in_order_of_class_are_told_from_others(labels, together):
-    assert lie_together(torch.tensor(labels)) == together
-
-
-def test_copied_images_of_a_class_need_their_file_no_more():
-    reference = ReferenceSet(torch.zeros(6, 1, 2, 2, dtype=torch.uint8), labels=torch.arange(6) % 2)
-    looks = []
-    reference.watch(lambda: looks.append("the file was looked at"))
-    own = classes_of(reference)[1]  # The images are copied now.
-    assert own.gather(torch.tensor([0, 2])).shape == (2, 1, 2, 2)
-    assert len(looks) == 1

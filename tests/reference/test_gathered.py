@@ -83,14 +83,6 @@ def test_compiled_functions_compute_the_same(name):
 
 
 @pytest.mark.gpu
-def test_no_rows_have_no_distances_and_no_means():
-    reference = ReferenceSet(pixels(N), hflip=True).to("cuda")
-    images = Stored(reference, torch.zeros(0, n, dtype=torch.long, device="cuda"))
-    assert images.sq_dist(torch.zeros(0, *reference.shape, device="cuda")).shape == (0, n)
-    assert images.mean(torch.zeros(0, n, device="cuda")).shape == (0, *reference.shape)
-
-
-@pytest.mark.gpu
 def test_the_source_alone_is_its_own_mean():
     reference, source = SETS["pixels"]().to("cuda"), torch.randn(B, 3, 6, 6).cuda()
     images = Stored(reference, torch.empty(B, 0, dtype=torch.long).cuda(), source)
@@ -143,12 +135,3 @@ def test_a_call_waits_once_and_reads_the_images_in_two_compiled_functions(stand_
     assert seen.syncs <= 1, seen.report()
     distances = [] if isinstance(estimator, MonteCarlo) else [module.stored_sq_dist]
     assert called == [*distances, module.stored_deviation]
-
-
-def test_a_gpu_without_triton_gathers(stand_in, monkeypatch):
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    reference = ReferenceSet(pixels(N)).to("cuda")
-    estimator = UniformSNIS(n=n).bind(reference)
-    with stand_in.record() as seen:
-        estimator.posterior_mean(torch.zeros(2, *reference.shape).cuda(), 3.0)
-    assert seen.op_names["index_select"] == 1

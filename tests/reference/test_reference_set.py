@@ -1,6 +1,5 @@
 """The reference set and its FAISS index against scikit-learn's neighbours and an explicitly doubled set."""
 
-import copy
 import math
 
 import numpy as np
@@ -9,11 +8,9 @@ import torch
 from sklearn.neighbors import NearestNeighbors
 
 from lit_knn.common.errors import InputError
-from lit_knn.estimators import KNN, Exact, MonteCarlo
 from lit_knn.index import FaissIndex, TorchIndex
 from lit_knn.index.base import Vectors
 from lit_knn.reference import ReferenceSet
-from lit_knn.theory.proposal import neighbour_proposal
 
 
 def pixels(n=30, c=3, h=4, w=6, seed=0):
@@ -53,16 +50,6 @@ def test_flat_search_matches_scikit_learn(kind, k):
     assert (sq_dist.diff(dim=1) >= 0).all()
 
 
-def test_large_batch_and_float64_queries_give_the_same_neighbours():
-    # FAISS switches to a matrix product for more than 20 queries.
-    reference = ReferenceSet(pixels())
-    z = latents_near(reference, b=50)
-    ids = reference.search(z, 7)[1]
-    np.testing.assert_array_equal(ids, sklearn_search(reference.gather(torch.arange(30)), z, 7)[1])
-    assert torch.equal(reference.search(z.double(), 7)[1], ids)
-    assert torch.equal(torch.cat([reference.search(z[i : i + 1], 7)[1] for i in range(50)]), ids)
-
-
 def test_pixels_scale_to_model_space():
     images = torch.arange(256, dtype=torch.uint8).reshape(256, 1, 1, 1)
     x = ReferenceSet(images).gather(torch.arange(256)).flatten()
@@ -78,15 +65,6 @@ def test_float_values_are_taken_as_they_are(dtype):
     reference = ReferenceSet(values)
     assert torch.equal(reference.gather(torch.arange(6)), values.float())
     assert (reference.N, reference.d, reference.shape) == (6, 5, (5,))
-
-
-def test_numpy_and_tensor_images_are_the_same():
-    images = pixels()
-    a, b = ReferenceSet(images), ReferenceSet(images.numpy())
-    assert torch.equal(a.gather(torch.arange(30)), b.gather(torch.arange(30)))
-    assert (a.N, a.d, a.shape) == (30, 72, (3, 4, 6))
-    assert a.images.dtype == torch.uint8  # kept as given: a quarter of the memory
-    assert a.images.data_ptr() == images.data_ptr()
 
 
 @pytest.mark.parametrize("hflip", [False, True])
@@ -144,20 +122,6 @@ def test_hflip_search_equals_a_doubled_set(k, float_images):
         assert all(sorted(row) == list(range(60)) for row in ids.tolist())
 
 
-@pytest.mark.parametrize("t", [0.002, 0.5, 2.0, 80.0])
-def test_hflip_estimates_equal_a_doubled_set(t):
-    flipped, doubled = doubled_pair()
-    z = latents_near(doubled, t=t)
-    exact = Exact().bind(doubled).posterior_mean(z, t)
-    torch.testing.assert_close(Exact().bind(flipped).posterior_mean(z, t), exact, atol=1e-5, rtol=0)
-    one, two = (neighbour_proposal(*s.search(z, 9), t, s.N) for s in (flipped, doubled))
-    np.testing.assert_allclose(one.log_Zq, two.log_Zq, rtol=1e-3 if t < 0.01 else 1e-5, atol=1e-4)
-    for estimator in (KNN(k=9, n=4000), MonteCarlo(n=4000)):
-        mean = estimator.bind(flipped).posterior_mean(z, t, generator=torch.Generator().manual_seed(0))
-        # Pixels have a standard deviation of 0.6, and KNN's weights differ at most by a small factor.
-        assert (mean - exact).square().mean().sqrt() < 0.04
-
-
 def test_labels():
     labels = torch.arange(30) % 7
     assert ReferenceSet(pixels()).labels is None
@@ -196,20 +160,6 @@ def test_nan_far_down_is_found():
         ReferenceSet(images)
 
 
-@pytest.mark.parametrize("k", [0, -1, 31])
-def test_k_outside_the_set_is_refused(k):
-    reference = ReferenceSet(pixels())
-    with pytest.raises(InputError, match=f"k={k}"):
-        reference.search(latents_near(reference), k)
-
-
-def test_queries_of_another_shape_are_refused():
-    reference = ReferenceSet(pixels())
-    # The query also has 72 numbers, so only its shape is wrong.
-    with pytest.raises(InputError, match="shape"):
-        reference.search(torch.zeros(2, 3, 6, 4), 1)
-
-
 @pytest.mark.parametrize(
     ("factory", "nprobe", "words"),
     [
@@ -224,24 +174,6 @@ def test_bad_index_settings_are_refused_at_once(factory, nprobe, words):
         FaissIndex(factory, nprobe)
     assert all(word in str(error.value) for word in words)
     assert "\n" not in str(error.value)
-
-
-def test_more_lists_than_images_are_refused_before_the_build():
-    reference = ReferenceSet(pixels(), FaissIndex("IVF31,Flat"))
-    for build in (reference.build_index, lambda: KNN(k=2, n=2).bind(reference)):
-        with pytest.raises(InputError, match="'IVF31,Flat' has more lists than the 30 images"):
-            build()
-
-
-@pytest.mark.parametrize("nprobe", [0, -3])
-def test_nprobe_below_one_is_refused_at_once(nprobe):
-    with pytest.raises(InputError, match=f"{nprobe}"):
-        FaissIndex("IVF4,Flat", nprobe)
-
-
-def test_search_before_build_is_refused():
-    with pytest.raises(InputError, match="build"):
-        FaissIndex("Flat").search(torch.zeros(1, 3), 1)
 
 
 def clustered(seed=0):
@@ -305,21 +237,6 @@ def test_default_nprobe_searches_a_fiftieth_of_the_lists():
     assert (found[100] == 2000).all()
 
 
-def test_a_built_set_is_shared_by_deepcopy():
-    reference = ReferenceSet(pixels())
-    reference.build_index()
-    assert copy.deepcopy([reference])[0] is reference
-
-
-def test_moving_to_the_same_device_keeps_everything():
-    reference = ReferenceSet(pixels(), labels=torch.zeros(30, dtype=torch.int64))
-    before = reference.search(latents_near(reference), 5)
-    assert reference.to("cpu") is reference
-    assert reference.device == torch.device("cpu")
-    after = reference.search(latents_near(reference), 5)
-    assert torch.equal(before[1], after[1])
-
-
 class Sampled(FaissIndex):
     """An index that keeps the sample that it was trained with."""
 
@@ -352,22 +269,6 @@ def test_lists_are_trained_with_256_images_each(factory):
 
     FaissIndex(factory).build(Vectors(lambda: iter([x]), sample, len(x), str))
     assert max(asked) == 2 * 256
-
-
-class FindsThree(TorchIndex):
-    """An index that finds at most three neighbours."""
-
-    def check(self, N, d, device=None, k=1):
-        if k > 3:
-            raise InputError(f"k={k} is more than 3")
-
-    def build(self, vectors):
-        pytest.fail("the index was built")
-
-
-def test_a_k_that_the_index_cannot_find_is_refused_before_the_build():
-    with pytest.raises(InputError, match="k=4 is more than 3"):
-        KNN(k=4, n=2).bind(ReferenceSet(pixels(), FindsThree("float32")))
 
 
 @pytest.mark.parametrize("hflip", [False, True])

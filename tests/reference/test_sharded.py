@@ -3,12 +3,11 @@
 import pytest
 import torch
 
-import lit_knn.estimators
 from lit_knn.estimators import DrawingEstimator as CertifiedEstimator
 from lit_knn.index import FaissIndex, TorchIndex
 from lit_knn.reference import ReferenceSet
 from lit_knn.reference.principal import projection_of
-from lit_knn.reference.sharded import ShardedReferenceSet, shard_rows
+from lit_knn.reference.sharded import ShardedReferenceSet
 from tests.ranks import run_ranks
 from tests.sharded_probe import ESTIMATORS, SHAPES, K, N, answers, images, latents
 from tests.toys import all_warped
@@ -70,12 +69,6 @@ def test_ranks_share_a_pass_over_all_images_and_none_waits(ranks, setting):
     assert max(counts) - min(counts) <= 2
 
 
-def test_ranks_share_a_pass_over_a_whole_set():
-    reference = whole("mirrored")
-    ids = [torch.cat([ids for ids, _ in reference.share(rank, 3, 10)]) for rank in range(3)]
-    assert torch.equal(torch.cat(ids).sort().values, torch.arange(reference.N))
-
-
 def test_all_images_are_projected_on_the_same_components(ranks):
     expected = projection_of(whole("pixels"), 4).coordinates
     for report in ranks:
@@ -95,21 +88,6 @@ def test_ranks_agree_on_what_depends_on_all_images(ranks):
     assert {report["largest"] for report in ranks} == {len(ranks) - 1}
 
 
-def test_bytes_sent_are_those_that_are_stated(ranks):
-    others, B, d = len(ranks) - 1, 6, 48
-    for report in ranks:
-        search, gather, exact = report["traffic"]
-        assert search == others * B * (4 * d + 12 * 10)
-        own = report["stored"][0]
-        assert gather == (N - own) * 8 + others * own * d
-        assert exact == others * B * (4 * d + 8 + 8 * d + 8)
-
-
-def test_a_call_is_three_collectives(ranks):
-    for report in ranks:
-        assert report["collectives"] == [3, 3, 3]
-
-
 def test_refusals_are_clear_on_every_rank(ranks):
     for report in ranks:
         needs_all, too_many, too_few, no_classes = report["refusals"]
@@ -119,14 +97,6 @@ def test_refusals_are_clear_on_every_rank(ranks):
         )
         assert too_few == f"k=0 must be between 1 and the {N} images of the reference set"
         assert no_classes == "a sharded reference set cannot be split by class: set data.sharded to false"
-
-
-def test_every_estimator_of_ours_that_is_shardable_is_compared_here():
-    made = {getattr(lit_knn.estimators, name) for name in lit_knn.estimators.__all__}
-    shardable = {kind for kind in made if getattr(kind, "shardable", False)}
-    # These need no reference set.
-    apart = {lit_knn.estimators.OneSample, lit_knn.estimators.Network}
-    assert shardable - apart == {type(make()) for make in ESTIMATORS.values()}
 
 
 @pytest.mark.parametrize(
@@ -161,14 +131,6 @@ def test_no_latents_on_any_rank_are_no_means(name):
     if isinstance(estimator, CertifiedEstimator):
         certificate = estimator.certified_mean(none, 1.0, none)
         assert [part.shape for part in certificate] == [none.shape, (0,), (0,), (0,)]
-
-
-def test_shares_are_even():
-    for N_images, size in ((1, 1), (7, 3), (50_000, 8)):
-        rows = [shard_rows(N_images, rank, size) for rank in range(size)]
-        assert [i for part in rows for i in range(N_images)[part]] == list(range(N_images))
-        lengths = [part.stop - part.start for part in rows]
-        assert max(lengths) - min(lengths) <= 1
 
 
 def test_fingerprints_with_and_without_mirrored_images_differ():

@@ -11,7 +11,6 @@ from torch import nn
 from lit_knn.common.errors import InputError
 from lit_knn.estimators import Exact
 from lit_knn.modules import LitFlow
-from lit_knn.modules.time_distributions import UniformTimes
 from lit_knn.nets import UNet
 from lit_knn.nets.flow import DataOutput, EDMOutput, FlowDenoiser, NoiseOutput, VelocityOutput
 from lit_knn.nets.precond import edm_coefficients
@@ -19,7 +18,7 @@ from lit_knn.sampling import FlowModel
 from lit_knn.sampling.flow_times import TimeSpan
 from lit_knn.sampling.loading import build
 from lit_knn.sampling.samplers import seeded_noise
-from lit_knn.theory.noise import EDM, LINEAR_PROCESS, VP, LinearInterpolant, Process, per_item
+from lit_knn.theory.noise import EDM, VP, LinearInterpolant, Process, per_item
 from main import main
 from tests.gaussian_flow import M, S, gaussian_mean, latents
 
@@ -159,13 +158,6 @@ def test_a_checkpoint_can_be_read_whatever_a_process_of_ones_own_holds():
     process.rate = 3.0
     with pytest.raises(InputError, match="another parameterisation"):
         model.check_checkpoint(checkpoint)
-
-
-def test_two_models_may_share_the_given_times():
-    times, processes = UniformTimes(), (VP(), LINEAR_PROCESS)
-    models = [lit(process, times=times) for process in processes]
-    assert [model.grid.process for model in models] == list(processes)
-    assert times.process is LINEAR_PROCESS
 
 
 def test_processes_that_are_no_flows_are_refused(tmp_path, monkeypatch, capsys):

@@ -34,14 +34,6 @@ def test_a_generated_image_is_near_a_shifted_source_image_of_its_label_and_no_ne
     assert np.mean(labels[nearest] == source.labels) > 0.9
 
 
-def test_flat_images_stay_flat_and_the_size_is_that_asked_for():
-    image, _ = source_images(1)
-    flat = np.full_like(image, 200)
-    assert (generated_source(flat, None, 1, None, None, 0).read(0) == 200).all()
-    assert (generated_source(flat, None, 1, 30, None, 0).read(0) == 200).all()
-    assert (generated_source(image, None, 50, 24, None, 0).read(7).shape) == (3, 24, 24)
-
-
 def test_classes_are_sorted_equal_and_made_of_their_own_part_of_the_source():
     images = np.repeat(np.array([10, 90, 170, 250], np.uint8), 5)[:, None, None, None] * np.ones((1, 1, 6, 6), np.uint8)
     source = generated_source(images, np.repeat(np.arange(4), 5), 40, None, 4, 0)

@@ -12,9 +12,9 @@ from lit_knn.modules.conditioning import Conditioning
 from lit_knn.nets import ADM, ConvResNet, DDPMpp, UNet
 from lit_knn.nets.base import NO_CLASS
 from lit_knn.nets.flow import VelocityOutput
-from lit_knn.nets.precond import ConsistencyFunction, EDMPrecond
+from lit_knn.nets.precond import EDMPrecond
 from lit_knn.reference import ReferenceSet
-from lit_knn.sampling import ConsistencyModel, DiffusionModel, FlowModel
+from lit_knn.sampling import DiffusionModel, FlowModel
 from lit_knn.sampling.flow_times import TimeSpan
 from lit_knn.sampling.guidance import guided
 from lit_knn.sampling.loading import build
@@ -231,14 +231,3 @@ def test_options_that_do_not_fit_are_refused(kind, options, words):
     conditional = options.get("class_conditional", True)
     with pytest.raises(InputError, match=f"^{kind.__name__}: {words}"):
         kind(Watched(3 if conditional else 0), Exact(), **{"class_conditional": conditional, **options})
-
-
-def test_a_net_that_drops_labels_itself_and_models_without_guidance_are_refused():
-    net = Watched()
-    net.label_dropout = 0.1
-    LitEDM(net, Exact(), class_conditional=True, guidance=2.0)
-    with pytest.raises(InputError, match="but the net drops labels, too: set one to 0"):
-        LitEDM(net, Exact(), class_conditional=True, label_dropout=0.2)
-    model = ConsistencyModel(ConsistencyFunction(small_unet()), (1, 4, 4))
-    with pytest.raises(InputError, match="but a consistency model has none"):
-        model.sample(range(2), guidance=2.0)

@@ -1,11 +1,9 @@
 """Counts of images and components: a small set lowers a default, with a warning; it refuses a count that was given."""
 
-import copy
 import warnings
 
 import pytest
 import torch
-import torch.distributed as dist
 
 from lit_knn.commands.plan import estimator_parts
 from lit_knn.common.errors import InputError
@@ -14,7 +12,6 @@ from lit_knn.data import Digits
 from lit_knn.estimators import KNN, STF, ByClass, MonteCarlo, SubspaceKNN, UniformSNIS, Wiener
 from lit_knn.estimators.counts import DEFAULT_K, DEFAULT_N, DEFAULT_R
 from lit_knn.reference import ReferenceSet
-from lit_knn.reference.sharded import ShardedReferenceSet
 from tests.toys import low_rank_vectors, noisy
 
 pytestmark = pytest.mark.filterwarnings("ignore:.* the default ")
@@ -82,31 +79,6 @@ def test_a_number_of_ones_own_is_refused_with_what_to_give(kind, counts):
             assert getattr(estimator.bind(other), name) == number + 1
 
 
-def test_all_counts_are_checked_before_a_line_tells_of_one():
-    def refused():
-        with pytest.raises(InputError, match="SubspaceKNN: n=41 is more than the 40 images of the reference set"):
-            SubspaceKNN(n=41).bind(reference())
-
-    assert lines_of(refused) == []
-
-
-def test_nothing_is_said_where_there_is_enough():
-    assert lines_of(lambda: KNN(k=N).bind(reference())) == []
-    assert lines_of(lambda: KNN().bind(reference(N=2048))) == []
-    # With repetition, the number of draws may be larger than the number of images.
-    for kind in (STF, UniformSNIS, MonteCarlo):
-        assert lines_of(lambda kind=kind: kind().bind(reference())) == []
-
-
-def test_binding_to_another_set_starts_from_the_default_again():
-    estimator = KNN(n=8)
-    for number in (N, 2, 100, 3000, 1):
-        estimator.bind(reference(N=number))
-        assert estimator.k == min(number, DEFAULT_K)
-    assert len(lines_of(lambda: estimator.bind(reference()))) == 1
-    assert copy.deepcopy(estimator).k == N
-
-
 def test_mirrored_images_count():
     pictures = torch.randint(256, (30, 1, 4, 4), dtype=torch.uint8)
     assert KNN().bind(ReferenceSet(pictures, hflip=True)).k == 60
@@ -122,29 +94,6 @@ def test_one_line_for_all_classes_each_of_which_has_its_own_number():
     (line,) = lines_of(lambda: by_class.bind(labelled()))
     assert line.endswith("k=2048 is more than the 12 images of class 0; going on in each class with as many as it has")
     assert [by_class.parts[label].k for label in range(3)] == [12, 12, 6]
-
-
-def test_a_class_is_named_that_has_less_than_what_is_given():
-    with pytest.raises(InputError, match=r"^class 2: KNN: k=7 is more than the 6 images .*: give k <= 6, or null"):
-        ByClass(KNN(k=7, n=4)).bind(labelled())
-
-
-def test_a_set_that_is_split_over_ranks_counts_as_a_whole():
-    assert KNN().bind(ShardedReferenceSet(low_rank_vectors())).k == 60
-
-
-def test_only_the_first_rank_says_it(monkeypatch):
-    monkeypatch.setattr(dist, "is_initialized", lambda: True)
-    monkeypatch.setattr(dist, "get_world_size", lambda: 4)
-    for rank, number in ((0, 1), (1, 0), (3, 0)):
-        monkeypatch.setattr(dist, "get_rank", lambda rank=rank: rank)
-        assert len(lines_of(lambda: Wiener().bind(reference()))) == number
-
-
-@pytest.mark.parametrize("value", [0, -1, 2.5, "8", True])
-def test_what_is_no_count_is_named(value):
-    with pytest.raises(InputError, match=rf"KNN: k must be .*{value!r}"):
-        KNN(k=value)
 
 
 def test_a_plan_counts_what_a_run_would_take():

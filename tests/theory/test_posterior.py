@@ -69,14 +69,6 @@ def test_likelihood_marginal_and_posterior_match_scipy(t):
     np.testing.assert_allclose(log_posterior(sq_dist, t).exp(), posterior, rtol=1e-9, atol=1e-12)
 
 
-def test_marginal_is_a_density():
-    # The data is one-dimensional, so that p_t can be integrated numerically.
-    x = np.array([[-1.0], [0.2], [1.5]])
-    grid = np.linspace(-12, 12, 4001)[:, None]
-    density = log_marginal(sq_dist_of(grid, x), 0.7, d=1).exp().numpy()
-    assert np.trapezoid(density, grid[:, 0]) == pytest.approx(1.0, abs=1e-6)
-
-
 @pytest.mark.parametrize("t", NOISE_LEVELS)
 def test_posterior_is_right_at_every_noise_level(t):
     for spread in (t, 1.0):  # z from the process, and z so far from every x that every likelihood underflows
@@ -153,14 +145,6 @@ def test_posterior_mean_limits():
     np.testing.assert_allclose(far, np.tile(x.mean(0), (B, 1)), atol=1e-10)
 
 
-def test_equidistant_images_share_the_mass_and_duplicates_count_twice():
-    x = torch.tensor([[1.0, 0.0], [-1.0, 0.0], [0.0, 1.0]])
-    z = torch.zeros(1, 2)
-    np.testing.assert_allclose(log_posterior(cross_sq_dist(z, x), 0.002).exp(), np.full((1, 3), 1 / 3), rtol=1e-9)
-    doubled = torch.cat([x, x[:1]])
-    np.testing.assert_allclose(posterior_mean(z, doubled, 0.002), [[0.25, 0.25]], rtol=1e-9)
-
-
 def test_per_item_noise_levels_equal_separate_calls():
     x, z = points(seed=9)
     x, z = torch.tensor(x).reshape(N, 1, 3, 1), torch.tensor(z).reshape(B, 1, 3, 1)
@@ -188,10 +172,3 @@ def test_forward_noise_has_standard_deviation_t():
     assert z.dtype == torch.float32
     np.testing.assert_allclose(z.mean(1), 3.0, atol=4 * 80 / math.sqrt(20_000))
     np.testing.assert_allclose(z.std(1), [0.5, 80.0], rtol=0.03)
-
-
-def test_per_item_broadcasts_over_the_item():
-    like = torch.zeros(2, 3, 4)
-    assert per_item(torch.tensor([1.0, 2.0]), like).shape == (2, 1, 1)
-    assert per_item(torch.tensor(1.0), like).shape == ()
-    assert per_item(0.002, like).item() == 0.002  # a Python float keeps all its digits

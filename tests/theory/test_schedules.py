@@ -43,12 +43,6 @@ def test_karras_grid_ends_exactly_and_ascends(num_steps, rho):
         np.testing.assert_allclose(grid, np.linspace(0.01, 50, num_steps))
 
 
-@pytest.mark.parametrize("arguments", [(1,), (0,), (5, 0.0, 1.0), (5, -1.0, 1.0), (5, 2.0, 1.0), (5, 1.0, 1.0)])
-def test_karras_grid_refuses(arguments):
-    with pytest.raises(ValueError, match=r"num_steps|sigma_min"):
-        karras_sigmas(*arguments)
-
-
 def test_ict_doublings_happen_every_50_000_iterations():
     # K = 400,000, s0 = 10, s1 = 1280: K' = 400,000 / (7 + 1).
     expected = [11, 21, 41, 81, 161, 321, 641, 1281]
@@ -59,31 +53,11 @@ def test_ict_doublings_happen_every_50_000_iterations():
     assert ict_num_steps(10**7) == 1281
 
 
-def test_ict_num_steps_for_other_settings():
-    # If s1/s0 is not a power of two, the schedule stops at s1; K' = floor(100 / (log2(10) + 1)) = 23.
-    values = [ict_num_steps(k, total_steps=100, s0=10, s1=100) for k in range(100)]
-    assert [values.index(v) for v in (11, 21, 41, 81)] == [0, 23, 46, 69]
-    assert max(values) <= 101
-    assert ict_num_steps(92, total_steps=100, s0=10, s1=100) == 101
-    assert {ict_num_steps(k, 100, s0=10, s1=10) for k in range(200)} == {11}
-    # iCT takes the logarithm of a whole number: K' = floor(100 / (log2(floor(25 / 10)) + 1)) = 50.
-    assert [ict_num_steps(k, 100, s0=10, s1=25) for k in (49, 50)] == [11, 21]
-    # Even with fewer iterations than doublings there is a schedule and no division by zero.
-    assert ict_num_steps(0, total_steps=3) == 11
-    assert ict_num_steps(100, total_steps=3) == 1281
-
-
 @pytest.mark.parametrize("options", [(100, 10, 100), (100, 10, 25), (3, 1, 1024), (50, 10, 10)])
 def test_ict_doublings_are_the_steps_where_the_number_grows(options):
     values = [ict_num_steps(k, *options) for k in range(options[0])]
     assert ict_doublings(*options) == [k for k in range(1, options[0]) if values[k] != values[k - 1]]
     assert ict_doublings() == [50_000 * doubling for doubling in range(1, 8)]
-
-
-@pytest.mark.parametrize("options", [{"s0": 0}, {"s0": 20, "s1": 10}, {"total_steps": 0}])
-def test_ict_num_steps_refuses(options):
-    with pytest.raises(ValueError, match=r"s0|total_steps"):
-        ict_num_steps(0, **options)
 
 
 @pytest.mark.parametrize("num_steps", [2, 11, 1281])

@@ -8,8 +8,6 @@ import torch
 import yaml
 from PIL import Image
 
-from lit_knn.callbacks import SizeCalibration
-from lit_knn.common.errors import InputError
 from lit_knn.common.tables import read_rows
 from lit_knn.estimators import Exact, Network, PatchPosterior
 from lit_knn.metrics.same_noise import SameNoise
@@ -82,33 +80,6 @@ def test_latents_are_on_the_trajectories_of_the_network_and_not_those_of_samples
         .all((2, 3, 4))
         .any()
     )
-
-
-def test_networks_share_one_table():
-    reference = ReferenceSet(pixels(12, (1, 6, 6)))
-    networks = {str(size): PatchPosterior(size).bind(reference) for size in (2, 4)}
-    source = SameNoise(reference, 3, NoiseGrid(sigma_min=0.2, sigma_max=2.0), 4)
-    sizes, rows = calibrated(PatchPosterior(), networks, [1, 2, 3, 4], source)
-    for t, size in sizes.items():
-        totals = {p: sum(row["mse"] for row in rows if (row["t"], row["size"]) == (t, p)) for p in (1, 2, 3, 4)}
-        assert totals[size] == min(totals.values())
-
-
-@pytest.mark.parametrize(
-    ("estimator", "sizes", "words"),
-    [
-        (Exact(), [3], "Exact has no argument size"),
-        (PatchPosterior(3), [], "at least one"),
-        (PatchPosterior(3), [3, 3], "different numbers"),
-    ],
-)
-def test_bad_sizes_are_refused(estimator, sizes, words):
-    with pytest.raises(InputError, match=words):
-        SizeCalibration({"own": Exact()}, estimator, sizes, "results")
-    with pytest.raises(InputError, match="num_latents must be at least 2, got 1"):
-        SizeCalibration({"own": Exact()}, PatchPosterior(3), [3], "results", num_latents=1)
-    with pytest.raises(InputError, match="networks is empty"):
-        SizeCalibration({}, PatchPosterior(3), [3], "results")
 
 
 def arguments(**options):

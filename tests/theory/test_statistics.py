@@ -114,29 +114,6 @@ def proposal_of_distances():
     return neighbour_proposal(sq_dist[None], ids[None], 1.0, N), ids, likelihood / total, tail / total
 
 
-def test_draws_of_the_proposal_follow_it():
-    proposal, ids, near, tail = proposal_of_distances()
-    drawn, log_q = sample_proposal(proposal, 2_000_000, torch.Generator().manual_seed(0))
-    is_near = torch.isin(drawn[0], ids)
-
-    def law(mass):
-        return Law.of(np.array([0.0, 1.0]), np.array([1 - mass, mass]))
-
-    mass = (N - K) * tail
-    outside = (~is_near).double()
-    assert 0.3 < mass < 0.7
-    assert law(mass).accepts(outside)
-    for wrong in ((N - K - 1) * tail, mass / 1.02, mass * 1.02):
-        assert law(wrong / (near.sum() + wrong)).refuses(outside, law(mass))
-    # Every image, near or not, has its own share of the draws.
-    expected = torch.full((N,), tail, dtype=torch.float64)
-    expected[ids] = torch.tensor(near)
-    counts = torch.bincount(drawn[0], minlength=N)
-    errors = (counts - drawn.numel() * expected) / (drawn.numel() * expected * (1 - expected)).sqrt()
-    assert errors.abs().max() < Z
-    torch.testing.assert_close(log_q[0].exp(), expected[drawn[0]], rtol=1e-6, atol=0)
-
-
 def test_importance_weights_average_to_the_posterior():
     # E_q[p/q] over any images is their posterior probability, whatever q is.
     proposal, ids, near, tail = proposal_of_distances()

@@ -5,8 +5,6 @@ import pytest
 import torch
 from scipy.ndimage import map_coordinates
 
-import lit_knn.estimators
-from lit_knn.common.errors import InputError
 from lit_knn.common.rng import keyed_generator
 from lit_knn.estimators import (
     KNN,
@@ -18,13 +16,10 @@ from lit_knn.estimators import (
     SubspaceKNN,
     TopK,
     UniformSNIS,
-    Wiener,
     draws,
 )
-from lit_knn.estimators import DrawingEstimator as CertifiedEstimator
 from lit_knn.index import FaissIndex
 from lit_knn.reference import ReferenceSet, streaming
-from lit_knn.reference.streaming import stream_sq_dist
 from lit_knn.theory.posterior import cross_sq_dist, log_posterior, posterior_mean
 from lit_knn.theory.warp import Warp, flip
 from tests.toys import all_warped, noisy, unwarped
@@ -132,19 +127,6 @@ def test_images_that_are_all_brighter_have_a_mean_that_is_as_much_brighter(name)
 
 
 @pytest.mark.parametrize("name", [*SAMPLING, "Exact"])
-def test_mixed_precision_leaves_the_mean_as_it_is(name):
-    data = images()
-    estimator = Exact() if name == "Exact" else SAMPLING[name]()
-    estimator.bind(ReferenceSet(data, index=FaissIndex("Flat")))
-    x, warp = data[:B], all_warped(data[:B]).warp
-    z = noisy(warp.apply(x), 2.0)
-    whole = estimator.warped_mean(z, 2.0, warp, x, keyed_generator("cpu", 3))
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        mixed = estimator.warped_mean(z, 2.0, warp, x, keyed_generator("cpu", 3))
-    assert torch.equal(mixed, whole)
-
-
-@pytest.mark.parametrize("name", [*SAMPLING, "Exact"])
 def test_the_mean_is_the_same_in_pieces_of_any_size(name, monkeypatch):
     data = images()
     x, warp, t = data[:B], all_warped(data[:B]).warp, torch.logspace(-1, 1, B)
@@ -159,13 +141,6 @@ def test_the_mean_is_the_same_in_pieces_of_any_size(name, monkeypatch):
     monkeypatch.setattr(draws, "GATHER_BYTES", 4 * 16 * 128 * 2)  # two rows of 16 images
     monkeypatch.setattr(streaming, "WORK_BYTES", 8 * N * 5)  # five rows of N
     torch.testing.assert_close(mean(), whole, rtol=0, atol=1e-5)
-
-
-def test_resampling_all_images_takes_bounded_memory(monkeypatch):
-    data = images()
-    monkeypatch.setattr(streaming, "WORK_BYTES", 8 * 128 * B * 7)
-    chunks = stream_sq_dist(ReferenceSet(data), data[:B], all_warped(data[:B]).warp)
-    assert [len(x) for _, x, _ in chunks] == [7, 7, 7, 7, 7, 5]
 
 
 CONSISTENT = {
@@ -210,14 +185,6 @@ def test_a_source_that_is_the_mean_or_is_warped_to_nothing_has_a_finite_proposal
     mu = SubspaceKNN(8, 2 * N, "float32").bind(reference).warped_mean(z, t, warp, x)
     torch.testing.assert_close(mu.double(), expected, rtol=0, atol=1e-4)
     assert KNN(40, 10).bind(reference).warped_mean(z, t, warp, x).isfinite().all()
-
-
-def test_every_sampling_estimator_that_can_warp_is_tested_here():
-    made = [getattr(lit_knn.estimators, name) for name in lit_knn.estimators.__all__]
-    kinds = [kind for kind in made if isinstance(kind, type) and kind is not CertifiedEstimator]
-    sampling = {kind for kind in kinds if issubclass(kind, CertifiedEstimator)}
-    assert sampling == {type(make()) for make in SAMPLING.values()}
-    assert all(make().can_warp for make in SAMPLING.values())
 
 
 @pytest.mark.parametrize("name", CONSISTENT)
@@ -267,26 +234,6 @@ def test_at_small_noise_the_mean_is_the_warped_source_however_strong_the_warp(es
     torch.testing.assert_close(mu, augmented.images, rtol=0, atol=1e-5)
 
 
-def test_the_proposal_for_a_warped_item_costs_little_over_that_of_a_plain_one():
-    # Eq. 12 needs a proposal near the posterior: KNN's error is at most a few times larger than with posterior draws.
-    data = images(count=400)
-    reference = ReferenceSet(data, index=FaissIndex("Flat"))
-    x = data[:100]
-    warp = all_warped(x).warp
-    z = noisy(warp.apply(x), 3.0)
-    exact = Exact().bind(reference).warped_mean(z, 3.0, warp, x)
-    errors = {
-        type(estimator).__name__: (
-            estimator.bind(reference).warped_mean(z, 3.0, warp, x, keyed_generator("cpu", 3)) - exact
-        )
-        .square()
-        .mean()
-        for estimator in (KNN(100, 64), MonteCarlo(64), UniformSNIS(64))
-    }
-    assert errors["KNN"] < 8 * errors["MonteCarlo"]
-    assert errors["KNN"] < errors["UniformSNIS"] / 5
-
-
 def test_a_warped_mean_is_of_the_class_that_is_asked_for():
     data = images()
     labels = torch.arange(N) % 3
@@ -301,54 +248,3 @@ def test_a_warped_mean_is_of_the_class_that_is_asked_for():
     # A reference batch of one image is the source.
     source = ByClass(STF(1)).bind(reference).warped_mean(z, t, warp, x, labels=labels[:B])
     torch.testing.assert_close(source, warp.apply(x))
-
-
-def test_the_draws_of_classes_come_from_the_generator():
-    data, labels = images(), torch.arange(N) % 3
-    estimator = ByClass(STF(4)).bind(ReferenceSet(data, labels=labels))
-    warp, before = all_warped(data).warp, torch.get_rng_state()
-    estimator.warped_mean(data, 5.0, warp, data, keyed_generator("cpu", 3), labels)
-    assert torch.equal(torch.get_rng_state(), before)
-
-
-def test_half_precision_and_no_item_at_all():
-    data = images()
-    reference = ReferenceSet(data, index=FaissIndex("Flat"))
-    assert all_warped(data[:0]).images.shape == (0, 2, 8, 8)
-    warp = all_warped(data[:4]).warp
-    z = noisy(warp.apply(data[:4]), 0.02)
-    for estimator in (KNN(5, 4), Exact(), STF(4), MonteCarlo(3)):
-        half = estimator.bind(reference).warped_mean(z.half(), 0.02, warp, data[:4].half())
-        assert half.dtype == torch.float16
-        torch.testing.assert_close(half.float(), warp.apply(data[:4]), rtol=0, atol=2e-3)
-        assert estimator.warped_mean(z[:0], 1.0, warp.rows(slice(0)), data[:0]).shape == (0, 2, 8, 8)
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_half_precision_rounds_pixels_but_not_their_places(dtype):
-    x = images(64, 1, 4).to(dtype)
-    half, whole = all_warped(x).images, all_warped(x.float()).images
-    assert half.dtype == dtype
-    torch.testing.assert_close(half, whole.to(dtype), rtol=0, atol=0)
-
-
-def test_arguments_that_do_not_fit_a_warp_are_named():
-    data = images()
-    warp, knn = all_warped(data).warp, KNN(5, 4).bind(ReferenceSet(data, index=FaissIndex("Flat")))
-    with pytest.raises(InputError, match=r"warp must have 40 maps, got flips \(3, 2\) and theta \(3, 2, 3\)"):
-        knn.warped_mean(data, 1.0, warp.rows(slice(3)), data)
-    with pytest.raises(InputError, match="t must be finite and above 0"):
-        knn.warped_mean(data, 0.0, warp, data)
-    with pytest.raises(InputError, match="needs x_source"):
-        knn.warped_mean(data, 1.0, warp, None)
-    vectors = torch.randn(N, 5)
-    with pytest.raises(InputError, match=r"only images \(B, C, H, W\) can be warped, got z of shape \(40, 5\)"):
-        STF(4).bind(ReferenceSet(vectors)).warped_mean(vectors, 1.0, warp, vectors)
-
-
-def test_an_estimator_without_a_warped_mean_says_so():
-    data = images()
-    with pytest.raises(InputError, match="Wiener cannot estimate the posterior of warped images"):
-        Wiener(4).bind(ReferenceSet(data)).warped_mean(data, 1.0, all_warped(data).warp, data)
-    assert not Wiener(4).can_warp
-    assert isinstance(all_warped(data).warp, Warp)

@@ -1,0 +1,162 @@
+"""What estimators refuse when they are made, bound or called: one line, which names the value."""
+
+import math
+import re
+
+import pytest
+import torch
+
+from lit_knn.common.errors import InputError
+from lit_knn.estimators import (
+    KNN,
+    STF,
+    ByClass,
+    Exact,
+    MonteCarlo,
+    Network,
+    OneSample,
+    PatchPosterior,
+    PCALocality,
+    Smoothed,
+    SubspaceKNN,
+    Switched,
+    UniformSNIS,
+    Wiener,
+)
+from lit_knn.index import precision
+from lit_knn.metrics import ErrorCurve
+from lit_knn.modules import LitEDM
+from lit_knn.nets import UNet
+from lit_knn.reference import ReferenceSet, ShardedReferenceSet
+from lit_knn.theory.noise import VP, LinearInterpolant
+from tests.networks import write_own
+from tests.toys import pixels
+
+N, SHAPE = 60, (1, 4, 4)
+Z = torch.zeros(5, *SHAPE)
+
+
+def reference(kind=ReferenceSet, **options):
+    return kind(pixels(N, SHAPE), **options)
+
+
+def vectors():
+    return ReferenceSet(torch.randn(N, 12))
+
+
+MADE = {
+    "counts": [
+        *[(lambda make=make: make(n=0), r"n .*0") for make in (MonteCarlo, UniformSNIS, STF, KNN, SubspaceKNN)],
+        (lambda: KNN(k=-4), r"KNN.*k .*-4"),
+        (lambda: Smoothed(Exact(), 1.0, n=0), "n must be at least 1, got 0"),
+        (lambda: Wiener(r=0).bind(vectors()), "r must be at least 1, got 0"),
+    ],
+    "values": [
+        (lambda: Smoothed(Exact(), -1.0), "width must be finite and at least 0, got -1.0"),
+        (lambda: Smoothed("exact", 1.0), "estimator must be an estimator, got 'exact'"),
+        (lambda: PCALocality(1.5), "threshold must be from 0 to 1, got 1.5"),
+        (lambda: PCALocality(math.nan), "threshold must be from 0 to 1, got nan"),
+        (lambda: PatchPosterior(2.5), "size must be an integer, got 2.5"),
+        (lambda: PatchPosterior(3, 0), "stride must be at least 1, got 0"),
+        (lambda: PatchPosterior({0: 3}), "noise levels of size must be finite and above 0, got 0"),
+        (lambda: SubspaceKNN(compute="float16"), "compute='float16' must be one of auto, float32, bfloat16"),
+        *[(lambda t=t: Switched(OneSample(), Exact(), t), "t must be finite and above 0") for t in (0, math.nan, "1")],
+        (lambda: Switched(OneSample(), 3, 1.0), "above must be an estimator, got 3"),
+    ],
+    "sets": [
+        (lambda: KNN(k=61).bind(reference()), "k=61.*60"),
+        (lambda: Smoothed(KNN(k=61), 1.0).bind(reference()), "Smoothed: KNN: k=61 is more than the 60 images"),
+        (lambda: SubspaceKNN(n=61).bind(reference()), "n=61 is more than the 60 images"),
+        (lambda: SubspaceKNN(r=13, n=8).bind(vectors()), r"r=13 is more than min\(N, d\) = min\(60, 12\).*r <= 12"),
+        (lambda: PatchPosterior(8).bind(reference()), "size=8 is more than 4"),
+        (lambda: PatchPosterior(2, 4).bind(reference()), "stride=4 is more than size=2"),
+        (lambda: PatchPosterior(1).bind(vectors()), r"needs images \(C, H, W\), got data of shape"),
+        (lambda: Switched(OneSample(), MonteCarlo(4), 1.0).bind(reference(ShardedReferenceSet)), "whole reference set"),
+        (lambda: ErrorCurve({"a": OneSample()}, [1.0], 4, 2, 4, class_conditional=True).check(reference()), "labels"),
+    ],
+    "labels": [
+        (lambda: Smoothed(ByClass(Exact()), 1.0), "ByClass takes labels itself"),
+        (lambda: ByClass(Switched(OneSample(), ByClass(Exact()), 1.0)), "Switched takes labels itself"),
+        (lambda: Exact().bind(reference()).posterior_mean(Z, 1.0, labels=torch.zeros(5, dtype=torch.long)), "ByClass"),
+        (
+            lambda: ByClass(Exact()).bind(reference(labels=torch.arange(N) % 3)).posterior_mean(Z, 1.0),
+            "ByClass: labels missing",
+        ),
+        (
+            lambda: (
+                ByClass(Exact())
+                .bind(reference(labels=torch.arange(N) % 3))
+                .posterior_mean(Z, 1.0, labels=torch.full((5,), 7))
+            ),
+            "label 7 is none of the 3 classes",
+        ),
+    ],
+    "calls": [
+        (lambda: KNN().posterior_mean(Z, 1.0), "KNN is used before bind"),
+        (lambda: Switched(OneSample(), Exact(), 1.0).posterior_mean(Z, 1.0), "Switched is used before bind"),
+        (lambda: OneSample().posterior_mean(Z, 1.0), "x_source"),
+        (lambda: Exact().bind(reference()).posterior_mean(Z[:, :, :3], 1.0), r"z .*1, 4, 4"),
+        (lambda: Exact().bind(reference()).posterior_mean(Z[0], 1.0), r"z .*1, 4, 4"),
+        (lambda: Exact().bind(reference()).posterior_mean(Z.long(), 1.0), "int64"),
+        (lambda: Exact().bind(reference()).posterior_mean(Z / 0, 1.0), "z .*finite"),
+        (lambda: STF().bind(reference()).posterior_mean(Z, 1.0, Z[:3]), "x_source"),
+        (
+            lambda: Exact().bind(reference()).posterior_mean(Z, torch.ones(3)),
+            r"t must be a scalar or \(5,\), got \(3,\)",
+        ),
+        (lambda: Exact().bind(reference()).score(Z, -1.0, process=VP()), r"above 0, got -1\.0"),
+        (lambda: Exact().bind(reference()).score(Z, 1.0, process=LinearInterpolant()), "no finite noise level at t=1"),
+        (lambda: reference().locate(Z[..., :3]), "z has shape"),
+    ],
+}
+
+
+def refusal(make):
+    try:
+        make()
+    except InputError as error:
+        return str(error)
+
+
+@pytest.mark.parametrize("door", MADE)
+def test_it_is_refused_in_one_line(door):
+    for number, (make, words) in enumerate(MADE[door]):
+        error = refusal(make)
+        assert error is not None, f"{door} {number} should be refused with {words!r}"
+        assert re.search(words, error), error
+        assert "\n" not in error, error
+
+
+@pytest.mark.parametrize("t", [0.0, -1.0, math.nan, math.inf])
+def test_noise_levels_are_refused_with_their_value_wherever_they_stand(t):
+    estimator = KNN(4, 4).bind(reference())
+    for bad in (t, torch.tensor([1.0, 1.0, t, 1.0, 1.0])):
+        for method in (estimator.posterior_mean, estimator.score):
+            with pytest.raises(InputError, match=f"KNN: t .*{t}"):
+                method(Z, bad)
+
+
+def test_a_refused_set_is_not_bound():
+    estimator = KNN(k=61)
+    with pytest.raises(InputError, match="k=61"):
+        estimator.bind(reference())
+    with pytest.raises(InputError, match="before bind"):
+        _ = estimator.reference
+    KNN(k=120, n=1).bind(reference(hflip=True))  # mirror images count
+
+
+def test_another_architecture_than_the_files_is_refused(tmp_path):
+    path = write_own(tmp_path / "a.ckpt")
+    with pytest.raises(InputError, match="do not fit the architecture"):
+        Network(path, UNet(1, channels=16, multipliers=(1, 2), blocks=1))
+
+
+def test_a_class_conditional_run_asks_for_a_network_with_classes():
+    with pytest.raises(InputError, match="class"):
+        LitEDM(UNet(1, channels=4, multipliers=(1,), blocks=1), STF(8), class_conditional=True)
+
+
+def test_a_number_type_that_the_processor_does_not_multiply_is_refused(monkeypatch):
+    monkeypatch.setattr(precision, "is_native", lambda dtype, device: dtype == torch.float32)
+    with pytest.raises(InputError, match="compute=bfloat16: this cpu does not multiply it natively"):
+        SubspaceKNN(r=4, n=8, compute="bfloat16").bind(vectors())
