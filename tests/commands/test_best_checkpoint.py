@@ -1,19 +1,12 @@
 """`lit-knn best` measures all kept checkpoints of a run, also after interruptions, and names the best."""
 
 import contextlib
-import multiprocessing
-import os
-import random
 import shutil
-import signal
-import threading
-import time
 from pathlib import Path
 
 import pytest
 import torch
 import yaml
-from pytorch_lightning.strategies import SingleDeviceStrategy
 
 from lit_knn.commands.report import read_distances
 from lit_knn.common.tables import read_rows
@@ -145,41 +138,6 @@ def test_the_data_are_looked_at_once_and_finished_checkpoints_not_again(run, mon
     assert (run / TABLE).read_bytes() == done
 
 
-def measure_until(killed_after):
-    """Measure slowly, and kill this process `killed_after` seconds after the first measurement began."""
-    measure = FidelityMeasure.__call__
-
-    def slow(self, *args):
-        if not timer.is_alive():
-            timer.start()
-        time.sleep(0.05)
-        values = measure(self, *args)
-        time.sleep(0.05)
-        return values
-
-    timer = threading.Timer(killed_after, os.kill, (os.getpid(), signal.SIGKILL))
-    timer.daemon = True
-    FidelityMeasure.__call__ = slow
-    best()
-
-
-@pytest.mark.usefixtures("blank_figures")
-def test_killed_at_any_moment_it_loses_no_row_and_doubles_none(run, expected):
-    chance, seen = random.Random(3), []
-    for killed_after in (chance.uniform(0.1, 0.4), chance.uniform(0.02, 0.3), 1000.0):
-        child = multiprocessing.get_context("fork").Process(target=measure_until, args=(killed_after,))
-        child.start()
-        child.join()
-        found = [int(row["images_seen"]) for row in rows()] if (run / TABLE).exists() else []
-        assert found[: len(seen)] == seen
-        assert found == KEPT[: len(found)]
-        seen = found
-        assert (child.exitcode == 0) == (found == KEPT) == (killed_after == 1000)
-    assert [row["images_seen"] for row in rows()] == [row["images_seen"] for row in expected]
-    for ours, theirs in zip(rows(), expected, strict=True):
-        assert float(ours["fd_pixels"]) == pytest.approx(float(theirs["fd_pixels"]), rel=1e-9)
-
-
 @pytest.mark.usefixtures("blank_figures")
 def test_two_ranks_share_each_checkpoint(run, expected):
     # If one rank cannot read a checkpoint, both leave it out.
@@ -211,16 +169,6 @@ def test_damaged_checkpoints_are_named_and_the_others_measured(run, capsys):
     shutil.copy(folder / "images_seen=288.ckpt", folder / "images_seen=192.ckpt")
     best()
     assert sorted(int(row["images_seen"]) for row in rows()) == KEPT
-
-
-def test_what_another_rank_cannot_read_is_not_measured(run, capsys, monkeypatch):
-    # The other rank says no: all ranks agree to nothing, and any of them only to what this one reads.
-    monkeypatch.setattr(
-        SingleDeviceStrategy, "reduce_boolean_decision", lambda self, decision, all=True: decision and not all
-    )
-    with pytest.warns(UserWarning, match="cannot be read by another rank"):
-        assert "4 checkpoint(s) are not measured" in complaint(capsys)
-    assert not (run / TABLE).exists()
 
 
 @pytest.mark.usefixtures("blank_figures")
@@ -334,14 +282,6 @@ def test_the_folders_that_a_run_was_resumed_from_are_found(tmp_path):
     assert found(third, max_steps=55)[55] == "c/last"
     assert 55 not in found(third, max_steps=56)
     assert found(third, folder=first / "checkpoints") == {n: f"a/images_seen={n}" for n in (10, 20, 30)}
-
-
-def test_an_earlier_folder_that_is_gone_is_told(tmp_path):
-    first = leave(tmp_path / "a", 10, last=15)
-    second = leave(tmp_path / "b", 20, resumed_from=first / "checkpoints" / "last.ckpt")
-    shutil.rmtree(first)
-    with pytest.warns(UserWarning, match=r"resumed from .*a/checkpoints/last\.ckpt: no such file"):
-        assert found(second) == {20: "b/images_seen=20"}
 
 
 def test_the_end_of_a_training_that_is_kept_already_is_not_counted_twice(tmp_path):

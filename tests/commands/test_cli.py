@@ -16,8 +16,6 @@ LAST = "runs/demo/knn_0/checkpoints/last.ckpt"
 DEMO = str(ROOT / "configs" / "demo.yaml")
 ICT_KNN = str(ROOT / "configs" / "table1" / "ict_knn.yaml")
 TINY_RUN = ["-c", str(ROOT / "tests" / "tiny.yaml"), "--model.net.channels", "8"]
-# Lightning writes these lines to stderr at every start.
-HARMLESS = ("Seed set to", "GPU available", "TPU available", "💡 Tip")
 TINY = [*TINY_RUN, "--model.estimator.k", "32", "--model.estimator.n", "8"]
 
 
@@ -72,11 +70,6 @@ def test_fit_leaves_checkpoint_pictures_and_logs_and_says_where(capsys):
     assert Image.open(picture).size[0] > 3 * 32
     assert torch.load(checkpoint, weights_only=False)["images_seen"] == 4 * 32
     assert sorted(p.name for p in Path().iterdir()) == ["runs"]
-
-
-def test_a_folder_with_a_space_is_quoted_in_the_command_of_tensorboard(capsys):
-    fit_demo("--trainer.logger.name", "my demo", steps=1)
-    assert "tensorboard --logdir 'runs/my demo'" in capsys.readouterr().out
 
 
 @pytest.mark.usefixtures("trained")
@@ -164,14 +157,6 @@ def test_checkpoint_of_images_of_another_size_is_refused(capsys):
         assert "differ in shape: (1, 16, 16), (1, 8, 8)" in capsys.readouterr().err
 
 
-@pytest.mark.usefixtures("trained")
-def test_fit_resumes_from_the_command_line():
-    fit_demo("--ckpt_path", str(run_folder() / "checkpoints" / "last.ckpt"), steps=6)
-    checkpoint = torch.load(run_folder() / "checkpoints" / "last.ckpt", weights_only=False)
-    assert checkpoint["global_step"] == 6
-    assert checkpoint["images_seen"] == 6 * 32
-
-
 def test_table1_run_trains_on_a_folder_of_images_with_flips_and_ivf(tmp_path):
     write_images(tmp_path / "images")
     args = ["--data", str(ROOT / "configs" / "data" / "image_files.yaml"), "--data.path", "images"]
@@ -199,88 +184,6 @@ def test_latents_train_with_a_net_of_ones_own(tmp_path):
     main(["fit", "-c", DEMO, *args])
     assert (run_folder() / "checkpoints" / "last.ckpt").exists()
     assert not list(run_folder().glob("samples/*"))
-
-
-@pytest.mark.parametrize(
-    ("args", "words"),
-    [
-        (["--model.lerning_rate", "1"], ["lerning_rate"]),
-        (["--model.lr", "fast"], ["lr", "fast"]),
-        (["--trainer.max_stepz", "1"], ["max_stepz"]),
-        (["--model.estimator", "no_such_file.yaml"], ["estimator", "no_such_file.yaml"]),
-        (["--model.estimator", "lit_knn.estimators.Nope"], ["lit_knn.estimators.Nope"]),
-        (["--model.estimator.k", "1798"], ["KNN: k=1798", "1797 images"]),
-        (["--model.estimator.k", "0"], ["KNN: k must be at least 1, got 0"]),
-        (["--model.estimator.n", "0"], ["KNN: n must be at least 1, got 0"]),
-        (["--data.batch_size", "0"], ["batch_size", "0"]),
-        (["--data.batch_size", "1798"], ["batch_size=1798", "1797"]),
-        (["--data.index", "FaissIndex", "--data.index.factory", "Bogus"], ["factory='Bogus'", "tested kinds"]),
-        (["--data.index", "FaissIndex", "--data.index.nprobe", "2"], ["nprobe=2 needs IVF"]),
-        (
-            ["--data.index", "FaissIndex", "--data.index.factory", "IVF4,Flat", "--data.index.nprobe", "5"],
-            ["nprobe=5 must be from 1 to the 4 lists"],
-        ),
-        (["--model.net.in_channels", "3"], ["in_channels=3", "(1, 8, 8)"]),
-        (["--model.ema_decay", "1.5"], ["ema_decay", "1.5"]),
-        (["--model.rho", "0"], ["rho", "0"]),
-        (["--model.P_mean", "500"], ["P_mean=500"]),
-        (["--model.sampling_sigmas", "[80, 90]"], ["sampling_sigmas=[80.0, 90.0]", "descend"]),
-        (["--model.net.num_classes", "10"], ["num_classes=10"]),
-        (["--model.estimator.kk", "3"], ["model.estimator", "kk"]),
-        (["--modle.lr", "1"], ["--modle.lr"]),
-        (["--trainer.precision", "bf17"], ["trainer.precision", "bf17"]),
-        (["--trainer.devices", "0"], ["devices", "0"]),
-        (["--seed_everything", "-3"], ["seed_everything", "-3"]),
-        (["-c", "nowhere.yaml"], ["nowhere.yaml"]),
-        (["--data.index", "FaissIndex", "--data.index.factory", "IDMap,Flat"], ["factory='IDMap,Flat'"]),
-        (["--ckpt_path", "no.ckpt"], ["ckpt_path", "no.ckpt"]),
-        (["--ckpt_path", "last"], ["ckpt_path", "last"]),
-        (["--ckpt_path", str(ROOT / "README.md")], ["ckpt_path", "README.md", "not a checkpoint"]),
-        (["--data", "ImageFiles", "--data.path", "nowhere.zip"], ["data.path=nowhere.zip", "does not exist"]),
-    ],
-    ids=lambda value: " ".join(value)[:60] if isinstance(value, list) else None,
-)
-def test_bad_input_ends_in_one_line_before_training(args, words, capsys):
-    with pytest.raises(SystemExit) as stop:
-        main(["fit", "-c", DEMO, *TINY_RUN, "--trainer.max_steps", "1", *args])
-    assert stop.value.code != 0
-    printed = [line for line in capsys.readouterr().err.splitlines() if line.strip()]
-    errors = [line for line in printed if not line.startswith(HARMLESS)]
-    assert len(errors) == 1
-    assert errors[0].startswith("error: ")
-    for word in words:
-        assert word in errors[0]
-    assert not list(Path().rglob("*.ckpt"))
-
-
-@pytest.mark.usefixtures("trained")
-def test_checkpoint_of_another_net_is_refused_in_one_line(capsys):
-    args = ["--ckpt_path", str(run_folder() / "checkpoints" / "last.ckpt"), "--model.net.channels", "16"]
-    with pytest.raises(SystemExit):
-        fit_demo(*args)
-    error = capsys.readouterr().err.strip().splitlines()[-1]
-    assert error.startswith(f"error: --ckpt_path {args[1]}: the checkpoint is of another architecture: ")
-    assert error.endswith("in the model; the checkpoint is of a consistency model")
-
-
-def test_ctrl_c_saves_the_last_checkpoint_and_the_run_resumes(monkeypatch):
-    import lit_knn.modules.ict
-
-    original, calls = lit_knn.modules.ict.LitICT.training_step, []
-
-    def interrupted(self, batch, batch_idx):
-        calls.append(batch_idx)
-        if len(calls) == 4:
-            raise KeyboardInterrupt
-        return original(self, batch, batch_idx)
-
-    monkeypatch.setattr(lit_knn.modules.ict.LitICT, "training_step", interrupted)
-    with pytest.raises((KeyboardInterrupt, SystemExit)):
-        fit_demo(steps=10)
-    checkpoint = run_folder() / "checkpoints" / "last.ckpt"
-    assert torch.load(checkpoint, weights_only=False)["global_step"] == 3
-    fit_demo("--ckpt_path", str(checkpoint), steps=6)
-    assert torch.load(checkpoint, weights_only=False)["global_step"] == 6
 
 
 @pytest.mark.slow

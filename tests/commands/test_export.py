@@ -9,13 +9,10 @@ import torch
 import yaml
 
 import lit_knn
-from lit_knn.commands.export import export
 from lit_knn.commands.model_card import without_paths
-from lit_knn.common.errors import InputError
 from lit_knn.common.tables import write_rows
 from main import main
 from tests.command_lines import refusal_of
-from tests.interrupted_runs import file_size_limit
 from tests.networks import write_published
 from tests.trained_runs import last, leave_run
 
@@ -155,26 +152,3 @@ def test_nothing_is_overwritten_and_nothing_else_is_exported(run, tmp_path, caps
     line = refusal_of(["export", str(tmp_path), str(tmp_path / "new")], capsys)
     assert "has neither checkpoints/last.ckpt nor a kept checkpoint" in line
     assert not (tmp_path / "new").exists()
-
-
-def test_damaged_files_of_the_run_are_refused(run, tmp_path, capsys):
-    for name, text in (("fidelity.csv", "images_seen,fid\n1\n"), ("run.json", "{"), ("config.yaml", "a: [")):
-        before = (run / name).read_text()
-        (run / name).write_text(text)
-        try:
-            line = refusal_of(["export", str(run), str(tmp_path / "new")], capsys)
-        finally:
-            (run / name).write_text(before)
-        assert name in line
-    assert not (tmp_path / "new").exists()
-    copy = tmp_path / "copy.ckpt"
-    for change in ({"training_time": 3}, {"images_seen": "many"}, {"run": [1]}):
-        torch.save({**torch.load(last(run), weights_only=True), **change}, copy)
-        with pytest.raises(InputError, match=r"copy\.ckpt: the checkpoint's counts and times are not readable"):
-            export(copy, tmp_path / "new")
-
-
-def test_a_full_disk_leaves_nothing(run, tmp_path):
-    with file_size_limit(20_000), pytest.raises(InputError, match=r"model\.safetensors cannot be written"):
-        export(run, tmp_path / "new")
-    assert os.listdir(tmp_path / "new") == []

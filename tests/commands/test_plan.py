@@ -5,14 +5,11 @@ import numpy as np
 import pytest
 import pytorch_lightning as pl
 import torch
-from PIL import Image
 from torch import nn
 
 from lit_knn.commands.plan import estimator_parts, make_plan
-from lit_knn.commands.prepare import main as prepare
 from lit_knn.commands.trainer import Trainer
-from lit_knn.common.memory import machine_bytes, process_bytes
-from lit_knn.data import Arrays, Digits, PointsOnALine, Stored
+from lit_knn.data import Arrays, Digits
 from lit_knn.estimators import KNN, STF, Exact, SubspaceKNN
 from lit_knn.index import FaissIndex, SubspaceIndex, TorchIndex
 from lit_knn.modules import LitEstimator
@@ -56,27 +53,6 @@ def test_a_sharded_set_is_divided_by_the_number_of_devices():
     assert parts["order of an epoch"] == 2 * 50_000 * 8  # mirror images are items, too
 
 
-def coordinates(parts):
-    """The plan's part for the images in principal components."""
-    (name,) = (name for name in parts if "coordinates" in name)
-    return parts[name]
-
-
-def test_what_ranks_do_not_share_of_a_sharded_set_counts_for_each(tmp_path):
-    # Each rank keeps the index of its own images in its own file, and the coordinates of all images.
-    options = ["--data.index.cache_dir", str(tmp_path), "--trainer.devices", "4", "--trainer.strategy", "ddp"]
-    options += SMALL_NET
-    whole = plan_of("table1/ict_knn.yaml", *options)
-    sharded = plan_of("table1/ict_knn.yaml", *options, "--data.sharded", "true")
-    for plan, size in ((whole, 50_000 * 3072 * 4), (sharded, 12_500 * 3072 * 4)):
-        (index,) = [part for part in plan.parts if part.name == "index"]
-        assert (index.bytes, index.bytes * (1 if index.shared else 4)) == (size, 50_000 * 3072 * 4)
-    subspace = ["--model.estimator", "lit_knn.estimators.SubspaceKNN", "--model.estimator.compute", "float32"]
-    subspace += [*SMALL_NET, "--trainer.devices", "4", "--trainer.strategy", "ddp"]
-    whole, sharded = (plan_of("table1/ict_knn.yaml", *subspace, "--data.sharded", on) for on in ("false", "true"))
-    assert coordinates(parts_of(whole)) == coordinates(parts_of(sharded))
-
-
 @pytest.mark.parametrize("factory", ["Flat", "SQ8", "IVF20,Flat", "IVF20,SQ8", "PCA16,Flat", "PCA16,IVF20,SQ8"])
 def test_sizes_of_faiss_indexes_are_those_of_what_faiss_writes(factory, tmp_path):
     N, d = 3000, 48
@@ -108,12 +84,6 @@ def test_the_size_of_a_projection_is_that_of_its_tensors(hflip):
     assert part.bytes == sum(t.numel() * t.element_size() for t in tensors)
 
 
-def test_an_index_counts_only_where_something_searches():
-    data = Digits()
-    names = [part.name for part in estimator_parts([Exact(), STF(4)], data, data.stored(), CPU)[0]]
-    assert "index" not in names
-
-
 def test_ranks_change_what_they_should_and_mixed_precision_nothing():
     plain = parts_of(plan_of("demo.yaml"))
     mixed = parts_of(plan_of("demo.yaml", "--trainer.precision", "bf16-mixed"))
@@ -131,15 +101,6 @@ def test_machines_have_their_own_ranks_and_the_largest_shard_counts(monkeypatch)
     plan = plan_of("demo.yaml", *ranks, "--data.sharded", "true")
     assert plan.ranks == 2
     assert parts_of(plan)["images"] == 450 * 64  # 1797 images are three shards of 449 and one of 450.
-
-
-def test_frozen_parameters_have_no_gradients():
-    cli = make_cli(["-c", str(CONFIGS / "demo.yaml"), "--trainer.accelerator", "cpu"], run=False)
-    whole = parts_of(make_plan(cli.trainer, cli.model, cli.datamodule))
-    frozen = next(cli.model.parameters()).requires_grad_(False)
-    parts = parts_of(make_plan(cli.trainer, cli.model, cli.datamodule))
-    assert whole["gradients"] - parts["gradients"] == 4 * frozen.numel()
-    assert parts["network"] == whole["network"]
 
 
 class Holding(Exact):
@@ -160,21 +121,6 @@ def test_a_callbacks_network_counts_and_an_index_counts_its_training_beyond_that
     parts = parts_of(make_plan(trainer, LitEstimator(), data, 100_000, [1, 8, 8]))
     assert parts["network"] == 4 * (10 * 7 + 7)
     assert parts["building the index"] == index.build_bytes(100_000, 64) > 0
-
-
-def test_classes_of_unsorted_data_count_as_copies(tmp_path):
-    parts = parts_of(plan_of("table2/digits_conditional.yaml"))
-    assert parts["images by class"] == parts["images"] == 1797 * 64
-    assert "images by class" not in parts_of(plan_of("table2/digits.yaml"))
-    free = plan_of("table2/digits_conditional.yaml", "--model.estimator", str(CONFIGS / "estimators/one_sample.yaml"))
-    assert "images by class" not in parts_of(free)
-    for i in range(4):
-        (tmp_path / "in" / str(i % 2)).mkdir(parents=True, exist_ok=True)
-        Image.new("L", (8, 8)).save(tmp_path / "in" / str(i % 2) / f"{i}.png")
-    prepare([str(tmp_path / "in"), str(tmp_path / "sorted.npy"), "--labels-from-folders"])
-    prepared = ("--data", "Prepared", "--data.path", str(tmp_path / "sorted.npy"))
-    few = ("--model.estimator.k", "4")
-    assert "images by class" not in parts_of(plan_of("table2/digits_conditional.yaml", *prepared, *few))
 
 
 def test_the_command_plans_and_starts_nothing(tmp_path, monkeypatch, capsys):
@@ -200,15 +146,6 @@ def test_what_does_not_fit_is_said_with_exit_status_1(tmp_path, monkeypatch, cap
         assert caught.value.code == 1
     main(["plan", "-c", str(CONFIGS / "demo.yaml"), "--gpu_gb", "80"])
     assert "the machine, whose memory is not known" in capsys.readouterr().out
-
-
-def test_ranks_of_a_machine_hold_a_cached_index_once(tmp_path):
-    index = ["--data.index.factory", "IVF30,SQ8", "--trainer.devices", "4"]
-    for ranks_in_memory, cache in ((4, []), (1, ["--data.index.cache_dir", str(tmp_path)])):
-        plan = plan_of("demo.yaml", *index, *cache)
-        parts = parts_of(plan)
-        others = plan.total - parts["index"]
-        assert plan.needed[0][1] == 4 * others + ranks_in_memory * parts["index"]
 
 
 @pytest.mark.parametrize(
@@ -237,16 +174,6 @@ def test_the_64x64_runs_are_planned_before_their_data_are_there(name, N, tmp_pat
     assert not list(tmp_path.iterdir())
 
 
-def test_an_index_that_is_built_on_the_gpu_takes_no_memory_of_the_machine():
-    for index, on_cpu in ((FaissIndex("Flat"), 4 * 64 * 1797), (TorchIndex(), 0), (SubspaceIndex(8), 0)):
-        data = Digits(index=index)
-        held, building = estimator_parts([KNN(8, 4)], data, data.stored(), torch.device("cuda", 0))
-        assert building[0].bytes == on_cpu
-        assert held[0].bytes > 0
-        _, building = estimator_parts([KNN(8, 4)], data, data.stored(), CPU)
-        assert building[0].bytes == index.nbytes(1797, 64, CPU)
-
-
 def test_data_of_unknown_size_needs_it_given(tmp_path):
     np.savez(tmp_path / "a.npz", images=np.zeros((4, 1, 8, 8), np.uint8))
     trainer = Trainer(accelerator="cpu", logger=False)
@@ -255,31 +182,3 @@ def test_data_of_unknown_size_needs_it_given(tmp_path):
     assert "--image_shape" in refusal(make_plan, trainer, cli.model, data, 10)
     assert parts_of(make_plan(trainer, cli.model, data, 1000, [1, 8, 8]))["images"] == 64_000
     assert "above 0, got 0" in refusal(make_plan, trainer, cli.model, data, 0)
-
-
-def test_data_modules_know_their_size_before_they_load(tmp_path):
-    np.save(tmp_path / "a.npy", np.zeros((4, 8, 6, 3), np.uint8))
-    np.save(tmp_path / "b.npy", np.zeros((4, 5), np.float64))  # float32 in memory
-    for data in (Digits(), PointsOnALine(num_points=9), *(Arrays(str(tmp_path / f"{name}.npy")) for name in "ab")):
-        stored = data.stored()
-        data.setup()
-        assert stored.shape == tuple(data.reference.images.shape)
-        assert stored.value_bytes == data.reference.images.element_size()
-    assert not Stored((1, 1)).mapped
-
-
-def test_the_type_that_is_asked_for_on_a_gpu_is_planned():
-    # The machine that plans needs no GPU: r=4 coordinates and a norm per image, and 4 components.
-    arrays = SubspaceKNN(r=4, n=8, compute="float32").holds(100, 12, True, torch.device("cuda")).arrays
-    assert arrays == {"r=4 coordinates, float32": 4 * (100 * (4 + 1) + 4 * 12)}
-
-
-def test_lossless_lists_are_trained_without_a_copy_of_differences():
-    N, d, points = 10**6, 12_288, 64 * 256
-    plain, lossless = (FaissIndex("IVF64,SQ8", lossless=on).build_bytes(N, d) for on in (False, True))
-    assert lossless == (4 + 1) * d * points
-    assert plain - lossless == 4 * d * points
-
-
-def test_memory_of_machine_and_process_are_told():
-    assert 10e6 < process_bytes() < machine_bytes()

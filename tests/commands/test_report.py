@@ -132,13 +132,6 @@ def test_a_score_is_best_where_it_is_highest(tmp_path, monkeypatch, capsys):
     assert rows["Inception Score"] == ["7 at 200, at the end 6"]
 
 
-def test_a_table_without_values_of_a_metric_hides_none(tmp_path):
-    run = leave_run(tmp_path / "a", "STF", 1.0)
-    write_rows(tmp_path / "a" / "fidelity.csv", [{"images_seen": 100, "fid": 9.0, "kid": 0.1}])
-    write_rows(tmp_path / "a" / "checkpoints_fid.csv", [{"images_seen": 100, "fid": 2.5, "kid": ""}])
-    assert read_run(run).curve.distances == {"fid": [(100, 2.5)], "kid": [(100, 0.1)]}
-
-
 def test_the_picture_has_the_distances_over_millions_of_images_and_the_time_of_each_part(tmp_path):
     run = leave_run(tmp_path / "a", "STF", 100.0, 20_000, estimator_seconds=40.0)
     points = [{"images_seen": 1_000_000 * i, "fid": 9.0 / i} for i in (1, 2, 3)]
@@ -175,11 +168,6 @@ def test_runs_of_other_lengths_are_compared_by_the_image(tmp_path, monkeypatch, 
     assert f"The time of {long} is without its first 500 images." in printed
 
 
-def test_a_run_that_was_stopped_before_its_first_step(tmp_path, monkeypatch, capsys):
-    rows, _ = report(tmp_path, monkeypatch, capsys, leave_run(tmp_path / "a", "STF", 0.0, images=0))
-    assert (rows["images/s"], rows["time per image"]) == (["-"], ["-"])
-
-
 @pytest.mark.parametrize("damage", ['{"status": 3', "[]", "{}", '{"time": 3}'])
 def test_what_cannot_be_read_is_said_in_one_line(damage, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
@@ -189,16 +177,6 @@ def test_what_cannot_be_read_is_said_in_one_line(damage, tmp_path, monkeypatch, 
     assert "run.json is damaged" in refusal(capsys, run)
     (tmp_path / "a" / "run.json").unlink()
     assert "lit_knn.callbacks.RunRecord writes it" in refusal(capsys, run)
-
-
-def test_folders_of_other_commands_are_left_out_with_a_line(tmp_path, monkeypatch, capsys):
-    run = leave_run(tmp_path / "a", "STF", 1.0)
-    (tmp_path / "validated").mkdir()
-    monkeypatch.chdir(tmp_path)
-    main(["report", run, "validated"])
-    printed = capsys.readouterr()
-    assert printed.err == "left out: validated has no run.json, which every training writes\n"
-    assert f"| run | {run} |" in printed.out
 
 
 def test_nothing_is_overwritten_unasked(tmp_path, monkeypatch, capsys):
@@ -214,12 +192,6 @@ def test_nothing_is_overwritten_unasked(tmp_path, monkeypatch, capsys):
     main(["report", run, "--output", "mine", "--overwrite"])
     assert (tmp_path / "mine.png").read_bytes().startswith(b"\x89PNG")
     assert "# Training runs" in (tmp_path / "mine.md").read_text()
-
-
-def test_a_report_that_cannot_be_written_is_one_line(tmp_path, capsys):
-    run = leave_run(tmp_path / "a", "STF", 1.0)
-    (tmp_path / "taken").write_text("a file, not a folder")
-    assert refusal(capsys, run, "--output", str(tmp_path / "taken" / "report")).startswith("error: ")
 
 
 def test_a_record_tells_the_days_and_the_peak_of_the_memory(tmp_path):
@@ -277,24 +249,3 @@ def test_the_picture_has_a_line_where_the_steps_of_the_discretisation_double(tmp
         vertical = [line.get_xdata()[0] for line in panel.get_lines() if line.get_linestyle() == ":"]
         divisor = 900 / panel.get_lines()[0].get_xdata()[-1]
         assert [seen * divisor for seen in vertical] == pytest.approx(expected)
-
-
-@pytest.mark.parametrize(
-    ("output", "message"), [("", "--output '' is no name of a file"), ("/dev/null/x", "/dev/null"), ("n" * 300, "nnn")]
-)
-def test_files_that_cannot_be_written_are_said_in_one_line(output, message, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    leave_run(tmp_path / "a", "KNN", 10.0)
-    with pytest.raises(SystemExit) as stop:
-        main(["report", "a", "--output", output])
-    assert stop.value.code == 2
-    assert message in capsys.readouterr().err.splitlines()[-1]
-
-
-def test_a_record_of_endless_depth_is_damaged(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    leave_run(tmp_path / "a", "KNN", 10.0)
-    (tmp_path / "a" / "run.json").write_text("[" * 100_000)
-    with pytest.raises(SystemExit):
-        main(["report", "a"])
-    assert "run.json is damaged" in capsys.readouterr().err

@@ -7,10 +7,8 @@ import yaml
 from pytorch_lightning.callbacks import ModelCheckpoint
 from pytorch_lightning.cli import LightningArgumentParser
 
-from lit_knn.commands.cli.cli import NAMED
 from lit_knn.estimators import KNN, STF, Estimator, Exact, OneSample
-from lit_knn.index import Index
-from lit_knn.modules import LitECT, LitEDM, LitEstimator, LitFlow, LitICT
+from lit_knn.modules import LitEstimator, LitICT
 from lit_knn.modules.base import EstimatorTraining
 from lit_knn.nets import ConvResNet, ConvUNet, DDPMpp, UNet
 from lit_knn.sampling.solvers import euler_step, heun_step
@@ -119,29 +117,6 @@ def test_defaults_of_the_module_are_those_of_the_paper():
     assert {name: defaults[name] for name in expected} == expected
 
 
-def test_estimator_is_switched_on_the_command_line():
-    run = ("-c", str(CONFIGS / "table1" / "ict_knn.yaml"), "--trainer.accelerator", "cpu")
-    stf = parse(*run, "--model.estimator", str(CONFIGS / "estimators" / "stf.yaml")).model.estimator
-    assert type(stf) is STF
-    assert stf.n == 256
-    assert parse(*run, "--model.estimator.n", "64").model.estimator.n == 64
-
-
-def test_index_is_an_option_of_the_data():
-    cli = parse(
-        *("-c", str(CONFIGS / "table1" / "ict_knn.yaml"), "--trainer.accelerator", "cpu"),
-        *("--data.index.factory", "IVF1788,SQ8", "--data.index.nprobe", "25"),
-    )
-    assert isinstance(cli.datamodule.index, Index)
-    assert (cli.datamodule.index.factory, cli.datamodule.index.nprobe) == ("IVF1788,SQ8", 25)
-
-
-def test_an_option_of_an_option_can_be_null():
-    run = ("-c", str(CONFIGS / "celeba64" / "digits.yaml"), "--trainer.accelerator", "cpu")
-    index = parse(*run, "--data.index.nprobe", "null", "--data.index.cache_dir", "null").datamodule.index
-    assert (index.factory, index.nprobe, index.shared) == ("IVF30,SQ8", None, False)
-
-
 def test_one_seed_reaches_model_and_data():
     cli = parse("-c", str(CONFIGS / "demo.yaml"), "--seed_everything", "7")
     assert cli.model.hparams.seed == cli.datamodule.seed == 7
@@ -179,14 +154,6 @@ def test_a_run_without_its_network_file_names_it_in_one_line(tmp_path, monkeypat
         main(["validate", "-c", str(CONFIGS / "figure5" / "cifar10.yaml")])
     (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error:")]
     assert "path=data/edm-cifar10-32x32-uncond-vp.pkl: no such file" in line
-
-
-def test_memorisation_is_added_to_the_callbacks_of_any_run():
-    path = CONFIGS / "evaluate" / "memorisation.yaml"
-    run = ("-c", str(CONFIGS / "table1" / "ict_knn.yaml"), "-c", str(path), "--trainer.accelerator", "cpu")
-    kinds = [type(c).__name__ for c in parse(*run, "--trainer.callbacks.num_samples", "99").trainer.callbacks]
-    assert {"SampleWriter", "CheckpointByImages", "Memorisation"} <= set(kinds)
-    assert path.read_text().startswith("#")
 
 
 @pytest.mark.parametrize("path", sorted((CONFIGS / "evaluate").glob("f*d*.yaml")), ids=lambda p: p.stem)
@@ -265,13 +232,3 @@ def test_the_hour_of_ect_has_the_settings_of_its_script():
     with torch.device("meta"):
         net = DDPMpp(**h["net"]["init_args"])
     assert sum(p.numel() for p in net.parameters()) == 55_732_739
-
-
-@pytest.mark.parametrize("model", [LitICT, LitECT, LitEDM, LitFlow, LitEstimator])
-def test_the_command_line_knows_the_models_by_their_bare_names(model, capsys):
-    # Bare names are those of imported modules. Other tests have imported everything, but users only start `main`.
-    assert model.__module__.rpartition(".")[0] in [f"lit_knn.{name}" for name in NAMED]
-    with pytest.raises(SystemExit) as end:
-        main(["fit", "--model.help", model.__name__])
-    assert not end.value.code
-    assert "--model.estimator" in capsys.readouterr().out

@@ -72,15 +72,6 @@ def test_an_iteration_goes_on_in_mid_epoch_and_into_the_next():
         assert ids(ReferenceBatches(reference, 8, batches_done=lambda done=done: done)) == stream[done : done + 5]
 
 
-def test_progress_is_read_when_the_first_batch_is_drawn():
-    done = 0
-    batches = ReferenceBatches(numbered(40), 8, batches_done=lambda: done)
-    expected = ids(batches)
-    iterator = iter(batches)
-    done = 2
-    assert ids(iterator)[:3] == expected[2:]
-
-
 def test_the_validation_subset_is_the_same_every_time_and_not_the_first_images():
     reference = numbered(100)
     batches = ReferenceBatches(reference, 8, shuffle=False, num_images=20)
@@ -92,11 +83,6 @@ def test_the_validation_subset_is_the_same_every_time_and_not_the_first_images()
     assert flat(first) != list(range(20))
     assert flat(ids(ReferenceBatches(reference, 5, shuffle=False, num_images=20))) == flat(first)
     assert ids(ReferenceBatches(reference, 8, shuffle=False, num_images=20, seed=1)) != first
-
-
-def test_a_validation_set_larger_than_the_data_is_all_the_data():
-    (batch,) = ids(ReferenceBatches(numbered(6), 8, shuffle=False, num_images=1024))
-    assert sorted(batch) == list(range(6))
 
 
 def test_mirrored_images_are_part_of_the_epoch_with_their_labels():
@@ -120,22 +106,7 @@ def test_images_come_in_model_space_and_labels_as_int64():
     assert labels is None
 
 
-def test_batches_follow_the_reference_set_to_its_device():
-    batches = ReferenceBatches(numbered(4, labels=torch.arange(4)), 2)
-    iterator = iter(batches)
-    next(iterator)
-    batches.reference.to("meta")
-    x, labels = next(iterator)
-    # Labels stay on the host, where `ByClass` needs them.
-    assert (x.device.type, labels.device.type) == ("meta", "cpu")
-
-
 @pytest.mark.parametrize(("batch_size", "world_size"), [(11, 1), (6, 2)])
 def test_batch_sizes_that_cannot_be_filled_are_refused(batch_size, world_size):
     with pytest.raises(InputError, match=rf"data\.batch_size.*{batch_size}"):
         ReferenceBatches(numbered(10), batch_size, world_size=world_size)
-
-
-def test_a_validation_set_smaller_than_the_ranks_is_refused():
-    with pytest.raises(InputError, match=r"2 image.* over 3 devices"):
-        ReferenceBatches(numbered(10), 4, shuffle=False, num_images=2, world_size=3)

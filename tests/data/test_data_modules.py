@@ -110,15 +110,6 @@ def test_a_run_that_failed_draws_the_failed_batch_again(tmp_path):
     assert train(tmp_path, tmp_path / "failed.ckpt", max_epochs=2)[0] == whole[13:]
 
 
-def test_accumulated_gradients_do_not_change_the_batches(tmp_path):
-    assert train(tmp_path, max_epochs=2, accumulate_grad_batches=3)[0] == train(tmp_path, max_epochs=2)[0]
-
-
-def test_short_epochs_go_through_all_the_data(tmp_path):
-    whole, _ = train(tmp_path, max_epochs=2)
-    assert train(tmp_path, max_epochs=4, limit_train_batches=5)[0] == whole
-
-
 def test_overfitting_repeats_its_batches(tmp_path):
     drawn, _ = train(tmp_path, max_epochs=3, overfit_batches=2)
     assert drawn[:2] == drawn[2:4] == drawn[4:]
@@ -155,11 +146,6 @@ def test_ranks_share_seeds_and_validation_images():
     assert len(validated) == len(set(validated)) == 9
 
 
-def test_more_ranks_than_samples_are_refused():
-    with pytest.raises(InputError, match=r"data\.predict_samples=2 .* 3"):
-        on_rank(0, 3, predict_samples=2).predict_dataloader()
-
-
 def test_a_batch_larger_than_the_data_is_refused_before_training(tmp_path):
     with pytest.raises(InputError, match=r"data\.batch_size=44"):
         make_trainer(tmp_path, max_steps=1).fit(Recorder(), Numbers(batch_size=44))
@@ -174,20 +160,6 @@ def test_setup_loads_once_and_hands_on_its_options():
     assert data.reference is reference
     assert data.loads == 1
     assert reference.index is index
-
-
-def test_batches_can_be_drawn_without_a_trainer():
-    data = Digits(batch_size=100, hflip=True)
-    data.setup()
-    x, labels = next(iter(data.train_dataloader()))
-    assert x.shape == (100, 1, 8, 8)
-    assert labels.shape == (100,)
-    assert data.reference.N == 2 * 1797
-
-
-def test_the_data_module_without_setup_says_so():
-    with pytest.raises(RuntimeError, match="setup"):
-        Numbers().train_dataloader()
 
 
 def test_digits_span_the_pixel_range_in_17_steps():
@@ -218,17 +190,6 @@ def test_absent_cifar10_is_refused_without_download(tmp_path):
         data.setup("fit")
 
 
-def test_a_failed_download_is_one_line(tmp_path, monkeypatch):
-    from torchvision.datasets import CIFAR10 as TorchvisionCIFAR10
-
-    def fail(self):
-        raise OSError("no network")
-
-    monkeypatch.setattr(TorchvisionCIFAR10, "download", fail)
-    with pytest.raises(InputError, match=r"could not be downloaded to data\.root=.*no network"):
-        CIFAR10(root=str(tmp_path)).prepare_data()
-
-
 def test_image_files_and_arrays_become_reference_sets(tmp_path):
     pixels = np.random.default_rng(0).integers(0, 256, (4, 5, 3), dtype=np.uint8)
     buffer = io.BytesIO()
@@ -238,13 +199,6 @@ def test_image_files_and_arrays_become_reference_sets(tmp_path):
     for data in (ImageFiles(str(tmp_path)), Arrays(str(tmp_path / "a.npy"))):
         data.setup()
         np.testing.assert_array_equal(data.reference.images[0].numpy(), np.moveaxis(pixels, -1, 0))
-
-
-def test_floats_as_is_reaches_the_reader(tmp_path):
-    np.save(tmp_path / "a.npy", np.full((2, 3, 4, 4), 9.0))
-    with pytest.raises(InputError, match="floats_as_is"):
-        Arrays(str(tmp_path / "a.npy")).setup()
-    Arrays(str(tmp_path / "a.npy"), floats_as_is=True).setup()
 
 
 @pytest.mark.parametrize("kind", [ImageFiles, Arrays])
@@ -321,13 +275,6 @@ def test_train_images_are_a_draw_that_grows_and_leaves_the_held_out_images_alone
     other = Rows(held_out=10, seed=1)
     other.setup()
     assert rows_of(other.held_out_reference) == rows_of(sets[0].held_out_reference), "networks of all seeds compare"
-
-
-def test_one_image_may_be_held_out_or_trained_on():
-    data = Digits(held_out=1, train_images=1)
-    data.setup()
-    assert (data.held_out_reference.N, data.reference.N) == (1, 1)
-    assert data.held_out_reference.labels.shape == (1,)
 
 
 def test_a_part_has_its_own_fingerprint_and_index():

@@ -149,35 +149,6 @@ def test_bad_autoencoders_and_options_are_refused():
         PCA((4,)).encode(torch.zeros(1, 1, 2, 2))
 
 
-class Decoding(Halved):
-    """Decodes to what a function makes of the images; it encodes other batches than the first to another shape."""
-
-    def __init__(self, changed):
-        super().__init__()
-        self.changed = changed
-
-    def decode(self, latents):
-        return self.changed(super().decode(latents))
-
-
-class Uneven(Halved):
-    def encode(self, images):
-        return super().encode(images)[..., : 4 if len(images) == 256 else 2]
-
-
-def test_what_a_decoder_returns_is_checked_before_training():
-    for changed, words in (
-        (lambda images: images.flatten(1), r"shape \(2, 1, 8, 8\) for 2 latents, got \(2, 64\)"),
-        (lambda images: images.expand(-1, 3, -1, -1), r"shape \(2, 1, 8, 8\) for 2 latents, got \(2, 3, 8, 8\)"),
-        (lambda images: None, "for 2 latents, got NoneType"),
-        (lambda images: images * float("nan"), "decode returned NaN or infinite values"),
-    ):
-        with pytest.raises(InputError, match=f"Decoding: decode .*{words.removeprefix('decode ')}"):
-            Latents(Digits(), Decoding(changed)).setup()
-    with pytest.raises(InputError, match="Uneven: encode must return latents of one shape, got"):
-        Latents(Digits(), Uneven()).setup()
-
-
 def test_a_training_on_latents_shows_images(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     root = ROOT

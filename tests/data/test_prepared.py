@@ -1,13 +1,6 @@
 import hashlib
 import json
-import math
 import os
-import random
-import shutil
-import subprocess
-import sys
-import time
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -20,14 +13,12 @@ from lit_knn.data import ImageFiles, Prepared
 from lit_knn.data.array_files import read_array_file
 from lit_knn.data.image_files import read_image_files
 from lit_knn.data.image_source import Options
-from lit_knn.data.prepared import read_prepared, verify
+from lit_knn.data.prepared import read_prepared
 from lit_knn.data.prepared_writer import prepare
 from lit_knn.data.reading import reference_from
 from lit_knn.index import TorchIndex
 from lit_knn.reference import ReferenceSet
-from tests import ROOT
 from tests.image_files import encoded, image_folder, pixels, refusal, write_folder, write_zip
-from tests.ranks import run_ranks
 
 
 @pytest.mark.parametrize("block", [1, 7, 100])
@@ -74,16 +65,6 @@ def test_a_reference_set_is_read_from_a_path_of_any_kind(tmp_path):
         assert reference.labels is None if name == "a.npy" else torch.equal(reference.labels, whole.labels)
     os.truncate(tmp_path / "prepared.npy", 1000)
     assert "was cut" in refusal(reference.gather, torch.tensor([0]))
-
-
-def test_zip_and_folder_give_one_file(tmp_path):
-    files = {f"{i}.png": encoded(pixels(4, 4, 3)) for i in range(5)}
-    prepare(write_folder(tmp_path / "f", files), tmp_path / "a.npy")
-    prepare(write_zip(tmp_path / "z.zip", files), tmp_path / "b.npy")
-    a, b = read_prepared(tmp_path / "a.npy"), read_prepared(tmp_path / "b.npy")
-    assert torch.equal(a.images, b.images)
-    assert a.labels is b.labels is None
-    assert a.sha256 == b.sha256
 
 
 def test_center_crop_takes_the_middle_and_resizing_keeps_the_mean(tmp_path):
@@ -144,51 +125,6 @@ def test_cifar10_is_read_as_torchvision_keeps_it(tmp_path, monkeypatch):
 # Interruption
 
 
-# A new process prepares in many small blocks. A fork of this process could inherit a held lock.
-CODE = "import sys; from lit_knn.data.prepared_writer import prepare; prepare(*sys.argv[1:], block_images=5, workers=2)"
-
-
-def start_preparing(source, out, code=CODE):
-    command = [sys.executable, "-c", code, str(source), str(out)]
-    return subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True)
-
-
-def test_a_preparation_killed_at_random_goes_on_and_gives_the_same_file(tmp_path):
-    source = image_folder(tmp_path / "source", number=300, size=(48, 48))
-    whole, out = tmp_path / "whole.npy", tmp_path / "killed.npy"
-    prepare(source, whole, block_images=5, workers=2)
-    rng, done = random.Random(0), []
-    while not out.exists():
-        process = start_preparing(source, out)
-        # Wait until it has made progress since the last time, so that the loop ends.
-        before = (done[-1] if done else 0, time.monotonic() + 20)
-        while process.poll() is None and recorded(out) <= before[0] and time.monotonic() < before[1]:
-            time.sleep(0.002)
-        time.sleep(rng.uniform(0, 0.03))
-        process.kill()
-        process.communicate()
-        done.append(recorded(out))
-        if out.exists():
-            read_prepared(out)
-        assert len(done) < 60
-        if len(done) > 5:
-            start_preparing(source, out).communicate()
-    # At least one process was killed half-way; a finished one records nothing.
-    assert len(set(done)) > 1
-    assert out.read_bytes() == whole.read_bytes()
-    assert out.with_suffix(".json").read_bytes() == whole.with_suffix(".json").read_bytes()
-    verify(out)
-    prepare(source, out)
-    assert not list(tmp_path.glob("*.partial*"))
-
-
-def recorded(out):
-    try:
-        return json.loads(out.with_name(out.name + ".partial.json").read_text())["done"]
-    except FileNotFoundError:
-        return 0
-
-
 def test_what_was_done_is_not_done_again(tmp_path, monkeypatch, capsys):
     source = image_folder(tmp_path / "source", number=30)
     (source / "0025.png").write_bytes(b"damaged")
@@ -202,47 +138,6 @@ def test_what_was_done_is_not_done_again(tmp_path, monkeypatch, capsys):
     np.testing.assert_array_equal(read_prepared(tmp_path / "x.npy").images.numpy(), read_image_files(source)[0])
 
 
-def test_a_full_disk_is_one_line_and_what_is_done_is_kept(tmp_path, monkeypatch, capsys):
-    source = image_folder(tmp_path / "source", number=100, size=(16, 16))
-    limited = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000)); "
-    message = start_preparing(source, tmp_path / "x.npy", limited + CODE).communicate()[1].splitlines()[-1]
-    assert str(tmp_path / "x.npy") in message
-    assert "make room and give the same command again" in message
-    assert not (tmp_path / "x.npy").exists()
-    prepare(source, tmp_path / "x.npy")
-    assert "going on after 60 images" in capsys.readouterr().err
-    np.testing.assert_array_equal(read_prepared(tmp_path / "x.npy").images.numpy(), read_image_files(source)[0])
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10**6, 10**6, 1000))
-    assert "GB more, its disk has 0.00 GB free" in refusal(prepare, source, tmp_path / "y.npy")
-
-
-def test_a_second_process_is_refused(tmp_path):
-    import fcntl
-
-    source = image_folder(tmp_path / "source")
-    with open(tmp_path / "x.npy.partial", "wb") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        assert "being prepared by another process" in refusal(prepare, source, tmp_path / "x.npy")
-
-
-@pytest.mark.parametrize("opened", ["before", "after"])
-def test_a_file_that_another_process_has_just_finished_is_kept(tmp_path, monkeypatch, opened):
-    """The other process renames its file before or after this one opens the partial file."""
-    import fcntl
-
-    source, out = image_folder(tmp_path / "source"), tmp_path / "x.npy"
-    partial, content = out.with_name("x.npy.partial"), b"of the other process"
-
-    def flock(file, how):
-        (os.replace if opened == "before" else shutil.copy)(partial, out)
-        out.write_bytes(content)
-
-    monkeypatch.setattr(fcntl, "flock", flock)
-    assert "has just been prepared by another process" in refusal(prepare, source, out)
-    assert out.read_bytes() == content
-    assert not partial.exists()
-
-
 # Messages for bad input
 
 
@@ -254,16 +149,6 @@ def test_a_finished_file_is_kept(tmp_path):
     assert (tmp_path / "x.npy").stat().st_mtime_ns == before
     assert "is there already" in refusal(prepare, source, tmp_path / "x.npy", Options(size=4, center_crop=True))
     assert "is there already" in refusal(prepare, image_folder(tmp_path / "other"), tmp_path / "x.npy")
-
-
-def test_images_of_other_sizes_are_refused(tmp_path):
-    files = {"0.png": encoded(pixels(4, 4, 3)), "1.png": encoded(pixels(4, 6, 3)), "2.png": encoded(pixels(4, 4))}
-    source = write_folder(tmp_path / "s", files)
-    assert "1.png is 6x4 with 3 channels" in refusal(prepare, source, tmp_path / "x.npy")
-    assert "1.png is 6x4, which --size 4 would squeeze: add --center-crop" in refusal(
-        prepare, source, tmp_path / "x.npy", Options(size=4)
-    )
-    assert "--rgb" in refusal(prepare, source, tmp_path / "x.npy", Options(size=4, center_crop=True))
 
 
 @pytest.fixture
@@ -339,26 +224,6 @@ def test_a_preparation_killed_before_its_last_step_is_finished(whole):
     assert not list(whole.parent.glob("*partial*"))
 
 
-@pytest.mark.parametrize("origin", [{}, 5, None])
-def test_a_file_of_unknown_origin_is_kept(whole, origin):
-    beside = whole.with_suffix(".json")
-    beside.write_text(json.dumps(json.loads(beside.read_text()) | {"origin": origin}))
-    assert "is there already" in refusal(prepare, whole.with_name("source"), whole)
-
-
-def test_nothing_that_is_there_is_overwritten(whole):
-    content = whole.with_suffix(".json").read_bytes()
-    whole.unlink()
-    assert "whole.json is there already" in refusal(prepare, whole.with_name("source"), whole)
-    assert whole.with_suffix(".json").read_bytes() == content
-    assert not whole.exists()
-
-
-def test_files_of_other_names_are_refused(tmp_path):
-    assert "x.images must end in .npy" in refusal(read_prepared, tmp_path / "x.images")
-    assert "x.images must end in .npy" in refusal(prepare, image_folder(tmp_path / "source"), tmp_path / "x.images")
-
-
 def test_the_command(tmp_path, capsys):
     source = image_folder(tmp_path / "source", size=(6, 8))
     main([str(source), str(tmp_path / "x.npy"), "--size", "4", "--center-crop", "--workers", "1"])
@@ -373,17 +238,3 @@ def test_the_command(tmp_path, capsys):
 
 
 # Memory
-
-
-@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs Linux's account of memory")
-def test_a_file_is_used_without_being_copied(tmp_path):
-    path, shape = tmp_path / "sparse.npy", (100_000, 3, 32, 32)
-    with path.open("wb") as file:
-        np.lib.format.write_array_header_1_0(file, {"descr": "|u1", "fortran_order": False, "shape": shape})
-        os.truncate(path, file.tell() + math.prod(shape))
-    fields = {"shape": shape, "sha256": "0" * 64, "origin": {}, "labels": None}
-    path.with_suffix(".json").write_text(json.dumps(fields))
-    codes, errors = run_ranks("tests.memory_probe", str(tmp_path), str(path), ranks=1)
-    assert codes == [0], errors
-    # 307 MB on the disk; a batch is 12 MB.
-    assert int((tmp_path / "growth").read_text()) < 100e6

@@ -39,21 +39,6 @@ def test_a_flipped_bit_is_found_by_verify(tmp_path, place, capsys):
     assert capsys.readouterr().err.splitlines()[-1] == f"error: {message}"
 
 
-@pytest.mark.parametrize("args", [[], ["a"], ["--verify", "x.npy", "a", "b"], ["--verify", "x.npy", "--rgb"]])
-def test_command_lines_that_mean_nothing_are_refused(args, capsys):
-    with pytest.raises(SystemExit) as caught:
-        main(args)
-    assert caught.value.code == 2
-    assert "error: " in capsys.readouterr().err.splitlines()[-1]
-
-
-def test_the_number_of_threads_is_the_one_asked_for(tmp_path, capsys):
-    with pytest.raises(SystemExit) as caught:
-        main([str(image_folder(tmp_path / "s")), str(tmp_path / "x.npy"), "--workers", "0"])
-    assert caught.value.code == 2
-    assert capsys.readouterr().err == "error: --workers must be at least 1, got 0\n"
-
-
 # Files that change while they are used
 
 
@@ -117,22 +102,6 @@ def test_a_file_that_is_cut_during_a_run_is_told(tmp_path, index):
         assert f"was cut from {length} to {length - 1} bytes" in refusal(use)
 
 
-def test_another_file_under_the_name_of_a_mapped_file_is_no_cut(tmp_path):
-    prepare(image_folder(tmp_path / "s"), tmp_path / "x.npy")
-    found = read_prepared(tmp_path / "x.npy")
-    (tmp_path / "y").write_bytes(b"short")
-    os.replace(tmp_path / "y", tmp_path / "x.npy")
-    found.check_file()
-
-
-def test_a_file_that_grows_has_all_its_pixels(tmp_path):
-    prepare(image_folder(tmp_path / "s"), tmp_path / "x.npy")
-    found = read_prepared(tmp_path / "x.npy")
-    with (tmp_path / "x.npy").open("ab") as file:
-        file.write(b"more")
-    found.check_file()
-
-
 @pytest.mark.parametrize("done", [20, -3])
 def test_a_cut_partial_is_not_resumed_for_ever(tmp_path, done, capsys):
     source = image_folder(tmp_path / "s")
@@ -169,35 +138,3 @@ def test_a_file_of_other_options_is_not_taken(tmp_path, first, second):
     assert "is there already" in refusal(prepare, source, tmp_path / "x.npy", second)
     prepare(source, tmp_path / "y.npy", second)
     assert "is there already" in refusal(prepare, source, tmp_path / "y.npy", first)
-
-
-def test_pixels_of_two_sources_are_never_mixed(tmp_path, monkeypatch):
-    gray, white, out = tmp_path / "gray", tmp_path / "white", tmp_path / "x.npy"
-    for source, value in ((gray, 9), (white, 255)):
-        write_folder(source, {f"{i}.png": encoded(np.full((4, 4), value, np.uint8)) for i in range(9)})
-
-    def kill_after(source, block):
-        """Prepare in blocks of two images, until a kill between a block and its record."""
-        flushed = []
-
-        def fsync(file):
-            # Each block is flushed, and then its record.
-            flushed.append(file)
-            if len(flushed) == 2 * block - 1:
-                raise KeyboardInterrupt
-
-        with monkeypatch.context() as patch:
-            patch.setattr(os, "fsync", fsync)
-            with pytest.raises(KeyboardInterrupt):
-                prepare(source, out, block_images=2)
-
-    kill_after(gray, 2)
-    # Now the record has one block of gray images. A white block takes its place, and gets no record.
-    kill_after(white, 1)
-    prepare(gray, out)
-    assert (read_prepared(out).images == 9).all()
-    verify(out)
-    # Nobody knows what this is, and it is longer than the images.
-    (tmp_path / "y.npy.partial").write_bytes(bytes(5000))
-    prepare(white, tmp_path / "y.npy")
-    verify(tmp_path / "y.npy")

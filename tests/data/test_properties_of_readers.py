@@ -6,7 +6,6 @@ import zipfile
 from pathlib import Path
 
 import numpy as np
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
@@ -16,9 +15,6 @@ from lit_knn.data.image_files import count_image_files, read_image_files
 from lit_knn.data.image_source import Options
 from lit_knn.data.prepared import read_prepared, verify
 from lit_knn.data.prepared_writer import prepare
-from lit_knn.nets.published.edm_pickle import read_edm_pickle
-from lit_knn.nets.published.safe_pickle import load_safely
-from tests.edm_pickles import NUMPY_1, NUMPY_2, network, published, write
 from tests.image_files import encoded
 
 LABELS = st.integers(0, 2**31 - 1)
@@ -91,29 +87,3 @@ def test_pixels_come_back_with_the_channels_first(data, N, channels, height, wid
         np.save(path, np.moveaxis(array, 1, 3) if last else array)
         np.testing.assert_array_equal(read_array_file(path)[0], array)
         assert array_file_shape(path) == (array.shape, 1)
-
-
-TEXT = st.text(max_size=8)
-PLAIN = st.recursive(
-    st.one_of(
-        st.none(), st.booleans(), st.integers(-(2**70), 2**70), st.floats(allow_nan=False), TEXT, st.binary(max_size=8)
-    ),
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(TEXT, inner, max_size=4) | st.tuples(inner, inner),
-    max_leaves=12,
-)  # fmt: skip
-
-
-@given(PLAIN, st.integers(4, 5), st.sampled_from([NUMPY_1, NUMPY_2]))
-def test_plain_values_come_back_from_every_kind_of_pickle(value, protocol, core):
-    with tempfile.TemporaryDirectory() as folder:
-        assert load_safely(write(Path(folder, "a.pkl"), [value], protocol, core)) == [value]
-
-
-@given(st.integers(0, 2**31), st.integers(4, 5))
-def test_weights_come_back_from_every_kind_of_pickle(seed, protocol):
-    torch.manual_seed(seed)
-    with tempfile.TemporaryDirectory() as folder:
-        ema, expected = network()
-        _, found = read_edm_pickle(write(Path(folder, "a.pkl"), published(ema), protocol))
-    assert found.keys() == expected.keys()
-    assert all(torch.equal(found[name], value) for name, value in expected.items())

@@ -7,17 +7,15 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from torch_fidelity.feature_extractor_inceptionv3 import FeatureExtractorInceptionV3
 
 from lit_knn.data import Prepared
 from lit_knn.data.prepared_writer import prepare
 from lit_knn.estimators import Exact, Wiener
 from lit_knn.index import FaissIndex
-from lit_knn.metrics.features import InceptionV3, Pixels
+from lit_knn.metrics.features import Pixels
 from lit_knn.metrics.fidelity_measure import FidelityMeasure
 from lit_knn.reference import ReferenceSet
 from lit_knn.reference.classes import classes_of
-from lit_knn.reference.principal import components_of, projection_of
 from tests.image_files import encoded, image_folder, labels_json, refusal, write_folder, write_zip
 
 
@@ -88,17 +86,6 @@ def test_classes_have_fingerprints_and_indexes_of_their_own(tmp_path, labels, kn
         assert sq_dist.max() < 1e-3
 
 
-def test_the_fingerprint_of_inception_is_that_of_its_weights(tmp_path, monkeypatch):
-    monkeypatch.setattr(FeatureExtractorInceptionV3, "load_state_dict", lambda self, state: None)
-    prints = []
-    for number in (0, 1, 1):
-        torch.save({"fc.bias": torch.tensor(number)}, tmp_path / "weights.pth")
-        extractor = InceptionV3(tmp_path / "weights.pth")
-        extractor.load((3, 8, 8), "cpu")
-        prints.append(extractor.fingerprint())
-    assert prints[0] != prints[1] == prints[2]
-
-
 def test_cached_statistics_without_features_do_not_serve_a_run_with_kid(tmp_path):
     data = ReferenceSet(images(20))
     generated = [(torch.arange(20), ReferenceSet(images(20, seed=1)).gather(torch.arange(20)))]
@@ -140,16 +127,6 @@ def test_a_prepared_file_of_other_images_or_labels_is_not_taken(tmp_path):
 
 
 # What a set keeps
-
-
-def test_components_and_projections_are_of_the_rank_and_type_asked_for():
-    reference = ReferenceSet(images(30))
-    for r in (2, 5, 3):
-        assert components_of(reference, r).basis.shape == (16, r)
-        for dtype in (torch.float32, torch.bfloat16):
-            projection = projection_of(reference, r, dtype)
-            assert projection.coordinates.shape == (30, r)
-            assert projection.coordinates.dtype == dtype
 
 
 @pytest.mark.parametrize("make", [lambda: Wiener(4), lambda: Exact()])

@@ -148,12 +148,6 @@ def test_smoothed_depends_on_its_generator_and_width_alone():
     assert not torch.equal(first, other)
 
 
-ALL = {
-    "Smoothed": lambda: Smoothed(Exact(), 0.1, n=4),
-    "PCALocality": PCALocality,
-}
-
-
 @pytest.mark.parametrize("N", [1, 60])
 def test_extreme_levels_equal_float64(N):
     reference = ReferenceSet(pixels(N, (1, 4, 6)))

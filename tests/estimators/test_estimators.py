@@ -13,7 +13,6 @@ from lit_knn.estimators import (
     Exact,
     MonteCarlo,
     OneSample,
-    SubspaceKNN,
     UniformSNIS,
     draws,
 )
@@ -108,9 +107,6 @@ def test_an_estimate_has_shape_and_type_of_z_without_gradients_whatever_surround
     for t in (2, torch.tensor(2.0), torch.full((5,), 2.0), torch.full((5,), 2.0, dtype=torch.float64)):
         assert torch.equal(estimator.posterior_mean(z, t, x, rng()), expected)
         torch.testing.assert_close(estimator.score(z, t, x, rng()), (expected - z) / 4, rtol=1e-5, atol=1e-6)
-
-
-CERTIFIED = [KNN(6, 8), STF(8), SubspaceKNN(4, 8, "float32")]
 
 
 @EVERY

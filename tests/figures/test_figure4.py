@@ -37,15 +37,6 @@ def runs(tmp_path):
     ]
 
 
-def test_null_in_a_config_is_the_default(tmp_path):
-    curves = [
-        read_run(leave_run(tmp_path / name, name, {1000000: 8.0}, **options)).curve
-        for name, options in (("KNN", {"k": None, "n": None}), ("STF", {"n": None}), ("Network", {"path": "x"}))
-    ]
-    found = [(curve.estimator, curve.k, curve.n) for curve in curves]
-    assert found == [("KNN", 2048, 256), ("STF", None, 256), ("Network", None, None)]
-
-
 def test_of_a_score_the_highest_is_the_best():
     higher, lower = [(1, 7.0), (2, 9.0), (3, 8.0)], [(1, 6.0), (2, 7.5)]
     assert best_point(higher, "inception_score") == (2, 9.0)
@@ -82,20 +73,6 @@ def test_the_report_draws_it_if_k_or_n_differ(runs, tmp_path, monkeypatch, capsy
     with pytest.raises(SystemExit):
         main(["report", *runs, "--output", "out"])
     assert "out.md is there already" in capsys.readouterr().err
-
-
-def test_what_cannot_be_drawn_is_said_in_one_line(runs, tmp_path, capsys):
-    def complaint(run):
-        with pytest.raises(SystemExit) as stop:
-            main(["report", run, "--output", str(tmp_path / "out")])
-        assert stop.value.code == 2
-        (line,) = capsys.readouterr().err.splitlines()
-        return line
-
-    (tmp_path / "1" / "fidelity.csv").write_text("images_seen,fid\n1,2\n3")
-    assert "line 3" in complaint(runs[1])
-    (tmp_path / "3" / "config.yaml").write_text("model: {}\ndata: {}\ntrainer: {}")
-    assert "has no model.init_args.estimator" in complaint(runs[3])
 
 
 @pytest.mark.parametrize("values", [(0.064, 0.074), (0.5, 1.2), (0.3, 700.0)])

@@ -2,11 +2,6 @@
 
 import csv
 import math
-import multiprocessing
-import os
-import shutil
-import signal
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,18 +10,14 @@ from torch import nn
 
 from benchmarks.learning_curves.__main__ import main
 from benchmarks.learning_curves.claims import judge
-from benchmarks.learning_curves.grid import Run, runs_of
-from benchmarks.learning_curves.kinds import KINDS, Latents, flow_end
-from benchmarks.learning_curves.measurements import Measurements, gradient_moments, posterior_sources
-from benchmarks.learning_curves.sets import Lengths, averaged
+from benchmarks.learning_curves.kinds import KINDS
+from benchmarks.learning_curves.measurements import Measurements
+from benchmarks.learning_curves.sets import Lengths
 from benchmarks.learning_curves.statistics import Curves, derived, interval
-from benchmarks.learning_curves.table import CurveTable
-from benchmarks.learning_curves.training import Measure
 from lit_knn.estimators import KNN, STF, Exact, OneSample
 from lit_knn.metrics import Pixels
 from lit_knn.metrics.fidelity import frechet_distance_of_statistics, image_statistics
 from lit_knn.reference import ReferenceSet
-from lit_knn.theory.noise import EDM_PROCESS, LINEAR_PROCESS, forward_noise
 
 LENGTHS = Lengths(steps=2, measurements=2, batch_size=16, samples=80, held=20, pairs=6, repeats=3)
 TINY = ["--steps", "2", "--measurements", "2", "--batch-size", "16", "--samples", "80", "--held", "20", "--pairs", "4"]
@@ -56,16 +47,6 @@ def table(tmp_path_factory):
     return path
 
 
-def test_the_grid_has_a_row_for_every_run_and_measurement(table):
-    rows = rows_of(table)
-    assert [(row["module"], row["estimator"], row["step"]) for row in rows] == [
-        (module, estimator, step) for module in ("EDM", "iCT") for estimator in ("OneSample", "KNN") for step in "12"
-    ]
-    assert {row["images"] for row in rows if row["step"] == "2"} == {"32"}
-    numbers = ("val_loss", "val_error", "fd_pixels", "gradient_variance", "one_sample_variance")
-    assert all(0 < float(row[name]) < 1e6 for row in rows for name in numbers)
-
-
 def test_a_finished_run_is_not_repeated_and_a_missing_one_is_made_again_the_same(table, tmp_path):
     kept = rows_of(table)
     shorter = tmp_path / "x.csv"
@@ -75,107 +56,6 @@ def test_a_finished_run_is_not_repeated_and_a_missing_one_is_made_again_the_same
     again = rows_of(shorter)
     assert again[:6] == kept[:4] + kept[6:]
     assert same_numbers(again[6:], kept[4:6])
-
-
-def stop(self, trainer, *_):
-    if trainer.global_step == 1:
-        os.kill(os.getpid(), signal.SIGKILL)
-
-
-def killed(path, *run):
-    Measure.on_train_batch_start = stop
-    curves_command(path, *run)
-
-
-def test_an_interrupted_run_goes_on_from_its_checkpoint(table, tmp_path):
-    path = tmp_path / "x.csv"
-    run = ["--modules", "EDM", "--estimators", "KNN"]
-    # A fork of this process could not train if another test has started threads of autograd.
-    child = multiprocessing.get_context("forkserver").Process(target=killed, args=(path, *run))
-    child.start()
-    child.join()
-    assert child.exitcode == -signal.SIGKILL
-    assert not path.exists()
-    (checkpoint,) = tmp_path.glob("x/digits-EDM-KNN-0-*/last.ckpt")
-    kept = torch.load(checkpoint, weights_only=True)
-    assert kept["global_step"] == 1
-    curves_command(path, *run)
-    assert same_numbers(rows_of(path), rows_of(table)[2:4])
-    # The first row is that of the interrupted run, with its times.
-    assert float(rows_of(path)[0]["seconds"]) == kept["callbacks"]["Measure"]["rows"][0]["seconds"]
-
-
-@pytest.mark.slow  # The next tests continue runs, too.
-def test_tuning_starts_from_the_run_of_the_same_seed_which_is_made_if_it_is_missing(tmp_path):
-    path = tmp_path / "x.csv"
-    curves_command(path, "--modules", "ECT", "--estimators", "STF")
-    rows = rows_of(path)
-    assert [(row["module"], row["estimator"], row["images_before"]) for row in rows] == [
-        ("EDM", "OneSample", "0"), ("EDM", "OneSample", "0"), ("ECT", "STF", "32"), ("ECT", "STF", "32")
-    ]  # fmt: skip
-    # Without the rows and the checkpoint of ECT, only ECT is trained again.
-    path.write_text("".join(path.read_text().splitlines(keepends=True)[:3]))
-    shutil.rmtree(next(tmp_path.glob("x/digits-ECT-*")))
-    curves_command(path, "--modules", "ECT", "--estimators", "STF")
-    again = rows_of(path)
-    assert again[:2] == rows[:2]
-    assert same_numbers(again[2:], rows[2:])
-
-
-def test_a_run_is_claimed_by_one_process_at_a_time(tmp_path):
-    run, other = Run("digits", "EDM", "STF", 0), Run("digits", "EDM", "STF", 1)
-    one, two = CurveTable(tmp_path / "x.csv"), CurveTable(tmp_path / "x.csv")
-    with one.claimed(run) as mine, two.claimed(run) as theirs, two.claimed(other) as free:
-        assert (mine, theirs, free) == (True, False, True)
-    with two.claimed(run) as theirs:
-        assert theirs
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        (["--pairs", "5"], "digits-EDM-OneSample-0 has the settings"),
-        (["--modules", "DDPM"], "--modules DDPM: digits has EDM"),
-        (["--estimators", "SubspaceKNN"], "--estimators SubspaceKNN: digits has OneSample"),
-        (["--seeds", "0"], "--seeds must be at least 1, got 0"),
-        (["--steps", "3"], "--measurements 2 must divide --steps 3"),
-        (["--repeats", "1"], "--repeats must be at least 2, got 1"),
-        (["--samples", "81"], "--samples must be an even number of at least 4, got 81"),
-        (["--batch-size", "0"], "--batch-size must be at least 1, got 0"),
-        (["--set", "cifar16"], "--kept None"),
-    ],
-)
-def test_bad_options_are_one_line_before_any_training(table, tmp_path, options, words, capsys):
-    path = tmp_path / "x.csv"
-    shutil.copy(table, path)
-    with pytest.raises(SystemExit, match="2"):
-        curves_command(path, "--modules", "EDM", *options)
-    assert words in capsys.readouterr().err.strip()
-    assert rows_of(path) == rows_of(table)
-
-
-def test_a_report_is_made_from_rows_alone(table, tmp_path, capsys):
-    path = tmp_path / "x.csv"
-    shutil.copy(table, path)
-    main(["--output", str(path), "--report"])
-    text = capsys.readouterr().out
-    assert "## EDM, 32 images" in text
-    last = {(row["module"], row["estimator"]): float(row["val_error"]) for row in rows_of(table) if row["step"] == "2"}
-    difference = last["iCT", "KNN"] - last["iCT", "OneSample"]
-    assert f"{difference:+.3g} (one seed)" in text.split("## iCT")[1]
-    assert sorted(each.name for each in tmp_path.iterdir()) == ["x.csv", "x.md", "x.pdf", "x.png"]
-
-
-def test_runs_come_by_seed_first():
-    runs = runs_of("digits", ["EDM", "iCT"], ["STF", "Exact"], 2)
-    assert runs[:3] == [Run("digits", *rest, 0) for rest in (("EDM", "STF"), ("EDM", "Exact"), ("iCT", "STF"))]
-    assert [run.seed for run in runs] == [0] * 4 + [1] * 4
-
-
-def test_averaged_images_are_the_means_of_blocks():
-    images = np.random.default_rng(0).integers(0, 256, (3, 3, 4, 6), np.uint8)
-    wanted = torch.nn.functional.avg_pool2d(torch.from_numpy(images).double(), 2).round()
-    np.testing.assert_array_equal(averaged(images), wanted.numpy().astype(np.uint8))
 
 
 # The variance of gradients
@@ -228,18 +108,6 @@ def test_the_gradient_variance_of_a_linear_denoiser_is_its_closed_form():
     assert found.norm_sq == pytest.approx(gradient.square().sum().item(), rel=0.05)
 
 
-@pytest.mark.parametrize(("process", "t"), [(EDM_PROCESS, 0.6), (LINEAR_PROCESS, 0.375)])  # σ = 0.6 in both
-def test_sources_are_drawn_from_the_posterior(process, t):
-    reference = tiny_set()
-    times = torch.full((5,), t, dtype=torch.float64)
-    z = forward_noise(reference.gather(torch.arange(5)), times, torch.randn(5, 1, 2, 2), process)
-    sources = posterior_sources(reference, process, Latents(z, z, times, times), 20_000)
-    weights, x = posterior(
-        reference, z / process.scale(times).float()[:, None, None, None], torch.full((5,), 0.6, dtype=torch.float64)
-    )
-    torch.testing.assert_close(sources.flatten(2).mean(1).double(), weights @ x, rtol=0, atol=0.03)
-
-
 @pytest.mark.parametrize("name", ["EDM", "flow"])
 def test_the_error_of_a_regression_is_its_loss_with_enumerated_targets(name):
     reference, kind = tiny_set(), KINDS[name]
@@ -269,47 +137,6 @@ def test_exact_targets_have_no_gradient_variance_and_others_less_than_one_sample
     assert min(stf.variance, knn.variance) > 0
     assert max(stf.variance, knn.variance) < plain.variance
     assert type(module.estimator) is OneSample
-
-
-def test_samples_have_other_noise_for_each_seed_and_the_same_for_all_estimators():
-    class Recorder:
-        def __init__(self, seed):
-            self.hparams, self.seen = SimpleNamespace(seed=seed), []
-
-        def sample(self, seeds):
-            self.seen += seeds.tolist()
-            return torch.randn(len(seeds), 1, 2, 2)
-
-    measurements = Measurements(KINDS["EDM"], tiny_set(), LENGTHS._replace(samples=200))
-    first, again, second = Recorder(0), Recorder(0), Recorder(1)
-    for each in (first, again, second):
-        measurements.distances(each)
-    assert first.seen == again.seen == list(range(200))
-    assert second.seen == list(range(200, 400))
-
-
-def test_moments_are_those_of_numpy():
-    g = torch.randn(6, 5, dtype=torch.float64)
-    found = gradient_moments(g)
-    assert found.variance == pytest.approx(np.cov(g.numpy().T).trace())
-    assert found.norm_sq == pytest.approx((g.mean(0).square().sum() - found.variance / 6).item())
-    # Over many sets of draws the standard error is the deviation of the variances.
-    many = [gradient_moments(torch.randn(8, 40, generator=torch.Generator().manual_seed(i))) for i in range(400)]
-    spread = np.std([each.variance for each in many])
-    assert np.mean([each.variance_se for each in many]) == pytest.approx(spread, rel=0.15)
-    assert abs(np.mean([each.norm_sq for each in many])) < 4 * np.std([each.norm_sq for each in many]) / 20
-
-
-def test_the_end_of_the_flow_of_a_single_image_is_near_the_image():
-    # With one image the flow is linear: z − x shrinks in proportion to t.
-    reference = ReferenceSet(torch.rand(1, 1, 2, 2) * 2 - 1)
-    x = reference.gather(torch.zeros(3, dtype=torch.long))
-    t = torch.tensor([0.002, 0.7, 40.0], dtype=torch.float64)
-    z = forward_noise(x, t, torch.randn(x.shape))
-    exact = Exact().bind(reference)
-    wanted = x + (z - x) * (0.002 / t).float()[:, None, None, None]
-    torch.testing.assert_close(flow_end(z, t, exact.posterior_mean), wanted, rtol=0, atol=2e-5)
-    torch.testing.assert_close(KINDS["ECT"].exact_output(Latents(x, z, t, t), exact), x, rtol=0, atol=2e-5)
 
 
 # Statistics of the report

@@ -68,12 +68,6 @@ def test_points_on_a_line_are_the_same_for_the_same_seed():
     assert not torch.equal(points(0), points(1))
 
 
-def test_figure_2_is_saved_and_shown(tmp_path):
-    validate("figure2/digits.yaml", tmp_path, "--trainer.callbacks.noise_levels", "[0.5, 5]")
-    tags = check_files(tmp_path / "figure2_digits" / "estimator_0", "figure2_0", "figure2_1")
-    assert sorted(tags) == ["figure2/0", "figure2/1"]
-
-
 def test_the_rows_of_figure_2():
     data = Digits()
     data.setup()
@@ -108,17 +102,6 @@ def test_what_does_not_fit_is_said_in_one_line(config, options, message, tmp_pat
         validate(config, tmp_path, *options)
     (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error:")]
     assert message in line
-
-
-def test_fit_is_refused(tmp_path, capsys):
-    picture = tmp_path / "picture.yaml"
-    picture.write_text(
-        "trainer:\n  callbacks:\n    - class_path: lit_knn.callbacks.MeanPicture\n"
-        "      init_args: {estimators: {a: {class_path: Exact}}}\n"
-    )
-    with pytest.raises(SystemExit):
-        main(["fit", "-c", str(CONFIGS / "demo.yaml"), "-c", str(picture), *QUIET, str(tmp_path)])
-    assert "MeanPicture is for validate, not for fit" in capsys.readouterr().err
 
 
 def test_every_rank_takes_part_in_building_an_index_for_figure_2(tmp_path):

@@ -21,7 +21,6 @@ QUIET = ["--trainer.logger", "CSVLogger", "--trainer.logger.name", "run"]
 QUIET += ["--trainer.enable_model_summary", "false", "--trainer.devices", "1", "--trainer.num_sanity_val_steps", "0"]
 STF = {"class_path": "lit_knn.estimators.STF", "init_args": {"n": 8}}
 KNN = {"class_path": "lit_knn.estimators.KNN", "init_args": {"k": 16, "n": 8}}
-EXACT = {"class_path": "lit_knn.estimators.Exact"}
 PIXELS = {"class_path": "lit_knn.metrics.Pixels"}
 UNET = {"class_path": "lit_knn.nets.UNet"}
 UNET["init_args"] = {"in_channels": 1, "channels": 8, "multipliers": [1, 2], "blocks": 1}

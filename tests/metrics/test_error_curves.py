@@ -84,15 +84,6 @@ def test_a_bias_that_may_be_none_is_a_hollow_mark_at_its_upper_limit():
     assert [text.get_text() for text in told] == ["STF"]
 
 
-def test_nothing_but_zeros_is_a_picture():
-    axes = drawn([row(name, t, 0.0, variance=0.0) for name in ("a", "b") for t in LEVELS])
-    assert all(len(marks(part)) == 2 for part in axes)
-
-
-def test_one_latent_and_unknown_values_are_a_picture():
-    drawn([row("a", 1.0, 1e-3, se=math.nan), row("a", 2.0, 1e-3, se=math.nan)])
-
-
 def test_curves_far_from_the_others_leave_the_picture_and_not_the_others_theirs():
     # At small t a linear estimate's score error grows as t^-4; an exact estimate has only rounding errors.
     rows = [row("KNN", t, mse) for t, mse in zip(LEVELS, (0.0, 1e-20, 1e-7, 1e-8), strict=True)]

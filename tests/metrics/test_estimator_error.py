@@ -12,9 +12,9 @@ from PIL import Image
 from scipy.stats import sem
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from lit_knn.estimators import KNN, STF, Exact, MonteCarlo, OneSample, UniformSNIS
+from lit_knn.estimators import KNN, STF, MonteCarlo, OneSample, UniformSNIS
 from lit_knn.metrics.estimator_error import LatentMeans, MeanAndError, bias_share, error_terms
-from lit_knn.metrics.latents import NoisyLatents, noise_grid
+from lit_knn.metrics.latents import NoisyLatents
 from lit_knn.metrics.measure import fixed_source, measure, posterior_source
 from lit_knn.reference import ReferenceSet
 from lit_knn.theory.posterior import cross_sq_dist, log_posterior, posterior_mean
@@ -52,13 +52,6 @@ def test_the_corrected_bias_is_the_known_one_and_the_plain_one_is_too_large():
         assert abs(values.mean() - expected) < 4 * sem(values)
     # In this example 95 % of the plain squared bias is variance.
     assert terms.bias_sq.mean() > 15 * terms.bias_sq_corrected.mean()
-
-
-def test_one_repeat_tells_all_of_a_deterministic_estimator():
-    terms = terms_of(np.full((1, 2, 3), 0.5), np.zeros((2, 3)))
-    for values in (terms.mse, terms.bias_sq, terms.bias_sq_corrected):
-        assert values.tolist() == [0.25, 0.25]
-    assert terms.variance.tolist() == [0, 0]
 
 
 def test_means_and_standard_errors_add_up_over_batches_and_ranks():
@@ -108,10 +101,6 @@ def test_the_share_of_the_bias_and_its_standard_error():
     assert math.isnan(bias_share(nothing, nothing, nothing).mean)
     all_bias = bias_share(MeanAndError(2.0, 0.1), MeanAndError(2.0, 0.1), nothing)
     assert all_bias == MeanAndError(1.0, pytest.approx(0.0, abs=1e-8))
-
-
-def test_one_latent_has_no_standard_error():
-    assert all(math.isnan(error) for _, error in gaussian_terms(1).values())
 
 
 # Estimators on a small set, where everything is known
@@ -219,11 +208,6 @@ def test_latents_depend_neither_on_the_batch_nor_on_the_level():
     torch.testing.assert_close((latents.batch(range(12), 8.0)[0] - x) / 8, (z - x) / 2)
     assert len(set(latents.ids.tolist())) == 12
     assert not torch.equal(NoisyLatents(reference, 12, seed=4).batch(range(12), 2.0)[0], z)
-
-
-def test_levels_are_equally_spaced_in_the_logarithm():
-    np.testing.assert_allclose(noise_grid(5, 0.5, 80.0), np.geomspace(0.5, 80, 5))
-    assert noise_grid([3, 1.5], 9, 1) == [3.0, 1.5]
 
 
 # The run
@@ -341,8 +325,3 @@ def test_results_of_an_earlier_run_are_not_overwritten(tmp_path, capsys):
         main([*command(tmp_path), "--trainer.logger.version", "0"])
     assert "estimator_error.csv exists; nothing is overwritten" in capsys.readouterr().err
     assert earlier.read_text() == "estimator\n"
-
-
-def test_an_exact_estimator_needs_no_repeats():
-    values, _ = run_measure(Exact(), repeats=1)
-    assert values["mse"].max() < 1e-12

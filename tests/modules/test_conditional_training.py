@@ -1,6 +1,5 @@
 """Class-conditional EDM and iCT: labels reach network and estimator, samples have a class, bad input is refused."""
 
-import json
 from pathlib import Path
 
 import numpy as np
@@ -12,9 +11,7 @@ from torch import nn
 
 from lit_knn.commands.prepare import main as prepare
 from lit_knn.common.errors import InputError
-from lit_knn.data import Digits
 from lit_knn.estimators import KNN, STF, ByClass, Estimator, Exact, Network, OneSample
-from lit_knn.index import FaissIndex
 from lit_knn.modules import LitEDM, LitICT
 from lit_knn.modules.augmentation import Augmented
 from lit_knn.modules.conditioning import Conditioning
@@ -26,7 +23,6 @@ from main import main
 from tests import ROOT
 from tests.labelled import Labelled, Watched, undone
 from tests.networks import write_start
-from tests.ranks import run_main, run_ranks
 from tests.short_training import TRAINER, train
 from tests.toys import enumerate_class_mean, unwarped
 
@@ -238,22 +234,6 @@ def test_fit_and_predict_a_class(name, tmp_path, monkeypatch):
     assert np.abs(drawn - three)[own == 3].max() <= 1  # rounding, one grey level
 
 
-def test_bad_input_is_one_line(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    np.save("images.npy", np.zeros((40, 1, 8, 8), np.uint8))
-    for more, words in (
-        (["--model.estimator.k", "175"], "class 8: KNN: k=175 is more than the 174 images"),
-        (["--model.net.num_classes", "0"], "class_conditional=True, but the net has num_classes=0"),
-        (["--model.net.num_classes", "9"], "the labels of the data are 0 to 9, but the net has num_classes=9"),
-        (["--data.sharded", "true"], "class_conditional=True needs all images on each device"),
-        (["--data", "Arrays", "--data.path", "images.npy"], "class_conditional=True, but the data has no labels"),
-    ):
-        with pytest.raises(SystemExit):
-            main(["fit", "-c", CONFIGS["table1"], *TINY, *more])
-        (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error:")]
-        assert words in line
-
-
 def test_imagenet_run_on_a_few_prepared_images(tmp_path, monkeypatch):
     # Three folders of twenty images; the archive has a thousand folders. The network is small.
     monkeypatch.chdir(tmp_path)
@@ -283,39 +263,3 @@ def test_imagenet_run_on_a_few_prepared_images(tmp_path, monkeypatch):
         own = classes_of(reference)[label].images
         assert own.untyped_storage().data_ptr() == reference.images.untyped_storage().data_ptr()
     assert list(Path("runs/imagenet64_conditional").rglob("last.ckpt"))
-
-
-@pytest.mark.slow  # Two ranks train in test_ddp.py, too.
-def test_two_processes_train_a_conditional_model(tmp_path):
-    probe = tmp_path / "probe.yaml"
-    probe.write_text(
-        "trainer:\n  callbacks:\n"
-        "    - {class_path: lit_knn.callbacks.PixelFrechetDistance, init_args: {num_samples: 71}}\n"
-        f"    - {{class_path: tests.ddp_probe.DDPProbe, init_args: {{folder: {tmp_path}}}}}\n"
-    )
-    command = ["fit", "-c", CONFIGS["table1"], *TINY, "-c", probe, "--trainer.max_steps", "4"]
-    command += ["--trainer.val_check_interval", "4", "--trainer.logger.save_dir", tmp_path]
-    run_main([*command, "--data.index.cache_dir", tmp_path / "cache"], ranks=2)
-    ranks = [json.loads((tmp_path / f"rank_{rank}.json").read_text()) for rank in range(2)]
-    assert ranks[0]["weights"] == ranks[1]["weights"]
-    # Each of the ten classes has an index, the whole set has none; both processes map the same files.
-    assert [rank["builds"] for rank in ranks] == [10, 10]
-    assert len(list((tmp_path / "cache").glob("*.index"))) == 10
-    assert not set(ranks[0]["noise"]) & set(ranks[1]["noise"])
-
-
-def test_processes_ask_for_classes_at_different_times_and_none_waits(tmp_path):
-    codes, errors = run_ranks("tests.class_probe", tmp_path, None, 2)
-    assert codes == [0, 0], errors
-    # Both ranks need class 1, but it is built once.
-    assert len(list((tmp_path / "cache").glob("*.index"))) == 3
-    means = [torch.load(tmp_path / f"rank_{rank}.pt", weights_only=True) for rank in range(2)]
-    torch.testing.assert_close(means[0][1], means[1][0])
-
-
-def test_the_digits_have_an_index_of_each_class():
-    data = Digits(index=FaissIndex("IVF4,SQ8"))
-    data.setup()
-    ByClass(KNN(k=64, n=8)).bind(data.reference)
-    assert [classes_of(data.reference)[c].N for c in range(10)] == [178, 182, 177, 183, 181, 182, 181, 179, 174, 180]
-    assert all(classes_of(data.reference)[c].index.factory == "IVF4,SQ8" for c in range(10))

@@ -134,14 +134,6 @@ def test_levels_are_log_normal_and_the_stage_follows_the_steps(tmp_path):
     torch.testing.assert_close(torch.exp(4 * net.calls[-1][1].double()), r.flatten(), rtol=1e-5, atol=0)
 
 
-def test_student_and_teacher_share_dropout_masks(tmp_path):
-    net = WatchedNet(dropout=0.5)
-    train(LitECT(OneSample(), write_start(tmp_path / "a.ckpt", net), net), Images(), 1)
-    student, teacher = (output != 0 for *_, output in net.calls[-2:])
-    assert torch.equal(student, teacher)
-    assert 0 < student.float().mean() < 1
-
-
 def test_classes_reach_student_and_teacher(tmp_path):
     net = WatchedNet(num_classes=10)
     start = write_start(tmp_path / "a.ckpt", net)
@@ -225,14 +217,6 @@ def test_a_network_that_nvidia_pickled_is_tuned(name):
     assert all(value.isfinite().all() for value in model.parameters())
 
 
-def test_frozen_parameters_of_a_given_net_stay_frozen(tmp_path):
-    net = tiny_unet()
-    net.conv_in.requires_grad_(False)
-    model = LitECT(OneSample(), write_own(tmp_path / "a.ckpt"), net)
-    frozen = {name for name, value in model.consistency_function.net.named_parameters() if not value.requires_grad}
-    assert frozen == {"conv_in.weight", "conv_in.bias"}
-
-
 # Sampling and resuming
 
 
@@ -303,11 +287,6 @@ def test_an_option_out_of_range_is_named(option, value, message, tmp_path):
     assert "\n" not in str(caught.value)
 
 
-def test_a_smoothing_that_is_not_positive_is_refused():
-    with pytest.raises(InputError, match=r"PseudoHuber: c must be above 0, or null for 0\.00054"):
-        PseudoHuber(0.0)
-
-
 def ict_checkpoint(path):
     trainer = train(LitICT(tiny_unet(), OneSample()), Digits(batch_size=64), 1)
     trainer.save_checkpoint(path)
@@ -335,21 +314,3 @@ def test_a_start_that_is_no_denoiser_of_the_architecture_is_refused(tmp_path):
         LitECT(OneSample(), None)
     with pytest.raises(InputError, match="in_channels=3, but the images have the shape"):
         train(LitECT(OneSample(), published), Digits(batch_size=64), 1)
-
-
-def test_random_weights_and_checkpoints_of_other_preconditionings_are_refused(tmp_path):
-    with pytest.raises(InputError, match="LitECT: start=null has no trained network"):
-        train(LitECT(OneSample(), None, tiny_unet()), Digits(batch_size=64), 1)
-    path = ict_checkpoint(tmp_path / "ict.ckpt")
-    with pytest.raises(
-        InputError, match=r"another preconditioning: sigma_min is 0.002 in the checkpoint, 0.0 in LitECT"
-    ):
-        pl.Trainer(**TRAINER, max_steps=2).fit(
-            LitECT(OneSample(), None, tiny_unet()), Digits(batch_size=64), ckpt_path=path
-        )
-    trainer = train(LitECT(OneSample(), write_own(tmp_path / "own.ckpt"), tiny_unet()), Digits(batch_size=64), 1)
-    trainer.save_checkpoint(tmp_path / "ect.ckpt")
-    with pytest.raises(InputError, match=r"sigma_min is 0.0 in the checkpoint, 0.002 in LitICT"):
-        pl.Trainer(**TRAINER, max_steps=2).fit(
-            LitICT(tiny_unet(), OneSample()), Digits(batch_size=64), ckpt_path=tmp_path / "ect.ckpt"
-        )

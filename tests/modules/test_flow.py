@@ -11,12 +11,11 @@ from lit_knn.callbacks import LastCheckpoint, SampleGrid
 from lit_knn.common.errors import InputError
 from lit_knn.data import Digits
 from lit_knn.estimators import Estimator, Exact, Network, OneSample
-from lit_knn.modules import LitEDM, LitFlow
+from lit_knn.modules import LitFlow
 from lit_knn.modules.augmentation import GeometricAugmentation
 from lit_knn.modules.time_distributions import LogitNormalTimes, UniformTimes
 from lit_knn.nets import DDPMpp, UNet
 from lit_knn.nets.flow import DataOutput, EDMOutput, NoiseOutput, VelocityOutput
-from lit_knn.nets.precond import EDMPrecond
 from lit_knn.reference import ReferenceSet
 from lit_knn.sampling.flow_times import FixedSteps
 from lit_knn.sampling.solvers import euler_step
@@ -101,15 +100,6 @@ def test_consistent_outputs_give_the_same_velocity(kind):
     torch.testing.assert_close(denoised, mean, rtol=1e-4, atol=1e-4)
 
 
-def test_a_trained_denoiser_is_a_flow():
-    net = unet()
-    nn.init.normal_(net.conv_out.weight, std=0.1)
-    denoiser, z, tau = EDMPrecond(net, 0.7), torch.randn(3, 1, 8, 8), torch.tensor([0.1, 0.5, 0.9])
-    sigma = tau / (1 - tau)
-    expected = (z - denoiser(z / (1 - of_items(tau, z)).float(), sigma)) / of_items(tau, z).float()
-    torch.testing.assert_close(EDMOutput(net, 0.7)(z, tau), expected, rtol=1e-4, atol=1e-4)
-
-
 def test_all_labels_reach_the_network():
     seen = []
 
@@ -146,18 +136,6 @@ def test_times_follow_their_distribution_between_the_ends(low):
     for drawn in (uniform, torch.tensor(logit).sigmoid()):
         assert drawn.min() >= low - 1e-12
         assert drawn.max() <= 0.8 + 1e-12
-
-
-def test_bad_times_are_refused():
-    for options in ({"low": 0.0}, {"high": 1.0}, {"low": 0.6, "high": 0.5}, {"low": float("nan")}):
-        with pytest.raises(InputError, match="UniformTimes: need 0 < low < high < 1, got low="):
-            UniformTimes(**options)
-    with pytest.raises(InputError, match="std must be above 0, got 0"):
-        LogitNormalTimes(std=0.0)
-    with pytest.raises(InputError, match="mean must be finite, got inf"):
-        LogitNormalTimes(mean=float("inf"))
-    with pytest.raises(InputError, match=r"no probability between low=0\.5 and high=0\.6"):
-        LogitNormalTimes(mean=-60.0, low=0.5, high=0.6)
 
 
 def test_the_target_keeps_its_digits_at_the_ends():
@@ -249,14 +227,6 @@ def test_warped_items_have_the_velocity_of_the_set_warped_alike(monkeypatch):
     assert logged["train/augmented"] == 1
 
 
-@pytest.mark.parametrize("kind", OUTPUTS)
-def test_every_output_trains_and_samples(kind):
-    model = LitFlow(unet(), Exact(), output=kind, lr=1e-2, lr_ramp_up_images=0, times=UniformTimes(0.05, 0.95))
-    trainer = train(model, Digits(batch_size=64), 2, precision="bf16-mixed")
-    assert trainer.global_step == 2
-    assert model.sample([1, 2], 3).isfinite().all()
-
-
 def test_a_class_conditional_flow_has_the_labels_in_training_and_sampling():
     net = WatchedNet(num_classes=10)
     model = LitFlow(net, Exact(), class_conditional=True, sampling_class=3)
@@ -294,30 +264,6 @@ def test_a_checkpoint_is_an_estimator_and_a_flow(trained):
     assert Network(path, fp16=True).posterior_mean(z, sigma).dtype == torch.float32
 
 
-def test_a_loaded_flow_gives_velocity_and_posterior_mean(trained):
-    model = lit_knn.load(trained[1])
-    z, half = torch.randn(3, 1, 8, 8), torch.full((3,), 0.5)
-    # At σ = 1 the time is 1/2, the latent is half of x + σε, and E[x|z] = z − τv.
-    torch.testing.assert_close(model.posterior_mean(2 * z, torch.ones(3)), z - 0.5 * model(z, half))
-
-
-def load(path, model):
-    pl.Trainer(**{**TRAINER, "limit_val_batches": 1}).validate(model, Digits(batch_size=32), path, verbose=False)
-
-
-def test_a_checkpoint_of_another_parameterisation_is_refused(trained, tmp_path):
-    model, path = trained
-    with pytest.raises(InputError, match=r"another parameterisation: {'output': 'DataOutput'}, but the model has"):
-        load(path, LitFlow(model.network, OneSample()))
-    edm = LitEDM(unet(), OneSample())
-    trainer = pl.Trainer(max_steps=1, callbacks=[LastCheckpoint(dirpath=str(tmp_path))], **TRAINER)
-    trainer.fit(edm, Digits(batch_size=32))
-    with pytest.raises(InputError, match="the checkpoint is not of LitFlow"):
-        load(tmp_path / "last.ckpt", LitFlow(unet(), OneSample()))
-    with pytest.raises(InputError, match="the checkpoint is of another architecture"):
-        load(path, LitEDM(unet(), OneSample()))
-
-
 # Options
 
 
@@ -342,17 +288,6 @@ def test_an_option_out_of_range_is_named(options, message):
         LitFlow(unet(), OneSample(), **options)
 
 
-def test_a_grid_of_samples_with_the_models_own_steps(tmp_path):
-    model = LitFlow(unet(), OneSample(), sampling_steps=2)
-    grid = SampleGrid(4, (None,))
-    logger = pl.loggers.CSVLogger(tmp_path)
-    options = {"limit_val_batches": 1, "logger": logger, "enable_checkpointing": False, "callbacks": [grid]}
-    pl.Trainer(**{**TRAINER, **options}).validate(model, Digits(batch_size=32), verbose=False)
-    assert [path.name for path in grid.last_paths] == ["step_0000000_default.png"]
-    with pytest.raises(InputError, match=r"SampleGrid: num_samples=4 and num_steps=\[None, 0\] must be at least 1"):
-        SampleGrid(4, (None, 0))
-
-
 def test_a_grid_of_steps_that_the_sampler_does_not_take_is_refused_before_the_first_step():
     model = LitFlow(unet(), OneSample())
     with pytest.raises(InputError, match="SampleGrid: num_steps must be an integer from 1 to"):
@@ -365,13 +300,3 @@ def test_the_solver_of_the_sampler_is_used():
     model.image_shape = (1, 4, 4)
     model.sample([1])
     assert len(model.network.calls) == 7
-
-
-def test_better_targets_have_less_error_at_validation():
-    errors = []
-    for estimator in (OneSample(), Exact()):
-        trainer = pl.Trainer(**{**TRAINER, "limit_val_batches": 1, "enable_checkpointing": False})
-        (metrics,) = trainer.validate(LitFlow(unet(), estimator), Digits(batch_size=128), verbose=False)
-        errors.append(metrics["val/target_mse"])
-    assert errors[0] > 1e-2
-    assert errors[1] < 1e-6

@@ -1,4 +1,3 @@
-import copy
 import math
 
 import pytest
@@ -154,43 +153,6 @@ def test_first_step_has_the_full_learning_rate():
     train(model, Points(), 1)
     assert model.optimizers().param_groups[0]["lr"] == 0.05
     assert model.consistency_function.net.scale.item() != before
-
-
-def test_samples_depend_on_their_seed_alone():
-    model = LitICT(tiny_unet(), OneSample())
-    model.image_shape = (1, 8, 8)
-    nn.init.normal_(model.consistency_function.net.conv_out.weight)
-    together = model.eval().sample([3, 4, 5, 6], num_steps=2)
-    alone = model.sample([5], num_steps=2)
-    torch.testing.assert_close(together[2:3], alone, rtol=1e-5, atol=1e-5)
-    assert not torch.allclose(together[0], together[1])
-
-
-def test_deep_copy_shares_the_reference_set():
-    data = Digits(batch_size=64)
-    data.setup()
-    model = LitICT(tiny_unet(), KNN(k=8, n=4).bind(data.reference))
-    clone = copy.deepcopy(model)
-    assert clone.estimator.reference.images.data_ptr() == data.reference.images.data_ptr()
-    assert not any("reference" in name or "images" in name for name in model.state_dict())
-
-
-def test_net_that_does_not_fit_the_images_is_refused_before_training():
-    with pytest.raises(InputError, match="in_channels=3"):
-        train(LitICT(UNet(3, channels=8, multipliers=(1, 2), blocks=1), OneSample()), Digits(batch_size=64), 1)
-    with pytest.raises(InputError, match="8x8 are not divisible by 16"):
-        train(LitICT(UNet(1, channels=8, multipliers=(1, 1, 1, 1, 1)), OneSample()), Digits(batch_size=64), 1)
-    with pytest.raises(InputError, match=r"shape \(1, 8, 8\)"):
-        train(LitICT(NetOfVectors(), OneSample()), Digits(batch_size=64), 1)
-
-
-class NetOfVectors(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layer = nn.Linear(3, 3)
-
-    def forward(self, z_scaled, noise_label, class_label=None):
-        return self.layer(z_scaled)
 
 
 def test_checkpoint_of_another_architecture_is_refused(tmp_path):

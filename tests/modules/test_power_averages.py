@@ -1,6 +1,5 @@
 """Snapshots of averages in trainings, and `lit-knn average`, which makes averages of other lengths from them."""
 
-import math
 import os
 import re
 import shutil
@@ -16,7 +15,6 @@ from lit_knn.commands.average import average, fit_length, read_snapshots
 from lit_knn.common.checkpoint_file import kept_in
 from lit_knn.common.errors import InputError
 from lit_knn.common.tables import read_rows
-from lit_knn.estimators import Network
 from lit_knn.modules.averaging import exponent
 from lit_knn.runs.folder import RunFolder
 from main import main
@@ -129,114 +127,6 @@ def test_average_writes_checkpoints_that_all_commands_take(run, capsys):
     assert "is there already; nothing is overwritten" in refusal_of(["average", str(run), "--ema", "0.07"], capsys)
 
 
-def test_an_average_is_an_estimator(trained, tmp_path):
-    from lit_knn.nets import UNet
-
-    main(["average", str(trained / RUN), "--ema", "0.08", "--images", "512", "--output", str(tmp_path)])
-    net = UNet(1, channels=8, multipliers=[1], blocks=1, augment_dim=9)
-    made = torch.load(tmp_path / "ema=0.080.ckpt", weights_only=True)
-    assert made["images_seen"] == 512
-    network = Network(tmp_path / "ema=0.080.ckpt", net)
-    weights = dict(network.denoiser.named_parameters())
-    assert all(torch.equal(value, made["state_dict"][f"denoiser.{name}"]) for name, value in weights.items())
-
-
-def damage(path):
-    path.write_bytes(path.read_bytes()[:-1000])
-
-
-def change(path, **parts):
-    content = torch.load(path, weights_only=True)
-    torch.save({**content, **parts}, path)
-
-
-def other_architecture(path):
-    averages = torch.load(path, weights_only=True)["averages"]
-    for each in averages:
-        each.pop("denoiser.model.out.2.bias", None) or each.popitem()
-    change(path, averages=averages)
-
-
-def other_averages(path, alter):
-    averages = torch.load(path, weights_only=True)["averages"]
-    alter(averages[1], next(name for name, value in averages[1].items() if value.is_floating_point()))
-    change(path, averages=averages)
-
-
-BAD = {
-    "no snapshots": (lambda run: shutil.rmtree(run / "snapshots"), [], "has no snapshots of averages"),
-    "not a run": (lambda run: (run / "config.yaml").unlink(), [], r"config\.yaml does not exist; give the folder of a"),
-    "too long": (None, ["--ema", "0.3"], r"--ema: a relative length must be above 0 and at most 0\.2887"),
-    "zero": (None, ["--ema", "0"], "--ema: a relative length must be above 0"),
-    "twice": (None, ["--ema", "0.1", "0.1"], "--ema: relative lengths must be different numbers"),
-    "too short": (None, ["--ema", "0.004"], r"--ema 0\.004: the nearest sum of 12 snapshot\(s\) has an error of \d+%"),
-    "no such step": (None, ["--images", "70"], "--images 70: there is no such snapshot; the nearest are 64, 128, 192"),
-    "damaged": (
-        lambda run: damage(run / "snapshots" / "images_seen=128.ckpt"),
-        [],
-        r"images_seen=128\.ckpt is damaged",
-    ),
-    "renamed": (
-        lambda run: (run / "snapshots" / "images_seen=64.ckpt").rename(run / "snapshots" / "images_seen=65.ckpt"),
-        [],
-        r"images_seen=65\.ckpt is of 64 images: it has been renamed",
-    ),
-    "a checkpoint": (
-        lambda run: shutil.copy(run / "checkpoints" / "last.ckpt", run / "snapshots" / "images_seen=5.ckpt"),
-        [],
-        r"images_seen=5\.ckpt is no snapshot of averages",
-    ),
-    "other weights": (
-        lambda run: other_architecture(run / "snapshots" / "images_seen=128.ckpt"),
-        [],
-        r"128\.ckpt is of another architecture than .*images_seen=64\.ckpt: \S+ is absent, not \(",
-    ),
-    "one average": (
-        lambda run: change(run / "snapshots" / "images_seen=64.ckpt", lengths=[0.1]),
-        [],
-        r"images_seen=64\.ckpt is no snapshot of averages",
-    ),
-    "numbers as averages": (
-        lambda run: change(run / "snapshots" / "images_seen=64.ckpt", averages=[1, 2]),
-        [],
-        r"images_seen=64\.ckpt is no snapshot of averages",
-    ),
-    "lengths of text": (
-        lambda run: change(run / "snapshots" / "images_seen=64.ckpt", lengths=["a", "b"]),
-        [],
-        r"images_seen=64\.ckpt is no snapshot of averages",
-    ),
-    "averages of two networks": (
-        lambda run: other_averages(run / "snapshots" / "images_seen=64.ckpt", lambda each, name: each.pop(name)),
-        [],
-        r"images_seen=64\.ckpt is no snapshot of averages",
-    ),
-    "not finite": (
-        lambda run: other_averages(
-            run / "snapshots" / "images_seen=64.ckpt", lambda each, name: each[name].mul_(math.nan)
-        ),
-        [],
-        "average: the sum of .* is not finite, because a snapshot is not",
-    ),
-    "a file as folder": (None, ["--output", __file__], r"test_power_averages\.py/ema=0\.070\.ckpt cannot be written"),
-}
-
-
-@pytest.mark.parametrize("kind", BAD)
-def test_bad_input_is_told_in_one_line_and_nothing_is_written(kind, run, capsys):
-    spoil, args, words = BAD[kind]
-    if spoil:
-        spoil(run)
-    args = args if "--ema" in args else [*args, "--ema", "0.07"]
-    assert re.search(words, refusal_of(["average", str(run), *args], capsys))
-    assert not (run / "averages").exists()
-
-
-def test_a_length_that_is_barely_reached_is_told(run):
-    with pytest.warns(UserWarning, match=r"--ema 0\.02: the nearest sum of 12 snapshot\(s\) has an error of 1\d%"):
-        main(["average", str(run), "--ema", "0.02"])
-
-
 def snapshots(*folders):
     """Read all numbers of the snapshots in these folders, by file; the training's time is left out."""
     found = {path.name: path for folder in folders for path in (folder / "run" / "snapshots").iterdir()}
@@ -345,10 +235,3 @@ def test_two_ranks_write_one_average_of_both_and_16_bits_are_rounded_once(tmp_pa
     made = torch.load(RUN / "averages" / "ema=0.050.ckpt", weights_only=True)["state_dict"]
     assert {value.dtype for value in made.values()} == {torch.float32}
     assert all(torch.allclose(made[n], v.float(), rtol=1e-5, atol=1e-6) for n, v in snapshot["averages"][0].items())
-
-
-def test_a_plan_counts_the_tracked_averages(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    main(["plan", *DIGITS, *NET, *TRACKED])
-    lines = {line[2:28].strip(): line for line in capsys.readouterr().out.splitlines() if " GB" in line}
-    assert "2 lengths" in lines["power-function averages"]

@@ -7,7 +7,7 @@ import pytorch_lightning as pl
 import torch
 
 from lit_knn.callbacks import LastCheckpoint
-from lit_knn.common.errors import InputError, NonFiniteLossError
+from lit_knn.common.errors import NonFiniteLossError
 from lit_knn.estimators import Exact, OneSample
 from lit_knn.modules import LitEDM, LitEstimator, LitICT
 from tests.short_training import TRAINER, train
@@ -81,19 +81,6 @@ def test_averages_are_logged_every_n_steps():
         shown = [max(low, 0.01), min(high, 50.0)]
         name = f"train/loss_t_{shown[0]:.3g}_to_{shown[1]:.3g}"
         assert logged[6][name] == pytest.approx(loss[band].mean().item(), rel=1e-4)
-
-
-def test_images_of_another_shape_than_the_checkpoints_are_refused():
-    model = LitEDM(WatchedNet(), OneSample())
-    model.on_load_checkpoint({"state_dict": model.state_dict(), "image_shape": (1, 8, 8)})
-    with pytest.raises(InputError, match=r"differ in shape: \(1, 8, 8\), \(1, 4, 4\)"):
-        train(model, Images(), 1)
-
-
-@pytest.mark.parametrize(("accumulated", "warned"), [(2, False), (3, True)])
-def test_an_epoch_that_is_no_multiple_of_the_accumulated_batches_is_warned_about(accumulated, warned, recwarn):
-    train(LitEDM(WatchedNet(), OneSample()), Images(batch_size=15), 1, accumulate_grad_batches=accumulated)
-    assert any("is no multiple of trainer.accumulate_grad_batches" in str(w.message) for w in recwarn) is warned
 
 
 def test_the_error_of_the_target_is_measured_only_where_asked():

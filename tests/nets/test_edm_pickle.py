@@ -300,11 +300,6 @@ def test_counts_and_repetitions_take_memory_as_the_file_has_bytes(tmp_path, code
         tracemalloc.stop()
 
 
-def pickled_values(tensor):
-    opcodes = pickletools.genops(pickle.dumps(tensor))
-    return next(argument for _, argument, _ in opcodes if isinstance(argument, bytes))
-
-
 def test_tensors_that_share_one_storage_too_often_are_refused(tmp_path):
     tensor = torch.ones(10_000)
     model = persistent("SongUNet", {f"p{i}": tensor for i in range(50)})

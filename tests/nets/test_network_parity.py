@@ -9,10 +9,6 @@ from tests import ROOT
 
 FILES = sorted((ROOT / "tests" / "data" / "network-parity").glob("*.pt"))
 CLASSES = {"ddpmpp": DDPMpp, "ncsnpp": NCSNpp, "adm": ADM}
-# So many of the 2304 outputs may round to another float32. What the bias hides has the size 1e-6 and, because float32
-# products were recorded, an error near 1e-12. It moves an output to another float32 with the probability error / ulp:
-# 1e-12 / 4e-9 in DDPM++, but 1e-12 / 1e-11 in the 768 outputs of NCSN++'s last channel, whose bias is small.
-BITS_MAY_DIFFER = {"ddpmpp": 4, "ncsnpp": 115}
 
 
 def load(path) -> tuple[EDMPrecond, dict]:

@@ -2,29 +2,22 @@
 
 import ast
 import importlib
-import logging
 import re
 import shutil
 import subprocess
 import sys
 import tomllib
-import warnings
 import zipfile
-from pathlib import Path
 
-import lightning_fabric
 import pytest
-import pytorch_lightning as pl
 import torch
 from packaging.requirements import Requirement
-from packaging.utils import canonicalize_name
 
 import lit_knn
 from lit_knn.commands import entry
 from lit_knn.commands.cli import packaged_configs
 from lit_knn.commands.cli.config_files import check_files_exist
 from lit_knn.commands.cli.packaged_configs import with_packaged_configs
-from lit_knn.commands.cli.quiet import LINES, WARNINGS, quiet
 from lit_knn.common import extras
 from lit_knn.common.errors import one_line
 from tests import ROOT
@@ -98,36 +91,6 @@ def test_a_config_is_found_by_its_name(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert with_packaged_configs(["fit", "-c", name]) == ["fit", "-c", DEMO]
     assert with_packaged_configs(["fit", f"--config={name}"]) == ["fit", f"--config={DEMO}"]
-
-
-def test_a_file_on_the_disk_wins(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    Path("demo").write_text("trainer: {max_steps: 1}")
-    Path("configs").mkdir()
-    Path("configs/demo.yaml").touch()
-    for name in ("demo", "configs/demo.yaml"):
-        assert with_packaged_configs(["fit", "-c", name]) == ["fit", "-c", name]
-
-
-def test_other_options_take_names_with_the_suffix(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    for name in ("configs/estimators/knn.yaml", "estimators/knn.yaml"):
-        assert with_packaged_configs(["--model.estimator", name]) == ["--model.estimator", KNN]
-    inner = "{net: configs/estimators/knn.yaml, path: mine.yaml}"
-    assert with_packaged_configs(["--x", inner]) == ["--x", f"{{net: {KNN}, path: mine.yaml}}"]
-    same = [
-        "fit",
-        "demo",
-        "--model.estimator",
-        "estimators/knn",
-        "--x",
-        "../demo.yaml",
-        "-c",
-        "{a: 1}",
-        "-c",
-        "a" * 5000,
-    ]
-    assert with_packaged_configs(same) == same
 
 
 def test_an_unknown_config_tells_what_there_is(tmp_path, monkeypatch):
@@ -218,17 +181,6 @@ def test_every_import_is_a_requirement_and_every_extra_is_known():
         assert module in modules_of(extra) | LIGHTNING, module
 
 
-def test_the_lock_has_every_requirement_in_a_version_that_it_allows():
-    lines = (ROOT / "requirements.lock").read_text(encoding="utf-8").splitlines()
-    assert all(re.fullmatch(r"[\w.-]+==[\w.+]+", line) for line in lines)
-    locked = {canonicalize_name(name): version for name, _, version in (line.partition("==") for line in lines)}
-    here = [*map(Requirement, PROJECT["dependencies"]), *requirements("dev")]
-    here = [r for r in here if r.marker is None or "== 'linux'" in str(r.marker).replace('"', "'")]
-    assert len(here) > 20
-    for requirement in here:
-        assert requirement.specifier.contains(locked[canonicalize_name(requirement.name)]), requirement
-
-
 def test_the_index_without_faiss_finds_the_exact_neighbours():
     from lit_knn.index import FlatIndex
     from lit_knn.reference import ReferenceSet
@@ -250,38 +202,3 @@ def test_the_help_of_a_command_has_a_short_usage_and_all_options(capsys):
     assert len(printed[: printed.index("options:")].splitlines()) < 8
     for option in ("--seed_everything", "--image_shape", "--model ", "--data ", "--optimizer ", "--trainer.max_steps"):
         assert f"\n  {option}" in printed
-
-
-def test_the_help_of_a_model_names_own_networks_alone(capsys):
-    # Hundreds of torch.nn hid them.
-    with pytest.raises(SystemExit):
-        entry.main(["fit", "--model.help", "LitICT"])
-    said = re.sub(r"\s+", " ", capsys.readouterr().out)
-    assert "lit_knn.nets.UNet" in said
-    assert "or your own: mine.Net" in said
-    assert "torch.nn." not in said
-    assert "lit_knn.estimators.KNN" in said
-
-
-def test_only_the_listed_messages_are_kept_from_the_console(caplog):
-    caplog.set_level("INFO", logger="pytorch_lightning")  # Benchmarks that other tests run let only errors pass.
-    logger = logging.getLogger("pytorch_lightning.utilities.rank_zero")
-    with warnings.catch_warnings(record=True) as said, quiet():
-        logger.warning("💡 Tip: buy this")
-        logger.warning("GPU available")
-        for message in ("The dirpath has changed from 'a' to 'b'", "The loss is large"):
-            warnings.warn(message, stacklevel=1)
-    logger.warning("💡 Tip: as it was")
-    assert [str(warning.message) for warning in said] == ["The loss is large"]
-    assert [record.getMessage() for record in caplog.records] == ["GPU available", "💡 Tip: as it was"]
-
-
-def test_what_is_kept_from_the_console_is_what_lightning_says():
-    # Another release may say it in other words, which the console would then show again.
-    files = ("callbacks/model_checkpoint", "callbacks/weight_averaging", "loops/prediction_loop", "trainer/call")
-    files += ("trainer/setup",)
-    text = "".join(Path(pl.__path__[0], f"{name}.py").read_text(encoding="utf-8") for name in files)
-    text += Path(lightning_fabric.__path__[0], "loggers", "csv_logs.py").read_text(encoding="utf-8")
-    text = text.replace("TPU available: {", "TPU available: False{")
-    assert [line for line in LINES[1:] if line not in text] == []
-    assert [warning for warning in WARNINGS[1:] if not re.search(warning.partition(": `")[0], text)] == []

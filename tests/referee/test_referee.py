@@ -20,7 +20,7 @@ from lit_knn.referee import referee
 from lit_knn.referee.behaviour import Contestant
 from lit_knn.referee.cases import CASES, load_case
 from lit_knn.referee.cases import exact as exact_means
-from lit_knn.referee.cases.loading import RECORDED, record_case, recorded
+from lit_knn.referee.cases.loading import record_case, recorded
 from lit_knn.referee.entry import about
 from lit_knn.referee.protocol import Options
 from lit_knn.referee.table import COLUMNS, add_row, read_table
@@ -325,14 +325,6 @@ def test_other_data_latents_and_means_are_noticed(cache, monkeypatch, tmp_path, 
         load_case(named, tmp_path / "less.npy", 8, cache)
 
 
-def test_every_recorded_file_belongs_to_a_case():
-    for path in RECORDED.glob("*.json"):
-        case = CASES[path.stem]
-        for known in json.loads(path.read_text()):
-            assert known["N"] == case.N
-            assert list(known["means"]) == [f"{t:g}" for t in case.levels]
-
-
 def test_entries_by_class_path_config_and_own_file(tmp_path):
     path = tmp_path / "mine.py"
     path.write_text(OWN_FILE)
@@ -449,12 +441,6 @@ def test_a_table_of_another_protocol_or_data_is_refused(tmp_path):
     path.write_text("a,b\n1,2\n")
     with pytest.raises(InputError, match="protocol of its rows is None"):
         read_table(path)
-
-
-def test_the_cases_are_listed(capsys):
-    main(["cases"])
-    text = capsys.readouterr().out
-    assert all(f"{name}: " in text for name in CASES)
 
 
 BREAKS = """

@@ -36,7 +36,6 @@ MAKERS = {
     "Wiener": lambda: Wiener(r=3),
     "OneSample": OneSample,
 }
-EVERY = pytest.mark.parametrize("name", MAKERS)
 WITH_REFERENCE = pytest.mark.parametrize("name", [name for name in MAKERS if name != "OneSample"])
 # The classes have unequal sizes, and their labels do not start at 0.
 SIZES = {2: 11, 3: 40, 7: 25}

@@ -97,9 +97,6 @@ def test_with_all_places_no_image_is_random_even_where_all_are_equal(n):
     assert (draws.ids.sort(1).values == torch.arange(n)).all()
 
 
-SIZES = pytest.mark.parametrize(("N", "n"), [(1, 1), (7, 7), (10, 3), (99, 3), (1000, 8), (5003, 256), (4096, 1)])
-
-
 @pytest.mark.parametrize("spread", [0.2, 3.0])
 def test_in_long_rows_each_image_is_drawn_as_often_as_its_probability_says(every_u, spread):
     # Blocks have 9 columns here, and the last one has fewer.
