@@ -19,6 +19,7 @@ from lit_knn.data.reading import reference_from
 from lit_knn.index import TorchIndex
 from lit_knn.reference import ReferenceSet
 from tests.image_files import encoded, image_folder, pixels, refusal, write_folder, write_zip
+from tests.interrupted_runs import file_size_limit
 
 
 @pytest.mark.parametrize("block", [1, 7, 100])
@@ -238,3 +239,18 @@ def test_the_command(tmp_path, capsys):
 
 
 # Memory
+
+
+def test_a_preparation_that_a_full_disk_ends_goes_on_and_gives_the_same_file(tmp_path, capsys):
+    source, out = image_folder(tmp_path / "source", number=100, size=(16, 16)), tmp_path / "x.npy"
+    prepare(source, tmp_path / "whole.npy", block_images=5)
+    with file_size_limit(50_000), pytest.raises(InputError, match="make room and give the same command again"):
+        prepare(source, out, block_images=5)
+    assert not out.exists()
+    capsys.readouterr()
+    prepare(source, out, block_images=5)
+    assert "going on after 60 images" in capsys.readouterr().err
+    assert out.read_bytes() == (tmp_path / "whole.npy").read_bytes()
+    assert out.with_suffix(".json").read_bytes() == (tmp_path / "whole.json").read_bytes()
+    main(["--verify", str(out)])
+    assert not list(tmp_path.glob("*.partial*"))

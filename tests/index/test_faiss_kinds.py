@@ -8,6 +8,7 @@ from lit_knn.common.errors import InputError
 from lit_knn.estimators import KNN, Exact
 from lit_knn.index import FaissIndex
 from lit_knn.reference import ReferenceSet
+from tests.toys import low_rank_vectors, noisy
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*images are few")
 N, D, R = 400, 40, 6
@@ -86,3 +87,18 @@ def test_a_missing_neighbour_stays_infinitely_far():
 def test_more_principal_components_than_there_are_are_refused_before_they_are_computed(factory, n, d):
     with pytest.raises(InputError, match=rf"factory='{factory}' has \d+ components of min\(N, d\) = min\({n}, {d}\)"):
         FaissIndex(factory).check(n, d)
+
+
+@pytest.mark.parametrize("nprobe", [None, 16])
+def test_a_lookup_leaves_the_next_search_as_thorough_as_before(nprobe):
+    x = low_rank_vectors(400)
+    reference = ReferenceSet(x, FaissIndex("IVF100,Flat", nprobe=nprobe))
+    z = noisy(x[:50], 3.0)
+    before = reference.search(z, 20)
+    assert reference.locate(x[:50]).tolist() == list(range(50))
+    after = reference.search(z, 20)
+    assert torch.equal(after[1], before[1])
+    assert torch.equal(after[0], before[0])
+    # One list holds few of the nearest images, so a search of one list would find others.
+    alone = ReferenceSet(x, FaissIndex("IVF100,Flat", nprobe=1)).search(z, 20)
+    assert not torch.equal(alone[1], before[1])

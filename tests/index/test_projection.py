@@ -7,7 +7,7 @@ import torch
 from lit_knn.index.pca import principal_components, sample_size
 from lit_knn.reference import ReferenceSet
 from lit_knn.reference.principal import components_of, projection_of
-from tests.toys import low_rank_vectors
+from tests.toys import low_rank_vectors, pixels
 
 N, D, R = 300, 60, 4
 
@@ -125,3 +125,12 @@ def test_variances_are_about_the_given_mean():
         assert total.item() == pytest.approx((sample - mean).square().sum(1).mean().item(), rel=1e-4)
         along = ((sample - mean) @ found.basis).square().mean(0)
         torch.testing.assert_close(found.variances, along)
+
+
+def test_each_rank_and_type_has_its_own_projection():
+    reference = ReferenceSet(pixels(30, (1, 4, 4)))
+    for r in (2, 5, 3):
+        assert components_of(reference, r).basis.shape == (16, r)
+        for dtype in (torch.float32, torch.bfloat16):
+            coordinates = projection_of(reference, r, dtype).coordinates
+            assert (coordinates.shape, coordinates.dtype) == ((30, r), dtype)

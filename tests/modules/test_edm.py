@@ -1,3 +1,4 @@
+import contextlib
 import math
 from itertools import pairwise
 
@@ -260,6 +261,31 @@ def test_a_class_conditional_model_samples_a_class_of_the_seed_or_the_chosen_one
     # Uniform over ten classes: 200 ± 13.4 each.
     assert (drawn.bincount(minlength=10) - 200).abs().max() < 60
     assert classes([7, 1234], sampling_class=3).tolist() == [3, 3]
+
+
+def test_a_batch_interrupted_half_way_is_counted_once(tmp_path):
+    def run(interrupt_at, **fit_args):
+        torch.manual_seed(0)
+        model, calls = LitEDM(unet(), OneSample(), lr_ramp_up_images=400), []
+
+        def backward(loss, *args, **kwargs):
+            calls.append(loss)
+            if len(calls) == interrupt_at:
+                raise KeyboardInterrupt
+            loss.backward()
+
+        model.backward = backward
+        trainer = pl.Trainer(max_steps=5, callbacks=[LastCheckpoint(dirpath=str(tmp_path))], **TRAINER)
+        with contextlib.suppress(KeyboardInterrupt, SystemExit):
+            trainer.fit(model, Digits(batch_size=32), **fit_args)
+        return torch.load(tmp_path / "last.ckpt", weights_only=False)
+
+    whole = run(None)
+    assert run(3)["images_seen"] == 2 * 32
+    resumed = run(None, ckpt_path=tmp_path / "last.ckpt")
+    assert resumed["images_seen"] == whole["images_seen"] == 5 * 32
+    for name, weight in whole["state_dict"].items():
+        assert torch.equal(weight, resumed["state_dict"][name])
 
 
 def test_a_checkpoint_of_another_sigma_data_or_net_is_refused():
