@@ -14,7 +14,7 @@ from lit_knn.nets import ConvResNet, ConvUNet, DDPMpp, UNet
 from lit_knn.sampling.solvers import euler_step, heun_step
 from main import main, make_cli
 from tests import ROOT
-from tests.config_files import PARTS
+from tests.config_files import PARTS, resolved
 from tests.networks import write_own, write_published, write_start
 
 CONFIGS = ROOT / "configs"
@@ -232,3 +232,11 @@ def test_the_hour_of_ect_has_the_settings_of_its_script():
     with torch.device("meta"):
         net = DDPMpp(**h["net"]["init_args"])
     assert sum(p.numel() for p in net.parameters()) == 55_732_739
+
+
+@pytest.mark.parametrize("path", RUNS, ids=lambda p: str(p.relative_to(CONFIGS)))
+def test_a_run_is_stored_under_the_name_of_its_config(path):
+    name = resolved(path)["trainer"]["logger"]["init_args"]["name"]
+    folder = path.parent.name if path.parent != CONFIGS else ""
+    # The name is the folder's, with or without that of the file or its end; figures of analytic models have the file's.
+    assert name == path.stem or (folder and name.startswith(folder) and path.stem.endswith(name[len(folder) + 1 :]))

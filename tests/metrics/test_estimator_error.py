@@ -13,7 +13,7 @@ from scipy.stats import sem
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from lit_knn.estimators import KNN, STF, MonteCarlo, OneSample, UniformSNIS
-from lit_knn.metrics.estimator_error import LatentMeans, MeanAndError, bias_share, error_terms
+from lit_knn.metrics.estimator_error import LatentMeans, MeanAndError, bias_share, error_terms, share_and_error
 from lit_knn.metrics.latents import NoisyLatents
 from lit_knn.metrics.measure import fixed_source, measure, posterior_source
 from lit_knn.reference import ReferenceSet
@@ -325,3 +325,15 @@ def test_results_of_an_earlier_run_are_not_overwritten(tmp_path, capsys):
         main([*command(tmp_path), "--trainer.logger.version", "0"])
     assert "estimator_error.csv exists; nothing is overwritten" in capsys.readouterr().err
     assert earlier.read_text() == "estimator\n"
+
+
+def test_the_standard_error_of_a_ratio_is_the_spread_of_ratios_of_other_latents():
+    # Both errors are large at the same latents, so the ratio varies far less than either mean.
+    generator = torch.Generator().manual_seed(0)
+    of = torch.empty(2000, 400, dtype=torch.float64).exponential_(generator=generator)
+    values = 0.5 * of + 0.02 * torch.randn(of.shape, generator=generator, dtype=torch.float64)
+    found = [share_and_error(*rows) for rows in zip(values, of, strict=True)]
+    spread = (values.mean(1) / of.mean(1)).std().item()
+    # The spread of 2,000 ratios is known to 1/sqrt(4000), 1.6 per cent, and the formula is of first order in 1/400.
+    assert np.mean([one.standard_error for one in found]) == pytest.approx(spread, rel=0.06)
+    assert np.mean([one.mean for one in found]) == pytest.approx(0.5, abs=4 * spread / 2000**0.5)

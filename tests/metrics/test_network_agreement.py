@@ -11,11 +11,14 @@ from PIL import Image
 from sklearn.metrics import r2_score
 
 from lit_knn.estimators import Estimator, Exact, PatchPosterior, Wiener
+from lit_knn.index import TorchIndex
 from lit_knn.metrics.agreement import agreement
 from lit_knn.metrics.latents import NoisyLatents
 from lit_knn.metrics.network_agreement import compare, image_sets, nearest, over_networks
 from lit_knn.metrics.same_noise import SameNoise, same_noise
 from lit_knn.reference import ReferenceSet
+from lit_knn.sampling.schedules import NoiseGrid
+from lit_knn.theory.noise import EDM, VP
 from main import main
 from tests import ROOT
 from tests.networks import write_own
@@ -123,6 +126,38 @@ def test_samples_do_not_depend_on_their_number_and_start_from_the_noise_of_their
     exact = Exact().bind(reference)
     few, many = source.draw(exact, 4), source.draw(exact, 8)
     torch.testing.assert_close(few, many[:4])
+
+
+class Counted(Exact):
+    """Counts its calls; no setting tells them."""
+
+    calls = 0
+
+    def _posterior_mean(self, z, t, x_source, generator):
+        Counted.calls += 1
+        return super()._posterior_mean(z, t, x_source, generator)
+
+
+def test_stored_samples_serve_the_same_settings_alone(tmp_path):
+    images = pixels(20, (1, 4, 4))
+    options = {"num_steps": 3, "batch_size": 3, "seed": 0, "grid": NoiseGrid(0.1, 2.0), "process": EDM()}
+
+    def calls(num=4, images=images, index=None, **change):
+        reference = ReferenceSet(images, index or TorchIndex())
+        before = Counted.calls
+        source = SameNoise(reference, **{**options, **change})
+        samples = source.kept(tmp_path, {"own": Counted().bind(reference)}, num)["own"]
+        assert samples.shape == (num, 1, 4, 4)
+        return Counted.calls - before
+
+    assert calls() > 0
+    assert calls() == 0
+    changes = [{"num_steps": 4}, {"batch_size": 4}, {"seed": 1}, {"grid": NoiseGrid(0.1, 3.0)}, {"process": VP()}]
+    changes += [{"grid": NoiseGrid(0.2, 2.0)}, {"grid": NoiseGrid(0.1, 2.0, 5.0)}, {"process": VP(beta_d=10.0)}]
+    changes += [{"num": 5}, {"images": images.flip(0)}, {"index": TorchIndex("float32")}]
+    for change in changes:
+        assert calls(**change) > 0, change
+        assert calls(**change) == 0, change
 
 
 def arguments(held_out=20, trainer=None, **options):

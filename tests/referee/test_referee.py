@@ -16,12 +16,14 @@ from lit_knn.commands import entry as command_line
 from lit_knn.commands.referee import options_of
 from lit_knn.common.errors import InputError
 from lit_knn.estimators import KNN, Estimator, Exact, OneSample
-from lit_knn.referee import referee
+from lit_knn.index import exact_index
+from lit_knn.referee import memory, referee
 from lit_knn.referee.behaviour import Contestant
 from lit_knn.referee.cases import CASES, load_case
 from lit_knn.referee.cases import exact as exact_means
 from lit_knn.referee.cases.loading import record_case, recorded
 from lit_knn.referee.entry import about
+from lit_knn.referee.memory import copy_of_set
 from lit_knn.referee.protocol import Options
 from lit_knn.referee.table import COLUMNS, add_row, read_table
 from lit_knn.reference import ReferenceSet
@@ -494,3 +496,53 @@ def test_estimators_that_break_are_told_in_one_line_and_finished_levels_stay(tmp
     # It fails while t = 1 is measured: the smaller levels are in the table.
     refused("--estimator", f"{own}:tires", "--repeats", "60")
     assert [row["t"] for row in table_of(output)[6:]] == ["0.2", "0.5"]
+
+
+class KnowsItsBatch(Exact):
+    """Is off by 0.1 at one noise level if it is called with more than one latent."""
+
+    def __init__(self, level):
+        self.level = level
+
+    def _posterior_mean(self, z, t, x_source, generator):
+        off = 0.1 * ((t == self.level) & (len(z) > 1))
+        return super()._posterior_mean(z.double(), t, x_source, generator) + off
+
+
+@pytest.mark.parametrize("level", [0.5, 2, 10])
+def test_the_gap_between_batches_is_that_of_the_worst_level(level, measured):
+    assert float(measured(KnowsItsBatch(level))[0]["batch_gap"]) == pytest.approx(0.01, rel=0.01)
+
+
+def test_contestants_have_the_mirror_images_and_the_labels_of_the_case():
+    images = torch.randint(256, (20, 1, 4, 4), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    reference = ReferenceSet(images, hflip=True, labels=torch.arange(20) % 3)
+    copied = copy_of_set(reference, exact_index())
+    assert (copied.N, copied.index is reference.index) == (40, False)
+    everything = torch.arange(40)
+    assert torch.equal(copied.gather(everything), reference.gather(everything))
+    assert torch.equal(copied.labels, reference.labels)
+    case = replace(CASES["digits"], name="mirrored", images=images.numpy, shape=images.shape, hflip=True, latents=8)
+    # Without the mirror images the mean would be another one at large t.
+    for row in referee(Exact(), case, options=Options(repeats=2, memory=False)):
+        assert float(row["mse"]) < 1e-12
+
+
+def test_memory_is_in_mib(monkeypatch, loaded):
+    taken = {"VmRSS": 100 * 2**20, "VmHWM": 350 * 2**20}
+    monkeypatch.setattr(memory, "process_bytes", taken.__getitem__)
+    made = lambda: (Exact(), exact_index())  # noqa: E731
+    assert memory.peak_mib("exact", made, loaded.case, None, 4) == 250
+
+
+# A row of the same estimator, settings and machine is measured again; any other row is another measurement.
+SAME = ("case", "name", "settings", "t", "batch", "threads", "cpu", "cores", "memory_gb")
+
+
+@pytest.mark.parametrize("column", [name for name in COLUMNS if name not in ("protocol", "data")])
+def test_a_row_replaces_one_of_the_same_measurement_alone(column, tmp_path):
+    row = dict.fromkeys(COLUMNS, "1") | {"protocol": 1}
+    add_row(tmp_path / "a.csv", row)
+    add_row(tmp_path / "a.csv", {**row, column: "2"})
+    found = [one[column] for one in read_table(tmp_path / "a.csv")]
+    assert found == (["1", "2"] if column in SAME else ["2"])

@@ -1,5 +1,6 @@
 """Calibration of patch sizes to a network."""
 
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,7 @@ from lit_knn.metrics.size_calibration import best_sizes, compare_sizes, sized, t
 from lit_knn.reference import ReferenceSet
 from lit_knn.sampling.samplers import heun_sampler, seeded_noise
 from lit_knn.sampling.schedules import NoiseGrid
+from lit_knn.sampling.solvers import heun_step
 from main import main
 from tests import ROOT
 from tests.networks import write_own
@@ -70,6 +72,10 @@ def test_latents_are_on_the_trajectories_of_the_network_and_not_those_of_samples
     assert [own.t for own in visited] == source.grid.descending(6).tolist()
     noise = seeded_noise([5, 6, 7], reference.shape)
     torch.testing.assert_close(visited[0].z, 80 * noise)
+    # Each point is the end of the Heun step from the one before, not that step's predictor.
+    for before, own in pairwise(visited):
+        stepped = heun_step(before.z.double(), before.t, own.t, exact.posterior_mean)
+        torch.testing.assert_close(own.z.double(), stepped, rtol=0, atol=1e-5)
     for own in visited:
         torch.testing.assert_close(own.mean, exact.posterior_mean(own.z, own.t))
     # The last mean is the sample.
