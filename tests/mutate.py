@@ -178,7 +178,8 @@ class Results:
         digest = hashlib.sha256(json.dumps(fault).encode())
         for name in [fault.file, *(test.partition("::")[0] for test in fault.tests.split())]:
             path = self.root / name
-            digest.update(path.read_bytes() if path.is_file() else b"missing")
+            for file in sorted(path.rglob("*.py")) if path.is_dir() else [path]:
+                digest.update(file.read_bytes() if file.is_file() else b"missing")
         return digest.hexdigest()
 
     def get(self, key: str) -> Verdict | None:
