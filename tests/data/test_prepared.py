@@ -1,6 +1,7 @@
 import hashlib
 import json
 import os
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -254,3 +255,16 @@ def test_a_preparation_that_a_full_disk_ends_goes_on_and_gives_the_same_file(tmp
     assert out.with_suffix(".json").read_bytes() == (tmp_path / "whole.json").read_bytes()
     main(["--verify", str(out)])
     assert not list(tmp_path.glob("*.partial*"))
+
+
+def test_a_prepared_file_has_its_name_only_when_its_description_is_whole(tmp_path, monkeypatch):
+    out, replaced, seen = tmp_path / "x.npy", os.replace, []
+
+    def watched(source, target):
+        if Path(target) == out:
+            seen.append(json.loads(out.with_suffix(".json").read_text())["sha256"])
+        replaced(source, target)
+
+    monkeypatch.setattr(os, "replace", watched)
+    prepare(image_folder(tmp_path / "source"), out)
+    assert seen == [json.loads(out.with_suffix(".json").read_text())["sha256"]]

@@ -1,6 +1,7 @@
 """Measurements where a fault would go unseen: order, sums, missing neighbours, and options that are passed on."""
 
 import json
+import os
 from pathlib import Path
 
 import numpy as np
@@ -106,6 +107,22 @@ def test_too_few_images_are_refused_before_any_is_looked_at(options, message):
     distance = FidelityMeasure(options.pop("extractor", Pixels()), **options)
     with pytest.raises(InputError, match=message):
         distance.prepare(ReferenceSet(IMAGES), count)
+
+
+def test_mirror_images_do_not_make_enough_images_for_kid():
+    reference = ReferenceSet(IMAGES, hflip=True)
+    options = {"extra_metrics": ["kid"], "kid_subset_size": 60}
+    with pytest.raises(InputError, match="kid_subset_size=60 is more than the 40 images"):
+        FidelityMeasure(Pixels(), **options).prepare(reference, 80)
+    FidelityMeasure(Pixels(), mirrored=True, **options).prepare(reference, 80)
+
+
+def test_every_value_that_compares_with_held_out_images_has_their_name():
+    metrics = ["kid", "precision", "recall"]
+    found = measured(WithLogits(), extra_metrics=metrics, kid_subset_size=20, held_out=True)
+    names = {"fd_pixels", "kid", "kid_std", "precision", "recall"}
+    # The Inception Score compares with no image.
+    assert set(found) == {f"{name}_held_out" for name in names} | {"inception_score", "inception_score_std"}
 
 
 def test_statistics_kept_without_kid_are_not_taken_for_a_run_with_it(tmp_path, capsys):
@@ -315,3 +332,17 @@ def test_results_are_found_again_with_the_same_settings_alone(tmp_path):
     assert len(read_rows(first.path)) == 1
     path = tmp_path / "new" / "settings" / f"{first.hash_of('a')}.json"
     assert json.loads(path.read_text()) == {"k": 1}
+
+
+def test_a_row_is_never_there_before_the_settings_that_it_names(tmp_path, monkeypatch):
+    path, replaced, seen = tmp_path / "rows.csv", os.replace, []
+
+    def watched(source, target):
+        if Path(target) == path:
+            for row in read_rows(Path(source)):
+                seen.append(json.loads((tmp_path / "settings" / f"{row['settings']}.json").read_text()))
+        replaced(source, target)
+
+    monkeypatch.setattr(os, "replace", watched)
+    KeptResults(path, {"name": str}, ("name",), {(): {"k": 1}}).add({"name": "a"})
+    assert seen == [{"k": 1}]

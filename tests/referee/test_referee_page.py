@@ -70,6 +70,12 @@ def test_places_are_fronts_of_the_rest_and_incomplete_entries_come_last(tmp_path
     assert [r.front for r in order] == [{1.0}, {1.0}, set(), set(), set()]
 
 
+def test_the_error_over_all_levels_is_the_worst_and_the_time_the_mean(tmp_path):
+    rows = [row("a", t, mse, time) for t, mse, time in ((1.0, 1e-3, 1), (2.0, 9e-3, 2), (3.0, 2e-3, 6))]
+    (entry,) = ranked(results_of(tmp_path, rows))
+    assert (entry.error, entry.time) == (pytest.approx(9), 3)
+
+
 def test_rounding_errors_count_as_equal_and_do_not_decide(tmp_path):
     # At t = 1 all are exact to rounding, the reference, too. At t = 2 the ratio is 0.1 for both.
     rows = [row(n, 1.0, mse, time, mse_ratio=mse / 1e-20) for n, mse, time in (("fast", 1e-18, 1), ("slow", 1e-30, 2))]
