@@ -257,6 +257,9 @@ def test_the_curve_of_checkpoints_marks_the_best_at_its_place():
     assert list(curve.get_ydata()) == [9.0, 4.0, 6.0]
     assert (best.get_xdata()[0], best.get_ydata()[0]) == (5.0, 4.0)
     assert "millions" in figure.axes[0].get_xlabel()
+    short = checkpoint_curve([(250_000, 9.0), (999_999, 4.0)], (999_999, 4.0), "fid", "run").axes[0]
+    assert short.lines[0].get_xdata().tolist() == [250, 999.999]
+    assert "thousands" in short.get_xlabel()
 
 
 # Callbacks that draw

@@ -9,7 +9,7 @@ from lit_knn.commands.report import read_run
 from lit_knn.common.tables import write_rows
 from lit_knn.figures import figure4
 from lit_knn.figures.style import log_values
-from lit_knn.figures.training_curves import best_point, passes
+from lit_knn.figures.training_curves import TrainingCurve, best_point, passes, varied
 from lit_knn.runs.record import Record
 from main import main
 
@@ -35,6 +35,14 @@ def runs(tmp_path):
         leave_run(tmp_path / "3", "KNN", {1000000: 7.0, 2000000: 4.5}, k=2048, n=64),
         leave_run(tmp_path / "4", "KNN", {1000000: 7.0, 2000000: 4.5}, k=64, n=8),
     ]
+
+
+def test_a_panel_has_the_runs_with_the_commonest_other_option_or_the_larger_one_of_a_tie():
+    runs = [TrainingCurve(f"{k} {n}", "KNN", k, n) for n in (256, 64) for k in (512, 64)]
+    assert [(run.k, run.n) for run in varied(runs, "k")] == [(64, 256), (512, 256)]
+    runs.append(TrainingCurve("more", "KNN", 8, 64))
+    assert [(run.k, run.n) for run in varied(runs, "k")] == [(8, 64), (64, 64), (512, 64)]
+    assert [(run.k, run.n) for run in varied(runs, "n")] == [(512, 64), (512, 256)]
 
 
 def test_of_a_score_the_highest_is_the_best():

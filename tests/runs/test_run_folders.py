@@ -158,6 +158,11 @@ def test_no_earlier_configuration_is_replaced(tmp_path):
     run = RunFolder(tmp_path)
     assert run.keep_earlier("config.yaml") == tmp_path / "config_2.yaml"
     assert [path.read_text() for path in run.earlier("config.yaml")] == ["config_1.yaml", "config.yaml"]
+    # As text, 10 would be before 2.
+    for number in range(3, 12):
+        (tmp_path / "config.yaml").write_text(str(number))
+        assert run.keep_earlier("config.yaml") == tmp_path / f"config_{number}.yaml"
+    assert [path.read_text() for path in run.earlier("config.yaml")][2:] == [str(number) for number in range(3, 12)]
 
 
 @pytest.mark.parametrize("kind", [TENSORBOARD, CSV])

@@ -113,7 +113,11 @@ def test_the_time_of_a_step_is_printed_after_ten_steps(tmp_path, clock, capsys):
 
 
 @pytest.mark.parametrize(
-    ("seconds", "told"), [(0.0341, "0.034 s"), (170, "2 min 50 s"), (11_100, "3 h 5 min"), (1_036_800, "12 days")]
+    ("seconds", "told"),
+    [
+        *[(0.0341, "0.034 s"), (59.4, "59 s"), (60, "1 min 0 s"), (170, "2 min 50 s"), (3600, "1 h 0 min")],
+        *[(11_100, "3 h 5 min"), (1_036_800, "12 days")],
+    ],
 )
 def test_times_are_told_in_units_of_people(seconds, told):
     assert duration(seconds) == told
