@@ -20,7 +20,7 @@ lint: install
 	$(BIN)/mypy --num-workers auto
 
 # The numerical rooms run a second time with the oldest instructions, because a test must not prove one processor.
-NUMERICAL := theory index reference estimators sampling metrics
+NUMERICAL := common theory index reference estimators sampling metrics
 OLDEST := ATEN_CPU_CAPABILITY=default MKL_CBWR=COMPATIBLE ONEDNN_MAX_CPU_ISA=SSE41
 PARALLEL := -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
