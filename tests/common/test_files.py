@@ -22,9 +22,14 @@ def test_a_file_is_on_the_disk_before_it_has_its_name(tmp_path, monkeypatch):
 def test_a_block_that_fails_leaves_the_old_file_and_no_other(tmp_path):
     path = tmp_path / "a.txt"
     path.write_text("old")
-    with pytest.raises(ZeroDivisionError), written_whole(path) as partial:
-        partial.write_text("half")
-        raise ZeroDivisionError
+
+    def fail():
+        with written_whole(path) as partial:
+            partial.write_text("half")
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail()
     assert [(each.name, each.read_text()) for each in tmp_path.iterdir()] == [("a.txt", "old")]
 
 
