@@ -95,6 +95,19 @@ def test_an_average_made_afterwards_is_the_one_of_the_training(trained):
         assert ((made - explicit(thetas, 0.8 * length, end)[0]).abs() > tolerance).double().mean() > 0.5
 
 
+def test_an_average_up_to_some_images_is_that_of_a_training_that_ended_there(run, tmp_path):
+    for path in Path(run, "snapshots").iterdir():
+        if int(path.stem.partition("=")[2]) > 512:
+            path.rename(tmp_path / path.name)
+    main(["average", str(run), "--ema", "0.08", "--output", str(tmp_path / "ended")])
+    for path in tmp_path.glob("images_seen=*.ckpt"):
+        path.rename(Path(run, "snapshots", path.name))
+    main(["average", str(run), "--ema", "0.08", "--images", "512", "--output", str(tmp_path / "up_to")])
+    ended, up_to = (torch.load(next((tmp_path / name).iterdir()), weights_only=True) for name in ("ended", "up_to"))
+    assert ended["images_seen"] == up_to["images_seen"] == 512
+    assert all(torch.equal(value, up_to["state_dict"][name]) for name, value in ended["state_dict"].items())
+
+
 def test_average_writes_checkpoints_that_all_commands_take(run, capsys):
     main(["average", str(run), "--ema", "0.07", "0.1", "0.1234"])
     said = capsys.readouterr().out.splitlines()

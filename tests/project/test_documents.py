@@ -114,6 +114,19 @@ def test_commands_of_files_have_these_options(command, capsys):
     assert [arg for arg in args if arg.startswith("--") and arg not in told] == []
 
 
+HEADERS = {
+    path.relative_to(ROOT).as_posix(): re.sub(r"\\\n#\s*", " ", path.read_text().partition("\nmodel:")[0])
+    for path in sorted((ROOT / "configs").rglob("*.yaml"))
+}
+
+
+@pytest.mark.parametrize("path", [path for path, text in HEADERS.items() if "lit-knn " in text])
+def test_the_commands_in_the_header_of_a_config_name_files_that_are_there(path):
+    for line in re.findall(r"^#\s+(?:lit-knn|python main\.py) (.*)$", HEADERS[path], flags=re.MULTILINE):
+        names = [arg for arg in shlex.split(line.partition("   ")[0]) if arg.startswith("configs/")]
+        assert [name for name in names if not (ROOT / name).is_file()] == []
+
+
 # Links
 
 
