@@ -18,6 +18,7 @@ from lit_knn.nets.precond import ConsistencyFunction
 from lit_knn.sampling import ConsistencyModel
 from lit_knn.sampling.samplers import check_sampling_sigmas
 from lit_knn.sampling.schedules import Metric, NoiseGrid, consistency_weight
+from lit_knn.sampling.solvers import PosteriorMean
 from lit_knn.theory.noise import forward_noise
 
 
@@ -95,12 +96,16 @@ class ConsistencyTraining(EstimatorTraining):
         """Evaluate the consistency function."""
         return self.consistency_function(z, t)
 
+    def step_down(self, z: Tensor, t: Tensor, r: Tensor, posterior_mean: PosteriorMean) -> Tensor:
+        """Take the solver's step from z (B, *shape) at t to r, (B,) each."""
+        return self.solver(z, t, r, posterior_mean)
+
     def losses(self, x: Tensor, class_label: Tensor | None, key: tuple[int, ...]) -> tuple[Tensor, Tensor]:
         """Compute Eq. 7 (eq:CM), d(f(z, t), f⁻(ẑ, r)) / (t − r), for each item, (B,), and t, (B,) float64."""
         generator = keyed_generator(x.device, *key)
         t, r = self.draw_levels(len(x), generator)
         z = forward_noise(x, t, torch.randn(x.shape, device=x.device, generator=generator))
-        z_hat = self.solver(z, t, r, self.posterior_mean(x, class_label, generator))
+        z_hat = self.step_down(z, t, r, self.posterior_mean(x, class_label, generator))
         if class_label is not None:
             class_label = moved(class_label, x.device)
         with keyed_default_rng(x.device, *key, Stream.DROPOUT):

@@ -21,6 +21,7 @@ from lit_knn.theory.posterior import posterior_mean
 from tests import ROOT
 from tests.networks import small_published, write_own, write_published, write_start
 from tests.short_training import TRAINER, train
+from tests.toys import noisy
 from tests.watched import Images, WatchedNet
 
 GENUINE = ROOT.parent / "shared" / "data" / "edm-pickles"
@@ -111,9 +112,33 @@ def test_a_heun_step_to_level_0_is_the_posterior_mean_and_the_others_have_order_
     euler = z + (r - t) / t * (z - mu)
     below = torch.where(r > 0, r, t)
     slope = (euler - posterior_mean(euler, x, below.flatten())) / below
-    expected = z + (r - t) * ((z - mu) / t + slope) / 2
+    heun = z + (r - t) * ((z - mu) / t + slope) / 2
+    # Far below t the step is Euler's.
+    expected = torch.where(r < 0.4 * t, euler, heun)
     assert not at_0.all()
     torch.testing.assert_close(z_hat[~at_0], expected[~at_0], rtol=1e-4, atol=1e-4)
+
+
+def test_the_teacher_stays_near_the_trajectory_however_far_the_step_goes_down(tmp_path):
+    model, _ = watched(tmp_path, Exact(), solver=heun_step)
+    x = Images(ALL).x.double().flatten(1)
+
+    def mean(z, t):
+        return posterior_mean(z, x, t)
+
+    ratio = torch.logspace(-3, -0.05, 400, dtype=torch.float64)
+    t = torch.logspace(-0.5, 0.5, 400, dtype=torch.float64)
+    z = noisy(x[torch.arange(400) % len(x)], t)
+    # The probability flow in 400 Heun steps with one ratio of levels.
+    flow = z
+    for step in range(400):
+        flow = heun_step(flow, t * ratio ** (step / 400), t * ratio ** ((step + 1) / 400), mean)
+    error = (model.step_down(z, t, ratio * t, mean) - flow).square().mean(1).sqrt()
+    plain = (heun_step(z, t, ratio * t, mean) - flow).square().mean(1).sqrt()
+    # One step is never off by more than the data are spread; Heun's alone is. Where the levels are near, they agree.
+    assert error.max() < x.std()
+    assert plain.max() > 10 * x.std()
+    assert torch.equal(error[ratio > 0.4], plain[ratio > 0.4])
 
 
 def test_levels_are_log_normal_and_the_stage_follows_the_steps(tmp_path):
