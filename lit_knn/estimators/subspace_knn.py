@@ -7,6 +7,7 @@ from typing import Self
 import torch
 from torch import Generator, Tensor
 
+from lit_knn.common.errors import InputError
 from lit_knn.estimators.base import Holdings
 from lit_knn.estimators.counts import DEFAULT_N, DEFAULT_R, Count, of_components, of_images
 from lit_knn.estimators.draws import Certificate, DrawingEstimator, Draws, in_order
@@ -56,11 +57,12 @@ class SubspaceKNN(DrawingEstimator):
             longer.
         n: maximum images gathered per z; null for 256, or N if that is less. If fewer hold the whole posterior, only
             these are gathered.
-        compute: type of the two products: `float32`, `bfloat16`, or `auto` for the fastest type of the device.
+        compute: type of the two products: `float32`, `bfloat16`, or `auto`: bfloat16 on a GPU that multiplies it, else
+            float32.
 
     Raises:
-        InputError: r < 1, n < 1, an unknown type; at `bind`, r > min(N, d), n > N, or a type that the device
-            does not multiply.
+        InputError: r < 1, n < 1, an unknown type; at `bind`, r > min(N, d), n > N, bfloat16 on a CPU, or on a
+            GPU that does not multiply it.
     """
 
     shardable = True
@@ -79,13 +81,23 @@ class SubspaceKNN(DrawingEstimator):
         return self
 
     def holds(self, N: int, d: int, pixels: bool, device: torch.device) -> Holdings:
-        r, dtype = SubspaceKNN.r.within(self, N, d), compute_dtype("SubspaceKNN", self.compute, device)
+        r, dtype = SubspaceKNN.r.within(self, N, d), self._dtype(device)
         size = N * (r * dtype.itemsize + 4) + 4 * r * d
         return Holdings(arrays={f"r={r} coordinates, {str(dtype).removeprefix('torch.')}": size})
 
     def _projection(self) -> Projection:
         reference = self.reference
-        return projection_of(reference, self.r, compute_dtype("SubspaceKNN", self.compute, reference.device))
+        return projection_of(reference, self.r, self._dtype(reference.device))
+
+    def _dtype(self, device: torch.device) -> torch.dtype:
+        """Return the type of the products on a device."""
+        if device.type != "cpu":
+            return compute_dtype("SubspaceKNN", self.compute, device)
+        # A CPU rounds the sum of a bfloat16 product to 8 bits. If more than n images lie within that rounding, such as
+        # frames of a video, the source of z is not gathered. A GPU keeps the sum in float32.
+        if self.compute == "bfloat16":
+            raise InputError("SubspaceKNN: compute=bfloat16: a CPU rounds the sums of such products; use float32")
+        return torch.float32
 
     def _warped_mean(self, z: Tensor, t: Tensor, warp: Warp, x_source: Tensor, generator: Generator | None) -> Tensor:
         t = t.flatten()

@@ -23,7 +23,7 @@ from lit_knn.estimators import (
     UniformSNIS,
     Wiener,
 )
-from lit_knn.index import precision
+from lit_knn.index import TorchIndex, precision
 from lit_knn.metrics import ErrorCurve
 from lit_knn.modules import LitEDM
 from lit_knn.nets import UNet
@@ -159,4 +159,4 @@ def test_a_class_conditional_run_asks_for_a_network_with_classes():
 def test_a_number_type_that_the_processor_does_not_multiply_is_refused(monkeypatch):
     monkeypatch.setattr(precision, "is_native", lambda dtype, device: dtype == torch.float32)
     with pytest.raises(InputError, match="compute=bfloat16: this cpu does not multiply it natively"):
-        SubspaceKNN(r=4, n=8, compute="bfloat16").bind(vectors())
+        ReferenceSet(pixels(N, SHAPE), TorchIndex("bfloat16")).build_index()

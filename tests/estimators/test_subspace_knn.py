@@ -6,13 +6,12 @@ import pytest
 import torch
 
 from lit_knn.estimators import KNN, Exact, SubspaceKNN
-from lit_knn.index import precision
 from lit_knn.reference import ReferenceSet, streaming
 from lit_knn.reference.principal import components_of
 from lit_knn.theory import stratified
 from lit_knn.theory.noise import VP, forward_noise, under_process
 from lit_knn.theory.posterior import posterior_mean
-from tests.toys import low_rank_vectors, noisy
+from tests.toys import low_rank_vectors, noisy, pixels
 
 N, D, R = 60, 12, 4
 
@@ -208,12 +207,6 @@ def test_each_piece_of_a_batch_has_its_own_noise_levels(monkeypatch):
     torch.testing.assert_close(estimate, expected, rtol=0, atol=0.02)
 
 
-@pytest.fixture
-def bfloat16_everywhere(monkeypatch):
-    """Lets every CPU take bfloat16. Without instructions for it the products are slower, but the same."""
-    monkeypatch.setattr(precision, "is_native", lambda dtype, device: True)
-
-
 @pytest.mark.parametrize("share", [0.1, 0.5])
 def test_the_certificate_of_two_draws_is_the_square_of_their_difference(keep, share):
     # The rest lies at one place along the component and at ±1 across it. So the control variate is 0, and the two
@@ -229,24 +222,41 @@ def test_the_certificate_of_two_draws_is_the_square_of_their_difference(keep, sh
     assert certificate.sq_error.item() == pytest.approx(share**2 / 2, rel=1e-4)
 
 
-def test_rounding_hides_no_likely_image(bfloat16_everywhere):
+@pytest.mark.gpu
+def test_rounding_hides_no_likely_image():
     # So far from the mean, bfloat16 moves the logarithms by more than their range. Any image may then be likely.
     near = torch.randn(10, 4, generator=torch.Generator().manual_seed(0))
     x = torch.cat([near + 100, -near - 100])
-    estimator = SubspaceKNN(r=4, n=20, compute="bfloat16").bind(ReferenceSet(x))
+    estimator = SubspaceKNN(r=4, n=20, compute="bfloat16").bind(ReferenceSet(x).to("cuda"))
     z = noisy(x, 1.0)
-    torch.testing.assert_close(estimator.posterior_mean(z, 1.0).double(), posterior_mean(z, x, 1.0), rtol=1e-5, atol=0)
+    mean = estimator.posterior_mean(z.cuda(), 1.0).cpu().double()
+    torch.testing.assert_close(mean, posterior_mean(z, x, 1.0), rtol=1e-5, atol=0)
 
 
-@pytest.mark.parametrize("radius", [12.0, 12.5, 13.0, 13.5, 14.0, 14.5])
-def test_the_mean_of_a_rest_that_bfloat16_cannot_hold_is_of_its_images(bfloat16_everywhere, radius):
+@pytest.mark.gpu
+@pytest.mark.parametrize("radius", [12.0, 13.0, 14.5])
+def test_the_mean_of_a_rest_that_bfloat16_cannot_hold_is_of_its_images(radius):
     # The kept images are nearest along the components, and as far as the others across them.
     ring = torch.nn.functional.normalize(torch.randn(40, 4, generator=torch.Generator().manual_seed(0)))
     centre = torch.tensor([6 * radius, 0.0, 0.0, 0.0])
     x = torch.cat([torch.stack([centre, centre]), centre + radius * ring])
     x = torch.cat([x, torch.zeros(42, 1)], 1)
     x[:2, 4] = torch.tensor([radius, -radius])
-    estimator = SubspaceKNN(r=4, n=8, compute="bfloat16").bind(ReferenceSet(torch.cat([x, -x])))
-    z = torch.cat([centre, torch.zeros(1)]).expand(20, -1)
+    estimator = SubspaceKNN(r=4, n=8, compute="bfloat16").bind(ReferenceSet(torch.cat([x, -x])).to("cuda"))
+    z = torch.cat([centre, torch.zeros(1)]).expand(20, -1).cuda()
     # A mean of drawn images is within the radius, and the mean of the rest is within another two of them.
     assert ((estimator.posterior_mean(z, 1.0) - z).norm(dim=1) < 3 * radius).all()
+
+
+@pytest.mark.parametrize("t", [0.002, 0.01, 0.1])
+def test_frames_of_a_video_are_told_apart(t):
+    # Two scenes of 1,000 frames: far more near-duplicates than the estimator gathers.
+    generator = torch.Generator().manual_seed(1)
+    scenes = pixels(2, (3, 16, 16)).flatten(1).float().repeat_interleave(1000, 0)
+    frames = (scenes + 2 * torch.randn(scenes.shape, generator=generator)).round().clamp(0, 255).to(torch.uint8)
+    reference = ReferenceSet(frames.view(-1, 3, 16, 16))
+    z = noisy(reference.gather(torch.arange(0, 2000, 40)), t)
+    x = reference.gather(torch.arange(2000))
+    error = SubspaceKNN().bind(reference).posterior_mean(z, t).double() - posterior_mean(z, x, t)
+    # A frame differs from the others of its scene by (2/127.5)² = 2e-4 in each dimension.
+    assert error.square().flatten(1).mean(1).max() < 1e-6
