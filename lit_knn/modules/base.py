@@ -23,7 +23,15 @@ from lit_knn.modules.conditioning import Conditioning
 from lit_knn.reference import ReferenceSet
 from lit_knn.runs.clock import TrainingMonitor, TrainingTime, hardware_name
 from lit_knn.runs.interruption import Interruption
-from lit_knn.runs.resumption import RUN_KEY, check_ranks, check_same_run, describe_run, repair_progress
+from lit_knn.runs.resumption import (
+    RUN_KEY,
+    check_optimisation,
+    check_ranks,
+    check_same_run,
+    describe_run,
+    optimisation,
+    repair_progress,
+)
 from lit_knn.runs.run import find_reference
 from lit_knn.sampling import GenerativeModel
 from lit_knn.sampling.loading import prefix_of
@@ -64,6 +72,7 @@ class EstimatorTraining(pl.LightningModule):
         self._last_step = 0
         self._loaded_step = 0
         self._time_before_resuming = TrainingTime()
+        self._resumed_run: dict[str, Any] = {}
 
     # Subclasses define these
 
@@ -265,7 +274,7 @@ class EstimatorTraining(pl.LightningModule):
     # Logging
 
     def on_fit_start(self) -> None:
-        """Check that all ranks run the same, and start the clock.
+        """Check that all ranks run the same, and with the optimiser of the checkpoint; start the clock.
 
         Note the optimiser's options before Lightning loads those of a checkpoint.
         """
@@ -273,6 +282,7 @@ class EstimatorTraining(pl.LightningModule):
         options = {**self.hparams, **{f"estimator.{name}": value for name, value in estimator.settings().items()}}
         plain = {name: value for name, value in options.items() if isinstance(value, (bool, int, float, str))}
         check_ranks({**describe_run(self.trainer, self), "estimator": type(estimator).__name__, **plain})
+        check_optimisation(self.trainer, self._resumed_run)
         self.monitor.restart()
         self.checks = DeferredChecks()
         self._given_options = [
@@ -349,7 +359,7 @@ class EstimatorTraining(pl.LightningModule):
         checkpoint["batches_done"] = self.batches_done
         checkpoint["image_shape"] = self.image_shape
         checkpoint["training_time"] = asdict(self.training_time())
-        checkpoint[RUN_KEY] = describe_run(self.trainer, self)
+        checkpoint[RUN_KEY] = describe_run(self.trainer, self) | optimisation(self.trainer)
         if self.image_shape is not None:
             model = self.generative_model()
             checkpoint[MODEL_KEY] = {**model.description(), "prefix": prefix_of(self, model.net)}
@@ -381,6 +391,7 @@ class EstimatorTraining(pl.LightningModule):
             self._check_image_shape(checkpoint["image_shape"])
         if trains:
             check_same_run(checkpoint, describe_run(self.trainer, self))
+            self._resumed_run = checkpoint.get(RUN_KEY, {})
             self.batches_done = checkpoint["batches_done"]
             repair_progress(checkpoint)
 

@@ -108,6 +108,39 @@ def check_same_run(checkpoint: dict[str, Any], now: dict[str, int | str]) -> Non
             )
 
 
+def optimisation(trainer: pl.Trainer) -> dict[str, str]:
+    """Return the classes of optimiser and schedule, whose state a checkpoint holds."""
+    schedules = [type(config.scheduler).__name__ for config in trainer.lr_scheduler_configs]
+    optimizers = [type(optimizer).__name__ for optimizer in trainer.optimizers]
+    return {"optimizer": ", ".join(optimizers), "lr_scheduler": ", ".join(schedules) or "none"}
+
+
+def check_optimisation(trainer: pl.Trainer, before: dict[str, Any]) -> None:
+    """Check optimiser and schedule before a training.
+
+    Args:
+        trainer: its trainer, with optimisers.
+        before: the description in the checkpoint that it resumes from; empty if it starts anew.
+
+    Raises:
+        InputError: they are of other classes than the checkpoint's, which would take over a state that is not theirs;
+            or the schedule ends before the training.
+    """
+    for name, now in optimisation(trainer).items():
+        if before.get(name, now) != now:
+            raise InputError(
+                f"--ckpt_path: the checkpoint has the state of {name} {before[name]}, not of {now}: give the same, or "
+                "start a new run"
+            )
+    for config in trainer.lr_scheduler_configs:
+        steps = getattr(config.scheduler, "total_steps", None)
+        if steps is not None and config.interval == "step" and steps * config.frequency < trainer.max_steps:
+            raise InputError(
+                f"--lr_scheduler.total_steps {steps}: {type(config.scheduler).__name__} would end before the "
+                f"{trainer.max_steps} steps of the training"
+            )
+
+
 def check_ranks(own: dict[str, Any]) -> None:
     """Raise InputError if another rank describes its run in another way. Every rank must call it."""
     first, *others = in_every_process(lambda: own)

@@ -190,6 +190,49 @@ def test_the_options_of_the_optimiser_hold(tmp_path):
     assert [state["step"].item() for state in states] == [2, 3]
 
 
+def other(kind, schedule=None):
+    """A model with another optimiser, with or without a schedule."""
+    model = LitICT(net(), OneSample(), euler_step, lr=0.1, total_steps=16)
+
+    def configured():
+        optimizer = kind(model.parameters(), lr=0.1)
+        if schedule is None:
+            return optimizer
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule(optimizer), "interval": "step"}}
+
+    model.configure_optimizers = configured
+    return model
+
+
+def test_the_state_of_another_optimiser_or_schedule_is_not_taken_over(tmp_path):
+    def half(optimizer):
+        return torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+
+    _, path = fit(tmp_path / "a", other(torch.optim.RAdam), 2)
+    for number, (kind, schedule, said) in enumerate(
+        [
+            (torch.optim.SGD, None, "optimizer RAdam, not of SGD"),
+            (torch.optim.Adam, None, "optimizer RAdam, not of Adam"),
+            (torch.optim.RAdam, half, "lr_scheduler none, not of ExponentialLR"),
+        ]
+    ):
+        with pytest.raises(InputError, match=f"the checkpoint has the state of {said}: give the same, or start a new"):
+            fit(tmp_path / f"b{number}", other(kind, schedule), 3, path)
+        assert not list((tmp_path / f"b{number}").rglob("*.ckpt"))
+    _, scheduled = fit(tmp_path / "c", other(torch.optim.RAdam, half), 2)
+    with pytest.raises(InputError, match="lr_scheduler ExponentialLR, not of none"):
+        fit(tmp_path / "d", other(torch.optim.RAdam), 3, scheduled)
+
+
+def test_a_schedule_that_ends_before_the_training_is_refused_at_its_start(tmp_path):
+    def cycle(optimizer):
+        return torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=5)
+
+    with pytest.raises(InputError, match="total_steps 5: OneCycleLR would end before the 6 steps of the training"):
+        fit(tmp_path, other(torch.optim.RAdam, cycle), 6)
+    assert fit(tmp_path, other(torch.optim.RAdam, cycle), 4)[0] == 0
+
+
 @pytest.mark.parametrize(
     ("option", "change"),
     [
