@@ -54,7 +54,7 @@ class Conditioning:
         return self.num_classes > 0
 
     def check_data(self, reference: ReferenceSet) -> None:
-        """Raise InputError if the data has no labels, is sharded, or has a label that the network does not know."""
+        """Raise InputError if the data has no labels, is sharded, or has more or fewer classes than the network."""
         if not self:
             return
         if reference.labels is None:
@@ -62,9 +62,11 @@ class Conditioning:
         if reference.sharded:
             raise InputError("class_conditional=True needs all images on each device: set data.sharded to false")
         lowest, highest = map(int, reference.labels.aminmax())
-        if lowest < 0 or highest >= self.num_classes:
+        if lowest < 0 or highest != self.num_classes - 1:
+            # With more classes than the data, most samples would be of classes that do not exist.
             raise InputError(
-                f"the labels of the data are {lowest} to {highest}, but the net has num_classes={self.num_classes}"
+                f"the labels of the data are {lowest} to {highest}, but the net has num_classes={self.num_classes}: "
+                f"give it {highest + 1}"
             )
 
     def check_guidance(self, guidance: float) -> None:

@@ -170,12 +170,14 @@ def test_what_does_not_fit_is_refused_before_the_estimator_is_bound(kind):
             model(3, sampling_class=chosen)
     with pytest.raises(InputError, match="sampling_class=1, but the net has num_classes=0"):
         model(0, conditional=False, sampling_class=1)
-    for data, words in (
-        (Labelled(in_reference=False), f"{name}: class_conditional=True, but the data has no labels"),
-        (Labelled(lowest=1), f"{name}: the labels of the data are 1 to 3, but the net has num_classes=3"),
+    for num_classes, data, words in (
+        (3, Labelled(in_reference=False), f"{name}: class_conditional=True, but the data has no labels"),
+        (3, Labelled(lowest=1), f"{name}: the labels of the data are 1 to 3, but the net has num_classes=3: give it 4"),
+        # Of ten classes, samples of seven would be of classes that do not exist.
+        (10, Labelled(), f"{name}: the labels of the data are 0 to 2, but the net has num_classes=10: give it 3"),
     ):
         with pytest.raises(InputError, match=words):
-            train(model(3), data, 1)
+            train(model(num_classes), data, 1)
         assert not data.reference.index_built
     with pytest.raises(InputError, match=f"{name}: class_conditional=True, but the batches have no labels"):
         train(model(3), Labelled(in_batches=False), 1)
