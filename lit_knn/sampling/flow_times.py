@@ -1,4 +1,4 @@
-"""The sampler of flows: equal Euler or Heun steps."""
+"""The sampler of flows: Euler or Heun steps, equal in the growth of the noise."""
 
 from collections.abc import Callable
 from itertools import pairwise
@@ -29,15 +29,22 @@ class TimeSpan:
         self.low = low
         self.high = high
 
-    def descending(self, num_steps: int) -> Tensor:
-        """Times of a sampler: `num_steps` equal steps from `high` to 0, without the times below `low`; float64."""
+    def descending(self, num_steps: int, growth: float = 1.0) -> Tensor:
+        """Times of a sampler: `num_steps` equal steps in τ^growth from `high` to 0, without those below `low`; float64.
+
+        On the straight path `growth` is 1. Under VP σ grows as √τ: equal steps in τ would end at a level so high that
+        the last mean blurs details.
+        """
         check_num_steps(num_steps)
-        times = torch.linspace(self.high, 0, num_steps + 1, dtype=torch.float64)[:-1]
+        steps = torch.linspace(self.high**growth, 0, num_steps + 1, dtype=torch.float64)[:-1]
+        times = steps ** (1 / growth)
         return times[times >= self.low]
 
 
 class FixedSteps:
-    """Equal steps in τ. Heun's steps need 2·num_steps − 1 evaluations and have order 2, Euler's num_steps and order 1.
+    """Equal steps in τ, or in √τ under VP (`Process.growth`).
+
+    Heun's steps need 2·num_steps − 1 evaluations and have order 2, Euler's num_steps and order 1.
 
     The sampler integrates dz/dτ = v(z, τ) in float64 from noise at τ = high to data at τ = 0. The start is only the
     noise part of z: on the straight path it is high·ε, without (1 − high)·x. The result is the posterior mean at the
@@ -66,7 +73,7 @@ class FixedSteps:
         def mean(z: Tensor, tau: Tensor) -> Tensor:
             return process.mean_of_velocity(z, per_item(tau, z), velocity(z.to(noise.dtype), tau).double())
 
-        levels = times.descending(num_steps)
+        levels = times.descending(num_steps, process.growth)
         z = process.noise_std(levels[0]).item() * noise.double()
         for tau, tau_next in pairwise(levels):
             z = self.solver(z, tau, tau_next, mean, process)

@@ -48,6 +48,9 @@ class Process(ABC):
     on float tensors of any shape. A dot marks the derivative with respect to t.
     """
 
+    growth: float = 1.0
+    """The exponent with which σ grows near 0, σ ∝ t^growth. Samplers of flows take equal steps in t^growth."""
+
     @abstractmethod
     def sigma(self, t: Tensor) -> Tensor:
         """σ(t), the noise level in z / s(t)."""
@@ -135,6 +138,8 @@ class VP(Process):
         beta_d: growth of the noise rate, β_d >= 0.
         beta_min: noise rate at t = 0, β_min > 0.
     """
+
+    growth = 0.5
 
     def __init__(self, beta_d: float = 19.9, beta_min: float = 0.1) -> None:
         if not (beta_d >= 0 and beta_min > 0):

@@ -11,16 +11,19 @@ from torch import nn
 from lit_knn.common.errors import InputError
 from lit_knn.estimators import Exact
 from lit_knn.modules import LitFlow
+from lit_knn.modules.time_distributions import UniformTimes
 from lit_knn.nets import UNet
 from lit_knn.nets.flow import DataOutput, EDMOutput, FlowDenoiser, NoiseOutput, VelocityOutput
 from lit_knn.nets.precond import edm_coefficients
+from lit_knn.reference import ReferenceSet
 from lit_knn.sampling import FlowModel
-from lit_knn.sampling.flow_times import TimeSpan
+from lit_knn.sampling.flow_times import FixedSteps, TimeSpan
 from lit_knn.sampling.loading import build
 from lit_knn.sampling.samplers import seeded_noise
-from lit_knn.theory.noise import EDM, VP, LinearInterpolant, Process, per_item
+from lit_knn.sampling.solvers import euler_step, heun_step
+from lit_knn.theory.noise import EDM, VP, LinearInterpolant, Process, per_item, under_process
 from main import main
-from tests.gaussian_flow import M, S, gaussian_mean, latents
+from tests.gaussian_flow import M, S, gaussian_mean, latents, slope
 
 
 class Trigonometric(Process):
@@ -102,7 +105,8 @@ def test_every_output_gives_the_velocity_of_the_process(process, kind):
 
 def test_samples_are_those_of_the_exact_flow():
     process, times, steps = VP(), TimeSpan(1e-3, 0.999), 200
-    low, high = torch.tensor([times.high / steps, times.high], dtype=torch.float64)
+    # Equal steps in √τ, of which the last would be below `low`.
+    low, high = times.descending(steps, process.growth)[[-1, 0]]
     model = FlowModel(gaussian_flow(DataOutput, process), (3,), times, num_steps=steps)
     noise = seeded_noise(range(4), (3,)).double()
     start = process.noise_std(high) * noise
@@ -110,6 +114,40 @@ def test_samples_are_those_of_the_exact_flow():
     z = on_trajectory(process, c, low)
     expected = gaussian_mean(z / process.scale(low), process.sigma(low).expand(4))
     torch.testing.assert_close(model.sample(range(4)).double(), expected, rtol=2e-3, atol=2e-3)
+
+
+@pytest.mark.parametrize("process", [VP(), LinearInterpolant()], ids=lambda process: type(process).__name__)
+def test_details_survive_the_last_step_of_the_usual_number_of_steps(process):
+    # Pairs of images with details of 0.05. The flow must end at one image, not at the mean of its pair.
+    x = torch.tensor([[0.5, 0.05, 0.0], [-0.5, -0.05, 0.0]]).repeat(2, 1)
+    x[2:, 1] *= -1
+    estimator = under_process(Exact().bind(ReferenceSet(x)).posterior_mean, process)
+
+    def velocity(z, tau):
+        return process.velocity(z.double(), per_item(tau, z), estimator(z, tau).double())
+
+    images = FixedSteps()(velocity, seeded_noise(range(64), (3,)), UniformTimes(), 50, process)
+    # A few images start between two others, where 50 steps are coarse.
+    assert torch.cdist(images.double(), x.double()).min(1).values.mean() < 0.005
+
+
+@pytest.mark.parametrize(("solver", "order"), [(euler_step, 1), (heun_step, 2)])
+def test_the_order_under_vp_is_that_of_the_solver(solver, order):
+    process, times = VP(), TimeSpan(1e-9, 0.999)
+    noise = seeded_noise(range(4), (3,)).double()
+
+    def velocity(z, tau):
+        mu = gaussian_mean(z / process.scale(per_item(tau, z)), process.sigma(tau))
+        return process.velocity(z, per_item(tau, z), mu)
+
+    high = torch.tensor(times.high, dtype=torch.float64)
+    start = process.noise_std(high) * noise
+    c = (start / process.scale(high) - M) / (S**2 + process.sigma(high) ** 2).sqrt()
+    exact = M + S * c
+    counts = [100, 200, 400]
+    sampled = [FixedSteps(solver)(velocity, noise, times, count, process) for count in counts]
+    errors = [(images - exact).abs().max().item() for images in sampled]
+    assert slope(counts, errors) == pytest.approx(order, abs=0.25)
 
 
 def lit(process, output=VelocityOutput, **options):
