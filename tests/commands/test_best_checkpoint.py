@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from pytorch_lightning.strategies import SingleDeviceStrategy
 
 from lit_knn.commands.report import read_distances
 from lit_knn.common.tables import read_rows
@@ -291,3 +292,13 @@ def test_the_end_of_a_training_that_is_kept_already_is_not_counted_twice(tmp_pat
     for name in ("best_fid.ckpt", "images_seen=x.ckpt"):
         shutil.copy(run / "checkpoints" / "last.ckpt", run / "checkpoints" / name)
     assert list(found(run, max_steps=20)) == [10, 20]
+
+
+def test_what_another_rank_cannot_read_is_not_measured(run, capsys, monkeypatch):
+    # The other rank says no: all ranks agree to nothing, and any of them only to what this one reads.
+    monkeypatch.setattr(
+        SingleDeviceStrategy, "reduce_boolean_decision", lambda self, decision, all=True: decision and not all
+    )
+    with pytest.warns(UserWarning, match="cannot be read by another rank"):
+        assert "4 checkpoint(s) are not measured" in complaint(capsys)
+    assert not (run / TABLE).exists()

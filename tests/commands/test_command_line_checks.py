@@ -1,5 +1,6 @@
 """The checks of a command line one by one: what they refuse, what they let pass, and what they say."""
 
+import os
 import shlex
 import signal
 from pathlib import Path
@@ -7,10 +8,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from lit_knn.commands.cli.arguments import with_joined_negatives
+from lit_knn.commands.cli.arguments import check_linked, with_joined_negatives
 from lit_knn.commands.cli.cli import CLI, make_cli
+from lit_knn.commands.cli.construction import check_arguments
 from lit_knn.commands.cli.interruption import interrupted
 from lit_knn.commands.cli.trainer_options import check_processes, check_trainer_options
+from lit_knn.common.errors import InputError, one_line
 from lit_knn.runs.interruption import RunInterrupted
 from tests.image_files import refusal
 
@@ -63,3 +66,35 @@ def test_the_command_that_goes_on_is_the_same_but_for_the_checkpoint(capsys):
     assert "interrupted by SIGTERM after step 3" in said
     expected = ["fit", "-c", "my config.yaml", "--trainer.max_steps", "9", "--ckpt_path", "a run/last.ckpt"]
     assert shlex.split(said.partition("to go on: ")[2]) == ["lit-knn", *expected]
+
+
+@pytest.mark.parametrize("option", ["--model.seed", "--data.seed", "--data.init_args.seed", "--model.seed=3"])
+def test_the_seed_of_a_part_is_refused(option):
+    assert "is set by --seed_everything" in refusal(check_linked, ["fit", option, "3"])
+
+
+@pytest.mark.parametrize("value", [2**63, -(2**63), -(2**70), float("-inf")])
+def test_numbers_that_no_tensor_holds_are_refused(value):
+    assert refusal(check_arguments, "LitX", object, {"x": [1, value]}).startswith("LitX: x: ")
+    check_arguments("LitX", object, {"x": [1 - 2**63, 2**63 - 1]})
+
+
+def test_only_a_plan_takes_more_devices_than_the_machine_has(monkeypatch):
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    check_trainer_options({"devices": "64"}, "plan")
+    assert "devices=64 must be at most" in refusal(check_trainer_options, {"devices": "64"}, "fit")
+
+
+def test_bad_input_is_told_whatever_error_it_led_to():
+    def caught(chain):
+        try:
+            try:
+                raise InputError("the option is bad")
+            except InputError as error:
+                if chain:
+                    raise RuntimeError("then this failed") from error
+                raise KeyError("and this failed")  # noqa: B904
+        except Exception as error:
+            return one_line(error)
+
+    assert caught(True) == caught(False) == ("the option is bad", 2)

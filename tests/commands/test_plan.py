@@ -5,11 +5,13 @@ import numpy as np
 import pytest
 import pytorch_lightning as pl
 import torch
+from PIL import Image
 from torch import nn
 
 from lit_knn.commands.plan import estimator_parts, make_plan
+from lit_knn.commands.prepare import main as prepare
 from lit_knn.commands.trainer import Trainer
-from lit_knn.data import Arrays, Digits
+from lit_knn.data import Arrays, Digits, PointsOnALine, Stored
 from lit_knn.estimators import KNN, STF, Exact, SubspaceKNN
 from lit_knn.index import FaissIndex, SubspaceIndex, TorchIndex
 from lit_knn.modules import LitEstimator
@@ -182,3 +184,48 @@ def test_data_of_unknown_size_needs_it_given(tmp_path):
     assert "--image_shape" in refusal(make_plan, trainer, cli.model, data, 10)
     assert parts_of(make_plan(trainer, cli.model, data, 1000, [1, 8, 8]))["images"] == 64_000
     assert "above 0, got 0" in refusal(make_plan, trainer, cli.model, data, 0)
+
+
+def test_frozen_parameters_have_no_gradients():
+    cli = make_cli(["-c", str(CONFIGS / "demo.yaml"), "--trainer.accelerator", "cpu"], run=False)
+    whole = parts_of(make_plan(cli.trainer, cli.model, cli.datamodule))
+    frozen = next(cli.model.parameters()).requires_grad_(False)
+    parts = parts_of(make_plan(cli.trainer, cli.model, cli.datamodule))
+    assert whole["gradients"] - parts["gradients"] == 4 * frozen.numel()
+    assert parts["network"] == whole["network"]
+
+
+def test_classes_of_unsorted_data_count_as_copies(tmp_path):
+    parts = parts_of(plan_of("table2/digits_conditional.yaml"))
+    assert parts["images by class"] == parts["images"] == 1797 * 64
+    assert "images by class" not in parts_of(plan_of("table2/digits.yaml"))
+    free = plan_of("table2/digits_conditional.yaml", "--model.estimator", str(CONFIGS / "estimators/one_sample.yaml"))
+    assert "images by class" not in parts_of(free)
+    for i in range(4):
+        (tmp_path / "in" / str(i % 2)).mkdir(parents=True, exist_ok=True)
+        Image.new("L", (8, 8)).save(tmp_path / "in" / str(i % 2) / f"{i}.png")
+    prepare([str(tmp_path / "in"), str(tmp_path / "sorted.npy"), "--labels-from-folders"])
+    prepared = ("--data", "Prepared", "--data.path", str(tmp_path / "sorted.npy"))
+    few = ("--model.estimator.k", "4")
+    assert "images by class" not in parts_of(plan_of("table2/digits_conditional.yaml", *prepared, *few))
+
+
+def test_an_index_that_is_built_on_the_gpu_takes_no_memory_of_the_machine():
+    for index, on_cpu in ((FaissIndex("Flat"), 4 * 64 * 1797), (TorchIndex(), 0), (SubspaceIndex(8), 0)):
+        data = Digits(index=index)
+        held, building = estimator_parts([KNN(8, 4)], data, data.stored(), torch.device("cuda", 0))
+        assert building[0].bytes == on_cpu
+        assert held[0].bytes > 0
+        _, building = estimator_parts([KNN(8, 4)], data, data.stored(), CPU)
+        assert building[0].bytes == index.nbytes(1797, 64, CPU)
+
+
+def test_data_modules_know_their_size_before_they_load(tmp_path):
+    np.save(tmp_path / "a.npy", np.zeros((4, 8, 6, 3), np.uint8))
+    np.save(tmp_path / "b.npy", np.zeros((4, 5), np.float64))  # float32 in memory
+    for data in (Digits(), PointsOnALine(num_points=9), *(Arrays(str(tmp_path / f"{name}.npy")) for name in "ab")):
+        stored = data.stored()
+        data.setup()
+        assert stored.shape == tuple(data.reference.images.shape)
+        assert stored.value_bytes == data.reference.images.element_size()
+    assert not Stored((1, 1)).mapped

@@ -249,3 +249,15 @@ def test_the_picture_has_a_line_where_the_steps_of_the_discretisation_double(tmp
         vertical = [line.get_xdata()[0] for line in panel.get_lines() if line.get_linestyle() == ":"]
         divisor = 900 / panel.get_lines()[0].get_xdata()[-1]
         assert [seen * divisor for seen in vertical] == pytest.approx(expected)
+
+
+def test_a_table_without_values_of_a_metric_hides_none(tmp_path):
+    run = leave_run(tmp_path / "a", "STF", 1.0)
+    write_rows(tmp_path / "a" / "fidelity.csv", [{"images_seen": 100, "fid": 9.0, "kid": 0.1}])
+    write_rows(tmp_path / "a" / "checkpoints_fid.csv", [{"images_seen": 100, "fid": 2.5, "kid": ""}])
+    assert read_run(run).curve.distances == {"fid": [(100, 2.5)], "kid": [(100, 0.1)]}
+
+
+def test_a_run_that_was_stopped_before_its_first_step(tmp_path, monkeypatch, capsys):
+    rows, _ = report(tmp_path, monkeypatch, capsys, leave_run(tmp_path / "a", "STF", 0.0, images=0))
+    assert (rows["images/s"], rows["time per image"]) == (["-"], ["-"])

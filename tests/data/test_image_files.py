@@ -223,3 +223,9 @@ def test_a_zip_that_holds_a_name_twice_is_refused(tmp_path, name):
     with zipfile.ZipFile(path, "a") as archive:
         archive.writestr(name, image)
     assert f"holds two files of the name {name.removeprefix('./')}" in refusal(read_image_files, path)
+
+
+@pytest.mark.parametrize("labels", [np.arange(3), np.zeros(4), np.ones(4, bool), np.zeros((4, 1), int)])
+def test_npz_labels_that_do_not_match_are_refused(tmp_path, labels):
+    np.savez(tmp_path / "a.npz", images=pixels(4, 3, 2, 2), labels=labels)
+    assert "labels must be 4 integers" in refusal(read_array_file, tmp_path / "a.npz")

@@ -138,3 +138,18 @@ def test_a_file_of_other_options_is_not_taken(tmp_path, first, second):
     assert "is there already" in refusal(prepare, source, tmp_path / "x.npy", second)
     prepare(source, tmp_path / "y.npy", second)
     assert "is there already" in refusal(prepare, source, tmp_path / "y.npy", first)
+
+
+def test_the_number_of_threads_is_the_one_asked_for(tmp_path, capsys):
+    with pytest.raises(SystemExit) as caught:
+        main([str(image_folder(tmp_path / "s")), str(tmp_path / "x.npy"), "--workers", "0"])
+    assert caught.value.code == 2
+    assert capsys.readouterr().err == "error: --workers must be at least 1, got 0\n"
+
+
+def test_a_file_that_grows_has_all_its_pixels(tmp_path):
+    prepare(image_folder(tmp_path / "s"), tmp_path / "x.npy")
+    found = read_prepared(tmp_path / "x.npy")
+    with (tmp_path / "x.npy").open("ab") as file:
+        file.write(b"more")
+    found.check_file()

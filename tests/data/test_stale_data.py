@@ -7,12 +7,13 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from torch_fidelity.feature_extractor_inceptionv3 import FeatureExtractorInceptionV3
 
 from lit_knn.data import Prepared
 from lit_knn.data.prepared_writer import prepare
 from lit_knn.estimators import Exact, Wiener
 from lit_knn.index import FaissIndex
-from lit_knn.metrics.features import Pixels
+from lit_knn.metrics.features import InceptionV3, Pixels
 from lit_knn.metrics.fidelity_measure import FidelityMeasure
 from lit_knn.reference import ReferenceSet
 from lit_knn.reference.classes import classes_of
@@ -136,3 +137,14 @@ def test_an_estimator_bound_to_another_set_forgets_the_first(make):
     moved = make().bind(first)
     moved.posterior_mean(z, 2.0)
     assert torch.equal(moved.bind(second).posterior_mean(z, 2.0), make().bind(second).posterior_mean(z, 2.0))
+
+
+def test_the_fingerprint_of_inception_is_that_of_its_weights(tmp_path, monkeypatch):
+    monkeypatch.setattr(FeatureExtractorInceptionV3, "load_state_dict", lambda self, state: None)
+    prints = []
+    for number in (0, 1, 1):
+        torch.save({"fc.bias": torch.tensor(number)}, tmp_path / "weights.pth")
+        extractor = InceptionV3(tmp_path / "weights.pth")
+        extractor.load((3, 8, 8), "cpu")
+        prints.append(extractor.fingerprint())
+    assert prints[0] != prints[1] == prints[2]

@@ -406,3 +406,17 @@ def test_a_set_of_one_image():
         for t in (0.002, 1.0, 80.0):
             mean = estimator.bind(reference).posterior_mean(z, t, generator=rng())
             torch.testing.assert_close(mean, torch.tensor([[0.25, -0.5]]).expand(3, 2))
+
+
+def test_an_eight_bit_search_tells_near_copies_apart_with_few_draws():
+    # SQ8 has an error of half a level. A proposal from only its distances would nearly always draw the wrong copy.
+    images = torch.randint(0, 256, (30, 3, 32, 32), dtype=torch.uint8, generator=rng())
+    images[:5] = images[0]
+    for i in range(1, 5):
+        images[i].view(-1)[i] ^= 1
+    reference, t = ReferenceSet(images, FaissIndex("SQ8")), 0.002
+    z = reference.gather(torch.arange(2)).repeat(16, 1, 1, 1)
+    z += t * torch.randn(z.shape, generator=rng(1))
+    estimate = KNN(k=5, n=64).bind(reference).posterior_mean(z, t, generator=rng())
+    error = (estimate - enumerate_mean(reference, z, t)).flatten(1).norm(dim=1)
+    assert error.max() < 0.25 / 127.5  # a quarter of the level by which they differ

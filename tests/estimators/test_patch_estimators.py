@@ -149,3 +149,15 @@ def test_extents_are_those_of_a_known_field():
     assert sizes == sorted(sizes)
     assert sizes[0] < sizes[-1]
     assert extent(flat, 100.0) > 8
+
+
+@pytest.mark.parametrize("number", [1, 60])
+def test_extreme_levels_are_enumerated_in_float32(number):
+    data = ReferenceSet(pixels(number, (1, 6, 5)))
+    t = torch.tensor([1e-3, 0.5, 1e3])
+    z = latents(data, t)
+    # At one level of much noise, all products are in float32.
+    for own in (t, *t[:, None]):
+        found = PatchPosterior(3).bind(data).posterior_mean(z[-len(own) :], own)
+        expected = enumerated_at_one_position(z[-len(own) :], all_of(data), own, 3)
+        torch.testing.assert_close(found.double(), expected, atol=1e-5, rtol=0)

@@ -204,3 +204,12 @@ def test_memory_is_that_of_both_parts_with_shared_arrays_once():
     one, other = Holdings(3, {"a": 5, "b": 2}), Holdings(4, {"a": 7, "c": 1})
     assert held(one, other) == Holdings(4, {"a": 7, "b": 2, "c": 1})
     assert held(one, None) is None
+
+
+def test_a_part_that_needs_no_set_need_not_be_shardable_and_a_subclass_tells_itself():
+    assert Switched(Far(1.0), Exact(), 1.0).shardable
+
+    class Own(Switched):
+        pass
+
+    assert not Own(Far(1.0), Exact(), 1.0).shardable

@@ -121,3 +121,14 @@ def test_every_rank_takes_part_in_building_an_index_for_figure_2(tmp_path):
     MeanPicture({"KNN": KNN(k=8, n=4)}).on_validation_epoch_end(other_rank, None)
     assert data.reference.index.builds == 1
     assert not list(tmp_path.iterdir())
+
+
+def test_fit_is_refused(tmp_path, capsys):
+    picture = tmp_path / "picture.yaml"
+    picture.write_text(
+        "trainer:\n  callbacks:\n    - class_path: lit_knn.callbacks.MeanPicture\n"
+        "      init_args: {estimators: {a: {class_path: Exact}}}\n"
+    )
+    with pytest.raises(SystemExit):
+        main(["fit", "-c", str(CONFIGS / "demo.yaml"), "-c", str(picture), *QUIET, str(tmp_path)])
+    assert "MeanPicture is for validate, not for fit" in capsys.readouterr().err

@@ -146,3 +146,12 @@ def test_the_folder_may_be_below_the_home_and_must_have_a_name(tmp_path, monkeyp
     assert not (tmp_path / "~").exists()
     with pytest.raises(InputError, match="cache_dir is empty"):
         FaissIndex("Flat", cache_dir="")
+
+
+def test_what_a_killed_writer_left_is_removed(tmp_path):
+    started(tmp_path)
+    path = only_file(tmp_path)
+    path.unlink()
+    (tmp_path / f".{path.stem}.99999.partial.index").write_bytes(b"half")
+    started(tmp_path)
+    assert not list(tmp_path.glob(".*partial*"))

@@ -134,3 +134,11 @@ def test_each_rank_and_type_has_its_own_projection():
         for dtype in (torch.float32, torch.bfloat16):
             coordinates = projection_of(reference, r, dtype).coordinates
             assert (coordinates.shape, coordinates.dtype) == ((30, r), dtype)
+
+
+def test_components_do_not_hang_on_the_default_generator(gapped):
+    first = components_of(ReferenceSet(gapped), R)
+    torch.manual_seed(99)
+    state = torch.get_rng_state()
+    assert torch.equal(components_of(ReferenceSet(gapped), R).basis, first.basis)
+    assert torch.equal(torch.get_rng_state(), state)

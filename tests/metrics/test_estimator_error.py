@@ -14,7 +14,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from lit_knn.estimators import KNN, STF, MonteCarlo, OneSample, UniformSNIS
 from lit_knn.metrics.estimator_error import LatentMeans, MeanAndError, bias_share, error_terms, share_and_error
-from lit_knn.metrics.latents import NoisyLatents
+from lit_knn.metrics.latents import NoisyLatents, noise_grid
 from lit_knn.metrics.measure import fixed_source, measure, posterior_source
 from lit_knn.reference import ReferenceSet
 from lit_knn.theory.posterior import cross_sq_dist, log_posterior, posterior_mean
@@ -337,3 +337,8 @@ def test_the_standard_error_of_a_ratio_is_the_spread_of_ratios_of_other_latents(
     # The spread of 2,000 ratios is known to 1/sqrt(4000), 1.6 per cent, and the formula is of first order in 1/400.
     assert np.mean([one.standard_error for one in found]) == pytest.approx(spread, rel=0.06)
     assert np.mean([one.mean for one in found]) == pytest.approx(0.5, abs=4 * spread / 2000**0.5)
+
+
+def test_levels_are_equally_spaced_in_the_logarithm():
+    np.testing.assert_allclose(noise_grid(5, 0.5, 80.0), np.geomspace(0.5, 80, 5))
+    assert noise_grid([3, 1.5], 9, 1) == [3.0, 1.5]

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from lit_knn.metrics.hybrid import HybridSamples
+from lit_knn.metrics.samples import draw_samples
 from lit_knn.reference import ReferenceSet
 from lit_knn.sampling.samplers import seeded_noise
 from lit_knn.sampling.schedules import NoiseGrid
@@ -77,3 +78,9 @@ def test_below_t_switch_the_draws_are_others_than_above_and_the_same_whatever_is
                 assert not any(torch.equal(a, b) for a in drawing.network.drawn for b in estimator.drawn)
     assert all(torch.equal(a, b) for a, b in zip(drawn[0], drawn[2], strict=True))
     assert not torch.equal(drawn[0][0], drawn[1][0])
+
+
+def test_each_batch_has_seeds_of_its_own():
+    given = [(seeds.tolist(), images) for seeds, images in draw_samples(lambda seeds: seeds + 100, 7, 3)]
+    assert [seeds for seeds, _ in given] == [[0, 1, 2], [3, 4, 5], [6]]
+    assert [images.tolist() for _, images in given] == [[100, 101, 102], [103, 104, 105], [106]]

@@ -346,3 +346,8 @@ def test_a_row_is_never_there_before_the_settings_that_it_names(tmp_path, monkey
     monkeypatch.setattr(os, "replace", watched)
     KeptResults(path, {"name": str}, ("name",), {(): {"k": 1}}).add({"name": "a"})
     assert seen == [{"k": 1}]
+
+
+def test_kid_has_the_subsets_of_the_options():
+    deviations = [measured(extra_metrics=["kid"], kid_subset_size=size)["kid_std"] for size in (5, 30)]
+    assert deviations[0] > 1.5 * deviations[1]

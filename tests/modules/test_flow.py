@@ -11,7 +11,7 @@ from lit_knn.callbacks import LastCheckpoint, SampleGrid
 from lit_knn.common.errors import InputError
 from lit_knn.data import Digits
 from lit_knn.estimators import Estimator, Exact, Network, OneSample
-from lit_knn.modules import LitFlow
+from lit_knn.modules import LitEDM, LitFlow
 from lit_knn.modules.augmentation import GeometricAugmentation
 from lit_knn.modules.time_distributions import LogitNormalTimes, UniformTimes
 from lit_knn.nets import DDPMpp, UNet
@@ -300,3 +300,20 @@ def test_the_solver_of_the_sampler_is_used():
     model.image_shape = (1, 4, 4)
     model.sample([1])
     assert len(model.network.calls) == 7
+
+
+def load(path, model):
+    pl.Trainer(**{**TRAINER, "limit_val_batches": 1}).validate(model, Digits(batch_size=32), path, verbose=False)
+
+
+def test_a_checkpoint_of_another_parameterisation_is_refused(trained, tmp_path):
+    model, path = trained
+    with pytest.raises(InputError, match=r"another parameterisation: {'output': 'DataOutput'}, but the model has"):
+        load(path, LitFlow(model.network, OneSample()))
+    edm = LitEDM(unet(), OneSample())
+    trainer = pl.Trainer(max_steps=1, callbacks=[LastCheckpoint(dirpath=str(tmp_path))], **TRAINER)
+    trainer.fit(edm, Digits(batch_size=32))
+    with pytest.raises(InputError, match="the checkpoint is not of LitFlow"):
+        load(tmp_path / "last.ckpt", LitFlow(unet(), OneSample()))
+    with pytest.raises(InputError, match="the checkpoint is of another architecture"):
+        load(path, LitEDM(unet(), OneSample()))

@@ -248,3 +248,8 @@ def test_two_ranks_write_one_average_of_both_and_16_bits_are_rounded_once(tmp_pa
     made = torch.load(RUN / "averages" / "ema=0.050.ckpt", weights_only=True)["state_dict"]
     assert {value.dtype for value in made.values()} == {torch.float32}
     assert all(torch.allclose(made[n], v.float(), rtol=1e-5, atol=1e-6) for n, v in snapshot["averages"][0].items())
+
+
+def test_a_length_that_is_barely_reached_is_told(run):
+    with pytest.warns(UserWarning, match=r"--ema 0\.02: the nearest sum of 12 snapshot\(s\) has an error of 1\d%"):
+        main(["average", str(run), "--ema", "0.02"])

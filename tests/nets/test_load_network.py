@@ -241,3 +241,11 @@ def test_bad_input_to_the_command_is_one_line_and_status_2(tmp_path, capsys):
     assert output.err == f"error: {path} names the global os.system, which is refused\n"
     assert not output.out
     assert [file.name for file in tmp_path.iterdir()] == ["a.pkl"]
+
+
+def test_the_labels_of_one_call_do_not_stay_for_the_next(tmp_path):
+    network = Network(write_published(tmp_path / "a.pkl", small()))
+    before = network.posterior_mean(Z, SIGMA)
+    labelled = network.posterior_mean(Z, SIGMA, labels=LABELS)
+    assert not torch.equal(labelled, before)
+    assert torch.equal(network.posterior_mean(Z, SIGMA), before)

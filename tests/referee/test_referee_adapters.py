@@ -300,3 +300,24 @@ def test_what_their_code_does_beside_the_paper():
     x = own.gather(torch.arange(7))
     only = theirs(KNNScoreSTF, n=7).bind(own).posterior_mean(z, 0.5, x_source=x)
     assert torch.allclose(only.double(), x.double() / (1 + 1e-6), atol=1e-7)
+
+
+def test_two_checkouts_with_the_same_names_do_not_meet_and_leave_no_trace(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
+    body = "class KNNDenoiser:\n    def __init__(self, *a, **k): pass\n"
+    body += "    def __call__(self, z, s, x=None): return z * 0 + {}"
+    made = [knn_score(tmp_path / str(i), body.format(i))(str(tmp_path / str(i)), k=2) for i in (3, 5)]
+    before = sys.path[:], dict(sys.modules), dict(sys.path_importer_cache)
+    mine = sys.modules["training"] = object()
+    try:
+        own = reference()
+        z = latents(own, 1.0)
+        for estimator in made:
+            estimator.bind(own)
+        for value, estimator in zip((3, 5), made, strict=True):
+            assert (estimator.posterior_mean(z, 1.0) == value).all()
+        assert sys.modules["training"] is mine
+    finally:
+        del sys.modules["training"]
+    assert (sys.path, dict(sys.modules), dict(sys.path_importer_cache)) == before
+    assert not list(tmp_path.rglob("__pycache__"))

@@ -20,7 +20,7 @@ from lit_knn.estimators import (
 )
 from lit_knn.index import FaissIndex, TorchIndex
 from lit_knn.reference import ReferenceSet
-from lit_knn.reference.classes import classes_of
+from lit_knn.reference.classes import classes_of, lie_together
 from tests.toys import enumerate_class_mean, noisy
 
 NOISE_LEVELS = [0.05, 0.5, 2.0, 10.0]
@@ -256,3 +256,8 @@ def test_labels_that_cannot_be_are_refused(labels, words):
 def test_a_class_that_is_too_small_is_named(estimator, words):
     with pytest.raises(InputError, match=words):
         ByClass(estimator).bind(toy_set())
+
+
+@pytest.mark.parametrize(("labels", "together"), [([2, 2, 0, 1, 1], True), ([0], True), ([0, 1, 0], False)])
+def test_images_in_order_of_class_are_told_from_others(labels, together):
+    assert lie_together(torch.tensor(labels)) == together

@@ -8,6 +8,7 @@ import torch
 from sklearn.neighbors import NearestNeighbors
 
 from lit_knn.common.errors import InputError
+from lit_knn.estimators import KNN
 from lit_knn.index import FaissIndex, TorchIndex
 from lit_knn.index.base import Vectors
 from lit_knn.reference import ReferenceSet
@@ -291,3 +292,19 @@ def test_two_sets_with_one_index_search_their_own_images():
     for reference in (first, second, first):
         own = reference.gather(torch.arange(50))
         assert torch.equal(reference.search(own, 1)[1][:, 0], torch.arange(50))
+
+
+class FindsThree(TorchIndex):
+    """An index that finds at most three neighbours."""
+
+    def check(self, N, d, device=None, k=1):
+        if k > 3:
+            raise InputError(f"k={k} is more than 3")
+
+    def build(self, vectors):
+        pytest.fail("the index was built")
+
+
+def test_a_k_that_the_index_cannot_find_is_refused_before_the_build():
+    with pytest.raises(InputError, match="k=4 is more than 3"):
+        KNN(k=4, n=2).bind(ReferenceSet(pixels(), FindsThree("float32")))

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from lit_knn.commands.cli.memory_check import check_fits
+from lit_knn.commands.plan import make_plan
 from lit_knn.common.errors import InputError
 from lit_knn.common.memory import machine_bytes
 from lit_knn.data import Arrays
@@ -88,3 +89,13 @@ def test_images_that_stay_on_the_disk_may_be_larger_than_the_memory(tmp_path):
 def test_a_run_that_fits_is_left_alone(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     make_cli(["fit", "-c", DEMO, *TINY, "--trainer.callbacks", "[]", "--trainer.limit_val_batches", "0"])
+
+
+def test_what_is_only_an_estimate_refuses_no_run(tmp_path):
+    # Images that leave no room for work arrays: the plan says so, and the run is tried.
+    path = sparse_images(tmp_path, 0.999)
+    cli = make_cli(run_of(DEMO, path, "stf"), run=False)
+    assert not make_plan(cli.trainer, cli.model, cli.datamodule).fits
+    check_fits(cli.trainer, cli.model, cli.datamodule)
+    # A set whose size is not known is tried, too.
+    check_fits(cli.trainer, cli.model, None)

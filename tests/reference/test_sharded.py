@@ -136,3 +136,18 @@ def test_no_latents_on_any_rank_are_no_means(name):
 def test_fingerprints_with_and_without_mirrored_images_differ():
     shard = ShardedReferenceSet(images("mirrored"), hflip=True)
     assert shard.fingerprint() != shard.fingerprint(mirrored=False)
+
+
+def test_bytes_sent_are_those_that_are_stated(ranks):
+    others, B, d = len(ranks) - 1, 6, 48
+    for report in ranks:
+        search, gather, exact = report["traffic"]
+        assert search == others * B * (4 * d + 12 * 10)
+        own = report["stored"][0]
+        assert gather == (N - own) * 8 + others * own * d
+        assert exact == others * B * (4 * d + 8 + 8 * d + 8)
+
+
+def test_a_call_is_three_collectives(ranks):
+    for report in ranks:
+        assert report["collectives"] == [3, 3, 3]

@@ -455,6 +455,7 @@ def entry(name, new):
             value("architecture", {"class": "os.system", "options": {}}),
             "class must be one of ADM, DDPMpp, NCSNpp, UNet",
         ),
+        (net_option("channels", 10**12), "architecture: UNet cannot have the options"),
         (net_option("blocks", 10**9), "UNet: blocks must be at most 100, got 1000000000"),
         (net_option("channels", 16), "the weights do not fit the architecture"),
         (lambda metadata, model: model["architecture"]["options"].pop("blocks"), "the options of UNet must be "),

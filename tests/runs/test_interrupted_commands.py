@@ -181,3 +181,12 @@ def test_a_full_disk_ends_a_training_in_one_line(capsys):
     error = capsys.readouterr().err.splitlines()[-1]
     assert error == f"error: {last()} cannot be written: File too large"
     assert not os.listdir(last().parent)
+
+
+def test_steps_that_are_done_already(capsys):
+    fit(3)
+    line = refused(capsys, "fit", "--trainer.max_steps", 2, "--ckpt_path", last())
+    assert line == f"error: --trainer.max_steps 2: {last()} has 3 steps already; give more"
+    capsys.readouterr()
+    fit(3, "--ckpt_path", str(last()))
+    assert f"Checkpoint:   {last()}" in capsys.readouterr().out
