@@ -15,7 +15,7 @@ CPU = torch.device("cpu")
 PRODUCTS = {"mm", "addmm", "bmm", "baddbmm"}
 TYPES = [name for name in ("float32", "bfloat16") if is_native(getattr(torch, name), CPU)]
 ESTIMATORS = {
-    **{f"SubspaceKNN {r} {c}": (r, c) for r in (16, 17, 32, 49, 64) for c in TYPES},
+    **{f"SubspaceKNN {r}": (r, "float32") for r in (16, 17, 49)},
     **{f"{kind.__name__} {c}": (kind, c) for kind in (KNN,) for c in TYPES},
     **{e.__name__: e for e in (STF, MonteCarlo, Exact)},
     "Wiener": lambda: Wiener(16),
@@ -70,13 +70,12 @@ def test_a_row_that_leaves_nothing_to_draw_does_not_reach_others(name, N):
         torch.testing.assert_close(mean[t < 0.05].double(), expected[t < 0.05], rtol=0, atol=1e-3)
 
 
-@pytest.mark.parametrize("compute", TYPES)
-def test_noise_too_small_for_float32_reaches_no_other_row(compute):
+def test_noise_too_small_for_float32_reaches_no_other_row():
     reference = ReferenceSet(pixels(N=300, shape=(1, 8, 8)))
     z, t, x = mixed_latents(reference, 32)
     t[::4] = 1e-21
     z[::4] = x[::4]
     with ContagiousNaN():
-        mean = SubspaceKNN(r=16, n=8, compute=compute).bind(reference).posterior_mean(z, t)
+        mean = SubspaceKNN(r=16, n=8).bind(reference).posterior_mean(z, t)
     assert mean.isfinite().all()
     torch.testing.assert_close(mean[::4], x[::4], rtol=0, atol=1e-6)
