@@ -229,8 +229,10 @@ def test_a_run_writes_tables_and_pictures_and_the_next_one_measures_nothing_agai
     for name in ("network_agreement", "same_noise", "same_noise_one"):
         assert np.asarray(Image.open(folder / f"{name}.png").convert("L")).std() > 5
     # Comparisons over another number of images are others.
-    main(arguments(num_images=SMALL["num_images"] - 1, images=["training"], num_latents=0))
-    assert len(table()) == 3 * 2 * 3 * 2 + 3 * 2
+    for number, images in enumerate((5, 4), start=1):
+        # The same latents are sampled for both.
+        main(arguments(num_images=images, images=["training"], num_latents=6))
+        assert len(table()) == 3 * 2 * 3 * 2 + 3 * 2 * number
 
 
 @pytest.mark.usefixtures("_files")
