@@ -11,8 +11,9 @@ from torch.optim import Optimizer
 from lit_knn.common.checkpoint_file import CHECKPOINTS, LAST_NAME
 from lit_knn.common.distributed import on_first_rank
 from lit_knn.common.errors import InputError, NonFiniteLossError
+from lit_knn.common.files import make_folder
 from lit_knn.modules.base import EstimatorTraining
-from lit_knn.runs.checkpoints import is_end_of_training, make_folder, read_training
+from lit_knn.runs.checkpoints import is_end_of_training, read_training
 from lit_knn.runs.interruption import stop_signal
 
 

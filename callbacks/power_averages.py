@@ -11,10 +11,11 @@ from pytorch_lightning.utilities import rank_zero_warn
 from lit_knn.common.checkpoint_file import kept_in
 from lit_knn.common.distributed import on_first_rank
 from lit_knn.common.errors import InputError, prefixed
+from lit_knn.common.files import make_folder
 from lit_knn.metrics.latents import check_at_least
 from lit_knn.modules.averaging import TrackedAverages, checked_lengths, make_snapshot
 from lit_knn.modules.base import EstimatorTraining
-from lit_knn.runs.checkpoints import WholeCheckpointIO, is_end_of_training, make_folder
+from lit_knn.runs.checkpoints import WholeCheckpointIO, is_end_of_training
 from lit_knn.runs.folder import SNAPSHOTS_FOLDER
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}

@@ -178,7 +178,7 @@ def write_averages(run: Path, lengths: Sequence[float], images: int | None = Non
 
     Raises:
         InputError: a length is out of its range or not reached by the snapshots, there are no snapshots, one is damaged
-            or of another architecture, or a file to write is there already.
+            or of another architecture, or a file to write is there already and is another average.
     """
     with prefixed("--ema"):
         lengths = checked_lengths(lengths)
@@ -188,21 +188,28 @@ def write_averages(run: Path, lengths: Sequence[float], images: int | None = Non
         raise InputError(f"--images {images}: there is no such snapshot; the nearest are {nearest}")
     folder = run / AVERAGES_FOLDER if folder is None else folder
     files = [folder / name_of(length) for length in lengths]
-    taken = next((path for path in files if path.exists()), None)
-    if taken is not None:
-        raise InputError(f"{taken} is there already; nothing is overwritten, give another --output")
     snapshots = read_snapshots({seen: path for seen, path in paths.items() if images is None or seen <= images})
     fits = [fit_length(snapshots, length) for length in lengths]
     last = snapshots[-1]
     print(f"{len(snapshots)} snapshots, up to {last['images_seen']:,} images seen, of the lengths {last['lengths']}")
     header = {name: value for name, value in last.items() if name not in ("lengths", "averages")}
-    for length, fitted, path in zip(lengths, fits, files, strict=True):
-        # `validate` and `predict` accept this checkpoint; a training cannot resume from it.
-        made = {"length": length, "residual": fitted.residual, "snapshots": len(snapshots)}
-        checkpoint = {**header, "state_dict": average(snapshots, fitted.weights), AVERAGE_KEY: made}
-        WholeCheckpointIO().save_checkpoint(checkpoint, path)
-        print(f"{path}: error of the profile {fitted.residual:.2g}")
-    print(f"Written: {len(files)} average(s), into {folder}")
+    made = {
+        path: {"length": length, "residual": fitted.residual, "snapshots": len(snapshots)}
+        for length, fitted, path in zip(lengths, fits, files, strict=True)
+    }
+    # A command that was interrupted goes on with the files that are missing.
+    there = [path for path in files if path.exists()]
+    for path in there:
+        found = read_checkpoint_file(path, mmap=True)
+        if found.get(AVERAGE_KEY) != made[path] or found.get("images_seen") != last["images_seen"]:
+            raise InputError(f"{path} is another average; nothing is overwritten, give another --output")
+    for path, fitted in zip(files, fits, strict=True):
+        if path not in there:
+            # `validate` and `predict` accept this checkpoint; a training cannot resume from it.
+            checkpoint = {**header, "state_dict": average(snapshots, fitted.weights), AVERAGE_KEY: made[path]}
+            WholeCheckpointIO().save_checkpoint(checkpoint, path)
+        print(f"{path}: error of the profile {fitted.residual:.2g}{', is there already' if path in there else ''}")
+    print(f"Written: {len(files) - len(there)} average(s), into {folder}")
 
 
 def name_of(length: float) -> str:

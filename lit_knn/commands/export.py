@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
+import torch
 from torch import nn
 
 from lit_knn.commands.model_card import collect, model_card
@@ -14,7 +15,7 @@ from lit_knn.common.checkpoint_file import read_checkpoint_file
 from lit_knn.common.errors import InputError, prefixed
 from lit_knn.common.files import written_whole
 from lit_knn.sampling import GenerativeModel
-from lit_knn.sampling.loading import FORMAT, VERSION, WEIGHTS_NAME, find_file, load, write_exported
+from lit_knn.sampling.loading import FORMAT, VERSION, WEIGHTS_NAME, find_file, load, read_exported, write_exported
 
 CONFIG_NAME, CARD_NAME = "config.json", "README.md"
 
@@ -26,19 +27,18 @@ def export(
 
     Args:
         source: the folder of a training run, or a checkpoint. The averaged weights are written.
-        folder: where the three files go; it is made if needed. No file is overwritten.
+        folder: where the three files go; it is made if needed. No file is overwritten; files of an export that was
+            interrupted are kept if they are the same.
         net: the raw network, if it is not from `lit_knn.nets`. Users must also have it to load the folder.
 
     Returns:
         The model.
 
     Raises:
-        InputError: `source` is missing, damaged or of another kind; a file is there already, or cannot be written.
+        InputError: `source` is missing, damaged or of another kind; another file is there already, or a file cannot
+            be written.
     """
     source, folder = Path(source), Path(folder)
-    for name in (WEIGHTS_NAME, CONFIG_NAME, CARD_NAME):
-        if (folder / name).exists():
-            raise InputError(f"export: {folder / name} is there already; nothing is overwritten, use another folder")
     file = find_file(source)
     if file.suffix != ".ckpt":
         raise InputError(f"export: {source} must be the folder of a training run or a checkpoint (.ckpt)")
@@ -49,12 +49,31 @@ def export(
     config = {"library_name": "lit_knn", "format": FORMAT, "format_version": VERSION, "model": model.description()}
     config_text = json.dumps({**config, "training": asdict(facts)}, indent=2) + "\n"
     card = model_card(folder.resolve().name, model, facts)
+    texts = {CONFIG_NAME: config_text, CARD_NAME: card}
+    for name in (WEIGHTS_NAME, *texts):
+        if (path := folder / name).exists() and not _holds(path, model, texts.get(name)):
+            raise InputError(f"export: {path} is there already; nothing is overwritten, use another folder")
     # The largest file comes first: if the disk is full, nothing is left behind.
-    write_exported(folder / WEIGHTS_NAME, model)
-    for name, text in ((CONFIG_NAME, config_text), (CARD_NAME, card)):
-        with written_whole(folder / name) as partial:
-            partial.write_text(text, encoding="utf-8")
+    if not (folder / WEIGHTS_NAME).exists():
+        write_exported(folder / WEIGHTS_NAME, model)
+    for name, text in texts.items():
+        if not (folder / name).exists():
+            with written_whole(folder / name) as partial:
+                partial.write_text(text, encoding="utf-8")
     return model
+
+
+def _holds(path: Path, model: GenerativeModel, text: str | None) -> bool:
+    """Tell whether an exported file holds this text, or for None the weights and the description of the model."""
+    if text is not None:
+        return path.read_bytes() == text.encode()
+    try:
+        description, weights = read_exported(path)
+    except InputError:
+        return False
+    own = model.net.state_dict()
+    same = description == json.loads(json.dumps(model.description())) and weights.keys() == own.keys()
+    return same and all(torch.equal(value, own[name]) for name, value in weights.items())
 
 
 def main(args: Sequence[str] | None = None) -> None:

@@ -258,9 +258,11 @@ def trainings(folders: Sequence[str]) -> list[str]:
 def main(args: Sequence[str] | None = None) -> None:
     """Print the report of the runs on the command line, and write it with its pictures.
 
+    A report that was written before is printed, too. If it says the same, missing pictures are drawn.
+
     Raises:
-        InputError: a file of the report is there already without `--overwrite`, or the folder of a run lacks a file or
-            has a damaged one.
+        InputError: another report is there already without `--overwrite`, or the folder of a run lacks a file or has a
+            damaged one.
     """
     parser = argparse.ArgumentParser(
         prog="lit-knn report",
@@ -281,18 +283,25 @@ def main(args: Sequence[str] | None = None) -> None:
         pictures[f"{options.output}_figure4"] = figure4
     page = Path(f"{options.output}.md")
     written = [page, *(Path(f"{stem}.{suffix}") for stem in pictures for suffix in ("png", "pdf"))]
-    check_output(options.output, written, options.overwrite)
+    check_output(options.output, written)
     if options.baseline:
         baseline = read_run(options.baseline)
     else:
         baseline = next((run for run in runs if run.curve.estimator == "OneSample"), runs[0])
     text = markdown(runs, baseline)
     print(text)
-    with written_whole(page) as partial:
-        partial.write_text(text, encoding="utf-8")
+    there = [path for path in written if path.exists() and not options.overwrite]
+    # The page is written first, so files of a report that was interrupted have its page beside them.
+    if there and not (page in there and page.read_text(encoding="utf-8") == text):
+        raise InputError(f"report: {there[0]} is of another report, and stays; give another --output or --overwrite")
+    missing = [path for path in written if path not in there]
+    if page in missing:
+        with written_whole(page) as partial:
+            partial.write_text(text, encoding="utf-8")
     for stem, draw in pictures.items():
-        save_figure(draw(curves), stem)
-    print(f"Written: {', '.join(map(str, written))}")
+        if {Path(f"{stem}.png"), Path(f"{stem}.pdf")} & set(missing):
+            save_figure(draw(curves), stem)
+    print(f"Written: {', '.join(map(str, missing)) or 'nothing, because the files of this report are there already'}")
 
 
 def is_ablation(curves: Sequence[TrainingCurve]) -> bool:
@@ -301,12 +310,10 @@ def is_ablation(curves: Sequence[TrainingCurve]) -> bool:
     return any(len({(run.k, run.n) for run in varied(measured, option)}) > 1 for option in ("k", "n"))
 
 
-def check_output(output: str, written: Sequence[Path], overwrite: bool) -> None:
-    """Raise InputError if a file of the report cannot be written, or exists already without `--overwrite`."""
+def check_output(output: str, written: Sequence[Path]) -> None:
+    """Raise InputError if a file of the report cannot be written."""
     if not Path(output).name:
         raise InputError(f"report: --output {output!r} is no name of a file")
     for path in written:
         if path.is_dir():
             raise InputError(f"report: --output {output}: {path} is a folder; give another path")
-        if path.exists() and not overwrite:
-            raise InputError(f"report: --output {output}: {path} is there already; give another path or --overwrite")

@@ -3,6 +3,7 @@
 import os
 import re
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +28,8 @@ def read_checkpoint_file(path: str | os.PathLike[str], mmap: bool = False) -> di
         mmap: leave the tensors on the disk until they are used.
 
     Raises:
-        InputError: the file is missing, cannot be read, is damaged, is another kind of file, needs code to be read, or
-            holds no dict.
+        InputError: the file is missing, cannot be read, is damaged, is another kind of file, needs code to be read,
+            holds no dict, or has a tensor that repeats its values (a small file could then fill the memory).
     """
     path = Path(path)
     _check_zip(path)
@@ -41,7 +42,19 @@ def read_checkpoint_file(path: str | os.PathLike[str], mmap: bool = False) -> di
         raise InputError(f"{path} {problem}") from error
     if not isinstance(content, dict):
         raise InputError(f"{path} is no checkpoint: it holds {type(content).__name__}, not a dict")
+    if any(value.numel() * value.itemsize > value.untyped_storage().nbytes() for value in _tensors(content)):
+        raise InputError(f"{path} is no checkpoint: it has a tensor that is larger than its values in the file")
     return content
+
+
+def _tensors(content: Any) -> Iterator[torch.Tensor]:
+    """Yield the dense tensors in nested dicts, lists and tuples."""
+    if isinstance(content, torch.Tensor):
+        if content.layout == torch.strided:
+            yield content
+    elif isinstance(content, dict | list | tuple):
+        for value in content.values() if isinstance(content, dict) else content:
+            yield from _tensors(value)
 
 
 def _check_zip(path: Path) -> None:

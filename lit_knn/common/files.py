@@ -7,6 +7,18 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from lit_knn.common.errors import InputError, first_line
+
+
+def make_folder(folder: Path) -> None:
+    """Make a folder before long work fills it; raise InputError if it cannot be made or written to."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"the folder {folder} cannot be made: {first_line(error)}") from error
+    if not os.access(folder, os.W_OK):
+        raise InputError(f"nothing can be written into the folder {folder}")
+
 
 @contextmanager
 def written_whole(path: str | os.PathLike[str], flush: bool = True) -> Iterator[Path]:

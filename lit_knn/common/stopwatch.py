@@ -3,6 +3,7 @@
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 
@@ -17,6 +18,10 @@ class Stopwatch:
         self._cuda = device.type == "cuda"
         self._seconds = 0.0
         self._events: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Stopwatch":
+        """Return a stopwatch that has measured nothing, because CUDA's events cannot be copied."""
+        return Stopwatch(torch.device("cuda" if self._cuda else "cpu"))
 
     @contextmanager
     def measure(self) -> Iterator[None]:

@@ -12,6 +12,8 @@ from lit_knn.common.errors import InputError, printable
 from lit_knn.data.files import Files, check_memory, is_hidden, opened, reading
 
 LABEL_FILE = "dataset.json"
+# An entry of it has the name of a file, which may be some 4,000 characters long, and a number.
+MAX_LABEL_BYTES = 2**13
 
 
 def read_image_files(
@@ -145,7 +147,10 @@ def _listed_labels(files: Files) -> np.ndarray | None:
         return None
     where, label_of = f"{files.path}: {LABEL_FILE}", {}
     with reading(where, advice='; it must be {"labels": [[file name, integer], ...]}'):
-        listed = json.loads(files.read(LABEL_FILE))["labels"]
+        content = files.read(LABEL_FILE)
+        if len(content) > MAX_LABEL_BYTES * (len(files.images) + 1):  # Parsing it could take minutes and much memory.
+            raise InputError(f"{where} has {len(content):,} bytes, too many for {len(files.images):,} labels")
+        listed = json.loads(content)["labels"]
         for entry in [] if listed is None else listed:
             match entry:
                 # In Python, True is an integer.

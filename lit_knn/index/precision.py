@@ -106,3 +106,11 @@ def _set_backends(*values: str) -> Callable[[], object]:
     for backend, value in zip(backends, values, strict=True):
         backend.fp32_precision = value
     return lambda: _set_backends(*before)
+
+
+def whole_tiles(rows: int) -> int:
+    """Return the next smaller multiple of 64 rows, or all rows below 64, at least 1.
+
+    Products of other numbers of rows leave a GPU's fast kernels.
+    """
+    return rows // 64 * 64 or max(rows, 1)

@@ -11,7 +11,7 @@ from lit_knn.common.progress import with_progress
 from lit_knn.index.base import Index, Vectors
 from lit_knn.index.faiss_index import FaissIndex
 from lit_knn.index.pca import principal_components, project_images, sample_size
-from lit_knn.index.precision import check_compute, compute_dtype, matmul_float32, stored
+from lit_knn.index.precision import check_compute, compute_dtype, matmul_float32, stored, whole_tiles
 
 # Approximate bytes, on a CPU, of the float32 scores of one chunk, and also of the vectors that are converted at a time.
 # The operating system would allocate larger arrays anew at each use, which is slow.
@@ -79,7 +79,7 @@ class TorchIndex(Index):
         if self._values is None:
             raise InputError(f"{type(self).__name__}: search before build")
         # A chunk has at least k rows, so that merging costs little compared to the scores.
-        rows = max(_score_bytes(u) // (4 * max(len(u), 1)), k)
+        rows = max(whole_tiles(_score_bytes(u) // (4 * max(len(u), 1))), k)
         best, ids = _k_smallest(self._scores(u.to(self._dtype), self._values.split(rows)), k)
         sq_norms = u.square().sum(1, keepdim=True)
         return torch.add(sq_norms, best, alpha=2), ids, sq_norms
@@ -87,7 +87,7 @@ class TorchIndex(Index):
     def _scores(self, u: Tensor, chunks: Iterable[Tensor]) -> Iterator[tuple[int, Tensor]]:
         """Yield the first row of each chunk and (‖u − v‖² − ‖u‖²)/2 of its values v, (B, c) float32."""
         # Few values are converted at a time, because a whole converted chunk would be larger than its scores.
-        few, start = max(_score_bytes(u) // (u.itemsize * u.shape[1]), 1), 0
+        few, start = whole_tiles(_score_bytes(u) // (u.itemsize * u.shape[1])), 0
         for chunk in chunks:
             pieces = chunk.split(few) if chunk.dtype != u.dtype else [chunk]
             products = [matmul_float32(u, piece.to(u.dtype).T) for piece in pieces]

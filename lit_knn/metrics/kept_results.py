@@ -13,7 +13,7 @@ from torch import Tensor
 
 from lit_knn.common.distributed import on_first_rank
 from lit_knn.common.errors import InputError
-from lit_knn.common.files import written_whole
+from lit_knn.common.files import make_folder, written_whole
 from lit_knn.common.settings import fingerprint
 from lit_knn.common.tables import ResultsTable, Row
 
@@ -36,7 +36,7 @@ class KeptResults:
         rows: all results in the file.
 
     Raises:
-        InputError: the folder cannot be made, or the file cannot be read.
+        InputError: the folder cannot be made or written to, or the file cannot be read.
     """
 
     def __init__(
@@ -48,10 +48,7 @@ class KeptResults:
         self.rows: list[Row] = on_first_rank(self._open)
 
     def _open(self) -> list[Row]:
-        try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise InputError(f"folder={self.path.parent} cannot be made: {error.strerror}") from error
+        make_folder(self.path.parent)
         return self._table.load()
 
     def refuse_other_settings(self) -> None:

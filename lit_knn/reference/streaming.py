@@ -5,6 +5,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from lit_knn.index.precision import whole_tiles
 from lit_knn.reference.reference_set import ReferenceSet
 from lit_knn.theory.posterior import cross_sq_dist, direct_sq_dist
 from lit_knn.theory.warp import Warp
@@ -46,7 +47,7 @@ def stream_sq_dist(
     """
     if warp is None:
         flat = z.flatten(1).double()
-        rows = max(work_bytes(z.device) // (8 * (reference.d + len(z))), 1)
+        rows = whole_tiles(work_bytes(z.device) // (8 * (reference.d + len(z))))
     else:
         rows = max(work_bytes(z.device) // (8 * reference.d * max(len(z), 1)), 1)
     for start, x in reference.chunks(rows):

@@ -1,6 +1,5 @@
 """Writes and reads the checkpoints of a training: whole files, checked before they are used."""
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -84,16 +83,6 @@ def read_training(path: str | Path, to_resume: bool = False) -> dict[str, Any]:
         if not value.isfinite().all():
             raise InputError(f"{path} has weights that are not finite: {name}")
     return checkpoint
-
-
-def make_folder(folder: Path) -> None:
-    """Make a folder of checkpoints; raise InputError if it cannot be made or written to."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError(f"{folder}: no folder of checkpoints can be made: {first_line(error)}") from error
-    if not os.access(folder, os.W_OK):
-        raise InputError(f"{folder}: checkpoints cannot be written there")
 
 
 def is_end_of_training(trainer: pl.Trainer) -> bool:

@@ -245,35 +245,41 @@ def expanded(path: str | os.PathLike[str]) -> Path:
     return Path(os.path.expanduser(os.path.expandvars(path)))
 
 
-def choose_folder(trainer: Mapping[str, Any], model: Mapping[str, Any], resumed_from: str | None = None) -> RunFolder:
+def choose_folder(
+    trainer: Mapping[str, Any], model: Mapping[str, Any], command: str = "fit", checkpoint: str | None = None
+) -> RunFolder:
     """Choose the folder of a run, and make it.
 
     VERSION is that of a TensorBoard or CSV logger, if it is given. A fit that resumes from the `last.ckpt` of a run of
-    this name, with the same model and estimator, goes on in the folder of that run. Any other run gets a new folder:
-    the class of its estimator with a number, such as `one_sample_0`. Only the first process makes it; the trainer tells
-    the others which one.
+    this name, with the same model and estimator, goes on in the folder of that run. A `predict` with a checkpoint of a
+    run of this name gets a folder `predict_N` in that run's folder. Any other run gets a new folder: the class of its
+    estimator with a number, such as `one_sample_0`. Only the first process makes it; the trainer tells the others
+    which one.
 
     Args:
         trainer: the options of the trainer, with `logger` and `default_root_dir`.
         model: class path and arguments of the model.
-        resumed_from: the checkpoint that a fit resumes from, or None.
+        command: the command that runs.
+        checkpoint: the checkpoint that it starts from, or None.
 
     Raises:
         InputError: the logger's version is not the name of a folder.
     """
-    parent, version = folder_of_name(trainer), None
+    parent, version, stem = folder_of_name(trainer), None, version_stem(model)
     given = [v for options in _loggers(trainer, FILE_LOGGERS) if (v := options.get("version")) is not None]
     if given:
         version = given[0] if isinstance(given[0], str) else f"version_{given[0]}"
         if version in ("", "..") or Path(version).name != version:
             raise InputError(f"trainer.logger.version must be the name of a folder, got {version!r:.80}")
-    elif resumed_from is not None:
-        run = RunFolder(Path(resumed_from).parent.parent)
+    elif checkpoint is not None and command in ("fit", "predict"):
+        run = RunFolder(Path(checkpoint).parent.parent)
         here = (run.path / CONFIG_NAME).is_file() and run.path.resolve().parent == parent.resolve()
-        if here and Path(resumed_from) == run.path / CHECKPOINTS / LAST_NAME and run.trained(model):
+        if here and command == "predict":
+            parent, stem = parent / run.path.resolve().name, command
+        elif here and Path(checkpoint) == run.path / CHECKPOINTS / LAST_NAME and run.trained(model):
             version = run.path.resolve().name
     while True:
-        folder = parent / (version or next_version(parent, version_stem(model)))
+        folder = parent / (version or next_version(parent, stem))
         if not is_first_process():
             return RunFolder(folder)
         made = tuple(path for path in (folder, *folder.parents) if not path.exists())

@@ -1,5 +1,6 @@
 """Consistency models: one network evaluation maps noise to an image."""
 
+import math
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -62,6 +63,9 @@ class ConsistencyModel(GenerativeModel):
             "num_steps": self.num_steps,
             "sampling_class": self.sampling_class,
         }
+
+    def times_range(self) -> tuple[float, float]:
+        return self.network.sigma_min, math.inf
 
     @property
     def net(self) -> nn.Module:

@@ -129,9 +129,8 @@ def build(
 ) -> GenerativeModel:
     """Make the model that `GenerativeModel.description` describes, with the raw network's weights; see `load`."""
     for name, value in weights.items():
-        # A small file can hold a huge tensor that repeats one number.
-        whole = value.layout == torch.strided and value.numel() * value.itemsize <= value.untyped_storage().nbytes()
-        if not whole or value.is_complex() or (value.is_floating_point() and value.dtype not in FLOATS):
+        known = value.dtype in FLOATS or not (value.is_floating_point() or value.is_complex())
+        if not known or value.layout != torch.strided:
             raise InputError(f"{name!r:.80} is not an ordinary tensor of weights")
         if value.is_floating_point() and not value.isfinite().all():
             raise InputError(f"{name!r:.80} holds a weight that is not finite")
@@ -178,9 +177,10 @@ def find_file(path: str | os.PathLike[str]) -> Path:
 
 
 def _read(file: Path) -> Parts:
-    readers = {".ckpt": _read_checkpoint, ".safetensors": _read_exported, ".pkl": _read_published}
+    readers = {".ckpt": _read_checkpoint, ".safetensors": read_exported, ".pkl": _read_published}
     if file.suffix not in readers:
-        raise InputError(f"{file}: a network file must be one of {', '.join(readers)}")
+        found = "" if file.exists() else "no such file, and "
+        raise InputError(f"{file}: {found}a network file must be one of {', '.join(readers)}")
     if not file.is_file():  # Opening a pipe would wait for somebody to write to it.
         raise InputError(f"{file}: {'a pipe, a socket or a device' if file.exists() else 'no such file'}")
     return readers[file.suffix](file)
@@ -206,7 +206,8 @@ def prefix_of(module: nn.Module, net: nn.Module) -> str:
     return next(name for name, part in module.named_modules() if part is net) + "."
 
 
-def _read_exported(file: Path) -> Parts:
+def read_exported(file: Path) -> Parts:
+    """Read a file of `write_exported`: the description and the weights. Raises InputError if it is another kind."""
     from safetensors import SafetensorError, safe_open
 
     try:

@@ -94,9 +94,29 @@ class GenerativeModel(nn.Module):
         """The device of the weights, on which the images are made."""
         return next(self.parameters()).device
 
-    def forward(self, z: Tensor, t: Tensor, class_label: Tensor | None = None) -> Tensor:
-        """Evaluate the preconditioned network at z (B, *shape) and t (B,); returns (B, *shape)."""
-        return self.network(z, t, class_label)
+    def forward(self, z: Tensor, t: Tensor | float, class_label: Tensor | None = None) -> Tensor:
+        """Evaluate the preconditioned network at z (B, *shape) and its time t, (B,) or a number; returns (B, *shape).
+
+        Raises:
+            InputError: z has another shape than the images, or t is outside the times of the model.
+        """
+        return self.network(z, self.checked(z, t, *self.times_range()), class_label)
+
+    def times_range(self) -> tuple[float, float]:
+        """Return the bounds of the times t that `forward` takes; a bound of 0 or infinity is excluded."""
+        return 0.0, math.inf
+
+    def checked(self, z: Tensor, t: Tensor | float, low: float = 0.0, high: float = math.inf) -> Tensor:
+        """Return the times as (B,) float64, on the device of `z`; raise InputError as `forward`."""
+        if z.shape[1:] != self.image_shape or not z.is_floating_point():
+            raise InputError(f"z must be float (B, {', '.join(map(str, self.image_shape))}), got {tuple(z.shape)}")
+        t = torch.as_tensor(t, dtype=torch.float64, device=z.device)
+        if t.shape not in ((), (len(z),)):
+            raise InputError(f"the noise level must be a number or one for each of {len(z)} z, got {tuple(t.shape)}")
+        inside = (t > 0) & (t >= low) & (t <= high) & t.isfinite()
+        if not inside.all():
+            raise InputError(f"the noise level must be above 0, from {low:g} to {high:g}, got {t[~inside][0].item():g}")
+        return t.expand(len(z))
 
     @torch.no_grad()
     def sample(
@@ -165,8 +185,11 @@ class DenoisingModel(GenerativeModel):
         """The network as D(z, σ, class_label=None)."""
 
     def posterior_mean(self, z: Tensor, sigma: Tensor | float, class_label: Tensor | None = None) -> Tensor:
-        """Return the denoised E[x | x + σε = z] for z (B, *shape) at sigma, (B,) or a number: (B, *shape), float32."""
-        return self.denoiser(z, torch.as_tensor(sigma, dtype=torch.float64, device=z.device), class_label)
+        """Return the denoised E[x | x + σε = z] for z (B, *shape) at sigma, (B,) or a number: (B, *shape), float32.
+
+        Raises InputError if z has another shape than the images, or sigma is not positive and finite.
+        """
+        return self.denoiser(z, self.checked(z, sigma), class_label)
 
     def guided_network(self, class_label: Tensor | None, guidance: float) -> Denoiser:
         """Return the preconditioned network as a function of (z, t), with classes (B,) or None, and guidance."""

@@ -93,7 +93,7 @@ def test_everything_promised_is_logged():
 def test_predict_writes_samples_of_the_averaged_weights(capsys):
     checkpoint = str(run_folder() / "checkpoints" / "last.ckpt")
     main(["predict", "-c", DEMO, *TINY, "--ckpt_path", checkpoint, "--data.predict_samples", "70"])
-    folder = run_folder(1) / "predictions"
+    folder = run_folder() / "predict_0" / "predictions"
     names = sorted(path.name for path in folder.iterdir())
     assert names == [*(f"{seed:06d}.png" for seed in range(70)), "grid.png"]
 

@@ -183,7 +183,7 @@ def test_nothing_is_overwritten_unasked(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     run = leave_run(tmp_path / "a", "STF", 1.0)
     (tmp_path / "mine.png").write_text("precious")
-    assert "mine.png is there already; give another path or --overwrite" in refusal(capsys, run, "--output", "mine")
+    assert "mine.png is of another report, and stays" in refusal(capsys, run, "--output", "mine")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "mine.png"]
     (tmp_path / "ours.pdf").mkdir()
     line = refusal(capsys, run, "--output", "ours", "--overwrite")

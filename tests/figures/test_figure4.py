@@ -79,8 +79,8 @@ def test_the_report_draws_it_if_k_or_n_differ(runs, tmp_path, monkeypatch, capsy
     main(["report", *runs[:2], "--output", "two"])
     assert not list(tmp_path.glob("two_figure4*"))
     with pytest.raises(SystemExit):
-        main(["report", *runs, "--output", "out"])
-    assert "out.md is there already" in capsys.readouterr().err
+        main(["report", *runs[1:], "--output", "out"])
+    assert "out.md is of another report" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("values", [(0.064, 0.074), (0.5, 1.2), (0.3, 700.0)])

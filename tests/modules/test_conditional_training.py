@@ -220,10 +220,10 @@ def test_fit_and_predict_a_class(name, tmp_path, monkeypatch):
     checkpoint = folder / "knn_0" / "checkpoints" / "last.ckpt"
     assert list((folder / "knn_0" / "samples").glob("*.png"))
     written = []
-    for number, more in enumerate((["--model.sampling_class", "3"], []), start=1):
+    for number, more in enumerate((["--model.sampling_class", "3"], [])):
         options = ["--ckpt_path", str(checkpoint), "--data.predict_samples", "24", *more]
         main(["predict", "-c", CONFIGS[name], *TINY, "--sample_writer.format", "npz", *options])
-        with np.load(folder / f"knn_{number}" / "predictions" / "samples.npz") as file:
+        with np.load(folder / "knn_0" / f"predict_{number}" / "predictions" / "samples.npz") as file:
             written.append(file["images"].astype(int))
             labels = file["labels"]
     three, drawn = written

@@ -123,7 +123,7 @@ def test_average_writes_checkpoints_that_all_commands_take(run, capsys):
     config = ["-c", str(run / "config.yaml")]
     main(["validate", *config, "--ckpt_path", str(files[0])])
     main(["predict", *config, "--ckpt_path", str(files[0]), "--data.predict_samples", "2"])
-    assert len(list(Path("runs/table2_digits/knn_2/predictions").glob("0*.png"))) == 2
+    assert len(list((run / "predict_0" / "predictions").glob("0*.png"))) == 2
     (row,) = read_rows(Path("runs/table2_digits/knn_1/fidelity.csv"))
     assert (row["step"], row["images_seen"]) == ("24", "768")
     main(["best", "--run", str(run), "--checkpoints", str(run / "averages")])
@@ -137,7 +137,14 @@ def test_average_writes_checkpoints_that_all_commands_take(run, capsys):
     assert refusal_of(["fit", *config, "--ckpt_path", str(files[0])], capsys).endswith(
         "ema=0.070.ckpt cannot be resumed from: it is an average that was made after a training"
     )
-    assert "is there already; nothing is overwritten" in refusal_of(["average", str(run), "--ema", "0.07"], capsys)
+    # An interrupted command goes on: the files that are there stay.
+    times = {path: path.stat().st_mtime_ns for path in files[:2]}
+    files[2].unlink()
+    main(["average", str(run), "--ema", "0.07", "0.1", "0.1234"])
+    assert "Written: 1 average(s)" in capsys.readouterr().out
+    assert {path: path.stat().st_mtime_ns for path in files[:2]} == times
+    line = refusal_of(["average", str(run), "--ema", "0.07", "--images", "512"], capsys)
+    assert "is another average; nothing is overwritten" in line
 
 
 def snapshots(*folders):

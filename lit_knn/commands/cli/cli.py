@@ -41,6 +41,7 @@ from lit_knn.runs.folder import (
     RunFolder,
     choose_folder,
     expanded,
+    folder_of_name,
     is_first_process,
     newest_checkpoint,
 )
@@ -84,12 +85,15 @@ class CLI(LightningCLI):
 
     _checkpoint: dict[str, Any] | None = None
     _run: RunFolder | None = None
+    _version = ""
 
     def __init__(self, *args: Any, called: str | None = None, **kwargs: Any) -> None:
         self._called = called
         try:
             super().__init__(*args, **kwargs)
-        except Exception:
+        except Exception as error:
+            if self._run is not None and isinstance(error, OSError) and error.filename is None:
+                error.filename = str(self._run.path)  # A failed write names no file, for instance on a full disk.
             if self._run is not None and is_first_process():
                 self._run.remove_unused()  # A command that is refused before its first step leaves no folder.
             raise
@@ -232,10 +236,10 @@ class CLI(LightningCLI):
             callbacks = [*callbacks, StepProgressBar()]
         _refuse_doubled(callbacks)
         # Lightning's own logging of hyperparameters knows neither estimator nor net; `SaveConfig` logs all options.
-        kwargs = {"enable_autolog_hparams": False, **kwargs}
+        kwargs = {"enable_autolog_hparams": False, **_validated_at_the_end(options), **kwargs}
         if self._run is not None and options["logger"] in (None, True):  # Lightning's default, in the run's folder
-            folder = self._run.path
-            kwargs = {"logger": TensorBoardLogger(folder.parents[1], DEFAULT_NAME, folder.name), **kwargs}
+            root = expanded(options["default_root_dir"] or ".")
+            kwargs = {"logger": TensorBoardLogger(root, DEFAULT_NAME, self._version), **kwargs}
         try:
             trainer = super().instantiate_trainer(**{"callbacks": callbacks, **kwargs})
         except (ValueError, RuntimeError, TypeError, ImportError) as error:  # The options do not fit together.
@@ -248,8 +252,9 @@ class CLI(LightningCLI):
     def _place(self) -> None:
         """Set the run's folder, and pass the run's name to the loggers that write into it."""
         options = as_dict(self.config)[self.subcommand]
-        start = options["ckpt_path"] if self.subcommand == "fit" else None
-        self._run = choose_folder(options["trainer"], options["model"], start)
+        command, checkpoint = str(self.subcommand), options["ckpt_path"]
+        self._run = choose_folder(options["trainer"], options["model"], command, checkpoint)
+        self._version = str(self._run.path.relative_to(folder_of_name(options["trainer"])))
         if self.subcommand == "fit" and is_first_process():
             self._run.lock()
         for kind in FILE_LOGGERS:
@@ -257,10 +262,17 @@ class CLI(LightningCLI):
 
     def _make_logger(self, kind: type, *args: Any, version: Any = None, **options: Any) -> Any:
         """Make a TensorBoard or CSV logger; its default version is the version of the run."""
-        assert self._run is not None
         if options.get("save_dir"):
             options["save_dir"] = str(expanded(options["save_dir"]))
-        return construct(kind, *args, version=self._run.path.name if version is None else version, **options)
+        return construct(kind, *args, version=self._version if version is None else version, **options)
+
+
+def _validated_at_the_end(options: Any) -> dict[str, int]:
+    """Return another `val_check_interval` for a run that would end before its first validation."""
+    steps, every = options["max_steps"], options["val_check_interval"]
+    batches = steps * (options["accumulate_grad_batches"] or 1)
+    counts = type(every) is int and options["check_val_every_n_epoch"] is None
+    return {"val_check_interval": batches} if counts and 0 < batches < every else {}
 
 
 def make_cli(args: Sequence[str] | None = None, run: bool = True) -> CLI:
