@@ -57,6 +57,7 @@ def test_the_snippets_of_a_page_run_in_their_order(files):
         assert names[page]["mu"].shape == (16, 3, 8, 8)
         assert names[page]["score"].isfinite().all()
     assert names["docs/library.md"]["fid"] > 0
+    assert all(names["docs/library.md"][name].isfinite().all() for name in ("epsilon", "velocity"))
     assert {row["estimator"] for row in names["docs/library.md"]["rows"]} == {"KNN", "STF"}
     tour = names["docs/tour.md"]
     assert tour["images"].shape == names["docs/hand_over.md"]["images"].shape == (16, 1, 8, 8)
