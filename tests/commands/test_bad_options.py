@@ -33,7 +33,9 @@ OPTIONS = [
     ("--model.estimator mine.Nope", "--model.estimator: No module named 'mine'"),
     ("--model.net.chanels 8", "--model.net: Option 'chanels' is not accepted; did you mean channels?"),
     ("--model.estimator sft.yaml", "--model.estimator sft.yaml: no such file; did you mean estimators/stf.yaml?"),
-    ("--model.estimator stf", "--model.estimator: Expected a dot import path string: stf"),
+    ("--model.estimator stf", "--model.estimator: stf is neither a class nor a file; did you mean STF?"),
+    ("--max_steps 10", "unrecognized arguments: --max_steps 10; did you mean --trainer.max_steps?"),
+    ("--lr 0.1", "did you mean --model.lr or --data.lr?"),
     ("-c nowhere.yaml", "--config nowhere.yaml: no such file"),
 ]  # fmt: skip
 
@@ -66,6 +68,28 @@ def test_control_characters_of_a_file_name_do_not_reach_the_terminal(tmp_path, m
     monkeypatch.chdir(tmp_path)
     line = refusal_of(["fit", "-c", "a\x1b[31m\nb\u202e.yaml"], capsys)
     assert line == r"error: --config a\x1b[31m\nb\u202e.yaml: no such file"
+
+
+def test_a_part_has_the_same_name_in_a_file_as_on_the_command_line(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    Path("own.yaml").write_text("model: {init_args: {estimator: estimators/stf.yaml}}\n")
+    with pytest.raises(SystemExit):
+        main(["fit", "-c", DEMO, *TINY, "-c", "own.yaml", "--print_config"])
+    in_file = capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        main(["fit", "-c", DEMO, *TINY, "--model.estimator", "estimators/stf.yaml", "--print_config"])
+    assert "lit_knn.estimators.STF" in in_file
+    assert in_file == capsys.readouterr().out
+
+
+def test_a_driver_without_a_usable_gpu_is_told(tmp_path, monkeypatch):
+    # This machine stands for one whose driver is too old for PyTorch.
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("lit_knn.commands.cli.trainer_options.NVIDIA_DRIVER", tmp_path)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    options = [*TINY, "--trainer.accelerator", "auto", "--trainer.logger", "false"]
+    with pytest.warns(UserWarning, match="has an NVIDIA driver, but PyTorch .* finds no GPU"):
+        make_cli(["-c", DEMO, *options], run=False)
 
 
 def test_an_empty_mapping_that_is_an_option_is_allowed(tmp_path, monkeypatch, capsys):

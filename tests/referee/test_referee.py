@@ -377,7 +377,7 @@ def test_the_command_adds_and_replaces_rows(tmp_path, cache, capsys):
         (["--estimator", f"{own}:absent"], "has no class or function absent"),
         (["--estimator", "absent.py:Mine"], "no such file"),
         (["--estimator", f"{own}:zero", "--estimator.k", "3"], "--estimator: Option 'k' is not accepted"),
-        (["--estimator", "NoSuch"], "error: --estimator: Expected a dot import path string: NoSuch"),
+        (["--estimator", "NoSuch"], "error: --estimator: NoSuch is neither a class nor a file"),
         (["--estimator", "no_such.yaml"], "--estimator no_such.yaml: no such file"),
         ([], "--estimator is missing"),
         (["--estimator", "KNN", "--estimator.q", "3"], "error: --estimator: Option 'q' is not accepted"),

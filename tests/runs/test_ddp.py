@@ -119,6 +119,7 @@ def test_torchrun_trains_the_demo(tmp_path):
 
 
 SLURM = {"NTASKS": 2, "NTASKS_PER_NODE": 2, "JOB_NAME": "a", "PROCID": 0, "NODEID": 0, "LOCALID": 0, "JOB_ID": 1}
+SLURM["STEP_ID"] = 0
 LAUNCHERS = {
     "torchrun": {"TORCHELASTIC_RUN_ID": 1, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2, "RANK": 0, "LOCAL_RANK": 0},
     "srun": {f"SLURM_{name}": value for name, value in SLURM.items()},
@@ -137,6 +138,16 @@ def test_processes_that_are_not_those_of_the_trainer_are_refused(launcher, devic
     error = capsys.readouterr().err.strip().splitlines()[-1]
     assert error.startswith(f"error: {launcher} has started 2 processes, but trainer.num_nodes=1 and trainer.devices=")
     assert not list(tmp_path.iterdir())
+
+
+def test_a_batch_script_without_srun_is_refused_instead_of_waiting(monkeypatch, tmp_path, capsys):
+    monkeypatch.chdir(tmp_path)
+    for name, value in LAUNCHERS["srun"].items():
+        monkeypatch.setenv(name, str(value))
+    monkeypatch.delenv("SLURM_STEP_ID")
+    with pytest.raises(SystemExit):
+        main(["fit", "-c", str(ROOT / "configs" / "demo.yaml"), "--trainer.devices", "2"])
+    assert "SLURM_NTASKS=2, but srun has not started this process" in capsys.readouterr().err
 
 
 def test_the_first_process_of_another_machine_says_what_that_machine_lacks(monkeypatch, tmp_path, capsys):

@@ -30,7 +30,13 @@ from lit_knn.commands.cli.option_help import Parser
 from lit_knn.commands.cli.packaged_configs import with_packaged_configs
 from lit_knn.commands.cli.quiet import quiet
 from lit_knn.commands.cli.save_config import SaveConfig
-from lit_knn.commands.cli.trainer_options import check_learning_rate, check_processes, check_trainer_options, explain
+from lit_knn.commands.cli.trainer_options import (
+    check_learning_rate,
+    check_processes,
+    check_trainer_options,
+    explain,
+    warn_of_unused_gpu,
+)
 from lit_knn.commands.trainer import Trainer
 from lit_knn.common.errors import InputError, LostProcessError, NonFiniteLossError, is_lost, one_line, prefixed
 from lit_knn.runs.checkpoints import WholeCheckpointIO, read_training
@@ -245,6 +251,7 @@ class CLI(LightningCLI):
         except (ValueError, RuntimeError, TypeError, ImportError) as error:  # The options do not fit together.
             raise InputError(explain(error, options)) from error
         check_processes(trainer)
+        warn_of_unused_gpu(options)
         if self._run is not None:
             trainer.write_into(self._run.path)  # type: ignore[attr-defined]
         return trainer

@@ -7,7 +7,7 @@ from typing import Any
 import jsonargparse
 import yaml
 
-from lit_knn.commands.cli.packaged_configs import CONFIG_OPTIONS, hint, hint_of_part
+from lit_knn.commands.cli.packaged_configs import CONFIG_OPTIONS, hint, hint_of_part, with_packaged_parts
 from lit_knn.common.errors import InputError
 
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -38,6 +38,8 @@ def load(text: str, path: str | None = None) -> Any:
         raise InputError(f"{path}, line {mark.line + 1}: {error.problem or error.context}") from error
     if path is not None and not isinstance(value, dict):
         raise InputError(f"{path} holds no options: it must have lines like `trainer:`")
+    if path is not None:
+        return with_packaged_parts(value, Path(path).parent)
     return None if value == "None" else value
 
 

@@ -1,7 +1,14 @@
 """Shortens the parser's long error messages to one line."""
 
+import difflib
 import re
+from inspect import signature
+from pathlib import Path
 
+import pytorch_lightning as pl
+
+from lit_knn import data, estimators, modules, nets
+from lit_knn.commands.cli.packaged_configs import hint_of_part
 from lit_knn.common.errors import InputError, causes
 
 # A parser's message has these lines around the actual reason, which has the deepest indentation.
@@ -13,6 +20,9 @@ FRAMES = (
 VAGUE = ("Expected a path but", "Expected a <class 'NoneType'>", "Not a valid subclass of")
 LONGEST_VALUE = 200
 KEY = re.compile(r'Parser key "([\w.+]+)"')
+NO_CLASS = re.compile(r"(?:Expected a dot import path string|Unexpected import path format): (\S+)")
+# An option of a part without the name of the part before it.
+BARE_OPTION = re.compile(r"(?:unrecognized arguments|ambiguous option): --(\w+)\b")
 OWNER = re.compile(r"Problem with given class_path '[\w.]*?(\w+)'")
 
 
@@ -31,6 +41,11 @@ def condense(message: str) -> str:
     reason = "; ".join(reasons)
     if reason.startswith("No module named"):
         reason += "; a file of your own must be in the current folder"
+    if unknown := NO_CLASS.fullmatch(reason):
+        reason = f"{unknown[1]} is neither a class nor a file{_similar(unknown[1])}"
+    if bare := BARE_OPTION.match(reason):
+        owners = ["trainer"] if bare[1] in signature(pl.Trainer).parameters else ["model", "data"]
+        reason += f"; did you mean {' or '.join(f'--{owner}.{bare[1]}' for owner in owners)}?"
     option = ".".join(dict.fromkeys(KEY.findall(message)))
     if option == "trainer.callbacks" and (owners := OWNER.findall(message.partition(reasons[0])[0])):
         reason = f"{owners[-1]}: {reason}"
@@ -39,3 +54,10 @@ def condense(message: str) -> str:
     told = value.startswith(("NestedArg", "Namespace")) or value in reason
     given = "" if told else f" (given: {value[:LONGEST_VALUE]})"
     return (f"--{option}: " if option else "") + reason + given
+
+
+def _similar(name: str) -> str:
+    """Return what to add to the message that a class is unknown: the nearest class or config of lit_knn."""
+    classes = {known.lower(): known for room in (data, estimators, modules, nets) for known in room.__all__}
+    near = difflib.get_close_matches(Path(name).stem.lower(), classes, n=1)
+    return f"; did you mean {classes[near[0]]}?" if near and "/" not in name else hint_of_part(name)

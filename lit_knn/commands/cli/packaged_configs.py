@@ -4,6 +4,7 @@ import difflib
 import re
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 CONFIG_OPTIONS = ("-c", "--config")
 SUFFIX = ".yaml"
@@ -38,6 +39,17 @@ def with_packaged_configs(args: Sequence[str]) -> list[str]:
         else:
             found.append(_path(args[i - 1], arg) if i > 0 and args[i - 1].startswith("-") else arg)
     return found
+
+
+def with_packaged_parts(options: Any, beside: Path) -> Any:
+    """Replace names of the project's configs in the options of a file by their paths; files in `beside` win."""
+    if isinstance(options, dict):
+        return {name: with_packaged_parts(value, beside) for name, value in options.items()}
+    if isinstance(options, list):
+        return [with_packaged_parts(value, beside) for value in options]
+    if isinstance(options, str) and options.endswith(SUFFIX) and not (beside / options).is_file():
+        return _packaged(options)
+    return options
 
 
 def hint(name: str) -> str:

@@ -3,11 +3,13 @@
 import os
 from collections.abc import Mapping
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytorch_lightning as pl
 import torch
 from pytorch_lightning.plugins.environments import LightningEnvironment, SLURMEnvironment
+from pytorch_lightning.utilities import rank_zero_warn
 
 from lit_knn.commands.cli.construction import check_arguments
 from lit_knn.common.errors import InputError
@@ -34,6 +36,7 @@ SHARES = (
 WORK = {"fit": "limit_train_batches", "validate": "limit_val_batches", "predict": "limit_predict_batches"}
 PRECISIONS = ("32-true", "32", "16-mixed", "16", "bf16-mixed", "bf16")
 PROCESSES_PER_CORE = 2
+NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")
 # A plan may be for the processes of another machine.
 MOST_PLANNED = 1024
 
@@ -90,6 +93,11 @@ def check_processes(trainer: pl.Trainer) -> None:
         fits = started == asked and trainer.num_devices == int(os.environ["LOCAL_WORLD_SIZE"])
     elif SLURMEnvironment.detect():
         launcher, started = "srun", int(os.environ["SLURM_NTASKS"])
+        if started > 1 and not {"SLURM_STEP_ID", "SLURM_STEPID"} & os.environ.keys():
+            raise InputError(
+                f"SLURM_NTASKS={started}, but srun has not started this process, and the others would be missing: "
+                "write `srun lit-knn …` into the batch script"
+            )
         fits = started == asked
     else:
         _check_nodes(trainer)
@@ -109,6 +117,15 @@ def _check_nodes(trainer: pl.Trainer) -> None:
         raise InputError(
             f"trainer.num_nodes={trainer.num_nodes} needs a launcher, torchrun or srun, or MASTER_ADDR and NODE_RANK "
             "in the environment of each machine"
+        )
+
+
+def warn_of_unused_gpu(options: Mapping[str, Any]) -> None:
+    """Warn if a run that takes any device is on the CPU, although the machine has an NVIDIA driver."""
+    if options.get("accelerator") in (None, "auto") and NVIDIA_DRIVER.exists() and not torch.cuda.is_available():
+        rank_zero_warn(
+            f"this machine has an NVIDIA driver, but PyTorch {torch.__version__} finds no GPU, so the run is on the "
+            "CPU; the driver may be too old for this PyTorch, see docs/troubleshooting.md"
         )
 
 
