@@ -87,6 +87,7 @@ def test_damaged_images_are_refused_by_name(tmp_path, content):
         (b"{", "dataset.json cannot be read"),
         (b"\xff\xfe\x00", "dataset.json cannot be read"),
         (b"[]", 'it must be {"labels": [[file name, integer], ...]}'),
+        (b" " * 30_000, "30,000 bytes, too many for 2 labels"),
         (b"{}", 'it must be {"labels": [[file name, integer], ...]}'),
         (b'{"labels": {"a.png": 1}}', "[file name, integer from 0], but has 'a.png'"),
         (b'{"labels": [["a.png", 1], "b.png"]}', "but has 'b.png'"),

@@ -1,5 +1,6 @@
 """Every callback works on a GPU, or on its stand-in, and what it measures is what it measures on the CPU."""
 
+import copy
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +10,7 @@ import yaml
 from PIL import Image
 
 import callbacks
+from lit_knn.common.stopwatch import Stopwatch
 from lit_knn.common.tables import read_rows
 from lit_knn.metrics.features import EfficientNetLite0, InceptionV3
 from lit_knn.reference import ReferenceSet
@@ -138,3 +140,12 @@ def test_features_of_networks_are_those_of_the_cpu(random_weights):
         for ours, theirs in zip(found["cuda"], found["cpu"], strict=True):
             assert ours.is_cuda
             torch.testing.assert_close(ours.cpu(), theirs, rtol=1e-2, atol=1e-2 * theirs.abs().max().item())
+
+
+def test_a_stopwatch_in_use_is_copied_empty():
+    # An average of the weights copies the module, and an event of CUDA cannot be copied.
+    watch = Stopwatch(torch.device("cuda"))
+    with watch.measure():
+        torch.ones(2, device="cuda").sum()
+    assert copy.deepcopy(watch).read_and_reset() == 0
+    assert watch.read_and_reset() > 0

@@ -175,6 +175,9 @@ def _streams(sync: Callable[[str], None]) -> dict[str, Any]:
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             self.time: float | None = None
 
+        def __deepcopy__(self, memo: Any) -> Any:
+            raise TypeError("cannot pickle 'Event' object")
+
         def record(self, stream: Any = None) -> None:
             self.time = time.perf_counter()
 

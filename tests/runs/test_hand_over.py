@@ -1,6 +1,7 @@
 """`lit_knn.load` gives the network of any run for sampling in plain PyTorch, and runs nothing of a file."""
 
 import json
+import math
 import subprocess
 import sys
 from functools import partial
@@ -159,6 +160,24 @@ def test_a_loaded_model_is_ready_to_use_and_says_what_it_is(runs):
         assert repr(model) == f"{name}(UNet, 1x8x8 images, {classes}, {count:,} parameters, {steps})"
         assert model.to("cpu").double().to(torch.float32).sample([0]).shape == (1, 1, 8, 8)
     assert torch.equal(torch.get_rng_state(), state)  # Loading and sampling must not change a seeded run's draws.
+
+
+@pytest.mark.parametrize(
+    ("kind", "refused"), [("ict", (0.001, math.nan)), ("edm", (0.0, -1.0, math.inf)), ("flow", (0.0, 1.0, 1.5))]
+)
+def test_a_loaded_model_refuses_impossible_latents_and_levels(kind, refused, runs):
+    model, z = lit_knn.load(runs[kind][0]), seeded_noise(SEEDS, (1, 8, 8))
+    assert torch.equal(model(z, 0.5), model(z, torch.full((5,), 0.5)))
+    for level in refused:
+        with pytest.raises(InputError, match="the noise level must be above 0, from"):
+            model(z, torch.tensor([0.5, 0.5, 0.5, level, 0.5]))
+    with pytest.raises(InputError, match="a number or one for each of 5 z"):
+        model(z, torch.ones(4))
+    with pytest.raises(InputError, match=r"z must be float \(B, 1, 8, 8\), got \(5, 8, 8\)"):
+        model(z[:, 0], 0.5)
+    if kind != "ict":
+        with pytest.raises(InputError, match="the noise level must be above 0"):
+            model.posterior_mean(z, -1.0)
 
 
 def test_the_denoiser_of_a_diffusion_model(runs):
