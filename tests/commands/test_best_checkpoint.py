@@ -172,6 +172,13 @@ def test_damaged_checkpoints_are_named_and_the_others_measured(run, capsys):
     assert sorted(int(row["images_seen"]) for row in rows()) == KEPT
 
 
+class Renamed(Pixels):
+    """Pixels that say that they are other features."""
+
+    def fingerprint(self):
+        return "renamed pixels"
+
+
 @pytest.mark.usefixtures("blank_figures")
 def test_a_table_of_other_settings_is_not_mixed_with(run, capsys):
     best()
@@ -180,6 +187,7 @@ def test_a_table_of_other_settings_is_not_mixed_with(run, capsys):
     for options, words in (
         ({"num_samples": 71}, "num_samples=70, not 71"),
         ({"mirrored": True}, "mirrored=False, not True"),
+        ({"extractor": {"class_path": "tests.commands.test_best_checkpoint.Renamed"}}, "extractor="),
     ):
         options = {"num_samples": 70, "extractor": {"class_path": "lit_knn.metrics.Pixels"}, **options}
         other = {"trainer": {"callbacks": [{"class_path": "lit_knn.callbacks.Fidelity", "init_args": options}]}}

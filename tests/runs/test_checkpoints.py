@@ -9,6 +9,7 @@ import pytest
 import pytorch_lightning as pl
 import torch
 import yaml
+from pytorch_lightning.callbacks import ModelCheckpoint
 from torch import nn
 
 from lit_knn.callbacks import CheckpointByImages, LastCheckpoint, StepProgressBar
@@ -158,6 +159,19 @@ def test_an_error_is_saved_by_a_single_process_alone(size, left, tmp_path):
     with pytest.raises(RuntimeError, match="one rank fails"):
         fit(Fails(), LastCheckpoint(9, str(tmp_path)), max_steps=5, strategy=OneOfSeveral(0, size))
     assert (tmp_path / "last.ckpt").exists() is left
+
+
+def test_a_run_that_ends_after_a_validation_knows_its_best_value(tmp_path):
+    best = ModelCheckpoint(tmp_path / "best", monitor="val/loss")
+    options = {"limit_val_batches": 1, "val_check_interval": 2, "check_val_every_n_epoch": None, "max_steps": 5}
+    with pytest.raises(RuntimeError, match="one rank fails"):
+        fit(Fails(), best, LastCheckpoint(9, str(tmp_path)), **options)
+    (state,) = (
+        state
+        for name, state in torch.load(tmp_path / "last.ckpt", weights_only=False)["callbacks"].items()
+        if name.startswith("ModelCheckpoint")
+    )
+    assert state["best_model_score"] == best.best_model_score > 0
 
 
 class Places(StepProgressBar):

@@ -126,7 +126,7 @@ def test_times_are_told_in_units_of_people(seconds, told):
 def test_an_interrupted_run_leaves_its_time(tmp_path, clock):
     record = train(tmp_path / "a", clock, 9, interrupt_at=4)
     assert record["seconds"] == 4 * (STEP + ESTIMATE)
-    assert (record["images"], record["step"]) == (4 * 64, 4)
+    assert (record["images"], record["step"], record["status"]) == (4 * 64, 4, "interrupted")
     again = train(tmp_path / "b", clock, 9, ckpt_path=tmp_path / "a" / "last.ckpt")
     assert again["seconds"] == 9 * (STEP + ESTIMATE)
 
