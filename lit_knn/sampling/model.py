@@ -107,13 +107,14 @@ class GenerativeModel(nn.Module):
         return 0.0, math.inf
 
     def checked(self, z: Tensor, t: Tensor | float, low: float = 0.0, high: float = math.inf) -> Tensor:
-        """Return the times as (B,) float64, on the device of `z`; raise InputError as `forward`."""
+        """Return the times as (B,), of a float type, on the device of `z`; raise InputError as `forward`."""
         if z.shape[1:] != self.image_shape or not z.is_floating_point():
             raise InputError(f"z must be float (B, {', '.join(map(str, self.image_shape))}), got {tuple(z.shape)}")
-        t = torch.as_tensor(t, dtype=torch.float64, device=z.device)
+        t = t.to(z.device) if isinstance(t, Tensor) else torch.tensor(t, dtype=torch.float64, device=z.device)
         if t.shape not in ((), (len(z),)):
             raise InputError(f"the noise level must be a number or one for each of {len(z)} z, got {tuple(t.shape)}")
-        inside = (t > 0) & (t >= low) & (t <= high) & t.isfinite()
+        # The least level may be rounded to the type of t, in which 0.7 may be below 0.7 in float64.
+        inside = (t > 0) & (t >= torch.tensor(low, dtype=t.dtype)) & (t.double() <= high) & t.isfinite()
         if not inside.all():
             raise InputError(f"the noise level must be above 0, from {low:g} to {high:g}, got {t[~inside][0].item():g}")
         return t.expand(len(z))
