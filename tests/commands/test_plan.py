@@ -8,7 +8,7 @@ import torch
 from PIL import Image
 from torch import nn
 
-from lit_knn.commands.plan import estimator_parts, make_plan
+from lit_knn.commands.plan import Part, Plan, estimator_parts, make_plan
 from lit_knn.commands.prepare import main as prepare
 from lit_knn.commands.trainer import Trainer
 from lit_knn.data import Arrays, Digits, PointsOnALine, Stored
@@ -229,3 +229,13 @@ def test_data_modules_know_their_size_before_they_load(tmp_path):
         assert stored.shape == tuple(data.reference.images.shape)
         assert stored.value_bytes == data.reference.images.element_size()
     assert not Stored((1, 1)).mapped
+
+
+def test_ranks_of_a_machine_hold_a_shared_part_once():
+    parts = [Part("index", 10, shared=True), Part("network", 5)]
+    (machine,) = Plan(torch.device("cpu"), parts, [], None, 29, ranks=4).needed
+    assert machine == ("the machine", 10 + 4 * 5, 29)
+    device, host = Plan(torch.device("cuda"), parts, parts, 15, 30, ranks=4).needed
+    assert (device, host) == (("each device", 15, 15), ("the machine", 30, 30))
+    assert not Plan(torch.device("cpu"), parts, [], None, 29, ranks=4).fits
+    assert Plan(torch.device("cuda"), parts, parts, 15, 30, ranks=4).fits

@@ -4,7 +4,7 @@ import itertools
 
 import torch
 
-from lit_knn.common.rng import keyed_default_rng, keyed_generator, seed_from_key
+from lit_knn.common.rng import following, keyed_default_rng, keyed_generator, seed_from_key
 
 
 def test_every_key_has_a_seed_of_its_own():
@@ -30,3 +30,16 @@ def test_generators_of_a_key_draw_the_same():
     assert torch.equal(
         torch.rand(3, generator=keyed_generator("cpu", 1)), torch.rand(3, generator=keyed_generator("cpu", 1))
     )
+
+
+def test_blocks_that_follow_a_generator_draw_other_numbers_and_repeat_with_it():
+    def draws():
+        generator, drawn = keyed_generator("cpu", 3), []
+        for _ in range(3):
+            with following(generator):
+                drawn.append(torch.rand(1).item())
+        return drawn
+
+    first = draws()
+    assert len(set(first)) == 3
+    assert draws() == first

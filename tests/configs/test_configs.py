@@ -148,6 +148,16 @@ def test_figure5_has_the_estimators_and_the_number_of_samples_of_the_paper():
     assert (sweep.num_samples, sweep.num_steps) == (50_000, 18)
 
 
+def test_measuring_configs_have_the_numbers_of_their_sources():
+    evaluation = yaml.safe_load((CONFIGS / "evaluate" / "memorisation.yaml").read_text())
+    # Yoon et al. 2023: a copy is nearer to one image than a third of its distance to the next.
+    assert evaluation["trainer"]["callbacks+"][0]["init_args"]["threshold"] == pytest.approx(1 / 3)
+    for name in ("celeba64", "imagenet64"):
+        config = yaml.safe_load((CONFIGS / name / "estimator_error.yaml").read_text())
+        (callback,) = config["trainer"]["callbacks"]
+        assert callback["init_args"]["estimators"]["single sample"]["init_args"] == {"n": 1}
+
+
 def test_a_run_without_its_network_file_names_it_in_one_line(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit):

@@ -1,4 +1,4 @@
-"""Figures 1 and 2: the posterior with its proposal on a line, and posterior means as pictures."""
+"""Figures 1 and 2 (a posterior and its proposal on a line, posterior means as pictures), and curves of agreement."""
 
 from types import SimpleNamespace
 
@@ -12,7 +12,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from lit_knn.callbacks import MeanPicture
 from lit_knn.data import Digits, PointsOnALine
 from lit_knn.estimators import KNN, Exact, OneSample
-from lit_knn.figures import figure1
+from lit_knn.figures import agreement_curves, figure1
 from lit_knn.index import FaissIndex
 from lit_knn.metrics import mean_pictures
 from lit_knn.reference import ReferenceSet
@@ -132,3 +132,26 @@ def test_fit_is_refused(tmp_path, capsys):
     with pytest.raises(SystemExit):
         main(["fit", "-c", str(CONFIGS / "demo.yaml"), "-c", str(picture), *QUIET, str(tmp_path)])
     assert "MeanPicture is for validate, not for fit" in capsys.readouterr().err
+
+
+def test_curves_of_agreement_show_values_errors_and_the_range_over_networks():
+    rows = [
+        {"images": kind, "estimator": name, "t": t, "r2": r2 - t / 100, "mse": 1 - r2, "r2_se": 0.01, "mse_se": 0.02}
+        | {"r2_low": r2 - 0.1, "r2_high": r2 + 0.05, "mse_low": 0.01, "mse_high": 0.5}
+        for kind in ("training", "generated")
+        for name, r2 in (("KNN", 0.8), ("Exact", 0.6))
+        for t in (3.0, 1.0)
+    ]
+    training, _, below, _ = agreement_curves(rows).axes
+    assert (training.get_title(), training.get_ylabel()) == ("training images", "R² to the network")
+    names = [container.get_label() for container in training.containers]
+    assert names == ["KNN", "Exact"]
+    for axes, measure, edges in ((training, "r2", (0.7, 0.85)), (below, "mse", (0.01, 0.5))):
+        line, _, (bars,) = axes.containers[0].lines
+        expected = {row["t"]: row[measure] for row in rows[:2]}
+        assert dict(zip(*line.get_data(), strict=True)) == expected
+        error = rows[0][f"{measure}_se"]
+        ends = [[end[1] for end in bar] for bar in bars.get_segments()]
+        assert ends == [pytest.approx([expected[t] - error, expected[t] + error]) for t in (1.0, 3.0)]
+        corners = axes.collections[1].get_paths()[0].vertices[:, 1]
+        assert (corners.min(), corners.max()) == pytest.approx(edges)

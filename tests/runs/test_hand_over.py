@@ -176,9 +176,8 @@ def test_a_loaded_model_refuses_impossible_latents_and_levels(kind, refused, run
     with pytest.raises(InputError, match=r"z must be float \(B, 1, 8, 8\), got \(5, 8, 8\)"):
         model(z[:, 0], 0.5)
     if kind == "ict":
-        assert torch.equal(
-            model(z, torch.tensor(0.002)), z
-        )  # At the least level, in float32, the model is the identity.
+        # At the least level, here in float32, the model is the identity.
+        assert torch.equal(model(z, torch.tensor(0.002)), z)
     else:
         with pytest.raises(InputError, match="the noise level must be above 0"):
             model.posterior_mean(z, -1.0)
