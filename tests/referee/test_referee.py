@@ -443,6 +443,8 @@ def test_a_table_of_another_protocol_or_data_is_refused(tmp_path):
     assert read_table(path) == [row]
     with pytest.raises(InputError, match="of the data a, these are b"):
         add_row(path, row | {"data": "b"})
+    add_row(path, other := row | {"case": "cifar10", "data": "b"})
+    assert read_table(path) == [row, other]
     path.write_text(path.read_text().replace("\n1,", "\n0,"))
     with pytest.raises(InputError, match="protocol of its rows is '0'"):
         add_row(path, row)

@@ -3,6 +3,7 @@
 import signal
 
 import pytest
+import pytorch_lightning as pl
 import torch
 
 from lit_knn.commands.trainer import Trainer
@@ -12,6 +13,7 @@ from lit_knn.data import Digits
 from lit_knn.estimators import OneSample
 from lit_knn.modules import LitEDM, LitICT
 from lit_knn.nets import UNet
+from lit_knn.runs.resumption import requeued_checkpoint
 from lit_knn.sampling.solvers import euler_step
 from tests.interrupted_runs import QUIET, At, assert_same, edm, fit, ict, interrupt, net, validations
 from tests.ranks import run_ranks
@@ -294,6 +296,16 @@ def test_other_images_or_labels_are_refused(tmp_path):
     assert resume(path, Digits(batch_size=40), conditional()) == 2
     with pytest.raises(InputError, match="class labels with the hash"):
         resume(path, Relabelled(batch_size=40), conditional())
+
+
+def test_a_job_that_slurm_queued_again_resumes_from_its_newest_checkpoint(tmp_path, monkeypatch):
+    trainer = pl.Trainer(default_root_dir=tmp_path, logger=False, accelerator="cpu", enable_checkpointing=False)
+    for number in (2, 9, 10):
+        (tmp_path / f"hpc_ckpt_{number}.ckpt").touch()
+    assert requeued_checkpoint(trainer) is None  # SLURM has not started this process.
+    for name, value in {"JOB_ID": "77", "NTASKS": "1", "JOB_NAME": "a"}.items():
+        monkeypatch.setenv(f"SLURM_{name}", value)
+    assert requeued_checkpoint(trainer) == tmp_path / "hpc_ckpt_10.ckpt"
 
 
 def test_slurms_signal_to_requeue_saves_between_two_batches(whole, tmp_path, monkeypatch):
