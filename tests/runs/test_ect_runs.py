@@ -37,7 +37,7 @@ def test_a_tuned_model_goes_on_and_samples_without_the_file_it_started_from(star
     assert torch.load(resumed, weights_only=True)["global_step"] == 3
     main(["validate", *logged(alone)])
     measured = [path for path in Path("runs").rglob("metrics.csv") if "fd_pixels" in path.read_text()]
-    assert len(measured) == 2  # of the first run and of the validation
+    assert len(measured) == 3  # of both runs, which are validated at their ends, and of the validation
     writer = ["--sample_writer.folder", "samples", "--sample_writer.format", "npz"]
     writer += ["--data.predict_samples", "3"]
     main(["predict", *logged(alone), *writer, "--model.predict_steps", "2"])
