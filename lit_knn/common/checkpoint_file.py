@@ -52,13 +52,18 @@ def read_checkpoint_file(path: str | os.PathLike[str], mmap: bool = False) -> di
 
 
 def _tensors(content: Any) -> Iterator[torch.Tensor]:
-    """Yield the dense tensors in nested dicts, lists and tuples."""
-    if isinstance(content, torch.Tensor):
-        if content.layout == torch.strided:
-            yield content
-    elif isinstance(content, dict | list | tuple):
-        for value in content.values() if isinstance(content, dict) else content:
-            yield from _tensors(value)
+    """Yield the dense tensors in nested dicts, lists and tuples.
+
+    Each of these is entered once, because a small file can nest them deeply, in each other, or in a cycle.
+    """
+    waiting, entered = [content], set()
+    while waiting:
+        part = waiting.pop()
+        if isinstance(part, torch.Tensor) and part.layout == torch.strided:
+            yield part
+        elif isinstance(part, dict | list | tuple) and id(part) not in entered:
+            entered.add(id(part))
+            waiting.extend(part.values() if isinstance(part, dict) else part)
 
 
 def _check_zip(path: Path) -> None:

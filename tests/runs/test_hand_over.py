@@ -512,7 +512,11 @@ def test_checkpoints_that_are_wrong_are_refused(runs, tmp_path):
     (run / "checkpoints").mkdir(parents=True)
     whole = torch.load(last(runs["edm"][0]), weights_only=True)
     huge = {name: torch.zeros(1).expand(2**40) for name in whole["state_dict"]}
+    doubled = []
+    for _ in range(100):  # Its 2^100 paths would take for ever.
+        doubled = [doubled, doubled]
     for change, message in (
+        ({"state_dict": None, "more": doubled}, "no checkpoint of a training: it has no state_dict"),
         ({"state_dict": None}, "no checkpoint of a training: it has no state_dict"),
         ({TOLD: [1]}, "generative_model must be a dict with a prefix"),
         ({TOLD: {**whole[TOLD], "prefix": "other."}}, r"no weights named other\.\*"),
