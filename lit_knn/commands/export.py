@@ -49,24 +49,23 @@ def export(
     config = {"library_name": "lit_knn", "format": FORMAT, "format_version": VERSION, "model": model.description()}
     config_text = json.dumps({**config, "training": asdict(facts)}, indent=2) + "\n"
     card = model_card(folder.resolve().name, model, facts)
-    texts = {CONFIG_NAME: config_text, CARD_NAME: card}
-    for name in (WEIGHTS_NAME, *texts):
-        if (path := folder / name).exists() and not _holds(path, model, texts.get(name)):
+    weights, texts = folder / WEIGHTS_NAME, {folder / CONFIG_NAME: config_text, folder / CARD_NAME: card}
+    there = [path for path in (weights, *texts) if path.exists()]
+    for path in there:
+        if not (_holds(path, model) if path == weights else path.read_bytes() == texts[path].encode()):
             raise InputError(f"export: {path} is there already; nothing is overwritten, use another folder")
     # The largest file comes first: if the disk is full, nothing is left behind.
-    if not (folder / WEIGHTS_NAME).exists():
-        write_exported(folder / WEIGHTS_NAME, model)
-    for name, text in texts.items():
-        if not (folder / name).exists():
-            with written_whole(folder / name) as partial:
+    if weights not in there:
+        write_exported(weights, model)
+    for path, text in texts.items():
+        if path not in there:
+            with written_whole(path) as partial:
                 partial.write_text(text, encoding="utf-8")
     return model
 
 
-def _holds(path: Path, model: GenerativeModel, text: str | None) -> bool:
-    """Tell whether an exported file holds this text, or for None the weights and the description of the model."""
-    if text is not None:
-        return path.read_bytes() == text.encode()
+def _holds(path: Path, model: GenerativeModel) -> bool:
+    """Tell whether an exported file holds the weights and the description of the model."""
     try:
         description, weights = read_exported(path)
     except InputError:
