@@ -381,7 +381,7 @@ def test_the_command_adds_and_replaces_rows(tmp_path, cache, capsys):
         (["--estimator", "no_such.yaml"], "--estimator no_such.yaml: no such file"),
         ([], "--estimator is missing"),
         (["--estimator", "KNN", "--estimator.q", "3"], "error: --estimator: Option 'q' is not accepted"),
-        (["--estimator", "KNN", "--colour", "3"], "--colour"),
+        (["--estimator", "KNN", "--colour", "3"], "error: unrecognized arguments: --colour 3\n"),
         (["--estimator", "OneSample", "--case", "absent"], "no such case"),
         (["--estimator", "OneSample", "--case", "cifar10"], "needs --data"),
         (["--estimator", "OneSample", "--data", "absent.zip"], "makes its own data"),

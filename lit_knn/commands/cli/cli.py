@@ -35,13 +35,14 @@ from lit_knn.commands.cli.trainer_options import (
     check_processes,
     check_trainer_options,
     explain,
+    hint_of_bare_option,
+    validated_at_the_end,
     warn_of_unused_gpu,
 )
 from lit_knn.commands.trainer import Trainer
 from lit_knn.common.errors import InputError, LostProcessError, NonFiniteLossError, is_lost, one_line, prefixed
 from lit_knn.runs.checkpoints import WholeCheckpointIO, read_training
 from lit_knn.runs.folder import (
-    DEFAULT_NAME,
     FILE_LOGGERS,
     METRICS_NAME,
     RunFolder,
@@ -98,10 +99,11 @@ class CLI(LightningCLI):
         try:
             super().__init__(*args, **kwargs)
         except Exception as error:
-            if self._run is not None and isinstance(error, OSError) and error.filename is None:
-                error.filename = str(self._run.path)  # A failed write names no file, for instance on a full disk.
-            if self._run is not None and is_first_process():
-                self._run.remove_unused()  # A command that is refused before its first step leaves no folder.
+            if self._run is not None:
+                if isinstance(error, OSError) and error.filename is None:
+                    error.filename = str(self._run.path)  # A failed write names no file, for instance on a full disk.
+                if is_first_process():
+                    self._run.remove_unused()  # A command that is refused before its first step leaves no folder.
             raise
 
     def _prepare_subcommand_parser(self, klass: type, subcommand: str, **kwargs: Any) -> LightningArgumentParser:
@@ -131,7 +133,8 @@ class CLI(LightningCLI):
         try:
             self.config = parser.parse_args(with_config_of_run(args))
         except argparse.ArgumentError as error:
-            raise refusal(error) from error
+            told = str(refusal(error))
+            raise InputError(told + hint_of_bare_option(told)) from error
         command = self.config.get("subcommand")
         parsed = as_dict(self.config)
         options = parsed if command is None else parsed[command]
@@ -242,10 +245,10 @@ class CLI(LightningCLI):
             callbacks = [*callbacks, StepProgressBar()]
         _refuse_doubled(callbacks)
         # Lightning's own logging of hyperparameters knows neither estimator nor net; `SaveConfig` logs all options.
-        kwargs = {"enable_autolog_hparams": False, **_validated_at_the_end(options), **kwargs}
+        kwargs = {"enable_autolog_hparams": False, **validated_at_the_end(options), **kwargs}
         if self._run is not None and options["logger"] in (None, True):  # Lightning's default, in the run's folder
-            root = expanded(options["default_root_dir"] or ".")
-            kwargs = {"logger": TensorBoardLogger(root, DEFAULT_NAME, self._version), **kwargs}
+            named = folder_of_name(options)
+            kwargs = {"logger": TensorBoardLogger(named.parent, named.name, self._version), **kwargs}
         try:
             trainer = super().instantiate_trainer(**{"callbacks": callbacks, **kwargs})
         except (ValueError, RuntimeError, TypeError, ImportError) as error:  # The options do not fit together.
@@ -272,14 +275,6 @@ class CLI(LightningCLI):
         if options.get("save_dir"):
             options["save_dir"] = str(expanded(options["save_dir"]))
         return construct(kind, *args, version=self._version if version is None else version, **options)
-
-
-def _validated_at_the_end(options: Any) -> dict[str, int]:
-    """Return another `val_check_interval` for a run that would end before its first validation."""
-    steps, every = options["max_steps"], options["val_check_interval"]
-    batches = steps * (options["accumulate_grad_batches"] or 1)
-    counts = type(every) is int and options["check_val_every_n_epoch"] is None
-    return {"val_check_interval": batches} if counts and 0 < batches < every else {}
 
 
 def make_cli(args: Sequence[str] | None = None, run: bool = True) -> CLI:

@@ -2,12 +2,8 @@
 
 import difflib
 import re
-from inspect import signature
 from pathlib import Path
 
-import pytorch_lightning as pl
-
-from lit_knn import data, estimators, modules, nets
 from lit_knn.commands.cli.packaged_configs import hint_of_part
 from lit_knn.common.errors import InputError, causes
 
@@ -21,8 +17,6 @@ VAGUE = ("Expected a path but", "Expected a <class 'NoneType'>", "Not a valid su
 LONGEST_VALUE = 200
 KEY = re.compile(r'Parser key "([\w.+]+)"')
 NO_CLASS = re.compile(r"(?:Expected a dot import path string|Unexpected import path format): (\S+)")
-# An option of a part without the name of the part before it.
-BARE_OPTION = re.compile(r"(?:unrecognized arguments|ambiguous option): --(\w+)\b")
 OWNER = re.compile(r"Problem with given class_path '[\w.]*?(\w+)'")
 
 
@@ -43,9 +37,6 @@ def condense(message: str) -> str:
         reason += "; a file of your own must be in the current folder"
     if unknown := NO_CLASS.fullmatch(reason):
         reason = f"{unknown[1]} is neither a class nor a file{_similar(unknown[1])}"
-    if bare := BARE_OPTION.match(reason):
-        owners = ["trainer"] if bare[1] in signature(pl.Trainer).parameters else ["model", "data"]
-        reason += f"; did you mean {' or '.join(f'--{owner}.{bare[1]}' for owner in owners)}?"
     option = ".".join(dict.fromkeys(KEY.findall(message)))
     if option == "trainer.callbacks" and (owners := OWNER.findall(message.partition(reasons[0])[0])):
         reason = f"{owners[-1]}: {reason}"
@@ -58,6 +49,8 @@ def condense(message: str) -> str:
 
 def _similar(name: str) -> str:
     """Return what to add to the message that a class is unknown: the nearest class or config of lit_knn."""
+    from lit_knn import data, estimators, modules, nets  # They take seconds to import.
+
     classes = {known.lower(): known for room in (data, estimators, modules, nets) for known in room.__all__}
     near = difflib.get_close_matches(Path(name).stem.lower(), classes, n=1)
     return f"; did you mean {classes[near[0]]}?" if near and "/" not in name else hint_of_part(name)

@@ -1,8 +1,10 @@
 """Checks trainer options and learning rates whose errors Lightning reports late or never."""
 
 import os
+import re
 from collections.abc import Mapping
 from datetime import timedelta
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +37,7 @@ SHARES = (
 # With 0 for these, the command would do nothing.
 WORK = {"fit": "limit_train_batches", "validate": "limit_val_batches", "predict": "limit_predict_batches"}
 PRECISIONS = ("32-true", "32", "16-mixed", "16", "bf16-mixed", "bf16")
+BARE_OPTION = re.compile(r"(?:unrecognized arguments|ambiguous option): --(\w+)\b")
 PROCESSES_PER_CORE = 2
 NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")
 # A plan may be for the processes of another machine.
@@ -118,6 +121,23 @@ def _check_nodes(trainer: pl.Trainer) -> None:
             f"trainer.num_nodes={trainer.num_nodes} needs a launcher, torchrun or srun, or MASTER_ADDR and NODE_RANK "
             "in the environment of each machine"
         )
+
+
+def validated_at_the_end(options: Mapping[str, Any]) -> dict[str, int]:
+    """Return another `val_check_interval` for a run that would end before its first validation."""
+    steps, every = options["max_steps"], options["val_check_interval"]
+    batches = steps * (options["accumulate_grad_batches"] or 1)
+    counts = type(every) is int and options["check_val_every_n_epoch"] is None
+    return {"val_check_interval": batches} if counts and 0 < batches < every else {}
+
+
+def hint_of_bare_option(message: str) -> str:
+    """Return what to add to the message that an option is unknown: the option with the name of a part before it."""
+    bare = BARE_OPTION.match(message)
+    if bare is None:
+        return ""
+    parts = ["trainer"] if bare[1] in signature(pl.Trainer).parameters else ["model", "data"]
+    return f"; did you mean {' or '.join(f'--{part}.{bare[1]}' for part in parts)}?"
 
 
 def warn_of_unused_gpu(options: Mapping[str, Any]) -> None:
