@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from main import main
+from tests.command_lines import refusal_of
 from tests.trained_runs import last
 
 
@@ -16,14 +17,6 @@ def run(trained_run, tmp_path, monkeypatch):
     """Return a copy of a trained run, in the current folder."""
     monkeypatch.chdir(tmp_path)
     return shutil.copytree(trained_run("edm")[0], tmp_path / "runs" / "knn_0")
-
-
-def refusal(args, capsys):
-    capsys.readouterr()
-    with pytest.raises(SystemExit) as caught:
-        main(args)
-    assert caught.value.code == 2
-    return capsys.readouterr().err.splitlines()[-1]
 
 
 def test_an_interrupted_export_goes_on_and_replaces_nothing(run, capsys):
@@ -36,7 +29,7 @@ def test_an_interrupted_export_goes_on_and_replaces_nothing(run, capsys):
     for name in whole:
         with Path("out", name).open("ab") as file:
             file.write(b" ")
-        assert f"out/{name} is there already; nothing is overwritten" in refusal(["export", str(run), "out"], capsys)
+        assert f"out/{name} is there already; nothing is overwritten" in refusal_of(["export", str(run), "out"], capsys)
         Path("out", name).write_bytes(whole[name])
 
 
@@ -66,7 +59,7 @@ def test_best_finds_that_it_cannot_write_before_it_draws_samples(run, capsys, mo
     may = os.access
     monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != run and may(path, mode))
     monkeypatch.setattr("callbacks.Fidelity.samples", lambda *_: pytest.fail("samples were drawn"))
-    assert f"nothing can be written into the folder {run}" in refusal(["best", "--run", str(run)], capsys)
+    assert f"nothing can be written into the folder {run}" in refusal_of(["best", "--run", str(run)], capsys)
 
 
 def test_a_full_disk_names_the_folder_of_the_run(trained_run, tmp_path, monkeypatch, capsys):
@@ -77,7 +70,7 @@ def test_a_full_disk_names_the_folder_of_the_run(trained_run, tmp_path, monkeypa
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr("lit_knn.commands.cli.save_config.SaveConfigCallback.setup", full)
-    line = refusal(["fit", *options, "--trainer.logger.save_dir", str(tmp_path / "full")], capsys)
+    line = refusal_of(["fit", *options, "--trainer.logger.save_dir", str(tmp_path / "full")], capsys)
     assert line == f"error: {tmp_path}/full/table2_digits/knn_0: No space left on device"
 
 

@@ -1,4 +1,4 @@
-"""What the first rank says counts on all ranks."""
+"""All ranks get the values and the errors of the first rank."""
 
 import pytest
 import torch
@@ -21,15 +21,14 @@ def test_values_of_the_first_rank_are_those_of_rank_0():
     given, values = [], [torch.tensor([1.0, 2.0]), torch.tensor([3.0, 4.0])]
 
     class OfTwo(Exchange):
-        """The first round notes what each rank sends, and the second one delivers it."""
+        """Delivers what the ranks have sent so far; after the last rank, this is everything."""
 
         def all_gather(self, rows):
             given.append(rows)
-            return given[:2] if len(given) > 1 else [rows, rows]
+            return given
 
-    for _ in range(2):
-        exchange = OfTwo()
-        for rank in range(2):
-            exchange.rank, exchange.size = rank, 2
-            received = exchange.of_first(values[rank])
+    exchange = OfTwo()
+    for rank in range(2):
+        exchange.rank, exchange.size = rank, 2
+        received = exchange.of_first(values[rank])
     assert torch.equal(received, values[0])

@@ -118,8 +118,8 @@ def test_torchrun_trains_the_demo(tmp_path):
     assert torch.load(checkpoint, weights_only=False)["images_seen"] == 2 * 2 * 32
 
 
-SLURM = {"NTASKS": 2, "NTASKS_PER_NODE": 2, "JOB_NAME": "a", "PROCID": 0, "NODEID": 0, "LOCALID": 0, "JOB_ID": 1}
-SLURM["STEP_ID"] = 0
+SLURM = {"NTASKS": 2, "NTASKS_PER_NODE": 2, "JOB_NAME": "a", "JOB_ID": 1}
+SLURM |= dict.fromkeys(("STEP_ID", "PROCID", "NODEID", "LOCALID"), 0)
 LAUNCHERS = {
     "torchrun": {"TORCHELASTIC_RUN_ID": 1, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2, "RANK": 0, "LOCAL_RANK": 0},
     "srun": {f"SLURM_{name}": value for name, value in SLURM.items()},
