@@ -57,10 +57,6 @@ def test_lists_too_long_for_shared_memory_are_refused_before_the_build(factory, 
         index.check(10**6, d, GPU, largest)
 
 
-def test_lists_of_pixels_have_no_such_limit():
-    FaissIndex("IVF4,SQ8", lossless=True).check(10**6, 12_288, GPU, 2048)
-
-
 @pytest.mark.parametrize("factory", ["SQ8", "PCA8,SQ8"])
 def test_8_bits_without_lists_are_refused_on_a_gpu_before_the_build(factory):
     FaissIndex(factory).check(5000, 48, torch.device("cpu"), 8)
@@ -148,16 +144,6 @@ def test_a_search_of_a_faiss_index_waits_for_nothing(stand_in):
     with stand_in.record() as seen:
         reference.search(z, 5)
     assert seen.syncs == 0, seen.report()
-
-
-@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
-def test_an_index_moves_from_one_gpu_to_another():
-    reference = ReferenceSet(pixels(), FaissIndex("PCA12,IVF4,Flat")).to("cuda:0")
-    z = noisy(reference.images.cpu(), 20)
-    before = reference.search(z.to("cuda:0"), 5)
-    after = reference.to("cuda:1").search(z.to("cuda:1"), 5)
-    assert after[0].device == torch.device("cuda", 1)
-    torch.testing.assert_close(after[0].cpu(), before[0].cpu(), rtol=1e-4, atol=1e-4)
 
 
 def test_a_faiss_that_does_not_load_is_told_with_its_reason(monkeypatch):

@@ -7,7 +7,7 @@ import torch
 
 from benchmarks.common import Output
 from benchmarks.gpu.__main__ import Results, main
-from benchmarks.gpu.checks import Check, measure, outcome
+from benchmarks.gpu.checks import Check, outcome
 from benchmarks.gpu.estimators import ENTRIES
 from benchmarks.gpu.images import synthetic_images
 from lit_knn.estimators import KNN, Exact
@@ -36,14 +36,6 @@ def test_it_needs_no_package_beyond_four_and_ends_when_the_time_is_over(tmp_path
     assert "matplotlib is missing" in done.stdout
     rows = list(csv.DictReader((tmp_path / "gpu.csv").open()))
     assert {row["note"] for row in rows if row["part"] != "check"} == {"no time left"}
-
-
-@pytest.mark.slow  # tests/gpu/test_gpu_estimators.py compares the same paths one by one.
-@pytest.mark.gpu
-def test_every_path_on_a_gpu_agrees_with_float64_on_the_cpu():
-    rows = measure(200, (3, 8, 8), torch.device("cuda"))
-    assert len(rows) > 15
-    assert [row for row in rows if not row["passed"]] == []
 
 
 def test_a_part_that_fails_ends_no_other_part(tmp_path):

@@ -9,13 +9,12 @@ import torch
 from torch import nn
 
 from lit_knn.callbacks import LastCheckpoint, PowerAverages, StepProgressBar
-from lit_knn.common.deferred_checks import DeferredChecks, refuse
+from lit_knn.common.deferred_checks import DeferredChecks
 from lit_knn.common.errors import InputError, NonFiniteLossError
 from lit_knn.data import Digits
 from lit_knn.estimators import (
     KNN,
     STF,
-    Estimator,
     Exact,
     MonteCarlo,
     OneSample,
@@ -196,24 +195,6 @@ def test_a_resumed_run_on_a_gpu_repeats_the_whole_one(kind, tmp_path):
     assert resumed["averaging_state"]["n_averaged"].item() == 8
 
 
-class HalfBad(Estimator):
-    """Its estimate is not finite at the third call."""
-
-    needs_reference = False
-    calls = 0
-
-    def _posterior_mean(self, z, t, x_source, generator):
-        self.calls += 1
-        return z / (self.calls != 3)
-
-
-@pytest.mark.gpu
-def test_an_estimate_that_is_not_finite_is_told_with_its_step(tmp_path):
-    trainer = pl.Trainer(**UNSAVED, max_steps=9)
-    with pytest.raises(InputError, match="HalfBad: the estimate of the posterior mean is not finite at step 2"):
-        trainer.fit(LitEDM(OneNumber(call=99), HalfBad()), Digits(batch_size=32))
-
-
 @pytest.mark.gpu
 @pytest.mark.parametrize(
     ("where", "value", "message"),
@@ -249,14 +230,6 @@ def test_a_call_of_an_estimator_waits_once_and_a_noted_one_not(stand_in):
     with stand_in.record() as seen:
         checks.raise_first()
     assert seen.syncs == 1
-
-
-def test_checks_on_the_cpu_raise_at_once():
-    def failure(check, value, where):
-        return InputError(f"{check} {value}{where}")
-
-    with DeferredChecks().collect(3), pytest.raises(InputError, match=r"^1 5.0$"):
-        refuse("one", torch.tensor([False, True]), lambda: torch.tensor([4.0, 5.0]), failure)
 
 
 class Weights(nn.Module):

@@ -210,18 +210,6 @@ def test_a_score_of_ddpm_gives_the_mean_of_our_process(tmp_path):
     torch.testing.assert_close(estimator.posterior_mean(z, t), exact, atol=1e-4, rtol=0)
 
 
-def test_draws_follow_the_generator_and_leave_the_global_ones_alone(tmp_path):
-    body = "import torch\nclass KNNDenoiser:\n    def __init__(self, *a, **k): pass\n"
-    body += "    def __call__(self, z, s, x=None): return torch.randn_like(z)"
-    own = reference()
-    estimator = knn_score(tmp_path, body)(str(tmp_path), k=2).bind(own)
-    z, state = latents(own, 1.0), torch.get_rng_state()
-    first, again, other = (estimator.posterior_mean(z, 1.0, generator=rng(seed)) for seed in (1, 1, 2))
-    assert torch.equal(first, again)
-    assert not torch.equal(first, other)
-    assert torch.equal(torch.get_rng_state(), state)
-
-
 def theirs(adapter, **arguments):
     return adapter(str(Path(CHECKOUTS) / FOLDERS[adapter]), **ARGUMENTS.get(adapter, {}) | arguments)
 

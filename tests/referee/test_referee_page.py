@@ -11,7 +11,6 @@ from matplotlib.container import ErrorbarContainer
 
 from lit_knn.common.errors import InputError
 from lit_knn.referee.page import content, markdown, write_page
-from lit_knn.referee.page.content import command
 from lit_knn.referee.page.front import pareto_front, ranked
 from lit_knn.referee.page.pictures import error_against_time, ratio_over_t
 from lit_knn.referee.page.results import read_results
@@ -195,15 +194,6 @@ def test_the_page_holds_every_entry_escaped_and_is_complete(tmp_path):
     assert [path.read_bytes() for path in written] == kept
 
 
-def test_several_cases_have_pictures_of_their_own(tmp_path):
-    rows = [row(case="digits"), row(case="toy 2d"), row(case="toy 2d", data="ba9876543210")]
-    names = {path.name for path in write_page([table(tmp_path / "results.csv", rows)], tmp_path / "page")}
-    pictures = {f"page_{case}{end}.png" for case in ("digits", "toy_2d_2", "toy_2d_3") for end in ("", "_over_t")}
-    assert names == {"page.md"} | pictures
-    links = set(re.findall(r"\]\(([^)]*)\)", (tmp_path / "page.md").read_text()))
-    assert links == pictures
-
-
 def test_pictures_have_a_panel_for_each_level_error_bars_and_the_front(tmp_path):
     rows = [
         row(n, t, mse, time) for t in (1.0, 5.0) for n, mse, time in (("a", 1e-2, 1), ("b", 1e-4, 2), ("c", 1e-3, 3))
@@ -238,16 +228,3 @@ def test_empty_columns_leave_pictures_and_pages_in_order(tmp_path):
         for axes in figure.axes:
             assert all(map(math.isfinite, (*axes.get_xlim(), *axes.get_ylim())))
     assert "nan" not in content.page([(results, entries, "page")])
-
-
-def test_the_command_repeats_the_settings(tmp_path):
-    index = {"class_path": "lit_knn.index.FaissIndex", "init_args": {"factory": "SQ8", "lossless": True}}
-    inside = {"class_path": "lit_knn.estimators.KNN", "init_args": {"n": None}}
-    settings = {"class_path": "my file.py:Mine", "init_args": {"k": 64, "estimator": inside}, "index": index}
-    (entry,) = results_of(tmp_path, [row(settings=json.dumps(settings))]).entries
-    assert command(entry) == (
-        "lit-knn referee run --case digits --estimator 'my file.py:Mine' --estimator.k 64 "
-        "--estimator.estimator lit_knn.estimators.KNN --estimator.estimator.n null "
-        "--index lit_knn.index.FaissIndex --index.factory SQ8 --index.lossless true "
-        "--batch 32 --repeats 4 --threads 2 --latents 64 --name KNN"
-    )
