@@ -26,12 +26,6 @@ def test_the_default_generator_goes_on_after_a_keyed_block():
     assert not torch.equal(inside, expected)
 
 
-def test_generators_of_a_key_draw_the_same():
-    assert torch.equal(
-        torch.rand(3, generator=keyed_generator("cpu", 1)), torch.rand(3, generator=keyed_generator("cpu", 1))
-    )
-
-
 def test_blocks_that_follow_a_generator_draw_other_numbers_and_repeat_with_it():
     def draws():
         generator, drawn = keyed_generator("cpu", 3), []

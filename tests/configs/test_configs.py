@@ -117,11 +117,6 @@ def test_defaults_of_the_module_are_those_of_the_paper():
     assert {name: defaults[name] for name in expected} == expected
 
 
-def test_one_seed_reaches_model_and_data():
-    cli = parse("-c", str(CONFIGS / "demo.yaml"), "--seed_everything", "7")
-    assert cli.model.hparams.seed == cli.datamodule.seed == 7
-
-
 # EDM's own training of CIFAR-10; Table 2 (tab:diffusion_results) repeats it with three targets.
 @pytest.mark.parametrize(("name", "estimator"), [("edm", OneSample), ("edm_stf", STF), ("edm_knn", KNN)])
 def test_table2_runs_have_the_hyperparameters_of_edm(name, estimator):
@@ -201,18 +196,6 @@ def test_64x64_runs_tell_the_index_of_the_paper_and_have_networks_of_edm(name, f
     assert cli.datamodule.batch_size * cli.trainer.accumulate_grad_batches == 1024
     assert cli.datamodule.path == "my.npy"
     assert sum(p.numel() for p in cli.model.parameters()) == parameters
-
-
-def test_figure4_halves_the_batch_of_table_1():
-    run = ("-c", str(CONFIGS / "figure4" / "cifar10.yaml"), "--trainer.accelerator", "cpu")
-    cli = parse(*run, "--model.estimator.k", "512")
-    assert cli.trainer.max_steps == 400_000
-    assert cli.datamodule.batch_size * cli.trainer.accumulate_grad_batches == 512
-    assert (cli.model.estimator.k, cli.model.estimator.n) == (512, 256)
-    baseline = ("--model.estimator", str(CONFIGS / "estimators" / "one_sample.yaml"))
-    cli = parse(*run, *baseline, "--model.solver", "lit_knn.sampling.solvers.euler_step")
-    assert type(cli.model.estimator) is OneSample
-    assert cli.model.solver is euler_step
 
 
 def test_the_networks_of_figures_are_those_of_the_run_that_trains_them():

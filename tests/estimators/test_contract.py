@@ -11,8 +11,6 @@ from lit_knn.estimators import (
     KNN,
     STF,
     ByClass,
-    Certificate,
-    DrawingEstimator,
     Estimator,
     Exact,
     MonteCarlo,
@@ -154,24 +152,6 @@ def test_an_estimator_that_does_not_say_it_is_shardable_refuses_shards(estimator
         estimator.bind(ShardedReferenceSet(images()))
 
 
-def test_the_hook_gets_arguments_that_are_ready_to_use():
-    seen = {}
-
-    class Asked(Estimator):
-        def _posterior_mean(self, z, t, x_source, generator):
-            seen.update(t=t, shape=z.shape)
-            return z / (1 + t**2)
-
-    estimator = Asked().bind(ReferenceSet(images()))
-    z = torch.randn(5, 1, 4, 4)
-    for t in (2.0, torch.tensor(2.0), torch.full((5,), 2.0)):
-        mean = estimator.posterior_mean(z, t)
-        assert seen["t"].shape == (5, 1, 1, 1)
-        assert seen["t"].dtype == torch.float64
-        torch.testing.assert_close(mean, z / 5)
-        assert mean.dtype == torch.float32
-
-
 class Given(Estimator):
     """An own estimator whose hook is a function."""
 
@@ -250,28 +230,3 @@ def test_what_an_estimator_keeps_of_a_class_is_kept_apart(kind):
     mean = estimator.posterior_mean(torch.zeros(3, 1, 4, 4), T, labels=torch.arange(3))
     expected = torch.stack([images()[labels == label].float().mean(0) / 127.5 - 1 for label in range(3)])
     torch.testing.assert_close(mean, expected)
-
-
-class Overwriting(DrawingEstimator):
-    """An own estimator whose certificate overwrites its arguments."""
-
-    uses_source = True
-
-    def _draw(self, *args):
-        raise AssertionError
-
-    def _certify(self, z, t, x_source, generator):
-        mean = z.zero_() + x_source.mul_(2)
-        return Certificate(mean, *t.mul_(3).repeat(3, 1))
-
-
-def test_a_certificate_that_overwrites_its_arguments_changes_nothing_of_the_callers():
-    estimator, t = Overwriting().bind(ReferenceSet(images())), torch.full((4,), 2.0, dtype=torch.float64)
-    z, x = torch.ones(4, 1, 4, 4), torch.ones(4, 1, 4, 4)
-    with torch.inference_mode():  # where PyTorch would not notice
-        certificate = estimator.certified_mean(z, t, x)
-    assert (certificate.mean == 2).all()
-    assert (certificate.sq_error == 6).all()
-    assert (z == 1).all()
-    assert (x == 1).all()
-    assert (t == 2).all()

@@ -64,13 +64,6 @@ def test_with_exact_search_nothing_changes(t):
     assert torch.equal(plain, KNN(50, 16, include_source=True).bind(reference).posterior_mean(z, t, x, rng(4)))
 
 
-def test_without_a_source_it_is_the_plain_estimator():
-    reference = few_lists()
-    _, _, z = sources(reference, 1.0)
-    plain = KNN(50, 16).bind(reference).posterior_mean(z, 1.0, None, rng(4))
-    assert torch.equal(plain, KNN(50, 16, include_source=True).bind(reference).posterior_mean(z, 1.0, None, rng(4)))
-
-
 @pytest.mark.parametrize("hflip", [False, True])
 @pytest.mark.parametrize("t", [0.3, 1.0, 3.0, 80.0])
 def test_the_proposal_is_a_distribution_that_holds_the_source(t, hflip):

@@ -7,7 +7,6 @@ from lit_knn.data import Digits
 from lit_knn.estimators import Network, OneSample
 from lit_knn.modules import LitEDM
 from lit_knn.nets import ADM, DDPMpp, NCSNpp, UNet
-from lit_knn.sampling.samplers import heun_sampler, seeded_noise
 from tests.short_training import TRAINER
 
 
@@ -35,14 +34,6 @@ def test_trained_network_is_an_estimator_with_the_averaged_weights(trained):
     torch.testing.assert_close(network.posterior_mean(z, sigma), expected)
     score = (expected - z) / sigma.reshape(-1, 1, 1, 1) ** 2
     torch.testing.assert_close(network.score(z, sigma), score, rtol=1e-4, atol=1e-5)
-
-
-def test_it_samples_in_the_sampler_what_its_model_samples(trained):
-    model, path = trained
-    seeds = [3, 1, 4]
-    network = Network(path, unet())
-    images = heun_sampler(network.posterior_mean, seeded_noise(seeds, (1, 8, 8)), 6)
-    torch.testing.assert_close(images.float(), model.eval().sample(seeds, 6), rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("family", [DDPMpp, NCSNpp, ADM])

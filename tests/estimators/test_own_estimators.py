@@ -105,12 +105,10 @@ def test_noise_levels_broadcast_over_their_items(B):
 
 def test_a_source_that_is_not_announced_is_not_given():
     made = reference()
-    z, x = latents(made)
-    seen = []
+    (z, x), seen = latents(made), []
     hook = Written(lambda z, t, x_source, _: seen.append(x_source) or z).bind(made)
-    hook.posterior_mean(z, T, x)
-    hook.uses_source = True
-    hook.posterior_mean(z, T, x)
+    for hook.uses_source in (False, True):
+        hook.posterior_mean(z, T, x)
     assert seen[0] is None
     assert torch.equal(seen[1], x)
 
@@ -127,15 +125,6 @@ def test_draws_without_the_generator_repeat_with_it_and_differ_from_call_to_call
     assert torch.equal(own.posterior_mean(z, T, None, again), first)
     assert torch.equal(own.posterior_mean(z, T, None, again), second)
     assert not torch.equal(first, second)
-
-
-def test_what_calls_itself_deterministic_gets_no_generator():
-    made = reference()
-    z, _ = latents(made)
-    seen = []
-    own = Written(lambda z, t, x_source, generator: seen.append(generator) or z, deterministic=True).bind(made)
-    own.posterior_mean(z, T, None, seeded())
-    assert seen == [None]
 
 
 def test_randomness_of_what_calls_itself_deterministic_is_refused():

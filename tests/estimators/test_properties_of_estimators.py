@@ -69,16 +69,6 @@ def test_sampled_means_are_finite_repeatable_and_among_the_images(problem, data)
 
 
 @given(problems())
-def test_one_image_has_the_whole_posterior(problem):
-    reference, z, t, source = problem
-    images = all_images(reference)
-    if (images == images[:1]).all():
-        for estimator in estimators(1, 1, 1):
-            mean = estimator.bind(reference).posterior_mean(z, t, source, seeded())
-            torch.testing.assert_close(mean, images[:1].expand_as(mean), atol=tolerance(reference), rtol=0)
-
-
-@given(problems())
 def test_all_neighbours_make_the_proposal_the_posterior(problem):
     reference, z, t, _ = problem
     q = dense_log_q(KNN(reference.N, 1).bind(reference).proposal(z.double(), t)).exp()

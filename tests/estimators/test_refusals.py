@@ -13,7 +13,6 @@ from lit_knn.estimators import (
     ByClass,
     Exact,
     MonteCarlo,
-    Network,
     OneSample,
     PatchPosterior,
     PCALocality,
@@ -25,11 +24,8 @@ from lit_knn.estimators import (
 )
 from lit_knn.index import TorchIndex, precision
 from lit_knn.metrics import ErrorCurve
-from lit_knn.modules import LitEDM
-from lit_knn.nets import UNet
 from lit_knn.reference import ReferenceSet, ShardedReferenceSet
 from lit_knn.theory.noise import VP, LinearInterpolant
-from tests.networks import write_own
 from tests.toys import pixels
 
 N, SHAPE = 60, (1, 4, 4)
@@ -143,17 +139,6 @@ def test_a_refused_set_is_not_bound():
     with pytest.raises(InputError, match="before bind"):
         _ = estimator.reference
     KNN(k=120, n=1).bind(reference(hflip=True))  # mirror images count
-
-
-def test_another_architecture_than_the_files_is_refused(tmp_path):
-    path = write_own(tmp_path / "a.ckpt")
-    with pytest.raises(InputError, match="do not fit the architecture"):
-        Network(path, UNet(1, channels=16, multipliers=(1, 2), blocks=1))
-
-
-def test_a_class_conditional_run_asks_for_a_network_with_classes():
-    with pytest.raises(InputError, match="class"):
-        LitEDM(UNet(1, channels=4, multipliers=(1,), blocks=1), STF(8), class_conditional=True)
 
 
 def test_a_number_type_that_the_processor_does_not_multiply_is_refused(monkeypatch):

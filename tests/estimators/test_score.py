@@ -5,11 +5,9 @@ import pytest
 import torch
 from torch.distributions import Normal
 
-from lit_knn.common.errors import InputError
-from lit_knn.estimators import KNN, Exact, SubspaceKNN
+from lit_knn.estimators import Exact, SubspaceKNN
 from lit_knn.reference import ReferenceSet
 from lit_knn.theory.noise import EDM, VP, LinearInterpolant, forward_noise
-from lit_knn.theory.posterior import mean_from_score, score_from_mean
 
 N = 12
 PROCESSES = [EDM(), VP(), VP(beta_d=0.0, beta_min=2.0), LinearInterpolant()]
@@ -57,32 +55,6 @@ def test_the_score_is_the_gradient_of_the_log_marginal(process, estimator):
     torch.testing.assert_close(one, score[2:3], rtol=1e-6, atol=1e-6 * scale[2].item())
 
 
-@every_process
-def test_mean_and_score_are_inverse(process):
-    x, _ = small_set()
-    z = latents(x, TIMES, process)
-    mu = torch.randn(z.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(5))
-    score = score_from_mean(mu, z, TIMES, process)
-    torch.testing.assert_close(mean_from_score(score, z, TIMES, process), mu, rtol=1e-9, atol=1e-9)
-
-
-def test_the_default_is_the_process_of_the_paper_to_the_last_bit():
-    x, reference = small_set()
-    z = latents(x, TIMES, EDM(), torch.float32)
-    estimator = KNN(k=4, n=6).bind(reference)
-    mu, score, named = (
-        method(z, TIMES, generator=torch.Generator().manual_seed(0), **options)
-        for method, options in (
-            (estimator.posterior_mean, {}),
-            (estimator.score, {}),
-            (estimator.score, {"process": EDM()}),
-        )
-    )
-    assert torch.equal(score, named)
-    t = TIMES.reshape(-1, 1, 1)
-    assert torch.equal(score, ((mu.double() - z.double()) / t.square()).float())
-
-
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_the_score_of_half_precision_latents_has_their_precision(dtype):
     # A mean rounded to z's type would have errors up to 2e-3, and the score this error over t² = 0.0025.
@@ -92,11 +64,3 @@ def test_the_score_of_half_precision_latents_has_their_precision(dtype):
     score = Exact().bind(reference).score(z, 0.05)
     assert score.dtype == dtype
     np.testing.assert_allclose(score.double(), expected, rtol=2 * torch.finfo(dtype).eps, atol=0.01)
-
-
-@pytest.mark.parametrize(("process", "t"), [(LinearInterpolant(), 1.0), (LinearInterpolant(), 1.5), (VP(), 1e4)])
-def test_a_time_without_a_noise_level_is_named(process, t):
-    _, reference = small_set()
-    estimator = Exact().bind(reference)
-    with pytest.raises(InputError, match=f"{type(process).__name__} has no finite noise level at t={t}"):
-        estimator.score(torch.zeros(2, 2, 3), t, process=process)

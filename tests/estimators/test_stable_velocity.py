@@ -39,15 +39,6 @@ def normalised(law):
     return {bank: weight / total for bank, weight in law.items()}
 
 
-def law_of_banks(x, banks):
-    """The law of the bank, as a multiset, given z: z is made from a uniform member of a uniform bank."""
-    p, law = likelihoods(x), Counter()
-    for bank in banks:
-        for source in bank:
-            law[tuple(sorted(bank))] += p[source].item()
-    return normalised(law)
-
-
 def law_of_stf(x):
     """The law of STF's images given z: the source comes from the posterior, and the others are independent of z."""
     p, law = likelihoods(x), Counter()
@@ -59,27 +50,6 @@ def law_of_stf(x):
 def target(x, bank):
     p = likelihoods(x)[list(bank)]
     return (p[:, None] * x[list(bank)].double()).sum(0) / p.sum()
-
-
-WITH_REPETITION = list(itertools.product(range(N), repeat=n))
-WITHOUT = list(itertools.permutations(range(N), n))
-
-
-def test_a_bank_of_independent_draws_has_the_law_of_stf_and_one_without_repetition_has_not():
-    x = reference().images[:N]
-    ours, banks, distinct = law_of_stf(x), law_of_banks(x, WITH_REPETITION), law_of_banks(x, WITHOUT)
-    assert ours.keys() == banks.keys()
-    assert max(abs(ours[bank] - banks[bank]) for bank in ours) < 1e-15
-    assert distinct.keys() < ours.keys()
-    mean = (likelihoods(x)[:, None] * x.double()).sum(0) / likelihoods(x).sum()
-    variances = []
-    for law in (ours, distinct):
-        estimates = torch.stack([target(x, bank) for bank in law])
-        shares = torch.tensor(list(law.values()), dtype=torch.float64)[:, None]
-        # Neither has a bias, on average over the sources of z.
-        torch.testing.assert_close((shares * estimates).sum(0), mean, rtol=0, atol=1e-14)
-        variances.append((shares * (estimates - mean).square()).sum().item())
-    assert variances[1] < 0.6 * variances[0]
 
 
 def test_drawn_targets_have_the_enumerated_law():
@@ -101,16 +71,6 @@ def test_drawn_targets_have_the_enumerated_law():
     assert torch.equal(bound.posterior_mean(z, 0.999, x[sources], generator, labels), x[sources])
 
 
-def test_at_large_noise_the_variance_is_that_of_survey_sampling():
-    # With equal weights the mean of n images has the variance V/n.
-    data = ReferenceSet(torch.randn(20, 3, generator=torch.Generator().manual_seed(0)))
-    spread = data.images.var(0, unbiased=False).mean().item()
-    z = 1e4 * torch.randn(4000, 3, generator=torch.Generator().manual_seed(1))
-    source = data.images[torch.randint(20, (4000,), generator=torch.Generator().manual_seed(2))]
-    mean = STF(8).bind(data).posterior_mean(z, 1e4, source, torch.Generator().manual_seed(3))
-    assert mean.var(0).mean().item() == pytest.approx(spread / 8, rel=0.05)
-
-
 # The measurement with classes
 
 
@@ -124,17 +84,6 @@ def test_errors_with_classes_are_those_against_the_mean_of_the_class():
         mu = enumerate_class_mean(data, z, t, latents.labels(range(30)))
         assert one["mu_mse"] == pytest.approx((x - mu).square().mean().item(), rel=1e-5)
         assert exact["mu_mse"] < 1e-9
-
-
-def test_resampled_sources_come_from_the_class_and_take_the_bias_away():
-    data = ReferenceSet(pixels(60, (1, 4, 4)), labels=torch.arange(60) % 3)
-    targets = {"one": OneSample(), "STF": STF(6)}
-    for resampled in (True, False):
-        curve = ErrorCurve(targets, [1.5], 40, 60, 20, resampled, class_conditional=True)
-        (rows,) = curve.levels(data)
-        for row in rows:
-            biased = row["mu_bias_sq_corrected"] > 5 * row["mu_bias_sq_corrected_se"]
-            assert biased != resampled, row["estimator"]
 
 
 @pytest.mark.parametrize("hflip", [False, True])

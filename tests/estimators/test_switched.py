@@ -13,6 +13,7 @@ from lit_knn.estimators import (
     Estimator,
     Exact,
     Holdings,
+    MonteCarlo,
     OneSample,
     Switched,
     Wiener,
@@ -208,6 +209,7 @@ def test_memory_is_that_of_both_parts_with_shared_arrays_once():
 
 def test_a_part_that_needs_no_set_need_not_be_shardable_and_a_subclass_tells_itself():
     assert Switched(Far(1.0), Exact(), 1.0).shardable
+    assert not Switched(Far(1.0), MonteCarlo(4), 1.0).shardable
 
     class Own(Switched):
         pass

@@ -2,13 +2,11 @@
 
 import pytest
 import yaml
-from matplotlib.figure import Figure
 from PIL import Image
 
 from lit_knn.commands.report import read_run
 from lit_knn.common.tables import write_rows
 from lit_knn.figures import figure4
-from lit_knn.figures.style import log_values
 from lit_knn.figures.training_curves import TrainingCurve, best_point, passes, varied
 from lit_knn.runs.record import Record
 from main import main
@@ -81,21 +79,3 @@ def test_the_report_draws_it_if_k_or_n_differ(runs, tmp_path, monkeypatch, capsy
     with pytest.raises(SystemExit):
         main(["report", *runs[1:], "--output", "out"])
     assert "out.md is of another report" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("values", [(0.064, 0.074), (0.5, 1.2), (0.3, 700.0)])
-def test_the_numbers_of_a_logarithmic_axis_differ(values):
-    figure = Figure()
-    axes = figure.subplots()
-    axes.plot([1, 2], values)
-    log_values(axes)
-    figure.canvas.draw()
-    low, high = axes.get_ylim()
-    ticks = zip(axes.yaxis.get_ticklocs(), axes.yaxis.get_majorticklabels(), strict=True)
-    minor = zip(axes.yaxis.get_ticklocs(minor=True), axes.yaxis.get_minorticklabels(), strict=True)
-    shown = [
-        (place, label.get_text()) for place, label in (*ticks, *minor) if low <= place <= high and label.get_text()
-    ]
-    assert len(shown) >= 2
-    for place, text in shown:
-        assert float(text.replace("−", "-")) == pytest.approx(place, rel=1e-6)

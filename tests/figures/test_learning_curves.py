@@ -13,10 +13,8 @@ from benchmarks.learning_curves.claims import judge
 from benchmarks.learning_curves.kinds import KINDS
 from benchmarks.learning_curves.measurements import Measurements
 from benchmarks.learning_curves.sets import Lengths
-from benchmarks.learning_curves.statistics import Curves, derived, interval
-from lit_knn.estimators import KNN, STF, Exact, OneSample
-from lit_knn.metrics import Pixels
-from lit_knn.metrics.fidelity import frechet_distance_of_statistics, image_statistics
+from benchmarks.learning_curves.statistics import Curves, interval
+from lit_knn.estimators import Exact, OneSample
 from lit_knn.reference import ReferenceSet
 
 LENGTHS = Lengths(steps=2, measurements=2, batch_size=16, samples=80, held=20, pairs=6, repeats=3)
@@ -122,23 +120,6 @@ def test_the_error_of_a_regression_is_its_loss_with_enumerated_targets(name):
     torch.testing.assert_close(losses, kind.errors(module, latents, wanted), rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("name", ["EDM", "flow", "iCT"])
-def test_exact_targets_have_no_gradient_variance_and_others_less_than_one_sample(name):
-    reference = tiny_set()
-    kind = KINDS[name]
-    measurements = Measurements(kind, reference, LENGTHS._replace(repeats=60))
-    module = kind.make(Linear(4), OneSample(), 0, 10, None)
-    moments = {
-        estimator: measurements.gradients(module, estimator.bind(reference))
-        for estimator in (OneSample(), STF(n=4), KNN(k=7, n=4), Exact())
-    }
-    plain, stf, knn, exact = moments.values()
-    assert exact.variance == 0
-    assert min(stf.variance, knn.variance) > 0
-    assert max(stf.variance, knn.variance) < plain.variance
-    assert type(module.estimator) is OneSample
-
-
 # Statistics of the report
 
 
@@ -183,20 +164,6 @@ def test_images_to_reach_a_value_are_interpolated_in_its_logarithm():
     assert np.isnan(curves.at_seconds("fd_pixels", 9.0)("OneSample", 0))  # before the first measurement
     assert curves.last("fd_noise")("KNN", 0) == pytest.approx(0.1)
     assert curves.last("relative_noise")("KNN", 0) == pytest.approx(0.5)
-
-
-def test_the_limit_of_the_distance_of_true_samples_is_near_zero():
-    generator = np.random.default_rng(0)
-    whole = torch.as_tensor(generator.uniform(-1, 1, (5000, 1, 2, 4)), dtype=torch.float32)
-    real, samples = image_statistics(ReferenceSet(whole), Pixels()), whole[:200]
-    distances = [
-        frechet_distance_of_statistics(image_statistics(part, Pixels()), real)
-        for part in (samples, samples[:100], samples[100:])
-    ]
-    names = ("fd_pixels", "fd_first_half", "fd_second_half")
-    (row,) = made_rows({("Exact", 0): (1,)})
-    limit = derived(row | dict(zip(names, distances, strict=True)))["fd_limit"]
-    assert abs(limit) < 0.3 * distances[0]
 
 
 def test_claims_are_judged_by_the_side_of_their_intervals():

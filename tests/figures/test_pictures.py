@@ -1,7 +1,5 @@
 """Figures 1 and 2 (a posterior and its proposal on a line, posterior means as pictures), and curves of agreement."""
 
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 import torch
@@ -9,11 +7,9 @@ from PIL import Image
 from sklearn.datasets import load_digits
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from lit_knn.callbacks import MeanPicture
-from lit_knn.data import Digits, PointsOnALine
+from lit_knn.data import Digits
 from lit_knn.estimators import KNN, Exact, OneSample
 from lit_knn.figures import agreement_curves, figure1
-from lit_knn.index import FaissIndex
 from lit_knn.metrics import mean_pictures
 from lit_knn.reference import ReferenceSet
 from main import main
@@ -57,17 +53,6 @@ def test_figure_1_shows_the_posterior_and_the_proposal():
     assert "N = 3" in figure.get_suptitle()
 
 
-def test_points_on_a_line_are_the_same_for_the_same_seed():
-    def points(seed):
-        data = PointsOnALine(num_points=30, seed=seed)
-        data.setup()
-        return data.reference.images
-
-    assert points(0).shape == (30, 1)
-    assert torch.equal(points(0), points(0))
-    assert not torch.equal(points(0), points(1))
-
-
 def test_the_rows_of_figure_2():
     data = Digits()
     data.setup()
@@ -102,25 +87,6 @@ def test_what_does_not_fit_is_said_in_one_line(config, options, message, tmp_pat
         validate(config, tmp_path, *options)
     (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error:")]
     assert message in line
-
-
-def test_every_rank_takes_part_in_building_an_index_for_figure_2(tmp_path):
-    # Building a cached index is a collective, so the first rank alone would wait for the others.
-    class Watched(FaissIndex):
-        builds = 0
-
-        def build(self, *args):
-            self.builds += 1
-            super().build(*args)
-
-    data = Digits(index=Watched())
-    data.setup()
-    other_rank = SimpleNamespace(sanity_checking=False, is_global_zero=False, datamodule=data)
-    other_rank.strategy = SimpleNamespace(root_device=torch.device("cpu"))
-    other_rank.log_dir = other_rank.default_root_dir = str(tmp_path)
-    MeanPicture({"KNN": KNN(k=8, n=4)}).on_validation_epoch_end(other_rank, None)
-    assert data.reference.index.builds == 1
-    assert not list(tmp_path.iterdir())
 
 
 def test_fit_is_refused(tmp_path, capsys):

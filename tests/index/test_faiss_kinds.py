@@ -76,13 +76,6 @@ def test_the_estimator_is_right_where_one_image_has_all_the_posterior():
     assert (mu_hat - mu).square().mean() < 1e-2 * (x[:20] - x[1:21]).square().mean()
 
 
-def test_a_missing_neighbour_stays_infinitely_far():
-    x = in_a_subspace()
-    sq_dist, ids = ReferenceSet(x, FaissIndex(f"PCA{R},IVF20,Flat", 1)).search(x[:3], 300)
-    assert (sq_dist[ids < 0] == torch.inf).all()
-    assert (ids < 0).any()
-
-
 @pytest.mark.parametrize(("factory", "n", "d"), [("PCA99,Flat", 300, 40), ("PCA16,IVF4,SQ8", 10, 20)])
 def test_more_principal_components_than_there_are_are_refused_before_they_are_computed(factory, n, d):
     with pytest.raises(InputError, match=rf"factory='{factory}' has \d+ components of min\(N, d\) = min\({n}, {d}\)"):

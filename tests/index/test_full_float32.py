@@ -4,12 +4,10 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from lit_knn.common.errors import InputError
-from lit_knn.estimators import KNN, STF, Estimator, Exact, MonteCarlo, SubspaceKNN, Wiener
+from lit_knn.estimators import KNN, STF, Exact, MonteCarlo, SubspaceKNN, Wiener
 from lit_knn.index import SubspaceIndex, TorchIndex
-from lit_knn.index.precision import full_float32
 from lit_knn.reference import ReferenceSet
-from tests.toys import all_warped, low_rank_vectors, noisy, pixels
+from tests.toys import low_rank_vectors, noisy
 
 MAKERS = {
     "Exact": Exact,
@@ -59,17 +57,6 @@ def test_every_float32_product_of_an_estimator_is_in_full_precision(name, low):
     assert torch.get_float32_matmul_precision() == low
 
 
-def test_warped_means_are_in_full_precision(low):
-    reference = ReferenceSet(pixels(N=60, shape=(3, 8, 8)), index=TorchIndex("float32"))
-    x = reference.gather(torch.arange(6))
-    augmented = all_warped(x)
-    estimator = SubspaceKNN(r=5, n=8, compute="float32").bind(reference)
-    with Precisions() as precisions:
-        estimator.warped_mean(noisy(augmented.images, 1.0), 1.0, augmented.warp, x)
-    assert set(precisions.seen) == {"highest"}
-    assert torch.get_float32_matmul_precision() == low
-
-
 @pytest.mark.parametrize("index", [TorchIndex("float32"), SubspaceIndex(r=5, compute="float32")])
 def test_estimates_do_not_depend_on_the_precision_of_the_process(index):
     # On processors with bfloat16, "medium" really rounds products.
@@ -86,21 +73,3 @@ def test_estimates_do_not_depend_on_the_precision_of_the_process(index):
         torch.set_float32_matmul_precision("highest")
     half = len(means) // 2
     assert all(torch.equal(*pair) for pair in zip(means[:half], means[half:], strict=True))
-
-
-class Failing(Estimator):
-    """An estimator whose hook fails."""
-
-    needs_reference = False
-
-    def _posterior_mean(self, z, t, x_source, generator):
-        raise InputError("this hook fails")
-
-
-def test_the_setting_comes_back_after_an_error_and_after_blocks_in_blocks(low):
-    with pytest.raises(InputError, match="this hook fails"):
-        Failing().posterior_mean(torch.zeros(2, 3), 1.0)
-    assert torch.get_float32_matmul_precision() == low
-    with full_float32(), full_float32():
-        assert torch.get_float32_matmul_precision() == "highest"
-    assert torch.get_float32_matmul_precision() == low

@@ -58,13 +58,6 @@ def test_the_file_is_mapped_and_may_be_replaced_or_removed(tmp_path):
     assert equal(before, started(tmp_path))
 
 
-def test_nprobe_is_of_the_search_and_not_of_the_file(tmp_path):
-    started(tmp_path, nprobe=1)
-    with no_build(tmp_path):
-        all_lists = started(tmp_path, nprobe=4)
-    assert equal(all_lists, ReferenceSet(images(), FaissIndex("IVF4,SQ8", nprobe=4)))
-
-
 def test_other_data_and_settings_have_files_of_their_own(tmp_path):
     started(tmp_path)
     started(tmp_path, "IVF5,SQ8")
@@ -136,16 +129,6 @@ def test_a_lock_waits_and_says_so_and_ends_with_its_process(tmp_path):
     with pytest.warns(UserWarning, match=f"waiting for another process that is at work on {path}"), locked(path):
         assert process.stdout.readline() == "out\n"
     process.communicate()
-
-
-def test_the_folder_may_be_below_the_home_and_must_have_a_name(tmp_path, monkeypatch):
-    monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    monkeypatch.chdir(tmp_path)
-    started("~/indexes")
-    only_file(tmp_path / "home" / "indexes")
-    assert not (tmp_path / "~").exists()
-    with pytest.raises(InputError, match="cache_dir is empty"):
-        FaissIndex("Flat", cache_dir="")
 
 
 def test_what_a_killed_writer_left_is_removed(tmp_path):

@@ -1,6 +1,5 @@
 """Lossless 8-bit codes, against enumerated float64 distances and against FAISS's own codes."""
 
-import numpy as np
 import pytest
 import torch
 
@@ -34,14 +33,6 @@ def test_distances_to_pixels_are_exact(factory, nprobe, shape, t):
     assert error < 2e-6
     if t < 1:  # at larger t an error of half a grey level is not visible
         assert relative_error(pixels(shape=shape), FaissIndex(factory, nprobe), t) > 100 * error
-
-
-def test_an_image_is_at_distance_zero_of_itself():
-    images = torch.arange(256, dtype=torch.uint8).reshape(256, 1, 1, 1)
-    reference = ReferenceSet(images, FaissIndex("SQ8", lossless=True))
-    sq_dist, ids = reference.search(reference.gather(torch.arange(256)), 1)
-    assert torch.equal(ids[:, 0], torch.arange(256))
-    np.testing.assert_allclose(sq_dist, 0, atol=1e-12)
 
 
 @pytest.mark.parametrize("factory", ["SQ8", "IVF4,SQ8"])

@@ -40,6 +40,11 @@ def test_the_basis_is_orthonormal_and_spans_the_leading_subspace(gapped):
     # The variances differ, so the directions agree one by one, up to their sign.
     np.testing.assert_allclose(np.abs((basis * leading).sum(0)), 1, atol=1e-4)
     np.testing.assert_allclose(components.mean, gapped.double().numpy().mean(0), rtol=1e-5)
+    # The draws of the randomised SVD are its own.
+    torch.manual_seed(99)
+    state = torch.get_rng_state()
+    assert torch.equal(components_of(ReferenceSet(gapped), R).basis, components.basis)
+    assert torch.equal(torch.get_rng_state(), state)
 
 
 @pytest.mark.parametrize("r", [1, R, D])
@@ -51,16 +56,6 @@ def test_variances_are_the_eigenvalues(gapped, r):
     assert components.residual_variance == pytest.approx(outside, rel=1e-3)
     total = components.variances.sum().item() + components.residual_variance * (D - r)
     assert total == pytest.approx(values.sum(), rel=1e-5)
-
-
-def test_project_and_expand_are_adjoint(gapped):
-    components = components_of(ReferenceSet(gapped), R)
-    z = gapped[:7] + torch.randn(7, D, generator=rng(2))
-    y = components.project(z)
-    # Expanding and projecting again changes nothing, and the remainder is orthogonal to the components.
-    torch.testing.assert_close(components.project(components.expand(y) + components.mean), y, rtol=1e-5, atol=1e-5)
-    remainder = z - components.mean - components.expand(y)
-    assert (remainder @ components.basis).abs().max() < 1e-4
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -98,14 +93,6 @@ def test_a_subset_of_the_images_serves_for_the_components(gapped):
     assert overlap.min() > 0.99
 
 
-@pytest.mark.parametrize("N", [60, 200, 500])
-def test_no_variance_outside_is_never_negative(N):
-    # N images have at most N − 1 directions.
-    pictures = torch.randint(0, 256, (N, 3, 16, 16), dtype=torch.uint8, generator=rng(N))
-    residual = components_of(ReferenceSet(pictures), N - 1).residual_variance
-    assert 0 <= residual < 1e-6
-
-
 @pytest.mark.gpu
 def test_moving_to_a_gpu_projects_there_once(gapped):
     reference = ReferenceSet(low_rank_vectors())
@@ -134,11 +121,3 @@ def test_each_rank_and_type_has_its_own_projection():
         for dtype in (torch.float32, torch.bfloat16):
             coordinates = projection_of(reference, r, dtype).coordinates
             assert (coordinates.shape, coordinates.dtype) == ((30, r), dtype)
-
-
-def test_components_do_not_hang_on_the_default_generator(gapped):
-    first = components_of(ReferenceSet(gapped), R)
-    torch.manual_seed(99)
-    state = torch.get_rng_state()
-    assert torch.equal(components_of(ReferenceSet(gapped), R).basis, first.basis)
-    assert torch.equal(torch.get_rng_state(), state)

@@ -9,9 +9,6 @@ import pytest
 import torch
 
 from lit_knn.common.errors import InputError
-from lit_knn.data import Digits
-from lit_knn.estimators import ByClass
-from lit_knn.index import FaissIndex
 from lit_knn.theory.noise import Process
 from main import main
 from tests import ROOT
@@ -65,13 +62,6 @@ def test_every_command_of_the_page_runs(command, outside, capsys):
         assert list(outside.rglob("last.ckpt"))
 
 
-def test_samples_are_drawn_with_an_own_estimator(outside):
-    options = ["--model", "LitEstimator", "--model.estimator", "mine.Nearest", "--data", "mine_data.Stripes"]
-    options += ["--model.sampling_steps", "4", "--data.predict_samples", "4"]
-    main(["predict", *options, "--trainer.logger", "false", *TINY])
-    assert len(list(outside.rglob("*.png"))) >= 4
-
-
 @pytest.mark.parametrize(("answer", "got"), [("None", "None"), ("loss", "(16,)")])
 def test_an_objective_that_is_no_scalar_is_refused(answer, got, outside, capsys):
     code = (
@@ -95,23 +85,6 @@ def test_the_other_snippets_run(tmp_path, monkeypatch):
             exec(compile(code, "extending.md", "exec"), names)
     assert names["samples"].shape == (8, 1, 8, 8)
     assert names["samples"].isfinite().all()
-
-
-def test_the_own_estimator_is_what_it_says(outside):
-    sys.path.append(str(outside))
-    from mine import Nearest
-
-    data = Digits(index=FaissIndex("Flat"))
-    data.setup()
-    images = data.reference.gather(torch.arange(data.reference.N)).double()
-    z, t = (images[:5] + 0.4 * torch.randn(images[:5].shape)).float(), 0.4
-    everything = Nearest(data.reference.N).bind(data.reference).posterior_mean(z, t)
-    log_p = -(z.double()[:, None] - images).flatten(2).square().sum(2) / (2 * t**2)
-    exact = torch.einsum("bn,n...->b...", log_p.softmax(1), images)
-    torch.testing.assert_close(everything.double(), exact, rtol=0, atol=1e-5)
-    labels = data.reference.labels[:5]
-    own = ByClass(Nearest(3)).bind(data.reference).posterior_mean(z, t, labels=labels)
-    assert own.shape == z.shape
 
 
 # A process that defines only its two methods must agree with our closed forms.

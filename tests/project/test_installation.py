@@ -1,7 +1,6 @@
 """An installation without the checkout: the wheel, the command, the configs by name, and what works without extras."""
 
 import ast
-import importlib
 import re
 import shutil
 import subprocess
@@ -10,10 +9,8 @@ import tomllib
 import zipfile
 
 import pytest
-import torch
 from packaging.requirements import Requirement
 
-import lit_knn
 from lit_knn.commands import entry
 from lit_knn.commands.cli import packaged_configs
 from lit_knn.commands.cli.config_files import check_files_exist
@@ -65,17 +62,6 @@ def test_the_wheel_holds_every_module_config_and_record_and_nothing_else_by_a_co
     expected |= {f"lit_knn/{path.relative_to(ROOT).as_posix()}" for path in linked}
     assert files == expected
     assert "lit_knn/py.typed" in files
-
-
-def test_the_wheel_tells_its_version_and_its_command(wheel):
-    (about,) = (name for name in wheel.namelist() if name.endswith(".dist-info/METADATA"))
-    lines = wheel.read(about).decode().splitlines()
-    assert f"Version: {lit_knn.__version__}" in lines
-    needed = [line for line in lines if line.startswith("Requires-Dist: ") and "extra ==" not in line]
-    assert {Requirement(line.partition(": ")[2]).name for line in needed} == {"numpy", "torch"}
-    commands = wheel.read(about.replace("METADATA", "entry_points.txt")).decode()
-    module, _, name = re.search(r"lit-knn = (\S+)", commands)[1].partition(":")
-    assert getattr(importlib.import_module(module), name) is entry.main
 
 
 def test_the_configs_of_an_installed_package_are_found_in_it(wheel, tmp_path):
@@ -179,20 +165,6 @@ def test_every_import_is_a_requirement_and_every_extra_is_known():
     assert foreign <= set(extras.EXTRAS)
     for module, extra in extras.EXTRAS.items():
         assert module in modules_of(extra) | LIGHTNING, module
-
-
-def test_the_index_without_faiss_finds_the_exact_neighbours():
-    from lit_knn.index import FlatIndex
-    from lit_knn.reference import ReferenceSet
-
-    generator = torch.Generator().manual_seed(0)
-    x, z = torch.randn(700, 12, generator=generator), torch.randn(9, 12, generator=generator)
-    reference = ReferenceSet(x, FlatIndex())
-    sq_dist, ids = reference.search(z, 40)
-    expected, nearest = torch.cdist(z.double(), x.double()).square().topk(40, largest=False)
-    assert torch.equal(ids, nearest)
-    torch.testing.assert_close(sq_dist.double(), expected, rtol=1e-5, atol=1e-5)
-    assert (reference.search(x[:50], 1)[0] >= 0).all()
 
 
 def test_the_help_of_a_command_has_a_short_usage_and_all_options(capsys):

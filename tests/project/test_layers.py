@@ -192,23 +192,3 @@ def own_streams(path):
 
 def test_all_random_streams_stand_in_one_table():
     assert not offences(FILES, own_streams)
-
-
-def test_the_rules_over_files_see_what_they_forbid(tmp_path):
-    path = tmp_path / "lit_knn" / "theory" / "new.py"
-    path.parent.mkdir(parents=True)
-    for rule, line, found in [
-        (foreign_imports, "def f():\n    import main", {"main"}),
-        (foreign_imports, "from callbacks import RunRecord", {"callbacks"}),
-        (foreign_imports, "import pytorch_lightning as pl", {"pytorch_lightning"}),
-        (foreign_imports, "import faiss", {"faiss"}),
-    ]:
-        path.write_text(line)
-        assert rule(path, tmp_path) == found, line
-    path.write_text("isinstance(x, (int, KNN))")
-    assert list(questions_of_kind(path)) == ["isinstance(x, (int, KNN))"]
-    path.write_text(
-        'keyed_generator("cpu", seed, 13), seed_from_key(seed, OWN_STREAM, i), '
-        'keyed_generator("cpu", seed, 0, Stream.ORDER), keyed_default_rng(device, 0)'
-    )
-    assert list(own_streams(path)) == ["seed, 13", "seed, OWN_STREAM, i"]

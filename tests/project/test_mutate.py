@@ -17,7 +17,6 @@ from tests.mutate import (
     judge,
     misfit,
     read_faults,
-    report,
 )
 
 TESTS = "tests/test_toy.py"
@@ -53,24 +52,6 @@ def test_planted_faults_are_judged_and_undone(toy, tmp_path):
     assert kept.get(kept.key(FAULTS[0])) == Verdict(CAUGHT)
     (toy / TESTS).write_text("def test_nothing():\n    pass\n")
     assert judge(FAULTS[:1], toy, Results(tmp_path / "kept.jsonl", toy)) == [Verdict(SURVIVED)]
-
-
-def test_a_fault_that_hangs_is_caught(toy, tmp_path):
-    hangs = Fault("toy.py", "for ever", "return a + b", "while True: pass", TESTS)
-    verdicts = judge([hangs], toy, Results(tmp_path / "kept.jsonl", toy), seconds=1)
-    assert verdicts == [Verdict(CAUGHT, "ran past the time limit")]
-
-
-def test_the_report_counts_survivors_but_no_harmless_ones():
-    lines, good = report(FAULTS, [Verdict(word) for word in WORDS], set())
-    assert not good
-    assert lines[0] == "survived: : toy.py: other zero"
-    assert lines[1] == "harmless: : toy.py: wrong comment (no test reads comments)"
-    assert lines[2] == "caught 1 of 2 faults (50.0 %); 1 harmless"
-    assert len(lines) == 6
-    assert report(FAULTS[:2], [Verdict(CAUGHT), Verdict(SURVIVED)], set())[1]
-    # Tests that fail without a fault catch none.
-    assert not report(FAULTS[:1], [Verdict(CAUGHT)], {TESTS})[1]
 
 
 def test_every_listed_fault_fits_its_file():

@@ -1,7 +1,6 @@
 """Figures and metrics from plain Python, as in a notebook, against independently computed numbers."""
 
 import io
-from functools import partial
 
 import numpy as np
 import pytest
@@ -12,12 +11,9 @@ from scipy.stats import sem
 from lit_knn.common.errors import InputError
 from lit_knn.estimators import Exact, MonteCarlo, OneSample
 from lit_knn.figures import figure3
-from lit_knn.metrics import ErrorCurve, FidelityMeasure, Pixels, error_curve, frechet_distance, memorisation
+from lit_knn.metrics import ErrorCurve, FidelityMeasure, Pixels, error_curve, frechet_distance
 from lit_knn.metrics.fidelity import frechet_distance_of_statistics, image_statistics
-from lit_knn.metrics.hybrid import HybridSamples
-from lit_knn.metrics.samples import draw_samples
 from lit_knn.reference import ReferenceSet
-from lit_knn.sampling.schedules import NoiseGrid
 
 N, d, n, LEVELS = 40, 3, 16, [0.4, 2.0]
 
@@ -111,25 +107,3 @@ def test_a_frechet_distance_is_one_call_and_that_of_scipy(hflip):
     measure = FidelityMeasure(extractor)
     values = measure(reference, [(torch.arange(200), samples)], total=200)
     assert values == {"fd_pixels": pytest.approx(expected, rel=1e-6)}
-
-
-def test_copies_are_counted_in_one_call(points):
-    reference = ReferenceSet(points)
-    far = reference.gather(torch.arange(6)) + 100
-    near = reference.gather(torch.arange(10)) + 1e-4
-    found = memorisation(torch.cat([near, far]), reference, batch_size=5)
-    assert found["copied_fraction"] == 10 / 16
-    distance = np.linalg.norm(torch.cat([near, far]).numpy()[:, None] - points, axis=2).min(1)
-    assert found["mean_nearest_distance"] == pytest.approx(distance.mean(), rel=1e-4)
-
-
-def test_a_point_of_figure_5_is_measured(points):
-    # From a little noise the exact flow returns to the images it started from.
-    reference = ReferenceSet(points)
-    samples = HybridSamples(Exact().bind(reference), reference, 12, NoiseGrid(), seed=0)
-    drawn = torch.cat([batch for _, batch in draw_samples(partial(samples.draw, None, 0.01), 30, 8)])
-    found = memorisation(drawn, reference)
-    assert found["copied_fraction"] == 1
-    assert found["mean_nearest_distance"] < 1e-3
-    expected = by_scipy(drawn.double().numpy(), points.astype(float))
-    assert frechet_distance(drawn, reference, Pixels()) == pytest.approx(expected, rel=1e-5)
