@@ -1,15 +1,14 @@
-import contextlib
-import math
+"""LitEDM: its loss and gradient, targets of augmented items, learning rate, average, checkpoints and augmentation."""
+
 from itertools import pairwise
 
 import numpy as np
 import pytest
 import pytorch_lightning as pl
 import torch
-from torch import nn
 
 from lit_knn.callbacks import LastCheckpoint
-from lit_knn.common.errors import InputError, NonFiniteLossError
+from lit_knn.common.errors import InputError
 from lit_knn.data import Digits
 from lit_knn.estimators import KNN, STF, Exact, OneSample, SubspaceKNN
 from lit_knn.modules import LitEDM
@@ -18,274 +17,161 @@ from lit_knn.nets import UNet
 from lit_knn.theory.posterior import posterior_mean
 from lit_knn.theory.warp import flip
 from tests.short_training import TRAINER, train
-from tests.toys import all_warped, unwarped
-from tests.watched import Images
+from tests.toys import all_warped
+from tests.watched import Images, WatchedNet, undone
 
 
-class ConstantNet(nn.Module):
-    """Outputs its parameter everywhere and records its inputs."""
-
-    def __init__(self, num_classes=0, augment_dim=0):
-        super().__init__()
-        self.value = nn.Parameter(torch.tensor(0.3))
-        self.num_classes = num_classes
-        self.augment_dim = augment_dim
-        self.calls = []
-
-    def forward(self, z_scaled, noise_label, class_label=None, augment_label=None):
-        self.calls.append((z_scaled.detach(), noise_label.detach(), class_label, augment_label))
-        return self.value.expand_as(z_scaled)
+def unet():
+    return UNet(1, channels=8, multipliers=(1, 2), blocks=1)
 
 
-def unet(**options):
-    return UNet(1, channels=8, multipliers=(1, 2), blocks=1, **options)
+def generator(seed=0):
+    return torch.Generator().manual_seed(seed)
 
 
-def points_and_levels(net):
-    """The network's last inputs; see `undone`."""
-    return undone(net.calls[-1])
+def recorded(model, method):
+    """A list that gets the arguments and the result of each call of the method."""
+    calls, original = [], getattr(model, method)
+
+    def recording(*args):
+        result = original(*args)
+        calls.append((args, result))
+        return result
+
+    setattr(model, method, recording)
+    return calls
 
 
-def undone(call):
-    """Undo c_in and c_noise of a call; return z, σ, c_skip and c_out in float64, broadcastable."""
-    z_scaled, noise, *_ = call
-    sigma = torch.exp(4 * noise.double()).reshape(-1, 1, 1, 1)
-    norm = (sigma**2 + 0.25).sqrt()
-    return z_scaled.double() * norm, sigma, 0.25 / norm**2, 0.5 * sigma / norm
-
-
-@pytest.mark.parametrize("estimator", [OneSample(), Exact()])
-def test_loss_is_the_weighted_squared_distance_to_the_estimated_mean(estimator):
-    data, net = Images(60), ConstantNet()
-    model = LitEDM(net, estimator)
-    logged = {}
-    model.log = lambda name, value, **_: logged.update({name: value})
-    train(model, data, 1)
-    z, sigma, c_skip, c_out = points_and_levels(net)
-    target = (
-        data.x.double() if isinstance(estimator, OneSample) else posterior_mean(z, data.x.double(), sigma.flatten())
-    )
-    denoised = c_skip * z + c_out * 0.3
-    weight = (sigma**2 + 0.25) / (sigma * 0.5) ** 2
-    expected = (weight * (denoised - target) ** 2).mean()
-    assert logged["train/loss"].item() == pytest.approx(expected.item(), rel=1e-3)
+@pytest.mark.parametrize(("estimator", "sigma_data", "accumulated"), [(Exact(), 0.2, 1), (OneSample(), 0.5, 3)])
+def test_loss_and_gradient_are_those_of_the_formulas(estimator, sigma_data, accumulated):
+    data, net = Images(60 // accumulated), WatchedNet()
+    model = LitEDM(net, estimator, sigma_data=sigma_data)
+    losses, gradients, expected = recorded(model, "losses"), [], []
+    model.on_before_optimizer_step = lambda *_: gradients.append(net.value.grad.item())
+    train(model, data, 1, accumulate_grad_batches=accumulated)
+    batches = data.train_dataloader()
+    # The network's first call is its trial.
+    for call, x, (_, (loss, _)) in zip(net.calls[1:], batches, losses, strict=True):
+        z, sigma = undone(call, sigma_data)
+        norm = (sigma**2 + sigma_data**2).sqrt()
+        c_out = sigma_data * sigma / norm
+        target = posterior_mean(z, data.x.double(), sigma.flatten()) if isinstance(estimator, Exact) else x
+        error = (sigma_data / norm) ** 2 * z + c_out * 0.3 - target
+        weight = (norm / (sigma_data * sigma)) ** 2
+        torch.testing.assert_close(loss.double(), (weight * error**2).flatten(1).mean(1), rtol=1e-3, atol=1e-5)
+        # The derivative of the sum over pixels, λ(c_skip z + c_out v − target)², by v.
+        expected.append((2 * weight * c_out * error).flatten(1).sum(1))
+    assert gradients[0] == pytest.approx(torch.cat(expected).mean().item(), rel=1e-3)
 
 
 def test_noise_levels_are_log_normal():
-    net = ConstantNet()
+    net = WatchedNet()
     train(LitEDM(net, OneSample(), P_mean=-0.4, P_std=0.7), Images(60), 40)
-    log_sigma = torch.cat([4 * noise for _, noise, *_ in net.calls[-40:]])
+    log_sigma = torch.cat([4 * noise for _, noise, _ in net.calls[1:]])
+    # 2,400 draws: the standard errors are 0.014 and 0.010.
     assert log_sigma.mean().item() == pytest.approx(-0.4, abs=0.06)
     assert log_sigma.std().item() == pytest.approx(0.7, abs=0.05)
 
 
-class EveryOther:
-    """Warps every second item with all transformations and does not change the others."""
+# Targets of augmented items
+
+WAYS = torch.tensor([[0, 0], [1, 0], [0, 1], [1, 1]]).bool()
+AXES = [(), (-1,), (-2,), (-2, -1)]
+
+
+class EveryThird:
+    """Warps every third item with all transformations, and mirrors the others in one of four ways each."""
 
     label_dim = 9
 
     def __call__(self, images, generator):
-        result = all_warped(images)
-        warped = torch.arange(len(images)) % 2 == 0
-        images = torch.where(warped[:, None, None, None], result.images, images)
-        flips = result.warp.flips & warped.unsqueeze(1)
-        return Augmented(images, result.labels * warped.unsqueeze(1), warped, result.warp._replace(flips=flips))
+        result, item = all_warped(images), torch.arange(len(images))
+        warped = item % 3 == 0
+        flips = torch.where(warped[:, None], result.warp.flips, WAYS[item % 4])
+        labels = torch.where(warped[:, None], result.labels, torch.nn.functional.pad(flips.float(), (0, 7)))
+        images = torch.where(warped[:, None, None, None], result.images, flip(images, flips))
+        return Augmented(images, labels, warped, result.warp._replace(flips=flips))
 
 
-def targets_of(model, data):
-    """The arguments and the result of the model's first call for a training target."""
-    calls = []
-    original = model.target
-    model.target = lambda *args: calls.append((args, original(*args))) or calls[-1][1]
-    train(model, data, 1)
-    return calls[0]
+def augmented(estimator, **options):
+    net = WatchedNet()
+    net.augment_dim = 9
+    return LitEDM(net, estimator, augmentation=EveryThird(), **options)
 
 
-def test_warped_items_have_the_mean_over_the_set_warped_alike_as_target():
-    data, net = Images(60), ConstantNet(augment_dim=9)
-    (z, sigma, *_), target = targets_of(LitEDM(net, Exact(), augmentation=EveryOther(), P_mean=0.5, P_std=0.5), data)
+def test_augmented_items_have_the_mean_over_the_set_augmented_alike_as_target():
+    data, model = Images(60), augmented(Exact(), P_mean=0.5, P_std=0.5)
+    targets, losses, inputs = recorded(model, "target"), recorded(model, "losses"), []
+    model.network.register_forward_pre_hook(lambda net, given: inputs.append(given))
+    logged = train(model, data, 1, limit_val_batches=1, log_every_n_steps=1).logged_metrics
+    (z, sigma, *_), target = targets[0]
     warp = all_warped(data.x).warp
     for item in range(60):
-        images = data.x
-        if item % 2 == 0:
-            images = warp.rows(slice(item, item + 1)).apply(data.x.unsqueeze(0))[0]
         row = slice(item, item + 1)
+        images = data.x.flip(AXES[item % 4]) if item % 3 else warp.rows(row).apply(data.x.unsqueeze(0))[0]
         expected = posterior_mean(z[row], images.double(), sigma[row])
         torch.testing.assert_close(target[row].double(), expected, rtol=1e-4, atol=1e-5)
-    assert net.calls[-1][3][1::2].eq(0).all()
-    assert net.calls[-1][3][::2].ne(0).any(1).all()
-
-
-@pytest.mark.parametrize("estimator", [KNN(10, 4), STF(4), SubspaceKNN(5, 4)])
-def test_the_draws_of_all_targets_come_from_the_generator_of_the_step(estimator):
-    model = LitEDM(ConstantNet(augment_dim=9), estimator, augmentation=EveryOther(), P_mean=1.0)
-    targets = []
-    for seed in (1, 2):
-        original = LitEDM.target.__get__(model)
-
-        def seeded(*args, seed=seed, original=original):
-            torch.manual_seed(seed)
-            return original(*args)
-
-        model.target = seeded
-        targets.append(targets_of(model, Images(60))[1])
-    assert torch.equal(*targets)
-
-
-def test_every_target_has_its_own_item_as_source():
-    # A reference batch of one image is the source. Its warped mean is the item, and there is almost no noise.
-    data = Images(60)
-    model = LitEDM(ConstantNet(augment_dim=9), STF(1), augmentation=EveryOther(), P_mean=-6.0, P_std=0.1)
-    (z, *_), target = targets_of(model, data)
-    item = EveryOther()(data.x, None).images
-    torch.testing.assert_close(target, item)
-    torch.testing.assert_close(z, item, rtol=0, atol=0.02)
-
-
-@pytest.mark.parametrize("accumulated", [1, 3])
-def test_gradients_are_those_of_the_sum_over_pixels(accumulated):
-    model, data = LitEDM(ConstantNet(), OneSample(), lr_ramp_up_images=0), Images(60 // accumulated)
-    gradients = []
-    model.on_before_optimizer_step = lambda *_: gradients.append(model.denoiser.model.value.grad.item())
-    train(model, data, 1, accumulate_grad_batches=accumulated)
-    expected = []
-    # Earlier calls are left out: the first one is the trial of the network.
-    for call, x in zip(model.denoiser.model.calls[-accumulated:], data.train_dataloader(), strict=True):
-        z, sigma, c_skip, c_out = undone(call)
-        weight = (sigma**2 + 0.25) / (sigma * 0.5) ** 2
-        # The derivative d/dv of Σ_pixels λ(c_skip z + c_out v − x)², averaged over items.
-        by_pixel = 2 * weight * c_out * (c_skip * z + c_out * 0.3 - x)
-        expected.append(by_pixel.flatten(1).sum(1))
-    assert gradients[0] == pytest.approx(torch.cat(expected).mean().item(), rel=1e-3)
-
-
-def test_what_is_logged_is_the_mean_over_pixels_and_the_share_of_warped_items():
-    class EveryThird(EveryOther):
-        def __call__(self, images, generator):
-            result = super().__call__(images, generator)
-            return result._replace(warped=torch.arange(len(images)) % 3 == 0)
-
-    model, data = LitEDM(ConstantNet(augment_dim=9), Exact(), augmentation=EveryThird()), Images(60)
-    data.val_dataloader = data.train_dataloader
-    losses, original = [], model.losses
-    model.losses = lambda *args: losses.append(original(*args)) or losses[-1]
-    trainer = train(model, data, 1, limit_val_batches=1, log_every_n_steps=1)
     # Validation uses images without augmentation.
-    assert model.denoiser.model.calls[-2][3] is not None
-    assert model.denoiser.model.calls[-1][3] is None
-    logged = trainer.logged_metrics
-    for name, (loss, sigma) in zip(("train/loss", "val/loss"), losses, strict=True):
+    in_training, in_validation = inputs[-2:]
+    assert torch.equal(in_training[3], EveryThird()(data.x, None).labels)
+    assert len(in_validation) == 3
+    # What is logged is the mean over pixels and the share of warped items.
+    for name, (_, (loss, sigma)) in zip(("train/loss", "val/loss"), losses, strict=True):
         assert loss.shape == sigma.shape == (60,)
         assert logged[name].item() == pytest.approx(loss.mean().item(), rel=1e-5)
     assert logged["train/augmented"].item() == pytest.approx(1 / 3)
 
 
-def test_flipped_items_have_the_exact_mean_over_the_flipped_set_as_target():
-    class AllFlips:
-        label_dim = 9
-
-        def __call__(self, images, generator):
-            flips = torch.tensor([[0, 0], [1, 0], [0, 1], [1, 1]]).bool().repeat(len(images) // 4, 1)
-            labels = torch.nn.functional.pad(flips.float(), (0, 7))
-            return Augmented(flip(images, flips), labels, torch.zeros(len(images), dtype=torch.bool), unwarped(flips))
-
-    data = Images(60)
-    model = LitEDM(ConstantNet(augment_dim=9), Exact(), augmentation=AllFlips(), P_mean=0.5)
-    (z, sigma, *_), target = targets_of(model, data)
-    for kind, axes in enumerate([(), (-1,), (-2,), (-2, -1)]):
-        expected = posterior_mean(z[kind::4], data.x.flip(axes).double(), sigma[kind::4])
-        torch.testing.assert_close(target[kind::4].double(), expected, rtol=1e-4, atol=1e-5)
+@pytest.mark.parametrize("estimator", [KNN(10, 4), STF(4), SubspaceKNN(5, 4)])
+def test_the_draws_of_all_targets_come_from_the_generator_of_the_step(estimator):
+    model = augmented(estimator, P_mean=1.0)
+    calls = recorded(model, "target")
+    for seed in (1, 2):
+        torch.manual_seed(seed)
+        train(model, Images(60), 1)
+    (_, first), (_, second) = calls
+    assert torch.equal(first, second)
 
 
-def test_learning_rate_ramps_up_over_images_and_never_is_zero():
-    rates = []
+def test_every_target_has_its_own_item_as_source():
+    # A reference batch of one image is the source. Its augmented mean is the item, and there is almost no noise.
+    data, model = Images(60), augmented(STF(1), P_mean=-6.0, P_std=0.1)
+    calls = recorded(model, "target")
+    train(model, data, 1)
+    ((z, *_), target) = calls[0]
+    item = EveryThird()(data.x, None).images
+    torch.testing.assert_close(target, item)
+    torch.testing.assert_close(z, item, rtol=0, atol=0.02)
 
-    class Rates(pl.Callback):
-        def on_train_batch_end(self, trainer, *_):
-            rates.append(trainer.optimizers[0].param_groups[0]["lr"])
 
-    train(LitEDM(ConstantNet(), OneSample(), lr=1.0, lr_ramp_up_images=240), Images(60), 6, callbacks=[Rates()])
-    assert rates == pytest.approx([0.25, 0.5, 0.75, 1.0, 1.0, 1.0])
+# Learning rate, average, checkpoints
 
 
-@pytest.mark.parametrize("batch_size", [30, 20])  # 20: the second step of an epoch has only one batch
-def test_average_has_the_half_life_in_images_with_accumulation(batch_size, tmp_path):
-    values, images = [], []
+# With batches of 20, the second step of an epoch has only one batch.
+@pytest.mark.parametrize(("batch_size", "counts"), [(30, [60, 120, 180, 240]), (20, [40, 60, 100, 120])])
+def test_learning_rate_and_average_follow_the_images_with_accumulation(batch_size, counts, tmp_path):
+    values, images, rates = [], [], []
 
     class History(pl.Callback):
         def on_train_batch_end(self, trainer, pl_module, *_):
             if len(values) < trainer.global_step:
-                values.append(pl_module.denoiser.model.value.item())
+                values.append(pl_module.network.value.item())
                 images.append(pl_module.images_seen)
+                rates.append(trainer.optimizers[0].param_groups[0]["lr"])
 
-    model = LitEDM(ConstantNet(), OneSample(), lr=0.1, lr_ramp_up_images=0, ema_half_life_images=15)
+    model = LitEDM(WatchedNet(), OneSample(), lr=0.1, lr_ramp_up_images=170, ema_half_life_images=15)
     callbacks = [History(), LastCheckpoint(dirpath=str(tmp_path))]
     trainer = pl.Trainer(max_steps=8, accumulate_grad_batches=2, callbacks=callbacks, **TRAINER)
     trainer.fit(model, Images(batch_size))
-    assert images[:4] == ([60, 120, 180, 240] if batch_size == 30 else [40, 60, 100, 120])
+    assert images[:4] == counts
+    # The rate counts the images of its own step, too, so it is never zero.
+    assert rates == pytest.approx([0.1 * min(1, seen / 170) for seen in images])
     average = values[0]
     for (before, seen), value in zip(pairwise(images), values[1:], strict=True):
-        half_life = min(15, 0.05 * seen)
-        decay = 0.5 ** ((seen - before) / half_life)
+        decay = 0.5 ** ((seen - before) / min(15, 0.05 * seen))
         average = decay * average + (1 - decay) * value
     saved = torch.load(tmp_path / "last.ckpt", weights_only=False)["state_dict"]["denoiser.model.value"]
     assert saved.item() == pytest.approx(average, rel=1e-5)
-
-
-def test_a_loss_that_is_not_finite_stops_before_the_weights_are_touched(tmp_path):
-    class Breaking(ConstantNet):
-        def forward(self, *args, **kwargs):
-            output = super().forward(*args, **kwargs)
-            return output * math.nan if len(self.calls) > 4 else output
-
-    net = Breaking()
-    trainer = pl.Trainer(max_steps=9, callbacks=[LastCheckpoint(dirpath=str(tmp_path))], **TRAINER)
-    with pytest.raises(NonFiniteLossError, match=r"not finite at step 3, first at noise level t=\d"):
-        trainer.fit(LitEDM(net, OneSample(), lr=0.1, lr_ramp_up_images=0), Images(60))
-    checkpoint = torch.load(tmp_path / "last.ckpt", weights_only=False)
-    assert checkpoint["global_step"] == 3
-    assert checkpoint["current_model_state"]["denoiser.model.value"].isfinite()
-
-
-def test_a_class_conditional_model_samples_a_class_of_the_seed_or_the_chosen_one():
-    def classes(seeds, **options):
-        net = ConstantNet(num_classes=10)
-        model = LitEDM(net, OneSample(), class_conditional=True, **options)
-        model.image_shape = (1, 8, 8)
-        model.sample(seeds, num_steps=2)
-        assert all(torch.equal(call[2], net.calls[0][2]) for call in net.calls)
-        return net.calls[0][2]
-
-    drawn = classes(range(2000))
-    assert torch.equal(classes([7, 1234]), drawn[[7, 1234]])
-    # Uniform over ten classes: 200 ± 13.4 each.
-    assert (drawn.bincount(minlength=10) - 200).abs().max() < 60
-    assert classes([7, 1234], sampling_class=3).tolist() == [3, 3]
-
-
-def test_a_batch_interrupted_half_way_is_counted_once(tmp_path):
-    def run(interrupt_at, **fit_args):
-        torch.manual_seed(0)
-        model, calls = LitEDM(unet(), OneSample(), lr_ramp_up_images=400), []
-
-        def backward(loss, *args, **kwargs):
-            calls.append(loss)
-            if len(calls) == interrupt_at:
-                raise KeyboardInterrupt
-            loss.backward()
-
-        model.backward = backward
-        trainer = pl.Trainer(max_steps=5, callbacks=[LastCheckpoint(dirpath=str(tmp_path))], **TRAINER)
-        with contextlib.suppress(KeyboardInterrupt, SystemExit):
-            trainer.fit(model, Digits(batch_size=32), **fit_args)
-        return torch.load(tmp_path / "last.ckpt", weights_only=False)
-
-    whole = run(None)
-    assert run(3)["images_seen"] == 2 * 32
-    resumed = run(None, ckpt_path=tmp_path / "last.ckpt")
-    assert resumed["images_seen"] == whole["images_seen"] == 5 * 32
-    for name, weight in whole["state_dict"].items():
-        assert torch.equal(weight, resumed["state_dict"][name])
 
 
 def test_a_checkpoint_of_another_sigma_data_or_net_is_refused():
@@ -295,17 +181,14 @@ def test_a_checkpoint_of_another_sigma_data_or_net_is_refused():
         LitEDM(unet(), OneSample(), sigma_data=0.4).check_checkpoint(saved)
     saved["generative_model"] = {"kind": "flow"}
     with pytest.raises(InputError, match=r"another architecture: .*; the checkpoint is of a flow model"):
-        LitEDM(ConstantNet(), OneSample()).check_checkpoint(saved)
+        LitEDM(WatchedNet(), OneSample()).check_checkpoint(saved)
 
 
-@pytest.mark.parametrize("precision", ["bf16-mixed", "32-true"])
-def test_mixed_precision_trains_and_keeps_the_target_exact(precision):
+def test_mixed_precision_trains_and_keeps_the_target_exact():
     model = LitEDM(unet(), Exact(), lr=1e-2, lr_ramp_up_images=0)
-    targets = []
-    original = model.target
-    model.target = lambda *args: targets.append((args, original(*args))) or targets[-1][1]
-    train(model, Digits(batch_size=64), 3, precision=precision)
-    (z, sigma, *_), target = targets[-1]
+    calls = recorded(model, "target")
+    train(model, Digits(batch_size=64), 3, precision="bf16-mixed")
+    (z, sigma, *_), target = calls[-1]
     assert target.dtype == torch.float32
     expected = posterior_mean(z, model.estimator.reference.gather(torch.arange(1797)), sigma)
     # `Exact` promises this bound; bfloat16 would have an error of 1e-6.
@@ -313,13 +196,14 @@ def test_mixed_precision_trains_and_keeps_the_target_exact(precision):
     assert all(p.isfinite().all() for p in model.parameters())
 
 
-def test_better_targets_have_less_error_at_validation():
-    errors = []
-    for estimator in (OneSample(), KNN(256, 64), Exact()):
+def test_better_targets_have_less_error_at_validation_where_it_is_measured():
+    def metrics(estimator, **options):
         trainer = pl.Trainer(**{**TRAINER, "limit_val_batches": 1, "enable_checkpointing": False})
-        (metrics,) = trainer.validate(LitEDM(unet(), estimator), Digits(batch_size=128), verbose=False)
-        errors.append(metrics["val/target_mse"])
+        return trainer.validate(LitEDM(unet(), estimator, **options), Digits(batch_size=128), verbose=False)[0]
+
+    errors = [metrics(estimator)["val/target_mse"] for estimator in (OneSample(), KNN(256, 64), Exact())]
     assert errors[0] > 10 * errors[1] > 100 * errors[2]
+    assert "val/target_mse" not in metrics(OneSample(), measure_target=False)
 
 
 @pytest.mark.parametrize(
@@ -328,34 +212,32 @@ def test_better_targets_have_less_error_at_validation():
 )
 def test_option_out_of_range_is_named(option, value):
     with pytest.raises(InputError, match=option):
-        LitEDM(ConstantNet(), OneSample(), **{option: value})
+        LitEDM(WatchedNet(), OneSample(), **{option: value})
 
 
-def generator(seed=0):
-    return torch.Generator().manual_seed(seed)
+# Augmentation
 
 
 def test_augmentation_draws_as_edm_does():
     images = torch.rand(20000, 1, 4, 4, generator=generator(1))
     result = GeometricAugmentation(p=0.12)(images, generator())
-    assert result.labels.shape == (20000, 9)
-    applied = result.labels.ne(0)
+    labels, warped, flips = result.labels, result.warped, result.warp.flips
+    assert labels.shape == (20000, 9)
+    applied = labels.ne(0)
     rates = {0: 0.5, 1: 0.06, 2: 0.12, 4: 0.12, 5: 0.12, 6: 0.06, 7: 0.12, 8: 0.12}  # half of the axes are 0
     for column, rate in rates.items():
         assert applied[:, column].float().mean().item() == pytest.approx(rate, abs=5 * (rate / 20000) ** 0.5)
     assert torch.equal(applied[:, 7], applied[:, 8])
     for column in (2, 7, 8):
-        assert result.labels[applied[:, column], column].std().item() == pytest.approx(1, abs=0.07)
-    assert result.warped.float().mean().item() == pytest.approx(1 - 0.88**4, abs=0.02)
-    assert torch.equal(result.warp.flips, result.labels[:, :2].bool())
-    untouched = ~result.labels.ne(0).any(1)
-    assert torch.equal(result.images[untouched], images[untouched])
-    flips = result.warp.flips
-    only_x = flips[:, 0] & ~flips[:, 1] & ~result.warped
-    assert torch.equal(result.images[only_x], images[only_x].flip(-1))
-    only_y = ~flips[:, 0] & flips[:, 1] & ~result.warped
-    assert only_y.sum() > 100
-    assert torch.equal(result.images[only_y], images[only_y].flip(-2))
+        assert labels[applied[:, column], column].std().item() == pytest.approx(1, abs=0.07)
+    # The angles are uniform over the circle: half of the 2,400 are beyond a right angle; the standard error is 0.01.
+    assert (labels[applied[:, 4], 3] < -1).float().mean().item() == pytest.approx(0.5, abs=0.05)
+    assert warped.float().mean().item() == pytest.approx(1 - 0.88**4, abs=0.02)
+    assert torch.equal(flips, labels[:, :2].bool())
+    for way, axes in zip(WAYS, AXES, strict=True):
+        only = (flips == way).all(1) & ~warped
+        assert only.sum() > 100
+        assert torch.equal(result.images[only], images[only].flip(axes))
     assert torch.equal(GeometricAugmentation(p=0)(images, generator()).images, images)
 
 
@@ -379,13 +261,12 @@ def homogeneous(label, sign, width, height):
     return np.linalg.inv(shift @ stretching @ rotation(-angle) @ scaling @ flips)
 
 
-@pytest.mark.parametrize("sides", [(32, 32), (33, 33), (24, 40)])
+@pytest.mark.parametrize("sides", [(33, 33), (24, 40)])
 def test_augmentation_is_the_map_that_its_label_says(sides):
     # Each pixel's value is its coordinate, so the result shows the origin of each pixel.
     height, width = sides
     down, along = (torch.arange(side) + 0.5 - side / 2 for side in sides)
-    images = torch.stack(torch.meshgrid(along, down, indexing="xy"))[None].expand(300, -1, -1, -1)
-    images = images.contiguous()
+    images = torch.stack(torch.meshgrid(along, down, indexing="xy"))[None].expand(300, -1, -1, -1).contiguous()
     with torch.autocast("cpu", dtype=torch.bfloat16):  # must not matter
         result = GeometricAugmentation(p=0.7)(images, generator())
     checked = 0

@@ -1,22 +1,18 @@
 """Every option of LitICT changes what it says: noise levels, schedule, preconditioning and sampling."""
 
-import itertools
 import math
 
+import numpy as np
 import pytest
-import pytorch_lightning as pl
 import torch
+from scipy import stats
 
 from lit_knn.common.errors import InputError
 from lit_knn.estimators import OneSample
 from lit_knn.modules import LitICT
 from lit_knn.sampling.solvers import euler_step, heun_step
 from tests.short_training import train
-from tests.watched import Images, WatchedNet, karras, undone
-
-
-def normal_cdf(x):
-    return 0.5 * (1 + math.erf(x / math.sqrt(2)))
+from tests.watched import Asked, Images, WatchedNet, karras, undone
 
 
 def test_pairs_of_levels_are_neighbours_of_the_grid_with_the_probabilities_of_the_log_normal():
@@ -30,22 +26,17 @@ def test_pairs_of_levels_are_neighbours_of_the_grid_with_the_probabilities_of_th
     assert upper.values.max() < 1e-4
     assert torch.equal(upper.indices, lower.indices + 1)
     share = torch.bincount(lower.indices, minlength=4) / len(t)
-    cdf = [normal_cdf((math.log(level) - 0.6) / 1.3) for level in levels]
-    expected = [(above - below) / (cdf[-1] - cdf[0]) for below, above in itertools.pairwise(cdf)]
+    cdf = stats.norm.cdf(levels.log(), 0.6, 1.3)
+    expected = np.diff(cdf) / (cdf[-1] - cdf[0])
     # 2,400 draws: a share of 1/2 has the standard deviation 0.01.
-    assert share.tolist() == pytest.approx(expected, abs=0.05)
+    assert share.numpy() == pytest.approx(expected, abs=0.05)
 
 
 def test_the_number_of_levels_doubles_from_s0_to_s1_within_total_steps():
-    seen = []
-
-    class Steps(pl.Callback):
-        def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
-            seen.append(pl_module.num_steps)
-
-    net = WatchedNet()
+    seen, net = [], WatchedNet()
     model = LitICT(net, OneSample(), total_steps=9, s0=2, s1=8)
-    train(model, Images(), 10, callbacks=[Steps()], log_every_n_steps=1)
+    model.on_train_batch_start = lambda *_: seen.append(model.num_steps)
+    train(model, Images(), 10)
     # log2(8 / 2) + 1 = 3 values, each for 9 / 3 steps; N is one more than the number of intervals.
     assert seen == [3] * 3 + [5] * 3 + [9] * 4
     per_step = [{round(t.item(), 6) for t in undone(net.calls[-20 + 2 * step + 1])[1].flatten()} for step in range(10)]
@@ -73,8 +64,7 @@ def test_a_sample_of_two_steps_adds_new_noise_down_to_sigma_min():
     samples = model.sample(range(80))
     assert len(net.calls) == 2
     (z, t), (z_2, t_2) = map(undone, net.calls)
-    assert t.flatten().tolist() == pytest.approx([20.0] * 80)
-    assert t_2.flatten().tolist() == pytest.approx([2.0] * 80)
+    assert [*t.flatten().tolist(), *t_2.flatten().tolist()] == pytest.approx([20.0] * 80 + [2.0] * 80)
 
     def consistency(z, t):
         return 0.25 / ((t - 1.6) ** 2 + 0.25) * z + 0.5 * (t - 1.6) / math.sqrt(t**2 + 0.25) * 0.3
@@ -85,32 +75,18 @@ def test_a_sample_of_two_steps_adds_new_noise_down_to_sigma_min():
     assert noise_2.std().item() == pytest.approx(1, abs=0.12)
     assert abs(torch.corrcoef(torch.stack([noise.flatten(), noise_2.flatten()]))[0, 1]) < 0.16
     torch.testing.assert_close(samples.double(), consistency(z_2, 2.0), rtol=1e-4, atol=1e-4)
-
-
-def test_the_number_of_steps_of_a_sample_is_the_one_asked_for():
-    net = WatchedNet()
-    model = LitICT(net, OneSample(), sampling_sigmas=(60.0, 5.0), predict_steps=1)
-    model.image_shape = (1, 4, 4)
-    for steps, levels in ((None, [60.0]), (1, [60.0]), (2, [60.0, 5.0])):
+    # The number of steps can be asked for.
+    for steps, levels in ((1, [20.0]), (3, [20.0, 2.0, 1.8])):
         net.calls.clear()
         model.sample([4], steps)
         assert [undone(call)[1].item() for call in net.calls] == pytest.approx(levels)
-    for steps in (0, 3, -1):
-        with pytest.raises(InputError, match=f"num_steps={steps} must be from 1 to .* 2$"):
+    for steps in (0, 4):
+        with pytest.raises(InputError, match=f"num_steps={steps} must be from 1 to .* 3$"):
             model.sample([4], steps)
 
 
-def test_the_solver_is_the_one_of_the_options():
-    def first_steps(solver):
-        calls = []
-
-        def watched(z, t, t_next, posterior_mean):
-            counted = lambda *args: calls.append(args) or posterior_mean(*args)  # noqa: E731
-            return solver(z, t, t_next, counted)
-
-        model = LitICT(WatchedNet(), OneSample(), solver=watched)
-        calls.clear()  # The model has tried its solver.
-        train(model, Images(batch_size=60), 1)
-        return len(calls)
-
-    assert (first_steps(euler_step), first_steps(heun_step)) == (1, 2)
+@pytest.mark.parametrize(("solver", "calls"), [(euler_step, 1), (heun_step, 2)])
+def test_the_solver_is_the_one_of_the_options(solver, calls):
+    asked = Asked()
+    train(LitICT(WatchedNet(), asked, solver=solver), Images(batch_size=60), 1)
+    assert len(asked.levels) == calls

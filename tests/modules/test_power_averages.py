@@ -1,6 +1,6 @@
 """Snapshots of averages in trainings, and `lit-knn average`, which makes averages of other lengths from them."""
 
-import os
+import contextlib
 import re
 import shutil
 from pathlib import Path
@@ -39,21 +39,10 @@ def train(*args):
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     """The folder of a run of 24 steps with 12 snapshots and a checkpoint of every step; it is trained once."""
-    folder, before = tmp_path_factory.mktemp("trained"), Path.cwd()
-    os.chdir(folder)
-    try:
+    folder = tmp_path_factory.mktemp("trained")
+    with contextlib.chdir(folder):
         main(train())
-    finally:
-        os.chdir(before)
     return folder
-
-
-@pytest.fixture
-def run(trained, tmp_path, monkeypatch):
-    """The trained run, copied into the working directory, without the checkpoints of its steps."""
-    shutil.copytree(trained, tmp_path, dirs_exist_ok=True, ignore=shutil.ignore_patterns("images_seen=*1.ckpt"))
-    monkeypatch.chdir(tmp_path)
-    return RUN
 
 
 def trajectory(run):
@@ -74,11 +63,6 @@ def explicit(thetas, length, end):
     return average, (torch.diff(times) @ (values - values.mean(0)).square()).sqrt()
 
 
-def norm_of_profile(length, end):
-    gamma = exponent(length)
-    return (gamma + 1) / (2 * gamma + 1) ** 0.5 / end**0.5
-
-
 def test_an_average_made_afterwards_is_the_one_of_the_training(trained):
     thetas, snapshots = trajectory(trained / RUN), read_snapshots(kept_in(trained / RUN / "snapshots"))
     assert [s["images_seen"] for s in snapshots] == list(range(EVERY, STEPS * BATCH + 1, EVERY))
@@ -89,40 +73,42 @@ def test_an_average_made_afterwards_is_the_one_of_the_training(trained):
         expected, spread = explicit(thetas, length, end)
         # Cauchy-Schwarz, as in tests/theory/test_power_average.py, and the rounding of 24 updates in float32.
         rounding = 24 * 2**-24 * abs(found.weights).sum() * torch.stack([*thetas.values()]).abs().amax(0)
-        tolerance = found.residual * norm_of_profile(length, end) * spread + rounding
+        gamma = exponent(length)
+        norm_of_profile = (gamma + 1) / (2 * gamma + 1) ** 0.5 / end**0.5
+        tolerance = found.residual * norm_of_profile * spread + rounding
         assert ((made - expected).abs() <= tolerance).all()
         # That tells it from an average of another length.
         assert ((made - explicit(thetas, 0.8 * length, end)[0]).abs() > tolerance).double().mean() > 0.5
 
 
-def test_an_average_up_to_some_images_is_that_of_a_training_that_ended_there(run, tmp_path):
-    for path in Path(run, "snapshots").iterdir():
-        if int(path.stem.partition("=")[2]) > 512:
-            path.rename(tmp_path / path.name)
-    main(["average", str(run), "--ema", "0.08", "--output", str(tmp_path / "ended")])
-    for path in tmp_path.glob("images_seen=*.ckpt"):
-        path.rename(Path(run, "snapshots", path.name))
-    main(["average", str(run), "--ema", "0.08", "--images", "512", "--output", str(tmp_path / "up_to")])
-    ended, up_to = (torch.load(next((tmp_path / name).iterdir()), weights_only=True) for name in ("ended", "up_to"))
-    assert ended["images_seen"] == up_to["images_seen"] == 512
-    assert all(torch.equal(value, up_to["state_dict"][name]) for name, value in ended["state_dict"].items())
+def test_an_average_up_to_some_images_uses_no_later_snapshots(trained, tmp_path):
+    main(["average", str(trained / RUN), "--ema", "0.08", "--images", "512", "--output", str(tmp_path)])
+    (path,) = tmp_path.iterdir()
+    made = torch.load(path, weights_only=True)
+    assert made["images_seen"] == 512
+    until = read_snapshots(kept_in(trained / RUN / "snapshots"))[:8]
+    expected = average(until, fit_length(until, 0.08).weights)
+    assert all(torch.equal(value, expected[name]) for name, value in made["state_dict"].items())
 
 
-def test_average_writes_checkpoints_that_all_commands_take(run, capsys):
-    main(["average", str(run), "--ema", "0.07", "0.1", "0.1234"])
+def test_average_writes_checkpoints_that_all_commands_take(trained, tmp_path, monkeypatch, capsys):
+    shutil.copytree(trained, tmp_path, dirs_exist_ok=True, ignore=shutil.ignore_patterns("images_seen=*1.ckpt"))
+    monkeypatch.chdir(tmp_path)
+    run = RUN
+    lengths = ["--ema", "0.07", "0.1", "0.1234"]
+    main(["average", str(run), *lengths])
     said = capsys.readouterr().out.splitlines()
     files = [run / "averages" / f"ema={name}.ckpt" for name in ("0.070", "0.100", "0.1234")]
     assert said[0] == "12 snapshots, up to 768 images seen, of the lengths [0.05, 0.1]"
     for path, line in zip(files, said[1:-1], strict=True):
         assert re.fullmatch(rf"{path}: error of the profile (0|0\.0\d+|\de-\d+)", line)
-    assert said[-1] == f"Written: 3 average(s), into {run / 'averages'}"
     tracked = torch.load(run / "snapshots" / "images_seen=768.ckpt", weights_only=True)["averages"][1]
     made = torch.load(files[1], weights_only=True)["state_dict"]
     assert made.keys() == tracked.keys()
     assert all(torch.allclose(made[name], tracked[name], rtol=1e-5, atol=1e-6) for name in made)
-    config = ["-c", str(run / "config.yaml")]
-    main(["validate", *config, "--ckpt_path", str(files[0])])
-    main(["predict", *config, "--ckpt_path", str(files[0]), "--data.predict_samples", "2"])
+    config = ["-c", str(run / "config.yaml"), "--ckpt_path", str(files[0])]
+    main(["validate", *config])
+    main(["predict", *config, "--data.predict_samples", "2"])
     assert len(list((run / "predict_0" / "predictions").glob("0*.png"))) == 2
     (row,) = read_rows(Path("runs/table2_digits/knn_1/fidelity.csv"))
     assert (row["step"], row["images_seen"]) == ("24", "768")
@@ -133,18 +119,18 @@ def test_average_writes_checkpoints_that_all_commands_take(run, capsys):
     best = min(rows, key=lambda r: float(r["fd_pixels"]))
     assert f"  {best['checkpoint']}\n" in capsys.readouterr().out
     assert (run / "averages" / "averages_fd_pixels.png").is_file()
-    assert not list(run.glob("checkpoints_*"))
-    assert refusal_of(["fit", *config, "--ckpt_path", str(files[0])], capsys).endswith(
-        "ema=0.070.ckpt cannot be resumed from: it is an average that was made after a training"
-    )
+    refusal = "ema=0.070.ckpt cannot be resumed from: it is an average that was made after a training"
+    assert refusal_of(["fit", *config], capsys).endswith(refusal)
     # An interrupted command goes on: the files that are there stay.
     times = {path: path.stat().st_mtime_ns for path in files[:2]}
     files[2].unlink()
-    main(["average", str(run), "--ema", "0.07", "0.1", "0.1234"])
+    main(["average", str(run), *lengths])
     assert "Written: 1 average(s)" in capsys.readouterr().out
     assert {path: path.stat().st_mtime_ns for path in files[:2]} == times
     line = refusal_of(["average", str(run), "--ema", "0.07", "--images", "512"], capsys)
     assert "is another average; nothing is overwritten" in line
+    with pytest.warns(UserWarning, match=r"--ema 0\.02: the nearest sum of 12 snapshot\(s\) has an error of 1\d%"):
+        main(["average", str(run), "--ema", "0.02"])
 
 
 def snapshots(*folders):
@@ -171,17 +157,14 @@ def test_a_resumed_run_has_the_snapshots_of_the_uninterrupted_one(tmp_path):
 
 
 def test_an_average_weighs_each_step_by_its_images_whatever_the_number_of_its_batches(tmp_path):
-    thetas, steps = {}, []
+    thetas = {}
 
     class Weights(pl.Callback):
         def on_train_batch_end(self, trainer, pl_module, *args):
-            if trainer.global_step not in steps:
-                steps.append(trainer.global_step)
+            if trainer.global_step == len(thetas) + 1:
                 thetas[pl_module.images_seen] = vector(dict(pl_module.named_parameters()))
 
-    callbacks = [PowerAverages([0.05, 0.2]), Weights()]
-    steps.append(0)
-    fit(tmp_path, edm(), 4, callbacks=callbacks, accumulate_grad_batches=2)
+    fit(tmp_path, edm(), 4, callbacks=[PowerAverages([0.05, 0.2]), Weights()], accumulate_grad_batches=2)
     assert list(thetas) == [80, 160, 240, 320]
     (snapshot,) = read_snapshots(kept_in(tmp_path / "run" / "snapshots"))
     for length, made in zip(snapshot["lengths"], snapshot["averages"], strict=True):
@@ -189,43 +172,36 @@ def test_an_average_weighs_each_step_by_its_images_whatever_the_number_of_its_ba
         torch.testing.assert_close(vector(made), expected, rtol=1e-5, atol=1e-6)
 
 
-def leave(folder, *seen, resumed_from=None):
-    """Write the folder of a run with empty snapshots."""
-    (folder / "snapshots").mkdir(parents=True)
-    config = {"model": {}, "data": {}, "trainer": {}, "ckpt_path": None if resumed_from is None else str(resumed_from)}
-    (folder / "config.yaml").write_text(yaml.safe_dump(config))
-    for images in seen:
-        (folder / "snapshots" / f"images_seen={images}.ckpt").touch()
-
-
 def test_snapshots_of_a_resumed_run_are_those_before_it_was_resumed_and_its_own(tmp_path):
-    leave(tmp_path / "a", 10, 20, 30)
     last = tmp_path / "a" / "checkpoints" / "last.ckpt"
+    for run, resumed_from, kept in (("a", None, (10, 20, 30)), ("b", str(last), (20, 40))):
+        folder = tmp_path / run / "snapshots"
+        folder.mkdir(parents=True)
+        config = {"model": {}, "data": {}, "trainer": {}, "ckpt_path": resumed_from}
+        (tmp_path / run / "config.yaml").write_text(yaml.safe_dump(config))
+        for images in kept:
+            (folder / f"images_seen={images}.ckpt").touch()
     last.parent.mkdir()
     torch.save({"state_dict": {}, "images_seen": 25, "global_step": 3, "pytorch-lightning_version": "2"}, last)
-    leave(tmp_path / "b", 20, 40, resumed_from=last)
     found = [(seen, path.parts[-3]) for seen, path in RunFolder(tmp_path / "b").kept_snapshots().items()]
     assert found == [(10, "a"), (20, "b"), (40, "b")]
 
 
-def test_averages_need_the_whole_training(tmp_path):
+def test_averages_need_the_whole_training_and_a_folder_without_later_snapshots(tmp_path):
     _, path = fit(tmp_path / "a", edm(), 2)
     with pytest.raises(InputError, match="PowerAverages: the checkpoint, of 80 images, has no such averages"):
         fit(tmp_path / "b", edm(), 4, path, callbacks=[PowerAverages()])
-    _, path = fit(tmp_path / "c", edm(), 2, callbacks=[PowerAverages([0.1])])
+    own = {"lengths": [0.1], "every_n_images": 40}
+    _, path = fit(tmp_path / "c", edm(), 2, callbacks=[PowerAverages(**own)])
     with pytest.raises(InputError, match=r"PowerAverages: .* averages of the lengths \[0\.1\], not \[0\.05, 0\.1\]"):
         fit(tmp_path / "d", edm(), 4, path, callbacks=[PowerAverages()])
-
-
-def test_a_folder_with_later_snapshots_is_refused_or_its_later_ones_are_made_again(tmp_path):
-    _, path = fit(tmp_path, edm(), 2, callbacks=[PowerAverages(every_n_images=40)])
     with pytest.raises(InputError, match=r"images_seen=40\.ckpt is of another training: move .*snapshots away"):
-        fit(tmp_path, edm(), 2, callbacks=[PowerAverages()])
-    later = tmp_path / "run" / "snapshots" / "images_seen=400.ckpt"
-    later.write_bytes(b"")
+        fit(tmp_path / "c", edm(), 2, callbacks=[PowerAverages(**own)])
+    # A resumed training makes the later ones again.
+    (tmp_path / "c" / "run" / "snapshots" / "images_seen=400.ckpt").write_bytes(b"")
     with pytest.warns(UserWarning, match=r"images_seen=400\.ckpt is removed: this training resumes from 80 images"):
-        fit(tmp_path, edm(), 3, path, callbacks=[PowerAverages(every_n_images=40)])
-    assert list(kept_in(tmp_path / "run" / "snapshots")) == [40, 80, 120]
+        fit(tmp_path / "c", edm(), 3, path, callbacks=[PowerAverages(**own)])
+    assert list(kept_in(tmp_path / "c" / "run" / "snapshots")) == [40, 80, 120]
 
 
 @pytest.mark.parametrize(
@@ -255,8 +231,3 @@ def test_two_ranks_write_one_average_of_both_and_16_bits_are_rounded_once(tmp_pa
     made = torch.load(RUN / "averages" / "ema=0.050.ckpt", weights_only=True)["state_dict"]
     assert {value.dtype for value in made.values()} == {torch.float32}
     assert all(torch.allclose(made[n], v.float(), rtol=1e-5, atol=1e-6) for n, v in snapshot["averages"][0].items())
-
-
-def test_a_length_that_is_barely_reached_is_told(run):
-    with pytest.warns(UserWarning, match=r"--ema 0\.02: the nearest sum of 12 snapshot\(s\) has an error of 1\d%"):
-        main(["average", str(run), "--ema", "0.02"])

@@ -8,54 +8,53 @@ import torch
 
 from lit_knn.callbacks import LastCheckpoint
 from lit_knn.common.errors import NonFiniteLossError
-from lit_knn.estimators import Exact, OneSample
+from lit_knn.estimators import OneSample
 from lit_knn.modules import LitEDM, LitEstimator, LitICT
+from tests.interrupted_runs import At, edm, fit
 from tests.short_training import TRAINER, train
 from tests.watched import Asked, Images, OneOfSeveral, WatchedNet, heun_levels, karras, undone
 
-BOTH = pytest.mark.parametrize("kind", [LitICT, LitEDM])
-
 
 class OneBadItem(WatchedNet):
-    """Its output for item 7 is not finite from the second call on."""
+    """Its output for item 7 is not finite from the fifth call on; the first call is its trial."""
 
     def forward(self, *args, **kwargs):
         output = super().forward(*args, **kwargs)
         bad = torch.zeros_like(output)
-        if len(self.calls) > 1:
+        if len(self.calls) > 4:
             bad[7] = math.inf
         return output + bad
 
 
-def test_one_item_with_an_infinite_loss_stops_the_run_and_its_level_is_named():
+def test_one_item_with_an_infinite_loss_stops_the_run_before_the_weights_are_touched_and_its_level_is_named(tmp_path):
     net = OneBadItem()
-    with pytest.raises(NonFiniteLossError) as stop:
-        train(LitEDM(net, OneSample()), Images(), 1)
+    trainer = pl.Trainer(max_steps=9, callbacks=[LastCheckpoint(dirpath=str(tmp_path))], **TRAINER)
+    with pytest.raises(NonFiniteLossError, match="not finite at step 3, first at noise level") as stop:
+        trainer.fit(LitEDM(net, OneSample(), lr=0.1, lr_ramp_up_images=0), Images())
     t = undone(net.calls[-1])[1].flatten()[7].item()
     assert f"t={t:.4g};" in str(stop.value)
+    checkpoint = torch.load(tmp_path / "last.ckpt", weights_only=False)
+    assert checkpoint["global_step"] == 3
+    assert checkpoint["current_model_state"]["denoiser.model.value"].isfinite()
 
 
-@BOTH
-@pytest.mark.parametrize(("rank", "size", "accumulated"), [(0, 1, 1), (0, 3, 1), (2, 3, 2)])
+@pytest.mark.parametrize(
+    ("kind", "rank", "size", "accumulated"), [(LitICT, 0, 1, 1), (LitEDM, 0, 3, 1), (LitEDM, 2, 3, 2)]
+)
 def test_images_seen_count_all_ranks_and_all_batches(kind, rank, size, accumulated):
     model = kind(WatchedNet(), OneSample())
     train(model, Images(), 2, strategy=OneOfSeveral(rank, size), accumulate_grad_batches=accumulated)
     assert model.images_seen == 2 * 30 * size * accumulated
 
 
-def test_an_average_goes_on_after_a_resume_as_without_it(tmp_path):
-    def run(steps, ckpt_path=None, half_life=100):
-        model = LitEDM(WatchedNet(), OneSample(), lr=0.1, lr_ramp_up_images=0, ema_half_life_images=half_life)
-        folder = tmp_path / f"{steps} {ckpt_path is None}"
-        trainer = pl.Trainer(max_steps=steps, **TRAINER, callbacks=[LastCheckpoint(dirpath=str(folder))])
-        trainer.fit(model, Images(batch_size=60), ckpt_path=ckpt_path)
-        return torch.load(folder / "last.ckpt", weights_only=False)
+def test_a_batch_broken_off_half_way_is_counted_once(tmp_path):
+    def break_off():
+        raise KeyboardInterrupt
 
-    run(3)
-    resumed, whole = run(6, tmp_path / "3 True" / "last.ckpt"), run(6)
-    name = "denoiser.model.value"
-    assert resumed["state_dict"][name].item() == whole["state_dict"][name].item()
-    assert resumed["state_dict"][name].item() != whole["current_model_state"][name].item()
+    # No validation has saved the second step.
+    _, path = fit(tmp_path, edm(), 5, at=At(2, "on_after_backward", break_off))
+    checkpoint = torch.load(path, weights_only=True)
+    assert (checkpoint["global_step"], checkpoint["images_seen"]) == (2, 2 * 40)
 
 
 def test_averages_are_logged_every_n_steps():
@@ -81,29 +80,6 @@ def test_averages_are_logged_every_n_steps():
         shown = [max(low, 0.01), min(high, 50.0)]
         name = f"train/loss_t_{shown[0]:.3g}_to_{shown[1]:.3g}"
         assert logged[6][name] == pytest.approx(loss[band].mean().item(), rel=1e-4)
-
-
-def test_the_error_of_the_target_is_measured_only_where_asked():
-    def metrics(**options):
-        trainer = pl.Trainer(**{**TRAINER, "limit_val_batches": 1, "enable_checkpointing": False})
-        return trainer.validate(LitEDM(WatchedNet(), Exact(), **options), Images(), verbose=False)[0]
-
-    assert "val/target_mse" in metrics()
-    assert "val/target_mse" not in metrics(measure_target=False)
-
-
-def test_the_loss_has_the_preconditioning_and_the_weight_of_sigma_data():
-    net, losses = WatchedNet(), []
-    model = LitEDM(net, OneSample(), sigma_data=0.2)
-    original = model.losses
-    model.losses = lambda *args: losses.append(original(*args)) or losses[-1]
-    data = Images(batch_size=60)
-    train(model, data, 1)
-    z, t = undone(net.calls[-1], sigma_data=0.2)
-    norm = (t**2 + 0.04).sqrt()
-    denoised = 0.04 / norm**2 * z + 0.2 * t / norm * 0.3
-    expected = (norm / (0.2 * t)) ** 2 * (denoised - data.x) ** 2
-    torch.testing.assert_close(losses[0][0].double(), expected.flatten(1).mean(1), rtol=1e-3, atol=1e-5)
 
 
 GRID = {"sigma_min": 0.03, "sigma_max": 12.0, "rho": 4.0}
