@@ -1,6 +1,5 @@
 """Which checkpoints a run leaves: at which steps, with which weights, after a resume and after an interruption."""
 
-import contextlib
 import math
 import os
 from types import SimpleNamespace
@@ -20,32 +19,25 @@ from lit_knn.runs.folder import RunFolder
 from tests.short_training import TRAINER
 from tests.watched import Images, OneOfSeveral, WatchedNet
 
-NAME = "denoiser.model.value"
-
 
 class Saved(pl.Callback):
-    """Records the steps of the checkpoints, and the current weight and the images seen after each step."""
+    """Records the steps of the checkpoints."""
 
     def __init__(self):
-        self.steps, self.weights, self.batches = [], {}, 0
+        self.steps = []
 
     def on_save_checkpoint(self, trainer, pl_module, checkpoint):
         self.steps.append(trainer.global_step)
 
-    def on_train_batch_end(self, trainer, pl_module, *args):
-        self.weights[trainer.global_step] = pl_module.denoiser.model.value.item()
-        self.batches += 1
+
+def fit(*callbacks, net=None, ckpt_path=None, **options):
+    """Train with 30 images a batch and two batches an epoch."""
+    trainer = pl.Trainer(**{**TRAINER, "callbacks": list(callbacks), **options})
+    trainer.fit(LitEDM(net or WatchedNet(), OneSample(), lr=0.1, lr_ramp_up_images=0), Images(), ckpt_path=ckpt_path)
 
 
-def model(net=None, kind=LitEDM):
-    return kind(net or WatchedNet(), OneSample(), lr=0.1, lr_ramp_up_images=0)
-
-
-def fit(*callbacks, data=None, net=None, kind=LitEDM, ckpt_path=None, **options):
-    saved = Saved()
-    trainer = pl.Trainer(**{**TRAINER, "callbacks": [saved, *callbacks], **options})
-    trainer.fit(model(net, kind), data or Images(), ckpt_path=ckpt_path)
-    return saved
+def load(path):
+    return torch.load(path, weights_only=True)
 
 
 @pytest.mark.parametrize(
@@ -59,43 +51,33 @@ def fit(*callbacks, data=None, net=None, kind=LitEDM, ckpt_path=None, **options)
     ],
 )
 def test_the_last_checkpoint_is_saved_every_n_steps_and_at_the_end(every, options, steps, tmp_path):
-    assert fit(LastCheckpoint(every, dirpath=str(tmp_path)), **options).steps == steps
-    checkpoint = torch.load(tmp_path / "last.ckpt", weights_only=False)
+    saved = Saved()
+    fit(saved, LastCheckpoint(every, str(tmp_path)), **options)
+    assert saved.steps == steps
+    checkpoint = load(tmp_path / "last.ckpt")
     assert checkpoint["global_step"] == steps[-1]
     assert checkpoint["images_seen"] == steps[-1] * 30 * options.get("accumulate_grad_batches", 1)
 
 
-def test_a_resumed_run_saves_no_batch_that_only_adds_gradients(tmp_path):
-    # Such a checkpoint would skip the batch, whose gradients it does not hold.
-    options = {"accumulate_grad_batches": 2, "max_epochs": -1}
-    fit(LastCheckpoint(1, dirpath=str(tmp_path)), max_steps=2, **options)
-    resumed = fit(LastCheckpoint(1, dirpath=str(tmp_path)), max_steps=4, ckpt_path=tmp_path / "last.ckpt", **options)
-    assert resumed.steps == [3, 4]
-
-
-def kept(folder):
-    """The kept checkpoints: images seen, by the step."""
-    files = [torch.load(path, weights_only=False) for path in folder.glob("*.ckpt")]
-    return {file["global_step"]: file["images_seen"] for file in files}
-
-
 def test_checkpoints_by_images_are_those_that_pass_a_multiple_after_a_resume_too(tmp_path):
-    def run(folder, steps, **options):
-        by_images, last = CheckpointByImages(90, str(folder / "kept")), LastCheckpoint(dirpath=str(folder))
-        fit(by_images, last, max_steps=steps, **options)
-        return kept(folder / "kept")
+    def kept(folder, steps, **options):
+        """Train, and return the images seen of the kept checkpoints by the step."""
+        fit(CheckpointByImages(90, str(folder / "kept")), LastCheckpoint(1, str(folder)), max_steps=steps, **options)
+        files = [load(path) for path in (folder / "kept").glob("*.ckpt")]
+        return {file["global_step"]: file["images_seen"] for file in files}
 
-    assert run(tmp_path / "first", 4) == {3: 90}
-    assert run(tmp_path / "second", 7, ckpt_path=tmp_path / "first" / "last.ckpt") == {6: 180}
+    assert kept(tmp_path / "first", 4) == {3: 90}
+    assert kept(tmp_path / "second", 7, ckpt_path=tmp_path / "first" / "last.ckpt") == {6: 180}
     # Checkpoints are of whole steps: 90 images are passed within the second step of two batches.
-    assert run(tmp_path / "third", 3, accumulate_grad_batches=2) == {2: 120, 3: 180}
-
-
-def test_the_names_of_kept_checkpoints_are_exact():
+    assert kept(tmp_path / "third", 3, accumulate_grad_batches=2) == {2: 120, 3: 180}
+    # A resumed run saves no batch that only adds gradients, which the checkpoint would not hold.
+    saved, path = Saved(), tmp_path / "third" / "last.ckpt"
+    options = {"accumulate_grad_batches": 2, "max_epochs": -1}
+    fit(saved, LastCheckpoint(1, str(tmp_path)), max_steps=5, ckpt_path=path, **options)
+    assert saved.steps == [4, 5]
     # float32 would round this number.
-    assert (
-        CheckpointByImages(1).name_of_file(None, SimpleNamespace(images_seen=2**24 + 1)) == "images_seen=16777217.ckpt"
-    )
+    seen = SimpleNamespace(images_seen=2**24 + 1)
+    assert CheckpointByImages(1).name_of_file(None, seen) == "images_seen=16777217.ckpt"
 
 
 class TwoWeights(WatchedNet):
@@ -120,31 +102,9 @@ class Breaks(pl.Callback):
 @pytest.mark.filterwarnings("ignore:the weights are not finite")
 def test_one_number_that_is_not_finite_keeps_the_checkpoint_before_it(tmp_path):
     fit(Breaks(), LastCheckpoint(1, str(tmp_path)), net=TwoWeights(), max_steps=5, strategy="auto")
-    checkpoint = torch.load(tmp_path / "last.ckpt", weights_only=False)
+    checkpoint = load(tmp_path / "last.ckpt")
     assert checkpoint["global_step"] == 2
     assert checkpoint["state_dict"]["denoiser.model.other"].isfinite().all()
-
-
-class Interrupted(LitEDM):
-    """Is interrupted in its second validation, at step 4."""
-
-    def validation_step(self, batch, batch_idx):
-        super().validation_step(batch, batch_idx)
-        if self.trainer.global_step == 4:
-            raise KeyboardInterrupt
-
-
-def test_ctrl_c_in_a_validation_leaves_a_checkpoint_of_one_step(tmp_path):
-    saved = Saved()
-    options = {"limit_val_batches": 1, "val_check_interval": 2, "check_val_every_n_epoch": None, "max_steps": 9}
-    trainer = pl.Trainer(**{**TRAINER, **options}, callbacks=[saved, LastCheckpoint(3, str(tmp_path))])
-    with contextlib.suppress(KeyboardInterrupt, SystemExit):
-        trainer.fit(model(kind=Interrupted), Images())
-    checkpoint = torch.load(tmp_path / "last.ckpt", weights_only=False)
-    # In a validation the averaged weights are in the place of the current ones.
-    current, average = (checkpoint[part][NAME].item() for part in ("current_model_state", "state_dict"))
-    assert current == saved.weights[checkpoint["global_step"]]
-    assert average != current
 
 
 class Fails(pl.Callback):
@@ -163,42 +123,32 @@ def test_an_error_is_saved_by_a_single_process_alone(size, left, tmp_path):
 
 def test_a_run_that_ends_after_a_validation_knows_its_best_value(tmp_path):
     best = ModelCheckpoint(tmp_path / "best", monitor="val/loss")
-    options = {"limit_val_batches": 1, "val_check_interval": 2, "check_val_every_n_epoch": None, "max_steps": 5}
+    options = {"limit_val_batches": 1, "val_check_interval": 2, "check_val_every_n_epoch": None}
     with pytest.raises(RuntimeError, match="one rank fails"):
-        fit(Fails(), best, LastCheckpoint(9, str(tmp_path)), **options)
-    (state,) = (
-        state
-        for name, state in torch.load(tmp_path / "last.ckpt", weights_only=False)["callbacks"].items()
-        if name.startswith("ModelCheckpoint")
-    )
+        fit(Fails(), best, LastCheckpoint(9, str(tmp_path)), max_steps=5, **options)
+    states = torch.load(tmp_path / "last.ckpt", weights_only=False)["callbacks"]
+    (state,) = (state for name, state in states.items() if name.startswith("ModelCheckpoint"))
     assert state["best_model_score"] == best.best_model_score > 0
 
 
 class Places(StepProgressBar):
-    """Records the place and the end of the bar after each batch."""
+    """Records the place and the end of the bar at the start and after each batch."""
 
-    def __init__(self):
-        super().__init__()
-        self.seen = []
+    def on_train_start(self, *args):
+        super().on_train_start(*args)
+        self.seen = [(self.train_progress_bar.n, self.train_progress_bar.total)]
 
     def on_train_batch_end(self, *args):
         super().on_train_batch_end(*args)
         self.seen.append((self.train_progress_bar.n, self.train_progress_bar.total))
 
-    def on_train_start(self, *args):
-        super().on_train_start(*args)
-        self.seen.append((self.train_progress_bar.n, self.train_progress_bar.total))
 
-
-def test_the_progress_bar_counts_optimiser_steps_and_goes_on_after_a_resume(tmp_path, capsys):
-    bar = Places()
-    shown = {"enable_progress_bar": True, "accumulate_grad_batches": 2}
+def test_the_progress_bar_counts_optimiser_steps_and_goes_on_after_a_resume(tmp_path):
+    bar, shown = Places(), {"enable_progress_bar": True, "accumulate_grad_batches": 2}
     fit(bar, LastCheckpoint(dirpath=str(tmp_path)), max_steps=2, **shown)
     assert bar.seen == [(0, 2), (0, 2), (1, 2), (1, 2), (2, 2)]
-    bar = Places()
     fit(bar, max_steps=4, ckpt_path=tmp_path / "last.ckpt", enable_checkpointing=False, **shown)
-    assert bar.seen[0] == (2, 4)
-    assert bar.seen[-1] == (4, 4)
+    assert (bar.seen[0], bar.seen[-1]) == ((2, 4), (4, 4))
 
 
 def write_run(folder, kept, last, ckpt_path=None):

@@ -5,20 +5,23 @@ import signal
 import pytest
 import pytorch_lightning as pl
 import torch
+from pytorch_lightning.plugins.environments import SLURMEnvironment
+from torch.optim.lr_scheduler import ExponentialLR, OneCycleLR
 
 from lit_knn.commands.trainer import Trainer
 from lit_knn.common.errors import InputError
 from lit_knn.common.tables import read_rows
 from lit_knn.data import Digits
 from lit_knn.estimators import OneSample
-from lit_knn.modules import LitEDM, LitICT
+from lit_knn.modules import LitEDM
 from lit_knn.nets import UNet
 from lit_knn.runs.resumption import requeued_checkpoint
-from lit_knn.sampling.solvers import euler_step
-from tests.interrupted_runs import QUIET, At, assert_same, edm, fit, ict, interrupt, net, validations
+from tests.interrupted_runs import QUIET, At, assert_same, edm, fit, ict, interrupt, validations
 from tests.ranks import run_ranks
 
-MOMENTS = ["on_train_batch_start", "on_train_batch_end"]
+
+def load(path):
+    return torch.load(path, weights_only=True)
 
 
 @pytest.fixture(scope="module")
@@ -40,102 +43,60 @@ def broken_off():
     raise KeyboardInterrupt
 
 
+def twice():
+    # Torchrun sends a Ctrl-C once more to its processes, which have got it from the terminal.
+    interrupt()
+    interrupt()
+
+
+def sigterm():
+    interrupt(signal.SIGTERM)
+
+
 @pytest.mark.parametrize(("make", "action"), [(ict, broken_off), (edm, interrupt)])
 def test_a_run_interrupted_in_a_batch_is_the_same_after_two_resumptions(make, action, whole, tmp_path):
     # Validations fall between the interruptions, and the counts of batches must be right for them, too.
     _, first = fit(tmp_path / "1", make(), 9, at=At(3, "on_after_backward", action))
     _, second = fit(tmp_path / "2", make(), 6, first)
     _, third = fit(tmp_path / "3", make(), 9, second)
-    assert torch.load(first, weights_only=True)["global_step"] == (4 if action is interrupt else 3)
+    assert load(first)["global_step"] == (4 if action is interrupt else 3)
     assert_same(third, whole(make))
-    expected = validations(whole(make).parents[2])
-    assert len(expected) == 3
-    assert validations(*(tmp_path / n for n in "123")) == expected
+    assert validations(*(tmp_path / n for n in "123")) == validations(whole(make).parents[2])
+    # A finished validation is not repeated.
+    assert [list(validations(tmp_path / n)) for n in "123"] == [[2], [5], [8]]
 
 
-@pytest.mark.parametrize("moment", MOMENTS)
-def test_a_signal_ends_the_run_after_the_batch_at_every_moment(moment, whole, tmp_path):
-    status, path = fit(tmp_path / "a", ict(), 9, at=At(4, moment, lambda: interrupt(signal.SIGTERM)))
-    assert status == 128 + signal.SIGTERM
-    checkpoint = torch.load(path, weights_only=True)
-    assert checkpoint["global_step"] == (4 if moment == "on_train_batch_end" else 5)
-    _, resumed = fit(tmp_path / "b", ict(), 9, path)
-    assert_same(resumed, whole(ict))
-
-
-def test_a_signal_in_the_optimisers_step_does_not_cut_the_step_in_two(tmp_path):
-    class Slow(torch.optim.SGD):
-        """Gets a signal between two parameters."""
-
-        at = None
-
-        def step(self, closure):
-            loss = closure()
-            weights = [weight for group in self.param_groups for weight in group["params"]]
-            for number, weight in enumerate(weights):
-                if len(weights) // 2 == number and Slow.at == 0:
-                    interrupt()
-                weight.data.sub_(weight.grad, alpha=1e-3)
-            Slow.at = None if Slow.at is None else Slow.at - 1
-            return loss
-
-    def make():
-        model = ict()
-        model.configure_optimizers = lambda: Slow(model.parameters(), lr=1e-3)
-        return model
-
-    _, whole = fit(tmp_path / "whole", make(), 5)
-    Slow.at = 2
-    status, path = fit(tmp_path / "a", make(), 5)
-    assert status == 130
-    Slow.at = None
-    assert_same(fit(tmp_path / "b", make(), 5, path)[1], whole)
-
-
-def test_accumulated_gradients_are_not_lost(whole, tmp_path):
-    # The signal comes in the first batch of two, so the run goes on to the second.
-    status, path = fit(tmp_path / "a", ict(), 9, at=At(3, "on_train_batch_start", interrupt), accumulate_grad_batches=2)
-    assert status == 130
-    checkpoint = torch.load(path, weights_only=True)
-    assert (checkpoint["global_step"], checkpoint["batches_done"]) == (4, 8)
-    _, resumed = fit(tmp_path / "b", ict(), 9, path, accumulate_grad_batches=2)
-    assert_same(resumed, whole(ict, accumulate_grad_batches=2))
-
-
-@pytest.mark.parametrize(("step", "hook"), [(3, "on_validation_start"), (9, "on_validation_batch_end")])
-def test_a_run_interrupted_in_a_validation_goes_on_after_it(step, hook, whole, tmp_path):
-    status, path = fit(tmp_path / "a", ict(), 9, at=At(step, hook, interrupt))
-    assert status == 130
-    status, resumed = fit(tmp_path / "b", ict(), 9, path)
+@pytest.mark.parametrize(
+    ("step", "hook", "action", "ends_at", "accumulate"),
+    [
+        (4, "on_train_batch_start", sigterm, 5, 1),
+        (4, "on_train_batch_end", sigterm, 4, 1),
+        (3, "on_after_backward", twice, 4, 1),
+        (3, "on_validation_start", interrupt, 3, 1),
+        (9, "on_validation_batch_end", interrupt, 9, 1),
+        # The signal comes in the first batch of two, whose gradients would be lost: the run goes on to the second.
+        (3, "on_train_batch_start", interrupt, 4, 2),
+    ],
+)
+def test_a_signal_ends_the_run_between_two_steps(step, hook, action, ends_at, accumulate, whole, tmp_path):
+    options = {"accumulate_grad_batches": accumulate} if accumulate > 1 else {}
+    expected = whole(ict, **options)
+    status, path = fit(tmp_path / "a", ict(), 9, at=At(step, hook, action), **options)
+    assert status == 128 + (signal.SIGTERM if action is sigterm else signal.SIGINT)
+    checkpoint = load(path)
+    assert (checkpoint["global_step"], checkpoint["batches_done"]) == (ends_at, ends_at * accumulate)
+    status, resumed = fit(tmp_path / "b", ict(), 9, path, **options)
     assert status == 0
     # After the last step nothing is left, and nothing is logged.
-    assert_same(resumed if step < 9 else path, whole(ict))
-    parts = [tmp_path / "a", tmp_path / "b"] if step < 9 else [tmp_path / "a"]
-    # `validate` measures what the interrupted one did not.
-    expected = validations(whole(ict).parents[2])
-    assert validations(*parts) == {at: value for at, value in expected.items() if at != step - 1}
+    assert_same(resumed if ends_at < 9 else path, expected)
+    measured = validations(*([tmp_path / "a", tmp_path / "b"] if ends_at < 9 else [tmp_path / "a"]))
+    # An interrupted validation is not made up for: `validate` measures it.
+    missing = step - 1 if "validation" in hook else None
+    assert measured == {at: value for at, value in validations(expected.parents[2]).items() if at != missing}
 
 
-def test_a_finished_validation_is_not_repeated(whole, tmp_path):
-    _, path = fit(tmp_path / "a", ict(), 9, at=At(6, "on_train_batch_start", broken_off))
-    fit(tmp_path / "b", ict(), 9, path)
-    assert list(validations(tmp_path / "b")) == [8]
-
-
-def test_the_first_signal_is_not_the_second_which_launchers_send(tmp_path):
-    # Torchrun sends a Ctrl-C once more to its processes, which have got it from the terminal.
-    def twice():
-        interrupt()
-        interrupt()
-
-    status, path = fit(tmp_path, ict(), 9, at=At(2, "on_after_backward", twice))
-    assert status == 130
-    assert torch.load(path, weights_only=True)["global_step"] == 3
-
-
-@pytest.mark.parametrize("signalled", [0, 1])
-def test_a_signal_that_one_rank_alone_got_ends_all_after_the_same_batch(signalled, tmp_path):
-    codes, errors = run_ranks("tests.signal_probe", tmp_path, signalled, ranks=2)
+def test_a_signal_that_one_rank_alone_got_ends_all_after_the_same_batch(tmp_path):
+    codes, errors = run_ranks("tests.signal_probe", tmp_path, 1, ranks=2)
     assert codes == [0, 0], errors
     assert [(tmp_path / f"{rank}.txt").read_text() for rank in range(2)] == ["SIGTERM", "SIGTERM"]
 
@@ -151,8 +112,7 @@ def test_an_error_inside_a_step_leaves_the_checkpoint_before_it(tmp_path):
     with pytest.raises(RuntimeError, match="on purpose"):
         fit(tmp_path, model, 9)
     # The one around the validation at step 3. The averaged weights of step 5 are missing.
-    path = tmp_path / "run" / "checkpoints" / "last.ckpt"
-    assert torch.load(path, weights_only=True)["global_step"] == 3
+    assert load(tmp_path / "run" / "checkpoints" / "last.ckpt")["global_step"] == 3
 
 
 def test_every_validation_has_the_same_noise(tmp_path):
@@ -163,38 +123,18 @@ def test_every_validation_has_the_same_noise(tmp_path):
     assert losses[0] == losses[1]
 
 
-class Decaying(LitICT):
-    """Halves the learning rate after each step."""
-
-    def configure_optimizers(self):
-        optimizer = super().configure_optimizers()
-        scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
-        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
-
-
-def test_a_scheduler_goes_on_where_it_was(tmp_path):
-    def model():
-        return Decaying(net(), OneSample(), euler_step, lr=0.1, total_steps=16)
-
-    path = fit(tmp_path / "a", model(), 2)[1]
-    path = fit(tmp_path / "b", model(), 3, path)[1]
-    (group,) = torch.load(path, weights_only=True)["optimizer_states"][0]["param_groups"]
-    assert group["lr"] == pytest.approx(0.1 / 2**3)
-
-
 def test_the_options_of_the_optimiser_hold(tmp_path):
     _, path = fit(tmp_path / "a", ict(lr=1e-2), 2)
     _, resumed = fit(tmp_path / "b", ict(lr=0.03), 3, path)
-    (group,) = torch.load(resumed, weights_only=True)["optimizer_states"][0]["param_groups"]
-    assert group["lr"] == 0.03
+    states = [load(p)["optimizer_states"][0] for p in (path, resumed)]
+    assert states[1]["param_groups"][0]["lr"] == 0.03
     # The moments of the optimiser are those of the checkpoint.
-    states = [torch.load(p, weights_only=True)["optimizer_states"][0]["state"][0] for p in (path, resumed)]
-    assert [state["step"].item() for state in states] == [2, 3]
+    assert [state["state"][0]["step"].item() for state in states] == [2, 3]
 
 
 def other(kind, schedule=None):
     """A model with another optimiser, with or without a schedule."""
-    model = LitICT(net(), OneSample(), euler_step, lr=0.1, total_steps=16)
+    model = ict()
 
     def configured():
         optimizer = kind(model.parameters(), lr=0.1)
@@ -206,56 +146,33 @@ def other(kind, schedule=None):
     return model
 
 
-def test_the_state_of_another_optimiser_or_schedule_is_not_taken_over(tmp_path):
+def test_the_state_of_a_schedule_goes_on_and_that_of_another_is_not_taken_over(tmp_path):
     def half(optimizer):
-        return torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+        return ExponentialLR(optimizer, 0.5)
 
-    _, path = fit(tmp_path / "a", other(torch.optim.RAdam), 2)
-    for number, (kind, schedule, said) in enumerate(
-        [
-            (torch.optim.SGD, None, "optimizer RAdam, not of SGD"),
-            (torch.optim.Adam, None, "optimizer RAdam, not of Adam"),
-            (torch.optim.RAdam, half, "lr_scheduler none, not of ExponentialLR"),
-        ]
+    RAdam = torch.optim.RAdam
+    _, plain = fit(tmp_path / "plain", other(RAdam), 2)
+    _, halved = fit(tmp_path / "halved", other(RAdam, half), 2)
+    for path, kind, schedule, said in (
+        (plain, torch.optim.SGD, None, "optimizer RAdam, not of SGD"),
+        (plain, torch.optim.Adam, None, "optimizer RAdam, not of Adam"),
+        (plain, RAdam, half, "lr_scheduler none, not of ExponentialLR"),
+        (halved, RAdam, None, "lr_scheduler ExponentialLR, not of none"),
     ):
         with pytest.raises(InputError, match=f"the checkpoint has the state of {said}: give the same, or start a new"):
-            fit(tmp_path / f"b{number}", other(kind, schedule), 3, path)
-        assert not list((tmp_path / f"b{number}").rglob("*.ckpt"))
-    _, scheduled = fit(tmp_path / "c", other(torch.optim.RAdam, half), 2)
-    with pytest.raises(InputError, match="lr_scheduler ExponentialLR, not of none"):
-        fit(tmp_path / "d", other(torch.optim.RAdam), 3, scheduled)
+            fit(tmp_path / "refused", other(kind, schedule), 3, path)
+        assert not list((tmp_path / "refused").rglob("*.ckpt"))
+    _, resumed = fit(tmp_path / "resumed", other(RAdam, half), 3, halved)
+    assert load(resumed)["optimizer_states"][0]["param_groups"][0]["lr"] == pytest.approx(0.1 / 2**3)
 
 
 def test_a_schedule_that_ends_before_the_training_is_refused_at_its_start(tmp_path):
     def cycle(optimizer):
-        return torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=5)
+        return OneCycleLR(optimizer, 0.1, total_steps=5)
 
     with pytest.raises(InputError, match="total_steps 5: OneCycleLR would end before the 6 steps of the training"):
         fit(tmp_path, other(torch.optim.RAdam, cycle), 6)
     assert fit(tmp_path, other(torch.optim.RAdam, cycle), 4)[0] == 0
-
-
-@pytest.mark.parametrize(
-    ("option", "change"),
-    [
-        ("--seed_everything 0, not 1", {"model": {"seed": 1}}),
-        ("--data.batch_size 40, not 20", {"data": {"batch_size": 20}}),
-        ("--trainer.accumulate_grad_batches 1, not 2", {"accumulate_grad_batches": 2}),
-        ("number of images of the data 1797, not 3594", {"data": {"hflip": True}}),
-        (r"ranks \(.*\) 2, not 1", {}),
-    ],
-)
-def test_options_that_change_the_meaning_of_the_counts_are_refused(option, change, tmp_path):
-    _, path = fit(tmp_path / "a", ict(), 2)
-    if not change:
-        checkpoint = torch.load(path, weights_only=True)
-        checkpoint["run"]["ranks"] = 2
-        torch.save(checkpoint, path)
-    data = Digits(**{"batch_size": 40, **change.get("data", {})})
-    options = {name: value for name, value in change.items() if name not in ("model", "data")}
-    trainer = Trainer(max_steps=4, logger=False, enable_checkpointing=False, **QUIET, **options)
-    with pytest.raises(InputError, match=option):
-        trainer.fit(ict(**change.get("model", {})), data, ckpt_path=path)
 
 
 class Inverted(Digits):
@@ -274,28 +191,36 @@ class Relabelled(Digits):
         return images, 9 - labels
 
 
-def resume(path, data, model=None):
-    trainer = Trainer(max_steps=2, logger=False, enable_checkpointing=False, **QUIET)
-    trainer.fit(model or ict(), data, ckpt_path=path)
+def conditional():
+    return LitEDM(UNet(1, channels=4, multipliers=(1,), blocks=1, num_classes=10), OneSample(), class_conditional=True)
+
+
+def resume(path, data=None, model=None, **options):
+    trainer = Trainer(max_steps=2, logger=False, enable_checkpointing=False, **QUIET, **options)
+    trainer.fit(model or ict(), data or Digits(batch_size=40), ckpt_path=path)
     return trainer.global_step
 
 
-def test_other_images_or_labels_are_refused(tmp_path):
+def test_options_and_data_that_change_the_meaning_of_the_counts_are_refused(tmp_path):
     _, path = fit(tmp_path / "a", ict(), 1)
-    with pytest.raises(InputError, match=r"images with the hash [0-9a-f]{16}, not [0-9a-f]{16};"):
-        resume(path, Inverted(batch_size=40))
+    _, of_classes = fit(tmp_path / "b", conditional(), 1)
+    of_ranks = tmp_path / "two.ckpt"
+    torch.save({**load(path), "run": {**load(path)["run"], "ranks": 2}}, of_ranks)
+    for checkpoint, said, options in (
+        (path, "--seed_everything 0, not 1", {"model": ict(seed=1)}),
+        (path, "--data.batch_size 40, not 20", {"data": Digits(batch_size=20)}),
+        (path, "--trainer.accumulate_grad_batches 1, not 2", {"accumulate_grad_batches": 2}),
+        (path, "number of images of the data 1797, not 3594", {"data": Digits(batch_size=40, hflip=True)}),
+        (path, r"images with the hash [0-9a-f]{16}, not [0-9a-f]{16};", {"data": Inverted(batch_size=40)}),
+        (of_classes, "class labels with the hash", {"data": Relabelled(batch_size=40), "model": conditional()}),
+        (of_ranks, r"ranks \(.*\) 2, not 1", {}),
+    ):
+        with pytest.raises(InputError, match=said):
+            resume(checkpoint, **options)
     # Without classes the labels do not matter. A set in shards is the same set.
     assert resume(path, Relabelled(batch_size=40)) == 2
     assert resume(path, Digits(batch_size=40, sharded=True)) == 2
-
-    def conditional():
-        net = UNet(1, channels=4, multipliers=(1,), blocks=1, num_classes=10)
-        return LitEDM(net, OneSample(), class_conditional=True)
-
-    _, path = fit(tmp_path / "b", conditional(), 1)
-    assert resume(path, Digits(batch_size=40), conditional()) == 2
-    with pytest.raises(InputError, match="class labels with the hash"):
-        resume(path, Relabelled(batch_size=40), conditional())
+    assert resume(of_classes, model=conditional()) == 2
 
 
 def test_a_job_that_slurm_queued_again_resumes_from_its_newest_checkpoint(tmp_path, monkeypatch):
@@ -309,13 +234,11 @@ def test_a_job_that_slurm_queued_again_resumes_from_its_newest_checkpoint(tmp_pa
 
 
 def test_slurms_signal_to_requeue_saves_between_two_batches(whole, tmp_path, monkeypatch):
-    from pytorch_lightning.plugins.environments import SLURMEnvironment
-
-    commands = tmp_path / "bin"
-    commands.mkdir()
-    (commands / "scontrol").write_text(f"#!/bin/sh\necho $@ > {tmp_path}/said\n")
-    (commands / "scontrol").chmod(0o755)
-    monkeypatch.setenv("PATH", str(commands), prepend=":")
+    command = tmp_path / "bin" / "scontrol"
+    command.parent.mkdir()
+    command.write_text(f"#!/bin/sh\necho $@ > {tmp_path}/said\n")
+    command.chmod(0o755)
+    monkeypatch.setenv("PATH", str(command.parent), prepend=":")
     for name, value in {"JOB_ID": "77", "PROCID": "0", "LOCALID": "0", "NODEID": "0", "NTASKS": "1"}.items():
         monkeypatch.setenv(f"SLURM_{name}", value)
     at = At(4, "on_after_backward", lambda: interrupt(signal.SIGUSR1))
@@ -326,5 +249,5 @@ def test_slurms_signal_to_requeue_saves_between_two_batches(whole, tmp_path, mon
     assert status == 0
     assert_same(path, whole(ict))
     (requeued,) = (tmp_path / "a").glob("hpc_ckpt_*.ckpt")
-    assert torch.load(requeued, weights_only=True)["global_step"] == 5
+    assert load(requeued)["global_step"] == 5
     assert_same(fit(tmp_path / "b", ict(), 9, requeued)[1], whole(ict))

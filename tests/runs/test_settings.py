@@ -16,13 +16,22 @@ from lit_knn.index import FaissIndex
 class Own(Estimator):
     """A user's estimator; it stores its options under any names."""
 
-    def __init__(self, k=10, width=0.5, net=None, hook=None, inner=None, levels=()):
+    def __init__(self, k=10, width=0.5, hook=None):
         self._k = k
         self.wide = 2 * width
-        self.kept = net, hook, inner, levels
+        self.kept = hook
 
     def _posterior_mean(self, z, t, x_source, generator):
         return z / self._k
+
+
+class Scale(nn.Module):
+    """A module whose attributes, no parameters, decide what it computes."""
+
+    def __init__(self, factor=1.0, mode="plain", buffer=0.0):
+        super().__init__()
+        self.factor, self._mode = factor, mode
+        self.register_buffer("buffer", torch.tensor(buffer), persistent=False)
 
 
 def same(a, b):
@@ -30,26 +39,45 @@ def same(a, b):
 
 
 def test_options_kept_in_private_attributes_count():
+    assert same(Own(10, 0.5), Own(width=0.5, k=10))
     assert same(Own(), Own(k=10))
     assert not same(Own(k=10), Own(k=1000))
     assert not same(Own(width=0.5), Own(width=0.25))
-    assert same(Own(10, 0.5), Own(width=0.5, k=10))
-
-
-def test_own_classes_of_equal_names_are_told_apart():
+    # Classes of equal names are told apart.
     assert not same(KNN(8, 4), type("KNN", (KNN,), {})(8, 4))
 
 
-def test_weights_tensors_estimators_and_lists_count():
-    nets = [nn.Linear(2, 2) for _ in range(2)]
-    assert same(Own(net=nets[0]), Own(net=copy.deepcopy(nets[0])))
-    assert not same(Own(net=nets[0]), Own(net=nets[1]))
-    assert same(Own(net=torch.arange(3)), Own(net=torch.arange(3)))
-    assert not same(Own(net=torch.arange(3)), Own(net=torch.arange(1, 4)))
-    assert same(Own(inner=KNN(8)), Own(inner=KNN(8)))
-    assert not same(Own(inner=KNN(8)), Own(inner=KNN(9)))
-    assert not same(Own(levels=[1.0, 2.0]), Own(levels=[1.0, 3.0]))
-    assert not same(Own(inner={"a": KNN(8)}), Own(inner={"a": KNN(9)}))
+@pytest.mark.parametrize(
+    ("value", "other"),
+    [
+        (nn.Linear(2, 2), nn.Linear(2, 2)),
+        (nn.Sequential(Scale()), nn.Sequential(Scale(factor=2.0))),
+        (nn.Sequential(Scale()), nn.Sequential(Scale(mode="other"))),
+        (nn.Sequential(Scale()), nn.Sequential(Scale(buffer=3.0))),
+        (torch.arange(3), torch.arange(1, 4)),
+        (torch.ones(2, dtype=torch.cfloat).conj(), torch.zeros(2, dtype=torch.cfloat)),
+        (KNN(8), KNN(9)),
+        ({"a": KNN(8)}, {"a": KNN(9)}),
+        ({1: "a", "1": "b"}, {1: "c", "1": "b"}),
+        ({1: "a"}, {"1": "a"}),
+        ([1.0, 2.0], [1.0, 3.0]),
+        (Path("a"), Path("b")),
+        (torch.float32, torch.float64),
+        (torch.device("cpu"), torch.device("cuda", 1)),
+        (same, copy.copy),
+        (nn.ReLU, nn.GELU),
+    ],
+)
+def test_usual_kinds_of_options_are_known_again(value, other):
+    assert same(Own(hook=value), Own(hook=copy.deepcopy(value)))
+    assert not same(Own(hook=value), Own(hook=other))
+
+
+def test_values_of_equal_bytes_and_of_equal_text_are_told_apart():
+    values = [torch.zeros(4), torch.zeros(2, 2), torch.zeros(4, dtype=torch.int32), 1, 1.0, True, "1", "True", "None"]
+    values += [None, [1], [1.0], {}, [], [["mapping", []]], {"mapping": []}]
+    for i, one in enumerate(values):
+        assert [same(Own(hook=one), Own(hook=other)) for other in values] == [j == i for j in range(len(values))]
 
 
 def test_what_cannot_be_told_is_never_taken_for_anything_else():
@@ -66,52 +94,6 @@ def test_a_copy_tells_the_same(copied):
         assert same(made, copied(made))
 
 
-class Scale(nn.Module):
-    """A module whose attributes, no parameters, decide what it computes."""
-
-    def __init__(self, factor=1.0, mode="plain", buffer=0.0):
-        super().__init__()
-        self.factor, self._mode = factor, mode
-        self.register_buffer("buffer", torch.tensor(buffer), persistent=False)
-
-
-def test_attributes_and_buffers_deep_in_a_network_count():
-    def wrapped(*args):
-        return Own(net=nn.Sequential(nn.Linear(2, 2, bias=False).requires_grad_(False), Scale(*args)))
-
-    with torch.no_grad():
-        made = [wrapped(*args) for args in ((), (), (2.0,), (1.0, "other"), (1.0, "plain", 3.0))]
-    for one in made:
-        nn.init.ones_(one.kept[0][0].weight)
-    assert same(made[0], made[1])
-    assert not any(same(made[0], other) for other in made[2:])
-
-
-def test_values_of_equal_bytes_and_keys_of_equal_text_are_told_apart():
-    values = [torch.zeros(4), torch.zeros(2, 2), torch.zeros(4, dtype=torch.int32), 1, 1.0, True, "1", "True", "None"]
-    values += [None, [1], [1.0], {}, [], [["mapping", []]], {"mapping": []}]
-    for i, one in enumerate(values):
-        assert [same(Own(hook=one), Own(hook=other)) for other in values] == [j == i for j in range(len(values))]
-    assert not same(Own(inner={1: "a", "1": "b"}), Own(inner={1: "c", "1": "b"}))
-    assert not same(Own(inner={1: "a"}), Own(inner={"1": "a"}))
-
-
-@pytest.mark.parametrize(
-    ("value", "other"),
-    [
-        (Path("a"), Path("b")),
-        (torch.float32, torch.float64),
-        (torch.device("cpu"), torch.device("cuda", 1)),
-        (same, copy.copy),
-        (nn.ReLU, nn.GELU),
-        (torch.ones(2, dtype=torch.cfloat).conj(), torch.zeros(2, dtype=torch.cfloat)),
-    ],
-)
-def test_usual_kinds_of_options_are_known_again(value, other):
-    assert same(Own(hook=value), Own(hook=copy.deepcopy(value)))
-    assert not same(Own(hook=value), Own(hook=other))
-
-
 class OfItsClass(Own):
     """Attributes of the class, and one that holds less, have the names of the arguments."""
 
@@ -124,20 +106,20 @@ class OfItsClass(Own):
         self._first = levels.pop(0) if isinstance(levels, list) else None
 
 
-class FromFile(Own):
-    """A network that is read from a file, which another training may overwrite."""
-
-    def __init__(self, path):
-        super().__init__()
-        self.network = torch.load(path, weights_only=False)
-
-
 def test_arguments_count_whatever_attributes_have_their_names():
     assert same(OfItsClass(), OfItsClass(10))
     assert not same(OfItsClass(k=10), OfItsClass(k=20))
     assert not same(OfItsClass(deterministic=False), OfItsClass(deterministic=True))
     assert not same(OfItsClass(levels=(1, 2)), OfItsClass(levels=(1, 3)))
     assert not same(OfItsClass(levels=[1, 2]), OfItsClass(levels=[3, 2]))
+
+
+class FromFile(Own):
+    """A network that is read from a file, which another training may overwrite."""
+
+    def __init__(self, path):
+        super().__init__()
+        self.network = torch.load(path, weights_only=False)
 
 
 def test_a_network_that_an_estimator_reads_itself_counts(tmp_path):

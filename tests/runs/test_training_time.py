@@ -1,6 +1,7 @@
 """Training time excludes validations and adds up resumed parts; the record of a run has it."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 import pytorch_lightning as pl
@@ -19,20 +20,11 @@ from lit_knn.sampling.solvers import euler_step
 STEP, ESTIMATE, VALIDATION = 10.0, 3.0, 1000.0
 
 
-class Clock:
-    """A clock that moves only when a test moves it."""
-
-    def __init__(self):
-        self.now = 5.0
-
-    def __call__(self):
-        return self.now
-
-
 @pytest.fixture
 def clock(monkeypatch):
-    clock = Clock()
-    monkeypatch.setattr(monitor.time, "perf_counter", clock)
+    """A clock that moves only when a test moves it."""
+    clock = SimpleNamespace(now=5.0)
+    monkeypatch.setattr(monitor.time, "perf_counter", lambda: clock.now)
     return clock
 
 
@@ -84,24 +76,16 @@ def train(folder, clock, steps, ckpt_path=None, interrupt_at=None, **options):
     return record["time"] | record
 
 
-def test_validations_and_setup_do_not_count_and_estimates_do(tmp_path, clock):
-    record = train(tmp_path / "a", clock, 5)
-    assert record["seconds"] == 5 * (STEP + ESTIMATE)
-    assert record["estimator_seconds"] == 5 * ESTIMATE
-    assert record["images"] == record["images_seen"] == 5 * 64
-    assert record["step"] == 5
-    assert record["hardware"] == [hardware_name(torch.device("cpu"), 1)]
-
-
-def test_parts_of_a_resumed_run_add_up(tmp_path, clock):
-    first = train(tmp_path / "a", clock, 3)
-    resumed = train(tmp_path / "b", clock, 7, ckpt_path=tmp_path / "a" / "last.ckpt")
-    assert first["seconds"] == 3 * (STEP + ESTIMATE)
-    assert resumed["seconds"] == 7 * (STEP + ESTIMATE)
-    assert resumed["estimator_seconds"] == 7 * ESTIMATE
-    assert resumed["images"] == resumed["images_seen"] == 7 * 64
-    # The hardware is named once, whatever the number of parts.
-    assert resumed["hardware"] == first["hardware"]
+def test_parts_of_a_resumed_run_add_up_without_validations_and_setup(tmp_path, clock):
+    first = train(tmp_path / "a", clock, 9, interrupt_at=4)
+    resumed = train(tmp_path / "b", clock, 9, ckpt_path=tmp_path / "a" / "last.ckpt")
+    for record, steps, status in ((first, 4, "interrupted"), (resumed, 9, "finished")):
+        assert record["seconds"] == steps * (STEP + ESTIMATE)
+        assert record["estimator_seconds"] == steps * ESTIMATE
+        assert record["images"] == record["images_seen"] == steps * 64
+        assert (record["step"], record["status"]) == (steps, status)
+        # The hardware is named once, whatever the number of parts.
+        assert record["hardware"] == [hardware_name(torch.device("cpu"), 1)]
 
 
 def test_the_time_of_a_step_is_printed_after_ten_steps(tmp_path, clock, capsys):
@@ -121,14 +105,6 @@ def test_the_time_of_a_step_is_printed_after_ten_steps(tmp_path, clock, capsys):
 )
 def test_times_are_told_in_units_of_people(seconds, told):
     assert duration(seconds) == told
-
-
-def test_an_interrupted_run_leaves_its_time(tmp_path, clock):
-    record = train(tmp_path / "a", clock, 9, interrupt_at=4)
-    assert record["seconds"] == 4 * (STEP + ESTIMATE)
-    assert (record["images"], record["step"], record["status"]) == (4 * 64, 4, "interrupted")
-    again = train(tmp_path / "b", clock, 9, ckpt_path=tmp_path / "a" / "last.ckpt")
-    assert again["seconds"] == 9 * (STEP + ESTIMATE)
 
 
 def test_reading_in_between_changes_nothing(clock):
