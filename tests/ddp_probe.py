@@ -1,9 +1,6 @@
 import json
-import os
-import signal
 from pathlib import Path
 
-import faiss
 import pytorch_lightning as pl
 import torch
 
@@ -61,11 +58,6 @@ class DDPProbe(pl.Callback):
             "fd_pixels": float(trainer.callback_metrics["fd_pixels"]),
         }
         Path(self.folder, f"rank_{trainer.global_rank}.json").write_text(json.dumps(report))
-
-
-class KilledWhileBuilding(pl.Callback):
-    def __init__(self) -> None:
-        faiss.write_index = lambda *args: os.kill(os.getpid(), signal.SIGKILL)
 
 
 class FailingRank(pl.Callback):

@@ -17,11 +17,6 @@ def log_density_of_points(z, tau, points):
     return torch.logsumexp(-sq_dist / (2 * tau**2), 0)
 
 
-def log_density_of_gaussian(z, tau):
-    """ln p(z) with x ~ N(M, S²), up to a constant; z is (d,)."""
-    return -(z - (1 - tau) * M).square().sum() / (2 * ((1 - tau) ** 2 * S**2 + tau**2))
-
-
 def velocity_by_autograd(log_density, z, tau):
     """E[ε − x | z] by autograd: E[ε|z] = −τ∇ln p(z), and E[x|z] = (z − τE[ε|z])/(1 − τ)."""
     score = torch.func.grad(log_density)(z, tau)
