@@ -35,7 +35,8 @@ OPTIONS = [
     ("--model.estimator sft.yaml", "--model.estimator sft.yaml: no such file; did you mean estimators/stf.yaml?"),
     ("--model.estimator stf", "--model.estimator: stf is neither a class nor a file; did you mean STF?"),
     ("--max_steps 10", "unrecognized arguments: --max_steps 10; did you mean --trainer.max_steps?"),
-    ("--lr 0.1", "did you mean --model.lr or --data.lr?"),
+    ("--lr 0.1", "did you mean --model.lr?"),
+    ("--k 5", "did you mean --model.k or --model.estimator.k?"),
     ("-c nowhere.yaml", "--config nowhere.yaml: no such file"),
 ]  # fmt: skip
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from datetime import timedelta
 from inspect import signature
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytorch_lightning as pl
@@ -13,6 +14,7 @@ import torch
 from pytorch_lightning.plugins.environments import LightningEnvironment, SLURMEnvironment
 from pytorch_lightning.utilities import rank_zero_warn
 
+from lit_knn import data, estimators, modules
 from lit_knn.commands.cli.construction import check_arguments
 from lit_knn.common.errors import InputError
 
@@ -132,12 +134,19 @@ def validated_at_the_end(options: Mapping[str, Any]) -> dict[str, int]:
 
 
 def hint_of_bare_option(message: str) -> str:
-    """Return what to add to the message that an option is unknown: the option with the name of a part before it."""
+    """Return what to add to the message that an option is unknown: the parts that have an option of this name."""
     bare = BARE_OPTION.match(message)
     if bare is None:
         return ""
-    parts = ["trainer"] if bare[1] in signature(pl.Trainer).parameters else ["model", "data"]
-    return f"; did you mean {' or '.join(f'--{part}.{bare[1]}' for part in parts)}?"
+
+    def has_it(room: ModuleType) -> bool:
+        kinds = (getattr(room, name) for name in room.__all__)
+        return any(bare[1] in signature(kind).parameters for kind in kinds if isinstance(kind, type))
+
+    rooms = {"model": modules, "model.estimator": estimators, "data": data}
+    of_trainer = bare[1] in signature(pl.Trainer).parameters
+    parts = ["trainer"] if of_trainer else [part for part, room in rooms.items() if has_it(room)]
+    return f"; did you mean {' or '.join(f'--{part}.{bare[1]}' for part in parts)}?" if parts else ""
 
 
 def warn_of_unused_gpu(options: Mapping[str, Any]) -> None:
