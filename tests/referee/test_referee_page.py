@@ -10,6 +10,7 @@ import pytest
 from matplotlib.container import ErrorbarContainer
 
 from lit_knn.common.errors import InputError
+from lit_knn.referee.cases import CASES
 from lit_knn.referee.page import content, markdown, write_page
 from lit_knn.referee.page.front import pareto_front, ranked
 from lit_knn.referee.page.pictures import error_against_time, ratio_over_t
@@ -175,6 +176,7 @@ def test_the_page_holds_every_entry_escaped_and_is_complete(tmp_path):
     assert markdown.escaped(hostile) in text
     assert "![Error against time, digits](page.png)\n\n![Error ratio over t, digits](page_over_t.png)" in text
     for words in (
+        f"to the reference estimator, KNN with k = {CASES['digits'].k} and n = {CASES['digits'].n}.",
         "### Certified errors",
         "does not give the same estimate",
         r"a \| b \<b\>c\</b\>",

@@ -32,6 +32,10 @@ RANKING = (
     "columns at t have the ratio of the mean squared errors, ± one standard error; bold: on the Pareto front of "
     "error against time at that t. A mean that cannot be told from 0 is a limit, as in < 1e-9."
 )
+INTRODUCTION = (
+    "Every entry estimates E[x|z,t]: the mean of the images x of a data set, given a noisy image z = x + t·ε. Errors "
+    "are distances to the exact mean. Ratios of error and time are to the reference estimator, KNN with "
+)
 CERTIFICATES = (
     "Some estimators state the squared error of each estimate. The table has the stated over the actual error: 1 is "
     "honest, less promises too much. The spread is the standard deviation of the stated errors over the latents, of "
@@ -68,7 +72,16 @@ def page(all_results: Sequence[tuple[Results, Entries, str]]) -> str:
     parts = [f"# Estimators of the posterior mean: {escaped(cases)}"]
     for results, entries, picture in all_results:
         case = escaped(results.case)
-        parts += [f"## {case}", facts(results), "### Ranking", escaped(RANKING), ranking(results, entries)]
+        known = CASES.get(results.case)
+        reference = "the settings of the case" if known is None else f"k = {known.k} and n = {known.n}"
+        parts += [
+            f"## {case}",
+            f"{INTRODUCTION}{reference}.",
+            facts(results),
+            "### Ranking",
+            escaped(RANKING),
+            ranking(results, entries),
+        ]
         parts += [f"![Error against time, {case}]({picture}.png)"]
         parts += [f"![Error ratio over t, {case}]({picture}_over_t.png)"]
         for column, title in ERRORS.items():
