@@ -37,16 +37,6 @@ def test_order_of_convergence(solver, order):
     assert errors[-1] < (1e-2 if order == 1 else 2e-5)
 
 
-def test_an_image_depends_on_its_noise_alone():
-    def rough(z, tau):
-        return torch.sin(40 * z.mean((1, 2, 3), keepdim=True) * z) + z
-
-    together = FixedSteps()(rough, noise_of([7, 8, 9, 10]), TIMES, 5)
-    for seed, image in zip([7, 8, 9, 10], together, strict=True):
-        alone = FixedSteps()(rough, noise_of([seed]), TIMES, 5)[0]
-        torch.testing.assert_close(alone, image, rtol=1e-9, atol=1e-9)
-
-
 def test_the_times_of_a_sampler_are_equal_steps_above_the_lowest():
     times = UniformTimes(0.05, 0.95)
     torch.testing.assert_close(times.descending(2), torch.tensor([0.95, 0.475]).double())

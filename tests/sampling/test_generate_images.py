@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from benchmarks import generate_images
-from benchmarks.generate_images import generated_source, resizing
+from benchmarks.generate_images import generated_source
 from lit_knn.data.prepared import read_prepared
 from tests.image_files import encoded, labels_json, pixels, write_zip
 
@@ -32,22 +32,6 @@ def test_a_generated_image_is_near_a_shifted_source_image_of_its_label_and_no_ne
     nearest = [(correlated @ (source.read(i).ravel() - 127.5)).max(1).argmax() for i in range(40)]
     # The first image has at least half of the weight; with two equal halves either may be the nearest.
     assert np.mean(labels[nearest] == source.labels) > 0.9
-
-
-def test_classes_are_sorted_equal_and_made_of_their_own_part_of_the_source():
-    images = np.repeat(np.array([10, 90, 170, 250], np.uint8), 5)[:, None, None, None] * np.ones((1, 1, 6, 6), np.uint8)
-    source = generated_source(images, np.repeat(np.arange(4), 5), 40, None, 4, 0)
-    np.testing.assert_array_equal(source.labels, np.repeat(np.arange(4), 10))
-    assert [int(source.read(i)[0, 0, 0]) for i in range(40)] == [10] * 10 + [90] * 10 + [170] * 10 + [250] * 10
-
-
-@pytest.mark.parametrize(("old", "new"), [(32, 64), (12, 5)])
-def test_resizing_is_that_of_torchvision(old, new):
-    from torchvision.transforms.v2.functional import resize
-
-    image = torch.rand(3, old, old)
-    matrix = torch.from_numpy(resizing(old, new))
-    torch.testing.assert_close(matrix @ image @ matrix.T, resize(image, [new, new], antialias=True))
 
 
 def test_the_command_writes_a_prepared_file_and_the_same_again(tmp_path, capsys):

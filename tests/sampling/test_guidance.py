@@ -172,15 +172,6 @@ def test_a_file_keeps_the_guidance(make):
     assert build(make().description(), model.net.state_dict()).guidance == 1.0
 
 
-def test_the_module_samples_with_its_guidance():
-    for kind in (LitEDM, LitFlow):
-        model = kind(small_unet(), Exact(), class_conditional=True, label_dropout=0.1, guidance=2.0, sampling_steps=2)
-        model.image_shape = (1, 4, 4)
-        expected = model.generative_model().sample(range(3), guidance=2.0)
-        assert torch.equal(model.sample(range(3)), expected)
-        assert not torch.equal(model.generative_model().sample(range(3), guidance=1.0), expected)
-
-
 @pytest.mark.parametrize("kind", [LitEDM, LitFlow])
 def test_a_network_that_was_never_trained_without_classes_is_not_guided(kind):
     module = kind(small_unet(), Exact(), class_conditional=True, sampling_steps=2)

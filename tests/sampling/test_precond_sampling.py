@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from lit_knn.common.errors import InputError
-from lit_knn.nets.precond import ConsistencyFunction, consistency_coefficients
+from lit_knn.nets.precond import ConsistencyFunction
 from lit_knn.sampling.samplers import consistency_sampler, seeded_noise
 
 SIGMA_DATA = 0.5
@@ -41,22 +41,6 @@ def test_identity_at_t_min_is_bitwise(t_min, dtype):
     f = ConsistencyFunction(RandomNet(), SIGMA_DATA, t_min)
     z = images()
     assert torch.equal(f(z, torch.full((4,), t_min, dtype=dtype)), z)
-
-
-def test_coefficients_at_the_boundary_and_far_away():
-    at_min = consistency_coefficients(torch.tensor([0.002], dtype=torch.float64))
-    assert at_min.c_skip.item() == 1.0
-    assert at_min.c_out.item() == 0.0
-    assert at_min.c_noise.item() == pytest.approx(math.log(0.002) / 4)
-    far = consistency_coefficients(torch.tensor([1e6], dtype=torch.float64))
-    assert far.c_skip.item() < 1e-12
-    assert far.c_out.item() == pytest.approx(SIGMA_DATA, rel=1e-5)  # the network's output has unit variance
-    assert far.c_in.item() == pytest.approx(1e-6, rel=1e-6)
-    # By hand: t − t_min = 0.5 and sigma_data = 0.5 give c_skip = 1/2.
-    half = consistency_coefficients(torch.tensor([0.502], dtype=torch.float64))
-    assert half.c_skip.item() == pytest.approx(0.5)
-    assert half.c_out.item() == pytest.approx(0.25 / math.sqrt(0.502**2 + 0.25))
-    assert half.c_in.item() == pytest.approx(1 / math.sqrt(0.502**2 + 0.25))
 
 
 def test_the_network_gets_unit_variance_and_a_quarter_of_log_t():

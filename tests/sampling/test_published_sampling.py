@@ -122,9 +122,3 @@ def test_what_does_not_fit_is_said_in_one_line(name, options, message, capsys):
         predict(network_file("own", name), "out", *options)
     (line,) = [line for line in capsys.readouterr().err.splitlines() if "error:" in line]
     assert message in line
-
-
-def test_a_published_network_in_half_precision_samples_nearly_the_same():
-    path = network_file("own", "uncond_vp")
-    full, half = predict(path, "full"), predict(path, "half", "--model.estimator.fp16", "true")
-    assert 0 < distances(full, half).max() < 5

@@ -64,24 +64,6 @@ def test_float64_state_is_kept_where_float32_would_stall():
         np.testing.assert_allclose(moved, gaussian_flow(z, 80.0, 80.0 - 1e-6) - z, rtol=1e-6, atol=1e-13)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("step", [euler_step, heun_step])
-def test_dtypes_and_arguments_of_the_mean(step, dtype):
-    mean = CountedMean()
-    z = latents(dtype=dtype)
-    result = step(z, 5.0, 2.0, mean)
-    assert result.dtype == dtype
-    assert result.shape == z.shape
-    assert all(seen.dtype == dtype and seen.shape == z.shape and t.shape == (4,) for seen, t in mean.calls)
-    assert mean.calls[0][1].tolist() == [5.0] * 4
-    if step is heun_step:
-        # The second evaluation is at the Euler point and at t_next.
-        assert mean.calls[1][1].tolist() == [2.0] * 4
-        euler = euler_step(z, 5.0, 2.0, gaussian_mean)
-        np.testing.assert_allclose(mean.calls[1][0], euler, rtol=1e-6)
-    assert len(mean.calls) == (1 if step is euler_step else 2)
-
-
 @pytest.mark.parametrize(("t", "t_next"), [(80.0, 79.0), (80.0, 0.002), (5.0, 3.0), (0.01, 0.002), (1.0, 0.0)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_euler_with_the_one_sample_mean_lands_on_the_same_noise(t, t_next, dtype):

@@ -88,31 +88,6 @@ def test_probabilities_and_normaliser_match_enumeration(t, k):
         assert proposal.log_Zq[row].item() >= total - 1e-9 * abs(total)
 
 
-@pytest.mark.parametrize("t", [0.002, 0.5, 80.0])
-def test_all_neighbours_make_q_the_posterior(t):
-    N = 20
-    all_sq, sq_dist, ids = neighbours(N, N)
-    proposal = neighbour_proposal(sq_dist, ids, t, N)
-    for row, q in enumerate(dense(proposal)):
-        # With an empty tail Eq. 13 is Eq. 2 over all distances.
-        posterior, Z = enumerate_proposal(all_sq[row], range(N), t, N)
-        np.testing.assert_allclose(q, posterior, rtol=1e-8, atol=1e-300)
-        assert proposal.log_Zq[row].item() == pytest.approx(float(Z.ln()), rel=1e-10)
-
-
-def test_underflowing_tail_leaves_the_posterior():
-    # If p(z|x_k) is 0, only neighbours have posterior mass, so q equals the posterior although k < N.
-    all_sq, sq_dist, ids = neighbours(20, 5)
-    q = dense(neighbour_proposal(sq_dist, ids, 0.002, 20))
-    for row in range(len(q)):
-        np.testing.assert_allclose(q[row], enumerate_proposal(all_sq[row], range(20), 0.002, 20)[0], atol=1e-12)
-
-
-def test_large_t_makes_q_uniform():
-    _, sq_dist, ids = neighbours(20, 3)
-    np.testing.assert_allclose(dense(neighbour_proposal(sq_dist, ids, 1e5, 20)), 1 / 20, rtol=1e-6)
-
-
 def test_per_item_noise_levels():
     _, sq_dist, ids = neighbours(20, 4)
     t = [0.05, 0.8, 30.0]

@@ -111,18 +111,3 @@ def test_a_third_length_is_as_near_as_the_error_of_its_profile_allows(length):
     bound = norm * (10 * ((values - values.mean(0)) ** 2).sum(0)) ** 0.5
     assert (abs(difference) <= bound).all()
     assert found.residual < 0.05
-
-
-def test_no_other_weights_of_sum_1_come_nearer():
-    _, kept = walk(list(range(1, 65)), TRACKED, keep=lambda t: t % 16 == 0)
-    wanted, rng = Profile(exponent(0.15), 64), np.random.default_rng(2)
-    found = fit(stored(kept), wanted)
-    t = np.linspace(0, 64, 20_001)
-    basis = np.array([profile(t, p) for p in stored(kept)])
-
-    def distance(weights):
-        return np.trapezoid((profile(t, wanted) - weights @ basis) ** 2, t)
-
-    for _ in range(20):
-        step = rng.normal(size=len(basis)) * 1e-2
-        assert distance(found.weights + step - step.mean()) > distance(found.weights)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from lit_knn.estimators import KNN, Exact, OneSample
+from lit_knn.estimators import KNN, Exact
 from lit_knn.index import FaissIndex
 from lit_knn.reference import ReferenceSet
 from lit_knn.sampling.solvers import euler_step, heun_step
@@ -66,21 +66,6 @@ def test_vp_by_the_formulas_of_the_appendix():
     np.testing.assert_allclose(VP().scale(TIMES) ** 2 * (1 + VP().sigma(TIMES) ** 2), 1, rtol=1e-12)
 
 
-@every_process
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_marginals_of_the_forward_process(process, dtype):
-    generator = torch.Generator().manual_seed(0)
-    x, noise = 3 + torch.zeros(3, 40_000, dtype=dtype), torch.randn(3, 40_000, dtype=dtype, generator=generator)
-    t = torch.tensor([0.05, 0.4, 0.9], dtype=torch.float64)
-    z = forward_noise(x, t, noise, process)
-    assert z.dtype == dtype
-    s, sigma = process.scale(t), process.sigma(t)
-    assert ((z.double().mean(1) - 3 * s).abs() < 5 * s * sigma / 200).all()
-    np.testing.assert_allclose(z.double().std(1), s * sigma, rtol=5 / math.sqrt(2 * 40_000))
-    torch.testing.assert_close(z, (s[:, None] * (x + sigma[:, None] * noise)).to(dtype))
-    torch.testing.assert_close(forward_noise(x, 0.4, noise, process)[1], z[1])
-
-
 def test_forward_marginals_by_hand():
     x, noise, t = torch.tensor([[2.0, 0.0]]), torch.tensor([[0.0, 4.0]]), 0.25
     np.testing.assert_allclose(forward_noise(x, t, noise, LinearInterpolant()), [[1.5, 1.0]])
@@ -129,28 +114,6 @@ def test_estimators_under_a_process_match_its_own_likelihood(process, estimator)
         assert ((mu - expected).abs() <= 5 * (spread.clamp(min=0) / estimator.n).sqrt() + 1e-5).all()
     else:
         np.testing.assert_allclose(mu, expected, atol=2e-5)
-
-
-@every_process
-def test_the_adapter_asks_the_edm_estimator_at_z_over_s(process):
-    x, reference = small_set()
-    z = torch.randn(4, 1, 2, 3, generator=torch.Generator().manual_seed(1))
-    t = TIMES[1:5]
-    y, sigma = (z.double() / process.scale(t).reshape(-1, 1, 1, 1)).float(), process.sigma(t)
-    for estimator in (Exact(), KNN(k=5, n=7)):
-        estimator.bind(reference)
-        adapted = under_process(estimator.posterior_mean, process)
-        seeds = (torch.Generator().manual_seed(0) for _ in range(2))
-        torch.testing.assert_close(
-            adapted(z, t, generator=next(seeds)),
-            estimator.posterior_mean(y, sigma, generator=next(seeds)),
-            rtol=0,
-            atol=0,
-        )
-    # Positional and named arguments reach the estimator unchanged; t may be a scalar.
-    adapted = under_process(OneSample().posterior_mean, process)
-    assert torch.equal(adapted(z, 0.3, x[:4]), x[:4])
-    assert torch.equal(adapted(z, torch.tensor(0.3), x_source=x[:4]), x[:4])
 
 
 @every_process
