@@ -97,20 +97,6 @@ def test_mirror_images_are_real_images_only_where_asked():
             np.testing.assert_allclose(kept["cov"], np.cov(real.reshape(len(real), -1), rowvar=False), atol=1e-6)
 
 
-def test_a_published_network_is_measured(small_network):
-    np.save("images.npy", np.random.default_rng(0).integers(0, 256, (20, 3, 16, 16), dtype=np.uint8))
-    args = ["-c", str(ROOT / "configs" / "table2" / "published.yaml"), "--model.estimator.path", small_network]
-    args += ["--data", "Arrays", "--data.path", "images.npy", "--trainer.accelerator", "cpu"]
-    Path("pixels.yaml").write_text("trainer: {callbacks: [{class_path: lit_knn.callbacks.PixelFrechetDistance}]}")
-    main(
-        ["validate", *args, "-c", "pixels.yaml", "--trainer.callbacks.num_samples", "4", "--model.sampling_steps", "3"]
-    )
-    (row,) = read_rows(Path("runs/table2_published/network_0/fidelity.csv"))
-    assert float(row["fd_pixels"]) > 0
-    with pytest.raises(SystemExit):
-        main(["validate", *args, "--model.estimator.path", "no.pkl"])
-
-
 def test_two_callbacks_share_a_row_of_the_table():
     both = [
         {"class_path": "lit_knn.callbacks.Fidelity", "init_args": {"num_samples": 20, "extractor": extractor(name)}}
@@ -195,13 +181,3 @@ def test_bad_input_ends_in_one_line_before_any_sampling(options, words, capsys, 
     assert stop.value.code == 2
     (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error:")]
     assert words in line
-
-
-def test_latents_are_for_pixels_alone(capsys):
-    np.save("latents.npy", np.random.default_rng(0).normal(size=(40, 4, 4, 4)).astype(np.float32))
-    data = ("Arrays", "--data.path", "latents.npy")
-    with pytest.raises(SystemExit):
-        quick_on(*data, extractor=extractor("EfficientNetLite0"))
-    assert "EfficientNetLite0: needs images of 1 or 3 channels" in capsys.readouterr().err
-    _, (row,) = quick_on(*data, class_path="lit_knn.callbacks.PixelFrechetDistance")
-    assert float(row["fd_pixels"]) > 0

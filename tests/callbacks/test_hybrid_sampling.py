@@ -5,18 +5,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 import yaml
 from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from lit_knn.common.settings import describe
 from lit_knn.common.tables import ResultsTable
-from lit_knn.estimators import KNN, Network
-from lit_knn.index import FaissIndex
 from lit_knn.metrics.hybrid import HybridSamples
-from lit_knn.nets import UNet
-from lit_knn.reference import ReferenceSet
 from main import main
 from tests import ROOT
 from tests.networks import write_own, write_published
@@ -128,46 +122,6 @@ def test_an_interrupted_sweep_goes_on_where_it_was(drawn, monkeypatch):
     main(arguments())
     assert drawn == []
     assert Path("runs/figure5_digits/estimator_3/hybrid_sampling.png").exists()
-
-
-@pytest.mark.usefixtures("blank_figures")
-def test_other_settings_are_other_points(drawn):
-    main(arguments(["KNN"], t_switch=[1.0]))
-    drawn.clear()
-    # One more estimator adds only its own points.
-    main(arguments(["KNN", "STF"], t_switch=[1.0]))
-    assert {method for method, *_ in drawn} == {"STF"}
-    # Another option, seed, or network under the old name repeats all points.
-    for change, seed in (({"num_steps": 4}, "0"), ({}, "1")):
-        drawn.clear()
-        main([*arguments(["KNN"], **{"t_switch": [1.0], **change}), "--seed_everything", seed])
-        assert len(drawn) == 4
-    write_own("network.ckpt", seed=1, augment_dim=9)
-    drawn.clear()
-    main(arguments(["KNN"], t_switch=[1.0]))
-    assert len(drawn) == 4
-    keys = [(row["method"], row["settings"]) for row in rows()]
-    assert len(keys) == len(set(keys)) == 4 * 2 + 1
-
-
-def test_the_fingerprint_knows_weights_images_and_index_but_not_where_the_file_was():
-    net = lambda: UNet(1, channels=8, multipliers=(1, 2), blocks=1, augment_dim=9)  # noqa: E731
-    write_own("elsewhere/same.ckpt", augment_dim=9)
-    write_own("other.ckpt", seed=1, augment_dim=9)
-    one = describe(Network("network.ckpt", net()))
-    assert one == describe(Network("elsewhere/same.ckpt", net()))
-    assert one != describe(Network("other.ckpt", net()))
-    images = torch.randint(0, 256, (20, 1, 4, 4), dtype=torch.uint8)
-    changed = images.clone()
-    changed[-1, 0, 0, 0] ^= 1
-    sets = [ReferenceSet(images), ReferenceSet(changed), ReferenceSet(images, hflip=True)]
-    sets.append(ReferenceSet(images, index=FaissIndex("SQ8")))
-    found = [(reference.fingerprint(), describe(reference.index)) for reference in sets]
-    assert all(a != b for i, a in enumerate(found) for b in found[:i])
-    knn = KNN(k=8, n=4)
-    before = describe(knn)
-    settings = {"k": 8, "n": 4, "include_source": False}
-    assert describe(knn.bind(sets[0])) == before == {"class": "lit_knn.estimators.knn.KNN", **settings}
 
 
 @pytest.mark.parametrize(

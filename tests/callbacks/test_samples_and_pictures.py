@@ -12,14 +12,13 @@ from lit_knn.callbacks import MeanPicture, PosteriorPicture, SampleGrid, SampleW
 from lit_knn.common.distributed import own_batches
 from lit_knn.common.errors import InputError
 from lit_knn.common.tables import read_rows
-from lit_knn.figures import captioned, checkpoint_curve, figure2, figure3, figure5, image_grid, pair_grid
-from lit_knn.metrics.mean_pictures import mean_pictures
+from lit_knn.figures import checkpoint_curve, figure2, figure3, figure5, image_grid, pair_grid
 from lit_knn.modules.conditioning import Conditioning
 from lit_knn.reference import ReferenceSet
 from lit_knn.sampling.samplers import seeded_classes
 from tests.interrupted_runs import file_size_limit
 from tests.short_training import TRAINER
-from tests.watched import Asked, Images, OneOfSeveral
+from tests.watched import Images, OneOfSeveral
 
 
 def picture(seed):
@@ -186,17 +185,6 @@ def test_grids_show_black_as_0_and_white_as_1_and_pairs_one_above_the_other():
     assert shown == pytest.approx([0, 1, 128 / 255, 191 / 255])
 
 
-def test_a_caption_is_below_the_picture_and_leaves_it_as_it_is():
-    picture = torch.rand(3, 20, 30, generator=torch.Generator().manual_seed(0))
-    longer = captioned(picture, "64 of 2,000 samples")
-    assert torch.allclose(longer[:, :20, :30], picture)
-    below = longer[:, 20:]
-    assert below.min() == 0
-    # All letters are inside: the borders are white.
-    assert below[:, -1].min() == below[:, :, 0].min() == below[:, :, -1].min() == 1
-    assert longer[:, :20, 30:].min() == 1
-
-
 def test_figure_2_names_rows_and_levels_and_has_the_pictures_in_their_places():
     rows = {"a": torch.full((3, 1, 2, 2), -1.0), "b": torch.full((3, 1, 2, 2), 1.0)}
     rows["b"][2] = 0
@@ -282,12 +270,6 @@ def test_pictures_of_means_are_of_several_images_and_of_the_seed(tmp_path):
     assert [list(found) for found in pictures] == [["figure2/0", "figure2/1"]] * 2
     shown = [image for found in pictures for image in found.values()]
     assert all((one != other).any() for i, one in enumerate(shown) for other in shown[:i])
-
-
-def test_estimators_and_levels_of_means_have_draws_of_their_own():
-    rows = mean_pictures({"a": Asked(), "b": Asked()}, Images().reference, [0.5, 2.0])
-    drawn = [image for name in "ab" for image in rows[name]]
-    assert all((one != other).all() for i, one in enumerate(drawn) for other in drawn[:i])
 
 
 class Echo(SimpleNamespace):

@@ -16,7 +16,6 @@ from lit_knn.reference import ReferenceSet
 from lit_knn.runs.folder import RunFolder
 from main import main
 from tests import ROOT
-from tests.ranks import run_main
 
 RUN = "runs/table1_digits/knn_0"
 TABLE = "checkpoints_fd_pixels.csv"
@@ -137,19 +136,6 @@ def test_the_data_are_looked_at_once_and_finished_checkpoints_not_again(run, mon
     monkeypatch.setattr(FidelityMeasure, "__call__", meanwhile)
     best()
     assert (run / TABLE).read_bytes() == done
-
-
-@pytest.mark.usefixtures("blank_figures")
-def test_two_ranks_share_each_checkpoint(run, expected):
-    # If one rank cannot read a checkpoint, both leave it out.
-    (run / "checkpoints" / "images_seen=400.ckpt").write_bytes(b"nothing")
-    done = run_main(["best", "--run", RUN], ranks=2, check=False)
-    assert done.stdout.count("Best of 4 checkpoints") == 1
-    assert done.codes == [2, 2]
-    assert "images_seen=400.ckpt is damaged" in done.stderr
-    for ours, theirs in zip(rows(), expected, strict=True):
-        assert ours["checkpoint"] == theirs["checkpoint"]
-        assert float(ours["fd_pixels"]) == pytest.approx(float(theirs["fd_pixels"]), rel=1e-4)
 
 
 @pytest.mark.usefixtures("blank_figures")

@@ -177,15 +177,6 @@ def test_table1_run_trains_on_a_folder_of_images_with_flips_and_ivf(tmp_path):
     assert "IVF4,SQ8" in config
 
 
-def test_latents_train_with_a_net_of_ones_own(tmp_path):
-    np.save("latents.npy", np.random.default_rng(0).normal(size=(64, 2, 8, 8)).astype(np.float32) * 3)
-    args = ["--data", str(ROOT / "configs" / "data" / "arrays.yaml"), "--data.path", "latents.npy"]
-    args += [*TINY, "--model.net.in_channels", "2", "--trainer.max_steps", "2"]
-    main(["fit", "-c", DEMO, *args])
-    assert (run_folder() / "checkpoints" / "last.ckpt").exists()
-    assert not list(run_folder().glob("samples/*"))
-
-
 @pytest.mark.slow
 def test_the_demo_reaches_its_figure(capsys):
     main(["fit", "-c", DEMO])

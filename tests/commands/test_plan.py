@@ -3,18 +3,15 @@ import re
 
 import numpy as np
 import pytest
-import pytorch_lightning as pl
 import torch
 from PIL import Image
-from torch import nn
 
 from lit_knn.commands.plan import Part, Plan, estimator_parts, make_plan
 from lit_knn.commands.prepare import main as prepare
 from lit_knn.commands.trainer import Trainer
 from lit_knn.data import Arrays, Digits, PointsOnALine, Stored
-from lit_knn.estimators import KNN, STF, Exact, SubspaceKNN
+from lit_knn.estimators import KNN, STF, SubspaceKNN
 from lit_knn.index import FaissIndex, SubspaceIndex, TorchIndex
-from lit_knn.modules import LitEstimator
 from lit_knn.reference import ReferenceSet
 from lit_knn.reference.principal import projection_of
 from main import main, make_cli
@@ -105,26 +102,6 @@ def test_machines_have_their_own_ranks_and_the_largest_shard_counts(monkeypatch)
     assert parts_of(plan)["images"] == 450 * 64  # 1797 images are three shards of 449 and one of 450.
 
 
-class Holding(Exact):
-    """An estimator with a network."""
-
-    needs_reference = False
-
-    def __init__(self):
-        self.net = nn.Linear(10, 7)
-
-
-def test_a_callbacks_network_counts_and_an_index_counts_its_training_beyond_that_of_the_network():
-    index = FaissIndex("IVF2000,SQ8")
-    data = Digits(index=index)
-    measuring = pl.Callback()
-    measuring.network, measuring.estimators = Holding(), {"a": KNN(8, 4)}
-    trainer = Trainer(accelerator="cpu", logger=False, callbacks=[measuring])
-    parts = parts_of(make_plan(trainer, LitEstimator(), data, 100_000, [1, 8, 8]))
-    assert parts["network"] == 4 * (10 * 7 + 7)
-    assert parts["building the index"] == index.build_bytes(100_000, 64) > 0
-
-
 def test_the_command_plans_and_starts_nothing(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     main(["plan", "-c", str(CONFIGS / "demo.yaml")])
@@ -184,15 +161,6 @@ def test_data_of_unknown_size_needs_it_given(tmp_path):
     assert "--image_shape" in refusal(make_plan, trainer, cli.model, data, 10)
     assert parts_of(make_plan(trainer, cli.model, data, 1000, [1, 8, 8]))["images"] == 64_000
     assert "above 0, got 0" in refusal(make_plan, trainer, cli.model, data, 0)
-
-
-def test_frozen_parameters_have_no_gradients():
-    cli = make_cli(["-c", str(CONFIGS / "demo.yaml"), "--trainer.accelerator", "cpu"], run=False)
-    whole = parts_of(make_plan(cli.trainer, cli.model, cli.datamodule))
-    frozen = next(cli.model.parameters()).requires_grad_(False)
-    parts = parts_of(make_plan(cli.trainer, cli.model, cli.datamodule))
-    assert whole["gradients"] - parts["gradients"] == 4 * frozen.numel()
-    assert parts["network"] == whole["network"]
 
 
 def test_classes_of_unsorted_data_count_as_copies(tmp_path):

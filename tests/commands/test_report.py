@@ -1,11 +1,8 @@
 """`main.py report` puts runs side by side: the paper's table of times, distances, and the settings that differ."""
 
 import json
-import resource
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
 
-import numpy
 import pytest
 import yaml
 from PIL import Image
@@ -15,7 +12,7 @@ from lit_knn.commands.report import doublings, read_run
 from lit_knn.common.tables import write_rows
 from lit_knn.figures import run_comparison
 from lit_knn.runs.clock import TrainingTime
-from lit_knn.runs.record import Record, read_record
+from lit_knn.runs.record import Record
 from main import main, make_cli
 
 
@@ -192,16 +189,6 @@ def test_nothing_is_overwritten_unasked(tmp_path, monkeypatch, capsys):
     main(["report", run, "--output", "mine", "--overwrite"])
     assert (tmp_path / "mine.png").read_bytes().startswith(b"\x89PNG")
     assert "# Training runs" in (tmp_path / "mine.md").read_text()
-
-
-def test_a_record_tells_the_days_and_the_peak_of_the_memory(tmp_path):
-    numpy.ones(2**25).sum()  # These 268 MB are free again before the record is written.
-    started = datetime.now(UTC) - timedelta(days=2, hours=1)
-    Record(started=started.isoformat()).write(tmp_path)
-    record = read_record(tmp_path)
-    assert record.wall_seconds / 3600 == pytest.approx(49, abs=0.5)
-    peak = 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    assert record.memory_gb * 1e9 == pytest.approx(peak, rel=0.02)
 
 
 def test_the_record_of_a_run_of_the_demo(tmp_path, monkeypatch, capsys):
