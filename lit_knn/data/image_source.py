@@ -128,7 +128,8 @@ def _cifar10(path: Path, options: Options) -> Source:
     def image(i: int) -> np.ndarray:
         return np.asarray(options.apply(Image.fromarray(dataset.data[i]), names[i])).transpose(2, 0, 1)
 
-    pixels = hashlib.sha256(dataset.data).hexdigest()
+    # torchvision keeps a transposed view, and a hash needs the bytes in a row.
+    pixels = hashlib.sha256(np.ascontiguousarray(dataset.data)).hexdigest()
     return Source(names, image, labels, _origin(path, options, [pixels], labels))
 
 

@@ -10,7 +10,7 @@ from PIL import Image
 
 from lit_knn.commands.prepare import main
 from lit_knn.common.errors import InputError
-from lit_knn.data import ImageFiles, Prepared
+from lit_knn.data import CIFAR10, ImageFiles, Prepared
 from lit_knn.data.array_files import read_array_file
 from lit_knn.data.image_files import read_image_files
 from lit_knn.data.image_source import Options
@@ -19,19 +19,27 @@ from lit_knn.data.prepared_writer import prepare
 from lit_knn.data.reading import reference_from
 from lit_knn.index import TorchIndex
 from lit_knn.reference import ReferenceSet
-from tests.image_files import encoded, image_folder, pixels, refusal, write_folder, write_zip
+from tests.image_files import encoded, image_folder, pixels, refusal, write_cifar10, write_folder, write_zip
 from tests.interrupted_runs import file_size_limit
 
 
 @pytest.mark.parametrize("block", [1, 7, 100])
 def test_a_prepared_file_holds_what_image_files_reads(tmp_path, block):
-    source = image_folder(tmp_path / "source")
-    prepare(source, tmp_path / "x.npy", workers=3, block_images=block)
+    source, path = image_folder(tmp_path / "source"), tmp_path / "x.npy"
+    prepare(source, path, workers=3, block_images=block)
     images, labels = read_image_files(source)
-    found = read_prepared(tmp_path / "x.npy")
+    found = read_prepared(path)
     np.testing.assert_array_equal(found.images.numpy(), images)
     np.testing.assert_array_equal(found.labels, labels)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["source", "x.json", "x.npy"]
+    # Every tool reads the pixels.
+    mapped = np.load(path, mmap_mode="r")
+    assert (mapped.dtype, mapped.shape, mapped.flags.c_contiguous) == (np.uint8, (20, 3, 6, 5), True)
+    np.testing.assert_array_equal(read_array_file(path)[0], images)
+    description = json.loads(path.with_suffix(".json").read_text())
+    assert description["sha256"] == hashlib.sha256(images.tobytes()).hexdigest()
+    assert description["shape"] == list(images.shape)
+    assert description["labels"] == [i // 5 for i in range(20)]
 
 
 def test_the_data_module_is_that_of_the_image_files(tmp_path):
@@ -83,163 +91,44 @@ def test_center_crop_takes_the_middle_and_resizing_keeps_the_mean(tmp_path):
     assert (images[1, 0].double() - means)[:, 1:-1].abs().max() <= 2
 
 
-def test_labels_from_folders_are_their_places_by_name(tmp_path):
-    names = ["n02/b.jpeg", "n01/c.JPEG", "n10/a.png", "n01/d.png"]
-    source = write_folder(tmp_path / "s", {name: encoded(pixels(4, 4, 3)) for name in names})
-    prepare(source, tmp_path / "x.npy", Options(labels_from_folders=True))
-    # The images are in the order of names: n01/c, n01/d, n02/b, n10/a.
-    assert read_prepared(tmp_path / "x.npy").labels.tolist() == [0, 0, 1, 2]
-    assert ImageFiles(str(source), labels_from_folders=True).load()[1].tolist() == [0, 0, 1, 2]
-
-
 def test_rgb_makes_gray_cmyk_and_transparent_images_alike(tmp_path):
     gray = pixels(4, 4)
-    cmyk = Image.fromarray(pixels(4, 4, 3)).convert("CMYK")
-    (tmp_path / "s").mkdir()
-    Image.fromarray(gray).save(tmp_path / "s" / "0.png")
-    cmyk.save(tmp_path / "s" / "1.jpg")
-    Image.new("RGBA", (4, 4), (1, 2, 3, 4)).save(tmp_path / "s" / "2.png")
-    assert "1.jpg has mode CMYK" in refusal(prepare, tmp_path / "s", tmp_path / "x.npy")
-    prepare(tmp_path / "s", tmp_path / "x.npy", Options(rgb=True))
+    source = write_folder(tmp_path / "s", {"0.png": encoded(gray)})
+    Image.fromarray(pixels(4, 4, 3)).convert("CMYK").save(source / "1.jpg")
+    Image.new("RGBA", (4, 4), (1, 2, 3, 4)).save(source / "2.png")
+    assert "1.jpg has mode CMYK" in refusal(prepare, source, tmp_path / "x.npy")
+    prepare(source, tmp_path / "x.npy", Options(rgb=True))
     images = read_prepared(tmp_path / "x.npy").images
     np.testing.assert_array_equal(images[0], np.stack([gray] * 3))
     assert images[2, :, 0, 0].tolist() == [1, 2, 3]
 
 
-def test_cifar10_is_read_as_torchvision_keeps_it(tmp_path, monkeypatch):
-    from torchvision.datasets import CIFAR10
-
-    data, targets = pixels(30, 32, 32, 3), list(range(10)) * 3
-
-    def init(self, root, train, download):
-        assert train
-        assert not download
-        self.data, self.targets = data, targets
-
-    monkeypatch.setattr(CIFAR10, "__init__", init)
-    (tmp_path / "data" / "cifar-10-batches-py").mkdir(parents=True)
-    prepare(tmp_path / "data", tmp_path / "x.npy")
+def test_cifar10_is_read_with_its_labels(tmp_path, monkeypatch):
+    images = write_cifar10(tmp_path, monkeypatch)
+    prepare(tmp_path, tmp_path / "x.npy")
     found = read_prepared(tmp_path / "x.npy")
-    np.testing.assert_array_equal(found.images.numpy(), data.transpose(0, 3, 1, 2))
-    assert found.labels.tolist() == targets
+    np.testing.assert_array_equal(found.images.numpy(), images)
+    np.testing.assert_array_equal(found.labels, CIFAR10(root=str(tmp_path), download=False).load()[1])
 
 
 # Interruption
 
 
-def test_what_was_done_is_not_done_again(tmp_path, monkeypatch, capsys):
-    source = image_folder(tmp_path / "source", number=30)
+def test_a_changed_source_starts_again_and_a_finished_file_is_kept(tmp_path, capsys):
+    source, path = image_folder(tmp_path / "source", number=30), tmp_path / "x.npy"
     (source / "0025.png").write_bytes(b"damaged")
-    assert "0025.png is not an image" in refusal(prepare, source, tmp_path / "x.npy", block_images=10, workers=1)
-    assert "is not finished" in refusal(read_prepared, tmp_path / "x.npy")
+    assert "0025.png is not an image" in refusal(prepare, source, path, block_images=10, workers=1)
+    assert "is not finished" in refusal(read_prepared, path)
     assert json.loads((tmp_path / "x.npy.partial.json").read_text())["done"] == 20
     # The repaired source is a different source, so preparing starts again.
     (source / "0025.png").write_bytes(encoded(pixels(6, 5, 3)))
-    prepare(source, tmp_path / "x.npy", block_images=10)
+    description = prepare(source, path, block_images=10)
     assert "starting again" in capsys.readouterr().err
-    np.testing.assert_array_equal(read_prepared(tmp_path / "x.npy").images.numpy(), read_image_files(source)[0])
-
-
-# Messages for bad input
-
-
-def test_a_finished_file_is_kept(tmp_path):
-    source = image_folder(tmp_path / "source")
-    description = prepare(source, tmp_path / "x.npy")
-    before = (tmp_path / "x.npy").stat().st_mtime_ns
-    assert prepare(source, tmp_path / "x.npy") == description
-    assert (tmp_path / "x.npy").stat().st_mtime_ns == before
-    assert "is there already" in refusal(prepare, source, tmp_path / "x.npy", Options(size=4, center_crop=True))
-    assert "is there already" in refusal(prepare, image_folder(tmp_path / "other"), tmp_path / "x.npy")
-
-
-@pytest.fixture
-def whole(tmp_path):
-    prepare(image_folder(tmp_path / "source"), tmp_path / "whole.npy")
-    return tmp_path / "whole.npy"
-
-
-def test_every_tool_reads_the_pixels(whole):
-    pixels = np.load(whole, mmap_mode="r")
-    assert (pixels.dtype, pixels.shape, pixels.flags.c_contiguous) == (np.uint8, (20, 3, 6, 5), True)
-    np.testing.assert_array_equal(pixels, read_array_file(whole)[0])
-    description = json.loads(whole.with_suffix(".json").read_text())
-    assert description["sha256"] == hashlib.sha256(pixels.tobytes()).hexdigest()
-    assert description["shape"] == list(pixels.shape)
-    assert description["labels"] == [i // 5 for i in range(20)]
-
-
-def test_files_that_are_not_whole_prepared_files_are_refused(whole):
-    content, path = whole.read_bytes(), whole.with_name("bad.npy")
-    path.with_suffix(".json").write_bytes(whole.with_suffix(".json").read_bytes())
-
-    def refused(content: bytes) -> str:
-        path.write_bytes(content)
-        message = refusal(read_prepared, path)
-        assert str(path) in message
-        return message
-
-    for damaged in (content[:-1], content[:100], b"", b"\0" * len(content)):
-        assert "bad.npy cannot be read" in refused(damaged)
-    for other in (np.zeros((19, 3, 6, 5), np.uint8), np.zeros((20, 3, 6, 5), np.int8), np.zeros(20, np.uint8)):
-        np.save(path, other)
-        assert "is not what bad.json says" in refusal(read_prepared, path)
-    np.save(path, np.asfortranarray(np.load(whole)))
-    assert "is not what bad.json says" in refusal(read_prepared, path)
-    assert "is no file" in refusal(read_prepared, whole.with_name("absent.npy"))
-    with pytest.raises(InputError, match=r"data\.path=.*bad"):
-        Prepared(str(path)).setup()
-
-
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        (None, "whole.json cannot be read: No such file"),
-        ({}, "whole.json cannot be read"),
-        ({"shape": 5}, "whole.json cannot be read"),
-        ({"shape": [20, 3, 6, 4]}, "whole.npy is not what whole.json says"),
-        ({"labels": [1, 2]}, "not one label for each image"),
-        ({"labels": [0.5] * 20}, "not one label for each image"),
-        ({"labels": 3}, "not one label for each image"),
-        ({"labels": [0] * 19 + [-1]}, "not one label for each image, an integer from 0"),
-    ],
-)
-def test_a_json_that_does_not_fit_is_refused(whole, change, words):
-    beside = whole.with_suffix(".json")
-    fields = json.loads(beside.read_text())
-    beside.unlink()
-    if change is not None:
-        beside.write_text(json.dumps(fields | change) if change else "{}")
-    assert words in refusal(read_prepared, whole)
-    # `prepare` does not overwrite the file, because it might be something else; it gives the same advice.
-    assert words in refusal(prepare, whole.with_name("source"), whole)
-
-
-def test_a_preparation_killed_before_its_last_step_is_finished(whole):
-    content, partial = whole.read_bytes(), whole.with_name("whole.npy.partial")
-    origin = json.loads(whole.with_suffix(".json").read_text())["origin"]
-    whole.rename(partial)
-    partial.with_name("whole.npy.partial.json").write_text(json.dumps({"origin": origin, "done": 20}))
-    assert "is not finished" in refusal(read_prepared, whole)
-    prepare(whole.with_name("source"), whole)
-    assert whole.read_bytes() == content
-    assert not list(whole.parent.glob("*partial*"))
-
-
-def test_the_command(tmp_path, capsys):
-    source = image_folder(tmp_path / "source", size=(6, 8))
-    main([str(source), str(tmp_path / "x.npy"), "--size", "4", "--center-crop", "--workers", "1"])
-    assert "20 images of 4x4x3, with labels" in capsys.readouterr().out
-    with pytest.raises(SystemExit) as caught:
-        main([str(tmp_path / "absent"), str(tmp_path / "y.npy")])
-    assert caught.value.code == 2
-    assert capsys.readouterr().err == f"error: {tmp_path / 'absent'} does not exist\n"
-    with pytest.raises(SystemExit):
-        main(["a\x1b[2J\nb.zip", str(tmp_path / "y.npy")])
-    assert capsys.readouterr().err == "error: a\\x1b[2J\\nb.zip does not exist\n"
-
-
-# Memory
+    np.testing.assert_array_equal(read_prepared(path).images.numpy(), read_image_files(source)[0])
+    before = path.stat().st_mtime_ns
+    assert prepare(source, path) == description
+    assert path.stat().st_mtime_ns == before
+    assert "is there already" in refusal(prepare, image_folder(tmp_path / "other"), path)
 
 
 def test_a_preparation_that_a_full_disk_ends_goes_on_and_gives_the_same_file(tmp_path, capsys):
@@ -257,14 +146,83 @@ def test_a_preparation_that_a_full_disk_ends_goes_on_and_gives_the_same_file(tmp
     assert not list(tmp_path.glob("*.partial*"))
 
 
-def test_a_prepared_file_has_its_name_only_when_its_description_is_whole(tmp_path, monkeypatch):
-    out, replaced, seen = tmp_path / "x.npy", os.replace, []
+@pytest.fixture
+def whole(tmp_path):
+    prepare(image_folder(tmp_path / "source"), tmp_path / "whole.npy")
+    return tmp_path / "whole.npy"
+
+
+def test_a_preparation_killed_before_its_last_step_is_finished(whole, monkeypatch):
+    content, partial = whole.read_bytes(), whole.with_name("whole.npy.partial")
+    described = json.loads(whole.with_suffix(".json").read_text())
+    whole.rename(partial)
+    whole.with_suffix(".json").unlink()
+    partial.with_name("whole.npy.partial.json").write_text(json.dumps({"origin": described["origin"], "done": 20}))
+    assert "is not finished" in refusal(read_prepared, whole)
+    replaced, seen = os.replace, []
 
     def watched(source, target):
-        if Path(target) == out:
-            seen.append(json.loads(out.with_suffix(".json").read_text())["sha256"])
+        if Path(target) == whole:
+            seen.append(json.loads(whole.with_suffix(".json").read_text()))
         replaced(source, target)
 
     monkeypatch.setattr(os, "replace", watched)
-    prepare(image_folder(tmp_path / "source"), out)
-    assert seen == [json.loads(out.with_suffix(".json").read_text())["sha256"]]
+    prepare(whole.with_name("source"), whole)
+    assert whole.read_bytes() == content
+    assert not list(whole.parent.glob("*partial*"))
+    assert seen == [described], "the file has its name only when its description is whole"
+
+
+# Messages for bad input
+
+
+def test_files_that_are_not_whole_prepared_files_are_refused(whole):
+    content, path, good = whole.read_bytes(), whole.with_name("bad.npy"), np.load(whole)
+    path.with_suffix(".json").write_bytes(whole.with_suffix(".json").read_bytes())
+    for damaged in (content[:-1], content[:100], b""):
+        path.write_bytes(damaged)
+        assert f"{path} cannot be read" in refusal(read_prepared, path)
+    for other in (good[1:], good.astype(np.int8), good[:, 0, 0, 0], np.asfortranarray(good)):
+        np.save(path, other)
+        assert "is not what bad.json says" in refusal(read_prepared, path)
+    assert "is no file" in refusal(read_prepared, whole.with_name("absent.npy"))
+    with pytest.raises(InputError, match=r"data\.path=.*bad"):
+        Prepared(str(path)).setup()
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (None, "whole.json cannot be read: No such file"),
+        ({}, "whole.json cannot be read"),
+        ({"shape": 5}, "whole.json cannot be read"),
+        ({"shape": [20, 3, 6, 4]}, "whole.npy is not what whole.json says"),
+        ({"labels": [1, 2]}, "not one label for each image"),
+        ({"labels": [0.5] * 20}, "not one label for each image"),
+        ({"labels": [0] * 19 + [-1]}, "not one label for each image, an integer from 0"),
+    ],
+)
+def test_a_json_that_does_not_fit_is_refused(whole, change, words):
+    beside = whole.with_suffix(".json")
+    fields = json.loads(beside.read_text())
+    beside.unlink()
+    if change is not None:
+        beside.write_text(json.dumps(fields | change) if change else "{}")
+    assert words in refusal(read_prepared, whole)
+    # `prepare` does not overwrite the file, because it might be something else; it gives the same advice.
+    assert words in refusal(prepare, whole.with_name("source"), whole)
+
+
+def test_the_command(tmp_path, capsys):
+    source, out = image_folder(tmp_path / "source", size=(6, 8)), str(tmp_path / "x.npy")
+    main([str(source), out, "--size", "4", "--center-crop", "--workers", "1"])
+    assert "20 images of 4x4x3, with labels" in capsys.readouterr().out
+    refused = {
+        "a\x1b[2J\nb.zip": ([], "a\\x1b[2J\\nb.zip does not exist"),
+        str(source): (["--workers", "0"], "--workers must be at least 1, got 0"),
+    }
+    for path, (more, message) in refused.items():
+        with pytest.raises(SystemExit) as caught:
+            main([path, str(tmp_path / "y.npy"), *more])
+        assert caught.value.code == 2
+        assert capsys.readouterr().err == f"error: {message}\n"
