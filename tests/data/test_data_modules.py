@@ -1,4 +1,3 @@
-import io
 import types
 
 import numpy as np
@@ -7,7 +6,6 @@ import pytorch_lightning as pl
 import torch
 import yaml
 from jsonargparse import ArgumentParser
-from PIL import Image
 from pytorch_lightning.callbacks import ModelCheckpoint
 from sklearn.datasets import load_digits
 
@@ -15,18 +13,19 @@ from lit_knn.common.errors import InputError
 from lit_knn.data import CIFAR10, Arrays, Digits, ImageFiles, Prepared, ReferenceDataModule
 from lit_knn.index import FaissIndex
 from tests import ROOT
-from tests.image_files import write_cifar10
+from tests.image_files import encoded, pixels, write_cifar10, write_folder
 
-CONFIGS = ROOT / "configs" / "data"
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 
 class Numbers(ReferenceDataModule):
     """43 vectors; vector i is the number i. They make ten batches of 4 and a rest."""
 
+    loads = 0
+
     def load(self):
-        self.loads = getattr(self, "loads", 0) + 1
-        return np.arange(43, dtype=np.float32)[:, None], None
+        self.loads += 1
+        return np.arange(43, dtype=np.float32)[:, None], np.arange(43)
 
 
 class Recorder(pl.LightningModule):
@@ -54,17 +53,9 @@ class Recorder(pl.LightningModule):
 
 
 def make_trainer(folder, callbacks=(), **options) -> pl.Trainer:
-    return pl.Trainer(
-        accelerator="cpu",
-        logger=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        num_sanity_val_steps=0,
-        default_root_dir=folder,
-        callbacks=list(callbacks),
-        enable_checkpointing=bool(callbacks),
-        **options,
-    )
+    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "num_sanity_val_steps": 0}
+    saves = {"callbacks": list(callbacks), "enable_checkpointing": bool(callbacks)}
+    return pl.Trainer(accelerator="cpu", default_root_dir=folder, **quiet, **saves, **options)
 
 
 def train(folder, resume_from=None, callbacks=(), fail_at=None, **options) -> tuple[list[list[int]], pl.Trainer]:
@@ -74,16 +65,7 @@ def train(folder, resume_from=None, callbacks=(), fail_at=None, **options) -> tu
     return module.drawn, trainer
 
 
-def test_uninterrupted_epochs_leave_out_the_rest_only(tmp_path):
-    drawn, _ = train(tmp_path, max_epochs=2)
-    assert len(drawn) == 20
-    for epoch in (drawn[:10], drawn[10:]):
-        assert len({i for batch in epoch for i in batch}) == 40
-    assert drawn[:10] != drawn[10:]
-
-
-@pytest.mark.parametrize("steps", [7, 9, 10, 13])
-@pytest.mark.parametrize("validate", [1.0, 0])
+@pytest.mark.parametrize(("steps", "validate"), [(7, 1.0), (9, 0), (10, 1.0), (10, 0), (13, 1.0)])
 def test_a_resumed_run_draws_what_the_uninterrupted_run_draws(tmp_path, steps, validate):
     saver = ModelCheckpoint(tmp_path, filename="at", every_n_train_steps=steps, save_top_k=1, monitor=None)
     whole, _ = train(tmp_path, max_epochs=2, limit_val_batches=validate)
@@ -91,6 +73,10 @@ def test_a_resumed_run_draws_what_the_uninterrupted_run_draws(tmp_path, steps, v
     resumed, _ = train(tmp_path, tmp_path / "at.ckpt", max_epochs=2, limit_val_batches=validate)
     assert stopped == whole[:steps]
     assert resumed == whole[steps:]
+    # An epoch leaves out the rest only.
+    assert [len({i for batch in epoch for i in batch}) for epoch in (whole[:10], whole[10:])] == [40, 40]
+    assert len(whole) == 20
+    assert whole[:10] != whole[10:]
 
 
 @pytest.mark.parametrize(("limit", "steps"), [({"max_steps": 7}, 7), ({"max_steps": 10}, 10), ({"max_epochs": 1}, 10)])
@@ -110,45 +96,30 @@ def test_a_run_that_failed_draws_the_failed_batch_again(tmp_path):
     assert train(tmp_path, tmp_path / "failed.ckpt", max_epochs=2)[0] == whole[13:]
 
 
-def test_overfitting_repeats_its_batches(tmp_path):
+def test_validation_and_overfitting_repeat_their_batches_and_prediction_has_each_seed_once(tmp_path):
     drawn, _ = train(tmp_path, max_epochs=3, overfit_batches=2)
     assert drawn[:2] == drawn[2:4] == drawn[4:]
     assert drawn[0] != drawn[1]
-
-
-def test_every_validation_has_the_same_images(tmp_path):
-    module = Recorder()
-    make_trainer(tmp_path, max_epochs=3, limit_train_batches=1).fit(module, Numbers(batch_size=4, val_images=6))
+    module, data = Recorder(), Numbers(batch_size=4, val_images=6, predict_samples=10)
+    make_trainer(tmp_path, max_epochs=3, limit_train_batches=1).fit(module, data)
     assert [len(batch) for batch in module.validated] == [4, 2] * 3
     assert module.validated[:2] == module.validated[2:4] == module.validated[4:]
-
-
-def test_prediction_gets_each_seed_once(tmp_path):
-    data = Numbers(batch_size=4, predict_samples=10)
+    # Tests have the images of validation.
+    assert [x.flatten().int().tolist() for x, _ in data.test_dataloader()] == module.validated[:2]
     batches = make_trainer(tmp_path).predict(Recorder(), data)
     assert all(batch.dtype == torch.int64 for batch in batches)
     assert [batch.tolist() for batch in batches] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
 
 
-def on_rank(rank: int, world_size: int, **options) -> Numbers:
-    data = Numbers(**options)
-    data.setup()
-    loop = types.SimpleNamespace(epoch_loop=types.SimpleNamespace(batch_progress=None))
-    data.trainer = types.SimpleNamespace(global_rank=rank, world_size=world_size, overfit_batches=0, fit_loop=loop)
-    return data
-
-
 def test_ranks_share_seeds_and_validation_images():
-    ranks = [on_rank(rank, 3, batch_size=2, predict_samples=10, val_images=9) for rank in range(3)]
+    ranks = [Numbers(batch_size=2, predict_samples=10, val_images=9) for _ in range(3)]
+    for rank, data in enumerate(ranks):
+        data.setup()
+        data.trainer = types.SimpleNamespace(global_rank=rank, world_size=3)
     seeds = [torch.cat(list(data.predict_dataloader())).tolist() for data in ranks]
     assert seeds == [[0, 3, 6, 9], [1, 4, 7], [2, 5, 8]]
     validated = [int(i) for data in ranks for x, _ in data.val_dataloader() for i in x]
     assert len(validated) == len(set(validated)) == 9
-
-
-def test_a_batch_larger_than_the_data_is_refused_before_training(tmp_path):
-    with pytest.raises(InputError, match=r"data\.batch_size=44"):
-        make_trainer(tmp_path, max_steps=1).fit(Recorder(), Numbers(batch_size=44))
 
 
 def test_setup_loads_once_and_hands_on_its_options():
@@ -160,54 +131,51 @@ def test_setup_loads_once_and_hands_on_its_options():
     assert data.reference is reference
     assert data.loads == 1
     assert reference.index is index
+    # The seed sets the order of the batches.
+    first = {}
+    for seed in (0, 1, 1):
+        data = Numbers(batch_size=40, seed=seed)
+        data.setup()
+        x, _ = next(iter(data.train_dataloader()))
+        assert torch.equal(first.setdefault(seed, x), x)
+    assert not torch.equal(first[0], first[1])
 
 
 def test_digits_span_the_pixel_range_in_17_steps():
     images, labels = Digits().load()
     assert images.shape == (1797, 1, 8, 8)
     assert images.dtype == np.uint8
-    assert len(np.unique(images)) == 17
     assert (images.min(), images.max()) == (0, 255)
     assert set(np.diff(np.unique(images).astype(int))) == {15, 16}
     # Each value of 0 to 16 is the nearest pixel.
     assert np.abs(images[:, 0] * (16 / 255) - load_digits().images).max() < 0.5 * 16 / 255
-    assert sorted(set(labels)) == list(range(10))
+    np.testing.assert_array_equal(labels, load_digits().target)
+    data = Digits(hflip=True)
+    data.setup()
+    assert data.reference.N == 2 * 1797
 
 
 def test_cifar10_is_read_from_its_folder(tmp_path, monkeypatch):
-    expected = write_cifar10(tmp_path, monkeypatch)
     data = CIFAR10(root=str(tmp_path), download=False)
     data.prepare_data()
+    with pytest.raises(InputError, match=r"data\.root=.*data\.download"):
+        data.setup("fit")
+    expected = write_cifar10(tmp_path, monkeypatch)
     images, labels = data.load()
     np.testing.assert_array_equal(images, expected)
     assert labels.tolist() == [0, 9, 1, 8, 2, 7, 3, 6, 4, 5]
 
 
-def test_absent_cifar10_is_refused_without_download(tmp_path):
-    data = CIFAR10(root=str(tmp_path), download=False)
-    data.prepare_data()
-    with pytest.raises(InputError, match=r"data\.root=.*data\.download"):
-        data.setup("fit")
-
-
 def test_image_files_and_arrays_become_reference_sets(tmp_path):
-    pixels = np.random.default_rng(0).integers(0, 256, (4, 5, 3), dtype=np.uint8)
-    buffer = io.BytesIO()
-    Image.fromarray(pixels).save(buffer, "PNG")
-    (tmp_path / "0.png").write_bytes(buffer.getvalue())
-    np.save(tmp_path / "a.npy", pixels[None])
+    picture = pixels(4, 5, 3)
+    write_folder(tmp_path, {"0.png": encoded(picture)})
+    np.save(tmp_path / "a.npy", picture[None])
     for data in (ImageFiles(str(tmp_path)), Arrays(str(tmp_path / "a.npy"))):
         data.setup()
-        np.testing.assert_array_equal(data.reference.images[0].numpy(), np.moveaxis(pixels, -1, 0))
+        np.testing.assert_array_equal(data.reference.images[0].numpy(), np.moveaxis(picture, -1, 0))
 
 
-@pytest.mark.parametrize("kind", [ImageFiles, Arrays])
-def test_an_absent_path_is_refused_before_training(tmp_path, kind):
-    with pytest.raises(InputError, match="absent does not exist"):
-        make_trainer(tmp_path, max_steps=1).fit(Recorder(), kind(path=str(tmp_path / "absent")))
-
-
-@pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.yaml")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", sorted((ROOT / "configs" / "data").glob("*.yaml")), ids=lambda path: path.stem)
 def test_data_configs_spell_every_argument(path):
     parser = ArgumentParser(exit_on_error=False)
     parser.add_subclass_arguments(ReferenceDataModule, "data")
@@ -219,81 +187,46 @@ def test_data_configs_spell_every_argument(path):
     assert isinstance(parser.instantiate_classes(parsed).data, ReferenceDataModule)
 
 
-def test_tests_have_the_images_of_validation():
-    data = Digits(batch_size=16, val_images=40)
-    data.setup()
-    tested, validated = ([x for x, _ in loader] for loader in (data.test_dataloader(), data.val_dataloader()))
-    assert torch.equal(torch.cat(tested), torch.cat(validated))
-    assert sum(map(len, tested)) == 40
-
-
-def test_the_seed_of_the_data_sets_the_order_of_its_batches():
-    first = {}
-    for seed in (0, 1, 1):
-        data = Digits(batch_size=200, seed=seed)
-        data.setup()
-        x, _ = next(iter(data.train_dataloader()))
-        assert torch.equal(first.setdefault(seed, x), x)
-    assert not torch.equal(first[0], first[1])
-
-
-def labelled(count: int) -> torch.Tensor:
-    """Images (count, 1, 2, 2) whose values tell their row."""
-    return torch.arange(count, dtype=torch.float32).div(count).reshape(-1, 1, 1, 1).expand(-1, 1, 2, 2).clone()
-
-
-class Rows(ReferenceDataModule):
-    def load(self):
-        return labelled(50), torch.arange(50)
-
-
-def rows_of(reference) -> list[int]:
-    return (reference.images[:, 0, 0, 0] * 50).round().int().tolist()
+def numbers_of(reference) -> list[int]:
+    return reference.images[:, 0].int().tolist()
 
 
 def test_held_out_images_are_in_neither_the_reference_set_nor_the_training_batches():
-    data = Rows(batch_size=8, held_out=10)
+    data = Numbers(batch_size=11, held_out=10)
     data.setup("fit")
-    held_out, training = rows_of(data.held_out_reference), rows_of(data.reference)
-    assert (len(held_out), len(training)) == (10, 40)
-    assert sorted(held_out + training) == list(range(50))
+    held_out, training = numbers_of(data.held_out_reference), numbers_of(data.reference)
+    assert (len(held_out), len(training)) == (10, 33)
+    assert sorted(held_out + training) == list(range(43))
     assert held_out == data.held_out_reference.labels.tolist(), "labels stay with their images"
-    drawn = [label for _, labels in data.train_dataloader() for label in labels.tolist()]
-    assert sorted(drawn) == sorted(training)
-    validated = [label for _, labels in data.val_dataloader() for label in labels.tolist()]
-    assert sorted(validated) == sorted(held_out)
+    for batches, expected in ((data.train_dataloader(), training), (data.val_dataloader(), held_out)):
+        assert sorted(label for _, labels in batches for label in labels.tolist()) == sorted(expected)
+    # The index and the fingerprint are those of the part.
+    whole, z = Numbers(), data.held_out_reference.images
+    whole.setup()
+    assert whole.held_out_reference is None
+    assert whole.reference.fingerprint() != data.reference.fingerprint()
+    assert data.held_out_reference.search(z, 1)[0].max() == 0
+    assert data.reference.search(z, 1)[0].min() >= 1
 
 
 def test_train_images_are_a_draw_that_grows_and_leaves_the_held_out_images_alone():
-    sets = [Rows(held_out=10, train_images=count) for count in (5, 20, None)]
+    sets = [Numbers(held_out=10, train_images=count, seed=seed) for count, seed in ((5, 0), (20, 0), (None, 1))]
     for data in sets:
         data.setup()
-    few, more, all_of_them = (set(rows_of(data.reference)) for data in sets)
-    assert (len(few), len(more), len(all_of_them)) == (5, 20, 40)
+    few, more, all_of_them = (set(numbers_of(data.reference)) for data in sets)
+    assert (len(few), len(more), len(all_of_them)) == (5, 20, 33)
     assert few < more < all_of_them, "experiments over N add images"
-    assert rows_of(sets[0].held_out_reference) == rows_of(sets[2].held_out_reference)
-    other = Rows(held_out=10, seed=1)
-    other.setup()
-    assert rows_of(other.held_out_reference) == rows_of(sets[0].held_out_reference), "networks of all seeds compare"
-
-
-def test_a_part_has_its_own_fingerprint_and_index():
-    whole, part = Rows(), Rows(held_out=1)
-    for data in (whole, part):
-        data.setup()
-    assert whole.held_out_reference is None
-    assert whole.reference.fingerprint() != part.reference.fingerprint()
-    z = part.held_out_reference.images
-    assert part.reference.search(z, 1)[1].item() != whole.reference.search(z, 1)[1].item()
-    assert part.held_out_reference.search(z, 1)[0].item() == 0
+    held_out = [numbers_of(data.held_out_reference) for data in sets]
+    assert held_out[0] == held_out[1] == held_out[2], "networks of all seeds compare"
 
 
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        ({"held_out": 50}, "data.held_out=50 needs at least 51 images, there are 50"),
-        ({"held_out": 10, "train_images": 41}, "data.held_out=10 and data.train_images=41 needs at least 51 images"),
+        ({"held_out": 43}, "data.held_out=43 needs at least 44 images, there are 43"),
+        ({"held_out": 10, "train_images": 34}, "data.held_out=10 and data.train_images=34 needs at least 44 images"),
         ({"batch_size": 0}, "data.batch_size must be at least 1, got 0"),
+        ({"batch_size": 44}, "data.batch_size=44"),
         ({"predict_samples": 0}, "data.predict_samples must be at least 1, got 0"),
         ({"val_images": 0}, "data.val_images must be at least 1, got 0"),
         ({"seed": -1}, "data.seed must be at least 0, got -1"),
@@ -302,11 +235,14 @@ def test_a_part_has_its_own_fingerprint_and_index():
         ({"held_out": 5, "sharded": True}, "data.held_out=5 does not work with data.sharded=true"),
     ],
 )
-def test_options_that_cannot_be_are_refused(options, told):
+def test_options_that_cannot_be_are_refused_before_training(options, told):
     with pytest.raises(InputError, match=told.replace(".", r"\.")):
-        Rows(**options).setup()
+        Numbers(**{"batch_size": 4, **options}).setup("fit")
 
 
-def test_a_part_of_a_mapped_file_is_refused_before_it_is_read():
+def test_paths_that_cannot_be_are_refused(tmp_path):
+    for kind in (ImageFiles, Arrays):
+        with pytest.raises(InputError, match="absent does not exist"):
+            kind(path=str(tmp_path / "absent")).setup("fit")
     with pytest.raises(InputError, match=r"data\.train_images=5 does not work with Prepared, which maps its file"):
         Prepared("absent.npy", train_images=5).setup()

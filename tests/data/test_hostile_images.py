@@ -7,7 +7,6 @@ import tracemalloc
 import zipfile
 import zlib
 
-import numpy as np
 import pytest
 
 from lit_knn.data.array_files import array_file_shape, read_array_file
@@ -67,19 +66,17 @@ def npy_header(shape, dtype="|u1", version=1):
 # Pipes, sockets and devices
 
 
-@pytest.mark.parametrize("name", ["a.zip", "a.npy", "a.npz", "a.pkl"])
-def test_a_pipe_or_a_socket_instead_of_a_file_is_refused(tmp_path, name):
-    os.mkfifo(tmp_path / name)
-    readers = {".zip": [read_image_files, count_image_files], ".npz": [read_array_file]}
-    readers |= {".npy": [read_array_file, array_file_shape], ".pkl": [load]}
-    for read in readers[name[1:]]:
-        assert "pipe" in refusal(read, tmp_path / name)
-    (tmp_path / name).unlink()
-    with socket.socket(socket.AF_UNIX) as server:
-        server.bind(str(tmp_path / name))
-        for read in readers[name[1:]]:
-            refusal(read, tmp_path / name)
-    refusal(readers[name[1:]][0], "/dev/zero")
+def test_a_pipe_or_a_socket_instead_of_a_file_is_refused(tmp_path):
+    readers = {"zip": [read_image_files, count_image_files], "npz": [read_array_file], "pkl": [load]}
+    readers |= {"npy": [read_array_file, array_file_shape]}
+    for kind, those in readers.items():
+        os.mkfifo(tmp_path / f"pipe.{kind}")
+        with socket.socket(socket.AF_UNIX) as server:
+            server.bind(str(tmp_path / f"socket.{kind}"))
+            for read in those:
+                assert "pipe" in refusal(read, tmp_path / f"pipe.{kind}")
+                refusal(read, tmp_path / f"socket.{kind}")
+                refusal(read, "/dev/zero")
 
 
 # Sizes
@@ -98,7 +95,7 @@ def test_large_entries_of_small_zips_are_refused_before_they_are_unpacked(tmp_pa
     assert "314,572,800 bytes" in refusal(read_image_files, path)
 
 
-@pytest.mark.parametrize(("width", "height"), [(100_000, 100_000), (2**31 - 1, 1), (2**14, 2**14), (2**30, 2**30)])
+@pytest.mark.parametrize(("width", "height"), [(2**31 - 1, 1), (2**14, 2**14), (2**30, 2**30)])
 def test_images_with_too_many_pixels_are_refused(tmp_path, width, height):
     message = refusal(read_image_files, write_folder(tmp_path, {"a.png": png_of(width, height)}))
     assert "a.png" in message
@@ -117,11 +114,16 @@ def test_more_images_than_the_memory_holds_are_refused_with_both_sizes(tmp_path,
     assert read_image_files(folder)[0].nbytes == 1200
 
 
-@pytest.mark.parametrize("dtype", ["|u1", "<f8"])
 @pytest.mark.parametrize(
-    "shape", [(10**6, 3, 1000, 1000), (2**62, 2), (2**31, 2**31, 2**31), (10**300, 1), (-1, 3, 4, 4)]
+    ("shape", "dtype", "version"),
+    [
+        ((10**6, 3, 1000, 1000), "|u1", 1),
+        ((2**62, 2), "<f8", 1),
+        ((2**31, 2**31, 2**31), "|u1", 2),
+        ((10**300, 1), "<f8", 2),
+        ((-1, 3, 4, 4), "|u1", 1),
+    ],
 )
-@pytest.mark.parametrize("version", [1, 2])
 def test_arrays_that_promise_more_than_their_file_are_refused(tmp_path, shape, dtype, version):
     content = npy_header(shape, dtype, version) + bytes(48)
     (tmp_path / "a.npy").write_bytes(content)
@@ -130,17 +132,3 @@ def test_arrays_that_promise_more_than_their_file_are_refused(tmp_path, shape, d
         message = refusal(read, tmp_path / name)
         assert str(tmp_path / name) in message
         assert "cannot be read as NumPy arrays" in message
-
-
-def test_damage_inside_an_npz_is_found_by_its_checksum(tmp_path):
-    np.savez(tmp_path / "a.npz", images=pixels(4, 3, 8, 8))
-    content = bytearray((tmp_path / "a.npz").read_bytes())
-    content[400] ^= 1
-    (tmp_path / "a.npz").write_bytes(content)
-    assert "CRC" in refusal(read_array_file, tmp_path / "a.npz")
-
-
-# Prepare
-
-
-# Messages

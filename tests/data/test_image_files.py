@@ -15,82 +15,58 @@ def both(tmp_path: Path, files: dict[str, bytes]) -> list[Path]:
 
 
 def test_zip_and_folder_give_the_images_sorted_by_name_with_their_labels(tmp_path):
-    first, second, third = pixels(4, 6, 3), pixels(4, 6, 3), pixels(4, 6, 3)
-    files = {
-        "b/0.PNG": encoded(third),
-        "a/1.png": encoded(second),
-        "a/0.png": encoded(first),
-        "a/notes.txt": b"not an image",
-        "__MACOSX/a/._0.png": b"not an image either",
-        "a/.thumbnails/0.png": b"nor this",
-        **labels_json([["b/0.PNG", 7], ["a/0.png", 5], ["a/1.png", 6]]),
-    }
+    pictures = pixels(3, 4, 6, 3)
+    files = {name: encoded(pictures[i]) for i, name in ((1, "a/1.png"), (2, "b/0.PNG"), (0, "a/0.png"))}
+    files |= {"a/notes.txt": b"not an image", "__MACOSX/a/._0.png": b"nor this", "a/.thumbnails/0.png": b"nor this"}
+    files |= labels_json([["b/0.PNG", 7], ["a/0.png", 5], ["a/1.png", 6]])
     for path in both(tmp_path, files):
         images, labels = read_image_files(path)
-        assert images.dtype == np.uint8
-        assert images.shape == (3, 3, 4, 6)
-        assert labels.dtype == np.int64
+        assert (images.dtype, labels.dtype) == (np.uint8, np.int64)
         assert labels.tolist() == [5, 6, 7]
-        for image, expected in zip(images, [first, second, third], strict=True):
-            np.testing.assert_array_equal(image, np.moveaxis(expected, -1, 0))
+        np.testing.assert_array_equal(images, np.moveaxis(pictures, -1, 1))
 
 
-def test_grayscale_has_one_channel_and_a_palette_its_colours(tmp_path):
+def test_grayscale_has_one_channel_a_palette_its_colours_and_jpeg_its_loss(tmp_path):
     gray = pixels(3, 5)
-    np.testing.assert_array_equal(
-        read_image_files(write_folder(tmp_path / "gray", {"0.png": encoded(gray)}))[0], gray[None, None]
-    )
+    folder = write_folder(tmp_path / "gray", {"0.png": encoded(gray)})
+    np.testing.assert_array_equal(read_image_files(folder)[0], gray[None, None])
     palette = Image.fromarray(pixels(3, 5) % 4).convert("P")
     palette.putpalette([255, 0, 0, 0, 255, 0, 0, 0, 255, 9, 8, 7])
     (tmp_path / "palette").mkdir()
     palette.save(tmp_path / "palette" / "0.png")
     colours = np.array([[255, 0, 0], [0, 255, 0], [0, 0, 255], [9, 8, 7]], np.uint8)[np.asarray(palette)]
-    images = read_image_files(tmp_path / "palette")[0]
-    np.testing.assert_array_equal(images[0], np.moveaxis(colours, -1, 0))
-
-
-def test_jpeg_is_read_to_within_its_loss(tmp_path):
+    np.testing.assert_array_equal(read_image_files(tmp_path / "palette")[0][0], np.moveaxis(colours, -1, 0))
     flat = np.full((8, 8, 3), (200, 100, 50), np.uint8)
-    images, _ = read_image_files(write_folder(tmp_path, {"0.jpeg": encoded(flat, "JPEG")}))
+    images, _ = read_image_files(write_folder(tmp_path / "jpeg", {"0.jpeg": encoded(flat, "JPEG")}))
     assert np.abs(images[0].astype(int) - np.moveaxis(flat, -1, 0)).max() <= 3
 
 
-@pytest.mark.parametrize(
-    ("other", "described"),
-    [
-        (pixels(4, 5, 3), "4x4 with 3 channels and b.png is 5x4 with 3 channels"),
-        (pixels(4, 4), "3 channels and b.png is 4x4 with 1 channel"),
-    ],
-)
-def test_mixed_images_are_refused_naming_both_files(tmp_path, other, described):
-    files = {"a.png": encoded(pixels(4, 4, 3)), "b.png": encoded(other)}
-    message = refusal(read_image_files, write_folder(tmp_path, files))
-    assert "a.png is 4x4" in message
-    assert described in message
-
-
-@pytest.mark.parametrize(
-    "content",
-    [b"", b"not an image", encoded(pixels(32, 32, 3), "JPEG")[:-200], encoded(pixels(32, 32, 3))[:-200]],
-    ids=["empty", "text", "truncated jpeg", "truncated png"],
-)
-def test_damaged_images_are_refused_by_name(tmp_path, content):
-    for path in both(tmp_path, {"a.png": encoded(pixels(32, 32, 3)), "sub/bad.jpg": content}):
-        message = refusal(read_image_files, path)
-        assert str(path) in message
-        assert "sub/bad.jpg" in message
+def test_mixed_and_damaged_images_are_refused_by_name(tmp_path):
+    for i, (other, described) in enumerate(
+        [
+            (pixels(4, 5, 3), "4x4 with 3 channels and b.png is 5x4 with 3 channels"),
+            (pixels(4, 4), "3 channels and b.png is 4x4 with 1 channel"),
+        ]
+    ):
+        files = {"a.png": encoded(pixels(4, 4, 3)), "b.png": encoded(other)}
+        message = refusal(read_image_files, write_folder(tmp_path / str(i), files))
+        assert "a.png is 4x4" in message
+        assert described in message
+    good = pixels(32, 32, 3)
+    for content in (b"", b"not an image", encoded(good, "JPEG")[:-200], encoded(good)[:-200]):
+        for path in both(tmp_path, {"a.png": encoded(good), "sub/bad.jpg": content}):
+            message = refusal(read_image_files, path)
+            assert str(path) in message
+            assert "sub/bad.jpg" in message
 
 
 @pytest.mark.parametrize(
     ("content", "part"),
     [
         (b"{", "dataset.json cannot be read"),
-        (b"\xff\xfe\x00", "dataset.json cannot be read"),
         (b"[]", 'it must be {"labels": [[file name, integer], ...]}'),
         (b" " * 30_000, "30,000 bytes, too many for 2 labels"),
-        (b"{}", 'it must be {"labels": [[file name, integer], ...]}'),
         (b'{"labels": {"a.png": 1}}', "[file name, integer from 0], but has 'a.png'"),
-        (b'{"labels": [["a.png", 1], "b.png"]}', "but has 'b.png'"),
         (b'{"labels": [["a.png", 1], ["b.png", 1.5]]}', "but has ['b.png', 1.5]"),
         (b'{"labels": [["a.png", true], ["b.png", 1]]}', "but has ['a.png', True]"),
         (b'{"labels": [["a.png", -1], ["b.png", 1]]}', "but has ['a.png', -1]"),
@@ -120,32 +96,18 @@ def test_npy_and_npz_give_array_and_labels(tmp_path):
         assert labels.tolist() == [0, 1, 2, 3, 4]
 
 
-@pytest.mark.parametrize(
-    ("shape", "expected"),
-    [
-        ((2, 8, 6, 3), (2, 3, 8, 6)),
-        ((2, 8, 6, 1), (2, 1, 8, 6)),
-        ((2, 3, 8, 6), (2, 3, 8, 6)),
-        ((2, 3, 8, 3), (2, 3, 8, 3)),
-    ],
-)
-def test_uint8_channels_are_moved_first_only_where_that_is_unambiguous(tmp_path, shape, expected):
-    images = pixels(*shape)
-    np.save(tmp_path / "a.npy", images)
-    array, _ = read_array_file(tmp_path / "a.npy")
-    assert array.shape == expected
-    moved = images if shape == expected else np.moveaxis(images, -1, 1)
-    np.testing.assert_array_equal(array, moved)
-
-
-@pytest.mark.parametrize("shape", [(7, 2), (7, 4, 8, 8), (7, 3, 8, 8)])
-def test_floats_are_taken_as_they_are(tmp_path, shape):
-    array = np.random.default_rng(0).uniform(-1, 1, shape) * (1 if shape[1] == 3 else 50)
-    np.save(tmp_path / "a.npy", array)
-    read, _ = read_array_file(tmp_path / "a.npy")
-    assert read.dtype == np.float32
-    assert read.dtype.isnative
-    np.testing.assert_allclose(read, array.astype(np.float64), rtol=1e-6)
+def test_uint8_channels_are_moved_first_only_where_that_is_unambiguous_and_floats_stay(tmp_path):
+    for shape, moves in (((2, 8, 6, 3), True), ((2, 8, 6, 1), True), ((2, 3, 8, 6), False), ((2, 3, 8, 3), False)):
+        images = pixels(*shape)
+        np.save(tmp_path / "a.npy", images)
+        read, _ = read_array_file(tmp_path / "a.npy")
+        np.testing.assert_array_equal(read, np.moveaxis(images, -1, 1) if moves else images)
+    for shape, scale in (((7, 2), 50), ((7, 4, 8, 8), 50), ((7, 3, 8, 8), 1)):
+        array = np.random.default_rng(0).uniform(-scale, scale, shape)
+        np.save(tmp_path / "a.npy", array)
+        read, _ = read_array_file(tmp_path / "a.npy")
+        assert read.dtype == np.float32
+        np.testing.assert_array_equal(read, array.astype(np.float32))
 
 
 @pytest.mark.parametrize(
@@ -172,11 +134,9 @@ def test_floats_that_look_like_images_by_mistake_need_a_word(tmp_path, shape, sc
         (np.array([[1.0, np.inf], [2.0, 1.0]]), "first in item 0"),
         (np.array([[1.0], [1e300]]), "first in item 1"),
         (np.zeros((4, 2), np.int64), "must be uint8 or float, got int64"),
-        (np.zeros((4, 2), complex), "must be uint8 or float, got complex128"),
         (np.zeros(4), "(N, *shape)"),
         (np.zeros((0, 3, 8, 8), np.uint8), "not empty"),
         (np.zeros((4, 8, 8), np.uint8), "must be (N, C, H, W) with 1 or 3 channels, got shape (4, 8, 8)"),
-        (np.zeros((4, 8, 8, 4), np.uint8), "must be (N, C, H, W) with 1 or 3 channels, got shape (4, 8, 8, 4)"),
     ],
 )
 def test_arrays_that_cannot_be_meant_are_refused(tmp_path, array, part):
@@ -190,20 +150,25 @@ def test_array_files_that_cannot_be_read_are_refused(tmp_path):
     assert "does not exist" in refusal(read_array_file, tmp_path / "absent.npy")
     (tmp_path / "a.txt").write_text("1 2")
     assert "neither an .npy nor an .npz" in refusal(read_array_file, tmp_path / "a.txt")
-    np.save(tmp_path / "objects.npy", np.array([{}, {}]), allow_pickle=True)
-    assert "pickled objects" in refusal(read_array_file, tmp_path / "objects.npy")
-    np.savez(tmp_path / "objects.npz", images=np.array([{}, {}]))
-    assert "pickled objects" in refusal(read_array_file, tmp_path / "objects.npz")
-    for name in ("a.npy", "a.npz"):
-        for content in (b"", b"no numpy file"):
-            (tmp_path / name).write_bytes(content)
-            assert f"{name} cannot be read" in refusal(read_array_file, tmp_path / name)
-    np.save(tmp_path / "a.npy", pixels(4, 3, 8, 8))
-    (tmp_path / "a.npy").write_bytes((tmp_path / "a.npy").read_bytes()[:-10])
-    assert "a.npy cannot be read" in refusal(read_array_file, tmp_path / "a.npy")
-    np.savez(tmp_path / "a.npz", images=pixels(4, 3, 8, 8))
-    (tmp_path / "a.npz").write_bytes((tmp_path / "a.npz").read_bytes()[:-10])
-    assert "a.npz cannot be read" in refusal(read_array_file, tmp_path / "a.npz")
+    good, objects = pixels(4, 3, 8, 8), np.array([{}, {}])
+    np.save(tmp_path / "objects.npy", objects, allow_pickle=True)
+    np.savez(tmp_path / "objects.npz", images=objects)
+    np.save(tmp_path / "a.npy", good)
+    np.savez(tmp_path / "a.npz", images=good)
+    for kind in ("npy", "npz"):
+        assert "pickled objects" in refusal(read_array_file, tmp_path / f"objects.{kind}")
+        path = tmp_path / f"a.{kind}"
+        for content in (path.read_bytes()[:-10], b"no numpy file", b""):
+            path.write_bytes(content)
+            assert f"a.{kind} cannot be read" in refusal(read_array_file, path)
+    np.savez(tmp_path / "a.npz", images=good)
+    content = bytearray((tmp_path / "a.npz").read_bytes())
+    content[400] ^= 1
+    (tmp_path / "a.npz").write_bytes(content)
+    assert "CRC" in refusal(read_array_file, tmp_path / "a.npz")
+    for labels in (np.arange(3), np.zeros(4), np.ones(4, bool), np.zeros((4, 1), int)):
+        np.savez(tmp_path / "a.npz", images=good, labels=labels)
+        assert "labels must be 4 integers" in refusal(read_array_file, tmp_path / "a.npz")
 
 
 def test_of_several_arrays_images_come_first_and_other_entries_do_not_count(tmp_path):
@@ -224,9 +189,3 @@ def test_a_zip_that_holds_a_name_twice_is_refused(tmp_path, name):
     with zipfile.ZipFile(path, "a") as archive:
         archive.writestr(name, image)
     assert f"holds two files of the name {name.removeprefix('./')}" in refusal(read_image_files, path)
-
-
-@pytest.mark.parametrize("labels", [np.arange(3), np.zeros(4), np.ones(4, bool), np.zeros((4, 1), int)])
-def test_npz_labels_that_do_not_match_are_refused(tmp_path, labels):
-    np.savez(tmp_path / "a.npz", images=pixels(4, 3, 2, 2), labels=labels)
-    assert "labels must be 4 integers" in refusal(read_array_file, tmp_path / "a.npz")

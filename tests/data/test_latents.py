@@ -24,27 +24,15 @@ LATENTS = {"class_path": "lit_knn.data.Latents", "init_args": {"images": "lit_kn
 LATENTS["init_args"]["predict_samples"] = 8
 
 
-@pytest.fixture
-def both():
-    """The digits, and all their principal components."""
+def test_all_components_give_the_images_posterior_means_and_samples_of_pixels():
     pixels, latents = Digits(), Latents(Digits(), PCA((1, 8, 8)))
     pixels.setup()
     latents.setup()
-    return pixels, latents
-
-
-def test_all_components_lose_nothing(both):
-    pixels, latents = both
+    code = latents.autoencoder
     images = pixels.reference.gather(torch.arange(1797))
-    decoded = latents.autoencoder.decode(latents.reference.gather(torch.arange(1797)))
-    torch.testing.assert_close(decoded, images, atol=1e-5, rtol=0)
+    torch.testing.assert_close(code.decode(latents.reference.gather(torch.arange(1797))), images, atol=1e-5, rtol=0)
     assert torch.equal(latents.image_reference.gather(torch.arange(9)), images[:9])
     assert torch.equal(latents.reference.labels, torch.from_numpy(load_digits().target))
-
-
-def test_posterior_means_and_samples_are_those_of_pixels(both):
-    pixels, latents = both
-    code = latents.autoencoder
     z = torch.randn(20, 1, 8, 8) * torch.linspace(0.3, 3, 20).reshape(-1, 1, 1, 1)
     t = torch.linspace(0.3, 3, 20)
     exact, of_latents = Exact().bind(pixels.reference), Exact().bind(latents.reference)
@@ -60,14 +48,13 @@ def test_posterior_means_and_samples_are_those_of_pixels(both):
 def test_held_out_latents_and_images_are_the_same_items():
     data = Latents(Digits(), PCA((1, 8, 8)), held_out=100, train_images=300)
     data.setup()
-    for latents, images in (
-        (data.reference, data.image_reference),
-        (data.held_out_reference, data.held_out_image_reference),
-    ):
-        rows = torch.arange(latents.N)
-        decoded = data.autoencoder.decode(latents.gather(rows))
-        torch.testing.assert_close(decoded, images.gather(rows), atol=1e-5, rtol=0)
-    assert (data.image_reference.N, data.held_out_image_reference.N) == (300, 100)
+    pairs = {300: (data.reference, data.image_reference), 100: (data.held_out_reference, data.held_out_image_reference)}
+    for number, (latents, images) in pairs.items():
+        rows = torch.arange(number)
+        assert images.N == latents.N == number
+        torch.testing.assert_close(
+            data.autoencoder.decode(latents.gather(rows)), images.gather(rows), atol=1e-5, rtol=0
+        )
 
 
 def run(*args, data, tmp_path, callbacks=None):
@@ -129,38 +116,34 @@ def test_latents_in_a_file_are_compared_with_the_images(tmp_path):
             Latents(Digits(), Halved(), path=str(tmp_path / f"{name}.npy")).setup()
 
 
-def test_bad_autoencoders_and_options_are_refused():
-    for broken, words in (
-        ("few", "encode must return a tensor of 256 latents, got \\(1, 1, 8, 4\\)"),
-        ("nan", "encode returned NaN or infinite values"),
-        ("text", "encode must return a tensor of 256 latents, got str"),
-    ):
-        with pytest.raises(InputError, match=f"Halved: {words}"):
-            Latents(Digits(), Halved(broken)).setup()
-    with pytest.raises(InputError, match=r"data\.hflip=true would mirror latents"):
-        Latents(Digits(), Halved(), hflip=True)
-    with pytest.raises(InputError, match=r"data\.sharded=true does not work with Latents"):
-        Latents(Digits(), Halved(), sharded=True)
-    with pytest.raises(InputError, match=r"data\.images\.held_out=5 is not used"):
-        Latents(Digits(held_out=5), Halved())
-    with pytest.raises(InputError, match="has 65 components, but there are 1797 images of 64 values"):
-        Latents(Digits(), PCA((65,))).setup()
-    with pytest.raises(InputError, match="need fit"):
-        PCA((4,)).encode(torch.zeros(1, 1, 2, 2))
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: Latents(Digits(), Halved("few")), r"encode must return a tensor of 256 latents, got \(1, 1, 8, 4\)"),
+        (lambda: Latents(Digits(), Halved("nan")), "Halved: encode returned NaN or infinite values"),
+        (lambda: Latents(Digits(), Halved("text")), "encode must return a tensor of 256 latents, got str"),
+        (lambda: Latents(Digits(), Halved(), hflip=True), r"data\.hflip=true would mirror latents"),
+        (lambda: Latents(Digits(), Halved(), sharded=True), r"data\.sharded=true does not work with Latents"),
+        (lambda: Latents(Digits(held_out=5), Halved()), r"data\.images\.held_out=5 is not used"),
+        (lambda: Latents(Digits(), PCA((65,))), "has 65 components, but there are 1797 images of 64 values"),
+    ],
+)
+def test_bad_autoencoders_and_options_are_refused(make, words):
+    with pytest.raises(InputError, match=words):
+        make().setup()
 
 
 def test_a_training_on_latents_shows_images(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    root = ROOT
     grid = {"class_path": "lit_knn.callbacks.SampleGrid", "init_args": {"num_samples": 4, "num_steps": [2]}}
     Path("grid.yaml").write_text(yaml.safe_dump({"trainer": {"callbacks": [grid], "enable_progress_bar": False}}))
-    data = ["--data", str(root / "configs/data/digits_latents.yaml"), "--data.val_images", "9"]
+    data = ["--data", str(ROOT / "configs/data/digits_latents.yaml"), "--data.val_images", "9"]
     small = ["-c", "grid.yaml", *data, "--model.net.channels", "8"]
     steps = ["--trainer.max_steps", "1", "--trainer.val_check_interval", "1"]
-    main(["fit", "-c", str(root / "configs/table2/digits_conditional.yaml"), *small, *steps])
+    main(["fit", "-c", str(ROOT / "configs/table2/digits_conditional.yaml"), *small, *steps])
     (path,) = Path("runs").rglob("samples/*.png")
     expected = captioned(image_grid(torch.zeros(4, 1, 8, 8)), "4 samples, step 1")
     assert Image.open(path).size[::-1] == expected.shape[1:]
     with pytest.raises(SystemExit):
-        main(["fit", "-c", str(root / "configs/table2/digits.yaml"), *small])
+        main(["fit", "-c", str(ROOT / "configs/table2/digits.yaml"), *small])
     assert "augmentation would warp latents, not images" in capsys.readouterr().err

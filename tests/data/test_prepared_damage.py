@@ -19,20 +19,19 @@ from lit_knn.reference import ReferenceSet
 from lit_knn.reference.classes import classes_of
 from tests.image_files import encoded, image_folder, labels_json, pixels, refusal, write_folder, write_zip
 
-# Damaged pixels
 
-
-@pytest.mark.parametrize("place", [128, 500, -1])
-def test_a_flipped_bit_is_found_by_verify(tmp_path, place, capsys):
+def test_a_flipped_bit_is_found_by_verify(tmp_path, capsys):
     path = tmp_path / "x.npy"
     prepare(image_folder(tmp_path / "s"), path)
     main(["--verify", str(path)])
     assert "20 images are what was prepared" in capsys.readouterr().out
-    content = bytearray(path.read_bytes())
-    content[place] ^= 4
-    path.write_bytes(content)
-    message = refusal(verify, path)
-    assert f"{path} is damaged: its pixels are not what was prepared" in message
+    content = path.read_bytes()
+    for place in (128, 500, -1):  # The first pixel, one in the middle, and the last
+        damaged = bytearray(content)
+        damaged[place] ^= 4
+        path.write_bytes(damaged)
+        message = refusal(verify, path)
+        assert f"{path} is damaged: its pixels are not what was prepared" in message
     with pytest.raises(SystemExit) as caught:
         main(["--verify", str(path)])
     assert caught.value.code == 2
@@ -47,25 +46,23 @@ def test_a_source_that_changes_meanwhile_is_told(tmp_path, change):
     folder = image_folder(tmp_path / "s", number=6)
     files = {path.name: path.read_bytes() for path in folder.iterdir()}
     path = write_zip(tmp_path / "s.zip", files) if change == "zip" else folder
-
-    def meddle():
-        other = encoded(pixels(6, 5, 3))
-        if change == "content":
-            (folder / "0001.png").write_bytes(other)
-        elif change == "added":
-            (folder / "0000a.png").write_bytes(other)
-        elif change == "labels":
-            write_folder(folder, labels_json([[f"{i:04d}.png", 5] for i in range(6)]))
-        else:
-            write_zip(tmp_path / "new.zip", files | {"0002.png": other})
-            os.replace(tmp_path / "new.zip", path)
+    other = encoded(pixels(6, 5, 3))
+    changed = {
+        "content": {"0001.png": other},
+        "added": {"0000a.png": other},
+        "labels": labels_json([[f"{i:04d}.png", 5] for i in range(6)]),
+        "zip": {"0002.png": other},
+    }[change]
 
     with open_source(path, Options()) as source:
 
         def read(i):
             # The last image is read when the others are written.
-            if i == 5:
-                meddle()
+            if i == 5 and change == "zip":
+                write_zip(tmp_path / "new.zip", files | changed)
+                os.replace(tmp_path / "new.zip", path)
+            elif i == 5:
+                write_folder(folder, changed)
             return source.read(i)
 
         message = refusal(write_prepared, source._replace(read=read), tmp_path / "x.npy", 1, 2)
@@ -79,8 +76,9 @@ def test_a_source_that_changes_meanwhile_is_told(tmp_path, change):
 
 @pytest.mark.parametrize("index", [FaissIndex("SQ8"), TorchIndex()])
 def test_a_file_that_is_cut_during_a_run_is_told(tmp_path, index):
-    prepare(image_folder(tmp_path / "s"), tmp_path / "x.npy")
-    data = Prepared(str(tmp_path / "x.npy"), batch_size=4, index=index)
+    path = tmp_path / "x.npy"
+    prepare(image_folder(tmp_path / "s"), path)
+    data = Prepared(str(path), batch_size=4, index=index)
     data.setup("fit")
     reference, z = data.reference, torch.zeros(2, 3, 6, 5)
     uses = [
@@ -91,11 +89,13 @@ def test_a_file_that_is_cut_during_a_run_is_told(tmp_path, index):
         lambda: classes_of(reference)[1].gather(torch.tensor([0])),
         lambda: reference.mean(),
     ]
+    length = path.stat().st_size
+    with path.open("ab") as file:
+        file.write(b"more")
     for use in uses:
-        use()
+        use()  # A file that grew has all its pixels.
     # One byte less: the pages of such a small file stay, so that nothing ends this process.
-    length = (tmp_path / "x.npy").stat().st_size
-    os.truncate(tmp_path / "x.npy", length - 1)
+    os.truncate(path, length - 1)
     reference = ReferenceSet(reference.images, index=index, labels=reference.labels)
     reference.watch(data.check_file)
     for use in uses:
@@ -116,40 +116,13 @@ def test_a_cut_partial_is_not_resumed_for_ever(tmp_path, done, capsys):
     verify(tmp_path / "y.npy")
 
 
-# Stale data
-
-
-@pytest.mark.parametrize(
-    ("first", "second"),
-    [
-        (Options(center_crop=True), Options()),
-        (Options(size=4, center_crop=True), Options(size=4)),
-        (Options(rgb=True), Options()),
-        (Options(size=5), Options()),
-        (Options(labels_from_folders=True), Options()),
-    ],
-)
-def test_a_file_of_other_options_is_not_taken(tmp_path, first, second):
+def test_a_file_of_other_options_is_not_taken(tmp_path):
     # Square colour images in one folder: each option leaves the shape as it is.
-    size = first.size or 5
-    files = {f"{folder}/0.png": encoded(pixels(size, size, 3)) for folder in "abc"}
+    files = {f"{folder}/0.png": encoded(pixels(4, 4, 3)) for folder in "abc"}
     source = write_folder(tmp_path / "s", files | labels_json([[name, 0] for name in files]))
-    prepare(source, tmp_path / "x.npy", first)
-    assert "is there already" in refusal(prepare, source, tmp_path / "x.npy", second)
-    prepare(source, tmp_path / "y.npy", second)
-    assert "is there already" in refusal(prepare, source, tmp_path / "y.npy", first)
-
-
-def test_the_number_of_threads_is_the_one_asked_for(tmp_path, capsys):
-    with pytest.raises(SystemExit) as caught:
-        main([str(image_folder(tmp_path / "s")), str(tmp_path / "x.npy"), "--workers", "0"])
-    assert caught.value.code == 2
-    assert capsys.readouterr().err == "error: --workers must be at least 1, got 0\n"
-
-
-def test_a_file_that_grows_has_all_its_pixels(tmp_path):
-    prepare(image_folder(tmp_path / "s"), tmp_path / "x.npy")
-    found = read_prepared(tmp_path / "x.npy")
-    with (tmp_path / "x.npy").open("ab") as file:
-        file.write(b"more")
-    found.check_file()
+    options = [Options(), Options(size=4), Options(size=4, center_crop=True), Options(center_crop=True)]
+    options += [Options(rgb=True), Options(labels_from_folders=True)]
+    for first, second in zip(options, options[1:] + options[:1], strict=True):
+        out = tmp_path / f"{options.index(first)}.npy"
+        prepare(source, out, first)
+        assert "is there already" in refusal(prepare, source, out, second)

@@ -24,60 +24,43 @@ pytestmark = pytest.mark.skipif(
 EACH = pytest.mark.parametrize("name", FAMILIES)
 
 
-def recorded(name):
-    return torch.load(GENUINE / f"{name}.pt", weights_only=True)
-
-
-def largest_relative_error(output, expected):
+def relative_errors(output, expected):
     assert output.shape == expected.shape
-    return ((output - expected).flatten(1).norm(dim=1) / expected.flatten(1).norm(dim=1)).max().item()
+    return (output - expected).flatten(1).norm(dim=1) / expected.flatten(1).norm(dim=1)
 
 
 @EACH
 def test_a_genuine_file_gives_the_outputs_of_its_own_code(name, tmp_path):
-    path, converted, record = GENUINE / f"{name}.pkl", tmp_path / "out.safetensors", recorded(name)
+    record = torch.load(GENUINE / f"{name}.pt", weights_only=True)
+    path, converted = GENUINE / f"{name}.pkl", tmp_path / "out.safetensors"
+    z, sigma, labels, expected = (record[part] for part in ("z", "sigma", "labels", "denoised"))
     convert(path, converted)
-    denoisers = [load_network(path), load_network(converted)]
-    outputs = [denoiser(record["z"], record["sigma"], record["labels"]) for denoiser in denoisers]
-    outputs += [
-        Network(file).posterior_mean(record["z"], record["sigma"], labels=record["labels"])
-        for file in (path, converted)
-    ]
-    assert max(largest_relative_error(output, record["denoised"]) for output in outputs) <= 1e-5
-    assert type(denoisers[0].model) is FAMILIES[name]
+    for file in (path, converted):
+        denoiser = load_network(file)
+        assert type(denoiser.model) is FAMILIES[name]
+        for output in (denoiser(z, sigma, labels), Network(file).posterior_mean(z, sigma, labels=labels)):
+            assert relative_errors(output, expected).max() <= 1e-5
+    # Labels change the output; otherwise the outputs would agree even without these parts.
+    assert (denoiser.model.num_classes == 0) == (labels is None)
+    if labels is not None:
+        for other in (None, labels + 1):
+            assert relative_errors(denoiser(z, sigma, other), expected).max() > 1e-3
 
 
 @EACH
-def test_a_genuine_configuration_holds_plain_values(name):
+def test_a_genuine_configuration_holds_plain_values_and_nothing_is_imported(name):
+    with module_that_records("torch_utils.persistence") as touched:
+        read_edm_pickle(GENUINE / f"{name}.pkl")
+    assert not touched
+    modules = set(sys.modules)
     config, _ = read_edm_pickle(GENUINE / f"{name}.pkl")
+    assert set(sys.modules) == modules
     assert config["model_type"] == ("DhariwalUNet" if name == "cond_adm" else "SongUNet")
     assert config["use_fp16"] is (name == "cond_adm")
     pending = list(config.values())
     for value in pending:
         assert type(value) in (bool, int, float, str, list)
         pending += value if isinstance(value, list) else []
-
-
-@EACH
-def test_a_genuine_file_imports_nothing(name):
-    with module_that_records("torch_utils.persistence") as touched:
-        read_edm_pickle(GENUINE / f"{name}.pkl")
-    assert not touched
-    modules = set(sys.modules)
-    read_edm_pickle(GENUINE / f"{name}.pkl")
-    assert set(sys.modules) == modules
-
-
-@EACH
-def test_labels_change_the_output_of_a_genuine_file(name):
-    # Otherwise the outputs would agree even without these parts.
-    record, denoiser = recorded(name), load_network(GENUINE / f"{name}.pkl")
-    if record["labels"] is None:
-        assert denoiser.model.num_classes == 0
-        return
-    for labels in (None, record["labels"] + 1):
-        output = denoiser(record["z"], record["sigma"], labels)
-        assert largest_relative_error(output, record["denoised"]) > 1e-3
 
 
 def contents(path):

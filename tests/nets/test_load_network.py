@@ -1,7 +1,6 @@
 """Any network file becomes a denoiser, ready to evaluate."""
 
 import math
-import time
 
 import pytest
 import torch
@@ -42,41 +41,35 @@ def every_file(folder, net):
 
 
 @FAMILIES
-def test_every_kind_of_file_gives_the_network_that_was_written(family, tmp_path):
-    net = small(family)
+def test_every_kind_of_file_gives_the_network_that_was_written_ready_to_evaluate(family, tmp_path):
+    net = small(family, dropout=0.5)
     expected = evaluated(net)
     files = every_file(tmp_path, net)
-    for denoiser in map(load_network, files):
-        assert type(denoiser) is EDMPrecond
-        assert type(denoiser.model) is family
-        torch.testing.assert_close(denoiser(Z, SIGMA, LABELS), expected, rtol=0, atol=0)
-    for file in files:
-        estimate = Network(file).posterior_mean(Z, SIGMA, labels=LABELS)
-        torch.testing.assert_close(estimate, expected, rtol=0, atol=0)
-
-
-def test_what_comes_through_the_door_is_ready_to_evaluate(tmp_path):
-    files = every_file(tmp_path, small(dropout=0.5))
     torch.manual_seed(0)
     state = torch.get_rng_state()
-    for denoiser in map(load_network, files):
+    for file in files:
+        denoiser = load_network(file)
+        assert type(denoiser) is EDMPrecond
+        assert type(denoiser.model) is family
         assert not any(module.training for module in denoiser.modules())
         weights = [*denoiser.parameters(), *denoiser.buffers()]
         assert not any(weight.requires_grad for weight in weights)
         assert {(weight.dtype, weight.device.type) for weight in weights} == {(torch.float32, "cpu")}
-        assert not denoiser(Z, SIGMA, LABELS).requires_grad
+        for output in (denoiser(Z, SIGMA, LABELS), Network(file).posterior_mean(Z, SIGMA, labels=LABELS)):
+            torch.testing.assert_close(output, expected, rtol=0, atol=0)
+            assert not output.requires_grad
     assert torch.equal(torch.get_rng_state(), state)  # loading a file must not change a seeded run's draws
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
 def test_weights_are_float32_whatever_the_file_has(tmp_path, dtype):
     stored = small().to(dtype)
-    pickled = write(tmp_path / "a.pkl", published(edm_network(stored, use_fp16=True)))
-    denoiser = load_network(pickled)
+    denoiser = load_network(write(tmp_path / "a.pkl", published(edm_network(stored, use_fp16=True, sigma_data=0.3))))
     assert {weight.dtype for weight in denoiser.parameters()} == {torch.float32}
-    assert denoiser(Z, SIGMA, LABELS).dtype == torch.float32
-    # Converting to float32 changes no digit of the file's weights.
-    torch.testing.assert_close(denoiser(Z, SIGMA, LABELS), evaluated(stored.float()), rtol=0, atol=0)
+    # Converting to float32 changes no digit of the file's weights. The deviation of the data is the file's, too.
+    expected = evaluated(stored.float(), sigma_data=0.3)
+    torch.testing.assert_close(denoiser(Z, SIGMA, LABELS), expected, rtol=0, atol=0)
+    assert denoiser.sigma_data == 0.3
 
 
 @FAMILIES
@@ -101,13 +94,6 @@ def test_half_precision_is_computed_where_it_is_asked_for_alone(family, tmp_path
     assert seen == [torch.float32, torch.float32, *[torch.float32, torch.float16] * 2]
 
 
-def test_the_files_standard_deviation_of_the_data_is_used(tmp_path):
-    net = small()
-    path = write(tmp_path / "a.pkl", published(edm_network(net, sigma_data=0.3)))
-    torch.testing.assert_close(load_network(path)(Z, SIGMA, LABELS), evaluated(net, sigma_data=0.3))
-    assert load_network(path).sigma_data == 0.3
-
-
 def test_an_own_checkpoint_that_tells_no_architecture_needs_it(tmp_path):
     net = ConvUNet(1, channels=8, multipliers=(1, 2))
     path = write_start(tmp_path / "own.ckpt", net)
@@ -124,24 +110,21 @@ def test_an_own_checkpoint_that_tells_no_architecture_needs_it(tmp_path):
     assert all(torch.equal(stored[f"denoiser.{name}"], value) for name, value in denoiser.state_dict().items())
 
 
-def change(path, edit):
-    """Edit the description of the model in a checkpoint."""
-    checkpoint = torch.load(path, weights_only=True)
-    edit(checkpoint[MODEL_KEY])
-    torch.save(checkpoint, path)
-
-
 def test_a_consistency_model_has_no_denoiser(tmp_path):
     path = write_own(tmp_path / "own.ckpt")
     levels = {"sigma_data": 0.5, "sigma_min": 0.002, "sampling_sigmas": [80.0], "num_steps": 1, "sampling_class": None}
-    change(path, lambda told: told.update(kind="consistency", options=levels))
+    checkpoint = torch.load(path, weights_only=True)
+    checkpoint[MODEL_KEY].update(kind="consistency", options=levels)
+    torch.save(checkpoint, path)
     load(path)
     for loader in (load_network, load_network_to_tune, Network):
         assert "a consistency model has no denoiser" in refusal(loader, path)
 
 
-@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize(
+    ("value", "dtype"),
+    [(math.nan, torch.float32), (math.inf, torch.float16), (-math.inf, torch.bfloat16), (math.nan, torch.float64)],
+)
 def test_weights_that_are_not_finite_are_refused_by_name(tmp_path, value, dtype):
     net = small().to(dtype)
     with torch.no_grad():
@@ -159,12 +142,10 @@ def test_weights_that_are_not_finite_are_refused_by_name(tmp_path, value, dtype)
         ({"num_blocks": 10**9}, "blocks must be at most 100"),
         ({"num_blocks": 2}, "the weights do not fit the architecture"),
         ({"num_blocks": "2"}, "cannot have the options"),
-        ({"model_channels": 2**40}, "cannot have the options"),
         ({"model_channels": 2**62}, "cannot have the options"),
         ({"img_resolution": 16.5}, "image_size"),
         ({"img_channels": 0}, "in_channels"),
         ({"label_dim": -1}, "num_classes must be at least 0"),
-        ({"label_dropout": "0.1"}, "cannot have the options"),
         ({"label_dropout": math.nan}, "cannot have the options"),
         ({"colour": "blue"}, "has no option colour"),
         ({"resample_filter": [1, 2, 1]}, r"neither DDPM\+\+ nor NCSN\+\+"),
@@ -174,10 +155,8 @@ def test_a_configuration_that_does_not_fit_is_refused_at_once_by_the_files_name(
     ema = edm_network(small())
     ema.args[0]["state"]["_init_kwargs"].update(changes)
     path = write(tmp_path / "a.pkl", published(ema))
-    start = time.monotonic()
     with pytest.raises(InputError, match=message) as caught:
         load_network(path)
-    assert time.monotonic() - start < 5
     assert str(caught.value).startswith(str(path))
     assert "\n" not in str(caught.value)
     with pytest.raises(InputError, match=message) as caught:
@@ -189,13 +168,10 @@ def test_a_configuration_that_does_not_fit_is_refused_at_once_by_the_files_name(
 def test_weights_that_do_not_fit_are_refused(tmp_path, damage):
     path, name = write_start(tmp_path / "a.ckpt", small(), image_shape=(3, 16, 16)), "denoiser.model.map_layer0.weight"
     checkpoint = torch.load(path, weights_only=True)
-    weights = checkpoint["state_dict"]
-    if damage == "missing":
-        del weights[name]
-    elif damage == "unexpected":
-        weights["denoiser.model.colour"] = torch.ones(1)
-    else:
-        weights[name] = weights[name][:, :-1].clone() if damage == "shape" else weights[name].int()
+    weight = checkpoint["state_dict"].pop(name)
+    added = {"unexpected": {name: weight, "denoiser.model.colour": torch.ones(1)}}
+    added |= {"missing": {}, "shape": {name: weight[:, :-1].clone()}, "integers": {name: weight.int()}}
+    checkpoint["state_dict"].update(added[damage])
     torch.save(checkpoint, path)
     with pytest.raises(InputError, match=r"a\.ckpt: the weights do not fit the architecture"):
         load_network(path)
@@ -221,12 +197,13 @@ def test_damaged_or_foreign_safetensors_are_refused(tmp_path):
     for end in (0, 5, 100, out.stat().st_size - 1):
         bad.write_bytes(out.read_bytes()[:end])
         assert "is not a safetensors file, or a damaged one" in refusal(load, bad)
+    told = {"format": "lit_knn.generative_model", "format_version": "1"}
     for metadata, message in [
         (None, "is not a model that lit_knn exported or converted"),
-        ({"format": "lit_knn.generative_model", "format_version": "1"}, "holds no description"),
-        ({"format": "lit_knn.generative_model", "format_version": "1", "model": "[" * 100_000}, "holds no description"),
-        ({"format": "lit_knn.generative_model", "format_version": "1", "model": "[]"}, "holds no description"),
-        ({"format": "lit_knn.generative_model", "format_version": "1", "model": "{}"}, "kind must be one of"),
+        (told, "holds no description"),
+        ({**told, "model": "[" * 100_000}, "holds no description"),
+        ({**told, "model": "[]"}, "holds no description"),
+        ({**told, "model": "{}"}, "kind must be one of"),
     ]:
         save_file({"a": torch.ones(1)}, bad, metadata=metadata)
         assert message in refusal(load, bad)

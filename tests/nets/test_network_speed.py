@@ -32,21 +32,15 @@ def smaller_net():
     return net
 
 
-def losses(name, *callbacks, steps=4, lr=1e-2, net=small_net, **trainer_args):
+def losses(name, *callbacks, lr=1e-2, net=small_net, **trainer_args):
     pl.seed_everything(0)
     cls, options = MODELS[name]
     model, seen = cls(net(), KNN(64, 16), lr=lr, **options), []
     model.log = lambda name, value, **_: seen.append(value.item()) if name == "train/loss" else None
+    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "limit_val_batches": 0}
+    saves = any(isinstance(c, LastCheckpoint) for c in callbacks)
     trainer = pl.Trainer(
-        max_steps=steps,
-        accelerator="cpu",
-        logger=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        limit_val_batches=0,
-        enable_checkpointing=any(isinstance(c, LastCheckpoint) for c in callbacks),
-        callbacks=list(callbacks),
-        **trainer_args,
+        max_steps=4, accelerator="cpu", callbacks=list(callbacks), enable_checkpointing=saves, **quiet, **trainer_args
     )
     # Without instructions for the type, a half-precision convolution takes 60 times as long as one in float32.
     trainer.fit(model, Digits(batch_size=8))
@@ -69,28 +63,6 @@ def test_compiled_and_channels_last_training_is_the_same(name, net, tmp_path):
     # The checkpoint has the same names as without NetworkSpeed.
     saved = torch.load(tmp_path / "last.ckpt", weights_only=False)["state_dict"]
     assert set(saved) == set(usual.state_dict())
-
-
-@pytest.mark.slow  # The next test compares masks of a small network bit for bit.
-@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
-def test_a_compiled_student_and_its_teacher_share_dropout_masks(backend):
-    # The student runs with gradients, the teacher without, so there are two compiled graphs.
-    torch.manual_seed(0)
-    net = small_net(multipliers=[1], attention_at=[], dropout=0.5).train()
-    for parameter in net.parameters():
-        torch.nn.init.normal_(parameter, std=0.2)
-    net.compile(backend=backend)
-    z, noise = torch.randn(8, 1, 8, 8), torch.rand(8)
-
-    def output(key):
-        with keyed_default_rng(z.device, key):
-            return net(z, noise)
-
-    student = output(1)
-    with torch.no_grad():
-        teacher = output(1)
-    torch.testing.assert_close(student, teacher, rtol=1e-4, atol=1e-4)
-    assert (student - output(2)).abs().max() > 0.01
 
 
 class Masks(nn.Module):
@@ -156,13 +128,12 @@ def test_the_trial_before_training_compiles_nothing():
     assert not before
 
 
-@pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize("precision", ["16-mixed", "bf16-mixed"])
+@pytest.mark.parametrize(("name", "precision"), [("EDM", "16-mixed"), ("iCT", "16-mixed"), ("iCT", "bf16-mixed")])
 def test_mixed_precision_stays_near_full_precision(name, precision):
-    _, full = losses(name, steps=4, lr=1e-3)
+    _, full = losses(name, lr=1e-3)
     # Lightning's 16-mixed works only on GPUs; the plug-in with a CPU's scaler runs the same code.
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0) if precision == "16-mixed" else None
-    model, mixed = losses(name, steps=4, lr=1e-3, plugins=[MixedPrecision(precision, "cpu", scaler=scaler)])
+    model, mixed = losses(name, lr=1e-3, plugins=[MixedPrecision(precision, "cpu", scaler=scaler)])
     assert all(parameter.isfinite().all() for parameter in model.parameters())
     assert mixed == pytest.approx(full, rel=0.05)
     assert mixed != full

@@ -11,7 +11,6 @@ import torch
 from torch.nn.functional import cosine_similarity
 
 from lit_knn.nets import NCSNpp, network_from_config
-from lit_knn.nets.layers import FourierEmbedding
 from lit_knn.nets.precond import ConsistencyFunction
 from lit_knn.sampling.schedules import ict_num_steps, karras_sigmas
 from tests.config_files import CONFIGS, RUNS, resolved
@@ -20,11 +19,7 @@ from tests.config_files import CONFIGS, RUNS, resolved
 SMALL = {"blocks": 1, "multipliers": [1], "attention_at": []}
 
 
-def trains_consistency(path):
-    return resolved(path)["model"]["class_path"].endswith("LitICT")
-
-
-ICT_RUNS = [path for path in RUNS if trains_consistency(path)]
+ICT_RUNS = [path for path in RUNS if resolved(path)["model"]["class_path"].endswith("LitICT")]
 
 
 class Found(Exception):
@@ -96,11 +91,9 @@ def test_networks_of_published_files_keep_their_scale():
     config |= {"decoder_type": "standard", "channel_mult_noise": 2, "resample_filter": [1, 3, 3, 1]}
     config |= {"img_resolution": 32, "img_channels": 3, "num_blocks": 1, "channel_mult": [1], "attn_resolutions": []}
     torch.manual_seed(0)
-    frequencies = network_from_config(config).map_noise.freqs
-    # The standard deviation of 128 draws is known to 6 %.
-    assert frequencies.std() == pytest.approx(16, rel=0.2)
-    # A file's frequencies replace the drawn ones.
     net = network_from_config(config)
-    assert isinstance(net.map_noise, FourierEmbedding)
+    # The standard deviation of 128 draws is known to 6 %.
+    assert net.map_noise.freqs.std() == pytest.approx(16, rel=0.2)
+    # A file's frequencies replace the drawn ones.
     net.load_state_dict({**net.state_dict(), "map_noise.freqs": torch.arange(128.0)})
     assert net.map_noise.freqs.tolist() == list(range(128))
