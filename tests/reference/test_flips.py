@@ -14,21 +14,24 @@ from tests.image_files import write_cifar10
 FLIPPED = ["flow/cifar10.yaml", "table1/ict.yaml", "table1/ict_stf.yaml", "table1/ict_knn.yaml", "figure4/cifar10.yaml"]
 
 
-@pytest.fixture
-def few_images(tmp_path, monkeypatch):
-    """Ten images that replace CIFAR-10, and the same images with their mirror images, made by hand."""
+def flips(path):
+    return (resolved(path)["data"].get("init_args") or {}).get("hflip", False)
+
+
+def test_digits_and_the_figures_of_estimators_are_not_flipped():
+    assert sorted(str(path.relative_to(CONFIGS)) for path in RUNS if flips(path)) == sorted(FLIPPED)
+    assert len([path for path in RUNS if resolved(path)["data"]["class_path"].endswith("Digits")]) >= 9
+
+
+@pytest.mark.parametrize("name", ["flow/cifar10.yaml", "table1/ict_knn.yaml"])
+def test_items_and_posterior_are_of_the_set_of_both_sides(name, tmp_path, monkeypatch):
+    # Ten images replace CIFAR-10; their mirror images are made by hand.
     pixels = write_cifar10(tmp_path, monkeypatch)
-    both = np.concatenate([pixels, pixels[..., ::-1]]).astype(np.float64) / 127.5 - 1
-    return tmp_path, torch.from_numpy(both)
-
-
-@pytest.mark.parametrize("name", FLIPPED)
-def test_items_and_posterior_are_of_the_set_of_both_sides(name, few_images):
-    root, both = few_images
+    both = torch.from_numpy(np.concatenate([pixels, pixels[..., ::-1]]).astype(np.float64) / 127.5 - 1)
     cli = make_cli(
         [
             *("-c", str(CONFIGS / name), "--model.net", str(CONFIGS / "models" / "unet.yaml")),
-            *("--data.root", str(root), "--data.download", "false", "--data.batch_size", "4"),
+            *("--data.root", str(tmp_path), "--data.download", "false", "--data.batch_size", "4"),
             *("--trainer.accelerator", "cpu", "--trainer.logger", "false"),
         ],
         run=False,
@@ -40,34 +43,24 @@ def test_items_and_posterior_are_of_the_set_of_both_sides(name, few_images):
     matches = (items[:, None] - both).abs().flatten(2).amax(2) < 1e-6
     assert matches.sum(1).tolist() == [1] * 20
     assert sorted(matches.int().argmax(1).tolist()) == list(range(20))
+
     # The expected posterior mean is enumerated over the set that items are drawn from.
-    generator = torch.Generator().manual_seed(0)
+    def enumerated(x, z, t):
+        weights = (-(z[:, None] - x).square().flatten(2).sum(2) / (2 * t * t)).softmax(1)
+        return torch.einsum("bn,nchw->bchw", weights, x)
+
     for t in (5.0, 20.0):
-        z = items[:6] + t * torch.randn(6, 3, 32, 32, generator=generator, dtype=torch.float64)
-        weights = (-(z[:, None] - both).square().flatten(2).sum(2) / (2 * t * t)).softmax(1)
-        expected = torch.einsum("bn,nchw->bchw", weights, both)
+        z = items[:6] + t * torch.randn(6, 3, 32, 32, dtype=torch.float64)
         mean = Exact().bind(data.reference).posterior_mean(z.float(), t)
-        assert (mean - expected).square().mean() < 1e-10
-        one_sided = (-(z[:, None] - both[:10]).square().flatten(2).sum(2) / (2 * t * t)).softmax(1)
-        assert (torch.einsum("bn,nchw->bchw", one_sided, both[:10]) - expected).square().mean() > 1e-3
+        assert (mean - enumerated(both, z, t)).square().mean() < 1e-10
+        assert (mean - enumerated(both[:10], z, t)).square().mean() > 1e-3
 
 
-def test_digits_and_the_figures_of_estimators_are_not_flipped():
-    def flips(path):
-        return (resolved(path)["data"].get("init_args") or {}).get("hflip", False)
-
-    assert sorted(str(path.relative_to(CONFIGS)) for path in RUNS if flips(path)) == sorted(FLIPPED)
-    digits = [path for path in RUNS if resolved(path)["data"]["class_path"].endswith("Digits")]
-    assert len(digits) >= 9
-    assert not any(map(flips, digits))
-
-
-@pytest.mark.parametrize("kind", [ReferenceSet, ShardedReferenceSet])
-def test_a_set_with_flips_gives_its_images_without_their_mirror_images_too(kind):
+@pytest.mark.parametrize(("kind", "ranks"), [(ReferenceSet, 2), (ShardedReferenceSet, 1)])
+def test_a_set_with_flips_gives_its_images_without_their_mirror_images_too(kind, ranks):
     images = torch.randint(0, 256, (7, 1, 4, 4), dtype=torch.uint8)
     flipped, plain = (kind(images, hflip=hflip) for hflip in (True, False))
-    for rank in range(2) if kind is ReferenceSet else [0]:
-        ranks = 2 if kind is ReferenceSet else 1
+    for rank in range(ranks):
         ours, theirs = (list(s.share(rank, ranks, 3, mirrored=False)) for s in (flipped, plain))
         assert len(ours) == len(theirs) > 0
         for (ids, x), (other_ids, other) in zip(ours, theirs, strict=True):

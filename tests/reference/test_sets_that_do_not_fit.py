@@ -13,6 +13,7 @@ from tests import ROOT
 from tests.command_lines import DEMO, TINY, refusal_of
 
 CONFIGS = ROOT / "configs"
+CONDITIONAL = str(CONFIGS / "table2" / "digits_conditional.yaml")
 D = 64
 
 
@@ -27,8 +28,8 @@ def sparse_images(folder, share):
 
 
 def run_of(run, path, estimator, *options):
-    folder = ["--model.estimator", str(CONFIGS / "estimators" / f"{estimator}.yaml")]
-    return ["-c", run, "--trainer.accelerator", "cpu", "--data", "Arrays", "--data.path", str(path), *folder, *options]
+    chosen = ["--model.estimator", str(CONFIGS / "estimators" / f"{estimator}.yaml")]
+    return ["-c", run, "--trainer.accelerator", "cpu", "--data", "Arrays", "--data.path", str(path), *chosen, *options]
 
 
 def checked(run, path, estimator, *options):
@@ -36,42 +37,33 @@ def checked(run, path, estimator, *options):
     check_fits(cli.trainer, cli.model, cli.datamodule)
 
 
-@pytest.mark.parametrize("run", ["demo", "table2/digits", "table2/digits_conditional"])
-def test_every_training_refuses_images_larger_than_the_memory(run, tmp_path, monkeypatch, capsys):
+def test_every_command_refuses_images_larger_than_the_memory(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     path = sparse_images(tmp_path, 1.5)
-    line = refusal_of(["fit", *run_of(str(CONFIGS / f"{run}.yaml"), path, "exact")], capsys)
     size, there = f"images {1.5 * machine_bytes() / 1e9:.4g} GB", f"more than the {machine_bytes() / 1e9:.4g} GB"
-    assert f"Exact: the set does not fit: {size}" in line or f"ByClass: the set does not fit: {size}" in line
-    assert there in line
-    assert "the machine; `lit-knn plan` shows what a run needs" in line
-    assert list(tmp_path.iterdir()) == [path]
-
-
-def test_measuring_and_sampling_refuse_them_too(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    path = sparse_images(tmp_path, 1.5)
+    for run, name in ((DEMO, "Exact"), (str(CONFIGS / "table2" / "digits.yaml"), "Exact"), (CONDITIONAL, "ByClass")):
+        line = refusal_of(["fit", *run_of(run, path, "exact")], capsys)
+        assert f"{name}: the set does not fit: {size}" in line
+        assert there in line
     data = ["--data", "Arrays", "--data.path", str(path), "--trainer.accelerator", "cpu"]
     figure = str(CONFIGS / "figure3" / "digits.yaml")
     assert "KNN, STF, MonteCarlo: the set does not fit" in refusal_of(["validate", "-c", figure, *data], capsys)
     sampling = ["predict", "--model", "LitEstimator", "--model.estimator", "Exact", *data]
     assert "Exact: the set does not fit" in refusal_of(sampling, capsys)
+    assert list(tmp_path.iterdir()) == [path]
 
 
 def test_an_index_that_does_not_fit_is_refused_where_the_images_alone_would_fit(tmp_path):
     path = sparse_images(tmp_path, 0.4)
     checked(DEMO, path, "exact")
     checked(DEMO, path, "stf")
-    with pytest.raises(InputError, match=r"KNN: the set does not fit: images .* GB, index .* GB for each of 1 rank"):
-        checked(DEMO, path, "knn", "--data.index", "FaissIndex")
-    with pytest.raises(InputError, match=r"Switched: the set does not fit: images .* GB, index .* GB"):
-        checked(DEMO, path, "switched", "--data.index", "FaissIndex")
+    for estimator, name in (("knn", "KNN"), ("switched", "Switched")):
+        with pytest.raises(InputError, match=f"{name}: the set does not fit: images .* GB, index .* GB"):
+            checked(DEMO, path, estimator, "--data.index", "FaissIndex")
     # The images of classes are copies.
-    conditional = str(CONFIGS / "table2" / "digits_conditional.yaml")
-    checked(conditional, path, "one_sample")
-    checked(conditional, sparse_images(tmp_path, 0.6), "one_sample")
+    checked(CONDITIONAL, sparse_images(tmp_path, 0.6), "one_sample")
     with pytest.raises(InputError, match="images by class"):
-        checked(conditional, path, "exact")
+        checked(CONDITIONAL, path, "exact")
 
 
 def test_images_that_stay_on_the_disk_may_be_larger_than_the_memory(tmp_path):
