@@ -129,7 +129,7 @@ def _cifar10(path: Path, options: Options) -> Source:
         return np.asarray(options.apply(Image.fromarray(dataset.data[i]), names[i])).transpose(2, 0, 1)
 
     # torchvision keeps a transposed view, and a hash needs the bytes in a row.
-    pixels = hashlib.sha256(np.ascontiguousarray(dataset.data)).hexdigest()
+    pixels = hashlib.sha256(dataset.data.tobytes()).hexdigest()
     return Source(names, image, labels, _origin(path, options, [pixels], labels))
 
 
