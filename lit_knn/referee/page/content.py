@@ -32,10 +32,6 @@ RANKING = (
     "columns at t have the ratio of the mean squared errors, ± one standard error; bold: on the Pareto front of "
     "error against time at that t. A mean that cannot be told from 0 is a limit, as in < 1e-9."
 )
-INTRODUCTION = (
-    "Every entry estimates E[x|z,t]: the mean of the images x of a data set, given a noisy image z = x + t·ε. Errors "
-    "are distances to the exact mean. Ratios of error and time are to the reference estimator, KNN with "
-)
 CERTIFICATES = (
     "Some estimators state the squared error of each estimate. The table has the stated over the actual error: 1 is "
     "honest, less promises too much. The spread is the standard deviation of the stated errors over the latents, of "
@@ -72,16 +68,8 @@ def page(all_results: Sequence[tuple[Results, Entries, str]]) -> str:
     parts = [f"# Estimators of the posterior mean: {escaped(cases)}"]
     for results, entries, picture in all_results:
         case = escaped(results.case)
-        known = CASES.get(results.case)
-        reference = "the settings of the case" if known is None else f"k = {known.k} and n = {known.n}"
-        parts += [
-            f"## {case}",
-            f"{INTRODUCTION}{reference}.",
-            facts(results),
-            "### Ranking",
-            escaped(RANKING),
-            ranking(results, entries),
-        ]
+        parts += [f"## {case}", introduction(results), facts(results)]
+        parts += ["### Ranking", escaped(RANKING), ranking(results, entries)]
         parts += [f"![Error against time, {case}]({picture}.png)"]
         parts += [f"![Error ratio over t, {case}]({picture}_over_t.png)"]
         for column, title in ERRORS.items():
@@ -90,6 +78,17 @@ def page(all_results: Sequence[tuple[Results, Entries, str]]) -> str:
             parts += ["### Certified errors", CERTIFICATES, certificates(results, certified)]
         parts += [*behaviour(results, entries), *notes(results, entries), *commands(entries)]
     return "\n\n".join(parts) + "\n"
+
+
+def introduction(results: Results) -> str:
+    """Say what is estimated, and who the reference is."""
+    case = CASES.get(results.case)
+    settings = "the settings of the case" if case is None else f"k = {case.k} and n = {case.n}"
+    return (
+        "Every entry estimates E[x|z,t]: the mean of the images x of a data set, given a noisy image z = x + t·ε. "
+        "Errors are distances to the exact mean. Ratios of error and time are to the reference estimator, KNN with "
+        f"{settings}."
+    )
 
 
 def facts(results: Results) -> str:
