@@ -1,4 +1,4 @@
-"""Smoothed and PCALocality against loops in float64, quadrature and limits."""
+"""Smoothed and PCALocality against loops in float64 and quadrature, also at extreme noise levels."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Stable Velocity's target has the law of STF above the switch, by enumeration of all banks and sources in float64."""
+"""Stable Velocity's target has the law of STF above the switch, by enumeration of all its draws in float64."""
 
 import csv
 import itertools
@@ -19,7 +19,7 @@ from main import main
 from tests.every_estimator import every_estimator
 from tests.toys import enumerate_class_mean, pixels
 
-# A class of N images, of which a bank has n; a second class is far away.
+# A class has N images, of which a bank has n. A second class is far away.
 N, n, T = 4, 3, 1.3
 DRAWS = 40_000
 Z = torch.tensor([0.4, -0.2], dtype=torch.float64)
@@ -34,17 +34,12 @@ def likelihoods(x):
     return torch.exp(-(Z - x.double()).square().sum(1) / (2 * T**2))
 
 
-def normalised(law):
-    total = sum(law.values())
-    return {bank: weight / total for bank, weight in law.items()}
-
-
 def law_of_stf(x):
     """The law of STF's images given z: the source comes from the posterior, and the others are independent of z."""
     p, law = likelihoods(x), Counter()
     for source, *others in itertools.product(range(N), repeat=n):
         law[tuple(sorted((source, *others)))] += p[source].item()
-    return normalised(law)
+    return {bank: weight / law.total() for bank, weight in law.items()}
 
 
 def target(x, bank):

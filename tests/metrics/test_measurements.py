@@ -34,7 +34,7 @@ def normal(*shape, seed=0):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
-# What a measurement of fidelity is asked for
+# Options of a measurement of fidelity
 
 
 class WithLogits(Pixels):

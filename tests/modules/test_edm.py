@@ -115,7 +115,7 @@ def test_augmented_items_have_the_mean_over_the_set_augmented_alike_as_target():
     in_training, in_validation = inputs[-2:]
     assert torch.equal(in_training[3], EveryThird()(data.x, None).labels)
     assert len(in_validation) == 3
-    # What is logged is the mean over pixels and the share of warped items.
+    # The logs have the mean over pixels and the share of warped items.
     for name, (_, (loss, sigma)) in zip(("train/loss", "val/loss"), losses, strict=True):
         assert loss.shape == sigma.shape == (60,)
         assert logged[name].item() == pytest.approx(loss.mean().item(), rel=1e-5)

@@ -126,7 +126,7 @@ CALLS = [
     ("numpy.core.multiarray", "scalar.__self__"),
     ("numpy.core.multiarray", "_reconstruct"),
 ]
-# Where a hostile object stands in the file.
+# These functions put a hostile object at a place of the file.
 PLACES = {
     "root": lambda hostile: hostile,
     "beside": lambda hostile: {**published(network()[0]), "loss_fn": hostile},

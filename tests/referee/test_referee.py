@@ -31,7 +31,7 @@ from lit_knn.reference import ReferenceSet
 
 SHIFT, SPREAD = 0.02, 0.05
 QUICK = Options(repeats=4, memory=False)
-# The estimators of the page, and two more.
+# This file has the estimators of docs/referee.md, and two more.
 OWN_FILE = "\n".join(
     re.findall(r"```python\n# my_file.py\n(.*?)```", Path("docs/referee.md").read_text(), flags=re.DOTALL)
 )

@@ -27,7 +27,7 @@ class Command:
 
 
 def written(write, *args, **options):
-    """What `write` writes into a file."""
+    """Return the bytes that `write` writes into a file."""
     file = io.BytesIO()
     write(*args, file, **options)
     return file.getvalue()

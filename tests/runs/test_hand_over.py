@@ -184,7 +184,7 @@ class Own(VelocityOutput):
         (DataOutput, FixedSteps(euler_step), None),
         (NoiseOutput, FixedSteps(), None),
         (partial(EDMOutput, sigma_data=0.25), FixedSteps(euler_step), None),
-        # What a user has written can be saved, but a file cannot name it.
+        # A user's own class can be saved, but a file cannot name it.
         (Own, FixedSteps(), "output must name one of"),
         (VelocityOutput, FixedSteps(partial(heun_step)), "solver must be one of"),
     ],
