@@ -38,7 +38,7 @@ from lit_knn.estimators import (
     Wiener,
 )
 from lit_knn.figures import save_figure
-from lit_knn.figures.style import dress, look
+from lit_knn.figures.style import dress, looks
 from lit_knn.index import FaissIndex, SubspaceIndex, TorchIndex
 from lit_knn.metrics.estimator_error import mean_and_error, share_and_error
 from lit_knn.metrics.latents import NoisyLatents
@@ -158,17 +158,18 @@ def table(rows: Rows, memory: dict[str, int]) -> str:
 def pareto_figure(rows: Rows) -> Figure:
     """Draw error ± standard error against time, one panel per noise level."""
     levels = list(dict.fromkeys(float(row["t"]) for row in rows))
+    styles = looks(row["estimator"] for row in rows)
     columns = min(len(levels), 4)
     lines = -(-len(levels) // columns)
     figure = Figure(figsize=(3.2 * columns, 3 * lines + 1), layout="constrained")
     all_axes = figure.subplots(lines, columns, sharex=True, sharey=True, squeeze=False).flat
     for axes, t in zip(all_axes, levels, strict=False):
-        for number, row in enumerate(row for row in rows if float(row["t"]) == t):
+        for row in (row for row in rows if float(row["t"]) == t):
             # A logarithmic axis cannot show 0.
             error, spread = max(float(row["mse"]), LEAST_SHOWN), float(row["mse_se"])
             shown = spread > 0 and error > LEAST_SHOWN
             bar = [[min(spread, error - max(error / 10, LEAST_SHOWN))], [spread]] if shown else None
-            style = {**look(number), "markersize": 6, "linestyle": "none", "linewidth": 1}
+            style = styles[row["estimator"]] | {"markersize": 6, "linestyle": "none", "linewidth": 1}
             axes.errorbar(float(row["seconds"]), error, bar, label=row["estimator"], **style)
         dress(axes, "xy", title=f"t = {t:g}")
     for axes in figure.axes[-columns:]:

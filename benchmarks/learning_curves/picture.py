@@ -7,7 +7,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from benchmarks.learning_curves.statistics import Curves
-from lit_knn.figures.style import dress, image_unit, log_values, look
+from lit_knn.figures.style import dress, image_unit, looks
 
 PANELS = {
     "fd_pixels": "Fréchet distance on pixels",
@@ -16,18 +16,13 @@ PANELS = {
 }
 
 
-def picture(curves: Mapping[str, Curves], colours: list[str]) -> Figure:
-    """Draw mean ± standard deviation over seeds. A variance of 0 (exact targets) has no place on the axis.
-
-    Args:
-        curves: those of each module.
-        colours: names of all estimators; the place gives the colour.
-    """
+def picture(curves: Mapping[str, Curves]) -> Figure:
+    """Draw mean ± standard deviation over seeds, for each module. A variance of 0 has no place on the axis."""
     figure = Figure(figsize=(3.7 * len(PANELS), 2.7 * len(curves) + 0.5), layout="constrained")
     grid = figure.subplots(len(curves), len(PANELS), squeeze=False)
     for row, (module, own) in zip(grid, curves.items(), strict=True):
         for axes, name in zip(row, PANELS, strict=True):
-            _draw(axes, own, name, colours)
+            _draw(axes, own, name)
         row[0].set_ylabel(module)
     for axes, title in zip(grid[0], PANELS.values(), strict=True):
         axes.set_title(title, fontsize="medium")
@@ -36,16 +31,14 @@ def picture(curves: Mapping[str, Curves], colours: list[str]) -> Figure:
     return figure
 
 
-def _draw(axes: Axes, curves: Curves, name: str, colours: list[str]) -> None:
+def _draw(axes: Axes, curves: Curves, name: str) -> None:
     most = max(curves.band(estimator, name)[0][-1] for estimator in curves.estimators)
     unit, divisor = image_unit(int(most))
-    for estimator in curves.estimators:
+    for estimator, style in looks(curves.estimators).items():
         images, mean, spread = curves.band(estimator, name)
         if not (mean > 0).all():
             continue
-        style = look(colours.index(estimator))
         axes.plot(images / divisor, mean, label=estimator, **style)
         low = np.maximum(mean - spread, mean / 10)
         axes.fill_between(images / divisor, low, mean + spread, color=style["color"], alpha=0.18, linewidth=0)
-    dress(axes, xlabel=f"images seen ({unit})")
-    log_values(axes)
+    dress(axes, "y", xlabel=f"images seen ({unit})")

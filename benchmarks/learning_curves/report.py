@@ -42,7 +42,7 @@ def report(table: CurveTable) -> str:
     text = "\n\n".join([_claims(curves), *(_of_module(module, own) for module, own in curves.items())])
     with written_whole(table.path.with_suffix(".md")) as partial:
         partial.write_text(f"{text}\n")
-    save_figure(picture(curves, estimators), table.path.with_suffix(""))
+    save_figure(picture(curves), table.path.with_suffix(""))
     return text
 
 

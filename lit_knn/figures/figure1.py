@@ -7,14 +7,14 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from lit_knn.estimators import KNN
-from lit_knn.figures.style import COLOURS
+from lit_knn.figures.style import PALETTE
 from lit_knn.reference import ReferenceSet
 from lit_knn.reference.streaming import all_sq_dist
 from lit_knn.theory.bounds import normaliser_ratio
 from lit_knn.theory.posterior import log_posterior, unnormalised_log_likelihood
 from lit_knn.theory.proposal import dense_log_q
 
-NEIGHBOUR, OTHER, PROPOSAL = COLOURS[0], "#9ecae1", COLOURS[1]
+(NEIGHBOUR, _), (PROPOSAL, MARKER), OTHER = PALETTE["Exact"], PALETTE["KNN"], "0.7"
 
 
 def figure1(knn: KNN, reference: ReferenceSet, z: float, levels: list[float]) -> Figure:
@@ -27,7 +27,7 @@ def figure1(knn: KNN, reference: ReferenceSet, z: float, levels: list[float]) ->
     handles = [
         Line2D([], [], color=NEIGHBOUR, linewidth=4, label="posterior, neighbours"),
         Line2D([], [], color=OTHER, linewidth=4, label="posterior, others"),
-        Line2D([], [], color=PROPOSAL, marker="o", linestyle="", markersize=4, label="proposal"),
+        Line2D([], [], color=PROPOSAL, marker=MARKER, linestyle="", markersize=4, label="proposal"),
         Line2D([], [], color="0.4", linestyle="--", label="$z$"),
     ]
     figure.legend(handles=handles, loc="outside lower center", ncols=4, frameon=False)
@@ -45,7 +45,7 @@ def _draw_panel(axes: Axes, knn: KNN, reference: ReferenceSet, z: float, t: floa
     q = dense_log_q(proposal).exp()[0].cpu().numpy()
     near = np.isin(np.arange(reference.N), proposal.ids[0].cpu().numpy())
     axes.vlines(x, 0, posterior, colors=np.where(near, NEIGHBOUR, OTHER).tolist(), linewidth=1.8)
-    axes.plot(x, q, "o", color=PROPOSAL, markersize=3.5)
+    axes.plot(x, q, MARKER, color=PROPOSAL, markersize=3.5)
     axes.axvline(z, color="0.4", linestyle="--", linewidth=1)
     axes.set(xlabel="$x$", ylabel="probability", ylim=(0, 1.15 * max(*posterior, *q)))
     axes.set_title(f"$t = {t:g}$,  $Z_q / p_t(z) = {ratio:.2f}$")

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from matplotlib.figure import Figure
 
 from lit_knn.common.tables import TITLES, Row
-from lit_knn.figures.style import dress, look
+from lit_knn.figures.style import dress, looks
 
 
 def figure5(rows: Sequence[Row], metric: str, baseline: str) -> Figure:
@@ -14,17 +14,16 @@ def figure5(rows: Sequence[Row], metric: str, baseline: str) -> Figure:
     Args:
         rows: with `method`, `t_switch`, `copied_fraction` and the column `metric`.
         metric: name of the distance, a column of `rows`.
-        baseline: the method drawn dashed and black.
+        baseline: the method drawn dashed and grey.
     """
     figure = Figure(figsize=(9, 3.6), layout="constrained")
     left, right = figure.subplots(1, 2)
-    methods = list(dict.fromkeys(str(row["method"]) for row in rows))
+    styles = looks(str(row["method"]) for row in rows)
     for axes, column in ((left, metric), (right, "copied_fraction")):
-        for number, method in enumerate(methods):
+        for method, style in styles.items():
             points = sorted((row["t_switch"], row[column]) for row in rows if row["method"] == method)
-            dashed = {"color": "black", "linestyle": "--", "zorder": 3} if method == baseline else {}
-            style = {**look(number), "markersize": 5, "markerfacecolor": "none", **dashed}
-            axes.plot(*zip(*points, strict=True), label=method, **style)
+            dashed = {"color": "0.5", "linestyle": "--", "marker": ""} if method == baseline else {}
+            axes.plot(*zip(*points, strict=True), label=method, **style | dashed)
         dress(axes, "x", xlabel="$t_{\\mathrm{switch}}$", ylabel=column.replace("_", " "))
     # The axis is linear: a logarithmic one would exaggerate the differences between draws of equal quality.
     left.set(ylim=(0, None), ylabel=TITLES.get(metric, metric))

@@ -7,7 +7,7 @@ from matplotlib.cm import ScalarMappable
 from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
 
-from lit_knn.figures.style import dress, look
+from lit_knn.figures.style import dress, looks
 
 
 def size_calibration(rows: Sequence[Mapping[str, Any]], tables: Mapping[str, Mapping[float, int]]) -> Figure:
@@ -27,9 +27,9 @@ def size_calibration(rows: Sequence[Mapping[str, Any]], tables: Mapping[str, Map
         left.plot(*min(own, key=lambda point: point[1]), marker="o", color=colours.to_rgba(t), markersize=5)
     figure.colorbar(colours, ax=left, label="noise level t")
     dress(left, "y", xlabel="size of the patch, pixels", ylabel="MSE per dimension to the network", xticks=sizes)
-    for number, (name, table) in enumerate(tables.items()):
+    for (name, table), style in zip(tables.items(), looks(tables).values(), strict=True):
         points = sorted((t, size) for t, size in table.items() if levels[0] / 1.01 <= t <= levels[-1] * 1.01)
-        right.step(*zip(*points, strict=True), where="mid", label=name, **look(number))
+        right.step(*zip(*points, strict=True), where="mid", label=name, **style)
     dress(right, "x", xlabel="noise level t", ylabel="size of the patch, pixels", ylim=(0, None))
     right.legend()
     return figure

@@ -1,25 +1,71 @@
 """The common style of all figures, and their files."""
 
+import re
+from collections.abc import Iterable
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, LogFormatter, NullFormatter
+from matplotlib.ticker import LogFormatterSciNotation
 
 from lit_knn.common.files import written_whole
 
-# These colours differ in print and for the colour-blind (Okabe and Ito).
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8c8c8c")
-MARKERS = "osD^vP*X"
+# One colour and one marker for each estimator, in all pictures; the first seven colours are those of Okabe and Ito.
+# Other marks have other meanings: "x" is a zero, a hollow marker an upper limit, and "*" the best.
+PALETTE: dict[str, tuple[str, Any]] = {
+    "KNN": ("#0072B2", "o"), "STF": ("#D55E00", "s"), "MonteCarlo": ("#009E73", "D"), "OneSample": ("#CC79A7", "^"),
+    "UniformSNIS": ("#E69F00", "P"), "SubspaceKNN": ("#56B4E9", "v"), "Exact": ("#000000", "p"),
+    "Wiener": ("#8C510A", ">"), "PatchPosterior": ("#6A3D9A", "h"), "PCALocality": ("#C2185B", "<"),
+    "TopK": ("#332288", "8"), "Smoothed": ("#999933", (4, 1)), "Switched": ("#66A61E", "d"),
+    "Network": ("#666666", (6, 1)),
+}  # fmt: skip
+# For names without an estimator, such as those of networks.
+OTHERS = (("#C9A227", "o"), ("#AA4499", "s"), ("#44AA99", "D"), ("#117733", "^"), ("#708090", "v"))
+# The lightest variant of an estimator has this share of white.
+WHITEST = 0.6
 PNG_DPI = 200
 
 
-def look(number: int) -> dict[str, Any]:
-    """Return colour and marker of line `number`, and the sizes of all lines."""
-    kind = number % len(COLOURS)
-    return {"color": COLOURS[kind], "marker": MARKERS[kind], "markersize": 3, "linewidth": 1.4}
+def looks(names: Iterable[str]) -> dict[str, dict[str, Any]]:
+    """Return colour, marker, sizes and order of each name in a picture; the first one is drawn on top.
+
+    A name has the colour and the marker of the estimator that it mentions first. If several names mention the same one,
+    they are its variants, and the later ones are lighter; the plain name comes first.
+    """
+    orders = {name: 2 + 1 / place for place, name in enumerate(dict.fromkeys(names), start=1)}
+    variants: dict[str, list[str]] = {}
+    for name in orders:
+        variants.setdefault(_estimator(name), []).append(name)
+    others = variants.pop("", [])
+    families = [(PALETTE[known], sorted(own, key=lambda name: name != known)) for known, own in variants.items()]
+    families += [(OTHERS[number % len(OTHERS)], [name]) for number, name in enumerate(others)]
+    found = {}
+    for (colour, marker), own in families:
+        for white, name in zip(np.linspace(0, WHITEST, len(own)), own, strict=True):
+            shade = to_hex((1 - white) * np.array(to_rgb(colour)) + white)
+            found[name] = {"color": shade, "marker": marker, "markersize": 3, "linewidth": 1.4, "zorder": orders[name]}
+    return found
+
+
+def _estimator(name: str) -> str:
+    """Return the estimator that a name mentions first, as `MonteCarlo` or `Monte Carlo`, or an empty string."""
+    words = {known: "[ _]?".join(re.findall("[A-Z][a-z]+|[A-Z]+(?![a-z])", known)) for known in PALETTE}
+    found = {known: re.search(f"(?<![a-z]){pattern}", name, re.IGNORECASE) for known, pattern in words.items()}
+    return min(((there.start(), known) for known, there in found.items() if there), default=(0, ""))[1]
+
+
+class LogNumbers(LogFormatterSciNotation):
+    """Numbers of a logarithmic axis: plain ones if it is short, powers of ten if it is long."""
+
+    def __call__(self, x: float, pos: int | None = None) -> str:
+        """Return the text at `x`, which is empty where the axis has no room."""
+        low, high = self.axis.get_view_interval()  # type: ignore[union-attr]
+        text = super().__call__(x, pos)
+        return f"{x:.6g}" if text and high < 1e3 * low and 1e-4 < x < 1e5 else text
 
 
 def dress(axes: Axes, log: str = "", **labels: Any) -> None:
@@ -31,21 +77,13 @@ def dress(axes: Axes, log: str = "", **labels: Any) -> None:
         labels[f"{name}scale"] = "log"
     axes.set(**labels)
     for name in log:
-        getattr(axes, f"{name}axis").set_minor_formatter(NullFormatter())
+        axis = getattr(axes, f"{name}axis")
+        for set_formatter in (axis.set_major_formatter, axis.set_minor_formatter):
+            # Numbers side by side need more room than numbers above each other.
+            set_formatter(LogNumbers(minor_thresholds=(1 if name == "x" else 2, 0.5)))
     axes.grid(True, which="major", color="0.9", linewidth=0.6)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
-
-
-def log_values(axes: Axes) -> None:
-    """Make the vertical axis logarithmic, and number it between the powers of ten if there is room."""
-    axes.set_yscale("log")
-    low, high = axes.get_ylim()
-    for set_formatter in (axes.yaxis.set_major_formatter, axes.yaxis.set_minor_formatter):
-        # Over a short range the numbers differ in their second digit, which LogFormatter leaves out.
-        short = FuncFormatter(lambda value, _: f"{value:.3g}")
-        set_formatter(short if high < 3 * low else LogFormatter(labelOnlyBase=False, minor_thresholds=(2, 0.5)))
-    axes.grid(True, which="minor", axis="y", color="0.9", linewidth=0.6)
 
 
 def image_unit(images: float) -> tuple[str, float]:

@@ -3,16 +3,18 @@
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from lit_knn.common.tables import TITLES
-from lit_knn.figures.style import COLOURS, dress, image_unit, log_values, look
+from lit_knn.figures.style import OTHERS, dress, image_unit, looks
 
 HIGHER_IS_BETTER = {"inception_score", "precision", "recall"}
 DOUBLES = "the steps N(k) double"
 
+Pair = tuple[float, float]
 Points = Sequence[tuple[int, float]]
 """(images seen, value), ascending."""
 
@@ -75,6 +77,16 @@ def run_comparison(runs: Sequence[TrainingCurve]) -> Figure:
     return figure
 
 
+def _looks(runs: Sequence[TrainingCurve]) -> list[tuple[TrainingCurve, dict[str, Any]]]:
+    """Pair each run with its look, which is that of its estimator."""
+    return list(zip(runs, looks(f"{run.method} {number}" for number, run in enumerate(runs)).values(), strict=True))
+
+
+def _log(points: Points) -> str:
+    """Return the logarithmic axes of a picture: a distance of 0 has no logarithm."""
+    return "y" if min(value for _, value in points) > 0 else ""
+
+
 def _metrics(runs: Sequence[TrainingCurve]) -> list[str]:
     return list(dict.fromkeys(metric for run in runs for metric in run.distances))
 
@@ -83,20 +95,18 @@ def _draw_metric(axes: Axes, runs: Sequence[TrainingCurve], metric: str) -> None
     points = [point for run in runs for point in run.distances.get(metric, ())]
     last = max(seen for seen, _ in points)
     unit, divisor = image_unit(last)
-    for number, run in enumerate(runs):
+    for run, style in _looks(runs):
         own = run.distances.get(metric, ())
-        axes.plot([seen / divisor for seen, _ in own], [value for _, value in own], **look(number))
+        axes.plot([seen / divisor for seen, _ in own], [value for _, value in own], **style)
     for seen in sorted({seen for run in runs for seen in run.doublings if seen <= last}):
         axes.axvline(seen / divisor, color="0.6", linewidth=0.6, linestyle=":", zorder=0, label=DOUBLES)
-    dress(axes, xlabel=f"Training images seen ({unit})", ylabel=TITLES.get(metric, metric))
-    if min(value for _, value in points) > 0:
-        log_values(axes)
+    dress(axes, _log(points), xlabel=f"Training images seen ({unit})", ylabel=TITLES.get(metric, metric))
 
 
 def _draw_times(axes: Axes, runs: Sequence[TrainingCurve]) -> None:
-    for number, run in enumerate(runs):
+    for number, (run, style) in enumerate(_looks(runs)):
         estimator, rest = run.ms_per_image
-        axes.barh(number, rest, height=0.6, color=look(number)["color"], label=f"{run.name} {run.method}")
+        axes.barh(number, rest, height=0.6, color=style["color"], label=f"{run.name} {run.method}")
         axes.barh(number, estimator, height=0.6, left=rest, color="0.3")
     dress(axes, xlabel="ms per image (dark: estimator)")
     axes.set_yticks([])
@@ -115,7 +125,7 @@ def figure4(runs: Sequence[TrainingCurve]) -> Figure:
         measured = [run for run in runs if metric in run.distances]
         unit, divisor = image_unit(max(seen for run in measured for seen, _ in run.distances[metric]))
         for axes, option, title in zip(column, ("k", "n"), ("search size k", "sample size n"), strict=True):
-            dress(axes, ylabel=TITLES.get(metric, metric))
+            dress(axes, "y", ylabel=TITLES.get(metric, metric))
             axes.set_title(f"Effect of the {title}", fontsize=10)
             without_k = [run for run in measured if run.k is None]
             _panel(axes, [*without_k, *varied(measured, option)], metric, divisor)
@@ -137,14 +147,13 @@ def varied(runs: Sequence[TrainingCurve], option: str) -> list[TrainingCurve]:
 
 def _panel(axes: Axes, runs: Sequence[TrainingCurve], metric: str, divisor: float) -> None:
     baseline = next((run for run in runs if run.estimator == "OneSample"), None)
-    for number, run in enumerate(runs):
-        style, points = look(number) | ({"color": "black"} if run is baseline else {}), run.distances[metric]
+    for run, style in _looks(runs):
+        points = run.distances[metric]
         axes.plot([seen / divisor for seen, _ in points], [value for _, value in points], label=run.method, **style)
         axes.axhline(best_point(points, metric)[1], color=style["color"], linestyle=":", linewidth=1)
         passed = passes(points, baseline.distances[metric], metric) if baseline else None
         if passed is not None:
             axes.axvline(passed / divisor, color=style["color"], linestyle="--", linewidth=1)
-    log_values(axes)
     axes.legend(fontsize=8)
 
 
@@ -160,13 +169,10 @@ def checkpoint_curve(points: Points, best: tuple[int, float], metric: str, title
     unit, divisor = image_unit(points[-1][0])
     in_unit = [(seen / divisor, value) for seen, value in points]
     xlabel, at = f"Training images seen ({unit})", f"{best[0]:,} images"
-    figure = _curve(in_unit, (best[0] / divisor, best[1]), at, xlabel, metric, title)
-    if min(value for _, value in points) > 0:
-        log_values(figure.axes[0])
-    return figure
+    return _curve(in_unit, (best[0] / divisor, best[1]), at, xlabel, metric, title, _log(points))
 
 
-def average_curve(points: Sequence[tuple[float, float]], best: tuple[float, float], metric: str, title: str) -> Figure:
+def average_curve(points: Sequence[Pair], best: Pair, metric: str, title: str) -> Figure:
     """Draw the metric of each average over its relative length, and mark the best one; see `checkpoint_curve`.
 
     The axis of the metric is linear, because the values differ little.
@@ -174,14 +180,13 @@ def average_curve(points: Sequence[tuple[float, float]], best: tuple[float, floa
     return _curve(points, best, f"{best[0]:g}", "Relative length of the average", metric, title)
 
 
-def _curve(
-    points: Sequence[tuple[float, float]], best: tuple[float, float], at: str, xlabel: str, metric: str, title: str
-) -> Figure:
+def _curve(points: Sequence[Pair], best: Pair, at: str, xlabel: str, metric: str, title: str, log: str = "") -> Figure:
     figure = Figure(figsize=(6, 4), layout="constrained")
     axes = figure.subplots()
-    axes.plot(*zip(*points, strict=True), **look(0))
-    axes.plot(*best, "*", color=COLOURS[1], markersize=14, label=f"best: {best[1]:.4g} at {at}")
-    dress(axes, xlabel=xlabel, ylabel=TITLES.get(metric, metric))
+    (curve, marker), (accent, _) = OTHERS[:2]
+    axes.plot(*zip(*points, strict=True), color=curve, marker=marker, markersize=3)
+    axes.plot(*best, "*", color=accent, markersize=14, label=f"best: {best[1]:.4g} at {at}")
+    dress(axes, log, xlabel=xlabel, ylabel=TITLES.get(metric, metric))
     axes.set_title(title, fontsize=10)
     axes.legend()
     return figure

@@ -1,15 +1,21 @@
-"""Figures 1 and 2 (a posterior and its proposal on a line, posterior means as pictures), and curves of agreement."""
+"""Figures 1 and 2 (a posterior and its proposal on a line, posterior means as pictures), agreement, and one style."""
+
+import io
 
 import numpy as np
 import pytest
 import torch
+from matplotlib.colors import to_rgb
+from matplotlib.figure import Figure
 from PIL import Image
 from sklearn.datasets import load_digits
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from lit_knn import estimators
 from lit_knn.data import Digits
-from lit_knn.estimators import KNN, Exact, OneSample
-from lit_knn.figures import agreement_curves, figure1
+from lit_knn.estimators import KNN, Estimator, Exact, OneSample
+from lit_knn.figures import agreement_curves, figure1, figure5
+from lit_knn.figures.style import PALETTE, dress, looks
 from lit_knn.metrics import mean_pictures
 from lit_knn.reference import ReferenceSet
 from main import main
@@ -121,3 +127,52 @@ def test_curves_of_agreement_show_values_errors_and_the_range_over_networks():
         assert ends == [pytest.approx([expected[t] - error, expected[t] + error]) for t in (1.0, 3.0)]
         corners = axes.collections[1].get_paths()[0].vertices[:, 1]
         assert (corners.min(), corners.max()) == pytest.approx(edges)
+
+
+# One style
+
+
+def test_an_estimator_has_one_colour_in_all_pictures_and_no_two_have_the_same():
+    # ByClass wraps any estimator and has its colour; the other two are bases.
+    wraps = {"ByClass", "Estimator", "DrawingEstimator"}
+    kinds = {name: getattr(estimators, name) for name in estimators.__all__ if name not in wraps}
+    names = [name for name, kind in kinds.items() if isinstance(kind, type) and issubclass(kind, Estimator)]
+    assert set(names) == set(PALETTE)
+    numbers = dict.fromkeys(("r2", "mse", "r2_low", "r2_high", "mse_low", "mse_high", "r2_se", "mse_se"), 0.5)
+    rows = [{"images": "training", "estimator": name, "t": 1.0, **numbers} for name in names]
+    agreement = {bar.get_label(): bar.lines[0].get_color() for bar in agreement_curves(rows).axes[0].containers}
+    rows = [{"method": name, "t_switch": 1.0, "fid": 2.0, "copied_fraction": 0.1} for name in names[::-1]]
+    figure = figure5([*rows, rows[0] | {"method": "forward"}], "fid", "forward")
+    hybrid = {line.get_label(): line.get_color() for line in figure.axes[0].lines}
+    assert agreement.items() <= hybrid.items()
+    assert len(set(hybrid.values())) == len(names) + 1
+
+
+def test_variants_of_an_estimator_are_lighter_and_other_names_differ():
+    names = ["KNN, k=8", "my own", "KNN", "authors' KNNDenoiser", "another", "SubspaceKNN", "single Monte_Carlo"]
+    colours = {name: to_rgb(look["color"]) for name, look in looks(names).items()}
+    assert list(colours) == list(looks(names))
+    assert sum(colours["KNN"]) < sum(colours["KNN, k=8"]) < sum(colours["authors' KNNDenoiser"])
+    (plain,), (other,) = looks(["KNN"]).values(), looks(["MonteCarlo"]).values()
+    assert colours["KNN"] == to_rgb(plain["color"])
+    assert colours["single Monte_Carlo"] == to_rgb(other["color"])
+    assert len(set(colours.values())) == len(names)
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "wanted"),
+    [
+        (0.31, 0.46, ["0.32", "0.34", "0.36", "0.38", "0.4", "0.42", "0.44", "0.46"]),
+        (0.5, 8, ["0.6", "1", "2", "3", "4", "6"]),
+        (1, 1e6, [rf"$\mathdefault{{10^{{{power}}}}}$" for power in range(7)]),
+    ],
+    ids=str,
+)
+def test_the_numbers_of_a_logarithmic_axis_differ_and_are_plain_on_a_short_one(low, high, wanted):
+    figure = Figure()
+    axes = figure.subplots()
+    dress(axes, "y", ylim=(low, high))
+    figure.savefig(io.BytesIO())
+    ticks = [*axes.yaxis.get_major_ticks(), *axes.yaxis.get_minor_ticks()]
+    shown = sorted((tick.get_loc(), tick.label1.get_text()) for tick in ticks if low <= tick.get_loc() <= high)
+    assert [text for _, text in shown if text] == wanted

@@ -1,7 +1,8 @@
 """The pictures of a page: error against time at each noise level, and the error ratio of each entry over t."""
 
 import math
-from collections.abc import Iterable, Sequence
+import textwrap
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -9,24 +10,26 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from lit_knn.figures.style import dress, look
+from lit_knn.figures.style import dress, looks
 from lit_knn.referee.page.front import ROUNDING, Ranked, counted, counted_ratio, pareto_front, reference_mse
 from lit_knn.referee.page.results import Results
 
 WIDTH, COLUMNS, SPOTLIGHT_COLUMNS = 10.0, 3, 4
-ORIGINS = {"lit_knn": "lit_knn", "own file": "own file", "adapter": "others' code, by an adapter"}
+# The text and the edge of the markers by origin; colour and shape are those of the estimator.
+ORIGINS = {"lit_knn": ("lit_knn", "none"), "own file": ("own file", "0.5"), "adapter": ("others' code", "black")}
 # Curves leave the panels above this ratio. Otherwise the worst entry would press the others together.
 HIGHEST_RATIO = 1e4
 FRONT_COLOUR = "#8c8c8c"
 # Points above or below their entry where its number stands: entries of about the same time take turns.
 HEIGHTS = (3, -8)
+SIZES: dict[str, Any] = {"markersize": 4.5, "markeredgewidth": 0.7}
 LEGEND: dict[str, Any] = {"frameon": False, "fontsize": 8}
 
 
 class Point(NamedTuple):
-    """An entry in a panel: its time with its range, its error with its standard error."""
+    """An entry in a panel: its number, its time with its range, its error with its standard error."""
 
-    ranked: Ranked
+    number: int
     time: float
     low: float
     high: float
@@ -36,7 +39,7 @@ class Point(NamedTuple):
 
 def error_against_time(results: Results, entries: Sequence[Ranked]) -> Figure:
     """Draw a panel over all noise levels and one for each, with error bars and the Pareto front as steps."""
-    overall = _points(results, entries)
+    styles, overall = _styles(entries), _points(results, entries)
     at_levels = {f"t = {t:g}": _points(results, entries, t) for t in results.levels}
     panels = {"all noise levels": overall} | at_levels
     times = _limits((time for own in panels.values() for p in own for time in (p.time, p.low, p.high)), 1.8)
@@ -54,10 +57,10 @@ def error_against_time(results: Results, entries: Sequence[Ranked]) -> Figure:
         axes.minorticks_off()
         _draw_front(axes, points)
         for place, point in enumerate(sorted(points, key=lambda point: point.time)):
-            _draw_point(axes, point, HEIGHTS[place % len(HEIGHTS)])
+            _draw_point(axes, point, styles[point.number], HEIGHTS[place % len(HEIGHTS)])
     for axes in grid[len(panels) :]:
         axes.set_visible(False)
-    _legends(figure, entries)
+    _legends(figure, entries, styles)
     return figure
 
 
@@ -70,16 +73,17 @@ def ratio_over_t(results: Results, entries: Sequence[Ranked]) -> Figure:
     # One line with gaps is far quicker to draw than one for each entry.
     others_t = [*levels, math.nan] * len(entries)
     others = [value for share in shares for value in (*share, math.nan)]
+    styles = _styles(entries)
     for axes, ranked, share in zip(panels.flat, entries, shares, strict=False):
         axes.plot(others_t, others, color="0.87", linewidth=0.7, zorder=1)
-        style = _look(ranked)
+        style = styles[ranked.number]
         reach = np.nan_to_num([ranked.entry.value(t, "mse_ratio_se") for t in levels])
         low = np.maximum(share - reach, 0.1 * share)
         axes.fill_between(levels, low, share + reach, color=style["color"], alpha=0.25, linewidth=0, zorder=2)
-        axes.plot(levels, share, **style, zorder=3)
+        axes.plot(levels, share, **style)
         dress(axes, "xy")
         axes.axhline(1, color="0.4", linewidth=0.7, linestyle=":", zorder=1)
-        axes.set_title(_label(ranked, 36), fontsize=8, loc="left")
+        axes.set_title(_label(ranked, 36, lines=2), fontsize=7.5, loc="left")
         axes.set_xticks(levels, [f"{t:g}" for t in levels])
         axes.tick_params(labelsize=7)
         axes.minorticks_off()
@@ -105,7 +109,7 @@ def _points(results: Results, entries: Sequence[Ranked], t: float | None = None)
         else:
             error, standard_error = counted(entry.value(t, "mse")), entry.value(t, "mse_se")
             times = (entry.value(t, "time_ratio"), entry.value(t, "time_ratio_low"), entry.value(t, "time_ratio_high"))
-        points.append(Point(ranked, *times, error, standard_error))
+        points.append(Point(ranked.number, *times, error, standard_error))
     return [point for point in points if point.time > 0 and not math.isnan(point.error)]
 
 
@@ -115,17 +119,16 @@ def _limits(values: Iterable[float], room: float) -> tuple[float | None, float |
     return (min(shown) / room, max(shown) * room) if shown else (None, None)
 
 
-def _draw_point(axes: Axes, point: Point, height: float) -> None:
+def _draw_point(axes: Axes, point: Point, style: dict[str, Any], height: float) -> None:
     """Draw an entry with its error bars, and its number at this height."""
-    style = _look(point.ranked) | {"markersize": 3.2, "linestyle": "none"}
     # `max` with 0 first also turns an unknown length into 0.
     left, right = max(0.0, point.time - point.low), max(0.0, point.high - point.time)
     up = max(0.0, point.standard_error)
     # On a logarithmic axis a bar that reaches 0 would have no end. It is cut at a tenth of the mean.
     bars: dict[str, Any] = {"xerr": [[left], [right]], "yerr": [[min(up, 0.9 * point.error)], [up]]}
-    axes.errorbar(point.time, point.error, **bars, **style, elinewidth=0.8, zorder=3)
+    axes.errorbar(point.time, point.error, **bars, **style | {"linestyle": "none"}, elinewidth=0.8)
     at: dict[str, Any] = {"xytext": (2, height), "textcoords": "offset points"}
-    axes.annotate(f"{point.ranked.number}", (point.time, point.error), **at, fontsize=6.5, color=style["color"])
+    axes.annotate(f"{point.number}", (point.time, point.error), **at, fontsize=6.5, color="0.2")
 
 
 def _draw_front(axes: Axes, points: Sequence[Point]) -> None:
@@ -138,33 +141,34 @@ def _draw_front(axes: Axes, points: Sequence[Point]) -> None:
         axes.step(x, y, where="post", color=FRONT_COLOUR, linewidth=1, zorder=2, label="Pareto front")
 
 
-def _legends(figure: Figure, entries: Sequence[Ranked]) -> None:
-    """Name the numbers, and the origins by colour and marker."""
+def _legends(figure: Figure, entries: Sequence[Ranked], styles: Mapping[int, dict[str, Any]]) -> None:
+    """Name the numbers, and the origins by the edge of the markers."""
 
     def line(label: str, **style: Any) -> Line2D:
         return Line2D([], [], label=label, **{"linestyle": "none"} | style)
 
-    used = {_origin(ranked): _look(ranked) for ranked in entries}
-    origins = [line(ORIGINS[origin], **used[origin]) for origin in ORIGINS if origin in used]
+    used = dict(map(_origin, entries))
+    origins = [line(name, color="0.8", marker="o", **SIZES, markeredgecolor=edge) for name, edge in used.items()]
     origins.append(line("Pareto front", color=FRONT_COLOUR, linestyle="-"))
     if any(mse < ROUNDING for ranked in entries for mse in ranked.entry.values("mse")):
         origins.append(line(f"errors below {ROUNDING:g} are drawn at {ROUNDING:g}"))
     figure.legend(handles=origins, loc="outside upper center", ncols=len(origins), **LEGEND)
-    names = [line(_label(ranked, 48), color=_look(ranked)["color"]) for ranked in entries]
-    plain: dict[str, Any] = {"labelcolor": "linecolor", "handlelength": 0, "handletextpad": 0}
-    figure.legend(handles=names, loc="outside lower center", ncols=COLUMNS, **plain, **LEGEND)
+    names = [line(_label(ranked, 48), **styles[ranked.number] | {"linestyle": "none"}) for ranked in entries]
+    figure.legend(handles=names, loc="outside lower center", ncols=COLUMNS, handlelength=1, **LEGEND)
 
 
-def _origin(ranked: Ranked) -> str:
-    origin = ranked.entry.facts["origin"]
-    return origin if origin in ORIGINS else "own file"
+def _origin(ranked: Ranked) -> tuple[str, str]:
+    return ORIGINS.get(ranked.entry.facts["origin"], ORIGINS["own file"])
 
 
-def _look(ranked: Ranked) -> dict[str, Any]:
-    return look(list(ORIGINS).index(_origin(ranked)))
+def _styles(entries: Sequence[Ranked]) -> dict[int, dict[str, Any]]:
+    """Return the look of each entry, by its number."""
+    own_first = sorted(entries, key=lambda ranked: _origin(ranked) != ORIGINS["lit_knn"])
+    styles = looks(each.entry.name for each in own_first)
+    return {each.number: styles[each.entry.name] | SIZES | {"markeredgecolor": _origin(each)[1]} for each in entries}
 
 
-def _label(ranked: Ranked, length: int) -> str:
+def _label(ranked: Ranked, length: int, lines: int = 1) -> str:
     # A dollar sign would start a formula.
-    text = " ".join(f"{ranked.number} {ranked.entry.name}".split()).replace("$", r"\$")
-    return text if len(text) <= length else f"{text[: length - 1]}…"
+    text = f"{ranked.number} {ranked.entry.name}".replace("$", r"\$")
+    return textwrap.fill(text, length, max_lines=lines, placeholder="…")
