@@ -115,7 +115,7 @@ def resizing(old: int, new: int) -> np.ndarray:
 
 def generate(args: argparse.Namespace) -> Description:
     """Read the source and write the prepared file."""
-    images, labels = read_image_files(args.source)
+    images, labels, _ = read_image_files(args.source)
     source = generated_source(images, labels, args.images, args.size, args.classes, args.seed)
     source.origin["source"] = args.source.name
     # One thread is fastest: an image is a few short NumPy calls, and more threads would only wait for each other.

@@ -13,7 +13,7 @@ from torch import Tensor
 from torchvision.transforms.functional import to_pil_image
 from torchvision.utils import save_image
 
-from lit_knn.common.errors import InputError
+from lit_knn.common.errors import InputError, printable
 from lit_knn.common.files import written_whole
 from lit_knn.common.pixels import are_pictures, to_uint8
 from lit_knn.common.tables import write_rows
@@ -30,7 +30,7 @@ class SampleWriter(BasePredictionWriter):
         format: `png`, one file per sample, named by its seed; or `npz`, one file `samples.npz` with `images`, uint8
             (N, H, W, C), and `seeds`. An autoencoder of the data decodes latents first. Other latents and vectors are
             always written as `npz`, float32, not rescaled. The classes of a class-conditional model are `labels` of
-            the `npz`, or `classes.csv` beside the images; with guidance 0 samples have no class.
+            the `npz`, or `classes.csv` beside the images, with their names; with guidance 0 samples have no class.
         folder: output folder, empty or new; by default `predictions/` in the run's folder.
     """
 
@@ -87,7 +87,7 @@ class SampleWriter(BasePredictionWriter):
         with written_whole(self._shards / f"{trainer.global_rank:04d}_{batch_idx:06d}.npz") as partial:
             np.savez(partial, **arrays)  # type: ignore[arg-type]
 
-    def on_predict_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+    def on_predict_epoch_end(self, trainer: pl.Trainer, pl_module: Any) -> None:
         """Join the batches of all ranks in the order of their seeds."""
         trainer.strategy.barrier()
         if not trainer.is_global_zero:
@@ -110,8 +110,12 @@ class SampleWriter(BasePredictionWriter):
             with written_whole(self._folder / "samples.npz") as partial:
                 np.savez_compressed(partial, images=stored, seeds=seeds[order], **classes)
         elif classes:
-            named = zip(np.sort(drawn), classes["labels"], strict=True)
-            write_rows(self._folder / "classes.csv", [{"file": f"{s:06d}.png", "class": c} for s, c in named])
+            names = pl_module.conditioning.class_names
+            rows = [
+                {"file": f"{seed:06d}.png", "class": c} | ({"name": printable(names[c])} if names else {})
+                for seed, c in zip(np.sort(drawn), classes["labels"], strict=True)
+            ]
+            write_rows(self._folder / "classes.csv", rows)
         shutil.rmtree(self._shards)
 
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:

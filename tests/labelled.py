@@ -24,8 +24,9 @@ class Watched(nn.Module):
 class Labelled(pl.LightningDataModule):
     """Sixty images of 1x4x4 in three classes; each batch has all of them; options choose which parts have labels."""
 
-    def __init__(self, in_batches=True, in_reference=True, lowest=0):
+    def __init__(self, in_batches=True, in_reference=True, lowest=0, class_names=None):
         super().__init__()
+        self.class_names = class_names
         generator = torch.Generator().manual_seed(3)
         self.labels = lowest + torch.randint(3, (60,), generator=generator)
         self.x = torch.randn(60, 1, 4, 4, generator=generator) * 0.5 + self.labels.reshape(-1, 1, 1, 1)

@@ -157,7 +157,8 @@ def _use(name: str, model: GenerativeModel) -> list[str]:
         "An image depends on its seed alone. Pixels p from 0 to 255 are p / 127.5 - 1 in model space.",
     ]
     if model.num_classes:
-        lines[-1] += f" `class_label` chooses one of {model.num_classes} classes; without it the seed does."
+        by_name = " by number or name (`model.class_names`)" if model.class_names else ""
+        lines[-1] += f" `class_label` chooses one of {model.num_classes} classes{by_name}; without it the seed does."
     return lines
 
 

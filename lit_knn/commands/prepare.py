@@ -15,7 +15,8 @@ SOURCE is a .zip file or a folder of PNG and JPEG files, in subfolders too, in t
 labels in dataset.json at the root if there is one (the layout of EDM's data sets); or a folder that has
 cifar-10-batches-py. Only one block of images is in memory at a time. After an interruption the same command goes on
 where it stopped. OUT appears when it is complete: pixels, uint8 (N, C, H, W), which every tool reads, and beside it a
-.json with the labels, the origin and a hash of all pixels. A run does not read them all; --verify FILE does.
+.json with the labels, the names of the classes, the origin and a hash of all pixels. A run does not read them all;
+--verify FILE does.
 
 CelebA, 202,599 images (img_align_celeba.zip of the data set's own page, as it is or unpacked), 2.5 GB:
   lit-knn prepare img_align_celeba.zip data/celeba64.npy --size 64 --center-crop
@@ -46,8 +47,8 @@ def main(args: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--labels-from-folders",
         action="store_true",
-        help="label each image with the place of its folder among all, sorted by name, from 0; each image must lie "
-        "directly in the folder of its class",
+        help="label each image with the place of its folder among all, sorted by name, from 0, and keep the names; "
+        "each image must lie directly in the folder of its class",
     )
     parser.add_argument("--workers", type=int, metavar="W", help="threads that decode; default: one for each CPU")
     options = parser.parse_args(args)

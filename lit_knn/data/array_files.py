@@ -29,7 +29,7 @@ def read_array_file(path: str | os.PathLike[str], floats_as_is: bool = False) ->
         path: an .npy file; or an .npz file with the array under `images`, `arr_0` or, for a single array, any name,
             and optionally `labels`, (N,) integers.
         floats_as_is: also accept floats that look like images by mistake: 4-D with 1 or 3 channels, and with values
-            outside [-1, 1] or with the channels last.
+            outside [-1, 1], with none below 0, or with the channels last.
 
     Returns:
         `array` (N, *shape), uint8 or float32, and `labels` (N,), int64, or None.
@@ -136,7 +136,7 @@ def _checked_floats(path: Path, array: np.ndarray, as_is: bool) -> np.ndarray:
             f"{path}: float array of shape {array.shape} looks like images with the channels last; floats are never "
             "rearranged: give (N, C, H, W), or set floats_as_is if this shape is meant"
         )
-    if not as_is and array.ndim == 4 and array.shape[1] in (1, 3) and (low < -1 or high > 1):
+    if not as_is and array.ndim == 4 and array.shape[1] in (1, 3) and (low < -1 or low >= 0 or high > 1):
         raise InputError(
             f"{path}: float images with values from {low:g} to {high:g}; floats are never rescaled: give uint8, "
             "or floats in [-1, 1], or set floats_as_is if these values are meant"

@@ -1,7 +1,6 @@
 """The base of the data modules: training batches and reference set of the same images, on every rank."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -9,7 +8,7 @@ import pytorch_lightning as pl
 import torch
 from torch import Tensor
 
-from lit_knn.common.distributed import in_every_process
+from lit_knn.common.distributed import in_every_process, rank_and_size
 from lit_knn.common.errors import InputError
 from lit_knn.common.memory import moved
 from lit_knn.common.rng import Stream, keyed_generator
@@ -48,7 +47,7 @@ class ReferenceDataModule(pl.LightningDataModule, ABC):
     Args:
         batch_size: images per batch on each device.
         hflip: add the mirror image of every image, to the training data and to the reference set.
-        index: neighbour index of the reference set; null for exact search by FAISS.
+        index: neighbour index of the reference set; null for exact search on a CPU and `TorchIndex` on CUDA.
         seed: sets the order of the images in each epoch; at least 0.
         predict_samples: number of samples that `predict` generates, over all devices, with the seeds 0, 1, 2, ...
         val_images: number of images for validation, over all devices, drawn once; all images if there are fewer.
@@ -103,8 +102,8 @@ class ReferenceDataModule(pl.LightningDataModule, ABC):
     held_out_image_reference: ReferenceSet | None = None
     # The hash of the images' bytes, if `load` knows it without reading them.
     sha256: str | None = None
-    # Raises InputError if the file of the images was cut; None if they are in memory.
-    check_file: Callable[[], None] | None = None
+    # Names of the classes 0, 1, …, if `load` knows them.
+    class_names: list[str] | None = None
 
     @abstractmethod
     def load(self) -> tuple[Images, Labels]:
@@ -132,7 +131,6 @@ class ReferenceDataModule(pl.LightningDataModule, ABC):
                 self.reference = self._shard(torch.as_tensor(images), labels)
             else:
                 self.reference, self.held_out_reference = self.sets(images, labels, self.index, self.sha256)
-            self.reference.watch(self.check_file)
         if stage == "fit":
             self.train_dataloader()
 
@@ -172,10 +170,10 @@ class ReferenceDataModule(pl.LightningDataModule, ABC):
         raise InputError(f"{type(self).__name__}.load {rule}, got {got}")
 
     def _shard(self, images: Tensor, labels: Labels) -> ShardedReferenceSet:
-        rank, world_size = self._rank_and_world_size()
+        world_size = self._rank_and_world_size()[1]
         if len(images) < world_size:
             raise InputError(f"data.sharded=true on {world_size} devices needs as many images, there are {len(images)}")
-        rows = shard_rows(len(images), rank, world_size)
+        rows = shard_rows(len(images), *rank_and_size())  # A process that plans is alone.
         # A copy frees the memory of the other shards. A mapped file needs no copy, because it takes no memory.
         shard = images[rows] if self.mapped else images[rows].clone()
         kept = None if labels is None else labels[rows]

@@ -130,7 +130,7 @@ def open_entry(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> IO[bytes]:
 
 def is_hidden(name: str) -> bool:
     """Tell whether a file or folder is not part of the data: `.thumbnails/0.png`, and what macOS adds to its zips."""
-    return name.startswith("__MACOSX/") or any(part.startswith(".") for part in name.split("/"))
+    return name.startswith("__MACOSX/") or any(part.startswith(".") and part.strip(".") for part in name.split("/"))
 
 
 def _files(path: Path, names: list[str], read: Callable[[str], bytes], stamp: Callable[[str], str]) -> Files:

@@ -15,10 +15,13 @@ LABEL_FILE = "dataset.json"
 # An entry of it has the name of a file, which may be some 4,000 characters long, and a number.
 MAX_LABEL_BYTES = 2**13
 
+# (N,) int64 and the names of the classes 0, 1, …; each may be None.
+NamedLabels = tuple[np.ndarray | None, list[str] | None]
+
 
 def read_image_files(
     path: str | os.PathLike[str], labels_from_folders: bool = False
-) -> tuple[np.ndarray, np.ndarray | None]:
+) -> tuple[np.ndarray, np.ndarray | None, list[str] | None]:
     """Read a zip or a folder in the layout of EDM's data sets.
 
     Every PNG and JPEG file, in subfolders too, is one image. Images are sorted by name. Hidden and other files are
@@ -30,7 +33,7 @@ def read_image_files(
 
     Returns:
         `images` (N, C, H, W), uint8, C = 3 for colour (a palette becomes its colours) or 1 for grayscale, and
-        `labels` (N,), int64, or None.
+        `labels` (N,), int64, or None, with the names of the classes, or None.
 
     Raises:
         InputError: a path that does not exist; no images; an image that is damaged, that differs from the first in
@@ -40,7 +43,7 @@ def read_image_files(
     from tqdm import tqdm
 
     with opened(path) as files:
-        labels, names = image_labels(files, labels_from_folders), files.images
+        (labels, class_names), names = image_labels(files, labels_from_folders), files.images
         first = decode(files, names[0])
         check_memory(files.path, len(names) * first.size, f"{len(names):,} images of {_size(first.shape)}")
         images = np.empty((len(names), *first.shape), np.uint8)
@@ -49,7 +52,7 @@ def read_image_files(
             image = decode(files, name)
             check_same_size(names[0], first.shape, name, image.shape)
             images[i] = image
-    return images, labels
+    return images, labels, class_names
 
 
 def count_image_files(path: str | os.PathLike[str]) -> tuple[int, ...]:
@@ -104,8 +107,8 @@ def decode(files: Files, name: str, change: Callable[[Any], Any] | None = None) 
     return pixels[None] if image.mode == "L" else pixels.transpose(2, 0, 1)
 
 
-def image_labels(files: Files, from_folders: bool) -> np.ndarray | None:
-    """Return the labels of `files.images`, (N,) int64, or None if there are none.
+def image_labels(files: Files, from_folders: bool) -> NamedLabels:
+    """Return the labels of `files.images`, (N,) int64, and the names of the classes; each may be None.
 
     Args:
         files: the images, and perhaps `dataset.json` at the root, with exactly one label for each image:
@@ -117,10 +120,10 @@ def image_labels(files: Files, from_folders: bool) -> np.ndarray | None:
     Raises:
         InputError: labels that do not match the images, or folders that are no classes.
     """
-    return _folder_labels(files) if from_folders else _listed_labels(files)
+    return _folder_labels(files) if from_folders else (_listed_labels(files), None)
 
 
-def _folder_labels(files: Files) -> np.ndarray:
+def _folder_labels(files: Files) -> tuple[np.ndarray, list[str]]:
     where = f"{files.path}: labels from folders"
     # Folders such as `train` and `test` above the classes would become the classes.
     odd = next((name for name in files.images if name.count("/") != 1), None)
@@ -136,7 +139,7 @@ def _folder_labels(files: Files) -> np.ndarray:
         raise InputError(f"{where}: the folder {printable(empty[0])} holds no image")
     if len(classes) == 1:
         raise InputError(f"{where} need several folders, there is only {printable(classes[0])}")
-    return labels.astype(np.int64)
+    return labels.astype(np.int64), classes.tolist()
 
 
 def _listed_labels(files: Files) -> np.ndarray | None:

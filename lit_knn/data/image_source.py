@@ -12,7 +12,7 @@ import numpy as np
 
 from lit_knn.common.errors import InputError
 from lit_knn.data.files import Files, existing, opened, reading
-from lit_knn.data.image_files import decode, image_labels
+from lit_knn.data.image_files import NamedLabels, decode, image_labels
 
 # An image of this width and height has 200 MB.
 LARGEST_SIZE = 8192
@@ -70,6 +70,7 @@ class Source(NamedTuple):
         origin: for JSON: the name of the `source`, the `options`, and a `fingerprint`, which changes with any image,
             any label and their order.
         changed: tells whether the fingerprint is another one by now.
+        class_names: names of the classes 0, 1, …, or None.
     """
 
     names: list[str]
@@ -77,6 +78,7 @@ class Source(NamedTuple):
     labels: np.ndarray | None
     origin: dict[str, Any]
     changed: Callable[[], bool] = lambda: False
+    class_names: list[str] | None = None
 
 
 @contextmanager
@@ -95,12 +97,12 @@ def open_source(path: str | os.PathLike[str], options: Options) -> Iterator[Sour
         yield _cifar10(path, options)
         return
 
-    def labels_and_origin(files: Files) -> tuple[np.ndarray | None, dict[str, Any]]:
-        labels = image_labels(files, options.labels_from_folders)
-        return labels, _origin(path, options, (f"{name}\t{files.stamp(name)}" for name in files.images), labels)
+    def labels_and_origin(files: Files) -> tuple[NamedLabels, dict[str, Any]]:
+        named = image_labels(files, options.labels_from_folders)
+        return named, _origin(path, options, (f"{name}\t{files.stamp(name)}" for name in files.images), named[0])
 
     with opened(path) as files:
-        labels, origin = labels_and_origin(files)
+        (labels, class_names), origin = labels_and_origin(files)
 
         def image(i: int) -> np.ndarray:
             name = files.images[i]
@@ -111,7 +113,7 @@ def open_source(path: str | os.PathLike[str], options: Options) -> Iterator[Sour
                 return labels_and_origin(now)[1] != origin
             return True
 
-        yield Source(files.images, image, labels, origin, changed)
+        yield Source(files.images, image, labels, origin, changed, class_names)
 
 
 def _cifar10(path: Path, options: Options) -> Source:
@@ -130,7 +132,7 @@ def _cifar10(path: Path, options: Options) -> Source:
 
     # torchvision keeps a transposed view, and a hash needs the bytes in a row.
     pixels = hashlib.sha256(dataset.data.tobytes()).hexdigest()
-    return Source(names, image, labels, _origin(path, options, [pixels], labels))
+    return Source(names, image, labels, _origin(path, options, [pixels], labels), class_names=dataset.classes)
 
 
 def _origin(path: Path, options: Options, stamps: Iterable[str], labels: np.ndarray | None) -> dict[str, Any]:

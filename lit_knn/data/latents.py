@@ -67,6 +67,7 @@ class Latents(ReferenceDataModule):
     def load(self) -> tuple[Images, Labels]:
         """Encode the images, and keep them for comparisons."""
         images, labels = self.images.load()
+        self.class_names = self.images.class_names
         whole = ReferenceSet(images)
         with prefixed(type(self.autoencoder).__name__):
             # It learns from all images, or from so many evenly spaced ones as 128 MB hold.

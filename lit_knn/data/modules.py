@@ -72,6 +72,7 @@ class CIFAR10(ReferenceDataModule):
 
     def load(self) -> tuple[Images, Labels]:
         dataset = self._dataset(download=False)
+        self.class_names = dataset.classes
         return np.ascontiguousarray(dataset.data.transpose(0, 3, 1, 2)), np.array(dataset.targets)
 
     def stored(self) -> Stored:
@@ -108,7 +109,8 @@ class ImageFiles(ReferenceDataModule):
         self.labels_from_folders = labels_from_folders
 
     def load(self) -> tuple[Images, Labels]:
-        return _read(read_image_files, self.path, self.labels_from_folders)
+        images, labels, self.class_names = _read(read_image_files, self.path, self.labels_from_folders)
+        return images, labels
 
     def stored(self) -> Stored:
         """Count the files and read only the first."""
@@ -132,7 +134,7 @@ class Prepared(ReferenceDataModule):
 
     def load(self) -> tuple[Images, Labels]:
         prepared = _read(read_prepared, self.path)
-        self.sha256, self.check_file = prepared.sha256, prepared.check_file
+        self.sha256, self.class_names = prepared.sha256, prepared.class_names
         return prepared.images, prepared.labels
 
     def stored(self) -> Stored:
@@ -150,8 +152,8 @@ class Arrays(ReferenceDataModule):
     Args:
         path: an .npy file, or an .npz file. Its array has the name `images` or `arr_0`, or any name if it is the only
             one; integer `labels` are optional.
-        floats_as_is: accept also floats that look like wrong images: 1 or 3 channels, and either values outside
-            [-1, 1] or the channels last.
+        floats_as_is: accept also floats that look like wrong images: 1 or 3 channels, and values outside [-1, 1],
+            none below 0, or the channels last.
     """
 
     def __init__(self, path: str, floats_as_is: bool = False, **kwargs: Any) -> None:

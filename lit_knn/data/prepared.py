@@ -8,7 +8,6 @@ import hashlib
 import json
 import os
 import warnings
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -32,12 +31,14 @@ class Description(NamedTuple):
         sha256: hash of the pixels, 64 hexadecimal digits.
         origin: the source of the images and the options; anything that JSON can write.
         labels: one integer for each image, or None.
+        class_names: names of the classes 0, 1, …, or None.
     """
 
     shape: tuple[int, ...]
     sha256: str
     origin: dict[str, Any]
     labels: list[int] | None
+    class_names: list[str] | None = None
 
 
 class PreparedImages(NamedTuple):
@@ -47,13 +48,13 @@ class PreparedImages(NamedTuple):
         images: (N, C, H, W), uint8, read-only, memory-mapped: the processes of a machine share the pages that they use.
         labels: (N,), int64, in memory, or None.
         sha256: hash of the pixels.
-        check_file: raises InputError if the file has become shorter. Reading pixels that are gone ends the process.
+        class_names: names of the classes 0, 1, …, or None.
     """
 
     images: "Tensor"
     labels: np.ndarray | None
     sha256: str
-    check_file: Callable[[], None]
+    class_names: list[str] | None
 
 
 def npy_path(path: str | os.PathLike[str]) -> Path:
@@ -75,19 +76,11 @@ def read_prepared(path: str | os.PathLike[str]) -> PreparedImages:
     path = npy_path(path)
     pixels, description = open_prepared(path)
     labels = None if description.labels is None else np.array(description.labels)
-    # The open file stays the mapped one, even if another file gets its name.
-    file = path.open("rb")
-    length = os.fstat(file.fileno()).st_size
-
-    def check_file() -> None:
-        now = os.fstat(file.fileno()).st_size
-        if now < length:
-            raise InputError(f"{path} was cut from {length} to {now} bytes while it is in use{AGAIN}")
-
     with warnings.catch_warnings():
         # A writable mapping would reserve as much memory as the size of the file.
         warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
-        return PreparedImages(torch.from_numpy(pixels), labels, description.sha256, check_file)
+        images = torch.from_numpy(pixels)
+    return PreparedImages(images, labels, description.sha256, description.class_names)
 
 
 def verify(path: str | os.PathLike[str]) -> Description:

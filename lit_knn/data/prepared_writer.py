@@ -71,7 +71,7 @@ def write_prepared(
     if workers < 1:
         raise InputError(f"--workers must be at least 1, got {workers}")
     labels = None if images.labels is None else images.labels.tolist()
-    planned = Description((len(images.names), *images.read(0).shape), "", images.origin, labels)
+    planned = Description((len(images.names), *images.read(0).shape), "", images.origin, labels, images.class_names)
     if out.exists():
         return _finished(out, planned)
     image_bytes, record_file = math.prod(planned.shape[1:]), _beside(out, RECORD_SUFFIX)

@@ -21,11 +21,9 @@ def reference_from(path: str | os.PathLike[str], index: Index | None = None, hfl
     path = Path(path).expanduser()
     if path.suffix == ".npy" and path.with_suffix(".json").exists():
         prepared = read_prepared(path)
-        made = ReferenceSet(prepared.images, index, hflip, prepared.labels, prepared.sha256)
-        made.watch(prepared.check_file)
-        return made
+        return ReferenceSet(prepared.images, index, hflip, prepared.labels, prepared.sha256)
     read = read_array_file if path.suffix in (".npy", ".npz") else read_image_files
-    images, labels = read(path)
+    images, labels = read(path)[:2]
     return ReferenceSet(images, index, hflip, labels)
 
 

@@ -50,6 +50,11 @@ class Network(Estimator):
         """Number of classes, 0 if the network is unconditional."""
         return getattr(self.denoiser.model, "num_classes", 0)
 
+    @property
+    def class_names(self) -> list[str] | None:
+        """Names of the classes 0, 1, …, or None if they have none."""
+        return getattr(self.denoiser.model, "class_names", None)
+
     def settings(self) -> dict[str, Any]:
         """The weights are a setting, and the path is not."""
         return {"denoiser": self.denoiser}

@@ -1,13 +1,14 @@
 """Checks the options and data of class-conditional training and sampling, and draws the class of each sample."""
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from lit_knn.common.errors import InputError
 from lit_knn.common.rng import keyed_generator
-from lit_knn.nets.base import NO_CLASS
+from lit_knn.nets.base import NO_CLASS, class_number, name_classes
 from lit_knn.reference import ReferenceSet
 from lit_knn.sampling.guidance import check_guidance
 from lit_knn.sampling.samplers import seeded_classes
@@ -19,7 +20,7 @@ class Conditioning:
     Args:
         net: its network, or the `Network` that samples; it has `num_classes` if it knows classes.
         class_conditional: whether the model gets labels.
-        sampling_class: class of all samples; None draws one for each seed.
+        sampling_class: class of all samples, by number or by name; None draws one for each seed.
         label_dropout: probability of training an item without its class.
 
     Attributes:
@@ -32,13 +33,14 @@ class Conditioning:
     """
 
     def __init__(
-        self, net: object, class_conditional: bool, sampling_class: int | None, label_dropout: float = 0.0
+        self, net: Any, class_conditional: bool, sampling_class: int | str | None, label_dropout: float = 0.0
     ) -> None:
         num_classes = getattr(net, "num_classes", 0)
         if class_conditional != (num_classes > 0):
             raise InputError(f"class_conditional={class_conditional}, but the net has num_classes={num_classes}")
-        if sampling_class is not None and not 0 <= sampling_class < num_classes:
-            raise InputError(f"sampling_class={sampling_class}, but the net has num_classes={num_classes}")
+        # The names come later, from the data or a checkpoint.
+        if sampling_class is not None and not (isinstance(sampling_class, str) and num_classes):
+            class_number("sampling_class", net, sampling_class)
         if not 0 <= label_dropout < 1:
             raise InputError(f"label_dropout must be at least 0 and below 1, got {label_dropout}")
         if label_dropout and not class_conditional:
@@ -48,13 +50,26 @@ class Conditioning:
         self.label_dropout = label_dropout
         self.drops_labels = bool(label_dropout or getattr(net, "label_dropout", 0))
         self.num_classes = num_classes
-        self.sampling_class = sampling_class
+        self._net, self._sampling_class = net, sampling_class
 
     def __bool__(self) -> bool:
         return self.num_classes > 0
 
-    def check_data(self, reference: ReferenceSet) -> None:
-        """Raise InputError if the data has no labels, is sharded, or has more or fewer classes than the network."""
+    @property
+    def class_names(self) -> list[str] | None:
+        """Names of the classes 0, 1, …, or None if they have none."""
+        return getattr(self._net, "class_names", None)
+
+    def chosen_class(self) -> int | None:
+        """Return the number of the class of all samples, or None; raise InputError for an unknown name."""
+        chosen = self._sampling_class
+        return None if chosen is None else class_number("sampling_class", self._net, chosen)
+
+    def check_data(self, reference: ReferenceSet, class_names: list[str] | None) -> None:
+        """Take over the names of the data's classes, if it has any.
+
+        Raises InputError if the data has no labels, is sharded, or has other classes than the network.
+        """
         if not self:
             return
         if reference.labels is None:
@@ -68,21 +83,27 @@ class Conditioning:
                 f"the labels of the data are {lowest} to {highest}, but the net has num_classes={self.num_classes}: "
                 f"give it {highest + 1}"
             )
+        if class_names is not None:
+            name_classes(self._net, class_names)
+        self.chosen_class()  # An unknown name is refused before the work.
 
     def check_guidance(self, guidance: float) -> None:
         """Raise InputError if the model has no classes to guide to, or is never trained without them."""
         check_guidance(guidance, self.num_classes, self.drops_labels)
 
     def take_over(self, description: object, trains: bool) -> None:
-        """Take over from a checkpoint whether its training hid some of the labels.
+        """Take over from a checkpoint whether its training hid some of the labels, and for sampling its class names.
 
         Args:
             description: the checkpoint's description of its model; None if it has none.
             trains: whether the training goes on, with the `label_dropout` of this model.
         """
-        options = description.get("options") if isinstance(description, Mapping) else None
+        told = description if isinstance(description, Mapping) else {}
+        options = told.get("options")
         before = options.get("drops_labels", True) if isinstance(options, Mapping) else True
         self.drops_labels = bool(before) or (trains and self.drops_labels)
+        if not trains and "class_names" in told:
+            name_classes(self._net, told["class_names"])
 
     def dropped(self, class_label: Tensor | None, *key: int) -> Tensor | None:
         """Replace labels (B,) by `NO_CLASS`, each with the probability `label_dropout`; `key` is that of the draws."""
@@ -96,6 +117,7 @@ class Conditioning:
         """Draw the class of each sample, (B,) int64, from its seed alone; return None for an unconditional model."""
         if not self:
             return None
-        if self.sampling_class is not None:
-            return torch.full((len(seeds),), self.sampling_class, device=device)
+        chosen = self.chosen_class()
+        if chosen is not None:
+            return torch.full((len(seeds),), chosen, device=device)
         return seeded_classes(seeds, self.num_classes, device)

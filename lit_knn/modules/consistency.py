@@ -122,10 +122,8 @@ class ConsistencyTraining(EstimatorTraining):
         return consistency_weight(t, r).float() * self.metric(student, teacher), t
 
     def generative_model(self) -> ConsistencyModel:
-        h, shape = self.hparams, self.known_image_shape()
-        return ConsistencyModel(
-            self.consistency_function, shape, list(h.sampling_sigmas), h.predict_steps, h.sampling_class
-        )
+        h, shape, chosen = self.hparams, self.known_image_shape(), self.conditioning.chosen_class()
+        return ConsistencyModel(self.consistency_function, shape, list(h.sampling_sigmas), h.predict_steps, chosen)
 
     def check_checkpoint(self, checkpoint: Mapping[str, Any]) -> None:
         """Also refuses another preconditioning."""

@@ -58,7 +58,7 @@ class LitFlow(PosteriorRegression):
         ema_half_life_images: half-life of the averaged weights; early on, 5 % of the images seen.
         sampler: `lit_knn.sampling.flow_times.FixedSteps`, for pictures and `predict`; null for its Heun steps.
         sampling_steps: steps of the sampler.
-        sampling_class: class to sample from a class-conditional net; null draws one for each seed.
+        sampling_class: class to sample from a class-conditional net, by number or name; null draws one for each seed.
         guidance: weight w of classifier-free guidance in sampling, see `lit_knn.sampling.guidance.guided`. 1 is the
             class-conditional model, 0 the unconditional one; others than 1 need `label_dropout`.
         process: noise process z = s(τ)(x + σ(τ)ε) with times between 0 and 1: `lit_knn.theory.noise.LinearInterpolant`,
@@ -90,7 +90,7 @@ class LitFlow(PosteriorRegression):
         ema_half_life_images: int = 887_000,
         sampler: FixedSteps | None = None,
         sampling_steps: int = 50,
-        sampling_class: int | None = None,
+        sampling_class: int | str | None = None,
         guidance: float = 1.0,
         process: Process | None = None,
         measure_target: bool = True,
@@ -142,7 +142,7 @@ class LitFlow(PosteriorRegression):
 
     def generative_model(self) -> FlowModel:
         h = self.hparams
-        options = (self.grid, self.sampler, h.sampling_steps, h.sampling_class, h.guidance)
+        options = (self.grid, self.sampler, h.sampling_steps, self.conditioning.chosen_class(), h.guidance)
         return FlowModel(self.flow, self.known_image_shape(), *options, self.conditioning.drops_labels)
 
     # Checkpoints

@@ -1,5 +1,6 @@
 """The base of our networks. It checks the options, which are dataclass fields, and the shape of the images."""
 
+import difflib
 from collections.abc import Sequence
 from typing import Any
 
@@ -39,6 +40,31 @@ class ImageNetwork(nn.Module):
         if shape[1] % self.factor or shape[2] % self.factor:
             sides = f"{shape[1]}x{shape[2]}"
             raise InputError(f"{name}: image sides {sides} are not divisible by {self.factor} (multipliers)")
+
+
+def name_classes(net: Any, names: object) -> None:
+    """Store the names of a network's classes 0, 1, … in it; raise InputError unless each class has its own."""
+    number = getattr(net, "num_classes", 0)
+    strings = isinstance(names, list | tuple) and all(isinstance(name, str) for name in names)
+    if not strings or not len(set(names)) == len(names) == number:  # type: ignore[arg-type, call-overload]
+        raise InputError(f"class_names must be {number} different names, got {names!r:.80}")
+    net.class_names = list(names)  # type: ignore[call-overload]
+
+
+def class_number(option: str, net: object, label: object) -> int:
+    """Return the number of a network's class, which is given by number or by name; raise InputError if it has none."""
+    number, names = getattr(net, "num_classes", 0), getattr(net, "class_names", None)
+    if not isinstance(label, str):
+        if type(label) is int and 0 <= label < number:
+            return label
+        raise InputError(f"{option}={label!r:.80}, but the net has num_classes={number}")
+    if names is None:
+        raise InputError(f"{option}={label!r:.80}, but the net has num_classes={number} without names: give a number")
+    if label not in names:
+        near = difflib.get_close_matches(label, names, n=1)
+        told = f"did you mean {near[0]}?" if near else f"the classes are {', '.join(names):.200}"
+        raise InputError(f"{option}={label!r:.80} is no class; {told}")
+    return names.index(label)
 
 
 def check_options(name: str, options: dict[str, Any]) -> None:

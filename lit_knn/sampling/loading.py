@@ -12,10 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lit_knn.common.checkpoint_file import MODEL_KEY, last_checkpoint, read_checkpoint_file
+from lit_knn.common.checkpoint_file import CHECKPOINTS, MODEL_KEY, last_checkpoint, read_checkpoint_file
 from lit_knn.common.errors import InputError, first_line, prefixed
 from lit_knn.common.files import written_whole
 from lit_knn.nets.architecture import build_network, check_image_shape, load_weights
+from lit_knn.nets.base import name_classes
 from lit_knn.nets.flow import FlowDenoiser
 from lit_knn.nets.precond import EDMPrecond
 from lit_knn.nets.published.configs import architecture_from_config
@@ -143,6 +144,8 @@ def build(
         made = _network(description.get("architecture"), weights)
     else:
         load_weights(made := net, weights)
+    if "class_names" in description:
+        name_classes(made, description["class_names"])
     try:
         model = KINDS[kind].around(made, description.get("image_shape"), **options)  # type: ignore[arg-type]
     except TypeError as error:
@@ -173,7 +176,8 @@ def find_file(path: str | os.PathLike[str]) -> Path:
     if not path.is_dir():
         return path
     exported = path / WEIGHTS_NAME
-    return exported if exported.is_file() else last_checkpoint(path)
+    # A run may go on after it was exported into its own folder.
+    return exported if exported.is_file() and not (path / CHECKPOINTS).is_dir() else last_checkpoint(path)
 
 
 def _read(file: Path) -> Parts:

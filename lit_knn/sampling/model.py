@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from lit_knn.common.errors import InputError
 from lit_knn.nets.architecture import architecture_of
+from lit_knn.nets.base import class_number
 from lit_knn.nets.flow import FlowDenoiser
 from lit_knn.nets.precond import EDMPrecond
 from lit_knn.sampling.guidance import Denoiser, check_guidance, guided
@@ -58,7 +59,7 @@ class GenerativeModel(nn.Module):
         self.num_steps = num_steps
         self.drops_labels = drops_labels
         if sampling_class is not None:
-            self._check_class("sampling_class", sampling_class)
+            class_number("sampling_class", self.net, sampling_class)
         self.sampling_class = sampling_class
         self.guidance = check_guidance(guidance, self.num_classes, drops_labels)
 
@@ -90,6 +91,11 @@ class GenerativeModel(nn.Module):
         return int(getattr(self.net, "num_classes", 0))
 
     @property
+    def class_names(self) -> list[str] | None:
+        """Names of the classes 0, 1, …, or None if they have none."""
+        return getattr(self.net, "class_names", None)
+
+    @property
     def device(self) -> torch.device:
         """The device of the weights, on which the images are made."""
         return next(self.parameters()).device
@@ -98,19 +104,25 @@ class GenerativeModel(nn.Module):
         """Evaluate the preconditioned network at z (B, *shape) and its time t, (B,) or a number; returns (B, *shape).
 
         Raises:
-            InputError: z has another shape than the images, or t is outside the times of the model.
+            InputError: z has another shape than the images, or t is outside the times of the model; an unconditional
+                model gets classes.
         """
-        return self.network(z, self.checked(z, t, *self.times_range()), class_label)
+        return self.network(z, self.checked(z, t, class_label, *self.times_range()), class_label)
 
     def times_range(self) -> tuple[float, float]:
         """Return the bounds of the times t that `forward` takes; a bound of 0 or infinity is excluded."""
         return 0.0, math.inf
 
-    def checked(self, z: Tensor, t: Tensor | float, low: float = 0.0, high: float = math.inf) -> Tensor:
+    def checked(
+        self, z: Tensor, t: Tensor | float, labels: Tensor | None, low: float = 0.0, high: float = math.inf
+    ) -> Tensor:
         """Return the times as (B,), of a float type, on the device of `z`; raise InputError as `forward`."""
         if z.shape[1:] != self.image_shape or not z.is_floating_point():
             raise InputError(f"z must be float (B, {', '.join(map(str, self.image_shape))}), got {tuple(z.shape)}")
+        if labels is not None and not self.num_classes:
+            raise InputError("class_label is given, but the network has num_classes=0")
         t = t.to(z.device) if isinstance(t, Tensor) else torch.tensor(t, dtype=torch.float64, device=z.device)
+        t = t if t.is_floating_point() else t.double()
         if t.shape not in ((), (len(z),)):
             raise InputError(f"the noise level must be a number or one for each of {len(z)} z, got {tuple(t.shape)}")
         # The least level may be rounded to the type of t, in which 0.7 may be below 0.7 in float64.
@@ -124,7 +136,7 @@ class GenerativeModel(nn.Module):
         self,
         seeds: Sequence[int] | Tensor,
         num_steps: int | None = None,
-        class_label: int | Sequence[int] | Tensor | None = None,
+        class_label: int | str | Sequence[int | str] | Tensor | None = None,
         guidance: float | None = None,
     ) -> Tensor:
         """Draw one image per seed: (B, *shape), float32, model space, on the device of the weights.
@@ -132,8 +144,8 @@ class GenerativeModel(nn.Module):
         Args:
             seeds: (B,), non-negative integers. `lit-knn predict` uses 0, 1, 2, …
             num_steps: sampling steps; None for the model's own number.
-            class_label: one class for all images, or (B,) classes; None for `sampling_class`, or classes drawn from the
-                seeds.
+            class_label: one class for all images, or (B,) classes, by number or by name; None for `sampling_class`, or
+                classes drawn from the seeds.
             guidance: w of D(z; none) + w·(D(z; class) − D(z; none)); None for the model's own. 1 is the conditional
                 model, 0 the unconditional one; others evaluate the network twice. All but 1 need a network that was
                 trained with `label_dropout` (`drops_labels`).
@@ -143,21 +155,22 @@ class GenerativeModel(nn.Module):
         weight = check_guidance(given, self.num_classes, self.drops_labels)
         return self.draw(seeds, steps, self.labels(seeds, class_label), weight)
 
-    def labels(self, seeds: Sequence[int] | Tensor, class_label: int | Sequence[int] | Tensor | None) -> Tensor | None:
+    def labels(self, seeds: Sequence[int] | Tensor, class_label: Any) -> Tensor | None:
         """Return the class of each image, (B,) int64, or None for an unconditional model; see `sample`."""
         chosen = self.sampling_class if class_label is None else class_label
         if chosen is None:
             return seeded_classes(seeds, self.num_classes, self.device) if self.num_classes else None
+
+        def number(label: Any) -> Any:
+            return class_number("class_label", self.net, label) if isinstance(label, str) else label
+
+        chosen = [number(label) for label in chosen] if isinstance(chosen, list | tuple) else number(chosen)
         labels = torch.as_tensor(chosen, device=self.device)
         if labels.shape not in ((), (len(seeds),)) or labels.is_floating_point():
             raise InputError(f"class_label must be an integer, or one for each of {len(seeds)} seeds")
         for label in labels.aminmax():
-            self._check_class("class_label", label.item())
+            class_number("class_label", self.net, label.item())
         return labels.expand(len(seeds))
-
-    def _check_class(self, name: str, label: object) -> None:
-        if type(label) is not int or not 0 <= label < self.num_classes:
-            raise InputError(f"{name}={label!r:.80}, but the network has num_classes={self.num_classes}")
 
     def description(self) -> dict[str, Any]:
         """Describe the model without its weights, as plain values; `architecture` is None if the net is a user's."""
@@ -166,6 +179,7 @@ class GenerativeModel(nn.Module):
             "image_shape": list(self.image_shape),
             "options": self.options(),
             "architecture": architecture_of(self.net),
+            **({"class_names": self.class_names} if self.class_names else {}),
         }
 
     def __repr__(self) -> str:
@@ -188,9 +202,9 @@ class DenoisingModel(GenerativeModel):
     def posterior_mean(self, z: Tensor, sigma: Tensor | float, class_label: Tensor | None = None) -> Tensor:
         """Return the denoised E[x | x + σε = z] for z (B, *shape) at sigma, (B,) or a number: (B, *shape), float32.
 
-        Raises InputError if z has another shape than the images, or sigma is not positive and finite.
+        Raises InputError as `forward`.
         """
-        return self.denoiser(z, self.checked(z, sigma), class_label)
+        return self.denoiser(z, self.checked(z, sigma, class_label), class_label)
 
     def guided_network(self, class_label: Tensor | None, guidance: float) -> Denoiser:
         """Return the preconditioned network as a function of (z, t), with classes (B,) or None, and guidance."""

@@ -1,5 +1,7 @@
 """Class labels from folders, without preparing: against torchvision's `ImageFolder`, and bad folders refused."""
 
+import json
+
 import torch
 from torchvision.datasets import ImageFolder
 
@@ -22,12 +24,21 @@ def test_labels_are_those_of_torchvision_in_a_folder_and_in_a_zip(tmp_path):
     # A zip may have entries of folders, and dataset.json is not read.
     zipped = {"dog/": b"", "__MACOSX/dog/._0.png": b"", **FILES, **labels_json([[name, 7] for name in FILES])}
     for path in (folder, write_zip(tmp_path / "s.zip", zipped)):
-        images, labels = ImageFiles(str(path), labels_from_folders=True).load()
+        data = ImageFiles(str(path), labels_from_folders=True)
+        images, labels = data.load()
         ours = [(image.transpose(1, 2, 0).tobytes(), label) for image, label in zip(images, labels, strict=True)]
         assert sorted(ours) == sorted(theirs)
         out = tmp_path / f"{path.name}.npy"
         prepare(path, out, Options(labels_from_folders=True))
-        assert read_prepared(out).labels.tolist() == labels.tolist()
+        prepared = read_prepared(out)
+        assert prepared.labels.tolist() == labels.tolist()
+        assert prepared.class_names == data.class_names == ImageFolder(folder).classes
+    # A file of an older version has no names.
+    beside = out.with_suffix(".json")
+    fields = json.loads(beside.read_text())
+    del fields["class_names"]
+    beside.write_text(json.dumps(fields))
+    assert read_prepared(out).labels.tolist() == labels.tolist()
     assert ImageFiles(str(folder)).load()[1] is None
 
 

@@ -20,7 +20,7 @@ def test_zip_and_folder_give_the_images_sorted_by_name_with_their_labels(tmp_pat
     files |= {"a/notes.txt": b"not an image", "__MACOSX/a/._0.png": b"nor this", "a/.thumbnails/0.png": b"nor this"}
     files |= labels_json([["b/0.PNG", 7], ["a/0.png", 5], ["a/1.png", 6]])
     for path in both(tmp_path, files):
-        images, labels = read_image_files(path)
+        images, labels, _ = read_image_files(path)
         assert (images.dtype, labels.dtype) == (np.uint8, np.int64)
         assert labels.tolist() == [5, 6, 7]
         np.testing.assert_array_equal(images, np.moveaxis(pictures, -1, 1))
@@ -37,7 +37,7 @@ def test_grayscale_has_one_channel_a_palette_its_colours_and_jpeg_its_loss(tmp_p
     colours = np.array([[255, 0, 0], [0, 255, 0], [0, 0, 255], [9, 8, 7]], np.uint8)[np.asarray(palette)]
     np.testing.assert_array_equal(read_image_files(tmp_path / "palette")[0][0], np.moveaxis(colours, -1, 0))
     flat = np.full((8, 8, 3), (200, 100, 50), np.uint8)
-    images, _ = read_image_files(write_folder(tmp_path / "jpeg", {"0.jpeg": encoded(flat, "JPEG")}))
+    images, *_ = read_image_files(write_folder(tmp_path / "jpeg", {"0.jpeg": encoded(flat, "JPEG")}))
     assert np.abs(images[0].astype(int) - np.moveaxis(flat, -1, 0)).max() <= 3
 
 
@@ -115,6 +115,7 @@ def test_uint8_channels_are_moved_first_only_where_that_is_unambiguous_and_float
     [
         ((4, 3, 8, 8), 255.0, "floats are never rescaled"),
         ((4, 1, 8, 8), -1.5, "floats are never rescaled"),
+        ((4, 3, 8, 8), 0.5, "floats are never rescaled"),
         ((4, 8, 8, 3), 1.0, "floats are never rearranged"),
     ],
 )
@@ -179,6 +180,11 @@ def test_of_several_arrays_images_come_first_and_other_entries_do_not_count(tmp_
     with zipfile.ZipFile(tmp_path / "b.npz", "a") as archive:
         archive.writestr("readme.txt", "two images")
     np.testing.assert_array_equal(read_array_file(tmp_path / "b.npz")[0], images)
+
+
+def test_a_zip_of_a_folder_above_has_images(tmp_path):
+    path = write_zip(tmp_path / "a.zip", {f"../photos/{i}.png": encoded(pixels(4, 4)) for i in range(2)})
+    assert len(read_image_files(path)[0]) == 2
 
 
 @pytest.mark.filterwarnings("ignore:Duplicate name")

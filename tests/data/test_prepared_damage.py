@@ -5,18 +5,12 @@ import os
 
 import numpy as np
 import pytest
-import torch
 
 from lit_knn.commands.prepare import main
-from lit_knn.data import Prepared
 from lit_knn.data.image_files import read_image_files
 from lit_knn.data.image_source import Options, open_source
 from lit_knn.data.prepared import read_prepared, verify
 from lit_knn.data.prepared_writer import prepare, write_prepared
-from lit_knn.estimators import KNN, Exact
-from lit_knn.index import FaissIndex, TorchIndex
-from lit_knn.reference import ReferenceSet
-from lit_knn.reference.classes import classes_of
 from tests.image_files import encoded, image_folder, labels_json, pixels, refusal, write_folder, write_zip
 
 
@@ -72,34 +66,6 @@ def test_a_source_that_changes_meanwhile_is_told(tmp_path, change):
     if change != "added":  # An image has no label then.
         prepare(path, tmp_path / "x.npy")
         np.testing.assert_array_equal(read_prepared(tmp_path / "x.npy").images, read_image_files(path)[0])
-
-
-@pytest.mark.parametrize("index", [FaissIndex("SQ8"), TorchIndex()])
-def test_a_file_that_is_cut_during_a_run_is_told(tmp_path, index):
-    path = tmp_path / "x.npy"
-    prepare(image_folder(tmp_path / "s"), path)
-    data = Prepared(str(path), batch_size=4, index=index)
-    data.setup("fit")
-    reference, z = data.reference, torch.zeros(2, 3, 6, 5)
-    uses = [
-        lambda: next(iter(data.train_dataloader())),
-        lambda: KNN(4, 4).bind(reference).posterior_mean(z, 1.0),
-        lambda: Exact().bind(reference).posterior_mean(z, 1.0),
-        lambda: reference.gather(torch.tensor([3])),
-        lambda: classes_of(reference)[1].gather(torch.tensor([0])),
-        lambda: reference.mean(),
-    ]
-    length = path.stat().st_size
-    with path.open("ab") as file:
-        file.write(b"more")
-    for use in uses:
-        use()  # A file that grew has all its pixels.
-    # One byte less: the pages of such a small file stay, so that nothing ends this process.
-    os.truncate(path, length - 1)
-    reference = ReferenceSet(reference.images, index=index, labels=reference.labels)
-    reference.watch(data.check_file)
-    for use in uses:
-        assert f"was cut from {length} to {length - 1} bytes" in refusal(use)
 
 
 @pytest.mark.parametrize("done", [20, -3])

@@ -39,7 +39,7 @@ def test_images_of_a_zip_come_back_sorted_with_their_labels(names, height, width
                 file.writestr(name, encoded(picture))
             if with_labels:
                 file.writestr("dataset.json", json.dumps({"labels": list(labels.items())}))
-        images, found = read_image_files(path)
+        images, found, _ = read_image_files(path)
         assert count_image_files(path) == images.shape == (len(names), 3 if colour else 1, height, width)
         for image, name in zip(images, sorted(pictures), strict=True):
             np.testing.assert_array_equal(

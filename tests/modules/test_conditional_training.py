@@ -23,6 +23,7 @@ from tests.toys import enumerate_class_mean, unwarped
 from tests.trained_runs import last
 from tests.watched import Asked
 
+NAMED = {"class_names": ["cat", "house", "tower"]}
 BOTH = pytest.mark.parametrize("kind", [LitICT, LitEDM])
 
 
@@ -123,6 +124,16 @@ def test_samples_have_the_class_of_their_seed_or_the_chosen_one(kind):
         (3, {"class_conditional": False}, {}, "LitEDM: class_conditional=False, but the net has num_classes=3"),
         (3, {"sampling_class": 3}, {}, "LitEDM: sampling_class=3, but the net has num_classes=3"),
         (3, {"sampling_class": -1}, {}, "LitEDM: sampling_class=-1, but the net has num_classes=3"),
+        (
+            0,
+            {"class_conditional": False, "sampling_class": "a"},
+            {},
+            "LitEDM: sampling_class='a', but .* num_classes=0",
+        ),
+        (3, {"sampling_class": "a"}, {}, "LitEDM: sampling_class='a', but .* num_classes=3 without names: give"),
+        (3, {"sampling_class": "towre"}, NAMED, "LitEDM: sampling_class='towre' is no class; did you mean tower?"),
+        (3, {"sampling_class": "zebra"}, NAMED, "='zebra' is no class; the classes are cat, house, tower"),
+        (3, {}, {"class_names": ["cat", "cat", "tower"]}, "LitEDM: class_names must be 3 different names"),
         (3, {}, {"in_reference": False}, "LitEDM: class_conditional=True, but the data has no labels"),
         (3, {}, {"lowest": 1}, "LitEDM: the labels of the data are 1 to 3, but .* num_classes=3: give it 4"),
         # Of ten classes, samples of seven would be of classes that do not exist.

@@ -17,6 +17,7 @@ import lit_knn
 from lit_knn.commands.export import export
 from lit_knn.common.errors import InputError
 from lit_knn.common.pixels import to_uint8
+from lit_knn.common.tables import read_rows
 from lit_knn.estimators import Network, OneSample
 from lit_knn.modules import LitECT, LitEDM, LitFlow, LitICT
 from lit_knn.modules.augmentation import GeometricAugmentation
@@ -31,9 +32,10 @@ from lit_knn.sampling.samplers import heun_sampler, seeded_noise
 from lit_knn.sampling.schedules import NoiseGrid
 from lit_knn.sampling.solvers import euler_step, heun_step
 from main import main
-from tests.command_lines import ROOT
+from tests.command_lines import ROOT, refusal_of
+from tests.image_files import encoded, pixels, write_zip
 from tests.networks import small_published, write_published
-from tests.trained_runs import CONFIGS, last
+from tests.trained_runs import CONFIGS, last, leave_run
 
 GENUINE = ROOT.parent / "shared" / "data" / "edm-pickles"
 MODULES = {"ict": LitICT, "edm": LitEDM, "ect": LitECT, "flow": LitFlow}
@@ -119,10 +121,47 @@ def test_a_class_is_chosen_or_drawn_from_the_seed(kind, runs):
             model.sample(SEEDS, class_label=label)
 
 
+def test_the_name_of_a_folder_is_a_class_from_prepare_to_sample(tmp_path, capsys):
+    files = {f"{name}/{i}.png": encoded(pixels(8, 8)) for name in ("tower", "cat", "house") for i in range(8)}
+    data, exported = str(tmp_path / "places.npy"), tmp_path / "exported"
+    main(["prepare", str(write_zip(tmp_path / "places.zip", files)), data, "--labels-from-folders"])
+    more = ["--data", "Prepared", "--data.path", data, "--data.batch_size", "8", "--model.estimator.k", "8"]
+    more += ["--model.net.num_classes", "3", "--trainer.callbacks", "[]"]
+    run, options = leave_run(tmp_path / "runs", "edm_classes", *more)
+    main(["export", str(run), str(exported)])
+    for model in map(lit_knn.load, (run, exported)):
+        assert model.class_names == ["cat", "house", "tower"]
+        expected = model.sample(SEEDS, 2, class_label=2)
+        assert not torch.equal(model.sample(SEEDS, 2, class_label=0), expected)
+        assert torch.equal(model.sample(SEEDS, 2, class_label="tower"), expected)
+        assert torch.equal(
+            model.sample(SEEDS, 2, ["tower", "cat", 2, "house", 0]), model.sample(SEEDS, 2, [2, 0, 2, 1, 0])
+        )
+        with pytest.raises(InputError, match=r"class_label='Tower' is no class; did you mean tower\?"):
+            model.sample(SEEDS, class_label="Tower")
+    options += ["--data.predict_samples", "5", "--trainer.logger", "false", "--ckpt_path", str(last(run))]
+    for chosen in ("tower", "2"):
+        main(["predict", *options, "--model.sampling_class", chosen, "--sample_writer.folder", str(tmp_path / chosen)])
+    published = ["--model", "LitEstimator", "--model.estimator", "Network", "--model.estimator.path", str(exported)]
+    published += ["--data", "Prepared", "--data.path", data, "--data.predict_samples", "5", "--trainer.logger", "false"]
+    published += ["--sample_writer.folder", str(tmp_path / "network"), "--trainer.accelerator", "cpu"]
+    main(["predict", *published, "--model.sampling_class", "tower"])
+    capsys.readouterr()
+    names = [f"{seed:06d}.png" for seed in SEEDS]
+    for folder in ("tower", "network"):
+        rows = read_rows(tmp_path / folder / "classes.csv")
+        assert rows == [{"file": name, "class": "2", "name": "tower"} for name in names]
+    assert all((tmp_path / "tower" / name).read_bytes() == (tmp_path / "2" / name).read_bytes() for name in names)
+    assert "sampling_class='towr' is no class; did you mean tower?" in refusal_of(
+        ["predict", *options, "--model.sampling_class", "towr", "--sample_writer.folder", str(tmp_path / "bad")], capsys
+    )
+
+
 @pytest.mark.parametrize(
     ("kind", "call", "message"),
     [
-        ("ict", lambda model, z: model.sample([0], class_label=0), "class_label=0, but the network has num_classes=0"),
+        ("ict", lambda model, z: model.sample([0], class_label=0), "class_label=0, but the net has num_classes=0"),
+        ("ict_classes", lambda model, z: model.sample([0], 1, ["six"]), "class_label='six', but .* without names"),
         ("edm", lambda model, z: model.sample([0], num_steps=0), "num_steps must be an integer from 1 to"),
         ("ict", lambda model, z: model.sample([0], 3), "num_steps=3 must be from 1 to the number of sampling_sigmas"),
         ("ict", lambda model, z: model(z, torch.tensor([0.5, 0.001])), "the noise level must be above 0, from"),
@@ -131,6 +170,11 @@ def test_a_class_is_chosen_or_drawn_from_the_seed(kind, runs):
         ("flow", lambda model, z: model(z, torch.tensor([0.5, 1.0])), "the noise level must be above 0, from"),
         ("flow", lambda model, z: model.posterior_mean(z, -1.0), "the noise level must be above 0"),
         ("edm", lambda model, z: model(z, torch.ones(4)), "a number or one for each of 2 z"),
+        (
+            "edm",
+            lambda model, z: model(z, 0.5, torch.tensor([0, 1])),
+            "class_label is given, but the network has num_c",
+        ),
         ("edm", lambda model, z: model(z[:, 0], 0.5), r"z must be float \(B, 1, 8, 8\), got \(2, 8, 8\)"),
     ],
 )
@@ -156,6 +200,7 @@ def test_the_functions_of_a_diffusion_and_a_consistency_model(runs):
     consistency = lit_knn.load(runs["ict"][0])
     assert torch.equal(consistency(z, torch.tensor(0.002)), z)
     assert torch.equal(consistency(z, 0.5), consistency(z, torch.full((5,), 0.5)))
+    assert torch.equal(consistency(z, torch.tensor(2)), consistency(z, torch.tensor(2.0)))
     assert not hasattr(consistency, "posterior_mean")
 
 
@@ -346,7 +391,8 @@ NET = "model.architecture.options"
         ("model.options.sigma_data", 0, "sigma_data must be a positive number, got 0"),
         ("model.options.sigma_max", 1e-5, "need 0 < sigma_min < sigma_max"),
         ("model.options.num_steps", 10**30, "num_steps must be an integer from 1 to 16777216"),
-        ("model.options.sampling_class", 0, "sampling_class=0, but the network has num_classes=0"),
+        ("model.options.sampling_class", 0, "sampling_class=0, but the net has num_classes=0"),
+        ("model.class_names", ["cat"], "class_names must be 0 different names"),
         ("model.image_shape", [3, 8, 8], r"UNet: in_channels=1, but the images have the shape \(3, 8, 8\)"),
         ("model.architecture", None, "does not tell the architecture of its network: give net"),
         ("model.architecture.class", "os.system", "class must be one of ADM, DDPMpp, NCSNpp, UNet"),
