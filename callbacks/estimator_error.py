@@ -35,8 +35,6 @@ class EstimatorError(Measurement):
         resample_source: draw `x_source` for each repeat from the posterior p_t(x|z) instead of keeping the x that made
             z. Errors of `STF` and `OneSample` from their source then count as variance, and not, as in the paper, as
             bias. The MSE is the same in expectation.
-        class_conditional: compare with the exact mean over the images of each latent's class, and make the estimators
-            class-conditional, too.
     """
 
     outputs = (CSV_NAME, f"{FIGURE_NAME}.png")
@@ -52,14 +50,13 @@ class EstimatorError(Measurement):
         repeats: int = 100,
         batch_size: int = 128,
         resample_source: bool = False,
-        class_conditional: bool = False,
     ) -> None:
         levels = noise_grid(noise_levels, t_min, t_max)
         self.estimators = estimators
-        self.curve = ErrorCurve(estimators, levels, num_z, repeats, batch_size, resample_source, class_conditional)
+        self.curve = ErrorCurve(estimators, levels, num_z, repeats, batch_size, resample_source)
 
     def check(self) -> None:
-        """Refuse more latents than images, and data without the labels that are needed."""
+        """Refuse more latents than images."""
         self.curve.check(self.reference)
 
     def evaluate(self) -> None:

@@ -3,7 +3,6 @@
     lit-knn referee run --case digits --estimator KNN --estimator.k 256 [--output results.csv]
     lit-knn referee page results.csv [more.csv ...] --output STEM
     lit-knn referee cases
-    lit-knn referee record --case digits
 
 `--estimator` is a class with its arguments, a file of configs/estimators, `my_file.py:MyEstimator` with arguments, or
 `my_file.py:function` for a callable (z, t, generator) -> mean. `run` may be left out. See docs/referee.md.
@@ -22,8 +21,8 @@ from lit_knn.common.tables import text_table
 from lit_knn.estimators import Estimator
 from lit_knn.index import Index, exact_index
 from lit_knn.referee import referee
-from lit_knn.referee.cases import CASES, case_named
-from lit_knn.referee.cases.loading import record_case, recorded
+from lit_knn.referee.cases import CASES
+from lit_knn.referee.cases.loading import recorded
 from lit_knn.referee.entry import with_own_files
 from lit_knn.referee.protocol import Options
 from lit_knn.referee.table import Rows
@@ -52,29 +51,23 @@ def main(args: Sequence[str] | None = None) -> None:
     page.add_argument("results", nargs="+", type=Path, metavar="RESULTS.csv")
     page.add_argument("--output", type=Path, required=True, metavar="STEM", help="path without suffix")
     commands.add_parser("cases", help="list the cases")
-    record = commands.add_parser("record", help="for maintainers: record hashes and exact means of a case")
-    record.add_argument("--case", required=True, metavar="NAME", help="a case whose data or levels are new")
-    record.add_argument("--data", type=Path, metavar="PATH", help="the images, if the case asks")
-    record.add_argument("--cache", type=Path, metavar="FOLDER", help="folder of exact means")
     options = parser.parse_args(given)
     if options.command == "page":
         from lit_knn.referee.page import write_page
 
         print("\n".join(map(str, write_page(options.results, options.output))))
-    elif options.command == "cases":
-        print("\n".join(map(_about, CASES)))
     else:
-        print(record_case(case_named(options.case), options.data, options.cache))
+        print("\n".join(map(_about, CASES)))
 
 
 def _run(args: list[str]) -> str:
     """Measure an estimator; return its name and a table of the main columns."""
     options = options_of(args)
-    cache = None if options.cache is None else Path(options.cache)
-    how = Options(options.batch, options.repeats, options.threads, not options.no_memory, cache, options.latents)
+    how = {name: options[name] for name in ("batch", "repeats", "threads", "cache", "latents")}
+    given = {name: options[name] for name in ("name", "index", "data", "output")}
+    given |= {"options": Options(**how, memory=not options.no_memory), "make": partial(_made, tuple(args))}
     try:
-        given = {name: options[name] for name in ("name", "index", "data", "output")}
-        rows = referee(options.estimator, options.case, **given, options=how, make=partial(_made, tuple(args)))
+        rows = referee(options.estimator, options.case, **given)
     except KeyboardInterrupt as error:
         print("stopped; the finished noise levels are in the table", file=sys.stderr)
         raise SystemExit(130) from error
@@ -98,14 +91,14 @@ def options_of(args: Sequence[str]) -> Any:
     parser = ArgumentParser(prog="lit-knn referee run", exit_on_error=False, allow_abbrev=False)
     parser.add_argument("--case", required=True, metavar="NAME", help=f"one of {', '.join(CASES)}")
     parser.add_argument("--name", help="name in the table; default: class and arguments")
-    parser.add_argument("--data", metavar="PATH", help="zip, folder or .npy of the images, if the case asks")
-    parser.add_argument("--output", metavar="CSV", help="table that the rows are added to")
+    parser.add_argument("--data", type=Path, metavar="PATH", help="zip, folder or .npy of the images, if the case asks")
+    parser.add_argument("--output", type=Path, metavar="CSV", help="table that the rows are added to")
     parser.add_argument("--batch", type=int, metavar="B", help="latents in a call; default 128")
     parser.add_argument("--repeats", type=int, metavar="R", help="default: the case's")
     parser.add_argument("--threads", type=int, metavar="T", help="default: all")
     parser.add_argument("--latents", type=int, metavar="L", help="only the first L latents, for a quick look")
     parser.add_argument("--no_memory", action="store_true", help="do not measure memory, which takes another process")
-    parser.add_argument("--cache", metavar="FOLDER", help="exact means; default ~/.cache/lit_knn/referee")
+    parser.add_argument("--cache", type=Path, metavar="FOLDER", help="exact means; default ~/.cache/lit_knn/referee")
     parser.add_subclass_arguments(Estimator, "estimator", required=False)
     parser.add_subclass_arguments(Index, "index", required=False)
     try:

@@ -52,7 +52,7 @@ def read_rows(path: Path) -> list[dict[str, str]]:
     Raises:
         InputError: a row has more or fewer fields than the header, for instance in a truncated file.
     """
-    with path.open(newline="") as file:
+    with path.open(newline="", encoding="utf-8") as file:
         reader = csv.DictReader(file)
         rows = list(reader)
     for number, row in enumerate(rows, start=2):

@@ -31,16 +31,11 @@ class SearchDiagnostics(NamedTuple):
 
 @torch.no_grad()
 def search_diagnostics(estimator: Any, z: Tensor, t: float, mu: Tensor) -> SearchDiagnostics:
-    """Enumerate the posterior and the proposal at each z; this costs two products of z and all images, like `Exact`.
+    """Enumerate the posterior and the proposal at each z (B, *shape); this costs two products of z and all images.
 
-    The theorems assume exact search; with an approximate index they need not hold. The proposal is that of the search
-    alone, even if the estimator adds the source of z to it.
-
-    Args:
-        estimator: bound; it `searches`, and so has `proposal`, `k` and `n`, like `KNN`.
-        z: (B, *shape).
-        t: noise level.
-        mu: (B, *shape), the exact posterior mean, float64.
+    The estimator is bound and `searches`, so it has `proposal`, `k` and `n`, like `KNN`; `mu` (B, *shape), float64, is
+    the exact posterior mean. The theorems assume exact search; with an approximate index they need not hold. The
+    proposal is that of the search alone, even if the estimator adds the source of z to it.
     """
     parts = [_diagnose(estimator, z[rows], t, mu[rows]) for rows in batches_of(z, estimator.reference.N)]
     return SearchDiagnostics(*(torch.cat(values) for values in zip(*parts, strict=True)))

@@ -7,10 +7,10 @@ from typing import Any
 from lit_knn.common.distributed import own_batches
 from lit_knn.common.errors import InputError
 from lit_knn.common.progress import progress_bar
-from lit_knn.estimators import Estimator, Exact, class_conditional
+from lit_knn.estimators import Estimator, Exact
 from lit_knn.metrics.agreement import Row
 from lit_knn.metrics.estimator_error import LatentMeans, MeanAndError, bias_share
-from lit_knn.metrics.latents import NoisyLatents, bind_all, check_at_least, check_not_empty
+from lit_knn.metrics.latents import NoisyLatents, bind_all, check_at_least, check_not_empty, noise_grid
 from lit_knn.metrics.measure import CERTIFIED, TIME, fixed_source, measure, posterior_source, quantities
 from lit_knn.reference import ReferenceSet
 
@@ -62,10 +62,8 @@ class ErrorCurve:
         repeats: estimates at each latent; deterministic estimators make one.
         batch_size: latents at a time.
         resample_source: draw `x_source` for each repeat from the posterior p_t(x|z) instead of keeping the x that made
-            z. The expected MSE is the same. With a fixed source, as in the paper, the error that `STF` and `OneSample`
-            owe to their source counts as bias: it is all of STF's bias. With a resampled source it counts as variance.
-        class_conditional: compare with the mean over the images of each latent's class, and make the estimators
-            class-conditional, too.
+            z. The error that `STF` and `OneSample` owe to their source then counts as variance, not, as in the paper,
+            as bias.
     """
 
     estimators: Mapping[str, Estimator]
@@ -74,16 +72,14 @@ class ErrorCurve:
     repeats: int
     batch_size: int
     resample_source: bool = False
-    class_conditional: bool = False
 
     def __post_init__(self) -> None:
         check_not_empty(estimators=self.estimators)
+        self.noise_levels = noise_grid(list(self.noise_levels), 0.0, 0.0)  # A bad one is found before the first.
         check_at_least(1, num_z=self.num_z, repeats=self.repeats, batch_size=self.batch_size)
         drawn = [name for name, estimator in self.estimators.items() if not self._is_deterministic(estimator)]
         if drawn and self.repeats < 2:
             raise InputError(f"repeats must be at least 2 to tell the variance of {drawn[0]}, got 1")
-        if self.class_conditional:
-            self.estimators = {name: class_conditional(estimator) for name, estimator in self.estimators.items()}
 
     @property
     def estimates(self) -> int:
@@ -92,11 +88,9 @@ class ErrorCurve:
         return latents * len(self.noise_levels) * sum(map(self._repeats, self.estimators.values()))
 
     def check(self, reference: ReferenceSet) -> None:
-        """Refuse a set with fewer images than latents, or without the labels needed, before any long work."""
+        """Refuse a set with fewer images than latents, before any long work."""
         if self.num_z > reference.N:
             raise InputError(f"num_z={self.num_z} is more than the {reference.N} images of the reference set")
-        if self.class_conditional and reference.labels is None:
-            raise InputError("class_conditional=True, but the data has no labels")
 
     def levels(
         self, reference: ReferenceSet, seed: int = 0, advance: Callable[[int], Any] = lambda estimates: None
@@ -118,8 +112,7 @@ class ErrorCurve:
         """
         self.check(reference)
         named = {f"estimators.{name}": own for name, own in self.estimators.items()}
-        labels = reference.labels[:1] if self.class_conditional and reference.labels is not None else None
-        bind_all(named, reference, max(self.noise_levels), source=True, labels=labels)
+        bind_all(named, reference, max(self.noise_levels), source=True)
         latents = NoisyLatents(reference, self.num_z, seed)
         for level, t in enumerate(self.noise_levels):
             means = self._measure_level(latents, level, advance)
@@ -129,18 +122,17 @@ class ErrorCurve:
     def _measure_level(self, latents: NoisyLatents, level: int, advance: Callable[[int], Any]) -> list[LatentMeans]:
         """Average each estimator's quantities at one noise level over the latents of this rank."""
         t, reference = self.noise_levels[level], latents.reference
-        exact = (class_conditional(Exact()) if self.class_conditional else Exact()).bind(reference)
+        exact = Exact().bind(reference)
         cases = [(estimator, self._repeats(estimator)) for estimator in self.estimators.values()]
         means = [LatentMeans(quantities(*case)).to(reference.device) for case in cases]
         for batch, numbers in own_batches(self.num_z, self.batch_size):
             z, x = latents.batch(numbers, t)
-            labels = latents.labels(numbers) if self.class_conditional else None
-            mu = exact.posterior_mean(z.double(), t, labels=labels)
+            mu = exact.posterior_mean(z.double(), t)
             source, key = fixed_source(x), (latents.seed, batch, level)
             if self.resample_source:
-                source = posterior_source(reference, z, t, max(repeats for _, repeats in cases), key, labels)
+                source = posterior_source(reference, z, t, max(repeats for _, repeats in cases), key)
             for index, (estimator, repeats) in enumerate(cases):
-                means[index].update(**measure(estimator, repeats, z, t, mu, source, (*key, index), labels))
+                means[index].update(**measure(estimator, repeats, z, t, mu, source, (*key, index)))
                 advance(len(z) * repeats)
         return means
 
@@ -157,8 +149,8 @@ class ErrorCurve:
                 known = means.get(error)
                 row[f"{prefix}_{error}"] = "" if known is None else known.mean * scale
                 row[f"{prefix}_{error}_se"] = "" if known is None else known.standard_error * scale
-        share = None
+        row["bias_share"], row["bias_share_se"] = "", ""
         if "variance" in means and means["mse"].mean > 0:
             share = bias_share(means["mse"], means["bias_sq_corrected"], means["variance"])
-        row["bias_share"], row["bias_share_se"] = share or ("", "")
+            row["bias_share"], row["bias_share_se"] = share
         return {**row, **{column: means[name].mean if name in means else "" for name, column in COLUMNS.items()}}

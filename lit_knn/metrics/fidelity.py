@@ -120,13 +120,10 @@ def feature_statistics(
 def image_statistics(
     images: Tensor | np.ndarray | ReferenceSet, extractor: FeatureExtractor, batch_size: int = 128
 ) -> FeatureStatistics:
-    """Compute statistics of a set of images, with a progress bar on a terminal.
+    """Compute statistics of images (N, *shape), on their device, with a progress bar on a terminal.
 
-    Args:
-        images: (N, *shape), uint8 pixels or float in model space; or a reference set, whose mirror images are left out,
-            as in published values.
-        extractor: computes the features, on the device of the images.
-        batch_size: images at a time.
+    They are uint8 pixels or float in model space; or a reference set, whose mirror images are left out, as in published
+    values.
     """
     reference = images if isinstance(images, ReferenceSet) else ReferenceSet(images)
     extractor.load(reference.shape, reference.device)

@@ -34,18 +34,8 @@ HELD_OUT = "_held_out"
 class FidelityMeasure:
     """Compares images with a reference set; all ranks take part and get the same numbers.
 
-    The real images are those of the reference set. As in published values, mirror images of data with `hflip` are left
-    out by default.
-
-    Args:
-        extractor: maps images to the features that are compared.
-        batch_size: real images per call of the extractor.
-        extra_metrics: any of `kid`, `precision`, `recall`, on the same features.
-        kid_subset_size: images of each set in one of KID's 100 subsets.
-        cache_dir: folder that keeps the statistics of the real set for other runs; null to keep none.
-        mirrored: also count the mirror images of data with `hflip` as real images.
-        held_out: the real images are held out of training. The names of values that compare with them then end in
-            `_held_out`, so that they cannot be taken for distances to the training images.
+    The real images are those of the reference set. The options are those of the callback `Fidelity`; here `held_out`
+    only adds `_held_out` to the names of values, so that they cannot be taken for distances to the training images.
     """
 
     def __init__(
@@ -81,6 +71,8 @@ class FidelityMeasure:
         on_first_rank(lambda: self.extractor.load(reference.shape, "cpu"))
         self.extractor.load(reference.shape, "cpu")
         fewest, num_features = min(num_images, self._num_real(reference)), self.extractor.num_features
+        if fewest < 2:
+            raise InputError(f"{self.metric} needs at least 2 images, there is {fewest}")
         if self.extractor.num_logits and num_images < INCEPTION_SCORE_SPLITS:
             raise InputError(f"inception_score: {num_images} images are fewer than its {INCEPTION_SCORE_SPLITS} splits")
         if "kid" in self.extra_metrics and fewest < self.kid_subset_size:
@@ -119,7 +111,8 @@ class FidelityMeasure:
         if not self._ready:
             self._real = self._real_statistics(reference, device, bar)
             self._ready = True
-        generated = self._statistics(batches, device, bar(_own_share(total), "Samples", " images"), with_logits=True)
+        own_share = None if total is None else total // rank_and_size()[1]
+        generated = self._statistics(batches, device, bar(own_share, "Samples", " images"), with_logits=True)
         return on_first_rank(lambda: self._values(generated))
 
     def _values(self, generated: FeatureStatistics) -> dict[str, float]:
@@ -147,16 +140,14 @@ class FidelityMeasure:
             data = reference.fingerprint(self.mirrored)  # All ranks must call it, because ranks may share the images.
             extractor = self.extractor.fingerprint()
             path = cache_path(self.cache_dir, self.extractor.metric, data, extractor, bool(self.extra_metrics))
-            kept = load_statistics(path, self.extractor.num_features) if rank == 0 else None
+            kept = load_statistics(path) if rank == 0 else None
             if broadcast(kept is not None):
                 return None if kept is None else kept.to(device)
-            if path.exists():
-                warn_on_first_rank(f"{path} is damaged; the statistics of the data are computed anew")
             # A bad folder raises its error before the pass over the data.
             on_first_rank(partial(path.parent.mkdir, parents=True, exist_ok=True))
         # Only samples have an Inception Score; the logits of a large data set would fill the memory.
         batches = reference.share(rank, size, self.batch_size, self.mirrored)
-        shown = bar(_own_share(self._num_real(reference)), "Data", " images")
+        shown = bar(self._num_real(reference) // size, "Data", " images")
         real = self._statistics(batches, device, shown, with_logits=False)
         if path is not None and rank == 0:
             save_statistics(path, real)
@@ -171,10 +162,6 @@ class FidelityMeasure:
             return feature_statistics(batches, self.extractor, device, keep, with_logits, bar.update)
 
 
-def _own_share(total: int | None) -> int | None:
-    return None if total is None else total // rank_and_size()[1]
-
-
 def cache_path(folder: str | Path, metric: str, data: str, extractor: str, with_features: bool) -> Path:
     """Return the path of the statistics; `data` and `extractor` are fingerprints."""
     name = hashlib.sha256(f"{data} {extractor} features={with_features}".encode()).hexdigest()[:16]
@@ -186,10 +173,8 @@ def save_statistics(path: Path, statistics: FeatureStatistics) -> None:
     save_tensors(path, **{**vars(statistics), "count": torch.tensor(statistics.count), "logits": None})
 
 
-def load_statistics(path: Path, num_features: int) -> FeatureStatistics | None:
-    """Read a file of `save_statistics`; return None if it is absent or damaged, or holds other data."""
-    found = load_tensors(path)
-    shapes = {name: tuple(tensor.shape) for name, tensor in found.items() if name != "features"}
-    if shapes != {"mean": (num_features,), "cov": (num_features, num_features), "count": ()}:
+def load_statistics(path: Path) -> FeatureStatistics | None:
+    """Read a file of `save_statistics`; return None if it is absent or damaged."""
+    if not (found := load_tensors(path)):
         return None
     return FeatureStatistics(found["mean"], found["cov"], int(found["count"]), found.get("features"))

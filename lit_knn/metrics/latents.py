@@ -29,7 +29,7 @@ class NoisyLatents:
         """Return the latents with these numbers at t, (B, *shape), float32, and the images x that they come from."""
         x = self.reference.gather(self.ids[numbers.start : numbers.stop].to(self.reference.device))
         noise = [
-            torch.randn(*self.reference.shape, generator=keyed_generator("cpu", self.seed, i, Stream.LATENT))
+            torch.randn(*x.shape[1:], generator=keyed_generator("cpu", self.seed, i, Stream.LATENT), dtype=x.dtype)
             for i in numbers
         ]
         return x + t * torch.stack(noise).to(x.device), x

@@ -11,7 +11,6 @@ from lit_knn.estimators import DrawingEstimator, Estimator, MonteCarlo
 from lit_knn.metrics.diagnostics import SearchDiagnostics, search_diagnostics
 from lit_knn.metrics.estimator_error import ErrorTerms, error_terms
 from lit_knn.reference import ReferenceSet
-from lit_knn.reference.classes import classes_of, rows_by_label
 
 TIME = "ms_per_estimate"
 CERTIFIED = ("effective_sample_size", "largest_weight", "certified_mse")
@@ -25,26 +24,11 @@ def fixed_source(x: Tensor) -> Source:
     return lambda repeat: x
 
 
-def posterior_source(
-    reference: ReferenceSet, z: Tensor, t: float, repeats: int, key: tuple[int, ...], labels: Tensor | None = None
-) -> Source:
-    """Draw x from its posterior p_t(x|z) given z (B, *shape), once for each repeat; `key` seeds the draws.
-
-    With `labels` (B,), it is the posterior over the images of the class.
-    """
+def posterior_source(reference: ReferenceSet, z: Tensor, t: float, repeats: int, key: tuple[int, ...]) -> Source:
+    """Draw x from its posterior p_t(x|z) given z (B, *shape), once for each repeat; `key` seeds the draws."""
     generator = keyed_generator(z.device, *key, Stream.SOURCE)
     levels = torch.full((len(z),), t, dtype=torch.float64, device=z.device)
-
-    def ids_in(images: ReferenceSet, rows: Tensor | slice) -> Tensor:
-        return MonteCarlo(repeats).bind(images).posterior_ids(z[rows], levels[rows], generator)
-
-    if labels is None:
-        ids = ids_in(reference, slice(None))
-    else:
-        ids = torch.empty(len(z), repeats, dtype=torch.int64, device=z.device)
-        classes = classes_of(reference)
-        for label, rows in rows_by_label(labels).items():
-            ids[rows] = classes.ids_of(label, ids_in(classes[label], rows))
+    ids = MonteCarlo(repeats).bind(reference).posterior_ids(z, levels, generator)
     return lambda repeat: reference.gather(ids[:, repeat])
 
 
@@ -58,20 +42,13 @@ def quantities(estimator: Estimator, repeats: int) -> tuple[str, ...]:
 
 
 def measure(
-    estimator: Estimator,
-    repeats: int,
-    z: Tensor,
-    t: float,
-    mu: Tensor,
-    source: Source,
-    key: tuple[int, ...],
-    labels: Tensor | None = None,
+    estimator: Estimator, repeats: int, z: Tensor, t: float, mu: Tensor, source: Source, key: tuple[int, ...]
 ) -> dict[str, Tensor]:
     """Measure the `quantities` of an estimator at these latents, (B,) each, with the arguments of `repeated_errors`.
 
-    Their meaning is told by `repeated_errors`, `Certificate` and `SearchDiagnostics`.
+    `repeated_errors`, `Certificate` and `SearchDiagnostics` explain them.
     """
-    values = repeated_errors(estimator, repeats, z, t, mu, source, key, labels)
+    values = repeated_errors(estimator, repeats, z, t, mu, source, key)
     if isinstance(estimator, DrawingEstimator):
         generator = keyed_generator(z.device, *key, 0, Stream.ESTIMATOR)
         certificate = estimator.certified_mean(z, t, source(0), generator)

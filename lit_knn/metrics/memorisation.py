@@ -4,10 +4,10 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torchmetrics import Metric
 
 from lit_knn.common.distributed import Exchange
 from lit_knn.common.errors import InputError
+from lit_knn.metrics.estimator_error import LatentMeans
 from lit_knn.reference import ReferenceSet
 from lit_knn.theory.posterior import direct_sq_dist
 
@@ -31,8 +31,7 @@ class NearestImages(NamedTuple):
 def nearest_images(samples: Tensor, reference: ReferenceSet) -> NearestImages:
     """Find the two nearest images of samples (B, *shape). Distances are exact; neighbours are as exact as the search.
 
-    Fewer than `CANDIDATES` copies of an image in the set count as one. Otherwise the nearest image would also be the
-    second nearest, the ratio 1, and a perfect copy would be missed.
+    Fewer than `CANDIDATES` copies of an image in the set count as one, so that their ratio is not 1.
     """
     if reference.N < 2:
         raise InputError(f"copies are told by the two nearest images, but there is only N={reference.N}")
@@ -79,33 +78,23 @@ def is_copied(nearest: NearestImages, threshold: float = 1 / 3) -> Tensor:
     return nearest.distance < threshold * nearest.second_distance
 
 
-class MemorisationMetric(Metric):
+class MemorisationMetric(LatentMeans):
     """Copied fraction and mean nearest distance over batches and ranks; for `threshold` see `is_copied`."""
 
-    full_state_update = False
-    copied: Tensor
-    distance_sum: Tensor
-    total: Tensor
-
     def __init__(self, threshold: float = 1 / 3) -> None:
-        super().__init__()
+        super().__init__(("copied_fraction", "mean_nearest_distance"))
         if not 0 < threshold <= 1:
             raise InputError(f"threshold must be above 0 and at most 1, got {threshold}")
         self.threshold = threshold
-        self.add_state("copied", torch.zeros((), dtype=torch.int64), dist_reduce_fx="sum")
-        self.add_state("distance_sum", torch.zeros((), dtype=torch.float64), dist_reduce_fx="sum")
-        self.add_state("total", torch.zeros((), dtype=torch.int64), dist_reduce_fx="sum")
 
-    def update(self, nearest: NearestImages) -> None:
+    def update(self, nearest: NearestImages) -> None:  # type: ignore[override]
         """Add a batch of `nearest_images`."""
-        self.copied += is_copied(nearest, self.threshold).sum()
-        self.distance_sum += nearest.distance.sum()
-        self.total += len(nearest.distance)
+        copied = is_copied(nearest, self.threshold)
+        super().update(copied_fraction=copied, mean_nearest_distance=nearest.distance)
 
-    def compute(self) -> dict[str, float]:
+    def compute(self) -> dict[str, float]:  # type: ignore[override]
         """Return `copied_fraction` in [0, 1] and `mean_nearest_distance`, L2 in model space; NaN without samples."""
-        means = self.copied.double() / self.total, self.distance_sum / self.total
-        return dict(zip(("copied_fraction", "mean_nearest_distance"), map(float, means), strict=True))
+        return {name: own.mean for name, own in super().compute().items()}
 
 
 class LikestPairs:

@@ -5,6 +5,7 @@ import inspect
 import json
 import sys
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Self
 
@@ -122,21 +123,16 @@ def with_own_files(arguments: Sequence[str]) -> list[str]:
     Raises:
         InputError: a file, or what is named in it, does not exist or cannot be used.
     """
-    written: list[str] = []
-    for text in arguments:
-        option, equals, value = text.partition("=")
-        if not (equals and option.startswith("--")):
-            option, equals, value = written[-1] if written else "", "", text
+    words = [word for text in arguments for word in (text.split("=", 1) if text.startswith("--") else [text])]
+    written = words[:1]
+    for option, value in pairwise(words):
+        if value.endswith(".yaml") and not Path(value).is_file():
+            raise InputError(f"{option} {value}: no such file")
         if not option.startswith(("--estimator", "--index")) or not is_in_file(value):
-            if value.endswith(".yaml") and not Path(value).is_file():
-                raise InputError(f"{option} {value}: no such file")
-            written.append(text)
+            written.append(value)
             continue
         thing = load_from_file(value)
-        written += [option] if equals else []
         if inspect.isclass(thing) and issubclass(thing, (Estimator, Index)):
-            if lacking := sorted(getattr(thing, "__abstractmethods__", ())):
-                raise InputError(f"{option}: {thing.__name__} does not implement {', '.join(lacking)}")
             written.append(f"{thing.__module__}.{thing.__qualname__}")
         else:
             written += [f"{OwnCallable.__module__}.OwnCallable", f"{option}.target", value]

@@ -2,15 +2,13 @@
 
 import contextlib
 import multiprocessing
-import pickle
-import warnings
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import Any
 
-from lit_knn.common.errors import InputError, first_line
+from lit_knn.common.errors import InputError
 from lit_knn.common.memory import process_bytes
 from lit_knn.common.rng import keyed_generator
 from lit_knn.index import Index
@@ -33,16 +31,6 @@ def in_own_process(work: Callable[..., Any], *args: Any) -> Any:
             raise InputError(f"{args[0]}: the process that measures its memory was killed") from error
 
 
-def memory_of(name: str, make: Make, case: Case, data: Path | None, batch: int) -> int | str:
-    """Measure the peak memory in MiB in another process; empty if the estimator cannot be sent there."""
-    try:
-        pickle.dumps((make, case))
-    except Exception as error:
-        warnings.warn(f"the memory of {name} is not measured: {first_line(error)}", stacklevel=2)
-        return ""
-    return in_own_process(peak_mib, name, make, case, data, batch)
-
-
 def peak_mib(name: str, make: Make, case: Case, data: Path | None, batch: int) -> int:
     """Bind and call an estimator in this process; return the MiB that it took beyond the images (Linux)."""
     reference = case.reference_set(data)
@@ -63,4 +51,4 @@ def copy_of_set(reference: ReferenceSet, index: Index) -> ReferenceSet:
     """Return a set of the same images with its own index, and without what other estimators have kept in it."""
     # The set has expanded the labels to mirrored images.
     labels = None if reference.labels is None else reference.labels[: len(reference.images)]
-    return ReferenceSet(reference.images, index, reference.hflip, labels, reference.given_sha256)
+    return ReferenceSet(reference.images, index, reference.hflip, labels)

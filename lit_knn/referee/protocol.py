@@ -1,7 +1,6 @@
 """The protocol: one estimator is measured on one case, in turns with the reference estimator, in one process."""
 
 import copy
-import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -26,42 +25,27 @@ from lit_knn.metrics.measure import fixed_source, posterior_source
 from lit_knn.referee.behaviour import Contestant, behaviour, check_conduct
 from lit_knn.referee.cases import Case, LoadedCase, case_named, load_case
 from lit_knn.referee.entry import Make, Mean, OwnCallable, about
-from lit_knn.referee.memory import copy_of_set, memory_of
+from lit_knn.referee.memory import copy_of_set, in_own_process, peak_mib
 from lit_knn.referee.table import COLUMNS, PROTOCOL, Rows, add_row, check_fits, surroundings
 
-Place = str | os.PathLike[str]
 BATCH = 128
 
 
 @dataclass(frozen=True)
 class Options:
-    """Options of a run.
+    """Options of a run; raises InputError for a number out of range."""
 
-    Attributes:
-        batch: latents in a call; None for 128, or all latents if they are fewer.
-        repeats: R; None for the case's number.
-        threads: of the processor; None for all.
-        memory: whether to measure memory, in another process.
-        cache: folder where exact means are kept; None for ~/.cache/lit_knn/referee.
-        latents: use only the first so many latents, for a quick look; None for all.
-
-    Raises:
-        InputError: a number is out of range.
-    """
-
-    batch: int | None = None
-    repeats: int | None = None
-    threads: int | None = None
-    memory: bool = True
-    cache: Path | None = None
-    latents: int | None = None
+    batch: int | None = None  # latents in a call; None for 128, or all latents if they are fewer
+    repeats: int | None = None  # R; None for the case's number
+    threads: int | None = None  # of the processor; None for all
+    memory: bool = True  # whether to measure memory, in another process, which an estimator of a notebook cannot reach
+    cache: Path | None = None  # folder where exact means are kept; None for ~/.cache/lit_knn/referee
+    latents: int | None = None  # use only the first so many latents, for a quick look; None for all
 
     def __post_init__(self) -> None:
         for option, least in (("batch", 1), ("repeats", 2), ("threads", 1)):
             if (value := getattr(self, option)) is not None and value < least:
                 raise InputError(f"--{option} must be at least {least}, got {value}")
-        if self.threads is not None and self.threads > (cores := os.cpu_count() or 1):
-            raise InputError(f"--threads {self.threads}: this machine has {cores}")
 
 
 DEFAULTS = Options()
@@ -72,8 +56,8 @@ def referee(
     case: Case | str,
     name: str | None = None,
     index: Index | None = None,
-    data: Place | None = None,
-    output: Place | None = None,
+    data: Path | None = None,
+    output: Path | None = None,
     options: Options = DEFAULTS,
     make: Make | None = None,
 ) -> Rows:
@@ -100,26 +84,25 @@ def referee(
     make = make or partial(copy.deepcopy, (given, exact_index() if index is None else index))
     entry = about(given, index, name)
     case = case_named(case) if isinstance(case, str) else case
-    images, table = None if data is None else Path(data), None if output is None else Path(output)
-    loaded = load_case(case, images, options.latents, options.cache)
-    if table is not None:
-        table.parent.mkdir(parents=True, exist_ok=True)
-        with locked(table):  # It needs a folder that can be written to, which is known so before long work.
-            check_fits(table, case.name, loaded.reference.fingerprint()[:12])
+    loaded = load_case(case, data, options.latents, options.cache)
+    if output is not None:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        with locked(output):  # It needs a folder that can be written to, which is known so before long work.
+            check_fits(output, case.name, loaded.reference.fingerprint()[:12])
     if options.threads is not None:
         torch.set_num_threads(options.threads)
         use_threads(options.threads)
     batch = min(options.batch or BATCH, len(loaded.x))
     own, common = _made(entry["name"], make, loaded)
     common |= entry | behaviour(own, loaded, batch) | {"batch": batch, "threads": torch.get_num_threads()}
-    common["peak_mib"] = memory_of(own.name, make, case, images, batch) if options.memory else ""
+    common["peak_mib"] = in_own_process(peak_mib, own.name, make, case, data, batch) if options.memory else ""
     common["repeats"] = repeats = options.repeats or case.repeats
     contest, rows = Contest(own, loaded, batch, repeats), []
     with progress_bar(len(case.levels) * repeats * -(-len(loaded.x) // batch), own.name, " batches") as bar:
         for t in case.levels:
             rows.append(dict.fromkeys(COLUMNS, "") | common | contest.row(t, bar))
-            if table is not None:
-                add_row(table, rows[-1])
+            if output is not None:
+                add_row(output, rows[-1])
     return rows
 
 
@@ -133,27 +116,20 @@ def _made(name: str, make: Make, loaded: LoadedCase) -> tuple[Contestant, dict[s
     own.mean(first.clone(), loaded.case.levels[0], first.clone(), keyed_generator("cpu", loaded.case.seed))
     seconds = time.perf_counter() - began
     check_conduct(own, loaded)
-    facts = {"protocol": PROTOCOL, "case": loaded.case.name, "data": images.fingerprint()[:12], "N": images.N}
-    facts |= {"d": images.d, "latents": len(loaded.x), "setup_seconds": _known(seconds)}
+    facts = {"protocol": PROTOCOL, "case": loaded.case.name, "data": loaded.reference.fingerprint()[:12]}
+    facts |= {"N": images.N, "d": images.d, "latents": len(loaded.x), "setup_seconds": _known(seconds)}
     return own, facts | surroundings()
 
 
 class Turns:
-    """Holds errors and times of the calls of one contestant at one noise level.
-
-    Args:
-        contestant: who is called.
-        mu: (latents, *shape), float64, the exact means.
-    """
+    """Errors and times of one contestant's calls at one noise level; `mu` (latents, *shape) are the exact means."""
 
     def __init__(self, contestant: Contestant, mu: Tensor) -> None:
         self.contestant, self.mu = contestant, mu
         self.error_sum, self.sq_error_sum = torch.zeros_like(mu), torch.zeros(len(mu), dtype=torch.float64)
-        self.seconds: list[float] = []
-        """For all latents, one number for each repeat."""
+        self.seconds: list[float] = []  # for all latents, one number for each repeat
         # A deterministic estimator is repeated only for its time.
-        estimator = contestant.estimator
-        self.errs_once = estimator.deterministic and not estimator.uses_source
+        self.errs_once = contestant.estimator.deterministic and not contestant.estimator.uses_source
 
     def add(self, rows: Tensor, mean: Tensor, seconds: float) -> None:
         """Add the estimates of some latents in the current repeat."""
@@ -170,14 +146,7 @@ class Turns:
 
 
 class Contest:
-    """Measures a contestant beside the reference estimator.
-
-    Args:
-        own: the contestant.
-        loaded: the case.
-        batch: latents in a call.
-        repeats: R.
-    """
+    """Measures a contestant beside the reference estimator, in `repeats` calls of `batch` latents."""
 
     def __init__(self, own: Contestant, loaded: LoadedCase, batch: int, repeats: int) -> None:
         self.own, self.loaded, self.batch, self.repeats = own, loaded, batch, repeats

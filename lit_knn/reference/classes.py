@@ -1,6 +1,5 @@
 """The classes of a reference set: rows grouped by label, and one reference set per class."""
 
-import hashlib
 from collections.abc import Iterator, Mapping
 
 import torch
@@ -19,14 +18,14 @@ class ClassSets(Mapping[int, ReferenceSet]):
     """
 
     def __init__(self, reference: ReferenceSet, labels: Tensor) -> None:
-        self._reference, self._labels = reference, labels
+        self._reference = reference
         self._rows = {label: _as_slice(rows) for label, rows in rows_by_label(labels[: len(reference.images)]).items()}
         self._sets: dict[int, ReferenceSet] = {}
 
     def __getitem__(self, label: int) -> ReferenceSet:
         if label not in self._sets:
             rows = self._rows[label]
-            self._sets[label] = self._reference.subset(rows, label, self._sha256(rows))
+            self._sets[label] = self._reference.subset(rows, label)
         return self._sets[label]
 
     def __iter__(self) -> Iterator[int]:
@@ -35,24 +34,12 @@ class ClassSets(Mapping[int, ReferenceSet]):
     def __len__(self) -> int:
         return len(self._rows)
 
-    def ids_of(self, label: int, ids: Tensor) -> Tensor:
-        """Convert ids in the set of a class, of any shape, to ids in the whole set."""
-        return torch.where(self._labels == label)[0].to(ids.device)[ids]
-
     def to(self, device: torch.device) -> None:
         """Move the sets that exist. The caller must move the whole set first."""
         for label, made in self._sets.items():
             made.to(device)
             if isinstance(rows := self._rows[label], slice):
                 made.images = self._reference.images[rows]  # A view uses no memory of its own.
-
-    def _sha256(self, rows: Tensor | slice) -> str | None:
-        """Derive the hash of these rows from the given hash of all images, without reading images, or return None."""
-        given = self._reference.given_sha256
-        if given is None:
-            return None
-        which = str(rows).encode() if isinstance(rows, slice) else rows.numpy()
-        return hashlib.sha256(given.encode() + bytes(which)).hexdigest()
 
 
 def classes_of(reference: ReferenceSet) -> ClassSets:
@@ -66,7 +53,9 @@ def classes_of(reference: ReferenceSet) -> ClassSets:
         raise InputError("a sharded reference set cannot be split by class: set data.sharded to false")
     if labels is None:
         raise InputError("the reference set has no labels, so it has no classes")
-    return reference.cached("classes", lambda: ClassSets(reference, labels), moves=True)
+    if reference.classes is None:
+        reference.classes = ClassSets(reference, labels)
+    return reference.classes
 
 
 def rows_by_label(labels: Tensor) -> dict[int, Tensor]:

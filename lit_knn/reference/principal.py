@@ -7,7 +7,7 @@ from torch import Tensor
 
 from lit_knn.common.errors import InputError
 from lit_knn.common.progress import with_progress
-from lit_knn.common.rng import keyed_generator
+from lit_knn.common.rng import Stream, keyed_generator
 from lit_knn.index.pca import PrincipalComponents, Projection, principal_components, project_images, sample_size
 from lit_knn.reference.reference_set import ReferenceSet, chunk_rows
 
@@ -22,7 +22,7 @@ def components_of(reference: ReferenceSet, r: int) -> PrincipalComponents:
         raise InputError(f"r={r} must be between 1 and min(N, d) = min({reference.N}, {reference.d})")
 
     def make() -> PrincipalComponents:
-        ids = torch.randperm(reference.N, generator=keyed_generator("cpu", 0))
+        ids = torch.randperm(reference.N, generator=keyed_generator("cpu", Stream.SUBSET, 0))
         ids = ids[: sample_size(reference.N, reference.d, r)].to(reference.device)
         own = principal_components(reference.take(ids).flatten(1), reference.mean(), r)
         mean, basis, variances = map(reference.of_first, own[:3])

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from lit_knn.common.errors import InputError
-from lit_knn.common.rng import keyed_generator
-from lit_knn.index import Index, exact_index
+from lit_knn.common.rng import Stream, keyed_generator
+from lit_knn.index import Index, default_index
 from lit_knn.index.base import Vectors, numbered
 from lit_knn.index.precision import full_float32
 
@@ -32,8 +32,8 @@ class ReferenceSet:
         images: uint8 (N, C, H, W), whose pixel p becomes p / 127.5 − 1; or float (N, *shape), which is stored as
             float32 and not rescaled (latents, toys). A tensor or a NumPy array. uint8 images are not copied, so they
             may be a file mapped by `read_prepared`.
-        index: neighbour index; built at the first search or by `build_index`. Default: exact search,
-            by FAISS where it is installed, else by PyTorch; see `exact_index`.
+        index: neighbour index; built at the first search or by `build_index`. Default: the best for the device of
+            the images, on a CPU exact search; see `default_index`.
         hflip: also count the mirror image (last axis flipped) of every image, without storing it: id i + N/2 is the
             mirror of image i, and a search queries z and its mirror.
         labels: (N,) integer class labels, or None.
@@ -48,6 +48,7 @@ class ReferenceSet:
         largest: upper bound of the absolute values of the images in model space.
         index_built: whether the index is built.
         label: the class of all images, in a set of one class; otherwise None.
+        classes: the sets of the classes, once `classes_of` has made them; otherwise None.
         told: options that have already caused a warning; all classes share them.
     """
 
@@ -70,20 +71,19 @@ class ReferenceSet:
         self.images = images if images.dtype == torch.uint8 else images.float()
         self.largest = _largest_value(self.images)
         self.hflip = hflip
-        self.index = exact_index() if index is None else index
         self.index_built = False
         self.shape = tuple(images.shape[1:])
         self.d = math.prod(self.shape)
         self.N = len(images) * (2 if hflip else 1)
         self.labels = expand_labels(labels, len(images), hflip)
-        self.given_sha256 = self._sha256 = sha256
+        self._sha256 = sha256
         self.told: set[str] = set()
-        self._check_file: Callable[[], None] | None = None
         # Whether all processes of a distributed run hold these images.
         self._index_shared = True
-        self._unbuilt_index = copy.copy(self.index)
+        self._given_index = copy.copy(index)
+        self.index = self._unbuilt_index() if index is None else index
         self._cache: dict[Hashable, Any] = {}
-        self._moving: dict[Hashable, Any] = {}
+        self.classes: Any = None
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         return self
@@ -98,16 +98,11 @@ class ReferenceSet:
         """The device of the images."""
         return self.images.device
 
-    def cached(self, key: Hashable, make: Callable[[], T], moves: bool = False) -> T:
-        """Return the result of `make`, computed once.
-
-        A move of the images to another device discards the result. With `moves`, the set keeps the result and calls
-        `result.to(device)` instead.
-        """
-        cache = self._moving if moves else self._cache
-        if key not in cache:
-            cache[key] = make()
-        return cache[key]
+    def cached(self, key: Hashable, make: Callable[[], T]) -> T:
+        """Return the result of `make`, computed once. A move of the images to another device discards it."""
+        if key not in self._cache:
+            self._cache[key] = make()
+        return self._cache[key]
 
     def to(self, device: torch.device | str) -> Self:
         """Move the images and the index to `device`, unless they are there already. Returns self."""
@@ -115,37 +110,31 @@ class ReferenceSet:
         if self.device != device:
             self._move(device)
             self._cache.clear()
-            for kept in self._moving.values():
-                kept.to(device)
+            if self.classes is not None:
+                self.classes.to(device)
         return self
 
     def _move(self, device: torch.device) -> None:
-        if device.type != self.device.type:
-            self._check_file = None  # The images are copied, so the file is no longer needed.
-        if self.index_built:
+        if self.index_built and self._given_index is not None:
             self.index.to(device)
         self.images = self.images.to(device)
+        if self._given_index is None:
+            self.index, self.index_built = self._unbuilt_index(), False
 
-    def watch(self, check_file: Callable[[], None] | None) -> None:
-        """Call `check_file` before each read of images, while they are mapped from a file; see `read_prepared`."""
-        self.local._check_file = check_file
+    def _unbuilt_index(self) -> Index:
+        if self._given_index is None:
+            return default_index(self.device, self.images.dtype == torch.uint8)
+        return copy.copy(self._given_index)
 
-    def rows(self, rows: Tensor | slice) -> Tensor:
-        """Return images that this process stores, in their stored type. Raises InputError if the file was cut."""
-        if self._check_file is not None:
-            self._check_file()
-        return self.images[rows]
-
-    def subset(self, rows: Tensor | slice, label: int, sha256: str | None = None) -> "ReferenceSet":
+    def subset(self, rows: Tensor | slice, label: int) -> "ReferenceSet":
         """Make a set of some stored images of one class, with an index of its own and the same settings.
 
-        `rows` are on the CPU. A slice makes a view. `sha256` is a hash that only the images of these rows have.
+        `rows` are on the CPU. A slice makes a view.
         """
-        images = self.rows(rows)
+        images = self.images[rows]
         labels = torch.full((len(images),), label)
-        part = ReferenceSet(images, copy.copy(self._unbuilt_index), self.hflip, labels, sha256)
+        part = ReferenceSet(images, copy.copy(self._given_index), self.hflip, labels)
         part.label, part.told = label, self.told
-        part.watch(self._check_file if isinstance(rows, slice) else None)
         # Processes of a distributed run use classes at different times, and must not wait for each other.
         part._index_shared = False
         return part
@@ -178,7 +167,7 @@ class ReferenceSet:
     def _build_index(self, k: int) -> None:
         # An index holds the vectors of one set. Building it anew would change what another set finds.
         if self.index.in_use:
-            self.index = copy.copy(self._unbuilt_index)
+            self.index = self._unbuilt_index()
         self.index.in_use = True
         stored = len(self.images)
 
@@ -186,8 +175,8 @@ class ReferenceSet:
             return (x.flatten(1) for _, x in self.chunks(chunk_rows(self.d), mirrored=False))
 
         def sample(size: int) -> Tensor:
-            ids = torch.randperm(stored, generator=keyed_generator("cpu", 0))[:size]
-            return to_model_space(self.rows(ids.to(self.device)).cpu()).flatten(1)
+            ids = torch.randperm(stored, generator=keyed_generator("cpu", Stream.SUBSET, 0))[:size]
+            return to_model_space(self.images[ids.to(self.device)].cpu()).flatten(1)
 
         self.index.check(stored, self.d, self.device, min(k, stored))
         self.index.build(Vectors(chunks, sample, stored, self.fingerprint, self._index_shared))
@@ -220,8 +209,9 @@ class ReferenceSet:
     def _prepare_search(self, z: Tensor, k: int) -> None:
         if not 1 <= k <= self.N:
             raise InputError(f"k={k} must be between 1 and the {self.N} images of the reference set")
-        if tuple(z.shape[1:]) != self.shape:
-            raise InputError(f"z has shape {tuple(z.shape)}, the reference set holds images of shape {self.shape}")
+        if tuple(z.shape[1:]) != self.shape or not z.is_floating_point():
+            got = f"z has shape {tuple(z.shape)} and type {z.dtype}"
+            raise InputError(f"{got}, but the images, floats in model space, have shape {self.shape}")
         self.build_index()
 
     @full_float32()
@@ -246,19 +236,16 @@ class ReferenceSet:
 
     def gather(self, ids: Tensor) -> Tensor:
         """Return the images of `ids` (any shape, in [0, N)): (*ids.shape, *shape), float32, model space."""
-        if ids.dtype not in (torch.int64, torch.int32):
-            raise InputError(f"ids must be int64, got {ids.dtype}")
         if ids.numel():
             # One transfer copies both values from the GPU.
             low, high = torch.stack(ids.aminmax()).tolist()
             if low < 0 or high >= self.N:
-                bad = low if low < 0 else high
-                raise InputError(f"id {bad} is not between 0 and {self.N - 1}, the images of the reference set")
+                raise InputError(f"ids must be between 0 and {self.N - 1}, got {low} to {high}")
         return self.take(ids)
 
     def take(self, ids: Tensor) -> Tensor:
         """Gather images like `gather`, but do not check that ids are in [0, N), because the check waits for the GPU."""
-        return images_of(self.rows(slice(None)), self.hflip, ids)
+        return images_of(self.images, self.hflip, ids)
 
     def fetch(self, ids: Tensor) -> tuple["ReferenceSet", Tensor]:
         """Return a set that holds the images of `ids`, and their ids in that set. That set needs no other ranks."""
@@ -274,7 +261,7 @@ class ReferenceSet:
         stored = len(self.images)
         for mirror in range(2 if self.hflip and mirrored else 1):
             for start in range(0, stored, rows):
-                x = to_model_space(self.rows(slice(start, start + rows)))
+                x = to_model_space(self.images[start : start + rows])
                 yield mirror * stored + start, x.flip(-1) if mirror else x
 
     def share(self, rank: int, ranks: int, rows: int, mirrored: bool = True) -> Iterator[tuple[Tensor, Tensor]]:
@@ -369,12 +356,10 @@ def expand_labels(labels: Tensor | np.ndarray | None, stored: int, hflip: bool) 
     if labels is None:
         return None
     labels = torch.as_tensor(labels).cpu()
-    if labels.shape != (stored,):
-        raise InputError(f"labels must have shape ({stored},), one for each image, got {tuple(labels.shape)}")
-    if labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
-        raise InputError(f"labels must be integers, got {labels.dtype}")
-    # The labels become int64, in which a larger uint64 is negative.
+    if labels.shape != (stored,) or labels.is_floating_point():
+        got = f"{tuple(labels.shape)} {labels.dtype}"
+        raise InputError(f"labels must be ({stored},) integers, one for each image, got {got}")
     labels = labels.long()
     if (labels < 0).any():
-        raise InputError(f"labels must be from 0 to 2^63 - 1, got {labels[labels < 0][0].item()} as int64")
+        raise InputError(f"labels must be at least 0, got {labels.min().item()}")
     return torch.cat([labels, labels]) if hflip else labels

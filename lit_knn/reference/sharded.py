@@ -23,23 +23,17 @@ class ShardedReferenceSet(ReferenceSet):
     """A reference set split over the ranks. Each rank holds and searches one shard; estimators see the whole set.
 
     Exact search finds the same images as in the whole set. Each shard builds an approximate index with the same
-    settings: each list then holds fewer images, and every shard searches `nprobe` lists.
+    settings: each list then holds fewer images, and every shard searches `nprobe` lists. Every rank holds the projected
+    coordinates of all images, N·r values.
 
     Ids count through the shards in the order of the ranks. All ranks must call `search`, `gather` and every estimator
-    equally often and in the same order, with any number of rows, even none. With R ranks, B latents on each rank and m
-    = min(k, N/R), a rank sends:
+    equally often and in the same order, with any number of rows, even none. Each call runs three collectives: the
+    number of rows, the queries, and the answers. A rank sends, for each z and each other rank,
 
-    - `search`, for each z and each other rank: 4·d bytes (z), and 12·m bytes (neighbours for a z of the other rank);
-    - `fetch`, `gather`: 8 bytes for each different image that another rank holds. That rank sends the stored image: d
-      bytes of uint8, 4·d of float32. An estimator fetches the n draws of all z at once and holds these images: at most
-      B·n, and far fewer at small t, where most draws repeat one image;
-    - `Exact`, for each z and each other rank: 4·d + 8 bytes (z and t), and 8·d + 8 bytes (the mean over the shard and
-      the logarithm of the normaliser).
-
-    Each of these calls runs three collectives: the number of rows, the queries, and the answers. With a GPU, `search`
-    waits once, for the number of rows; `fetch` waits twice, also for the number of different images.
-
-    Every rank holds the projected coordinates of all images, N·r values.
+    - in `search`: 4·d bytes (z), and 12·min(k, N/ranks) bytes (neighbours for a z of the other rank);
+    - in `Exact`: 4·d + 8 bytes (z and t), and 8·d + 8 bytes (the mean over the shard and the log of the normaliser);
+    - in `fetch` and `gather`, for each different image of another rank: 8 bytes, and gets the image as it is stored. An
+      estimator fetches the n draws of all z at once; at small t most of them repeat one image.
 
     Args:
         images: the images of this rank, see `ReferenceSet`.
@@ -64,7 +58,7 @@ class ShardedReferenceSet(ReferenceSet):
     ) -> None:
         super().__init__(images, index, hflip, labels, sha256)
         # The shard is an ordinary set of the images of this rank only.
-        self._local = ReferenceSet(self.images, self.index, hflip, labels, sha256)
+        self._local = ReferenceSet(self.images, index, hflip, labels, sha256)
         self._local._index_shared = False
         self.exchange = Exchange()
         sizes = self._agree_on_shards()
@@ -102,6 +96,7 @@ class ShardedReferenceSet(ReferenceSet):
 
     def _move(self, device: torch.device) -> None:
         self.images = self.local.to(device).images
+        self.index, self.index_built = self.local.index, self.local.index_built
         self._bounds = self._bounds.to(device)
 
     def fingerprint(self, mirrored: bool = True) -> str:
@@ -144,8 +139,7 @@ class ShardedReferenceSet(ReferenceSet):
         counts = ends.diff(prepend=torch.zeros_like(ends[:1]))
         sent, received = self.exchange.agree_on_rows(counts)
         asked = self.exchange.move(wanted, sent, received)
-        stored = self.local.rows(slice(None))
-        given = self.exchange.move(stored.index_select(0, asked - self._offset), received, sent)
+        given = self.exchange.move(self.images.index_select(0, asked - self._offset), received, sent)
         if len(wanted) == 0:  # A reference set cannot be empty.
             return self.local, ids
         fetched = ReferenceSet(given, hflip=self.hflip)

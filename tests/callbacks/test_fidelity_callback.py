@@ -71,8 +71,7 @@ def test_statistics_of_the_data_are_kept_and_damaged_ones_computed_anew(capsys):
     assert quick(**options)[1][0]["fd_pixels"] != first
     # ... unless they are damaged or from other data.
     path.write_bytes(path.read_bytes()[:300])
-    with pytest.warns(UserWarning, match=f"{path} is damaged; the statistics of the data are computed anew"):
-        assert quick(**options)[1][0]["fd_pixels"] == first
+    assert quick(**options)[1][0]["fd_pixels"] == first
     assert list(Path("cache").iterdir()) == [path]
     np.save("images.npy", np.zeros((20, 3, 8, 8), np.uint8))
     quick_on("Arrays", "--data.path", "images.npy", **options)

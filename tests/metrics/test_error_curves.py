@@ -9,10 +9,11 @@ from matplotlib.colors import to_hex
 
 from lit_knn.figures import figure3
 from lit_knn.figures.figure3 import PREFIXES, QUANTITIES
-from lit_knn.figures.style import COLOURS
+from lit_knn.figures.style import PALETTE
 from tests import ROOT
 
 RESULTS = ROOT / "benchmarks" / "results"
+KNN, STF = (PALETTE[name][0] for name in ("KNN", "STF"))
 
 
 def row(name, t, mse, se=0.0, bias=None, variance=None):
@@ -62,8 +63,8 @@ def test_zeros_are_marks_at_the_foot_and_gaps_in_the_curve():
     rows = [row("KNN", t, mse, variance=mse) for t, mse in zip(LEVELS, (0.0, 0.0, 1e-9, 1e-3), strict=True)]
     rows += [row("STF", t, mse, variance=0.0) for t, mse in zip(LEVELS, (0.0, 1e-8, 1e-2, 1e-3), strict=True)]
     mse, bias, variance = drawn(rows)[:3]
-    assert marks(mse) == {COLOURS[0]: LEVELS[:2], COLOURS[1]: LEVELS[:1]}
-    assert marks(variance) == {COLOURS[0]: LEVELS[:2], COLOURS[1]: LEVELS}
+    assert marks(mse) == {KNN: LEVELS[:2], STF: LEVELS[:1]}
+    assert marks(variance) == {KNN: LEVELS[:2], STF: LEVELS}
     assert [math.isnan(value) for value in curves(mse)["KNN"]] == [True, True, False, False]
     assert 0 < mse.get_ylim()[0] < mse.get_ylim()[1] < math.inf
     assert any("foot" in text.get_text() for text in bias.figure.legends[0].get_texts())
@@ -76,7 +77,7 @@ def test_a_bias_that_may_be_none_is_a_hollow_mark_at_its_upper_limit():
     mse, bias, variance = figure3([*rows, row("STF", 1.0, 1e-3, bias=5e-4)]).axes[:3]
     assert curves(bias)["KNN"] == pytest.approx([math.nan, math.nan, 2.1e-4], nan_ok=True)
     (colour,), (found,) = limits(bias), limits(bias).values()
-    assert colour == COLOURS[0]
+    assert colour == KNN
     assert found == [(0.5, pytest.approx(2e-4)), (1.0, pytest.approx(3.9e-4))]
     assert limits(mse) == limits(variance) == marks(bias) == {}
     assert any("below this" in text.get_text() for text in bias.figure.legends[0].get_texts())

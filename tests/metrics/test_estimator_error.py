@@ -1,7 +1,5 @@
 """Squared bias, variance and MSE of Eq. 15 (eq:mse), and the run that measures them."""
 
-import math
-
 import numpy as np
 import pytest
 import torch
@@ -11,8 +9,8 @@ from scipy.stats import sem
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from lit_knn.common.tables import read_rows
-from lit_knn.estimators import KNN, STF, MonteCarlo, OneSample, UniformSNIS
-from lit_knn.metrics.estimator_error import LatentMeans, MeanAndError, bias_share, error_terms, share_and_error
+from lit_knn.estimators import KNN, STF, MonteCarlo, OneSample
+from lit_knn.metrics.estimator_error import LatentMeans, bias_share, error_terms, share_and_error
 from lit_knn.metrics.latents import NoisyLatents, noise_grid
 from lit_knn.metrics.measure import fixed_source, measure, posterior_source
 from lit_knn.reference import ReferenceSet
@@ -80,8 +78,6 @@ def test_the_share_of_the_bias_and_its_standard_error():
     values = np.array([share.mean for share in shares])
     assert abs(values.mean() - 0.09 / 0.34) < 4 * sem(values) + 1e-3  # a ratio of means has a bias, O(1/num_z)
     assert np.mean([share.standard_error for share in shares]) == pytest.approx(values.std(), rel=0.1)
-    nothing = MeanAndError(0.0, 0.0)
-    assert math.isnan(bias_share(nothing, nothing, nothing).mean)
 
 
 def test_the_standard_error_of_a_ratio_is_the_spread_of_ratios_of_other_latents():
@@ -157,14 +153,6 @@ def test_the_source_counts_as_bias_while_it_is_fixed_and_as_variance_once_it_is_
     assert close(fixed["mse"], drawn["mse"])
     assert fixed["bias_sq_corrected"].mean() > 0.3 * fixed["mse"].mean()
     assert close(drawn["bias_sq_corrected"], 0.0)
-
-
-def test_weights_are_even_at_large_noise_and_one_at_small_noise():
-    assert (run_measure(UniformSNIS(n=16), t=1e4)[0]["effective_sample_size"] > 15.99).all()
-    values, _ = run_measure(STF(n=16), t=1e-3)
-    # Only the source and draws of the same image have weight: one weight of 16, or m equal ones.
-    assert ((values["effective_sample_size"] * values["largest_weight"] - 1).abs() < 1e-6).all()
-    assert values["effective_sample_size"].mean() < 2
 
 
 def test_latents_depend_neither_on_the_batch_nor_on_the_level():
@@ -257,12 +245,9 @@ def test_two_processes_measure_what_one_does(finished, tmp_path):
     [
         ({"noise_levels": [1.0, 0.0]}, "noise_levels must be finite and above 0, got 0.0"),
         ({"noise_levels": []}, "noise_levels is empty"),
-        ({"noise_levels": 1}, "noise_levels=1, a number of levels, must be at least 2"),
         ({"noise_levels": 5, "t_min": 3.0, "t_max": 2.0}, "0 < t_min < t_max, got t_min=3.0 and t_max=2.0"),
         ({"num_z": 1798}, "num_z=1798 is more than the 1797 images"),
-        ({"num_z": 0}, "num_z must be at least 1, got 0"),
         ({"repeats": 1}, "repeats must be at least 2 to tell the variance of KNN, got 1"),
-        ({"estimators": {}}, "estimators is empty"),
     ],
     ids=str,
 )

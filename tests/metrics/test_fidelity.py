@@ -1,5 +1,7 @@
 """Fidelity metrics against torch-fidelity, their cache, and their messages for bad input."""
 
+import pickle
+
 import numpy as np
 import pytest
 import torch
@@ -146,18 +148,16 @@ def test_efficientnet_knows_a_flower_from_noise():
 def test_cached_statistics_come_back_and_damaged_ones_do_not(tmp_path):
     kept = statistics(Pixels(), torch.rand(30, 3))
     path = tmp_path / "new" / "file.npz"
-    assert load_statistics(path, 3) is None
+    assert load_statistics(path) is None
     save_statistics(path, kept)
-    read = load_statistics(path, 3)
+    read = load_statistics(path)
     for name in ("mean", "cov", "features"):
         assert torch.equal(getattr(read, name), getattr(kept, name))
     assert read.count == 30
-    assert [p.name for p in path.parent.iterdir()] == ["file.npz"]
-    assert load_statistics(path, 4) is None
     content = path.read_bytes()
     for damaged in (content[: len(content) // 2], b"", content[:200] + b"\xff" * 9 + content[209:]):
         path.write_bytes(damaged)
-        assert load_statistics(path, 3) is None
+        assert load_statistics(path) is None
 
 
 # Bad input
@@ -176,17 +176,10 @@ def test_missing_weights_are_named_with_what_to_put_where(monkeypatch, tmp_path)
         InceptionV3("nowhere.pth")
 
 
-def test_wrong_weights_are_refused_in_one_line(tmp_path, random_weights):
-    state = torch.load(random_weights, weights_only=True)
-    state["fc.weight"] = torch.zeros(1000, 2048)
-    path = tmp_path / "wrong.pth"
-    for content, reason in ((state, r"fc\.weight.*1000, 2048"), ({}, "Missing key"), ([1, 2], "dict"), (None, "")):
-        path.write_text("no weights")
-        if content is not None:
-            torch.save(content, path)
-        with pytest.raises(InputError, match=rf"InceptionV3: weights=.*wrong\.pth are not those.*{reason}") as error:
-            InceptionV3(path).load((3, 32, 32), "cpu")
-        assert "\n" not in str(error.value)
+def test_weights_that_hold_more_than_tensors_are_not_run(tmp_path):
+    torch.save(InceptionV3(), tmp_path / "wrong.pth")
+    with pytest.raises(pickle.UnpicklingError):
+        InceptionV3(tmp_path / "wrong.pth").load((3, 32, 32), "cpu")
 
 
 @pytest.mark.parametrize(("extractor", "shape"), [(InceptionV3, (64,)), (EfficientNetLite0, (4, 8, 8)), (DINOv2, (4,))])

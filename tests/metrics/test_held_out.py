@@ -92,24 +92,13 @@ def test_any_estimator_may_be_above_and_below_t_switch_and_draws_its_own_numbers
     ("callback", "options", "data", "words"),
     [
         ("PixelFrechetDistance", {**PIXELS, "held_out": True}, (), ["PixelFrechetDistance: held_out", "data.held_out"]),
+        ("PixelFrechetDistance", {**PIXELS, "held_out": True}, ("--data.held_out", "1"), ["2 images, there is 1"]),
         ("HybridSampling", {"network": EXACT}, (), ["HybridSampling: held_out=true", "set data.held_out"]),
-        (
-            "HybridSampling",
-            {"network": {"class_path": "lit_knn.estimators.OneSample"}},
-            HELD_OUT,
-            ["HybridSampling: network cannot be used", "x_source"],
-        ),
         (
             "HybridSampling",
             {"network": {"class_path": "Switched", "init_args": {"below": PATCH, "above": EXACT, "t": 100.0}}},
             HELD_OUT,
             ["HybridSampling: network: Switched: t=100"],
-        ),
-        (
-            "HybridSampling",
-            {"network": {"class_path": "PatchPosterior", "init_args": {"size": 9}}},
-            HELD_OUT,
-            ["HybridSampling: network", "size=9"],
         ),
     ],
 )

@@ -151,14 +151,6 @@ class FindsOnlySources(FindsFew):
         return sq_dist, ids
 
 
-class FindsTwo(FindsFew):
-    """A search that finds images 3 and 1, in another order than that of their distances."""
-
-    def search(self, queries, k):
-        ids = torch.tensor([[3, 1, -1, -1, -1]])
-        return torch.cdist(queries, self._vectors).square().gather(1, ids.clamp(min=0)), ids
-
-
 def test_diagnostics_of_a_search_that_finds_too_few():
     x, t, k, n = normal(30, 3), 0.8, 8, 16
     knn = KNN(k=k, n=n).bind(ReferenceSet(x, index=FindsFew(5)))
@@ -184,8 +176,6 @@ def test_an_empty_place_is_no_neighbour_of_a_sample():
     x = torch.tensor([[9.0, 0.0], [1.0, 0.0], [1.0, 0.0], [50.0, 0.0], [60.0, 0.0]])
     found = nearest_images(torch.tensor([[1.5, 0.0]]), ReferenceSet(x, index=FindsFew(2)))
     assert (found.distance.item(), found.second_distance.item(), found.ratio.item()) == (0.5, 0.5, 1.0)
-    found = nearest_images(torch.tensor([[8.0, 0.0]]), ReferenceSet(x, index=FindsTwo(2)))
-    assert (found.distance.item(), found.second_distance.item(), found.ids.item()) == (7.0, 42.0, 1)
 
 
 def test_the_certificate_is_of_the_source_of_the_latents():

@@ -31,7 +31,6 @@ RUN = str(ROOT / "configs" / "figure5" / "digits.yaml")
 SMALL_UNET = {"channels": 8, "multipliers": [1, 2], "blocks": 1}
 NET = {"class_path": "lit_knn.nets.UNet", "init_args": {"in_channels": 1, **SMALL_UNET}}
 COLOUR = {"class_path": "lit_knn.nets.UNet", "init_args": {"in_channels": 3, **SMALL_UNET}}
-ONE_SAMPLE = {"class_path": "lit_knn.estimators.OneSample"}
 
 
 def network(path="one.ckpt", net=NET):
@@ -213,10 +212,8 @@ def test_a_run_writes_tables_and_pictures_and_the_next_one_measures_nothing_agai
     [
         ({"held_out": 0}, ["held_out", "data.held_out"]),
         ({"images": ["imagined"]}, ["imagined", "training, held_out, generated"]),
-        ({"networks": {"one": network(net={**NET, "init_args": {**NET["init_args"], "channels": 4}})}}, ["one.ckpt"]),
         ({"num_images": 21}, ["num_images=21 is more than the 20 held-out images"]),
         ({"networks": {"colour": network("colour.ckpt", COLOUR)}}, ["networks.colour cannot be used", "(1, 8, 8)"]),
-        ({"estimators": {"source": ONE_SAMPLE}}, ["estimators.source cannot be used", "x_source"]),
     ],
 )
 def test_bad_input_ends_in_one_line_before_long_work(options, words, calls, capsys):

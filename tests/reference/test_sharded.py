@@ -1,5 +1,7 @@
 """A reference set split over ranks gives the same results as the whole set, with less memory per rank."""
 
+from socket import gethostname
+
 import pytest
 import torch
 
@@ -94,7 +96,7 @@ def test_refusals_are_clear_on_every_rank(ranks):
 @pytest.mark.parametrize(
     ("how", "codes", "message"),
     [
-        ("error", [2, 2], "error: rank 1 failed while the reference set was made ready: MemoryError: no room"),
+        ("error", [2, 2], f"error: rank 1 on {gethostname()} failed: MemoryError: no room"),
         ("killed", [2, -9], "error: another process ended while the reference set was made ready"),
         ("differing", [2, 2], "error: the shards differ: rank 0 has images (3,) torch.float32 hflip=False "),
     ],

@@ -1,15 +1,14 @@
 """The base class of the adapters: an estimator whose posterior mean is computed by the code of a checkout."""
 
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from types import ModuleType
 from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
 
-from lit_knn.common.errors import InputError, first_line, prefixed
+from lit_knn.common.errors import InputError
 from lit_knn.estimators import Estimator
 from lit_knn.referee.adapters.checkout import Origin, checked, importing
 from lit_knn.reference import ReferenceSet
@@ -24,25 +23,17 @@ class Adapter(Estimator):
         checkout: folder of a checkout of the project, at the commit of `origin`.
 
     Raises:
-        InputError: the checkout is missing or other; at `bind`, a package is missing, or the images do not fit.
+        InputError: the checkout is missing or other; at `bind`, the images do not fit.
     """
 
-    origin: ClassVar[Origin]
-    """The version of the project that the adapter was written for."""
-
-    referee_note: ClassVar[str]
-    """One sentence: what the code really computes."""
-
-    needs_pixels: ClassVar[bool] = False
-    """Whether the code takes only uint8 images."""
-
-    needs_square: ClassVar[bool] = False
-    """Whether the code takes only images (C, H, H)."""
+    origin: ClassVar[Origin]  # the version of the project that the adapter was written for
+    referee_note: ClassVar[str]  # one sentence: what the code really computes
+    needs_pixels: ClassVar[bool] = False  # whether the code takes only uint8 images
+    needs_square: ClassVar[bool] = False  # whether the code takes only images (C, H, H)
 
     def __init__(self, checkout: str) -> None:
         self.checkout = checkout
-        with prefixed(type(self).__name__):
-            self._root = checked(checkout, self.origin)
+        self._root = checked(checkout, self.origin)
 
     def bind(self, reference: ReferenceSet) -> Self:
         """Import the checkout and hand the images to its code."""
@@ -57,12 +48,12 @@ class Adapter(Estimator):
         return self.reference.cached((type(self), settings), self._build)
 
     def _build(self) -> Any:
-        name, dtype, shape = type(self).__name__, self.reference.local.images.dtype, self.reference.shape
+        name, dtype, shape = type(self).__name__, self.reference.images.dtype, self.reference.shape
         if self.needs_pixels and dtype != torch.uint8:
             raise InputError(f"{name}: its code needs uint8 images, got {dtype}")
         if self.needs_square and (len(shape) != 3 or shape[1] != shape[2]):
             raise InputError(f"{name}: its code needs square images (C, H, H), got {shape}")
-        with importing(self._root, self._stand_ins()), self._failures_in_one_line():
+        with importing(self._root, self._stand_ins()):
             return self._make()
 
     @abstractmethod
@@ -70,12 +61,9 @@ class Adapter(Estimator):
         """Make the object of the checkout's code from `self.reference`. `import_module` finds its modules here."""
 
     def _mean(self, z: Tensor, t: Tensor, x: Tensor | None) -> Tensor:
-        """Compute the posterior mean by the checkout's code, as z.
+        """Compute the posterior mean by the checkout's code, as z (B, *shape), float32; t is (B,), float64.
 
-        Args:
-            z: (B, *shape), float32.
-            t: (B,), float64.
-            x: (B, *shape), float32, the source of each z; None unless `uses_source`.
+        x (B, *shape), float32, is the source of each z; None unless `uses_source`.
         """
         return self.theirs(z, t.float())
 
@@ -86,15 +74,4 @@ class Adapter(Estimator):
     def _posterior_mean(
         self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: torch.Generator | None
     ) -> Tensor:
-        with self._failures_in_one_line():
-            return self._mean(z.float(), t.flatten(), None if x_source is None else x_source.float())
-
-    @contextmanager
-    def _failures_in_one_line(self) -> Iterator[None]:
-        try:
-            yield
-        except InputError:
-            raise
-        except Exception as error:
-            told = f"{type(error).__name__}: {first_line(error)}"
-            raise InputError(f"{type(self).__name__}: the code of {self.checkout} fails: {told}") from error
+        return self._mean(z.float(), t.flatten(), None if x_source is None else x_source.float())

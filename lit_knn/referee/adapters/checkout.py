@@ -1,9 +1,7 @@
 """Imports modules of another project from a checkout that the user names, and leaves no trace in this process."""
 
-import importlib
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from importlib.machinery import ModuleSpec
@@ -13,21 +11,13 @@ from typing import Any, NamedTuple
 
 from lit_knn.common.errors import InputError
 
-_lock = threading.RLock()
-
 
 class Origin(NamedTuple):
-    """The version of another project that an adapter was written for.
+    """The version of another project that an adapter was written for."""
 
-    Attributes:
-        repository: address to clone.
-        commit: hash of the commit.
-        folder: folder of the checkout that its modules are imported from.
-    """
-
-    repository: str
+    repository: str  # address to clone
     commit: str
-    folder: str = "."
+    folder: str = "."  # folder of the checkout that its modules are imported from
 
 
 def checked(path: str, origin: Origin) -> Path:
@@ -49,34 +39,23 @@ def checked(path: str, origin: Origin) -> Path:
 
 @contextmanager
 def importing(root: Path, stand_ins: Mapping[str, ModuleType]) -> Iterator[None]:
-    """Import modules below a folder inside the block, also those that its own functions import. It is never written.
+    """Import modules below the folder `root` inside the block, also those that its own functions import.
 
-    After the block `sys.path` and `sys.modules` are as before, except for installed packages that were loaded. The
-    modules live on through what refers to them, so several checkouts with modules of the same name can be used.
-
-    Args:
-        root: the folder.
-        stand_ins: modules that replace installed packages inside the block, by name.
+    `stand_ins` replace installed packages, by name. After the block `sys.path` and `sys.modules` are as before, except
+    for installed packages that were loaded. The modules live on through what refers to them, so several checkouts with
+    modules of the same name can be used.
     """
     scoped = {path.stem for path in root.iterdir() if path.is_dir() or path.suffix == ".py"}
     scoped |= {name.partition(".")[0] for name in stand_ins}
-    with _lock:
-        before = _take_out(scoped)
-        path, bytecode, finders = sys.path[:], sys.dont_write_bytecode, set(sys.path_importer_cache)
-        sys.path.insert(0, str(root))
-        sys.modules.update(stand_ins)
-        sys.dont_write_bytecode = True
-        importlib.invalidate_caches()
-        try:
-            yield
-        finally:
-            _take_out(scoped)
-            sys.modules.update(before)
-            sys.path[:] = path
-            sys.dont_write_bytecode = bytecode
-            for entry in set(sys.path_importer_cache) - finders:
-                if Path(entry).is_relative_to(root):
-                    del sys.path_importer_cache[entry]
+    before, path = _take_out(scoped), sys.path[:]
+    sys.path.insert(0, str(root))
+    sys.modules.update(stand_ins)
+    try:
+        yield
+    finally:
+        _take_out(scoped)
+        sys.modules.update(before)
+        sys.path[:] = path
 
 
 def stand_in(name: str, **members: Any) -> ModuleType:

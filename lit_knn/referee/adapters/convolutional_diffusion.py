@@ -5,8 +5,7 @@ from typing import Any
 
 from torch import Tensor
 
-from lit_knn.common.errors import InputError
-from lit_knn.estimators.counts import Count, check_count
+from lit_knn.estimators.counts import Count
 from lit_knn.referee.adapters.checkout import Origin
 from lit_knn.referee.adapters.ddpm import Loader, OneLevelAdapter, alpha_bar
 
@@ -24,9 +23,6 @@ class KambEquivariant(OneLevelAdapter):
         checkout: folder of a checkout of Kambm/convolutional_diffusion.
         size: edge p of the patches in pixels, odd and at least 3: their code fails for 1 and for even sizes.
         loader_batch: images per step. It changes the memory, and the result only by rounding.
-
-    Raises:
-        InputError: as `Adapter`; the size is even or below 3; at `bind`, the images are not square.
     """
 
     origin = Origin("https://github.com/Kambm/convolutional_diffusion", "6a87f3f7c6c72474ee5cffda384c1af0277e63f7")
@@ -42,10 +38,7 @@ class KambEquivariant(OneLevelAdapter):
 
     def __init__(self, checkout: str, size: int, loader_batch: int = LOADER_BATCH) -> None:
         super().__init__(checkout)
-        self.size = check_count("KambEquivariant", "size", size)
-        if size < 3 or size % 2 == 0:
-            raise InputError(f"KambEquivariant: size must be odd and at least 3, got {size}")
-        self.loader_batch = loader_batch
+        self.size, self.loader_batch = size, loader_batch
 
     def _make(self) -> Any:
         # Their data loader needs a data set with a length, but only its batches are read. The labels are not used.

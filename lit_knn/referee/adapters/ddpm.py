@@ -30,9 +30,7 @@ class OneLevelAdapter(Adapter):
     """Runs code that takes latents of one noise level in a call."""
 
     needs_square = True
-
-    rows = Count(16)
-    """Latents per call of the code."""
+    rows = Count(16)  # latents per call of the code
 
     @abstractmethod
     def _mean_at(self, z: Tensor, level: Tensor) -> Tensor:
@@ -54,11 +52,11 @@ class DDPMAdapter(OneLevelAdapter):
         return {
             "diffusers": stand_in("diffusers", DDIMScheduler=OneLevelScheduler),
             "omegaconf": stand_in("omegaconf", OmegaConf=None),
-            "tqdm": stand_in("tqdm", tqdm=_without_a_bar),
+            "tqdm": stand_in("tqdm", tqdm=lambda iterable, **_: iterable),
         }
 
     def _trained(self, made: Any, batch: int, paths: Iterable[str], params: dict[str, Any]) -> Any:
-        """Make and train a denoiser, whose loader has this batch size. What it writes to `paths` is thrown away."""
+        """Make and train a denoiser. What it writes to `paths` is thrown away."""
         channels, _, resolution = self.reference.shape
         loader = Loader(self.reference, batch)
         data = SimpleNamespace(name="reference", dataloader=loader, resolution=resolution, in_channels=channels)
@@ -74,13 +72,10 @@ class DDPMAdapter(OneLevelAdapter):
 
 
 class OneLevelScheduler:
-    """Replaces `diffusers.DDIMScheduler` in code that reads only ᾱ. Its timestep 0 has the level that was set.
-
-    Attributes:
-        alphas_cumprod: (1,) float64, ᾱ of the level. As a scalar it does not change the type of float32 images.
-    """
+    """Replaces `diffusers.DDIMScheduler` in code that reads only ᾱ. Its timestep 0 has the level that was set."""
 
     def __init__(self, **_: Any) -> None:
+        # (1,) float64: an element is a scalar, which does not change the type of float32 images.
         self.alphas_cumprod = torch.ones(1, dtype=torch.float64)
 
     def set_timesteps(self, num_steps: int) -> None:
@@ -93,10 +88,7 @@ class OneLevelScheduler:
 
 
 class Loader:
-    """Batches of a reference set in model space, in order, as a PyTorch data loader without shuffling gives them.
-
-    With `labelled`, each comes with labels of 0.
-    """
+    """Batches of a reference set in model space, in order; with `labelled`, each comes with labels of 0."""
 
     def __init__(self, reference: ReferenceSet, rows: int, labelled: bool = False) -> None:
         self.reference, self.rows, self.labelled = reference, rows, labelled
@@ -104,7 +96,3 @@ class Loader:
     def __iter__(self) -> Iterator[Any]:
         for _, x in self.reference.chunks(self.rows):
             yield (x, torch.zeros(len(x))) if self.labelled else x
-
-
-def _without_a_bar(iterable: Iterable[Any], **_: Any) -> Iterable[Any]:
-    return iterable

@@ -3,8 +3,6 @@
 from importlib import import_module
 from typing import Any
 
-from lit_knn.common.errors import InputError
-from lit_knn.estimators.counts import check_count
 from lit_knn.referee.adapters.checkout import Origin
 from lit_knn.referee.adapters.ddpm import DDPMAdapter
 
@@ -43,24 +41,14 @@ class GoldDiff(DDPMAdapter):
         rows: int | None = None,
     ) -> None:
         super().__init__(checkout)
-        self.k_min, self.k_max = k_min, k_max
-        self.low_res_dim, self.mask_threshold = low_res_dim, mask_threshold
-        self.rows = rows
+        self.k_min, self.k_max, self.low_res_dim = k_min, k_max, low_res_dim
+        self.mask_threshold, self.rows = mask_threshold, rows
 
     def _make(self) -> Any:
         params = {
-            "k_min": self._share("k_min", MIN_SHARE),
-            "k_max": self._share("k_max", MAX_SHARE),
+            "k_min": self.k_min or max(self.reference.N // MIN_SHARE, 1),
+            "k_max": self.k_max or max(self.reference.N // MAX_SHARE, 1),
             "low_res_dim": self.low_res_dim,
             "mask_threshold": self.mask_threshold,
         }
         return self._trained(import_module("methods.ours").OursDenoiser, LOADER_BATCH, ["wiener_path"], params)
-
-    def _share(self, option: str, share: int) -> int:
-        """Return the given number of images, or N/share. Their code would take down a larger number than N."""
-        given, N = getattr(self, option), self.reference.N
-        if given is None:
-            return max(N // share, 1)
-        if check_count("GoldDiff", option, given) > N:
-            raise InputError(f"GoldDiff: {option}={given} is more than the {N} images of the reference set")
-        return given

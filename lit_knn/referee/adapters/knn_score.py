@@ -77,8 +77,7 @@ class Pixels(Dataset[tuple[Any, int]]):
     """The uint8 images of a reference set, mirrored ones included, as the data set that code derived from EDM reads."""
 
     def __init__(self, reference: ReferenceSet) -> None:
-        self.images = reference.local.images
-        self.hflip = reference.hflip
+        self.images, self.hflip = reference.images, reference.hflip
         self.image_shape = list(reference.shape)
         self.num_channels, self.resolution = reference.shape[0], reference.shape[-1]
 

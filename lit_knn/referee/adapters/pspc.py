@@ -7,8 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lit_knn.common.errors import InputError
-from lit_knn.estimators.counts import Count, check_count
+from lit_knn.estimators.counts import Count
 from lit_knn.referee.adapters.adapter import Adapter
 from lit_knn.referee.adapters.checkout import Origin
 from lit_knn.referee.adapters.ddpm import OneLevelAdapter
@@ -53,14 +52,9 @@ class PSPCSquare(OneLevelAdapter):
 
     def __init__(self, checkout: str, patch_sizes: Sequence[int]) -> None:
         super().__init__(checkout)
-        self.patch_sizes = [check_count("PSPCSquare", "patch_sizes", size) for size in patch_sizes]
-        if len(self.patch_sizes) < 2:
-            raise InputError(f"PSPCSquare: patch_sizes must have at least two sizes, got {patch_sizes}")
+        self.patch_sizes = patch_sizes
 
     def _make(self) -> Any:
-        side = self.reference.shape[-1]
-        if max(self.patch_sizes) > side:
-            raise InputError(f"PSPCSquare: patch_sizes has {max(self.patch_sizes)}, the images have only {side} pixels")
         return import_module(MODULE).PSPCSquareDenoiser(Pixels(self.reference), torch.tensor(self.patch_sizes))
 
     def _mean_at(self, z: Tensor, level: Tensor) -> Tensor:

@@ -19,8 +19,7 @@ class _Studio(DDPMAdapter):
     class_name: ClassVar[str]
     deterministic = True
     loader_batch = Count(LOADER_BATCH)
-    params: ClassVar[tuple[str, ...]] = ()
-    """Options that are handed to it."""
+    params: ClassVar[tuple[str, ...]] = ()  # options that are handed to it
 
     def _make(self) -> Any:
         module = import_module(f"local_diffusion.models.{self.model}")

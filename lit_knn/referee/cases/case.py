@@ -15,29 +15,17 @@ from lit_knn.reference import ReferenceSet
 
 @dataclass(frozen=True)
 class Case:
-    """A case of the referee.
-
-    Attributes:
-        name: its name.
-        about: the data, in a few words.
-        shape: (N, *shape) of the stored images.
-        levels: noise levels t.
-        latents: number of latents z at each level.
-        repeats: R, calls of a random estimator at each latent.
-        images: makes the images; or the recipe for a copy that the user names by `--data`.
-        hflip: whether mirrored images count, too.
-        seed: seed of the latents.
-    """
+    """A case of the referee."""
 
     name: str
-    about: str
-    shape: tuple[int, ...]
-    levels: tuple[float, ...]
-    latents: int
-    repeats: int
-    images: Callable[[], np.ndarray] | str
-    hflip: bool = False
-    seed: int = 0
+    about: str  # the data, in a few words
+    shape: tuple[int, ...]  # (N, *shape) of the stored images
+    levels: tuple[float, ...]  # noise levels t
+    latents: int  # number of latents z at each level
+    repeats: int  # R, calls of a random estimator at each latent
+    images: Callable[[], np.ndarray] | str  # makes the images; or the recipe for a copy that the user names by `--data`
+    hflip: bool = False  # whether mirrored images count, too
+    seed: int = 0  # of the latents
 
     @property
     def recipe(self) -> str | None:

@@ -1,18 +1,16 @@
 """The exact posterior means of a case: computed once in float64, checked by a second method, and kept."""
 
-import warnings
-import zipfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from lit_knn.common.files import written_whole
 from lit_knn.common.progress import progress_bar
 from lit_knn.estimators.exact import float_sums
+from lit_knn.metrics.kept_results import load_tensors, save_tensors
 from lit_knn.referee.cases.case import noisy
 from lit_knn.reference import ReferenceSet, to_model_space
 
@@ -23,15 +21,10 @@ CHUNK = 2**17
 
 
 class ExactMeans(NamedTuple):
-    """Exact posterior means at the latents of a case.
+    """Exact posterior means at the latents of a case."""
 
-    Attributes:
-        means: t -> (latents, *shape), float64.
-        errors: t -> squared error per dimension: the difference from the second method.
-    """
-
-    means: dict[float, Tensor]
-    errors: dict[float, float]
+    means: dict[float, Tensor]  # t -> (latents, *shape), float64
+    errors: dict[float, float]  # t -> squared error per dimension: the difference from the second method
 
 
 def compute(reference: ReferenceSet, x: Tensor, noise: Tensor, levels: tuple[float, ...]) -> ExactMeans:
@@ -76,20 +69,14 @@ def _chunks(reference: ReferenceSet) -> Iterator[np.ndarray]:
 
 
 def kept(path: Path, levels: tuple[float, ...]) -> ExactMeans | None:
-    """Read means that `keep` wrote; None if there are none. A damaged file, which its zip notices, is not used."""
-    if not path.exists():
+    """Read means that `keep` wrote; None if there are none, or the file is damaged."""
+    if not (found := load_tensors(path)):
         return None
-    try:
-        with np.load(path, allow_pickle=False) as file:
-            means = {t: torch.from_numpy(file[f"mean{i}"]) for i, t in enumerate(levels)}
-            return ExactMeans(means, dict(zip(levels, file["errors"].tolist(), strict=True)))
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
-        warnings.warn(f"{path} is damaged ({error}); the exact means are computed anew", stacklevel=2)
-        return None
+    means = {t: found[f"mean{i}"] for i, t in enumerate(levels)}
+    return ExactMeans(means, dict(zip(levels, found["errors"].tolist(), strict=True)))
 
 
 def keep(path: Path, exact: ExactMeans) -> None:
     """Write the means and their errors."""
-    with written_whole(path) as partial:
-        means: dict[str, Any] = {f"mean{i}": mean.numpy() for i, mean in enumerate(exact.means.values())}
-        np.savez(partial, errors=np.array(list(exact.errors.values())), **means)
+    means = {f"mean{i}": mean for i, mean in enumerate(exact.means.values())}
+    save_tensors(path, errors=torch.tensor(list(exact.errors.values()), dtype=torch.float64), **means)

@@ -13,12 +13,12 @@ import torch
 from torch import Tensor
 
 from lit_knn.common.errors import InputError
-from lit_knn.common.files import written_whole
 from lit_knn.referee.cases import exact as exact_means
 from lit_knn.referee.cases.case import Case, noisy
 from lit_knn.referee.cases.exact import ExactMeans
 from lit_knn.reference import ReferenceSet
 
+# A file for each case: a list of `record_of` for each known copy of its data.
 RECORDED = Path(__file__).parent / "recorded"
 # Sums of float64 means differ by less between machines; a real change of a mean is larger.
 TOLERANCE = 1e-8
@@ -28,20 +28,12 @@ RECORDED_LATENTS = 8
 
 @dataclass
 class LoadedCase:
-    """A case that is ready.
-
-    Attributes:
-        case: its definition.
-        reference: the images.
-        x: (latents, *shape), float64, the images that the latents come from.
-        noise: (latents, *shape), float64.
-        exact: the exact means.
-    """
+    """A case that is ready."""
 
     case: Case
     reference: ReferenceSet
-    x: Tensor
-    noise: Tensor
+    x: Tensor  # (latents, *shape), float64, the images that the latents come from
+    noise: Tensor  # (latents, *shape), float64
     exact: ExactMeans
 
     def z(self, t: float) -> Tensor:
@@ -50,13 +42,7 @@ class LoadedCase:
 
 
 def load_case(case: Case, data: Path | None, latents: int | None, cache: Path | None) -> LoadedCase:
-    """Load a case, and compare it with its record.
-
-    Args:
-        case: the case.
-        data: a copy of the images, for cases that need one.
-        latents: use only the first so many latents.
-        cache: folder where exact means are kept; None for ~/.cache/lit_knn/referee.
+    """Load a case, and compare it with its record; the arguments are explained by `referee` and `Options`.
 
     Raises:
         InputError: the data are missing or other than recorded; latents out of range; latents or means differ from the
@@ -81,22 +67,6 @@ def load_case(case: Case, data: Path | None, latents: int | None, cache: Path | 
     return loaded
 
 
-def record_case(case: Case, data: Path | None, cache: Path | None) -> Path:
-    """Write into the package what later loads of a case are compared with; return the file.
-
-    It replaces the record of the same data. Records of other copies stay, unless the case makes its data.
-
-    Raises:
-        InputError: the data are missing or of another shape.
-    """
-    new = record_of(_with_means(case, case.reference_set(data), case.latents, cache))
-    others = [known for known in recorded(case) if known["data"] != new["data"] and case.recipe is not None]
-    path = RECORDED / f"{case.name}.json"
-    with written_whole(path) as partial:
-        partial.write_text(json.dumps([*others, new], indent=1) + "\n", encoding="utf-8")
-    return path
-
-
 def recorded(case: Case) -> list[dict[str, Any]]:
     """Return the records of a case, one for each known copy of its data."""
     path = RECORDED / f"{case.name}.json"
@@ -108,11 +78,8 @@ def record_of(loaded: LoadedCase) -> dict[str, Any]:
     case, first = loaded.case, slice(RECORDED_LATENTS)
     return {
         "data": loaded.reference.fingerprint(),
-        "N": case.N,
-        "d": loaded.reference.d,
         "latents": _hash_of_latents(case, loaded.x[first], loaded.noise[first]),
         "means": {f"{t:g}": _sums(mean[first]) for t, mean in loaded.exact.means.items()},
-        "exact_error": {f"{t:g}": error for t, error in loaded.exact.errors.items()},
     }
 
 

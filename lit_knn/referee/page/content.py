@@ -15,7 +15,6 @@ from lit_knn.referee.page.markdown import (
     cell,
     error,
     escaped,
-    fenced,
     mean,
     ratio,
     spread,
@@ -41,10 +40,6 @@ USUAL = (
     "themselves for the same generator, draw from no other one, leave z and t as they were, do without the image that "
     "z was made from, and take batches of any size, a very small t and float16."
 )
-ERRORS = {
-    "mse": "Mean squared error per dimension",
-    "bias_sq": "Squared bias, corrected for the number of estimates; the rest of the error is variance",
-}
 # A pixel value is this wide in [-1, 1]; a smaller deviation shows in no image.
 PIXEL = 2 / 255
 # The column, an answer, and what it says.
@@ -72,8 +67,7 @@ def page(all_results: Sequence[tuple[Results, Entries, str]]) -> str:
         parts += ["### Ranking", escaped(RANKING), ranking(results, entries)]
         parts += [f"![Error against time, {case}]({picture}.png)"]
         parts += [f"![Error ratio over t, {case}]({picture}_over_t.png)"]
-        for column, title in ERRORS.items():
-            parts += [f"### {title}", means(results, entries, column)]
+        parts += ["### Mean squared error per dimension", errors(results, entries)]
         if certified := [ranked for ranked in entries if ranked.entry.values("certified_share")]:
             parts += ["### Certified errors", CERTIFICATES, certificates(results, certified)]
         parts += [*behaviour(results, entries), *notes(results, entries), *commands(entries)]
@@ -95,7 +89,7 @@ def facts(results: Results) -> str:
     """List what was measured, how, where and when."""
 
     def each(column: str) -> str:
-        return ", ".join(results.distinct(column)) or "unknown"
+        return ", ".join(results.distinct(column))
 
     case, dates = results.facts, [date[:10] for date in results.distinct("date")]
     items = {
@@ -104,21 +98,19 @@ def facts(results: Results) -> str:
         "Protocol": f"{each('protocol')}: {each('latents')} latents at each t, {each('repeats')} estimates of each, in "
         f"batches of {each('batch')}",
     }
-    if known := [value for entry in results.entries for value in entry.values("exact_error")]:
-        items["Exact means:"] = f"known to a mean squared error of {error(max(known))} or less"
+    known = max(value for entry in results.entries for value in entry.values("exact_error"))
+    items["Exact means:"] = f"known to a mean squared error of {error(known)} or less"
     for machine in results.machines:
         cpu, cores, memory, threads = machine
-        text = f"{cpu or 'unknown CPU'}, {cores} cores, {memory} GB, threads used: {threads}"
+        text = f"{cpu}, {cores} cores, {memory} GB, threads used: {threads}"
         own = [entry for entry in results.entries if entry.machine == machine]
-        if ms := [value for entry in own for value in entry.values("reference_ms")]:
-            text += f"; the reference estimator takes {ratio(min(ms))} to {ratio(max(ms))} ms per z"
+        ms = [value for entry in own for value in entry.values("reference_ms")]
+        text += f"; the reference estimator takes {ratio(min(ms))} to {ratio(max(ms))} ms per z"
         items[f"Machine {results.letter(machine)}:" if len(results.machines) > 1 else "Machine:"] = text
     items["Versions:"] = "; ".join(f"{name} {each(name)}" for name in VERSIONS if results.distinct(name))
-    items["Measured:"] = " to ".join(sorted({min(dates), max(dates)})) if dates else "no date"
+    items["Measured:"] = " to ".join(sorted({min(dates), max(dates)}))
     if len(results.machines) > 1:
         items["Several machines:"] = "compare ratios; set-up, memory and ms are those of an entry's own machine"
-    if results.older:
-        items["Left out:"] = f"{results.older} rows that were measured again later"
     return "\n".join(f"- **{name}** {escaped(text)}" for name, text in items.items())
 
 
@@ -140,9 +132,9 @@ def ranking(results: Results, entries: Entries) -> str:
     return table(results, entries, columns | at_levels(results, lambda r, t: mean(r, t, "mse_ratio", ratio)))
 
 
-def means(results: Results, entries: Entries, column: str) -> str:
-    """Write a table of a mean with its standard error, such as `mse`, at each noise level."""
-    return table(results, entries, at_levels(results, lambda r, t: mean(r, t, column)))
+def errors(results: Results, entries: Entries) -> str:
+    """Write the table of mean squared errors with their standard errors."""
+    return table(results, entries, at_levels(results, lambda r, t: mean(r, t, "mse")))
 
 
 def certificates(results: Results, entries: Entries) -> str:
@@ -189,30 +181,19 @@ def notes(results: Results, entries: Entries) -> list[str]:
 
 
 def commands(entries: Entries) -> list[str]:
-    """Return the section of the commands that measure each entry again, with all its settings."""
-    parts = ["### Commands"]
-    for ranked in entries:
-        own = ranked.entry.facts
-        when, revision = own["date"][:10] or "unknown date", own["lit_knn"] or "unknown revision"
-        parts.append(escaped(f"{ranked.number} {ranked.entry.name} ({when}, lit_knn {revision}):"))
-        parts.append(fenced(command(ranked.entry) or own["settings"]))
-    return parts
+    """Return the section of the commands that measure each entry again."""
+    return ["### Commands", "\n".join(["```", *(command(ranked.entry) for ranked in entries), "```"])]
 
 
-def command(entry: Entry) -> str | None:
-    """Return the command, with PATH for the data; None if the settings are not those of a class or function."""
+def command(entry: Entry) -> str:
+    """Return the command, with PATH for the data."""
     facts = entry.facts
-    try:
-        settings = json.loads(facts["settings"])
-    except ValueError:
-        return None
-    if not _is_class(settings):
-        return None
+    settings = json.loads(facts["settings"])
     words = ["lit-knn", "referee", "run", "--case", facts["case"], *_options("--estimator", settings)]
-    words += _options("--index", settings["index"]) if _is_class(settings.get("index")) else []
-    words += [word for name in ("batch", "repeats", "threads") if facts[name] for word in (f"--{name}", facts[name])]
+    words += _options("--index", settings["index"]) if "index" in settings else []
+    words += [word for name in ("batch", "repeats", "threads") for word in (f"--{name}", facts[name])]
     case = CASES.get(facts["case"])
-    if case is not None and facts["latents"] and int(facts["latents"]) < case.latents:
+    if case is not None and int(facts["latents"]) < case.latents:
         words += ["--latents", facts["latents"]]
     if case is not None and case.recipe is not None:
         words += ["--data", "PATH"]
@@ -220,12 +201,8 @@ def command(entry: Entry) -> str | None:
 
 
 def _options(option: str, value: Any) -> list[str]:
-    if _is_class(value):
-        arguments = value.get("init_args") or {}
+    if isinstance(value, dict) and "class_path" in value:
+        arguments = value.get("init_args", {})
         parts = [word for name, part in arguments.items() for word in _options(f"{option}.{name}", part)]
         return [option, value["class_path"], *parts]
     return [option, value if isinstance(value, str) else json.dumps(value)]
-
-
-def _is_class(value: Any) -> bool:
-    return isinstance(value, dict) and isinstance(value.get("class_path"), str)

@@ -14,16 +14,15 @@ Point = tuple[float, float]
 
 
 def pareto_front(points: Sequence[Point]) -> list[bool]:
-    """Tell which points (time, error) no other point beats.
+    """Return which points (time, error) no other point beats, by being less in one and not more in the other.
 
-    A point beats another if it is less in one coordinate and not more in the other, so equal points are all on the
-    front, or none. A point with a NaN is never on it.
+    Equal points are all on the front, or none. A point with a NaN is never on it.
     """
-    on_front, best = [False] * len(points), (math.inf, math.inf)
-    for point, number in sorted((point, number) for number, point in enumerate(points) if _known(point)):
-        if point[1] < best[1] or point == best:
-            best, on_front[number] = point, True
-    return on_front
+
+    def beaten(point: Point) -> bool:
+        return any(other != point and other[0] <= point[0] and other[1] <= point[1] for other in points)
+
+    return [_known(point) and not beaten(point) for point in points]
 
 
 def fronts(points: Sequence[Point]) -> list[int | None]:
@@ -44,22 +43,14 @@ def _known(point: Point) -> bool:
 
 @dataclass(frozen=True)
 class Ranked:
-    """An entry with its place in the order.
+    """An entry with its place in the order."""
 
-    Attributes:
-        number: 1 is the first in the order; it names the entry in pictures.
-        place: the number of its overall front; None if a noise level is missing.
-        time: mean time ratio over the noise levels.
-        error: worst counted error ratio over the noise levels, see `overall`.
-        front: the noise levels at which it is on the front.
-    """
-
-    number: int
+    number: int  # 1 is the first in the order; it names the entry in pictures
     entry: Entry
-    place: int | None
-    time: float
-    error: float
-    front: frozenset[float]
+    place: int | None  # the number of its overall front; None if a noise level is missing
+    time: float  # mean time ratio over the noise levels
+    error: float  # worst counted error ratio over the noise levels, see `overall`
+    front: frozenset[float]  # the noise levels at which it is on the front
 
 
 def ranked(results: Results) -> list[Ranked]:

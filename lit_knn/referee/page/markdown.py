@@ -1,4 +1,4 @@
-"""Pieces of Markdown for GitHub and the site: escaped text, code, numbers of two digits, and tables of entries."""
+"""Pieces of Markdown for GitHub and the site: escaped text, numbers of two digits, and tables of entries."""
 
 import math
 import re
@@ -10,8 +10,6 @@ from lit_knn.referee.page.results import Results
 # A backslash takes the meaning from each of these. A name such as lit_knn needs none within the word.
 SPECIAL = re.compile(r"[\\`*\[\]<>|~&$#]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])")
 MISSING = "–"
-# A mean differs from 0 if it is above one standard error; a square that may be negative needs two.
-SURE = {"bias_sq": 2.0}
 # These columns hold text. The others hold numbers, which are set to the right.
 TEXTS = ("estimator", "what is unusual", "what it computes")
 
@@ -27,12 +25,6 @@ def cell(text: str, small: str = "", strong: bool = False) -> str:
     """Write a cell of a table, with a second line in small letters, such as the standard error."""
     text = f"**{escaped(text)}**" if strong else escaped(text)
     return f"{text}<br><sub>{escaped(small)}</sub>" if small else text
-
-
-def fenced(text: str) -> str:
-    """Write code. Its fence has more backticks than the code itself."""
-    fence = "`" * max(3, 1 + max(map(len, re.findall("`+", text)), default=0))
-    return f"{fence}\n{text}\n{fence}"
 
 
 def error(value: float) -> str:
@@ -80,12 +72,11 @@ def mean(ranked: Ranked, t: float, column: str, form: Callable[[float], str] = e
         return MISSING
     # Only the ratio of the ranking shows who is on the front.
     strong = column == "mse_ratio" and t in ranked.front
-    if value <= SURE.get(column, 1.0) * standard_error and (value, standard_error) != (0, 0):
-        return cell(f"< {form(max(value, 0.0) + 2 * standard_error)}", strong=strong)
+    if value <= standard_error and standard_error > 0:
+        return cell(f"< {form(value + 2 * standard_error)}", strong=strong)
     return cell(form(value), f"± {form(standard_error)}" if standard_error > 0 else "", strong)
 
 
 def spread(value: float, low: float, high: float) -> str:
     """Write the cell of a time ratio with its range over the repeats."""
-    known = not (math.isnan(low) or math.isnan(high))
-    return cell(ratio(value), f"{ratio(low)} to {ratio(high)}" if known else "")
+    return cell(ratio(value), f"{ratio(low)} to {ratio(high)}")

@@ -7,7 +7,7 @@ from pathlib import Path
 from statistics import fmean
 
 from lit_knn.common.errors import InputError
-from lit_knn.referee.table import MACHINE, NUMBERS, read_table
+from lit_knn.referee.table import MACHINE, read_table
 
 Row = dict[str, str]
 CASE = ("case", "data", "N", "d")
@@ -18,15 +18,10 @@ ENTRY = ("name", "settings", "origin", *MACHINE_AND_THREADS, "batch")
 
 @dataclass
 class Entry:
-    """Holds the rows of one estimator on one machine.
+    """Holds the rows of one estimator on one machine."""
 
-    Attributes:
-        facts: its latest row; use only columns that are the same at all noise levels.
-        rows: the row of each noise level.
-    """
-
-    facts: Row
-    rows: dict[float, Row] = field(default_factory=dict)
+    facts: Row  # its latest row; use only columns that are the same at all noise levels
+    rows: dict[float, Row] = field(default_factory=dict)  # by noise level
 
     def value(self, t: float, column: str) -> float:
         """Return a number at noise level t; NaN if it was not measured."""
@@ -42,7 +37,6 @@ class Entry:
 
     @property
     def name(self) -> str:
-        """Name for readers."""
         return self.facts["name"]
 
     @property
@@ -53,21 +47,13 @@ class Entry:
 
 @dataclass
 class Results:
-    """Holds all entries that were measured on one case with the same data.
+    """Holds all entries that were measured on one case with the same data."""
 
-    Attributes:
-        facts: one of the rows. Read only the columns of `CASE`, which are equal in all rows.
-        entries: in order of appearance.
-        older: the number of rows that a later measurement of the same entry replaces.
-    """
-
-    facts: Row
-    entries: list[Entry]
-    older: int
+    facts: Row  # one of the rows; read only the columns of `CASE`, which are equal in all rows
+    entries: list[Entry]  # in order of appearance
 
     @property
     def case(self) -> str:
-        """Name of the case."""
         return self.facts["case"]
 
     @property
@@ -81,9 +67,8 @@ class Results:
         return list(dict.fromkeys(entry.machine for entry in self.entries))
 
     def letter(self, machine: tuple[str, ...]) -> str:
-        """Name a machine on the page: A, B, and so on, and by numbers after Z."""
-        place = self.machines.index(machine)
-        return chr(ord("A") + place) if place < 26 else str(place + 1)
+        """Name a machine on the page: A, B, and so on."""
+        return chr(ord("A") + self.machines.index(machine))
 
     def distinct(self, column: str) -> list[str]:
         """Return the values of a column in all rows, without repetitions and empty ones."""
@@ -97,16 +82,14 @@ def read_results(paths: Sequence[Path]) -> list[Results]:
     Where an entry was measured at the same noise level more than once, the row of the latest date counts.
 
     Raises:
-        InputError: a file has no rows, lacks a column, has another protocol, or a value that is no number.
-        OSError: a file cannot be read.
+        InputError: a file has no rows, or another protocol.
     """
     cases: dict[tuple[str, ...], list[Row]] = {}
     for path in paths:
         rows = read_table(path)
         if not rows:
             raise InputError(f"{path} does not exist or has no results")
-        for line, row in enumerate(rows, start=2):
-            _check_numbers(row, f"{path}: line {line}")
+        for row in rows:
             cases.setdefault(tuple(row[name] for name in CASE), []).append(row)
     return [_grouped(rows) for rows in cases.values()]
 
@@ -114,20 +97,7 @@ def read_results(paths: Sequence[Path]) -> list[Results]:
 def _grouped(rows: list[Row]) -> Results:
     keys = [tuple(row[name] for name in ENTRY) for row in rows]
     entries = {key: Entry(row) for key, row in zip(keys, rows, strict=True)}
-    older = 0
     # ISO dates sort as text, and the sort keeps the order of equal ones.
     for key, row in sorted(zip(keys, rows, strict=True), key=lambda pair: pair[1]["date"]):
-        entry, t = entries[key], float(row["t"])
-        older += t in entry.rows
-        entry.rows[t] = entry.facts = row
-    return Results(rows[0], list(entries.values()), older)
-
-
-def _check_numbers(row: Row, place: str) -> None:
-    for name in NUMBERS:
-        try:
-            value = float(row[name] or "nan")
-        except ValueError as error:
-            raise InputError(f"{place}: {name} is {row[name]!r}, which is no number") from error
-        if name == "t" and not 0 < value < math.inf:
-            raise InputError(f"{place}: t is {row[name]!r}, not a positive number")
+        entries[key].rows[float(row["t"])] = entries[key].facts = row
+    return Results(rows[0], list(entries.values()))
