@@ -1,4 +1,4 @@
-"""Checks and measures everything that runs on a GPU, in one command and under nine minutes.
+"""Checks and measures everything that runs on a GPU, in one command and about seven minutes.
 
     python -m benchmarks.gpu --output gpu            # writes gpu.md, gpu.csv and gpu.png
     python -m benchmarks.gpu --data data/cifar10.npy --images 50000 --output cifar10_gpu
@@ -6,10 +6,11 @@
 First it checks every path of the estimators against float64 on the CPU, with TF32 allowed; if a check fails, the exit
 status is 1, and the measurements go on. A measurement that fails ends no other one, either, and the CSV file grows
 with each part. Then it measures the rates of the device (the roofline), the training of iCT
-and EDM at the paper's size, and each estimator: milliseconds, ratio to the roofline, memory, and share of a training
-step of the same number of images. Images are synthetic unless --data is given.
+and EDM at the paper's size, and each estimator on as many images as CIFAR-10, a million and ImageNet at 64x64 has, in
+small and large batches: milliseconds of the device and of the host, ratio to the roofline, memory, and share of a
+training step of the same number of images. Images are synthetic unless --data is given.
 
-It needs torch, Lightning, torchmetrics and jsonargparse alone: no FAISS and no torch-fidelity. matplotlib draws the
+It needs torch, Lightning and torchmetrics alone; with FAISS it also measures FAISS's search, and matplotlib draws the
 picture. On a CPU it runs at small sizes, which shows only that everything works.
 """
 
@@ -29,10 +30,19 @@ from benchmarks.gpu.images import synthetic_images
 from benchmarks.gpu.roofline import Roofline, Sizes
 from benchmarks.gpu.timing import FAILED, why
 from lit_knn.common.errors import InputError, told_in_one_line
+from lit_knn.common.memory import is_out_of_memory
 from lit_knn.data.reading import reference_from
 
 # Seconds that a network takes to compile, about. Without them, it is not begun.
 COMPILING = 120.0
+
+
+class Images(NamedTuple):
+    """A set to measure: the number and shape of its images, and the latents of a call."""
+
+    N: int
+    shape: tuple[int, int, int]
+    batches: Sequence[int]
 
 
 class Scale(NamedTuple):
@@ -40,9 +50,7 @@ class Scale(NamedTuple):
 
     Attributes:
         checked: images that the checks enumerate.
-        shape: shape of synthetic images.
-        images: numbers of images that estimators are measured on.
-        batch: latents per call.
+        sets: the sets that estimators are measured on. The checks take images of the first one's shape.
         training: size of the training.
         compiles: whether networks are compiled, too. That takes minutes.
         rates: sides of the products and bytes of the copy that measure the roofline.
@@ -50,17 +58,22 @@ class Scale(NamedTuple):
     """
 
     checked: int
-    shape: tuple[int, int, int]
-    images: tuple[int, ...]
-    batch: int
+    sets: tuple[Images, ...]
     training: training.Size
     compiles: bool
     rates: tuple[int, int]
     seconds: float
 
 
-ON_GPU = Scale(2000, (3, 32, 32), (50_000, 1_000_000), 1024, training.PAPER, True, (8192, 2**30), 3.0)
-ON_CPU = Scale(200, (3, 8, 8), (300,), 16, training.SMALL, False, (256, 2**20), 0.02)
+BATCHES = 32, 128, 1024
+SETS = (
+    Images(50_000, (3, 32, 32), BATCHES),
+    Images(1_000_000, (3, 32, 32), BATCHES),
+    # With 1024 latents, float64 products on all images of ImageNet would take minutes.
+    Images(1_281_167, (3, 64, 64), BATCHES[:2]),
+)
+ON_GPU = Scale(2000, SETS, training.PAPER, True, (8192, 2**30), 1.0)
+ON_CPU = Scale(200, (Images(300, (3, 8, 8), (4, 16)),), training.SMALL, False, (256, 2**20), 0.02)
 
 
 @told_in_one_line()
@@ -75,27 +88,26 @@ def main(argv: list[str] | None = None) -> int:
 
     output = Output(args.output, "csv", "md", "png")
     given = None if args.data is None else reference_from(args.data).images
-    batch, numbers = args.batch or scale.batch, args.images or scale.images
-    _check_numbers(given, numbers)
+    sets = _sets(scale.sets, given, args.images, args.batch)
     results = Results(output)
-    results.add("check", "checks", lambda: checks.measure(scale.checked, scale.shape, device))
+    results.add("check", "checks", lambda: checks.measure(scale.checked, scale.sets[0].shape, device))
     train = partial(training.measure, scale.training, device)
     results.add("training", "training", lambda: train(training.PRECISIONS, time_is_left))
     rates: list[Roofline] = []
 
-    def on_images(N: int) -> Rows:
+    def on_images(N: int, shape: tuple[int, int, int], batches: Sequence[int]) -> Rows:
         if not rates:
             rates.append(Roofline(device, *scale.rates))
-        images = synthetic_images(N, scale.shape, device) if given is None else given[:N].to(device)
+        images = synthetic_images(N, shape, device) if given is None else given[:N].to(device)
         d = images[0].numel()
-        sizes = Sizes(batch, N, d, min(args.k, N), min(args.n, N), min(args.r, N, d))
+        sizes = [Sizes(B, N, d, min(args.k, N), min(args.n, N), min(args.r, N, d)) for B in batches]
         return estimators.measure(sizes, images, rates[0], scale.seconds, time_is_left)
 
-    for N in numbers:
-        results.add("estimator", f"estimators on {N:,} images", partial(on_images, N))
+    for own in sets:
+        results.add("estimator", f"estimators on {own.N:,} images", partial(on_images, *own))
     if scale.compiles:  # Compilers take minutes, so that they come last.
         results.add("training", "compiled training", lambda: train(training.COMPILED, partial(time_is_left, COMPILING)))
-    results.tell(". ".join([_hardware(device), *(each.told() for each in rates)]) + ".", batch)
+    results.tell(". ".join([_hardware(device), *(each.told() for each in rates)]) + ".")
     for problem in (problems := results.problems()):
         print(f"error: {problem}", file=sys.stderr)
     return 1 if problems else 0
@@ -118,16 +130,19 @@ class Results:
         start = time.monotonic()
         try:
             self._parts[part] += work()
+            end = f"{time.monotonic() - start:.0f} s"
         except Exception as error:  # Libraries and drivers raise errors of many types.
-            self._failed.append(f"{what}: {why(error)}")
-        print(f"{what}: {time.monotonic() - start:.0f} s", file=sys.stderr, flush=True)
+            end = why(error)
+            if not is_out_of_memory(error):  # A small GPU cannot hold the largest set.
+                self._failed.append(f"{what}: {end}")
+        print(f"{what}: {end}", file=sys.stderr, flush=True)
         self._output.write_rows([{"part": part, **row} for part, rows in self._parts.items() for row in rows])
 
-    def tell(self, title: str, batch: int) -> None:
+    def tell(self, title: str) -> None:
         """Print and write the tables, and draw the picture."""
         checked, trained, measured = self._parts.values()
-        step_ms = training.step_ms(trained, batch)
-        parts = checks.table(checked), training.table(trained), estimators.table(measured, step_ms)
+        table = estimators.table(measured, partial(training.step_ms, trained))
+        parts = checks.table(checked), training.table(trained), table
         self._output.tell("\n\n".join([title, *parts]))
         if (path := self._output.path("png")) is not None:
             estimators.save_picture(measured, path)
@@ -146,15 +161,15 @@ class Results:
 def _parse(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, help="prepared file, zip or folder of images, .npy or .npz")
-    parser.add_argument("--images", type=int, nargs="+", help="numbers of images (default: 50,000 and 1,000,000)")
-    parser.add_argument("--batch", type=int, help="latents per call (default: 1024)")
+    parser.add_argument("--images", type=int, nargs="+", help="numbers of images (default: three sets, or all data)")
+    parser.add_argument("--batch", type=int, nargs="+", help="latents per call (default: 32, 128 and 1024)")
     parser.add_argument("--k", type=int, default=2048, help="neighbours of KNN")
     parser.add_argument("--n", type=int, default=256, help="images gathered per latent")
     parser.add_argument("--r", type=int, default=512, help="principal components of SubspaceKNN")
-    parser.add_argument("--minutes", type=float, default=8.5, help="nothing new is measured after this time")
+    parser.add_argument("--minutes", type=float, default=7.0, help="nothing new is measured after this time")
     parser.add_argument("--output", type=Path, help="stem of the files to write")
     args = parser.parse_args(argv)
-    for option in ("k", "n", "r", "batch", "minutes", *(("images",) if args.images else ())):
+    for option in ("k", "n", "r", "batch", "minutes", "images"):
         values = getattr(args, option)
         for value in values if isinstance(values, list) else [values]:
             if value is not None and not value > 0:
@@ -162,11 +177,18 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     return args
 
 
-def _check_numbers(images: torch.Tensor | None, numbers: Sequence[int]) -> None:
-    if images is not None and len(images) < max(numbers):
-        raise InputError(
-            f"--images: the data has {len(images)} images, fewer than {max(numbers)}; give --images {len(images)}"
-        )
+def _sets(
+    sets: Sequence[Images], given: torch.Tensor | None, numbers: list[int] | None, batches: list[int] | None
+) -> list[Images]:
+    """Return the sets with the numbers of images and latents of the command line, as far as they are given."""
+    if given is not None:
+        numbers = numbers or [len(given)]
+        if len(given) < max(numbers):
+            raise InputError(
+                f"--images: the data has {len(given)} images, fewer than {max(numbers)}; give --images {len(given)}"
+            )
+    chosen = sets if numbers is None else [sets[0]._replace(N=N) for N in numbers]
+    return [own._replace(batches=batches or own.batches) for own in chosen]
 
 
 def _hardware(device: torch.device) -> str:

@@ -6,11 +6,13 @@ from typing import NamedTuple
 
 import torch
 
-from benchmarks.gpu.timing import milliseconds
+from benchmarks.gpu.timing import measured
 
 SECONDS_PER_RATE = 1.0
 # Bfloat16 digits of a float32 number: `Exact` splits z and the weights.
 DIGITS = 3
+# About the size of a class of ImageNet.
+IMAGES_OF_A_CLASS = 1000
 
 
 class Sizes(NamedTuple):
@@ -53,11 +55,11 @@ class Roofline:
     def __init__(self, device: torch.device, size: int = 8192, copied_bytes: int = 2**30) -> None:
         source = torch.zeros(copied_bytes, dtype=torch.uint8, device=device)
         target = torch.empty_like(source)
-        self.bytes_per_ms = 2 * copied_bytes / milliseconds(lambda: target.copy_(source), device, SECONDS_PER_RATE)
+        self.bytes_per_ms = 2 * copied_bytes / measured(lambda: target.copy_(source), device, SECONDS_PER_RATE).ms
         self.products_per_ms = {}
         for dtype, side in ((torch.bfloat16, size), (torch.float32, size // 2), (torch.float64, size // 8)):
             a, b = torch.randn(2, side, side, device=device).to(dtype)
-            self.products_per_ms[dtype] = 2 * side**3 / milliseconds(partial(torch.mm, a, b), device, SECONDS_PER_RATE)
+            self.products_per_ms[dtype] = 2 * side**3 / measured(partial(torch.mm, a, b), device, SECONDS_PER_RATE).ms
 
     def least_ms(self, phases: Sequence[Phase]) -> float:
         """Return the least milliseconds that the phases take one after the other."""
@@ -89,6 +91,12 @@ def knn(s: Sizes) -> list[Phase]:
 def knn_in_components(s: Sizes) -> list[Phase]:
     """Search like `knn`, but in r principal components of 2 bytes."""
     return [Phase(2 * s.N * s.r + 8 * s.B * s.N, 2 * s.B * s.N * s.r), *gathered(s)]
+
+
+def knn_by_class(s: Sizes) -> list[Phase]:
+    """Search like `knn`, but each z only in the images of its class."""
+    images = min(IMAGES_OF_A_CLASS, s.N)
+    return [Phase(min(s.B * images, s.N) * s.d + 8 * s.B * images, 2 * s.B * images * s.d), *gathered(s)]
 
 
 def subspace_knn(s: Sizes) -> list[Phase]:

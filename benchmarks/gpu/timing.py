@@ -4,7 +4,7 @@ import gc
 import statistics
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -38,19 +38,27 @@ def why(error: Exception) -> str:
     return first_line(error) if expected else f"{FAILED}{type(error).__name__}: {first_line(error)}"
 
 
-def milliseconds(call: Callable[[], Any], device: torch.device, seconds: float) -> float:
-    """Measure a call again and again for some seconds, and return the median in milliseconds."""
+class Times(NamedTuple):
+    """Medians of a call in milliseconds: until the device has done its work, and until the host is free again."""
+
+    ms: float
+    host_ms: float
+
+
+def measured(call: Callable[[], Any], device: torch.device, seconds: float) -> Times:
+    """Measure a call again and again for some seconds."""
     for _ in range(WARM_UP_CALLS):
         call()
-    times: list[float] = []
+    times: list[tuple[float, float]] = []
     end = time.perf_counter() + seconds
     while len(times) < LEAST_CALLS or (time.perf_counter() < end and len(times) < MOST_CALLS):
         wait(device)
         start = time.perf_counter()
         call()
+        queued = time.perf_counter()
         wait(device)
-        times.append(1000 * (time.perf_counter() - start))
-    return statistics.median(times)
+        times.append((1000 * (time.perf_counter() - start), 1000 * (queued - start)))
+    return Times(*map(statistics.median, zip(*times, strict=True)))
 
 
 def peak_mib(call: Callable[[], Any], device: torch.device) -> float:

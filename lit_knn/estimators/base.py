@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Self
 import torch
 from torch import Generator, Tensor
 
-from lit_knn.common.deferred_checks import deferring, refuse
+from lit_knn.common.deferred_checks import deferring
 from lit_knn.common.errors import InputError
 from lit_knn.common.memory import moved
 from lit_knn.common.rng import following
@@ -267,8 +267,11 @@ class Estimator(RecordsArguments, ABC):
         if len(query.z) == 0 and not self._asked_with_others():
             return query.z.clone()
         # Scores and weights stay in full precision, even if the network trains in a lower one.
-        with torch.autocast(query.z.device.type, enabled=False), full_float32():
-            return self.mean_of(query)
+        try:
+            with torch.autocast(query.z.device.type, enabled=False), full_float32():
+                return self.mean_of(query)
+        except StopIteration as error:  # Lightning would take it for the end of the data, and train nothing for ever.
+            raise RuntimeError(f"{type(self).__name__} raised StopIteration") from error
 
     def _asked_with_others(self) -> bool:
         """Return whether other ranks wait for this rank's part of the set, even if the batch of this rank is empty."""
@@ -315,26 +318,22 @@ class Estimator(RecordsArguments, ABC):
         return Query(z, t.expand(len(z), *[1] * (z.ndim - 1)), x_source, generator, labels)
 
     def _check_values(self, z: Tensor, t: Tensor, x_source: Tensor | None) -> None:
-        """Refuse values for which there is no mean. On a GPU, a training step postpones the error."""
-        if t.numel() == 0:
+        """Refuse values for which there is no mean. On a GPU a training step checks only its loss, which they spoil."""
+        if t.numel() == 0 or deferring(t.device):
             return
-        name, low_high = type(self).__name__, torch.aminmax(t)
-        sizes = [_size(part) for part in (z, x_source) if part is not None]
-        values = torch.stack([*low_high, *sizes])
-        # A comparison with NaN is false. The limits are plain numbers, so nothing is copied to a GPU.
-        fits = [values[0] >= LEAST_T, values[1] <= MOST_T, *(size <= LARGEST_VALUE for size in sizes)]
-
-        def failure(check: int, value: float, where: str) -> InputError:
-            if check < 2:
-                between = f" and between {LEAST_T:.3g} and {MOST_T:.3g}" if value > 0 else ""
-                return InputError(f"{name}: t must be finite and above 0{between}, got {value}{where}")
-            what = "z" if check == 2 else "x_source"
-            if math.isfinite(value):
-                limit = f"float32 can square sums up to {LARGEST_VALUE:g}"
-                return InputError(f"{name}: {what} holds {value:.3g}, {limit}{where}")
-            return InputError(f"{name}: {what} holds a value that is not finite{where}")
-
-        refuse(f"{name}: values", ~torch.stack(fits), lambda: values, failure)
+        name, parts = type(self).__name__, {"z": z, "x_source": x_source}
+        sizes = {what: _size(part) for what, part in parts.items() if part is not None}
+        # One transfer brings all values from a GPU. A comparison with NaN is false.
+        low, high, *largest = torch.stack([*torch.aminmax(t), *sizes.values()]).tolist()
+        if not (low >= LEAST_T and high <= MOST_T):
+            value = high if low >= LEAST_T else low
+            between = f" and between {LEAST_T:.3g} and {MOST_T:.3g}" if value > 0 else ""
+            raise InputError(f"{name}: t must be finite and above 0{between}, got {value}")
+        for what, size in zip(sizes, largest, strict=True):
+            if not size <= LARGEST_VALUE:
+                limit = f"{size:.3g}, float32 can square sums up to {LARGEST_VALUE:g}"
+                got = limit if math.isfinite(size) else "a value that is not finite"
+                raise InputError(f"{name}: {what} holds {got}")
 
     def _checked_mean(self, mean: Tensor, z: Tensor) -> Tensor:
         """Return the mean of a hook in the dtype of `z`. It must be finite, and have the shape and device of `z`."""
@@ -342,11 +341,9 @@ class Estimator(RecordsArguments, ABC):
         got = f"{tuple(mean.shape)} on {mean.device}" if isinstance(mean, Tensor) else type(mean).__name__
         if got != wanted:
             raise InputError(f"{name}: the posterior mean must be a tensor {wanted}, got {got}")
-        # Outside a training step, skip this check on a GPU, because it would wait. The next call refuses the value.
-        if not mean.is_cuda or deferring(mean.device):
-            size = _size(mean).reshape(1)
-            message = f"{name}: the estimate of the posterior mean is not finite"
-            refuse(f"{name}: mean", ~(size < torch.inf), lambda: size, lambda *at: InputError(message + at[2]))
+        # On a GPU this check would wait. The next call refuses the value, and so does the loss of a training step.
+        if not mean.is_cuda and not _size(mean) < torch.inf:
+            raise InputError(f"{name}: the estimate of the posterior mean is not finite")
         return mean.to(z.dtype)
 
 

@@ -153,12 +153,12 @@ class _Centred:
         # New memory for each piece would cost more time than the conversion.
         buffer = torch.empty(self.step, self.part.d, dtype=self.dtype, device=self.part.device)
         for rows in every if ids is None else ids.split(self.step):
-            stored = self.part.rows(rows).flatten(1)
+            stored = self.part.images[rows].flatten(1)
             yield rows, stored if self.centre is None else buffer[: len(stored)].copy_(stored).sub_(self.centre)
 
     def _is_far_from_0(self) -> bool:
         """Return whether the mean has more than half of the images' squared norms. Otherwise centring gains little."""
-        some = self.part.rows(slice(0, 1024)).flatten(1)
+        some = self.part.images[:1024].flatten(1)
         return bool(some.square().sum(1).mean() < 2 * self.part.mean().square().sum())
 
     def _half_sq_norms(self) -> Tensor:

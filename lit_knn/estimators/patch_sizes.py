@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from lit_knn.common.errors import InputError
-from lit_knn.common.rng import keyed_generator
+from lit_knn.common.rng import Stream, keyed_generator
 from lit_knn.estimators.counts import check_count
 from lit_knn.reference import ReferenceSet
 
@@ -37,7 +37,7 @@ def checked_sizes(size: Any) -> dict[float, int] | None:
 
 def sizes_of(reference: ReferenceSet) -> dict[float, int]:
     """Compute the sizes from a seeded subset of the images."""
-    ids = torch.randperm(reference.N, generator=keyed_generator("cpu", 0))[:SPECTRUM_IMAGES]
+    ids = torch.randperm(reference.N, generator=keyed_generator("cpu", Stream.SUBSET, 0))[:SPECTRUM_IMAGES]
     x = reference.take(ids.to(reference.device)).double() - reference.mean().double().reshape(reference.shape)
     spectrum = power_spectrum(x)
     largest = max(reference.shape[1:])

@@ -166,11 +166,22 @@ class SubspaceIndex(TorchIndex):
 
 
 def exact_index() -> Index:
-    """Make the default index of a reference set: `FaissIndex("Flat")` if FAISS is installed, else `FlatIndex`.
+    """Make an index that finds the exact neighbours: `FaissIndex("Flat")` if FAISS is installed, else `FlatIndex`.
 
-    Both find the exact neighbours, so results differ only by rounding. Settings and tables name the class of the index.
+    Results differ only by rounding. Settings and tables name the class of the index.
     """
     return FaissIndex("Flat") if is_installed("faiss") else FlatIndex()
+
+
+def default_index(device: torch.device, pixels: bool) -> Index:
+    """Make the default index of a set on `device`: on a CPU `exact_index`, on CUDA a search that needs no FAISS.
+
+    There `TorchIndex` holds pixels in 8 bits without loss. One far value would spread the 8 bits of floats over a wide
+    range, so floats (latents, toys) get `FlatIndex`.
+    """
+    if device.type != "cuda":
+        return exact_index()
+    return TorchIndex() if pixels else FlatIndex()
 
 
 def _score_bytes(u: Tensor) -> int:

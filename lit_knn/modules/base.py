@@ -70,7 +70,7 @@ class EstimatorTraining(pl.LightningModule):
         self.checks = DeferredChecks()
         self._given_options: list[dict[str, Any]] = []
         self._last_step = 0
-        self._loaded_step = 0
+        self.loaded_step = 0
         self._time_before_resuming = TrainingTime()
         self._resumed_run: dict[str, Any] = {}
 
@@ -142,12 +142,12 @@ class EstimatorTraining(pl.LightningModule):
         reference = find_reference(self.trainer)
         if reference is not None:
             with prefixed(type(self).__name__):
-                self.conditioning.check_data(reference)
+                self.conditioning.check_data(reference, getattr(self.trainer.datamodule, "class_names", None))  # type: ignore[attr-defined]
             if stage != "predict":
                 reference.to(device)
-                if self.estimator.needs_reference:
-                    self._bind(reference)
-            self._set_image_shape(reference.shape)
+            self._set_image_shape(reference.shape)  # An index takes longer, so it comes later.
+            if stage != "predict" and self.estimator.needs_reference:
+                self._bind(reference)
         elif stage != "predict" and self.estimator.needs_reference:
             self._set_image_shape(self.estimator.reference.shape)
 
@@ -198,7 +198,7 @@ class EstimatorTraining(pl.LightningModule):
     @property
     def step(self) -> int:
         """Number of optimiser steps taken. Outside a fit, this is the number in the loaded checkpoint."""
-        return max(self.trainer.global_step, self._loaded_step)
+        return max(self.trainer.global_step, self.loaded_step)
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         """Do one step. `batch` is x (B, *shape) or (x, class_label).
@@ -281,7 +281,8 @@ class EstimatorTraining(pl.LightningModule):
         estimator = getattr(self.estimator, "estimator", self.estimator)  # `class_conditional` wraps an estimator.
         options = {**self.hparams, **{f"estimator.{name}": value for name, value in estimator.settings().items()}}
         plain = {name: value for name, value in options.items() if isinstance(value, (bool, int, float, str))}
-        check_ranks({**describe_run(self.trainer, self), "estimator": type(estimator).__name__, **plain})
+        name = type(estimator).__name__
+        check_ranks({**describe_run(self.trainer, self), "step": self.loaded_step, "estimator": name, **plain})
         check_optimisation(self.trainer, self._resumed_run)
         self.monitor.restart()
         self.checks = DeferredChecks()
@@ -351,7 +352,7 @@ class EstimatorTraining(pl.LightningModule):
 
         Raises:
             NonFiniteLossError: a loss since the last log was not finite; the checkpoint is then not written.
-            InputError: a check of the estimator has failed since the last log.
+            InputError: a class label since the last log was none of the network's.
         """
         self.checks.raise_first()
         # A resumed run repeats an interrupted batch, so its images must not count twice.
@@ -381,7 +382,7 @@ class EstimatorTraining(pl.LightningModule):
         self.conditioning.take_over(checkpoint.get(MODEL_KEY), trains)
         self.conditioning.check_guidance(self.hparams.get("guidance", 1.0))
         self.images_seen = self._images_before_step = checkpoint.get("images_seen", 0)
-        self._loaded_step = checkpoint.get("global_step", 0)
+        self.loaded_step = checkpoint.get("global_step", 0)
         before = checkpoint.get("training_time", {})
         try:
             self._time_before_resuming = TrainingTime(**{**before, "hardware": tuple(before.get("hardware", ()))})

@@ -57,8 +57,8 @@ def seeded_noise(
         draw: number of the draw, for samplers that need noise more than once.
         device: where the result goes. The numbers are always drawn on the CPU, so they do not depend on it.
     """
-    noise = [torch.randn(*shape, generator=keyed_generator("cpu", seed, draw)) for seed in _integers(seeds)]
-    return torch.stack(noise).to(device)
+    keys = [keyed_generator("cpu", seed, draw) for seed in _integers(seeds)]
+    return torch.stack([torch.randn(*shape, generator=key, dtype=torch.float32) for key in keys]).to(device)
 
 
 def seeded_classes(seeds: Sequence[int] | Tensor, num_classes: int, device: torch.device | str = "cpu") -> Tensor:

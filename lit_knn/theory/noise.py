@@ -219,6 +219,8 @@ def forward_noise(x: Tensor, t: Tensor | float, noise: Tensor, process: Process 
         noise: (B, *shape), standard normal ε.
         process: the noise process.
     """
+    if not x.is_floating_point():
+        raise InputError(f"x must be float, in model space, got {x.dtype}")
     t = per_item(t, x).double()
     return process.scale(t).to(x.dtype) * x + process.noise_std(t).to(x.dtype) * noise
 

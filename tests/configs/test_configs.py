@@ -150,7 +150,7 @@ def test_measuring_configs_have_the_numbers_of_their_sources():
     for name in ("celeba64", "imagenet64"):
         config = yaml.safe_load((CONFIGS / name / "estimator_error.yaml").read_text())
         (callback,) = config["trainer"]["callbacks"]
-        assert callback["init_args"]["estimators"]["single sample"]["init_args"] == {"n": 1}
+        assert callback["init_args"]["estimators"]["one sample"]["init_args"] == {"n": 1}
 
 
 def test_a_run_without_its_network_file_names_it_in_one_line(tmp_path, monkeypatch, capsys):

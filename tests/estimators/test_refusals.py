@@ -23,9 +23,8 @@ from lit_knn.estimators import (
     Wiener,
 )
 from lit_knn.index import TorchIndex, precision
-from lit_knn.metrics import ErrorCurve
 from lit_knn.reference import ReferenceSet, ShardedReferenceSet
-from lit_knn.theory.noise import VP, LinearInterpolant
+from lit_knn.theory.noise import VP, LinearInterpolant, forward_noise
 from tests.toys import pixels
 
 N, SHAPE = 60, (1, 4, 4)
@@ -68,7 +67,6 @@ MADE = {
         (lambda: PatchPosterior(2, 4).bind(reference()), "stride=4 is more than size=2"),
         (lambda: PatchPosterior(1).bind(vectors()), r"needs images \(C, H, W\), got data of shape"),
         (lambda: Switched(OneSample(), MonteCarlo(4), 1.0).bind(reference(ShardedReferenceSet)), "whole reference set"),
-        (lambda: ErrorCurve({"a": OneSample()}, [1.0], 4, 2, 4, class_conditional=True).check(reference()), "labels"),
     ],
     "labels": [
         (lambda: Smoothed(ByClass(Exact()), 1.0), "ByClass takes labels itself"),
@@ -103,6 +101,8 @@ MADE = {
         (lambda: Exact().bind(reference()).score(Z, -1.0, process=VP()), r"above 0, got -1\.0"),
         (lambda: Exact().bind(reference()).score(Z, 1.0, process=LinearInterpolant()), "no finite noise level at t=1"),
         (lambda: reference().locate(Z[..., :3]), "z has shape"),
+        (lambda: reference().search(pixels(5, SHAPE), 1), "type torch.uint8, but the images, floats in"),
+        (lambda: forward_noise(pixels(5, SHAPE), 0.5, Z), "x must be float, in model space, got torch.uint8"),
     ],
 }
 

@@ -56,6 +56,7 @@ def test_other_factories_are_refused(factory):
 
 
 @pytest.mark.gpu
+@pytest.mark.usefixtures("real_gpu")
 def test_lossless_lists_from_a_cache_are_exact_on_a_gpu(tmp_path):
     for _ in range(2):
         index = FaissIndex("IVF4,SQ8", 4, lossless=True, cache_dir=str(tmp_path))
@@ -67,6 +68,7 @@ def test_lossless_lists_from_a_cache_are_exact_on_a_gpu(tmp_path):
 
 
 @pytest.mark.gpu
+@pytest.mark.usefixtures("real_gpu")
 @pytest.mark.parametrize("factory", ["Flat", "IVF4,SQ8"])
 def test_half_precision_and_little_scratch_memory_find_near_the_same_on_a_gpu(factory):
     found = []

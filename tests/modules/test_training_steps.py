@@ -1,13 +1,15 @@
 """What training modules share: bad losses, averages, logs, images seen, and the options of sampling and validation."""
 
 import math
+from contextlib import nullcontext
 
 import pytest
 import pytorch_lightning as pl
 import torch
 
 from lit_knn.callbacks import LastCheckpoint
-from lit_knn.common.errors import NonFiniteLossError
+from lit_knn.common.deferred_checks import DeferredChecks
+from lit_knn.common.errors import InputError, NonFiniteLossError
 from lit_knn.estimators import OneSample
 from lit_knn.modules import LitEDM, LitEstimator, LitICT
 from tests.interrupted_runs import At, edm, fit
@@ -36,6 +38,37 @@ def test_one_item_with_an_infinite_loss_stops_the_run_before_the_weights_are_tou
     checkpoint = torch.load(tmp_path / "last.ckpt", weights_only=False)
     assert checkpoint["global_step"] == 3
     assert checkpoint["current_model_state"]["denoiser.model.value"].isfinite()
+
+
+class Spoilt(OneSample):
+    """An estimator whose fifth and later estimates are not finite."""
+
+    calls = 0
+
+    def _posterior_mean(self, *args):
+        self.calls += 1
+        return super()._posterior_mean(*args) * (math.nan if self.calls > 4 else 1)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kind", [LitEDM, LitICT])
+def test_on_a_gpu_the_loss_tells_of_a_bad_estimate(kind):
+    with pytest.raises(NonFiniteLossError, match=r"not finite at step \d, first at noise level t=\d"):
+        train(kind(WatchedNet(), Spoilt()), Images(), 9, accelerator="gpu", devices=1)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("where", "value"), [("t", -2.0), ("z", math.nan), ("x_source", math.inf)])
+def test_on_a_gpu_a_step_leaves_the_checks_of_an_estimator_to_its_loss(where, value):
+    for device in ("cpu", "cuda"):
+        ones, checks = torch.ones(3, 1, 4, 4, device=device), DeferredChecks()
+        given = {"z": ones, "t": ones[:, 0, 0, 0], "x_source": ones}
+        bad = {**given, where: given[where] * value}
+        with pytest.raises(InputError, match=f"OneSample: {where} "):
+            OneSample().posterior_mean(**bad)
+        with checks.collect(7), pytest.raises(InputError) if device == "cpu" else nullcontext():
+            OneSample().posterior_mean(**bad)
+        checks.raise_first()
 
 
 @pytest.mark.parametrize(

@@ -141,6 +141,11 @@ def test_seeded_noise_depends_on_the_seed_alone():
     for i, seed in enumerate((5, 3, 5, 9)):
         assert torch.equal(seeded_noise([seed], (3, 4, 4))[0], noise[i])
     assert torch.equal(seeded_noise(torch.tensor([3, 9]), (3, 4, 4)), noise[[1, 3]])
+    torch.set_default_dtype(torch.float64)
+    try:
+        assert torch.equal(seeded_noise([3], (3, 4, 4))[0], noise[1])
+    finally:
+        torch.set_default_dtype(torch.float32)
     before = torch.get_rng_state()
     seeded_noise([0], (2,))
     assert torch.equal(torch.get_rng_state(), before)
