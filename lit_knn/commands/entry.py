@@ -2,6 +2,7 @@
 
 import argparse
 import importlib
+import io
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -23,6 +24,7 @@ COMMANDS = {
     "validate": "measure a checkpoint, or estimators without any training",
     "predict": "draw samples",
     "plan": "tell what a run needs, and whether it fits, before it starts",
+    "probe": "tell what better targets would bring on your data, before any training",
     "best": "measure all kept checkpoints of a run, and name the best",
     "report": "put training runs side by side",
     "average": "make averages of a run's weights, after the run",
@@ -40,6 +42,8 @@ def main(args: Sequence[str] | None = None) -> None:
 
     Exit status 2 says that the input is bad, 1 that the program failed.
     """
+    if isinstance(sys.stdout, io.TextIOWrapper):  # A terminal without an é must not end a run.
+        sys.stdout.reconfigure(errors="backslashreplace")
     given = list(sys.argv[1:] if args is None else args)
     given, debug = [arg for arg in given if arg != DEBUG], DEBUG in given
     name = given[0] if given else ""

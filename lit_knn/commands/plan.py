@@ -10,13 +10,14 @@ from typing import Any
 
 import pytorch_lightning as pl
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from lit_knn.common.errors import InputError
 from lit_knn.common.memory import machine_bytes, process_bytes, tensor_bytes
 from lit_knn.data import ReferenceDataModule, Stored
 from lit_knn.estimators import Estimator, Holdings
-from lit_knn.index import exact_index
+from lit_knn.index import Index, default_index
+from lit_knn.index.base import Vectors
 from lit_knn.modules.base import EstimatorTraining
 from lit_knn.reference.streaming import work_bytes
 
@@ -160,6 +161,25 @@ def make_plan(
     )
 
 
+class NotBuilt(Index):
+    """Stands for an index that a plan does not build: it checks settings, and finds the first images."""
+
+    def __init__(self, index: Index) -> None:
+        self.index = index
+
+    def check(self, N: int, d: int, device: torch.device | None = None, k: int = 1) -> None:
+        self.index.check(N, d, device, k)
+
+    def build(self, vectors: Vectors) -> None:
+        pass
+
+    def search(self, queries: Tensor, k: int) -> tuple[Tensor, Tensor]:
+        return queries.new_zeros(len(queries), k), torch.arange(k, device=queries.device).expand(len(queries), k)
+
+    def to(self, device: torch.device) -> None:
+        pass
+
+
 def _stored(datamodule: ReferenceDataModule, images: int | None, image_shape: list[int] | None) -> Stored:
     """Return size and layout of the images, from the data unless both are given."""
     if images is not None and image_shape is not None:
@@ -247,7 +267,7 @@ def estimator_parts(
             neighbours = max(neighbours, own.neighbours)
         for array, size in own.arrays.items():
             arrays[array] = max(size, arrays.get(array, 0))
-    held, building = _index_parts(data, N, d, neighbours, device, ranks) if neighbours else ([], [])
+    held, building = _index_parts(data, N, d, neighbours, device, ranks, pixels) if neighbours else ([], [])
     held += [Part(array, size) for array, size in sorted(arrays.items())]
     if any(estimator.needs_reference for estimator in estimators):
         held.append(Part("work arrays", WORK_ARRAYS * work_bytes(device), "of the estimators, about", estimated=True))
@@ -255,10 +275,10 @@ def estimator_parts(
 
 
 def _index_parts(
-    data: ReferenceDataModule, N: int, d: int, neighbours: int, device: torch.device, ranks: int
+    data: ReferenceDataModule, N: int, d: int, neighbours: int, device: torch.device, ranks: int, pixels: bool
 ) -> tuple[list[Part], list[Part]]:
     """Plan the index of N images on `device`, and the machine's memory during its build."""
-    index = exact_index() if data.index is None else data.index
+    index = default_index(device, pixels) if data.index is None else data.index
     index.check(N, d, device, min(neighbours, N))
     shared = index.shared and ranks == 1  # With shards, each rank has its own index.
     size, sample = index.nbytes(N, d, device), index.build_bytes(N, d)
@@ -286,7 +306,8 @@ def network_parts(model: pl.LightningModule, trainer: pl.Trainer) -> list[Part]:
         return parts
     trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
     gradients = 4 * trained
-    optimiser = type(model.configure_optimizers()).__name__
+    made: Any = model.configure_optimizers()
+    optimiser = type(made["optimizer"] if isinstance(made, dict) else made).__name__
     note = optimiser if optimiser in OPTIMISER_STATES else f"{optimiser}: 2 copies assumed"
     parts.append(Part("gradients", gradients, f"{trained:,} of them trained"))
     parts.append(Part("optimiser", OPTIMISER_STATES.get(optimiser, 2) * gradients, note))

@@ -1,4 +1,4 @@
-"""Lightning's trainer with safe checkpoints and two more subcommands, `plan` and `best`."""
+"""Lightning's trainer with safe checkpoints and three more subcommands, `plan`, `probe` and `best`."""
 
 import math
 from pathlib import Path
@@ -8,13 +8,18 @@ import pytorch_lightning as pl
 from jsonargparse.typing import restricted_number_type
 from lightning_fabric.plugins.io.torch_io import TorchCheckpointIO
 from pytorch_lightning.callbacks import ModelCheckpoint, ProgressBar
+from pytorch_lightning.trainer.states import TrainerFn
 
 from lit_knn.callbacks import LastCheckpoint
+from lit_knn.callbacks.measurement import Measurement
 from lit_knn.commands.best import BestCheckpoint, MeasuresSamples
-from lit_knn.commands.plan import Plan, make_plan
+from lit_knn.commands.plan import NotBuilt, Plan, make_plan
 from lit_knn.common.checkpoint_file import CHECKPOINTS
 from lit_knn.common.errors import InputError
+from lit_knn.common.files import make_folder
 from lit_knn.data import ReferenceDataModule
+from lit_knn.index import exact_index
+from lit_knn.metrics.latents import noise_grid
 from lit_knn.runs.checkpoints import WholeCheckpointIO
 from lit_knn.runs.interruption import EndAtSigterm
 
@@ -93,8 +98,12 @@ class Trainer(pl.Trainer):
         image_shape: list[int] | None = None,
         gpu_gb: float | None = None,
         machine_gb: float | None = None,
+        ckpt_path: str | None = None,
     ) -> Plan:
-        """Show how much memory each rank of a fit needs, and whether that is available. Nothing is loaded or built.
+        """Show how much memory each rank of a fit needs, and whether that is available.
+
+        A plan for these data and this machine also goes through all that a fit does before its first step, except that
+        it builds no index and writes nothing. So it refuses what the fit would refuse.
 
         Args:
             model: the module.
@@ -103,16 +112,82 @@ class Trainer(pl.Trainer):
             image_shape: plan for this image shape, such as [3, 64, 64], instead of the data's.
             gpu_gb: plan for GPUs with this many GB each, instead of the devices of this machine.
             machine_gb: plan for a machine with this many GB; by default this machine's, but unknown with `gpu_gb`.
+            ckpt_path: checkpoint that the fit resumes from, or `last`.
 
         Raises:
-            InputError: the size of the data is not given, and is not known before loading.
+            InputError: the size of the data is not given, and is not known before loading; or a fit is refused.
             SystemExit: with status 1, if the run does not fit.
         """
         plan = make_plan(self, model, datamodule, images, image_shape, gpu_gb, machine_gb)
+        if plan.fits and datamodule is not None and not any((images, image_shape, gpu_gb, machine_gb)):
+            self._rehearse(model, datamodule, ckpt_path)
         print(plan)
         if not plan.fits:
             raise SystemExit(1)
         return plan
+
+    def _rehearse(self, model: pl.LightningModule, datamodule: ReferenceDataModule, ckpt_path: str | None) -> None:
+        """Call the hooks of a fit in Lightning's order up to the first step, in this process alone.
+
+        Of the callbacks, only measurements are called: their hooks check, and those of others write.
+        """
+        trains = getattr(model, "needs_checkpoint", True)
+        stage = TrainerFn.FITTING if trains else TrainerFn.VALIDATING
+        measurements = [c for c in self.callbacks if isinstance(c, Measurement)]
+        self.state.fn, self.datamodule = stage, datamodule
+        model.trainer = datamodule.trainer = self
+        self.strategy.connect(model)
+        datamodule.index = NotBuilt(datamodule.index or exact_index())
+        datamodule.setup(stage)
+        for measurement in measurements:
+            measurement.setup(self, model, stage)
+        model.setup(stage)
+        if ckpt_path is not None:
+            model.on_load_checkpoint(self.strategy.checkpoint_io.load_checkpoint(ckpt_path))
+        if trains:
+            self.strategy.setup_optimizers(self)
+            for measurement in measurements:
+                measurement.on_fit_start(self, model)
+            model.on_fit_start()
+
+    def probe(
+        self,
+        model: pl.LightningModule,
+        datamodule: ReferenceDataModule | None = None,
+        levels: int = 24,
+        latents: int = 512,
+        held_out: float = 0.1,
+        by_class: bool = False,
+        t_min: float = 0.002,
+        t_max: float = 80.0,
+        out: str = "probe",
+    ) -> Any:
+        """Show what better targets would bring on the data: from exact posteriors, in minutes, without any training.
+
+        Of the model only the noise levels and the weight of its loss count, and the time of its network; without a
+        model these are EDM's. An interrupted measurement continues. See docs/probe.md for what the numbers mean.
+
+        Args:
+            model: the module that would be trained, or LitEstimator for none.
+            datamodule: the data.
+            levels: number of noise levels, evenly spaced in their logarithm.
+            latents: noisy latents at each level, each from another image.
+            held_out: share of the images that are kept out, to see how far the posterior is from theirs; 0 for none.
+            by_class: take posteriors over the images of the latent's class.
+            t_min: lowest noise level.
+            t_max: highest noise level.
+            out: folder for the table, the picture, and probe.yaml with settings for `fit -c`.
+
+        Raises:
+            InputError: the images do not differ, or are too few to hold some out.
+        """
+        from lit_knn.commands.probe import probe  # Only this command draws.
+
+        assert datamodule is not None
+        model.trainer = self
+        t, folder = noise_grid(levels, t_min, t_max), Path(out).expanduser()
+        make_folder(folder)
+        return probe(model, datamodule, self.strategy.root_device, t, latents, held_out, by_class, folder)
 
     def best(
         self,

@@ -115,14 +115,14 @@ def _together(work: Callable[[], T], group: Any) -> list[Any]:
         error = raised
     outcomes: list[Any] = [None] * dist.get_world_size()
     with _losing_no_process():
-        message = None if error is None else f"{type(error).__name__}: {error}"
-        dist.all_gather_object(outcomes, (result, message), group=group)
+        message = str(error) if isinstance(error, InputError) else f"{type(error).__name__}: {error}"
+        dist.all_gather_object(outcomes, (result, socket.gethostname(), error and message), group=group)
     if error is not None:
         raise error
-    for rank, (_, message) in enumerate(outcomes):
+    for rank, (_, host, message) in enumerate(outcomes):
         if message is not None:
-            raise InputError(f"rank {rank} failed while the reference set was made ready: {message}")
-    return [result for result, _ in outcomes]
+            raise InputError(f"rank {rank} on {host} failed: {message}")
+    return [result for result, *_ in outcomes]
 
 
 @contextmanager

@@ -13,8 +13,7 @@ class Stream(IntEnum):
     """The random streams. The key of a draw contains the number of its stream, so no two streams share draws.
 
     The comments show the keys; · is the number of the stream. Two kinds of draws have no stream number: the noise of a
-    sample, with keys (seed, number of the draw), and draws whose key is one number, such as the choice of a
-    representative subset.
+    sample, with keys (seed, number of the draw), and draws whose key is one number, such as the points of a toy set.
     """
 
     TRAIN = 0  # (seed, rank, batch, ·): noise levels, noise and estimates of a training step
@@ -36,6 +35,7 @@ class Stream(IntEnum):
     ORDER = 19  # (seed, repeat, ·): order of the latents in a repeat of the referee
     BEHAVIOUR = 30  # (seed, ·): the referee's examination of behaviour
     HELD_OUT = 0x68656C64  # (·, 0): which images are held out
+    SUBSET = 0x737562736574  # (·, 0): representative subset of a set, for its components or the training of its index
     TRAINING_ORDER = 0x747261696E  # (·, seed, epoch): order of the training images
     VALIDATION_ORDER = 0x76616C6964  # (·, seed): order of the validation images
 

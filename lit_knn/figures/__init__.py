@@ -6,6 +6,7 @@ from lit_knn.figures.figure3 import figure3
 from lit_knn.figures.figure5 import figure5
 from lit_knn.figures.image_grid import captioned, image_grid, pair_grid
 from lit_knn.figures.network_agreement import agreement_curves, agreement_grid, same_noise_boxes
+from lit_knn.figures.probe import probe_figure
 from lit_knn.figures.size_calibration import size_calibration
 from lit_knn.figures.style import save_figure
 from lit_knn.figures.training_curves import TrainingCurve, average_curve, checkpoint_curve, figure4, run_comparison
@@ -24,6 +25,7 @@ __all__ = [
     "figure5",
     "image_grid",
     "pair_grid",
+    "probe_figure",
     "run_comparison",
     "same_noise_boxes",
     "save_figure",

@@ -248,7 +248,7 @@ def expanded(path: str | os.PathLike[str]) -> Path:
 def choose_folder(
     trainer: Mapping[str, Any], model: Mapping[str, Any], command: str = "fit", checkpoint: str | None = None
 ) -> RunFolder:
-    """Choose the folder of a run, and make it.
+    """Choose the folder of a run, and make it, except for a plan.
 
     VERSION is that of a TensorBoard or CSV logger, if it is given. A fit that resumes from the `last.ckpt` of a run of
     this name, with the same model and estimator, goes on in the folder of that run. A `predict` with a checkpoint of a
@@ -271,7 +271,7 @@ def choose_folder(
         version = given[0] if isinstance(given[0], str) else f"version_{given[0]}"
         if version in ("", "..") or Path(version).name != version:
             raise InputError(f"trainer.logger.version must be the name of a folder, got {version!r:.80}")
-    elif checkpoint is not None and command in ("fit", "predict"):
+    elif checkpoint is not None and command in ("fit", "plan", "predict"):
         run = RunFolder(Path(checkpoint).parent.parent)
         here = (run.path / CONFIG_NAME).is_file() and run.path.resolve().parent == parent.resolve()
         if here and command == "predict":
@@ -280,7 +280,7 @@ def choose_folder(
             version = run.path.resolve().name
     while True:
         folder = parent / (version or next_version(parent, stem))
-        if not is_first_process():
+        if command == "plan" or not is_first_process():
             return RunFolder(folder)
         made = tuple(path for path in (folder, *folder.parents) if not path.exists())
         parent.mkdir(parents=True, exist_ok=True)

@@ -15,6 +15,7 @@ OPTIONS = [
     ("--trainer.accumulate_grad_batches 0", "trainer.accumulate_grad_batches must be at least 1, got 0"),
     ("--trainer.limit_val_batches 1.5", "share of an epoch above 0.0 and up to 1.0, or 0 for none, got 1.5"),
     ("--trainer.devices 99999", "trainer.devices=99999 must be at most"),
+    ("--trainer.accelerator tpu", "trainer.accelerator=tpu"),
     ("--trainer.num_nodes 2", "trainer.num_nodes=2 needs a launcher"),
     ("--trainer.precision 16-true", "trainer.precision=16-true is not one of 32-true, bf16-mixed and 16-mixed"),
     ("--model.sampling_sigmas [.nan]", "LitICT: sampling_sigmas: nan is not a finite number"),

@@ -35,3 +35,14 @@ def test_an_estimate_that_is_not_finite_is_the_fault_of_the_estimator():
 
     with pytest.raises(InputError, match="Broken: the estimate of the posterior mean is not finite"):
         Broken().posterior_mean(torch.zeros(1, 2), 1.0)
+
+
+def test_an_estimator_that_runs_out_of_something_is_an_error_and_not_the_end_of_the_data():
+    class Empty(Estimator):
+        needs_reference = False
+
+        def _posterior_mean(self, z, t, x_source, generator):
+            return next(iter(()))
+
+    with pytest.raises(RuntimeError, match="Empty raised StopIteration"):
+        Empty().posterior_mean(torch.zeros(1, 2), 1.0)

@@ -160,7 +160,8 @@ def test_checkpoint_of_images_of_another_size_is_refused(capsys):
 def test_table1_run_trains_on_a_folder_of_images_with_flips_and_ivf(tmp_path):
     write_images(tmp_path / "images")
     args = ["--data", str(ROOT / "configs" / "data" / "image_files.yaml"), "--data.path", "images"]
-    args += ["--data.hflip", "true", "--data.index.factory", "IVF4,SQ8", "--data.index.nprobe", "2"]
+    args += ["--data.hflip", "true", "--data.index", "FaissIndex", "--data.index.factory", "IVF4,SQ8"]
+    args += ["--data.index.nprobe", "2"]
     args += ["--model.net", str(ROOT / "configs" / "models" / "unet.yaml"), "--model.net.channels", "8"]
     args += ["--model.estimator.k", "16", "--model.estimator.n", "8"]
     args += ["--data.batch_size", "8", "--trainer.accumulate_grad_batches", "2"]
@@ -203,3 +204,16 @@ def test_an_integer_counts_batches_and_a_fraction_is_a_share_of_them(given, batc
     command = ["validate", "-c", str(ROOT / "configs" / "figure1" / "toy.yaml"), "--data.batch_size", "8"]
     cli = make_cli([*command, "--trainer.limit_val_batches", given, "--trainer.callbacks", "[]"])
     assert cli.trainer.num_val_batches == [batches]
+
+
+def test_a_file_in_the_current_folder_comes_before_an_installed_package_of_its_name(tmp_path, monkeypatch, capsys):
+    installed = tmp_path / "site" / "estimators_of_mine"
+    installed.mkdir(parents=True)
+    (installed / "__init__.py").write_text("")
+    (tmp_path / "estimators_of_mine.py").write_text("from lit_knn.estimators import OneSample as Mine\n")
+    monkeypatch.syspath_prepend(installed.parent)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as stop:
+        main(["fit", "-c", DEMO, *TINY, "--model.estimator", "estimators_of_mine.Mine", "--print_config"])
+    assert stop.value.code == 0
+    assert "class_path: estimators_of_mine.Mine" in capsys.readouterr().out

@@ -25,7 +25,8 @@ def test_negative_numbers_belong_to_the_option_before_them(number):
 
 
 @pytest.mark.parametrize(
-    ("args", "number"), [(["fit", "--model.lr", "x"], 1), (["--nope", "fit"], 5), (["nope"], 5), ([], 5)]
+    ("args", "number"),
+    [(["fit", "--model.lr", "x"], 1), *((args, len(CLI.subcommands())) for args in (["--nope", "fit"], ["nope"], []))],
 )
 def test_only_the_options_of_the_called_command_are_added(args, number, monkeypatch):
     added = []
@@ -79,9 +80,9 @@ def test_numbers_that_no_tensor_holds_are_refused(value):
     check_arguments("LitX", object, {"x": [1 - 2**63, 2**63 - 1]})
 
 
-def test_only_a_plan_takes_more_devices_than_the_machine_has(monkeypatch):
+def test_only_a_plan_for_another_machine_takes_more_devices_than_this_one_has(monkeypatch):
     monkeypatch.setattr(os, "cpu_count", lambda: 2)
-    check_trainer_options({"devices": "64"}, "plan")
+    check_trainer_options({"devices": "64"}, "fit", elsewhere=True)
     assert "devices=64 must be at most" in refusal(check_trainer_options, {"devices": "64"}, "fit")
 
 

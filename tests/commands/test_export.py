@@ -22,7 +22,8 @@ FILES = ["README.md", "config.json", "model.safetensors"]
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     """A conditional run with measurements, resumed from another one, whose data and logs have absolute paths."""
-    folder, _ = leave_run(tmp_path_factory.mktemp("runs"), "ict_classes", "--data.index.cache_dir", "/var/secret/cache")
+    cached = "--data.index", "FaissIndex", "--data.index.cache_dir", "/var/secret/cache"
+    folder, _ = leave_run(tmp_path_factory.mktemp("runs"), "ict_classes", *cached)
     write_rows(folder / "fidelity.csv", [{"step": 1, "images_seen": 32, "num_samples": 9, "fd_pixels": 1.25}])
     write_rows(
         folder / "checkpoints_fid.csv",

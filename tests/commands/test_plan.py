@@ -16,10 +16,12 @@ from lit_knn.reference import ReferenceSet
 from lit_knn.reference.principal import projection_of
 from main import main, make_cli
 from tests import ROOT
+from tests.command_lines import DEMO, TINY, refusal_of
 from tests.image_files import refusal
 
 CONFIGS = ROOT / "configs"
 CPU = torch.device("cpu")
+LAST = "runs/demo/knn_0/checkpoints/last.ckpt"
 SMALL_NET = ["--model.net.channels", "16"]
 
 
@@ -112,6 +114,53 @@ def test_the_command_plans_and_starts_nothing(tmp_path, monkeypatch, capsys):
     assert not list(tmp_path.iterdir())
 
 
+GRID = "trainer: {callbacks: [{class_path: lit_knn.callbacks.SampleGrid, init_args: {num_steps: [3]}}]}"
+ERROR = "trainer: {callbacks: [{class_path: lit_knn.callbacks.EstimatorError, init_args: {estimators: {a: Exact}}}]}"
+ONE_CYCLE = "--lr_scheduler OneCycleLR --lr_scheduler.max_lr 0.003 --lr_scheduler.total_steps 9 --trainer.max_steps 10"
+RESUMED = f"--ckpt_path {LAST}"
+REFUSED = [
+    ("--data.batch_size 2000", "needs 2000 images"),
+    ("--data Arrays --data.path images.npy", "the images have the shape (3, 8, 8)"),
+    ("--model.estimator.n 2000", "more than the 1797 images"),
+    ("--model.estimator PCALocality --data.sharded true", "PCALocality needs the whole reference set"),
+    (f"-c {CONFIGS}/table2/digits_conditional.yaml -c tiny.yaml --model.estimator.k 1000", "class 0: KNN: k=1000"),
+    (f"-c {CONFIGS}/table2/digits_conditional.yaml -c tiny.yaml --model.net.num_classes 11", "the data are 0 to 9"),
+    ("-c grid.yaml", "SampleGrid: num_steps=3"),
+    ("-c error.yaml", "EstimatorError is for validate, not for fit"),
+    (f"{ONE_CYCLE} --optimizer RAdam --optimizer.lr 0.003", "OneCycleLR would end before the 10 steps"),
+    ("--trainer.limit_train_batches 0", "trainer.limit_train_batches must be"),
+    ("--trainer.devices 99999", "trainer.devices=99999 must be at most"),
+    ("--trainer.logger.version knn_0", "would overwrite it"),
+    ("--ckpt_path nowhere.ckpt", "no such file"),
+    (f"{RESUMED} --data.batch_size 16", "--data.batch_size 32, not 16"),
+    (f"{RESUMED} --data.held_out 9 --trainer.max_steps 2", "number of images of the data 1797, not 1788"),
+    (f"{RESUMED} --trainer.max_steps 2 --optimizer SGD --optimizer.lr 0.003", "the state of optimizer RAdam"),
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def planned(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("planned")
+    with pytest.MonkeyPatch.context() as patched:
+        patched.chdir(folder)
+        main(["fit", "-c", DEMO, *TINY])
+        np.save("images.npy", np.zeros((40, 8, 8, 3), np.uint8))
+        for name, text in {"grid": GRID, "error": ERROR, "tiny": "data: {init_args: {batch_size: 32}}"}.items():
+            (folder / f"{name}.yaml").write_text(text)
+    return folder
+
+
+@pytest.mark.parametrize(("options", "message"), REFUSED, ids=[options for options, _ in REFUSED])
+def test_a_plan_refuses_what_a_fit_refuses_in_the_same_words(options, message, planned, monkeypatch, capsys):
+    monkeypatch.chdir(planned)
+    before = sorted(planned.rglob("*"))
+    command = ["-c", DEMO, *TINY, *options.split()]
+    line = refusal_of(["plan", *command], capsys)
+    assert sorted(planned.rglob("*")) == before
+    assert message in line
+    assert refusal_of(["fit", *command], capsys) == line
+
+
 def test_what_does_not_fit_is_said_with_exit_status_1(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit) as caught:
@@ -186,6 +235,13 @@ def test_an_index_that_is_built_on_the_gpu_takes_no_memory_of_the_machine():
         assert held[0].bytes > 0
         _, building = estimator_parts([KNN(8, 4)], data, data.stored(), CPU)
         assert building[0].bytes == index.nbytes(1797, 64, CPU)
+
+
+def test_a_run_that_names_no_index_plans_that_of_its_device():
+    data = Digits()
+    for device, index in ((CPU, FaissIndex("Flat")), (torch.device("cuda", 0), TorchIndex())):
+        (held, *_), _ = estimator_parts([KNN(8, 4)], data, data.stored(), device)
+        assert (held.bytes, held.note.split()[0]) == (index.nbytes(1797, 64, device), type(index).__name__)
 
 
 def test_data_modules_know_their_size_before_they_load(tmp_path):

@@ -1,15 +1,19 @@
 """Commands that were interrupted go on when they are repeated, and commands say early what they cannot write."""
 
 import errno
+import io
 import os
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
+import torch
 
+import lit_knn
 from main import main
 from tests.command_lines import refusal_of
-from tests.trained_runs import last
+from tests.trained_runs import change_checkpoint, last
 
 
 @pytest.fixture
@@ -33,6 +37,13 @@ def test_an_interrupted_export_goes_on_and_replaces_nothing(run, capsys):
         Path("out", name).write_bytes(whole[name])
 
 
+def test_a_run_that_was_exported_into_its_own_folder_still_gives_its_last_weights(run):
+    main(["export", str(run), str(run)])
+    change_checkpoint(run, lambda checkpoint: [weights.neg_() for weights in checkpoint["state_dict"].values()])
+    last_weights = lit_knn.load(last(run)).state_dict()
+    assert all(torch.equal(value, last_weights[name]) for name, value in lit_knn.load(run).state_dict().items())
+
+
 def test_a_report_is_printed_again_and_goes_on(run, capsys):
     main(["report", str(run)])
     first = capsys.readouterr().out
@@ -51,6 +62,13 @@ def test_a_report_is_printed_again_and_goes_on(run, capsys):
     assert first.split("Written:")[0] in said.out
     assert "report.md is of another report, and stays" in said.err
     assert Path("report.md").read_text() == "mine"
+
+
+def test_a_terminal_without_accents_gets_its_table(run, monkeypatch):
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO(), encoding="ascii"))
+    main(["report", str(run)])
+    sys.stdout.flush()
+    assert rb"| Fr\xe9chet distance on pixels |" in sys.stdout.buffer.getvalue()
 
 
 def test_best_finds_that_it_cannot_write_before_it_draws_samples(run, capsys, monkeypatch):

@@ -5,8 +5,11 @@ import itertools
 import pytest
 import torch
 
-from lit_knn.common.rng import Stream
-from lit_knn.estimators import STF, Estimator, OneSample
+from lit_knn.common import rng
+from lit_knn.common.rng import Stream, seed_from_key
+from lit_knn.data import PointsOnALine
+from lit_knn.estimators import STF, Estimator, OneSample, Wiener
+from lit_knn.index import FaissIndex
 from lit_knn.metrics import error_curve
 from lit_knn.metrics.latents import NoisyLatents
 from lit_knn.modules import LitEDM, LitICT
@@ -103,6 +106,20 @@ def test_ranks_draw_their_own_reference_batches():
         model.target = lambda *args, original=original: targets.append(original(*args)) or targets[-1]
         train(model, Images(batch_size=60), 1, strategy=OneOfSeveral(rank, 2))
     assert not torch.equal(targets[0], targets[1])
+
+
+def test_toy_data_share_no_draws_with_the_subset_that_an_index_trains_on(monkeypatch):
+    keys = []
+    monkeypatch.setattr(rng, "seed_from_key", lambda *key: keys.append(key) or seed_from_key(*key))
+    data = PointsOnALine(num_points=300, index=FaissIndex("IVF4,Flat"))
+    data.setup()
+    of_data = {*keys}
+    keys.clear()
+    data.reference.build_index()
+    Wiener(1).bind(data.reference)
+    assert of_data
+    assert keys
+    assert not of_data & {*keys}
 
 
 def test_no_two_streams_have_one_number():

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from socket import gethostname
 
 import numpy as np
 import pytest
@@ -123,6 +124,20 @@ def test_ranks_that_would_train_otherwise_are_refused_before_the_first_step(last
     assert 0 not in done.codes
     assert f"error: rank 1 trains with {said}" in done.stderr
     assert not list(tmp_path.rglob("last.ckpt"))
+
+
+def test_a_machine_without_the_checkpoint_is_named_by_all(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    main(["fit", "-c", DEMO, *TINY])
+    checkpoint = torch.load(next(tmp_path.rglob("last.ckpt")), weights_only=True)
+    checkpoint["run"]["ranks"] = 2
+    torch.save(checkpoint, "here.ckpt")
+    again = ["fit", "-c", DEMO, *TINY, "--trainer.max_steps", "2", "--ckpt_path", "here.ckpt"]
+    done = run_main(again, 2, check=False, last=["--ckpt_path", "nowhere.ckpt"], nodes=2)
+    lacks = "--ckpt_path: nowhere.ckpt: no such file"
+    assert done.codes == [2, 2]
+    for said, wanted in zip(done.errors, (f"rank 1 on {gethostname()} failed", "rank 1"), strict=True):
+        assert [line for line in said.splitlines() if "rror" in line] == [f"error: {wanted}: {lacks}"]
 
 
 TORCHRUN = {"TORCHELASTIC_RUN_ID": 1, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2, "RANK": 0, "LOCAL_RANK": 0}

@@ -42,6 +42,7 @@ def test_tensorboard_compares_estimators():
     told = {}
     for name, options in {"OneSample": [], "KNN": ["--model.estimator.k", "32", "--model.estimator.n", "8"]}.items():
         options += ["--model.net.channels", "8", "--trainer.max_steps", "1", "--trainer.val_check_interval", "1"]
+        options += ["--data.index", "FaissIndex"]
         tiny = ["fit", "-c", DEMO, "-c", str(ROOT / "tests" / "tiny.yaml"), "--model.estimator", name]
         main([*tiny, *options, "--trainer.logger.name", name])
         told[name], events = session_of(Path("runs") / name)

@@ -4,12 +4,14 @@ import argparse
 import importlib
 import os
 import pkgutil
+import re
 import sys
 import time
 import warnings
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytorch_lightning as pl
 import yaml
@@ -17,6 +19,7 @@ from pytorch_lightning.callbacks import ProgressBar
 from pytorch_lightning.cli import LightningArgumentParser, LightningCLI
 from pytorch_lightning.loggers import CSVLogger, TensorBoardLogger
 from pytorch_lightning.utilities import rank_zero_only
+from pytorch_lightning.utilities.exceptions import MisconfigurationException
 
 from lit_knn.callbacks import LastCheckpoint, RunRecord, RunSummary, SampleWriter, StepProgressBar
 from lit_knn.commands import average, export, report
@@ -41,6 +44,7 @@ from lit_knn.commands.cli.trainer_options import (
 )
 from lit_knn.commands.trainer import Trainer
 from lit_knn.common.errors import InputError, LostProcessError, NonFiniteLossError, is_lost, one_line, prefixed
+from lit_knn.data import ReferenceDataModule
 from lit_knn.runs.checkpoints import WholeCheckpointIO, read_training
 from lit_knn.runs.folder import (
     FILE_LOGGERS,
@@ -73,6 +77,9 @@ TRAINER_DEFAULTS = {
     "val_check_interval": 1000,
 }
 
+# These commands neither train nor read a checkpoint of a run.
+MEASURES = ("best", "probe")
+
 # `best` uses these parts of a run's configuration; the other parts say how its training was started.
 PARTS_OF_A_RUN = ("seed_everything", "model", "data", "trainer")
 
@@ -91,6 +98,7 @@ class CLI(LightningCLI):
     """LightningCLI with one seed for everything. Command-line options override the options saved in a checkpoint."""
 
     _checkpoint: dict[str, Any] | None = None
+    _refused: InputError | None = None
     _run: RunFolder | None = None
     _version = ""
 
@@ -121,9 +129,10 @@ class CLI(LightningCLI):
 
     @staticmethod
     def subcommands() -> dict[str, set[str]]:
-        """Return Lightning's subcommands without `test`, but with `plan` and `best`."""
+        """Return Lightning's subcommands without `test`, but with ours."""
         kept = {name: skip for name, skip in LightningCLI.subcommands().items() if name != "test"}
-        return {**kept, "plan": {"model", "datamodule"}, "best": {"model", "datamodule"}}
+        parts = {"model", "datamodule"}
+        return {**kept, **dict.fromkeys(("plan", *MEASURES), parts)}
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
         """Parse the arguments; `best` also reads the configuration of its run."""
@@ -140,7 +149,8 @@ class CLI(LightningCLI):
         options = parsed if command is None else parsed[command]
         if options["trainer"] is None:
             raise InputError("--trainer: null is not allowed")
-        check_trainer_options(options["trainer"], command or "fit")
+        elsewhere = bool(options.get("gpu_gb") or options.get("machine_gb"))
+        check_trainer_options(options["trainer"], "fit" if command in (None, "plan") else command, elsewhere)
         check_learning_rate(options)
         for part in filter(None, (options["model"], options.get("data"))):  # Lightning itself makes these two.
             kind = pkgutil.resolve_name(part["class_path"])
@@ -160,26 +170,29 @@ class CLI(LightningCLI):
         neither the sampling steps of `predict` nor the length of a resumed run.
         """
         command = self.config.get("subcommand")
-        if command in (None, "plan", "best"):
+        if command in (None, *MEASURES):
             return
         options = self.config[command]
-        path = options.ckpt_path
+        path, fits = options.ckpt_path, command in ("fit", "plan")
         trained = getattr(pkgutil.resolve_name(options.model.class_path), "needs_checkpoint", True)
         if command == "fit" and not trained:
             raise InputError(f"fit: {options.model.class_path} has nothing to train; use validate or predict")
-        if path is None and command != "fit" and trained:
+        if path is None and not fits and trained:
             raise InputError(f"--ckpt_path is missing: {command} needs a trained model")
         if options.get("weights_only") is False:
             raise InputError("--weights_only false would run code that a checkpoint holds; it is refused")
-        if path == "last":
-            seed = options.seed_everything if command == "fit" else None
-            newest = newest_checkpoint(as_dict(options.trainer), as_dict(options.model), command == "fit", seed)
-            options.ckpt_path, self._checkpoint = str(newest[0]), newest[1]
-        elif path is not None:
-            try:
-                self._checkpoint = read_training(path, to_resume=command == "fit")
-            except InputError as error:
-                raise InputError(f"--ckpt_path: {error}") from error
+        try:
+            if path == "last":
+                seed = options.seed_everything if fits else None
+                newest = newest_checkpoint(as_dict(options.trainer), as_dict(options.model), fits, seed)
+                options.ckpt_path, self._checkpoint = str(newest[0]), newest[1]
+            elif path is not None:
+                with prefixed("--ckpt_path"):
+                    self._checkpoint = read_training(path, to_resume=fits)
+        except InputError as error:
+            if options.trainer.num_nodes == 1:
+                raise
+            self._refused = error  # Only this machine may lack the file: the others would wait for it in vain.
 
     @staticmethod
     def configure_optimizers(lightning_module: pl.LightningModule, optimizer: Any, lr_scheduler: Any = None) -> Any:
@@ -189,29 +202,39 @@ class CLI(LightningCLI):
             return made
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": lr_scheduler, "interval": "step"}}
 
-    def before_fit(self) -> None:
+    def before_plan(self) -> None:
         """Check the checkpoint to resume from, and the files that the run would overwrite, before any long work."""
-        check_fit(self.trainer, self.model, self.datamodule, self.config.fit.ckpt_path, self._checkpoint)
+        if self._refused is None:
+            path = self.config[self.subcommand].ckpt_path
+            check_fit(self.trainer, self.model, self.datamodule, path, self._checkpoint)
         self._check_checkpoint()
-        check_fits(self.trainer, self.model, self.datamodule)
         warn_of_large_images(self.datamodule)
+
+    def before_fit(self) -> None:
+        """Also check that data and estimators fit into the memory; `plan` reports it."""
+        self.before_plan()
+        self.before_validate()
 
     def before_validate(self) -> None:
         """Check the checkpoint, and that data and estimators fit into the memory, before any long work."""
         self._check_checkpoint()
+        self._keep_tables()
         check_fits(self.trainer, self.model, self.datamodule)
 
     def before_predict(self) -> None:
         """Check the checkpoint; check the memory only if an estimator samples, because a network needs no data."""
         self._check_checkpoint()
+        self._keep_tables()
         if not getattr(self.model, "needs_checkpoint", True):
             check_fits(self.trainer, self.model, self.datamodule)
 
     def _check_checkpoint(self) -> None:
-        """Check that the checkpoint's weights are for this model, and keep them for Lightning's own loading.
-
-        The tables of the earlier part of the run get other names, because a CSV logger deletes existing tables.
-        """
+        """Check that the checkpoint's weights are for this model, and keep them for Lightning's own loading."""
+        if self._refused is not None:
+            if not isinstance(self.datamodule, ReferenceDataModule):
+                raise self._refused
+            # The processes can first tell each other of errors when they load their data.
+            self.datamodule.load = partial(_refuse, self._refused)  # type: ignore[method-assign]
         checkpoint, self._checkpoint = self._checkpoint, None
         check = getattr(self.model, "check_checkpoint", None)
         path, io = self.config[self.subcommand].ckpt_path, self.trainer.strategy.checkpoint_io
@@ -220,6 +243,9 @@ class CLI(LightningCLI):
                 check(checkpoint)
         if checkpoint is not None and isinstance(io, WholeCheckpointIO):
             io.keep(path, checkpoint)
+
+    def _keep_tables(self) -> None:
+        """Rename the tables of the earlier part of the run, because a CSV logger deletes existing tables."""
         for logger in self.trainer.loggers if self.trainer.is_global_zero else ():
             if isinstance(logger, CSVLogger):
                 RunFolder(Path(logger.log_dir)).keep_earlier(METRICS_NAME)
@@ -228,7 +254,7 @@ class CLI(LightningCLI):
         """Choose the folder of the run. `predict` keeps no samples in memory, because the writer saves them."""
         if self.subcommand == "predict" and self.config.predict.return_predictions is None:
             self.config.predict.return_predictions = False
-        if self.subcommand not in (None, "plan", "best"):
+        if self.subcommand not in (None, *MEASURES):
             self._place()
 
     def instantiate_classes(self) -> None:
@@ -251,7 +277,7 @@ class CLI(LightningCLI):
             kwargs = {"logger": TensorBoardLogger(named.parent, named.name, self._version), **kwargs}
         try:
             trainer = super().instantiate_trainer(**{"callbacks": callbacks, **kwargs})
-        except (ValueError, RuntimeError, TypeError, ImportError) as error:  # The options do not fit together.
+        except (ValueError, RuntimeError, TypeError, ImportError, MisconfigurationException) as error:
             raise InputError(explain(error, options)) from error
         check_processes(trainer)
         warn_of_unused_gpu(options)
@@ -318,11 +344,15 @@ def make_cli(args: Sequence[str] | None = None, run: bool = True) -> CLI:
 def with_config_of_run(args: Sequence[str]) -> list[str]:
     """Insert the configuration of the run into the command line `best --run RUN …`, before the other options.
 
+    `probe` without a config needs no model.
+
     Raises:
         InputError: the run's folder has no configuration of a training run.
     """
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--run")
+    if args and args[0] == "probe" and not any(re.match(r"-c|--config|--model\b", arg) for arg in args):
+        return ["probe", "--model", "LitEstimator", *args[1:]]
     run = parser.parse_known_args(list(args[1:]))[0].run if args and args[0] == "best" else None
     if run is None:
         return list(args)
@@ -332,9 +362,11 @@ def with_config_of_run(args: Sequence[str]) -> list[str]:
 
 def main(args: Sequence[str]) -> None:
     """Run one command line. The first rank raises its errors; another rank prints its error only if no other does."""
-    # With the current folder in `sys.path`, users can name classes from files in it.
-    if os.getcwd() not in sys.path:
-        sys.path.append(os.getcwd())
+    # Users can name classes from files in the current folder. It comes first, as with `python -m`, uvicorn or Flask, so
+    # that no installed `utils` hides theirs. Their `random.py` or `torch.py` hides nothing, because those are imported
+    # by now; their `faiss.py` would, as in any Python program.
+    if sys.path[0] not in ("", os.getcwd()):
+        sys.path.insert(0, os.getcwd())
     if all(os.environ.get(size, "1") == "1" for size in SIZES):
         rank_zero_only.rank = 0  # type: ignore[attr-defined]  # Another launcher may have left its rank behind.
     try:
@@ -370,6 +402,10 @@ def _is_first_alive() -> bool:
     parent = os.getppid()
     time.sleep(1)
     return os.getppid() == parent
+
+
+def _refuse(error: InputError) -> NoReturn:
+    raise error
 
 
 def _refuse_doubled(callbacks: Sequence[pl.Callback]) -> None:

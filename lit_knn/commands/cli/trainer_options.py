@@ -42,12 +42,15 @@ PRECISIONS = ("32-true", "32", "16-mixed", "16", "bf16-mixed", "bf16")
 BARE_OPTION = re.compile(r"(?:unrecognized arguments|ambiguous option): --(\w+)\b")
 PROCESSES_PER_CORE = 2
 NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")
-# A plan may be for the processes of another machine.
+# A plan for another machine may have more processes.
 MOST_PLANNED = 1024
 
 
-def check_trainer_options(options: Mapping[str, Any], command: str) -> None:
-    """Raise InputError for the first option of the trainer that is out of its range for `command`."""
+def check_trainer_options(options: Mapping[str, Any], command: str, elsewhere: bool = False) -> None:
+    """Raise InputError for the first option of the trainer that is out of its range for `command`.
+
+    `elsewhere` says that the command plans for another machine.
+    """
     check_arguments("trainer", pl.Trainer, options)
     for name, (least, off) in COUNTS.items():
         value = options.get(name)
@@ -64,7 +67,7 @@ def check_trainer_options(options: Mapping[str, Any], command: str) -> None:
         raise InputError(
             f"trainer.precision={precision} is not one of 32-true, bf16-mixed and 16-mixed: the weights stay in float32"
         )
-    _check_number_of_devices(options.get("devices"), starts=command != "plan")
+    _check_number_of_devices(options.get("devices"), elsewhere)
 
 
 def _check_share(name: str, value: Any, may_be_zero: bool) -> None:
@@ -79,10 +82,10 @@ def _check_share(name: str, value: Any, may_be_zero: bool) -> None:
         )
 
 
-def _check_number_of_devices(devices: Any, starts: bool) -> None:
+def _check_number_of_devices(devices: Any, elsewhere: bool) -> None:
     """Refuse more processes than the machine can run, before Lightning makes a list of all of them."""
     here = max(PROCESSES_PER_CORE * (os.cpu_count() or 1), torch.cuda.device_count())
-    most = here if starts else MOST_PLANNED
+    most = MOST_PLANNED if elsewhere else here
     number = int(devices) if str(devices).isdecimal() else 0  # The parser gives `99` as a text.
     if number > most and not torch.distributed.is_torchelastic_launched():
         raise InputError(

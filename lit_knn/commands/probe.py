@@ -1,0 +1,280 @@
+"""What better targets would bring on your data, before you train: `lit-knn probe --data …`, see docs/probe.md."""
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytorch_lightning as pl
+import torch
+import yaml
+from torch import Tensor
+
+from lit_knn.common.errors import InputError
+from lit_knn.common.files import make_folder, written_whole
+from lit_knn.common.progress import progress_bar
+from lit_knn.common.rng import Stream, keyed_generator
+from lit_knn.common.settings import describe, fingerprint
+from lit_knn.common.stopwatch import Stopwatch
+from lit_knn.common.tables import Row, text_table, write_rows
+from lit_knn.data import ReferenceDataModule
+from lit_knn.estimators import KNN, STF, Estimator, SubspaceKNN
+from lit_knn.figures import probe_figure, save_figure
+from lit_knn.metrics.estimator_error import MeanAndError, mean_and_error, share_and_error
+from lit_knn.metrics.kept_results import load_tensors, save_tensors
+from lit_knn.metrics.probe import Level, Probe, distances
+from lit_knn.modules.consistency import ConsistencyTraining
+from lit_knn.modules.regression import PosteriorRegression
+from lit_knn.reference import ReferenceSet
+from lit_knn.sampling.schedules import consistency_weight, log_normal_sigmas
+
+# A step after the end of all schedules.
+END = 2**62
+# Draws from the noise levels of a training. Their sums err by less than the latents do.
+DRAWS = 100_000
+# Up to the level of collapse, at least this share of the posteriors is one image.
+COLLAPSE_SHARE = 0.99
+# Above the level of STF, it leaves less than this share of the noise of one sample.
+STF_SHARE = 0.01
+# From this level on, the denoiser is the mean image up to this share of the data's variance.
+MEAN_SHARE = 0.01
+# With a smaller share of its noise levels above the collapse, a training gains nothing from better targets.
+LEAST_SHARE = 0.01
+# Constants of Karras et al. 2022, Table 1. Values that differ by more than this factor get a remark.
+EDM, FACTOR = {"sigma_data": 0.5, "sigma_min": 0.002, "sigma_max": 80.0}, 1.5
+# EDM's sigma_min for 8-bit images is a quarter of the step of a pixel.
+QUARTER_STEP = 2 / 255 / 4
+
+
+class TrainingNoise(NamedTuple):
+    """The noise levels at which a module trains, and the weight of its target's error in the loss."""
+
+    name: str
+    sigma: Tensor  # (DRAWS,) float64
+    weight: Tensor  # (DRAWS,) float64, up to a factor
+
+    @classmethod
+    def of(cls, model: pl.LightningModule, shape: Sequence[int], seed: int) -> "TrainingNoise":
+        """Draw the noise levels of a module; one that is not trained gets EDM's levels and weights.
+
+        The loss of EDM and of flows is quadratic in the target, and its second difference is the weight. In consistency
+        training an error of μ̂ moves ẑ by (1 − r/t) times the error with Euler's step, so to first order the weight is
+        (1 − r/t)²/(t − r).
+        """
+        generator, name = keyed_generator("cpu", seed, Stream.TRAIN), type(model).__name__
+        if isinstance(model, ConsistencyTraining):
+            model.loaded_step = END  # Schedules of levels end with the finest, where most of the training is.
+            t, r = model.draw_levels(DRAWS, generator)
+            return cls(name, t, consistency_weight(t, r) * (1 - r / t).square())
+        if not isinstance(model, PosteriorRegression):
+            t = log_normal_sigmas(DRAWS, -1.2, 1.2, generator)
+            return cls("EDM", t, (t.square() + EDM["sigma_data"] ** 2) / t.square())
+        t = model.draw_times(DRAWS, generator)
+        # The weight is a smooth function of the time, so a table of it is enough.
+        at = t.quantile(torch.linspace(0, 1, 65, dtype=torch.float64))
+        z, target = torch.zeros(len(at), *shape), torch.full((len(at), *shape), 1e4)
+        label = torch.zeros(len(at), dtype=torch.int64) if model.conditioning else None
+        with torch.no_grad():
+            up, middle, down = (model.item_losses(z, at, i * target, label, None).double() for i in (1, 0, -1))
+        table = ((up - 2 * middle + down) / 2e8).log()
+        weight = np.interp(t.log().numpy(), at.log().numpy(), table.numpy())
+        return cls(name, model.process.sigma(t), torch.from_numpy(weight).exp())
+
+
+class Findings(NamedTuple):
+    """What follows from the values of all levels and the noise levels of a training. None: it is at no level."""
+
+    collapse: float | None  # up to this level the posterior is one image
+    collapse_tenth: float | None  # the same for a tenth of the images
+    stf_level: float | None  # above this level STF leaves less than 1 % of the noise of one sample
+    mean_level: float | None  # above this level the denoiser is the mean image
+    above_collapse: float  # share of the training's noise levels
+    noise_in_band: float  # share of the target's noise in the loss that is between `collapse` and `stf_level`
+    removed: dict[str, MeanAndError]  # share of the target's noise in the loss that an estimator removes
+    ms: dict[str, float]  # milliseconds of an estimate, averaged over the noise levels of the training
+
+
+def crossing(t: Sequence[float], values: Sequence[float], least: float) -> float | None:
+    """Return how far in t `values` stay at or above `least`, interpolated in ln t; None if the first one is below."""
+    below = next((i for i, value in enumerate(values) if value < least), len(t))
+    if below in (0, len(t)):
+        return t[-1] if below else None
+    share = (values[below - 1] - least) / (values[below - 1] - values[below])
+    return t[below - 1] * (t[below] / t[below - 1]) ** share
+
+
+def conclude(
+    t: Sequence[float], levels: Sequence[Level], estimators: Sequence[str], noise: TrainingNoise, variance: float
+) -> Findings:
+    """Draw the conclusions. Between the levels, values are interpolated in ln t; outside they are those of the ends."""
+    means = {name: [level[name].mean().item() for level in levels] for name in levels[0]}
+    collapse, of_tenth = (crossing(t, means[name], COLLAPSE_SHARE) for name in ("collapsed", "collapsed_tenth"))
+    left = [-stf / max(one, 1e-30) for stf, one in zip(means["STF"], means["irreducible"], strict=True)]
+    stf_level = crossing(t[::-1], left[::-1], -STF_SHARE)
+    mean_level = crossing(t[::-1], [one / variance for one in means["irreducible"]][::-1], 1 - MEAN_SHARE)
+
+    # Each draw of the training belongs to the two levels beside it.
+    place = np.interp(noise.sigma.log().numpy(), np.log(t), np.arange(len(t)))
+    lower = np.minimum(place.astype(int), len(t) - 2)
+
+    def over_training(name: str, weights: Any) -> Tensor:
+        """Average values over the noise levels of the training, (latents,)."""
+        share = np.bincount(lower, weights * (lower + 1 - place), len(t))
+        share += np.bincount(lower + 1, weights * (place - lower), len(t))
+        return torch.stack([level[name] for level in levels], dim=1) @ torch.from_numpy(share / weights.sum())
+
+    weights = noise.weight.double().numpy()
+    removed = {}
+    for name in estimators:
+        kept = share_and_error(over_training(name, weights), over_training("irreducible", weights))
+        removed[name] = kept._replace(mean=1 - kept.mean)
+    ms = {name: over_training(f"{name}_ms", np.ones(DRAWS)).mean().item() for name in estimators}
+    low, high = collapse or 0.0, stf_level or math.inf
+    sources = weights * np.interp(place, np.arange(len(t)), means["irreducible"])
+    inside = ((noise.sigma > low) & (noise.sigma < high)).numpy()
+    in_band, above = float(sources[inside].sum() / (sources.sum() or 1.0)), (noise.sigma > low).double().mean().item()
+    return Findings(collapse, of_tenth, stf_level, mean_level, above, in_band, removed, ms)
+
+
+def sentences(found: Findings, noise: TrainingNoise, pass_ms: float | None) -> list[str]:
+    """Say what was found; the first sentence is the verdict."""
+
+    def gain(name: str) -> str:
+        mean, error = found.removed[name]
+        share = "" if pass_ms is None else f", {found.ms[name] / pass_ms:.0%} of a forward and backward pass of the net"
+        return f"{name} removes {mean:.1%} ± {error:.1%}; it costs {found.ms[name]:.2g} ms an image{share}."
+
+    low, tenth = ("no level" if level is None else f"{level:.3g}" for level in (found.collapse, found.collapse_tenth))
+    high = "the highest level" if found.stf_level is None else f"{found.stf_level:.3g}"
+    above = f"{found.above_collapse:.1%} of the noise levels of {noise.name} are above it."
+    by_gain = sorted(found.removed, key=lambda name: -found.removed[name].mean)
+    verdict = f"Of the target noise of {noise.name} on this data, {gain(by_gain[0])}"
+    if found.above_collapse < LEAST_SHARE:
+        verdict = f"Nothing to gain: the posteriors have collapsed up to level {low}, and only {above}"
+    return [
+        verdict,
+        *map(gain, by_gain[1:]),
+        f"Collapse: up to level {low} at least 99 % of the posteriors are one image, so that all estimators agree. "
+        f"With a tenth of the images it is {tenth}. {above}",
+        f"Better targets pay between {low} and {high}, where STF leaves 1 % of the noise of one sample. "
+        f"{found.noise_in_band:.1%} of the target noise is there.",
+    ]
+
+
+def constants(reference: ReferenceSet, measured: Probe, found: Findings) -> tuple[dict[str, float], list[str]]:
+    """Return EDM's constants for this data, and a line for each with its rule."""
+    nearest, largest = distances(reference, measured.latents, measured.seed)
+    pixels = reference.images.dtype == torch.uint8
+    mean_level = "no level" if found.mean_level is None else f"level {found.mean_level:.3g} on"
+    rules = {
+        "sigma_data": (measured.scale.sigma_data, "the standard deviation of all values"),
+        "sigma_min": (QUARTER_STEP, "a quarter of the step of a pixel")
+        if pixels
+        else (nearest / reference.d**0.5, "noise as long as the median distance to the nearest image"),
+        "sigma_max": (
+            largest,
+            f"the largest distance from {measured.latents} images to all (Song & Ermon 2020, Technique 1); the "
+            f"denoiser is the mean image to 1 % of the variance from {mean_level}",
+        ),
+    }
+    lines = []
+    for name, (value, rule) in rules.items():
+        fits = 1 / FACTOR <= value / EDM[name] <= FACTOR
+        lines.append(
+            f"{name}: {value:.4g}, {rule}. {'' if fits else f'The {EDM[name]:g} of EDM does not fit.'}".rstrip()
+        )
+    lines.append("P_mean, P_std: they do not follow from the data. EDM chose them by the loss of trained networks.")
+    return {name: float(f"{value:.4g}") for name, (value, _) in rules.items() if value > 0}, lines
+
+
+def time_of_pass(model: pl.LightningModule, shape: Sequence[int], device: torch.device) -> float | None:
+    """Measure a forward and backward pass of the network, in milliseconds an image; None if none is trained."""
+    if not isinstance(model, (ConsistencyTraining, PosteriorRegression)):
+        return None
+    z, watch, seconds = torch.zeros(8, *shape, device=device), Stopwatch(device), []
+    model.to(device)
+    for _ in range(4):  # The first pass also allocates, and other programs disturb single passes.
+        with watch.measure():
+            model.evaluate_network(z, torch.ones(8, device=device)).square().mean().backward()
+        seconds.append(watch.read_and_reset())
+    return 1000 * min(seconds) / len(z)
+
+
+def rows_of(t: Sequence[float], levels: Sequence[Level], estimators: Sequence[str]) -> list[Row]:
+    """Return a row for each level: means over the latents, and what each estimator leaves of the noise of one sample.
+
+    The share is empty where nothing is left to remove: the noise is rounding.
+    """
+    rows = []
+    for level, found in zip(t, levels, strict=True):
+        row: Row = {"t": level, "latents": len(found["irreducible"])}
+        there = bool(found["irreducible"].mean() > 1e-12)
+        for name, values in found.items():
+            if name in estimators:
+                row[name], row[f"{name}_se"] = share_and_error(values, found["irreducible"]) if there else ("", "")
+            else:
+                row[name], row[f"{name}_se"] = mean_and_error(values)
+        rows.append(row)
+    return rows
+
+
+def hold_out(datamodule: ReferenceDataModule, share: float) -> None:
+    """Keep a share of the images out of the training data, unless the data has its own number."""
+    if not 0 <= share < 1:
+        raise InputError(f"probe: held_out is a share of the images, at least 0 and below 1, got {share}")
+    if share and not datamodule.held_out:
+        stored = datamodule.stored()
+        if stored is None:
+            name = type(datamodule).__name__
+            raise InputError(f"probe: {name} does not know its size; give --data.held_out, or --held_out 0")
+        datamodule.held_out = max(round(share * stored.shape[0]), 1)
+
+
+def probe(
+    model: pl.LightningModule,
+    datamodule: ReferenceDataModule,
+    device: torch.device,
+    t: list[float],
+    latents: int,
+    held_out: float,
+    by_class: bool,
+    folder: Path,
+) -> Findings:
+    """Measure level by level, keep each, and conclude; see `Trainer.probe`."""
+    hold_out(datamodule, held_out)
+    datamodule.setup("validate")
+    reference, rest, seed = datamodule.reference, datamodule.held_out_reference, datamodule.seed
+    assert reference is not None
+    for images in filter(None, (reference, rest)):
+        images.to(device)
+    estimators: Mapping[str, Estimator] = {"STF": STF(), "KNN": KNN(), "SubspaceKNN": SubspaceKNN()}
+    measured, names = Probe(reference, rest, estimators, latents, by_class, seed), list(estimators)
+    noise = TrainingNoise.of(model, reference.shape, seed)
+
+    about = {"images": reference.fingerprint(), "held_out": datamodule.held_out, "latents": measured.latents}
+    about |= {"t": t, "by_class": by_class, "seed": seed} | {name: describe(own) for name, own in estimators.items()}
+    kept = folder / "levels" / fingerprint(about)
+    make_folder(kept)
+    levels: list[Level] = []
+    with progress_bar(len(t), "Probe", " levels") as bar:
+        for number, level in enumerate(t):
+            path = kept / f"{number}.npz"
+            levels.append(load_tensors(path) or measured.level(number, level))
+            save_tensors(path, **levels[-1])
+            bar.update()
+
+    found, rows = conclude(t, levels, names, noise, measured.scale.variance), rows_of(t, levels, names)
+    values, rules = constants(reference, measured, found)
+    lines = [*sentences(found, noise, time_of_pass(model, reference.shape, device)), *rules]
+    own = {name: value for name, value in values.items() if name in model.hparams or noise.name == "EDM"}
+    with written_whole(folder / "probe.yaml") as partial:
+        text = yaml.safe_dump({"model": {"init_args": own}}, sort_keys=False)
+        partial.write_text("".join(f"# {line}\n" for line in lines) + text)
+    write_rows(folder / "probe.csv", rows)
+    save_figure(probe_figure(rows, names, noise.sigma, found), folder / "probe")
+    shown = ["irreducible", "wiener", *(["held_out"] if rest is not None else []), "images", "collapsed", *names]
+    table = [{"t": row["t"], **{name: row[name] if row[name] != "" else math.nan for name in shown}} for row in rows]
+    print(text_table(table, {"t": ".3g"} | dict.fromkeys(shown, ".3g")), *lines, sep="\n")
+    print(f"Table, picture and settings: {folder / 'probe'}.csv, .png and .yaml")
+    return found
