@@ -45,32 +45,33 @@ def _leaves_no_checkpoints():
     assert there or not folder.exists(), f"the test left {folder}: give enable_checkpointing=False or a folder"
 
 
-@contextmanager
-def _stand_in_gpu():
-    from tests.pretend_cuda import PretendCuda, install_fake_faiss_gpu
-
-    # The stand-in cannot run compiled code.
-    eager = torch.compiler.set_stance("force_eager")
-    with eager, PretendCuda(project=str(Path(__file__).parent.parent)) as gpu, install_fake_faiss_gpu():
-        yield gpu
-
-
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item):
     """Run tests marked `gpu` on the GPU of this machine, or on a stand-in where there is none."""
     with ExitStack() as stack:
         if item.get_closest_marker("gpu") and not torch.cuda.is_available():
-            stack.enter_context(_stand_in_gpu())
+            from tests.pretend_cuda import PretendCuda
+
+            stack.enter_context(PretendCuda())
         return (yield)
 
 
 @pytest.fixture
 def stand_in():
-    """The stand-in GPU of `tests.pretend_cuda`, which counts synchronisations and operations. See `record()` there."""
+    """The stand-in GPU of `tests.pretend_cuda`, which counts how often the host waits. See `record()` there."""
     if torch.cuda.is_available():
-        pytest.skip("counts only on the stand-in, and this machine has a GPU")
-    with _stand_in_gpu() as gpu:
+        pytest.skip("waits are counted only on the stand-in, and this machine has a GPU")
+    from tests.pretend_cuda import PretendCuda
+
+    with PretendCuda() as gpu:
         yield gpu
+
+
+@pytest.fixture
+def real_gpu():
+    """Skip the test where the stand-in cannot replace a GPU: FAISS has kernels of its own."""
+    if not torch.cuda.is_available():
+        pytest.skip("needs a GPU")
 
 
 @pytest.fixture

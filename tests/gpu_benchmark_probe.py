@@ -1,9 +1,10 @@
-"""The benchmark of a GPU in a process that has four packages alone."""
+"""The benchmark of a GPU in a process that has three packages alone."""
 
 import sys
 
 # These packages are not needed; torchmetrics itself imports matplotlib if it is installed.
 WITHOUT = ("faiss", "torch_fidelity", "torchvision", "matplotlib", "tensorboard", "sklearn", "PIL", "safetensors")
+WITHOUT += ("jsonargparse",)
 
 
 def main(rank, ranks, folder, how):

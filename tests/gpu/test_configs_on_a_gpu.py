@@ -56,9 +56,11 @@ def test_a_run_searches_on_a_gpu_and_on_a_cpu_at_its_real_size(path):
     assert estimators or path.stem == "published"
 
 
-@pytest.mark.parametrize("path", sorted((CONFIGS / "data").glob("*.yaml")), ids=lambda path: path.stem)
-def test_an_index_of_data_works_on_a_cpu_and_on_a_gpu(path):
-    data = made(resolved(path))
-    N, *shape = SIZES.get(getattr(data, "path", None), OWN)
-    for device in (CPU, GPU):
-        data.index.check(N, math.prod(shape), device, 2048)
+def test_an_index_of_data_works_on_a_cpu_and_on_a_gpu():
+    found = {path.stem: made(resolved(path)) for path in (CONFIGS / "data").glob("*.yaml")}
+    chosen = {name: data for name, data in found.items() if data.index is not None}
+    assert chosen
+    for data in chosen.values():
+        N, *shape = SIZES.get(getattr(data, "path", None), OWN)
+        for device in (CPU, GPU):
+            data.index.check(N, math.prod(shape), device, 2048)

@@ -46,7 +46,7 @@ def test_a_part_that_fails_ends_no_other_part(tmp_path):
     results.add("training", "training", breaks)
     results.add("check", "checks", lambda: [{"path": "a path", "passed": True, "measured": "0", "limit": "1"}])
     assert results.problems() == ["training: failed: RuntimeError: CUDA error: an illegal memory access"]
-    results.tell("A GPU.", 4)
+    results.tell("A GPU.")
     assert "a path" in (tmp_path / "gpu.md").read_text()
     assert [row["path"] for row in csv.DictReader((tmp_path / "gpu.csv").open())] == ["a path"]
 

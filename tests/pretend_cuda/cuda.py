@@ -12,38 +12,25 @@ from typing import Any
 import torch
 import torch._dynamo  # takes stock of torch.cuda's functions, so it is imported before they are patched
 
-from tests.pretend_cuda.counts import Counts, Seen
-from tests.pretend_cuda.device import DEVICE, PretendGenerator
+from tests.pretend_cuda.device import PretendGenerator
 from tests.pretend_cuda.modes import DispatchMode, FunctionMode
-from tests.pretend_cuda.police import Police
+from tests.pretend_cuda.police import Police, Waits
 from tests.pretend_cuda.tensor import PretendTensor, active
 
 
 class PretendCuda(contextlib.ExitStack):
-    """A block in which `cuda` is the pretended device. See the package.
+    """A block in which `cuda` is the pretended device. See the package."""
 
-    Args:
-        project: folder whose source lines are named in reports.
-        capability: compute capability of the pretended GPU.
-        memory: of the pretended GPU, bytes.
-    """
-
-    def __init__(
-        self, project: str | None = None, capability: tuple[int, int] = (9, 0), memory: int = 141 * 10**9
-    ) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.counts = Counts(project)
-        self.police = Police(self.counts)
-        self.capability = capability
-        self.memory = memory
+        self.police = Police()
 
     def __enter__(self) -> PretendCuda:
-        if active:
-            raise RuntimeError("PretendCuda does not nest")
+        assert not active, "PretendCuda does not nest"
         super().__enter__()
         active.append(self.police)
+        self.enter_context(torch.compiler.set_stance("force_eager"))  # Compiled code takes `data_ptr()`.
         self.callback(active.clear)
-        self.callback(setattr, _DeviceContext, "current", 0)
         # Guards of devices that are not there then do nothing, for the rest of the process.
         torch._C._ensureCUDADeviceGuardSet()
         # Module.to() then makes new parameters: the data of a CPU parameter cannot be set to a pretended tensor.
@@ -65,14 +52,13 @@ class PretendCuda(contextlib.ExitStack):
         return self
 
     @contextlib.contextmanager
-    def record(self) -> Iterator[Seen]:
-        """Count what happens in the block."""
-        seen = Seen()
-        self.counts.recorders.append(seen)
+    def record(self) -> Iterator[Waits]:
+        """Count the waits of the block."""
+        self.police.seen = seen = Waits()
         try:
             yield seen
         finally:
-            self.counts.recorders.remove(seen)
+            self.police.seen = None
 
     def _patch(self, owner: Any, name: str, value: Any) -> None:
         if hasattr(owner, name):
@@ -83,51 +69,16 @@ class PretendCuda(contextlib.ExitStack):
 
     def _patches(self) -> list[tuple[Any, str, Any]]:
         """List owner, name and value of what is patched."""
-        cuda = {**self._device_facts(), **self._random_state(), **_streams(self.counts.sync)}
-        state = {name: cuda[name] for name in ("get_rng_state", "set_rng_state")}
-        own = [
+        random, waits = self._random_state(), self.police.waits
+        cuda = {**_device_facts(), **random, "Event": _events(waits), "synchronize": lambda *_: waits("device sync")}
+        return [
             (torch, "Generator", PretendGenerator),
             (torch.Tensor, "pin_memory", lambda tensor, device=None: tensor.clone()),
-            (torch._C, "_cuda_clearCublasWorkspaces", _nothing),
+            (torch._C, "_cuda_clearCublasWorkspaces", lambda: None),
             (torch._C, "_cuda_isCurrentStreamCapturing", lambda: False),
+            *((torch.cuda.random, name, random[name]) for name in ("get_rng_state", "set_rng_state")),
+            *((torch.cuda, name, value) for name, value in cuda.items()),
         ]
-        own += [(torch.cuda.random, name, value) for name, value in state.items()]
-        return own + [(torch.cuda, name, value) for name, value in cuda.items()]
-
-    def _device_facts(self) -> dict[str, Any]:
-        major, minor = self.capability
-        properties = types.SimpleNamespace(
-            name="Pretended GPU",
-            major=major,
-            minor=minor,
-            total_memory=self.memory,
-            multi_processor_count=132,
-            L2_cache_size=50 * 2**20,
-            warp_size=32,
-            max_threads_per_multi_processor=2048,
-            regs_per_multiprocessor=65536,
-            gcnArchName="",
-        )
-        no_memory = ("memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved")
-        ignored = ("_lazy_init", "init", "empty_cache", "ipc_collect", "reset_peak_memory_stats")
-        return {
-            "is_available": lambda: True,
-            "is_initialized": lambda: True,
-            "device_count": lambda: 1,
-            "current_device": lambda: _DeviceContext.current,
-            "set_device": lambda device: _DeviceContext(device).__enter__(),
-            "device": _DeviceContext,
-            "_lazy_call": lambda call, **kwargs: call(),
-            "get_device_capability": lambda device=None: self.capability,
-            "get_device_properties": lambda device=None: properties,
-            "get_device_name": lambda device=None: properties.name,
-            "is_bf16_supported": lambda *args, **kwargs: major >= 8,
-            "get_arch_list": lambda: [f"sm_{major}{minor}"],
-            "memory_stats": lambda device=None: {},
-            "mem_get_info": lambda device=None: (self.memory, self.memory),
-            **{name: lambda *args, **kwargs: 0 for name in no_memory},
-            **dict.fromkeys(ignored, _nothing),
-        }
 
     def _random_state(self) -> dict[str, Any]:
         def seed(value: int = 0) -> None:
@@ -140,7 +91,7 @@ class PretendCuda(contextlib.ExitStack):
             self.police.cuda_rng = state.clone()
 
         return {
-            **dict.fromkeys(("manual_seed", "manual_seed_all", "seed", "seed_all"), seed),
+            **dict.fromkeys(("manual_seed", "manual_seed_all"), seed),
             "get_rng_state": get,
             "get_rng_state_all": lambda: [get()],
             "set_rng_state": put,
@@ -148,43 +99,40 @@ class PretendCuda(contextlib.ExitStack):
         }
 
 
-def _nothing(*args: Any, **kwargs: Any) -> None:
-    pass
+def _device_facts() -> dict[str, Any]:
+    properties = types.SimpleNamespace(name="Pretended GPU", major=9, minor=0, total_memory=141 * 10**9)
+    ignored = ("_lazy_init", "init", "set_device", "empty_cache", "reset_peak_memory_stats")
+    return {
+        "is_available": lambda: True,
+        "is_initialized": lambda: True,
+        "device_count": lambda: 1,
+        "current_device": lambda: 0,
+        "device": lambda device=None: contextlib.nullcontext(),
+        "_lazy_call": lambda call, **kwargs: call(),
+        "get_device_capability": lambda device=None: (properties.major, properties.minor),
+        "get_device_properties": lambda device=None: properties,
+        "get_device_name": lambda device=None: properties.name,
+        "max_memory_allocated": lambda device=None: 0,
+        # PyTorch's compiler wants another object for each name.
+        **{name: lambda *args, **kwargs: None for name in ignored},
+    }
 
 
-class _DeviceContext(contextlib.ContextDecorator):
-    """`torch.cuda.device`. Only FAISS's rules look at the current device; all tensors are on `cuda:0`."""
-
-    current = 0
-
-    def __init__(self, device: Any = None) -> None:
-        number = device if device is None or isinstance(device, int) else torch.device(device).index
-        self.idx = _DeviceContext.current if number is None or number < 0 else number
-
-    def __enter__(self) -> None:
-        self.before, _DeviceContext.current = _DeviceContext.current, self.idx
-
-    def __exit__(self, *_: Any) -> None:
-        _DeviceContext.current = self.before
-
-
-def _streams(sync: Callable[[str], None]) -> dict[str, Any]:
-    """Streams and events of `torch.cuda`. All happens in order; waiting for them is counted."""
+def _events(waits: Callable[[str], None]) -> type:
+    """The class `torch.cuda.Event`. All happens in order; waiting for an event is counted."""
 
     class Event:
-        def __init__(self, *args: Any, **kwargs: Any) -> None:
+        def __init__(self, enable_timing: bool = False) -> None:
             self.time: float | None = None
 
         def __deepcopy__(self, memo: Any) -> Any:
             raise TypeError("cannot pickle 'Event' object")
 
-        def record(self, stream: Any = None) -> None:
+        def record(self) -> None:
             self.time = time.perf_counter()
 
         def synchronize(self) -> None:
-            sync("event sync")
-
-        def wait(self, stream: Any = None) -> None: ...
+            waits("event sync")
 
         def query(self) -> bool:
             return True
@@ -194,31 +142,4 @@ def _streams(sync: Callable[[str], None]) -> dict[str, Any]:
                 raise RuntimeError("Both events must be recorded before calculating elapsed time.")
             return 1000 * (other.time - self.time)
 
-    class Stream(contextlib.nullcontext):
-        cuda_stream = device_index = 0
-        device = DEVICE
-
-        def __init__(self, *args: Any, **kwargs: Any) -> None:
-            super().__init__(self)
-
-        def synchronize(self) -> None:
-            sync("stream sync")
-
-        def wait_stream(self, other: Any) -> None: ...
-
-        def wait_event(self, event: Any) -> None: ...
-
-        def record_event(self, event: Any = None) -> Any:
-            return event or Event()
-
-        def query(self) -> bool:
-            return True
-
-    return {
-        "Stream": Stream,
-        "Event": Event,
-        "current_stream": lambda device=None: Stream(),
-        "default_stream": lambda device=None: Stream(),
-        "stream": lambda stream: contextlib.nullcontext(),
-        "synchronize": lambda device=None: sync("device sync"),
-    }
+    return Event

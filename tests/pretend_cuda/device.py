@@ -12,11 +12,7 @@ CPU = torch.device("cpu")
 
 
 class DeviceMismatch(RuntimeError):
-    """Tells of an operation that CUDA would refuse."""
-
-
-class NotOnCuda(DeviceMismatch):
-    """An operation that has no CUDA kernel, or none for these shapes and types."""
+    """An operation that CUDA would refuse."""
 
 
 def canonical(device: Any) -> torch.device:
@@ -25,7 +21,7 @@ def canonical(device: Any) -> torch.device:
     return DEVICE if device.type == "cuda" else device
 
 
-# PyTorch hands a generator to operations as another Python object. Its address tells which one it is.
+# PyTorch hands a generator to operations as another Python object. Its address says which one it is.
 _device_of: dict[int, torch.device] = {}
 
 
@@ -52,5 +48,12 @@ class PretendGenerator(torch._C.Generator, metaclass=_GeneratorType):
         return self._on
 
 
-def device_of_generator(generator: Any) -> torch.device:
-    return _device_of.get(generator._cdata, CPU)
+def check_generators(name: str, given: list, device: torch.device) -> None:
+    """Refuse a generator of another device than the operation's."""
+    for value in given:
+        if isinstance(value, torch._C.Generator):
+            found = _device_of.get(value._cdata, CPU).type
+            if found != device.type:
+                raise DeviceMismatch(
+                    f"{name}: Expected a '{device.type}' device type for generator but found '{found}'"
+                )

@@ -9,7 +9,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.pretend_cuda.device import DEVICE
-from tests.pretend_cuda.operations import TO_FLOAT32, TO_LOWER, op_of
+from tests.pretend_cuda.operations import op_of
 from tests.pretend_cuda.police import Police
 from tests.pretend_cuda.tensor import PretendTensor
 
@@ -41,12 +41,6 @@ class FunctionMode(TorchFunctionMode):
         kwargs = dict(kwargs or {})
         if not any(map(_is_or_has_pretended, [*args, *kwargs.values()])):
             return func(*args, **kwargs)
-        if torch.is_autocast_enabled("cuda"):
-            args, kwargs = _autocast(func, args, kwargs)
-        if func is torch.nn.functional.one_hot and len(args) + len(kwargs) == 2:
-            classes = kwargs.get("num_classes", args[1] if len(args) > 1 else -1)
-            if classes > 0:
-                return _one_hot(args[0], classes)
         func, args, kwargs = _moved(func, args, kwargs)
         if kwargs.get("device") is not None or any(isinstance(a, torch.device) for a in args):
             return func(*args, **kwargs)
@@ -62,12 +56,6 @@ def _is_or_has_pretended(value: Any) -> bool:
     return any(isinstance(part, PretendTensor) for part in parts)
 
 
-def _one_hot(labels: torch.Tensor, classes: int) -> torch.Tensor:
-    """As on a GPU, which does not look at the classes."""
-    out = torch.zeros(*labels.shape, classes, dtype=torch.int64, device=DEVICE)
-    return out.scatter_(-1, labels.unsqueeze(-1), 1)
-
-
 def _moved(func: Any, args: tuple, kwargs: dict) -> tuple[Any, tuple, dict]:
     """Name the device in calls where C++ would take pretended tensors for the CPU's."""
     first, *rest = args or (None,)
@@ -81,19 +69,3 @@ def _moved(func: Any, args: tuple, kwargs: dict) -> tuple[Any, tuple, dict]:
         if isinstance(mask, torch.Tensor) and mask.dtype == torch.bool and not isinstance(mask, PretendTensor):
             return func, (first, mask.to(DEVICE), *rest[1:]), kwargs
     return func, args, kwargs
-
-
-def _autocast(func: Any, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
-    """Cast as torch.amp does."""
-    if func in TO_LOWER:
-        dtype = torch.get_autocast_dtype("cuda")
-        sources: tuple = (torch.float32, torch.float16, torch.bfloat16)
-    elif func in TO_FLOAT32:
-        dtype, sources = torch.float32, (torch.float16, torch.bfloat16)
-    else:
-        return args, kwargs
-
-    def cast(a: Any) -> Any:
-        return a.to(dtype) if isinstance(a, PretendTensor) and a.dtype in sources and a.dtype != dtype else a
-
-    return tuple(map(cast, args)), {name: cast(a) for name, a in kwargs.items()}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -12,44 +11,28 @@ from torch.distributed import distributed_c10d
 
 from tests.pretend_cuda.device import DEVICE, DeviceMismatch
 
-# Names of the process groups that pretend to be NCCL's.
-_groups: set[str] = set()
+# The name of the default group while it pretends to be NCCL's.
+_pretending: set[str] = set()
 
 
 @contextlib.contextmanager
-def install_fake_nccl() -> Iterator[None]:
-    """Make `torch.distributed` accept the backend `nccl`, whose groups refuse tensors on the CPU.
+def world_of_nccl() -> Iterator[None]:
+    """Let the default group of gloo refuse tensors on the CPU; other groups stay gloo's.
 
-    Groups that name no backend have that of the first group, as in PyTorch. Collectives of objects then go through
-    tensors on the device, as with NCCL.
+    Collectives of objects then go through tensors on the device, as with NCCL.
     """
-    init, new_group, object_device = dist.init_process_group, dist.new_group, distributed_c10d._get_object_coll_device
+    before, world = distributed_c10d._get_object_coll_device, dist.group.WORLD.group_name
 
-    def fake_init(backend: Any = None, **options: Any) -> None:
-        init("gloo" if backend in (None, "nccl") else backend, **options)
-        if backend in (None, "nccl"):
-            _groups.add(dist.group.WORLD.group_name)
+    def device(group: dist.ProcessGroup | None = None) -> object:
+        return DEVICE if group in (None, dist.group.WORLD) else before(group)
 
-    def fake_new_group(*args: Any, backend: Any = None, **options: Any) -> Any:
-        made = new_group(*args, backend="gloo" if backend == "nccl" else backend, **options)
-        if backend == "nccl" or (backend is None and _is_fake(dist.group.WORLD)):
-            _groups.add(made.group_name)
-        return made
-
-    def fake_object_device(group: Any = None) -> Any:
-        return DEVICE if _is_fake(group or dist.group.WORLD) else object_device(group)
-
-    patches = [(dist, "init_process_group", fake_init), (dist, "new_group", fake_new_group)]
-    patches.append((distributed_c10d, "_get_object_coll_device", fake_object_device))
-    before = [(owner, name, getattr(owner, name)) for owner, name, _ in patches]
-    for owner, name, value in patches:
-        setattr(owner, name, value)
+    distributed_c10d._get_object_coll_device = device
+    _pretending.add(world)
     try:
         yield
     finally:
-        _groups.clear()
-        for owner, name, value in before:
-            setattr(owner, name, value)
+        _pretending.clear()
+        distributed_c10d._get_object_coll_device = before
 
 
 def check_collective(name: str, given: list, pretended: bool) -> None:
@@ -57,10 +40,6 @@ def check_collective(name: str, given: list, pretended: bool) -> None:
     # A barrier passes a tensor that it does not use.
     if pretended or not name.startswith("c10d::") or name == "c10d::barrier":
         return
-    boxed = [value for value in given if isinstance(value, torch.ScriptObject)]
-    if any(_is_fake(dist.ProcessGroup.unbox(value)) for value in boxed if "ProcessGroup" in str(value._type())):
+    groups = [v for v in given if isinstance(v, torch.ScriptObject) and "ProcessGroup" in str(v._type())]
+    if any(dist.ProcessGroup.unbox(group).group_name in _pretending for group in groups):
         raise DeviceMismatch(f"{name}: No backend type associated with device type cpu")
-
-
-def _is_fake(group: Any) -> bool:
-    return group is not None and group.group_name in _groups

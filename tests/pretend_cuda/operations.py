@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from tests.pretend_cuda.device import NotOnCuda
+from tests.pretend_cuda.device import DeviceMismatch
 
 aten = torch.ops.aten
 
@@ -96,53 +96,23 @@ def op_of(func: Any) -> Op:
 
 def _int_mm(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     if a.shape[0] <= 16 or a.shape[1] % 8 or b.shape[1] % 8:
-        raise NotOnCuda(
+        raise DeviceMismatch(
             f"_int_mm: CUDA wants self.size(0) > 16 and size(1) and mat2.size(1) multiples of 8, got "
             f"{tuple(a.shape)} @ {tuple(b.shape)}"
         )
     # cuBLAS has kernels of all layouts only on some GPUs (PyTorch issue 169956).
     if not a.is_contiguous() or not b.T.is_contiguous():
-        raise NotOnCuda(f"_int_mm: cuBLAS wants rows of self and columns of mat2, strides {a.stride()}, {b.stride()}")
+        raise DeviceMismatch(
+            f"_int_mm: cuBLAS wants rows of self and columns of mat2, strides {a.stride()}, {b.stride()}"
+        )
     return torch._int_mm(a, b)
 
 
 def _mm_dtype(a: torch.Tensor, b: torch.Tensor, out_dtype: torch.dtype) -> torch.Tensor:
     wider = out_dtype == torch.float32 and a.dtype in (torch.bfloat16, torch.float16)
     if a.dtype != b.dtype or not (out_dtype == a.dtype or wider):
-        raise NotOnCuda(f"mm: out_dtype={out_dtype} does not go with {a.dtype} @ {b.dtype}")
+        raise DeviceMismatch(f"mm: out_dtype={out_dtype} does not go with {a.dtype} @ {b.dtype}")
     return (a.float() @ b.float()).to(out_dtype)
 
 
-SPECIAL: dict[str, Callable] = {
-    "_int_mm": _int_mm,
-    "mm.dtype": _mm_dtype,
-    "bmm.dtype": _mm_dtype,
-    "cudnn_batch_norm": lambda x, w, b, m, v, training, momentum, eps: (
-        *torch.native_batch_norm(x, w, b, m, v, training, momentum, eps),
-        torch.empty(0, dtype=torch.uint8),
-    ),
-    "is_pinned": lambda *args, **kwargs: False,
-    "_pin_memory": lambda t, device=None: t.clone(),
-    "record_stream": lambda *args: None,
-}
-
-
-# What torch.amp casts on CUDA. C++ does not do it, because it takes the tensors for the CPU's.
-
-
-def _functions(*names: str) -> set:
-    owners = (torch, torch.Tensor, torch.nn.functional, torch._C._nn, torch.special)
-    return {getattr(owner, name) for name in names for owner in owners if hasattr(owner, name)}
-
-
-TO_LOWER = _functions(
-    "matmul", "__matmul__", "__rmatmul__", "mm", "bmm", "addmm", "addbmm", "baddbmm", "addmv", "addr", "mv", "linear",
-    "conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d", "prelu", "einsum",
-    "scaled_dot_product_attention",
-)  # fmt: skip
-TO_FLOAT32 = _functions(
-    "exp", "expm1", "log", "log10", "log1p", "log2", "pow", "__pow__", "reciprocal", "rsqrt", "sinh", "cosh", "tan",
-    "acos", "asin", "erfinv", "softmax", "log_softmax", "softmin", "softplus", "layer_norm", "group_norm", "norm",
-    "cumsum", "cumprod", "prod", "sum", "dist", "cdist", "cosine_similarity", "mse_loss", "l1_loss", "smooth_l1_loss",
-    "nll_loss", "cross_entropy", "renorm", "kl_div",
-)  # fmt: skip
+SPECIAL: dict[str, Callable] = {"_int_mm": _int_mm, "mm.dtype": _mm_dtype, "bmm.dtype": _mm_dtype}

@@ -3,28 +3,44 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
 
-from tests.pretend_cuda.arguments import leaves, mapped
-from tests.pretend_cuda.counts import Counts
-from tests.pretend_cuda.device import CPU, DEVICE, DeviceMismatch, NotOnCuda, canonical, device_of_generator
+from tests.pretend_cuda.device import CPU, DEVICE, DeviceMismatch, canonical, check_generators
 from tests.pretend_cuda.nccl import check_collective
 from tests.pretend_cuda.operations import COPIES, INDEXING, SPECIAL, SYNCS, Op, op_of
 from tests.pretend_cuda.tensor import PretendTensor, inner, real
+
+PROJECT, HERE = (str(Path(__file__).parents[above]) for above in (2, 0))
+
+
+class Waits(Counter):
+    """Waits of the host for the device, by kind and source line of the project."""
+
+    @property
+    def syncs(self) -> int:
+        """Times that the host waits."""
+        return self.total()
+
+    def report(self) -> str:
+        """The source lines that wait."""
+        return "\n".join(f"{n:4d} x {what}" for what, n in self.most_common(12))
 
 
 class Police:
     """Runs the operations of one `PretendCuda` block.
 
-    Args:
-        counts: is told what happens.
+    Attributes:
+        seen: what has waited; None while nobody records.
     """
 
-    def __init__(self, counts: Counts) -> None:
-        self.counts = counts
+    def __init__(self) -> None:
+        self.seen: Waits | None = None
         self.cuda_rng = torch._C.Generator("cpu").manual_seed(1).get_state()
         # Calls in progress that have tensors on the device and name no device.
         self.implicit = 0
@@ -45,25 +61,44 @@ class Police:
             # A C++ function makes a tensor where its arguments are, and takes them for the CPU's.
             target = DEVICE
         if not pretended and target != DEVICE:
-            _check_generator(op, given, CPU)
+            check_generators(op.short, given, CPU)
             return func(*args, **kwargs)
         if op.name in COPIES:
             return self._copy(func, op, args, kwargs, target)
         return self._compute(func, op, args, kwargs, given, target)
 
+    def waits(self, kind: str) -> None:
+        """Count a wait at the innermost line of the project."""
+        if self.seen is None:
+            return
+        frame: Any = sys._getframe(1)
+        while frame is not None:
+            file = frame.f_code.co_filename
+            if file.startswith(PROJECT) and not file.startswith(HERE) and "site-packages" not in file:
+                self.seen[f"{kind} {file[len(PROJECT) + 1 :]}:{frame.f_lineno}"] += 1
+                return
+            frame = frame.f_back
+        self.seen[kind] += 1
+
+    def _copied(self, from_device: bool, to_device: bool, non_blocking: bool) -> None:
+        """A copy between the devices waits, unless it goes to the device and need not."""
+        if from_device != to_device and not (non_blocking and to_device):
+            self.waits("D2H" if from_device else "H2D")
+
     def _compute(self, func: Any, op: Op, args: tuple, kwargs: dict, given: list, target: torch.device | None) -> Any:
         if not op.on_cuda:
-            raise NotOnCuda(f"{op.short}: Could not run with arguments from the 'CUDA' backend: it has no kernel there")
+            raise DeviceMismatch(
+                f"{op.short}: Could not run with arguments from the 'CUDA' backend: it has no kernel there"
+            )
         tensors = [value for value in given if isinstance(value, torch.Tensor)]
         plain = [t for t in tensors if not isinstance(t, PretendTensor)]
         if 0 < len(plain) < len(tensors):
             self._check_mixed(op, args, kwargs, plain)
-        _check_generator(op, given, DEVICE if target is None else target)
-        self.counts.operation()
+        check_generators(op.short, given, DEVICE if target is None else target)
         kind = _sync_of(op, args, kwargs)
         if kind:
-            self.counts.sync(kind)
-        real_args, real_kwargs = mapped(_on_cpu, args), mapped(_on_cpu, {**kwargs, **_not_pinned(kwargs)})
+            self.waits(kind)
+        real_args, real_kwargs = mapped(_on_cpu, args), mapped(_on_cpu, kwargs)
         with self._own_stream(op, given):
             out = SPECIAL.get(op.short, func)(*real_args, **real_kwargs)
         return _wrapped(op, args, kwargs, out, on_device=target is None or target == DEVICE)
@@ -73,13 +108,13 @@ class Police:
             source, from_device = args[0], isinstance(args[0], PretendTensor)
             to_device = from_device if target is None else target == DEVICE
             options = {name: _on_cpu(value) for name, value in kwargs.items() if name != "non_blocking"}
-            out = func(real(source), **{**options, **_not_pinned(options)})
-            self.counts.copy(from_device, to_device, kwargs.get("non_blocking", False))
+            out = func(real(source), **options)
+            self._copied(from_device, to_device, kwargs.get("non_blocking", False))
             return PretendTensor(out) if to_device else out
         many = op.name == "aten::_foreach_copy_"
         non_blocking = many or op.argument("non_blocking", args, kwargs)
         for into, source in zip(*(args[:2] if many else ([args[0]], [args[1]])), strict=True):
-            self.counts.copy(isinstance(source, PretendTensor), isinstance(into, PretendTensor), non_blocking)
+            self._copied(isinstance(source, PretendTensor), isinstance(into, PretendTensor), non_blocking)
         func(real(args[0]), real(args[1]))
         return None if many else args[0]
 
@@ -95,7 +130,7 @@ class Police:
                 )
             on_cpu = [i for i in args[1] if i is not None and not isinstance(i, PretendTensor)]
             for _ in on_cpu:
-                self.counts.sync("H2D index")
+                self.waits("H2D index")
             plain = [t for t in plain if not any(t is i for i in on_cpu)]
         if (op.cpu_scalars or op.name in INDEXING) and all(t.ndim == 0 for t in plain):
             return
@@ -120,15 +155,6 @@ class Police:
             default.set_state(before)
 
 
-def _check_generator(op: Op, given: list, device: torch.device) -> None:
-    for generator in (value for value in given if isinstance(value, torch._C.Generator)):
-        found = device_of_generator(generator).type
-        if found != device.type:
-            raise DeviceMismatch(
-                f"{op.short}: Expected a '{device.type}' device type for generator but found '{found}'"
-            )
-
-
 def _sync_of(op: Op, args: tuple, kwargs: dict) -> str:
     """Why the host waits for an operation; empty if it does not."""
     if op.name == "aten::repeat_interleave" and isinstance(args[0], PretendTensor):
@@ -142,10 +168,6 @@ def _sync_of(op: Op, args: tuple, kwargs: dict) -> str:
         fills = op.name != "aten::index" and len(masks) == 1 and args[2].numel() == 1
         return "boolean mask" if masks and not fills else ""
     return SYNCS.get(op.name, "")
-
-
-def _not_pinned(kwargs: dict) -> dict:
-    return {"pin_memory": False} if kwargs.get("pin_memory") else {}
 
 
 def _on_cpu(value: Any) -> Any:
@@ -182,3 +204,22 @@ def _fix_shape(op: Op, outer: Any, values: Any) -> None:
             outer.as_strided_(values.shape, values.stride(), values.storage_offset())
         if outer.shape != values.shape:
             raise NotImplementedError(f"{op.short} changes the shape of its argument")
+
+
+# PyTorch's own walk through arguments takes several times as long.
+
+
+def leaves(tree: Any) -> list:
+    """All values in a nest of lists, tuples and dicts."""
+    if isinstance(tree, dict):
+        tree = tree.values()
+    return [value for part in tree for value in (leaves(part) if isinstance(part, (list, tuple, dict)) else (part,))]
+
+
+def mapped(function: Callable[[Any], Any], tree: Any) -> Any:
+    """The same nest with `function` of each value."""
+    if isinstance(tree, dict):
+        return {name: mapped(function, part) for name, part in tree.items()}
+    if isinstance(tree, (list, tuple)):
+        return type(tree)([mapped(function, part) for part in tree])
+    return function(tree)

@@ -48,15 +48,11 @@ class PretendTensor(torch.Tensor):
     def is_cpu(self) -> bool:  # type: ignore[override]
         return False
 
-    def get_device(self) -> int:
-        return 0
-
-    def is_pinned(self, device: Any = None) -> bool:
-        return False
-
     def to(self, *args: Any, **kwargs: Any) -> Any:
         """As `Tensor.to`. C++ takes this tensor for a CPU tensor, and would leave it as it is in `.to("cpu")`."""
-        args, kwargs, copy = _parse_other_and_copy(list(args), dict(kwargs))
+        if args and isinstance(args[0], torch.Tensor):
+            args = (args[0].device, args[0].dtype, *args[1:])
+        copy = kwargs.pop("copy", False)  # PyTorch's parser does not know it.
         memory_format = kwargs.pop("memory_format", None)
         device, dtype, non_blocking, parsed_format = torch._C._nn._parse_to(*args, **kwargs)
         memory_format = memory_format or parsed_format
@@ -84,21 +80,12 @@ class PretendTensor(torch.Tensor):
             "first."
         )
 
-    def __array__(self, *args: Any, **kwargs: Any) -> Any:
-        return self.numpy()
-
-    def __dlpack__(self, *args: Any, **kwargs: Any) -> Any:
-        raise NotImplementedError("pretended CUDA tensors have no DLPack")
-
     def tolist(self) -> Any:
         return self.detach().cpu().tolist()
 
     def new_tensor(self, data: Any, *, dtype: Any = None, device: Any = None, requires_grad: bool = False) -> Any:
         dtype, device = dtype or self.dtype, DEVICE if device is None else device
         return torch.tensor(data, dtype=dtype, device=device, requires_grad=requires_grad)
-
-    def pin_memory(self, device: Any = None) -> Any:
-        raise RuntimeError("cannot pin 'torch.cuda.FloatTensor' only dense CPU tensors can be pinned")
 
     def __format__(self, spec: str) -> str:
         return self.item().__format__(spec) if self.dim() == 0 else object.__format__(self, spec)
@@ -124,20 +111,6 @@ class PretendTensor(torch.Tensor):
             if getattr(self, "_is_param", False):
                 values = torch.nn.Parameter(values, requires_grad=self.requires_grad)
             return values.__reduce_ex__(protocol)
-
-
-def _parse_other_and_copy(args: list, kwargs: dict) -> tuple[list, dict, bool]:
-    """Turn `other` of `Tensor.to` into device and dtype, and split off `copy`: PyTorch's parser knows neither."""
-    other = args[0] if args else kwargs.get("other")
-    if isinstance(other, torch.Tensor):
-        args = args[1:]
-        kwargs.pop("other", None)
-        kwargs.update(device=other.device, dtype=other.dtype)
-    copy = kwargs.pop("copy", False)
-    for position in (3, 4):
-        if len(args) > position and isinstance(args[position], bool):
-            args, copy = args[:position], args[position]
-    return args, kwargs, copy
 
 
 def inner(t: PretendTensor) -> torch.Tensor:
