@@ -153,7 +153,7 @@ class EstimatorTraining(pl.LightningModule):
 
     def _bind(self, reference: ReferenceSet) -> None:
         own = self.estimator
-        if isinstance(own, DrawingEstimator) and own.n > reference.N:
+        if isinstance(own, DrawingEstimator) and own.given().get("n") is not None and own.n > reference.N:
             raise InputError(
                 f"{type(own).__name__}: n={own.n} is more than the {reference.N} images: the exact mean, "
                 "lit_knn.estimators.Exact, costs less"

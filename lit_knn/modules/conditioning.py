@@ -76,12 +76,14 @@ class Conditioning:
             raise InputError("class_conditional=True, but the data has no labels")
         if reference.sharded:
             raise InputError("class_conditional=True needs all images on each device: set data.sharded to false")
-        lowest, highest = map(int, reference.labels.aminmax())
-        if lowest < 0 or highest != self.num_classes - 1:
-            # With more classes than the data, most samples would be of classes that do not exist.
+        found = reference.labels.unique().tolist()
+        if found != list(range(self.num_classes)):
+            # With more classes than the data, samples would be of classes that do not exist.
+            gap = next((label for label in range(found[-1]) if label not in found), None)
+            mend = f"give it {len(found)}" if gap is None else f"no image has the label {gap}, renumber the labels"
             raise InputError(
-                f"the labels of the data are {lowest} to {highest}, but the net has num_classes={self.num_classes}: "
-                f"give it {highest + 1}"
+                f"the labels of the data are {found[0]} to {found[-1]}, but the net has num_classes="
+                f"{self.num_classes}: {mend}"
             )
         if class_names is not None:
             name_classes(self._net, class_names)

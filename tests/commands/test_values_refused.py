@@ -31,8 +31,8 @@ def references():
 def test_ids_outside_the_set_are_refused(bad):
     for reference in references():
         message = refusal(reference.gather, torch.tensor([[0, 2 * N - 1], [bad, 3]]))
-        assert f"id {bad} " in message
-        assert f"{2 * N - 1}" in message
+        assert f"between 0 and {2 * N - 1}, got" in message
+        assert str(bad) in message
 
 
 @pytest.mark.parametrize(
@@ -40,7 +40,6 @@ def test_ids_outside_the_set_are_refused(bad):
     [
         torch.full((N,), 0.5),
         np.full(N, 3.0),
-        torch.ones(N, dtype=torch.bool),
         np.full(N, -1),
         np.full(N, 2**63, np.uint64),
         np.full(N, 2**64 - 1, np.uint64),

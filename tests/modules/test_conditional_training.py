@@ -135,7 +135,12 @@ def test_samples_have_the_class_of_their_seed_or_the_chosen_one(kind):
         (3, {"sampling_class": "zebra"}, NAMED, "='zebra' is no class; the classes are cat, house, tower"),
         (3, {}, {"class_names": ["cat", "cat", "tower"]}, "LitEDM: class_names must be 3 different names"),
         (3, {}, {"in_reference": False}, "LitEDM: class_conditional=True, but the data has no labels"),
-        (3, {}, {"lowest": 1}, "LitEDM: the labels of the data are 1 to 3, but .* num_classes=3: give it 4"),
+        (
+            3,
+            {},
+            {"lowest": 1},
+            "LitEDM: the labels of the data are 1 to 3, but .* num_classes=3: no image has the label 0",
+        ),
         # Of ten classes, samples of seven would be of classes that do not exist.
         (10, {}, {}, "LitEDM: the labels of the data are 0 to 2, but .* num_classes=10: give it 3"),
         (3, {}, {"in_batches": False}, "LitEDM: class_conditional=True, but the batches have no labels"),
@@ -149,6 +154,12 @@ def test_what_does_not_fit_is_refused(num_classes, options, data, words):
             Labelled(**data),
             1,
         )
+
+
+def test_the_default_number_of_draws_suits_fewer_images():
+    estimator, data = KNN(), Labelled()
+    train(LitEDM(Watched(3), estimator, class_conditional=True), data, 1)
+    assert data.reference.N < 256  # The default, which a run of so few images refuses only if it is given.
 
 
 def test_a_conditional_network_estimates_the_mean_of_a_class(tmp_path):
