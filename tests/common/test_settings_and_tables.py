@@ -1,6 +1,7 @@
 """Descriptions of settings that differ, differ; a table that several processes write has each row once."""
 
 import torch
+from torch import nn
 
 from lit_knn.common.settings import RecordsArguments, describe, fingerprint
 from lit_knn.common.tables import ResultsTable, read_rows
@@ -14,6 +15,7 @@ class Thing(RecordsArguments):
 def test_values_that_python_or_memory_holds_alike_are_described_apart():
     values = [0, False, None, 0.0, "0", [0], {"a": 0}, torch.zeros(2), torch.zeros(2, dtype=torch.int32)]
     values += [torch.zeros(1, 2), torch.zeros(4, dtype=torch.float16), torch.float32, torch.float64]
+    values += [nn.LeakyReLU(0.1), nn.LeakyReLU(0.2), nn.Sequential(nn.LeakyReLU(0.2)), nn.ELU(0.2)]  # without weights
     described = [fingerprint(describe(Thing(value))) for value in values]
     assert len(set(described)) == len(values)
     assert described == [fingerprint(describe(Thing(value))) for value in values]

@@ -127,6 +127,7 @@ def test_table2_runs_have_the_hyperparameters_of_edm(name, estimator):
     images_per_step = cli.datamodule.batch_size * cli.trainer.accumulate_grad_batches
     assert images_per_step == 512
     assert cli.trainer.max_steps * images_per_step == 200_000_000
+    assert cli.trainer.val_check_interval == 5_000 * cli.trainer.accumulate_grad_batches  # The file says 5,000 steps.
     assert cli.model.augmentation.p == 0.12
     # The network has 55,732,739 parameters, and a layer of 9 x 128 for the augmentation labels.
     assert sum(p.numel() for p in cli.model.parameters()) == 55_732_739 + 9 * 128

@@ -13,8 +13,7 @@ from packaging.requirements import Requirement
 
 from lit_knn.commands import entry
 from lit_knn.commands.cli import packaged_configs
-from lit_knn.commands.cli.config_files import check_files_exist
-from lit_knn.commands.cli.packaged_configs import with_packaged_configs
+from lit_knn.commands.cli.packaged_configs import with_packaged_configs, with_packaged_parts
 from lit_knn.common import extras
 from lit_knn.common.errors import one_line
 from tests import ROOT
@@ -79,14 +78,23 @@ def test_a_config_is_found_by_its_name(name, tmp_path, monkeypatch):
     assert with_packaged_configs(["fit", f"--config={name}"]) == ["fit", f"--config={DEMO}"]
 
 
+def test_a_part_beside_the_users_own_config_wins_over_ours_of_its_name(tmp_path):
+    options = {"model": [{"net": "models/unet.yaml"}]}
+    (ours,) = with_packaged_parts(options, tmp_path)["model"]
+    assert ours["net"] == str(ROOT / "configs" / "models" / "unet.yaml")
+    (tmp_path / "models").mkdir()
+    (tmp_path / "models" / "unet.yaml").touch()
+    assert with_packaged_parts(options, tmp_path) == options
+
+
 def test_an_unknown_config_tells_what_there_is(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert "did you mean table1/ict_knn" in refusal(check_files_exist, ["-c", "table1/ict_kn"])
-    message = refusal(check_files_exist, ["-c", "nothing"])
+    assert "did you mean table1/ict_knn" in refusal(with_packaged_configs, ["-c", "table1/ict_kn"])
+    message = refusal(with_packaged_configs, ["-c", "nothing"])
     assert "demo, " in message
     assert "evaluate/fid" in message
     assert "estimators/knn" not in message  # This is a part of a run.
-    assert refusal(check_files_exist, ["-c", "mine.yaml"]).endswith("no such file")
+    assert refusal(with_packaged_configs, ["-c", "mine.yaml"]).endswith("no such file")
 
 
 def test_every_command_is_in_the_help(capsys):
@@ -95,9 +103,9 @@ def test_every_command_is_in_the_help(capsys):
     assert stop.value.code == 0
     said = capsys.readouterr().out
     assert all(re.search(rf"^  {name} ", said, re.MULTILINE) for name in entry.COMMANDS)
-    from lit_knn.commands.cli.cli import CLI, FILE_COMMANDS
+    from lit_knn.commands.cli.cli import CLI
 
-    assert {*CLI.subcommands(), *FILE_COMMANDS, *entry.ALONE} == {*entry.COMMANDS}
+    assert {*CLI.subcommands(), *entry.ALONE} == {*entry.COMMANDS}
 
 
 @pytest.mark.parametrize("name", entry.ALONE)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from lit_knn.common.checkpoint_file import read_checkpoint_file
+from lit_knn.common.checkpoint_file import last_checkpoint, read_checkpoint_file
 from lit_knn.common.errors import InputError
 from lit_knn.runs.checkpoints import WholeCheckpointIO, read_training
 from tests.interrupted_runs import At, file_size_limit, fit, ict
@@ -156,3 +156,13 @@ def test_a_training_on_a_full_disk_ends_with_the_checkpoint_before(tmp_path):
         limit.__exit__(None, None, None)
     (path,) = tmp_path.rglob("last.ckpt")
     assert read_training(path, to_resume=True)["global_step"] == 2
+
+
+def test_a_run_without_its_last_checkpoint_is_its_kept_one_with_the_most_images(tmp_path):
+    folder = tmp_path / "checkpoints"
+    folder.mkdir()
+    for images in (90, 1000, 128):  # By name, 90 would come last.
+        (folder / f"images_seen={images}.ckpt").touch()
+    assert last_checkpoint(tmp_path) == folder / "images_seen=1000.ckpt"
+    (folder / "last.ckpt").touch()
+    assert last_checkpoint(tmp_path) == folder / "last.ckpt"
