@@ -171,7 +171,11 @@ def constants(reference: ReferenceSet, measured: Probe, found: Findings) -> tupl
         "sigma_data": (measured.scale.sigma_data, "the standard deviation of all values"),
         "sigma_min": (QUARTER_STEP, "a quarter of the step of a pixel")
         if pixels
-        else (nearest / reference.d**0.5, "noise as long as the median distance to the nearest image"),
+        else (
+            measured.scale.sigma_data * EDM["sigma_min"] / EDM["sigma_data"],
+            f"EDM's share of sigma_data; the nearest image is {nearest:.3g} away (median), "
+            f"{nearest / reference.d**0.5:.3g} in each dimension",
+        ),
         "sigma_max": (
             largest,
             f"the largest distance from {measured.latents} images to all (Song & Ermon 2020, Technique 1); the "
@@ -219,16 +223,20 @@ def rows_of(t: Sequence[float], levels: Sequence[Level], estimators: Sequence[st
     return rows
 
 
-def hold_out(datamodule: ReferenceDataModule, share: float) -> None:
-    """Keep a share of the images out of the training data, unless the data has its own number."""
+def split(data: ReferenceDataModule, share: float) -> tuple[ReferenceSet, ReferenceSet | None]:
+    """Load the data and keep a share of the images out, unless the data has its own number of images to keep out."""
     if not 0 <= share < 1:
         raise InputError(f"probe: held_out is a share of the images, at least 0 and below 1, got {share}")
-    if share and not datamodule.held_out:
-        stored = datamodule.stored()
-        if stored is None:
-            name = type(datamodule).__name__
-            raise InputError(f"probe: {name} does not know its size; give --data.held_out, or --held_out 0")
-        datamodule.held_out = max(round(share * stored.shape[0]), 1)
+    data.setup("validate")
+    whole = data.reference
+    assert whole is not None
+    if data.held_out or not share:
+        return whole, data.held_out_reference
+    if data.mapped or data.sharded:
+        raise InputError("probe: held_out would copy images that are mapped from a file or sharded: give --held_out 0")
+    data.held_out = max(round(share * len(whole.images)), 1)
+    labels = None if whole.labels is None else whole.labels[: len(whole.images)]
+    return data.sets(whole.images, labels, data.index)
 
 
 def probe(
@@ -242,10 +250,7 @@ def probe(
     folder: Path,
 ) -> Findings:
     """Measure level by level, keep each, and conclude; see `Trainer.probe`."""
-    hold_out(datamodule, held_out)
-    datamodule.setup("validate")
-    reference, rest, seed = datamodule.reference, datamodule.held_out_reference, datamodule.seed
-    assert reference is not None
+    (reference, rest), seed = split(datamodule, held_out), datamodule.seed
     for images in filter(None, (reference, rest)):
         images.to(device)
     estimators: Mapping[str, Estimator] = {"STF": STF(), "KNN": KNN(), "SubspaceKNN": SubspaceKNN()}
