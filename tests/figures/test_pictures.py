@@ -14,7 +14,16 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from lit_knn import estimators
 from lit_knn.data import Digits
 from lit_knn.estimators import KNN, Estimator, Exact, OneSample
-from lit_knn.figures import agreement_curves, figure1, figure5
+from lit_knn.figures import (
+    TrainingCurve,
+    agreement_curves,
+    figure1,
+    figure3,
+    figure5,
+    pair_grid,
+    run_comparison,
+    size_calibration,
+)
 from lit_knn.figures.style import PALETTE, dress, looks
 from lit_knn.metrics import mean_pictures
 from lit_knn.reference import ReferenceSet
@@ -176,3 +185,46 @@ def test_the_numbers_of_a_logarithmic_axis_differ_and_are_plain_on_a_short_one(l
     ticks = [*axes.yaxis.get_major_ticks(), *axes.yaxis.get_minor_ticks()]
     shown = sorted((tick.get_loc(), tick.label1.get_text()) for tick in ticks if low <= tick.get_loc() <= high)
     assert [text for _, text in shown if text] == wanted
+
+
+def test_pairs_stand_above_each_other():
+    # Nine pairs fill a row of eight and begin a second one; the shades say which image is where.
+    upper, lower = (torch.linspace(low, low + 0.8, 9).reshape(9, 1, 1, 1).expand(9, 1, 32, 32) for low in (-0.9, 0.1))
+    picture = pair_grid(upper, lower)
+    side = 32 + 2
+    shades = picture[0, side // 2 :: side, side // 2 :: side] * 2 - 1
+    expected = torch.ones(4, 8)  # Free places are white.
+    expected[0], expected[1] = upper[:8, 0, 0, 0], lower[:8, 0, 0, 0]
+    expected[2, 0], expected[3, 0] = upper[8, 0, 0, 0], lower[8, 0, 0, 0]
+    torch.testing.assert_close(shades[:4, :8], expected, atol=1 / 127, rtol=0)  # a step of 8-bit pixels
+
+
+def test_the_best_size_is_marked_at_each_level():
+    errors = {0.5: {3: 2.0, 5: 1.0, 7: 3.0}, 2.0: {3: 4.0, 5: 3.0, 7: 2.0}}
+    rows = [{"t": t, "size": size, "mse": mse} for t, own in errors.items() for size, mse in own.items()]
+    left = size_calibration(rows, {"calibrated": {0.5: 5, 2.0: 7}}).axes[0]
+    marks = [tuple(np.ravel(line.get_data())) for line in left.lines if line.get_marker() == "o"]
+    assert marks == [(5, 1.0), (7, 2.0)]
+
+
+def test_the_time_of_the_estimator_follows_that_of_the_rest():
+    runs = [
+        TrainingCurve("a", "KNN", 8, 4, ms_per_image=(2.0, 5.0)),
+        TrainingCurve("b", "STF", ms_per_image=(1.0, 4.0)),
+    ]
+    bars = run_comparison(runs).axes[-1].patches
+    assert [(bar.get_x(), bar.get_width()) for bar in bars] == [(0.0, 5.0), (5.0, 2.0), (0.0, 4.0), (4.0, 1.0)]
+
+
+def test_a_bias_within_its_error_is_shown_by_its_upper_limit():
+    def row(t, bias):
+        values = {"mse": 1.0, "bias_sq_corrected": bias, "variance": 1.0}
+        columns = {f"{kind}_{name}{end}": value for kind in ("mu", "score") for name, value in values.items()
+                   for end, value in (("", value), ("_se", 0.1))}  # fmt: skip
+        return {"estimator": "KNN", "t": t, **columns}
+
+    # Two standard errors above the estimate; a negative estimate counts as 0.
+    bias = figure3([row(1.0, 0.5), row(2.0, 0.15), row(3.0, -0.15)]).axes[1]
+    hollow = [line for line in bias.lines if line.get_fillstyle() == "none" and len(line.get_xdata()) == 2]
+    np.testing.assert_allclose(hollow[0].get_xdata(), [2.0, 3.0])
+    np.testing.assert_allclose(hollow[0].get_ydata(), [0.35, 0.2])
