@@ -22,7 +22,9 @@ from lit_knn.theory.posterior import log_posterior
 COLLAPSED = 0.99
 # Estimates at each latent. Latents differ more than estimates at one latent, so more repeats would gain little.
 REPEATS = 2
-BATCH_SIZE = 64
+BATCH_SIZE = 256
+# Bytes of the probabilities of some latents. Each group of latents converts all images twice, so groups are large.
+POSTERIOR_BYTES = 64 * 2**20
 
 Level = dict[str, Tensor]
 """Values at the latents of one noise level, (latents,) float64 each, by the names that `Probe.level` explains."""
@@ -42,18 +44,20 @@ class Posterior(NamedTuple):
 def posterior_at(reference: ReferenceSet, z: Tensor, t: float, generator: torch.Generator) -> Posterior:
     """Enumerate the posterior at z (B, *shape) and noise level t. The memory is bounded for any number of images."""
 
+    def sq_norms() -> Tensor:
+        return torch.cat([x.flatten(1).double().square().sum(1) for _, x in reference.chunks(chunk_rows(reference.d))])
+
     def part(z: Tensor) -> Posterior:
         p = log_posterior(all_sq_dist(reference, z), t).exp()
-        mean, sq_norm = p.new_zeros(len(z), reference.d), p.new_zeros(len(z))
+        mean = p.new_zeros(len(z), reference.d)
         for start, x in reference.chunks(chunk_rows(reference.d)):
-            flat, weights = x.flatten(1).double(), p[:, start : start + len(x)]
-            mean += weights @ flat
-            sq_norm += weights @ flat.square().sum(1)
+            mean += p[:, start : start + len(x)] @ x.flatten(1).double()
+        sq_norm = p @ reference.cached("squared norms", sq_norms)
         variance = (sq_norm - mean.square().sum(1)).clamp(min=0) / reference.d
         draws = reference.gather(torch.multinomial(p, REPEATS, replacement=True, generator=generator))
         return Posterior(mean.reshape(z.shape), variance, torch.special.entr(p).sum(1).exp(), p.amax(1), draws)
 
-    parts = [part(z[rows]) for rows in batches_of(z, reference.N)]
+    parts = [part(rows) for rows in z.split(max(POSTERIOR_BYTES // (8 * reference.N), 1))]
     return Posterior(*map(torch.cat, zip(*parts, strict=True)))
 
 
@@ -107,7 +111,7 @@ class Probe:
         reference: ReferenceSet,
         held_out: ReferenceSet | None,
         estimators: Mapping[str, Estimator],
-        latents: int = 512,
+        latents: int = 256,
         by_class: bool = False,
         seed: int = 0,
     ) -> None:

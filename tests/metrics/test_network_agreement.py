@@ -81,6 +81,14 @@ class Offset(Estimator):
         return Exact().bind(self.reference).posterior_mean(z, t) - 0.25
 
 
+def test_samples_do_not_depend_on_their_batches():
+    reference = ReferenceSet(pixels(30, (1, 6, 6)))
+    wiener = Wiener(r=4).bind(reference)
+    whole, parts = (SameNoise(reference, num_steps=4, batch_size=size).draw(wiener, 7) for size in (7, 3))
+    assert whole.std(0).max() > 0.1
+    torch.testing.assert_close(whole, parts, rtol=0, atol=1e-3)  # float32 keeps latents of size 4·80 to 2e-5.
+
+
 def test_a_network_that_equals_an_estimator_agrees_wholly():
     reference, held_out = (ReferenceSet(pixels(n, (1, 6, 6))) for n in (30, 20))
     networks = {"itself": Exact().bind(reference), "darker": Offset().bind(reference)}

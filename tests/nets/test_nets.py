@@ -2,6 +2,7 @@ import pytest
 import torch
 
 from lit_knn.nets import ConvResNet, ConvUNet, UNet
+from lit_knn.nets.base import NO_CLASS
 
 
 @pytest.mark.parametrize(("channels", "side"), [(1, 8), (3, 32), (2, 64), (5, 16), (3, 28)])
@@ -30,6 +31,7 @@ def test_unet_output_depends_on_noise_level_class_and_its_own_item():
         torch.nn.init.normal_(parameter, std=0.1)
     z, noise, labels = torch.randn(3, 1, 8, 8), torch.randn(3), torch.tensor([0, 1, 2])
     base = net(z, noise, labels)
+    torch.testing.assert_close(net(z, noise, torch.full((3,), NO_CLASS)), net(z, noise))  # no class at all
     for other in (net(z, noise + 1, labels), net(z, noise, labels.roll(1))):
         assert ((base - other).flatten(1).abs().amax(1) > 1e-4).all()
     torch.testing.assert_close(base[1:2], net(z[1:2], noise[1:2], labels[1:2]), rtol=1e-4, atol=1e-4)
@@ -68,3 +70,14 @@ def test_convolutional_nets_take_classes_and_start_at_zero(family):
     one, other = net(z, label, torch.tensor([0, 0])), net(z, label, torch.tensor([1, 1]))
     assert not torch.allclose(one, other)
     assert not torch.allclose(one, net(z, label + 1, torch.tensor([0, 0])))
+
+
+def test_the_second_layer_of_the_convolutional_unet_is_residual():
+    net = ConvUNet(1, 8, (1, 2))
+    torch.nn.init.normal_(net.conv_out.weight)
+    z, label = torch.randn(2, 1, 8, 8), torch.zeros(2)
+    for name, parameter in net.named_parameters():
+        if "second.conv" in name:
+            torch.nn.init.zeros_(parameter)
+    # Without the sum a network whose second layers are zero would not see z.
+    assert not torch.allclose(net(z, label), net(-z, label))
