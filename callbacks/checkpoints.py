@@ -10,7 +10,7 @@ from torch.optim import Optimizer
 
 from lit_knn.common.checkpoint_file import CHECKPOINTS, LAST_NAME
 from lit_knn.common.distributed import on_first_rank
-from lit_knn.common.errors import InputError, NonFiniteLossError
+from lit_knn.common.errors import InputError, NonFiniteLossError, prefixed
 from lit_knn.common.files import make_folder
 from lit_knn.modules.base import EstimatorTraining
 from lit_knn.runs.checkpoints import is_end_of_training, read_training
@@ -134,10 +134,8 @@ class LastCheckpoint(StepCheckpoint):
         if not path.exists() or (start is not None and path.samefile(start)):
             return
         advice = "resume from it with --ckpt_path, move it, or give another folder or logger version"
-        try:
+        with prefixed("this run would overwrite a checkpoint"):
             saved = read_training(path)["global_step"]
-        except InputError as error:
-            raise InputError(f"{error}; this run would overwrite it: move it, or give another folder") from error
         if saved > step:
             raise InputError(f"{path} has {saved} steps, and this run, from step {step}, would overwrite it: {advice}")
 

@@ -3,11 +3,9 @@
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import pytorch_lightning as pl
 from torch import Tensor
 
 from lit_knn.callbacks.measurement import Measurement
-from lit_knn.common.distributed import on_first_rank
 from lit_knn.common.errors import prefixed
 from lit_knn.common.tables import FIDELITY_CSV, undamaged_rows, write_rows
 from lit_knn.metrics import FeatureExtractor, FidelityMeasure, InceptionV3, Pixels
@@ -62,13 +60,6 @@ class Fidelity(Measurement):
     def check(self) -> None:
         """Load the extractor, and find missing parts before any sampling or training."""
         self.measure.prepare(self._reference(), self.num_samples)
-        # A damaged table of an earlier run is renamed now, not after hours of sampling.
-        on_first_rank(lambda: undamaged_rows(self.run_folder / FIDELITY_CSV))
-
-    def on_validation_start(self, trainer: pl.Trainer, pl_module: Any) -> None:
-        """Draw one sample before the hours of a validation, so that a model that cannot sample fails at once."""
-        if not trainer.sanity_checking:
-            pl_module.sample(range(1))
 
     def evaluate(self) -> None:
         """Compare samples with the data, and keep the values."""

@@ -1,6 +1,5 @@
-"""Write the record of a training run beside its checkpoints, and tell the time of a step."""
+"""Write the record of a training run beside its checkpoints."""
 
-import math
 from pathlib import Path
 from typing import Any
 
@@ -8,26 +7,17 @@ import pytorch_lightning as pl
 from pytorch_lightning.utilities import rank_zero_warn
 
 from lit_knn.common.errors import InputError, first_line
-from lit_knn.modules.base import EstimatorTraining
-from lit_knn.runs.clock import TrainingTime, duration
 from lit_knn.runs.folder import RunFolder
 from lit_knn.runs.record import Record
 from lit_knn.runs.run import find_reference
-
-# The first steps take longer: PyTorch chooses kernels and reserves memory, or compiles the network.
-WARM_UP_STEPS = 3
-TIMED_STEPS = 7
 
 
 class RunRecord(pl.Callback):
     """Write `run.json` into the run's folder: command, versions, revision, data, hardware and time.
 
     `config.yaml` beside it has the settings. The file is written at the start, at each checkpoint, at the end, and when
-    the run is interrupted or fails. `lit-knn report RUN...` compares runs. `lit-knn fit` always adds this
-    callback. After ten steps it prints the time of a step, without validations and checkpoints.
+    the run is interrupted or fails. `lit-knn report RUN...` compares runs. `lit-knn fit` always adds this callback.
     """
-
-    _warm = TrainingTime()
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Write what is known before the first step."""
@@ -45,29 +35,6 @@ class RunRecord(pl.Callback):
             except InputError as error:
                 rank_zero_warn(f"{error}; what it said of the earlier part of this run is lost")
         self._write(trainer, pl_module)
-
-    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Count the steps from here."""
-        self._first_step = self._step = trainer.global_step
-
-    def on_train_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *_: Any) -> None:
-        """Print the time of a step, measured after the warm-up steps, and the time of the whole run."""
-        if trainer.global_step == self._step or not isinstance(pl_module, EstimatorTraining):
-            return
-        self._step = trainer.global_step
-        done = self._step - self._first_step
-        if done == WARM_UP_STEPS:
-            self._warm = pl_module.training_time()
-        elif done == WARM_UP_STEPS + TIMED_STEPS:
-            now = pl_module.training_time()
-            seconds = (now.seconds - self._warm.seconds) / TIMED_STEPS
-            estimator = (now.estimator_seconds - self._warm.estimator_seconds) / TIMED_STEPS
-            images = (now.images - self._warm.images) // TIMED_STEPS
-            line = f"A step of {images:,} images takes about {duration(seconds)} (estimator {duration(estimator)})"
-            left = trainer.estimated_stepping_batches - self._step
-            if 0 < left < math.inf:
-                line += f": {left:,} steps about {duration(left * seconds)}"
-            pl_module.print(line)  # The first rank prints it.
 
     def on_save_checkpoint(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]

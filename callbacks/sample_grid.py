@@ -5,9 +5,10 @@ from pathlib import Path
 import pytorch_lightning as pl
 
 from lit_knn.callbacks.measurement import Measurement
-from lit_knn.common.errors import InputError, prefixed
+from lit_knn.common.errors import prefixed
 from lit_knn.common.pixels import are_pictures
 from lit_knn.figures import captioned, image_grid
+from lit_knn.metrics.latents import check_at_least
 from lit_knn.modules.base import EstimatorTraining
 from lit_knn.runs.run import decoded
 
@@ -25,10 +26,9 @@ class SampleGrid(Measurement):
 
     in_fit = True
 
+    @prefixed("SampleGrid")
     def __init__(self, num_samples: int = 64, num_steps: tuple[int | None, ...] = (1, 2)) -> None:
-        if num_samples < 1 or not num_steps or any(steps is not None and steps < 1 for steps in num_steps):
-            given = f"num_samples={num_samples} and num_steps={list(num_steps)}"
-            raise InputError(f"SampleGrid: {given} must be at least 1")
+        check_at_least(1, num_samples=num_samples)
         self.num_samples = num_samples
         self.num_steps = tuple(num_steps)
         self.last_paths: list[Path] = []

@@ -88,36 +88,9 @@ def read_snapshots(paths: Mapping[int, Path]) -> list[Snapshot]:
     """Read snapshots of one training, given by the images seen. Tensors are loaded when they are used.
 
     Raises:
-        InputError: a file is damaged, is no snapshot, was renamed, or has another architecture.
+        InputError: a file is damaged.
     """
-    snapshots: list[Snapshot] = []
-    for seen, path in paths.items():
-        snapshot = read_checkpoint_file(path, mmap=True)
-        if not _is_snapshot(snapshot):
-            raise InputError(f"{path} is no snapshot of averages, which lit_knn.callbacks.PowerAverages writes")
-        if snapshot["images_seen"] != seen:
-            raise InputError(f"{path} is of {snapshot['images_seen']} images: it has been renamed")
-        snapshots.append(snapshot)
-        first, own = (_shapes(each["averages"][0]) for each in (snapshots[0], snapshot))
-        for name in first | own:
-            if (expected := first.get(name, "absent")) != (found := own.get(name, "absent")):
-                other = next(iter(paths.values()))
-                raise InputError(f"{path} is of another architecture than {other}: {name} is {found}, not {expected}")
-    return snapshots
-
-
-def _is_snapshot(content: Mapping[str, Any]) -> bool:
-    """Check that each relative length has one average, and that all have the same architecture."""
-    try:
-        lengths = [exponent(length) for length in content["lengths"]]
-        shapes = [_shapes(average) for average in content["averages"]]
-    except (KeyError, ValueError, TypeError, AttributeError):
-        return False
-    return "images_seen" in content and 0 < len(lengths) == len(shapes) and all(each == shapes[0] for each in shapes)
-
-
-def _shapes(weights: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
-    return {name: tuple(value.shape) for name, value in weights.items()}
+    return [read_checkpoint_file(path, mmap=True) for path in paths.values()]
 
 
 def average(snapshots: Sequence[Snapshot], weights: np.ndarray) -> dict[str, Tensor]:
@@ -129,9 +102,6 @@ def average(snapshots: Sequence[Snapshot], weights: np.ndarray) -> dict[str, Ten
 
     Returns:
         Tensors by name, of the stored type; 16-bit tensors become float32.
-
-    Raises:
-        InputError: a sum is not finite.
     """
     averages = list(itertools.chain.from_iterable(snapshot["averages"] for snapshot in snapshots))
     summed = {}
@@ -142,8 +112,6 @@ def average(snapshots: Sequence[Snapshot], weights: np.ndarray) -> dict[str, Ten
         total = torch.zeros(last.shape, dtype=torch.float64)
         for weight, each in zip(weights, averages, strict=True):
             total.add_(each[name].double(), alpha=float(weight))
-        if not total.isfinite().all():
-            raise InputError(f"the sum of {name} is not finite, because a snapshot is not")
         summed[name] = total.to(torch.float32 if last.element_size() < 4 else last.dtype)
     return summed
 
@@ -177,8 +145,8 @@ def write_averages(run: Path, lengths: Sequence[float], images: int | None = Non
         folder: folder of the checkpoints; None for RUN/averages.
 
     Raises:
-        InputError: a length is out of its range or not reached by the snapshots, there are no snapshots, one is damaged
-            or of another architecture, or a file to write is there already and is another average.
+        InputError: a length is out of its range or not reached by the snapshots, there are no snapshots, one is
+            damaged, or a file to write is there already and is another average.
     """
     with prefixed("--ema"):
         lengths = checked_lengths(lengths)

@@ -2,35 +2,22 @@
 
 import json
 import time
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import pytorch_lightning as pl
 from pytorch_lightning.utilities import rank_zero_info, rank_zero_warn
-from torch import Tensor
 
+from lit_knn.callbacks import Fidelity
 from lit_knn.common.distributed import on_first_rank
 from lit_knn.common.errors import InputError, prefixed
 from lit_knn.common.tables import AVERAGES_PREFIX, CHECKPOINTS_PREFIX, TITLES, Row
 from lit_knn.figures import average_curve, checkpoint_curve, save_figure
-from lit_knn.metrics import FidelityMeasure
 from lit_knn.metrics.kept_results import KeptResults
 from lit_knn.runs.checkpoints import read_training
 from lit_knn.runs.folder import RunFolder, averages_in
 from lit_knn.runs.run import data_reference, measuring_bar
-
-
-@runtime_checkable
-class MeasuresSamples(Protocol):
-    """A callback that draws samples of a model and compares them with the data, such as `callbacks.Fidelity`."""
-
-    measure: FidelityMeasure
-    num_samples: int
-
-    def samples(self, pl_module: pl.LightningModule) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield this rank's share of the samples: seeds (B,) and images (B, *shape)."""
 
 
 class BestCheckpoint(pl.Callback):
@@ -47,21 +34,18 @@ class BestCheckpoint(pl.Callback):
 
     Attributes:
         damaged: the unreadable checkpoints and the reasons; filled while measuring.
+        metric: name of the metric; the best checkpoint has the lowest value.
 
     Raises:
         InputError: at `setup`, no kept checkpoint, or a table of other settings.
     """
 
-    def __init__(self, fidelity: MeasuresSamples, run: str, folder: str | None = None) -> None:
+    def __init__(self, fidelity: Fidelity, run: str, folder: str | None = None) -> None:
         self.fidelity = fidelity
         self.run = Path(run)
         self.folder = folder
         self.damaged: list[str] = []
-
-    @property
-    def metric(self) -> str:
-        """Name of the metric; the best checkpoint has the lowest value."""
-        return self.fidelity.measure.metric
+        self.metric = fidelity.measure.metric
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Find the checkpoints and their finished measurements, before anything is sampled."""
@@ -121,8 +105,6 @@ class BestCheckpoint(pl.Callback):
         problem, checkpoint = None, None
         try:
             checkpoint = read_training(path)
-            if not all(value.isfinite().all() for value in checkpoint["state_dict"].values()):
-                problem = f"{path} has weights that are not finite"
         except InputError as error:
             problem = str(error)
         if not trainer.strategy.reduce_boolean_decision(problem is None, all=True):

@@ -12,13 +12,16 @@ from lit_knn.commands.cli.packaged_configs import with_packaged_configs
 from lit_knn.common.errors import InputError, told_in_one_line
 
 DEBUG = "--debug"
-# These modules have parsers of their own, and print their errors. `prepare` imports no torch.
+# These modules have parsers of their own, and need no trainer. `prepare` imports no torch.
 ALONE = {
+    "average": "lit_knn.commands.average",
+    "export": "lit_knn.commands.export",
+    "report": "lit_knn.commands.report",
     "prepare": "lit_knn.commands.prepare",
     "convert": "lit_knn.commands.convert",
     "referee": "lit_knn.commands.referee",
 }
-# `cli` parses the other commands, or hands them on.
+# `cli` parses the other commands.
 COMMANDS = {
     "fit": "train a model",
     "validate": "measure a checkpoint, or estimators without any training",
@@ -51,7 +54,11 @@ def main(args: Sequence[str] | None = None) -> None:
         _parser().parse_args(given[:1])
     with told_in_one_line(name, debug):
         if name in ALONE:
-            importlib.import_module(ALONE[name]).main(with_packaged_configs(given[1:]))
+            try:
+                importlib.import_module(ALONE[name]).main(with_packaged_configs(given[1:]))
+            except KeyboardInterrupt:
+                print("interrupted; the same command goes on", file=sys.stderr)
+                raise SystemExit(130) from None
         elif name and not name.startswith("-") and name not in COMMANDS:
             raise InputError(f"there is no command {name!r}; the commands are {', '.join(COMMANDS)}")
         else:

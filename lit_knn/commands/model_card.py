@@ -1,8 +1,5 @@
 """The model card of an exported model: collects what is known of its training, and writes it as Markdown."""
 
-import ntpath
-import posixpath
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,10 +8,10 @@ from typing import Any
 import yaml
 
 from lit_knn.commands.report import read_distances, table
-from lit_knn.common.errors import InputError, printable
+from lit_knn.common.errors import printable
 from lit_knn.common.pixels import are_pictures
-from lit_knn.common.tables import TITLES, read_rows
-from lit_knn.runs.folder import CONFIG_NAME, METRICS_NAME, RunFolder
+from lit_knn.common.tables import TITLES
+from lit_knn.runs.folder import CONFIG_NAME, RunFolder
 from lit_knn.runs.record import RECORD_NAME
 from lit_knn.runs.resumption import RUN_KEY
 from lit_knn.sampling import GenerativeModel
@@ -40,7 +37,7 @@ class Facts:
         hours: time of the training steps, without validations.
         hardware: names of the hardware.
         data: number and hash of the images, and with a record the class, shape and fingerprint of the data.
-        metrics: (images seen or None, value) by metric; the last value that was measured up to these weights.
+        metrics: (images seen, value) by metric; the last value that was measured up to these weights.
         versions: versions of Python and packages, and the Git revision.
         config: the parts of config.yaml that make the weights, without paths of the machine.
     """
@@ -50,7 +47,7 @@ class Facts:
     hours: float
     hardware: list[str]
     data: dict[str, Any]
-    metrics: dict[str, tuple[int | None, float]]
+    metrics: dict[str, tuple[int, float]]
     versions: dict[str, str]
     config: dict[str, Any]
 
@@ -59,15 +56,11 @@ def collect(checkpoint: Mapping[Any, Any], run: Path) -> Facts:
     """Collect the available facts of a checkpoint and of its run folder.
 
     Raises:
-        InputError: a count or a time in the checkpoint is no number, or a file in the folder is damaged.
+        InputError: a file in the folder is damaged.
     """
-    time = checkpoint.get("training_time") or {}
-    try:
-        steps, seen = int(checkpoint.get("global_step", 0)), int(checkpoint.get("images_seen", 0))
-        hours, hardware = float(time.get("seconds", 0)) / 3600, [str(name) for name in time.get("hardware", ())]
-        found = dict(checkpoint.get(RUN_KEY) or {})
-    except (TypeError, ValueError, AttributeError) as error:
-        raise InputError(f"the checkpoint's counts and times are not readable: {error}") from error
+    time, found = checkpoint.get("training_time") or {}, checkpoint.get(RUN_KEY) or {}
+    steps, seen = int(checkpoint.get("global_step", 0)), int(checkpoint.get("images_seen", 0))
+    hours, hardware = float(time.get("seconds", 0)) / 3600, list(time.get("hardware", ()))
     data = {name: found[key] for key, name in OF_THE_DATA.items() if key in found}
     versions: dict[str, str] = {}
     parts = [run]
@@ -76,37 +69,20 @@ def collect(checkpoint: Mapping[Any, Any], run: Path) -> Facts:
         data = {**record.data, **data}
         versions = {"python": record.python, **record.packages, "revision": record.revision or "-"}
         parts = RunFolder(run).parts()
-    return Facts(steps, seen, hours, hardware, data, _last_values(parts, seen, steps), versions, _config(run))
-
-
-def _last_values(parts: list[Path], seen: int, steps: int) -> dict[str, tuple[int | None, float]]:
-    """Return the last value of each metric up to the checkpoint, of samples and of a CSV logger's validations."""
-    found: dict[str, tuple[int | None, float]] = {}
-    for path in (path for part in parts for path in (*RunFolder(part).earlier(METRICS_NAME), part / METRICS_NAME)):
-        try:
-            for row in read_rows(path) if path.is_file() else ():
-                if int(row.get("step") or 0) <= steps:
-                    values = {name: value for name, value in row.items() if name.startswith("val/") and value}
-                    found |= {name: (None, float(value)) for name, value in values.items()}
-        except ValueError as error:
-            raise InputError(f"{path} is damaged: {error}") from error
-    for name, points in read_distances(parts).items():
-        before = [point for point in points if point[0] <= seen]
-        if before:
-            found[name] = before[-1]
-    return found
+    measured = {name: [p for p in points if p[0] <= seen] for name, points in read_distances(parts).items()}
+    metrics = {name: points[-1] for name, points in measured.items() if points}
+    return Facts(steps, seen, hours, hardware, data, metrics, versions, _config(run))
 
 
 def _config(run: Path) -> dict[str, Any]:
     if not (run / CONFIG_NAME).is_file():
         return {}
     config = RunFolder(run).config()
-    trainer = config["trainer"] if isinstance(config["trainer"], dict) else {}
     return {
         "seed_everything": config.get("seed_everything"),
         "model": without_paths(config["model"]),
         "data": without_paths(config["data"]),
-        "trainer": {name: trainer[name] for name in OF_THE_TRAINER if name in trainer},
+        "trainer": {name: config["trainer"][name] for name in OF_THE_TRAINER if name in config["trainer"]},
     }
 
 
@@ -116,9 +92,8 @@ def without_paths(value: Any) -> Any:
         return {name: without_paths(part) for name, part in value.items()}
     if isinstance(value, list):
         return [without_paths(part) for part in value]
-    if isinstance(value, str) and (posixpath.isabs(value) or ntpath.isabs(value) or value.startswith("~")):
-        return re.split(r"[/\\]", value.rstrip("/\\"))[-1]
-    return value
+    is_path = isinstance(value, str) and value.startswith(("/", "~"))
+    return Path(value).name if is_path else value
 
 
 def model_card(name: str, model: GenerativeModel, facts: Facts) -> str:
@@ -190,5 +165,5 @@ def _metrics(facts: Facts) -> list[str]:
         return ["None was measured in the run's folder."]
     rows = [["metric", "value", "measured at images seen"]]
     for name, (seen, value) in facts.metrics.items():
-        rows.append([TITLES.get(name, name), f"{value:.6g}", "-" if seen is None else f"{seen:,}"])
+        rows.append([TITLES.get(name, name), f"{value:.6g}", f"{seen:,}"])
     return [*(printable(line) for line in table(rows)), "", f"The weights have seen {facts.images_seen:,} images."]

@@ -1,11 +1,9 @@
 """Prepare images for runs larger than memory: `lit-knn prepare SOURCE OUT`, or `--verify FILE`."""
 
 import argparse
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from lit_knn.common.errors import told_in_one_line
 from lit_knn.data.image_source import Options
 from lit_knn.data.prepared import verify
 from lit_knn.data.prepared_writer import prepare
@@ -31,7 +29,7 @@ Use it with --data Prepared --data.path OUT, or configs/data/prepared.yaml.
 
 
 def main(args: Sequence[str] | None = None) -> None:
-    """Run one command line; bad input ends it with one line and exit status 2."""
+    """Run one command line. Raises InputError for bad input."""
     parser = argparse.ArgumentParser(
         "lit-knn prepare",
         description="Write images, changed as asked, to an .npy file that runs read by page, with a .json beside it.",
@@ -57,17 +55,12 @@ def main(args: Sequence[str] | None = None) -> None:
         parser.error("SOURCE and OUT are needed")
     if options.verify is not None and given != ["verify"]:
         parser.error("--verify FILE stands alone")
-    try:
-        with told_in_one_line():
-            if options.verify is not None:
-                found = verify(options.verify)
-                print(f"{options.verify}: {found.shape[0]:,} images are what was prepared")
-                return
-            changes = Options(options.size, options.center_crop, options.rgb, options.labels_from_folders)
-            made = prepare(options.source, options.out, changes, options.workers)
-    except KeyboardInterrupt:
-        print("stopped; the same command goes on", file=sys.stderr)
-        raise SystemExit(130) from None
+    if options.verify is not None:
+        found = verify(options.verify)
+        print(f"{options.verify}: {found.shape[0]:,} images are what was prepared")
+        return
+    changes = Options(options.size, options.center_crop, options.rgb, options.labels_from_folders)
+    made = prepare(options.source, options.out, changes, options.workers)
     N, channels, height, width = made.shape
     labels = "without" if made.labels is None else "with"
     size = Path(options.out).expanduser().stat().st_size / 1e9

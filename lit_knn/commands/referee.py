@@ -66,12 +66,7 @@ def _run(args: list[str]) -> str:
     how = {name: options[name] for name in ("batch", "repeats", "threads", "cache", "latents")}
     given = {name: options[name] for name in ("name", "index", "data", "output")}
     given |= {"options": Options(**how, memory=not options.no_memory), "make": partial(_made, tuple(args))}
-    try:
-        rows = referee(options.estimator, options.case, **given)
-    except KeyboardInterrupt as error:
-        print("stopped; the finished noise levels are in the table", file=sys.stderr)
-        raise SystemExit(130) from error
-    return _text(rows)
+    return _text(referee(options.estimator, options.case, **given))
 
 
 def _made(args: Sequence[str]) -> tuple[Estimator, Index]:
@@ -106,8 +101,6 @@ def options_of(args: Sequence[str]) -> Any:
         if options.estimator is None:
             raise InputError("--estimator is missing: give a class path, a .yaml file or my_file.py:Name")
         return parser.instantiate(options)
-    except InputError:
-        raise
     except Exception as error:
         raise refusal(error) from error
 

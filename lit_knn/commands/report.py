@@ -5,7 +5,6 @@ in another folder has several; the last one stands for all, and earlier ones are
 """
 
 import argparse
-import math
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from lit_knn import estimators
+from lit_knn.commands.cli.save_config import pairs
 from lit_knn.common.errors import InputError
 from lit_knn.common.files import written_whole
 from lit_knn.common.tables import CHECKPOINTS_PREFIX, FIDELITY_CSV, TITLES, read_rows
@@ -21,10 +21,7 @@ from lit_knn.figures.style import save_figure
 from lit_knn.figures.training_curves import Points, TrainingCurve, best_point, figure4, run_comparison, varied
 from lit_knn.runs.folder import RunFolder
 from lit_knn.runs.record import RECORD_NAME, Record
-from lit_knn.sampling.schedules import ict_doublings
 
-# Options of LitICT that set N(k).
-CURRICULUM = ("total_steps", "s0", "s1")
 # All other columns of the tables are metrics.
 POINT_COLUMNS = {"step", "images_seen", "num_samples", "checkpoint", "seconds", "settings"}
 
@@ -37,7 +34,7 @@ class Run:
 
     Attributes:
         folder: as given on the command line.
-        config: all settings, by dotted names.
+        config: all settings but null, by dotted names.
         record: what ran, where, and how long.
         curve: what the pictures show.
     """
@@ -56,55 +53,27 @@ def read_run(folder: str) -> Run:
     """
     run = RunFolder(Path(folder))
     settings, record = run.config(), run.record()
-    config, time = flat(settings), record.time
+    config = dict(pair for name, value in settings.items() for pair in pairs(name, value))
+    time = record.time
     ms_per_image = (0.0, 0.0)
     if time.images:
         rest = time.seconds - time.estimator_seconds
         ms_per_image = (1000 * time.estimator_seconds / time.images, 1000 * rest / time.images)
     distances = read_distances(run.parts())
-    estimator = estimator_of(folder, settings)
-    curve = TrainingCurve(folder, *estimator, distances, ms_per_image, doublings(config, record))
-    return Run(folder, config, record, curve)
+    estimator = estimator_of(settings)
+    return Run(folder, config, record, TrainingCurve(folder, *estimator, distances, ms_per_image))
 
 
-def estimator_of(folder: str, settings: dict[str, Any]) -> tuple[str, int | None, int | None]:
-    """Return class name, k and n of the estimator of a run's configuration."""
-    try:
-        estimator = settings["model"]["init_args"]["estimator"]
-        options, name = estimator.get("init_args") or {}, estimator["class_path"].rpartition(".")[2]
-    except (KeyError, TypeError, AttributeError) as error:
-        raise InputError(f"report: {folder}/config.yaml has no model.init_args.estimator") from error
+def estimator_of(settings: dict[str, Any]) -> tuple[str, int | None, int | None]:
+    """Return class name, k and n of the estimator of a run's configuration; "-" for a model without an estimator."""
+    estimator = settings["model"].get("init_args", {}).get("estimator") or {}
+    options, name = estimator.get("init_args") or {}, estimator.get("class_path", "-").rpartition(".")[2]
     counts = {option: options[option] for option in ("k", "n") if option in options}
     for option, value in counts.items():
         default = getattr(getattr(estimators, name, None), option, None)
         if value is None and isinstance(default, Count):
             counts[option] = default.default
     return name, counts.get("k"), counts.get("n")
-
-
-def flat(settings: Any, prefix: str = "") -> dict[str, Any]:
-    """Flatten nested settings: {"model": {"lr": 1}} becomes {"model.lr": 1}; lists count from 0."""
-    if isinstance(settings, dict):
-        items: Any = settings.items()
-    elif isinstance(settings, list):
-        items = enumerate(settings)
-    else:
-        return {prefix: settings}
-    found: dict[str, Any] = {}
-    for name, value in items:
-        # Leave out the level `init_args`, which every class has.
-        part = "" if name == "init_args" else f".{name}" if prefix else str(name)
-        found |= flat(value, prefix + part)
-    return found
-
-
-def doublings(config: dict[str, Any], record: Record) -> list[float]:
-    """Return the numbers of images seen at which N(k) of a LitICT run doubled; an empty list for other models."""
-    options = [value for name in CURRICULUM if isinstance(value := config.get(f"model.{name}"), int)]
-    if len(options) < len(CURRICULUM) or not record.step:
-        return []
-    images_per_step = record.images_seen / record.step
-    return [step * images_per_step for step in ict_doublings(*options) if step <= record.step]
 
 
 def read_distances(parts: Sequence[Path]) -> dict[str, Points]:
@@ -124,39 +93,28 @@ def read_distances(parts: Sequence[Path]) -> dict[str, Points]:
 def _read_table(path: Path) -> dict[str, dict[int, float]]:
     """Read the values of each metric by the images seen, from a table that may be missing."""
     found: dict[str, dict[int, float]] = {}
-    try:
-        for row in read_rows(path) if path.is_file() else ():
-            for metric in row.keys() - POINT_COLUMNS:
-                value = _number(row[metric])
-                if not math.isnan(value):
-                    found.setdefault(metric, {})[int(row["images_seen"])] = value
-    except (KeyError, ValueError) as error:
-        raise InputError(f"report: {path}: {error}") from error
+    for row in read_rows(path) if path.is_file() else ():
+        for metric in row.keys() - POINT_COLUMNS:
+            if row[metric] not in ("", "nan"):
+                found.setdefault(metric, {})[int(row["images_seen"])] = float(row[metric])
     return found
-
-
-def _number(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        return math.nan
 
 
 # The page
 
 
-def markdown(runs: Sequence[Run], baseline: Run) -> str:
-    """Make the report: results and circumstances of each run, then the settings that differ."""
+def markdown(runs: Sequence[Run]) -> str:
+    """Make the report: results and circumstances of each run, then the settings that differ.
+
+    Times are compared with those of the first run of the one-sample estimator, or else of the first run.
+    """
+    baseline = next((run for run in runs if run.curve.estimator == "OneSample"), runs[0])
     columns = [cells(run, runs, baseline) for run in runs]
     results = [[label, *(column[label] for column in columns)] for label in columns[0]]
     lines = ["# Training runs", "", *table(results), ""]
     lines.append(f"Time per image is relative to {baseline.folder} ({baseline.curve.method}), without validations.")
     if len(runs) > 1:
         lines.append("Trainings of other seeds show how much of a difference between the distances is chance.")
-    for run in runs:
-        unrecorded = run.record.images_seen - run.record.time.images
-        if unrecorded > 0:
-            lines.append(f"The time of {run.folder} is without its first {unrecorded:,} images.")
     differing = differences(runs)
     lines += ["", "## Settings that differ", ""]
     lines += table([["setting", *(run.folder for run in runs)], *differing]) if differing else ["None."]
@@ -258,8 +216,6 @@ def trainings(folders: Sequence[str]) -> list[str]:
 def main(args: Sequence[str] | None = None) -> None:
     """Print the report of the runs on the command line, and write it with its pictures.
 
-    A report that was written before is printed, too. If it says the same, missing pictures are drawn.
-
     Raises:
         InputError: another report is there already without `--overwrite`, or the folder of a run lacks a file or has a
             damaged one.
@@ -270,9 +226,6 @@ def main(args: Sequence[str] | None = None) -> None:
         "Runs that differ in k or n are also drawn as in Figure 4.",
     )
     parser.add_argument("runs", nargs="+", metavar="RUN", help="folder of a training run, such as runs/demo/knn_0")
-    parser.add_argument(
-        "--baseline", help="the run to compare times with; by default the first one of OneSample, else the first"
-    )
     parser.add_argument("--output", default="report", help="path of the files, without .md, .png and .pdf")
     parser.add_argument("--overwrite", action="store_true", help="replace files of an earlier report")
     options = parser.parse_args(args)
@@ -283,37 +236,21 @@ def main(args: Sequence[str] | None = None) -> None:
         pictures[f"{options.output}_figure4"] = figure4
     page = Path(f"{options.output}.md")
     written = [page, *(Path(f"{stem}.{suffix}") for stem in pictures for suffix in ("png", "pdf"))]
-    check_output(options.output, written)
-    if options.baseline:
-        baseline = read_run(options.baseline)
-    else:
-        baseline = next((run for run in runs if run.curve.estimator == "OneSample"), runs[0])
-    text = markdown(runs, baseline)
+    text = markdown(runs)
     print(text)
-    there = [path for path in written if path.exists() and not options.overwrite]
+    there = [path for path in written if path.exists()]
     # The page is written first, so files of a report that was interrupted have its page beside them.
-    if there and not (page in there and page.read_text(encoding="utf-8") == text):
+    same = page in there and page.read_text(encoding="utf-8") == text
+    if there and not same and not options.overwrite:
         raise InputError(f"report: {there[0]} is of another report, and stays; give another --output or --overwrite")
-    missing = [path for path in written if path not in there]
-    if page in missing:
-        with written_whole(page) as partial:
-            partial.write_text(text, encoding="utf-8")
+    with written_whole(page) as partial:
+        partial.write_text(text, encoding="utf-8")
     for stem, draw in pictures.items():
-        if {Path(f"{stem}.png"), Path(f"{stem}.pdf")} & set(missing):
-            save_figure(draw(curves), stem)
-    print(f"Written: {', '.join(map(str, missing)) or 'nothing, because the files of this report are there already'}")
+        save_figure(draw(curves), stem)
+    print(f"Written: {', '.join(map(str, written))}")
 
 
 def is_ablation(curves: Sequence[TrainingCurve]) -> bool:
     """Whether measured runs differ in k or n."""
     measured = [curve for curve in curves if curve.distances]
     return any(len({(run.k, run.n) for run in varied(measured, option)}) > 1 for option in ("k", "n"))
-
-
-def check_output(output: str, written: Sequence[Path]) -> None:
-    """Raise InputError if a file of the report cannot be written."""
-    if not Path(output).name:
-        raise InputError(f"report: --output {output!r} is no name of a file")
-    for path in written:
-        if path.is_dir():
-            raise InputError(f"report: --output {output}: {path} is a folder; give another path")

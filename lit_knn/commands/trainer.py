@@ -10,9 +10,9 @@ from lightning_fabric.plugins.io.torch_io import TorchCheckpointIO
 from pytorch_lightning.callbacks import ModelCheckpoint, ProgressBar
 from pytorch_lightning.trainer.states import TrainerFn
 
-from lit_knn.callbacks import LastCheckpoint
+from lit_knn.callbacks import Fidelity, LastCheckpoint
 from lit_knn.callbacks.measurement import Measurement
-from lit_knn.commands.best import BestCheckpoint, MeasuresSamples
+from lit_knn.commands.best import BestCheckpoint
 from lit_knn.commands.plan import NotBuilt, Plan, make_plan
 from lit_knn.common.checkpoint_file import CHECKPOINTS
 from lit_knn.common.errors import InputError
@@ -155,7 +155,7 @@ class Trainer(pl.Trainer):
         model: pl.LightningModule,
         datamodule: ReferenceDataModule | None = None,
         levels: int = 24,
-        latents: int = 512,
+        latents: int = 256,
         held_out: float = 0.1,
         by_class: bool = False,
         t_min: float = 0.002,
@@ -217,7 +217,7 @@ class Trainer(pl.Trainer):
                 checkpoints were damaged.
         """
         callbacks: list[pl.Callback] = self.callbacks
-        measures = [callback for callback in callbacks if isinstance(callback, MeasuresSamples)]
+        measures = [callback for callback in callbacks if isinstance(callback, Fidelity)]
         if not measures:
             raise InputError("best: the run has no lit_knn.callbacks.Fidelity; add -c configs/evaluate/fid.yaml")
         best = BestCheckpoint(measures[-1], run, checkpoints)

@@ -12,7 +12,6 @@ from lit_knn.common.tables import TITLES
 from lit_knn.figures.style import OTHERS, dress, image_unit, looks
 
 HIGHER_IS_BETTER = {"inception_score", "precision", "recall"}
-DOUBLES = "the steps N(k) double"
 
 Pair = tuple[float, float]
 Points = Sequence[tuple[int, float]]
@@ -30,7 +29,6 @@ class TrainingCurve:
         n: samples drawn, or None.
         distances: (images seen, value) in ascending order, by metric.
         ms_per_image: (estimator, rest): milliseconds of training per image.
-        doublings: images seen where the number of discretisation steps N(k) doubled.
     """
 
     name: str
@@ -39,7 +37,6 @@ class TrainingCurve:
     n: int | None = None
     distances: Mapping[str, Points] = field(default_factory=dict)
     ms_per_image: tuple[float, float] = (0.0, 0.0)
-    doublings: Sequence[float] = ()
 
     @property
     def method(self) -> str:
@@ -60,20 +57,14 @@ def passes(points: Points, baseline: Points, metric: str) -> int | None:
 
 
 def run_comparison(runs: Sequence[TrainingCurve]) -> Figure:
-    """Draw one panel per metric over images seen, with a line per run, and bars of the time per image.
-
-    A thin vertical line shows where N(k) doubles in consistency training: the loss and the samples change there.
-    """
+    """Draw one panel per metric over images seen, with a line per run, and bars of the time per image."""
     metrics = _metrics(runs)
     figure = Figure(figsize=(4.2 * (len(metrics) + 1), 3.8), layout="constrained")
     *panels, bars = figure.subplots(1, len(metrics) + 1, squeeze=False)[0]
     for axes, metric in zip(panels, metrics, strict=True):
         _draw_metric(axes, runs, metric)
     _draw_times(bars, runs)
-    handles, labels = bars.get_legend_handles_labels()
-    marked = [line for axes in panels for line in axes.lines if line.get_label() == DOUBLES]
-    legend = [*handles, *marked[:1]], [*labels, *([DOUBLES] if marked else [])]
-    figure.legend(*legend, loc="outside lower center", ncols=2, frameon=False)
+    figure.legend(*bars.get_legend_handles_labels(), loc="outside lower center", ncols=2, frameon=False)
     return figure
 
 
@@ -93,13 +84,10 @@ def _metrics(runs: Sequence[TrainingCurve]) -> list[str]:
 
 def _draw_metric(axes: Axes, runs: Sequence[TrainingCurve], metric: str) -> None:
     points = [point for run in runs for point in run.distances.get(metric, ())]
-    last = max(seen for seen, _ in points)
-    unit, divisor = image_unit(last)
+    unit, divisor = image_unit(max(seen for seen, _ in points))
     for run, style in _looks(runs):
         own = run.distances.get(metric, ())
         axes.plot([seen / divisor for seen, _ in own], [value for _, value in own], **style)
-    for seen in sorted({seen for run in runs for seen in run.doublings if seen <= last}):
-        axes.axvline(seen / divisor, color="0.6", linewidth=0.6, linestyle=":", zorder=0, label=DOUBLES)
     dress(axes, _log(points), xlabel=f"Training images seen ({unit})", ylabel=TITLES.get(metric, metric))
 
 

@@ -59,18 +59,6 @@ def _processor() -> str:
     return f"{processor_name()} ({threads} thread{'s' if threads > 1 else ''})"
 
 
-def duration(seconds: float) -> str:
-    """Write a time for people: `0.034 s`, `2.6 s`, `2 min 50 s`, `3 h 5 min` or `12 days`."""
-    if seconds < 59.5:
-        return f"{seconds:.2g} s"
-    seconds = round(seconds)
-    if seconds < 3600:
-        return f"{seconds // 60} min {seconds % 60} s"
-    if seconds < 48 * 3600:
-        return f"{seconds // 3600} h {seconds % 3600 // 60} min"
-    return f"{seconds / 86400:.0f} days"
-
-
 class TrainingMonitor:
     """Computes averages over the steps since the last `read`. Call `restart` first. Sums stay on the device.
 

@@ -137,24 +137,13 @@ def ict_num_steps(step: int, total_steps: int = 400_000, s0: int = 10, s1: int =
         s0: intervals at the start.
         s1: intervals at the end.
     """
-    period, doublings = _ict_doubling(total_steps, s0, s1)
-    return min(s0 * 2 ** min(step // period, doublings), s1) + 1
-
-
-def ict_doublings(total_steps: int = 400_000, s0: int = 10, s1: int = 1280) -> list[int]:
-    """Return the training iterations k at which `ict_num_steps` grows, ascending."""
-    period, doublings = _ict_doubling(total_steps, s0, s1)
-    return [period * number for number in range(1, doublings + 1) if period * number < total_steps]
-
-
-def _ict_doubling(total_steps: int, s0: int, s1: int) -> tuple[int, int]:
-    """Return the iterations from one doubling to the next, and the number of doublings."""
     if not 1 <= s0 <= s1:
         raise InputError(f"need 1 <= s0 <= s1, got s0={s0} and s1={s1}")
     if total_steps < 1:
         raise InputError(f"total_steps must be at least 1, got {total_steps}")
-    period = math.floor(total_steps / (math.log2(s1 // s0) + 1))
-    return max(period, 1), math.ceil(math.log2(s1 / s0))
+    period = max(math.floor(total_steps / (math.log2(s1 // s0) + 1)), 1)
+    doublings = min(step // period, math.ceil(math.log2(s1 / s0)))
+    return min(s0 * 2**doublings, s1) + 1
 
 
 def lognormal_step_probs(sigmas: Tensor, P_mean: float = -1.1, P_std: float = 2.0) -> Tensor:

@@ -150,7 +150,7 @@ def test_the_distance_draws_batches_of_the_size_of_the_options(tmp_path):
 
     model = Watched()
     validate(PixelFrechetDistance(num_samples=7, batch_size=3), model, Set(), tmp_path)
-    assert model.asked == [[0], [0, 1, 2], [3, 4, 5], [6]]  # the first is a trial
+    assert model.asked == [[0, 1, 2], [3, 4, 5], [6]]
 
 
 def test_measurements_of_a_validation_are_rows_of_their_own_and_keep_the_earlier_ones(tmp_path):
@@ -197,4 +197,4 @@ def test_the_check_before_training_measures_nothing(tmp_path):
     options["default_root_dir"] = tmp_path
     trainer = pl.Trainer(**{**TRAINER, **options}, callbacks=[PixelFrechetDistance(num_samples=4, batch_size=2)])
     trainer.fit(Sampling(WatchedNet(), OneSample()), Images())
-    assert asked == [False] * 3  # a trial and two batches
+    assert asked == [False] * 2

@@ -5,8 +5,7 @@ import torch
 
 from lit_knn.common.errors import InputError
 from lit_knn.data import ReferenceDataModule
-from lit_knn.estimators import Estimator, Exact
-from lit_knn.reference import ReferenceSet
+from lit_knn.estimators import Estimator
 
 
 @pytest.mark.parametrize("loaded", [None, torch.zeros(3, 1), (torch.zeros(3, 1),), ([1.0], None)])
@@ -17,13 +16,6 @@ def test_a_load_that_gives_no_pair_of_images_and_labels_is_refused(loaded):
 
     with pytest.raises(InputError, match=r"Data\.load must return \(images, labels\)"):
         Data().setup()
-
-
-@pytest.mark.parametrize("t", ["2", None, 1 + 2j, torch.ones(4, 2)])
-def test_a_time_that_is_no_number_per_item_is_refused(t):
-    exact = Exact().bind(ReferenceSet(torch.randn(8, 2)))
-    with pytest.raises(InputError, match="t must be"):
-        exact.posterior_mean(torch.zeros(4, 2), t)
 
 
 def test_an_estimate_that_is_not_finite_is_the_fault_of_the_estimator():

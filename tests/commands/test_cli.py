@@ -11,6 +11,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 import callbacks
 from main import main, make_cli
 from tests import ROOT
+from tests.image_files import image_folder
 
 LAST = "runs/demo/knn_0/checkpoints/last.ckpt"
 DEMO = str(ROOT / "configs" / "demo.yaml")
@@ -46,15 +47,6 @@ def trained(kept):
 
 def run_folder(version=0):
     return Path("runs/demo") / f"knn_{version}"
-
-
-def write_images(folder, number=40, size=(8, 8), mode="RGB"):
-    rng = np.random.default_rng(0)
-    folder.mkdir()
-    for i in range(number):
-        shape = (size[1], size[0], 3) if mode == "RGB" else (size[1], size[0])
-        Image.fromarray(rng.integers(0, 256, shape, dtype=np.uint8), mode).save(folder / f"img{i:04d}.png")
-    return folder
 
 
 def test_fit_leaves_checkpoint_pictures_and_logs_and_says_where(capsys):
@@ -158,7 +150,7 @@ def test_checkpoint_of_images_of_another_size_is_refused(capsys):
 
 
 def test_table1_run_trains_on_a_folder_of_images_with_flips_and_ivf(tmp_path):
-    write_images(tmp_path / "images")
+    image_folder(tmp_path / "images", 40, (8, 8))
     args = ["--data", str(ROOT / "configs" / "data" / "image_files.yaml"), "--data.path", "images"]
     args += ["--data.hflip", "true", "--data.index", "FaissIndex", "--data.index.factory", "IVF4,SQ8"]
     args += ["--data.index.nprobe", "2"]

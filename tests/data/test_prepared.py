@@ -8,7 +8,6 @@ import pytest
 import torch
 from PIL import Image
 
-from lit_knn.commands.prepare import main
 from lit_knn.common.errors import InputError
 from lit_knn.data import CIFAR10, ImageFiles, Prepared
 from lit_knn.data.array_files import read_array_file
@@ -19,6 +18,7 @@ from lit_knn.data.prepared_writer import prepare
 from lit_knn.data.reading import reference_from
 from lit_knn.index import TorchIndex
 from lit_knn.reference import ReferenceSet
+from main import main
 from tests.image_files import encoded, image_folder, pixels, refusal, write_cifar10, write_folder, write_zip
 from tests.interrupted_runs import file_size_limit
 
@@ -140,7 +140,7 @@ def test_a_preparation_that_a_full_disk_ends_goes_on_and_gives_the_same_file(tmp
     assert "going on after 60 images" in capsys.readouterr().err
     assert out.read_bytes() == (tmp_path / "whole.npy").read_bytes()
     assert out.with_suffix(".json").read_bytes() == (tmp_path / "whole.json").read_bytes()
-    main(["--verify", str(out)])
+    main(["prepare", "--verify", str(out)])
     assert not list(tmp_path.glob("*.partial*"))
 
 
@@ -213,7 +213,7 @@ def test_a_json_that_does_not_fit_is_refused(whole, change, words):
 
 def test_the_command(tmp_path, capsys):
     source, out = image_folder(tmp_path / "source", size=(6, 8)), str(tmp_path / "x.npy")
-    main([str(source), out, "--size", "4", "--center-crop", "--workers", "1"])
+    main(["prepare", str(source), out, "--size", "4", "--center-crop", "--workers", "1"])
     assert "20 images of 4x4x3, with labels" in capsys.readouterr().out
     refused = {
         "a\x1b[2J\nb.zip": ([], "a\\x1b[2J\\nb.zip does not exist"),
@@ -221,6 +221,6 @@ def test_the_command(tmp_path, capsys):
     }
     for path, (more, message) in refused.items():
         with pytest.raises(SystemExit) as caught:
-            main([path, str(tmp_path / "y.npy"), *more])
+            main(["prepare", path, str(tmp_path / "y.npy"), *more])
         assert caught.value.code == 2
         assert capsys.readouterr().err == f"error: {message}\n"

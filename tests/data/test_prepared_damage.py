@@ -6,18 +6,18 @@ import os
 import numpy as np
 import pytest
 
-from lit_knn.commands.prepare import main
 from lit_knn.data.image_files import read_image_files
 from lit_knn.data.image_source import Options, open_source
 from lit_knn.data.prepared import read_prepared, verify
 from lit_knn.data.prepared_writer import prepare, write_prepared
+from main import main
 from tests.image_files import encoded, image_folder, labels_json, pixels, refusal, write_folder, write_zip
 
 
 def test_a_flipped_bit_is_found_by_verify(tmp_path, capsys):
     path = tmp_path / "x.npy"
     prepare(image_folder(tmp_path / "s"), path)
-    main(["--verify", str(path)])
+    main(["prepare", "--verify", str(path)])
     assert "20 images are what was prepared" in capsys.readouterr().out
     content = path.read_bytes()
     for place in (128, 500, -1):  # The first pixel, one in the middle, and the last
@@ -27,7 +27,7 @@ def test_a_flipped_bit_is_found_by_verify(tmp_path, capsys):
         message = refusal(verify, path)
         assert f"{path} is damaged: its pixels are not what was prepared" in message
     with pytest.raises(SystemExit) as caught:
-        main(["--verify", str(path)])
+        main(["prepare", "--verify", str(path)])
     assert caught.value.code == 2
     assert capsys.readouterr().err.splitlines()[-1] == f"error: {message}"
 

@@ -150,7 +150,7 @@ STARTED = "has started 2 processes, but trainer.num_nodes=1 and trainer.devices=
     ("environment", "devices", "message"),
     [
         (TORCHRUN, "1", f"error: torchrun {STARTED}"),  # Each process would train its own model.
-        (TORCHRUN, "3", f"error: torchrun {STARTED}"),
+        ({**TORCHRUN, "LOCAL_WORLD_SIZE": 1}, "2", f"error: torchrun {STARTED}"),
         ({**SBATCH, "SLURM_STEP_ID": 0}, "1", f"error: srun {STARTED}"),
         (SBATCH, "2", "SLURM_NTASKS=2, but srun has not started this process"),  # It would wait for the others.
     ],

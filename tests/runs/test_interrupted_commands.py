@@ -151,7 +151,7 @@ def test_a_longer_run_is_not_overwritten(capsys):
         assert f"Checkpoint:   {own}" in capsys.readouterr().out
         assert torch.load(own, weights_only=True)["global_step"] == steps
     own.write_bytes(b"damaged")
-    assert "would overwrite it" in refused(capsys, "fit", "--trainer.logger.version", 7)
+    assert "this run would overwrite a checkpoint: " in refused(capsys, "fit", "--trainer.logger.version", 7)
 
 
 def test_folders_that_cannot_be_written_end_in_one_line(capsys):

@@ -13,7 +13,7 @@ from lit_knn.estimators import OneSample
 from lit_knn.modules import LitICT
 from lit_knn.nets import UNet
 from lit_knn.runs import clock as monitor
-from lit_knn.runs.clock import TrainingMonitor, TrainingTime, duration, hardware_name
+from lit_knn.runs.clock import TrainingMonitor, TrainingTime, hardware_name
 from lit_knn.sampling.schedules import NoiseGrid
 from lit_knn.sampling.solvers import euler_step
 
@@ -86,25 +86,6 @@ def test_parts_of_a_resumed_run_add_up_without_validations_and_setup(tmp_path, c
         assert (record["step"], record["status"]) == (steps, status)
         # The hardware is named once, whatever the number of parts.
         assert record["hardware"] == [hardware_name(torch.device("cpu"), 1)]
-
-
-def test_the_time_of_a_step_is_printed_after_ten_steps(tmp_path, clock, capsys):
-    train(tmp_path / "a", clock, 9)
-    assert "A step of" not in capsys.readouterr().out
-    train(tmp_path / "b", clock, 110, ckpt_path=tmp_path / "a" / "last.ckpt")
-    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("A step of")]
-    assert line == "A step of 64 images takes about 13 s (estimator 3 s): 91 steps about 19 min 43 s"
-
-
-@pytest.mark.parametrize(
-    ("seconds", "told"),
-    [
-        *[(0.0341, "0.034 s"), (59.4, "59 s"), (60, "1 min 0 s"), (170, "2 min 50 s"), (3600, "1 h 0 min")],
-        *[(11_100, "3 h 5 min"), (1_036_800, "12 days")],
-    ],
-)
-def test_times_are_told_in_units_of_people(seconds, told):
-    assert duration(seconds) == told
 
 
 def test_reading_in_between_changes_nothing(clock):

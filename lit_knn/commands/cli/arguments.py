@@ -14,18 +14,6 @@ FILE_NOTE = "__path__"
 ESTIMATOR_OPTION = re.compile(r"--[\w.]+\.estimator")
 
 
-def with_joined_negatives(args: Sequence[str]) -> list[str]:
-    """Write `--model.lr -1e-3` as `--model.lr=-1e-3`, because the parser takes only `-1` or `-.5` for a number."""
-    joined: list[str] = []
-    for arg in args:
-        waits = bool(joined) and joined[-1].startswith("--") and "=" not in joined[-1]
-        if waits and arg.startswith("-") and _is_number(arg):
-            joined[-1] += f"={arg}"
-        else:
-            joined.append(arg)
-    return joined
-
-
 def as_dict(value: Any) -> Any:
     """Turn the parser's namespaces into dictionaries, also those in lists, without its notes of the files read."""
     if isinstance(value, (Namespace, dict)):
@@ -42,22 +30,17 @@ def check_linked(args: Sequence[str]) -> None:
             raise InputError(f"{option} is set by --seed_everything: give that option")
 
 
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
-
-
-def kept_options(args: Sequence[str], parse: Callable[[Sequence[str]], Mapping[str, Any]]) -> Iterator[str]:
+def kept_options(
+    args: Sequence[str], options: Mapping[str, Any], parse: Callable[[Sequence[str]], Mapping[str, Any]]
+) -> Iterator[str]:
     """Find the options that an estimator on the command line inherits from the estimator of a config.
 
     If the class changes, the parser keeps options of the same name, even if they mean something else.
 
     Args:
         args: the command line.
-        parse: parses a command line to nested dictionaries.
+        options: the parsed command line, nested dictionaries.
+        parse: parses another command line likewise.
     """
     for i, arg in enumerate(args):
         option, equals, name = arg.partition("=")
@@ -66,7 +49,7 @@ def kept_options(args: Sequence[str], parse: Callable[[Sequence[str]], Mapping[s
             continue
         with suppress(Exception):  # Without an estimator in a config, no class was replaced.
             before = _class_at(parse([*args[:i], *args[i + (1 if equals else 2) :]]), option)
-            now = _class_at(parse(args), option)
+            now = _class_at(options, option)
             own = {other.partition("=")[0] for other in args}
             kept = {
                 name: value

@@ -15,6 +15,7 @@ from typing import Any, NoReturn
 
 import pytorch_lightning as pl
 import yaml
+from jsonargparse import set_loader
 from pytorch_lightning.callbacks import ProgressBar
 from pytorch_lightning.cli import LightningArgumentParser, LightningCLI
 from pytorch_lightning.loggers import CSVLogger, TensorBoardLogger
@@ -22,10 +23,9 @@ from pytorch_lightning.utilities import rank_zero_only
 from pytorch_lightning.utilities.exceptions import MisconfigurationException
 
 from lit_knn.callbacks import LastCheckpoint, RunRecord, RunSummary, SampleWriter, StepProgressBar
-from lit_knn.commands import average, export, report
-from lit_knn.commands.cli.arguments import as_dict, check_linked, kept_options, with_joined_negatives
-from lit_knn.commands.cli.config_files import check_files_exist
-from lit_knn.commands.cli.construction import check_arguments, construct
+from lit_knn.commands.cli.arguments import as_dict, check_linked, kept_options
+from lit_knn.commands.cli.config_files import load
+from lit_knn.commands.cli.construction import construct
 from lit_knn.commands.cli.interruption import interrupted
 from lit_knn.commands.cli.memory_check import check_fits, warn_of_large_images
 from lit_knn.commands.cli.messages import refusal
@@ -62,9 +62,7 @@ from lit_knn.runs.resumption import check_fit
 NAMED = ["data.modules", "data.latents", "modules", "nets", "modules.augmentation", "modules.time_distributions"]
 for module in NAMED:
     importlib.import_module(f"lit_knn.{module}")
-
-# These commands read files, and need neither a model nor data nor a trainer.
-FILE_COMMANDS = {"average": average.main, "export": export.main, "report": report.main}
+set_loader("yaml", load, exceptions=(yaml.YAMLError,))
 
 # Every run has these callbacks. Their options begin with these names: `--last_checkpoint.every_n_steps 500`.
 OF_EVERY_RUN = {"last_checkpoint": LastCheckpoint, "sample_writer": SampleWriter}
@@ -136,9 +134,8 @@ class CLI(LightningCLI):
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
         """Parse the arguments; `best` also reads the configuration of its run."""
-        args = with_packaged_configs(with_joined_negatives(sys.argv[1:] if args is None else args))
+        args = with_packaged_configs(args)
         check_linked(args)
-        check_files_exist(args)
         try:
             self.config = parser.parse_args(with_config_of_run(args))
         except argparse.ArgumentError as error:
@@ -147,20 +144,15 @@ class CLI(LightningCLI):
         command = self.config.get("subcommand")
         parsed = as_dict(self.config)
         options = parsed if command is None else parsed[command]
-        if options["trainer"] is None:
-            raise InputError("--trainer: null is not allowed")
         elsewhere = bool(options.get("gpu_gb") or options.get("machine_gb"))
         check_trainer_options(options["trainer"], "fit" if command in (None, "plan") else command, elsewhere)
         check_learning_rate(options)
-        for part in filter(None, (options["model"], options.get("data"))):  # Lightning itself makes these two.
-            kind = pkgutil.resolve_name(part["class_path"])
-            check_arguments(kind.__name__, kind, part.get("init_args") or {})
 
         def parse(others: Sequence[str]) -> dict[str, Any]:
             parsed = as_dict(parser.parse_args(with_config_of_run(others)))
             return parsed if command is None else parsed[command]
 
-        for note in kept_options(args, parse):
+        for note in kept_options(args, options, parse):
             warnings.warn(note, stacklevel=2)
 
     def _parse_ckpt_path(self) -> None:
@@ -269,7 +261,6 @@ class CLI(LightningCLI):
         callbacks = callbacks if isinstance(callbacks, list) else [callbacks]
         if options["enable_progress_bar"] is not False and not any(isinstance(c, ProgressBar) for c in callbacks):
             callbacks = [*callbacks, StepProgressBar()]
-        _refuse_doubled(callbacks)
         # Lightning's own logging of hyperparameters knows neither estimator nor net; `SaveConfig` logs all options.
         kwargs = {"enable_autolog_hparams": False, **validated_at_the_end(options), **kwargs}
         if self._run is not None and options["logger"] in (None, True):  # Lightning's default, in the run's folder
@@ -313,12 +304,7 @@ def make_cli(args: Sequence[str] | None = None, run: bool = True) -> CLI:
     # `main` prints the error in one line.
     raising = {"exit_on_error": False, "epilog": DEBUG_HELP}
     command = {**raising, "usage": "%(prog)s [-c CONFIG ...] [--OPTION VALUE ...]"}
-    description = (
-        "Train and evaluate diffusion models. `lit-knn report RUN...` puts training runs side by side; `lit-knn "
-        "average RUN --ema LENGTH...` makes averages of the weights of a run, after it; `lit-knn export RUN FOLDER` "
-        "writes a trained model for others."
-    )
-    given = sys.argv[1:] if args is None else list(args)
+    given = list(sys.argv[1:] if args is None else args)
     return CLI(
         pl.LightningModule,
         pl.LightningDataModule,
@@ -331,12 +317,8 @@ def make_cli(args: Sequence[str] | None = None, run: bool = True) -> CLI:
         trainer_defaults={**TRAINER_DEFAULTS, "callbacks": [RunRecord(), RunSummary()]},
         save_config_callback=SaveConfig,
         save_config_kwargs={"overwrite": True},
-        parser_kwargs={
-            **raising,
-            "description": description,
-            **({name: dict(command) for name in CLI.subcommands()} if run else {}),
-        },
-        args=None if args is None else list(args),
+        parser_kwargs={**raising, **({name: dict(command) for name in CLI.subcommands()} if run else {})},
+        args=given,
         run=run,
     )
 
@@ -370,11 +352,8 @@ def main(args: Sequence[str]) -> None:
     if all(os.environ.get(size, "1") == "1" for size in SIZES):
         rank_zero_only.rank = 0  # type: ignore[attr-defined]  # Another launcher may have left its rank behind.
     try:
-        if args and args[0] in FILE_COMMANDS:
-            FILE_COMMANDS[args[0]](args[1:])
-        else:
-            with quiet():
-                make_cli(args)
+        with quiet():
+            make_cli(args)
     except (KeyboardInterrupt, SystemExit) as stop:
         raise interrupted(stop, args) from None
     except Exception as error:
@@ -406,15 +385,6 @@ def _is_first_alive() -> bool:
 
 def _refuse(error: InputError) -> NoReturn:
     raise error
-
-
-def _refuse_doubled(callbacks: Sequence[pl.Callback]) -> None:
-    """Refuse a listed callback that every run has already, because both would save or write."""
-    options: dict[type, str] = {RunRecord: "", RunSummary: ""}
-    options |= {kind: f"; its options are --{name}.…" for name, kind in OF_EVERY_RUN.items()}
-    for kind in [type(callback) for callback in callbacks]:
-        if kind in options:
-            raise InputError(f"trainer.callbacks: each run has a {kind.__name__} already{options[kind]}")
 
 
 def _seed(value: Any) -> int:

@@ -1,17 +1,15 @@
 """Reads YAML strictly: a repeated key is an error, and errors name the file and the line."""
 
-from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import jsonargparse
 import yaml
 
-from lit_knn.commands.cli.packaged_configs import CONFIG_OPTIONS, hint, hint_of_part, with_packaged_parts
+from lit_knn.commands.cli.packaged_configs import with_packaged_parts
 from lit_knn.common.errors import InputError
 
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-SUFFIXES = (".yaml", ".yml")
 _load_yaml = jsonargparse.get_loader("yaml")
 
 
@@ -41,32 +39,6 @@ def load(text: str, path: str | None = None) -> Any:
     if path is not None:
         return with_packaged_parts(value, Path(path).parent)
     return None if value == "None" else value
-
-
-jsonargparse.set_loader("yaml", load, exceptions=(yaml.YAMLError,))
-
-
-def check_files_exist(args: Sequence[str]) -> None:
-    """Refuse an option whose file is missing, and list the nearest names of our configs; the parser lists none."""
-    for option, value in _values(args):
-        path, is_config = Path(value), option in CONFIG_OPTIONS
-        is_text = any(mark in value for mark in ("{", ": ", ":\n"))
-        if is_text or not (is_config or path.suffix in SUFFIXES) or path.is_file():
-            continue
-        wrong = (
-            "this is a folder" if path.is_dir() else f"no such file{hint(value) if is_config else hint_of_part(value)}"
-        )
-        raise InputError(f"{'--config' if is_config else option} {value}: {wrong}")
-
-
-def _values(args: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Yield each option with its value, written with a space or with `=`."""
-    for i, arg in enumerate(args):
-        option, equals, value = arg.partition("=")
-        if equals and option.startswith("-"):
-            yield option, value
-        elif i > 0 and args[i - 1].startswith("-"):
-            yield args[i - 1], arg
 
 
 def _refuse_double_keys(root: yaml.Node | None) -> None:

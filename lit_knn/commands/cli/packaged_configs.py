@@ -6,8 +6,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from lit_knn.common.errors import InputError
+
 CONFIG_OPTIONS = ("-c", "--config")
 SUFFIX = ".yaml"
+FILES = (SUFFIX, ".yml")
 # These folders hold parts of runs. A run's file names them; `-c` cannot take them.
 PARTS = ("data", "models", "estimators", "trainer")
 # A file that a value in braces names: {class_path: Network, init_args: {net: configs/models/unet.yaml}}.
@@ -30,6 +33,9 @@ def with_packaged_configs(args: Sequence[str]) -> list[str]:
 
     After `-c`, `demo`, `demo.yaml` and `configs/demo.yaml` name the same file. Other options take names with the suffix
     alone (`--model.net models/unet.yaml`), because they also take classes.
+
+    Raises:
+        InputError: a file is missing; the message has the nearest names of our configs, because the parser names none.
     """
     found: list[str] = []
     for i, arg in enumerate(args):
@@ -72,16 +78,20 @@ def hint_of_part(name: str) -> str:
 def _path(option: str, value: str) -> str:
     if value.startswith(("{", "[")):
         return NAMED_FILE.sub(lambda match: _packaged(match[0]), value)
-    return _packaged(value) if option in CONFIG_OPTIONS or value.endswith(SUFFIX) else value
+    is_config, is_text = option in CONFIG_OPTIONS, any(mark in value for mark in ("{", ": ", ":\n"))
+    if is_text or not (is_config or value.endswith(FILES)):
+        return value
+    path = Path(_packaged(value))
+    if not path.is_file():
+        near = hint(value) if is_config else hint_of_part(value)
+        wrong = "this is a folder" if path.is_dir() else f"no such file{near}"
+        raise InputError(f"{'--config' if is_config else option} {value}: {wrong}")
+    return str(path)
 
 
 def _packaged(value: str) -> str:
     """Return the path of the config of this name; the value itself if there is such a file, or no such config."""
-    try:
-        is_file = Path(value).is_file()
-    except (OSError, ValueError):  # YAML instead of a path may be too long, or hold a null character.
-        return value
-    return value if is_file or _name(value) not in names() else str(folder() / f"{_name(value)}{SUFFIX}")
+    return str(folder() / f"{_name(value)}{SUFFIX}") if _name(value) in names() and not Path(value).is_file() else value
 
 
 def _name(value: str) -> str:

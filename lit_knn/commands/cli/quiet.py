@@ -1,11 +1,9 @@
 """Hides Lightning's messages that do not matter for a run of this program."""
 
 import logging
-import threading
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 # Starts of Lightning's warnings about things that this program does on purpose.
 WARNINGS = (
@@ -31,17 +29,7 @@ LOGGERS = ("pytorch_lightning.utilities.rank_zero", "lightning_fabric.utilities.
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Suppress these warnings and lines, and the traceback of a thread whose file cannot be written.
-
-    The owner of the thread gets the same error, and reports it.
-    """
-    shown = threading.excepthook
-
-    def show(args: Any) -> None:
-        if not isinstance(args.exc_value, OSError):
-            shown(args)
-
-    threading.excepthook = show
+    """Suppress these warnings and lines."""
     loggers = [logging.getLogger(name) for name in LOGGERS]
     with warnings.catch_warnings():
         for beginning in WARNINGS:
@@ -51,7 +39,6 @@ def quiet() -> Iterator[None]:
         try:
             yield
         finally:
-            threading.excepthook = shown
             for logger in loggers:
                 logger.removeFilter(_says_something)
 

@@ -59,23 +59,29 @@ class SaveConfig(SaveConfigCallback):
 def flat(options: Mapping[str, Any]) -> Flat:
     """Flatten the parsed options of a command: `estimator`, `estimator.k`, `net.channels`, `lr`, `data.batch_size`.
 
-    A class becomes its name, and a list its text. Options with the value null are left out: they mean a default.
+    Options that change no result are left out.
     """
     trainer, model = options["trainer"], options["model"]
     told = {"model": model["class_path"], **(model.get("init_args") or {})}
     told |= {name: options.get(name) for name in ("data", "optimizer", "lr_scheduler")}
     told |= {name: trainer.get(name) for name in OF_THE_TRAINER}
-    pairs = (pair for name, value in told.items() for pair in _pairs(name, value))
-    return {name: value for name, value in pairs if name not in NOT_TOLD}
+    found = (pair for name, value in told.items() for pair in pairs(name, value))
+    return {name: value for name, value in found if name not in NOT_TOLD}
 
 
-def _pairs(name: str, value: Any) -> Iterator[tuple[str, str | int | float | bool]]:
+def pairs(name: str, value: Any) -> Iterator[tuple[str, str | int | float | bool]]:
+    """Flatten one option, such as `estimator` to `estimator` and `estimator.k`.
+
+    A class becomes its name, and a list of plain values its text. Null is left out: it means a default.
+    """
+    if isinstance(value, list) and any(isinstance(part, Mapping) for part in value):
+        value = dict(enumerate(value))
     if isinstance(value, Mapping):
         if "class_path" in value:
-            yield from _pairs(name, value["class_path"])
+            yield from pairs(name, value["class_path"])
             value = value.get("init_args") or {}
         for part, own in value.items():
-            yield from _pairs(f"{name}.{part}", own)
+            yield from pairs(f"{name}.{part}", own)
     elif isinstance(value, str):
         package, _, last = value.rpartition(".")
         yield name, last if package.partition(".")[0] in ("lit_knn", "torch", "pytorch_lightning") else value

@@ -3,7 +3,6 @@
 import os
 import re
 from collections.abc import Mapping
-from datetime import timedelta
 from inspect import signature
 from pathlib import Path
 from types import ModuleType
@@ -15,35 +14,14 @@ from pytorch_lightning.plugins.environments import LightningEnvironment, SLURMEn
 from pytorch_lightning.utilities import rank_zero_warn
 
 from lit_knn import data, estimators, modules
-from lit_knn.commands.cli.construction import check_arguments
 from lit_knn.common.errors import InputError
 
-# For options that are counts: the smallest value, and the value that switches the limit off.
-COUNTS: dict[str, tuple[int, int | None]] = {
-    "accumulate_grad_batches": (1, None),
-    "check_val_every_n_epoch": (1, None),
-    "log_every_n_steps": (1, None),
-    "max_epochs": (1, -1),
-    "max_steps": (1, -1),
-    "min_epochs": (1, None),
-    "min_steps": (1, None),
-    "num_nodes": (1, None),
-    "num_sanity_val_steps": (0, -1),
-    "reload_dataloaders_every_n_epochs": (0, None),
-}
-# An integer counts batches, and a fraction is a part of an epoch.
-SHARES = (
-    *("limit_train_batches", "limit_val_batches", "limit_test_batches", "limit_predict_batches"),
-    *("overfit_batches", "val_check_interval"),
-)
 # With 0 for these, the command would do nothing.
 WORK = {"fit": "limit_train_batches", "validate": "limit_val_batches", "predict": "limit_predict_batches"}
 PRECISIONS = ("32-true", "32", "16-mixed", "16", "bf16-mixed", "bf16")
 BARE_OPTION = re.compile(r"(?:unrecognized arguments|ambiguous option): --(\w+)\b")
 PROCESSES_PER_CORE = 2
 NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")
-# A plan for another machine may have more processes.
-MOST_PLANNED = 1024
 
 
 def check_trainer_options(options: Mapping[str, Any], command: str, elsewhere: bool = False) -> None:
@@ -51,43 +29,21 @@ def check_trainer_options(options: Mapping[str, Any], command: str, elsewhere: b
 
     `elsewhere` says that the command plans for another machine.
     """
-    check_arguments("trainer", pl.Trainer, options)
-    for name, (least, off) in COUNTS.items():
-        value = options.get(name)
-        if value is not None and value < least and value != off:
-            unless = "" if off is None else f", or {off} for no limit"
-            raise InputError(f"trainer.{name} must be at least {least}{unless}, got {value}")
-    for name in SHARES:
-        _check_share(name, options.get(name), may_be_zero=name not in ("val_check_interval", WORK.get(command)))
-    clip = options.get("gradient_clip_val")
-    if clip is not None and clip < 0:
-        raise InputError(f"trainer.gradient_clip_val must be at least 0, got {clip}")
+    if options.get(WORK.get(command, "")) == 0:
+        raise InputError(f"trainer.{WORK[command]} must be above 0: {command} would do nothing")
     precision = options.get("precision")
     if precision is not None and str(precision) not in PRECISIONS:
         raise InputError(
             f"trainer.precision={precision} is not one of 32-true, bf16-mixed and 16-mixed: the weights stay in float32"
         )
-    _check_number_of_devices(options.get("devices"), elsewhere)
+    if not elsewhere and not torch.distributed.is_torchelastic_launched():
+        _check_number_of_devices(options.get("devices"))
 
 
-def _check_share(name: str, value: Any, may_be_zero: bool) -> None:
-    if value is None or isinstance(value, (str, dict, timedelta)):  # Lightning reads these as times, and checks them.
-        return
-    # Lightning reads 3.0 as 3 batches.
-    if value < 0 or (value > 1 and value != int(value)) or (value == 0 and not may_be_zero):
-        zero = ", or 0 for none" if may_be_zero else ""
-        raise InputError(
-            f"trainer.{name} must be a number of batches of at least 1, or a share of an epoch above 0.0 and up to "
-            f"1.0{zero}, got {value}"
-        )
-
-
-def _check_number_of_devices(devices: Any, elsewhere: bool) -> None:
-    """Refuse more processes than the machine can run, before Lightning makes a list of all of them."""
-    here = max(PROCESSES_PER_CORE * (os.cpu_count() or 1), torch.cuda.device_count())
-    most = MOST_PLANNED if elsewhere else here
-    number = int(devices) if str(devices).isdecimal() else 0  # The parser gives `99` as a text.
-    if number > most and not torch.distributed.is_torchelastic_launched():
+def _check_number_of_devices(devices: Any) -> None:
+    """Refuse more processes than the machine can run."""
+    most = max(PROCESSES_PER_CORE * (os.cpu_count() or 1), torch.cuda.device_count())
+    if str(devices).isdecimal() and int(devices) > most:  # The parser gives `99` as a text.
         raise InputError(
             f"trainer.devices={devices} must be at most {most} here: more processes would only wait for each other"
         )
@@ -168,25 +124,20 @@ def check_learning_rate(options: Mapping[str, Any]) -> None:
     schedule would have no effect.
 
     Raises:
-        InputError: `optimizer.lr` differs from `model.lr`, or `model.lr_ramp_up_images` is used with a schedule.
+        InputError: `optimizer.lr` or the schedule's `max_lr` differs from `model.lr`, or `model.lr_ramp_up_images` is
+            used with a schedule.
     """
-    optimiser, schedule = ((options.get(name) or {}).get("init_args", {}) for name in ("optimizer", "lr_scheduler"))
-    model = (options.get("model") or {}).get("init_args", {})
-    own, given = model.get("lr"), optimiser.get("lr")
-    if options.get("optimizer") and own is not None and given is not None and float(given) != float(own):
-        raise InputError(
-            f"--optimizer.lr={given} and --model.lr={own} are two learning rates: give both the same value"
-        )
+    parts = ("model", "optimizer", "lr_scheduler")
+    model, optimiser, schedule = ((options.get(part) or {}).get("init_args", {}) for part in parts)
+    own = model.get("lr")
+    for name, given in (("optimizer.lr", optimiser.get("lr")), ("lr_scheduler.max_lr", schedule.get("max_lr"))):
+        if own is not None and given is not None and given != own:
+            raise InputError(f"--{name}={given} and --model.lr={own} are two learning rates: give both the same value")
     ramp = model.get("lr_ramp_up_images")
     if options.get("lr_scheduler") and ramp:
         raise InputError(
             f"--model.lr_ramp_up_images={ramp} sets the learning rate at every step, so that --lr_scheduler would have "
             "no effect: set it to 0, and warm up by the schedule"
-        )
-    highest = schedule.get("max_lr")
-    if options.get("lr_scheduler") and own is not None and highest is not None and highest != own:
-        raise InputError(
-            f"--lr_scheduler.max_lr={highest} and --model.lr={own} are two learning rates: give both the same value"
         )
 
 
