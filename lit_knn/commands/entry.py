@@ -57,7 +57,8 @@ def main(args: Sequence[str] | None = None) -> None:
             try:
                 importlib.import_module(ALONE[name]).main(with_packaged_configs(given[1:]))
             except KeyboardInterrupt:
-                print("interrupted; the same command goes on", file=sys.stderr)
+                goes_on = "" if name in ("convert", "referee") else "; the same command goes on"
+                print(f"interrupted{goes_on}", file=sys.stderr)
                 raise SystemExit(130) from None
         elif name and not name.startswith("-") and name not in COMMANDS:
             raise InputError(f"there is no command {name!r}; the commands are {', '.join(COMMANDS)}")

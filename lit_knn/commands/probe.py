@@ -11,6 +11,7 @@ import torch
 import yaml
 from torch import Tensor
 
+from lit_knn import __version__
 from lit_knn.common.errors import InputError
 from lit_knn.common.files import make_folder, written_whole
 from lit_knn.common.progress import progress_bar
@@ -24,7 +25,9 @@ from lit_knn.figures import probe_figure, save_figure
 from lit_knn.metrics.estimator_error import MeanAndError, mean_and_error, share_and_error
 from lit_knn.metrics.kept_results import load_tensors, save_tensors
 from lit_knn.metrics.probe import Level, Probe, distances
+from lit_knn.modules.base import check_device
 from lit_knn.modules.consistency import ConsistencyTraining
+from lit_knn.modules.ect import LitECT
 from lit_knn.modules.regression import PosteriorRegression
 from lit_knn.reference import ReferenceSet
 from lit_knn.sampling.schedules import consistency_weight, log_normal_sigmas
@@ -47,6 +50,12 @@ EDM, FACTOR = {"sigma_data": 0.5, "sigma_min": 0.002, "sigma_max": 80.0}, 1.5
 QUARTER_STEP = 2 / 255 / 4
 
 
+ROUGH = (
+    "For a consistency model this is to first order of Euler's step and a squared loss: on the digits 2 to 5 times as "
+    "much of the noise stays in the gradients (docs/probe.md)."
+)
+
+
 class TrainingNoise(NamedTuple):
     """The noise levels at which a module trains, and the weight of its target's error in the loss."""
 
@@ -62,7 +71,7 @@ class TrainingNoise(NamedTuple):
         training an error of μ̂ moves ẑ by (1 − r/t) times the error with Euler's step, so to first order the weight is
         (1 − r/t)²/(t − r).
         """
-        generator, name = keyed_generator("cpu", seed, Stream.TRAIN), type(model).__name__
+        generator, name = keyed_generator("cpu", seed, Stream.PROBE), type(model).__name__
         if isinstance(model, ConsistencyTraining):
             model.loaded_step = END  # Schedules of levels end with the finest, where most of the training is.
             t, r = model.draw_levels(DRAWS, generator)
@@ -70,6 +79,7 @@ class TrainingNoise(NamedTuple):
         if not isinstance(model, PosteriorRegression):
             t = log_normal_sigmas(DRAWS, -1.2, 1.2, generator)
             return cls("EDM", t, (t.square() + EDM["sigma_data"] ** 2) / t.square())
+        model.eval()  # Dropout would change the network between the three losses.
         t = model.draw_times(DRAWS, generator)
         # The weight is a smooth function of the time, so a table of it is enough.
         at = t.quantile(torch.linspace(0, 1, 65, dtype=torch.float64))
@@ -90,6 +100,7 @@ class Findings(NamedTuple):
     stf_level: float | None  # above this level STF leaves less than 1 % of the noise of one sample
     mean_level: float | None  # above this level the denoiser is the mean image
     above_collapse: float  # share of the training's noise levels
+    outside: float  # share of them that are below the lowest or above the highest measured level
     noise_in_band: float  # share of the target's noise in the loss that is between `collapse` and `stf_level`
     removed: dict[str, MeanAndError]  # share of the target's noise in the loss that an estimator removes
     ms: dict[str, float]  # milliseconds of an estimate, averaged over the noise levels of the training
@@ -134,7 +145,8 @@ def conclude(
     sources = weights * np.interp(place, np.arange(len(t)), means["irreducible"])
     inside = ((noise.sigma > low) & (noise.sigma < high)).numpy()
     in_band, above = float(sources[inside].sum() / (sources.sum() or 1.0)), (noise.sigma > low).double().mean().item()
-    return Findings(collapse, of_tenth, stf_level, mean_level, above, in_band, removed, ms)
+    outside = ((noise.sigma < t[0]) | (noise.sigma > t[-1])).double().mean().item()
+    return Findings(collapse, of_tenth, stf_level, mean_level, above, outside, in_band, removed, ms)
 
 
 def sentences(found: Findings, noise: TrainingNoise, pass_ms: float | None) -> list[str]:
@@ -142,31 +154,48 @@ def sentences(found: Findings, noise: TrainingNoise, pass_ms: float | None) -> l
 
     def gain(name: str) -> str:
         mean, error = found.removed[name]
-        share = "" if pass_ms is None else f", {found.ms[name] / pass_ms:.0%} of a forward and backward pass of the net"
-        return f"{name} removes {mean:.1%} ± {error:.1%}; it costs {found.ms[name]:.2g} ms an image{share}."
+        ms = found.ms[name]
+        share = "" if pass_ms is None else f", {ms / pass_ms:.0%} of a forward and backward pass of the net"
+        return f"{name} removes {100 * mean:.2f} % ± {100 * error:.2f} %; it costs {ms:.2g} ms an image{share}."
 
-    low, tenth = ("no level" if level is None else f"{level:.3g}" for level in (found.collapse, found.collapse_tenth))
-    high = "the highest level" if found.stf_level is None else f"{found.stf_level:.3g}"
-    above = f"{found.above_collapse:.1%} of the noise levels of {noise.name} are above it."
     by_gain = sorted(found.removed, key=lambda name: -found.removed[name].mean)
-    verdict = f"Of the target noise of {noise.name} on this data, {gain(by_gain[0])}"
+    if found.collapse is None:
+        low, collapse = (
+            0.0,
+            "Nothing has collapsed: at the lowest level fewer than 99 % of the posteriors are one image.",
+        )
+    else:
+        low, tenth = found.collapse, "none" if found.collapse_tenth is None else f"{found.collapse_tenth:.3g}"
+        collapse = (
+            f"Collapse: up to level {low:.3g} at least 99 % of the posteriors are one image, so that all estimators "
+            f"agree. With a tenth of the images that level is {tenth}. {found.above_collapse:.1%} of the noise levels "
+            f"of {noise.name} are above it."
+        )
+    if found.stf_level is None:
+        band = f"Better targets pay above {low:.3g}: STF leaves more than 1 % of the noise of one sample at all levels."
+    elif found.stf_level <= low:
+        band = "STF leaves less than 1 % of the noise of one sample wherever there is noise."
+    else:
+        band = (
+            f"Better targets pay between {low:.3g} and {found.stf_level:.3g}, where STF leaves 1 % of the noise of one "
+            f"sample. {found.noise_in_band:.1%} of the target noise is there."
+        )
+    lines = [f"Of the target noise of {noise.name} on this data, {gain(by_gain[0])}", *map(gain, by_gain[1:])]
     if found.above_collapse < LEAST_SHARE:
-        verdict = f"Nothing to gain: the posteriors have collapsed up to level {low}, and only {above}"
-    return [
-        verdict,
-        *map(gain, by_gain[1:]),
-        f"Collapse: up to level {low} at least 99 % of the posteriors are one image, so that all estimators agree. "
-        f"With a tenth of the images it is {tenth}. {above}",
-        f"Better targets pay between {low} and {high}, where STF leaves 1 % of the noise of one sample. "
-        f"{found.noise_in_band:.1%} of the target noise is there.",
-    ]
+        lines = [
+            f"Nothing to gain: {found.above_collapse:.1%} of the noise levels are above the collapse.",
+            *map(gain, by_gain),
+        ]
+    if found.outside > LEAST_SHARE:
+        band += f" {found.outside:.1%} of the noise levels are outside those measured, and count as the nearest one."
+    return [*lines, collapse, band]
 
 
 def constants(reference: ReferenceSet, measured: Probe, found: Findings) -> tuple[dict[str, float], list[str]]:
     """Return EDM's constants for this data, and a line for each with its rule."""
     nearest, largest = distances(reference, measured.latents, measured.seed)
     pixels = reference.images.dtype == torch.uint8
-    mean_level = "no level" if found.mean_level is None else f"level {found.mean_level:.3g} on"
+    mean_level = "only above these levels" if found.mean_level is None else f"from level {found.mean_level:.3g} on"
     rules = {
         "sigma_data": (measured.scale.sigma_data, "the standard deviation of all values"),
         "sigma_min": (QUARTER_STEP, "a quarter of the step of a pixel")
@@ -179,7 +208,7 @@ def constants(reference: ReferenceSet, measured: Probe, found: Findings) -> tupl
         "sigma_max": (
             largest,
             f"the largest distance from {measured.latents} images to all (Song & Ermon 2020, Technique 1); the "
-            f"denoiser is the mean image to 1 % of the variance from {mean_level}",
+            f"denoiser is the mean image to 1 % of the variance {mean_level}",
         ),
     }
     lines = []
@@ -205,7 +234,7 @@ def time_of_pass(model: pl.LightningModule, shape: Sequence[int], device: torch.
     return 1000 * min(seconds) / len(z)
 
 
-def rows_of(t: Sequence[float], levels: Sequence[Level], estimators: Sequence[str]) -> list[Row]:
+def rows_of(t: Sequence[float], levels: Sequence[Level], estimators: Sequence[str], variance: float) -> list[Row]:
     """Return a row for each level: means over the latents, and what each estimator leaves of the noise of one sample.
 
     The share is empty where nothing is left to remove: the noise is rounding.
@@ -213,7 +242,7 @@ def rows_of(t: Sequence[float], levels: Sequence[Level], estimators: Sequence[st
     rows = []
     for level, found in zip(t, levels, strict=True):
         row: Row = {"t": level, "latents": len(found["irreducible"])}
-        there = bool(found["irreducible"].mean() > 1e-12)
+        there = bool(found["irreducible"].mean() > 1e-12 * variance)
         for name, values in found.items():
             if name in estimators:
                 row[name], row[f"{name}_se"] = share_and_error(values, found["irreducible"]) if there else ("", "")
@@ -234,7 +263,8 @@ def split(data: ReferenceDataModule, share: float) -> tuple[ReferenceSet, Refere
         return whole, data.held_out_reference
     if data.mapped or data.sharded:
         raise InputError("probe: held_out would copy images that are mapped from a file or sharded: give --held_out 0")
-    data.held_out = max(round(share * len(whole.images)), 1)
+    # The images to train on are chosen by now.
+    data.held_out, data.train_images = max(round(share * len(whole.images)), 1), None
     labels = None if whole.labels is None else whole.labels[: len(whole.images)]
     return data.sets(whole.images, labels, data.index)
 
@@ -250,6 +280,8 @@ def probe(
     folder: Path,
 ) -> Findings:
     """Measure level by level, keep each, and conclude; see `Trainer.probe`."""
+    check_device(device)
+    by_class = by_class or bool(getattr(model, "conditioning", None))
     (reference, rest), seed = split(datamodule, held_out), datamodule.seed
     for images in filter(None, (reference, rest)):
         images.to(device)
@@ -258,6 +290,9 @@ def probe(
     noise = TrainingNoise.of(model, reference.shape, seed)
 
     about = {"images": reference.fingerprint(), "held_out": datamodule.held_out, "latents": measured.latents}
+    labels = reference.labels if by_class else None
+    about |= {"version": __version__, "device": device.type, "index": describe(reference.index)}
+    about |= {"labels": [] if labels is None else labels.tolist()}
     about |= {"t": t, "by_class": by_class, "seed": seed} | {name: describe(own) for name, own in estimators.items()}
     kept = folder / "levels" / fingerprint(about)
     make_folder(kept)
@@ -265,20 +300,38 @@ def probe(
     with progress_bar(len(t), "Probe", " levels") as bar:
         for number, level in enumerate(t):
             path = kept / f"{number}.npz"
-            levels.append(load_tensors(path) or measured.level(number, level))
-            save_tensors(path, **levels[-1])
+            found_before = load_tensors(path)
+            levels.append(found_before or measured.level(number, level))
+            if not found_before:
+                save_tensors(path, **levels[-1])
             bar.update()
 
-    found, rows = conclude(t, levels, names, noise, measured.scale.variance), rows_of(t, levels, names)
+    found, rows = (
+        conclude(t, levels, names, noise, measured.scale.variance),
+        rows_of(t, levels, names, measured.scale.variance),
+    )
     values, rules = constants(reference, measured, found)
-    lines = [*sentences(found, noise, time_of_pass(model, reference.shape, device)), *rules]
-    own = {name: value for name, value in values.items() if name in model.hparams or noise.name == "EDM"}
+    rough = [ROUGH] if isinstance(model, ConsistencyTraining) else []
+    lines = [*sentences(found, noise, time_of_pass(model, reference.shape, device)), *rough, *rules]
+    # Tuning keeps the sigma_data of the network that it starts from.
+    known = values if noise.name == "EDM" else {} if isinstance(model, LitECT) else model.hparams
+    own: dict[str, Any] = {name: value for name, value in values.items() if name in known}
+    if "sigma_max" in own and "sampling_sigmas" in known:  # A consistency model samples from its highest level.
+        lower = [sigma for sigma in model.hparams["sampling_sigmas"][1:] if sigma < own["sigma_max"]]
+        own["sampling_sigmas"] = [own["sigma_max"], *lower]
     with written_whole(folder / "probe.yaml") as partial:
         text = yaml.safe_dump({"model": {"init_args": own}}, sort_keys=False)
         partial.write_text("".join(f"# {line}\n" for line in lines) + text)
     write_rows(folder / "probe.csv", rows)
     save_figure(probe_figure(rows, names, noise.sigma, found), folder / "probe")
-    shown = ["irreducible", "wiener", *(["held_out"] if rest is not None else []), "images", "collapsed", *names]
+    shown = [
+        "irreducible",
+        "wiener",
+        *(["held_out", "wiener_held_out"] if rest is not None else []),
+        "images",
+        "collapsed",
+        *names,
+    ]
     table = [{"t": row["t"], **{name: row[name] if row[name] != "" else math.nan for name in shown}} for row in rows]
     print(text_table(table, {"t": ".3g"} | dict.fromkeys(shown, ".3g")), *lines, sep="\n")
     print(f"Table, picture and settings: {folder / 'probe'}.csv, .png and .yaml")

@@ -18,7 +18,7 @@ from lit_knn.common.checkpoint_file import CHECKPOINTS
 from lit_knn.common.errors import InputError
 from lit_knn.common.files import make_folder
 from lit_knn.data import ReferenceDataModule
-from lit_knn.index import exact_index
+from lit_knn.index import FlatIndex
 from lit_knn.metrics.latents import noise_grid
 from lit_knn.runs.checkpoints import WholeCheckpointIO
 from lit_knn.runs.interruption import EndAtSigterm
@@ -103,7 +103,8 @@ class Trainer(pl.Trainer):
         """Show how much memory each rank of a fit needs, and whether that is available.
 
         A plan for these data and this machine also goes through all that a fit does before its first step, except that
-        it builds no index and writes nothing. So it refuses what the fit would refuse.
+        it builds no index and writes nothing. So it refuses what the fit would refuse. For data that the fit would
+        download, it shows the memory alone.
 
         Args:
             model: the module.
@@ -119,14 +120,15 @@ class Trainer(pl.Trainer):
             SystemExit: with status 1, if the run does not fit.
         """
         plan = make_plan(self, model, datamodule, images, image_shape, gpu_gb, machine_gb)
-        if plan.fits and datamodule is not None and not any((images, image_shape, gpu_gb, machine_gb)):
+        here = datamodule is not None and not datamodule.downloads()
+        if here and plan.fits and not any((images, image_shape, gpu_gb, machine_gb)):
             self._rehearse(model, datamodule, ckpt_path)
         print(plan)
         if not plan.fits:
             raise SystemExit(1)
         return plan
 
-    def _rehearse(self, model: pl.LightningModule, datamodule: ReferenceDataModule, ckpt_path: str | None) -> None:
+    def _rehearse(self, model: pl.LightningModule, datamodule: Any, ckpt_path: str | None) -> None:
         """Call the hooks of a fit in Lightning's order up to the first step, in this process alone.
 
         Of the callbacks, only measurements are called: their hooks check, and those of others write.
@@ -137,7 +139,7 @@ class Trainer(pl.Trainer):
         self.state.fn, self.datamodule = stage, datamodule
         model.trainer = datamodule.trainer = self
         self.strategy.connect(model)
-        datamodule.index = NotBuilt(datamodule.index or exact_index())
+        datamodule.index = NotBuilt(datamodule.index or FlatIndex())
         datamodule.setup(stage)
         for measurement in measurements:
             measurement.setup(self, model, stage)
@@ -173,7 +175,7 @@ class Trainer(pl.Trainer):
             levels: number of noise levels, evenly spaced in their logarithm.
             latents: noisy latents at each level, each from another image.
             held_out: share of the images that are kept out, to see how far the posterior is from theirs; 0 for none.
-            by_class: take posteriors over the images of the latent's class.
+            by_class: take posteriors over the images of the latent's class; a class-conditional model does anyway.
             t_min: lowest noise level.
             t_max: highest noise level.
             out: folder for the table, the picture, and probe.yaml with settings for `fit -c`.

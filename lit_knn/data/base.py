@@ -117,6 +117,10 @@ class ReferenceDataModule(pl.LightningDataModule, ABC):
         """Return the size and layout of the images, for the planner, or None if they are not known before `load`."""
         return None
 
+    def downloads(self) -> bool:
+        """Return whether a run would first download the data."""
+        return False
+
     def setup(self, stage: str | None = None) -> None:
         """Load the data and make the reference set, once; refuse a too large batch size before training."""
         if self.reference is None:

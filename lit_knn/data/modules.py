@@ -1,6 +1,7 @@
 """LightningDataModules of known data sets, image files, prepared files and arrays."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
@@ -69,6 +70,9 @@ class CIFAR10(ReferenceDataModule):
         """Download the data in one process of each node."""
         if self.download:
             self._dataset(download=True)
+
+    def downloads(self) -> bool:
+        return self.download and not Path(self.root, "cifar-10-batches-py").is_dir()
 
     def load(self) -> tuple[Images, Labels]:
         dataset = self._dataset(download=False)

@@ -12,7 +12,7 @@ from lit_knn.figures.style import dress, looks
 
 # The estimators that these losses belong to, and their names in the picture.
 LOSSES = {
-    "wiener": ("Wiener", "best linear denoiser"),
+    "wiener_held_out": ("Wiener", "linear denoiser, at images held out"),
     "held_out": ("Exact", "mean of this set, at images held out"),
     "irreducible": ("OneSample", "least loss on this set = noise of one sample"),
 }
@@ -46,13 +46,16 @@ def probe_figure(rows: Sequence[Mapping[str, Any]], estimators: Sequence[str], s
     chance.set_ylabel("chance that one image has 99 % of it", color="0.5")
     chance.legend(frameon=False, loc="center right")
 
+    shares = [row[name] for row in rows for name in estimators if row[name] != ""]
+    floor = max(min([share for share in shares if share > 0], default=1e-3) / 2, 1e-9)
     for name, style in looks(estimators).items():
-        _band(left, rows, name, {**style, "label": name}, floor=1e-5)
+        _band(left, rows, name, {**style, "label": name}, floor)
     dress(left, "xy", title="Noise that an estimator leaves, as a share of one sample's", xlabel="noise level $t$")
-    left.set_ylim(1e-5, 3)
+    left.set_ylim(floor, 3)
     left.legend(frameon=False)
 
-    training.hist(sigma.numpy(), np.geomspace(t[0], t[-1], 80), color="0.75")
+    counts, *_ = training.hist(sigma.numpy(), np.geomspace(t[0], t[-1], 80), color="0.75")
+    training.set_ylim(0, 1.25 * max(np.max(counts), 1))  # The notes stand above the bars.
     dress(training, "x", title="Noise levels of the training", xlabel="noise level $t$")
     training.set_yticks([])
     for axes in (losses, left, training):

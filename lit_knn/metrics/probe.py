@@ -9,7 +9,6 @@ from torch import Tensor
 from lit_knn.common.errors import InputError
 from lit_knn.common.rng import Stream, keyed_generator
 from lit_knn.estimators import Estimator, Wiener, class_conditional
-from lit_knn.estimators.counts import DEFAULT_R
 from lit_knn.metrics.latents import NoisyLatents, bind_all, check_at_least
 from lit_knn.metrics.measure import TIME, repeated_errors
 from lit_knn.reference import ReferenceSet
@@ -65,7 +64,7 @@ class Scale(NamedTuple):
     """The scale of a data set in model space."""
 
     sigma_data: float  # standard deviation of all values about their mean, EDM's σ_data
-    variance: float  # mean squared deviation of a value from the mean image
+    variance: float  # mean squared deviation of a value from the mean image; by class, from that of its class
 
 
 def scale_of(reference: ReferenceSet) -> Scale:
@@ -119,29 +118,34 @@ class Probe:
         self.reference, self.held_out, self.by_class, self.seed = reference, held_out, by_class, seed
         self.latents = min(latents, reference.N)
         self.scale = scale_of(reference)
-        if not self.scale.variance > 0:
-            raise InputError(f"probe: the {reference.N} images to train on do not differ, so targets have no noise")
         labels = reference.labels if by_class else None
         if by_class and labels is None:
             raise InputError("probe: by_class=true, but the data has no labels")
+        if by_class:
+            inside = sum(images.N * scale_of(images).variance for images in classes_of(reference).values())
+            self.scale = self.scale._replace(variance=inside / reference.N)
+        if not self.scale.variance > 0:
+            what = f"the {reference.N} images to train on do not differ{' in any class' if by_class else ''}"
+            raise InputError(f"probe: {what}, so targets have no noise")
         if labels is not None and held_out is not None and held_out.labels is not None:
             absent = sorted(set(held_out.labels.tolist()) - set(labels.tolist()))
             if absent:
                 raise InputError(f"probe: all images of class {absent[0]} are held out; give a smaller held_out")
         self.estimators = {name: class_conditional(own) if by_class else own for name, own in estimators.items()}
         bind_all(self.estimators, reference, 1.0, source=True, labels=None if labels is None else labels[:1])
-        order = torch.randperm(reference.N, generator=keyed_generator("cpu", seed, Stream.LATENT, 0))
-        tenth = order[: max(reference.N // 10, 2)].to(reference.device)
-        self._tenth = ReferenceSet(reference.gather(tenth), labels=None if labels is None else labels[tenth.cpu()])
-        self._wiener = Wiener(min(DEFAULT_R, reference.N, reference.d)).bind(reference)
+        stored = len(reference.images)
+        tenth = torch.randperm(stored, generator=keyed_generator("cpu", seed, 1, Stream.PROBE))[: max(stored // 10, 2)]
+        kept = None if labels is None else labels[tenth]
+        self._tenth = ReferenceSet(reference.images[tenth.to(reference.device)], hflip=reference.hflip, labels=kept)
+        self._wiener = (class_conditional(Wiener()) if by_class else Wiener()).bind(reference)
 
     def level(self, number: int, t: float) -> Level:
         """Measure noise level t, the one with this number.
 
         Returns:
             Errors per dimension: `irreducible`, the variance of the posterior: the least loss of a denoiser of this
-            set, and the noise of a target from `OneSample`; `wiener`, ‖x − μ̂‖² of the best linear denoiser; `held_out`,
-            ‖x − μ‖² at latents of held-out images x, with the mean μ of the images to train on; and by its name
+            set, and the noise of a target from `OneSample`; `wiener`, ‖x − μ̂‖² of the linear denoiser `Wiener`;
+            `held_out` and `wiener_held_out`, ‖x − μ‖² and ‖x − μ̂‖² at latents of held-out images x; and by its name
             ‖μ̂ − μ‖² of each estimator, whose source is drawn from the posterior, with the milliseconds of an estimate,
             `NAME_ms`. `images`, over how many images the posterior spreads; `collapsed`, 1 if one image has more than
             99 % of it; `collapsed_tenth`, the same for a tenth of the images.
@@ -149,7 +153,7 @@ class Probe:
         parts: list[Level] = []
         for key, z, x, labels in self._batches(self.reference, number, t):
             own = self._posterior(self.reference, z, t, labels, key)
-            linear = (self._wiener.posterior_mean(z, t) - x).double().square().flatten(1).mean(1)
+            linear = self._sq_error(self._wiener.posterior_mean(z, t, labels=labels), x)
             part = {"irreducible": own.variance, "wiener": linear, "images": own.spread, "collapsed": own.largest}
             for i, (name, estimator) in enumerate(self.estimators.items()):
                 source = own.draws.unbind(1).__getitem__
@@ -165,12 +169,17 @@ class Probe:
         for name in ("collapsed", "collapsed_tenth"):
             found[name] = (found[name] > COLLAPSED).double()
         if self.held_out is not None:
-            errors = [
-                (self._posterior(self.reference, z, t, labels, key).mean - x).square().flatten(1).mean(1).cpu()
-                for key, z, x, labels in self._batches(self.held_out, number, t)
-            ]
-            found["held_out"] = torch.cat(errors)
+            rest: list[tuple[Tensor, Tensor]] = []
+            for key, z, x, labels in self._batches(self.held_out, number, t):
+                linear = self._wiener.posterior_mean(z, t, labels=labels)
+                mean = self._posterior(self.reference, z, t, labels, key).mean
+                rest.append((self._sq_error(mean, x), self._sq_error(linear, x)))
+            found["held_out"], found["wiener_held_out"] = (torch.cat(each).cpu() for each in zip(*rest, strict=True))
         return found
+
+    @staticmethod
+    def _sq_error(mean: Tensor, x: Tensor) -> Tensor:
+        return (mean - x).double().square().flatten(1).mean(1)
 
     def _batches(
         self, images: ReferenceSet, number: int, t: float

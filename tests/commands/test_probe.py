@@ -53,6 +53,24 @@ def test_a_probe_goes_on_and_its_settings_are_taken_by_a_fit(tmp_path, monkeypat
     assert cli.model.hparams.sigma_max == settings["sigma_max"] < 20
 
 
+def test_a_level_is_kept_for_equal_labels_and_settings_alone(tmp_path, monkeypatch, capsys):
+    measure, measured = Probe.level, []
+    monkeypatch.setattr(Probe, "level", lambda self, number, t: measured.append(t) or measure(self, number, t))
+    images = np.random.default_rng(0).integers(0, 255, (80, 1, 4, 4), dtype=np.uint8)
+    path, out = tmp_path / "x.npz", ["--out", str(tmp_path / "probe")]
+
+    def probed(classes, *options):
+        np.savez(path, images=images, labels=np.arange(80) % classes)
+        before = len(measured)
+        main(["probe", "--data", "Arrays", "--data.path", str(path), *SMALL, *out, *options])
+        return len(measured) - before
+
+    assert [probed(2), probed(2), probed(4)] == [5, 0, 0]
+    assert [probed(2, "--by_class", "true"), probed(4, "--by_class", "true")] == [5, 5]
+    assert probed(2, "--data.index", "TorchIndex") == 5
+    assert probed(2, "--data.train_images", "40") == 5
+
+
 @pytest.mark.parametrize(
     ("options", "rule"),
     [

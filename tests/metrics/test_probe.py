@@ -2,10 +2,11 @@ import numpy as np
 import pytest
 import torch
 
-from lit_knn.commands.probe import TrainingNoise, conclude, crossing
+from lit_knn.commands.probe import Findings, TrainingNoise, conclude, crossing, sentences
 from lit_knn.commands.trainer import Trainer
 from lit_knn.common.errors import InputError
 from lit_knn.estimators import STF, Exact, OneSample
+from lit_knn.metrics.estimator_error import MeanAndError
 from lit_knn.metrics.latents import NoisyLatents
 from lit_knn.metrics.probe import Probe, distances
 from lit_knn.modules import LitEDM, LitFlow, LitICT
@@ -106,7 +107,7 @@ def test_the_weight_of_consistency_training_is_how_far_an_error_moves_z_hat():
     z, mu = torch.zeros(len(t), 1, dtype=torch.float64), torch.ones(len(t), 1, dtype=torch.float64)
     moved = euler_step(z, t, r, lambda z, t: mu) - euler_step(z, t, r, lambda z, t: 0 * mu)
     expected = moved.flatten().square() / (t - r)
-    # The same levels, in another order.
+    # Other draws of the same 1,280 levels.
     assert noise.weight.mean() == pytest.approx(expected.mean().item(), rel=0.05)
     assert noise.weight.amax() == pytest.approx(expected.amax().item(), rel=1e-6)
 
@@ -121,14 +122,46 @@ def test_conclusions_from_known_curves():
         collapsed = 1 - one
         levels.append({"irreducible": one, "STF": stf, "KNN": one / 5, "collapsed": collapsed,
                        "collapsed_tenth": collapsed, "STF_ms": 2 * one + 1, "KNN_ms": one})  # fmt: skip
-    sigma = torch.cat([torch.full((75_000,), 1.0), torch.full((25_000,), 1 / 64)]).double()
+    counts = {1.0: 50_000, 16.0: 25_000, 1 / 64: 25_000}  # in the band, above it, and below the collapse
+    sigma = torch.cat([torch.full((count,), level, dtype=torch.float64) for level, count in counts.items()])
     found = conclude(t, levels, ["STF", "KNN"], TrainingNoise("x", sigma, torch.ones(100_000)), 1.0)
     assert found.collapse == pytest.approx(1 / 8, rel=0.01)
     assert 2 < found.stf_level <= 4
-    assert (found.above_collapse, found.noise_in_band) == (0.75, 1.0)
+    assert (found.above_collapse, found.noise_in_band, found.outside) == (0.75, pytest.approx(2 / 3), 0.0)
     assert found.removed["KNN"].mean == pytest.approx(0.8)
-    assert found.removed["STF"].mean == pytest.approx(0.96)
+    assert found.removed["STF"].mean == pytest.approx(1 - (2 * 0.04 + 0.04 / 16) / 3)
     assert found.ms["STF"] == pytest.approx(0.75 * 3 + 0.25 * 1)
+
+
+def test_what_is_said_fits_what_was_found():
+    gain = MeanAndError(0.5, 0.01)
+    found = Findings(0.2, 0.3, 4.0, None, 0.5, 0.0, 0.9, {"STF": gain, "KNN": gain}, {"STF": 1.0, "KNN": 2.0})
+    noise = TrainingNoise("EDM", torch.ones(1), torch.ones(1))
+
+    def said(**changes):
+        return " ".join(sentences(found._replace(**changes), noise, None))
+
+    assert "up to level 0.2 " in said()
+    assert "between 0.2 and 4, where" in said()
+    assert "no level" not in said(collapse=None, collapse_tenth=None)
+    assert "Nothing has collapsed" in said(collapse=None)
+    assert "wherever there is noise" in said(stf_level=0.1)
+    assert "at all levels" in said(stf_level=None)
+    assert "20.0% of the noise levels are outside" in said(outside=0.2)
+    nothing = said(above_collapse=0.001)
+    assert nothing.startswith("Nothing to gain")
+    assert "KNN removes" in nothing
+    assert "STF removes" in nothing
+
+
+def test_by_class_the_noise_tends_to_the_variance_inside_the_classes():
+    images = torch.randn(60, 12) + 10 * torch.arange(60).remainder(2).unsqueeze(1)
+    probe = Probe(ReferenceSet(images, labels=torch.arange(60) % 2), None, {}, 60, by_class=True)
+    level = probe.level(0, 1e3)
+    inside = torch.stack([images[c::2].var(0, correction=0).mean() for c in (0, 1)]).mean().item()
+    assert probe.scale.variance == pytest.approx(inside, rel=1e-5)
+    assert level["irreducible"].mean() == pytest.approx(inside, rel=1e-3)
+    assert level["wiener"].mean() == pytest.approx(inside, rel=1e-2)
 
 
 def test_crossings_are_interpolated_in_the_logarithm():

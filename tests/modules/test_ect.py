@@ -165,6 +165,15 @@ def test_the_first_step_starts_with_the_denoiser_of_the_file(kind, given, tmp_pa
     assert kind != ".ckpt" or 0.4 in dropout
 
 
+def test_what_a_given_net_freezes_stays_frozen(tmp_path):
+    write_own(tmp_path / "start.ckpt", augment_dim=9)
+    net = tiny_unet()
+    frozen = next(iter(dict(net.named_parameters())))
+    net.get_parameter(frozen).requires_grad_(False)
+    model = LitECT(OneSample(), tmp_path / "start.ckpt", net)
+    assert [name for name, value in model.network.named_parameters() if not value.requires_grad] == [frozen]
+
+
 @pytest.mark.skipif(not GENUINE.is_dir(), reason="no ../shared/data/edm-pickles with networks pickled by NVIDIA's code")
 @pytest.mark.parametrize("name", ["uncond_vp", "cond_adm"])
 def test_a_network_that_nvidia_pickled_is_tuned(name):

@@ -82,7 +82,7 @@ def is_plain(command):
 
 # tests/project/test_extending.py runs those of its page.
 ALL = {command for page, text in TEXTS.items() if page != "docs/extending.md" for command in commands(text)}
-WITH_CONFIG = ("fit", "validate", "predict", "plan", "best")
+WITH_CONFIG = ("fit", "validate", "predict", "plan", "best", "probe")
 OF_FILES = sorted(command for command in ALL if command.split()[0] not in WITH_CONFIG)
 COMMANDS = sorted(command for command in ALL if not is_plain(command) and command not in OF_FILES)
 OF_SUBCOMMANDS = ("--ckpt_path", "--images", "--image_shape", "--gpu_gb", "--run", "--checkpoints")

@@ -42,7 +42,7 @@ def test_karras_grid_ends_exactly_and_ascends(num_steps, rho):
         np.testing.assert_allclose(grid, np.linspace(0.01, 50, num_steps))
 
 
-def test_ict_doublings_happen_every_50_000_iterations():
+def test_ict_doubles_its_steps_every_50_000_iterations():
     # K = 400,000, s0 = 10, s1 = 1280: K' = 400,000 / (7 + 1).
     expected = [11, 21, 41, 81, 161, 321, 641, 1281]
     for stage, num_steps in enumerate(expected):

@@ -18,7 +18,7 @@ from lit_knn.referee.cases.case import Case, noisy
 from lit_knn.referee.cases.exact import ExactMeans
 from lit_knn.reference import ReferenceSet
 
-# A file for each case: a list of `record_of` for each known copy of its data.
+# A file for each case: a list with the `record_of` of each known copy of its data.
 RECORDED = Path(__file__).parent / "recorded"
 # Sums of float64 means differ by less between machines; a real change of a mean is larger.
 TOLERANCE = 1e-8
