@@ -85,7 +85,7 @@ ALL = {command for page, text in TEXTS.items() if page != "docs/extending.md" fo
 WITH_CONFIG = ("fit", "validate", "predict", "plan", "best", "probe")
 OF_FILES = sorted(command for command in ALL if command.split()[0] not in WITH_CONFIG)
 COMMANDS = sorted(command for command in ALL if not is_plain(command) and command not in OF_FILES)
-OF_SUBCOMMANDS = ("--ckpt_path", "--images", "--image_shape", "--gpu_gb", "--run", "--checkpoints")
+OF_SUBCOMMANDS = ("--ckpt_path", "--images", "--image_shape", "--gpu_gb", "--run", "--checkpoints", "--out")
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -96,6 +96,8 @@ def test_every_command_is_parsed(command, tmp_path, monkeypatch):
     for option in OF_SUBCOMMANDS:
         if option in args:
             del args[args.index(option) : args.index(option) + 2]
+    if subcommand == "probe" and "-c" not in args:  # it needs no model
+        args = ["--model", "LitEstimator", *args]
     args = [str(tmp_path / arg) if arg in ("edm.pkl", "mine.yaml") else arg for arg in args]
     if subcommand == "best":  # the run's folder has its config
         args = ["-c", "configs/table1/ict_knn.yaml", *args]
