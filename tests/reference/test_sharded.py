@@ -39,7 +39,10 @@ def test_answers_are_those_of_the_whole_set(ranks, setting):
         assert torch.allclose(expected["mean"], seen["mean"], rtol=1e-6, atol=1e-7)
         assert len(latents(setting, rank)[0]) == len(seen["means"]["Exact, t=0.5"]) == (0 if rank == 1 else 3 + rank)
         for name, mean in expected["means"].items():
-            tolerance = 1e-5 if name.startswith(("Exact", "Wiener", "SubspaceKNN")) else 0.0
+            tolerance = 1e-5 if name.startswith(("Exact", "Wiener")) else 0.0
+            if name.startswith("SubspaceKNN"):
+                # Other numbers of threads round the components otherwise: 1e-6 of ‖y‖²/2t² = 100 at t = 0.5.
+                tolerance = 1e-4
             assert torch.allclose(mean, seen["means"][name], rtol=tolerance, atol=tolerance), name
 
 
