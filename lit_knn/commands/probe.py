@@ -11,7 +11,7 @@ import torch
 import yaml
 from torch import Tensor
 
-from lit_knn import __version__
+import lit_knn
 from lit_knn.common.errors import InputError
 from lit_knn.common.files import make_folder, written_whole
 from lit_knn.common.progress import progress_bar
@@ -291,7 +291,7 @@ def probe(
 
     about = {"images": reference.fingerprint(), "held_out": datamodule.held_out, "latents": measured.latents}
     labels = reference.labels if by_class else None
-    about |= {"version": __version__, "device": device.type, "index": describe(reference.index)}
+    about |= {"version": lit_knn.__version__, "device": device.type, "index": describe(reference.index)}
     about |= {"labels": [] if labels is None else labels.tolist()}
     about |= {"t": t, "by_class": by_class, "seed": seed} | {name: describe(own) for name, own in estimators.items()}
     kept = folder / "levels" / fingerprint(about)
