@@ -16,7 +16,6 @@ from lit_knn.commands.best import BestCheckpoint
 from lit_knn.commands.plan import NotBuilt, Plan, make_plan
 from lit_knn.common.checkpoint_file import CHECKPOINTS
 from lit_knn.common.errors import InputError
-from lit_knn.common.files import make_folder
 from lit_knn.data import ReferenceDataModule
 from lit_knn.index import FlatIndex
 from lit_knn.metrics.latents import noise_grid
@@ -188,7 +187,6 @@ class Trainer(pl.Trainer):
         assert datamodule is not None
         model.trainer = self
         t, folder = noise_grid(levels, t_min, t_max), Path(out).expanduser()
-        make_folder(folder)
         return probe(model, datamodule, self.strategy.root_device, t, latents, held_out, by_class, folder)
 
     def best(

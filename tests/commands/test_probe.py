@@ -80,4 +80,6 @@ def test_a_level_is_kept_for_equal_labels_and_settings_alone(tmp_path, monkeypat
     ],
 )
 def test_bad_options_are_refused(options, rule, tmp_path, capsys):
-    assert rule in refusal_of(["probe", "--data", "Digits", *SMALL, *options, "--out", str(tmp_path)], capsys)
+    out = tmp_path / "probe"
+    assert rule in refusal_of(["probe", "--data", "Digits", *SMALL, *options, "--out", str(out)], capsys)
+    assert not out.exists()
