@@ -59,11 +59,11 @@ def test_each_builds_for_itself_where_the_disk_is_full(tmp_path):
 @pytest.mark.parametrize(
     ("how", "codes", "words"),
     [
-        ("error", [2, 2], ["error: no room", "error: rank 0 failed .*MemoryError: no room"]),
-        ("folder", [2, 2], ["error: cache_dir=.* cannot be made", "error: rank 0 failed .*: cache_dir=.* cannot"]),
+        ("error", [2, 2], ["error: no room", "error: rank 0 on .* failed: MemoryError: no room"]),
+        ("folder", [2, 2], ["error: cache_dir=.* cannot be made", "error: rank 0 on .* failed: cache_dir=.* cannot"]),
         ("killed", [-9, 2], ["", "error: another process ended while the reference set was made ready"]),
         ("absent", [2, 3], ["error: another process ended while the reference set was made ready", ""]),
-        ("data", [2, 2], ["error: rank 1 failed .*: data.path=x: no such file", "error: data.path=x: no such file"]),
+        ("data", [2, 2], ["error: rank 1 on .* failed: data.path=x: no such file", "error: data.path=x: no such file"]),
     ],
 )
 def test_an_error_in_the_build_ends_both_with_its_message(tmp_path, how, codes, words):

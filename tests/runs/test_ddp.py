@@ -96,7 +96,7 @@ def test_torchrun_trains_the_demo(tmp_path):
 @pytest.mark.slow
 def test_processes_that_lightning_spawns_end_well(tmp_path):
     args = ["fit", "-c", "demo", *TINY, "--trainer.strategy", "ddp_spawn", "--trainer.devices", "2"]
-    done = subprocess.run([sys.executable, "-m", "lit_knn", *args], cwd=tmp_path, capture_output=True, text=True)
+    done = subprocess.run([sys.executable, str(ROOT / "main.py"), *args], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]
     assert torch.load(tmp_path / "runs/demo/knn_0/checkpoints/last.ckpt", weights_only=True)["global_step"] == 1
 
