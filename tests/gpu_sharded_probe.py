@@ -17,7 +17,7 @@ ON_GPUS = {**ESTIMATORS, "Switched": lambda: Switched(Wiener(4), Exact(), 0.5)}
 
 
 def answers(reference, setting, rank, device):
-    """What the rank finds and estimates, by name; rank 1 has no latents."""
+    """Return what the rank finds and estimates, by name; rank 1 has no latents."""
     z, x = (part.to(device) for part in latents(setting, rank))
     sq_dist, ids = reference.search(latents(setting, 0)[0].to(device), 7)
     everything = torch.cat([chunk for _, chunk in reference.chunks(10)])

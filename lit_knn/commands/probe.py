@@ -1,4 +1,4 @@
-"""What better targets would bring on your data, before you train: `lit-knn probe --data …`, see docs/probe.md."""
+"""Says what better targets would bring on your data, before you train: `lit-knn probe --data …`, see docs/probe.md."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -30,7 +30,7 @@ from lit_knn.modules.consistency import ConsistencyTraining
 from lit_knn.modules.ect import LitECT
 from lit_knn.modules.regression import PosteriorRegression
 from lit_knn.reference import ReferenceSet
-from lit_knn.sampling.schedules import consistency_weight, log_normal_sigmas
+from lit_knn.sampling.schedules import consistency_weight, edm_weight, log_normal_sigmas
 
 # A step after the end of all schedules.
 END = 2**62
@@ -77,8 +77,8 @@ class TrainingNoise(NamedTuple):
             t, r = model.draw_levels(DRAWS, generator)
             return cls(name, t, consistency_weight(t, r) * (1 - r / t).square())
         if not isinstance(model, PosteriorRegression):
-            t = log_normal_sigmas(DRAWS, -1.2, 1.2, generator)
-            return cls("EDM", t, (t.square() + EDM["sigma_data"] ** 2) / t.square())
+            t = log_normal_sigmas(DRAWS, generator=generator)  # The defaults are EDM's.
+            return cls("EDM", t, edm_weight(t, EDM["sigma_data"]))
         model.eval()  # Dropout would change the network between the three losses.
         t = model.draw_times(DRAWS, generator)
         # The weight is a smooth function of the time, so a table of it is enough.
@@ -93,7 +93,7 @@ class TrainingNoise(NamedTuple):
 
 
 class Findings(NamedTuple):
-    """What follows from the values of all levels and the noise levels of a training. None: it is at no level."""
+    """Holds what follows from the values of all levels and the noise levels of a training. None means at no level."""
 
     collapse: float | None  # up to this level the posterior is one image
     collapse_tenth: float | None  # the same for a tenth of the images
@@ -159,13 +159,11 @@ def sentences(found: Findings, noise: TrainingNoise, pass_ms: float | None) -> l
         return f"{name} removes {100 * mean:.2f} % ± {100 * error:.2f} %; it costs {ms:.2g} ms an image{share}."
 
     by_gain = sorted(found.removed, key=lambda name: -found.removed[name].mean)
+    low = found.collapse or 0.0
     if found.collapse is None:
-        low, collapse = (
-            0.0,
-            "Nothing has collapsed: at the lowest level fewer than 99 % of the posteriors are one image.",
-        )
+        collapse = "Nothing has collapsed: at the lowest level fewer than 99 % of the posteriors are one image."
     else:
-        low, tenth = found.collapse, "none" if found.collapse_tenth is None else f"{found.collapse_tenth:.3g}"
+        tenth = "none" if found.collapse_tenth is None else f"{found.collapse_tenth:.3g}"
         collapse = (
             f"Collapse: up to level {low:.3g} at least 99 % of the posteriors are one image, so that all estimators "
             f"agree. With a tenth of the images that level is {tenth}. {found.above_collapse:.1%} of the noise levels "
@@ -306,10 +304,8 @@ def probe(
                 save_tensors(path, **levels[-1])
             bar.update()
 
-    found, rows = (
-        conclude(t, levels, names, noise, measured.scale.variance),
-        rows_of(t, levels, names, measured.scale.variance),
-    )
+    variance = measured.scale.variance
+    found, rows = conclude(t, levels, names, noise, variance), rows_of(t, levels, names, variance)
     values, rules = constants(reference, measured, found)
     rough = [ROUGH] if isinstance(model, ConsistencyTraining) else []
     lines = [*sentences(found, noise, time_of_pass(model, reference.shape, device)), *rough, *rules]
@@ -324,14 +320,8 @@ def probe(
         partial.write_text("".join(f"# {line}\n" for line in lines) + text)
     write_rows(folder / "probe.csv", rows)
     save_figure(probe_figure(rows, names, noise.sigma, found), folder / "probe")
-    shown = [
-        "irreducible",
-        "wiener",
-        *(["held_out", "wiener_held_out"] if rest is not None else []),
-        "images",
-        "collapsed",
-        *names,
-    ]
+    columns = ("irreducible", "wiener", "held_out", "wiener_held_out", "images", "collapsed", *names)
+    shown = [name for name in columns if name in rows[0]]
     table = [{"t": row["t"], **{name: row[name] if row[name] != "" else math.nan for name in shown}} for row in rows]
     print(text_table(table, {"t": ".3g"} | dict.fromkeys(shown, ".3g")), *lines, sep="\n")
     print(f"Table, picture and settings: {folder / 'probe'}.csv, .png and .yaml")

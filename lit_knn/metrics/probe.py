@@ -1,4 +1,4 @@
-"""What better targets would bring on a data set, from the exact posteriors of noisy latents, without a network."""
+"""Measures what better targets would bring on a data set, from exact posteriors of noisy latents, without a network."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
@@ -6,6 +6,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from lit_knn.common.distributed import own_batches
 from lit_knn.common.errors import InputError
 from lit_knn.common.rng import Stream, keyed_generator
 from lit_knn.estimators import Estimator, Wiener, class_conditional
@@ -186,13 +187,9 @@ class Probe:
     ) -> Iterator[tuple[tuple[int, ...], Tensor, Tensor, Tensor | None]]:
         """Yield for each batch of latents its key, z (B, *shape), the images x of z, and their classes."""
         latents = NoisyLatents(images, self.latents, self.seed)
-        for start in range(0, len(latents.ids), BATCH_SIZE):
-            numbers = range(start, min(start + BATCH_SIZE, len(latents.ids)))
-            yield (
-                (self.seed, start, number),
-                *latents.batch(numbers, t),
-                latents.labels(numbers) if self.by_class else None,
-            )
+        for batch, numbers in own_batches(len(latents.ids), BATCH_SIZE):
+            labels = latents.labels(numbers) if self.by_class else None
+            yield (self.seed, batch, number), *latents.batch(numbers, t), labels
 
     @staticmethod
     def _posterior(images: ReferenceSet, z: Tensor, t: float, labels: Tensor | None, key: Sequence[int]) -> Posterior:

@@ -15,7 +15,7 @@ from lit_knn.modules.regression import PosteriorRegression
 from lit_knn.nets.precond import EDMPrecond
 from lit_knn.sampling import DiffusionModel
 from lit_knn.sampling.diffusion_model import check_process
-from lit_knn.sampling.schedules import NoiseGrid, check_log_normal, log_normal_sigmas
+from lit_knn.sampling.schedules import NoiseGrid, check_log_normal, edm_weight, log_normal_sigmas
 from lit_knn.theory.noise import EDM_PROCESS, Process
 
 
@@ -131,8 +131,7 @@ class LitEDM(PosteriorRegression):
         """Compute λ(σ)·‖D(z, σ) − μ̂‖²/d of each item, (B,); λ = (σ² + σ_data²)/(σ·σ_data)²."""
         h = self.hparams
         denoised = self.denoiser(z, t, class_label, augment_label)
-        weight = (t.square() + h.sigma_data**2) / (t * h.sigma_data).square()
-        return weight.float() * (denoised - target).square().flatten(1).mean(1)
+        return edm_weight(t, h.sigma_data).float() * (denoised - target).square().flatten(1).mean(1)
 
     def objective(self, loss: Tensor, x: Tensor) -> Tensor:
         """Return EDM's loss: the sum over pixels, then the mean over items."""

@@ -218,6 +218,11 @@ class TuningSchedule:
         return (t * (1 - n / self.q**stage)).clamp(min=0)
 
 
+def edm_weight(sigma: Tensor, sigma_data: float) -> Tensor:
+    """EDM's loss weight λ(σ) = (σ² + σ_data²)/(σ·σ_data)² (Karras et al. 2022, Table 1); (B,)."""
+    return (sigma.square() + sigma_data**2) / (sigma * sigma_data).square()
+
+
 def consistency_weight(t: Tensor, t_prev: Tensor) -> Tensor:
     """The loss weight of iCT and ECT, λ(t_i) = 1 / (t_i − t_{i−1}); (B,) each."""
     return 1 / (t - t_prev)

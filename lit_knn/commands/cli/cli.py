@@ -205,7 +205,8 @@ class CLI(LightningCLI):
     def before_fit(self) -> None:
         """Also check that data and estimators fit into the memory; `plan` reports it."""
         self.before_plan()
-        self.before_validate()
+        self._keep_tables()
+        check_fits(self.trainer, self.model, self.datamodule)
 
     def before_validate(self) -> None:
         """Check the checkpoint, and that data and estimators fit into the memory, before any long work."""
@@ -331,10 +332,10 @@ def with_config_of_run(args: Sequence[str]) -> list[str]:
     Raises:
         InputError: the run's folder has no configuration of a training run.
     """
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.add_argument("--run")
     if args and args[0] == "probe" and not any(re.match(r"-c|--config|--model\b", arg) for arg in args):
         return ["probe", "--model", "LitEstimator", *args[1:]]
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--run")
     run = parser.parse_known_args(list(args[1:]))[0].run if args and args[0] == "best" else None
     if run is None:
         return list(args)
