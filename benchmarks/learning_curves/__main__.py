@@ -1,7 +1,7 @@
 """Learning curves of EDM, flow matching, iCT and ECT by estimator: Fréchet distance, error and gradient variance.
 
     python -m benchmarks.learning_curves --output curves.csv
-    python -m benchmarks.learning_curves --set cifar16 --images cifar10.zip --kept cifar16.npy --output x.csv
+    python -m benchmarks.learning_curves --set cifar16 --images cifar10.zip --kept cifar16.npz --output x.csv
 
 The command trains every run that the table lacks, one after the other, and adds its rows. Interrupted, it goes on with
 the same command: from the last checkpoint, or on another machine from the runs in the table. Several processes with the
@@ -17,7 +17,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.learning_curves.grid import ESTIMATORS, MODULES, runs_of
+from benchmarks.learning_curves.grid import MODULES, NEIGHBOURS, runs_of
 from benchmarks.learning_curves.report import report
 from benchmarks.learning_curves.sets import Lengths, cifar16, digits
 from benchmarks.learning_curves.table import CurveTable
@@ -36,7 +36,7 @@ def main(arguments: list[str] | None = None) -> None:
             return
         # With another number of threads, sums are rounded otherwise, and rows of different processes would not compare.
         torch.set_num_threads(1)
-        image_set = digits() if args.set == "digits" else cifar16(args.images, args.kept)
+        image_set = digits() if args.set == "digits" else cifar16(args.set, args.images, args.kept)
         changed = {name: value for name in Lengths._fields if (value := getattr(args, name)) is not None}
         image_set = replace(image_set, lengths=image_set.lengths._replace(**changed).checked())
         runs = runs_of(args.set, args.modules, args.estimators, args.seeds)
@@ -46,10 +46,10 @@ def main(arguments: list[str] | None = None) -> None:
 def parse(arguments: list[str] | None) -> argparse.Namespace:
     """Read the options."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--set", choices=list(ESTIMATORS), default="digits")
+    parser.add_argument("--set", choices=list(NEIGHBOURS), default="digits")
     parser.add_argument("--output", type=Path, required=True, help="the table, a .csv file")
     parser.add_argument("--images", type=Path, help="cifar16: zip or folder of CIFAR-10 at 32x32")
-    parser.add_argument("--kept", type=Path, help="cifar16: .npy file of the images at 16x16, made if it is not there")
+    parser.add_argument("--kept", type=Path, help="cifar16: .npz file of the images at 16x16, made if it is not there")
     parser.add_argument("--checkpoints", type=Path, default=Path("runs/learning_curves"), help="their folder")
     parser.add_argument("--modules", nargs="+", default=list(MODULES), help="modules, in this order")
     parser.add_argument("--estimators", nargs="+", help="estimators; by default all of the set")

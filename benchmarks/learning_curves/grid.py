@@ -1,28 +1,53 @@
 """The grid of runs: set × module × estimator × seed, in the order in which they are made."""
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple
 
+from benchmarks.learning_curves.sets import CIFAR16
 from lit_knn.common.errors import InputError
-from lit_knn.estimators import KNN, STF, Estimator, Exact, OneSample, SubspaceKNN
+from lit_knn.estimators import KNN, STF, Estimator, Exact, Mixed, OneSample
 
-MODULES = ("EDM", "flow", "iCT", "ECT")
+MODULES = ("EDM", "flow", "iCT", "ECT", "MeanFlow")
 # k and n of the digits are those of configs/table1/digits.yaml. k = 2048 is the paper's (tab:hyperparams); its n = 256
 # would take longer than the network's step.
-ESTIMATORS: Mapping[str, Mapping[str, Callable[[], Estimator]]] = {
-    "digits": {
+NEIGHBOURS = {"digits": 256, **dict.fromkeys(CIFAR16, 2048)}
+# The two extremes; other sets than these have them alone.
+EXTREMES = ("OneSample", "Exact")
+COMPLETE = ("digits", "cifar16")
+
+PlugIns = dict[str, Any]
+"""The estimators of a module, by the names of its options."""
+
+
+def targets(name: str, module: str) -> dict[str, Callable[[], PlugIns]]:
+    """Return what makes the estimators of a module on a set, by name.
+
+    A mean flow has a target and a tangent; one name stands for both, and a number for a mixture with this share of the
+    exact mean.
+    """
+    parts: dict[str, Callable[[], Estimator]] = {
         "OneSample": OneSample,
         "STF": lambda: STF(n=64),
-        "KNN": lambda: KNN(k=256, n=64),
+        "KNN": lambda: KNN(NEIGHBOURS[name], n=64),
         "Exact": Exact,
-    },
-    "cifar16": {
-        "OneSample": OneSample,
-        "STF": lambda: STF(n=64),
-        "KNN": lambda: KNN(k=2048, n=64),
-        "SubspaceKNN": lambda: SubspaceKNN(n=64),
-    },
-}
+    }
+    made: dict[str, Callable[[], PlugIns]] = {}
+    if module == "MeanFlow":
+        del parts["STF"]
+        parts |= {str(share): partial(Mixed, OneSample(), Exact(), share) for share in (0.5, 0.94)}
+        pairs = [("OneSample", own) for own in ("KNN", "0.5", "0.94", "Exact")] + [("Exact", "OneSample")]
+        made = {f"{one}, {other}": partial(_pair, parts[one], parts[other]) for one, other in pairs}
+    made |= {own: partial(_single, part) for own, part in parts.items()}
+    return made if name in COMPLETE else {own: made[own] for own in EXTREMES}
+
+
+def _single(part: Callable[[], Estimator]) -> PlugIns:
+    return {"estimator": part()}
+
+
+def _pair(target: Callable[[], Estimator], tangent: Callable[[], Estimator]) -> PlugIns:
+    return {"estimator": target(), "tangent": tangent()}
 
 
 class Run(NamedTuple):
@@ -40,15 +65,23 @@ class Run(NamedTuple):
 def runs_of(name: str, modules: Sequence[str], estimators: Sequence[str] | None, seeds: int) -> list[Run]:
     """List the runs of a set, all of seed 0 first, so that a picture of everything exists early.
 
+    `estimators` are those of the modules that have them; None stands for all.
+
     Raises:
         InputError: an unknown module or estimator, or no seed.
     """
-    known = ESTIMATORS[name]
-    chosen = list(known) if estimators is None else list(estimators)
-    for option, names, allowed in (("--modules", modules, MODULES), ("--estimators", chosen, known)):
-        unknown = next((each for each in names if each not in allowed), None)
+    known = {module: list(targets(name, module)) for module in MODULES}
+    everywhere = {each for names in known.values() for each in names}
+    for option, given, allowed in (("--modules", modules, MODULES), ("--estimators", estimators or (), everywhere)):
+        unknown = next((each for each in given if each not in allowed), None)
         if unknown is not None:
-            raise InputError(f"{option} {unknown}: {name} has {', '.join(allowed)}")
+            raise InputError(f"{option} {unknown}: {name} has {', '.join(sorted(allowed))}")
     if seeds < 1:
         raise InputError(f"--seeds must be at least 1, got {seeds}")
-    return [Run(name, module, estimator, seed) for seed in range(seeds) for module in modules for estimator in chosen]
+    chosen = {module: [each for each in known[module] if each in (estimators or known[module])] for module in modules}
+    return [
+        Run(name, module, estimator, seed)
+        for seed in range(seeds)
+        for module in modules
+        for estimator in chosen[module]
+    ]

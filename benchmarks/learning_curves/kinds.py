@@ -1,19 +1,23 @@
 """The training modules of the learning curves: how each is made, its loss at fixed latents, and its exact target."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from itertools import pairwise
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from benchmarks.learning_curves.grid import PlugIns
+from benchmarks.learning_curves.sets import Lengths
 from lit_knn.common.rng import keyed_generator
-from lit_knn.estimators import Estimator, Exact
-from lit_knn.modules import LitECT, LitEDM, LitFlow, LitICT
+from lit_knn.estimators import Estimator
+from lit_knn.modules import LitECT, LitEDM, LitFlow, LitICT, LitMeanFlow
 from lit_knn.modules.base import EstimatorTraining
-from lit_knn.modules.time_distributions import UniformTimes
+from lit_knn.modules.time_distributions import LogitNormalTimes, UniformTimes
+from lit_knn.nets.average_velocity import GAP_FEATURES
 from lit_knn.reference import ReferenceSet
 from lit_knn.sampling.schedules import (
     TuningSchedule,
@@ -33,12 +37,16 @@ P_STD = 2.0  # the default of LitECT
 
 
 class Latents(NamedTuple):
-    """Fixed latents z of images x at times t. `lower` is the teacher's level of a consistency module, else t."""
+    """Fixed latents z of images x at times t. `lower` is the teacher's level of a consistency module, else t.
+
+    `label` (B,) is the class of each image in a set that is trained by class, else None.
+    """
 
     x: Tensor
     z: Tensor
     t: Tensor
     lower: Tensor
+    label: Tensor | None
 
 
 class Kind(ABC):
@@ -48,15 +56,22 @@ class Kind(ABC):
     """The process of the latents."""
     tunes = False
     """Tells whether a run starts from the end of the EDM run of the same seed with one-sample targets."""
+    few_steps = False
+    """Tells whether the module samples in one step or two."""
+
+    net_options: Mapping[str, Any] = {}
+    """Options of the network that the kind needs."""
+
+    def steps(self, lengths: Lengths) -> int:
+        """Return the number of optimiser steps."""
+        return lengths.steps
 
     @abstractmethod
     def options(self, steps: int) -> dict[str, Any]:
         """Return the module's options for a run of `steps` steps, in JSON types."""
 
     @abstractmethod
-    def make(
-        self, net: nn.Module, estimator: Estimator, seed: int, steps: int, start: Path | None
-    ) -> EstimatorTraining:
+    def make(self, net: nn.Module, plug_ins: PlugIns, seed: int, steps: int, start: Path | None) -> EstimatorTraining:
         """Make the module for a run of `steps` steps, from the checkpoint `start` if the kind tunes."""
 
     @abstractmethod
@@ -68,7 +83,7 @@ class Kind(ABC):
         """Compute the training loss of each latent, (B,), with a target drawn afresh."""
 
     @abstractmethod
-    def exact_output(self, latents: Latents, exact: Exact) -> Tensor:
+    def exact_output(self, latents: Latents, exact: Estimator) -> Tensor:
         """Compute the target that has no error, (B, *shape)."""
 
     @abstractmethod
@@ -78,9 +93,11 @@ class Kind(ABC):
     def latents(self, reference: ReferenceSet, size: int, part: int) -> Latents:
         """Draw latents of images of the set; they are the same for all estimators and seeds."""
         generator = keyed_generator("cpu", size, part, LATENTS)
-        x = reference.gather(torch.randint(reference.N, (size,), generator=generator))
+        ids = torch.randint(reference.N, (size,), generator=generator)
+        x, label = reference.gather(ids), None if reference.labels is None else reference.labels[ids]
         t, lower = self.levels(size, generator)
-        return Latents(x, forward_noise(x, t, torch.randn(x.shape, generator=generator), self.process), t, lower)
+        z = forward_noise(x, t, torch.randn(x.shape, generator=generator), self.process)
+        return Latents(x, z, t, lower, label)
 
 
 class Regression(Kind):
@@ -88,13 +105,13 @@ class Regression(Kind):
 
     def losses(self, module: Any, latents: Latents, source: Tensor, generator: torch.Generator) -> Tensor:
         mean = under_process(module.estimator.posterior_mean, self.process)
-        return self.errors(module, latents, mean(latents.z, latents.t, source, generator))
+        return self.errors(module, latents, mean(latents.z, latents.t, source, generator, latents.label))
 
-    def exact_output(self, latents: Latents, exact: Exact) -> Tensor:
-        return under_process(exact.posterior_mean, self.process)(latents.z, latents.t)
+    def exact_output(self, latents: Latents, exact: Estimator) -> Tensor:
+        return under_process(exact.posterior_mean, self.process)(latents.z, latents.t, None, None, latents.label)
 
     def errors(self, module: Any, latents: Latents, wanted: Tensor) -> Tensor:
-        return module.item_losses(latents.z, latents.t, wanted, None, None)
+        return module.item_losses(latents.z, latents.t, wanted, latents.label, None)
 
 
 class EDM(Regression):
@@ -104,10 +121,9 @@ class EDM(Regression):
         """See `Kind.options`; the options of configs/table2/digits.yaml."""
         return {"lr": 2e-3, "lr_ramp_up_images": 10_000, "ema_half_life_images": 20_000, "sampling_steps": 12}
 
-    def make(
-        self, net: nn.Module, estimator: Estimator, seed: int, steps: int, start: Path | None
-    ) -> EstimatorTraining:
-        return LitEDM(net, estimator, measure_target=False, seed=seed, **self.options(steps))
+    def make(self, net: nn.Module, plug_ins: PlugIns, seed: int, steps: int, start: Path | None) -> EstimatorTraining:
+        options = self.options(steps) | {"class_conditional": getattr(net, "num_classes", 0) > 0}
+        return LitEDM(net, **plug_ins, measure_target=False, seed=seed, **options)
 
     def levels(self, size: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         """See `Kind.levels`; EDM's default."""
@@ -124,10 +140,8 @@ class Flow(Regression):
         """See `Kind.options`; the options of configs/flow/digits.yaml."""
         return EDM().options(steps)
 
-    def make(
-        self, net: nn.Module, estimator: Estimator, seed: int, steps: int, start: Path | None
-    ) -> EstimatorTraining:
-        return LitFlow(net, estimator, measure_target=False, seed=seed, **self.options(steps))
+    def make(self, net: nn.Module, plug_ins: PlugIns, seed: int, steps: int, start: Path | None) -> EstimatorTraining:
+        return LitFlow(net, **plug_ins, measure_target=False, seed=seed, **self.options(steps))
 
     def levels(self, size: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         t = UniformTimes().draw(size, generator)
@@ -137,13 +151,18 @@ class Flow(Regression):
 class Consistency(Kind):
     """A consistency model. All estimators take Heun's step; with one-sample targets it equals Euler's."""
 
+    few_steps = True
+
+    def steps(self, lengths: Lengths) -> int:
+        return lengths.consistency_steps
+
     def losses(self, module: Any, latents: Latents, source: Tensor, generator: torch.Generator) -> Tensor:
         """See `Kind.losses`; Eq. 7 (eq:CM) at fixed (z, t)."""
 
         def mean(z: Tensor, t: Tensor) -> Tensor:
             return module.estimator.posterior_mean(z, t, source, generator)
 
-        _, z, t, lower = latents
+        _, z, t, lower, _ = latents
         student = module.consistency_function(z, t)
         with torch.no_grad():
             teacher = module.consistency_function(module.solver(z, t, lower, mean), lower)
@@ -152,7 +171,7 @@ class Consistency(Kind):
     def errors(self, module: Any, latents: Latents, wanted: Tensor) -> Tensor:
         return (module.consistency_function(latents.z, latents.t) - wanted).square().flatten(1).mean(1)
 
-    def exact_output(self, latents: Latents, exact: Exact) -> Tensor:
+    def exact_output(self, latents: Latents, exact: Estimator) -> Tensor:
         """See `Kind.exact_output`: the end of the probability flow from (z, t)."""
         return flow_end(latents.z, latents.t, exact.posterior_mean)
 
@@ -164,10 +183,8 @@ class ICT(Consistency):
         """See `Kind.options`; the options of configs/table1/digits.yaml."""
         return {"lr": 3e-3, "ema_decay": 0.995, "total_steps": steps, "s0": 10, "s1": 20, "P_mean": -0.5}
 
-    def make(
-        self, net: nn.Module, estimator: Estimator, seed: int, steps: int, start: Path | None
-    ) -> EstimatorTraining:
-        return LitICT(net, estimator, seed=seed, **self.options(steps))
+    def make(self, net: nn.Module, plug_ins: PlugIns, seed: int, steps: int, start: Path | None) -> EstimatorTraining:
+        return LitICT(net, **plug_ins, seed=seed, **self.options(steps))
 
     def levels(self, size: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         """See `Kind.levels`; the pairs of neighbours of the last and finest grid."""
@@ -187,10 +204,8 @@ class ECT(Consistency):
         stages = {"stages": 4, "stage_steps": max(steps // 4, 1)}
         return {"lr": 1e-3, "ema_decay": 0.99, "P_mean": -0.5, **stages}
 
-    def make(
-        self, net: nn.Module, estimator: Estimator, seed: int, steps: int, start: Path | None
-    ) -> EstimatorTraining:
-        return LitECT(estimator, start, net, seed=seed, **self.options(steps))
+    def make(self, net: nn.Module, plug_ins: PlugIns, seed: int, steps: int, start: Path | None) -> EstimatorTraining:
+        return LitECT(start=start, net=net, **plug_ins, seed=seed, **self.options(steps))
 
     def levels(self, size: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         """See `Kind.levels`; those of the last stage."""
@@ -198,20 +213,62 @@ class ECT(Consistency):
         stages = self.options(1)["stages"]
         return t, TuningSchedule(stages=stages).teacher_level(t, stages)
 
-    def exact_output(self, latents: Latents, exact: Exact) -> Tensor:
+    def exact_output(self, latents: Latents, exact: Estimator) -> Tensor:
         """See `Consistency.exact_output`; the last step, to 0, gives the posterior mean."""
         end = super().exact_output(latents, exact)
         return exact.posterior_mean(end, latents.t.clamp(max=SIGMA_MIN))
 
 
-def flow_end(z: Tensor, t: Tensor, mean: Callable[[Tensor, Tensor], Tensor], rho: float = 7.0) -> Tensor:
-    """Integrate Eq. 3 (eq:pfode) from each item's t (B,) down to σ_min, in float64: (B, *shape).
+class MeanFlow(Kind):
+    """`LitMeanFlow`, at the times of its training with r < t."""
 
-    It takes `FLOW_STEPS` Heun steps, evenly spaced in t^(1/rho). Items below σ_min stay as they are.
+    process = LINEAR_PROCESS
+    few_steps = True
+    net_options = MappingProxyType({"augment_dim": GAP_FEATURES})
+
+    def options(self, steps: int) -> dict[str, Any]:
+        """See `Kind.options`; the options of configs/meanflow/digits.yaml."""
+        return {"lr": 2e-3, "lr_ramp_up_images": 10_000, "ema_half_life_images": 20_000}
+
+    def make(self, net: nn.Module, plug_ins: PlugIns, seed: int, steps: int, start: Path | None) -> EstimatorTraining:
+        return LitMeanFlow(net, **plug_ins, measure_target=False, seed=seed, **self.options(steps))
+
+    def levels(self, size: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        times = LogitNormalTimes(-2.0, 2.0)
+        pairs = torch.stack([times.draw(size, generator), times.draw(size, generator)])
+        return pairs.amax(0), pairs.amin(0)
+
+    def losses(self, module: Any, latents: Latents, source: Tensor, generator: torch.Generator) -> Tensor:
+        """See `Kind.losses`; MeanFlow's identity at fixed (z, r, t)."""
+        _, z, t, r, _ = latents
+
+        def mean(estimator: Estimator) -> Tensor:
+            return under_process(estimator.posterior_mean, self.process)(z, t, source, generator)
+
+        target = mean(module.estimator)
+        return module.errors(z, r, t, target, target if module.tangent is None else mean(module.tangent))
+
+    def errors(self, module: Any, latents: Latents, wanted: Tensor) -> Tensor:
+        return (module.flow(latents.z, latents.t, r=latents.lower) - wanted).square().flatten(1).mean(1)
+
+    def exact_output(self, latents: Latents, exact: Estimator) -> Tensor:
+        """See `Kind.exact_output`: the average velocity of the exact flow, integrated in the EDM process."""
+        z, (t, r) = latents.z.double(), (per_item(each, latents.z) for each in (latents.t, latents.lower))
+        sigma, low = (self.process.sigma(each) for each in (latents.t, latents.lower))
+        end = (1 - r) * flow_end((z / (1 - t)), sigma, exact.posterior_mean, low)
+        return ((z - end) / (t - r)).to(latents.z.dtype)
+
+
+def flow_end(
+    z: Tensor, t: Tensor, mean: Callable[[Tensor, Tensor], Tensor], low: Tensor | None = None, rho: float = 7.0
+) -> Tensor:
+    """Integrate Eq. 3 (eq:pfode) from each item's t (B,) down to `low` (B,), or to σ_min, in float64: (B, *shape).
+
+    It takes `FLOW_STEPS` Heun steps, evenly spaced in t^(1/rho). Items below their end stay as they are.
     """
     share = torch.linspace(1, 0, FLOW_STEPS + 1, dtype=torch.float64)
-    low, high = SIGMA_MIN ** (1 / rho), t.double() ** (1 / rho)
-    levels = (low + share[:, None] * (high - low)) ** rho
+    least = (torch.full_like(t, SIGMA_MIN) if low is None else low).double() ** (1 / rho)
+    levels = (least + share[:, None] * (t.double() ** (1 / rho) - least)) ** rho
     y = z.double()
     for now, following in pairwise(levels):
         moved = heun_step(y, now, following, lambda v, s: mean(v.float(), s).double())
@@ -220,4 +277,4 @@ def flow_end(z: Tensor, t: Tensor, mean: Callable[[Tensor, Tensor], Tensor], rho
 
 
 # In the order of the report.
-KINDS: dict[str, Kind] = {"EDM": EDM(), "flow": Flow(), "iCT": ICT(), "ECT": ECT()}
+KINDS: dict[str, Kind] = {"EDM": EDM(), "flow": Flow(), "iCT": ICT(), "ECT": ECT(), "MeanFlow": MeanFlow()}

@@ -1,23 +1,25 @@
-"""Measures a run: the error at held latents, the Fréchet distance, and the variance of the gradient."""
+"""Measures a run: its errors at held latents, its samples, and the variance of the gradient."""
 
-from collections.abc import Callable, Iterable
+import math
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from benchmarks.learning_curves.kinds import REPEATS, SOURCES, Kind, Latents
-from benchmarks.learning_curves.sets import Lengths
+from benchmarks.learning_curves.quality import Quality
+from benchmarks.learning_curves.sets import Images, Lengths
 from lit_knn.common.rng import keyed_generator
-from lit_knn.estimators import Estimator, Exact, MonteCarlo, OneSample
-from lit_knn.metrics import Pixels
-from lit_knn.metrics.fidelity import frechet_distance_of_statistics, image_statistics
+from lit_knn.estimators import Exact, MonteCarlo, OneSample, class_conditional
 from lit_knn.modules.base import EstimatorTraining
 from lit_knn.reference import ReferenceSet
 from lit_knn.theory.noise import Process, under_process
 
-# The two parts of the keys of latents: no latent of the error is one of the gradient.
-HELD, PAIRS = 0, 1
+# Parts of the keys of latents: of the error, of the gradient, and of held-out images.
+HELD, PAIRS, NEW = 0, 1, 2
+GRADIENT_COLUMNS = ("gradient_variance", "gradient_variance_se", "gradient_norm_sq", "one_sample_variance")
 
 
 class GradientMoments(NamedTuple):
@@ -59,50 +61,47 @@ class Measurements:
     """The measurements of one kind of module on one set. All runs have the same latents, sources and their draws.
 
     The noise of samples is the same for all estimators and another one for each seed of the training. So the difference
-    of two estimators varies over seeds with the noise, too, and its t-interval covers it. For EDM's digits the
-    difference of two estimators has a standard deviation of about 0.06 over sets of 384 samples of the same networks.
+    of two estimators varies over seeds with the noise, too, and its t-interval covers it.
 
     Args:
         kind: the kind of module.
-        reference: the set.
+        images: the images of the set. If it is trained by class, the gradient is not measured.
         lengths: numbers of latents, samples and repeats.
+        quality: measures the samples.
     """
 
-    def __init__(self, kind: Kind, reference: ReferenceSet, lengths: Lengths) -> None:
-        self.kind, self.lengths = kind, lengths
+    def __init__(self, kind: Kind, images: Images, lengths: Lengths, quality: Quality | None = None) -> None:
+        self.kind, self.lengths, self.quality = kind, lengths, quality
+        reference = images.training
         self.held = kind.latents(reference, lengths.held, HELD)
-        self.wanted = kind.exact_output(self.held, Exact().bind(reference))
+        exact = Exact() if reference.labels is None else class_conditional(Exact())
+        self.wanted = kind.exact_output(self.held, exact.bind(reference))
+        self.new = None if images.held_out is None else kind.latents(images.held_out, lengths.held, NEW)
         self.pairs = kind.latents(reference, lengths.pairs, PAIRS)
-        self.sources = posterior_sources(reference, kind.process, self.pairs, lengths.repeats)
-        self.pixels = Pixels()
-        self.real = image_statistics(reference, self.pixels)
+        if reference.labels is None:
+            self.sources = posterior_sources(reference, kind.process, self.pairs, lengths.repeats)
 
     @torch.no_grad()
-    def error(self, module: EstimatorTraining) -> float:
-        """Compute the mean error of the network at the held latents, per dimension."""
-        return self.kind.errors(module, self.held, self.wanted).mean().item()
+    def errors(self, module: EstimatorTraining) -> dict[str, float]:
+        """Compute the error at the held latents, and the loss with one-sample targets at latents of held-out images."""
+        row = {"val_error": self.kind.errors(module, self.held, self.wanted).mean().item(), "held_out_loss": math.nan}
+        if self.new is not None:
+            with one_sample_targets(module):
+                losses = self.kind.losses(module, self.new, self.new.x, torch.Generator())
+            row["held_out_loss"] = losses.mean().item()
+        return row
 
-    def distances(self, module: EstimatorTraining) -> dict[str, float]:
-        """Compute `fd_pixels` of samples, and of each half of them. The k-th seed has the k-th set of noise."""
+    def samples(self, module: EstimatorTraining, num_steps: int | None = None) -> Tensor:
+        """Draw samples (B, *shape). The k-th seed of the training has the k-th set of noise."""
         numbers = torch.arange(self.lengths.samples) + module.hparams.seed * self.lengths.samples
-        samples = torch.cat([module.sample(seeds) for seeds in numbers.split(128)])
-        half = len(samples) // 2
-        parts = {"fd_pixels": samples, "fd_first_half": samples[:half], "fd_second_half": samples[half:]}
-        return {
-            name: frechet_distance_of_statistics(image_statistics(part, self.pixels), self.real)
-            for name, part in parts.items()
-        }
+        return torch.cat([module.sample(seeds, num_steps) for seeds in numbers.split(128)])
 
-    def gradients(self, module: Any, estimator: Estimator) -> GradientMoments:
-        """Compute mean and variance of the gradient at the fixed pairs, with targets of `estimator`.
+    def gradients(self, module: Any) -> GradientMoments:
+        """Compute mean and variance of the gradient at the fixed pairs, with the targets of the module.
 
         Repeat r has the r-th source of each pair, drawn from the exact posterior, and its own randomness.
         """
-        own, module.estimator = module.estimator, estimator
-        try:
-            return gradient_moments(self._gradient(module, repeat) for repeat in range(self.lengths.repeats))
-        finally:
-            module.estimator = own
+        return gradient_moments(self._gradient(module, repeat) for repeat in range(self.lengths.repeats))
 
     def _gradient(self, module: Any, repeat: int) -> Tensor:
         generator = keyed_generator("cpu", repeat, REPEATS)
@@ -115,14 +114,23 @@ class Measurements:
 
     def gradient_row(self, module: EstimatorTraining) -> dict[str, float]:
         """Return the moments for the run's estimator, and the variance of one-sample targets at the same weights."""
-        own = self.gradients(module, module.estimator)
-        plain = own if isinstance(module.estimator, OneSample) else self.gradients(module, OneSample())
-        return {
-            "gradient_variance": own.variance,
-            "gradient_variance_se": own.variance_se,
-            "gradient_norm_sq": own.norm_sq,
-            "one_sample_variance": plain.variance,
-        }
+        if self.pairs.label is not None:
+            return dict.fromkeys(GRADIENT_COLUMNS, math.nan)
+        own = self.gradients(module)
+        with one_sample_targets(module):
+            plain = self.gradients(module)
+        return dict(zip(GRADIENT_COLUMNS, (*own, plain.variance), strict=True))
+
+
+@contextmanager
+def one_sample_targets(module: Any) -> Iterator[None]:
+    """Let a module have one-sample targets for a while, and as its tangent the same."""
+    own = {name: getattr(module, name) for name in module.estimators}
+    vars(module).update(dict.fromkeys(own) | {"estimator": OneSample()})
+    try:
+        yield
+    finally:
+        vars(module).update(own)
 
 
 def posterior_sources(reference: ReferenceSet, process: Process, latents: Latents, repeats: int) -> Tensor:

@@ -7,7 +7,7 @@ import numpy as np
 
 from benchmarks.common import markdown
 from benchmarks.learning_curves.claims import judge
-from benchmarks.learning_curves.grid import ESTIMATORS, MODULES
+from benchmarks.learning_curves.grid import MODULES, targets
 from benchmarks.learning_curves.picture import picture
 from benchmarks.learning_curves.statistics import Curves, Interval
 from benchmarks.learning_curves.table import CurveTable
@@ -17,7 +17,6 @@ from lit_knn.figures.style import save_figure
 
 FINAL = {
     "fd_pixels": "fd_pixels",
-    "fd_limit": "limit of fd_pixels",
     "val_error": "error at held latents",
     "val_loss": "own loss",
     "variance_ratio": "gradient variance / one-sample's",
@@ -36,9 +35,9 @@ def report(table: CurveTable) -> str:
     names = {str(row["set"]) for row in rows}
     if len(names) != 1:
         raise InputError(f"--report: {table.path} must have the rows of one set, it has {sorted(names) or 'none'}")
-    estimators = list(ESTIMATORS[names.pop()])
+    (name,) = names
     modules = [module for module in MODULES if any(row["module"] == module for row in rows)]
-    curves = {m: Curves([row for row in rows if row["module"] == m], estimators) for m in modules}
+    curves = {m: Curves([row for row in rows if row["module"] == m], list(targets(name, m))) for m in modules}
     text = "\n\n".join([_claims(curves), *(_of_module(module, own) for module, own in curves.items())])
     with written_whole(table.path.with_suffix(".md")) as partial:
         partial.write_text(f"{text}\n")
@@ -67,15 +66,14 @@ def _of_module(module: str, curves: Curves) -> str:
     seconds = curves.common_seconds()
     parts = [
         f"## {module}, {images:,} images",
-        "Mean ± standard deviation over seeds, at the last step. `fd_pixels` has the bias of few samples, which "
-        "is nearly the same for all; its limit for many samples is twice it less the mean of its halves:",
+        "Mean ± standard deviation over seeds, at the last step. Fréchet distances have the bias of few samples, which "
+        "is nearly the same for all:",
         _final(curves),
         f"At an equal time of the processor, {seconds:.0f} s:",
         _equal_time(curves, seconds),
         "Paired differences over seeds at the last step, with a 95 % t-interval; bold if it excludes 0. Share: the "
         "part of the images after which `fd_pixels` is as low as the first estimator's at the end.",
         _differences(curves),
-        f"Noise of one `fd_pixels`, from halves of its samples: {_noise(curves):.2g}.",
     ]
     return "\n\n".join(parts)
 
@@ -110,13 +108,6 @@ def _differences(curves: Curves) -> str:
         cells = [_told(curves.difference(curves.last(name), one, other)) for name in names]
         lines.append([f"{one} − {other}", *cells, _spread(curves, one, share) if other == first else ""])
     return markdown(lines)
-
-
-def _noise(curves: Curves) -> float:
-    """Return the root mean square over runs at the last step."""
-    last = curves.last("fd_noise")
-    values = [last(estimator, seed) for estimator in curves.estimators for seed in curves.seeds(estimator)]
-    return float(np.sqrt(np.mean(np.square(values))))
 
 
 def _spread(curves: Curves, estimator: str, value: Callable[[str, int], float], missing: str = "not reached") -> str:

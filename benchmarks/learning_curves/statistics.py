@@ -101,20 +101,10 @@ class Curves:
 
 
 def derived(row: Row) -> dict[str, Any]:
-    """Add columns to a row: noise and limit of `fd_pixels`, and ratios of the gradient's variance.
-
-    The limit, `fd_limit`, is for infinitely many samples. The bias of few samples is nearly inverse to their number
-    (arXiv 1911.07023), so half of them have twice the bias.
-    """
-    variance, plain = float(row["gradient_variance"]), float(row["one_sample_variance"])
-    # Two halves differ by √2 times the noise of one, which is √2 times the noise of the whole.
-    first, second = float(row["fd_first_half"]), float(row["fd_second_half"])
-    noise = abs(first - second) / 2
-    limit = 2 * float(row["fd_pixels"]) - (first + second) / 2
-    norm = math.sqrt(max(float(row["gradient_norm_sq"]), 0.0))
+    """Add columns: the gradient's variance as a share of one sample's, and its noise as a share of its norm."""
+    variance, norm = float(row["gradient_variance"]), math.sqrt(max(float(row["gradient_norm_sq"]), 0.0))
     relative = math.sqrt(variance) / norm if norm else math.nan
-    added = {"fd_noise": noise, "fd_limit": limit, "variance_ratio": variance / plain, "relative_noise": relative}
-    return {**row, **added}
+    return {**row, "variance_ratio": variance / float(row["one_sample_variance"]), "relative_noise": relative}
 
 
 def interval(differences: Sequence[float], comparisons: int = 1) -> Interval:

@@ -23,9 +23,14 @@ COLUMNS: Mapping[str, type] = {
     "estimator_seconds": float,
     "val_loss": float,
     "val_error": float,
+    "held_out_loss": float,
     "fd_pixels": float,
-    "fd_first_half": float,
-    "fd_second_half": float,
+    "fd_pixels_two_steps": float,
+    "fd_features": float,
+    "precision": float,
+    "recall": float,
+    "copied_fraction": float,
+    "nearest_features": float,
     "gradient_variance": float,
     "gradient_variance_se": float,
     "gradient_norm_sq": float,
@@ -72,6 +77,12 @@ class CurveTable(ResultsTable):
         with locked(self.path):
             if run not in self.finished():
                 write_rows(self.path, [*self.load(), *({name: row[name] for name in self.columns} for row in rows)])
+
+    def pictures(self, run: Run) -> Path:
+        """Return the file for the first samples of a run, beside the table."""
+        folder = self.path.with_suffix("")
+        folder.mkdir(exist_ok=True)
+        return folder / f"{run}.npy"
 
     @contextmanager
     def claimed(self, run: Run, finished_too: bool = False) -> Iterator[bool]:

@@ -5,20 +5,26 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytorch_lightning as pl
 import torch
 
-from benchmarks.learning_curves.grid import ESTIMATORS, Run
+from benchmarks.learning_curves.grid import Run, targets
 from benchmarks.learning_curves.kinds import INITIAL_WEIGHTS, KINDS
 from benchmarks.learning_curves.measurements import Measurements
 from benchmarks.learning_curves.sets import ImageSet
 from lit_knn.callbacks.checkpoints import LastCheckpoint
 from lit_knn.commands.trainer import Trainer
 from lit_knn.common.checkpoint_file import LAST_NAME
+from lit_knn.common.files import written_whole
+from lit_knn.common.pixels import to_uint8
 from lit_knn.common.rng import keyed_default_rng
 from lit_knn.common.tables import Row
 from lit_knn.data.base import Images, Labels, ReferenceDataModule
 from lit_knn.reference import ReferenceSet
+
+# Samples of a run that the pictures show.
+PICTURES = 16
 
 
 class Loaded(ReferenceDataModule):
@@ -40,12 +46,16 @@ class Loaded(ReferenceDataModule):
 class Measure(pl.Callback):
     """Measures at each validation: samples and error with the averaged weights, the gradient with the current ones.
 
+    Args:
+        measurements: what to measure.
+        pictures: file for the first samples at the end, or None.
+
     Attributes:
         rows: the rows so far.
     """
 
-    def __init__(self, measurements: Measurements) -> None:
-        self.measurements = measurements
+    def __init__(self, measurements: Measurements, pictures: Path | None) -> None:
+        self.measurements, self.pictures = measurements, pictures
         self.rows: list[Row] = []
         self._cpu_seconds, self._since = 0.0, math.nan  # NaN while the clock stands
 
@@ -82,10 +92,22 @@ class Measure(pl.Callback):
                 "cpu_seconds": round(self._cpu_seconds, 2),
                 "seconds": round(trained.seconds, 2),
                 "estimator_seconds": round(trained.estimator_seconds, 2),
-                "val_error": self.measurements.error(pl_module),
-                **self.measurements.distances(pl_module),
+                **self.measurements.errors(pl_module),
+                **self._of_samples(trainer, pl_module),
             }
         )
+
+    def _of_samples(self, trainer: pl.Trainer, module: Any) -> Row:
+        measurements = self.measurements
+        assert measurements.quality is not None
+        samples = measurements.samples(module)
+        if self.pictures is not None and trainer.global_step == trainer.max_steps:
+            with written_whole(self.pictures) as partial, partial.open("wb") as file:
+                np.save(file, to_uint8(samples[:PICTURES]).numpy())
+        row: Row = {**measurements.quality.measure(samples), "fd_pixels_two_steps": math.nan}
+        if measurements.kind.few_steps:
+            row["fd_pixels_two_steps"] = measurements.quality.fd_pixels(measurements.samples(module, 2))
+        return row
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: Any) -> None:
         """End the row. The current weights are back, and the clock of the training still stands."""
@@ -101,6 +123,7 @@ def train(
     reference: ReferenceSet,
     folder: Path,
     start: Path | None = None,
+    pictures: Path | None = None,
 ) -> list[Row]:
     """Train a run, or go on from its last checkpoint in `folder`; return one row per measurement.
 
@@ -111,17 +134,19 @@ def train(
         reference: the images of the set.
         folder: where its checkpoint is kept.
         start: the checkpoint that a module tunes, or None.
+        pictures: file for the first samples at the end, or None.
     """
-    lengths = image_set.lengths
+    lengths, kind = image_set.lengths, KINDS[run.module]
+    steps = kind.steps(lengths)
     with keyed_default_rng(torch.device("cpu"), run.seed, INITIAL_WEIGHTS):
-        net = image_set.net()
-    module = KINDS[run.module].make(net, ESTIMATORS[run.set][run.estimator](), run.seed, lengths.steps, start)
+        net = image_set.net(**kind.net_options)
+    module = kind.make(net, targets(run.set, run.module)[run.estimator](), run.seed, steps, start)
     data = Loaded(reference, batch_size=lengths.batch_size, seed=run.seed, val_images=lengths.held)
-    measure, every = Measure(measurements), lengths.steps // lengths.measurements
+    measure, every = Measure(measurements, pictures), steps // lengths.measurements
     # Lightning orders callbacks so that the checkpoint after a validation holds its row.
     last = LastCheckpoint(every_n_steps=every, dirpath=str(folder))
     trainer = Trainer(
-        accelerator="cpu", devices=1, max_steps=lengths.steps, max_epochs=-1,
+        accelerator="cpu", devices=1, max_steps=steps, max_epochs=-1,
         val_check_interval=every, check_val_every_n_epoch=None,
         num_sanity_val_steps=0, inference_mode=False, logger=False,
         enable_progress_bar=False, enable_model_summary=False, callbacks=[measure, last],

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.learning_curves.grid import ESTIMATORS, Run
+from benchmarks.learning_curves.grid import Run, targets
 from benchmarks.learning_curves.kinds import KINDS
 from benchmarks.learning_curves.measurements import Measurements
+from benchmarks.learning_curves.quality import Quality
 from benchmarks.learning_curves.sets import ImageSet
 from benchmarks.learning_curves.table import CurveTable
 from benchmarks.learning_curves.training import train
@@ -31,15 +32,19 @@ class Worker:
 
     def __init__(self, image_set: ImageSet, table: CurveTable, folder: Path) -> None:
         self.image_set, self.table, self.folder = image_set, table, folder
-        self.reference = image_set.reference()
+        folder.mkdir(parents=True, exist_ok=True)
+        self.images = image_set.images()
+        self.quality = Quality(self.images, image_set.extractor, folder / "real_features.npy")
         self._measurements: dict[str, Measurements] = {}
 
     def settings(self, run: Run) -> str:
         """Return the fingerprint of everything that a run's numbers depend on, except its name in the table."""
         lengths, kind = self.image_set.lengths, KINDS[run.module]
-        net = {name: list(tensor.shape) for name, tensor in self.image_set.net().state_dict().items()}
-        parts = [self.reference.fingerprint(), lengths._asdict(), describe(self.image_set.index), net]
-        parts += [describe(ESTIMATORS[run.set][run.estimator]()), kind.options(lengths.steps)]
+        net = {name: list(tensor.shape) for name, tensor in self.image_set.net(**kind.net_options).state_dict().items()}
+        reference = self.images.training
+        parts = [reference.fingerprint(), lengths._asdict(), describe(reference.index), net]
+        own = {name: describe(part) for name, part in targets(run.set, run.module)[run.estimator]().items()}
+        parts += [own, kind.options(kind.steps(lengths))]
         return fingerprint([*parts, self.settings(before(run))] if kind.tunes else parts)
 
     def run_all(self, runs: list[Run]) -> None:
@@ -85,10 +90,11 @@ class Worker:
     def _train(self, run: Run) -> None:
         kind, lengths, start = KINDS[run.module], self.image_set.lengths, time.process_time()
         if run.module not in self._measurements:
-            self._measurements[run.module] = Measurements(kind, self.reference, lengths)
+            self._measurements[run.module] = Measurements(kind, self.images, lengths, self.quality)
         tuned = self._checkpoint(before(run)) if kind.tunes else None
         measurements, folder = self._measurements[run.module], self._checkpoint(run).parent
-        rows = train(run, self.image_set, measurements, self.reference, folder, tuned)
+        pictures = self.table.pictures(run) if run.seed == 0 else None
+        rows = train(run, self.image_set, measurements, self.images.training, folder, tuned, pictures)
         more: Row = {
             "images_before": lengths.steps * lengths.batch_size if kind.tunes else 0,
             "settings": self.settings(run),

@@ -5,6 +5,7 @@ from lit_knn.estimators.by_class import ByClass, class_conditional
 from lit_knn.estimators.draws import Certificate, DrawingEstimator
 from lit_knn.estimators.exact import Exact
 from lit_knn.estimators.knn import KNN, TopK
+from lit_knn.estimators.mixed import Mixed
 from lit_knn.estimators.monte_carlo import MonteCarlo
 from lit_knn.estimators.network import Network
 from lit_knn.estimators.one_sample import OneSample
@@ -25,6 +26,7 @@ __all__ = [
     "Estimator",
     "Exact",
     "Holdings",
+    "Mixed",
     "MonteCarlo",
     "Network",
     "OneSample",

@@ -1,6 +1,7 @@
-"""An estimator that switches between two others by the noise level."""
+"""Estimators of two parts, and the one that switches between them by the noise level."""
 
 import math
+from abc import abstractmethod
 from collections.abc import Callable
 from typing import Self
 
@@ -13,7 +14,80 @@ from lit_knn.estimators.by_class import copied_apart
 from lit_knn.reference import ReferenceSet
 
 
-class Switched(Estimator):
+class Parts(Estimator):
+    """Base of the estimators that combine two others. `bind` binds copies of the parts.
+
+    A subclass implements `mean_of`, and makes itself of other parts in `made_of`.
+
+    Args:
+        parts: the two estimators, by the names of their options.
+
+    Attributes:
+        parts: the estimators, or after `bind` the bound copies.
+    """
+
+    def __init__(self, **parts: Estimator) -> None:
+        for name, part in parts.items():
+            if not isinstance(part, Estimator):
+                raise InputError(f"{type(self).__name__}: {name} must be an estimator, got {part!r}")
+        vars(self).update(parts)
+        first, second = self.unbound = self.parts = tuple(parts.values())
+        self.needs_reference = first.needs_reference or second.needs_reference
+        self.deterministic = first.deterministic and second.deterministic
+        self.uses_source = first.uses_source or second.uses_source
+
+    @abstractmethod
+    def made_of(self, first: Estimator, second: Estimator) -> "Parts":
+        """Return an estimator like this one with other parts."""
+
+    @property
+    def shardable(self) -> bool:  # type: ignore[override]
+        return all(part.shardable or not part.needs_reference for part in self.parts)
+
+    @property
+    def takes_labels(self) -> bool:  # type: ignore[override]
+        return all(part.takes_labels for part in self.parts)
+
+    @property
+    def num_classes(self) -> int:  # type: ignore[override]
+        return max(part.num_classes for part in self.parts) if self.takes_labels else 0
+
+    @property
+    def can_warp(self) -> bool:
+        return all(part.can_warp for part in self.parts)
+
+    def by_class(self, wrap: Callable[[Estimator], Estimator]) -> Estimator:
+        """Wrap each part, because a network and `OneSample` take labels themselves."""
+        first, second = (part.by_class(wrap) for part in self.unbound)
+        return self.made_of(first, second)
+
+    def check_levels(self, lowest: float, highest: float) -> None:
+        for part in self.parts:
+            part.check_levels(lowest, highest)
+
+    def bind(self, reference: ReferenceSet) -> Self:
+        """Bind a copy of each part that needs the set."""
+        super().bind(reference)
+        with prefixed(type(self).__name__):
+            self.parts = tuple(
+                copied_apart(part).bind(reference) if part.needs_reference else part for part in self.unbound
+            )
+        return self
+
+    def holds(self, N: int, d: int, pixels: bool, device: torch.device) -> Holdings | None:
+        """The parts share arrays of the same name."""
+        first, second = (part.holds(N, d, pixels, device) for part in self.parts)
+        if first is None or second is None:
+            return None
+        names = first.arrays.keys() | second.arrays.keys()
+        arrays = {name: max(first.arrays.get(name, 0), second.arrays.get(name, 0)) for name in sorted(names)}
+        return Holdings(max(first.neighbours, second.neighbours), arrays)
+
+    def _posterior_mean(self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: Generator | None) -> Tensor:
+        raise AssertionError("only the parts estimate")
+
+
+class Switched(Parts):
     """Estimates with `below` if the noise level is less than `t`, otherwise with `above`.
 
     At each noise level it has the bias and variance of the part in use. `bind` binds copies of the parts. Below the
@@ -36,63 +110,21 @@ class Switched(Estimator):
             that needs it is not shardable, or the settings of a part do not fit the set.
     """
 
+    shardable = Parts.shardable
+
     def __init__(self, below: Estimator, above: Estimator, t: float) -> None:
-        for name, part in {"below": below, "above": above}.items():
-            if not isinstance(part, Estimator):
-                raise InputError(f"Switched: {name} must be an estimator, got {part!r}")
+        super().__init__(below=below, above=above)
         if isinstance(t, bool) or not isinstance(t, (int, float)) or not 0 < t < math.inf:
             raise InputError(f"Switched: t must be finite and above 0, got {t!r}")
-        self.below, self.above, self.t = below, above, t
-        self.parts = below, above
-        self.needs_reference = below.needs_reference or above.needs_reference
-        self.deterministic = below.deterministic and above.deterministic
-        self.uses_source = below.uses_source or above.uses_source
+        self.t = t
 
-    @property
-    def shardable(self) -> bool:  # type: ignore[override]
-        return all(part.shardable or not part.needs_reference for part in self.parts)
-
-    @property
-    def takes_labels(self) -> bool:  # type: ignore[override]
-        return all(part.takes_labels for part in self.parts)
-
-    @property
-    def num_classes(self) -> int:  # type: ignore[override]
-        return max(part.num_classes for part in self.parts) if self.takes_labels else 0
-
-    @property
-    def can_warp(self) -> bool:
-        return all(part.can_warp for part in self.parts)
-
-    def by_class(self, wrap: Callable[[Estimator], Estimator]) -> Estimator:
-        """Wrap each part, because a network and `OneSample` take labels themselves."""
-        return Switched(self.below.by_class(wrap), self.above.by_class(wrap), self.t)
+    def made_of(self, first: Estimator, second: Estimator) -> "Switched":
+        return Switched(first, second, self.t)
 
     def check_levels(self, lowest: float, highest: float) -> None:
         if not lowest <= self.t <= highest:
             raise InputError(f"Switched: t={self.t} is outside the noise levels of the run, {lowest:g} to {highest:g}")
-        for part in self.parts:
-            part.check_levels(lowest, highest)
-
-    def bind(self, reference: ReferenceSet) -> Self:
-        """Bind a copy of each part that needs the set."""
-        super().bind(reference)
-        with prefixed("Switched"):
-            below, above = (
-                copied_apart(part).bind(reference) if part.needs_reference else part
-                for part in (self.below, self.above)
-            )
-        self.parts = below, above
-        return self
-
-    def holds(self, N: int, d: int, pixels: bool, device: torch.device) -> Holdings | None:
-        """The parts share arrays of the same name."""
-        below, above = (part.holds(N, d, pixels, device) for part in self.parts)
-        if below is None or above is None:
-            return None
-        names = below.arrays.keys() | above.arrays.keys()
-        arrays = {name: max(below.arrays.get(name, 0), above.arrays.get(name, 0)) for name in sorted(names)}
-        return Holdings(max(below.neighbours, above.neighbours), arrays)
+        super().check_levels(lowest, highest)
 
     def mean_of(self, query: Query) -> Tensor:
         """Let each part estimate the latents of its noise levels: first `below`, then `above`."""
@@ -108,6 +140,3 @@ class Switched(Estimator):
             if len(rows) or part._asked_with_others():
                 result[rows] = part.mean_of(query.rows(rows))
         return result
-
-    def _posterior_mean(self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: Generator | None) -> Tensor:
-        raise AssertionError("only the parts estimate")

@@ -5,5 +5,6 @@ from lit_knn.modules.edm import LitEDM
 from lit_knn.modules.estimator import LitEstimator
 from lit_knn.modules.flow import LitFlow
 from lit_knn.modules.ict import LitICT
+from lit_knn.modules.mean_flow import LitMeanFlow
 
-__all__ = ["LitECT", "LitEDM", "LitEstimator", "LitFlow", "LitICT"]
+__all__ = ["LitECT", "LitEDM", "LitEstimator", "LitFlow", "LitICT", "LitMeanFlow"]

@@ -56,12 +56,9 @@ class EstimatorTraining(pl.LightningModule):
 
     def __init__(self, estimator: Estimator, grid: LevelRange, conditioning: Conditioning) -> None:
         super().__init__()
-        estimator.check_levels(*grid.noise_range())
-        # Each target is then a mean over the images of one class, or of all images for an item without a class.
-        unlabelled = conditioning.label_dropout > 0
-        self.estimator = class_conditional(estimator, unlabelled) if conditioning else estimator
         self.grid = grid
         self.conditioning = conditioning
+        self.estimator = self.fitted(estimator)
         self.image_shape: tuple[int, ...] | None = None
         self.images_seen = 0
         self.batches_done = 0
@@ -73,6 +70,18 @@ class EstimatorTraining(pl.LightningModule):
         self.loaded_step = 0
         self._time_before_resuming = TrainingTime()
         self._resumed_run: dict[str, Any] = {}
+
+    def fitted(self, estimator: Estimator) -> Estimator:
+        """Return an estimator for the items of this module. Raises InputError if its own levels do not fit."""
+        estimator.check_levels(*self.grid.noise_range())
+        # Each target is then a mean over the images of one class, or of all images for an item without a class.
+        unlabelled = self.conditioning.label_dropout > 0
+        return class_conditional(estimator, unlabelled) if self.conditioning else estimator
+
+    @property
+    def estimators(self) -> dict[str, Estimator]:
+        """The estimators of training, by the names of their options."""
+        return {"estimator": self.estimator}
 
     # Subclasses define these
 
@@ -140,19 +149,20 @@ class EstimatorTraining(pl.LightningModule):
         # A trainer that goes on counts on; the count of a checkpoint is loaded later.
         self.batches_done = self.trainer.fit_loop.epoch_loop.batch_progress.total.processed  # type: ignore[attr-defined]
         reference = find_reference(self.trainer)
+        # `predict` needs no estimator.
+        needing = [own for own in self.estimators.values() if own.needs_reference and stage != "predict"]
         if reference is not None:
             with prefixed(type(self).__name__):
                 self.conditioning.check_data(reference, getattr(self.trainer.datamodule, "class_names", None))  # type: ignore[attr-defined]
             if stage != "predict":
                 reference.to(device)
             self._set_image_shape(reference.shape)  # An index takes longer, so it comes later.
-            if stage != "predict" and self.estimator.needs_reference:
-                self._bind(reference)
-        elif stage != "predict" and self.estimator.needs_reference:
-            self._set_image_shape(self.estimator.reference.shape)
+            for own in needing:
+                self._bind(own, reference)
+        elif needing:
+            self._set_image_shape(needing[0].reference.shape)
 
-    def _bind(self, reference: ReferenceSet) -> None:
-        own = self.estimator
+    def _bind(self, own: Estimator, reference: ReferenceSet) -> None:
         if isinstance(own, DrawingEstimator) and own.given().get("n") is not None and own.n > reference.N:
             raise InputError(
                 f"{type(own).__name__}: n={own.n} is more than the {reference.N} images: the exact mean, "
@@ -257,12 +267,19 @@ class EstimatorTraining(pl.LightningModule):
             raise InputError(f"{type(self).__name__}: class_conditional=True, but the batches have no labels")
         return x, class_label if self.conditioning else None
 
-    def posterior_mean(self, x_source: Tensor, class_label: Tensor | None, generator: torch.Generator) -> PosteriorMean:
-        """Return the estimator as a function of (z, t); the monitor measures the time of each call."""
+    def posterior_mean(
+        self,
+        x_source: Tensor,
+        class_label: Tensor | None,
+        generator: torch.Generator,
+        estimator: Estimator | None = None,
+    ) -> PosteriorMean:
+        """Return the (or another) estimator as a function of (z, t); the monitor measures the time of each call."""
+        estimator = self.estimator if estimator is None else estimator
 
         def measured(z: Tensor, t: Tensor) -> Tensor:
             with self.monitor.estimator_watch.measure():
-                return self.estimator.posterior_mean(z, t, x_source, generator, class_label)
+                return estimator.posterior_mean(z, t, x_source, generator, class_label)
 
         return measured
 
@@ -278,11 +295,13 @@ class EstimatorTraining(pl.LightningModule):
 
         Note the optimiser's options before Lightning loads those of a checkpoint.
         """
-        estimator = getattr(self.estimator, "estimator", self.estimator)  # `class_conditional` wraps an estimator.
-        options = {**self.hparams, **{f"estimator.{name}": value for name, value in estimator.settings().items()}}
+        options = dict(self.hparams)
+        for option, own in self.estimators.items():
+            estimator = getattr(own, "estimator", own)  # `class_conditional` wraps an estimator.
+            options[option] = type(estimator).__name__
+            options |= {f"{option}.{name}": value for name, value in estimator.settings().items()}
         plain = {name: value for name, value in options.items() if isinstance(value, (bool, int, float, str))}
-        name = type(estimator).__name__
-        check_ranks({**describe_run(self.trainer, self), "step": self.loaded_step, "estimator": name, **plain})
+        check_ranks({**describe_run(self.trainer, self), "step": self.loaded_step, **plain})
         check_optimisation(self.trainer, self._resumed_run)
         self.monitor.restart()
         self.checks = DeferredChecks()

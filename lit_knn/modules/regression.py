@@ -1,7 +1,9 @@
 """Regression to the posterior mean: what training modules share whose network is fitted to an estimator's answer."""
 
 from abc import abstractmethod
-from typing import Literal
+from collections.abc import Callable
+from functools import partial
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +25,17 @@ from lit_knn.theory.warp import flip
 AVERAGE_RAMP_UP = 0.05
 
 
+class Items(NamedTuple):
+    """A batch of noisy items."""
+
+    z: Tensor  # (B, *shape), latents of the module's process
+    t: Tensor  # (B,) float64, their times
+    labels: tuple[Tensor | None, Tensor | None]  # class and augmentation labels for the network, on the device
+    class_label: Tensor | None  # (B,) int64, the classes for the estimator, where the batch has them
+    mean: Callable[[Estimator], Tensor]  # the posterior mean E[x|z] of each item by an estimator, (B, *shape)
+    generator: torch.Generator  # the source of all draws
+
+
 class PosteriorRegression(EstimatorTraining):
     """Fits a network to the estimator's posterior mean, in any noise process. Subclasses define levels and loss.
 
@@ -41,6 +54,8 @@ class PosteriorRegression(EstimatorTraining):
 
     process: Process = EDM_PROCESS
     """The noise process. Its time t is the noise level that the losses are logged by."""
+    time_labels = 0
+    """Number of the net's augmentation labels that hold a second time."""
 
     def __init__(
         self,
@@ -61,10 +76,12 @@ class PosteriorRegression(EstimatorTraining):
                 f"{type(estimator).__name__} cannot estimate the posterior of warped images: set warped to "
                 "source, whose target is the item itself, or augmentation to null"
             )
-        given, taken = getattr(augmentation, "label_dim", 0), getattr(net, "augment_dim", 0)
+        given, taken = getattr(augmentation, "label_dim", 0) + self.time_labels, getattr(net, "augment_dim", 0)
         if given != taken:
+            times = f" and the second time {self.time_labels}" if self.time_labels else ""
             raise InputError(
-                f"augmentation={type(augmentation).__name__} gives {given} labels, but the net has augment_dim={taken}"
+                f"augmentation={type(augmentation).__name__} gives {given - self.time_labels} labels{times}, but the "
+                f"net has augment_dim={taken}"
             )
 
     def check_training_options(self) -> None:
@@ -130,6 +147,14 @@ class PosteriorRegression(EstimatorTraining):
 
     def losses(self, x: Tensor, class_label: Tensor | None, key: tuple[int, ...]) -> tuple[Tensor, Tensor]:
         """Compute `item_losses` at drawn times with the estimator's target; also return the times, (B,) float64."""
+        items = self.items(x, class_label, key)
+        target = items.mean(self.estimator)
+        self.log_target_error(items, target)
+        with keyed_default_rng(x.device, *key, Stream.DROPOUT):
+            return self.item_losses(items.z, items.t, target, *items.labels), items.t
+
+    def items(self, x: Tensor, class_label: Tensor | None, key: tuple[int, ...]) -> Items:
+        """Draw times and noise for clean items x (B, *shape); in training, also drop labels and augment."""
         generator = keyed_generator(x.device, *key)
         if key[-1] == Stream.TRAIN:
             class_label = self.conditioning.dropped(class_label, *key, Stream.LABEL)
@@ -142,13 +167,13 @@ class PosteriorRegression(EstimatorTraining):
             self.log("train/augmented", augmented.warped.float().mean())
         clean = x if augmented is None else augmented.images
         z = forward_noise(clean, t, torch.randn(x.shape, device=x.device, generator=generator), self.process)
-        target = under_process(self.target, self.process)(z, t, x, class_label, augmented, generator)
-        if self.trainer.validating and self.hparams.measure_target:
-            under_process(self._log_target_error, self.process)(z, t, class_label, target)
-        with keyed_default_rng(x.device, *key, Stream.DROPOUT):
-            augment_label = None if augmented is None else augmented.labels
-            class_label = None if class_label is None else moved(class_label, x.device)
-            return self.item_losses(z, t, target, class_label, augment_label), t
+        on_device = None if class_label is None else moved(class_label, x.device)
+        labels = on_device, None if augmented is None else augmented.labels
+
+        def mean(estimator: Estimator) -> Tensor:
+            return under_process(self.target, self.process)(z, t, x, class_label, augmented, generator, estimator)
+
+        return Items(z, t, labels, class_label, mean, generator)
 
     def target(
         self,
@@ -158,6 +183,7 @@ class PosteriorRegression(EstimatorTraining):
         class_label: Tensor | None,
         augmented: Augmented | None,
         generator: torch.Generator,
+        estimator: Estimator,
     ) -> Tensor:
         """Return each item's posterior mean over the reference set, augmented like the item, in the EDM process.
 
@@ -168,29 +194,30 @@ class PosteriorRegression(EstimatorTraining):
             class_label: (B,) int64, or None.
             augmented: the augmented items, or None.
             generator: source of the estimator's draws.
+            estimator: the estimator, bound.
         """
         if augmented is None:
-            return self.posterior_mean(x, class_label, generator)(z, sigma)
+            return self.posterior_mean(x, class_label, generator, estimator)(z, sigma)
         target = augmented.images
         # Both estimates run even for zero items, because a sharded reference set needs all ranks in each call.
         places = [each.nonzero()[:, 0] for each in (~augmented.warped, augmented.warped)]
         plain, rows = (moved(each, z.device) for each in places)
         own = [None if class_label is None else class_label[each.to(class_label.device)] for each in places]
         flips = augmented.warp.flips[plain]
-        mean = self.posterior_mean(x[plain], own[0], generator)(flip(z[plain], flips), sigma[plain])
+        mean = self.posterior_mean(x[plain], own[0], generator, estimator)(flip(z[plain], flips), sigma[plain])
         target = target.index_copy(0, plain, flip(mean, flips))
         if self.hparams.warped == "source":
             return target
         with self.monitor.estimator_watch.measure():
-            mean = self.estimator.warped_mean(
-                z[rows], sigma[rows], augmented.warp.rows(rows), x[rows], generator, own[1]
-            )
+            mean = estimator.warped_mean(z[rows], sigma[rows], augmented.warp.rows(rows), x[rows], generator, own[1])
         return target.index_copy(0, rows, mean)
 
-    def _log_target_error(self, z: Tensor, sigma: Tensor, class_label: Tensor | None, target: Tensor) -> Tensor:
+    def log_target_error(self, items: Items, target: Tensor) -> None:
+        """At validation, log the squared error of the targets (B, *shape) against the exact mean, if it is wanted."""
         reference = find_reference(self.trainer)
-        if reference is not None:
-            exact = Exact() if class_label is None else ByClass(Exact())
-            mu = exact.bind(reference).posterior_mean(z, sigma, labels=class_label)
-            self.log("val/target_mse", (target - mu).square().mean(), batch_size=len(z), sync_dist=True)
-        return target
+        if not (self.trainer.validating and self.hparams.measure_target) or reference is None:
+            return
+        exact = Exact() if items.class_label is None else ByClass(Exact())
+        mean = partial(exact.bind(reference).posterior_mean, labels=items.class_label)
+        mu = under_process(mean, self.process)(items.z, items.t)
+        self.log("val/target_mse", (target - mu).square().mean(), batch_size=len(mu), sync_dist=True)

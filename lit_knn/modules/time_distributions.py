@@ -51,6 +51,12 @@ class TimeDistribution(TimeSpan, ABC):
         # Rounding may leave a time one unit of float64 outside the ends.
         return self.quantile(self._before + self._mass * uniform).clamp(self.low, self.high)
 
+    def draw_below(self, tau: Tensor, generator: torch.Generator) -> Tensor:
+        """Draw a time from the part of the distribution below each of tau (B,), float64: (B,) float64."""
+        uniform = torch.rand(len(tau), dtype=torch.float64, generator=generator, device=generator.device)
+        below = self._before + (self.cdf(tau) - self._before) * uniform
+        return torch.minimum(self.quantile(below).clamp(min=self.low), tau)
+
     def bands(self, count: int) -> Tensor:
         """Divide the range into bands of equal length: their edges, (count + 1,) float64."""
         return torch.linspace(self.low, self.high, count + 1, dtype=torch.float64)

@@ -12,13 +12,28 @@ from benchmarks.learning_curves.__main__ import main
 from benchmarks.learning_curves.claims import judge
 from benchmarks.learning_curves.kinds import KINDS
 from benchmarks.learning_curves.measurements import Measurements
-from benchmarks.learning_curves.sets import Lengths
+from benchmarks.learning_curves.sets import Images, Lengths
 from benchmarks.learning_curves.statistics import Curves, interval
 from lit_knn.estimators import Exact, OneSample
 from lit_knn.reference import ReferenceSet
 
-LENGTHS = Lengths(steps=2, measurements=2, batch_size=16, samples=80, held=20, pairs=6, repeats=3)
-TINY = ["--steps", "2", "--measurements", "2", "--batch-size", "16", "--samples", "80", "--held", "20", "--pairs", "4"]
+LENGTHS = Lengths(steps=2, consistency_steps=2, measurements=2, batch_size=16, samples=80, held=20, pairs=6, repeats=3)
+TINY = [
+    "--steps",
+    "2",
+    "--consistency-steps",
+    "2",
+    "--measurements",
+    "2",
+    "--batch-size",
+    "16",
+    "--samples",
+    "80",
+    "--held",
+    "20",
+    "--pairs",
+    "4",
+]
 TINY += ["--repeats", "2", "--seeds", "1"]
 
 
@@ -86,10 +101,10 @@ def test_the_gradient_variance_of_a_linear_denoiser_is_its_closed_form():
     reference = tiny_set()
     lengths = LENGTHS._replace(repeats=1500, pairs=3, held=2)
     kind = KINDS["EDM"]
-    measurements = Measurements(kind, reference, lengths)
-    _, z, t, _ = measurements.pairs
-    module = kind.make(Linear(4), OneSample(), 0, 10, None)
-    found = measurements.gradients(module, OneSample())
+    measurements = Measurements(kind, Images(reference, None, reference), lengths)
+    _, z, t, _, _ = measurements.pairs
+    module = kind.make(Linear(4), {"estimator": OneSample()}, 0, 10, None)
+    found = measurements.gradients(module)
     weights, x = posterior(reference, z, t)
     mean = weights @ x
     trace = (weights * x.square().sum(1)).sum(1) - mean.square().sum(1)
@@ -114,7 +129,7 @@ def test_the_error_of_a_regression_is_its_loss_with_enumerated_targets(name):
     weights, x = posterior(reference, latents.z / scale.float()[:, None, None, None], sigma)
     wanted = kind.exact_output(latents, Exact().bind(reference))
     torch.testing.assert_close(wanted.flatten(1).double(), weights @ x, rtol=0, atol=1e-4)
-    module = kind.make(Linear(4), Exact().bind(reference), 0, 10, None)
+    module = kind.make(Linear(4), {"estimator": Exact().bind(reference)}, 0, 10, None)
     generator = torch.Generator()
     losses = kind.losses(module, latents, latents.x, generator)
     torch.testing.assert_close(losses, kind.errors(module, latents, wanted), rtol=1e-4, atol=1e-4)
@@ -125,10 +140,10 @@ def test_the_error_of_a_regression_is_its_loss_with_enumerated_targets(name):
 
 def made_rows(values):
     """Rows of two measurements; `values` gives the Fréchet distances by (estimator, seed)."""
-    rest = {"gradient_variance": 1.0, "one_sample_variance": 2.0, "gradient_norm_sq": 4.0, "fd_second_half": 1.0}
+    rest = {"gradient_variance": 1.0, "one_sample_variance": 2.0, "gradient_norm_sq": 4.0}
     return [
         {"estimator": name, "seed": seed, "step": step, "images": 100 * step, "cpu_seconds": 10.0 * step}
-        | {"fd_pixels": value, "fd_first_half": 1.2, **rest}
+        | {"fd_pixels": value, **rest}
         for (name, seed), pair in values.items()
         for step, value in enumerate(pair, start=1)
     ]
@@ -162,7 +177,6 @@ def test_images_to_reach_a_value_are_interpolated_in_its_logarithm():
     assert np.isnan(share("STF", 0))
     assert curves.at_seconds("fd_pixels", 15.0)("OneSample", 0) == pytest.approx(4)
     assert np.isnan(curves.at_seconds("fd_pixels", 9.0)("OneSample", 0))  # before the first measurement
-    assert curves.last("fd_noise")("KNN", 0) == pytest.approx(0.1)
     assert curves.last("relative_noise")("KNN", 0) == pytest.approx(0.5)
 
 

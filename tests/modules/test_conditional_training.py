@@ -72,7 +72,7 @@ def test_the_target_of_denoising_is_the_mean_of_the_class(augmentation):
     calls, original = [], model.target
     model.target = lambda *args: calls.append((args, original(*args))) or calls[-1][1]
     train(model, data, 1)
-    (z, sigma, _, labels, augmented, _), target = calls[0]
+    (z, sigma, _, labels, augmented, *_), target = calls[0]
     flips = torch.zeros(60, 2, dtype=torch.bool) if augmented is None else augmented.warp.flips
     expected = flip(enumerate_class_mean(data.reference, flip(z, flips), sigma, data.labels), flips)
     torch.testing.assert_close(target.double(), expected, rtol=1e-4, atol=1e-4)

@@ -1,0 +1,39 @@
+"""An estimator that mixes two others."""
+
+from torch import Tensor
+
+from lit_knn.common.errors import InputError
+from lit_knn.estimators.base import Estimator, Query
+from lit_knn.estimators.switched import Parts
+
+
+class Mixed(Parts):
+    """The mixture (1 − share)·first + share·second of two estimates.
+
+    With `OneSample` and `Exact` it moves from the noisy target to the exact one. In the tangent of a mean flow this is
+    the family of arXiv 2605.09235, whose β is `share`. Its bias is that of the parts; each part draws on its own.
+
+    Args:
+        first: estimator with the weight 1 − share.
+        second: estimator with the weight `share`.
+        share: from 0 to 1.
+
+    Raises:
+        InputError: share is outside [0, 1]; as `Switched`.
+    """
+
+    shardable = Parts.shardable
+
+    def __init__(self, first: Estimator, second: Estimator, share: float) -> None:
+        super().__init__(first=first, second=second)
+        if isinstance(share, bool) or not isinstance(share, (int, float)) or not 0 <= share <= 1:
+            raise InputError(f"Mixed: share must be from 0 to 1, got {share!r}")
+        self.share = share
+
+    def made_of(self, first: Estimator, second: Estimator) -> "Mixed":
+        return Mixed(first, second, self.share)
+
+    def mean_of(self, query: Query) -> Tensor:
+        """Mix the means of both parts."""
+        first, second = (part.mean_of(query) for part in self.parts)
+        return first + self.share * (second - first)

@@ -1,0 +1,209 @@
+"""MeanFlow (Geng et al. 2025): one-step flows, trained with the velocity of any estimator as target and as tangent."""
+
+import copy
+import math
+from collections.abc import Callable
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from lit_knn.common.errors import InputError, prefixed
+from lit_knn.common.rng import Stream, keyed_default_rng
+from lit_knn.estimators import Estimator
+from lit_knn.modules.augmentation import GeometricAugmentation
+from lit_knn.modules.base import check_positive
+from lit_knn.modules.conditioning import Conditioning
+from lit_knn.modules.regression import PosteriorRegression
+from lit_knn.modules.time_distributions import LogitNormalTimes, TimeDistribution
+from lit_knn.nets.average_velocity import GAP_FEATURES, AverageVelocity
+from lit_knn.nets.base import NO_CLASS
+from lit_knn.sampling import MeanFlowModel
+from lit_knn.theory.noise import LINEAR_PROCESS, per_item
+
+# c of the adaptive weight (arXiv 2505.13447, Section 4.3).
+WEIGHT_FLOOR = 1e-3
+
+
+class LitMeanFlow(PosteriorRegression):
+    """MeanFlow (arXiv 2505.13447): fits u(z, r, t), the average velocity from r to t, to v̂ − (t − r)·du/dt.
+
+    v̂ = (z − μ̂)/t is the velocity of z = (1 − t)x + tε, with the estimator's posterior mean μ̂. The derivative along the
+    flow, du/dt = ∂u/∂z·v̂' + ∂u/∂t, needs a velocity, too: that of `tangent`. MeanFlow puts ε − x, the velocity of one
+    sample, into both places (`OneSample`). The identity is one of the marginal velocity E[ε − x | z], which `Exact`
+    computes. Both estimates are unbiased in both places. In the tangent, noise is multiplied by ∂u/∂z. Improved mean
+    flows (arXiv 2512.02012) have the network's own guess as the tangent, which is biased.
+
+    Each item's squared error ‖Δ‖² is weighted by 1/(‖Δ‖² + 1e-3)^power. The logged loss is ‖Δ‖²/d without the weight.
+
+    Defaults are the paper's for CIFAR-10: Adam at 6e-4, 10,000 steps of warm-up and an EMA decay of 0.99995 at a batch
+    of 1,024, logit-normal times (−2, 2), r ≠ t for 75 % of the items, and a power of 0.75.
+
+    Args:
+        net: any module `net(z, noise_label, class_label=None, augment_label=None)` with `augment_dim` = 8, or 17 with
+            `augmentation`; see `lit_knn.nets.average_velocity.AverageVelocity`.
+        estimator: estimator of the target's velocity; `setup` binds it to the data module's reference set.
+        tangent: estimator of the tangent's velocity; null for the same estimate as the target's.
+        times: distribution of t and of r; the larger of two draws is t.
+        different: share of the items with r < t; the others have r = t, which is flow matching.
+        power: power of the adaptive weight; 0 for the plain squared error.
+        augmentation: as of `LitEDM`.
+        warped: as of `LitEDM`.
+        class_conditional: give the net and the estimators class labels; the net's `num_classes` must fit the data.
+        label_dropout: probability of training an item without its class, for `guidance`.
+        lr: learning rate of Adam.
+        lr_ramp_up_images: images over which the learning rate grows linearly to `lr`; 0 for none.
+        ema_half_life_images: half-life of the averaged weights.
+        sampling_steps: steps of the sampler, for pictures and `predict`.
+        sampling_class: class to sample from a class-conditional net, by number or name; null draws one for each seed.
+        guidance: weight ω of classifier-free guidance, which is part of the training: the velocities become
+            ω·v̂ + kappa·u(z, t, t; class) + (1 − ω − kappa)·u(z, t, t; none). Sampling then needs one evaluation a step.
+            An effective weight other than 1 needs `label_dropout`.
+        kappa: see `guidance`. The effective weight is guidance/(1 − kappa).
+        measure_target: as of `LitEDM`.
+        seed: first part of the key of every random draw.
+
+    Raises:
+        InputError: an option is out of its range; at `setup`, the data has no reference set or does not fit the net.
+    """
+
+    process = LINEAR_PROCESS
+    time_labels = GAP_FEATURES
+    grid: TimeDistribution
+
+    def __init__(
+        self,
+        net: nn.Module,
+        estimator: Estimator,
+        tangent: Estimator | None = None,
+        times: TimeDistribution | None = None,
+        different: float = 0.75,
+        power: float = 0.75,
+        augmentation: GeometricAugmentation | None = None,
+        warped: Literal["posterior", "source"] = "posterior",
+        class_conditional: bool = False,
+        label_dropout: float = 0.0,
+        lr: float = 6e-4,
+        lr_ramp_up_images: int = 10_240_000,
+        ema_half_life_images: int = 14_200_000,
+        sampling_steps: int = 1,
+        sampling_class: int | str | None = None,
+        guidance: float = 1.0,
+        kappa: float = 0.0,
+        measure_target: bool = True,
+        seed: int = 0,
+    ) -> None:
+        with prefixed("LitMeanFlow"):
+            conditioning = Conditioning(net, class_conditional, sampling_class, label_dropout)
+            times = LogitNormalTimes(-2.0, 2.0) if times is None else copy.copy(times)
+            super().__init__(net, estimator, times, conditioning, augmentation, warped)
+            self.save_hyperparameters(ignore=["net", "estimator", "tangent", "times", "augmentation"])
+            self.flow = AverageVelocity(net)
+            self.tangent = None if tangent is None else self.fitted(tangent)
+            self.check_training_options()
+            check_positive(sampling_steps=sampling_steps)
+            if not 0 <= different <= 1:
+                raise InputError(f"different must be from 0 to 1, got {different}")
+            if not 0 <= power < math.inf:
+                raise InputError(f"power must be at least 0, got {power}")
+            if not 0 <= kappa < 1:
+                raise InputError(f"kappa must be at least 0 and below 1, got {kappa}")
+            conditioning.check_guidance(guidance / (1 - kappa))
+
+    @property
+    def estimators(self) -> dict[str, Estimator]:
+        return super().estimators | ({} if self.tangent is None else {"tangent": self.tangent})
+
+    @property
+    def network(self) -> nn.Module:
+        """The network inside the average velocity."""
+        return self.flow.model
+
+    def evaluate_network(self, z: Tensor, t: Tensor) -> Tensor:
+        """Evaluate the velocity u(z, τ, τ) at noise level t = σ."""
+        return self.flow(z, self.process.t_of_sigma(t.double()))
+
+    def draw_times(self, size: int, generator: torch.Generator) -> Tensor:
+        """Draw t, the larger of two draws from `times`."""
+        return torch.maximum(self.grid.draw(size, generator), self.grid.draw(size, generator))
+
+    def draw_lower(self, t: Tensor, generator: torch.Generator) -> Tensor:
+        """Draw r for each t (B,): the smaller of the two draws, given t, or t itself."""
+        r = self.grid.draw_below(t, generator)
+        differs = torch.rand(len(t), generator=generator, device=t.device) < self.hparams.different
+        return torch.where(differs, r, t)
+
+    def losses(self, x: Tensor, class_label: Tensor | None, key: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+        """Compute ‖u − û‖²/d of each item, (B,), and t, (B,) float64."""
+        items = self.items(x, class_label, key)
+        r = self.draw_lower(items.t, items.generator)
+        mean = items.mean(self.estimator)
+        self.log_target_error(items, mean)
+        tangent_mean = mean if self.tangent is None else items.mean(self.tangent)
+        with keyed_default_rng(x.device, *key, Stream.DROPOUT):
+            return self.errors(items.z, r, items.t, mean, tangent_mean, *items.labels), items.t
+
+    def errors(
+        self,
+        z: Tensor,
+        r: Tensor,
+        t: Tensor,
+        mean: Tensor,
+        tangent_mean: Tensor,
+        class_label: Tensor | None = None,
+        augment_label: Tensor | None = None,
+    ) -> Tensor:
+        """Compute ‖u − û‖²/d of each item, (B,); û = v̂ − (t − r)·du/dt has no gradient.
+
+        Args:
+            z: (B, *shape), latents of the straight path.
+            r: (B,) float64, at most t.
+            t: (B,) float64.
+            mean: (B, *shape), E[x|z] for the target.
+            tangent_mean: (B, *shape), E[x|z] for the tangent.
+            class_label: (B,) int64, `NO_CLASS` for an item without a class, or None.
+            augment_label: (B, label_dim), or None.
+        """
+        guided = self._guidance(z, t, class_label, augment_label)
+        velocity, tangent = (
+            guided(self.process.velocity(z, per_item(t, z), each).to(z.dtype)) for each in (mean, tangent_mean)
+        )
+
+        def average(z: Tensor, r: Tensor, t: Tensor) -> Tensor:
+            return self.flow(z, t, class_label, r, augment_label)
+
+        # The fused kernels of attention have no forward derivative.
+        with sdpa_kernel(SDPBackend.MATH):
+            u, derivative = torch.func.jvp(average, (z, r, t), (tangent, torch.zeros_like(r), torch.ones_like(t)))[:2]
+        wanted = velocity - per_item(t - r, z).to(z.dtype) * derivative.detach()
+        return (u - wanted).square().flatten(1).mean(1)
+
+    def item_losses(
+        self, z: Tensor, t: Tensor, target: Tensor, class_label: Tensor | None, augment_label: Tensor | None
+    ) -> Tensor:
+        """Compute ‖v − v̂‖²/d of each item, (B,): the loss at r = t."""
+        return self.errors(z, t, t, target, target, class_label, augment_label)
+
+    @torch.no_grad()
+    def _guidance(
+        self, z: Tensor, t: Tensor, class_label: Tensor | None, augment_label: Tensor | None
+    ) -> Callable[[Tensor], Tensor]:
+        """Return what guidance makes of a velocity (B, *shape); items without a class keep theirs."""
+        weight, kappa = self.hparams.guidance, self.hparams.kappa
+        if class_label is None or (weight == 1 and kappa == 0):
+            return lambda velocity: velocity
+        own = self.flow(z, t, class_label, augment_label=augment_label)
+        without = self.flow(z, t, torch.full_like(class_label, NO_CLASS), augment_label=augment_label)
+        rest = kappa * own + (1 - weight - kappa) * without
+        unlabelled = per_item(class_label == NO_CLASS, z)
+        return lambda velocity: torch.where(unlabelled, velocity, weight * velocity + rest)
+
+    def objective(self, loss: Tensor, x: Tensor) -> Tensor:
+        """Weight each item's ‖Δ‖² by 1/(‖Δ‖² + c)^power, without gradient, and take the mean."""
+        errors = loss * x[0].numel()
+        return (errors / (errors.detach() + WEIGHT_FLOOR) ** self.hparams.power).mean()
+
+    def generative_model(self) -> MeanFlowModel:
+        chosen = self.conditioning.chosen_class()
+        return MeanFlowModel(self.flow, self.known_image_shape(), self.hparams.sampling_steps, chosen)

@@ -1,0 +1,317 @@
+"""LitMeanFlow: its identity on closed forms, target and tangent, times, weights, guidance, sampling, two ranks."""
+
+import math
+import os
+import socket
+
+import pytest
+import torch
+from scipy import stats
+from torch import nn
+
+import lit_knn
+from lit_knn.common.errors import InputError
+from lit_knn.data import Digits
+from lit_knn.estimators import Estimator, Exact, OneSample
+from lit_knn.modules import LitMeanFlow
+from lit_knn.nets import ADM, DDPMpp, UNet
+from lit_knn.nets.average_velocity import GAP_FEATURES, AverageVelocity
+from lit_knn.nets.base import NO_CLASS
+from lit_knn.reference import ReferenceSet
+from lit_knn.sampling import MeanFlowModel
+from lit_knn.theory.noise import under_process
+from tests.ranks import run_ranks
+from tests.short_training import train
+
+MEAN, STD = 0.4, 0.6  # of the Gaussian
+SMALL = {"channels": 8, "multipliers": [1], "blocks": 1, "augment_dim": GAP_FEATURES}
+POINT = 0.7  # the set of two points is {−POINT, POINT}
+
+
+def unet(**options):
+    return UNet(1, channels=8, multipliers=(1, 2), blocks=1, augment_dim=GAP_FEATURES, **options)
+
+
+def rng(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+def times(size, seed=0):
+    """Times r < t, (size,) float64."""
+    pairs = 0.05 + 0.9 * torch.rand(2, size, generator=rng(seed), dtype=torch.float64)
+    return pairs.amin(0), pairs.amax(0)
+
+
+def column(t, z):
+    return t.reshape(-1, *[1] * (z.ndim - 1)).to(z.dtype)
+
+
+class Average(nn.Module):
+    """A network that is the average velocity of a flow map (z, r, t) -> z_r; it reads the times from its labels."""
+
+    augment_dim = GAP_FEATURES
+
+    def __init__(self, flow_map):
+        super().__init__()
+        self.flow_map, self.unused = flow_map, nn.Parameter(torch.zeros(()))
+
+    def forward(self, z, noise_label, class_label=None, augment_label=None):
+        t = (noise_label + 2) / 4
+        gap = torch.acos(augment_label[:, 0]) / math.pi
+        t, gap = column(t, z), column(gap, z)
+        return (z - self.flow_map(z, t - gap, t)) / gap + self.unused
+
+
+def gaussian_map(z, r, t):
+    """The probability flow keeps (z − E z)/std(z) of Gaussian data."""
+    std_t, std_r = (((1 - s) ** 2 * STD**2 + s**2).sqrt() for s in (t, r))
+    return (1 - r) * MEAN + (z - (1 - t) * MEAN) * std_r / std_t
+
+
+def gaussian_mean(z, t):
+    s = 1 - t
+    return MEAN + s * STD**2 / (s**2 * STD**2 + t**2) * (z - s * MEAN)
+
+
+def two_points_map(z, r, t):
+    """In one dimension the flow keeps the quantile; z_r solves F_r(z_r) = F_t(z) by Newton steps."""
+
+    def cdf(x, s):
+        return sum(torch.special.ndtr((x - sign * (1 - s) * POINT) / s) for sign in (-1, 1)) / 2
+
+    def density(x, s):
+        return sum(torch.exp(-(((x - sign * (1 - s) * POINT) / s) ** 2) / 2) for sign in (-1, 1)) / 2 / s / 2.5066283
+
+    wanted, x = cdf(z, t), z
+    for _ in range(60):
+        x = x + (0.3 * (wanted - cdf(x, r)) / density(x, r).clamp(min=0.05)).clamp(-0.1, 0.1)
+    for _ in range(2):
+        x = x + (wanted - cdf(x, r)) / density(x, r)
+    return x
+
+
+def two_points_mean(z, t):
+    return POINT * torch.tanh((1 - t) * POINT * z / t**2)
+
+
+@pytest.mark.parametrize(
+    ("flow_map", "mean"), [(gaussian_map, gaussian_mean), (two_points_map, two_points_mean)], ids=["normal", "points"]
+)
+def test_the_exact_average_velocity_has_no_loss_and_samples_in_any_number_of_steps(flow_map, mean):
+    module = LitMeanFlow(Average(flow_map), OneSample())
+    r, t = (s + 0.25 for s in times(40))
+    r, t = r / 1.25, t / 1.25  # The two points are apart, and Newton's steps converge, for r > 0.2.
+    z = (0.8 * torch.randn(40, 1, generator=rng(), dtype=torch.float64)).clamp(-1.2, 1.2)
+    exact = mean(z, column(t, z))
+    assert module.errors(z, r, t, exact, exact).max() < 1e-12
+    for wrong in ((exact + 0.1, exact), (exact, exact + 0.1), (0.9 * exact, 0.9 * exact)):
+        assert module.errors(z, r, t, *wrong).mean() > 1e-5
+    # Only the exact mean at the image of z under the flow has the same average velocity from there.
+    model = MeanFlowModel(AverageVelocity(Average(gaussian_map)), (1,))
+    once, often = model.sample(range(50)), model.sample(range(50), 7)
+    torch.testing.assert_close(once, often, rtol=0, atol=1e-5)
+    z = torch.randn(50, 1, generator=rng())
+    torch.testing.assert_close(
+        model.average_velocity(z, 0.2, 0.7), (z - gaussian_map(z, *map(torch.tensor, (0.2, 0.7)))) / 0.5
+    )
+    with pytest.raises(InputError, match=r"r must be from 0 to t=0.5, got 0.6"):
+        model.average_velocity(z, 0.6, 0.5)
+
+
+@pytest.mark.parametrize(
+    "net",
+    [
+        unet,
+        lambda: DDPMpp(8, 1, channels=8, multipliers=[1], blocks=1, attention_at=[8], augment_dim=GAP_FEATURES),
+        lambda: ADM(
+            8, 1, channels=8, multipliers=[1], blocks=1, attention_at=[8], augment_dim=GAP_FEATURES, head_width=8
+        ),
+    ],
+    ids=["UNet", "DDPM++", "ADM"],
+)
+def test_the_derivative_of_our_networks_is_that_of_finite_differences(net):
+    torch.manual_seed(0)
+    net = net().double().eval()
+    for parameter in net.parameters():
+        nn.init.normal_(parameter, std=0.2)
+    module = LitMeanFlow(net, OneSample())
+    r, t = times(4)
+    z, mean, direction = (torch.randn(4, 1, 8, 8, generator=rng(seed), dtype=torch.float64) for seed in (1, 2, 3))
+    found = module.errors(z, r, t, mean, direction)
+    tangent, h = (z - direction) / column(t, z), 1e-5
+    ahead, behind = (module.flow(z + step * tangent, t + step, r=r) for step in (h, -h))
+    wanted = (z - mean) / column(t, z) - column(t - r, z) * (ahead - behind) / (2 * h)
+    expected = (module.flow(z, t, r=r) - wanted).square().flatten(1).mean(1)
+    # The central difference errs by h² times third derivatives, here about 1e-6.
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-8)
+
+
+class Constant(Estimator):
+    """Says that the mean is a number."""
+
+    needs_reference, deterministic = False, True
+
+    def __init__(self, value):
+        self.value = value
+
+    def _posterior_mean(self, z, t, x_source, generator):
+        return torch.full_like(z, self.value)
+
+
+class Tripled(nn.Module):
+    """u = 3z, so that du/dt along a velocity is three times that velocity."""
+
+    augment_dim = GAP_FEATURES
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.tensor(3.0))
+
+    def forward(self, z, noise_label, class_label=None, augment_label=None):
+        return self.weight * z
+
+
+@pytest.mark.parametrize("tangent", [None, 0.5])
+def test_the_estimator_is_in_the_target_and_the_other_one_in_the_tangent(tangent):
+    module = LitMeanFlow(Tripled(), Constant(0.2), None if tangent is None else Constant(tangent), measure_target=False)
+    seen = {}
+    module.errors = lambda *args: seen.update(args=args) or LitMeanFlow.errors(module, *args)
+    train(module, Digits(batch_size=16), 1)
+    z, r, t, _, _, *labels = seen["args"]
+    assert labels == [None, None]
+    velocity, along = ((z - value) / column(t, z) for value in (0.2, 0.2 if tangent is None else tangent))
+    wanted = velocity - column(t - r, z) * 3 * along
+    expected = (3 * z - wanted).square().flatten(1).mean(1)
+    module.flow.model.weight.data.fill_(3.0)
+    # At t = 1e-4 a velocity of 1e4 is rounded to 1e-3, and its square is as large as the loss.
+    torch.testing.assert_close(module.errors(*seen["args"]), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_targets_of_estimators_are_those_of_enumeration_on_the_straight_path():
+    x = torch.rand(6, 2, generator=rng()) * 2 - 1
+    module = LitMeanFlow(Tripled(), OneSample(), Exact().bind(ReferenceSet(x)))
+    _, t = times(8)
+    z = torch.randn(8, 2, generator=rng(1))
+    scaled = (1 - t)[:, None, None] * x.double()
+    log_p = -(z[:, None] - scaled).square().sum(2) / (2 * t[:, None] ** 2)
+    found = under_process(module.tangent.posterior_mean, module.process)(z, t)
+    torch.testing.assert_close(found.double(), torch.softmax(log_p, 1) @ x.double(), rtol=0, atol=1e-5)
+
+
+def test_the_two_times_are_two_draws_in_order_and_a_share_of_them_is_equal():
+    module = LitMeanFlow(unet(), OneSample(), different=0.6)
+    t = module.draw_times(20_000, rng())
+    r = module.draw_lower(t, rng(1))
+    assert (r <= t).all()
+    equal = (r == t).double().mean().item()
+    assert equal == pytest.approx(0.4, abs=5 * (0.24 / 20_000) ** 0.5)
+    draws = module.grid.draw(40_000, rng(2)).reshape(2, -1)
+    assert stats.ks_2samp(t.numpy(), draws.amax(0).numpy()).pvalue > 0.01
+    below, smaller = (r / t)[r < t].numpy(), (draws.amin(0) / draws.amax(0)).numpy()
+    assert stats.ks_2samp(below, smaller).pvalue > 0.01
+    same = LitMeanFlow(unet(), OneSample(), different=0)
+    assert torch.equal(same.draw_lower(t, rng()), t)
+
+
+@pytest.mark.parametrize("power", [0.0, 0.75, 1.0])
+def test_the_weight_is_a_constant_power_of_the_squared_error(power):
+    module = LitMeanFlow(unet(), OneSample(), power=power)
+    x, loss = torch.zeros(3, 1, 2, 2), torch.tensor([0.1, 2.0, 0.0], requires_grad=True)
+    objective = module.objective(loss, x)
+    (gradient,) = torch.autograd.grad(objective, loss)
+    # Four pixels; the gradient of ‖Δ‖²·w over three items with a constant w = (‖Δ‖² + 1e-3)^−power.
+    expected = 4 / 3 / (4 * loss.detach() + 1e-3) ** power
+    torch.testing.assert_close(gradient, expected)
+    torch.testing.assert_close(objective.detach(), (expected * loss.detach()).sum())
+
+
+class ByLabel(nn.Module):
+    """u = 1, 2, … for the classes 0, 1, …, and 0 without a class."""
+
+    augment_dim, num_classes = GAP_FEATURES, 2
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(()))
+
+    def forward(self, z, noise_label, class_label=None, augment_label=None):
+        value = torch.zeros(len(z)) if class_label is None else torch.where(class_label == NO_CLASS, 0, class_label + 1)
+        return self.weight * column(value, z) + 0 * z
+
+
+def test_guidance_mixes_the_velocity_with_the_networks_own():
+    options = {"class_conditional": True, "label_dropout": 0.1}
+    module = LitMeanFlow(ByLabel(), OneSample(), guidance=1.5, kappa=0.25, **options)
+    z, t = torch.randn(3, 1, 2, 2, generator=rng()), torch.tensor([0.3, 0.5, 0.9], dtype=torch.float64)
+    labels, mean = torch.tensor([0, 1, NO_CLASS]), torch.zeros(3, 1, 2, 2)
+    found = module.errors(z, t, t, mean, mean, labels)
+    velocity, own = z / column(t, z), column(torch.tensor([1.0, 2.0, 0.0]), z)
+    wanted = torch.where(column(labels, z) == NO_CLASS, velocity, 1.5 * velocity + 0.25 * own)
+    torch.testing.assert_close(found, (own - wanted).square().flatten(1).mean(1))
+    with pytest.raises(InputError, match=r"guidance=2\.0 needs a network that was trained without classes"):
+        LitMeanFlow(ByLabel(), OneSample(), guidance=2.0, class_conditional=True)
+    model = MeanFlowModel(AverageVelocity(ByLabel()), (1, 2, 2))
+    torch.testing.assert_close(model.sample([3], class_label=1), model.sample([3], class_label=0) - 1)
+    with pytest.raises(InputError, match="guidance from training"):
+        model.sample([0], guidance=2.0)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: LitMeanFlow(UNet(1, 8, (1,), 1), OneSample()), "the second time 8, but the net has augment_dim=0"),
+        (lambda: LitMeanFlow(unet(), OneSample(), power=-1), "power must be at least 0"),
+        (lambda: LitMeanFlow(unet(), OneSample(), different=1.5), "different must be from 0 to 1"),
+        (lambda: LitMeanFlow(unet(), OneSample(), kappa=1), "kappa must be at least 0 and below 1"),
+        (lambda: AverageVelocity(UNet(1, 8, (1,), 1)), "a mean flow needs 8"),
+    ],
+)
+def test_bad_options_are_refused(make, message):
+    with pytest.raises(InputError, match=message):
+        make()
+
+
+def test_a_run_trains_and_its_checkpoint_samples_the_same_images(tmp_path):
+    module = LitMeanFlow(unet(dropout=0.1), OneSample(), Exact(), lr=1e-2, lr_ramp_up_images=0)
+    before = [p.clone() for p in module.parameters()]
+    trainer = train(module, Digits(batch_size=32, val_images=64), 3, limit_val_batches=1, val_check_interval=3)
+    assert trainer.callback_metrics["val/target_mse"] > 0
+    assert all((a != b).any() for a, b in zip(before, module.parameters(), strict=True))
+    trainer.save_checkpoint(tmp_path / "a.ckpt")
+    model = lit_knn.load(tmp_path / "a.ckpt")
+    assert torch.equal(model.sample(range(4), 2), module.eval().sample(range(4), 2))
+
+
+class Fixed(LitMeanFlow):
+    """Has times and noise that depend on an item alone, and an optimiser that is linear in the gradients."""
+
+    def losses(self, x, class_label, key):
+        t = 0.5 + x.flatten(1).sum(1).double() % 0.1
+        return self.errors(x + column(t, x), 0.1 * t, t, 0.5 * x, x), t
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=self.hparams.lr)
+
+
+def main(rank, ranks, folder, port):
+    """Train two steps of 32 images on all ranks together, and keep the weights."""
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=port, WORLD_SIZE=str(ranks))
+    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank))
+    torch.manual_seed(0)
+    module = Fixed(unet(), OneSample(), lr=1e-2, lr_ramp_up_images=0)
+    train(module, Digits(batch_size=32 // ranks), 2, **({"strategy": "ddp", "devices": 2} if ranks > 1 else {}))
+    torch.save([p.detach() for p in module.parameters()], f"{folder}/{ranks}_{rank}.pt")
+
+
+def test_two_ranks_train_like_one_with_twice_the_batch(tmp_path):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    for ranks in (1, 2):
+        codes, errors = run_ranks("tests.modules.test_mean_flow", tmp_path, port, ranks)
+        assert codes == [0] * ranks, errors
+    alone, first, second = (torch.load(tmp_path / f"{name}.pt") for name in ("1_0", "2_0", "2_1"))
+    for a, b, c in zip(alone, first, second, strict=True):
+        assert torch.equal(b, c)
+        # Sums of float32 gradients in another order; a rank alone would differ by about 1e-3.
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
