@@ -9,9 +9,9 @@ from benchmarks.learning_curves.statistics import Curves, Interval
 
 HOLDS, FAILS, OPEN = "holds", "does not hold", "not told"
 LOWER, EQUAL = "lower", "equal"
-PLAIN, NEIGHBOURS = "OneSample", ("KNN", "SubspaceKNN")
-# On a large set the subspace estimator stands for the closed form, of which it has little error.
-CLOSED_FORM = ("Exact", "SubspaceKNN")
+PLAIN, NEIGHBOURS, CLOSED_FORM = "OneSample", ("KNN",), ("Exact",)
+# One sample as the target of a mean flow, and the exact velocity as its tangent.
+MARGINAL_TANGENT = "OneSample, Exact"
 
 
 class Judged(NamedTuple):
@@ -32,35 +32,41 @@ class Judged(NamedTuple):
     verdict: str
 
 
-def judge(curves: Curves) -> list[Judged]:
-    """Judge the claims for one module; pairs without two common seeds are left out."""
-    return [each for each in _claims(curves) if each.difference.seeds > 1]
+def judge(curves: Curves, comparisons: int = 1) -> list[Judged]:
+    """Judge the claims for one module, with intervals for `comparisons`; pairs need two common seeds."""
+    return [each for each in _claims(curves, comparisons) if each.difference.seeds > 1]
 
 
-def _claims(curves: Curves) -> Iterator[Judged]:
-    last, course = curves.last("fd_pixels"), mean_logarithm(curves, "fd_pixels")
+def _claims(curves: Curves, comparisons: int) -> Iterator[Judged]:
+    last, course = curves.last(curves.quality), mean_logarithm(curves, curves.quality)
     if PLAIN not in curves.estimators or len(curves.estimators) < 2:
         return
     for name in [each for each in curves.estimators if each in NEIGHBOURS]:
-        yield _compared(curves, "the paper", "better samples at the end", last, name, PLAIN, LOWER)
-        yield _compared(curves, "the paper", "faster convergence (mean ln fd_pixels)", course, name, PLAIN, LOWER)
+        yield _compared(curves, "the paper", "better samples at the end", last, name, PLAIN, LOWER, comparisons)
+        claim = f"faster convergence (mean ln {curves.quality})"
+        yield _compared(curves, "the paper", claim, course, name, PLAIN, LOWER, comparisons)
     claim = "stochastic and closed-form targets end equal"
     for name in [each for each in curves.estimators if each in CLOSED_FORM]:
-        yield _compared(curves, "2506.03719", claim, last, PLAIN, name, EQUAL)
-    yield from _best_variance(curves)
+        yield _compared(curves, "2506.03719", claim, last, PLAIN, name, EQUAL, comparisons)
+    if MARGINAL_TANGENT in curves.estimators:
+        claim = "a marginal tangent samples better"
+        yield _compared(curves, "2512.02012", claim, last, MARGINAL_TANGENT, PLAIN, LOWER, comparisons)
+    yield from _best_variance(curves, comparisons)
 
 
-def _best_variance(curves: Curves) -> Iterator[Judged]:
+def _best_variance(curves: Curves, comparisons: int) -> Iterator[Judged]:
     """Judge whether another estimator has better samples than the one with the least variance of the gradient.
 
     The other one is the best of several, chosen by the same samples, so the interval is for as many comparisons.
     """
+    if not curves.measured("variance_ratio"):
+        return
     variance = {name: curves.band(name, "variance_ratio")[1][-1] for name in curves.estimators}
     least = min(variance, key=lambda name: variance[name])
     others = [name for name in curves.estimators if name != least]
-    best = min(others, key=lambda name: curves.band(name, "fd_pixels")[1][-1])
-    claim = "the least variance is not the best sample"
-    yield _compared(curves, "2605.09235", claim, curves.last("fd_pixels"), best, least, LOWER, len(others))
+    best = min(others, key=lambda name: curves.band(name, curves.quality)[1][-1])
+    claim, last = "the least variance is not the best sample", curves.last(curves.quality)
+    yield _compared(curves, "2605.09235", claim, last, best, least, LOWER, comparisons * len(others))
 
 
 def _compared(
@@ -71,7 +77,7 @@ def _compared(
     one: str,
     other: str,
     claimed: str,
-    comparisons: int = 1,
+    comparisons: int,
 ) -> Judged:
     difference = curves.difference(value, one, other, comparisons)
     # An interval around 0 does not show that two are equal: it bounds how much they may differ.

@@ -32,13 +32,13 @@ def targets(name: str, module: str) -> dict[str, Callable[[], PlugIns]]:
         "KNN": lambda: KNN(NEIGHBOURS[name], n=64),
         "Exact": Exact,
     }
-    made: dict[str, Callable[[], PlugIns]] = {}
+    pairs: list[tuple[str, str]] = []
     if module == "MeanFlow":
         del parts["STF"]
         parts |= {str(share): partial(Mixed, OneSample(), Exact(), share) for share in (0.5, 0.94)}
         pairs = [("OneSample", own) for own in ("KNN", "0.5", "0.94", "Exact")] + [("Exact", "OneSample")]
-        made = {f"{one}, {other}": partial(_pair, parts[one], parts[other]) for one, other in pairs}
-    made |= {own: partial(_single, part) for own, part in parts.items()}
+    made: dict[str, Callable[[], PlugIns]] = {own: partial(_single, part) for own, part in parts.items()}
+    made |= {f"{one}, {other}": partial(_pair, parts[one], parts[other]) for one, other in pairs}
     return made if name in COMPLETE else {own: made[own] for own in EXTREMES}
 
 

@@ -10,7 +10,7 @@ from benchmarks.learning_curves.statistics import Curves
 from lit_knn.figures.style import dress, image_unit, looks
 
 PANELS = {
-    "fd_pixels": "Fréchet distance on pixels",
+    "quality": "Fréchet distance",
     "val_error": "error at held latents",
     "gradient_variance": "gradient variance at fixed (z, t); exact: 0",
 }
@@ -22,12 +22,24 @@ def picture(curves: Mapping[str, Curves]) -> Figure:
     grid = figure.subplots(len(curves), len(PANELS), squeeze=False)
     for row, (module, own) in zip(grid, curves.items(), strict=True):
         for axes, name in zip(row, PANELS, strict=True):
-            _draw(axes, own, name)
+            _draw(axes, own, own.quality if name == "quality" else name)
         row[0].set_ylabel(module)
     for axes, title in zip(grid[0], PANELS.values(), strict=True):
         axes.set_title(title, fontsize="medium")
     lines = {name: line for axes in grid.flat for line, name in zip(*axes.get_legend_handles_labels(), strict=True)}
     figure.legend(lines.values(), lines.keys(), loc="outside lower center", ncols=len(lines), frameon=False)
+    return figure
+
+
+def samples_picture(samples: Mapping[str, np.ndarray]) -> Figure:
+    """Draw samples of the same noise: a row of images (n, C, H, W), uint8, for each estimator."""
+    count = min(map(len, samples.values()))
+    figure = Figure(figsize=(0.62 * count + 1.2, 0.62 * len(samples)), layout="constrained")
+    for row, (name, images) in zip(figure.subplots(len(samples), squeeze=False)[:, 0], samples.items(), strict=True):
+        row.imshow(np.concatenate(images[:count].transpose(0, 2, 3, 1), axis=1).squeeze(), cmap="gray")
+        row.set(xticks=[], yticks=[])
+        row.set_ylabel(name, rotation=0, ha="right", va="center", fontsize="small")
+        row.spines[:].set_visible(False)
     return figure
 
 

@@ -7,8 +7,8 @@ import numpy as np
 
 from benchmarks.common import markdown
 from benchmarks.learning_curves.claims import judge
-from benchmarks.learning_curves.grid import MODULES, targets
-from benchmarks.learning_curves.picture import picture
+from benchmarks.learning_curves.grid import MODULES, Run, targets
+from benchmarks.learning_curves.picture import picture, samples_picture
 from benchmarks.learning_curves.statistics import Curves, Interval
 from benchmarks.learning_curves.table import CurveTable
 from lit_knn.common.errors import InputError
@@ -16,13 +16,22 @@ from lit_knn.common.files import written_whole
 from lit_knn.figures.style import save_figure
 
 FINAL = {
-    "fd_pixels": "fd_pixels",
+    "fd_features": "Fréchet distance, features",
+    "fd_pixels": "Fréchet distance, pixels",
+    "fd_pixels_two_steps": "pixels, two steps",
+    "precision": "precision",
+    "recall": "recall",
+    "copied_fraction": "copied",
+    "nearest_features": "nearest, features",
+    "held_out_loss": "loss at held-out images",
     "val_error": "error at held latents",
-    "val_loss": "own loss",
     "variance_ratio": "gradient variance / one-sample's",
     "relative_noise": "gradient noise / norm",
     "cpu_seconds": "CPU s",
+    "estimator_share": "estimator's share",
 }
+# What estimators are compared by.
+COMPARED = ("fd_features", "fd_pixels", "fd_pixels_two_steps", "recall", "held_out_loss", "val_error")
 
 
 def report(table: CurveTable) -> str:
@@ -39,6 +48,11 @@ def report(table: CurveTable) -> str:
     modules = [module for module in MODULES if any(row["module"] == module for row in rows)]
     curves = {m: Curves([row for row in rows if row["module"] == m], list(targets(name, m))) for m in modules}
     text = "\n\n".join([_claims(curves), *(_of_module(module, own) for module, own in curves.items())])
+    for module, own in curves.items():
+        files = {each: table.pictures(Run(name, module, each, 0)) for each in own.estimators}
+        shown = {each: np.load(path) for each, path in files.items() if path.exists()}
+        if shown:
+            save_figure(samples_picture(shown), table.path.with_name(f"{table.path.stem}_{module}"))
     with written_whole(table.path.with_suffix(".md")) as partial:
         partial.write_text(f"{text}\n")
     save_figure(picture(curves), table.path.with_suffix(""))
@@ -47,16 +61,18 @@ def report(table: CurveTable) -> str:
 
 def _claims(curves: Mapping[str, Curves]) -> str:
     lines = [["claim", "of", "module", "difference", "value", "verdict"]]
+    comparisons = sum(len(judge(own)) for own in curves.values())
     for module, own in curves.items():
-        for each in judge(own):
+        for each in judge(own, comparisons):
             one, other = each.pair
             cells = [f"{one} − {other}", _told(each.difference), f"{each.verdict} ({each.difference.seeds} seeds)"]
             lines.append([each.claim, each.source, module, *cells])
     about = (
-        "Claims, judged by paired differences over seeds of `fd_pixels` with a 95 % t-interval (no correction for "
-        "their number; where the best of several estimators is compared, its interval is widened by Bonferroni's "
-        "rule). A claim holds, or does not hold, if the interval lies on one side of 0. Training and noise of "
-        "the samples vary with the seed, so an interval covers both; the latents of the errors are the same for all."
+        "Claims, judged by paired differences over seeds of the Fréchet distance on features, or on pixels where "
+        f"features are not measured. The t-intervals hold together with 95 % (Bonferroni's rule for {comparisons} "
+        "comparisons; the best of several estimators counts as several). A claim holds, or does not hold, if its "
+        "interval lies on one side of 0. Training and noise of the samples vary with the seed, so an interval covers "
+        "both; the latents of the errors are the same for all."
     )
     return f"{about}\n\n{markdown(lines)}" if len(lines) > 1 else f"{about} No pair has two common seeds yet."
 
@@ -71,23 +87,25 @@ def _of_module(module: str, curves: Curves) -> str:
         _final(curves),
         f"At an equal time of the processor, {seconds:.0f} s:",
         _equal_time(curves, seconds),
-        "Paired differences over seeds at the last step, with a 95 % t-interval; bold if it excludes 0. Share: the "
-        "part of the images after which `fd_pixels` is as low as the first estimator's at the end.",
+        "Paired differences over seeds at the last step. Each column's 95 % t-intervals hold together (Bonferroni's "
+        "rule); bold if one excludes 0. Share: the part of the images after which the Fréchet distance is as low as "
+        "the first estimator's at the end.",
         _differences(curves),
     ]
     return "\n\n".join(parts)
 
 
 def _final(curves: Curves) -> str:
-    lines = [["estimator", "seeds", *FINAL.values()]]
+    names = [name for name in FINAL if curves.measured(name)]
+    lines = [["estimator", "seeds", *(FINAL[name] for name in names)]]
     for estimator in curves.estimators:
-        cells = [_spread(curves, estimator, curves.last(name)) for name in FINAL]
+        cells = [_spread(curves, estimator, curves.last(name)) for name in names]
         lines.append([estimator, str(len(curves.seeds(estimator))), *cells])
     return markdown(lines)
 
 
 def _equal_time(curves: Curves, seconds: float) -> str:
-    names = ("fd_pixels", "val_error")
+    names = [name for name in COMPARED if curves.measured(name) and name != "recall"]
     lines = [["estimator", *(FINAL[name] for name in names)]]
     for estimator in curves.estimators:
         values = (curves.at_seconds(name, seconds) for name in names)
@@ -96,16 +114,15 @@ def _equal_time(curves: Curves, seconds: float) -> str:
 
 
 def _differences(curves: Curves) -> str:
-    names = ("fd_pixels", "val_error")
+    names = [name for name in COMPARED if curves.measured(name)]
     lines = [["difference", *(FINAL[name] for name in names), "share"]]
     first, *_, last = curves.estimators
     pairs = [(each, first) for each in curves.estimators[1:]]
     pairs += [(each, last) for each in curves.estimators[1:-1]]
-    share = curves.images_to_reach("fd_pixels", first)
+    pairs = [pair for pair in pairs if curves.seeds(*pair)]
+    share = curves.images_to_reach(curves.quality, first)
     for one, other in pairs:
-        if not curves.seeds(one, other):
-            continue
-        cells = [_told(curves.difference(curves.last(name), one, other)) for name in names]
+        cells = [_told(curves.difference(curves.last(name), one, other, len(pairs))) for name in names]
         lines.append([f"{one} − {other}", *cells, _spread(curves, one, share) if other == first else ""])
     return markdown(lines)
 

@@ -38,6 +38,15 @@ class Curves:
             self._rows.setdefault((str(row["estimator"]), int(row["seed"])), []).append(derived(row))
         self.estimators = [name for name in estimators if any(own == name for own, _ in self._rows)]
 
+    def measured(self, name: str) -> bool:
+        """Tell whether a column has numbers."""
+        return not any(math.isnan(row[name]) for rows in self._rows.values() for row in rows)
+
+    @property
+    def quality(self) -> str:
+        """The column that says how good samples are: the Fréchet distance on features, or else on pixels."""
+        return "fd_features" if self.measured("fd_features") else "fd_pixels"
+
     def seeds(self, *estimators: str) -> list[int]:
         """Return the seeds that all these estimators have."""
         own = [{seed for name, seed in self._rows if name == estimator} for estimator in estimators]
@@ -101,10 +110,14 @@ class Curves:
 
 
 def derived(row: Row) -> dict[str, Any]:
-    """Add columns: the gradient's variance as a share of one sample's, and its noise as a share of its norm."""
+    """Add the gradient's variance by one sample's, its noise by its norm, and the estimator's share of the time."""
     variance, norm = float(row["gradient_variance"]), math.sqrt(max(float(row["gradient_norm_sq"]), 0.0))
-    relative = math.sqrt(variance) / norm if norm else math.nan
-    return {**row, "variance_ratio": variance / float(row["one_sample_variance"]), "relative_noise": relative}
+    added = {
+        "variance_ratio": variance / float(row["one_sample_variance"]),
+        "relative_noise": math.sqrt(variance) / norm if norm else math.nan,
+        "estimator_share": float(row["estimator_seconds"]) / float(row["seconds"]),
+    }
+    return {**row, **added}
 
 
 def interval(differences: Sequence[float], comparisons: int = 1) -> Interval:

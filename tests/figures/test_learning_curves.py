@@ -140,7 +140,8 @@ def test_the_error_of_a_regression_is_its_loss_with_enumerated_targets(name):
 
 def made_rows(values):
     """Rows of two measurements; `values` gives the Fréchet distances by (estimator, seed)."""
-    rest = {"gradient_variance": 1.0, "one_sample_variance": 2.0, "gradient_norm_sq": 4.0}
+    rest = {"gradient_variance": 1.0, "one_sample_variance": 2.0, "gradient_norm_sq": 4.0, "fd_features": math.nan}
+    rest |= {"estimator_seconds": 1.0, "seconds": 4.0}
     return [
         {"estimator": name, "seed": seed, "step": step, "images": 100 * step, "cpu_seconds": 10.0 * step}
         | {"fd_pixels": value, **rest}
