@@ -1,128 +1,221 @@
-"""Self-normalised importance sampling (Eq. 11, eq:SNIS_estimator) against its own variance (Eq. 12) and plain loops."""
+"""Self-normalised importance sampling (Eq. 11, eq:SNIS_estimator): its variance (Eq. 12), its law and the theorems."""
+
+import math
+from statistics import NormalDist
+from typing import NamedTuple
 
 import numpy as np
 import pytest
 import torch
 from scipy.special import softmax
+from scipy.stats import binom
 
-from lit_knn.theory.proposal import neighbour_proposal, sample_proposal
+from lit_knn.estimators import KNN, STF, MonteCarlo, UniformSNIS
+from lit_knn.index import FaissIndex
+from lit_knn.metrics.diagnostics import search_diagnostics
+from lit_knn.reference import ReferenceSet
+from lit_knn.theory.bounds import (
+    monte_carlo_trace,
+    normaliser_ratio,
+    snis_trace,
+    theorem_4_1_bound,
+    theorem_4_2_bound,
+    uniform_trace,
+)
+from lit_knn.theory.posterior import log_posterior, posterior_mean, unnormalised_log_likelihood
+from lit_knn.theory.proposal import dense_log_q, neighbour_proposal, sample_proposal
 from lit_knn.theory.snis import snis_variance, snis_weights, weighted_mean
 
-N, D, K = 40, 3, 10
-
-
-def toy(t=1.0, seed=0):
-    """A data set, one latent, their log-likelihoods and the posterior by NumPy."""
-    rng = np.random.default_rng(seed)
-    x = rng.normal(size=(N, D))
-    z = x[0] + 0.5 * rng.normal(size=D)
-    sq_dist = ((z - x) ** 2).sum(1)
-    log_p = -sq_dist / (2 * t**2)
-    return x, sq_dist, log_p, softmax(log_p)
-
-
-def draw(kind, sq_dist, t, R, n, seed):
-    """R independent batches of n ids, their log q, and q of all N images."""
-    generator = torch.Generator().manual_seed(seed)
-    if kind == "uniform":
-        ids = torch.randint(N, (R, n), generator=generator)
-        return ids, torch.full((R, n), -np.log(N), dtype=torch.float64), np.full(N, 1 / N)
-    order = np.argsort(sq_dist)[:K]
-    found = torch.tensor(sq_dist[order])
-    if kind == "wrong":
-        # The search is wrong, so q is another distribution, and the weights must correct it.
-        found = found.flip(0) + 0.3
-    proposal = neighbour_proposal(found[None], torch.tensor(order)[None], t, N)
-    ids, log_q = sample_proposal(proposal, R * n, generator)
-    q = np.full(N, np.exp(proposal.log_q_tail.item()))
-    q[order] = proposal.log_q.exp()[0].numpy()
-    return ids.reshape(R, n), log_q.reshape(R, n), q
-
-
-def estimates(ids, log_q, log_p, x):
-    weights = snis_weights(torch.tensor(log_p)[ids], log_q)
-    return weighted_mean(weights, torch.tensor(x)[ids]).numpy()
-
-
-@pytest.mark.parametrize("kind", ["uniform", "knn", "wrong"])
-@pytest.mark.parametrize("t", [0.6, 1.5])
-def test_mean_squared_error_is_eq_12(kind, t):
-    x, sq_dist, log_p, posterior = toy(t)
-    mu = posterior @ x
-    for n, R in ((400, 4000), (1600, 1500)):
-        ids, log_q, q = draw(kind, sq_dist, t, R, n, seed=n)
-        predicted = sum(posterior[i] ** 2 / q[i] * (x[i] - mu) ** 2 for i in range(N)) / n
-        squared_error = (estimates(ids, log_q, log_p, x) - mu) ** 2
-        # Errors are summed over dimensions. The tolerance is 5 standard errors plus the formula's O(1/n) error.
-        total = squared_error.sum(1)
-        tolerance = 5 * total.std() / np.sqrt(R) + 0.02 * predicted.sum()
-        assert tolerance < 0.2 * predicted.sum()
-        assert abs(total.mean() - predicted.sum()) < tolerance
-
-
-def test_snis_variance_equals_a_plain_loop():
-    rng = np.random.default_rng(2)
-    B, n = 3, 17
-    posterior = softmax(rng.normal(size=(B, N)), axis=1)
-    q = softmax(rng.normal(size=(B, N)), axis=1)
-    x = rng.normal(size=(N, 2, 1, 2))
-    expected = np.zeros((B, 2, 1, 2))
-    for b in range(B):
-        mu = sum(posterior[b, i] * x[i] for i in range(N))
-        for i in range(N):
-            expected[b] += posterior[b, i] ** 2 / q[b, i] * (x[i] - mu) ** 2 / n
-    result = snis_variance(torch.tensor(posterior), torch.tensor(q), torch.tensor(x), n)
-    np.testing.assert_allclose(result, expected, rtol=1e-12)
+# Weights, means and their variance
 
 
 @pytest.mark.parametrize("offset", [0.0, -1e12, 1e12, -800.0, 800.0])
-def test_weights_sum_to_one_whatever_the_log_likelihoods(offset):
-    log_p = torch.tensor([[0.0, -1.0, -2.0], [0.0, -800.0, -1e9], [-1e9, -1e9, -1e9]], dtype=torch.float64) + offset
-    weights = snis_weights(log_p, torch.zeros(3, 3, dtype=torch.float64))
-    assert weights.isfinite().all()
-    np.testing.assert_allclose(weights.sum(1), 1.0, rtol=1e-12)
-    expected = np.exp([0.0, -1.0, -2.0])
-    np.testing.assert_allclose(weights[0], expected / expected.sum(), rtol=1e-3 if abs(offset) > 1e9 else 1e-9)
-    np.testing.assert_allclose(weights[1], [1, 0, 0], atol=1e-300)
-    np.testing.assert_allclose(weights[2], 1 / 3, rtol=1e-9)
-
-
-def test_weights_are_likelihood_over_proposal():
-    p, q = np.array([[0.5, 0.2, 0.1]]), np.array([[0.25, 0.6, 0.15]])
-    expected = (p / q) / (p / q).sum()
-    np.testing.assert_allclose(snis_weights(torch.tensor(np.log(p)), torch.tensor(np.log(q))), expected, rtol=1e-12)
+def test_weights_are_likelihood_over_proposal_whatever_the_size_of_the_likelihoods(offset):
+    log_p = torch.tensor([[0.0, -1.0, -2.0], [0.0, -800.0, -1e9], [-1e9, -1e9, -1e9]], dtype=torch.float64)
+    q = np.array([0.25, 0.6, 0.15])
+    log_q = torch.tensor(np.log([q, q, 3 * q / q]))
+    expected = np.array([np.exp([0.0, -1.0, -2.0]) / q, [1, 0, 0], [1, 1, 1]])
+    # Float64 keeps three digits after the point of numbers near 1e12.
+    rtol = 1e-3 if abs(offset) > 1e9 else 1e-9
+    weights = snis_weights(log_p + offset, log_q)
+    np.testing.assert_allclose(weights, expected / expected.sum(1, keepdims=True), rtol=rtol, atol=1e-300)
     # A scalar log q means a uniform proposal; its value does not matter.
-    np.testing.assert_allclose(snis_weights(torch.tensor(np.log(p)), 3.0), p / p.sum(), rtol=1e-12)
-    # Draws from the posterior itself have equal weights (Eq. 9).
-    np.testing.assert_allclose(snis_weights(torch.tensor(np.log(p)), torch.tensor(np.log(p))), 1 / 3, rtol=1e-12)
+    np.testing.assert_allclose(snis_weights(log_p + offset, 3.0)[0], softmax([0.0, -1.0, -2.0]), rtol=rtol)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_weighted_mean_equals_a_plain_loop(dtype):
-    generator = torch.Generator().manual_seed(0)
-    x = torch.randn(2, 5, 3, 4, 4, dtype=dtype, generator=generator)
-    weights = torch.rand(2, 5, dtype=torch.float64, generator=generator)
-    weights /= weights.sum(1, keepdim=True)
-    result = weighted_mean(weights, x)
-    assert result.dtype == torch.float64
-    for b in range(2):
-        expected = sum(weights[b, i].item() * x[b, i].double().numpy() for i in range(5))
-        np.testing.assert_allclose(result[b], expected, atol=1e-6 if dtype == torch.float32 else 1e-14)
-
-
-def test_small_deviations_from_large_images_are_kept():
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("n", [1, 64, 1000])
+def test_a_weighted_mean_is_the_sum_and_keeps_the_last_bit_of_copies(dtype, n):
+    generator = torch.Generator().manual_seed(n)
+    weights = torch.softmax(4 * torch.randn(5, n, dtype=torch.float64, generator=generator), dim=1)
+    weights[0] = 1 / n
+    for scale in (1e-4, 1.0, 300.0):
+        x = (scale * torch.randn(5, n, 3, 4, generator=generator)).to(dtype)
+        mean = weighted_mean(weights, x)
+        expected = (weights[..., None, None] * x.double()).sum(1)
+        # Weights and deviations are rounded to the type of the images.
+        torch.testing.assert_close(mean, expected, rtol=0, atol=20 * scale * torch.finfo(dtype).eps)
+        copies = x[:, :1].expand(-1, n, -1, -1)
+        assert torch.equal(weighted_mean(weights, copies), copies[:, 0].double())
     # Rounded to float32, numbers near 1000 have steps of 6e-5.
     x = 1000 + torch.tensor([0.0, 2**-13, 2**-12]).reshape(1, 3, 1)
     mean = weighted_mean(torch.tensor([[0.5, 0.3, 0.2]], dtype=torch.float64), x)
     assert mean.item() == pytest.approx(1000 + 0.7 * 2**-13, abs=1e-8)
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
-@pytest.mark.parametrize("n", [1, 3, 64, 256, 1000])
-def test_copies_of_one_image_have_it_as_their_mean_to_the_last_bit(dtype, n):
-    generator = torch.Generator().manual_seed(n)
-    weights = torch.softmax(4 * torch.randn(5, n, dtype=torch.float64, generator=generator), dim=1)
-    weights[0] = 1 / n
-    for scale in (1e-4, 1.0, 300.0):
-        x = (scale * torch.randn(5, 1, 3, 4, generator=generator)).to(dtype).expand(-1, n, -1, -1)
-        assert torch.equal(weighted_mean(weights, x), x[:, 0].double())
+@pytest.mark.parametrize("kind", ["uniform", "knn", "wrong"])
+@pytest.mark.parametrize("t", [0.6, 1.5])
+def test_mean_squared_error_is_eq_12(kind, t):
+    N, k, n, R, generator = 40, 10, 1600, 1500, torch.Generator().manual_seed(0)
+    x = torch.randn(N, 3, dtype=torch.float64, generator=generator)
+    log_p = -(x[0] + 0.3 - x).square().sum(1) / (2 * t**2)
+    found, ids = (-2 * t**2 * log_p).topk(k, largest=False)
+    if kind == "uniform":
+        found, ids = torch.ones(1), ids[:1]
+    elif (
+        kind == "wrong"
+    ):  # The search's distances are wrong, so q is another distribution, and the weights must correct it.
+        found = found.sqrt()
+    proposal = neighbour_proposal(found[None], ids[None], t, N)
+    drawn, log_q = (part.reshape(R, n) for part in sample_proposal(proposal, R * n, generator))
+    p, q = log_p.softmax(0), dense_log_q(proposal)[0].exp()
+    predicted = sum(p[i] ** 2 / q[i] * (x[i] - p @ x) ** 2 for i in range(N)) / n
+    torch.testing.assert_close(snis_variance(p[None], q[None], x.reshape(N, 3, 1), n), predicted.reshape(1, 3, 1))
+    sq_error = (weighted_mean(snis_weights(log_p[drawn], log_q), x[drawn]) - p @ x).square().sum(1)
+    # 5 standard errors, and the formula's O(1/n) error.
+    tolerance = 5 * sq_error.std() / R**0.5 + 0.02 * predicted.sum()
+    assert abs(sq_error.mean() - predicted.sum()) < tolerance < 0.25 * predicted.sum()
+
+
+# The laws of estimates. K images lie on a circle around z and the other N − K on a larger one, where an image has a
+# quarter of the likelihood. The third coordinate tells the circle: 1 or −1.
+
+N, K, DRAWS, NOISE = 60, 10, 4, 1.0
+# A deviation above so many standard errors comes by chance once in a million.
+LIMIT = NormalDist().inv_cdf(1 - 0.5e-6)
+
+
+def two_circles():
+    angles, near = torch.arange(N) * 2.399963, torch.arange(N) < K  # The golden angle spreads the images.
+    radius = torch.where(near, 1.0, math.sqrt(1 + 2 * math.log(4)))
+    return torch.stack([radius * angles.cos(), radius * angles.sin(), torch.where(near, 1.0, -1.0)], 1)
+
+
+class Law(NamedTuple):
+    """Exact moments of a random number: mean, variance and fourth central moment."""
+
+    mean: float
+    variance: float
+    fourth: float
+
+    def accepts(self, numbers):
+        """Whether mean and variance of the numbers are those of the law."""
+        central = numbers.double() - self.mean
+        mean = central.mean() / math.sqrt(self.variance)
+        variance = (central.square().mean() - self.variance) / math.sqrt(self.fourth - self.variance**2)
+        return max(abs(mean), abs(variance)) * math.sqrt(len(numbers)) < LIMIT
+
+
+def law_of(kind, weight=0.25, far=N - K):
+    """The law of the estimate's third coordinate, from the number of far images among the draws.
+
+    Args:
+        kind: the estimator.
+        weight: likelihood of a far image relative to a near one.
+        far: number of far images.
+    """
+    share = far / (K + far)  # The farthest neighbour's likelihood is that of all neighbours here, so q is uniform.
+    if kind is MonteCarlo:
+        share, weight = far * weight / (K + far * weight), 1.0
+    random = DRAWS - (kind is STF)  # The source of STF is a near image.
+    number = np.arange(random + 1)
+    mass, probability = number * weight, binom.pmf(number, random, share)
+    values = (DRAWS - number - mass) / (DRAWS - number + mass)
+    mean = probability @ values
+    return Law(mean, *(probability @ (values - mean) ** power for power in (2, 4)))
+
+
+@pytest.mark.parametrize("kind", [KNN, UniformSNIS, STF, MonteCarlo], ids=lambda kind: kind.__name__)
+def test_estimates_follow_their_law_and_none_that_is_2_percent_off(kind):
+    estimator = (KNN(K, DRAWS) if kind is KNN else kind(DRAWS)).bind(ReferenceSet(two_circles()))
+    z, source = torch.zeros(50_000, 3), two_circles()[:1].expand(50_000, -1)
+    generator = torch.Generator().manual_seed(0)
+    numbers = torch.cat([estimator.posterior_mean(z, NOISE, source, generator)[:, 2] for _ in range(12)])
+    law = law_of(kind)
+    assert law.accepts(numbers)
+    others = [law_of(kind, 0.25 * 1.02), law_of(kind, 0.25 / 1.02), law_of(kind, far=N - K - 1)]
+    assert not any(other.accepts(numbers) for other in [*others, law._replace(variance=law.variance * 1.02)])
+    # Rows are independent: sums of pairs, across the batch and across calls, have twice the variance.
+    for pairs in (numbers[::2] + numbers[1::2], numbers[: len(numbers) // 2] + numbers[len(numbers) // 2 :]):
+        fourth = 2 * law.fourth + 6 * law.variance**2
+        assert Law(2 * law.mean, 2 * law.variance, fourth).accepts(pairs)
+
+
+# Theorems 4.1 (thm:knn_bound) and 4.2 (thm:knn_vs_stf)
+
+
+class Case:
+    """N random points, latents at noise t, and both sides of the theorems with k nearest neighbours and one draw."""
+
+    def __init__(self, N, k, t):
+        rng = np.random.default_rng((0, N, k))
+        x = torch.tensor(rng.normal(size=(N, 3)))
+        z = x[rng.integers(N, size=8)] + t * torch.tensor(rng.normal(size=(8, 3)))
+        sq_dist = (z[:, None] - x).square().sum(2)
+        found, ids = sq_dist.topk(k, largest=False)
+        log_p, proposal = log_posterior(sq_dist, t), neighbour_proposal(found, ids, t, N)
+        deviation = (x - (log_p.exp() @ x)[:, None]).square().sum(2)
+        self.left = snis_trace(log_p, dense_log_q(proposal), deviation, 1)
+        self.trace = monte_carlo_trace(log_p, deviation, 1)
+        ratio = normaliser_ratio(unnormalised_log_likelihood(sq_dist, t), proposal.log_Zq)
+        self.bound_4_1 = theorem_4_1_bound(ratio, self.trace)
+        uniform, mass = uniform_trace(log_p, deviation, 1), log_p.exp().gather(1, ids).sum(1)
+        self.bound_4_2 = theorem_4_2_bound(mass, self.trace, uniform, k, N)
+
+
+@pytest.mark.parametrize("t", [0.05, 0.3, 1.0, 3.0, 30.0])
+def test_the_theorems_hold_and_are_equalities_where_all_images_are_neighbours(t):
+    for N in (5, 30, 60):
+        for k in (1, 3, N // 2, N - 1):
+            case = Case(N, k, t)
+            for bound in (case.bound_4_1, case.bound_4_2):
+                # The absolute tolerance is for posteriors on one image: their variances are only rounding errors.
+                assert (case.left <= bound * (1 + 1e-9) + 1e-30).all()
+        case = Case(N, N, t)
+        for side in (case.trace, case.bound_4_1, case.bound_4_2):
+            torch.testing.assert_close(case.left, side)
+
+
+def test_the_bounds_are_not_idle():
+    # With k well below N, each bound is within 10 % of its value somewhere, and neither bound is always smaller.
+    cases = [Case(N, N // 2, t) for N in (5, 30, 60) for t in (0.05, 0.3, 1.0, 3.0, 30.0)]
+    left, first, second = (torch.cat([getattr(c, name) for c in cases]) for name in ("left", "bound_4_1", "bound_4_2"))
+    real = left > 1e-12
+    for one, other in ((first, 1.1 * left), (second, 1.1 * left), (first, 0.9 * second), (second, 0.99 * first)):
+        assert (one < other)[real].any()
+
+
+@pytest.mark.parametrize("index", [FaissIndex("Flat"), FaissIndex("IVF8,Flat", nprobe=1)], ids=["exact", "lists"])
+def test_diagnostics_of_a_search_are_those_of_plain_enumeration(index):
+    N, B, k, n, t = 60, 8, 7, 5, 0.5
+    x = torch.randn(N, 3, generator=torch.Generator().manual_seed(0))
+    z = x[:B] + t * torch.randn(B, 3, generator=torch.Generator().manual_seed(1))
+    reference, mu = ReferenceSet(x, index), posterior_mean(z, x, t)
+    found = search_diagnostics(KNN(k, n).bind(reference), z, t, mu)
+    sq_dist = (z.double()[:, None] - x.double()).square().sum(2)
+    for row, ids in enumerate(reference.search(z, k)[1].tolist()):
+        near = [i for i in ids if i >= 0]
+        far = [i for i in range(N) if i not in near]
+        q = likelihood = (-sq_dist[row] / (2 * t**2)).exp()
+        q = q.index_fill(0, torch.tensor(far), likelihood[near].min().item())
+        ratio, p, q = q.sum() / likelihood.sum(), likelihood / likelihood.sum(), q / q.sum()
+        deviation, mass = (x - mu[row]).square().sum(1), p[near].sum()
+        monte_carlo, uniform = p @ deviation / n, (p**2 * N) @ deviation / n
+        recall = len({*near} & {*sq_dist[row].topk(k, largest=False).indices.tolist()}) / k
+        eq_12, bound_4_1 = (p**2 / q) @ deviation / n, ratio * monte_carlo
+        bound_4_2 = mass * monte_carlo + (N - k) / N * uniform
+        expected = [recall, mass, ratio, eq_12 / 3, bound_4_1 / 3, bound_4_2 / 3]
+        assert [values[row].item() for values in found] == pytest.approx(
+            [*map(float, expected)], rel=1e-4
+        )  # of float32
+    assert found.recall.mean() == 1 if index.nprobe is None else found.recall.mean() < 0.95

@@ -6,19 +6,7 @@ import torch
 from scipy.ndimage import map_coordinates
 
 from lit_knn.common.rng import keyed_generator
-from lit_knn.estimators import (
-    KNN,
-    STF,
-    ByClass,
-    Exact,
-    MonteCarlo,
-    OneSample,
-    SubspaceKNN,
-    TopK,
-    UniformSNIS,
-    draws,
-)
-from lit_knn.index import FaissIndex
+from lit_knn.estimators import KNN, STF, ByClass, Exact, MonteCarlo, OneSample, SubspaceKNN, TopK, UniformSNIS, draws
 from lit_knn.reference import ReferenceSet, streaming
 from lit_knn.theory.posterior import cross_sq_dist, log_posterior, posterior_mean
 from lit_knn.theory.warp import Warp
@@ -33,79 +21,49 @@ def images(size=8, channels=2, count=N):
     return torch.nn.functional.interpolate(coarse, size=(size, size), mode="bicubic")
 
 
+def problem(t, data):
+    """Warps of the first images, latents made from the warped images, and these images."""
+    warp = all_warped(data[:B]).warp
+    return warp, noisy(warp.apply(data[:B]), t), data[:B]
+
+
 def enumerated(z, t, warp, data):
     """Enumerate E[Ax|z,t] for each item in float64."""
-    rows = [slice(i, i + 1) for i in range(len(z))]
+    t, rows = torch.as_tensor(t).expand(len(z)), [slice(i, i + 1) for i in range(len(z))]
     warped = [warp.rows(row).apply(data.double().unsqueeze(0))[0] for row in rows]
     return torch.cat([posterior_mean(z[row], own, t[row]) for row, own in zip(rows, warped, strict=True)])
 
 
-def test_warp_resamples_as_scipy_does():
-    x = images(9, 1, 6)
-    warp = all_warped(x).warp
-    warped = warp.apply(x.double())
-    places = (np.arange(9) + 0.5) / 9 * 2 - 1
-    for image, result, flips, theta in zip(x, warped, warp.flips, warp.theta.double(), strict=True):
-        axes = [axis for axis, mirrored in zip((-1, -2), flips, strict=True) if mirrored]
-        source = np.flip(image[0].double().numpy(), axes)
-        columns, rows = np.meshgrid(places, places)
-        at = theta.numpy() @ np.stack([columns.ravel(), rows.ravel(), np.ones(81)])
-        pixels = (at[::-1] + 1) * 9 / 2 - 0.5
-        expected = map_coordinates(source, pixels, order=1, mode="reflect").reshape(9, 9)
-        # Beyond an edge SciPy interpolates between a pixel and its mirror image, the same pixel.
-        np.testing.assert_allclose(result[0].numpy(), expected, atol=1e-5)
-
-
-def test_warp_is_linear_and_has_the_adjoint_of_its_matrix():
-    x, y = images().double()[:B], images().flip(0).double()[:B]
+def test_warp_resamples_as_scipy_does_and_has_the_adjoint_of_its_matrix():
+    x = images(9, 1, 6).double()
     warp = all_warped(x.float()).warp
-    torch.testing.assert_close(warp.apply(2 * x - 3 * y), 2 * warp.apply(x) - 3 * warp.apply(y))
+    places = (np.arange(9) + 0.5) / 9 * 2 - 1
+    columns, rows = np.meshgrid(places, places)
+    for image, result, flips, theta in zip(x, warp.apply(x), warp.flips, warp.theta.double(), strict=True):
+        source = np.flip(image[0].numpy(), [axis for axis, mirrored in zip((-1, -2), flips, strict=True) if mirrored])
+        at = theta.numpy() @ np.stack([columns.ravel(), rows.ravel(), np.ones(81)])
+        # Beyond an edge SciPy interpolates between a pixel and its mirror image, the same pixel.
+        expected = map_coordinates(source, (at[::-1] + 1) * 9 / 2 - 0.5, order=1, mode="reflect").reshape(9, 9)
+        np.testing.assert_allclose(result[0].numpy(), expected, atol=1e-5)
+    y = x.flip(0)
     inner = [(a * b).flatten(1).sum(1) for a, b in ((warp.apply(x), y), (x, warp.adjoint(y)))]
     torch.testing.assert_close(*inner)
 
 
-@pytest.mark.parametrize("t", [0.05, 0.4, 1.5, 20.0])
+@pytest.mark.parametrize("t", [0.05, 1.5, 20.0])
 @pytest.mark.parametrize("hflip", [False, True])
-def test_exact_warped_mean_is_the_enumerated_one(t, hflip):
+def test_exact_warped_mean_is_the_enumerated_one_in_pieces_of_any_size(t, hflip, monkeypatch):
     data = images()
-    reference = ReferenceSet(data, hflip=hflip)
-    x, warp = data[:B], all_warped(data[:B]).warp
-    z = noisy(warp.apply(x), t)
-    mu = Exact().bind(reference).warped_mean(z, t, warp, x)
-    everything = torch.cat([data, data.flip(-1)]) if hflip else data
-    expected = enumerated(z, torch.full((B,), t), warp, everything)
-    torch.testing.assert_close(mu.double(), expected, rtol=1e-4, atol=1e-5)
+    warp, z, x = problem(t, data)
+    expected = enumerated(z, t, warp, torch.cat([data, data.flip(-1)]) if hflip else data)
+    estimator = Exact().bind(ReferenceSet(data, hflip=hflip))
+    for _ in range(2):
+        mu = estimator.warped_mean(z, t, warp, x)
+        torch.testing.assert_close(mu.double(), expected, rtol=1e-4, atol=1e-5)
+        monkeypatch.setattr(streaming, "WORK_BYTES", 8 * N * 5)  # five rows of N
 
 
 SAMPLING = {
-    "KNN": lambda: KNN(10, 16),
-    "KNN with source": lambda: KNN(10, 16, include_source=True),
-    "UniformSNIS": lambda: UniformSNIS(16),
-    "STF": lambda: STF(16),
-    "MonteCarlo": lambda: MonteCarlo(16),
-    "SubspaceKNN": lambda: SubspaceKNN(16, 12, "float32"),
-    "TopK": lambda: TopK(12),
-}
-
-
-@pytest.mark.parametrize("name", [*SAMPLING, "Exact"])
-def test_the_mean_is_the_same_in_pieces_of_any_size(name, monkeypatch):
-    data = images()
-    x, warp, t = data[:B], all_warped(data[:B]).warp, torch.logspace(-1, 1, B)
-    z = noisy(warp.apply(x), t)
-
-    def mean():
-        estimator = Exact() if name == "Exact" else SAMPLING[name]()
-        estimator.bind(ReferenceSet(data, index=FaissIndex("Flat")))
-        return estimator.warped_mean(z, t, warp, x, keyed_generator("cpu", 3))
-
-    whole = mean()
-    monkeypatch.setattr(draws, "GATHER_BYTES", 4 * 16 * 128 * 2)  # two rows of 16 images
-    monkeypatch.setattr(streaming, "WORK_BYTES", 8 * N * 5)  # five rows of N
-    torch.testing.assert_close(mean(), whole, rtol=0, atol=1e-5)
-
-
-CONSISTENT = {
     "KNN": lambda n: KNN(10, n),
     "KNN with source": lambda n: KNN(10, n, include_source=True),
     "UniformSNIS": UniformSNIS,
@@ -114,7 +72,39 @@ CONSISTENT = {
 }
 
 
-@pytest.mark.parametrize("t", [0.05, 0.4, 1.5, 20.0])
+@pytest.mark.parametrize("name", SAMPLING)
+def test_sampled_warped_means_converge_to_the_enumerated_one(name):
+    data, t = images(), torch.linspace(2.5, 8.0, B)
+    warp, z, x = problem(t, data)
+    expected, reference = enumerated(z, t, warp, data), ReferenceSet(data)
+    errors = []
+    for n in (200, 12_800):
+        mu = SAMPLING[name](n).bind(reference).warped_mean(z, t, warp, x, keyed_generator("cpu", 3))
+        errors.append((mu.double() - expected).square().mean().item())
+    # 64 times as many draws give about 1/64 of the squared error.
+    assert errors[1] < errors[0] / 15
+    assert errors[1] < 3e-3 * (data - data.mean(0)).square().mean()
+
+
+@pytest.mark.parametrize("t", [0.4, 2.5])
+def test_subspace_knn_is_exact_where_it_gathers_all_images_and_better_with_more(t, monkeypatch):
+    data = images()
+    warp, z, x = problem(t, data)
+    expected, reference = enumerated(z, t, warp, data), ReferenceSet(data)
+
+    def error(n):
+        estimator = SubspaceKNN(16, n, "float32").bind(reference)
+        means = [estimator.warped_mean(z, t, warp, x, keyed_generator("cpu", seed)) for seed in range(20)]
+        return (torch.stack(means).double() - expected).square().mean()
+
+    assert error(N) < 1e-9
+    assert t < 1 or error(30) < error(8) / 2
+    whole = error(12)
+    monkeypatch.setattr(draws, "GATHER_BYTES", 4 * 16 * 128 * 2)  # two rows of 16 images
+    torch.testing.assert_close(error(12), whole, rtol=1e-3, atol=1e-9)
+
+
+@pytest.mark.parametrize("t", [0.05, 1.5, 20.0])
 def test_the_proposal_is_the_posterior_for_images_on_a_line(t):
     # For images on a line, a map scales all distances by the same factor, so the proposal is exact.
     places = torch.randn(N, dtype=torch.float64, generator=keyed_generator("cpu", 4))
@@ -133,75 +123,35 @@ def test_the_proposal_is_the_posterior_for_images_on_a_line(t):
 
 
 def test_a_source_that_is_the_mean_or_is_warped_to_nothing_has_a_finite_proposal():
-    data = images(count=2 * N)
-    data[N:] = -data[:N]
-    data[0], data[N] = 0, 0
-    data[1, :, 3:5, 3:5], data[1 + N, :, 3:5, 3:5] = 0, 0
-    x = data[:2]
+    data = images()
+    data = torch.cat([data, -data])
+    data[[0, N]] = 0
+    data[[1, 1 + N], :, 3:5, 3:5] = 0
     # The warp reads every pixel from the centre, where the second image is 0.
-    warp = Warp(torch.zeros(2, 2, dtype=torch.bool), torch.zeros(2, 2, 3))
-    z, t = noisy(warp.apply(x), 1.0), torch.ones(2)
-    expected = enumerated(z, t, warp, data)
-    reference = ReferenceSet(data, index=FaissIndex("Flat"))
-    assert all(part.isfinite().all() for part in warp.query(z, t, x, reference.mean()))
-    mu = SubspaceKNN(8, 2 * N, "float32").bind(reference).warped_mean(z, t, warp, x)
-    torch.testing.assert_close(mu.double(), expected, rtol=0, atol=1e-4)
-    assert KNN(40, 10).bind(reference).warped_mean(z, t, warp, x).isfinite().all()
+    x, warp = data[:2], Warp(torch.zeros(2, 2, dtype=torch.bool), torch.zeros(2, 2, 3))
+    z, reference = noisy(warp.apply(x), 1.0), ReferenceSet(data)
+    assert all(part.isfinite().all() for part in warp.query(z, torch.ones(2), x, reference.mean()))
+    mu = SubspaceKNN(8, 2 * N, "float32").bind(reference).warped_mean(z, 1.0, warp, x)
+    torch.testing.assert_close(mu.double(), enumerated(z, 1.0, warp, data), rtol=0, atol=1e-4)
+    assert KNN(40, 10).bind(reference).warped_mean(z, 1.0, warp, x).isfinite().all()
 
 
-@pytest.mark.parametrize("name", CONSISTENT)
-@pytest.mark.parametrize("t", [2.5, 8.0])
-def test_sampled_warped_means_converge_to_the_enumerated_one(name, t):
-    data = images()
-    reference = ReferenceSet(data, index=FaissIndex("Flat"))
-    x, warp = data[:B], all_warped(data[:B]).warp
-    z = noisy(warp.apply(x), t)
-    expected = enumerated(z, torch.full((B,), t), warp, data)
-    errors = []
-    for n in (200, 12_800):
-        mu = CONSISTENT[name](n).bind(reference).warped_mean(z, t, warp, x, keyed_generator("cpu", 3))
-        errors.append((mu.double() - expected).square().mean().item())
-    # 64 times as many draws give about 1/64 of the squared error.
-    assert errors[1] < errors[0] / 15
-    assert errors[1] < 3e-3 * (data - data.mean(0)).square().mean()
-
-
-@pytest.mark.parametrize("t", [0.4, 2.5, 8.0])
-def test_subspace_knn_is_exact_where_it_gathers_all_images_and_better_with_more(t):
-    data = images()
-    reference = ReferenceSet(data)
-    x, warp = data[:B], all_warped(data[:B]).warp
-    z = noisy(warp.apply(x), t)
-    expected = enumerated(z, torch.full((B,), t), warp, data)
-
-    def errors(n):
-        estimator = SubspaceKNN(16, n, "float32").bind(reference)
-        means = [estimator.warped_mean(z, t, warp, x, keyed_generator("cpu", seed)) for seed in range(20)]
-        return (torch.stack(means).double() - expected).square().mean()
-
-    assert errors(N) < 1e-9
-    if t > 1:
-        assert errors(30) < errors(8) / 2
-
-
-@pytest.mark.parametrize("estimator", [KNN(5, 4), STF(4), SubspaceKNN(20, 4, "float32"), OneSample()])
+@pytest.mark.parametrize("estimator", [KNN(5, 4), STF(4), SubspaceKNN(20, 4, "float32"), TopK(3), OneSample()])
 def test_at_small_noise_the_mean_is_the_warped_source_however_strong_the_warp(estimator):
     # Interpolation blurs the source, so the inverse warp of z is nearer to other images.
     data = torch.rand(N, 1, 8, 8, generator=keyed_generator("cpu", 2)) * 2 - 1
     x = data.repeat(5, 1, 1, 1)
     augmented = all_warped(x)
     if estimator.needs_reference:
-        estimator.bind(ReferenceSet(data, index=FaissIndex("Flat")))
+        estimator.bind(ReferenceSet(data))
     mu = estimator.warped_mean(noisy(augmented.images, 0.01), 0.01, augmented.warp, x, keyed_generator("cpu", 3))
     torch.testing.assert_close(mu, augmented.images, rtol=0, atol=1e-5)
 
 
 def test_a_warped_mean_is_of_the_class_that_is_asked_for():
-    data = images()
-    labels = torch.arange(N) % 3
+    data, labels, t = images(), torch.arange(N) % 3, torch.linspace(0.5, 3, B)
+    warp, z, x = problem(t, data)
     reference = ReferenceSet(data, labels=labels)
-    x, warp, t = data[:B], all_warped(data[:B]).warp, torch.linspace(0.5, 3, B)
-    z = noisy(warp.apply(x), t)
     mu = ByClass(Exact()).bind(reference).warped_mean(z, t, warp, x, labels=labels[:B])
     for label in range(3):
         rows = labels[:B] == label
