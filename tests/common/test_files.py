@@ -1,11 +1,17 @@
-"""Files that are whole or absent, and tables in them."""
+"""Files that are whole or absent, tables in them, descriptions of settings, and what the first rank says."""
 
 import os
+from contextlib import suppress
 
 import pytest
+import torch
+from torch import nn
 
+from lit_knn.common.distributed import Exchange, on_first_rank
+from lit_knn.common.errors import InputError
 from lit_knn.common.files import written_whole
-from lit_knn.common.tables import read_rows, undamaged_rows, write_rows
+from lit_knn.common.settings import RecordsArguments, describe, fingerprint
+from lit_knn.common.tables import ResultsTable, read_rows, undamaged_rows, write_rows
 
 
 def test_a_file_is_on_the_disk_before_it_has_its_name(tmp_path, monkeypatch):
@@ -22,14 +28,9 @@ def test_a_file_is_on_the_disk_before_it_has_its_name(tmp_path, monkeypatch):
 def test_a_block_that_fails_leaves_the_old_file_and_no_other(tmp_path):
     path = tmp_path / "a.txt"
     path.write_text("old")
-
-    def fail():
-        with written_whole(path) as partial:
-            partial.write_text("half")
-            raise ZeroDivisionError
-
-    with pytest.raises(ZeroDivisionError):
-        fail()
+    with suppress(ZeroDivisionError), written_whole(path) as partial:
+        partial.write_text("half")
+        _ = 1 / 0
     assert [(each.name, each.read_text()) for each in tmp_path.iterdir()] == [("a.txt", "old")]
 
 
@@ -45,9 +46,58 @@ def test_a_table_has_the_columns_of_all_its_rows(tmp_path):
 
 def test_each_damaged_table_is_kept_beside_those_before(tmp_path):
     path = tmp_path / "a.csv"
-    for number in (1, 2, 3):
-        path.write_text(f"step,fid\n{number}\n")
+    for number, row in enumerate(("1", "2,3,4", "5"), start=1):  # a row that was cut short, and one with too much
+        path.write_text(f"step,fid\n{row}\n")
         with pytest.warns(UserWarning, match=rf"a\.damaged-{number}\.csv"):
             assert undamaged_rows(path) == []
-    assert [(tmp_path / f"a.damaged-{number}.csv").read_text()[-2] for number in (1, 2, 3)] == ["1", "2", "3"]
+        assert (tmp_path / f"a.damaged-{number}.csv").read_text() == f"step,fid\n{row}\n"
     assert undamaged_rows(path) == []
+
+
+def test_a_row_that_another_process_has_added_is_not_added_again(tmp_path):
+    first, second = (ResultsTable(tmp_path / "t.csv", {"name": str, "value": float}, ("name",)) for _ in range(2))
+    first.append({"name": "a", "value": 1.0})
+    second.append({"name": "a", "value": 2.0})
+    second.append({"name": "b", "value": 3.0})
+    assert read_rows(tmp_path / "t.csv") == [{"name": "a", "value": "1.0"}, {"name": "b", "value": "3.0"}]
+
+
+class Thing(RecordsArguments):
+    def __init__(self, value):
+        self.value = value
+
+
+def test_values_that_python_or_memory_holds_alike_are_described_apart():
+    values = [0, False, None, 0.0, "0", [0], {"a": 0}, torch.zeros(2), torch.zeros(2, dtype=torch.int32)]
+    values += [torch.zeros(1, 2), torch.zeros(4, dtype=torch.float16), torch.float32, torch.float64]
+    values += [nn.LeakyReLU(0.1), nn.LeakyReLU(0.2), nn.Sequential(nn.LeakyReLU(0.2)), nn.ELU(0.2)]  # without weights
+    described = [fingerprint(describe(Thing(value))) for value in values]
+    assert len(set(described)) == len(values)
+    assert described == [fingerprint(describe(Thing(value))) for value in values]
+
+
+@pytest.mark.parametrize("error", [InputError("told"), OSError("told")])
+def test_an_error_of_the_first_rank_is_one_of_input_everywhere(error):
+    def fail():
+        raise error
+
+    # An error of another type would leave the other ranks waiting for the result.
+    with pytest.raises(InputError, match=r"^told$"):
+        on_first_rank(fail)
+
+
+def test_values_of_the_first_rank_are_those_of_rank_0():
+    given, values = [], [torch.tensor([1.0, 2.0]), torch.tensor([3.0, 4.0])]
+
+    class OfTwo(Exchange):
+        """Delivers what the ranks have sent so far; after the last rank, this is everything."""
+
+        def all_gather(self, rows):
+            given.append(rows)
+            return given
+
+    exchange = OfTwo()
+    for rank in range(2):
+        exchange.rank, exchange.size = rank, 2
+        received = exchange.of_first(values[rank])
+    assert torch.equal(received, values[0])

@@ -1,9 +1,10 @@
-"""The cache of built indexes: hits, refused files, and the leftovers of killed processes."""
+"""The cache of built indexes: hits, refused files, killed processes, and the processes of a distributed run."""
 
+import json
+import re
 import subprocess
 import sys
 import time
-from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -17,90 +18,73 @@ from lit_knn.index.cache import file_name
 from lit_knn.reference import ReferenceSet
 from tests import ROOT
 from tests.cached_index import LARGE, images, queries, started, started_large
-from tests.ranks import SERVER
-
-FACTORIES = ["Flat", "SQ8", "IVF4,Flat", "IVF4,SQ8", "PCA8,IVF4,SQ8"]
+from tests.ranks import SERVER, run_ranks
 
 
-@contextmanager
-def no_build(folder):
-    """Check that the block builds no index: each build would write a file."""
-    before = {path: path.stat().st_mtime_ns for path in folder.glob("*.index")}
-    yield
-    assert {path: path.stat().st_mtime_ns for path in folder.glob("*.index")} == before
-
-
-def only_file(folder):
-    (path,) = folder.glob("*.index")
-    return path
+def written(folder):
+    """The index files of a folder and when they were written."""
+    return {path: path.stat().st_mtime_ns for path in folder.glob("*.index")}
 
 
 def equal(ours, theirs):
-    return all(torch.equal(a, b) for a, b in zip(ours.search(queries(), 50), theirs.search(queries(), 50), strict=True))
+    return all(map(torch.equal, ours.search(queries(), 50), theirs.search(queries(), 50)))
 
 
-@pytest.mark.parametrize("factory", FACTORIES)
-def test_a_second_start_finds_the_index_and_searches_alike(tmp_path, factory):
-    plain = ReferenceSet(images(), FaissIndex(factory))
-    first = started(tmp_path / "new" / "folder", factory)
-    with no_build(tmp_path / "new" / "folder"):
-        second = started(tmp_path / "new" / "folder", factory)
-    assert equal(plain, first)
-    assert equal(plain, second)
-    assert equal(plain, second.to("cpu"))
-
-
-def test_the_file_is_mapped_and_may_be_replaced_or_removed(tmp_path):
-    before = started(tmp_path)
-    path = only_file(tmp_path)
+@pytest.mark.parametrize("factory", ["Flat", "SQ8", "IVF4,Flat", "IVF4,SQ8", "PCA8,IVF4,SQ8"])
+def test_a_second_start_maps_the_index_and_searches_alike(tmp_path, factory):
+    folder, plain = tmp_path / "new" / "folder", ReferenceSet(images(), FaissIndex(factory))
+    first = started(folder, factory)
+    before = written(folder)
+    second = started(folder, factory)
+    assert written(folder) == before
+    assert all(equal(plain, reference) for reference in (first, second, second.to("cpu")))
+    (path,) = before
     assert str(path) in Path("/proc/self/maps").read_text()
+    # A mapped file may be replaced or removed. A killed writer's file goes.
     path.unlink()
-    assert equal(before, started(tmp_path))
+    (folder / f".{path.stem}.99999.partial.index").write_bytes(b"half")
+    assert equal(plain, started(folder, factory))
+    assert equal(plain, second)
+    assert not list(folder.glob(".*partial*"))
 
 
-def test_other_data_and_settings_have_files_of_their_own(tmp_path):
-    started(tmp_path)
+def test_other_data_settings_and_versions_have_files_of_their_own(tmp_path, monkeypatch):
+    import faiss
+
+    first = started(tmp_path)
     started(tmp_path, "IVF5,SQ8")
     started(tmp_path, lossless=True)
     started(tmp_path, pictures=images(seed=5))
     started(tmp_path, pictures=images().float() / 255)
-    assert len(list(tmp_path.glob("*.index"))) == 5
+    assert len(written(tmp_path)) == 5
+    monkeypatch.setattr(faiss, "__version__", "0.0")
+    assert equal(first, started(tmp_path))
+    assert len(written(tmp_path)) == 6
     assert len({file_name({"factory": f}) for f in ("IVF4,SQ8", "IVF4-SQ8", "a/b", "a b")}) == 4
 
 
-@pytest.mark.parametrize("size", [0, 100, 3000])
+@pytest.mark.parametrize("size", [0, 3000])
 def test_a_damaged_file_is_told_with_its_name(tmp_path, size):
     started(tmp_path)
-    path = only_file(tmp_path)
-    replacement = path.with_suffix(".tmp")
-    replacement.write_bytes(path.read_bytes()[:size])
-    replacement.rename(path)
+    (path,) = written(tmp_path)
+    content = path.read_bytes()
+    path.unlink()  # It is mapped.
+    path.write_bytes(content[:size])
     with pytest.raises(InputError, match=f"index cache: {path} is damaged, remove it: .") as error:
         started(tmp_path)
     assert "\n" not in str(error.value)
 
 
-def test_an_index_of_another_faiss_is_not_taken(tmp_path, monkeypatch):
-    import faiss
-
-    first = started(tmp_path)
-    monkeypatch.setattr(faiss, "__version__", "0.0")
-    assert equal(first, started(tmp_path))
-    assert len(list(tmp_path.glob("*.index"))) == 2
-
-
-@pytest.mark.parametrize("folder", ["file", "file/below"])
-def test_a_folder_that_cannot_be_made_is_refused_before_the_build(tmp_path, folder):
+def test_a_folder_that_cannot_be_made_is_refused_before_the_build(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(InputError, match=f"cache_dir={tmp_path / folder} cannot be made: "):
+    with pytest.raises(InputError, match=f"cache_dir={tmp_path / 'file' / 'below'} cannot be made: "):
         # The cache must fail first: a build would refuse these images.
-        started(tmp_path / folder, lossless=True, pictures=torch.randn(200, 1, 4, 6))
+        started(tmp_path / "file" / "below", lossless=True, pictures=torch.randn(200, 1, 4, 6))
 
 
 def test_a_killed_process_leaves_what_the_next_start_can_use(tmp_path):
     pictures = images(20_000)
     expected = ReferenceSet(pictures, FaissIndex(LARGE))
-    draw = np.random.default_rng()
     for attempt in range(4):
         folder = tmp_path / str(attempt)
         process = SERVER.Process(target=started_large, args=(folder,))
@@ -108,13 +92,11 @@ def test_a_killed_process_leaves_what_the_next_start_can_use(tmp_path):
         while process.is_alive() and not list(folder.glob(".*.lock")):
             time.sleep(0.001)
         # From here, building and writing take about 0.3 s.
-        time.sleep(draw.uniform(0, 0.4))
+        time.sleep(np.random.default_rng().uniform(0, 0.4))
         process.kill()
         process.join()
-        second = started(folder, LARGE, pictures)
-        assert equal(expected, second)
-        names = [path.name for path in folder.iterdir()]
-        assert len(names) == 2, names  # the index and its lock
+        assert equal(expected, started(folder, LARGE, pictures))
+        assert len(list(folder.iterdir())) == 2  # the index and its lock
 
 
 def test_a_lock_waits_and_says_so_and_ends_with_its_process(tmp_path):
@@ -131,10 +113,50 @@ def test_a_lock_waits_and_says_so_and_ends_with_its_process(tmp_path):
     process.communicate()
 
 
-def test_what_a_killed_writer_left_is_removed(tmp_path):
-    started(tmp_path)
-    path = only_file(tmp_path)
-    path.unlink()
-    (tmp_path / f".{path.stem}.99999.partial.index").write_bytes(b"half")
-    started(tmp_path)
-    assert not list(tmp_path.glob(".*partial*"))
+# Several processes
+
+
+def run(folder, how, ranks=2):
+    """Run processes that build one index. Returns what each reports, its exit status and its errors."""
+    codes, errors = run_ranks("tests.index_probe", folder, how, ranks)
+    reports = [folder / f"rank_{rank}.json" for rank in range(ranks)]
+    return [json.loads(path.read_text()) for path in reports if path.exists()], codes, errors
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("how", "builds"),
+    [("well", [1, 0]), ("machines", [1, 0, 1, 0]), ("full", [1, 1])],  # "full": the disk is, so each builds for itself
+)
+def test_one_process_of_each_machine_builds_and_the_others_map_its_file(tmp_path, how, builds):
+    seen, codes, errors = run(tmp_path, how, len(builds))
+    assert codes == [0] * len(builds), errors
+    assert [report["builds"] for report in seen] == builds
+    sq_dist, ids = ReferenceSet(images(), FaissIndex("IVF4,SQ8")).search(queries(), 50)
+    assert all((report["sq_dist"], report["ids"]) == (sq_dist.tolist(), ids.tolist()) for report in seen)
+    assert [error.count("going on without") for error in errors][:2] == [int(how == "full"), 0]
+    for rank, report in enumerate(seen):
+        folder = tmp_path / (f"cache-{rank // 2}" if how == "machines" else "cache")
+        assert report["mapped"] == ([] if how == "full" else [str(path) for path in folder.glob("*.index")])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("how", "codes", "words"),
+    [
+        ("error", [2, 2], ["error: no room", "error: rank 0 on .* failed: MemoryError: no room"]),
+        ("folder", [2, 2], ["error: cache_dir=.* cannot be made", "error: rank 0 on .* failed: cache_dir=.* cannot"]),
+        ("killed", [-9, 2], ["", "error: another process ended while the reference set was made ready"]),
+        ("absent", [2, 3], ["error: another process ended while the reference set was made ready", ""]),
+        ("data", [2, 2], ["error: rank 1 on .* failed: data.path=x: no such file", "error: data.path=x: no such file"]),
+    ],
+)
+def test_an_error_in_the_build_ends_both_with_its_message(tmp_path, how, codes, words):
+    start = time.monotonic()
+    _, seen, errors = run(tmp_path, how)
+    assert seen == codes
+    for error, pattern in zip(errors, words, strict=True):
+        lines = [line for line in error.splitlines() if line.startswith("error")]
+        assert len(lines) == (1 if pattern else 0), error
+        assert not pattern or re.search(pattern, lines[0])
+    assert time.monotonic() - start < 40

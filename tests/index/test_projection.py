@@ -6,22 +6,19 @@ import torch
 
 from lit_knn.index.pca import principal_components, sample_size
 from lit_knn.reference import ReferenceSet
-from lit_knn.reference.principal import components_of, projection_of
+from lit_knn.reference.principal import components_of, covariance_of, projection_of
 from tests.toys import low_rank_vectors, pixels
 
 N, D, R = 300, 60, 4
 
 
-def rng(seed=0):
-    return torch.Generator().manual_seed(seed)
-
-
 @pytest.fixture(scope="module")
 def gapped():
     """A set with more dimensions than the randomised SVD's rank; R of them have far more variance than the others."""
+    generator = torch.Generator().manual_seed(0)
     scales = torch.cat([torch.tensor([8.0, 6.0, 5.0, 4.0]), torch.full((D - R,), 0.2)])
-    rotation = torch.linalg.qr(torch.randn(D, D, generator=rng()))[0]
-    return torch.randn(N, D, generator=rng(1)) * scales @ rotation.T + 1.0
+    rotation = torch.linalg.qr(torch.randn(D, D, generator=generator))[0]
+    return torch.randn(N, D, generator=generator) * scales @ rotation.T + 1.0
 
 
 def spectrum(x):
@@ -31,8 +28,7 @@ def spectrum(x):
 
 
 def test_the_basis_is_orthonormal_and_spans_the_leading_subspace(gapped):
-    reference = ReferenceSet(gapped)
-    components = components_of(reference, R)
+    components = components_of(ReferenceSet(gapped), R)
     basis = components.basis.double().numpy()
     np.testing.assert_allclose(basis.T @ basis, np.eye(R), atol=1e-6)
     leading = spectrum(gapped)[0][:, :R]
@@ -45,6 +41,10 @@ def test_the_basis_is_orthonormal_and_spans_the_leading_subspace(gapped):
     state = torch.get_rng_state()
     assert torch.equal(components_of(ReferenceSet(gapped), R).basis, components.basis)
     assert torch.equal(torch.get_rng_state(), state)
+    # A subset of the images serves, too.
+    assert 2 * R < sample_size(1_000_000, 3072, R) < 100_000
+    few = principal_components(gapped[torch.randperm(N)[:100]], gapped.mean(0), R).basis.double().numpy()
+    assert np.linalg.svd(few.T @ leading)[1].min() > 0.99
 
 
 @pytest.mark.parametrize("r", [1, R, D])
@@ -52,49 +52,45 @@ def test_variances_are_the_eigenvalues(gapped, r):
     components = components_of(ReferenceSet(gapped), r)
     values = spectrum(gapped)[1]
     np.testing.assert_allclose(components.variances[:R], values[: min(r, R)], rtol=1e-3)
-    outside = values[r:].mean() if r < D else 0.0
-    assert components.residual_variance == pytest.approx(outside, rel=1e-3)
+    assert components.residual_variance == pytest.approx(values[r:].mean() if r < D else 0.0, rel=1e-3)
     total = components.variances.sum().item() + components.residual_variance * (D - r)
     assert total == pytest.approx(values.sum(), rel=1e-5)
 
 
+@pytest.mark.parametrize("N", [40, 200])  # fewer and more images than dimensions
+def test_the_covariance_has_divisor_N_and_counts_mirror_images(N):
+    reference = ReferenceSet(pixels(N, (3, 4, 6)), hflip=True)
+    x = reference.gather(torch.arange(reference.N)).flatten(1).double().numpy()
+    variances, basis = covariance_of(reference)
+    np.testing.assert_allclose((basis * variances) @ basis.T, np.cov(x.T, bias=True), atol=1e-10)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_coordinates_are_the_projected_images_in_their_type(gapped, dtype):
-    projection = projection_of(ReferenceSet(gapped), R, dtype)
-    components = projection.components
+    reference = ReferenceSet(gapped)
+    for r in (2, R):  # each rank and type has a projection of its own
+        for other in (torch.float32, torch.bfloat16):
+            projection_of(reference, r, other)
+    components, coordinates, half_sq_norms = projection_of(reference, R, dtype)
     exact = (gapped.double() - components.mean.double()) @ components.basis.double()
-    assert projection.coordinates.shape == (N, R)
-    assert projection.coordinates.dtype == dtype
-    eps = {torch.float32: 1e-5, torch.bfloat16: 2**-8}[dtype]
-    torch.testing.assert_close(projection.coordinates.double(), exact, rtol=eps, atol=1e-4)
+    assert (coordinates.shape, coordinates.dtype) == ((N, R), dtype)
+    rounding = {torch.float32: 1e-5, torch.bfloat16: 2**-8}[dtype]
+    torch.testing.assert_close(coordinates.double(), exact, rtol=rounding, atol=1e-4)
     # The norms belong to the rounded coordinates, because these are multiplied.
-    norms = projection.coordinates.double().square().sum(1) / 2
-    torch.testing.assert_close(projection.half_sq_norms.double(), norms, rtol=1e-6, atol=1e-6)
+    norms = coordinates.double().square().sum(1) / 2
+    torch.testing.assert_close(half_sq_norms.double(), norms, rtol=1e-6, atol=1e-6)
 
 
 def test_mirror_images_follow_the_images():
-    pictures = torch.randint(0, 256, (40, 3, 4, 4), dtype=torch.uint8, generator=rng())
-    reference = ReferenceSet(pictures, hflip=True)
-    projection = projection_of(reference, 5)
-    x = pictures.float() / 127.5 - 1
-    for rows, images in ((slice(0, 40), x), (slice(40, 80), x.flip(-1))):
-        torch.testing.assert_close(projection.coordinates[rows], projection.components.project(images))
+    reference = ReferenceSet(pixels(40, (3, 4, 4)), hflip=True)
+    projection, x = projection_of(reference, 5), reference.gather(torch.arange(80))
+    torch.testing.assert_close(projection.coordinates, projection.components.project(x))
     assert projection.coordinates.mean(0).abs().max() < 1e-5
-    doubled = ReferenceSet(torch.cat([x, x.flip(-1)]))
-    torch.testing.assert_close(projection.components.variances, components_of(doubled, 5).variances)
-
-
-def test_a_subset_of_the_images_serves_for_the_components(gapped):
-    assert 2 * R < sample_size(1_000_000, 3072, R) < 100_000
-    components = principal_components(gapped[torch.randperm(N, generator=rng())[:100]], gapped.mean(0), R)
-    np.testing.assert_allclose(components.basis.T @ components.basis, np.eye(R), atol=1e-6)
-    leading = spectrum(gapped)[0][:, :R]
-    overlap = np.linalg.svd(components.basis.double().numpy().T @ leading)[1]
-    assert overlap.min() > 0.99
+    torch.testing.assert_close(projection.components.variances, components_of(ReferenceSet(x), 5).variances)
 
 
 @pytest.mark.gpu
-def test_moving_to_a_gpu_projects_there_once(gapped):
+def test_moving_to_a_gpu_projects_there_once():
     reference = ReferenceSet(low_rank_vectors())
     expected = projection_of(reference, R)
     projection = projection_of(reference.to("cuda"), R)
@@ -104,20 +100,10 @@ def test_moving_to_a_gpu_projects_there_once(gapped):
 
 
 def test_variances_are_about_the_given_mean():
-    sample = torch.randn(200, 6, generator=torch.Generator().manual_seed(0)) * torch.linspace(3, 1, 6)
-    mean = torch.linspace(-2, 2, 6)
+    sample, mean = torch.randn(200, 6) * torch.linspace(3, 1, 6), torch.linspace(-2, 2, 6)
     for r in (2, 6):
         found = principal_components(sample, mean, r)
         total = found.variances.sum() + (6 - r) * found.residual_variance
         assert total.item() == pytest.approx((sample - mean).square().sum(1).mean().item(), rel=1e-4)
         along = ((sample - mean) @ found.basis).square().mean(0)
         torch.testing.assert_close(found.variances, along)
-
-
-def test_each_rank_and_type_has_its_own_projection():
-    reference = ReferenceSet(pixels(30, (1, 4, 4)))
-    for r in (2, 5, 3):
-        assert components_of(reference, r).basis.shape == (16, r)
-        for dtype in (torch.float32, torch.bfloat16):
-            coordinates = projection_of(reference, r, dtype).coordinates
-            assert (coordinates.shape, coordinates.dtype) == ((30, r), dtype)

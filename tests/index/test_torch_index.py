@@ -1,15 +1,19 @@
-"""Search in PyTorch against an exhaustive search in float64."""
+"""Search in PyTorch against distances enumerated in float64, and float32 products in full precision."""
+
+import threading
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from lit_knn.estimators import KNN
+from lit_knn.estimators import KNN, STF, Exact, MonteCarlo, SubspaceKNN, Wiener
 from lit_knn.index import FaissIndex, FlatIndex, SubspaceIndex, TorchIndex
-from lit_knn.index.precision import is_native
+from lit_knn.index.precision import full_float32, is_native
 from lit_knn.index.torch_index import SCORE_BYTES
 from lit_knn.reference import ReferenceSet
 from lit_knn.theory.posterior import posterior_mean
-from tests.toys import pixels
+from tests.toys import low_rank_vectors, pixels
+from tests.toys import noisy as with_noise
 
 CPU = torch.device("cpu")
 TYPES = ["float32", *(["bfloat16"] if is_native(torch.bfloat16, CPU) else [])]
@@ -17,19 +21,15 @@ TYPES = ["float32", *(["bfloat16"] if is_native(torch.bfloat16, CPU) else [])]
 
 def exhaustive(reference, z, k):
     x = reference.gather(torch.arange(reference.N)).flatten(1).double()
-    sq_dist = torch.cdist(z.flatten(1).double(), x).square()
-    return sq_dist.topk(k, dim=1, largest=False)
+    return torch.cdist(z.flatten(1).double(), x).square().topk(k, dim=1, largest=False)
 
 
 def noisy(reference, t, rows=20):
-    generator = torch.Generator().manual_seed(1)
-    x = reference.gather(torch.arange(rows))
-    return x + t * torch.randn(x.shape, generator=generator)
+    return with_noise(reference.gather(torch.arange(rows)), t)
 
 
 @pytest.mark.parametrize("compute", TYPES)
-@pytest.mark.parametrize("hflip", [False, True])
-@pytest.mark.parametrize("t", [0.01, 0.5, 5.0])
+@pytest.mark.parametrize(("t", "hflip"), [(0.01, False), (0.5, False), (5.0, False), (0.5, True)])
 def test_finds_the_nearest_of_pictures(compute, hflip, t):
     reference = ReferenceSet(pixels(), index=TorchIndex(compute), hflip=hflip)
     z, k = noisy(reference, t), 12
@@ -45,17 +45,6 @@ def test_finds_the_nearest_of_pictures(compute, hflip, t):
     assert (found.sort(1).values / expected).max() < 1.1
 
 
-@pytest.mark.parametrize("compute", TYPES)
-def test_all_components_find_what_all_dimensions_find(compute):
-    x = torch.randn(200, 10, generator=torch.Generator().manual_seed(0))
-    reference = ReferenceSet(x, index=SubspaceIndex(10, compute))
-    z = noisy(reference, 0.5)
-    sq_dist, ids = reference.search(z, 5)
-    expected, nearest = exhaustive(reference, z, 5)
-    assert (ids[:, 0] == nearest[:, 0]).double().mean() > 0.9
-    torch.testing.assert_close(sq_dist.double(), expected, rtol=0.05, atol=0.3 if compute == "bfloat16" else 1e-3)
-
-
 @pytest.mark.parametrize("k", [1, 7, 300])
 def test_chunks_make_no_difference(k):
     reference = ReferenceSet(pixels(N=6000), index=TorchIndex("float32"))
@@ -69,15 +58,17 @@ def test_chunks_make_no_difference(k):
     assert (ids == expected_ids).float().mean() > 0.9999
 
 
-@pytest.mark.parametrize("kind", ["pixels", "latents"])
+@pytest.mark.parametrize("kind", ["pixels", "latents", "one latent"])
 def test_codes_of_8_bits_lose_nothing_of_pixels_and_half_a_step_of_floats(kind):
     latents = torch.randn(300, 8, generator=torch.Generator().manual_seed(0)) * 3 - 4  # The largest are below 0.
+    if kind == "one latent":  # All other values are pixels, also those after it.
+        latents = torch.cat([torch.full((1, 8), 0.3), torch.full((299, 8), -1.0)])
     reference = ReferenceSet(pixels() if kind == "pixels" else latents, TorchIndex("float32"))
     assert reference.index.nbytes(300, reference.d, CPU) == 300 * (reference.d + 4)
     z = noisy(reference, 0.5)
     sq_dist, ids = reference.search(z, 300)
     true = (reference.gather(ids) - z.unsqueeze(1)).double().flatten(2).norm(dim=2)
-    half_a_step = latents.abs().max() / 127 / 2 if kind == "latents" else 1e-6
+    half_a_step = 1e-6 if kind == "pixels" else latents.abs().max() / 127 / 2
     assert (sq_dist.double().sqrt() - true).abs().max() <= half_a_step * reference.d**0.5 * 1.001
 
 
@@ -90,7 +81,7 @@ def test_a_moved_index_searches_on_its_new_device(index):
     assert [(part.device, tuple(part.shape)) for part in found] == [(meta, (2, 3))] * 2
 
 
-@pytest.mark.parametrize(("generation", "native"), [(6, False), (7, False), (8, True)])
+@pytest.mark.parametrize(("generation", "native"), [(7, False), (8, True)])
 def test_types_that_a_gpu_multiplies_depend_on_its_generation(generation, native, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (generation, 5))
@@ -99,20 +90,20 @@ def test_types_that_a_gpu_multiplies_depend_on_its_generation(generation, native
 
 
 @pytest.mark.parametrize("k", [1, 40])
-def test_the_flat_index_finds_what_faiss_finds(k):
+def test_the_flat_index_and_all_components_find_what_faiss_finds(k):
     x = torch.randn(300, 20, generator=torch.Generator().manual_seed(0))
     z = noisy(ReferenceSet(x), 0.5)
-    sq_dist, ids = ReferenceSet(x, FlatIndex()).search(z, k)
     expected, nearest = ReferenceSet(x, FaissIndex("Flat")).search(z, k)
-    assert torch.equal(ids, nearest)
-    torch.testing.assert_close(sq_dist, expected, rtol=1e-5, atol=1e-4)
+    for index in (FlatIndex(), SubspaceIndex(20, "float32")):
+        sq_dist, ids = ReferenceSet(x, index).search(z, k)
+        assert torch.equal(ids, nearest)
+        torch.testing.assert_close(sq_dist, expected, rtol=1e-5, atol=1e-4)
     assert ReferenceSet(x, FlatIndex()).search(x, 1)[0].min() >= 0
 
 
 @pytest.mark.parametrize("t", [0.3, 1.0, 4.0])
 def test_the_estimator_is_as_good_as_with_faiss(t):
-    x = pixels(N=1500)
-    errors = []
+    x, errors = pixels(N=1500), []
     for index in (FaissIndex("Flat"), TorchIndex(), SubspaceIndex(12)):
         reference = ReferenceSet(x, index=index)
         z = noisy(reference, t, rows=100)
@@ -122,3 +113,76 @@ def test_the_estimator_is_as_good_as_with_faiss(t):
         estimates = [estimator.posterior_mean(z, t, generator=generator) for _ in range(10)]
         errors.append(sum((estimate - mu).square().mean().item() for estimate in estimates))
     assert max(errors[1:]) < 1.3 * errors[0] + 1e-9
+
+
+# Full precision, whatever the process allows
+
+MAKERS = {
+    "Exact": Exact,
+    "KNN": lambda: KNN(k=20, n=8),
+    "MonteCarlo": lambda: MonteCarlo(n=8),
+    "STF": lambda: STF(n=8),
+    "SubspaceKNN": lambda: SubspaceKNN(r=5, n=8, compute="float32"),
+    "Wiener": lambda: Wiener(r=5),
+}
+PRODUCTS = ("aten::mm", "aten::bmm", "aten::addmm", "aten::addmm_", "aten::baddbmm", "aten::mv", "aten::addmv")
+
+
+class Precisions(TorchDispatchMode):
+    """Records the precision that is set at each float32 product."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func.name().split(".")[0] in PRODUCTS and args[0].dtype == torch.float32:
+            self.seen.append(torch.get_float32_matmul_precision())
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.fixture
+def medium():
+    """A precision below the highest: processors with bfloat16 then round products."""
+    torch.set_float32_matmul_precision("medium")
+    yield
+    torch.set_float32_matmul_precision("highest")
+
+
+@pytest.mark.parametrize("name", MAKERS)
+@pytest.mark.parametrize("index", [TorchIndex("float32"), SubspaceIndex(r=5, compute="float32")], ids=type)
+def test_every_float32_product_of_an_estimator_is_in_full_precision(name, index, request):
+    vectors = low_rank_vectors(N=300, d=64)
+    x = vectors[:40]
+    z, seen, means = with_noise(x, 2.0), [], []
+    for _ in range(2):
+        estimator, generator = MAKERS[name](), torch.Generator().manual_seed(0)
+        with Precisions() as precisions:
+            estimator.bind(ReferenceSet(vectors, index))
+            means.append(estimator.posterior_mean(z, 2.0, x, generator))
+            if hasattr(estimator, "certified_mean"):
+                estimator.certified_mean(z, 2.0, x, generator)
+        seen += precisions.seen
+        request.getfixturevalue("medium")
+    assert {*seen} == {"highest"}
+    assert torch.get_float32_matmul_precision() == "medium"
+    assert torch.equal(*means)
+
+
+@pytest.mark.usefixtures("medium")
+def test_the_last_thread_that_leaves_restores_the_precision():
+    inside, leave = threading.Event(), threading.Event()
+
+    def work():
+        with full_float32():
+            inside.set()
+            leave.wait()
+
+    thread = threading.Thread(target=work)
+    with full_float32():
+        thread.start()
+        inside.wait()
+    assert torch.get_float32_matmul_precision() == "highest"
+    leave.set()
+    thread.join()
+    assert torch.get_float32_matmul_precision() == "medium"

@@ -9,10 +9,9 @@ from lit_knn.estimators import KNN, STF, MonteCarlo, UniformSNIS
 from lit_knn.index import TorchIndex
 from lit_knn.reference import ReferenceSet, ShardedReferenceSet
 from lit_knn.reference import gathered as module
-from lit_knn.reference.gathered import Gathered, Stored, stays_stored
+from lit_knn.reference.gathered import Gathered, Stored
 from tests.toys import noisy, pixels
 
-needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
 N, B, n = 60, 5, 9
 FLOATS = torch.randn(N, 2, 4, 6, generator=torch.Generator().manual_seed(0))
 SETS = {
@@ -38,17 +37,11 @@ def drawn(reference):
 def test_distances_means_and_deviations_equal_enumerated_ones(name, stored):
     host, reference = SETS[name](), SETS[name]().to("cuda")
     ids, weights, z, source = drawn(host)
-    drawn_alone = host.gather(ids).double()
     for given in (source.cuda(), None):
-        if given is not None:
-            x, own = torch.cat([source[:, None].double(), drawn_alone], 1), weights
-        else:
-            x, own = drawn_alone, weights[:, 1:] / weights[:, 1:].sum(1, keepdim=True)
-        if stored:
-            images = Stored(reference, ids.cuda(), given)
-        else:
-            taken = reference.take(ids.cuda())
-            images = Gathered(taken if given is None else torch.cat([given[:, None], taken], 1))
+        x, own = torch.cat([source[:, None].double(), host.gather(ids).double()], 1), weights
+        if given is None:
+            x, own = x[:, 1:], weights[:, 1:] / weights[:, 1:].sum(1, keepdim=True)
+        images = Stored(reference, ids.cuda(), given) if stored else Gathered(x.float().cuda())
         assert images.places == x.shape[1]
         sq_dist = (x - z.double()[:, None]).square().flatten(2).sum(2)
         # float32 rounds each of some 100 differences by 6e-8 of its size.
@@ -60,6 +53,10 @@ def test_distances_means_and_deviations_equal_enumerated_ones(name, stored):
         total = torch.einsum("bn,bn...->b...", scaled, x - z.double()[:, None])
         found = images.deviation(scaled.cuda(), z.cuda()).cpu().double()
         torch.testing.assert_close(found, total, rtol=0, atol=5e-6)
+    if stored:  # The source alone is its own mean.
+        alone = Stored(reference, torch.empty(B, 0, dtype=torch.long).cuda(), source.cuda())
+        assert torch.equal(alone.mean(torch.ones(B, 1, dtype=torch.float64).cuda()).cpu(), source.double())
+        assert alone.sq_dist(source.cuda()).cpu().tolist() == [[0.0]] * B
 
 
 @pytest.mark.slow
@@ -72,14 +69,6 @@ def test_compiled_functions_compute_the_same(name):
         expected = images.sq_dist(z), images.mean(weights)
     for found, own in zip((images.sq_dist(z), images.mean(weights)), expected, strict=True):
         torch.testing.assert_close(found, own, rtol=2e-6, atol=1e-6)
-
-
-@pytest.mark.gpu
-def test_the_source_alone_is_its_own_mean():
-    reference, source = ReferenceSet(pixels(N)).to("cuda"), torch.randn(B, 3, 6, 6).cuda()
-    images = Stored(reference, torch.empty(B, 0, dtype=torch.long).cuda(), source)
-    assert torch.equal(images.mean(torch.ones(B, 1, dtype=torch.float64).cuda()).cpu(), source.double().cpu())
-    assert images.sq_dist(source).cpu().tolist() == [[0.0]] * B
 
 
 @pytest.mark.gpu
@@ -100,8 +89,7 @@ def test_the_certificate_of_stored_images_is_that_of_gathered_ones(include, monk
 @pytest.mark.gpu
 @pytest.mark.parametrize("make", [lambda: UniformSNIS(n=n), lambda: KNN(k=N, n=n)])
 def test_a_sharded_set_is_read_in_place_too(make):
-    z = noisy(pixels(N)[:B].float() / 127.5 - 1, 2.0).cuda()
-    means = []
+    z, means = noisy(pixels(N)[:B].float() / 127.5 - 1, 2.0).cuda(), []
     for kind in (ShardedReferenceSet, ReferenceSet):
         estimator = make().bind(kind(pixels(N), TorchIndex(), hflip=True).to("cuda"))
         generator = torch.Generator("cuda").manual_seed(0)
@@ -109,16 +97,14 @@ def test_a_sharded_set_is_read_in_place_too(make):
     torch.testing.assert_close(*means, rtol=0, atol=1e-6)
 
 
-@needs_triton
-@pytest.mark.parametrize("make", [lambda: UniformSNIS(256), lambda: STF(256), lambda: MonteCarlo(256), lambda: KNN(64)])
-def test_a_call_waits_once_and_reads_the_images_in_two_compiled_functions(stand_in, make, monkeypatch):
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
+@pytest.mark.parametrize("estimator", [UniformSNIS(256), STF(256), MonteCarlo(256), KNN(64)])
+def test_a_call_waits_once_and_reads_the_images_in_two_compiled_functions(stand_in, estimator, monkeypatch):
     called, compile_it = [], module.compiled
     monkeypatch.setattr(module, "compiled", lambda function: called.append(function) or compile_it(function))
     reference = ReferenceSet(pixels(100), TorchIndex()).to("cuda")
-    assert stays_stored(reference)
     z = noisy(reference.gather(torch.arange(8).cuda()).cpu(), 20.0).cuda()
-    estimator = make().bind(reference)
-    estimator.posterior_mean(z, 20.0, z.clone())
+    estimator.bind(reference).posterior_mean(z, 20.0, z.clone())
     called.clear()
     with stand_in.record() as seen:
         estimator.posterior_mean(z, 20.0, z.clone())

@@ -1,4 +1,4 @@
-"""The reference set and its FAISS index against scikit-learn's neighbours and an explicitly doubled set."""
+"""The reference set and its search against scikit-learn's neighbours and an explicitly doubled set."""
 
 import math
 
@@ -11,18 +11,19 @@ from lit_knn.common.errors import InputError
 from lit_knn.estimators import KNN
 from lit_knn.index import FaissIndex, FlatIndex, TorchIndex
 from lit_knn.reference import ReferenceSet
+from lit_knn.reference.sharded import ShardedReferenceSet
+from tests.config_files import CONFIGS, RUNS, resolved
+from tests.toys import noisy
 
 WITH_FLIPS = pytest.mark.parametrize("hflip", [False, True])
 
 
 def pixels(n=30, c=3, h=4, w=6):
-    generator = torch.Generator().manual_seed(0)
-    return torch.randint(0, 256, (n, c, h, w), dtype=torch.uint8, generator=generator)
+    return torch.randint(0, 256, (n, c, h, w), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
 
 
 def latents_near(reference, b=5, t=0.5):
-    x = reference.gather(torch.arange(b) * 3 % reference.N)
-    return x + t * torch.randn(x.shape, generator=torch.Generator().manual_seed(1))
+    return noisy(reference.gather(torch.arange(b) * 3 % reference.N), t)
 
 
 def sklearn_search(x, z, k):
@@ -52,15 +53,16 @@ def test_pixels_scale_to_model_space_and_float_values_are_taken_as_they_are():
         reference = ReferenceSet(values)
         assert torch.equal(reference.gather(torch.arange(6)), values.float())
         assert (reference.N, reference.d, reference.shape) == (6, 5, (5,))
+        assert reference.largest == values.abs().max()
 
 
 @WITH_FLIPS
 def test_images_come_by_ids_of_any_shape_in_chunks_and_in_the_shares_of_ranks(hflip):
-    images = pixels()
-    reference = ReferenceSet(images, hflip=hflip)
+    images, labels = pixels(), torch.arange(30) % 7
+    reference, twice = ReferenceSet(images, hflip=hflip, labels=labels.numpy()), 1 + hflip
+    assert torch.equal(reference.labels, labels.repeat(twice))
     everything = images.numpy() / np.float32(127.5) - 1
-    everything = np.concatenate([everything, everything[..., ::-1]]) if hflip else everything
-    assert len(everything) == reference.N
+    everything = np.concatenate([everything, everything[..., ::-1]][:twice])
     for shape in ((), (7,), (2, 0), (2, 3, 4)):
         ids = torch.randint(reference.N, shape)
         np.testing.assert_allclose(reference.gather(ids), everything[ids.numpy()], atol=1e-6)
@@ -72,7 +74,7 @@ def test_images_come_by_ids_of_any_shape_in_chunks_and_in_the_shares_of_ranks(hf
     for ranks in (1, 2, 4):
         shares = [part for rank in range(ranks) for part in reference.share(rank, ranks, 2)]
         ids, x = (torch.cat(parts) for parts in zip(*shares, strict=True))
-        assert sorted(ids.tolist()) == list(range(reference.N))
+        assert sorted(ids.tolist()) == list(range(30 * twice))
         np.testing.assert_allclose(x, everything[ids.numpy()], atol=1e-6)
 
 
@@ -94,49 +96,55 @@ def test_hflip_search_equals_a_doubled_set(k, float_images):
     np.testing.assert_allclose(difference.square().flatten(2).sum(2), expected, rtol=1e-4, atol=1e-4)
 
 
-def test_labels_are_those_of_the_images_and_of_their_mirror_images():
-    labels = torch.arange(30) % 7
-    assert ReferenceSet(pixels()).labels is None
-    assert torch.equal(ReferenceSet(pixels(), labels=labels.numpy()).labels, labels)
-    assert torch.equal(ReferenceSet(pixels(), labels=labels, hflip=True).labels, labels.repeat(2))
-    with pytest.raises(InputError, match="30"):
-        ReferenceSet(pixels(), labels=labels[:-1])
+@pytest.mark.parametrize(("kind", "ranks"), [(ReferenceSet, 2), (ShardedReferenceSet, 1)])
+def test_a_set_with_flips_gives_its_images_without_their_mirror_images_too(kind, ranks):
+    flipped, plain = (kind(pixels(7), hflip=hflip) for hflip in (True, False))
+    for rank in range(ranks):
+        ours, theirs = (list(s.share(rank, ranks, 3, mirrored=False)) for s in (flipped, plain))
+        assert all(all(map(torch.equal, *pair)) for pair in zip(ours, theirs, strict=True))
+    assert [len(torch.cat([x for _, x in flipped.chunks(3, mirrored)])) for mirrored in (True, False)] == [14, 7]
+    assert flipped.fingerprint(mirrored=False) == plain.fingerprint() == plain.fingerprint(mirrored=False)
+    assert flipped.fingerprint() != plain.fingerprint()
+
+
+def test_digits_and_the_figures_of_estimators_are_not_flipped():
+    flipped = {
+        str(path.relative_to(CONFIGS)) for path in RUNS if resolved(path)["data"].get("init_args", {}).get("hflip")
+    }
+    table1 = {f"table1/{name}.yaml" for name in ("ict", "ict_stf", "ict_knn")}
+    assert flipped == {"flow/cifar10.yaml", "figure4/cifar10.yaml", *table1}
 
 
 NAN_FAR_DOWN = torch.zeros(5000, 2).index_put((torch.tensor(4500), torch.tensor(1)), torch.tensor(torch.nan))
 
 
 @pytest.mark.parametrize(
-    ("images", "hflip", "words"),
+    ("images", "options", "words"),
     [
-        (torch.zeros(0, 5), False, "shape"),
-        (torch.zeros(3, 0), False, "shape"),
-        (torch.zeros(5), False, "shape"),
-        (NAN_FAR_DOWN, False, "item 4500"),
-        (torch.tensor([[0.0, 1.0], [0.0, math.inf]]), False, "item 1"),
-        (torch.full((2, 2), 1e39, dtype=torch.float64), False, "finite"),
-        (torch.zeros(3, 1, 4, 4, dtype=torch.int64), False, "int64"),
-        (torch.zeros(3, 4, 4, dtype=torch.uint8), False, "C, H, W"),
-        (torch.zeros(3, 5), True, "hflip"),
+        (torch.zeros(0, 5), {}, "shape"),
+        (torch.zeros(3, 0), {}, "shape"),
+        (torch.zeros(5), {}, "shape"),
+        (NAN_FAR_DOWN, {}, "item 4500"),
+        (torch.tensor([[0.0, 1.0], [0.0, -math.inf]]), {}, "item 1"),
+        (torch.full((2, 2), 1e39, dtype=torch.float64), {}, "finite"),
+        (torch.full((2, 2), -1e16), {}, "1e\\+16"),
+        (torch.zeros(3, 1, 4, 4, dtype=torch.int64), {}, "int64"),
+        (torch.zeros(3, 4, 4, dtype=torch.uint8), {}, "C, H, W"),
+        (torch.zeros(3, 5), {"hflip": True}, "hflip"),
+        (pixels(), {"labels": torch.arange(29)}, "30"),
     ],
 )
-def test_bad_images_are_refused(images, hflip, words):
+def test_bad_images_are_refused(images, options, words):
     with pytest.raises(InputError, match=words):
-        ReferenceSet(images, hflip=hflip)
-
-
-@pytest.mark.parametrize(("factory", "nprobe"), [("IVF4,Flat", 5), ("IVF4,Flat", 0), ("SQ8", 2)])
-def test_an_nprobe_that_cannot_be_is_refused_at_once(factory, nprobe):
-    with pytest.raises(InputError, match=f"nprobe={nprobe} "):
-        FaissIndex(factory, nprobe)
+        ReferenceSet(images, **options)
 
 
 @WITH_FLIPS
 def test_missing_neighbours_are_last_with_infinite_distance(hflip):
     # Four groups of 15 vectors, far from each other; each inverted list holds one.
-    centres = 100 * torch.eye(4).repeat_interleave(15, 0)
-    x = (centres + torch.randn(60, 4)).reshape(60, 1, 2, 2)
-    sq_dist, ids = ReferenceSet(x, FaissIndex("IVF4,Flat", nprobe=1), hflip=hflip).search(x[::7], 100 if hflip else 40)
+    x = (100 * torch.eye(4).repeat_interleave(15, 0) + torch.randn(60, 4)).reshape(60, 1, 2, 2)
+    both, z, k = torch.cat([x, x.flip(-1)][: 1 + hflip]), x[::7], 100 if hflip else 40
+    sq_dist, ids = ReferenceSet(x, FaissIndex("IVF4,Flat", nprobe=1), hflip=hflip).search(z, k)
     missing = ids < 0
     assert missing.any(1).all()  # the searched lists have fewer vectors
     assert (ids[missing] == -1).all()
@@ -144,24 +152,10 @@ def test_missing_neighbours_are_last_with_infinite_distance(hflip):
     assert not (missing[:, :-1] & ~missing[:, 1:]).any()
     found = [row[row >= 0].tolist() for row in ids]
     assert all(len(set(row)) == len(row) for row in found)
-    assert max(map(max, found)) >= 60 if hflip else max(map(max, found)) < 60
-    both = torch.cat([x, x.flip(-1)]) if hflip else x
-    differences = (both[ids] - x[::7, None]).flatten(2).square().sum(2)
+    differences = (both[ids] - z[:, None]).flatten(2).square().sum(2)
     np.testing.assert_allclose(sq_dist[~missing], differences[~missing], rtol=1e-4, atol=1e-2)
-    all_lists, _ = ReferenceSet(x, FaissIndex("IVF4,Flat", nprobe=4), hflip=hflip).search(x[::7], 40)
-    np.testing.assert_allclose(all_lists, sklearn_search(both, x[::7], 40)[0], rtol=1e-4, atol=1e-2)
-
-
-def test_default_nprobe_searches_a_fiftieth_of_the_lists():
-    # 2 of 100 lists are searched, so far fewer than all of the 2,000 vectors are found.
-    x = torch.randn(2000, 2, generator=torch.Generator().manual_seed(0))
-    found = {}
-    for nprobe in (None, 2, 100):
-        ids = ReferenceSet(x, FaissIndex("IVF100,Flat", nprobe)).search(x[:50], 2000)[1]
-        found[nprobe] = (ids >= 0).sum(1)
-    assert torch.equal(found[None], found[2])
-    assert (found[None] < 400).all()
-    assert (found[100] == 2000).all()
+    all_lists, _ = ReferenceSet(x, FaissIndex("IVF4,Flat", nprobe=4), hflip=hflip).search(z, 40)
+    np.testing.assert_allclose(all_lists, sklearn_search(both, z, 40)[0], rtol=1e-4, atol=1e-2)
 
 
 class Sampled(FaissIndex):

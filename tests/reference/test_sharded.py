@@ -31,9 +31,8 @@ def whole(setting, index=None):
 def test_answers_are_those_of_the_whole_set(ranks, setting):
     for rank, report in enumerate(ranks):
         expected, seen = answers(whole(setting), setting, rank), report[setting]
-        for (sq_dist, ids), (own_sq_dist, own_ids) in zip(expected["found"], seen["found"], strict=True):
-            assert torch.equal(sq_dist, own_sq_dist)
-            assert torch.equal(ids, own_ids)
+        for one, other in zip(expected["found"], seen["found"], strict=True):
+            assert all(map(torch.equal, one, other))
         for name in ("gathered", "located", "chunks", "labels", "classes", "sq_error"):
             assert torch.equal(expected[name], seen[name])
         assert torch.allclose(expected["mean"], seen["mean"], rtol=1e-6, atol=1e-7)
@@ -59,36 +58,23 @@ def test_ranks_share_a_pass_over_all_images_and_none_waits(ranks, setting):
     assert max(counts) - min(counts) <= 2
 
 
-def test_search_by_products_and_projections_are_those_of_the_whole_set(ranks):
+def test_ranks_agree_on_the_whole_and_hold_and_send_what_is_stated(ranks):
     sq_dist, ids = whole("pixels", TorchIndex("float32")).search(latents("pixels", 0)[0], K)
     coordinates = projection_of(whole("pixels"), 4).coordinates
-    for report in ranks:
-        own_sq_dist, own_ids = report["TorchIndex"]
-        assert torch.allclose(sq_dist, own_sq_dist, rtol=1e-4)
-        assert torch.equal(ids, own_ids)
-        assert torch.allclose(report["coordinates"], coordinates, rtol=1e-4, atol=1e-4)
-
-
-def test_each_rank_holds_its_share_and_all_agree_on_the_whole(ranks):
+    others, B, d = len(ranks) - 1, 6, 48
     shares = [report["stored"][0] for report in ranks]
     assert sum(shares) == N
     assert max(shares) - min(shares) <= 1
-    assert [report["stored"] for report in ranks] == [(share, N, 48 * share) for share in shares]
     assert len({report["fingerprint"] for report in ranks}) == 1
-    assert {report["largest"] for report in ranks} == {len(ranks) - 1}
-
-
-def test_a_call_is_three_collectives_of_as_many_bytes_as_are_stated(ranks):
-    others, B, d = len(ranks) - 1, 6, 48
-    for report in ranks:
-        own = report["stored"][0]
-        gather = (N - own) * 8 + others * own * d
+    for report, share in zip(ranks, shares, strict=True):
+        assert (report["stored"], report["largest"]) == ((share, N, d * share), others)
+        assert torch.allclose(sq_dist, report["TorchIndex"][0], rtol=1e-4)
+        assert torch.equal(ids, report["TorchIndex"][1])
+        assert torch.allclose(report["coordinates"], coordinates, rtol=1e-4, atol=1e-4)
+        # A call is three collectives: a search, a gather of all images, and the exact mean.
+        gather = (N - share) * 8 + others * share * d
         assert report["traffic"] == [others * B * (4 * d + 12 * 10), gather, others * B * (4 * d + 8 + 8 * d + 8)]
         assert report["collectives"] == [3, 3, 3]
-
-
-def test_refusals_are_clear_on_every_rank(ranks):
-    for report in ranks:
         needs_all, too_many, too_few, no_classes = report["refusals"]
         assert needs_all == "MonteCarlo needs the whole reference set on each rank, this one is sharded"
         assert too_many.startswith(f"KNN: k={N + 1} is more than the {N} images of the reference set")

@@ -1,0 +1,173 @@
+"""FAISS's searches in model space, in components and in lossless codes, against distances enumerated in float64."""
+
+import numpy as np
+import pytest
+import torch
+
+from lit_knn.common.errors import InputError
+from lit_knn.estimators import KNN, Exact, TopK
+from lit_knn.index import FaissIndex
+from lit_knn.reference import ReferenceSet
+from tests.toys import low_rank_vectors, noisy
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*images are few")
+N, D, R = 400, 40, 6
+
+
+def enumerated(z, x):
+    """Squared distances in float64, (B, N)."""
+    return (z.double().flatten(1).unsqueeze(1) - x.double().flatten(1)).square().sum(2)
+
+
+@pytest.mark.parametrize("factory", ["Flat", "SQ8", "IVF4,Flat", "IVF4,SQ8", "PCA20,Flat", "PCA20,IVF4,SQ8"])
+def test_accepted_factories_give_squared_l2_distances(factory):
+    # Lengths differ and the mean is not 0, so that a cosine or a Hamming distance differs from L2.
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(N, D, generator=generator) * 0.3 * 0.97 ** torch.arange(D) + 0.2
+    x = x * torch.linspace(0.5, 2, N).unsqueeze(1)
+    z = noisy(x[::10], 0.2)
+    sq_dist, ids = ReferenceSet(x, FaissIndex(factory)).search(z, 5)
+    found = ids >= 0
+    sq_dist, true = sq_dist[found].numpy(), enumerated(z, x).gather(1, ids.clamp(min=0))[found].numpy()
+    assert 0.7 < np.median(sq_dist / true) < 1.3
+    assert np.corrcoef(sq_dist, true)[0, 1] > 0.7
+
+
+OTHER = [
+    "", "flat", "Flat ", "Flat\n", "SQ6", "SQ8_direct", "HNSW8,Flat", "L2norm,Flat", "PCAW16,Flat", "OPQ4,Flat",
+    "PCA0,Flat", "PCA4,PCA2,Flat", "IVF0,Flat", "IVF4", "IVF4_HNSW8,Flat", "IVF4,PCA4,Flat", "SQ8,RFlat",
+]  # fmt: skip
+LOSSLESS = "lossless=True is for SQ8 and IVF<c>,SQ8, not for factory="
+REFUSED = [
+    *[((factory,), "is not one of the tested kinds: Flat, SQ8, IVF<c>,Flat, IVF<c>,SQ8, PCA<r>,") for factory in OTHER],
+    *[((factory, None, True), f"{LOSSLESS}'{factory}'") for factory in ("Flat", "IVF4,Flat", "PCA8,SQ8")],
+    (("IVF4,Flat", 5), "nprobe=5 "),
+    (("IVF4,Flat", 0), "nprobe=0 "),
+    (("SQ8", 2), "nprobe=2 "),
+]
+
+
+@pytest.mark.parametrize(("options", "words"), REFUSED)
+def test_settings_that_cannot_be_are_refused_at_once(options, words):
+    with pytest.raises(InputError, match=words):
+        FaissIndex(*options)
+
+
+@pytest.mark.parametrize(("factory", "n", "d"), [("PCA99,Flat", 300, 40), ("PCA16,IVF4,SQ8", 10, 20)])
+def test_more_principal_components_than_there_are_are_refused_before_they_are_computed(factory, n, d):
+    with pytest.raises(InputError, match=rf"factory='{factory}' has \d+ components of min\(N, d\) = min\({n}, {d}\)"):
+        FaissIndex(factory).check(n, d)
+
+
+def in_a_subspace():
+    """Vectors in an affine subspace of R dimensions, away from the origin."""
+    basis = torch.linalg.qr(torch.randn(D, R))[0]
+    return torch.randn(N, R) @ basis.T + torch.randn(D)
+
+
+@pytest.mark.parametrize(("factory", "nprobe"), [(f"PCA{R},Flat", None), (f"PCA{R},IVF4,Flat", 4)])
+def test_distances_are_exact_where_the_projection_keeps_all_of_the_images(factory, nprobe, tmp_path):
+    x = in_a_subspace()
+    z = x[:5] + 3 * torch.randn(5, D)
+    exact = enumerated(z, x).sort(dim=1)
+    for folder in (None, str(tmp_path), str(tmp_path)):  # without a cache, built for it and read from it
+        sq_dist, ids = ReferenceSet(x, FaissIndex(factory, nprobe, cache_dir=folder)).search(z, 10)
+        torch.testing.assert_close(sq_dist.double(), exact.values[:, :10], rtol=1e-4, atol=1e-3)
+        assert torch.equal(ids, exact.indices[:, :10])
+
+
+def test_the_estimator_is_right_where_one_image_has_all_the_posterior():
+    # The noise outside the subspace, ‖z − x‖² ≈ D·t², is much larger than the differences between images.
+    x = in_a_subspace() + 1e-3 * torch.randn(N, D)
+    z = x[:20] + 0.1 * torch.randn(20, D)
+    reference = ReferenceSet(x, FaissIndex(f"PCA{R},Flat"))
+    mu = Exact().bind(reference).posterior_mean(z.double(), 0.1)
+    mu_hat = KNN(k=100, n=64).bind(reference).posterior_mean(z, 0.1)
+    assert (mu_hat - mu).square().mean() < 1e-2 * (x[:20] - x[1:21]).square().mean()
+
+
+@pytest.mark.parametrize(("nprobe", "lists"), [(None, 2), (16, 16)])
+def test_the_default_is_a_fiftieth_of_the_lists_and_a_lookup_leaves_the_next_search_as_it_was(nprobe, lists):
+    x = low_rank_vectors(400)
+    z = noisy(x[:50], 3.0)
+    # One list holds few of the nearest images, so a search of one list finds others.
+    alone, before = (ReferenceSet(x, FaissIndex("IVF100,Flat", number)).search(z, 20) for number in (1, lists))
+    assert not torch.equal(alone[1], before[1])
+    reference = ReferenceSet(x, FaissIndex("IVF100,Flat", nprobe))
+    assert all(map(torch.equal, reference.search(z, 20), before))
+    assert reference.locate(x[:50]).tolist() == list(range(50))
+    assert all(map(torch.equal, reference.search(z, 20), before))
+
+
+@pytest.mark.parametrize("t", [1e-3, 0.3, 3.0, 1e3])
+@pytest.mark.parametrize("index", [FaissIndex("Flat"), FaissIndex("IVF20,Flat", 1)], ids=["exact", "one list"])
+def test_the_mean_over_the_nearest_is_that_of_the_images_found(index, t):
+    x = pixels(60).float() / 127.5 - 1
+    reference, z = ReferenceSet(x, index), noisy(x[:12], t)
+    _, ids = reference.search(z, 7)
+    assert (ids < 0).any() == (index.nprobe == 1)
+    sq_dist = enumerated(z, x).gather(1, ids.clamp(min=0)).masked_fill(ids < 0, torch.inf)
+    weights = torch.softmax(-sq_dist / (2 * t**2), 1)
+    expected = (weights.unsqueeze(2) * x.flatten(1)[ids].double()).sum(1)
+    mean = TopK(7).bind(reference).posterior_mean(z, t).flatten(1).double()
+    torch.testing.assert_close(mean, expected, rtol=0, atol=1e-5)
+
+
+# Lossless codes of 8 bits
+
+
+def pixels(n=300, shape=(3, 4, 4)):
+    return torch.randint(0, 256, (n, *shape), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+
+
+def relative_error(images, index, t):
+    """The largest error of a squared distance when all images are found."""
+    x = images.double() / 127.5 - 1
+    z = noisy(x[:20], t).float()
+    sq_dist, ids = ReferenceSet(images, index).search(z, len(images))
+    assert torch.equal(ids.sort(1).values, torch.arange(len(images)).expand_as(ids))
+    true = enumerated(z, x).gather(1, ids)
+    return ((sq_dist - true).abs() / true).max()
+
+
+# FAISS handles one of the dimensions 16 at a time, the other not; latents are inside and far outside the pixel range.
+@pytest.mark.parametrize(("shape", "t"), [((3, 4, 4), 0.5), ((1, 5, 5), 0.5), ((1, 5, 5), 20.0)])
+@pytest.mark.parametrize(("factory", "nprobe"), [("SQ8", None), ("IVF4,SQ8", 4)])
+def test_lossless_distances_to_pixels_are_exact(factory, nprobe, shape, t):
+    error = relative_error(pixels(shape=shape), FaissIndex(factory, nprobe, lossless=True), t)
+    assert error < 2e-6
+    if t < 1:  # at larger t an error of half a grey level is not visible
+        assert relative_error(pixels(shape=shape), FaissIndex(factory, nprobe), t) > 100 * error
+
+
+@pytest.mark.parametrize("row", [0, 299])
+@pytest.mark.parametrize("value", [0.3, 1 + 2 / 255])  # the second is on the grid of grey levels but outside the range
+def test_lossless_codes_refuse_floats_also_if_all_values_but_one_are_pixels(row, value):
+    images = pixels().float() / 127.5 - 1
+    images[row, 0, 0, 0] = value
+    reference = ReferenceSet(images, FaissIndex("IVF4,SQ8", lossless=True))
+    with pytest.raises(InputError, match=rf"lossless=True needs uint8 images, the data holds the float {value:.6g}$"):
+        reference.build_index()
+
+
+@pytest.mark.gpu
+@pytest.mark.usefixtures("real_gpu")
+def test_lossless_lists_from_a_cache_are_exact_on_a_gpu(tmp_path):
+    for _ in range(2):
+        index = FaissIndex("IVF4,SQ8", 4, lossless=True, cache_dir=str(tmp_path))
+        reference = ReferenceSet(pixels(), index).to("cuda")
+        z = reference.gather(torch.arange(20, device="cuda")) + 0.5
+        sq_dist, ids = reference.search(z, 300)
+        true = enumerated(z, reference.gather(torch.arange(300, device="cuda"))).gather(1, ids)
+        torch.testing.assert_close(sq_dist.double(), true, rtol=1e-4, atol=0)
+
+
+@pytest.mark.gpu
+@pytest.mark.usefixtures("real_gpu")
+@pytest.mark.parametrize("factory", ["Flat", "IVF4,SQ8"])
+def test_half_precision_and_little_scratch_memory_find_near_the_same_on_a_gpu(factory):
+    found = []
+    for options in ({}, {"gpu_float16": True, "gpu_scratch_mib": 16}):
+        reference = ReferenceSet(pixels(), FaissIndex(factory, **options)).to("cuda")
+        found.append(reference.search(reference.gather(torch.arange(20, device="cuda")) + 0.5, 10)[0])
+    torch.testing.assert_close(found[0], found[1], rtol=0.02, atol=0)
