@@ -5,11 +5,8 @@ import itertools
 import pytest
 import torch
 
-from lit_knn.common import rng
 from lit_knn.common.rng import Stream, following, keyed_default_rng, keyed_generator, seed_from_key
-from lit_knn.data import PointsOnALine
-from lit_knn.estimators import STF, Estimator, OneSample, Wiener
-from lit_knn.index import FaissIndex
+from lit_knn.estimators import Estimator, OneSample
 from lit_knn.metrics import error_curve
 from lit_knn.metrics.latents import NoisyLatents
 from lit_knn.modules import LitEDM, LitICT
@@ -125,28 +122,3 @@ def test_latents_of_other_seeds_are_of_other_images_with_other_noise():
     assert not torch.equal(images[0].sort(0).values, images[1].sort(0).values)
     assert not torch.equal(images[0], torch.arange(20.0).reshape(20, 1))
     assert (noises[0] - noises[1]).abs().min() > 0
-
-
-def test_ranks_draw_their_own_reference_batches():
-    # STF draws its batch from the step's generator, so equal keys would give equal targets.
-    targets = []
-    for rank in (0, 1):
-        model = LitEDM(WatchedNet(), STF(4), P_mean=3.0, P_std=0.01)
-        original = model.target
-        model.target = lambda *args, original=original: targets.append(original(*args)) or targets[-1]
-        train(model, Images(batch_size=60), 1, strategy=OneOfSeveral(rank, 2))
-    assert not torch.equal(targets[0], targets[1])
-
-
-def test_toy_data_share_no_draws_with_the_subset_that_an_index_trains_on(monkeypatch):
-    keys = []
-    monkeypatch.setattr(rng, "seed_from_key", lambda *key: keys.append(key) or seed_from_key(*key))
-    data = PointsOnALine(num_points=300, index=FaissIndex("IVF4,Flat"))
-    data.setup()
-    of_data = {*keys}
-    keys.clear()
-    data.reference.build_index()
-    Wiener(1).bind(data.reference)
-    assert of_data
-    assert keys
-    assert not of_data & {*keys}

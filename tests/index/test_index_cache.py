@@ -1,4 +1,4 @@
-"""The cache of built indexes: hits, refused files, killed processes, and the processes of a distributed run."""
+"""The cache of built indexes: hits, refused files, a full disk, and the processes of a distributed run."""
 
 import json
 import re
@@ -7,7 +7,6 @@ import sys
 import time
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
@@ -17,8 +16,8 @@ from lit_knn.index import FaissIndex
 from lit_knn.index.cache import file_name
 from lit_knn.reference import ReferenceSet
 from tests import ROOT
-from tests.cached_index import LARGE, images, queries, started, started_large
-from tests.ranks import SERVER, run_ranks
+from tests.cached_index import images, queries, started
+from tests.ranks import run_ranks
 
 
 def written(folder):
@@ -82,21 +81,20 @@ def test_a_folder_that_cannot_be_made_is_refused_before_the_build(tmp_path):
         started(tmp_path / "file" / "below", lossless=True, pictures=torch.randn(200, 1, 4, 6))
 
 
-def test_a_killed_process_leaves_what_the_next_start_can_use(tmp_path):
-    pictures = images(20_000)
-    expected = ReferenceSet(pictures, FaissIndex(LARGE))
-    for attempt in range(4):
-        folder = tmp_path / str(attempt)
-        process = SERVER.Process(target=started_large, args=(folder,))
-        process.start()
-        while process.is_alive() and not list(folder.glob(".*.lock")):
-            time.sleep(0.001)
-        # From here, building and writing take about 0.3 s.
-        time.sleep(np.random.default_rng().uniform(0, 0.4))
-        process.kill()
-        process.join()
-        assert equal(expected, started(folder, LARGE, pictures))
-        assert len(list(folder.iterdir())) == 2  # the index and its lock
+def test_an_index_that_cannot_be_written_is_used_and_leaves_no_file(tmp_path, monkeypatch):
+    import faiss
+
+    def fill_the_disk(index, writer):
+        writer(b"half")
+        raise RuntimeError("No space left on device")
+
+    monkeypatch.setattr(faiss, "PyCallbackIOWriter", lambda write, size: write)
+    monkeypatch.setattr(faiss, "write_index", fill_the_disk)
+    with pytest.warns(UserWarning, match="cannot be written: No space left on device; going on without"):
+        first = started(tmp_path)
+    assert [path.suffix for path in tmp_path.iterdir()] == [".lock"]
+    monkeypatch.undo()
+    assert equal(first, started(tmp_path))
 
 
 def test_a_lock_waits_and_says_so_and_ends_with_its_process(tmp_path):

@@ -72,21 +72,6 @@ def test_compiled_functions_compute_the_same(name):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("include", [True, False])
-def test_the_certificate_of_stored_images_is_that_of_gathered_ones(include, monkeypatch):
-    reference, t = ReferenceSet(pixels(N)), torch.tensor([0.3, 1.0, 3.0, 10.0, 80.0])
-    x = reference.gather(torch.arange(B))
-    z, source, ids = noisy(x, t), x if include else None, torch.arange(B * (n - include)).view(B, -1) % N
-    # The random numbers of a GPU are others.
-    monkeypatch.setattr(torch, "randint", lambda *_, device, **__: ids.to(device))
-    expected = STF(n=n).bind(reference).certified_mean(z, t, source)
-    placed = None if source is None else source.cuda()
-    found = STF(n=n).bind(reference.to("cuda")).certified_mean(z.cuda(), t.cuda(), placed)
-    for one, other in zip(found, expected, strict=True):
-        torch.testing.assert_close(one.cpu(), other, rtol=1e-4, atol=1e-6)
-
-
-@pytest.mark.gpu
 @pytest.mark.parametrize("make", [lambda: UniformSNIS(n=n), lambda: KNN(k=N, n=n)])
 def test_a_sharded_set_is_read_in_place_too(make):
     z, means = noisy(pixels(N)[:B].float() / 127.5 - 1, 2.0).cuda(), []
