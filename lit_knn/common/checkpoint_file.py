@@ -23,15 +23,9 @@ KEPT_NAME = re.compile(r"images_seen=(\d+)\.ckpt")
 
 
 def read_checkpoint_file(path: str | os.PathLike[str], mmap: bool = False) -> dict[Any, Any]:
-    """Read a file that `torch.save` wrote, onto the CPU.
+    """Read a file that `torch.save` wrote, onto the CPU; `mmap` leaves the tensors on the disk until they are used.
 
-    Args:
-        path: the file.
-        mmap: leave the tensors on the disk until they are used.
-
-    Raises:
-        InputError: the file is missing, cannot be read, is damaged, is another kind of file, needs code to be read,
-            holds no dict, or has tensors that repeat their values so often that they could fill the memory.
+    Raises InputError for every file that is missing, damaged, of another kind, or needs code to be read.
     """
     path = Path(path)
     _check_zip(path)
@@ -110,11 +104,7 @@ def kept_in(folder: Path) -> dict[int, Path]:
 
 
 def last_checkpoint(run: str | Path) -> Path:
-    """Find the checkpoint that represents a run: `checkpoints/last.ckpt`, or else the kept one with the most images.
-
-    Raises:
-        InputError: the folder has neither.
-    """
+    """Find the checkpoint that represents a run: `checkpoints/last.ckpt`, or else the kept one with the most images."""
     folder = Path(run) / CHECKPOINTS
     if (folder / LAST_NAME).is_file():
         return folder / LAST_NAME

@@ -15,8 +15,7 @@ class DeferredChecks:
     """Notes the first failure of each check on the device. `raise_first` reads the notes.
 
     Inside `with checks.collect(step):`, `refuse` notes a failure on a GPU without waiting for the GPU. On the CPU it
-    raises the error at once. `raise_first` raises the earliest failure. A failure stays noted, so that nothing is saved
-    after it.
+    raises the error at once. A failure stays noted, so that nothing is saved after it.
     """
 
     def __init__(self) -> None:

@@ -32,10 +32,9 @@ def rank_and_size() -> tuple[int, int]:
 
 
 def own_batches(num: int, batch_size: int) -> Iterator[tuple[int, range]]:
-    """Split the numbers 0 to num − 1 into batches, the same for any number of ranks. Yields this rank's batches.
+    """Split the numbers 0 to num − 1 into batches, the same for any number of ranks.
 
-    Yields:
-        The batch's index, and its numbers; only the last batch has fewer than `batch_size`.
+    Yields the index and the numbers of each of this rank's batches; only the last has fewer than `batch_size`.
     """
     rank, size = rank_and_size()
     for batch in range(rank, -(-num // batch_size), size):
@@ -76,8 +75,7 @@ def warn_on_first_rank(message: str) -> None:
 def once_per_machine(lead: Callable[[], T], follow: Callable[[T], None]) -> None:
     """Run `lead` in the first process of each machine, and then `follow` with its result in the others.
 
-    Every process of a distributed run must call this. Without a distributed run it only calls `lead()`. The result
-    must be picklable. It raises the errors of `in_every_process`.
+    The rules and errors are those of `in_every_process`. Without a distributed run it only calls `lead()`.
     """
     if _is_alone():
         lead()
@@ -90,10 +88,7 @@ def once_per_machine(lead: Callable[[], T], follow: Callable[[T], None]) -> None
 
 
 def in_every_process(work: Callable[[], T]) -> list[T]:
-    """Run `work` in every process and wait for all. Every process must call this.
-
-    Returns:
-        The result of each process, which must be picklable, in the order of the ranks.
+    """Run `work` in every process and return all results, picklable, in rank order. Every process must call this.
 
     Raises:
         InputError: another process failed; the message names the lowest such rank.
@@ -156,11 +151,7 @@ def machine_name() -> str:
 
 
 def cpu_group() -> Any:
-    """Make a group of all processes to exchange numbers on the CPU, so no GPU waits. All processes must call this.
-
-    Returns:
-        The group for `largest`; None for the default group, or without a distributed run.
-    """
+    """Make a group for `largest`, which exchanges numbers on the CPU, so no GPU waits. All processes must call this."""
     if _is_alone() or dist.get_backend() == "gloo":
         return None
     return dist.new_group(backend="gloo")
@@ -202,10 +193,7 @@ class Exchange:
         self.bytes_sent = 0
 
     def agree_on_rows(self, sent: Tensor) -> tuple[list[int], list[int]]:
-        """Exchange row counts: sent (size,) int64. Returns the number of rows sent to and received from each rank.
-
-        This is one collective operation, and waits for the device once.
-        """
+        """Exchange row counts: sent (size,) int64. Returns the numbers of rows sent to and received from each rank."""
         received = sent.clone()
         if self.size > 1:
             dist.all_to_all_single(received, sent)
@@ -213,13 +201,7 @@ class Exchange:
         return sent_rows, received_rows
 
     def move(self, rows: Tensor, sent: list[int], received: list[int]) -> Tensor:
-        """Send rows in rank order and return the received rows, in one collective. Does not wait for the device.
-
-        Args:
-            rows: (sum of `sent`, ...).
-            sent: number of rows for each rank.
-            received: number of rows from each rank.
-        """
+        """Send rows (sum of `sent`, ...) in rank order and return the received rows, without a wait for the device."""
         if self.size == 1:
             return rows
         self.bytes_sent += (len(rows) - sent[self.rank]) * rows[:1].numel() * rows.element_size()

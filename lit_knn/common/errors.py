@@ -17,7 +17,7 @@ class InputError(ValueError):
 
 
 class NonFiniteLossError(RuntimeError):
-    """A loss in training is NaN or infinite. The message names the step and the noise level."""
+    """A loss in training is NaN or infinite."""
 
 
 class LostProcessError(InputError):
@@ -53,9 +53,7 @@ def printable(text: str) -> str:
 def one_line(error: BaseException, doing: str = "") -> tuple[str, int]:
     """Return a one-line message for an error, and the exit status: 2 for bad input, 1 for a fault of the program.
 
-    Args:
-        error: the error. If an `InputError` caused it, the message is that of the `InputError`.
-        doing: what the program was doing, for the message of an unexpected error.
+    The message is that of an `InputError` among the causes. An unexpected error says what the program was `doing`.
     """
     said = " ".join(str(error).split())
     for cause in causes(error):

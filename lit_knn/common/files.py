@@ -25,10 +25,8 @@ def written_whole(path: str | os.PathLike[str], flush: bool = True) -> Iterator[
     """Yield a temporary path. If the block ends without an error, the file there is renamed to `path`.
 
     The temporary path has the same folder, which is made if needed, and the same suffix. `flush=False` does not wait
-    for the disk: after a power cut the file may be empty. Use it for many small files that can be made again.
-
-    Raises:
-        OSError: the file cannot be written, for instance to a full disk; the error names `path`.
+    for the disk: after a power cut the file may be empty. Use it for many small files that can be made again. If the
+    file cannot be written, the OSError names `path`.
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -62,10 +60,7 @@ def remove_partial(path: Path) -> None:
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Allow only one process at a time to enter blocks with the same path.
-
-    The lock is the file `.<name>.lock` beside `path`. The file stays, but a process that ends frees the lock.
-    """
+    """Allow only one process at a time to enter blocks with the same path. The lock is `.<name>.lock` beside it."""
     import fcntl  # Only Unix has this module. On other systems everything except the locks works.
 
     with path.with_name(f".{path.name}.lock").open("w") as lock:

@@ -18,10 +18,9 @@ Bar = Callable[[int | None, str, str], "tqdm"]
 def progress_bar(
     total: int | None, description: str, unit: str, leave: bool = False, shown: bool | None = None, delay: float = 0.0
 ) -> "tqdm":
-    """Make a bar that shows the time left on the first rank. If `total` is None, nothing is shown.
+    """Make a bar that shows the time left on the first rank; nothing if `total` is None. `unit` starts with a space.
 
-    `unit` starts with a space. `leave` keeps the bar after the work. By default the bar is shown only on a terminal.
-    With `delay`, the bar appears only after this many seconds.
+    `leave` keeps the bar after the work, and `delay` shows it after so many seconds; by default only on a terminal.
     """
     from tqdm import tqdm
 

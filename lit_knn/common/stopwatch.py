@@ -9,10 +9,7 @@ import torch
 
 
 class Stopwatch:
-    """Adds up the time that a device spends inside `with measure():` blocks.
-
-    On a CUDA device it records events. It waits only in `read_and_reset`, so the queue does not stall.
-    """
+    """Adds up the time that a device spends inside `with measure():` blocks. It waits only in `read_and_reset`."""
 
     def __init__(self, device: torch.device) -> None:
         self._cuda = device.type == "cuda"
@@ -20,12 +17,12 @@ class Stopwatch:
         self._events: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Stopwatch":
-        """Return a stopwatch that has measured nothing, because CUDA's events cannot be copied."""
+        # CUDA's events cannot be copied.
         return Stopwatch(torch.device("cuda" if self._cuda else "cpu"))
 
     @contextmanager
     def measure(self) -> Iterator[None]:
-        """Add the time that the device spends in the block."""
+        """Add the time of the block."""
         if self._cuda:
             start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
             start.record()

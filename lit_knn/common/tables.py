@@ -12,12 +12,10 @@ from lit_knn.common.files import locked, written_whole
 
 # Names of the files in a run's folder.
 FIDELITY_CSV = "fidelity.csv"
-AVERAGES_PREFIX = "averages_"
-"""`averages_<metric>.csv` lists the measured averages in a folder."""
-CHECKPOINTS_PREFIX = "checkpoints_"
-"""`checkpoints_<metric>.csv` lists the measured checkpoints of a run."""
+AVERAGES_PREFIX = "averages_"  # `averages_<metric>.csv` lists the measured averages in a folder
+CHECKPOINTS_PREFIX = "checkpoints_"  # `checkpoints_<metric>.csv` lists the measured checkpoints of a run
+# Names of metrics for people; other metrics are shown by their names in logs.
 TITLES = {"fid": "FID", "fd_pixels": "Fréchet distance on pixels", "inception_score": "Inception Score"}
-"""Names of metrics for people; other metrics are shown by their names in logs."""
 
 Row = dict[str, str | int | float]
 
@@ -47,11 +45,7 @@ def text_table(rows: Sequence[Mapping[str, Any]], formats: Mapping[str, str]) ->
 
 
 def read_rows(path: Path) -> list[dict[str, str]]:
-    """Read a file that `write_rows` wrote.
-
-    Raises:
-        InputError: a row has more or fewer fields than the header, for instance in a truncated file.
-    """
+    """Read a file that `write_rows` wrote."""
     with path.open(newline="", encoding="utf-8") as file:
         reader = csv.DictReader(file)
         rows = list(reader)
@@ -71,12 +65,9 @@ def undamaged_rows(path: Path) -> list[dict[str, str]]:
 
 
 class ResultsTable:
-    """Rows in a CSV file with key columns. Several processes may add rows at the same time.
+    """Rows in a CSV file, which need not exist. Several processes may add rows at the same time.
 
-    Args:
-        path: the file; it need not exist.
-        columns: name and type of each column.
-        key: the columns that identify a row.
+    `columns` has name and type of each column; the columns of `key` identify a row.
     """
 
     def __init__(self, path: str | os.PathLike[str], columns: Mapping[str, type], key: tuple[str, ...]) -> None:
@@ -88,9 +79,6 @@ class ResultsTable:
         """Load the finished rows; only one rank may call this.
 
         If the file is not a table of these columns, it is renamed with a warning, and the table starts empty.
-
-        Raises:
-            InputError: the file cannot be read.
         """
         if not self.path.exists():
             return []

@@ -13,23 +13,19 @@ from lit_knn.common.settings import RecordsArguments
 class Vectors(NamedTuple):
     """The input of `Index.build`."""
 
-    chunks: Callable[[], Iterable[Tensor]]
-    """Yields all N vectors in order, (c, d) float32 each; may be called again."""
-    sample: Callable[[int], Tensor]
-    """(m) -> (m, d) float32, a seeded random subset of m <= N vectors, for training."""
+    chunks: Callable[[], Iterable[Tensor]]  # yields all N vectors in order, (c, d) float32 each; may be called again
+    sample: Callable[[int], Tensor]  # (m) -> (m, d) float32, a seeded random subset of m <= N vectors, for training
     N: int
-    fingerprint: Callable[[], str]
-    """Returns a name that only these vectors have; may take seconds."""
-    shared: bool = True
-    """Whether all processes of a distributed run build from these vectors."""
+    fingerprint: Callable[[], str]  # returns a name that only these vectors have; may take seconds
+    shared: bool = True  # whether all processes of a distributed run build from these vectors
 
 
 class Index(RecordsArguments, ABC):
     """Finds near neighbours, in squared L2 distance, among the vectors of `build`.
 
     An index may be approximate and may return fewer than k neighbours. Estimators stay consistent as n → ∞, because
-    they compute exact likelihoods of the images that they use. At finite n, a search that misses likely images
-    increases the error: the missed images are in the tail of the proposal, and tail draws are rare at small t.
+    they compute exact likelihoods of the images that they use. At finite n, missed images increase the error: they are
+    in the tail of the proposal, and tail draws are rare at small t.
 
     `build` assigns new attributes and changes nothing in place. So `copy.copy` of an unbuilt index makes an
     independent index with the same settings.
@@ -45,10 +41,7 @@ class Index(RecordsArguments, ABC):
     in_use = False
 
     def check(self, N: int, d: int, device: torch.device | None = None, k: int = 1) -> None:
-        """Raise InputError for settings that cannot work, before any long work.
-
-        The index is to find k of N vectors of dimension d on `device`; None means the CPU.
-        """
+        """Raise InputError for settings that cannot find k of N vectors of dimension d on `device`; None is the CPU."""
         return
 
     @abstractmethod
@@ -73,7 +66,7 @@ class Index(RecordsArguments, ABC):
         """Move the index to `device`, or raise InputError if it does not support the device."""
 
     def nbytes(self, N: int, d: int, device: torch.device) -> int | None:
-        """Predict the bytes of the built index on `device` for N vectors of dimension d. Returns None if unknown."""
+        """Predict the bytes of the index built on `device` for N vectors of dimension d. Returns None if unknown."""
         return None
 
     def build_bytes(self, N: int, d: int) -> int:

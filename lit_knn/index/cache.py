@@ -30,9 +30,6 @@ class IndexCache:
         If all processes of a distributed run share the vectors, each process must call this. One process of each
         machine computes the fingerprint and builds; the others map the file. `label` holds everything else that
         determines the file, including `factory`.
-
-        Raises:
-            InputError: the folder cannot be made, or another process failed.
         """
         index: Any = None
 

@@ -33,18 +33,16 @@ KIND = re.compile(r"(?:PCA([1-9][0-9]*),)?(?:IVF([1-9][0-9]*),)?(Flat|SQ8)")
 TRAINING_POINTS_PER_LIST = 256
 # FAISS trains quantisers and principal components on at most this many images.
 TRAINING_POINTS = 50_000
-# Maximum bytes of the training points in float32. Without this limit, the points of ImageNet would take more memory
-# than the index.
+# Maximum bytes of the training points in float32. Else the points of ImageNet would take more memory than the index.
 TRAINING_BYTES = 2 * 2**30
 # Approximate bytes of the vectors that are added to the index at a time.
 CHUNK_BYTES = 64 * 2**20
-# Number of rows that are checked at a time. The results of so few rows stay in the processor's cache.
+# Number of rows that are checked, or coded, at a time. The results of so few rows stay in the processor's cache.
 CHECKED_ROWS = 64
 # Tolerance in grey levels. It is above the largest rounding error of a pixel in float32.
 PIXEL_TOLERANCE = 1e-3
 # FAISS decodes p to minimum + range · (p + 1/2) / 255. With these values, code p stands for p / 127.5 − 1. FAISS's own
-# pixel codes, `SQ8_direct`, do not work in lists, because there FAISS codes differences from the centre, which are not
-# pixels.
+# pixel codes, `SQ8_direct`, do not work in lists, where FAISS codes differences from the centre.
 PIXEL_MINIMUM, PIXEL_RANGE = -1 - 0.5 / 127.5, 2.0
 MAX_SELECTION = 2048
 SHARED_BYTES = 48 * 1024
@@ -76,12 +74,6 @@ class FaissIndex(Index):
         gpu_float16: on a GPU, hold the vectors of `Flat` and the centres of lists in half precision.
         gpu_scratch_mib: on a GPU, memory in MiB that FAISS reserves for intermediate results; null for FAISS's own
             choice, about 1.5 GiB.
-
-    Raises:
-        InputError: another factory, `nprobe` without lists or outside [1, c], `lossless` with another factory,
-            gpu_scratch_mib < 0, an empty cache_dir; at `check`, more lists or components than there are vectors or
-            dimensions, or a search that FAISS cannot do on the device; at `build`, a cache_dir that cannot be made, or
-            `lossless` with values that are not pixels.
     """
 
     def __init__(
@@ -98,14 +90,10 @@ class FaissIndex(Index):
             tested = "Flat, SQ8, IVF<c>,Flat, IVF<c>,SQ8, PCA<r>,... of these"
             raise InputError(f"FaissIndex: factory={factory!r} is not one of the tested kinds: {tested}")
         self._r, self._lists, self._is_sq8 = int(kind[1] or 0), int(kind[2] or 0), kind[3] == "SQ8"
-        if nprobe is not None and not self._lists:
-            raise InputError(f"FaissIndex: nprobe={nprobe} needs IVF lists, factory={factory!r} has none")
         if nprobe is not None and not 1 <= nprobe <= self._lists:
             raise InputError(f"FaissIndex: nprobe={nprobe} must be from 1 to the {self._lists} lists of {factory!r}")
         if lossless and (self._r or not self._is_sq8):
             raise InputError(f"FaissIndex: lossless=True is for SQ8 and IVF<c>,SQ8, not for factory={factory!r}")
-        if gpu_scratch_mib is not None and gpu_scratch_mib < 0:
-            raise InputError(f"FaissIndex: gpu_scratch_mib must be at least 0, got {gpu_scratch_mib}")
         self.factory = factory
         self.nprobe = nprobe
         self.lossless = lossless
@@ -202,8 +190,6 @@ class FaissIndex(Index):
 
     def search(self, queries: Tensor, k: int) -> tuple[Tensor, Tensor]:
         """Search on the device of the index, without copies to the host."""
-        if self._index is None:
-            raise InputError("FaissIndex: search before build")
         if queries.device != self._device:
             raise InputError(f"FaissIndex is on {self._device} but the queries are on {queries.device}: use to()")
         if queries.is_cuda:
@@ -227,8 +213,7 @@ class FaissIndex(Index):
     def _project(self, queries: Tensor) -> tuple[Tensor, Tensor | float]:
         """Return the queries in the components, and their squared distances from the subspace, (B, 1).
 
-        FAISS's distances lack this second part. `KNN` mixes FAISS's distances with exact ones. Without the second part,
-        FAISS's would be too small.
+        FAISS's distances lack this second part, so they would be too small beside the exact ones of `KNN`.
         """
         if not self._components:
             return queries, 0.0
@@ -265,11 +250,9 @@ class FaissIndex(Index):
         return held // halved + 4 * d * (self._r + 1) * bool(self._r) + scratch * 2**20
 
     def build_bytes(self, N: int, d: int) -> int:
-        """Count the training points, in float32 and as stored, or the added vectors, if these take more.
-
-        With lists, FAISS also copies the training points, to code their differences from the centres. Without lists,
-        FAISS copies the codes each time it enlarges their array.
-        """
+        # The training points count in float32 and as stored, or the added vectors, if these take more. With lists,
+        # FAISS also copies the training points, to code their differences from the centres. Without lists, FAISS copies
+        # the codes each time it enlarges their array.
         growth = 0 if self._lists else N * (self._r or d) * (1 if self._is_sq8 else 4)
         if self.factory == "Flat":
             return CHUNK_BYTES + growth

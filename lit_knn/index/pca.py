@@ -36,10 +36,7 @@ class PrincipalComponents(NamedTuple):
 
 
 class Projection(NamedTuple):
-    """All N images in principal components, y_i = P'(x_i − mean), rounded to the type of the products.
-
-    The rounded values define a valid distribution over the images if every step uses them.
-    """
+    """All N images in principal components, y_i = P'(x_i − mean), rounded to the type of the products."""
 
     components: PrincipalComponents
     coordinates: Tensor  # (N, r), y_i
@@ -53,10 +50,7 @@ def sample_size(N: int, d: int, r: int) -> int:
 
 @full_float32()
 def principal_components(sample: Tensor, mean: Tensor, r: int) -> PrincipalComponents:
-    """Compute the r <= min(m, d) leading components of a sample (m, d), float32, by randomised SVD (Halko et al. 2011).
-
-    Variances are taken about `mean`, (d,).
-    """
+    """Compute the r <= min(m, d) leading components of a sample (m, d) about `mean`, by randomised SVD (Halko 2011)."""
     centred = sample - mean
     with keyed_default_rng(sample.device, r):
         _, _, v = torch.svd_lowrank(centred, q=min(r + OVERSAMPLING, *sample.shape), niter=2)

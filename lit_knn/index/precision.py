@@ -16,18 +16,14 @@ _inside: list[Callable[[], object]] = []
 
 
 def check_compute(owner: str, compute: str) -> str:
-    """Return `compute` if it is one of `TYPES`. Otherwise raise an InputError that names the class `owner`."""
+    """Return `compute` if it is one of `TYPES`; if not, raise an InputError that names the class `owner`."""
     if compute not in TYPES:
         raise InputError(f"{owner}: compute={compute!r} must be one of {', '.join(TYPES)}")
     return compute
 
 
 def compute_dtype(owner: str, compute: str, device: torch.device) -> torch.dtype:
-    """Return the type that the checked option `compute` means on a device. `auto` means the fastest native type.
-
-    Raises:
-        InputError: the device does not multiply the type natively.
-    """
+    """Return the type that the option `compute` means on a device. `auto` means the fastest native type."""
     if compute == "auto":
         return torch.bfloat16 if is_native(torch.bfloat16, device) else torch.float32
     dtype: torch.dtype = getattr(torch, compute)
@@ -37,10 +33,7 @@ def compute_dtype(owner: str, compute: str, device: torch.device) -> torch.dtype
 
 
 def is_native(dtype: torch.dtype, device: torch.device) -> bool:
-    """Return whether a device has instructions that multiply float32 or bfloat16.
-
-    A machine without a GPU may plan a run for another machine. There a CUDA device counts as a current GPU.
-    """
+    """Return whether a device has instructions that multiply float32 or bfloat16. A GPU that is not here is current."""
     if dtype == torch.float32:
         return True
     if device.type == "cuda":
@@ -73,9 +66,7 @@ def full_float32() -> Iterator[None]:
 
     `torch.set_float32_matmul_precision("high")`, which Lightning advises on GPUs, rounds the factors of float32
     products to TF32, and "medium" may round them to bfloat16, on CPUs too. Scores of images need all digits of float32.
-
-    The setting belongs to the process, and changing it does not wait for the device. The last thread that leaves the
-    block restores it.
+    The setting belongs to the process, so the last thread that leaves the block restores it.
     """
     with _lock:
         _inside.append(_inside[0] if _inside else _set_highest())
@@ -92,9 +83,7 @@ def _set_highest() -> Callable[[], object]:
     """Choose full precision. Returns a function that restores the setting."""
     try:
         before = torch.get_float32_matmul_precision()
-    except RuntimeError:
-        # The process has set `fp32_precision` of single backends (since PyTorch 2.9), which disables the older
-        # functions.
+    except RuntimeError:  # The process has set `fp32_precision` of single backends, which disables this function.
         return _set_backends("ieee", "ieee")
     torch.set_float32_matmul_precision("highest")
     return lambda: torch.set_float32_matmul_precision(before)
@@ -109,8 +98,5 @@ def _set_backends(*values: str) -> Callable[[], object]:
 
 
 def whole_tiles(rows: int) -> int:
-    """Return the next smaller multiple of 64 rows, or all rows below 64, at least 1.
-
-    Products of other numbers of rows leave a GPU's fast kernels.
-    """
+    """Return the next smaller multiple of 64 rows, for a GPU's fast kernels, or all rows below 64, at least 1."""
     return rows // 64 * 64 or max(rows, 1)

@@ -9,7 +9,7 @@ from lit_knn.common.errors import InputError
 from lit_knn.common.extras import is_installed
 from lit_knn.common.progress import with_progress
 from lit_knn.index.base import Index, Vectors
-from lit_knn.index.faiss_index import FaissIndex
+from lit_knn.index.faiss_index import CHECKED_ROWS, PIXEL_TOLERANCE, FaissIndex
 from lit_knn.index.pca import principal_components, project_images, sample_size
 from lit_knn.index.precision import check_compute, compute_dtype, matmul_float32, stored, whole_tiles
 
@@ -19,10 +19,6 @@ SCORE_BYTES = 16 * 2**20
 GPU_FACTOR = 32
 # Pixel p is p/127.5 − 1 in model space. In units of 1/127.5 this is the code p − 128 plus 1/2.
 PIXEL_SCALE, PIXEL_OFFSET = 1 / 127.5, 0.5
-# Number of rows that are coded at a time. Few rows stay in the processor's cache.
-CHECKED_ROWS = 64
-# Tolerance in codes. It is above the largest rounding error of a pixel in float32.
-PIXEL_TOLERANCE = 1e-3
 
 
 class TorchIndex(Index):
@@ -31,15 +27,11 @@ class TorchIndex(Index):
     It multiplies all N vectors with each query, chunk by chunk, on the device of the vectors. k has no limit.
 
     The search is approximate: `bfloat16` rounds the query to 8 bits, and floats are held in 8 bits. `search_recall` of
-    `callbacks.EstimatorError` measures the loss. Estimators compute the likelihood of the images that they use, so
-    they stay consistent.
+    `callbacks.EstimatorError` measures the loss.
 
     Args:
         compute: number type of the products: `bfloat16`, `float32`, or `auto` for the fastest that the device
             multiplies natively.
-
-    Raises:
-        InputError: an unknown type; at `build` and `to`, a type that the device does not multiply natively.
     """
 
     built_on_cpu = False
@@ -76,8 +68,7 @@ class TorchIndex(Index):
 
     def _nearest(self, u: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:
         """Find the k values v nearest to u (B, m): ‖u − v‖² (B, k) ascending, ids (B, k), and ‖u‖² (B, 1)."""
-        if self._values is None:
-            raise InputError(f"{type(self).__name__}: search before build")
+        assert self._values is not None, "search before build"
         # A chunk has at least k rows, so that merging costs little compared to the scores.
         rows = max(whole_tiles(_score_bytes(u) // (4 * max(len(u), 1))), k)
         best, ids = _k_smallest(self._scores(u.to(self._dtype), self._values.split(rows)), k)
@@ -100,10 +91,7 @@ class TorchIndex(Index):
 
 
 class FlatIndex(TorchIndex):
-    """Searches all dimensions of all vectors in float32, as FAISS's `Flat` does, without FAISS.
-
-    The search is exact except for the rounding of float32. The vectors take 4 bytes a dimension.
-    """
+    """Searches all vectors in float32, exactly but for rounding, as FAISS's `Flat`; they take 4 bytes a dimension."""
 
     def __init__(self) -> None:
         super().__init__("float32")
@@ -124,7 +112,7 @@ class SubspaceIndex(TorchIndex):
 
     Args:
         r: number of principal components, 1 <= r <= min(N, d).
-        compute: number type of the products; see `TorchIndex`.
+        compute: see `TorchIndex`.
     """
 
     def __init__(self, r: int, compute: str = "auto") -> None:
@@ -161,23 +149,18 @@ class SubspaceIndex(TorchIndex):
         return N * (self.r * value + 4) + 4 * d * (self.r + 1)
 
     def build_bytes(self, N: int, d: int) -> int:
-        """Count the sample for the principal components."""
-        return 4 * d * sample_size(N, d, self.r)
+        return 4 * d * sample_size(N, d, self.r)  # the sample for the principal components
 
 
 def exact_index() -> Index:
-    """Make an index that finds the exact neighbours: `FaissIndex("Flat")` if FAISS is installed, else `FlatIndex`.
-
-    Results differ only by rounding. Settings and tables name the class of the index.
-    """
+    """Make an index that finds the exact neighbours: `FaissIndex("Flat")` if FAISS is installed, else `FlatIndex`."""
     return FaissIndex("Flat") if is_installed("faiss") else FlatIndex()
 
 
 def default_index(device: torch.device, pixels: bool) -> Index:
     """Make the default index of a set on `device`: on a CPU `exact_index`, on CUDA a search that needs no FAISS.
 
-    There `TorchIndex` holds pixels in 8 bits without loss. One far value would spread the 8 bits of floats over a wide
-    range, so floats (latents, toys) get `FlatIndex`.
+    On CUDA `TorchIndex` holds pixels in 8 bits without loss. One far value would spread the 8 bits of floats.
     """
     if device.type != "cuda":
         return exact_index()

@@ -24,8 +24,7 @@ class ClassSets(Mapping[int, ReferenceSet]):
 
     def __getitem__(self, label: int) -> ReferenceSet:
         if label not in self._sets:
-            rows = self._rows[label]
-            self._sets[label] = self._reference.subset(rows, label)
+            self._sets[label] = self._reference.subset(self._rows[label], label)
         return self._sets[label]
 
     def __iter__(self) -> Iterator[int]:
@@ -43,11 +42,7 @@ class ClassSets(Mapping[int, ReferenceSet]):
 
 
 def classes_of(reference: ReferenceSet) -> ClassSets:
-    """Return one reference set per class, by label. The whole set keeps these sets and moves them to its device.
-
-    Raises:
-        InputError: the set has no labels, or is sharded.
-    """
+    """Return one reference set per class, by label. The whole set keeps these sets and moves them to its device."""
     labels = reference.labels
     if reference.sharded:
         raise InputError("a sharded reference set cannot be split by class: set data.sharded to false")

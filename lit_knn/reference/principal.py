@@ -33,10 +33,7 @@ def components_of(reference: ReferenceSet, r: int) -> PrincipalComponents:
 
 
 def projection_of(reference: ReferenceSet, r: int, dtype: torch.dtype = torch.float32) -> Projection:
-    """Project all N images to r principal components of type `dtype`. With shards, each rank projects its own images.
-
-    A progress bar shows the work.
-    """
+    """Project all N images to r principal components of type `dtype`. Each rank projects the images of its shard."""
     components, part = components_of(reference, r), reference.local
 
     def make() -> Projection:

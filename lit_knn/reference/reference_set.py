@@ -41,9 +41,7 @@ class ReferenceSet:
 
     Attributes:
         images: the images that this process stores.
-        N: number of images, mirrored ones included.
-        shape: shape of one image.
-        d: flattened dimension.
+        N, shape, d: number of images, mirrored ones included; shape of one image; flattened dimension.
         labels: (N,) int64, mirrored ones included, always on the CPU; or None.
         largest: upper bound of the absolute values of the images in model space.
         index_built: whether the index is built.
@@ -52,9 +50,7 @@ class ReferenceSet:
         told: options that have already caused a warning; all classes share them.
     """
 
-    sharded = False
-    """Whether each rank holds only a part of the images."""
-
+    sharded = False  # whether each rank holds only a part of the images
     label: int | None = None
 
     def __init__(
@@ -78,8 +74,7 @@ class ReferenceSet:
         self.labels = expand_labels(labels, len(images), hflip)
         self._sha256 = sha256
         self.told: set[str] = set()
-        # Whether all processes of a distributed run hold these images.
-        self._index_shared = True
+        self._index_shared = True  # whether all processes of a distributed run hold these images
         self._given_index = copy.copy(index)
         self.index = self._unbuilt_index() if index is None else index
         self._cache: dict[Hashable, Any] = {}
@@ -95,7 +90,6 @@ class ReferenceSet:
 
     @property
     def device(self) -> torch.device:
-        """The device of the images."""
         return self.images.device
 
     def cached(self, key: Hashable, make: Callable[[], T]) -> T:
@@ -127,10 +121,7 @@ class ReferenceSet:
         return copy.copy(self._given_index)
 
     def subset(self, rows: Tensor | slice, label: int) -> "ReferenceSet":
-        """Make a set of some stored images of one class, with an index of its own and the same settings.
-
-        `rows` are on the CPU. A slice makes a view.
-        """
+        """Make a set of some stored images of one class; `rows` are on the CPU, and a slice makes a view."""
         images = self.images[rows]
         labels = torch.full((len(images),), label)
         part = ReferenceSet(images, copy.copy(self._given_index), self.hflip, labels)
@@ -140,10 +131,7 @@ class ReferenceSet:
         return part
 
     def fingerprint(self, mirrored: bool = True) -> str:
-        """SHA-256 hash of the stored images and of the setting `hflip`, as 64 hexadecimal digits.
-
-        With mirrored=False it is the fingerprint of the same set with hflip=False.
-        """
+        """Hash the images and `hflip`; with mirrored=False, the same set with hflip=False."""
         if self._sha256 is None:
             digest = hashlib.sha256()
             for rows in self.images.split(4096):
@@ -153,12 +141,9 @@ class ReferenceSet:
         return hashlib.sha256(what.encode()).hexdigest()
 
     def build_index(self, k: int = 1) -> None:
-        """Build the neighbour index if it is not built yet. A terminal shows a progress bar.
+        """Build the neighbour index if it is not built yet; refuse first what cannot find k neighbours.
 
         In a distributed run, every process must call this method if the index has a cache.
-
-        Args:
-            k: number of neighbours of later searches; an impossible number raises InputError before the build.
         """
         if not self.index_built:
             self._build_index(k)
@@ -188,11 +173,7 @@ class ReferenceSet:
         self.search(torch.zeros(1, *self.shape, device=self.device), k)
 
     def search(self, z: Tensor, k: int) -> tuple[Tensor, Tensor]:
-        """Find the k nearest images of each z.
-
-        Args:
-            z: (B, *shape), model space.
-            k: number of neighbours, 1 <= k <= N.
+        """Find the k nearest images, 1 <= k <= N, of each z (B, *shape), model space.
 
         Returns:
             `sq_dist` (B, k), squared L2 in model space, ascending, and `ids` (B, k), as exact as the index. If the
@@ -254,9 +235,7 @@ class ReferenceSet:
     def chunks(self, rows: int, mirrored: bool = True) -> Iterator[tuple[int, Tensor]]:
         """Stream all N images by ascending id. Yields the first id and the images (c, *shape), float32, model space.
 
-        Args:
-            rows: maximum number of images per chunk.
-            mirrored: with hflip, stream the mirror images, too, after all others.
+        A chunk has at most `rows` images. `mirrored` streams the mirror images of hflip, too, after all others.
         """
         stored = len(self.images)
         for mirror in range(2 if self.hflip and mirrored else 1):
@@ -267,10 +246,7 @@ class ReferenceSet:
     def share(self, rank: int, ranks: int, rows: int, mirrored: bool = True) -> Iterator[tuple[Tensor, Tensor]]:
         """Stream the share of process `rank` when `ranks` processes split all images. Each image belongs to one rank.
 
-        `rows` and `mirrored` are those of `chunks`.
-
-        Yields:
-            Ids (c,) and images (c, *shape), float32, model space; c <= `rows`.
+        Yields ids (c,) and images (c, *shape), as `chunks`.
         """
         for number, (start, x) in enumerate(self.chunks(rows, mirrored)):
             if number % ranks == rank:
@@ -290,9 +266,7 @@ class ReferenceSet:
     def over_shards(self, function: Callable[..., Sequence[Tensor]], *queries: Tensor) -> list[Tensor]:
         """Evaluate `function(part, *queries)` on every part of the set; a whole set is the only part.
 
-        Args:
-            function: (reference, *queries) -> tensors with one row per query; they get the shape (parts, B, ...).
-            queries: (B, ...) each.
+        `queries` are (B, ...) each. The tensors of `function` have one row per query, and become (parts, B, ...).
         """
         return [answer.unsqueeze(0) for answer in function(self, *queries)]
 
@@ -328,7 +302,6 @@ def to_model_space(images: Tensor) -> Tensor:
 
 
 def _check_images(images: Tensor, hflip: bool) -> None:
-    """Refuse images of a shape or type that cannot be used."""
     if images.ndim < 2 or images.numel() == 0:
         raise InputError(f"images must be (N, *shape) with N >= 1, got shape {tuple(images.shape)}")
     if images.dtype != torch.uint8 and not images.is_floating_point():

@@ -26,9 +26,9 @@ class ShardedReferenceSet(ReferenceSet):
     settings: each list then holds fewer images, and every shard searches `nprobe` lists. Every rank holds the projected
     coordinates of all images, N·r values.
 
-    Ids count through the shards in the order of the ranks. All ranks must call `search`, `gather` and every estimator
-    equally often and in the same order, with any number of rows, even none. Each call runs three collectives: the
-    number of rows, the queries, and the answers. A rank sends, for each z and each other rank,
+    Ids count through the shards in the order of the ranks. All ranks must call its methods (but `share`) and every
+    estimator equally often and in the same order, with any number of rows, even none. `search`, `gather` and `Exact`
+    run three collectives: the number of rows, the queries, and the answers. A rank sends, for each z and other rank,
 
     - in `search`: 4·d bytes (z), and 12·min(k, N/ranks) bytes (neighbours for a z of the other rank);
     - in `Exact`: 4·d + 8 bytes (z and t), and 8·d + 8 bytes (the mean over the shard and the log of the normaliser);
@@ -74,11 +74,9 @@ class ShardedReferenceSet(ReferenceSet):
         return self._local
 
     def of_all(self, rows: Tensor) -> Tensor:
-        """Join the rows of all ranks. Every rank must call it."""
         return torch.cat([part for half in rows.split(len(self.images)) for part in self.exchange.all_gather(half)])
 
     def of_first(self, values: Tensor) -> Tensor:
-        """Return the values of the first rank. Every rank must call it."""
         return self.exchange.of_first(values)
 
     def _agree_on_shards(self) -> list[int]:
@@ -100,7 +98,6 @@ class ShardedReferenceSet(ReferenceSet):
         self._bounds = self._bounds.to(device)
 
     def fingerprint(self, mirrored: bool = True) -> str:
-        """Hash the images of all ranks. Every rank must call it."""
         own = partial(self.local.fingerprint, mirrored)
         parts = self.cached(("fingerprints", mirrored), lambda: in_every_process(own))
         return hashlib.sha256(" ".join(parts).encode()).hexdigest()
@@ -132,7 +129,7 @@ class ShardedReferenceSet(ReferenceSet):
         return torch.where(ids < 0, ids, shifted)
 
     def fetch(self, ids: Tensor) -> tuple[ReferenceSet, Tensor]:
-        """Get images of other ranks. The rank that holds an image sends it in its stored type, once per call."""
+        # The rank that holds an image sends it in its stored type, once per call.
         wanted, position = (ids % self._stored).unique(return_inverse=True)
         # The ids are sorted, so they are also sorted by owner.
         ends = torch.searchsorted(wanted, self._bounds)
@@ -146,7 +143,6 @@ class ShardedReferenceSet(ReferenceSet):
         return fetched, torch.where(ids < self._stored, position, position + len(wanted))
 
     def take(self, ids: Tensor) -> Tensor:
-        """Gather images of any rank. Every rank must call it."""
         fetched, own_ids = self.fetch(ids)
         return fetched.take(own_ids)
 

@@ -10,9 +10,8 @@ from lit_knn.reference.reference_set import ReferenceSet
 from lit_knn.theory.posterior import cross_sq_dist, direct_sq_dist
 from lit_knn.theory.warp import Warp
 
-# Maximum bytes of one float64 work array on a CPU. The operating system gives new memory for larger arrays at each use,
-# and writing to new pages costs more than the products. On a GPU, PyTorch keeps freed memory, and long kernels are
-# fastest.
+# Maximum bytes of one float64 work array on a CPU. Larger arrays get new memory at each use, and writing to new pages
+# costs more than the products. On a GPU, PyTorch keeps freed memory, and long kernels are fastest.
 WORK_BYTES = 16 * 2**20
 GPU_FACTOR = 32
 
@@ -42,8 +41,7 @@ def stream_sq_dist(
 ) -> Iterator[tuple[slice, Tensor, Tensor]]:
     """Yield slices of ids, their images (c, d) float32, and ‖z − x‖² (B, c) float64 from latents z (B, *shape).
 
-    B is at most a few thousand, see `batches_of`. `warp` holds B maps A. The distances are then from z to A x, and
-    every image is resampled B times.
+    B is at most a few thousand, see `batches_of`. With B maps A, `warp`, the distances are from z to A x.
     """
     if warp is None:
         flat = z.flatten(1).double()

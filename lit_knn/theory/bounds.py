@@ -49,15 +49,9 @@ def theorem_4_1_bound(ratio: Tensor, trace_mc: Tensor) -> Tensor:
 
 
 def theorem_4_2_bound(neighbour_mass: Tensor, trace_mc: Tensor, trace_uniform: Tensor, k: int, N: int) -> Tensor:
-    """Right-hand side of Theorem 4.2 (thm:knn_vs_stf), (B,).
+    """Right-hand side of Theorem 4.2 (thm:knn_vs_stf), (B,), for k neighbours among N images.
 
-    (1 − Σ_{x ∉ K} p_t(z|x) / p_t(z)) · Tr Cov(μ̂_MC) + (N − k)/N · Tr Cov(μ̂_U).
-
-    Args:
-        neighbour_mass: (B,), the factor in brackets: the posterior probability of the k neighbours.
-        trace_mc: (B,), see `monte_carlo_trace`.
-        trace_uniform: (B,), see `uniform_trace`.
-        k: number of neighbours.
-        N: number of images.
+    (1 − Σ_{x ∉ K} p_t(z|x) / p_t(z)) · Tr Cov(μ̂_MC) + (N − k)/N · Tr Cov(μ̂_U). `neighbour_mass` (B,) is the factor in
+    brackets, the posterior probability of the neighbours. The traces (B,) are `monte_carlo_trace` and `uniform_trace`.
     """
     return neighbour_mass * trace_mc + (N - k) / N * trace_uniform

@@ -14,19 +14,12 @@ from torch import Tensor
 
 from lit_knn.common.errors import InputError
 
-# Number of bisection steps. They are enough to find times down to 1e-14 in float64.
-BISECTIONS = 100
-# The search for a noise level doubles the latest time at most this often, from 1 to about 1e30.
-DOUBLINGS = 100
+# Steps of a search for a time: doublings from 1 to about 1e30, and bisections down to 1e-14 in float64.
+SEARCH_STEPS = 100
 
 
 def per_item(t: Tensor | float, like: Tensor) -> Tensor:
-    """Reshape `t` to () or (B, 1, …, 1), to broadcast over `like`, (B, *shape), on the same device.
-
-    Args:
-        t: () or (B,), or (B, 1, …, 1) with any number of axes.
-        like: (B, *shape).
-    """
+    """Reshape `t`, () or (B, 1, …), to () or (B, 1, …, 1), to broadcast over `like`, (B, *shape), on its device."""
     if isinstance(t, Real):
         # `torch.full` does not wait for the device. A copy from the CPU would wait.
         return torch.full((), t, dtype=torch.float64, device=like.device)
@@ -39,13 +32,11 @@ def per_item(t: Tensor | float, like: Tensor) -> Tensor:
 
 
 class Process(ABC):
-    """A noise process with the scale s(t) and the noise level σ(t). σ increases from σ(0) = 0.
+    """A noise process, p_t(z|x) = N(z; s(t)·x, s(t)²σ(t)²·I) (eq:general_forward). σ increases from σ(0) = 0.
 
     A subclass implements `sigma` and `scale`. The base class computes the derivatives of both and the inverse of σ.
-    Subclasses override these methods with closed forms, which are faster and lose no digits at the ends.
-
-    The forward likelihood is p_t(z|x) = N(z; s(t)·x, s(t)²σ(t)²·I) (eq:general_forward). All methods work elementwise
-    on float tensors of any shape. A dot marks the derivative with respect to t.
+    Closed forms in a subclass are faster and lose no digits at the ends. All methods work elementwise on float tensors
+    of any shape. A dot marks the derivative with respect to t.
     """
 
     growth: float = 1.0
@@ -71,9 +62,9 @@ class Process(ABC):
         """Find the time t with σ(t) = `sigma`, by bisection in float64. Raises InputError if there is no such time."""
         wanted = sigma.double()
         low, high = torch.zeros_like(wanted), torch.ones_like(wanted)
-        for _ in range(DOUBLINGS):
+        for _ in range(SEARCH_STEPS):
             high = torch.where(self.sigma(high) < wanted, 2 * high, high)
-        for _ in range(BISECTIONS):
+        for _ in range(SEARCH_STEPS):
             middle = (low + high) / 2
             below = self.sigma(middle) < wanted
             low, high = torch.where(below, middle, low), torch.where(below, high, middle)
@@ -95,12 +86,8 @@ class Process(ABC):
     def velocity(self, z: Tensor, t: Tensor, mu: Tensor) -> Tensor:
         """dz/dt of the probability flow ODE for t > 0: (ṡ/s)·z + (σ̇/σ)·(z − s·μ), (B, *shape).
 
-        This is Eq. 4 of Karras et al. 2022 (eq:general_pfode) with ∇_z log p(z/s; σ) = (μ − z/s) / (s·σ²).
-
-        Args:
-            z: (B, *shape), latents.
-            t: time, broadcasts over `z`.
-            mu: (B, *shape), posterior mean E[x | z/s(t), σ(t)].
+        This is Eq. 4 of Karras et al. 2022 (eq:general_pfode) with ∇_z log p(z/s; σ) = (μ − z/s) / (s·σ²). t broadcasts
+        over the latents z. μ, of the shape of z, is the posterior mean E[x | z/s(t), σ(t)].
         """
         s = self.scale(t)
         return self.scale_derivative(t) / s * z + self.sigma_derivative(t) / self.sigma(t) * (z - s * mu)
@@ -204,10 +191,7 @@ class LinearInterpolant(Process):
 
 
 EDM_PROCESS = EDM()
-"""The default process."""
-
 LINEAR_PROCESS = LinearInterpolant()
-"""The process of flow matching."""
 
 
 def forward_noise(x: Tensor, t: Tensor | float, noise: Tensor, process: Process = EDM_PROCESS) -> Tensor:
@@ -232,12 +216,9 @@ def under_process(posterior_mean: Callable[..., Tensor], process: Process) -> Ca
     under every process: `under_process(estimator.posterior_mean, VP())`.
 
     Args:
-        posterior_mean: (y (B, *shape), sigma (B,) or scalar, float64, ...) -> E[x | x + σε = y].
+        posterior_mean: (y (B, *shape), sigma (B,) or scalar, float64, ...) -> E[x | x + σε = y]. The result has z and t
+            in their places, and passes further arguments (`x_source`, `generator`) on unchanged.
         process: the noise process.
-
-    Returns:
-        A function (z (B, *shape), t (B,) or scalar, ...) -> E[x|z,t] (B, *shape). The function passes further arguments
-        (`x_source`, `generator`) on unchanged.
     """
 
     def mean(z: Tensor, t: Tensor | float, *args: Any, **kwargs: Any) -> Tensor:

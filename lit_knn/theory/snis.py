@@ -18,11 +18,11 @@ def snis_weights(log_p: Tensor, log_q: Tensor | float) -> Tensor:
 
 
 def weighted_mean(weights: Tensor, x: Tensor) -> Tensor:
-    """Σ_i w_i x_i (Eq. 11) for weights that sum to 1, computed as x_c + Σ_i w_i (x_i − x_c).
+    """Σ_i w_i x_i (Eq. 11), (B, *shape) float64, for weights that sum to 1, computed as x_c + Σ_i w_i (x_i − x_c).
 
     x_c is the image with the largest weight. Rounding errors then scale with the spread of the images, not with their
-    size: the mean of copies of one image is that image, to the last bit. The result is (B, *shape), float64. Only the
-        last sum is in float64, because float32 would lose small deviations from x_c.
+    size: the mean of copies of one image is that image, to the last bit. Only the last sum is in float64, because
+    float32 would lose small deviations from x_c.
 
     Args:
         weights: (B, n), rows sum to 1.
@@ -33,12 +33,9 @@ def weighted_mean(weights: Tensor, x: Tensor) -> Tensor:
 
 
 def weighted_deviation(weights: Tensor, x: Tensor, centre: Tensor) -> Tensor:
-    """Σ_i w_i (x_i − c), (B, *shape) in the dtype of `x`; the weights need not sum to 1.
+    """Σ_i w_i (x_i − c), (B, *shape) in the dtype of `x`; the weights (B, n) need not sum to 1.
 
-    Args:
-        weights: (B, n).
-        x: (B, n, *shape).
-        centre: c, (B, *shape), near the images.
+    `x` is (B, n, *shape), and the centre c, (B, *shape), is near the images.
     """
     weights = weights.to(x.dtype).unsqueeze(1)
     deviation = (x - centre.to(x.dtype).unsqueeze(1)).flatten(2)

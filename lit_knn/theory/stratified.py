@@ -11,9 +11,8 @@ import torch
 from torch import Generator, Tensor
 
 # Smaller exponents count as −∞. float32 cannot hold their results with all digits, and processors are up to 20 times
-# slower with such results.
+# slower with such results. exp(LEAST_EXPONENT) is below LEAST_VALUE in any rounding.
 LEAST_EXPONENT = -86.0
-# exp(LEAST_EXPONENT) is below this value in any rounding.
 LEAST_VALUE = math.exp(LEAST_EXPONENT) * (1 + 1e-5)
 # Minimum block size of a cumulative sum. Smaller blocks do not save time.
 LEAST_BLOCK = 4
@@ -104,16 +103,10 @@ def num_sure(q_top: Tensor) -> Tensor:
 
 
 class Cumulated:
-    """The cumulative sum of rows of values, stored after each block of neighbouring columns.
+    """The cumulative sum of rows of values (B, N), at least 0, stored after each block of neighbouring columns.
 
-    A search for n heights among N columns reads about √(N·n) block sums, and then the columns of n blocks.
-
-    Args:
-        values: (B, N), at least 0.
-        n: number of heights to search in each row. It sets the size of the blocks.
-
-    Attributes:
-        total: (B, 1), float64, the sum of each row.
+    A search for n heights among N columns reads about √(N·n) block sums, and then the columns of n blocks. `total`
+    (B, 1), float64, is the sum of each row.
     """
 
     def __init__(self, values: Tensor, n: int) -> None:
