@@ -5,10 +5,8 @@ import warnings
 import pytest
 import torch
 
-from lit_knn.commands.plan import estimator_parts
 from lit_knn.common.errors import InputError
 from lit_knn.common.settings import describe
-from lit_knn.data import Digits
 from lit_knn.estimators import KNN, STF, ByClass, MonteCarlo, SubspaceKNN, UniformSNIS, Wiener
 from lit_knn.reference import ReferenceSet
 from tests.toys import low_rank_vectors, noisy
@@ -69,15 +67,3 @@ def test_each_class_has_its_own_number_with_one_line_for_all_and_mirrored_images
     mirrored = KNN()
     bound(mirrored, ReferenceSet(torch.zeros(30, 1, 4, 4, dtype=torch.uint8), hflip=True))
     assert mirrored.k == 60
-
-
-def test_a_plan_counts_what_a_run_would_take():
-    data, cpu = Digits(), torch.device("cpu")
-    held = [
-        {part.name: part for part in estimator_parts([estimator], data, data.stored(), cpu)[0]}
-        for estimator in (SubspaceKNN(compute="float32"), SubspaceKNN(64, compute="float32"))
-    ]
-    name = "r=64 coordinates, float32"  # the digits have 64 dimensions
-    assert held[0][name] == held[1][name]
-    with pytest.raises(InputError, match="KNN: k=1798 is more than the 1797 images"):
-        estimator_parts([KNN(1798)], data, data.stored(), cpu)
