@@ -170,7 +170,7 @@ def test_the_last_thread_that_leaves_restores_the_precision():
     assert torch.get_float32_matmul_precision() == "medium"
 
 
-@pytest.mark.skipif(not hasattr(torch.backends.mkldnn, "matmul"), reason="this PyTorch has one setting for all backends")
+@pytest.mark.skipif(not hasattr(torch.backends.mkldnn, "matmul"), reason="one setting for all backends")
 def test_a_precision_that_the_process_has_set_for_one_backend_is_restored():
     backend = torch.backends.mkldnn.matmul
     before, backend.fp32_precision = backend.fp32_precision, "bf16"
