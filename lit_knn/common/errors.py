@@ -39,12 +39,6 @@ def first_line(error: BaseException) -> str:
     return (said.splitlines() or [type(error).__name__])[0]
 
 
-def file_problem(error: OSError) -> str:
-    """Describe an error of the file system in one line, with the names of the files."""
-    names = [str(name) for name in (error.filename, error.filename2) if name]
-    return ": ".join([*(names or ["a file cannot be read or written"]), first_line(error)])
-
-
 def printable(text: str) -> str:
     """Escape line breaks and control characters (file names may contain them), so that no terminal obeys them."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
@@ -64,7 +58,9 @@ def one_line(error: BaseException, doing: str = "") -> tuple[str, int]:
     if is_out_of_memory(error):
         return printable(f"not enough memory: {said}; `plan` shows what a run needs"), 2
     if isinstance(error, OSError):
-        return printable(file_problem(error)), 2
+        names = [str(name) for name in (error.filename, error.filename2) if name]
+        problem = ": ".join([*(names or ["a file cannot be read or written"]), first_line(error)])
+        return printable(problem), 2
     if is_lost(error):
         return "another process ended in training; resume from the last checkpoint", 2
     # Compare the name of Lightning's class, because this module does not import Lightning.
