@@ -91,7 +91,7 @@ def in_every_process(work: Callable[[], T]) -> list[T]:
     """Run `work` in every process and return all results, picklable, in rank order. Every process must call this.
 
     Raises:
-        InputError: another process failed; the message names the lowest such rank.
+        InputError: another process failed; the message names its rank.
         LostProcessError: another process was killed.
         Exception: the exception that `work` raised in this process.
     """

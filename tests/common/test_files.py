@@ -1,4 +1,4 @@
-"""Files that are whole or absent, tables in them, descriptions of settings, and what the first rank says."""
+"""Files that are whole or absent, tables in them, descriptions of settings, errors of the first rank, memory."""
 
 import os
 from contextlib import suppress
@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 
+from lit_knn.common import memory
 from lit_knn.common.distributed import on_first_rank
 from lit_knn.common.errors import InputError
 from lit_knn.common.files import written_whole
@@ -84,3 +85,12 @@ def test_an_error_of_the_first_rank_is_one_of_input_everywhere(error):
     # An error of another type would leave the other ranks waiting for the result.
     with pytest.raises(InputError, match=r"^told$"):
         on_first_rank(fail)
+
+
+@pytest.mark.parametrize(("limit", "share"), [("max", 1), ("{half}", 0.5), ("{double}", 1)])
+def test_the_memory_is_that_of_the_container_if_it_has_less(limit, share, tmp_path, monkeypatch):
+    monkeypatch.setattr(memory, "CONTAINER_LIMITS", ())
+    whole = memory.machine_bytes()
+    (tmp_path / "limit").write_text(limit.format(half=whole // 2, double=2 * whole) + "\n")
+    monkeypatch.setattr(memory, "CONTAINER_LIMITS", (str(tmp_path / "none"), str(tmp_path / "limit")))
+    assert memory.machine_bytes() == int(whole * share)
