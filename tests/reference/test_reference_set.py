@@ -12,7 +12,7 @@ from lit_knn.estimators import KNN
 from lit_knn.index import FaissIndex, FlatIndex, TorchIndex
 from lit_knn.reference import ReferenceSet
 from lit_knn.reference.sharded import ShardedReferenceSet
-from tests.config_files import CONFIGS, RUNS, resolved
+from tests.config_files import RUNS, resolved
 from tests.toys import noisy
 
 WITH_FLIPS = pytest.mark.parametrize("hflip", [False, True])
@@ -107,11 +107,9 @@ def test_a_set_with_flips_gives_its_images_without_their_mirror_images_too(kind)
 
 
 def test_digits_and_the_figures_of_estimators_are_not_flipped():
-    flipped = {
-        str(path.relative_to(CONFIGS)) for path in RUNS if resolved(path)["data"].get("init_args", {}).get("hflip")
-    }
-    table1 = {f"table1/{name}.yaml" for name in ("ict", "ict_stf", "ict_knn")}
-    assert flipped == {"flow/cifar10.yaml", "figure4/cifar10.yaml", *table1}
+    flipped = [path for path in RUNS if resolved(path)["data"].get("init_args", {}).get("hflip")]
+    assert len(flipped) >= 5
+    assert not [path for path in flipped if "digits" in path.name or path.parent.name in ("figure1", "figure3")]
 
 
 NAN_FAR_DOWN = torch.zeros(5000, 2).index_put((torch.tensor(4500), torch.tensor(1)), torch.tensor(torch.nan))
