@@ -75,6 +75,11 @@ def test_values_that_python_or_memory_holds_alike_are_described_apart():
     described = [fingerprint(describe(Thing(value))) for value in values]
     assert len(set(described)) == len(values)
     assert described == [fingerprint(describe(Thing(value))) for value in values]
+    # A network that was made from the name of a file counts with its weights.
+    things = [Thing("file") for _ in range(2)]
+    for thing in things:
+        thing.network = nn.Linear(2, 2)
+    assert describe(things[0]) != describe(things[1])
 
 
 @pytest.mark.parametrize("error", [InputError("told"), OSError("told")])
