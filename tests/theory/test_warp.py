@@ -157,6 +157,3 @@ def test_a_warped_mean_is_of_the_class_that_is_asked_for():
         rows = labels[:B] == label
         expected = enumerated(z[rows], t[rows], warp.rows(rows), data[labels == label])
         torch.testing.assert_close(mu[rows].double(), expected, rtol=1e-4, atol=1e-5)
-    # A reference batch of one image is the source.
-    source = ByClass(STF(1)).bind(reference).warped_mean(z, t, warp, x, labels=labels[:B])
-    torch.testing.assert_close(source, warp.apply(x))
