@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from lit_knn.common import memory
-from lit_knn.common.distributed import on_first_rank
+from lit_knn.common.distributed import Exchange, on_first_rank
 from lit_knn.common.errors import InputError
 from lit_knn.common.files import written_whole
 from lit_knn.common.settings import RecordsArguments, describe, fingerprint
@@ -90,6 +90,22 @@ def test_an_error_of_the_first_rank_is_one_of_input_everywhere(error):
     # An error of another type would leave the other ranks waiting for the result.
     with pytest.raises(InputError, match=r"^told$"):
         on_first_rank(fail)
+
+
+def test_values_of_the_first_rank_are_those_of_rank_0():
+    sent, values = [], [torch.tensor([1.0, 2.0]), torch.tensor([3.0, 4.0])]
+
+    class OfTwo(Exchange):
+        """Delivers what the ranks have sent so far; after the last rank, this is everything."""
+
+        def all_gather(self, rows):
+            sent.append(rows)
+            return sent
+
+    exchange = OfTwo()
+    for exchange.rank, exchange.size in ((0, 2), (1, 2)):
+        received = exchange.of_first(values[exchange.rank])
+    assert torch.equal(received, values[0])
 
 
 @pytest.mark.parametrize(("limit", "share"), [("max", 1), ("{half}", 0.5), ("{double}", 1)])

@@ -9,7 +9,7 @@ from lit_knn.common.errors import InputError
 from lit_knn.estimators import KNN, STF, ByClass, Exact, MonteCarlo, SubspaceKNN, TopK, UniformSNIS, Wiener
 from lit_knn.index import FaissIndex, TorchIndex
 from lit_knn.reference import ReferenceSet
-from lit_knn.reference.classes import classes_of
+from lit_knn.reference.classes import classes_of, lie_together
 from tests.toys import enumerate_class_mean, noisy
 
 # The classes have unequal sizes, and their labels do not start at 0.
@@ -53,6 +53,11 @@ def test_a_class_holds_its_images_and_no_others(sort, hflip):
     reference.to("meta")
     assert own.images.device.type == own.mean().device.type == "meta"
     assert not sort or own.images._base is reference.images
+
+
+@pytest.mark.parametrize("labels", [[2, 2, 0, 1, 1], [0], [0, 1, 0]])
+def test_images_in_order_of_class_are_told_from_others(labels):
+    assert lie_together(torch.tensor(labels)) == (labels != [0, 1, 0])
 
 
 @pytest.mark.parametrize(
