@@ -82,11 +82,9 @@ class KNN(NeighbourEstimator):
         """Add the source of each z as one more neighbour, or id −1 if the source is not needed."""
         source = self.reference.locate(x_source).unsqueeze(1)
         source_sq_dist = self._exact_sq_dist(z, source)
-        found = ids >= 0
         # Do not add a source that is farther than all neighbours, because this source would lower the tail.
-        farthest = torch.where(found, sq_dist, -torch.inf).amax(1, keepdim=True)
-        nearer = (source_sq_dist < farthest) | ~found.any(1, keepdim=True)
-        missed = (source >= 0) & (ids != source).all(1, keepdim=True) & nearer
+        farthest = torch.where(ids >= 0, sq_dist, -torch.inf).amax(1, keepdim=True)
+        missed = (source >= 0) & (ids != source).all(1, keepdim=True) & (source_sq_dist < farthest)
         sq_dist = torch.cat([sq_dist, torch.where(missed, source_sq_dist, torch.inf)], 1)
         return sq_dist, torch.cat([ids, torch.where(missed, source, -1)], 1)
 

@@ -1,0 +1,158 @@
+"""Estimators in runs: every file of configs/estimators, a network that was trained, and one of the user's own."""
+
+import sys
+
+import pytest
+import pytorch_lightning as pl
+import torch
+
+from lit_knn.callbacks import LastCheckpoint
+from lit_knn.data import Digits
+from lit_knn.estimators import ByClass, Network, OneSample, Smoothed, Switched
+from lit_knn.metrics import error_curve
+from lit_knn.modules import LitEDM
+from lit_knn.nets import ADM, DDPMpp, NCSNpp, UNet
+from lit_knn.reference import ReferenceSet
+from main import main, make_cli
+from tests import ROOT
+from tests.any_data import enumerated_mean
+from tests.short_training import TRAINER
+from tests.toys import enumerate_class_mean, noisy, pixels
+
+FILES = sorted((ROOT / "configs" / "estimators").glob("*.yaml"))
+# One step with a small network; nothing is measured or kept.
+STEP = ["--trainer.max_steps", "1", "--trainer.limit_val_batches", "0", "--trainer.callbacks", "[]"]
+STEP += ["--trainer.logger", "false", "--trainer.enable_checkpointing", "false", "--data.batch_size", "8"]
+STEP += ["--trainer.enable_progress_bar", "false", "--trainer.enable_model_summary", "false"]
+STEP += ["--model.net.channels", "8"]
+WARPING = ("flow/digits", "table2/digits", "table2/edm_knn")
+UNWARPED = ("patch_posterior", "pca_locality", "smoothed", "wiener")
+
+pytestmark = pytest.mark.filterwarnings("ignore:.* the default ")
+
+
+@pytest.fixture(autouse=True)
+def _work_in_a_folder_of_its_own(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def of_warped(path, run):
+    """Extra options for a run that warps images: these estimators refuse warped posteriors."""
+    return ["--model.warped", "source"] if path.stem in UNWARPED and run in WARPING else []
+
+
+# With these options `table1/digits` is the demo.
+@pytest.mark.slow  # The tests of each module train with some of them, and the next test binds all.
+@pytest.mark.parametrize("run", ["demo", "flow/digits", "table2/digits", "table2/digits_conditional"])
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_it_trains_on_the_digits(path, run):
+    config = str(ROOT / "configs" / f"{run}.yaml")
+    main(["fit", "-c", config, "--model.estimator", str(path), *STEP, *of_warped(path, run)])
+
+
+# Pairs of a run and an estimator differ only in how their options meet. One run meets every estimator, the others some:
+# with and without options, with another estimator within, and one that refuses warped images.
+FEW = ("one_sample", "knn", "switched", "smoothed")
+PAIRS = [
+    pytest.param(path, run, marks=() if run == "table1/ict_knn" or path.stem in FEW else pytest.mark.slow)
+    for run in ("table1/ict_knn", "table2/edm_knn", "flow/cifar10")
+    for path in FILES
+]
+
+
+@pytest.mark.parametrize(("path", "run"), PAIRS, ids=lambda value: getattr(value, "stem", value))
+def test_it_is_bound_in_the_runs_of_the_tables(path, run):
+    options = ["--model.estimator", str(path), "--model.net", str(ROOT / "configs" / "models" / "unet.yaml")]
+    options += ["--model.net.channels", "8", "--trainer.accelerator", "cpu"]
+    options += of_warped(path, run)
+    estimator = make_cli(["-c", str(ROOT / "configs" / f"{run}.yaml"), *options], run=False).model.estimator
+    reference = ReferenceSet(pixels(N=30, shape=(3, 16, 16)))
+    if estimator.needs_reference:
+        estimator.bind(reference)
+    x, t = reference.gather(torch.arange(4)), torch.tensor([1e-4, 0.002, 2.0, 9999.0])
+    mean = estimator.posterior_mean(noisy(x, 2.0), t, x_source=x)
+    assert mean.isfinite().all()
+    assert mean.shape == x.shape
+
+
+def published(family):
+    return family(image_size=8, in_channels=1, channels=32, multipliers=[1, 2], blocks=1, attention_at=[4], dropout=0.2)
+
+
+@pytest.mark.parametrize("family", [UNet, DDPMpp, NCSNpp, ADM])
+def test_a_trained_network_is_an_estimator_with_the_averaged_weights(family, tmp_path):
+    # A checkpoint of a published family tells its architecture.
+    nets = [UNet(1, channels=8, multipliers=(1, 2), blocks=1) for _ in range(2)]
+    if family is not UNet:
+        nets = [published(family), None]
+    model = LitEDM(nets[0], OneSample(), lr=1e-2, lr_ramp_up_images=0, ema_half_life_images=500)
+    saved = LastCheckpoint(dirpath=str(tmp_path))
+    pl.Trainer(max_steps=4, callbacks=[saved], **TRAINER).fit(model, Digits(batch_size=16))
+    network, z = Network(tmp_path / "last.ckpt", nets[1]), 3 * torch.randn(4, 1, 8, 8)
+    sigma = torch.tensor([0.1, 1.0, 5.0, 40.0])
+    # After a fit the module itself has the averaged weights.
+    with torch.no_grad():
+        expected = model.denoiser.eval()(z, sigma)
+    torch.testing.assert_close(network.posterior_mean(z, sigma), expected)
+    score = (expected - z) / sigma.reshape(-1, 1, 1, 1) ** 2
+    torch.testing.assert_close(network.score(z, sigma), score, rtol=1e-4, atol=1e-5)
+
+
+T = 2.0
+OWN = """
+import torch
+from lit_knn.estimators import Estimator
+from lit_knn.theory.posterior import direct_sq_dist, unnormalised_log_likelihood
+
+class Half(Estimator):
+    def __init__(self, share: float = 0.5) -> None:
+        self.share = share
+    def _posterior_mean(self, z, t, x_source, generator):
+        ids = torch.randperm(self.reference.N, generator=generator)[: int(self.share * self.reference.N)]
+        x = self.reference.take(ids.expand(len(z), -1))
+        weights = unnormalised_log_likelihood(direct_sq_dist(z, x), t).softmax(1)
+        return torch.einsum("bn,bn...->b...", weights, x.double())
+"""
+
+
+@pytest.fixture
+def half(tmp_path, monkeypatch):
+    (tmp_path / "own_half.py").write_text(OWN)
+    monkeypatch.syspath_prepend(tmp_path)
+    import own_half
+
+    yield own_half.Half
+    sys.modules.pop("own_half")
+
+
+def test_an_own_estimator_works_alone_by_class_and_inside_others(half):
+    labels = torch.arange(60) % 3
+    reference = ReferenceSet(pixels(60, (3, 6, 6)), labels=labels)
+    z, t = noisy(reference.gather(torch.arange(6)), T), torch.full((6,), T, dtype=torch.float64)
+    exact, close = enumerated_mean(reference, z, t).float(), {"rtol": 0, "atol": 1e-5}
+    whole = half(1.0).bind(reference)
+    torch.testing.assert_close(whole.posterior_mean(z, T), exact, **close)
+    torch.testing.assert_close(whole.score(z, T), (exact - z) / T**2, **close)
+    by_class = ByClass(half(1.0)).bind(reference).posterior_mean(z, T, labels=labels[:6])
+    torch.testing.assert_close(by_class, enumerate_class_mean(reference, z, T, labels[:6]).float(), **close)
+    switched = Switched(half(0.5), half(1.0), 1.0).bind(reference)
+    torch.testing.assert_close(switched.posterior_mean(z, T), exact, **close)
+    assert Smoothed(half(0.5), 0.1, n=2).bind(reference).posterior_mean(z, T).shape == z.shape
+    rows = error_curve({"own": half(), "all": half(1.0)}, reference, [T], num_z=8, repeats=4)
+    error = {row["estimator"]: row["mu_mse"] for row in rows}
+    assert error["all"] < 1e-10 < error["own"]
+
+
+def test_an_own_estimator_trains_the_demo_and_is_told_of_options_that_stick(half, tmp_path, recwarn):
+    tiny = ["--trainer.accelerator", "cpu", "--trainer.devices", "1", "--trainer.enable_progress_bar", "false"]
+    tiny += ["--trainer.max_steps", "2", "--data.batch_size", "16", "--trainer.val_check_interval", "2"]
+    main(["fit", "-c", "demo", "--model.estimator", "own_half.Half", *tiny, "--data.val_images", "16"])
+    assert list(tmp_path.rglob("last.ckpt"))
+    own = OWN.replace("Half", "Count").replace("share: float = 0.5", "n: int = 30")
+    (tmp_path / "own_count.py").write_text(own.replace("self.share = share", "self.share = 1 / n"))
+    for given in ([], ["--model.estimator.n", "3"]):
+        recwarn.clear()
+        main(["plan", "-c", "demo", "--model.estimator", "own_count.Count", *given])
+        told = [str(warning.message) for warning in recwarn if "takes over" in str(warning.message)]
+        expected = "--model.estimator own_count.Count takes over n=64 of the config's KNN; for other values give "
+        assert told == ([] if given else [expected + "--model.estimator.n …"])
