@@ -38,44 +38,34 @@ def test_it_needs_no_package_beyond_four_and_ends_when_the_time_is_over(tmp_path
     assert {row["note"] for row in rows if row["part"] != "check"} == {"no time left"}
 
 
-def test_a_part_that_fails_ends_no_other_part(tmp_path):
-    def breaks():
-        raise RuntimeError("CUDA error: an illegal memory access\nadvice")
+class Wrong(Exact):
+    """An exact mean that is wrong in its fourth digit, or fails as no one expects."""
 
-    results = Results(Output(tmp_path / "gpu", "csv", "md", "png"))
-    results.add("training", "training", breaks)
-    results.add("check", "checks", lambda: [{"path": "a path", "passed": True, "measured": "0", "limit": "1"}])
-    assert results.problems() == ["training: failed: RuntimeError: CUDA error: an illegal memory access"]
-    results.tell("A GPU.")
-    assert "a path" in (tmp_path / "gpu.md").read_text()
-    assert [row["path"] for row in csv.DictReader((tmp_path / "gpu.csv").open())] == ["a path"]
-
-
-class Fails(Exact):
-    """Fails as no one expects."""
+    def __init__(self, fails=False):
+        self.fails = fails
 
     def _posterior_mean(self, *args):
-        raise KeyError("float8")
-
-
-def test_a_check_that_fails_unexpectedly_is_a_row():
-    found = outcome(Check(lambda N: Fails(), exact=True), synthetic_images(60, (3, 8, 8), CPU), CPU)
-    assert found == {"passed": False, "measured": "failed: KeyError: 'float8'", "limit": ""}
-
-
-class Biased(Exact):
-    """An exact mean that is wrong in its fourth digit."""
-
-    def _posterior_mean(self, *args):
+        if self.fails:
+            raise KeyError("float8")
         return super()._posterior_mean(*args) + 1e-3
 
 
-def test_a_wrong_path_does_not_pass():
+def test_a_wrong_path_does_not_pass_and_a_part_that_fails_ends_no_other(tmp_path):
     images = synthetic_images(60, (3, 8, 8), CPU)
     assert outcome(Check(lambda N: Exact(), exact=True), images, CPU)["passed"]
-    found = outcome(Check(lambda N: Biased(), exact=True), images, CPU)
-    assert not found["passed"]
-    assert found["measured"] == "1e-06 squared error"
-    refused = outcome(Check(lambda N: KNN(k=61), TorchIndex), images, CPU)
-    assert not refused["passed"]
-    assert "61" in refused["measured"]
+    for check, measured in (
+        (Check(lambda N: Wrong(), exact=True), "1e-06 squared error"),
+        (Check(lambda N: Wrong(fails=True), exact=True), "failed: KeyError: 'float8'"),
+        (Check(lambda N: KNN(k=61), TorchIndex), "k=61 is more"),
+    ):
+        found = outcome(check, images, CPU)
+        assert not found["passed"]
+        assert measured in found["measured"]
+    results = Results(Output(tmp_path / "gpu", "csv", "md", "png"))
+    results.add("training", "training", lambda: images[61])
+    results.add("check", "checks", lambda: [{"path": "a path", "passed": True, "measured": "0", "limit": "1"}])
+    assert len(results.problems()) == 1
+    assert results.problems()[0].startswith("training: failed: IndexError: index 61")
+    results.tell("A GPU.")
+    assert "a path" in (tmp_path / "gpu.md").read_text()
+    assert [row["path"] for row in csv.DictReader((tmp_path / "gpu.csv").open())] == ["a path"]

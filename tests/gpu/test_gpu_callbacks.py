@@ -12,8 +12,6 @@ from PIL import Image
 import callbacks
 from lit_knn.common.stopwatch import Stopwatch
 from lit_knn.common.tables import read_rows
-from lit_knn.metrics.features import EfficientNetLite0, InceptionV3
-from lit_knn.reference import ReferenceSet
 from main import main
 from tests import ROOT
 from tests.networks import write_own
@@ -82,8 +80,7 @@ def test_measurements_are_those_of_the_cpu(slow):
     write_own("network.ckpt")
     args = ["--data", "Arrays", "--data.path", "images.npy", "--data.batch_size", "20", "--data.val_images", "20"]
     args += ["--data.index", "TorchIndex", "--model", "LitEstimator", "--model.estimator", "Exact"]
-    args += ["--model.sampling_steps", "3"]
-    folders = []
+    args, folders = [*args, "--model.sampling_steps", "3"], []
     for device in ("gpu", "cpu"):
         # The samples of some are kept for later runs.
         chosen = {
@@ -92,10 +89,9 @@ def test_measurements_are_those_of_the_cpu(slow):
             if (name == "SizeCalibration") == slow
         }
         folders.append(run("validate", device, chosen, *args))
-    ours, theirs = folders
-    assert {path.relative_to(ours) for path in ours.rglob("*.*")} == {
-        p.relative_to(theirs) for p in theirs.rglob("*.*")
-    }
+    theirs = folders[1]
+    names = [{path.relative_to(folder) for path in folder.rglob("*.*")} for folder in folders]
+    assert names[0] == names[1]
     for path in theirs.rglob("*/step*.png"):
         pictures = [np.asarray(Image.open(folder / path.relative_to(theirs))).astype(int) for folder in folders]
         assert np.abs(pictures[0] - pictures[1]).max() <= 2
@@ -133,19 +129,6 @@ def test_a_run_by_class_in_half_precision_trains_samples_and_is_judged():
 def test_the_picture_of_a_posterior_is_drawn():
     folder = run("validate", "gpu", {"PosteriorPicture": {}}, "-c", str(ROOT / "configs" / "figure1" / "toy.yaml"))
     assert (folder / "figure1.png").exists()
-
-
-def test_features_of_networks_are_those_of_the_cpu(random_weights):
-    images = ReferenceSet(pixels(2, (3, 32, 32))).gather(torch.arange(2))
-    for extractor in (InceptionV3(random_weights), EfficientNetLite0()):
-        found = {}
-        for device in ("cpu", "cuda"):
-            extractor.load((3, 32, 32), device)
-            found[device] = [part for part in extractor(images.to(device)) if part is not None]
-        for ours, theirs in zip(found["cuda"], found["cpu"], strict=True):
-            assert ours.is_cuda
-            # A GPU may multiply numbers of 10 bits in some hundred layers.
-            torch.testing.assert_close(ours.cpu(), theirs, rtol=1e-2, atol=1e-2 * theirs.abs().max().item())
 
 
 def test_a_stopwatch_in_use_is_copied_empty():

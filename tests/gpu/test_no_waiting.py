@@ -13,55 +13,28 @@ from lit_knn.common.deferred_checks import DeferredChecks
 from lit_knn.common.errors import NonFiniteLossError
 from lit_knn.common.rng import keyed_generator
 from lit_knn.data import Digits
-from lit_knn.estimators import (
-    KNN,
-    STF,
-    ByClass,
-    Exact,
-    MonteCarlo,
-    OneSample,
-    SubspaceKNN,
-    Switched,
-    TopK,
-    UniformSNIS,
-    Wiener,
-)
+from lit_knn.estimators import KNN, STF, ByClass, OneSample
 from lit_knn.index import TorchIndex
 from lit_knn.modules import LitECT, LitEDM, LitFlow, LitICT
 from lit_knn.modules.augmentation import GeometricAugmentation
 from lit_knn.nets import DDPMpp
 from lit_knn.reference import ReferenceSet
+from tests.every_estimator import every_estimator
 from tests.networks import write_start
 from tests.short_training import TRAINER
 from tests.toys import noisy, pixels
 
-ESTIMATORS = {
-    "Exact": Exact,
-    "KNN": lambda: KNN(20, 16),
-    "KNN with source": lambda: KNN(20, 16, include_source=True),
-    "MonteCarlo": lambda: MonteCarlo(16),
-    "STF": lambda: STF(16),
-    "SubspaceKNN": lambda: SubspaceKNN(10, n=16),
-    "Switched": lambda: Switched(OneSample(), STF(16), 1.0),
-    "TopK": lambda: TopK(16),
-    "UniformSNIS": lambda: UniformSNIS(16),
-    "Wiener": lambda: Wiener(10),
-    "OneSample": OneSample,  # The last: it uses no images, and so has no classes.
-}
+# These two look at the noise levels on the host.
+MAKERS = {name: make for name, make in every_estimator(k=20, n=16, r=10).items() if name[:3] not in ("pca", "pat")}
+CALLS = [(name, by_class) for name in MAKERS for by_class in (False, True) if (name, by_class) != ("one_sample", True)]
 GPU = {**TRAINER, "accelerator": "gpu", "devices": 1}
-# Without this, a fit with no callback for checkpoints leaves them in the current folder.
-UNSAVED = {**GPU, "enable_checkpointing": False}
 
 
-@pytest.mark.parametrize(
-    ("name", "by_class"), [(name, by_class) for name in ESTIMATORS for by_class in (False, True)][:-1]
-)
+@pytest.mark.parametrize(("name", "by_class"), CALLS)
 def test_a_call_of_an_estimator_waits_once_and_in_a_step_never(stand_in, name, by_class):
     labels = torch.arange(60) % 3
     reference = ReferenceSet(pixels(60), TorchIndex(), labels=labels).to("cuda")
-    estimator = ByClass(ESTIMATORS[name]()) if by_class else ESTIMATORS[name]()
-    if estimator.needs_reference:
-        estimator.bind(reference)
+    estimator = (ByClass(MAKERS[name]()) if by_class else MAKERS[name]()).bind(reference)
     x = reference.gather(torch.arange(8).cuda())
     z = noisy(x.cpu(), 2.0).cuda()
     for t in (2.0, torch.full((8,), 2.0, device="cuda")):
@@ -124,61 +97,56 @@ class OneNumber(nn.Module):
 
     num_classes = 0
 
-    def __init__(self, call=math.inf):
+    def __init__(self, call):
         super().__init__()
         self.value, self.call, self.calls = nn.Parameter(torch.tensor(0.3)), call, 0
 
     def forward(self, z_scaled, noise_label, class_label=None, augment_label=None):
         self.calls += 1
-        output = self.value.expand_as(z_scaled)
-        return output * math.nan if self.calls > self.call else output
+        return self.value.expand_as(z_scaled) * (math.nan if self.calls > self.call else 1)
 
 
-def failing():
-    """A training whose fourth step is not finite; the first call is the trial of `setup`."""
-    return LitEDM(OneNumber(call=4), OneSample(), lr=0.1, lr_ramp_up_images=0)
-
-
-FAILURE = r"not finite at step 3, first at noise level t=\d"
+def fail(folder, every, **options):
+    """Train until the fourth step, which is not finite, is told; return trainer, module and data."""
+    callback = LastCheckpoint(every, dirpath=str(folder))
+    trainer = pl.Trainer(**{**GPU, **options}, max_steps=9, callbacks=[callback])
+    # The first call is the trial of `setup`.
+    model = LitEDM(OneNumber(call=4), OneSample(), lr=0.1, lr_ramp_up_images=0)
+    data = Digits(batch_size=32, val_images=32)
+    with pytest.raises(NonFiniteLossError, match=r"not finite at step 3, first at noise level t=\d"):
+        trainer.fit(model, data)
+    return trainer, model, data
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize(("every", "logs", "told", "left"), [(1, 50, 4, 3), (2, 50, 4, 2), (50, 5, 5, None)])
-def test_a_loss_that_is_not_finite_is_told_later_and_never_saved(every, logs, told, left, tmp_path):
-    callback = LastCheckpoint(every, dirpath=str(tmp_path))
-    trainer = pl.Trainer(**GPU, max_steps=9, log_every_n_steps=logs, callbacks=[callback])
-    with pytest.raises(NonFiniteLossError, match=FAILURE):
-        trainer.fit(failing(), Digits(batch_size=32))
+@pytest.mark.parametrize(
+    ("every", "options", "told", "left"),
+    [
+        (1, {}, 4, 3),
+        (2, {}, 4, 2),
+        (50, {"log_every_n_steps": 5}, 5, None),
+        (50, {"limit_val_batches": 1, "val_check_interval": 5}, 5, None),
+    ],
+)
+def test_a_loss_that_is_not_finite_is_told_later_and_never_saved(every, options, told, left, tmp_path):
+    trainer, _, _ = fail(tmp_path, every, **options)
     assert trainer.global_step == told
-    if left is None:
-        assert not (tmp_path / "last.ckpt").exists()
-        return
-    saved = torch.load(tmp_path / "last.ckpt", weights_only=False)
-    assert saved["global_step"] == left
-    assert all(saved[part]["denoiser.model.value"].isfinite() for part in ("state_dict", "current_model_state"))
-
-
-@pytest.mark.gpu
-def test_a_validation_tells_what_is_not_finite():
-    trainer = pl.Trainer(**{**UNSAVED, "limit_val_batches": 1, "val_check_interval": 5}, max_steps=9)
-    with pytest.raises(NonFiniteLossError, match=FAILURE):
-        trainer.fit(failing(), Digits(batch_size=32, val_images=32))
-    assert trainer.global_step == 5
+    assert (tmp_path / "last.ckpt").exists() == (left is not None)
+    if left is not None:
+        saved = torch.load(tmp_path / "last.ckpt", weights_only=False)
+        assert saved["global_step"] == left
+        assert all(saved[part]["denoiser.model.value"].isfinite() for part in ("state_dict", "current_model_state"))
 
 
 @pytest.mark.gpu
 def test_a_step_that_the_scaler_of_gradients_leaves_out_is_told_and_the_module_trains_again(tmp_path):
-    options = {**GPU, "precision": "16-mixed", "log_every_n_steps": 50}
-    trainer = pl.Trainer(**options, max_steps=9, callbacks=[LastCheckpoint(2, dirpath=str(tmp_path))])
-    model, data = failing(), Digits(batch_size=32)
-    with pytest.raises(NonFiniteLossError, match=FAILURE):
-        trainer.fit(model, data)
+    _, model, data = fail(tmp_path, 2, precision="16-mixed")
     net = model.denoiser.model
     assert net.value.isfinite()
     assert torch.load(tmp_path / "last.ckpt", weights_only=False)["global_step"] == 2
     net.call = math.inf
     # The second fit copies the module for its average, and no event of CUDA can be copied.
-    trainer = pl.Trainer(**options, max_steps=2, enable_checkpointing=False)
+    trainer = pl.Trainer(**GPU, precision="16-mixed", max_steps=2, enable_checkpointing=False)
     trainer.fit(model, data)
     assert trainer.global_step == 2
 
@@ -192,9 +160,10 @@ def test_a_resumed_run_on_a_gpu_repeats_the_whole_one(tmp_path):
         trainer = pl.Trainer(**short, callbacks=[LastCheckpoint(dirpath=str(folder))])
         model = LitICT(net(dropout=0.3), STF(8), lr=0.01, ema_decay=0.9)
         trainer.fit(model, Digits(batch_size=8), ckpt_path=ckpt_path)
-        return folder / "last.ckpt"
+        return torch.load(folder / "last.ckpt", weights_only=False)
 
-    whole, resumed = (torch.load(path, weights_only=False) for path in (run(4), run(4, run(2))))
+    run(2)
+    whole, resumed = run(4), run(4, tmp_path / "2 True" / "last.ckpt")
     for part in ("state_dict", "current_model_state", "averaging_state"):
         assert whole[part].keys() == resumed[part].keys()
         for name, value in whole[part].items():

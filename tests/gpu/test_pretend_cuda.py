@@ -3,19 +3,21 @@
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 
-from tests.pretend_cuda import DeviceMismatch
+from tests.pretend_cuda import DeviceMismatch, world_of_nccl
 
 C = {"device": "cuda"}
 
 
-def eights(rows, columns=8):
-    return torch.zeros(rows, columns, dtype=torch.int8, **C)
+def eights(rows):
+    return torch.zeros(rows, 8, dtype=torch.int8, **C)
 
 
 BAD = {
     "pointwise": lambda: torch.randn(3, **C) + torch.randn(3),
+    "stacked numbers": lambda: torch.stack([torch.ones((), **C), torch.ones(())]),
     "written into cpu": lambda: torch.tensor(1.0).add_(torch.tensor(1.0, **C)),
     "cpu tensor by cuda index": lambda: torch.randn(3)[torch.tensor([0], **C)],
     "assigned values": lambda: torch.randn(3, **C).__setitem__(torch.tensor([0, 1], **C), torch.zeros(2)),
@@ -29,7 +31,7 @@ BAD = {
 
 @pytest.mark.parametrize("name", BAD)
 def test_what_cuda_refuses_is_flagged(stand_in, name):
-    with pytest.raises(TypeError if name == "NumPy" else DeviceMismatch):
+    with pytest.raises(RuntimeError if name == "NumPy" else DeviceMismatch):
         BAD[name]()
 
 
@@ -53,9 +55,20 @@ SYNCS = {
 
 @pytest.mark.parametrize("name", SYNCS)
 def test_waits_are_counted_with_their_line(stand_in, name):
-    run, count = SYNCS[name]
-    x = torch.ones(3, **C)
+    (run, count), x = SYNCS[name], torch.ones(3, **C)
     with stand_in.record() as seen:
         run(x)
     assert seen.syncs == count, seen.report()
     assert all(" tests/gpu/test_pretend_cuda.py:" in site for site in seen)
+
+
+def test_nccl_takes_tensors_of_the_device_alone(stand_in, tmp_path):
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        with world_of_nccl():
+            dist.all_reduce(torch.ones(3, **C))
+            with pytest.raises(DeviceMismatch, match="device type cpu"):
+                dist.all_reduce(torch.ones(3))
+            dist.all_reduce(torch.ones(3), group=dist.new_group(backend="gloo"))
+    finally:
+        dist.destroy_process_group()

@@ -5,9 +5,9 @@ and to PyTorch's dispatcher it is on `cuda:0` (`.device`, `.is_cuda`, autograd k
 ATen operation that touches one passes through `police.Police.run`, which
 
 * raises `DeviceMismatch` where CUDA would: an operation that mixes tensors of the two devices (0-dimensional CPU
-  tensors may take part in pointwise operations, and CPU index tensors may index a CUDA tensor), a generator of the
-  other device, a result on the device written into a CPU tensor, shapes that `_int_mm` and `mm(out_dtype=)` refuse, an
-  operation without a CUDA kernel. PyTorch itself refuses `.numpy()`;
+  tensors may take part in most, and CPU index tensors may index a CUDA tensor), a generator of the other device, a
+  result on the device written into a CPU tensor, shapes that `_int_mm` and `mm(out_dtype=)` refuse, an operation
+  without a CUDA kernel. PyTorch itself refuses `.numpy()`;
 * counts, per source line of the project, how often the host waits: `.item()`, `bool()`, `.tolist()`, `.cpu()`, blocking
   copies to the device, `nonzero`, boolean masks, `unique`, `multinomial` with checks, factorisations that look at an
   info flag;
@@ -30,7 +30,7 @@ old ones stay. After the first block, device guards do nothing for the rest of t
 """
 
 from tests.pretend_cuda.cuda import PretendCuda
-from tests.pretend_cuda.device import DeviceMismatch
-from tests.pretend_cuda.nccl import world_of_nccl
+from tests.pretend_cuda.police import world_of_nccl
+from tests.pretend_cuda.tensor import DeviceMismatch, PretendTensor, active
 
-__all__ = ["DeviceMismatch", "PretendCuda", "world_of_nccl"]
+__all__ = ["DeviceMismatch", "PretendCuda", "PretendTensor", "active", "world_of_nccl"]

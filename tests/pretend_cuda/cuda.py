@@ -1,58 +1,48 @@
 """Patches `torch.cuda` for the time of a block."""
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 import time
 import types
-from collections.abc import Callable, Iterator
-from typing import Any
 
 import torch
 import torch._dynamo  # takes stock of torch.cuda's functions, so it is imported before they are patched
 
-from tests.pretend_cuda.device import PretendGenerator
-from tests.pretend_cuda.modes import DispatchMode, FunctionMode
-from tests.pretend_cuda.police import Police, Waits
-from tests.pretend_cuda.tensor import PretendTensor, active
+from tests.pretend_cuda.police import DispatchMode, FunctionMode, Police, Waits
+from tests.pretend_cuda.tensor import PretendGenerator, PretendTensor, active
 
 
 class PretendCuda(contextlib.ExitStack):
     """A block in which `cuda` is the pretended device. See the package."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.police = Police()
-
-    def __enter__(self) -> PretendCuda:
-        assert not active, "PretendCuda does not nest"
+    def __enter__(self):
         super().__enter__()
+        self.police = Police()
         active.append(self.police)
-        self.enter_context(torch.compiler.set_stance("force_eager"))  # Compiled code takes `data_ptr()`.
         self.callback(active.clear)
+        self.enter_context(torch.compiler.set_stance("force_eager"))  # Compiled code takes `data_ptr()`.
         # Guards of devices that are not there then do nothing, for the rest of the process.
         torch._C._ensureCUDADeviceGuardSet()
         # Module.to() then makes new parameters: the data of a CPU parameter cannot be set to a pretended tensor.
-        future = torch.__future__
-        before = future.get_overwrite_module_params_on_conversion()
-        self.callback(future.set_overwrite_module_params_on_conversion, before)
-        future.set_overwrite_module_params_on_conversion(True)
+        self.callback(torch.__future__.set_overwrite_module_params_on_conversion, False)
+        torch.__future__.set_overwrite_module_params_on_conversion(True)
         # torch.tensor(…, device="cuda") then makes a CPU tensor, and moves it where the stand-in sees it.
-        self.callback(torch._C._set_only_lift_cpu_tensors, torch._C._only_lift_cpu_tensors())
+        self.callback(torch._C._set_only_lift_cpu_tensors, False)
         torch._C._set_only_lift_cpu_tensors(True)
         for owner, name, value in self._patches():
-            self._patch(owner, name, value)
+            self.callback(setattr, owner, name, getattr(owner, name, None))
+            setattr(owner, name, value)
         # Optimisers take their foreach path, as on a GPU.
         supported = importlib.import_module("torch.optim.optimizer")._foreach_supported_types
         supported.append(PretendTensor)
         self.callback(supported.remove, PretendTensor)
-        self.enter_context(DispatchMode(self.police))
-        self.enter_context(FunctionMode(self.police))
+        for mode in (DispatchMode(), FunctionMode()):
+            mode.police = self.police
+            self.enter_context(mode)
         return self
 
     @contextlib.contextmanager
-    def record(self) -> Iterator[Waits]:
+    def record(self):
         """Count the waits of the block."""
         self.police.seen = seen = Waits()
         try:
@@ -60,14 +50,7 @@ class PretendCuda(contextlib.ExitStack):
         finally:
             self.police.seen = None
 
-    def _patch(self, owner: Any, name: str, value: Any) -> None:
-        if hasattr(owner, name):
-            self.callback(setattr, owner, name, getattr(owner, name))
-        else:
-            self.callback(delattr, owner, name)
-        setattr(owner, name, value)
-
-    def _patches(self) -> list[tuple[Any, str, Any]]:
+    def _patches(self):
         """List owner, name and value of what is patched."""
         random, waits = self._random_state(), self.police.waits
         cuda = {**_device_facts(), **random, "Event": _events(waits), "synchronize": lambda *_: waits("device sync")}
@@ -80,14 +63,14 @@ class PretendCuda(contextlib.ExitStack):
             *((torch.cuda, name, value) for name, value in cuda.items()),
         ]
 
-    def _random_state(self) -> dict[str, Any]:
-        def seed(value: int = 0) -> None:
+    def _random_state(self):
+        def seed(value=0):
             self.police.cuda_rng = torch._C.Generator("cpu").manual_seed(int(value)).get_state()
 
-        def get(device: Any = "cuda") -> torch.Tensor:
+        def get(device="cuda"):
             return self.police.cuda_rng.clone()
 
-        def put(state: torch.Tensor, device: Any = "cuda") -> None:
+        def put(state, device="cuda"):
             self.police.cuda_rng = state.clone()
 
         return {
@@ -99,12 +82,11 @@ class PretendCuda(contextlib.ExitStack):
         }
 
 
-def _device_facts() -> dict[str, Any]:
+def _device_facts():
     properties = types.SimpleNamespace(name="Pretended GPU", major=9, minor=0, total_memory=141 * 10**9)
     ignored = ("_lazy_init", "init", "set_device", "empty_cache", "reset_peak_memory_stats")
     return {
-        "is_available": lambda: True,
-        "is_initialized": lambda: True,
+        **dict.fromkeys(("is_available", "is_initialized"), lambda: True),
         "device_count": lambda: 1,
         "current_device": lambda: 0,
         "device": lambda device=None: contextlib.nullcontext(),
@@ -118,28 +100,26 @@ def _device_facts() -> dict[str, Any]:
     }
 
 
-def _events(waits: Callable[[str], None]) -> type:
+def _events(waits):
     """The class `torch.cuda.Event`. All happens in order; waiting for an event is counted."""
 
     class Event:
-        def __init__(self, enable_timing: bool = False) -> None:
-            self.time: float | None = None
+        def __init__(self, enable_timing=False):
+            self.time = None
 
-        def __deepcopy__(self, memo: Any) -> Any:
+        def __deepcopy__(self, memo):
             raise TypeError("cannot pickle 'Event' object")
 
-        def record(self) -> None:
+        def record(self):
             self.time = time.perf_counter()
 
-        def synchronize(self) -> None:
+        def synchronize(self):
             waits("event sync")
 
-        def query(self) -> bool:
+        def query(self):
             return True
 
-        def elapsed_time(self, other: Event) -> float:
-            if self.time is None or other.time is None:
-                raise RuntimeError("Both events must be recorded before calculating elapsed time.")
+        def elapsed_time(self, other):
             return 1000 * (other.time - self.time)
 
     return Event

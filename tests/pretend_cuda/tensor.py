@@ -1,16 +1,23 @@
-"""The tensor that says it is on `cuda:0`."""
+"""The pretended device: the tensors that say they are on it, and its random generators."""
 
-from __future__ import annotations
-
-from typing import Any
+import weakref
 
 import torch
-from torch.utils._pytree import tree_map_only
+from torch import nn
 
-from tests.pretend_cuda.device import DEVICE, canonical
-
+DEVICE, CPU = torch.device("cuda", 0), torch.device("cpu")
 # The police of the active `PretendCuda`, at most one.
-active: list[Any] = []
+active = []
+
+
+class DeviceMismatch(RuntimeError):
+    """An operation that CUDA would refuse."""
+
+
+def canonical(device):
+    """`cuda` -> `cuda:0`; other devices stay."""
+    device = torch.device(device)
+    return DEVICE if device.type == "cuda" else device
 
 
 class PretendTensor(torch.Tensor):
@@ -21,109 +28,96 @@ class PretendTensor(torch.Tensor):
     """
 
     @staticmethod
-    def __new__(cls, values: torch.Tensor) -> PretendTensor:
-        assert type(values) is torch.Tensor, type(values)
-        made = torch.Tensor._make_subclass(cls, values, False, device_for_backend_keys=DEVICE)  # type: ignore[attr-defined]
+    def __new__(cls, values):
+        made = torch.Tensor._make_subclass(cls, values, False, device_for_backend_keys=DEVICE)
         made._values = values
         return made
 
     __torch_function__ = torch._C._disabled_torch_function_impl
+    device = property(lambda self: DEVICE)
+    is_cuda = property(lambda self: True)
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
         # The modes of `PretendCuda` see most operations. Those of threads that autograd starts come here.
-        if not active:
-            raise RuntimeError(f"{func}: a pretended CUDA tensor is used outside `with PretendCuda()`")
         return active[0].run(func, args, kwargs or {})
 
-    @property
-    def device(self) -> torch.device:  # type: ignore[override]
-        return DEVICE
-
-    @property
-    def is_cuda(self) -> bool:  # type: ignore[override]
-        return True
-
-    @property
-    def is_cpu(self) -> bool:  # type: ignore[override]
-        return False
-
-    def to(self, *args: Any, **kwargs: Any) -> Any:
+    def to(self, *args, **kwargs):
         """As `Tensor.to`. C++ takes this tensor for a CPU tensor, and would leave it as it is in `.to("cpu")`."""
         if args and isinstance(args[0], torch.Tensor):
             args = (args[0].device, args[0].dtype, *args[1:])
         copy = kwargs.pop("copy", False)  # PyTorch's parser does not know it.
         memory_format = kwargs.pop("memory_format", None)
-        device, dtype, non_blocking, parsed_format = torch._C._nn._parse_to(*args, **kwargs)
-        memory_format = memory_format or parsed_format
-        dtype = dtype or self.dtype
-        keep = memory_format is None or memory_format == torch.preserve_format
-        if device is None or canonical(device) == DEVICE:
-            if dtype == self.dtype and not copy and (keep or self.is_contiguous(memory_format=memory_format)):
-                return self
-            device = DEVICE
+        device, dtype, non_blocking, _ = torch._C._nn._parse_to(*args, **kwargs)
+        device, dtype = DEVICE if device is None else canonical(device), dtype or self.dtype
+        kept = memory_format in (None, torch.preserve_format) or self.is_contiguous(memory_format=memory_format)
+        if (device, dtype, copy, kept) == (DEVICE, self.dtype, False, True):
+            return self
         options = {} if memory_format is None else {"memory_format": memory_format}
         to_copy = torch.ops.aten._to_copy.default
         return to_copy(self, dtype=dtype, device=device, non_blocking=non_blocking, **options)
 
-    def cpu(self, memory_format: Any = torch.preserve_format) -> Any:
-        return self.to("cpu", memory_format=memory_format)
+    def cpu(self):
+        return self.to(CPU)
 
-    def cuda(self, device: Any = None, non_blocking: bool = False, memory_format: Any = None) -> Any:
+    def cuda(self, *args, **kwargs):
         return self
 
-    def numpy(self, *, force: bool = False) -> Any:
-        if force:
-            return self.detach().cpu().numpy()
-        raise TypeError(
-            "can't convert cuda:0 device type tensor to numpy. Use Tensor.cpu() to copy the tensor to host memory "
-            "first."
-        )
-
-    def tolist(self) -> Any:
+    def tolist(self):
         return self.detach().cpu().tolist()
 
-    def new_tensor(self, data: Any, *, dtype: Any = None, device: Any = None, requires_grad: bool = False) -> Any:
-        dtype, device = dtype or self.dtype, DEVICE if device is None else device
-        return torch.tensor(data, dtype=dtype, device=device, requires_grad=requires_grad)
+    def __format__(self, spec):
+        return format(self.item(), spec) if spec else repr(self)
 
-    def __format__(self, spec: str) -> str:
-        return self.item().__format__(spec) if self.dim() == 0 else object.__format__(self, spec)
+    def __repr__(self):
+        return f"pretended {inner(self)!r}"
 
-    def __repr__(self, *, tensor_contents: Any = None) -> str:
-        return f"pretend_cuda({inner(self)!r}, requires_grad={self.requires_grad})"
+    def __deepcopy__(self, memo):
+        if id(self) not in memo:
+            copied = self.detach().clone().requires_grad_(self.requires_grad)
+            memo[id(self)] = nn.Parameter(copied, self.requires_grad) if isinstance(self, nn.Parameter) else copied
+        return memo[id(self)]
 
-    def __deepcopy__(self, memo: dict) -> Any:
-        if id(self) in memo:
-            return memo[id(self)]
-        with torch.no_grad():
-            copied = self.detach().clone()
-        if getattr(self, "_is_param", False):
-            copied = torch.nn.Parameter(copied, requires_grad=self.requires_grad)
-        else:
-            copied.requires_grad_(self.requires_grad)
-        memo[id(self)] = copied
-        return copied
-
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        values = inner(self)
+    def __reduce_ex__(self, protocol):
         with torch._C._DisableTorchDispatch():
-            if getattr(self, "_is_param", False):
-                values = torch.nn.Parameter(values, requires_grad=self.requires_grad)
-            return values.__reduce_ex__(protocol)
+            return inner(self).__reduce_ex__(protocol)
 
 
-def inner(t: PretendTensor) -> torch.Tensor:
+def inner(t):
     """The CPU tensor that has the same memory."""
     values = t._values
     with torch._C._DisableTorchDispatch():
         if values.data_ptr() == t.data_ptr() and values.shape == t.shape and values.stride() == t.stride():
             return values
-        made = torch.empty(0, dtype=t.dtype).set_(t.untyped_storage(), t.storage_offset(), t.size(), t.stride())
-    t._values = made
-    return made
+        t._values = torch.empty(0, dtype=t.dtype).set_(t.untyped_storage(), t.storage_offset(), t.size(), t.stride())
+    return t._values
 
 
-def real(tree: Any) -> Any:
-    """The values of pretended tensors in any nest of containers, without counting anything."""
-    return tree_map_only(PretendTensor, inner, tree)
+class _GeneratorType(type(torch._C.Generator)):
+    def __instancecheck__(cls, instance):
+        return isinstance(instance, torch._C.Generator)
+
+
+# PyTorch hands a generator to operations as another Python object. Its address says which one it is.
+_device_of = {}
+
+
+class PretendGenerator(torch._C.Generator, metaclass=_GeneratorType):
+    """A `torch.Generator` that may say it is on the pretended device. Its numbers are the CPU's."""
+
+    def __new__(cls, device="cpu"):
+        made = super().__new__(cls, "cpu")
+        _device_of[made._cdata] = made._on = canonical(device)
+        weakref.finalize(made, _device_of.pop, made._cdata, None)
+        return made
+
+    device = property(lambda self: self._on)
+
+
+def check_generators(name, given, device):
+    """Refuse a generator of another device than the operation's."""
+    for value in given:
+        if isinstance(value, torch._C.Generator):
+            found = _device_of.get(value._cdata, CPU).type
+            if found != device.type:
+                raise DeviceMismatch(f"{name}: Expected a '{device.type}' device for generator but found '{found}'")
