@@ -116,8 +116,7 @@ class Estimator(RecordsArguments, ABC):
         """Bind the estimator to the reference set that it averages over. Returns self.
 
         Raises:
-            InputError: the settings do not fit the set, for instance k > N; the set is sharded and the estimator is not
-                shardable.
+            InputError: the settings do not fit the set, for instance k > N; the set alone is sharded.
         """
         if reference.sharded and not self.shardable:
             raise InputError(f"{type(self).__name__} needs the whole reference set on each rank, this one is sharded")
@@ -134,7 +133,7 @@ class Estimator(RecordsArguments, ABC):
 
     @property
     def can_warp(self) -> bool:
-        """Whether `warped_mean` works: true if a subclass implements `_warped_mean`."""
+        """Whether `warped_mean` works."""
         return type(self)._warped_mean is not Estimator._warped_mean
 
     def by_class(self, wrap: "Callable[[Estimator], Estimator]") -> "Estimator":
@@ -174,8 +173,8 @@ class Estimator(RecordsArguments, ABC):
             (B, *shape), in the dtype of `z`.
 
         Raises:
-            InputError: a wrong shape, device or value of an argument or of the hook's result; `bind` was not called;
-                `x_source` or labels are missing though the estimator needs them; labels are unknown or not supported.
+            InputError: a wrong shape, device or value of an argument or of the hook's result; `x_source` or labels are
+                missing, unknown or not supported.
         """
         return self._answer(self._checked(z, t, x_source, generator, labels))
 
@@ -194,22 +193,16 @@ class Estimator(RecordsArguments, ABC):
         This is the target of a network that sees z = A·x_source + tε and knows A. Each gathered image is resampled
         once. The weights are exact, so sampling estimators stay consistent. `warp` holds the maps of the B items, and
         `x_source` (B, C, H, W) the images before warping; the other arguments are those of `posterior_mean`.
-
-        Raises:
-            InputError: `can_warp` is false; z are not images; the number of maps is not B; or as `posterior_mean`.
         """
         query = self._checked(z, t, x_source, generator, labels)
-        name, maps = type(self).__name__, tuple(tuple(part.shape) for part in warp)
-        if not self.can_warp:
-            raise InputError(f"{name} cannot estimate the posterior of warped images")
-        if z.ndim != 4:
-            raise InputError(f"{name}: only images (B, C, H, W) can be warped, got z of shape {tuple(z.shape)}")
-        if x_source is None:
-            raise InputError(f"{name}: the mean of warped images needs x_source, the clean images")
-        if maps != ((len(z), 2), (len(z), 2, 3)):
-            raise InputError(f"{name}: warp must have {len(z)} maps, got flips {maps[0]} and theta {maps[1]}")
-        if warp.theta.device != z.device or warp.flips.device != z.device:
-            raise InputError(f"{name}: warp is on {warp.theta.device}, z is on {z.device}")
+        self._need(self.can_warp, "cannot estimate the posterior of warped images")
+        self._need(z.ndim == 4, f"only images (B, C, H, W) can be warped, got z of shape {tuple(z.shape)}")
+        self._need(x_source is not None, "the mean of warped images needs x_source, the clean images")
+        flips, theta = (tuple(part.shape) for part in warp)
+        fits = (flips, theta) == ((len(z), 2), (len(z), 2, 3))
+        self._need(fits, f"warp must have {len(z)} maps, got flips {flips} and theta {theta}")
+        same = warp.theta.device == warp.flips.device == z.device
+        self._need(same, f"warp is on {warp.theta.device}, z is on {z.device}")
         # The proposal is computed from z and x_source, and half precision would round this computation.
         wide, x_source = (part.to(torch.promote_types(part.dtype, torch.float32)) for part in (z, x_source))
         return self._answer(query._replace(z=wide, x_source=x_source, warp=warp)).to(z.dtype)
@@ -229,16 +222,12 @@ class Estimator(RecordsArguments, ABC):
         For z = s(t)·(x + σ(t)·ε) the score is (s·μ − z) / (s·σ)², where μ is the posterior mean at z/s and noise level
         σ. `t` is the time of `process`, by default EDM, σ(t) = t and s(t) = 1. The other arguments and the
         result are those of `posterior_mean`.
-
-        Raises:
-            InputError: as `posterior_mean`; the process has no finite noise level above 0 at t.
         """
         t = self._checked(z, t, x_source, generator, labels).t.flatten()
         sigma = process.sigma(t)
         bad = ~((sigma > 0) & sigma.isfinite())
         if bad.any():
-            level = f"{type(process).__name__} has no finite noise level at t={t[bad][0].item()}"
-            raise InputError(f"{type(self).__name__}: {level}")
+            self._need(False, f"{type(process).__name__} has no finite noise level at t={t[bad][0].item()}")
         # In half precision, the mean's rounding error exceeds a small t. The score would be this error divided by t².
         wide = z.to(torch.promote_types(z.dtype, torch.float32))
         mean = under_process(self.posterior_mean, process)(wide, t, x_source, generator, labels)
@@ -286,11 +275,7 @@ class Estimator(RecordsArguments, ABC):
         labels: Tensor | None,
     ) -> Query:
         """Check the arguments of a call."""
-
-        def need(holds: bool, rule: str) -> None:
-            if not holds:
-                raise InputError(f"{type(self).__name__}: {rule}")
-
+        need = self._need
         got = z.dtype if isinstance(z, Tensor) else type(z).__name__
         need(isinstance(z, Tensor) and z.is_floating_point(), f"z must be float, got {got}")
         if self.needs_reference:
@@ -317,33 +302,33 @@ class Estimator(RecordsArguments, ABC):
         self._check_values(z, t, x_source)
         return Query(z, t.expand(len(z), *[1] * (z.ndim - 1)), x_source, generator, labels)
 
+    def _need(self, holds: bool, rule: str) -> None:
+        if not holds:
+            raise InputError(f"{type(self).__name__}: {rule}")
+
     def _check_values(self, z: Tensor, t: Tensor, x_source: Tensor | None) -> None:
         """Refuse values for which there is no mean. On a GPU a training step checks only its loss, which they spoil."""
         if t.numel() == 0 or deferring(t.device):
             return
-        name, parts = type(self).__name__, {"z": z, "x_source": x_source}
+        parts = {"z": z, "x_source": x_source}
         sizes = {what: _size(part) for what, part in parts.items() if part is not None}
         # One transfer brings all values from a GPU. A comparison with NaN is false.
         low, high, *largest = torch.stack([*torch.aminmax(t), *sizes.values()]).tolist()
-        if not (low >= LEAST_T and high <= MOST_T):
-            value = high if low >= LEAST_T else low
-            between = f" and between {LEAST_T:.3g} and {MOST_T:.3g}" if value > 0 else ""
-            raise InputError(f"{name}: t must be finite and above 0{between}, got {value}")
+        value = high if low >= LEAST_T else low
+        between = f" and between {LEAST_T:.3g} and {MOST_T:.3g}" if value > 0 else ""
+        self._need(low >= LEAST_T and high <= MOST_T, f"t must be finite and above 0{between}, got {value}")
         for what, size in zip(sizes, largest, strict=True):
-            if not size <= LARGEST_VALUE:
-                limit = f"{size:.3g}, float32 can square sums up to {LARGEST_VALUE:g}"
-                got = limit if math.isfinite(size) else "a value that is not finite"
-                raise InputError(f"{name}: {what} holds {got}")
+            limit = f"{size:.3g}, float32 can square sums up to {LARGEST_VALUE:g}"
+            got = limit if math.isfinite(size) else "a value that is not finite"
+            self._need(size <= LARGEST_VALUE, f"{what} holds {got}")
 
     def _checked_mean(self, mean: Tensor, z: Tensor) -> Tensor:
         """Return the mean of a hook in the dtype of `z`. It must be finite, and have the shape and device of `z`."""
-        name, wanted = type(self).__name__, f"{tuple(z.shape)} on {z.device}"
+        wanted = f"{tuple(z.shape)} on {z.device}"
         got = f"{tuple(mean.shape)} on {mean.device}" if isinstance(mean, Tensor) else type(mean).__name__
-        if got != wanted:
-            raise InputError(f"{name}: the posterior mean must be a tensor {wanted}, got {got}")
+        self._need(got == wanted, f"the posterior mean must be a tensor {wanted}, got {got}")
         # On a GPU this check would wait. The next call refuses the value, and so does the loss of a training step.
-        if not mean.is_cuda and not _size(mean) < torch.inf:
-            raise InputError(f"{name}: the estimate of the posterior mean is not finite")
+        self._need(mean.is_cuda or bool(_size(mean) < torch.inf), "the estimate of the posterior mean is not finite")
         return mean.to(z.dtype)
 
 

@@ -31,8 +31,7 @@ class ByClass(Estimator):
         parts: the copies by label; filled by `bind`.
 
     Raises:
-        InputError: the estimator takes labels itself; at `bind`, the set has no labels or is sharded, or the settings
-            do not fit a class, which the message names.
+        InputError: at `bind`, the set has no labels or is sharded, or the settings do not fit a class.
     """
 
     takes_labels = True
@@ -49,14 +48,12 @@ class ByClass(Estimator):
         return self.estimator.can_warp
 
     def by_class(self, wrap: Callable[[Estimator], Estimator]) -> Estimator:
-        """Return this estimator if it is `unlabelled`. Otherwise wrap the inner estimator anew."""
         return self if self.unlabelled else wrap(self.estimator)
 
     def check_levels(self, lowest: float, highest: float) -> None:
         self.estimator.check_levels(lowest, highest)
 
     def bind(self, reference: ReferenceSet) -> Self:
-        """Bind a copy of the wrapped estimator to each class."""
         super().bind(reference)
         self.parts = {}
         classes = classes_of(reference)
@@ -74,11 +71,10 @@ class ByClass(Estimator):
         return images.images
 
     def holds(self, N: int, d: int, pixels: bool, device: torch.device) -> Holdings | None:
-        """All classes together need about as much memory as the whole set."""
+        # All classes together need about as much memory as the whole set.
         return self.estimator.holds(N, d, pixels, device)
 
     def mean_of(self, query: Query) -> Tensor:
-        """Let each class estimate its rows, in the order of the labels."""
         if query.labels is None:
             raise InputError("ByClass: labels missing: it needs the class of each z")
         result = torch.empty_like(query.z)

@@ -55,11 +55,7 @@ class Count:
         vars(estimator)[self.name] = given
 
     def within(self, estimator: Any, N: int | None, d: int | None) -> int:
-        """Return the number for a set of N images of dimension d, or without a set.
-
-        Raises:
-            InputError: the given number is above the limit of the set.
-        """
+        """Return the number for N images of dimension d, or without a set. It must not exceed the limit."""
         given = vars(estimator).get(self.name)
         wanted = self.default if given is None else given
         if self.limit is None or N is None or d is None:
@@ -74,11 +70,7 @@ class Count:
 
 
 def fit_counts(estimator: Any, reference: ReferenceSet) -> None:
-    """Check the counts of an estimator against a set, and warn about each default that is reduced.
-
-    Raises:
-        InputError: a given count is above the limit of the set.
-    """
+    """Check the counts of an estimator against a set, and warn about each default that is reduced."""
     kind = type(estimator)
     counts = [count for name in vars(estimator) if isinstance(count := getattr(kind, name, None), Count)]
     # All counts are checked before the first warning.

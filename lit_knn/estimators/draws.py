@@ -115,7 +115,7 @@ class DrawingEstimator(Estimator):
         return warp.apply(self._mean(draws, z, t, warp).to(x_source.dtype))
 
     def _mean(self, draws: Draws, z: Tensor, t: Tensor, warp: Warp | None = None) -> Tensor:
-        """Average the drawn images with their weights, (B, *shape). `warp` changes the weights, not the images."""
+        # `warp` changes the weights, not the images.
         parts = self._weighted(draws, z, t, warp)
         return in_order(((rows, (images.mean(weights),)) for rows, images, weights in parts), len(z))[0]
 
@@ -186,8 +186,7 @@ def merged(ids: Tensor, log_factor: Tensor, of_posterior: bool = False) -> Draws
 
     `ids` is (B, n); `log_factor` is (B, n), float64, and equal for equal ids; `of_posterior` is as in `Draws`.
     """
-    if ids.is_cuda:
-        # A GPU rereads an image from its cache, which is faster than finding the repetitions.
+    if ids.is_cuda:  # It rereads an image from its cache, which is faster than finding the repetitions.
         return Draws(ids=ids, log_factor=log_factor, of_posterior=of_posterior)
     ids, order = ids.sort(1)
     new = torch.ones_like(ids, dtype=torch.bool)

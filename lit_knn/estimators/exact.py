@@ -77,10 +77,8 @@ class Exact(Estimator):
 def float_sums(reference: ReferenceSet, z: Tensor, t: Tensor, warp: Warp | None = None) -> tuple[Tensor, Tensor]:
     """Compute E[x|z,t], Eq. 8 (eq:posterior_mean), for z (B, *shape) at t (B,). The memory does not grow with B or N.
 
-    `warp` holds B maps A: the likelihoods then use A x, but the mean is still over x.
-
-    Returns:
-        The mean (B, *shape), and the logarithm of the normaliser Σ exp(−‖z − x‖²/2t²), (B,); float64.
+    With B maps A, `warp`, the likelihoods use A x, but the mean is still over x. Returns the mean (B, *shape), and the
+    logarithm of the normaliser Σ exp(−‖z − x‖²/2t²), (B,); float64.
     """
     parts = [
         _stream(reference, z[rows], t[rows], None if warp is None else warp.rows(rows))
@@ -214,8 +212,7 @@ def _nearest(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Sum the weights w of the `needed` images, (b, k), which come first in a row. z − x is in float64.
 
-    Returns:
-        The logarithm of the likelihood that has weight 1, (b, 1), at least `log_top`; Σ w, (b, 1); Σ w x, (b, d).
+    Returns the logarithm of the likelihood of weight 1, (b, 1), at least `log_top`; Σ w, (b, 1); and Σ w x, (b, d).
     """
     maximum, total, sums = log_top.clone(), torch.zeros_like(log_top), log_top.new_zeros(len(z), part.d)
     step = max(work_bytes(z.device) // (16 * ids.shape[1] * part.d), 1)

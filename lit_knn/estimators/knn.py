@@ -23,7 +23,6 @@ class NeighbourEstimator(DrawingEstimator):
     k = Count(DEFAULT_K, of_images)
 
     def bind(self, reference: ReferenceSet) -> Self:
-        """Build the neighbour index of the set."""
         super().bind(reference)
         reference.try_search(self.k)
         return self
@@ -46,15 +45,12 @@ class KNN(NeighbourEstimator):
     change any bit of the result.
 
     Args:
-        k: neighbours searched per z; null for the paper's 2048, or N if that is less. FAISS on a GPU finds at most
-            2048.
+        k: neighbours searched per z, at most N; null for the paper's 2048, or N if that is less. FAISS on a GPU finds
+            at most 2048.
         n: draws per z; null for the paper's 256.
         include_source: also propose `x_source`, if it is given and in the set. This costs one more search for a single
             neighbour. The search is cheap if the index has lists. If the index is exact, it is as expensive as the
             first search, and useless.
-
-    Raises:
-        InputError: k < 1, n < 1; at `bind`, k > N.
     """
 
     searches = True
@@ -103,10 +99,7 @@ class TopK(NeighbourEstimator):
     the images that it finds.
 
     Args:
-        k: images per z; null for 256, or N if that is less.
-
-    Raises:
-        InputError: k < 1; at `bind`, k > N.
+        k: images per z, at most N; null for 256, or N if that is less.
     """
 
     deterministic = True
@@ -119,7 +112,7 @@ class TopK(NeighbourEstimator):
 
     @property
     def n(self) -> int:
-        """Number of images that are averaged: k."""
+        """Number of images that are averaged."""
         return self.k
 
     def _draw(self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: Generator | None) -> Draws:

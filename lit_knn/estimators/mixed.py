@@ -17,9 +17,6 @@ class Mixed(Parts):
         first: estimator with the weight 1 − share.
         second: estimator with the weight `share`.
         share: from 0 to 1.
-
-    Raises:
-        InputError: share is outside [0, 1]; as `Switched`.
     """
 
     shardable = Parts.shardable
@@ -34,6 +31,5 @@ class Mixed(Parts):
         return Mixed(first, second, self.share)
 
     def mean_of(self, query: Query) -> Tensor:
-        """Mix the means of both parts."""
         first, second = (part.mean_of(query) for part in self.parts)
         return first + self.share * (second - first)

@@ -18,9 +18,6 @@ class MonteCarlo(DrawingEstimator):
 
     Args:
         n: draws per z; null for 256.
-
-    Raises:
-        InputError: n < 1.
     """
 
     def __init__(self, n: int | None = None) -> None:

@@ -47,24 +47,16 @@ class Network(Estimator):
 
     @property
     def num_classes(self) -> int:  # type: ignore[override]
-        """Number of classes, 0 if the network is unconditional."""
         return getattr(self.denoiser.model, "num_classes", 0)
 
-    @property
-    def class_names(self) -> list[str] | None:
-        """Names of the classes 0, 1, …, or None if they have none."""
-        return getattr(self.denoiser.model, "class_names", None)
-
     def settings(self) -> dict[str, Any]:
-        """The weights are a setting, and the path is not."""
+        # The weights are a setting, and the path is not.
         return {"denoiser": self.denoiser}
 
     def holds(self, N: int, d: int, pixels: bool, device: torch.device) -> Holdings:
-        """Count nothing, because networks are counted separately."""
-        return Holdings()
+        return Holdings()  # Networks are counted separately.
 
     def mean_of(self, query: Query) -> Tensor:
-        """Evaluate the network with the labels."""
         if query.labels is None:
             return super().mean_of(query)
         lowest, highest = query.labels.aminmax()

@@ -38,8 +38,7 @@ class PatchPosterior(Estimator):
         stride: distance between windows in pixels. The last window of an axis ends at the border.
 
     Raises:
-        InputError: size or stride below 1, a level that is not above 0; at `bind`, a size above max(H, W), a stride
-            above a size (it would leave pixels out), or data that are not images (C, H, W).
+        InputError: at `bind`, a size above max(H, W), a stride above a size, or data that are not images (C, H, W).
     """
 
     deterministic = True
@@ -56,7 +55,6 @@ class PatchPosterior(Estimator):
         return dict(self._table)
 
     def bind(self, reference: ReferenceSet) -> Self:
-        """Compute the sizes if none are given."""
         if len(reference.shape) != 3:
             raise InputError(f"PatchPosterior: needs images (C, H, W), got data of shape {reference.shape}")
         largest = max(reference.shape[1:])
@@ -79,7 +77,7 @@ class PatchPosterior(Estimator):
         mean = torch.empty_like(z, dtype=torch.float64)
         for size in sorted(set(sizes)):
             rows = [row for row, own in enumerate(sizes) if own == size]
-            windows = math.prod(map(len, self._starts(size)))
+            windows = math.prod(map(len, self._axes(size)))
             step = min(max(STATE_BYTES // (8 * (2 * windows + 4 * self.reference.d)), 1), ITEMS)
             for start in range(0, len(rows), step):
                 part = torch.tensor(rows[start : start + step], device=z.device)
@@ -95,7 +93,7 @@ class PatchPosterior(Estimator):
     def _mean_at(self, z: Tensor, t: Tensor, size: int) -> Tensor:
         """Estimate the mean with patches of one size. Returns float64, in the shape of z."""
         channels, height, width = self.reference.shape
-        rows, columns = self._starts(size)
+        rows, columns = self._axes(size)
         h, w = min(size, height), min(size, width)
         dtype = product_dtype(self.reference, z, t.min(), h * w * channels)
         windows = _Windows(scaled_latents(images_last(z), t, dtype), rows, h, w)
@@ -129,16 +127,10 @@ class PatchPosterior(Estimator):
         for _, x in self.reference.chunks(max(work_bytes(self.reference.device) // (8 * floats), 1)):
             yield images_last(x)
 
-    def _starts(self, size: int) -> tuple[Axis, Axis]:
-        """First rows and first columns of the windows."""
-        _, height, width = self.reference.shape
-        rows, columns = (_starts(length, min(size, length), self.stride) for length in (height, width))
-        return rows, columns
-
-
-def _starts(length: int, size: int, stride: int) -> Axis:
-    """Starts of windows along an axis: every `stride` pixels, and one that ends at the border."""
-    return sorted({*range(0, length - size + 1, stride), length - size})
+    def _axes(self, size: int) -> list[Axis]:
+        """First rows and first columns of the windows: every `stride` pixels, and one that ends at the border."""
+        lasts = [length - min(size, length) for length in self.reference.shape[1:]]
+        return [sorted({*range(0, last + 1, self.stride), last}) for last in lasts]
 
 
 def _windows_at(starts: Axis, size: int, length: int) -> Tensor:

@@ -36,10 +36,8 @@ class PCALocality(Estimator):
     denoiser of Lukoianov et al. (arXiv:2509.09672). Different pixels may follow different images, so samples are not
     copies. It is deterministic. Its bias against the posterior mean over whole images makes it generalise.
 
-    Two things differ from the public code (Analytic Diffusion Studio). The public softmax is averaged over batches of
-    images and depends on the batch size; ours is over the whole set. The public threshold is a share of the largest of
-    all weights W_pq/W_qq, so one nearly constant pixel can empty all masks. Our threshold, a share of each row's
-    largest weight, needs no such division. `docs/analytic.md` compares both.
+    The public code (Analytic Diffusion Studio) averages its softmax over batches of images, and its threshold is a
+    share of the largest of all weights W_pq/W_qq. `docs/analytic.md` compares both.
 
     Cost: at `bind`, the covariance and its decomposition, which the set keeps (8·d² bytes); at each noise level, a
     product of d × d matrices for the filter; for each z up to N·d² multiplications, fewer where neighbouring pixels
@@ -49,9 +47,6 @@ class PCALocality(Estimator):
         threshold: pixels below this share of the row's largest weight are left out; from 0 to 1. 0 keeps all pixels,
             which gives the posterior mean over whole images (`Exact`). The public code takes 0.02, and 0.05 for
             CIFAR-10.
-
-    Raises:
-        InputError: threshold outside [0, 1].
     """
 
     deterministic = True
@@ -63,28 +58,22 @@ class PCALocality(Estimator):
         self._last: tuple[float, torch.device, list[Tile]] | None = None
 
     def bind(self, reference: ReferenceSet) -> Self:
-        """Compute the covariance of the images."""
         super().bind(reference)
         self._last = None
         covariance_of(reference)
         return self
 
     def holds(self, N: int, d: int, pixels: bool, device: torch.device) -> Holdings:
-        """Count the covariance's axes, and the masks of one noise level."""
         return Holdings(arrays={"covariance": 8 * d * min(N, d), "masks": 4 * d * d})
 
-    def masks(self, t: float) -> Tensor:
-        """Return the masks of all pixels at noise level t: (d, d) bool, row p is the mask of pixel p."""
-        weights = covariance_of(self.reference).wiener_filter(t).abs_()
-        return weights >= self.threshold * weights.amax(1, keepdim=True)
-
-    def _tiles(self, t: float) -> "list[Tile]":
-        """Return the masks as tiles. The tiles of the last level are kept, because samplers repeat a level."""
+    def _tiles(self, t: float) -> list[Tile]:
+        """Return the masks at noise level t. Those of the last level are kept, because samplers repeat a level."""
         # Read the attribute once, because another thread may replace it.
         last = self._last
         if last is None or last[:2] != (t, self.reference.device):
-            last = t, self.reference.device, tiles_of(self.masks(t), self.reference.shape)
-            self._last = last
+            weights = covariance_of(self.reference).wiener_filter(t).abs_()
+            masks = weights >= self.threshold * weights.amax(1, keepdim=True)
+            self._last = last = t, self.reference.device, tiles_of(masks, self.reference.shape)
         return last[2]
 
     def _posterior_mean(self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: Generator | None) -> Tensor:
@@ -98,7 +87,7 @@ class PCALocality(Estimator):
 
 
 def tiles_of(masks: Tensor, shape: tuple[int, ...]) -> list[Tile]:
-    """Group the pixels of images of a shape by place. `masks` is (d, d) bool: row p is the mask of pixel p."""
+    """Group the pixels by place. `masks` is (d, d) bool: row p is the mask of pixel p."""
     number = torch.arange(len(masks), device=masks.device)
     plane = number.view(-1, *shape[-2:]) if len(shape) > 1 else number.view(1, 1, -1)
     tiles = []
@@ -113,11 +102,10 @@ def tiles_of(masks: Tensor, shape: tuple[int, ...]) -> list[Tile]:
 
 
 def local_means(reference: ReferenceSet, z: Tensor, t: float, tiles: list[Tile]) -> Tensor:
-    """Compute the posterior mean of each pixel p given the pixels of its mask M_p, over all N images.
+    """Compute the posterior mean of each pixel given the pixels of its mask, over all images: (B, d) for z (B, d).
 
-    μ_p = Σ_n w_pn·x_np with w_pn ∝ exp(−Σ_{q ∈ M_p} (z_q − x_nq)² / 2t²). The squares of z are the same for all n, so
-    they cancel. Only products remain: Σ z_q·x_nq/t² − Σ x_nq²/2t². A running maximum, normaliser and weighted sum for
-    each z and pixel bound the memory. `tiles` hold the masks of all d pixels; z is (B, d), the result (B, d) float64.
+    The squares of z are the same for all n, so they cancel. Only products remain: Σ z_q·x_nq/t² − Σ x_nq²/2t². A
+    running maximum, normaliser and weighted sum for each z and pixel bound the memory.
     """
     terms = max(len(tile.common) + len(tile.others) for tile in tiles)
     dtype = product_dtype(reference, z, t, terms)

@@ -30,13 +30,6 @@ class Smoothed(Estimator):
         estimator: the estimator to average; it is copied.
         width: standard deviation of the neighbourhood in units of z; 0 gives the estimator itself.
         n: draws per z.
-
-    Attributes:
-        part: `estimator`, or after `bind` the bound copy.
-
-    Raises:
-        InputError: width is negative or not finite; n < 1; the estimator takes labels; at `bind`, the estimator refuses
-            the set.
     """
 
     def __init__(self, estimator: Estimator, width: float, n: int = 16) -> None:
@@ -56,7 +49,6 @@ class Smoothed(Estimator):
         self.estimator.check_levels(lowest, highest)
 
     def bind(self, reference: ReferenceSet) -> Self:
-        """Bind a copy of the estimator that is averaged."""
         super().bind(reference)
         if self.needs_reference:
             with prefixed("Smoothed"):
@@ -64,7 +56,6 @@ class Smoothed(Estimator):
         return self
 
     def holds(self, N: int, d: int, pixels: bool, device: torch.device) -> Holdings | None:
-        """Only the averaged estimator holds memory."""
         return self.estimator.holds(N, d, pixels, device)
 
     def _posterior_mean(self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: Generator | None) -> Tensor:

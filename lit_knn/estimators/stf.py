@@ -14,9 +14,6 @@ class UniformSNIS(DrawingEstimator):
 
     Args:
         n: draws per z; null for 256.
-
-    Raises:
-        InputError: n < 1.
     """
 
     shardable = True
@@ -45,9 +42,6 @@ class STF(UniformSNIS):
 
     Args:
         n: images averaged per z, including the source if given; null for 256. Without a source, STF is `UniformSNIS`.
-
-    Raises:
-        InputError: n < 1.
     """
 
     uses_source = True

@@ -53,16 +53,12 @@ class SubspaceKNN(DrawingEstimator):
     if r = d. There is no search, so there is no k. `docs/subspace_knn.md` derives the estimator.
 
     Args:
-        r: principal components; null for 512, or min(N, d) if that is less. A larger r lowers the error and takes
-            longer.
-        n: maximum images gathered per z; null for 256, or N if that is less. If fewer hold the whole posterior, only
-            these are gathered.
+        r: principal components, at most min(N, d); null for 512, or min(N, d) if that is less. A larger r lowers the
+            error and takes longer.
+        n: maximum images gathered per z, at most N; null for 256, or N if that is less. If fewer hold the whole
+            posterior, only these are gathered.
         compute: type of the two products: `float32`, `bfloat16`, or `auto`: bfloat16 on a GPU that multiplies it, else
-            float32.
-
-    Raises:
-        InputError: r < 1, n < 1, an unknown type; at `bind`, r > min(N, d), n > N, bfloat16 on a CPU, or on a
-            GPU that does not multiply it.
+            float32. `bind` refuses bfloat16 on a CPU, or on a GPU that does not multiply it.
     """
 
     shardable = True
@@ -75,7 +71,6 @@ class SubspaceKNN(DrawingEstimator):
         self.compute = check_compute("SubspaceKNN", compute)
 
     def bind(self, reference: ReferenceSet) -> Self:
-        """Project the images."""
         super().bind(reference)
         self._projection()
         return self
@@ -90,7 +85,6 @@ class SubspaceKNN(DrawingEstimator):
         return projection_of(reference, self.r, self._dtype(reference.device))
 
     def _dtype(self, device: torch.device) -> torch.dtype:
-        """Return the type of the products on a device."""
         if device.type != "cpu":
             return compute_dtype("SubspaceKNN", self.compute, device)
         # A CPU rounds the sum of a bfloat16 product to 8 bits. If more than n images lie within that rounding, such as

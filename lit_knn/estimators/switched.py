@@ -66,7 +66,6 @@ class Parts(Estimator):
             part.check_levels(lowest, highest)
 
     def bind(self, reference: ReferenceSet) -> Self:
-        """Bind a copy of each part that needs the set."""
         super().bind(reference)
         with prefixed(type(self).__name__):
             self.parts = tuple(
@@ -75,13 +74,12 @@ class Parts(Estimator):
         return self
 
     def holds(self, N: int, d: int, pixels: bool, device: torch.device) -> Holdings | None:
-        """The parts share arrays of the same name."""
+        # The parts share arrays of the same name.
         first, second = (part.holds(N, d, pixels, device) for part in self.parts)
         if first is None or second is None:
             return None
-        names = first.arrays.keys() | second.arrays.keys()
-        arrays = {name: max(first.arrays.get(name, 0), second.arrays.get(name, 0)) for name in sorted(names)}
-        return Holdings(max(first.neighbours, second.neighbours), arrays)
+        arrays = {name: max(first.arrays.get(name, 0), size) for name, size in second.arrays.items()}
+        return Holdings(max(first.neighbours, second.neighbours), {**first.arrays, **arrays})
 
     def _posterior_mean(self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: Generator | None) -> Tensor:
         raise AssertionError("only the parts estimate")
@@ -101,13 +99,6 @@ class Switched(Parts):
         below: estimator of the lower noise levels.
         above: estimator of the higher noise levels.
         t: the switch level, in units of the noise level σ.
-
-    Attributes:
-        parts: `below` and `above`, or after `bind` the bound copies.
-
-    Raises:
-        InputError: t is not a finite number above 0; a part is no estimator; at `bind`, the set is sharded and a part
-            that needs it is not shardable, or the settings of a part do not fit the set.
     """
 
     shardable = Parts.shardable
@@ -127,7 +118,7 @@ class Switched(Parts):
         super().check_levels(lowest, highest)
 
     def mean_of(self, query: Query) -> Tensor:
-        """Let each part estimate the latents of its noise levels: first `below`, then `above`."""
+        # `below` draws first.
         below, above = self.parts
         high = query.t >= self.t
         if query.z.is_cuda:

@@ -24,10 +24,7 @@ class Wiener(Estimator):
     the covariance comes from a subset, which increases the error at r = d by some per cent.
 
     Args:
-        r: principal components; null for 512, or min(N, d) if that is less.
-
-    Raises:
-        InputError: r < 1; at `bind`, r > min(N, d).
+        r: principal components, at most min(N, d); null for 512, or min(N, d) if that is less.
     """
 
     r = Count(DEFAULT_R, of_components)
@@ -39,13 +36,11 @@ class Wiener(Estimator):
         self.r = r
 
     def bind(self, reference: ReferenceSet) -> Self:
-        """Compute the principal components."""
         super().bind(reference)
         components_of(reference, self.r)
         return self
 
     def holds(self, N: int, d: int, pixels: bool, device: torch.device) -> Holdings:
-        """The estimator holds the principal components."""
         r = Wiener.r.within(self, N, d)
         return Holdings(arrays={f"r={r} components": 4 * r * d})
 

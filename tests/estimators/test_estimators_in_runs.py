@@ -1,5 +1,7 @@
 """Estimators in runs: every file of configs/estimators, a network that was trained, and one of the user's own."""
 
+import copy
+import shutil
 import sys
 
 import pytest
@@ -7,6 +9,8 @@ import pytorch_lightning as pl
 import torch
 
 from lit_knn.callbacks import LastCheckpoint
+from lit_knn.common.errors import InputError
+from lit_knn.common.settings import describe
 from lit_knn.data import Digits
 from lit_knn.estimators import ByClass, Network, OneSample, Smoothed, Switched
 from lit_knn.metrics import error_curve
@@ -96,6 +100,13 @@ def test_a_trained_network_is_an_estimator_with_the_averaged_weights(family, tmp
     torch.testing.assert_close(network.posterior_mean(z, sigma), expected)
     score = (expected - z) / sigma.reshape(-1, 1, 1, 1) ** 2
     torch.testing.assert_close(network.score(z, sigma), score, rtol=1e-4, atol=1e-5)
+    with pytest.raises(InputError, match="labels are 0 to 0, but the net has num_classes=0"):
+        network.posterior_mean(z, sigma, labels=torch.zeros(4, dtype=torch.int64))
+    # Its weights are its settings, wherever they lie.
+    moved = Network(shutil.copy(tmp_path / "last.ckpt", tmp_path / "moved.ckpt"), copy.deepcopy(nets[1]))
+    assert describe(moved) == describe(network)
+    next(moved.denoiser.parameters()).data += 1
+    assert describe(moved) != describe(network)
 
 
 T = 2.0

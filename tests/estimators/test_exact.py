@@ -108,7 +108,7 @@ LITTLE = {
     patch_posterior: {"STATE_BYTES": 1, "ITEMS": 3},
     pca_locality: {"SIDE": 1},
 }
-MAKERS = every_estimator(k=40, n=16, r=8, coarse=4, candidates=40)
+MAKERS = every_estimator(k=40, n=15, r=8, coarse=4, candidates=40)
 
 
 @pytest.mark.parametrize("name", MAKERS)

@@ -9,7 +9,7 @@ import torch
 
 from lit_knn.common.settings import describe
 from lit_knn.estimators import Exact, PatchPosterior, PCALocality, Smoothed, Wiener
-from lit_knn.estimators.patch_sizes import extent
+from lit_knn.estimators.patch_sizes import extent, power_spectrum
 from lit_knn.reference import ReferenceSet
 from lit_knn.theory.posterior import posterior_mean
 from tests.any_data import all_images
@@ -158,10 +158,16 @@ def sizes(images):
 def test_sizes_are_those_of_known_fields():
     # The levels lie around the deviation of a pixel. Of pixels that are all alike, many tell more at much noise.
     alike = sizes(3 * torch.randn(400, 1, 1, 1, generator=rng()).expand(-1, 2, 8, 8))
-    smooth = [*sizes(pixels(200, (3, 16, 16))).values()]
+    images = pixels(200, (3, 16, 16))
+    table, spectrum = (
+        sizes(images),
+        power_spectrum((images / 127.5 - 1).double() - (images / 127.5 - 1).double().mean(0)),
+    )
+    smooth = [*table.values()]
+    # Less noise never needs a larger patch.
+    assert table == {own: min(16, *(extent(spectrum, t) for t in table if t >= own)) for own in table}
     assert math.sqrt(min(alike) * max(alike)) == pytest.approx(3, rel=0.1)  # two standard errors of 400 numbers
     assert alike[max(alike)] == 8
-    assert smooth == sorted(smooth)
     assert smooth[0] < 8 < smooth[-1]
     assert set(sizes(torch.zeros(20, 1, 8, 8)).values()) == {8}  # the cheapest of equal means
 

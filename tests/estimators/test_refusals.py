@@ -37,7 +37,7 @@ def reference(**options):
     return ReferenceSet(pixels(N, SHAPE), **options)
 
 
-def vectors():
+def vectors(N=N):
     return ReferenceSet(torch.randn(N, 12))
 
 
@@ -69,6 +69,7 @@ REFUSED = [
     (lambda: Smoothed(KNN(k=61), 1.0).bind(reference()), "Smoothed: KNN: k=61 is more than the 60 images"),
     (lambda: SubspaceKNN(n=61).bind(reference()), "n=61 is more than the 60 images"),
     (lambda: SubspaceKNN(r=13, n=8).bind(vectors()), r"r=13 is more than min\(N, d\) = min\(60, 12\).*r <= 12"),
+    (lambda: Wiener(r=11).bind(vectors(10)), r"r=11 is more than min\(N, d\) = min\(10, 12\).*r <= 10"),
     (lambda: PatchPosterior(8).bind(reference()), "size=8 is more than 4"),
     (lambda: PatchPosterior(2, 4).bind(reference()), "stride=4 is more than size=2"),
     (lambda: PatchPosterior(1).bind(vectors()), r"needs images \(C, H, W\), got data of shape"),
