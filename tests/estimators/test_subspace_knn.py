@@ -9,7 +9,6 @@ from lit_knn.estimators import KNN, SubspaceKNN
 from lit_knn.reference import ReferenceSet
 from lit_knn.reference.principal import components_of
 from lit_knn.theory import stratified
-from lit_knn.theory.noise import VP, forward_noise, under_process
 from lit_knn.theory.posterior import posterior_mean
 from tests.toys import low_rank_vectors, noisy, pixels
 
@@ -116,19 +115,6 @@ def test_better_than_the_nearest_neighbour_estimator_with_the_same_number_of_ima
     subspace = squared_error(SubspaceKNN(r=6, n=32, compute="float32").bind(reference), z, t, mu, 20).mean()
     knn = squared_error(KNN(k=256, n=32).bind(reference), z, t, mu, 20).mean()
     assert subspace < knn / 5
-
-
-def test_flips_pictures_and_the_variance_preserving_process():
-    generator = torch.Generator().manual_seed(0)
-    pictures = torch.randint(0, 256, (40, 1, 4, 4), dtype=torch.uint8, generator=generator)
-    doubled = torch.cat([pictures, pictures.flip(-1)]).float() / 127.5 - 1
-    estimator = SubspaceKNN(r=6, n=80, compute="float32").bind(ReferenceSet(pictures, hflip=True))
-    process, t = VP(), torch.full((10,), 0.4, dtype=torch.float64)
-    z = forward_noise(doubled[:10], t, torch.randn(10, 1, 4, 4, generator=generator), process)
-    scaled = z.double() / process.scale(t)[:, None, None, None]
-    expected = posterior_mean(scaled, doubled, process.sigma(t))
-    mean = under_process(estimator.posterior_mean, process)(z, t)
-    torch.testing.assert_close(mean.double(), expected, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("share", [0.1, 0.5])

@@ -1,6 +1,7 @@
 """An estimator that is switched by the noise level gives each row to the right part, with labels, warps and checks."""
 
 import copy
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -123,25 +124,27 @@ def net(num_classes=0):
     return UNet(1, channels=8, multipliers=(1,), blocks=1, num_classes=num_classes)
 
 
-@pytest.mark.parametrize("fits", [False, True])
-def test_a_level_that_a_run_never_reaches_is_refused(fits):
-    makers = {
-        "LitICT": (lambda own: LitICT(net(), own), (0.0019, 81), (0.002, 80.0)),
-        "LitEDM": (lambda own: LitEDM(net(), own), (0.0019, 81), (0.002, 80.0)),
-        "LitECT": (lambda own: LitECT(own, net=net()), (0.0019, 81), (0.002, 80.0)),
-        "LitEstimator": (LitEstimator, (0.0019, 81), (0.002, 80.0)),
+OUTSIDE, INSIDE = (0.0019, 81), (0.002, 80.0)
+
+
+@pytest.mark.parametrize(
+    ("make", "outside", "inside"),
+    [
+        (lambda own: LitICT(net(), own), OUTSIDE, INSIDE),
+        (lambda own: LitEDM(net(), own), OUTSIDE, INSIDE),
+        (lambda own: LitECT(own, net=net()), OUTSIDE, INSIDE),
+        (LitEstimator, OUTSIDE, INSIDE),
         # The flow reaches the levels of its times.
-        "LitFlow": (lambda own: LitFlow(net(), own, times=UniformTimes(0.1, 0.9)), (0.11, 9.01), (0.12, 9.0 - 1e-9)),
-    }
-    for name, (make, outside, inside) in makers.items():
-        for level in inside if fits else outside:
-            within = Switched(OneSample(), KNN(4, 4), level)
-            for estimator in (within, ByClass(within), Switched(OneSample(), within, 1.0)):
-                if fits:
-                    make(estimator)
-                    continue
-                with pytest.raises(InputError, match=f"^{name}: Switched: t={level} is outside the noise levels of"):
-                    make(estimator)
+        (lambda own: LitFlow(net(), own, times=UniformTimes(0.1, 0.9)), (0.11, 9.01), (0.12, 9.0 - 1e-9)),
+    ],
+)
+def test_a_level_that_a_run_never_reaches_is_refused(make, outside, inside):
+    for level in (*outside, *inside):
+        within = Switched(OneSample(), KNN(4, 4), level)
+        for estimator in (within, ByClass(within), Switched(OneSample(), within, 1.0)):
+            refused = pytest.raises(InputError, match=f": Switched: t={level} is outside the noise levels of the run")
+            with refused if level in outside else nullcontext():
+                make(estimator)
 
 
 def test_a_run_with_classes_makes_both_parts_class_conditional():

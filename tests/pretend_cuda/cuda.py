@@ -8,7 +8,7 @@ import types
 import torch
 import torch._dynamo  # takes stock of torch.cuda's functions, so it is imported before they are patched
 
-from tests.pretend_cuda.police import DispatchMode, FunctionMode, Police, Waits
+from tests.pretend_cuda.police import Police, Waits
 from tests.pretend_cuda.tensor import PretendGenerator, PretendTensor, active
 
 
@@ -36,8 +36,7 @@ class PretendCuda(contextlib.ExitStack):
         supported = importlib.import_module("torch.optim.optimizer")._foreach_supported_types
         supported.append(PretendTensor)
         self.callback(supported.remove, PretendTensor)
-        for mode in (DispatchMode(), FunctionMode()):
-            mode.police = self.police
+        for mode in self.police.modes:
             self.enter_context(mode)
         return self
 
@@ -52,7 +51,7 @@ class PretendCuda(contextlib.ExitStack):
 
     def _patches(self):
         """List owner, name and value of what is patched."""
-        random, waits = self._random_state(), self.police.waits
+        random, waits = _random_state(self.police.cuda_rng), self.police.waits
         cuda = {**_device_facts(), **random, "Event": _events(waits), "synchronize": lambda *_: waits("device sync")}
         return [
             (torch, "Generator", PretendGenerator),
@@ -63,23 +62,15 @@ class PretendCuda(contextlib.ExitStack):
             *((torch.cuda, name, value) for name, value in cuda.items()),
         ]
 
-    def _random_state(self):
-        def seed(value=0):
-            self.police.cuda_rng = torch._C.Generator("cpu").manual_seed(int(value)).get_state()
 
-        def get(device="cuda"):
-            return self.police.cuda_rng.clone()
-
-        def put(state, device="cuda"):
-            self.police.cuda_rng = state.clone()
-
-        return {
-            **dict.fromkeys(("manual_seed", "manual_seed_all"), seed),
-            "get_rng_state": get,
-            "get_rng_state_all": lambda: [get()],
-            "set_rng_state": put,
-            "set_rng_state_all": lambda states: put(states[0]),
-        }
+def _random_state(generator):
+    return {
+        **dict.fromkeys(("manual_seed", "manual_seed_all"), lambda seed: generator.manual_seed(int(seed))),
+        "get_rng_state": lambda device="cuda": generator.get_state(),
+        "get_rng_state_all": lambda: [generator.get_state()],
+        "set_rng_state": lambda state, device="cuda": generator.set_state(state),
+        "set_rng_state_all": lambda states: generator.set_state(states[0]),
+    }
 
 
 def _device_facts():

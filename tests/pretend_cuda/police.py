@@ -12,15 +12,7 @@ from torch.distributed import distributed_c10d
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tests.pretend_cuda.tensor import (
-    CPU,
-    DEVICE,
-    DeviceMismatch,
-    PretendTensor,
-    canonical,
-    check_generators,
-    inner,
-)
+from tests.pretend_cuda.tensor import CPU, DEVICE, DeviceMismatch, PretendTensor, canonical, check_generators, inner
 
 PROJECT, HERE = (str(Path(__file__).parents[above]) for above in (2, 0))
 # CUDA reads numbers of the CPU in all operations of these tensors but these.
@@ -104,9 +96,12 @@ class Police:
 
     def __init__(self):
         self.seen = None
-        self.cuda_rng = torch._C.Generator("cpu").manual_seed(1).get_state()
+        self.cuda_rng = torch._C.Generator("cpu").manual_seed(1)
         # Calls in progress that have tensors on the device and name no device.
         self.implicit = 0
+        self.modes = DispatchMode(), FunctionMode()
+        for mode in self.modes:
+            mode.police = self
 
     def waits(self, kind):
         """Count a wait at the innermost line of the project."""
@@ -122,7 +117,8 @@ class Police:
         """Run an operation of any tensors."""
         op = op_of(func)
         if op.composite:
-            return func.decompose(*args, **kwargs)
+            with self.modes[0]:
+                return func.decompose(*args, **kwargs)
         given, named = leaves((args, kwargs)), dict(zip(op.arguments, args, strict=False)) | kwargs
         pretended = any(isinstance(value, PretendTensor) for value in given)
         check_collective(op.name, given, pretended)
@@ -189,11 +185,11 @@ class Police:
             return
         default = torch.default_generator
         before = default.get_state()
-        default.set_state(self.cuda_rng)
+        default.set_state(self.cuda_rng.get_state())
         try:
             yield
         finally:
-            self.cuda_rng = default.get_state()
+            self.cuda_rng.set_state(default.get_state())
             default.set_state(before)
 
 
@@ -244,9 +240,6 @@ class DispatchMode(TorchDispatchMode):
     """Sees the operations of the dispatcher, also those without a pretended tensor."""
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        if op_of(func).composite:
-            with self:
-                return func.decompose(*args, **(kwargs or {}))
         return self.police.run(func, args, kwargs or {})
 
 
