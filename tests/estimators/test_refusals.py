@@ -12,6 +12,7 @@ from lit_knn.estimators import (
     STF,
     ByClass,
     Exact,
+    Mixed,
     MonteCarlo,
     OneSample,
     PatchPosterior,
@@ -64,6 +65,7 @@ REFUSED = [
     (lambda: SubspaceKNN(compute="float16"), "compute='float16' must be one of auto, float32, bfloat16"),
     *[(lambda t=t: Switched(OneSample(), Exact(), t), "t must be finite and above 0") for t in (0, math.nan, "1")],
     (lambda: Switched(OneSample(), 3, 1.0), "above must be an estimator, got 3"),
+    (lambda: Mixed(OneSample(), Exact(), 1.5), "share must be from 0 to 1, got 1.5"),
     # sets
     (lambda: KNN(k=61).bind(reference()), "k=61 is more than the 60 images"),
     (lambda: Smoothed(KNN(k=61), 1.0).bind(reference()), "Smoothed: KNN: k=61 is more than the 60 images"),

@@ -14,6 +14,7 @@ from lit_knn.estimators import (
     Estimator,
     Exact,
     Holdings,
+    Mixed,
     MonteCarlo,
     OneSample,
     Switched,
@@ -81,6 +82,15 @@ def test_a_part_draws_for_its_rows_and_sources_the_part_below_first():
     for part, rows in ((STF(8), ~HIGH), (KNN(20, 8), HIGH)):
         own = part.bind(reference).posterior_mean(z[rows], T[rows], x[rows], generator)
         assert torch.equal(mean[rows], own)
+
+
+def test_a_mixture_has_its_shares_of_both_parts():
+    reference = labelled()
+    z, x = latents(reference)
+    mean = class_conditional(Mixed(OneSample(), Exact(), 0.3)).bind(reference)
+    expected = 0.7 * x + 0.3 * enumerate_class_mean(reference, z, T, reference.labels[: len(z)])
+    found = mean.posterior_mean(z, T, x, labels=reference.labels[: len(z)])
+    torch.testing.assert_close(found.double(), expected, rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize(
