@@ -116,7 +116,7 @@ class Estimator(RecordsArguments, ABC):
         """Bind the estimator to the reference set that it averages over. Returns self.
 
         Raises:
-            InputError: the settings do not fit the set, for instance k > N; the set alone is sharded.
+            InputError: the settings do not fit the set, such as k > N; it is sharded, and the estimator not shardable.
         """
         if reference.sharded and not self.shardable:
             raise InputError(f"{type(self).__name__} needs the whole reference set on each rank, this one is sharded")
