@@ -128,6 +128,13 @@ def test_warped_means_are_those_of_the_parts():
         torch.testing.assert_close(mean[HIGH], exact.bind(reference).warped_mean(*given, own)[HIGH])
         torch.testing.assert_close(mean[~HIGH], augmented.images[~HIGH])
     assert not Switched(OneSample(), Wiener(4), LEVEL).can_warp
+    # Half precision must not round the proposal.
+    (z, t, warp, x, _), knn = given, KNN(20, 8).bind(reference)
+    half, wide = (
+        knn.warped_mean(z.half().to(dtype), t, warp, x.half().to(dtype), torch.Generator())
+        for dtype in (torch.float16, torch.float32)
+    )
+    assert torch.equal(half, wide.half())
 
 
 def net(num_classes=0):
@@ -160,8 +167,9 @@ def test_a_level_that_a_run_never_reaches_is_refused(make, outside, inside):
 def test_a_run_with_classes_makes_both_parts_class_conditional():
     estimator = LitEDM(net(3), Switched(OneSample(), STF(8), 1.0), class_conditional=True).estimator
     assert [type(part) for part in (estimator, estimator.below, estimator.above)] == [Switched, OneSample, ByClass]
-    both = ByClass(STF(8), unlabelled=True)
-    assert LitEDM(net(3), both, class_conditional=True).estimator is both
+    # A training that drops labels needs the mean over all images, too.
+    for given in (STF(8), ByClass(STF(8)), ByClass(STF(8), unlabelled=True)):
+        assert class_conditional(given, unlabelled=True).unlabelled
 
 
 def test_parts_stay_the_user_s_and_tell_their_memory_and_shards():

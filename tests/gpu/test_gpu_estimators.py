@@ -93,6 +93,7 @@ def test_a_bound_estimator_moves_with_its_set_and_is_as_good_there(name, kind):
     assert torch.equal(torch.cuda.get_rng_state(), stream)
 
     reference.to(torch.device("cpu"))
+    assert not estimator.posterior_mean(z[:1], 2.0, x[:1], seeded("cpu")).is_cuda  # the last level on the GPU
     assert error(estimator.posterior_mean(z, T, x, seeded("cpu")), expected) <= most
 
 
