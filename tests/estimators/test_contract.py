@@ -201,9 +201,10 @@ def test_a_hook_may_overwrite_its_arguments_and_gets_no_source_unannounced():
 def test_noise_levels_broadcast_over_their_items(B):
     reference = ReferenceSet(images())
     (_, z), t = latents(reference, B), torch.linspace(1, 3, B)
-    found = Own(lambda z, t, *_: z / (1 + t**2)).bind(reference).posterior_mean(z, t)
-    expected = torch.stack([z[row] / (1 + t[row] ** 2) for row in range(B)])
-    torch.testing.assert_close(found, expected, rtol=1e-6, atol=0)
+    own, expected = Own(lambda z, t, *_: z / (1 + t**2)), torch.stack([z[row] / (1 + t[row] ** 2) for row in range(B)])
+    # Inside others it is the same.
+    for estimator in (own, Switched(own, own, 2.0), Mixed(own, own, 0.5), Smoothed(own, 0.0)):
+        torch.testing.assert_close(estimator.bind(reference).posterior_mean(z, t), expected, rtol=1e-6, atol=0)
 
 
 def test_draws_without_the_generator_repeat_with_it_and_differ_from_call_to_call():

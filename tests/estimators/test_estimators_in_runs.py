@@ -12,16 +12,14 @@ from lit_knn.callbacks import LastCheckpoint
 from lit_knn.common.errors import InputError
 from lit_knn.common.settings import describe
 from lit_knn.data import Digits
-from lit_knn.estimators import ByClass, Network, OneSample, Smoothed, Switched
-from lit_knn.metrics import error_curve
+from lit_knn.estimators import Network, OneSample
 from lit_knn.modules import LitEDM
 from lit_knn.nets import ADM, DDPMpp, NCSNpp, UNet
 from lit_knn.reference import ReferenceSet
 from main import main, make_cli
 from tests import ROOT
-from tests.any_data import enumerated_mean
 from tests.short_training import TRAINER
-from tests.toys import enumerate_class_mean, noisy, pixels
+from tests.toys import noisy, pixels
 
 FILES = sorted((ROOT / "configs" / "estimators").glob("*.yaml"))
 # One step with a small network; nothing is measured or kept.
@@ -109,61 +107,24 @@ def test_a_trained_network_is_an_estimator_with_the_averaged_weights(family, tmp
     assert describe(moved) != describe(network)
 
 
-T = 2.0
 OWN = """
-import torch
 from lit_knn.estimators import Estimator
-from lit_knn.theory.posterior import direct_sq_dist, unnormalised_log_likelihood
 
-class Half(Estimator):
-    def __init__(self, share: float = 0.5) -> None:
-        self.share = share
+class Own(Estimator):
+    def __init__(self, n: int = 30) -> None:
+        self.count = n
     def _posterior_mean(self, z, t, x_source, generator):
-        ids = torch.randperm(self.reference.N, generator=generator)[: int(self.share * self.reference.N)]
-        x = self.reference.take(ids.expand(len(z), -1))
-        weights = unnormalised_log_likelihood(direct_sq_dist(z, x), t).softmax(1)
-        return torch.einsum("bn,bn...->b...", weights, x.double())
+        return z
 """
 
 
-@pytest.fixture
-def half(tmp_path, monkeypatch):
-    (tmp_path / "own_half.py").write_text(OWN)
+# tests/project/test_extending.py trains with an own estimator.
+@pytest.mark.parametrize("given", [[], ["--model.estimator.n", "3"]])
+def test_an_own_estimator_is_told_of_options_that_stick(given, tmp_path, monkeypatch, recwarn):
+    (tmp_path / "own_count.py").write_text(OWN)
     monkeypatch.syspath_prepend(tmp_path)
-    import own_half
-
-    yield own_half.Half
-    sys.modules.pop("own_half")
-
-
-def test_an_own_estimator_works_alone_by_class_and_inside_others(half):
-    labels = torch.arange(60) % 3
-    reference = ReferenceSet(pixels(60, (3, 6, 6)), labels=labels)
-    z, t = noisy(reference.gather(torch.arange(6)), T), torch.full((6,), T, dtype=torch.float64)
-    exact, close = enumerated_mean(reference, z, t).float(), {"rtol": 0, "atol": 1e-5}
-    whole = half(1.0).bind(reference)
-    torch.testing.assert_close(whole.posterior_mean(z, T), exact, **close)
-    torch.testing.assert_close(whole.score(z, T), (exact - z) / T**2, **close)
-    by_class = ByClass(half(1.0)).bind(reference).posterior_mean(z, T, labels=labels[:6])
-    torch.testing.assert_close(by_class, enumerate_class_mean(reference, z, T, labels[:6]).float(), **close)
-    switched = Switched(half(0.5), half(1.0), 1.0).bind(reference)
-    torch.testing.assert_close(switched.posterior_mean(z, T), exact, **close)
-    assert Smoothed(half(0.5), 0.1, n=2).bind(reference).posterior_mean(z, T).shape == z.shape
-    rows = error_curve({"own": half(), "all": half(1.0)}, reference, [T], num_z=8, repeats=4)
-    error = {row["estimator"]: row["mu_mse"] for row in rows}
-    assert error["all"] < 1e-10 < error["own"]
-
-
-def test_an_own_estimator_trains_the_demo_and_is_told_of_options_that_stick(half, tmp_path, recwarn):
-    tiny = ["--trainer.accelerator", "cpu", "--trainer.devices", "1", "--trainer.enable_progress_bar", "false"]
-    tiny += ["--trainer.max_steps", "2", "--data.batch_size", "16", "--trainer.val_check_interval", "2"]
-    main(["fit", "-c", "demo", "--model.estimator", "own_half.Half", *tiny, "--data.val_images", "16"])
-    assert list(tmp_path.rglob("last.ckpt"))
-    own = OWN.replace("Half", "Count").replace("share: float = 0.5", "n: int = 30")
-    (tmp_path / "own_count.py").write_text(own.replace("self.share = share", "self.share = 1 / n"))
-    for given in ([], ["--model.estimator.n", "3"]):
-        recwarn.clear()
-        main(["plan", "-c", "demo", "--model.estimator", "own_count.Count", *given])
-        told = [str(warning.message) for warning in recwarn if "takes over" in str(warning.message)]
-        expected = "--model.estimator own_count.Count takes over n=64 of the config's KNN; for other values give "
-        assert told == ([] if given else [expected + "--model.estimator.n …"])
+    main(["plan", "-c", "demo", "--model.estimator", "own_count.Own", *given])
+    told = [str(warning.message) for warning in recwarn if "takes over" in str(warning.message)]
+    expected = "--model.estimator own_count.Own takes over n=64 of the config's KNN; for other values give "
+    assert told == ([] if given else [expected + "--model.estimator.n …"])
+    sys.modules.pop("own_count")
