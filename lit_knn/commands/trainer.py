@@ -14,11 +14,11 @@ from lit_knn.callbacks import Fidelity, LastCheckpoint
 from lit_knn.callbacks.measurement import Measurement
 from lit_knn.commands.best import BestCheckpoint
 from lit_knn.commands.plan import NotBuilt, Plan, make_plan
+from lit_knn.commands.probe import probe
 from lit_knn.common.checkpoint_file import CHECKPOINTS
 from lit_knn.common.errors import InputError
 from lit_knn.data import ReferenceDataModule
 from lit_knn.index import FlatIndex
-from lit_knn.metrics.latents import noise_grid
 from lit_knn.runs.checkpoints import WholeCheckpointIO
 from lit_knn.runs.interruption import EndAtSigterm
 
@@ -47,6 +47,7 @@ class Trainer(pl.Trainer):
     """
 
     _run_folder: Path | None = None
+    probe = probe
 
     def __init__(
         self,
@@ -150,44 +151,6 @@ class Trainer(pl.Trainer):
             for measurement in measurements:
                 measurement.on_fit_start(self, model)
             model.on_fit_start()
-
-    def probe(
-        self,
-        model: pl.LightningModule,
-        datamodule: ReferenceDataModule | None = None,
-        levels: int = 24,
-        latents: int = 256,
-        held_out: float = 0.1,
-        by_class: bool = False,
-        t_min: float = 0.002,
-        t_max: float = 80.0,
-        out: str = "probe",
-    ) -> Any:
-        """Show what better targets would bring on the data: from exact posteriors, in minutes, without any training.
-
-        Of the model only the noise levels and the weight of its loss count, and the time of its network; without a
-        model these are EDM's. An interrupted measurement continues. See docs/probe.md for what the numbers mean.
-
-        Args:
-            model: the module that would be trained, or LitEstimator for none.
-            datamodule: the data.
-            levels: number of noise levels, evenly spaced in their logarithm.
-            latents: noisy latents at each level, each from another image.
-            held_out: share of the images that are kept out, to see how far the posterior is from theirs; 0 for none.
-            by_class: take posteriors over the images of the latent's class; a class-conditional model does anyway.
-            t_min: lowest noise level.
-            t_max: highest noise level.
-            out: folder for the table, the picture, and probe.yaml with settings for `fit -c`.
-
-        Raises:
-            InputError: the images do not differ, or are too few to hold some out.
-        """
-        from lit_knn.commands.probe import probe  # Only this command draws.
-
-        assert datamodule is not None
-        model.trainer = self
-        t, folder = noise_grid(levels, t_min, t_max), Path(out).expanduser()
-        return probe(model, datamodule, self.strategy.root_device, t, latents, held_out, by_class, folder)
 
     def best(
         self,

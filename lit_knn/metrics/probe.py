@@ -1,202 +1,111 @@
-"""Measures what better targets would bring on a data set, from exact posteriors of noisy latents, without a network."""
+"""Measures how noisy the targets of a data set are, from exact posteriors of noisy latents, without a network."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import torch
-from torch import Tensor
+from torch import Generator, Tensor
 
-from lit_knn.common.distributed import own_batches
+import lit_knn
 from lit_knn.common.errors import InputError
+from lit_knn.common.progress import progress_bar
 from lit_knn.common.rng import Stream, keyed_generator
-from lit_knn.estimators import Estimator, Wiener, class_conditional
-from lit_knn.metrics.latents import NoisyLatents, bind_all, check_at_least
+from lit_knn.common.settings import describe, fingerprint
+from lit_knn.estimators import KNN, STF, Estimator, SubspaceKNN, Wiener
+from lit_knn.metrics.kept_results import load_tensors, save_tensors
+from lit_knn.metrics.latents import NoisyLatents
 from lit_knn.metrics.measure import TIME, repeated_errors
 from lit_knn.reference import ReferenceSet
 from lit_knn.reference.classes import classes_of, rows_by_label
 from lit_knn.reference.reference_set import chunk_rows
-from lit_knn.reference.streaming import all_sq_dist, batches_of
+from lit_knn.reference.streaming import all_sq_dist
 from lit_knn.theory.posterior import log_posterior
 
+TARGETS = {"STF": STF, "KNN": KNN, "SubspaceKNN": SubspaceKNN}
 # A posterior is collapsed if one image has more than this share of it.
 COLLAPSED = 0.99
 # Estimates at each latent. Latents differ more than estimates at one latent, so more repeats would gain little.
 REPEATS = 2
-BATCH_SIZE = 256
-# Bytes of the probabilities of some latents. Each group of latents converts all images twice, so groups are large.
-POSTERIOR_BYTES = 64 * 2**20
-
-Level = dict[str, Tensor]
-"""Values at the latents of one noise level, (latents,) float64 each, by the names that `Probe.level` explains."""
+# Latents at a time, and bytes of their probabilities. Each batch converts all images twice, so batches are large.
+BATCH_SIZE, POSTERIOR_BYTES = 256, 128 * 2**20
+Columns = dict[str, Tensor]  # by the names of docs/probe.md
 
 
-class Posterior(NamedTuple):
-    """The posterior p_t(x|z), Eq. 2 (eq:posterior), at B latents, by enumeration of all images."""
+def measure(latents: Sequence[NoisyLatents], by_class: bool, t: Sequence[float], folder: Path) -> Columns:
+    """Measure the levels t one by one, and keep each in `folder`; return columns of docs/probe.md, (levels, latents).
 
-    mean: Tensor  # (B, *shape), float64
-    variance: Tensor  # E[‖x − mean‖² | z] / d, (B,) float64
-    spread: Tensor  # number of images that it spreads over, (B,): the exponential of its entropy
-    largest: Tensor  # probability of the likeliest image, (B,)
-    draws: Tensor  # images drawn from it, (B, REPEATS, *shape)
-
-
-@torch.no_grad()
-def posterior_at(reference: ReferenceSet, z: Tensor, t: float, generator: torch.Generator) -> Posterior:
-    """Enumerate the posterior at z (B, *shape) and noise level t. The memory is bounded for any number of images."""
-
-    def sq_norms() -> Tensor:
-        return torch.cat([x.flatten(1).double().square().sum(1) for _, x in reference.chunks(chunk_rows(reference.d))])
-
-    def part(z: Tensor) -> Posterior:
-        p = log_posterior(all_sq_dist(reference, z), t).exp()
-        mean = p.new_zeros(len(z), reference.d)
-        for start, x in reference.chunks(chunk_rows(reference.d)):
-            mean += p[:, start : start + len(x)] @ x.flatten(1).double()
-        sq_norm = p @ reference.cached("squared norms", sq_norms)
-        variance = (sq_norm - mean.square().sum(1)).clamp(min=0) / reference.d
-        draws = reference.gather(torch.multinomial(p, REPEATS, replacement=True, generator=generator))
-        return Posterior(mean.reshape(z.shape), variance, torch.special.entr(p).sum(1).exp(), p.amax(1), draws)
-
-    parts = [part(rows) for rows in z.split(max(POSTERIOR_BYTES // (8 * reference.N), 1))]
-    return Posterior(*map(torch.cat, zip(*parts, strict=True)))
-
-
-class Scale(NamedTuple):
-    """The scale of a data set in model space."""
-
-    sigma_data: float  # standard deviation of all values about their mean, EDM's σ_data
-    variance: float  # mean squared deviation of a value from the mean image; by class, from that of its class
-
-
-def scale_of(reference: ReferenceSet) -> Scale:
-    """Measure the scale of all N images."""
-    mean, chunks = reference.mean().double(), reference.chunks(chunk_rows(reference.d))
-    # Deviations from the mean image, because a difference of large squares would lose digits.
-    total = sum(x.flatten(1).double().sub(mean).square().sum().item() for _, x in chunks)
-    variance = total / (reference.N * reference.d)
-    return Scale((variance + mean.var(correction=0).item()) ** 0.5, variance)
-
-
-@torch.no_grad()
-def distances(reference: ReferenceSet, num: int, seed: int) -> tuple[float, float]:
-    """Return the median distance to the nearest other image, and the largest distance, from `num` images to all."""
-    ids = NoisyLatents(reference, num, seed).ids.to(reference.device)
-    nearest, farthest = [], 0.0
-    for rows in batches_of(ids, reference.N):
-        sq_dist = all_sq_dist(reference, reference.gather(ids[rows]))
-        farthest = max(farthest, sq_dist.max().item())
-        nearest.append(sq_dist.scatter_(1, ids[rows].unsqueeze(1), torch.inf).amin(1))
-    return torch.cat(nearest).clamp(min=0).median().sqrt().item(), farthest**0.5
-
-
-class Probe:
-    """Measures at noise levels how noisy the targets of a data set are, and how much of the noise estimators leave.
-
-    Every draw is a function of (seed, batch, level, estimator).
-
-    Args:
-        reference: the images to train on.
-        held_out: other images of the same kind; None for none.
-        estimators: by name, not bound.
-        latents: number of latents z, each from another image; fewer if there are fewer images.
-        by_class: take the posterior over the images of the latent's class.
-        seed: first part of the key of every draw.
-
-    Raises:
-        InputError: the images do not differ, there are no labels to split by, or all images of a class are held out.
+    The first `latents` are those of the images to train on, and the second, if any, those of images held out. By class,
+    posteriors are over the images of the latent's class. `variance` is that of the data, from its mean image.
     """
+    images, levels = latents[0].reference, []
+    sets = classes_of(images) if by_class else {0: images}
+    linear = {"wiener": {label: Wiener().bind(own) for label, own in sets.items()}}
+    bound = {name: {label: make().bind(own) for label, own in sets.items()} for name, make in TARGETS.items()} | linear
+    # At a very high level the posterior is uniform.
+    variance = measure_level(latents[0], by_class, linear, len(t), 1e12)["irreducible"]
+    if not variance.any():
+        raise InputError(f"probe: the images{' of each class' * by_class} do not differ, so targets have no noise")
+    about = [lit_knn.__version__, images.device.type, describe(images.index), t]
+    about += [*map(ReferenceSet.fingerprint, sets.values())]
+    about += [[own.seed, len(own.ids), own.reference.fingerprint()] for own in latents]
+    with progress_bar(len(t), "Probe", " levels") as bar:
+        for number, level in enumerate(t):
+            path = folder / fingerprint(about) / f"{number}.npz"
+            if not (columns := load_tensors(path)):
+                columns = measure_level(latents[0], by_class, bound, number, level) | {"variance": variance}
+                for held_out in latents[1:]:
+                    rest = measure_level(held_out, by_class, linear, number, level)
+                    columns |= {"held_out": rest["exact"], "wiener_held_out": rest["wiener"]}
+                save_tensors(path, **columns)
+            levels.append(columns)
+            bar.update()
+    return {name: torch.stack([columns[name] for columns in levels]) for name in levels[0] if name != "exact"}
 
-    def __init__(
-        self,
-        reference: ReferenceSet,
-        held_out: ReferenceSet | None,
-        estimators: Mapping[str, Estimator],
-        latents: int = 256,
-        by_class: bool = False,
-        seed: int = 0,
-    ) -> None:
-        check_at_least(2, latents=latents)
-        self.reference, self.held_out, self.by_class, self.seed = reference, held_out, by_class, seed
-        self.latents = min(latents, reference.N)
-        self.scale = scale_of(reference)
-        labels = reference.labels if by_class else None
-        if by_class and labels is None:
-            raise InputError("probe: by_class=true, but the data has no labels")
-        if by_class:
-            inside = sum(images.N * scale_of(images).variance for images in classes_of(reference).values())
-            self.scale = self.scale._replace(variance=inside / reference.N)
-        if not self.scale.variance > 0:
-            what = f"the {reference.N} images to train on do not differ{' in any class' if by_class else ''}"
-            raise InputError(f"probe: {what}, so targets have no noise")
-        if labels is not None and held_out is not None and held_out.labels is not None:
-            absent = sorted(set(held_out.labels.tolist()) - set(labels.tolist()))
-            if absent:
-                raise InputError(f"probe: all images of class {absent[0]} are held out; give a smaller held_out")
-        self.estimators = {name: class_conditional(own) if by_class else own for name, own in estimators.items()}
-        bind_all(self.estimators, reference, 1.0, source=True, labels=None if labels is None else labels[:1])
-        stored = len(reference.images)
-        tenth = torch.randperm(stored, generator=keyed_generator("cpu", seed, 1, Stream.PROBE))[: max(stored // 10, 2)]
-        kept = None if labels is None else labels[tenth]
-        self._tenth = ReferenceSet(reference.images[tenth.to(reference.device)], hflip=reference.hflip, labels=kept)
-        self._wiener = (class_conditional(Wiener()) if by_class else Wiener()).bind(reference)
 
-    def level(self, number: int, t: float) -> Level:
-        """Measure noise level t, the one with this number.
+@torch.no_grad()
+def measure_level(
+    latents: NoisyLatents, by_class: bool, bound: Mapping[str, Mapping[int, Estimator]], level: int, t: float
+) -> Columns:
+    """Measure noise level t, the one with this number. Every draw is a function of (seed, batch, level, estimator).
 
-        Returns:
-            Errors per dimension: `irreducible`, the variance of the posterior: the least loss of a denoiser of this
-            set, and the noise of a target from `OneSample`; `wiener`, ‖x − μ̂‖² of the linear denoiser `Wiener`;
-            `held_out` and `wiener_held_out`, ‖x − μ‖² and ‖x − μ̂‖² at latents of held-out images x; and by its name
-            ‖μ̂ − μ‖² of each estimator, whose source is drawn from the posterior, with the milliseconds of an estimate,
-            `NAME_ms`. `images`, over how many images the posterior spreads; `collapsed`, 1 if one image has more than
-            99 % of it; `collapsed_tenth`, the same for a tenth of the images.
-        """
-        parts: list[Level] = []
-        for key, z, x, labels in self._batches(self.reference, number, t):
-            own = self._posterior(self.reference, z, t, labels, key)
-            linear = self._sq_error(self._wiener.posterior_mean(z, t, labels=labels), x)
-            part = {"irreducible": own.variance, "wiener": linear, "images": own.spread, "collapsed": own.largest}
-            for i, (name, estimator) in enumerate(self.estimators.items()):
-                source = own.draws.unbind(1).__getitem__
-                measured = repeated_errors(estimator, REPEATS, z, t, own.mean, source, (*key, i), labels)
-                part |= {name: measured["mse"], f"{name}_ms": measured[TIME]}
-            parts.append(part)
-        found = {name: torch.cat([part[name] for part in parts]).cpu() for name in parts[0]}
-        of_tenth = [
-            self._posterior(self._tenth, z, t, labels, key).largest.cpu()
-            for key, z, _, labels in self._batches(self._tenth, number, t)
-        ]
-        found["collapsed_tenth"] = torch.cat(of_tenth)
-        for name in ("collapsed", "collapsed_tenth"):
-            found[name] = (found[name] > COLLAPSED).double()
-        if self.held_out is not None:
-            rest: list[tuple[Tensor, Tensor]] = []
-            for key, z, x, labels in self._batches(self.held_out, number, t):
-                linear = self._wiener.posterior_mean(z, t, labels=labels)
-                mean = self._posterior(self.reference, z, t, labels, key).mean
-                rest.append((self._sq_error(mean, x), self._sq_error(linear, x)))
-            found["held_out"], found["wiener_held_out"] = (torch.cat(each).cpu() for each in zip(*rest, strict=True))
-        return found
+    `bound` has estimators by name and class, bound to the images to train on. Their source is drawn from the posterior.
+    """
+    parts, (z, x) = [], latents.batch(range(len(latents.ids)), t)
+    labels = latents.labels(range(len(z))) if by_class else torch.zeros_like(latents.ids)
+    sets = {label: linear.reference for label, linear in bound["wiener"].items()}
+    if absent := {*labels.tolist()} - {*sets}:
+        raise InputError(f"probe: all images of class {min(absent)} are held out; give a smaller held_out")
+    size = max(min(BATCH_SIZE, POSTERIOR_BYTES // (8 * max(images.N for images in sets.values()))), 1)
+    batches = [(label, rows) for label, group in rows_by_label(labels).items() for rows in group.split(size)]
+    for batch, (label, rows) in enumerate(batches):
+        key = (latents.seed, batch, level)
+        mean, draws, part = posterior(sets[label], z[rows], t, keyed_generator(z.device, *key, Stream.SOURCE))
+        part["exact"] = (mean - x[rows]).square().flatten(1).mean(1)
+        for i, (name, of_class) in enumerate(bound.items()):
+            truth = x[rows].double() if name == "wiener" else mean  # The others are targets.
+            errors = repeated_errors(of_class[label], REPEATS, z[rows], t, truth, draws.__getitem__, (*key, i))
+            part |= {name: errors["mse"], f"{name}_ms": errors[TIME]}
+        parts.append(part)
+    return {name: torch.cat([part[name] for part in parts]).cpu() for name in parts[0]}
 
-    @staticmethod
-    def _sq_error(mean: Tensor, x: Tensor) -> Tensor:
-        return (mean - x).double().square().flatten(1).mean(1)
 
-    def _batches(
-        self, images: ReferenceSet, number: int, t: float
-    ) -> Iterator[tuple[tuple[int, ...], Tensor, Tensor, Tensor | None]]:
-        """Yield for each batch of latents its key, z (B, *shape), the images x of z, and their classes."""
-        latents = NoisyLatents(images, self.latents, self.seed)
-        for batch, numbers in own_batches(len(latents.ids), BATCH_SIZE):
-            labels = latents.labels(numbers) if self.by_class else None
-            yield (self.seed, batch, number), *latents.batch(numbers, t), labels
+def posterior(images: ReferenceSet, z: Tensor, t: float, generator: Generator) -> tuple[Tensor, Tensor, Columns]:
+    """Enumerate the posterior p_t(x|z), Eq. 2 (eq:posterior), at z (B, *shape).
 
-    @staticmethod
-    def _posterior(images: ReferenceSet, z: Tensor, t: float, labels: Tensor | None, key: Sequence[int]) -> Posterior:
-        generator = keyed_generator(z.device, *key, Stream.SOURCE)
-        if labels is None:
-            return posterior_at(images, z, t, generator)
-        classes, groups = classes_of(images), rows_by_label(labels)
-        parts = [posterior_at(classes[label], z[rows], t, generator) for label, rows in groups.items()]
-        order = torch.cat(list(groups.values())).argsort()
-        return Posterior(*(torch.cat(values)[order] for values in zip(*parts, strict=True)))
+    Returns its mean, (B, *shape) float64; images drawn from it, (REPEATS, B, *shape); and four columns.
+    """
+    p = log_posterior(all_sq_dist(images, z), t).exp()
+    mean, sq_norm = p.new_zeros(len(z), images.d), p.new_zeros(len(z))
+    for start, chunk in images.chunks(chunk_rows(images.d)):
+        x, share = chunk.flatten(1).double(), p[:, start : start + len(chunk)]
+        mean += share @ x
+        sq_norm += share @ x.square().sum(1)
+    variance = sq_norm - mean.square().sum(1)
+    columns = {"irreducible": variance.where(variance > 1e-12 * sq_norm, 0.0) / images.d}  # The rest is rounding.
+    columns |= {"images": torch.special.entr(p).sum(1).exp(), "collapsed": (p.amax(1) > COLLAPSED).double()}
+    ids = torch.multinomial(p, REPEATS, replacement=True, generator=generator)
+    # A draw could be the source of z, so it is among a tenth of the images. An image and its mirror image are one.
+    number = torch.arange(images.N, device=z.device) % len(images.images)
+    p *= (number % 10 == 0) | (number == ids[:, :1] % len(images.images))
+    columns["collapsed_tenth"] = (p.amax(1) > COLLAPSED * p.sum(1)).double()
+    return mean.reshape(z.shape), images.gather(ids.T), columns
