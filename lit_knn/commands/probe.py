@@ -18,7 +18,7 @@ from lit_knn.data import ReferenceDataModule
 from lit_knn.metrics.estimator_error import mean_and_error, share_and_error
 from lit_knn.metrics.latents import NoisyLatents, check_at_least, noise_grid
 from lit_knn.metrics.probe import TARGETS, Columns, measure
-from lit_knn.modules import LitECT, LitEstimator, LitFlow
+from lit_knn.modules import LitECT, LitEstimator, LitFlow, LitMeanFlow
 from lit_knn.modules.base import check_device
 from lit_knn.modules.consistency import ConsistencyTraining
 from lit_knn.reference.reference_set import chunk_rows
@@ -104,7 +104,7 @@ def training_of(model: Any, shape: Sequence[int], seed: int) -> Training:
         model.loaded_step = 2**62  # Schedules of levels end with the finest, where most of the training is.
         name, (sigma, r) = f"{name} (to first order, see docs/probe.md)", model.draw_levels(DRAWS, generator)
         weight = consistency_weight(sigma, r) * (1 - r / sigma).square()
-    elif isinstance(model, LitFlow):
+    elif isinstance(model, (LitFlow, LitMeanFlow)):  # Their loss is that of the velocity.
         t = model.draw_times(DRAWS, generator)
         sigma, weight = model.process.sigma(t), model.process.velocity(0 * t, t, torch.ones_like(t)).square()
     else:

@@ -13,7 +13,7 @@ from lit_knn.figures import probe_figure
 from lit_knn.index import FaissIndex
 from lit_knn.metrics import probe
 from lit_knn.metrics.latents import NoisyLatents
-from lit_knn.modules import LitEDM, LitEstimator, LitFlow, LitICT
+from lit_knn.modules import LitEDM, LitEstimator, LitFlow, LitICT, LitMeanFlow
 from lit_knn.nets import UNet
 from lit_knn.reference import ReferenceSet
 from lit_knn.sampling.solvers import euler_step
@@ -21,7 +21,7 @@ from main import main, make_cli
 from tests.command_lines import refusal_of
 from tests.toys import low_rank_vectors
 
-CPU = ["--trainer.accelerator", "cpu"]
+CPU = "--trainer.accelerator=cpu"
 
 
 @pytest.mark.usefixtures("blank_figures")
@@ -36,7 +36,7 @@ def test_a_probe_goes_on_and_its_settings_are_taken_by_a_fit(tmp_path, monkeypat
         return measure_level(latents, by_class, bound, number, t)
 
     def run(*options):
-        main(["probe", *options, *CPU, "--levels", "3", "--latents", "16", "--t_min", "0.1", "--out", str(tmp_path)])
+        main(["probe", *options, CPU, "--levels=3", "--latents=16", "--t_min=0.1", f"--out={tmp_path}"])
         settings = yaml.safe_load((tmp_path / "probe.yaml").read_text())["model"]["init_args"]
         return capsys.readouterr().out, list(csv.DictReader((tmp_path / "probe.csv").open())), settings
 
@@ -49,7 +49,7 @@ def test_a_probe_goes_on_and_its_settings_are_taken_by_a_fit(tmp_path, monkeypat
     text, rows, settings = run("-c", "table2/digits", "--held_out", "0.5", "--data.held_out", "180")
     assert text.count(" of the target noise of LitEDM; it costs ") == text.count(" of a pass of the net") == 3
     assert (rows[0]["KNN"], rows[0]["collapsed"], rows[0]["latents"]) == ("", "1.0", "16")
-    cli = make_cli(["-c", "table2/digits", "-c", str(tmp_path / "probe.yaml"), *CPU], run=False)
+    cli = make_cli(["-c", "table2/digits", "-c", str(tmp_path / "probe.yaml"), CPU], run=False)
     assert cli.model.hparams.sigma_data == settings["sigma_data"] == pytest.approx(0.75, rel=0.01)
     assert cli.model.hparams.sigma_max == settings["sigma_max"] < 20
     # A class-conditional model is probed by class. A consistency model samples from its highest level.
@@ -152,8 +152,9 @@ def test_the_weight_of_a_training_is_that_of_its_loss():
     sigma, weight = of(LitEDM(UNet(1, 8), OneSample(), P_mean=-0.5, sigma_data=0.7))
     assert weight * (sigma * 0.7) ** 2 == pytest.approx(sigma**2 + 0.7**2)
     assert np.log(sigma).mean() == pytest.approx(-0.5, abs=5 * 1.2 / len(sigma) ** 0.5)
-    sigma, weight = of(LitFlow(UNet(1, 8), OneSample()))
-    assert weight * (sigma / (1 + sigma)) ** 2 == pytest.approx(np.ones(len(sigma)))  # The velocity is (z − μ)/τ.
+    for flow in LitFlow(UNet(1, 8), OneSample()), LitMeanFlow(UNet(1, 8, augment_dim=8), OneSample()):
+        sigma, weight = of(flow)
+        assert weight * (sigma / (1 + sigma)) ** 2 == pytest.approx(np.ones(len(sigma)))  # The velocity is (z − μ)/τ.
     # In consistency training the weight is how far an error moves ẑ.
     weight = of(model := LitICT(UNet(1, 8), OneSample()))[1]
     t, r = model.draw_levels(len(weight), torch.Generator().manual_seed(1))
@@ -209,12 +210,11 @@ def test_constants_are_those_of_all_pairs_and_values():
 def test_the_picture_shows_the_rows():
     names = ["irreducible", "images", "STF", "KNN", "SubspaceKNN", "collapsed", "collapsed_tenth"]
     rows = [{"t": t} | {f"{n}{e}": t + i for i, n in enumerate(names) for e in ("", "_se")} for t in (1, 2, 4)]
-    axes = probe_figure(rows, np.array([1.5, 1.6, 3.0])).axes
-    drawn = [list(line.get_ydata()) for own in axes for line in own.get_lines()]
+    drawn = [list(line.get_ydata()) for own in probe_figure(rows, np.ones(9)).axes for line in own.get_lines()]
     assert [ydata for ydata in drawn if len(ydata) == 3] == [[row[name] for row in rows] for name in names]
 
 
 def test_bad_options_are_refused(tmp_path, capsys):
     for option, rule in {"--held_out=1": "data.held_out=1797 needs at least 1798", "--latents=1": "at least 2"}.items():
-        assert rule in refusal_of(["probe", "--data", "Digits", *CPU, option, "--out", str(tmp_path / "probe")], capsys)
+        assert rule in refusal_of(["probe", "--data", "Digits", CPU, option, "--out", str(tmp_path / "probe")], capsys)
     assert not (tmp_path / "probe").exists()
