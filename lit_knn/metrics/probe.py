@@ -71,7 +71,7 @@ def measure_level(
     `bound` has estimators by name and class, bound to the images to train on. Their source is drawn from the posterior.
     """
     parts, (z, x) = [], latents.batch(range(len(latents.ids)), t)
-    labels = latents.labels(range(len(z))) if by_class else torch.zeros_like(latents.ids)
+    labels = torch.as_tensor(latents.reference.labels)[latents.ids] if by_class else torch.zeros_like(latents.ids)
     sets = {label: linear.reference for label, linear in bound["wiener"].items()}
     if absent := {*labels.tolist()} - {*sets}:
         raise InputError(f"probe: all images of class {min(absent)} are held out; give a smaller held_out")
