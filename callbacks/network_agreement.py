@@ -12,7 +12,7 @@ from lit_knn.common.pixels import are_pictures
 from lit_knn.common.settings import describe
 from lit_knn.common.tables import Row, text_table, write_rows
 from lit_knn.estimators import Estimator, Exact
-from lit_knn.figures import agreement_curves, agreement_grid, same_noise_boxes
+from lit_knn.figures.network_agreement import agreement_curves, agreement_grid, same_noise_boxes
 from lit_knn.metrics.agreement import COLUMNS
 from lit_knn.metrics.kept_results import KeptResults
 from lit_knn.metrics.latents import bind_all, check_at_least, check_names, check_not_empty, noise_grid
@@ -120,7 +120,6 @@ class NetworkAgreement(Measurement):
         self._kept = KeptResults(self.folder / CSV_NAME, columns, key, self._describe())
 
     def evaluate(self) -> None:
-        """Measure what is not finished, and draw everything."""
         num_generated = self.num_images if GENERATED in self.images else 0
         samples_folder = self.folder / "samples"
         generated = self._sampler.kept(samples_folder, self.networks, max(num_generated, self.num_latents), self.bar)
@@ -134,7 +133,6 @@ class NetworkAgreement(Measurement):
             self._show(rows, samples, generated)
 
     def _describe(self) -> dict[tuple[str, str], dict[str, Any]]:
-        """Describe everything that the comparisons of each pair depend on."""
         held_out = self._real[HELD_OUT]
         shared = {**self._sampler.settings(), "held_out": None if held_out is None else held_out.fingerprint()}
         shared |= {"num_images": self.num_images, "num_generated": max(self.num_images, self.num_latents)}

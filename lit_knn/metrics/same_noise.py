@@ -102,9 +102,8 @@ class SameNoise:
 def same_noise(samples: Mapping[str, Tensor], network_samples: Mapping[str, Tensor]) -> list[Row]:
     """Compare samples (n, *shape) of estimators with those of networks from the same latents, both by name.
 
-    If one has more samples, its first ones are compared. The result is a row for each pair of `estimator` and
-    `network`: the number `num_latents`, and for each measure of `Agreement` its quartiles over the latents,
-    `<measure>_q25`, `<measure>_median`, `<measure>_q75`.
+    The result is a row for each pair of `estimator` and `network`: the number `num_latents`, and for each measure of
+    `Agreement` its quartiles over the latents, `<measure>_q25`, `<measure>_median`, `<measure>_q75`.
     """
     rows = []
     for estimator, network in product(samples, network_samples):
@@ -117,6 +116,6 @@ def same_noise(samples: Mapping[str, Tensor], network_samples: Mapping[str, Tens
 
 
 def latent_agreement(samples: Tensor, network_samples: Tensor) -> dict[str, Tensor]:
-    """Return each measure of `Agreement`, (n,), for the latents that both have."""
+    """Return each measure of `Agreement`, (n,), for the first latents, which both have."""
     num = min(len(samples), len(network_samples))
     return agreement(samples[:num], network_samples[:num])._asdict()

@@ -78,10 +78,9 @@ def test_a_full_disk_leaves_no_part_of_a_file(format, name, tmp_path):
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]
 
 
-@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-def test_a_sample_that_is_not_finite_is_refused(bad, tmp_path):
+def test_a_sample_that_is_not_finite_is_refused(tmp_path):
     with pytest.raises(InputError, match="the sample of seed 3 is not finite"):
-        predict(tmp_path / "out", paint=lambda self, seed: picture(seed) * (bad if seed == 3 else 1))
+        predict(tmp_path / "out", paint=lambda self, seed: picture(seed) / (seed != 3))
 
 
 def test_images_of_a_conditional_model_have_their_classes(tmp_path):

@@ -17,24 +17,12 @@ from lit_knn.commands.report import read_run
 from lit_knn.common.tables import write_rows
 from lit_knn.data import Digits
 from lit_knn.estimators import KNN, Estimator, Exact, OneSample
-from lit_knn.figures import (
-    TrainingCurve,
-    agreement_curves,
-    checkpoint_curve,
-    figure1,
-    figure2,
-    figure3,
-    figure4,
-    figure5,
-    image_grid,
-    pair_grid,
-    run_comparison,
-    same_noise_boxes,
-    size_calibration,
-)
+from lit_knn.figures import checkpoint_curve, figure1, figure2, figure3, figure4, figure5, image_grid, run_comparison
+from lit_knn.figures.image_grid import pair_grid
+from lit_knn.figures.network_agreement import agreement_curves, same_noise_boxes, size_calibration
 from lit_knn.figures.style import PALETTE, dress, looks
-from lit_knn.figures.training_curves import best_point, passes, varied
-from lit_knn.metrics import mean_pictures
+from lit_knn.figures.training_curves import TrainingCurve, best_point, passes, varied
+from lit_knn.metrics.mean_pictures import mean_pictures
 from lit_knn.reference import ReferenceSet
 from lit_knn.runs.record import Record
 from main import main

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from lit_knn.index import FaissIndex
-from lit_knn.metrics import is_copied, nearest_images
-from lit_knn.metrics.memorisation import LikestPairs, MemorisationMetric
+from lit_knn.metrics import is_copied, memorisation, nearest_images
+from lit_knn.metrics.memorisation import LikestPairs
 from lit_knn.reference import ReferenceSet
 
 # Corners of a square of side 6 in two dimensions; the distances are easy to compute by hand.
@@ -25,19 +25,8 @@ def test_distances_and_ratio_on_a_square():
     assert is_copied(found).tolist() == [True, False, False, True]
     assert is_copied(found, 0.34).tolist() == [True, True, False, True]
     assert is_copied(found, 0.1).tolist() == [False, False, False, True]
-
-
-def test_sums_over_batches_are_those_of_all_samples():
-    reference, samples = ReferenceSet(torch.randn(50, 5)), torch.randn(40, 5)
-    samples[:10] = reference.images[:10] + 0.01 * torch.randn(10, 5)
-    metric = MemorisationMetric()
-    for part in samples.split([1, 19, 20]):
-        metric.update(nearest_images(part, reference))
-    distance, _ = torch.cdist(samples.double(), reference.images.double()).sort(1)
-    measured = metric.compute()
-    assert measured["copied_fraction"] == (distance[:, 0] < distance[:, 1] / 3).double().mean()
-    assert measured["copied_fraction"] >= 0.25
-    assert measured["mean_nearest_distance"] == pytest.approx(distance[:, 0].mean().item(), rel=1e-6)
+    measured = memorisation(samples, ReferenceSet(SQUARE), 0.34, batch_size=3)
+    assert measured == pytest.approx({"copied_fraction": 3 / 4, "mean_nearest_distance": 5.5 / 4})
 
 
 def test_an_image_that_is_in_the_set_twice_is_copied_all_the_same():
