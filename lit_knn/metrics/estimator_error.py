@@ -1,7 +1,7 @@
 """Error of an estimator at one noise level: squared bias, variance and MSE, Eq. 15 (eq:mse), averaged over latents."""
 
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -80,8 +80,8 @@ class LatentMeans(Metric):
     total: Tensor
     sq_total: Tensor
 
-    def __init__(self, names: tuple[str, ...], **kwargs: Any) -> None:
-        super().__init__(**kwargs)
+    def __init__(self, names: tuple[str, ...]) -> None:
+        super().__init__()
         self.names = names
         for state, shape in (("count", ()), ("total", (len(names),)), ("sq_total", (len(names),))):
             self.add_state(state, torch.zeros(shape, dtype=torch.float64), dist_reduce_fx="sum")

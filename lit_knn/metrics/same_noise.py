@@ -36,11 +36,6 @@ class SameNoise:
     seed: int = 0  # first part of the key of an estimator's draws; the latents do not depend on it
     process: Process = EDM_PROCESS  # the noise process whose probability flow is integrated
 
-    @property
-    def estimates(self) -> int:
-        """Number of estimates for one sample."""
-        return 2 * self.num_steps - 1
-
     def draw(self, estimator: Estimator, num: int, advance: Callable[[int], Any] = lambda estimates: None) -> Tensor:
         """Sample the first `num` latents, (num, *shape) float32, model space, on the device of `reference`.
 
@@ -66,7 +61,7 @@ class SameNoise:
         paths = {name: folder / f"{name}_{own}.npz" for name, own in hashes.items()}
         found = on_first_rank(lambda: {name: load_tensors(path).get("images") for name, path in paths.items()})
         todo = num * sum(images is None for images in found.values())
-        with bar(todo * self.estimates, "Sampling", " estimates") as shown:
+        with bar(todo * (2 * self.num_steps - 1), "Sampling", " estimates") as shown:
             for name, images in found.items():
                 if images is None:
                     shown.set_description(f"Samples of {name}")

@@ -17,7 +17,7 @@ from lit_knn.metrics.agreement import agreement
 from lit_knn.metrics.kept_results import KeptResults
 from lit_knn.metrics.network_agreement import compare, image_sets, nearest, over_networks
 from lit_knn.metrics.same_noise import SameNoise, same_noise
-from lit_knn.metrics.size_calibration import best_sizes, compare_sizes, sized, trajectories
+from lit_knn.metrics.size_calibration import FIRST_SEED, best_sizes, compare_sizes, sized, trajectories
 from lit_knn.reference import ReferenceSet
 from lit_knn.sampling.samplers import heun_sampler, seeded_noise
 from lit_knn.sampling.schedules import NoiseGrid
@@ -184,9 +184,9 @@ def test_latents_are_on_the_trajectories_of_the_network_and_not_those_of_samples
     reference = ReferenceSet(pixels(20, (1, 4, 4)))
     exact = Exact().bind(reference)
     source = SameNoise(reference, num_steps=6, batch_size=3)
-    visited = trajectories(exact, source, 3, first_seed=5)
+    visited = trajectories(exact, source)
     assert [own.t for own in visited] == source.grid.descending(6).tolist()
-    noise = seeded_noise([5, 6, 7], reference.shape)
+    noise = seeded_noise(range(FIRST_SEED, FIRST_SEED + 3), reference.shape)
     torch.testing.assert_close(visited[0].z, 80 * noise)
     # Each point is the end of the Heun step from the one before, not that step's predictor.
     for before, own in pairwise(visited):
@@ -196,5 +196,5 @@ def test_latents_are_on_the_trajectories_of_the_network_and_not_those_of_samples
         torch.testing.assert_close(own.mean, exact.posterior_mean(own.z, own.t))
     # The last mean is the sample.
     torch.testing.assert_close(visited[-1].mean, heun_sampler(exact.posterior_mean, noise, 6, source.grid))
-    start, samples = trajectories(exact, source, 3)[0].z, source.grid.sigma_max * seeded_noise(range(100), (1, 4, 4))
-    assert not (start[:, None] == samples).all((2, 3, 4)).any()
+    samples = 80 * seeded_noise(range(100), (1, 4, 4))
+    assert not (visited[0].z[:, None] == samples).all((2, 3, 4)).any()
