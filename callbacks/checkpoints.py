@@ -12,6 +12,7 @@ from lit_knn.common.checkpoint_file import CHECKPOINTS, LAST_NAME
 from lit_knn.common.distributed import on_first_rank
 from lit_knn.common.errors import InputError, NonFiniteLossError, prefixed
 from lit_knn.common.files import make_folder
+from lit_knn.metrics.latents import check_at_least
 from lit_knn.modules.base import EstimatorTraining
 from lit_knn.runs.checkpoints import is_end_of_training, read_training
 from lit_knn.runs.interruption import stop_signal
@@ -20,18 +21,12 @@ from lit_knn.runs.interruption import stop_signal
 class StepCheckpoint(Checkpoint):
     """Saves after an optimiser step, but nothing if a weight is not finite. So the last good checkpoint stays.
 
-    A subclass implements `name_of_file`.
-
-    Args:
-        dirpath: folder of the checkpoints; by default `checkpoints/` in the run's folder.
-
-    Attributes:
-        last_saved: the checkpoint that this run saved last, or None.
+    A subclass implements `name_of_file`. `dirpath` is the folder, by default `checkpoints/` in the run's folder.
     """
 
     def __init__(self, dirpath: str | None = None) -> None:
         self.dirpath = dirpath
-        self.last_saved: str | None = None
+        self.last_saved: str | None = None  # the checkpoint that this run saved last
         self._step = 0
 
     def name_of_file(self, trainer: pl.Trainer, pl_module: Any) -> str | None:
@@ -46,7 +41,6 @@ class StepCheckpoint(Checkpoint):
             on_first_rank(lambda: make_folder(Path(str(self.dirpath))))
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Count from the step of the checkpoint that the run resumes from."""
         self._step = trainer.global_step
         self.last_saved = None
 
@@ -81,14 +75,13 @@ class CheckpointByImages(StepCheckpoint):
     """
 
     def __init__(self, every_n_images: int = 2_500_000, dirpath: str | None = None) -> None:
-        if every_n_images < 1:
-            raise InputError(f"CheckpointByImages: every_n_images must be at least 1, got {every_n_images}")
+        with prefixed("CheckpointByImages"):
+            check_at_least(1, every_n_images=every_n_images)
         super().__init__(dirpath)
         self.every_n_images = every_n_images
         self._passed = 0
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: Any) -> None:
-        """Count from the images of the checkpoint that the run resumes from."""
         super().on_train_start(trainer, pl_module)
         self._passed = pl_module.images_seen // self.every_n_images
 
@@ -109,26 +102,19 @@ class LastCheckpoint(StepCheckpoint):
     """
 
     def __init__(self, every_n_steps: int = 1000, dirpath: str | None = None) -> None:
-        if every_n_steps < 1:
-            raise InputError(f"LastCheckpoint: every_n_steps must be at least 1, got {every_n_steps}")
+        with prefixed("LastCheckpoint"):
+            check_at_least(1, every_n_steps=every_n_steps)
         super().__init__(dirpath)
         self.every_n_steps = every_n_steps
         self._saved_step = -1
         self._whole = True  # No gradients are open and no step is half done.
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """See `StepCheckpoint.on_train_start`."""
         super().on_train_start(trainer, pl_module)
         self._saved_step, self._whole = -1, True
 
     def check_overwrites(self, trainer: pl.Trainer, step: int, start: str | None) -> None:
-        """Raise InputError if this run would overwrite a longer one.
-
-        Args:
-            trainer: its trainer.
-            step: the step at which it starts.
-            start: the checkpoint that it resumes from, or None.
-        """
+        """Raise InputError if this run, from `step` and the checkpoint `start`, would overwrite a longer one."""
         folder = Path(self.dirpath or Path(trainer.log_dir or trainer.default_root_dir) / CHECKPOINTS)
         path = folder / LAST_NAME
         if not path.exists() or (start is not None and path.samefile(start)):
@@ -140,7 +126,6 @@ class LastCheckpoint(StepCheckpoint):
             raise InputError(f"{path} has {saved} steps, and this run, from step {step}, would overwrite it: {advice}")
 
     def save(self, trainer: pl.Trainer, name: str = LAST_NAME) -> None:
-        """See `StepCheckpoint.save`."""
         super().save(trainer, name)
         self._saved_step = trainer.global_step
 
@@ -156,7 +141,6 @@ class LastCheckpoint(StepCheckpoint):
         self._whole = False
 
     def on_train_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *args: Any) -> None:
-        """See `StepCheckpoint.on_train_batch_end`."""
         self._whole = trainer.global_step > self._step
         super().on_train_batch_end(trainer, pl_module, *args)
 

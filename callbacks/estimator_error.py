@@ -56,7 +56,6 @@ class EstimatorError(Measurement):
         self.curve = ErrorCurve(estimators, levels, num_z, repeats, batch_size, resample_source)
 
     def check(self) -> None:
-        """Refuse more latents than images."""
         self.curve.check(self.reference)
 
     def evaluate(self) -> None:

@@ -8,9 +8,8 @@ from torch import Tensor
 from lit_knn.callbacks.measurement import Measurement
 from lit_knn.common.errors import prefixed
 from lit_knn.common.tables import FIDELITY_CSV, undamaged_rows, write_rows
-from lit_knn.metrics import FeatureExtractor, FidelityMeasure, InceptionV3, Pixels
-from lit_knn.metrics.latents import check_at_least
-from lit_knn.metrics.samples import draw_samples
+from lit_knn.metrics import FeatureExtractor, FidelityMeasure, Pixels
+from lit_knn.metrics.latents import check_at_least, draw_samples
 from lit_knn.reference import ReferenceSet
 from lit_knn.runs.run import decoded
 
@@ -50,7 +49,6 @@ class Fidelity(Measurement):
     ) -> None:
         with prefixed(type(self).__name__):
             check_at_least(2, num_samples=num_samples)
-            extractor = InceptionV3() if extractor is None else extractor
             options = (extra_metrics, kid_subset_size, cache_dir, mirrored, held_out)
             self.measure = FidelityMeasure(extractor, batch_size, *options)
         self.num_samples = num_samples
@@ -62,7 +60,6 @@ class Fidelity(Measurement):
         self.measure.prepare(self._reference(), self.num_samples)
 
     def evaluate(self) -> None:
-        """Compare samples with the data, and keep the values."""
         samples = ((seeds, decoded(self.trainer, drawn)) for seeds, drawn in self.samples(self.module))
         self.last_values = self.measure(self._reference(), samples, self.num_samples, self.device, self.bar)
         self.log_values(self.last_values, shown=(self.measure.metric, "inception_score"))

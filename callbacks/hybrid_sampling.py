@@ -18,12 +18,11 @@ from lit_knn.common.settings import describe
 from lit_knn.common.tables import Row
 from lit_knn.estimators import Estimator
 from lit_knn.figures import figure5, image_grid
-from lit_knn.metrics import FeatureExtractor, FidelityMeasure, InceptionV3
+from lit_knn.metrics import FeatureExtractor, FidelityMeasure
 from lit_knn.metrics.hybrid import HybridSamples
 from lit_knn.metrics.kept_results import KeptResults
-from lit_knn.metrics.latents import bind_all, check_at_least, check_names, check_not_empty
+from lit_knn.metrics.latents import bind_all, check_at_least, check_names, check_not_empty, draw_samples
 from lit_knn.metrics.memorisation import MemorisationMetric, check_search, nearest_images
-from lit_knn.metrics.samples import draw_samples
 from lit_knn.modules import LitEstimator
 from lit_knn.sampling.samplers import hybrid_sigmas
 
@@ -93,7 +92,6 @@ class HybridSampling(Measurement):
         self.num_steps = num_steps
         self.batch_size = batch_size
         self.threshold = threshold
-        extractor = InceptionV3() if extractor is None else extractor
         self.distance = FidelityMeasure(extractor, batch_size, cache_dir=cache_dir, held_out=held_out)
         self.held_out = held_out
 
@@ -119,7 +117,6 @@ class HybridSampling(Measurement):
         self._kept = KeptResults(path, columns, ("method", "t_switch"), self._describe())
 
     def evaluate(self) -> None:
-        """Measure the unfinished points, and draw all points."""
         points = [(method, t) for t in self.t_switch for method in self.methods]
         todo = [point for point in points if self._kept.find(*point) is None]
         rank_zero_info(f"Hybrid sampling: {len(points) - len(todo)} of {len(points)} points are finished")

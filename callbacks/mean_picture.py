@@ -7,8 +7,8 @@ from lit_knn.common.errors import InputError, prefixed
 from lit_knn.common.pixels import are_pictures
 from lit_knn.estimators import Estimator
 from lit_knn.figures import figure2
-from lit_knn.metrics import mean_pictures
 from lit_knn.metrics.latents import bind_all, check_at_least, check_not_empty, noise_grid
+from lit_knn.metrics.mean_pictures import mean_pictures
 
 
 class MeanPicture(Measurement):
@@ -42,7 +42,6 @@ class MeanPicture(Measurement):
         self.outputs = [f"figure2_{i}.png" for i in range(num_images)]
 
     def check(self) -> None:
-        """Refuse data that cannot be drawn."""
         if not are_pictures(self.reference.shape):
             raise InputError(f"the data must be images of 1 or 3 channels, not {self.reference.shape}")
 

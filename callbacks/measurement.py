@@ -28,25 +28,14 @@ class Measurement(pl.Callback):
     """Base of the callbacks that measure or draw at validation. A subclass implements `check` and `evaluate`.
 
     Every rank calls both. The constructor raises `InputError` for an option out of its range, and `check` for data, a
-    model or a package that does not fit; such an error gets the name of the callback in front. The attributes from
-    `trainer` on are those of the run; they are there when `check` begins.
-
-    Attributes:
-        in_fit: whether to measure at the validations of `fit`, too. The others refuse `fit`, because each validation
-            would overwrite the results of the last one.
-        model_class: class that the model must have.
-        outputs: files that must not be in the run's folder yet.
-        trainer: the trainer.
-        module: the model.
-        data: the data module.
-        device: the device.
-        is_first: whether this rank writes the results.
-        run_folder: the folder of the run.
+    model or a package that does not fit; such an error gets the name of the callback in front. `trainer`, `module`,
+    `data`, `device`, `run_folder` and `is_first` (this rank writes the results) are there when `check` begins.
     """
 
+    # Others refuse `fit`, because each validation would overwrite the results of the last one.
     in_fit = False
     model_class: type[pl.LightningModule] = pl.LightningModule
-    outputs: Sequence[str] = ()
+    outputs: Sequence[str] = ()  # files that must not be in the run's folder yet
 
     def check(self) -> None:
         """Check settings and data before any long work."""
@@ -56,7 +45,6 @@ class Measurement(pl.Callback):
         raise NotImplementedError
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Check the run. Lightning sets up the data module before callbacks."""
         name = type(self).__name__
         if stage == "fit" and not self.in_fit:
             raise InputError(f"{name} is for validate, not for fit")
@@ -65,12 +53,15 @@ class Measurement(pl.Callback):
                 got = type(pl_module).__name__
                 raise InputError(f"{name}: needs the model {self.model_class.__name__}, got {got}")
             self._join(trainer, pl_module)
+            # The first rank decides, so that all ranks stop.
+            taken = broadcast(next((file for file in self.outputs if (self.run_folder / file).exists()), None))
             with prefixed(name):
-                self._refuse_existing()
+                if taken is not None:
+                    where = self.run_folder / taken
+                    raise InputError(f"{where} exists; nothing is overwritten, use another folder")
                 self.check()
 
     def on_validation_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Measure, except in the check before a training."""
         self._join(trainer, pl_module)
         if not trainer.sanity_checking:
             with prefixed(type(self).__name__):
@@ -82,12 +73,6 @@ class Measurement(pl.Callback):
         self.device, self.is_first = trainer.strategy.root_device, trainer.is_global_zero
         # Every rank must read `log_dir`, because reading it is a collective operation.
         self.run_folder = Path(trainer.log_dir or trainer.default_root_dir)
-
-    def _refuse_existing(self) -> None:
-        # The first rank decides, so that all ranks stop.
-        taken = broadcast(next((name for name in self.outputs if (self.run_folder / name).exists()), None))
-        if taken is not None:
-            raise InputError(f"{self.run_folder / taken} exists; nothing is overwritten, use another folder")
 
     @property
     def seed(self) -> int:

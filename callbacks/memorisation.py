@@ -3,11 +3,10 @@
 from lit_knn.callbacks.measurement import Measurement
 from lit_knn.common.errors import prefixed
 from lit_knn.common.pixels import are_pictures
-from lit_knn.figures import pair_grid
+from lit_knn.figures.image_grid import pair_grid
 from lit_knn.metrics import nearest_images
-from lit_knn.metrics.latents import check_at_least
+from lit_knn.metrics.latents import check_at_least, draw_samples
 from lit_knn.metrics.memorisation import LikestPairs, MemorisationMetric, check_search
-from lit_knn.metrics.samples import draw_samples
 
 
 class Memorisation(Measurement):
@@ -43,7 +42,6 @@ class Memorisation(Measurement):
         check_search(self.reference.to(self.device))
 
     def evaluate(self) -> None:
-        """Compare samples with the data, batch by batch."""
         reference, share = self.reference, self.num_samples // self.trainer.world_size
         self.metric.to(reference.device).reset()
         likest = LikestPairs(self.num_pairs, reference)

@@ -1,7 +1,7 @@
 """How like trained networks estimators are: at noisy images, and in what they sample from the same noise."""
 
+from itertools import product
 from pathlib import Path
-from typing import Any
 
 from pytorch_lightning.utilities import rank_zero_info
 from torch import Tensor
@@ -12,7 +12,7 @@ from lit_knn.common.pixels import are_pictures
 from lit_knn.common.settings import describe
 from lit_knn.common.tables import Row, text_table, write_rows
 from lit_knn.estimators import Estimator, Exact
-from lit_knn.figures import agreement_curves, agreement_grid, same_noise_boxes
+from lit_knn.figures.network_agreement import agreement_curves, agreement_grid, same_noise_boxes
 from lit_knn.metrics.agreement import COLUMNS
 from lit_knn.metrics.kept_results import KeptResults
 from lit_knn.metrics.latents import bind_all, check_at_least, check_names, check_not_empty, noise_grid
@@ -116,11 +116,17 @@ class NetworkAgreement(Measurement):
         self._real = {TRAINING: reference if TRAINING in self.images else None, HELD_OUT: held_out}
         columns = {"estimator": str, "network": str, "images": str, "t": float, **COLUMNS}
         columns |= {"num_images": int, "seed": int}
+        shared = {**self._sampler.settings(), "held_out": None if held_out is None else held_out.fingerprint()}
+        shared |= {"num_images": self.num_images, "num_generated": max(self.num_images, self.num_latents)}
+        networks = {name: describe(network) for name, network in self.networks.items()}
+        settings = {
+            (name, network): {"estimator": describe(estimator), "network": own, **shared}
+            for (name, estimator), (network, own) in product(self.estimators.items(), networks.items())
+        }
         key = ("estimator", "network", "images", "t")
-        self._kept = KeptResults(self.folder / CSV_NAME, columns, key, self._describe())
+        self._kept = KeptResults(self.folder / CSV_NAME, columns, key, settings)
 
     def evaluate(self) -> None:
-        """Measure what is not finished, and draw everything."""
         num_generated = self.num_images if GENERATED in self.images else 0
         samples_folder = self.folder / "samples"
         generated = self._sampler.kept(samples_folder, self.networks, max(num_generated, self.num_latents), self.bar)
@@ -132,18 +138,6 @@ class NetworkAgreement(Measurement):
             rows = [self._kept.add(row) for row in compare(self.estimators, sets, self.noise_levels, *options)]
         if self.is_first:
             self._show(rows, samples, generated)
-
-    def _describe(self) -> dict[tuple[str, str], dict[str, Any]]:
-        """Describe everything that the comparisons of each pair depend on."""
-        held_out = self._real[HELD_OUT]
-        shared = {**self._sampler.settings(), "held_out": None if held_out is None else held_out.fingerprint()}
-        shared |= {"num_images": self.num_images, "num_generated": max(self.num_images, self.num_latents)}
-        networks = {name: describe(network) for name, network in self.networks.items()}
-        return {
-            (name, network): {"estimator": describe(estimator), "network": own, **shared}
-            for name, estimator in self.estimators.items()
-            for network, own in networks.items()
-        }
 
     def _show(self, rows: list[Row], samples: dict[str, Tensor], generated: dict[str, Tensor]) -> None:
         """Write the run's tables and pictures, and print which estimator is nearest."""

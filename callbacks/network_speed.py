@@ -22,9 +22,6 @@ class NetworkSpeed(pl.Callback):
         compile: use `torch.compile`. The first steps take minutes.
         channels_last: lay weights and activations out channels last, for tensor cores.
         backend: backend of `torch.compile`.
-
-    Raises:
-        InputError: at `setup`, a model without `network`, its raw network.
     """
 
     def __init__(self, compile: bool = True, channels_last: bool = True, backend: str = "inductor") -> None:

@@ -29,13 +29,11 @@ class PosteriorPicture(Measurement):
         self.levels = noise_grid(noise_levels, 0, 0)
 
     def check(self) -> None:
-        """Refuse data and settings that cannot be drawn."""
         if self.reference.d != 1:
             raise InputError(f"the data must have one dimension, it has {self.reference.d}")
         self.knn.bind(self.reference)
 
     def evaluate(self) -> None:
-        """Draw the picture."""
         if self.is_first:
             picture = self.save_figure(figure1(self.knn, self.reference, self.z, self.levels), "figure1")
             rank_zero_info(f"Posterior and proposal are in {picture}")

@@ -36,10 +36,6 @@ class PowerAverages(pl.Callback):
             0.20 at 1 %; the default is 1/40 of EDM's 200 million images.
         dtype: type of float32 weights in snapshots. float16 halves the files, but rounds. An average adds many
             snapshots with weights of both signs, which enlarges the rounding error, about 10 times at length 0.03.
-
-    Raises:
-        InputError: an option is out of its range; at the start of a training, the checkpoint that it resumes from has
-            no such averages, the folder has snapshots of another training, or the model is not of lit_knn.
     """
 
     @prefixed("PowerAverages")
@@ -112,11 +108,9 @@ class PowerAverages(pl.Callback):
         on_first_rank(lambda: WholeCheckpointIO().save_checkpoint(snapshot, path))
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the averages, for a checkpoint."""
         return {} if self._tracked is None else self._tracked.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on from the averages of a checkpoint."""
         if self._tracked is not None and state_dict:
             with prefixed("PowerAverages"):
                 self._tracked.load_state_dict(state_dict)

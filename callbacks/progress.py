@@ -17,7 +17,6 @@ class StepProgressBar(TQDMProgressBar):
     """
 
     def on_train_start(self, trainer: pl.Trainer, *_: Any) -> None:
-        """Start at the step of a resumed run."""
         super().on_train_start()
         bar = self.train_progress_bar
         bar.reset(total=trainer.max_steps if trainer.max_steps > 0 else None)
@@ -29,8 +28,10 @@ class StepProgressBar(TQDMProgressBar):
     def on_train_epoch_start(self, trainer: pl.Trainer, *_: Any) -> None:
         """Keep counting steps; the bar does not start again at each epoch."""
 
+    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Keep counting steps."""
+
     def on_train_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *_: Any) -> None:
-        """Move to the current step."""
         bar = self.train_progress_bar
         if trainer.global_step > bar.n:
             # Reading a value waits for a GPU, so there the values change with the log.
@@ -53,6 +54,3 @@ class StepProgressBar(TQDMProgressBar):
         for name in ("val_progress_bar", "predict_progress_bar", "train_progress_bar"):
             with suppress(TypeError):  # The run has no such bar.
                 getattr(self, name).close()
-
-    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Keep counting steps; the bar does not start again at each epoch."""

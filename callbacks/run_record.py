@@ -20,7 +20,6 @@ class RunRecord(pl.Callback):
     """
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Write what is known before the first step."""
         # Every rank must read `log_dir` and hash its images, because both can be collective operations.
         self._folder = trainer.log_dir
         data = _describe_data(trainer)
@@ -39,16 +38,13 @@ class RunRecord(pl.Callback):
     def on_save_checkpoint(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        """Write the time that belongs to the checkpoint."""
         self._write(trainer, pl_module)
 
     def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
-        """Write how the run was interrupted."""
         stopped = isinstance(exception, (KeyboardInterrupt, SystemExit))
         self._write(trainer, pl_module, "interrupted" if stopped else f"failed: {first_line(exception)}")
 
     def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Write that the run has finished."""
         self._write(trainer, pl_module, "finished")
 
     def _write(self, trainer: pl.Trainer, pl_module: pl.LightningModule, status: str | None = None) -> None:

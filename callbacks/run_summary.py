@@ -17,7 +17,6 @@ class RunSummary(pl.Callback):
     """When training ends, print the paths of the checkpoint and the sample pictures and the TensorBoard command."""
 
     def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Print the paths of the results that exist."""
         if not trainer.is_global_zero:
             return
         lines: list[str] = []

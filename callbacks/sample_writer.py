@@ -40,7 +40,6 @@ class SampleWriter(BasePredictionWriter):
         self.folder = folder
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Make the folder before any sample is drawn."""
         if stage != "predict":
             return
         # Every rank must read `log_dir`, because reading it is a collective operation.
@@ -56,17 +55,10 @@ class SampleWriter(BasePredictionWriter):
         trainer.strategy.barrier()
 
     def write_on_batch_end(
-        self,
-        trainer: pl.Trainer,
-        pl_module: Any,
-        prediction: Tensor,
-        indices: Any,
-        batch: Tensor,
-        batch_idx: int,
-        *_: Any,
+        self, trainer: pl.Trainer, pl_module: Any, result: Tensor, indices: Any, batch: Tensor, batch_idx: int, *_: Any
     ) -> None:
         """Write one batch of samples and its seeds to a file; raise InputError if a sample is not finite."""
-        images = decoded(trainer, prediction).cpu().float()
+        images = decoded(trainer, result).cpu().float()
         finite = images.isfinite().flatten(1).all(1)
         if not finite.all():  # They would become pictures of one colour.
             seed = batch.cpu()[~finite][0].item()
@@ -80,12 +72,8 @@ class SampleWriter(BasePredictionWriter):
                     to_pil_image(image.transpose(1, 2, 0)).save(partial)
             keep = arrays["seeds"] < GRID_SAMPLES
             arrays = {name: array[keep] for name, array in arrays.items()}
-        conditioning, labels = getattr(pl_module, "conditioning", None), drawn[:0]
-        if conditioning and pl_module.hparams.get("guidance", 1) > 0:
-            labels = conditioning.of_samples(drawn, drawn.device)
-        arrays |= {"drawn": drawn.numpy(), "labels": labels.numpy()}
         with written_whole(self._shards / f"{trainer.global_rank:04d}_{batch_idx:06d}.npz") as partial:
-            np.savez(partial, **arrays)  # type: ignore[arg-type]
+            np.savez(partial, drawn=drawn.numpy(), **arrays)  # type: ignore[arg-type]
 
     def on_predict_epoch_end(self, trainer: pl.Trainer, pl_module: Any) -> None:
         """Join the batches of all ranks in the order of their seeds."""
@@ -93,12 +81,14 @@ class SampleWriter(BasePredictionWriter):
         if not trainer.is_global_zero:
             return
         shards: list[Any] = [np.load(path) for path in sorted(self._shards.iterdir())]
-        seeds, images, drawn, labels = (
-            np.concatenate([shard[name] for shard in shards]) for name in ("seeds", "images", "drawn", "labels")
-        )
-        order = np.argsort(seeds)
+        names = ("seeds", "images", "drawn")
+        seeds, images, drawn = (np.concatenate([shard[name] for shard in shards]) for name in names)
+        order, drawn = np.argsort(seeds), np.sort(drawn)
         images = images[order]
-        classes: dict[str, Any] = {"labels": labels[np.argsort(drawn)]} if len(labels) else {}
+        conditioning: Any = getattr(pl_module, "conditioning", None)
+        classes: dict[str, Any] = {}
+        if conditioning and pl_module.hparams.get("guidance", 1) > 0:
+            classes = {"labels": conditioning.of_samples(torch.from_numpy(drawn), torch.device("cpu")).numpy()}
         is_picture = images.dtype == np.uint8
         if is_picture:
             grid = image_grid(torch.from_numpy(images[:GRID_SAMPLES]).float() / 127.5 - 1)
@@ -110,15 +100,14 @@ class SampleWriter(BasePredictionWriter):
             with written_whole(self._folder / "samples.npz") as partial:
                 np.savez_compressed(partial, images=stored, seeds=seeds[order], **classes)
         elif classes:
-            names = pl_module.conditioning.class_names
+            of_class = conditioning.class_names
             rows = [
-                {"file": f"{seed:06d}.png", "class": c} | ({"name": printable(names[c])} if names else {})
-                for seed, c in zip(np.sort(drawn), classes["labels"], strict=True)
+                {"file": f"{seed:06d}.png", "class": c} | ({"name": printable(of_class[c])} if of_class else {})
+                for seed, c in zip(drawn, classes["labels"], strict=True)
             ]
             write_rows(self._folder / "classes.csv", rows)
         shutil.rmtree(self._shards)
 
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Print where the samples are, below the finished progress bar."""
         if stage == "predict":
             rank_zero_info(f"Samples are in {self._folder}")

@@ -12,7 +12,7 @@ from lit_knn.common.files import written_whole
 from lit_knn.common.settings import describe
 from lit_knn.common.tables import Row, text_table, write_rows
 from lit_knn.estimators import Estimator
-from lit_knn.figures import size_calibration
+from lit_knn.figures.network_agreement import size_calibration
 from lit_knn.metrics.agreement import COLUMNS
 from lit_knn.metrics.kept_results import KeptResults
 from lit_knn.metrics.latents import bind_all, check_at_least, check_not_empty

@@ -8,12 +8,7 @@ from lit_knn.common.pixels import to_uint8
 
 
 def figure2(rows: dict[str, Tensor], levels: list[float]) -> Figure:
-    """Draw pictures in rows.
-
-    Args:
-        rows: pictures by row name, (levels, C, H, W), model space; values beyond black and white are cut off.
-        levels: noise levels of the columns.
-    """
+    """Draw pictures in rows, (levels, C, H, W), model space, by name; values beyond black and white are cut off."""
     side = 0.9  # inches
     layout = ConstrainedLayoutEngine(w_pad=0.01, h_pad=0.01, wspace=0.0, hspace=0.0)
     figure = Figure(figsize=(side * len(levels) + 1.1, side * len(rows) + 0.4), layout=layout)

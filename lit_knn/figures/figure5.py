@@ -11,10 +11,8 @@ from lit_knn.figures.style import dress, looks
 def figure5(rows: Sequence[Row], metric: str, baseline: str) -> Figure:
     """Draw the distance to the data and the copied fraction against t_switch, one line for each method.
 
-    Args:
-        rows: with `method`, `t_switch`, `copied_fraction` and the column `metric`.
-        metric: name of the distance, a column of `rows`.
-        baseline: the method drawn dashed and grey.
+    The rows have `method`, `t_switch`, `copied_fraction` and a distance, the column `metric`. The method `baseline` is
+    dashed and grey.
     """
     figure = Figure(figsize=(9, 3.6), layout="constrained")
     left, right = figure.subplots(1, 2)

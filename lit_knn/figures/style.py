@@ -21,7 +21,7 @@ PALETTE: dict[str, tuple[str, Any]] = {
     "UniformSNIS": ("#E69F00", "P"), "SubspaceKNN": ("#56B4E9", "v"), "Exact": ("#000000", "p"),
     "Wiener": ("#8C510A", ">"), "PatchPosterior": ("#6A3D9A", "h"), "PCALocality": ("#C2185B", "<"),
     "TopK": ("#332288", "8"), "Smoothed": ("#999933", (4, 1)), "Switched": ("#66A61E", "d"),
-    "Network": ("#666666", (6, 1)),
+    "Mixed": ("#8B0000", "H"), "Network": ("#666666", (6, 1)),
 }  # fmt: skip
 # For names without an estimator, such as those of networks.
 OTHERS = (("#C9A227", "o"), ("#AA4499", "s"), ("#44AA99", "D"), ("#117733", "^"), ("#708090", "v"))

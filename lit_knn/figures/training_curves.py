@@ -14,29 +14,19 @@ from lit_knn.figures.style import OTHERS, dress, image_unit, looks
 HIGHER_IS_BETTER = {"inception_score", "precision", "recall"}
 
 Pair = tuple[float, float]
-Points = Sequence[tuple[int, float]]
-"""(images seen, value), ascending."""
+Points = Sequence[tuple[int, float]]  # (images seen, value), ascending
 
 
 @dataclass(frozen=True)
 class TrainingCurve:
-    """What the pictures show of one run.
-
-    Attributes:
-        name: name of the run.
-        estimator: class name.
-        k: neighbours searched, or None.
-        n: samples drawn, or None.
-        distances: (images seen, value) in ascending order, by metric.
-        ms_per_image: (estimator, rest): milliseconds of training per image.
-    """
+    """What the pictures show of one run."""
 
     name: str
-    estimator: str
-    k: int | None = None
-    n: int | None = None
-    distances: Mapping[str, Points] = field(default_factory=dict)
-    ms_per_image: tuple[float, float] = (0.0, 0.0)
+    estimator: str  # class name
+    k: int | None = None  # neighbours searched
+    n: int | None = None  # samples drawn
+    distances: Mapping[str, Points] = field(default_factory=dict)  # by metric
+    ms_per_image: tuple[float, float] = (0.0, 0.0)  # milliseconds of training of the estimator and of the rest
 
     @property
     def method(self) -> str:
@@ -58,7 +48,7 @@ def passes(points: Points, baseline: Points, metric: str) -> int | None:
 
 def run_comparison(runs: Sequence[TrainingCurve]) -> Figure:
     """Draw one panel per metric over images seen, with a line per run, and bars of the time per image."""
-    metrics = _metrics(runs)
+    metrics = list(dict.fromkeys(metric for run in runs for metric in run.distances))
     figure = Figure(figsize=(4.2 * (len(metrics) + 1), 3.8), layout="constrained")
     *panels, bars = figure.subplots(1, len(metrics) + 1, squeeze=False)[0]
     for axes, metric in zip(panels, metrics, strict=True):
@@ -76,10 +66,6 @@ def _looks(runs: Sequence[TrainingCurve]) -> list[tuple[TrainingCurve, dict[str,
 def _log(points: Points) -> str:
     """Return the logarithmic axes of a picture: a distance of 0 has no logarithm."""
     return "y" if min(value for _, value in points) > 0 else ""
-
-
-def _metrics(runs: Sequence[TrainingCurve]) -> list[str]:
-    return list(dict.fromkeys(metric for run in runs for metric in run.distances))
 
 
 def _draw_metric(axes: Axes, runs: Sequence[TrainingCurve], metric: str) -> None:
@@ -107,7 +93,7 @@ def figure4(runs: Sequence[TrainingCurve]) -> Figure:
     Both panels also show the baseline, a run of the one-sample estimator, if there is one. Dotted lines show the best
     value of each curve, dashed lines the point where a curve passes the baseline's best.
     """
-    metrics = _metrics(runs)
+    metrics = list(dict.fromkeys(metric for run in runs for metric in run.distances))
     figure = Figure(figsize=(6 * len(metrics), 7), layout="constrained")
     for column, metric in zip(figure.subplots(2, len(metrics), sharex="col", squeeze=False).T, metrics, strict=True):
         measured = [run for run in runs if metric in run.distances]
@@ -146,14 +132,7 @@ def _panel(axes: Axes, runs: Sequence[TrainingCurve], metric: str, divisor: floa
 
 
 def checkpoint_curve(points: Points, best: tuple[int, float], metric: str, title: str) -> Figure:
-    """Draw the metric of each checkpoint over images seen, and mark the best one.
-
-    Args:
-        points: (images seen, value), ascending.
-        best: one of the points.
-        metric: name of the column; it labels the axis.
-        title: title of the picture.
-    """
+    """Draw the metric of each checkpoint over images seen, and mark `best`, which is one of the points."""
     unit, divisor = image_unit(points[-1][0])
     in_unit = [(seen / divisor, value) for seen, value in points]
     xlabel, at = f"Training images seen ({unit})", f"{best[0]:,} images"

@@ -4,7 +4,6 @@ from lit_knn.metrics.error_curve import ErrorCurve, error_curve
 from lit_knn.metrics.features import DINOv2, EfficientNetLite0, FeatureExtractor, InceptionV3, Pixels
 from lit_knn.metrics.fidelity import frechet_distance
 from lit_knn.metrics.fidelity_measure import FidelityMeasure
-from lit_knn.metrics.mean_pictures import mean_pictures
 from lit_knn.metrics.memorisation import is_copied, memorisation, nearest_images
 
 __all__ = [
@@ -18,7 +17,6 @@ __all__ = [
     "error_curve",
     "frechet_distance",
     "is_copied",
-    "mean_pictures",
     "memorisation",
     "nearest_images",
 ]

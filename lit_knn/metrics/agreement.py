@@ -31,8 +31,7 @@ class Agreement(NamedTuple):
 
 
 MEASURES = Agreement._fields
-COLUMNS = {f"{name}{end}": float for name in MEASURES for end in ("", "_se")}
-"""Names and types of the columns of `averaged`."""
+COLUMNS = {f"{name}{end}": float for name in MEASURES for end in ("", "_se")}  # those of `averaged`
 
 
 def agreement(outputs: Tensor, network_outputs: Tensor) -> Agreement:

@@ -15,7 +15,7 @@ from lit_knn.metrics.measure import CERTIFIED, TIME, fixed_source, measure, post
 from lit_knn.reference import ReferenceSet
 
 ERRORS = ("mse", "bias_sq", "bias_sq_corrected", "variance")
-# Names of the columns for the quantities that `measure` returns besides the errors.
+# Columns of the quantities that `measure` returns besides the errors.
 COLUMNS = {
     **{name: name for name in CERTIFIED},
     "recall": "search_recall",
@@ -39,10 +39,7 @@ def error_curve(
     seed: int = 0,
     resample_source: bool = False,
 ) -> list[Row]:
-    """Measure estimators over noise levels; return the rows that `figure3` draws. Shows a progress bar on a terminal.
-
-    Arguments, rows and errors are those of `ErrorCurve` and `ErrorCurve.levels`.
-    """
+    """Measure estimators over noise levels as `ErrorCurve` says; return the rows, which `figure3` draws."""
     curve = ErrorCurve(estimators, noise_levels, num_z, repeats, batch_size, resample_source)
     with progress_bar(curve.estimates, "Estimator error", " estimates") as bar:
         return [row for rows in curve.levels(reference, seed, bar.update) for row in rows]
@@ -88,7 +85,7 @@ class ErrorCurve:
         return latents * len(self.noise_levels) * sum(map(self._repeats, self.estimators.values()))
 
     def check(self, reference: ReferenceSet) -> None:
-        """Refuse a set with fewer images than latents, before any long work."""
+        """Refuse a set with fewer images than latents."""
         if self.num_z > reference.N:
             raise InputError(f"num_z={self.num_z} is more than the {reference.N} images of the reference set")
 
@@ -97,10 +94,8 @@ class ErrorCurve:
     ) -> Iterator[list[Row]]:
         """Measure level by level. All ranks must call it; they split the latents and get the same rows.
 
-        Args:
-            reference: the data set that the estimators are bound to.
-            seed: first part of the key of every draw.
-            advance: called with the number of estimates after each batch of them.
+        The estimators are bound to `reference`; `seed` is the first part of the key of every draw; `advance` is called
+        with the number of estimates after each batch.
 
         Yields:
             The rows of a noise level, one for each estimator. Columns are means over the latents: MSE, squared bias
@@ -120,7 +115,6 @@ class ErrorCurve:
             yield [self._row(name, t, mean.compute()) for name, mean in zip(self.estimators, means, strict=True)]
 
     def _measure_level(self, latents: NoisyLatents, level: int, advance: Callable[[int], Any]) -> list[LatentMeans]:
-        """Average each estimator's quantities at one noise level over the latents of this rank."""
         t, reference = self.noise_levels[level], latents.reference
         exact = Exact().bind(reference)
         cases = [(estimator, self._repeats(estimator)) for estimator in self.estimators.values()]

@@ -1,7 +1,7 @@
 """Error of an estimator at one noise level: squared bias, variance and MSE, Eq. 15 (eq:mse), averaged over latents."""
 
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,10 +23,8 @@ class ErrorTerms(NamedTuple):
 def error_terms(error_sum: Tensor, sq_error_sum: Tensor, repeats: int) -> ErrorTerms:
     """Split Eq. 15 (eq:mse) into squared bias and variance: mse = bias_sq_corrected + variance, at each z.
 
-    Args:
-        error_sum: (B, *shape), float64, Σ_r (μ̂_r − μ) over the repeats.
-        sq_error_sum: (B,), float64, Σ_r ‖μ̂_r − μ‖².
-        repeats: R; 1 means a deterministic estimator, with variance 0.
+    `error_sum` is Σ_r (μ̂_r − μ) over the R `repeats`, (B, *shape), and `sq_error_sum` Σ_r ‖μ̂_r − μ‖², (B,); both are
+    float64. R = 1 means a deterministic estimator, with variance 0.
     """
     d = error_sum[0].numel()
     mse = sq_error_sum / (repeats * d)
@@ -82,8 +80,8 @@ class LatentMeans(Metric):
     total: Tensor
     sq_total: Tensor
 
-    def __init__(self, names: tuple[str, ...], **kwargs: Any) -> None:
-        super().__init__(**kwargs)
+    def __init__(self, names: tuple[str, ...]) -> None:
+        super().__init__()
         self.names = names
         for state, shape in (("count", ()), ("total", (len(names),)), ("sq_total", (len(names),))):
             self.add_state(state, torch.zeros(shape, dtype=torch.float64), dist_reduce_fx="sum")
@@ -96,7 +94,6 @@ class LatentMeans(Metric):
         self.sq_total += stacked.square().sum(1)
 
     def compute(self) -> dict[str, MeanAndError]:
-        """Return mean and standard error of each quantity over the latents of all batches and ranks."""
         mean = self.total / self.count
         variance = (self.sq_total - self.total * mean).clamp(min=0) / (self.count - 1)
         error = (variance / self.count).sqrt()

@@ -19,14 +19,9 @@ INCEPTION_SCORE_SPLITS = 10
 
 
 class FeatureStatistics:
-    """Feature statistics of a set of images.
+    """Statistics of F features of a set of images: mean (F,) and unbiased covariance (F, F), both float64, and count.
 
-    Args:
-        mean: (F,) float64, mean of the features.
-        cov: (F, F) float64, unbiased covariance (divided by count − 1).
-        count: number of images.
-        features: (count, F) float32 in the order of the images' numbers, or None if they were not kept.
-        logits: (count, L) float32 in that order, or None.
+    `features` (count, F) and `logits` (count, L), float32, are in the order of the images' numbers, or None.
     """
 
     # A data class or tuple would not work: torchmetrics would look into it and squeeze the mean of a single feature.
@@ -120,10 +115,9 @@ def feature_statistics(
 def image_statistics(
     images: Tensor | np.ndarray | ReferenceSet, extractor: FeatureExtractor, batch_size: int = 128
 ) -> FeatureStatistics:
-    """Compute statistics of images (N, *shape), on their device, with a progress bar on a terminal.
+    """Compute statistics of images (N, *shape), uint8 pixels or float in model space, on their device.
 
-    They are uint8 pixels or float in model space; or a reference set, whose mirror images are left out, as in published
-    values.
+    The mirror images of a reference set are left out, as in published values.
     """
     reference = images if isinstance(images, ReferenceSet) else ReferenceSet(images)
     extractor.load(reference.shape, reference.device)

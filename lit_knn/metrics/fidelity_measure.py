@@ -40,7 +40,7 @@ class FidelityMeasure:
 
     def __init__(
         self,
-        extractor: FeatureExtractor,
+        extractor: FeatureExtractor | None = None,
         batch_size: int = 128,
         extra_metrics: Sequence[str] = (),
         kid_subset_size: int = 1000,
@@ -53,7 +53,7 @@ class FidelityMeasure:
             raise InputError(f"extra_metrics: unknown metric {unknown[0]!r}; there are {', '.join(EXTRA_METRICS)}")
         check_at_least(1, batch_size=batch_size)
         check_at_least(2, kid_subset_size=kid_subset_size)
-        self.extractor, self.batch_size = extractor, batch_size
+        self.extractor, self.batch_size = InceptionV3() if extractor is None else extractor, batch_size
         self.extra_metrics, self.kid_subset_size = tuple(extra_metrics), kid_subset_size
         self.cache_dir, self.mirrored = cache_dir, mirrored
         self._suffix = HELD_OUT if held_out else ""
@@ -139,10 +139,12 @@ class FidelityMeasure:
         if self.cache_dir is not None:
             data = reference.fingerprint(self.mirrored)  # All ranks must call it, because ranks may share the images.
             extractor = self.extractor.fingerprint()
-            path = cache_path(self.cache_dir, self.extractor.metric, data, extractor, bool(self.extra_metrics))
-            kept = load_statistics(path) if rank == 0 else None
-            if broadcast(kept is not None):
-                return None if kept is None else kept.to(device)
+            identity = f"{data} {extractor} features={bool(self.extra_metrics)}".encode()
+            path = Path(self.cache_dir, f"{self.extractor.metric}-{hashlib.sha256(identity).hexdigest()[:16]}.npz")
+            kept = load_tensors(path) if rank == 0 else {}
+            if broadcast(bool(kept)):
+                parts = kept and (kept["mean"], kept["cov"], int(kept["count"]), kept.get("features"))
+                return FeatureStatistics(*parts).to(device) if parts else None
             # A bad folder raises its error before the pass over the data.
             on_first_rank(partial(path.parent.mkdir, parents=True, exist_ok=True))
         # Only samples have an Inception Score; the logits of a large data set would fill the memory.
@@ -150,7 +152,7 @@ class FidelityMeasure:
         shown = bar(self._num_real(reference) // size, "Data", " images")
         real = self._statistics(batches, device, shown, with_logits=False)
         if path is not None and rank == 0:
-            save_statistics(path, real)
+            save_tensors(path, **{**vars(real), "count": torch.tensor(real.count)})
             print(f"Statistics of the data ({self.extractor.metric}) are kept in {path}", file=sys.stderr)
         return real
 
@@ -160,21 +162,3 @@ class FidelityMeasure:
         with bar:
             keep = bool(self.extra_metrics)
             return feature_statistics(batches, self.extractor, device, keep, with_logits, bar.update)
-
-
-def cache_path(folder: str | Path, metric: str, data: str, extractor: str, with_features: bool) -> Path:
-    """Return the path of the statistics; `data` and `extractor` are fingerprints."""
-    name = hashlib.sha256(f"{data} {extractor} features={with_features}".encode()).hexdigest()[:16]
-    return Path(folder) / f"{metric}-{name}.npz"
-
-
-def save_statistics(path: Path, statistics: FeatureStatistics) -> None:
-    """Write statistics without their logits, by `save_tensors`."""
-    save_tensors(path, **{**vars(statistics), "count": torch.tensor(statistics.count), "logits": None})
-
-
-def load_statistics(path: Path) -> FeatureStatistics | None:
-    """Read a file of `save_statistics`; return None if it is absent or damaged."""
-    if not (found := load_tensors(path)):
-        return None
-    return FeatureStatistics(found["mean"], found["cov"], int(found["count"]), found.get("features"))

@@ -1,6 +1,7 @@
 """Hybrid samples for one point of Figure 5."""
 
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -51,8 +52,4 @@ class HybridSamples:
     def _mean(self, estimator: Estimator, first: int, stream: Stream) -> PosteriorMean:
         """Return the estimator's mean as a function of z and t, which draws from the stream of this batch."""
         generator = keyed_generator(self.reference.device, self.seed, first, stream)
-
-        def mean(z: Tensor, t: Tensor) -> Tensor:
-            return estimator.posterior_mean(z, t, generator=generator)
-
-        return mean
+        return partial(estimator.posterior_mean, generator=generator)

@@ -31,12 +31,6 @@ class KeptResults:
         key: the columns that identify a result among those of the same settings.
         settings: everything that results depend on, in JSON types, by a tuple of the values of the first columns of
             `key`. If all results have the same settings, these are `{(): settings}`.
-
-    Attributes:
-        rows: all results in the file.
-
-    Raises:
-        InputError: the folder cannot be made or written to, or the file cannot be read.
     """
 
     def __init__(
@@ -45,18 +39,14 @@ class KeptResults:
         self.path, self.key, self.settings = path, key, settings
         self._depth = len(next(iter(settings)))
         self._table = ResultsTable(path, {**columns, "settings": str}, (*key, "settings"))
-        self.rows: list[Row] = on_first_rank(self._open)
+        self.rows: list[Row] = on_first_rank(self._open)  # all results in the file
 
     def _open(self) -> list[Row]:
         make_folder(self.path.parent)
         return self._table.load()
 
     def refuse_other_settings(self) -> None:
-        """Refuse a file with results of other settings than `{(): settings}`.
-
-        Raises:
-            InputError: it has some; the error names the first option that differs.
-        """
+        """Refuse a file with results of other settings than `{(): settings}`; name the first option that differs."""
         now = self.settings[()]
         other = next((str(row["settings"]) for row in self.rows if row["settings"] != self.hash_of()), None)
         if other is None:

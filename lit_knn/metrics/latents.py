@@ -1,11 +1,12 @@
-"""The latents at which estimators are measured, and shared options of these measurements."""
+"""The latents and samples that are measured, and shared options of measurements."""
 
 import re
-from collections.abc import Iterable, Mapping, Sequence, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 
 import torch
 from torch import Tensor
 
+from lit_knn.common.distributed import own_batches
 from lit_knn.common.errors import InputError, prefixed
 from lit_knn.common.rng import Stream, keyed_generator
 from lit_knn.estimators import Estimator
@@ -40,6 +41,17 @@ class NoisyLatents:
         return self.reference.labels[self.ids[numbers.start : numbers.stop]]
 
 
+def draw_samples(sample: Callable[[Tensor], Tensor], num: int, batch_size: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield this rank's share of the samples with the seeds 0 to num − 1: seeds (B,), images (B, *shape).
+
+    `sample` draws the images of seeds. Ranks share whole batches, so an image that depends on its batch is the same for
+    any number of ranks.
+    """
+    for _, numbers in own_batches(num, batch_size):
+        seeds = torch.arange(numbers.start, numbers.stop)
+        yield seeds, sample(seeds)
+
+
 def noise_grid(noise_levels: Sequence[float] | int, t_min: float, t_max: float) -> list[float]:
     """Return the listed noise levels; for a number, that many levels, evenly spaced in ln t in [t_min, t_max]."""
     if not isinstance(noise_levels, int):
@@ -57,14 +69,14 @@ def noise_grid(noise_levels: Sequence[float] | int, t_min: float, t_max: float) 
 
 
 def check_not_empty(**options: Sized) -> None:
-    """Refuse options without an entry; the error names the option."""
+    """Refuse options without an entry."""
     for name, value in options.items():
         if not value:
             raise InputError(f"{name} is empty; name at least one")
 
 
 def check_at_least(least: int, **options: int) -> None:
-    """Refuse options below `least`; the error names the option."""
+    """Refuse options below `least`."""
     for name, value in options.items():
         if value < least:
             raise InputError(f"{name} must be at least {least}, got {value}")

@@ -68,20 +68,11 @@ def repeated_errors(
     key: tuple[int, ...],
     labels: Tensor | None = None,
 ) -> dict[str, Tensor]:
-    """Estimate the posterior mean `repeats` times and compare with the exact one.
+    """Estimate the posterior mean at z (B, *shape) `repeats` times, and compare with the exact one, `mu`, float64.
 
-    Args:
-        estimator: bound; with `repeats` = 1, deterministic given its source.
-        repeats: R.
-        z: (B, *shape).
-        t: noise level.
-        mu: (B, *shape), float64, the exact posterior mean.
-        source: returns the `x_source` of each repeat.
-        key: key of the random draws.
-        labels: (B,), int64, the classes of the latents, for estimators that take them.
-
-    Returns:
-        (B,) each: the `ErrorTerms`, and the time of one estimate of one posterior mean, in milliseconds.
+    The estimator is bound; with one repeat it is deterministic given its source. `key` is that of its draws; `labels`
+    (B,), int64, are for estimators that take classes. The result, (B,) each, is the `ErrorTerms` and the time of one
+    estimate of one posterior mean, in milliseconds.
     """
     error_sum = torch.zeros_like(mu)
     sq_error_sum = torch.zeros(len(z), dtype=torch.float64, device=z.device)

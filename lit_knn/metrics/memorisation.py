@@ -88,7 +88,6 @@ class MemorisationMetric(LatentMeans):
         self.threshold = threshold
 
     def update(self, nearest: NearestImages) -> None:  # type: ignore[override]
-        """Add a batch of `nearest_images`."""
         copied = is_copied(nearest, self.threshold)
         super().update(copied_fraction=copied, mean_nearest_distance=nearest.distance)
 

@@ -36,11 +36,6 @@ class SameNoise:
     seed: int = 0  # first part of the key of an estimator's draws; the latents do not depend on it
     process: Process = EDM_PROCESS  # the noise process whose probability flow is integrated
 
-    @property
-    def estimates(self) -> int:
-        """Number of estimates for one sample."""
-        return 2 * self.num_steps - 1
-
     def draw(self, estimator: Estimator, num: int, advance: Callable[[int], Any] = lambda estimates: None) -> Tensor:
         """Sample the first `num` latents, (num, *shape) float32, model space, on the device of `reference`.
 
@@ -66,7 +61,7 @@ class SameNoise:
         paths = {name: folder / f"{name}_{own}.npz" for name, own in hashes.items()}
         found = on_first_rank(lambda: {name: load_tensors(path).get("images") for name, path in paths.items()})
         todo = num * sum(images is None for images in found.values())
-        with bar(todo * self.estimates, "Sampling", " estimates") as shown:
+        with bar(todo * (2 * self.num_steps - 1), "Sampling", " estimates") as shown:
             for name, images in found.items():
                 if images is None:
                     shown.set_description(f"Samples of {name}")
@@ -102,9 +97,8 @@ class SameNoise:
 def same_noise(samples: Mapping[str, Tensor], network_samples: Mapping[str, Tensor]) -> list[Row]:
     """Compare samples (n, *shape) of estimators with those of networks from the same latents, both by name.
 
-    If one has more samples, its first ones are compared. The result is a row for each pair of `estimator` and
-    `network`: the number `num_latents`, and for each measure of `Agreement` its quartiles over the latents,
-    `<measure>_q25`, `<measure>_median`, `<measure>_q75`.
+    The result is a row for each pair of `estimator` and `network`: the number `num_latents`, and for each measure of
+    `Agreement` its quartiles over the latents, `<measure>_q25`, `<measure>_median`, `<measure>_q75`.
     """
     rows = []
     for estimator, network in product(samples, network_samples):
@@ -117,6 +111,6 @@ def same_noise(samples: Mapping[str, Tensor], network_samples: Mapping[str, Tens
 
 
 def latent_agreement(samples: Tensor, network_samples: Tensor) -> dict[str, Tensor]:
-    """Return each measure of `Agreement`, (n,), for the latents that both have."""
+    """Return each measure of `Agreement`, (n,), for the first latents, which both have."""
     num = min(len(samples), len(network_samples))
     return agreement(samples[:num], network_samples[:num])._asdict()

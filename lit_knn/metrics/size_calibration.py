@@ -62,7 +62,7 @@ def compare_sizes(
         standard error (`_se`).
     """
     for name, network in networks.items():
-        for t, z, mean in trajectories(network, source, source.batch_size):
+        for t, z, mean in trajectories(network, source):
             for size, estimator in made.items():
                 row = finished(name, size, t)
                 if row is None:
@@ -75,10 +75,8 @@ def compare_sizes(
 
 
 @torch.no_grad()
-def trajectories(
-    network: Estimator, source: SameNoise, num_latents: int, first_seed: int = FIRST_SEED
-) -> list[Visited]:
-    """Sample with a network, and return where its trajectories were at each level of the sampler, descending."""
+def trajectories(network: Estimator, source: SameNoise) -> list[Visited]:
+    """Sample one batch with a network; return where its trajectories were at each level of the sampler, descending."""
     found: dict[float, Visited] = {}
 
     def mean(z: Tensor, t: Tensor) -> Tensor:
@@ -87,7 +85,7 @@ def trajectories(
         found[t[0].item()] = Visited(t[0].item(), z, result)
         return result
 
-    seeds = list(range(first_seed, first_seed + num_latents))
+    seeds = range(FIRST_SEED, FIRST_SEED + source.batch_size)
     latents = seeded_noise(seeds, source.reference.shape, device=source.reference.device)
     heun_sampler(mean, latents, source.num_steps, source.grid, process=source.process)
     return list(found.values())

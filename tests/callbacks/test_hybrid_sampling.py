@@ -1,200 +1,225 @@
-"""The sweep of Figure 5 and the memorisation callback, from the command line."""
+"""Figure 5's samples: their draws and levels, the sweep over t_switch, and what a finished point depends on."""
 
-import csv
 from pathlib import Path
 
 import numpy as np
 import pytest
-import yaml
+import pytorch_lightning as pl
+import torch
 from PIL import Image
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from lit_knn.common.tables import ResultsTable
+from lit_knn.callbacks import HybridSampling
+from lit_knn.common.tables import ResultsTable, read_rows
+from lit_knn.estimators import KNN, Estimator, Exact
+from lit_knn.figures import image_grid
+from lit_knn.metrics import Pixels, kept_results
 from lit_knn.metrics.hybrid import HybridSamples
-from main import main
-from tests import ROOT
-from tests.networks import write_own, write_published
+from lit_knn.modules import LitEstimator
+from lit_knn.reference import ReferenceSet
+from lit_knn.sampling.samplers import seeded_noise
+from lit_knn.sampling.schedules import NoiseGrid
+from tests.short_training import TRAINER
+from tests.watched import Asked, Images, OneOfSeveral, heun_levels, karras
 
-RUN = str(ROOT / "configs" / "figure5" / "digits.yaml")
-RESULTS = Path("results/hybrid_sampling_fd_pixels.csv")
-SMALL = {"folder": "results", "num_samples": 40, "num_steps": 3, "batch_size": 20, "t_switch": [1.0, 10.0]}
-SMALL |= {"extractor": {"class_path": "lit_knn.metrics.Pixels"}, "cache_dir": None}
-NET = {"class_path": "lit_knn.nets.UNet"}
-NET["init_args"] = {"in_channels": 1, "channels": 8, "multipliers": [1, 2], "blocks": 1, "augment_dim": 9}
-
-
-@pytest.fixture(autouse=True)
-def _work_in_a_folder_of_its_own_with_a_network(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    write_own("network.ckpt", augment_dim=9)
+GRID = {"sigma_min": 0.03, "sigma_max": 12.0, "rho": 4.0}
+DATA = ReferenceSet(torch.arange(200.0).reshape(200, 1))
 
 
-def arguments(estimators=("KNN", "STF"), network="network.ckpt", net=NET, trainer=None, **options):
-    """Arguments for a small run on the digits, with the given options of the callback."""
-    parts = {
-        "KNN": {"class_path": "lit_knn.estimators.KNN", "init_args": {"k": 32, "n": 8}},
-        "STF": {"class_path": "lit_knn.estimators.STF", "init_args": {"n": 8}},
-        "Exact": {"class_path": "lit_knn.estimators.Exact"},
-        "OneSample": {"class_path": "lit_knn.estimators.OneSample"},
-        "forward": {"class_path": "lit_knn.estimators.Exact"},
-        "Bogus": {"class_path": "lit_knn.estimators.Bogus"},
-        "KNN9": {"class_path": "lit_knn.estimators.KNN", "init_args": {"k": 9999, "n": 8}},
-    }
-    callback = {
-        "class_path": "lit_knn.callbacks.HybridSampling",
-        "init_args": {
-            "network": {"class_path": "lit_knn.estimators.Network", "init_args": {"path": network, "net": net}},
-            "estimators": {name: parts[name] for name in estimators},
-            **SMALL,
-            **options,
-        },
-    }
-    settings = {"enable_progress_bar": False, "callbacks": [callback], **(trainer or {})}
-    Path("small.yaml").write_text(yaml.safe_dump({"trainer": settings}))
-    return ["validate", "-c", RUN, "-c", "small.yaml"]
+def drawn(estimator=None, t=3.0, first=0, number=4, seed=0):
+    """The network below t of one batch of samples."""
+    drawing = HybridSamples(Asked(), DATA, 5, NoiseGrid(**GRID), seed)
+    drawing.draw(estimator, t, torch.arange(first, first + number))
+    return drawing.network
 
 
-def rows(path=RESULTS):
-    with path.open() as file:
-        return list(csv.DictReader(file))
+def test_forward_samples_start_from_noisy_images_of_the_whole_set_and_each_batch_from_its_own():
+    def starts(first, seed=0):
+        seeds = range(first, first + 60)
+        return drawn(None, 0.5, first, 60, seed).points[0] - 0.5 * seeded_noise(seeds, (1,))
+
+    one, two = starts(0), starts(60)
+    for x in (one, two):
+        torch.testing.assert_close(x, x.round(), rtol=0, atol=1e-3)
+        assert -0.5 < x.min() < 20
+        assert 180 < x.max() < 199.5
+    assert torch.equal(one, starts(0))
+    assert (one.round() == two.round()).float().mean() < 0.1
+    assert (one.round() == starts(0, seed=1).round()).float().mean() < 0.1
 
 
-def values(row):
-    return [float(row[name]) for name in ("fd_pixels", "copied_fraction", "mean_nearest_distance")]
+@pytest.mark.parametrize("t_switch", [0.5, 3.0])
+def test_both_parts_go_through_the_grid_of_the_options_cut_at_t_switch(t_switch):
+    grid, cut, above = karras(5, **GRID), torch.tensor([t_switch]), Asked()
+    for estimator in (above, None):
+        below = torch.cat([cut, grid[grid < t_switch]])
+        assert drawn(estimator, t_switch).levels == pytest.approx(heun_levels(below), rel=1e-6)
+    assert above.levels == pytest.approx(heun_levels(torch.cat([grid[grid > t_switch], cut]))[:-1], rel=1e-6)
+    torch.testing.assert_close(above.points[0], 12 * seeded_noise(range(4), (1,)))
 
 
-@pytest.fixture
-def drawn(monkeypatch):
-    """A list of the drawn batches: (class of the estimator, t_switch, first seed)."""
-    seen, original = [], HybridSamples.draw
+def test_draws_repeat_themselves_but_differ_by_batch_by_seed_and_by_side_and_below_whatever_is_above():
+    def draws(first=0, seed=0):
+        torch.manual_seed(len(seen))
+        seen.append(Asked())
+        below = drawn(seen[-1], 3.0, first, seed=seed)
+        assert not any(torch.equal(a, b) for a in below.drawn for b in seen[-1].drawn)
+        return torch.stack(seen[-1].drawn), torch.stack(below.drawn)
+
+    seen = []
+    above, below = draws()
+    assert not torch.equal(above[0], above[1])
+    for other in (draws(first=4), draws(seed=1)):
+        assert not torch.equal(above, other[0])
+        assert not torch.equal(below, other[1])
+    assert torch.equal(above, draws()[0])
+    assert torch.equal(below, torch.stack(drawn(None).drawn))
+
+
+# The sweep from the command line
+
+SWEEP = {
+    "estimators": {
+        "KNN": {"class_path": "KNN", "init_args": {"k": 32, "n": 8}},
+        "STF": {"class_path": "STF", "init_args": {"n": 8}},
+    },
+    "t_switch": [1.0, 10.0],
+    "folder": "results",
+    "num_samples": 40,
+    "num_steps": 3,
+    "batch_size": 20,
+    "extractor": {"class_path": "lit_knn.metrics.Pixels"},
+    "cache_dir": None,
+}
+RESULTS = "hybrid_sampling_fd_pixels.csv"
+
+
+def values(path):
+    measured = ("fd_pixels", "copied_fraction", "mean_nearest_distance")
+    return {(row["method"], row["t_switch"]): [float(row[name]) for name in measured] for row in read_rows(path)}
+
+
+def test_a_sweep_shows_every_point_and_goes_on_where_it_was_interrupted(validate, network, shown, monkeypatch):
+    asked, original = [], HybridSamples.draw
 
     def watched(self, estimator, t_switch, seeds):
-        seen.append((type(estimator).__name__, t_switch, int(seeds[0])))
+        if len(asked) == 17:  # in the middle of the third point of the second sweep
+            asked.append(None)
+            raise KeyboardInterrupt
+        asked.append(seeds)
         return original(self, estimator, t_switch, seeds)
 
     monkeypatch.setattr(HybridSamples, "draw", watched)
-    return seen
-
-
-def test_every_point_has_a_row_a_grid_and_its_place_in_the_picture(drawn):
-    main(arguments())
-    table = rows()
-    points = {(row["method"], float(row["t_switch"])) for row in table}
+    options = {**SWEEP, "network": network("network.ckpt")}
+    run = validate({"HybridSampling": {**options, "folder": "whole"}})
+    assert len(asked) == 6 * 2
+    rows = read_rows(Path("whole", RESULTS))
+    points = {(row["method"], float(row["t_switch"])) for row in rows}
     assert points == {(method, t) for method in ("KNN", "STF", "forward") for t in (1.0, 10.0)}
-    assert len(table) == 6
-    assert len(drawn) == 6 * 2
-    for row in table:
+    assert len(rows) == 6
+    for row in rows:
         assert 0 <= float(row["copied_fraction"]) <= 1
         assert float(row["mean_nearest_distance"]) > 0
-        assert (RESULTS.parent / "settings" / f"{row['settings']}.json").exists()
-        grid = RESULTS.parent / "samples" / f"{row['method']}_t{float(row['t_switch']):g}_{row['settings']}.png"
+        assert Path("whole", "settings", f"{row['settings']}.json").exists()
+        grid = Path("whole", "samples", f"{row['method']}_t{float(row['t_switch']):g}_{row['settings']}.png")
         assert Image.open(grid).size[0] > 4 * 32
-    folder = Path("runs/figure5_digits/estimator_0")
-    assert np.asarray(Image.open(folder / "hybrid_sampling.png").convert("L")).std() > 5
-    assert (folder / "hybrid_sampling.pdf").read_bytes().startswith(b"%PDF")
-    events = EventAccumulator(str(folder))
-    events.Reload()
-    assert {"hybrid_sampling", "samples/KNN/t_switch=1"} <= set(events.Tags()["images"])
+    assert np.asarray(Image.open(run / "hybrid_sampling.png").convert("L")).std() > 5
+    assert (run / "hybrid_sampling.pdf").read_bytes().startswith(b"%PDF")
+    assert {"hybrid_sampling", "samples/KNN/t_switch=1"} <= shown(run)[0]
+    with pytest.raises((KeyboardInterrupt, SystemExit)):
+        validate({"HybridSampling": options})
+    assert [method for method, _ in values(Path("results", RESULTS))] == ["KNN", "STF"]
+    for number in (4 * 2, 0):
+        asked.clear()
+        run = validate({"HybridSampling": options})
+        assert len(asked) == number
+        assert values(Path("results", RESULTS)) == values(Path("whole", RESULTS))
+        assert (run / "hybrid_sampling.png").exists()
 
 
 @pytest.mark.usefixtures("blank_figures")
-def test_an_interrupted_sweep_goes_on_where_it_was(drawn, monkeypatch):
-    main(arguments(folder="whole"))
-    whole = {(row["method"], row["t_switch"]): values(row) for row in rows(Path("whole") / RESULTS.name)}
-    drawn.clear()
-    watched = HybridSamples.draw
-
-    def interrupted(self, estimator, t_switch, seeds):
-        if len(drawn) == 5:  # in the middle of the third point
-            raise KeyboardInterrupt
-        return watched(self, estimator, t_switch, seeds)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(HybridSamples, "draw", interrupted)
-        with pytest.raises((KeyboardInterrupt, SystemExit)):
-            main(arguments())
-    assert [row["method"] for row in rows()] == ["KNN", "STF"]
-    drawn.clear()
-    main(arguments())
-    assert len(drawn) == 4 * 2
-    assert {(row["method"], row["t_switch"]): values(row) for row in rows()} == whole
-    drawn.clear()
-    main(arguments())
-    assert drawn == []
-    assert Path("runs/figure5_digits/estimator_3/hybrid_sampling.png").exists()
+def test_near_zero_every_sample_of_the_exact_flow_is_a_copy_whatever_the_network(validate, network):
+    options = {"network": network("network.ckpt"), "estimators": {"Exact": {"class_path": "Exact"}}}
+    options |= {"t_switch": [0.003], "num_steps": 18, "held_out": True}
+    validate({"HybridSampling": {**SWEEP, **options}}, "--data.held_out", "100")
+    exact, forward = read_rows(Path("results", "hybrid_sampling_fd_pixels_held_out.csv"))
+    assert float(exact["copied_fraction"]) > 0.9
+    assert float(forward["copied_fraction"]) == 1
+    distance = float(forward["mean_nearest_distance"])
+    assert distance == pytest.approx(0.003 * 8, rel=0.2)  # 0.003·ε in 64 dimensions
+    # The held-out images have no copies, so they are farther.
+    assert float(forward["fd_pixels_held_out"]) > 64 * distance**2
 
 
-@pytest.mark.parametrize(
-    "damage",
-    [
-        lambda text: text[: len(text) // 2],
-        lambda text: text.replace("t_switch", "fid"),
-        lambda text: text.replace("0.3", "one"),
-    ],
-    ids=["half", "other columns", "no number"],
-)
-def test_a_table_that_holds_something_else_is_kept_aside(damage):
+@pytest.mark.parametrize("change", [("t_switch", "fid"), ("0.3", "one"), ("STF,0.3", "STF")])
+def test_a_table_that_holds_something_else_is_kept_aside(change):
     table = ResultsTable("results/table.csv", {"method": str, "t_switch": float}, key=("method",))
     row = {"method": "STF", "t_switch": 0.1 + 0.2}
     table.append(row)
     assert table.load() == [row]
-    text = damage(table.path.read_text())
+    text = table.path.read_text().replace(*change)
     table.path.write_text(text)
     with pytest.warns(UserWarning, match=r"table.csv is damaged .* kept as results/table.damaged-1.csv"):
         assert table.load() == []
     assert table.path.with_name("table.damaged-1.csv").read_text() == text
 
 
+# What a finished point depends on
+
+
+def sweep(folder, model=None, data=None, rank=0, **options):
+    """Run a small sweep and return its table."""
+    settings = {"estimators": {"a": KNN(k=8, n=4)}, "num_samples": 5, "num_steps": 3, "batch_size": 3}
+    settings |= {"cache_dir": None, "network": Exact(), **options}
+    callback = HybridSampling(t_switch=[2.0], folder=str(folder), extractor=Pixels(), **settings)
+    run = {**TRAINER, "limit_val_batches": 1, "enable_checkpointing": False, "strategy": OneOfSeveral(rank, 2)}
+    trainer = pl.Trainer(**{**run, "logger": pl.loggers.CSVLogger(folder / "log")}, callbacks=[callback])
+    trainer.validate(LitEstimator(**(model or {})), data or Images(), verbose=False)
+    table = folder / RESULTS
+    return read_rows(table) if table.exists() else []
+
+
+class Black(Estimator):
+    """Samples of this network are zero everywhere, far from all images."""
+
+    needs_reference = False
+
+    def _posterior_mean(self, z, t, x_source, generator):
+        return torch.zeros_like(z)
+
+
+class Others(Images):
+    """Images with one number changed."""
+
+    def __init__(self):
+        super().__init__()
+        self.x[59, 0, 3, 3] += 1
+        self.reference = ReferenceSet(self.x)
+
+
 @pytest.mark.usefixtures("blank_figures")
-def test_near_zero_every_sample_of_the_exact_flow_is_a_copy_whatever_the_network():
-    main(arguments(["Exact"], t_switch=[0.003], num_steps=18))
-    exact, forward = rows()
-    assert float(exact["copied_fraction"]) > 0.9
-    assert float(forward["copied_fraction"]) == 1
-    assert float(forward["mean_nearest_distance"]) == pytest.approx(0.003 * 8, rel=0.2)  # 0.003·ε in 64 dimensions
+def test_a_point_is_of_its_data_grid_seed_estimators_and_options(tmp_path):
+    # There are two methods, and the baseline has no estimator.
+    assert len(sweep(tmp_path)) == 2
+    changes = [{"threshold": 0.5}, {"batch_size": 2}, {"num_samples": 4}, {"num_steps": 4}, {"data": Others()}]
+    changes += [{"model": {"rho": 5.0, "seed": 1}}, {"model": {"rho": 5.0}}]
+    for number, change in enumerate(changes, start=1):
+        assert len(sweep(tmp_path, **change)) == 2 + 2 * number, change
+    assert len(sweep(tmp_path, estimators={"a": KNN(k=9, n=4)})) == 3 + 2 * len(changes)
+    # All ratios are below 1, and far above 1/3.
+    other = sweep(tmp_path, network=Black(), threshold=1.0, cache_dir=str(tmp_path / "cache"))[-2:]
+    assert [row["copied_fraction"] for row in other] == ["1.0"] * 2
+    assert len(sweep(tmp_path, network=Exact(), threshold=1.0)) == 7 + 2 * len(changes)
+    assert len(list((tmp_path / "cache").glob("fd_pixels-*.npz"))) == 1
 
 
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"t_switch": [1.0, 0.002]}, ["t_switch=0.002", "sigma_min=0.002"]),
-        ({"estimators": ["forward"]}, ["'forward'", "baseline"]),
-        ({"estimators": ["OneSample"]}, ["estimators.OneSample", "x_source"]),
-        ({"estimators": ["KNN9"]}, ["k=9999", "1797"]),
-        ({"threshold": 2.0}, ["threshold", "2.0"]),
-        ({"network": "published.pkl", "net": None}, ["network", "(1, 8, 8)", "in_channels=3"]),
-        ({"net": {**NET, "init_args": {**NET["init_args"], "channels": 16}}}, ["do not fit the architecture"]),
-    ],
-    ids=lambda value: next(iter(value)) if isinstance(value, dict) else None,
-)
-def test_bad_input_ends_in_one_line_before_sampling(options, words, drawn, capsys):
-    write_published("published.pkl")
-    with pytest.raises(SystemExit):
-        main(arguments(**options))
-    (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error:")]
-    for word in words:
-        assert word in line
-    assert drawn == []
-    assert not RESULTS.exists()
-
-
-MEMORISATION = {"class_path": "lit_knn.callbacks.Memorisation"}
-MEMORISATION["init_args"] = {"num_samples": 60, "batch_size": 15, "num_pairs": 12}
-
-
-def test_memorisation_finds_the_copies_of_the_exact_flow_and_shows_them_beside_their_sources():
-    Path("small.yaml").write_text(yaml.safe_dump({"trainer": {"callbacks": [MEMORISATION]}}))
-    args = ["--model.estimator", "Exact", "--model.sampling_steps", "40", "--trainer.enable_progress_bar", "false"]
-    main(["validate", "-c", RUN, "-c", "small.yaml", *args])
-    folder = Path("runs/figure5_digits/exact_0")
-    events = EventAccumulator(str(folder))
-    events.Reload()
-    (copied,) = events.Scalars("samples/copied_fraction")
-    assert copied.value > 0.9
-    assert "samples/memorisation" in events.Tags()["images"]
-    picture = np.asarray(Image.open(folder / "memorisation" / "step_0000000.png").convert("L")).astype(int)
-    # Two double rows show 8 and 4 pairs; in each, the upper half equals the lower half.
-    for pair in np.split(picture, 2):
-        upper, lower = pair[2:34], pair[36:68]
-        assert np.abs(upper - lower).max() <= 2
-        assert upper.std() > 30
+def test_the_grid_of_a_point_is_of_its_first_batch_and_the_first_rank_alone_writes_the_table(tmp_path, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(kept_results, "on_first_rank", lambda work: [])
+        assert sweep(tmp_path / "second", rank=1) == []
+    sweep(tmp_path / "first")
+    (path,) = (tmp_path / "first" / "samples").glob("forward_t2_*.png")
+    drawing = HybridSamples(Exact().bind(Images().reference), Images().reference, 3, LitEstimator().grid, 0)
+    expected = image_grid(drawing.draw(None, 2.0, torch.arange(3)))
+    picture = np.asarray(Image.open(path)).transpose(2, 0, 1)
+    assert picture.shape == expected.shape
+    assert np.abs(picture - expected.numpy() * 255).max() <= 1

@@ -1,38 +1,39 @@
-"""Squared bias, variance and MSE of Eq. 15 (eq:mse), and the run that measures them."""
+"""Squared bias, variance and MSE of Eq. 15 (eq:mse), the diagnoses of searches, and the latents of both."""
 
 import numpy as np
 import pytest
 import torch
-import yaml
-from PIL import Image
 from scipy.stats import sem
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from lit_knn.common.tables import read_rows
-from lit_knn.estimators import KNN, STF, MonteCarlo, OneSample
+from lit_knn.common.rng import Stream, keyed_generator
+from lit_knn.estimators import KNN, STF, Estimator, MonteCarlo, OneSample
+from lit_knn.index.torch_index import FlatIndex
+from lit_knn.metrics import error_curve, nearest_images
+from lit_knn.metrics.diagnostics import search_diagnostics
+from lit_knn.metrics.error_curve import COLUMNS
 from lit_knn.metrics.estimator_error import LatentMeans, bias_share, error_terms, share_and_error
 from lit_knn.metrics.latents import NoisyLatents, noise_grid
-from lit_knn.metrics.measure import fixed_source, measure, posterior_source
+from lit_knn.metrics.measure import CERTIFIED, TIME, fixed_source, measure, posterior_source
 from lit_knn.reference import ReferenceSet
+from lit_knn.theory.bounds import theorem_4_1_bound, theorem_4_2_bound
 from lit_knn.theory.posterior import cross_sq_dist, log_posterior, posterior_mean
-from main import main
-from tests.command_lines import refusal_of
-from tests.ranks import run_main
 
 
-def terms_of(errors):
-    """The `error_terms` of the errors of R estimates at B latents, (R, B, d)."""
-    error = torch.tensor(errors)
-    return error_terms(error.sum(0), error.square().sum((0, 2)), len(error))
+def normal(*shape, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
-def test_terms_are_those_of_numpy():
-    errors = 0.3 + np.random.default_rng(0).normal(size=(7, 4, 5))
-    terms = terms_of(errors)
+def test_terms_are_those_of_numpy_and_the_share_of_the_bias_is_that_of_their_latents():
+    errors = 0.3 + np.random.default_rng(0).normal(size=(7, 40, 5))
+    tensor = torch.tensor(errors)
+    terms = error_terms(tensor.sum(0), tensor.square().sum((0, 2)), len(errors))
     np.testing.assert_allclose(terms.mse, (errors**2).mean((0, 2)))
     np.testing.assert_allclose(terms.bias_sq, (errors.mean(0) ** 2).mean(1))
     np.testing.assert_allclose(terms.variance, errors.var(0, ddof=1).mean(1))
     np.testing.assert_allclose(terms.bias_sq_corrected + terms.variance, terms.mse)
+    means = LatentMeans(("mse", "bias_sq_corrected", "variance"))
+    means.update(**terms._asdict())
+    assert bias_share(**means.compute()) == pytest.approx(share_and_error(terms.bias_sq_corrected, terms.mse))
 
 
 def test_means_and_standard_errors_add_up_over_batches_and_ranks():
@@ -44,40 +45,6 @@ def test_means_and_standard_errors_add_up_over_batches_and_ranks():
         setattr(ranks[0], state, getattr(ranks[0], state) + getattr(ranks[1], state))
     for name, expected in zip("ab", values, strict=True):
         assert ranks[0].compute()[name] == pytest.approx((expected.mean(), sem(expected)))
-
-
-def gaussian_terms(num_z, R=5, d=6, b=0.3, s=0.5, seed=0):
-    """The terms of estimates with error N(b, s²) in each dimension, and their means over the latents."""
-    terms = terms_of(np.random.default_rng(seed).normal(b, s, size=(R, num_z, d)))
-    means = LatentMeans(terms._fields)
-    means.update(**terms._asdict())
-    return means.compute()
-
-
-def test_standard_errors_are_those_of_gaussian_errors():
-    R, d, b, s, num_z = 5, 6, 0.3, 0.5, 40_000
-    measured = gaussian_terms(num_z)
-    # Textbook variances for Gaussian numbers: of a mean of squares, a sample variance and a squared mean.
-    of_mean = (2 * (s**2 / R) ** 2 + 4 * b**2 * s**2 / R) / d
-    expected = {
-        "mse": (b**2 + s**2, (2 * s**4 + 4 * b**2 * s**2) / (R * d)),
-        "variance": (s**2, 2 * s**4 / ((R - 1) * d)),
-        "bias_sq": (b**2 + s**2 / R, of_mean),
-        "bias_sq_corrected": (b**2, of_mean + 2 * s**4 / (R - 1) / R**2 / d),
-    }
-    for name, (value, variance) in expected.items():
-        mean, error = measured[name]
-        assert error == pytest.approx((variance / num_z) ** 0.5, rel=0.03)
-        assert abs(mean - value) < 4 * error
-
-
-def test_the_share_of_the_bias_and_its_standard_error():
-    names = ("mse", "bias_sq_corrected", "variance")
-    many = [gaussian_terms(200, seed=seed) for seed in range(400)]
-    shares = [bias_share(**{name: terms[name] for name in names}) for terms in many]
-    values = np.array([share.mean for share in shares])
-    assert abs(values.mean() - 0.09 / 0.34) < 4 * sem(values) + 1e-3  # a ratio of means has a bias, O(1/num_z)
-    assert np.mean([share.standard_error for share in shares]) == pytest.approx(values.std(), rel=0.1)
 
 
 def test_the_standard_error_of_a_ratio_is_the_spread_of_ratios_of_other_latents():
@@ -155,6 +122,24 @@ def test_the_source_counts_as_bias_while_it_is_fixed_and_as_variance_once_it_is_
     assert close(drawn["bias_sq_corrected"], 0.0)
 
 
+class Slow(Estimator):
+    """Moves a clock by half a second in each call."""
+
+    needs_reference = deterministic = False
+    clock = 0.0
+
+    def _posterior_mean(self, z, t, x_source, generator):
+        self.clock += 0.5
+        return torch.randn(z.shape, generator=generator)
+
+
+def test_the_time_is_that_of_one_estimate_at_one_latent_in_milliseconds(monkeypatch):
+    slow, z = Slow(), normal(10, 3)
+    monkeypatch.setattr("time.perf_counter", lambda: slow.clock)
+    values = measure(slow, 4, z, 1.0, z.double(), fixed_source(z), (0, 0))
+    assert values[TIME].tolist() == pytest.approx([1000 * 0.5 / 10] * 10)
+
+
 def test_latents_depend_neither_on_the_batch_nor_on_the_level():
     reference = ReferenceSet(torch.randn(20, 2))
     latents = NoisyLatents(reference, 12, seed=3)
@@ -169,96 +154,61 @@ def test_latents_depend_neither_on_the_batch_nor_on_the_level():
     np.testing.assert_allclose(noise_grid(5, 0.5, 80.0), np.geomspace(0.5, 80, 5))
 
 
-# The run
-
-ESTIMATORS = {
-    "KNN": {"class_path": "KNN", "init_args": {"k": 32, "n": 8}},
-    "STF": {"class_path": "STF", "init_args": {"n": 8}},
-    "exact": {"class_path": "Exact"},
-}
-SMALL = {"estimators": ESTIMATORS, "noise_levels": [0.5, 5.0], "num_z": 20, "repeats": 3, "batch_size": 8}
-TABLE = "run/estimator_0/estimator_error.csv"
+# Searches
 
 
-def command(folder, **options):
-    """Run `validate` on the digits with one callback."""
-    callback = {"class_path": "lit_knn.callbacks.EstimatorError", "init_args": {**SMALL, **options}}
-    trainer = {"accelerator": "cpu", "enable_progress_bar": False, "limit_val_batches": 1, "callbacks": [callback]}
-    trainer["logger"] = {"class_path": "TensorBoardLogger", "init_args": {"save_dir": str(folder), "name": "run"}}
-    config = folder / "error.yaml"
-    config.write_text(yaml.safe_dump({"model": "LitEstimator", "data": "Digits", "trainer": trainer}))
-    return ["validate", "-c", str(config)]
+class FindsFew(FlatIndex):
+    """Finds at most `most` neighbours and leaves the other places empty, but finds every image of the set."""
+
+    def __init__(self, most):
+        super().__init__()
+        self.most = most
+
+    def search(self, queries, k):
+        sq_dist, ids = super().search(queries, k)
+        empty = torch.arange(k) >= self.most
+        return sq_dist.masked_fill(empty, torch.inf), ids.masked_fill(empty, -1)
+
+    def locate(self, queries):
+        return super().search(queries, 1)
 
 
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory):
-    """The folder of a run with one process."""
-    folder = tmp_path_factory.mktemp("one")
-    main(command(folder, resample_source=True))
-    return folder
+def test_the_columns_of_a_search_that_finds_too_few_are_those_of_enumeration():
+    x, t, k, n = normal(30, 3), 0.8, 8, 16
+    reference, knn = ReferenceSet(x, index=FindsFew(5)), KNN(k=k, n=n)
+    (row,) = error_curve({"KNN": knn}, reference, [t], num_z=30, repeats=4, batch_size=8)
+    assert all(isinstance(row[column], float) for column in COLUMNS.values())
+    # Image 0 is among the neighbours of some latents, and not of others.
+    z, _ = NoisyLatents(reference, 30, 0).batch(range(30), t)
+    mu = posterior_mean(z, x.double(), t)
+    sq_dist = torch.cdist(z.double(), x.double()).square()
+    p = torch.softmax(-sq_dist / (2 * t**2), 1)
+    found = search_diagnostics(knn, z, t, mu)
+    mass = p.gather(1, sq_dist.argsort(1)[:, :5]).sum(1)
+    # Both theorems have their own right-hand side, in traces per dimension.
+    trace_mc = (p * torch.cdist(mu, x.double()).square()).sum(1) / n
+    uniform = (p.square() * torch.cdist(mu, x.double()).square()).sum(1) * 30 / n
+    expected = {"search_recall": torch.tensor(5 / 8), "posterior_mass_found": mass}
+    expected |= {"Zq_over_pt": found.normaliser_ratio, "eq12_variance": found.eq12_variance}
+    expected |= {"theorem_4_1_bound": theorem_4_1_bound(found.normaliser_ratio, trace_mc) / 3}
+    expected |= {"theorem_4_2_bound": theorem_4_2_bound(mass, trace_mc, uniform, k, 30) / 3}
+    assert {name: row[name] for name in expected} == pytest.approx({k: v.mean().item() for k, v in expected.items()})
+    assert row["score_mse"] == pytest.approx(row["mu_mse"] / t**4)
 
 
-def test_a_run_leaves_table_picture_and_tensorboard(finished):
-    rows = {(row["estimator"], float(row["t"])): row for row in read_rows(finished / TABLE)}
-    assert list(rows) == [(name, t) for t in (0.5, 5.0) for name in ESTIMATORS]
-    for (name, t), row in rows.items():
-        for error in ("mse", "mse_se", "bias_sq_se", "bias_sq_corrected_se"):
-            assert float(row[f"score_{error}"]) == pytest.approx(float(row[f"mu_{error}"]) / t**4)
-        for column in ("mu_variance", "effective_sample_size", "bias_share"):
-            assert (row[column] == "") == (name == "exact")
-        assert (row["search_recall"] == "") == (name != "KNN")
-    assert float(rows["exact", 5.0]["mu_mse"]) < 1e-9
-    assert rows["exact", 5.0]["repeats"] == "1"
-    assert float(rows["KNN", 5.0]["mu_mse"]) > 1e-4
-    stf = rows["STF", 5.0]
-    assert float(stf["bias_share"]) == pytest.approx(float(stf["mu_bias_sq_corrected"]) / float(stf["mu_mse"]))
-    assert 0 < float(stf["bias_share_se"]) < 1
-    folder = (finished / TABLE).parent
-    assert Image.open(folder / "figure3.png").size[0] > 1000
-    assert (folder / "figure3.pdf").read_bytes().startswith(b"%PDF")
-    assert not list(folder.glob(".*"))
-    events = EventAccumulator(str(folder))
-    events.Reload()
-    assert events.Tags()["images"] == ["estimator/figure3"]
-    logged = {name: events.Scalars(name) for name in events.Tags()["scalars"] if name.startswith("estimator/")}
-    parts = {f"{error}/{name}" for error in ("mse", "bias_sq", "variance") for name in ESTIMATORS} - {"variance/exact"}
-    assert set(logged) == {f"estimator/peak_score_{part}" for part in parts}
-    for name, (event,) in logged.items():
-        _, peak, estimator = name.split("/")
-        highest = max(float(rows[estimator, t][peak.removeprefix("peak_")]) for t in (0.5, 5.0))
-        assert event.value == pytest.approx(highest, rel=1e-6)
+def test_an_empty_place_is_no_neighbour_of_a_sample():
+    # Image 0 is near the sample but was not found; all that was found are copies of one image.
+    x = torch.tensor([[9.0, 0.0], [1.0, 0.0], [1.0, 0.0], [50.0, 0.0], [60.0, 0.0]])
+    found = nearest_images(torch.tensor([[1.5, 0.0]]), ReferenceSet(x, index=FindsFew(2)))
+    assert (found.distance.item(), found.second_distance.item(), found.ratio.item()) == (0.5, 0.5, 1.0)
 
 
-@pytest.mark.slow  # Two ranks share samples in test_fidelity_callback.py, too.
-def test_two_processes_measure_what_one_does(finished, tmp_path):
-    run_main(command(tmp_path, resample_source=True), ranks=2)
-    for ours, theirs in zip(read_rows(tmp_path / TABLE), read_rows(finished / TABLE), strict=True):
-        for column, value in ours.items():
-            if column == "estimator" or value == "":
-                assert value == theirs[column]
-            elif column != "ms_per_estimate":
-                assert float(value) == pytest.approx(float(theirs[column]), rel=1e-9, abs=1e-18), column
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"noise_levels": [1.0, 0.0]}, "noise_levels must be finite and above 0, got 0.0"),
-        ({"noise_levels": []}, "noise_levels is empty"),
-        ({"noise_levels": 5, "t_min": 3.0, "t_max": 2.0}, "0 < t_min < t_max, got t_min=3.0 and t_max=2.0"),
-        ({"num_z": 1798}, "num_z=1798 is more than the 1797 images"),
-        ({"repeats": 1}, "repeats must be at least 2 to tell the variance of KNN, got 1"),
-    ],
-    ids=str,
-)
-def test_what_does_not_fit_is_said_in_one_line(options, message, tmp_path, capsys):
-    assert message in refusal_of(command(tmp_path, **options), capsys)
-
-
-def test_results_of_an_earlier_run_are_not_overwritten(tmp_path, capsys):
-    earlier = tmp_path / "run" / "version_0" / "estimator_error.csv"
-    earlier.parent.mkdir(parents=True)
-    earlier.write_text("estimator\n")
-    line = refusal_of([*command(tmp_path), "--trainer.logger.version", "0"], capsys)
-    assert "estimator_error.csv exists; nothing is overwritten" in line
-    assert earlier.read_text() == "estimator\n"
+def test_the_certificate_is_of_the_source_of_the_latents():
+    x, t = normal(30, 3), 3.0
+    # A search that finds all neighbours would find the source, too.
+    knn = KNN(k=2, n=16, include_source=True).bind(ReferenceSet(x, FindsFew(0)))
+    z = x[:5] + t * normal(5, 3, seed=2)
+    values = measure(knn, 2, z, t, posterior_mean(z, x.double(), t), fixed_source(x[:5]), (3, 4))
+    expected = knn.certified_mean(z, t, x[:5], keyed_generator(z.device, 3, 4, 0, Stream.ESTIMATOR))
+    for name, value in zip(CERTIFIED, expected[1:], strict=True):
+        torch.testing.assert_close(values[name].double(), value.double())

@@ -4,21 +4,18 @@ import pytest
 import torch
 
 from lit_knn.index import FaissIndex
-from lit_knn.metrics import is_copied, nearest_images
-from lit_knn.metrics.memorisation import LikestPairs, MemorisationMetric
+from lit_knn.metrics import is_copied, memorisation, nearest_images
+from lit_knn.metrics.memorisation import LikestPairs
 from lit_knn.reference import ReferenceSet
 
 # Corners of a square of side 6 in two dimensions; the distances are easy to compute by hand.
 SQUARE = torch.tensor([[0.0, 0.0], [6.0, 0.0], [0.0, 6.0], [6.0, 6.0]])
 
 
-def nearest(samples, reference):
-    return nearest_images(torch.as_tensor(samples), reference)
-
-
 def test_distances_and_ratio_on_a_square():
     # Points on an edge have distances 1 and 5, 1.5 and 4.5 (ratio 1/3), 3 and 3 to its corners.
-    found = nearest([[1.0, 0.0], [0.0, 4.5], [6.0, 3.0], [6.0, 6.0]], ReferenceSet(SQUARE))
+    samples = torch.tensor([[1.0, 0.0], [0.0, 4.5], [6.0, 3.0], [6.0, 6.0]])
+    found = nearest_images(samples, ReferenceSet(SQUARE))
     assert found.distance.tolist() == pytest.approx([1, 1.5, 3, 0])
     assert found.second_distance.tolist() == pytest.approx([5, 4.5, 3, 6])
     assert found.ids.tolist()[:2] == [0, 2]
@@ -28,39 +25,26 @@ def test_distances_and_ratio_on_a_square():
     assert is_copied(found).tolist() == [True, False, False, True]
     assert is_copied(found, 0.34).tolist() == [True, True, False, True]
     assert is_copied(found, 0.1).tolist() == [False, False, False, True]
-
-
-def test_sums_over_batches_are_those_of_all_samples():
-    torch.manual_seed(1)
-    reference, samples = ReferenceSet(torch.randn(50, 5)), torch.randn(40, 5)
-    samples[:10] = reference.images[:10] + 0.01 * torch.randn(10, 5)
-    metric = MemorisationMetric()
-    for part in samples.split([1, 19, 20]):
-        metric.update(nearest(part, reference))
-    distance, _ = torch.cdist(samples.double(), reference.images.double()).sort(1)
-    measured = metric.compute()
-    assert measured["copied_fraction"] == (distance[:, 0] < distance[:, 1] / 3).double().mean()
-    assert measured["copied_fraction"] >= 0.25
-    assert measured["mean_nearest_distance"] == pytest.approx(distance[:, 0].mean().item(), rel=1e-6)
+    measured = memorisation(samples, ReferenceSet(SQUARE), 0.34, batch_size=3)
+    assert measured == pytest.approx({"copied_fraction": 3 / 4, "mean_nearest_distance": 5.5 / 4})
 
 
 def test_an_image_that_is_in_the_set_twice_is_copied_all_the_same():
-    twice = ReferenceSet(torch.cat([SQUARE, SQUARE[:1]]))
-    found = nearest([[0.0, 0.0], [1.0, 0.0]], twice)
+    samples = torch.tensor([[0.0, 0.0], [1.0, 0.0]])
+    found = nearest_images(samples, ReferenceSet(torch.cat([SQUARE, SQUARE[:1]])))
     assert found.second_distance.tolist() == pytest.approx([6, 5])
     assert is_copied(found).all()
     # If all images are equal there is no second image: the ratio is 1, and nothing is a copy.
-    one = ReferenceSet(torch.zeros(5, 2))
-    assert nearest([[0.0, 0.0], [1.0, 0.0]], one).ratio.tolist() == [1, 1]
-    assert not is_copied(nearest([[0.0, 0.0], [1.0, 0.0]], one)).any()
+    found = nearest_images(samples, ReferenceSet(torch.zeros(5, 2)))
+    assert found.ratio.tolist() == [1, 1]
+    assert not is_copied(found).any()
 
 
 def test_a_mirrored_image_is_an_image_of_the_set():
-    torch.manual_seed(1)
     images = torch.randint(0, 256, (20, 1, 4, 4), dtype=torch.uint8)
     symmetric = torch.cat([images[:1, ..., :2], images[:1, ..., :2].flip(-1)], -1)
     reference = ReferenceSet(torch.cat([images, symmetric]), hflip=True)
-    found = nearest(reference.gather(torch.tensor([3, 20])).flip(-1), reference)
+    found = nearest_images(reference.gather(torch.tensor([3, 20])).flip(-1), reference)
     assert found.distance.tolist() == [0, 0]
     # The mirror of image 3 has its own id. The symmetric image is its own mirror, and still has a second neighbour.
     assert found.ids.tolist()[0] == 21 + 3
@@ -68,20 +52,18 @@ def test_a_mirrored_image_is_an_image_of_the_set():
 
 
 def test_distances_are_exact_where_those_of_the_search_are_not():
-    torch.manual_seed(1)
     images = torch.randn(300, 16)
-    reference = ReferenceSet(images, index=FaissIndex("SQ8"))
-    samples = images[:50] + 1e-3
-    found = nearest(samples, reference)
+    found = nearest_images(images[:50] + 1e-3, ReferenceSet(images, index=FaissIndex("SQ8")))
     assert found.ids.tolist() == list(range(50))
     assert found.distance.tolist() == pytest.approx([4e-3] * 50, rel=1e-3)
 
 
-def test_fewer_samples_than_pairs_leave_places_empty():
+def test_the_likest_pairs_come_first_and_fewer_samples_than_pairs_leave_places_empty():
     reference = ReferenceSet(torch.eye(6))
-    samples = torch.eye(6)[[4, 1]] * 0.9
-    likest = LikestPairs(5, reference)
-    likest.update(samples, nearest_images(samples, reference))
-    found, ids = likest.compute()
-    assert found.shape == (2, 6)
-    assert sorted(ids.tolist()) == [1, 4]
+    samples = torch.eye(6) * torch.tensor([0.9, 0.5, 1.0, 0.6, 0.8, 0.7])[:, None]
+    likest = LikestPairs(4, reference)
+    for part, expected in ((samples[:2], [0, 1]), (samples[2:], [2, 0, 4, 5])):
+        likest.update(part, nearest_images(part, reference))
+        found, ids = likest.compute()
+        assert ids.tolist() == expected
+        assert torch.equal(found, samples[expected])

@@ -1,59 +1,29 @@
-"""Agreement of estimators with trained networks: the measures and the callback."""
+"""Agreement of estimators with trained networks: measures, samples of the same noise, and sizes of patches."""
 
-from itertools import product
+import json
+import os
+from itertools import pairwise, product
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-import yaml
-from PIL import Image
 from sklearn.metrics import r2_score
 
 from lit_knn.common.tables import read_rows
 from lit_knn.estimators import Estimator, Exact, PatchPosterior, Wiener
 from lit_knn.index import TorchIndex
 from lit_knn.metrics.agreement import agreement
-from lit_knn.metrics.latents import NoisyLatents
+from lit_knn.metrics.kept_results import KeptResults
 from lit_knn.metrics.network_agreement import compare, image_sets, nearest, over_networks
 from lit_knn.metrics.same_noise import SameNoise, same_noise
+from lit_knn.metrics.size_calibration import FIRST_SEED, best_sizes, compare_sizes, sized, trajectories
 from lit_knn.reference import ReferenceSet
+from lit_knn.sampling.samplers import heun_sampler, seeded_noise
 from lit_knn.sampling.schedules import NoiseGrid
+from lit_knn.sampling.solvers import heun_step
 from lit_knn.theory.noise import EDM, VP
-from main import main
-from tests import ROOT
-from tests.command_lines import refusal_of
-from tests.networks import write_own
 from tests.toys import pixels
-
-TABLE = Path("results/network_agreement.csv")
-RUN = str(ROOT / "configs" / "figure5" / "digits.yaml")
-SMALL_UNET = {"channels": 8, "multipliers": [1, 2], "blocks": 1}
-NET = {"class_path": "lit_knn.nets.UNet", "init_args": {"in_channels": 1, **SMALL_UNET}}
-COLOUR = {"class_path": "lit_knn.nets.UNet", "init_args": {"in_channels": 3, **SMALL_UNET}}
-
-
-def network(path="one.ckpt", net=NET):
-    return {"class_path": "lit_knn.estimators.Network", "init_args": {"path": path, "net": net}}
-
-
-SMALL = {
-    "networks": {"one": network()},
-    "estimators": {
-        "Patch": {"class_path": "lit_knn.estimators.PatchPosterior", "init_args": {"size": 3}},
-        "Wiener": {"class_path": "lit_knn.estimators.Wiener", "init_args": {"r": 8}},
-    },
-    "noise_levels": [0.3, 3.0],
-    "folder": "results",
-    "num_images": 12,
-    "num_latents": 5,
-    "batch_size": 8,
-}
-
-
-@pytest.fixture(autouse=True)
-def _work_in_a_folder_of_its_own(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
 
 
 def test_the_measures_are_those_of_scikit_learn_and_numpy():
@@ -81,14 +51,6 @@ class Offset(Estimator):
         return Exact().bind(self.reference).posterior_mean(z, t) - 0.25
 
 
-def test_samples_do_not_depend_on_their_batches():
-    reference = ReferenceSet(pixels(30, (1, 6, 6)))
-    wiener = Wiener(r=4).bind(reference)
-    whole, parts = (SameNoise(reference, num_steps=4, batch_size=size).draw(wiener, 7) for size in (7, 3))
-    assert whole.std(0).max() > 0.1
-    torch.testing.assert_close(whole, parts, rtol=0, atol=1e-3)  # float32 keeps latents of size 4·80 to 2e-5.
-
-
 def test_a_network_that_equals_an_estimator_agrees_wholly():
     reference, held_out = (ReferenceSet(pixels(n, (1, 6, 6))) for n in (30, 20))
     networks = {"itself": Exact().bind(reference), "darker": Offset().bind(reference)}
@@ -109,10 +71,27 @@ def test_a_network_that_equals_an_estimator_agrees_wholly():
     pair = {(row["estimator"], row["network"]): row for row in same}
     assert pair["Exact", "itself"]["r2_median"] == 1
     assert pair["Wiener", "itself"]["r2_median"] < 0.99
+    measured = agreement(samples["Wiener"], generated["itself"]).mse.numpy()
+    found = [pair["Wiener", "itself"][f"mse_{quartile}"] for quartile in ("q25", "median", "q75")]
+    assert found == pytest.approx(np.quantile(measured, (0.25, 0.5, 0.75)))
     own = next(row for row in over_networks(rows) if row["estimator"] == "Exact" and row["images"] == "training")
     assert (own["mse"], own["mse_low"], own["mse_high"]) == pytest.approx((0.03125, 0, 0.0625), abs=1e-6)
+    # The networks share their images, so another network makes no error smaller.
+    (twice,) = over_networks([rows[0], rows[0] | {"network": "another"}])
+    assert twice["mse_se"] == pytest.approx(rows[0]["mse_se"])
     to_itself = over_networks([row for row in rows if row["network"] == "itself"])
     assert {row["estimator"] for row in nearest(to_itself)} == {"Exact"}
+
+
+# Samples of the same noise, and kept results
+
+
+def test_samples_do_not_depend_on_their_batches():
+    reference = ReferenceSet(pixels(30, (1, 6, 6)))
+    wiener = Wiener(r=4).bind(reference)
+    whole, parts = (SameNoise(reference, num_steps=4, batch_size=size).draw(wiener, 7) for size in (7, 3))
+    assert whole.std(0).max() > 0.1
+    torch.testing.assert_close(whole, parts, rtol=0, atol=1e-3)  # float32 keeps latents of size 4·80 to 2e-5.
 
 
 class Counted(Exact):
@@ -148,85 +127,74 @@ def test_stored_samples_serve_the_same_settings_alone_and_do_not_depend_on_their
     torch.testing.assert_close(four, five[:4])
 
 
-def arguments(held_out=20, **options):
-    callback = {"class_path": "lit_knn.callbacks.NetworkAgreement", "init_args": {**SMALL, **options}}
-    Path("small.yaml").write_text(yaml.safe_dump({"trainer": {"enable_progress_bar": False, "callbacks": [callback]}}))
-    data = ["--data", "Arrays", "--data.path", "images.npy", "--data.batch_size", "20", "--data.index", "TorchIndex"]
-    data += ["--data.held_out", str(held_out)] if held_out else []
-    return ["validate", "-c", RUN, "-c", "small.yaml", "--model.sampling_steps", "3", *data]
+def test_results_are_found_again_with_the_same_settings_alone(tmp_path):
+    def kept(settings):
+        columns = {"name": str, "t": float, "mse": float}
+        return KeptResults(tmp_path / "new" / "rows.csv", columns, ("name", "t"), settings)
+
+    first = kept({("a",): {"k": 1}, ("b",): {"k": 2}})
+    assert first.find("a", 0.5) is None
+    first.add({"name": "a", "t": 0.5, "mse": 0.1})
+    assert first.find("a", 0.5)["mse"] == kept({("a",): {"k": 1}}).find("a", 0.5)["mse"] == 0.1
+    assert first.find("b", 0.5) is first.find("a", 1.0) is kept({("a",): {"k": 3}}).find("a", 0.5) is None
+    first.add(first.find("a", 0.5))
+    assert len(read_rows(first.path)) == 1
 
 
-@pytest.fixture
-def _files():
-    np.save("images.npy", pixels(80, (1, 8, 8)).numpy())
-    write_own("one.ckpt")
-    write_own("two.ckpt", seed=1)
-    write_own("colour.ckpt", image_channels=3)
+def test_a_row_is_never_there_before_the_settings_that_it_names(tmp_path, monkeypatch):
+    path, replaced, seen = tmp_path / "rows.csv", os.replace, []
+
+    def watched(source, target):
+        if Path(target) == path:
+            for row in read_rows(Path(source)):
+                seen.append(json.loads((tmp_path / "settings" / f"{row['settings']}.json").read_text()))
+        replaced(source, target)
+
+    monkeypatch.setattr(os, "replace", watched)
+    KeptResults(path, {"name": str}, ("name",), {(): {"k": 1}}).add({"name": "a"})
+    assert seen == [{"k": 1}]
 
 
-@pytest.fixture
-def calls(monkeypatch):
-    """The number of posterior means that the tests' run asked of the patch estimator."""
-    seen, original = [], PatchPosterior.posterior_mean
-
-    def watched(self, z, t, *args, **kwargs):
-        seen.append(len(z))
-        return original(self, z, t, *args, **kwargs)
-
-    monkeypatch.setattr(PatchPosterior, "posterior_mean", watched)
-    return seen
+# Sizes of patches
 
 
-@pytest.mark.usefixtures("_files")
-def test_a_run_writes_tables_and_pictures_and_the_next_one_measures_nothing_again(calls, monkeypatch, caplog):
-    # The first run stops before its last comparison, which is of the generated images at t = 3.
-    with monkeypatch.context() as patch:
-        original = NoisyLatents.batch
-
-        def stop(self, numbers, t):
-            assert t < 1 or self.reference.N in (60, 20)
-            return original(self, numbers, t)
-
-        patch.setattr(NoisyLatents, "batch", stop)
-        with pytest.raises(SystemExit):
-            main(arguments())
-    rows = read_rows(TABLE)
-    keys = {(row["estimator"], row["images"], row["t"]) for row in rows}
-    expected = set(product(("Patch", "Wiener", "Exact"), ("training", "held_out", "generated"), ("0.3", "3.0")))
-    assert keys == {key for key in expected if key[1:] != ("generated", "3.0")}
-    calls.clear()
-    caplog.set_level("INFO", logger="pytorch_lightning.utilities.rank_zero")
-    main(arguments(networks={**SMALL["networks"], "two": network("two.ckpt")}))
-    # Only the check of two equal calls, the missing comparison, and those of the new network: nothing is sampled again.
-    assert sum(calls) == 2 + 12 + 12 * 3 * 2
-    assert read_rows(TABLE)[: len(rows)] == rows
-    assert len(read_rows(TABLE)) == 2 * len(expected)
-    assert "nearest" in caplog.text
-    (folder,) = Path("runs/figure5_digits").glob("estimator_*")  # the first run had no result of its own
-    assert {row["network"] for row in read_rows(folder / "same_noise.csv")} == {"one", "two"}
-    averaged = read_rows(folder / "network_agreement.csv")
-    assert {row["num_networks"] for row in averaged if row["images"] != "generated"} == {"2"}
-    for name in ("network_agreement", "same_noise", "same_noise_one"):
-        assert np.asarray(Image.open(folder / f"{name}.png").convert("L")).std() > 5
-    # Comparisons over another number of images are others, even if the same latents are sampled for both.
-    for number, images in enumerate((5, 4), start=1):
-        main(arguments(num_images=images, images=["training"], num_latents=6))
-        assert len(read_rows(TABLE)) == 2 * len(expected) + 3 * 2 * number
+def test_the_sizes_of_a_network_that_is_the_estimator_are_found():
+    reference = ReferenceSet(pixels(12, (1, 6, 6)))
+    own = PatchPosterior({0.05: 3, 5.0: 5}).bind(reference)  # The two levels meet at t = 0.5.
+    source = SameNoise(reference, 5, NoiseGrid(sigma_min=0.1, sigma_max=2.0), 4)
+    made = {size: patches.bind(reference) for size, patches in sized(PatchPosterior(6), [1, 3, 5]).items()}
+    rows = list(compare_sizes(made, {"own": own}, source))
+    sizes = best_sizes(rows)
+    assert sizes == {t: 3 if t < 0.5 else 5 for t in source.grid.descending(5).tolist()}
+    assert {3, 5} == set(sizes.values())
+    assert len(rows) == 5 * 3
+    for row in rows:
+        assert row["mse"] > 1e-6 or row["size"] == sizes[row["t"]]
+    # The table is what the estimator takes.
+    again, z = PatchPosterior(sizes).bind(reference), pixels(2, (1, 6, 6)).float() / 255
+    for t in sizes:
+        torch.testing.assert_close(again.posterior_mean(z, t), own.posterior_mean(z, t))
+    # All networks count: the mean error of two is the least at another size than that of the first.
+    errors = {("a", 1): 1.0, ("a", 3): 2.0, ("b", 1): 5.0, ("b", 3): 1.0}
+    rows = [{**rows[0], "network": name, "size": size, "mse": mse} for (name, size), mse in errors.items()]
+    assert list(best_sizes(rows).values()) == [3]
 
 
-@pytest.mark.usefixtures("_files")
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"held_out": 0}, ["held_out", "data.held_out"]),
-        ({"images": ["imagined"]}, ["imagined", "training, held_out, generated"]),
-        ({"num_images": 21}, ["num_images=21 is more than the 20 held-out images"]),
-        ({"networks": {"colour": network("colour.ckpt", COLOUR)}}, ["networks.colour cannot be used", "(1, 8, 8)"]),
-    ],
-)
-def test_bad_input_ends_in_one_line_before_long_work(options, words, calls, capsys):
-    line = refusal_of(arguments(**options), capsys)
-    for word in words:
-        assert word in line
-    assert sum(calls) <= 2
-    assert not TABLE.exists()
+def test_latents_are_on_the_trajectories_of_the_network_and_not_those_of_samples():
+    reference = ReferenceSet(pixels(20, (1, 4, 4)))
+    exact = Exact().bind(reference)
+    source = SameNoise(reference, num_steps=6, batch_size=3)
+    visited = trajectories(exact, source)
+    assert [own.t for own in visited] == source.grid.descending(6).tolist()
+    noise = seeded_noise(range(FIRST_SEED, FIRST_SEED + 3), reference.shape)
+    torch.testing.assert_close(visited[0].z, 80 * noise)
+    # Each point is the end of the Heun step from the one before, not that step's predictor.
+    for before, own in pairwise(visited):
+        stepped = heun_step(before.z.double(), before.t, own.t, exact.posterior_mean)
+        torch.testing.assert_close(own.z.double(), stepped, rtol=0, atol=1e-5)
+    for own in visited:
+        torch.testing.assert_close(own.mean, exact.posterior_mean(own.z, own.t))
+    # The last mean is the sample.
+    torch.testing.assert_close(visited[-1].mean, heun_sampler(exact.posterior_mean, noise, 6, source.grid))
+    samples = 80 * seeded_noise(range(100), (1, 4, 4))
+    assert not (visited[0].z[:, None] == samples).all((2, 3, 4)).any()

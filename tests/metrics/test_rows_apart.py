@@ -11,15 +11,10 @@ from lit_knn.reference import ReferenceSet
 from lit_knn.theory.posterior import posterior_mean
 from tests.toys import pixels
 
-CPU = torch.device("cpu")
-PRODUCTS = {"mm", "addmm", "bmm", "baddbmm"}
-TYPES = [name for name in ("float32", "bfloat16") if is_native(getattr(torch, name), CPU)]
-ESTIMATORS = {
-    **{f"SubspaceKNN {r}": (r, "float32") for r in (16, 17, 49)},
-    **{f"{kind.__name__} {c}": (kind, c) for kind in (KNN,) for c in TYPES},
-    **{e.__name__: e for e in (STF, MonteCarlo, Exact)},
-    "Wiener": lambda: Wiener(16),
-}
+TYPES = [name for name in ("float32", "bfloat16") if is_native(getattr(torch, name), torch.device("cpu"))]
+CASES = [(KNN(k=256, n=64), TorchIndex(name)) for name in TYPES]
+CASES += [(SubspaceKNN(r=r, n=64, compute="float32"), None) for r in (16, 17)]
+CASES += [(estimator, None) for estimator in (STF(), MonteCarlo(), Exact(), Wiener(16))]
 
 
 class ContagiousNaN(TorchDispatchMode):
@@ -28,20 +23,9 @@ class ContagiousNaN(TorchDispatchMode):
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         result = func(*args, **(kwargs or {}))
         finite = all(a.isfinite().all() for a in args if isinstance(a, torch.Tensor))
-        if func.overloadpacket.__name__ in PRODUCTS and not finite:
+        if func.overloadpacket.__name__ in {"mm", "addmm", "bmm", "baddbmm"} and not finite:
             result.fill_(torch.nan)
         return result
-
-
-def make(name, N):
-    """The named estimator with few draws, bound to digits-like images."""
-    what = ESTIMATORS[name]
-    searches = isinstance(what, tuple) and isinstance(what[0], type)
-    index = TorchIndex(what[1]) if searches else None
-    reference = ReferenceSet(pixels(N=N, shape=(1, 8, 8)), index=index)
-    if name.startswith("SubspaceKNN"):
-        return SubspaceKNN(r=what[0], n=64, compute=what[1]).bind(reference)
-    return (what[0](k=256, n=64) if searches else what()).bind(reference)
 
 
 def mixed_latents(reference, B):
@@ -51,12 +35,11 @@ def mixed_latents(reference, B):
     return x + t[:, None, None, None].float() * torch.randn(x.shape), t, x
 
 
-@pytest.mark.parametrize("N", [1796, 1797])
-@pytest.mark.parametrize("name", ESTIMATORS)
-def test_a_row_that_leaves_nothing_to_draw_does_not_reach_others(name, N):
-    estimator = make(name, N)
-    z, t, x = mixed_latents(estimator.reference, 128)
-    plain = estimator.posterior_mean(z, t, x, torch.Generator().manual_seed(3))
+@pytest.mark.parametrize(("estimator", "index"), CASES, ids=lambda part: type(part).__name__)
+def test_a_row_that_leaves_nothing_to_draw_does_not_reach_others(estimator, index):
+    reference = ReferenceSet(pixels(1797, (1, 8, 8)), index=index)
+    z, t, x = mixed_latents(reference, 128)
+    plain = estimator.bind(reference).posterior_mean(z, t, x, torch.Generator().manual_seed(3))
     assert plain.isfinite().all()
     with ContagiousNaN():
         mean = estimator.posterior_mean(z, t, x, torch.Generator().manual_seed(3))
@@ -66,12 +49,12 @@ def test_a_row_that_leaves_nothing_to_draw_does_not_reach_others(name, N):
     torch.testing.assert_close(mean, plain, rtol=0, atol=1e-5)
     if not isinstance(estimator, Wiener):
         # If one image has the whole posterior, the mean is that image, whatever the other rows are.
-        expected = posterior_mean(z, estimator.reference.gather(torch.arange(N)), t)
+        expected = posterior_mean(z, reference.gather(torch.arange(1797)), t)
         torch.testing.assert_close(mean[t < 0.05].double(), expected[t < 0.05], rtol=0, atol=1e-3)
 
 
 def test_noise_too_small_for_float32_reaches_no_other_row():
-    reference = ReferenceSet(pixels(N=300, shape=(1, 8, 8)))
+    reference = ReferenceSet(pixels(300, (1, 8, 8)))
     z, t, x = mixed_latents(reference, 32)
     t[::4] = 1e-21
     z[::4] = x[::4]

@@ -1,0 +1,79 @@
+"""Command lines of `validate` with callbacks; each test works in a folder of its own."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from main import main
+from tests.networks import write_own
+from tests.toys import pixels
+
+QUICK = ["--model", "LitEstimator", "--trainer.accelerator", "cpu", "--trainer.enable_progress_bar", "false"]
+QUICK += ["--trainer.limit_val_batches", "1", "--trainer.logger", "TensorBoardLogger"]
+QUICK += ["--trainer.logger.save_dir", "runs", "-c", "callbacks.yaml"]
+
+
+@pytest.fixture(autouse=True)
+def _work_in_a_folder_of_its_own(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def command():
+    """`command(callbacks, *args)`: `validate` with callbacks, {name: options}; on the digits if `args` name no data."""
+
+    def arguments(callbacks, *args):
+        listed = [{"class_path": f"lit_knn.callbacks.{name}", "init_args": own} for name, own in callbacks.items()]
+        Path("callbacks.yaml").write_text(yaml.safe_dump({"trainer": {"callbacks": listed}}))
+        return ["validate", *QUICK, *([] if "--data" in args else ["--data", "Digits"]), *args]
+
+    return arguments
+
+
+@pytest.fixture
+def validate(command):
+    """`validate(callbacks, *args)` runs that command, and returns the run's folder."""
+
+    def run(callbacks, *args):
+        before = set(Path("runs").rglob("events*"))
+        main(command(callbacks, *args))
+        (events,) = set(Path("runs").rglob("events*")) - before
+        return events.parent
+
+    return run
+
+
+@pytest.fixture
+def shown():
+    """`shown(run)`: the names of the pictures and the values by name, {name: [value]}, that TensorBoard has."""
+
+    def read(run):
+        events = EventAccumulator(str(run))
+        events.Reload()
+        scalars = {name: [event.value for event in events.Scalars(name)] for name in events.Tags()["scalars"]}
+        return set(events.Tags()["images"]), scalars
+
+    return read
+
+
+@pytest.fixture
+def pictures():
+    """The arguments of a data set of eighty small pictures."""
+    np.save("images.npy", pixels(80, (1, 8, 8)).numpy())
+    return ["--data", "Arrays", "--data.path", "images.npy", "--data.batch_size", "20", "--data.index", "TorchIndex"]
+
+
+@pytest.fixture
+def network():
+    """`network("one.ckpt")` writes an untrained network for the digits, and returns the recipe of its estimator."""
+
+    def recipe(path, image_channels=1, seed=0):
+        write_own(path, image_channels=image_channels, seed=seed)
+        net = {"in_channels": image_channels, "channels": 8, "multipliers": [1, 2], "blocks": 1}
+        net = {"class_path": "lit_knn.nets.UNet", "init_args": net}
+        return {"class_path": "Network", "init_args": {"path": path, "net": net}}
+
+    return recipe

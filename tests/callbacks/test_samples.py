@@ -1,0 +1,141 @@
+"""Files of samples: each sample under its seed, and grids with what their names say."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import pytorch_lightning as pl
+import torch
+from PIL import Image
+
+from lit_knn.callbacks import SampleGrid, SampleWriter
+from lit_knn.common.errors import InputError
+from lit_knn.common.tables import read_rows
+from lit_knn.modules.conditioning import Conditioning
+from lit_knn.sampling.samplers import seeded_classes
+from tests.interrupted_runs import file_size_limit
+from tests.short_training import TRAINER
+from tests.watched import Images, OneOfSeveral
+
+SEEDS = [5, 0, 3, 70, 1, 4, 2]
+
+
+def picture(seed):
+    """A colour picture of 4 rows and 6 columns that no other seed has, in model space."""
+    pixels = (torch.arange(3 * 4 * 6) * 3 + 5 * int(seed)) % 256
+    return pixels.reshape(3, 4, 6) / 127.5 - 1
+
+
+def pixels(seed):
+    return np.rint((picture(seed).permute(1, 2, 0).numpy() + 1) * 127.5)
+
+
+class Painter(pl.LightningModule):
+    """Paints the `picture` of each seed, and records what it was asked for."""
+
+    step = 7
+    paint = staticmethod(picture)
+
+    def __init__(self):
+        super().__init__()
+        self.asked = []
+
+    def predict_step(self, batch, batch_idx):
+        return torch.stack([self.paint(seed) for seed in batch])
+
+    def sample(self, seeds, num_steps=None):
+        self.asked.append((list(seeds), num_steps))
+        return torch.stack([picture(seed + 10 * num_steps) for seed in seeds])
+
+    def validation_step(self, batch, batch_idx):
+        """Do nothing."""
+
+
+def predict(folder, format="png", **attributes):
+    """Write the samples of a `Painter` with these attributes; returns the names of the files."""
+    model = type("Changed", (Painter,), attributes)()
+    trainer = pl.Trainer(**TRAINER, callbacks=[SampleWriter(format, str(folder))])
+    trainer.predict(model, torch.utils.data.DataLoader(SEEDS, batch_size=3), return_predictions=False)
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_each_png_is_the_sample_of_the_seed_in_its_name(tmp_path):
+    assert predict(tmp_path / "out") == sorted([*(f"{seed:06d}.png" for seed in SEEDS), "grid.png"])
+    for seed in SEEDS:
+        assert np.array_equal(np.asarray(Image.open(tmp_path / "out" / f"{seed:06d}.png")), pixels(seed))
+    # The grid has the first 64 seeds in their order, in rows of two, each pixel six times as large.
+    grid = np.asarray(Image.open(tmp_path / "out" / "grid.png"))
+    assert np.array_equal(grid[2:26:6, 2:38:6], pixels(0))
+    assert np.array_equal(grid[2:26:6, 40:76:6], pixels(1))
+    assert np.array_equal(grid[28:52:6, 2:38:6], pixels(2))
+
+
+@pytest.mark.parametrize(("format", "name"), [("png", "000005.png"), ("npz", "batches/0000_000000.npz")])
+def test_a_full_disk_leaves_no_part_of_a_file(format, name, tmp_path):
+    with file_size_limit(60), pytest.raises(OSError, match="File too large") as full:
+        predict(tmp_path / "out", format)
+    assert full.value.filename == str(tmp_path / "out" / name)
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
+
+
+def test_a_sample_that_is_not_finite_is_refused(tmp_path):
+    with pytest.raises(InputError, match="the sample of seed 3 is not finite"):
+        predict(tmp_path / "out", paint=lambda self, seed: picture(seed) / (seed != 3))
+
+
+def test_images_of_a_conditional_model_have_their_classes(tmp_path):
+    classes = Conditioning(SimpleNamespace(num_classes=10), class_conditional=True, sampling_class=None)
+    expected = seeded_classes(sorted(SEEDS), 10, torch.device("cpu")).tolist()
+    assert len(set(expected)) > 2
+    assert "classes.csv" in predict(tmp_path / "png", conditioning=classes)
+    rows = read_rows(tmp_path / "png" / "classes.csv")
+    assert [row["file"] for row in rows] == [f"{seed:06d}.png" for seed in sorted(SEEDS)]
+    assert [int(row["class"]) for row in rows] == expected
+    assert predict(tmp_path / "npz", "npz", conditioning=classes) == ["grid.png", "samples.npz"]
+    with np.load(tmp_path / "npz" / "samples.npz") as file:
+        assert file["labels"].tolist() == expected
+    # With guidance 0 it is the unconditional model.
+    assert "classes.csv" not in predict(tmp_path / "without", conditioning=classes, hparams={"guidance": 0.0})
+
+
+def test_latents_are_written_as_they_are(tmp_path):
+    latents = {"paint": lambda self, seed: torch.full((5, 2, 2), 3.25 * int(seed))}
+    assert predict(tmp_path / "out", **latents) == ["samples.npz"]
+    with np.load(tmp_path / "out" / "samples.npz") as file:
+        assert file["images"].shape == (7, 5, 2, 2)
+        assert file["images"].dtype == np.float32
+        assert file["images"][:, 0, 0, 0].tolist() == [3.25 * seed for seed in sorted(SEEDS)]
+
+
+def test_the_files_of_two_ranks_are_joined_in_the_order_of_the_seeds(tmp_path):
+    # One process plays one rank after the other; the first joins the files.
+    module, folder = Painter(), tmp_path / "out"
+    writers = [SampleWriter("npz", str(folder)) for _ in range(2)]
+    trainers = [pl.Trainer(**TRAINER, strategy=OneOfSeveral(rank, 2)) for rank in range(2)]
+    for writer, trainer in zip(writers[::-1], trainers[::-1], strict=True):  # The first rank makes the folder.
+        writer.setup(trainer, module, "predict")
+    for seeds, writer, trainer in zip(([0, 2, 4], [1, 3, 5]), writers, trainers, strict=True):
+        batch = torch.tensor(seeds)
+        writer.write_on_batch_end(trainer, module, module.predict_step(batch, 0), None, batch, 0, 0)
+    for writer, trainer in zip(writers[::-1], trainers[::-1], strict=True):
+        writer.on_predict_epoch_end(trainer, module)
+    with np.load(folder / "samples.npz") as file:
+        assert file["seeds"].tolist() == list(range(6))
+        assert all(np.array_equal(image, pixels(seed)) for seed, image in enumerate(file["images"]))
+
+
+def test_grids_have_the_samples_and_steps_of_the_options_and_the_step_of_their_validation(tmp_path):
+    grids, module, seen = SampleGrid(num_samples=4, num_steps=(1, 3)), Painter(), []
+    logger = pl.loggers.TensorBoardLogger(tmp_path, name="a")
+    logger.experiment.add_image = lambda tag, picture, step=None, **_: seen.append((tag, step))
+    options = {**TRAINER, "logger": logger, "limit_val_batches": 1, "enable_checkpointing": False}
+    trainer = pl.Trainer(**options, callbacks=[grids])
+    for module.step in (7, 9):
+        trainer.validate(module, Images(), verbose=False)
+        assert [path.name for path in grids.last_paths] == [f"step_000000{module.step}_{n}-step.png" for n in (1, 3)]
+    assert seen == [(f"samples/{steps}-step", step) for step in (7, 9) for steps in (1, 3)]
+    assert module.asked == [([0, 1, 2, 3], 1), ([0, 1, 2, 3], 3)] * 2
+    for steps, path in zip((1, 3), grids.last_paths, strict=True):
+        found = np.asarray(Image.open(path))
+        assert np.array_equal(found[2:26:6, 2:38:6], pixels(10 * steps))
+        assert np.array_equal(found[28:52:6, 40:76:6], pixels(3 + 10 * steps))

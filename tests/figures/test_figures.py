@@ -1,0 +1,374 @@
+"""Figures: the numbers that they draw, read back from matplotlib, and their common style."""
+
+import io
+import math
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from matplotlib.colors import to_hex, to_rgb
+from matplotlib.figure import Figure
+from sklearn.datasets import load_digits
+from sklearn.metrics import r2_score
+
+from lit_knn import estimators
+from lit_knn.commands.report import read_run
+from lit_knn.common.tables import write_rows
+from lit_knn.data import Digits
+from lit_knn.estimators import KNN, Estimator, Exact, OneSample
+from lit_knn.figures import checkpoint_curve, figure1, figure2, figure3, figure4, figure5, image_grid, run_comparison
+from lit_knn.figures.image_grid import pair_grid
+from lit_knn.figures.network_agreement import agreement_curves, same_noise_boxes, size_calibration
+from lit_knn.figures.style import PALETTE, dress, looks
+from lit_knn.figures.training_curves import TrainingCurve, best_point, passes, varied
+from lit_knn.metrics.mean_pictures import mean_pictures
+from lit_knn.reference import ReferenceSet
+from lit_knn.runs.record import Record
+from main import main
+
+
+def legend(owner):
+    return [text.get_text() for text in owner.get_texts()]
+
+
+def colour(artist):
+    return to_hex(artist.get_color()).upper()
+
+
+def test_figure_1_shows_the_posterior_and_the_proposal():
+    # Three points have distances 0, 1 and 2 from z and likelihoods 1, e^(-1/2) and e^(-2); one is no neighbour.
+    reference = ReferenceSet(torch.tensor([[0.0], [1.0], [2.0]]))
+    figure = figure1(KNN(k=2, n=1).bind(reference), reference, 0.0, [1.0])
+    (axes,) = figure.axes
+    likelihood = np.exp([0, -0.5, -2])
+    stems = axes.collections[0]
+    heights = [segment[1, 1] for segment in stems.get_segments()]
+    np.testing.assert_allclose(heights, likelihood / likelihood.sum(), rtol=1e-6)
+    near, _, other = (to_hex(shade) for shade in stems.get_colors())
+    assert [near, other] == [to_hex(handle.get_color()) for handle in figure.legends[0].get_lines()[:2]]
+    capped = np.exp([0, -0.5, -0.5])
+    np.testing.assert_allclose(axes.lines[0].get_ydata(), capped / capped.sum(), rtol=1e-6)
+    assert f"{capped.sum() / likelihood.sum():.2f}" in axes.get_title()
+    assert "k = 2" in figure.get_suptitle()
+    assert "N = 3" in figure.get_suptitle()
+
+
+def test_the_rows_of_figure_2_and_their_places():
+    data = Digits()
+    data.setup()
+    rows = mean_pictures({"exact": Exact(), "source": OneSample()}, data.reference, [0.01, 1e4], num_images=3)
+    assert list(rows) == ["$z$", "true mean", "exact", "source"]
+    assert torch.equal(rows["exact"], rows["true mean"])
+    # Without noise the mean is the source of z; with much noise it is the mean of the data.
+    torch.testing.assert_close(rows["true mean"][0], rows["source"][0])
+    mean = np.rint(load_digits().images * (255 / 16)).mean(0) / 127.5 - 1
+    for image in rows["true mean"][1]:
+        np.testing.assert_allclose(image[0], mean, atol=1e-3)
+    # The picture of z has unit scale at every noise level.
+    assert 0.7 < rows["$z$"][1].std() < 1.3
+    rows = {"a": torch.full((3, 1, 2, 2), -1.0), "b": torch.tensor([1.0, 1.0, 0.0]).reshape(3, 1, 1, 1)}
+    grid = np.array(figure2(rows, [0.25, 2.0, 40.0]).axes).reshape(2, 3)
+    assert [axes.get_title() for axes in grid[0]] == ["$t = 0.25$", "$t = 2$", "$t = 40$"]
+    assert [axes.get_ylabel() for axes in grid[:, 0]] == ["a", "b"]
+    assert [[axes.images[0].get_array()[0, 0, 0] for axes in row] for row in grid] == [[0, 0, 0], [255, 255, 128]]
+
+
+# Figure 3
+
+
+LEVELS = [0.002, 0.05, 1.0, 20.0]
+
+
+def row(name, t, mse, se=0.0, bias=None, variance=""):
+    """A row of the table; the errors of the score are a hundred times those of the posterior mean."""
+    found = {"estimator": name, "t": t}
+    values = {"mse": mse, "bias_sq_corrected": mse if bias is None else bias, "variance": variance}
+    for prefix, factor in (("mu", 1), ("score", 100)):
+        for place, (quantity, value) in enumerate(values.items(), start=1):
+            found[f"{prefix}_{quantity}"] = value and factor * value
+            found[f"{prefix}_{quantity}_se"] = place * factor * se
+    return found
+
+
+def curves(values):
+    """Rows of the estimators {name: MSE at each of the levels}."""
+    return [row(name, t, mse) for name, own in values.items() for t, mse in zip(LEVELS, own, strict=True)]
+
+
+def lower(rows):
+    """The panels of the posterior mean: MSE, squared bias and variance."""
+    return figure3(rows).axes[3:]
+
+
+def marks(axes):
+    """The noise levels marked at the foot, by estimator."""
+    found = [line for line in axes.lines if line.get_transform() == axes.get_xaxis_transform()]
+    assert {line.get_marker() for line in found} <= {"x"}
+    return {colour(line): list(line.get_xdata()) for line in found}
+
+
+def limits(axes):
+    """The hollow marks that are not at the foot, (t, value), by estimator."""
+    hollow = [line for line in axes.lines if line.get_fillstyle() == "none" and line.get_transform() == axes.transData]
+    return {colour(line): list(zip(line.get_xdata(), line.get_ydata(), strict=True)) for line in hollow}
+
+
+def drawn(axes):
+    return {line.get_label(): list(line.get_ydata()) for line in axes.lines if line.get_fillstyle() != "none"}
+
+
+def test_figure_3_draws_scores_above_and_means_below_with_bands_of_one_standard_error():
+    rows = [row("KNN", t, mse, 1e-5, 0.2 * mse, 0.8 * mse) for t, mse in ((0.5, 1e-2), (5.0, 2e-2))]
+    grid = np.array(figure3(rows).axes).reshape(2, 3)
+    assert [axes.get_title() for axes in grid[0]] == ["MSE", "squared bias", "variance"]
+    assert [axes.get_ylabel() for axes in grid[:, 0]] == ["score, per dimension", "posterior mean, per dimension"]
+    for panels, factor in zip(grid, (100, 1), strict=True):
+        for axes, share, error in zip(panels, (1, 0.2, 0.8), (1e-5, 2e-5, 3e-5), strict=True):
+            (line,) = axes.lines
+            assert line.get_xdata().tolist() == [0.5, 5.0]
+            assert list(line.get_ydata()) == pytest.approx([share * factor * mse for mse in (1e-2, 2e-2)])
+            heights = axes.collections[0].get_paths()[0].vertices[:, 1]
+            assert heights.min() == pytest.approx((share * 1e-2 - error) * factor)
+            assert heights.max() == pytest.approx((share * 2e-2 + error) * factor)
+
+
+def test_zeros_are_marks_at_the_foot_and_gaps_in_the_curve():
+    knn, stf = (PALETTE[name][0] for name in ("KNN", "STF"))
+    rows = [row("KNN", t, mse, variance=mse) for t, mse in zip(LEVELS, (0.0, 0.0, 1e-9, 1e-3), strict=True)]
+    rows += [row("STF", t, mse, variance=0.0) for t, mse in zip(LEVELS, (0.0, 1e-8, 1e-2, 1e-3), strict=True)]
+    mse, bias, variance = lower(rows)
+    assert marks(mse) == {knn: LEVELS[:2], stf: LEVELS[:1]}
+    assert marks(variance) == {knn: LEVELS[:2], stf: LEVELS}
+    assert [math.isnan(value) for value in drawn(mse)["KNN"]] == [True, True, False, False]
+    assert 0 < mse.get_ylim()[0] < mse.get_ylim()[1] < math.inf
+    assert any("foot" in text for text in legend(bias.figure.legends[0]))
+
+
+def test_a_bias_that_may_be_none_is_a_hollow_mark_at_its_upper_limit():
+    # An estimate of squared bias is unbiased, so it can be negative; two standard errors above it, or 0, is the limit.
+    rows = [row("KNN", t, 1e-3, 5e-5, bias) for t, bias in {0.5: -1e-5, 1.0: 1.9e-4, 2.0: 2.1e-4}.items()]
+    mse, bias, variance = lower([*rows, row("STF", 1.0, 1e-3, bias=5e-4)])
+    assert drawn(bias)["KNN"] == pytest.approx([math.nan, math.nan, 2.1e-4], nan_ok=True)
+    assert limits(bias) == {PALETTE["KNN"][0]: [(0.5, pytest.approx(2e-4)), (1.0, pytest.approx(3.9e-4))]}
+    assert limits(mse) == limits(variance) == marks(bias) == {}
+    assert any("below this" in text for text in legend(bias.figure.legends[0]))
+    assert legend(figure3([row("STF", 1.0, 1e-3, bias=5e-4)]).legends[0]) == ["STF"]
+
+
+def test_curves_far_from_the_others_leave_the_picture_and_not_the_others_theirs():
+    usual = {"KNN": (0, 1e-20, 1e-7, 1e-8), "SubspaceKNN": (0, 1e-25, 1e-9, 1e-10), "STF": (0, 1e-20, 1e-5, 1e-8)}
+    # Each of these curves keeps four decades below its peak.
+    low, high = lower(curves(usual))[0].get_ylim()
+    assert low == pytest.approx(1e-9 / 1e4)
+    assert high == pytest.approx(3e-5)
+    # At small t a linear estimate's score error grows as t^-4; an exact estimate has only rounding errors.
+    far = {"Wiener": (1e6, 1e2, 1e-2, 1e-9), "exact": (1e-30, 1e-31, 1e-32, 1e-33)}
+    low, high = lower(curves(usual | far))[0].get_ylim()
+    assert low < 1e-11
+    assert high > 1e-4
+    assert high / low < 1e16 * 1.001
+
+
+# Trainings
+
+
+def leave_run(folder, estimator, values, **options):
+    folder.mkdir(parents=True)
+    config = {"class_path": f"lit_knn.estimators.{estimator}", "init_args": options}
+    config = {"model": {"init_args": {"estimator": config}}, "data": {}, "trainer": {}}
+    (folder / "config.yaml").write_text(yaml.safe_dump(config))
+    Record(status="finished").write(folder)
+    rows = [{"images_seen": f"{number}000000", "fid": str(v), "kid": ""} for number, v in enumerate(values, start=1)]
+    write_rows(folder / "fidelity.csv", rows)
+    return str(folder)
+
+
+def test_figure_4_varies_one_option_a_panel_and_the_report_draws_it_if_k_or_n_differ(tmp_path, monkeypatch, capsys):
+    runs = [
+        leave_run(tmp_path / "0", "OneSample", (9.0, 4.0, 5.0)),
+        leave_run(tmp_path / "1", "KNN", (8.0, 3.5, 3.0), k=2048, n=256),
+        leave_run(tmp_path / "2", "KNN", (3.0, 2.5), k=512, n=256),
+        leave_run(tmp_path / "3", "KNN", (7.0, 4.5), k=2048, n=64),
+        leave_run(tmp_path / "4", "KNN", (7.0, 4.5), k=64, n=8),
+        leave_run(tmp_path / "5", "STF", (9.0, 8.0), n=256),
+    ]
+    upper, under = figure4([read_run(run).curve for run in runs]).axes
+    shared = ["OneSample", "STF n=256"]
+    assert legend(upper.get_legend()) == [*shared, "KNN k=512, n=256", "KNN k=2048, n=256"]
+    assert legend(under.get_legend()) == [*shared, "KNN k=2048, n=64", "KNN k=2048, n=256"]
+    best, passed = ([line for line in upper.lines if line.get_linestyle() == style] for style in (":", "--"))
+    assert [line.get_ydata()[0] for line in best] == [4.0, 8.0, 2.5, 3.0]
+    # k=512 falls below 4 after one million images, k=2048 after two, n=64 never.
+    assert [line.get_xdata()[0] for line in passed] == [1.0, 2.0]
+    assert [line.get_xdata()[0] for line in under.lines if line.get_linestyle() == "--"] == [2.0]
+    monkeypatch.chdir(tmp_path)
+    main(["report", *runs, "--output", "out"])
+    written = ["out.md", "out.png", "out.pdf", "out_figure4.png", "out_figure4.pdf"]
+    assert capsys.readouterr().out.splitlines()[-1] == f"Written: {', '.join(written)}"
+    assert all((tmp_path / name).stat().st_size > 500 for name in written)
+    main(["report", *runs[:2], "--output", "two"])
+    assert not list(tmp_path.glob("two_figure4*"))
+
+
+def test_a_panel_has_the_runs_with_the_commonest_other_option_or_the_larger_one_of_a_tie():
+    runs = [TrainingCurve(f"{k} {n}", "KNN", k, n) for n in (256, 64) for k in (512, 64)]
+    assert [(run.k, run.n) for run in varied(runs, "k")] == [(64, 256), (512, 256)]
+    runs.append(TrainingCurve("more", "KNN", 8, 64))
+    assert [(run.k, run.n) for run in varied(runs, "k")] == [(8, 64), (64, 64), (512, 64)]
+    assert [(run.k, run.n) for run in varied(runs, "n")] == [(512, 64), (512, 256)]
+
+
+def test_of_a_score_the_highest_is_the_best_and_a_tie_passes_nothing():
+    higher, lower = [(1, 7.0), (2, 9.0), (3, 8.0)], [(1, 6.0), (2, 7.5)]
+    assert best_point(higher, "inception_score") == (2, 9.0)
+    assert passes(higher, lower, "inception_score") == 2
+    assert passes(lower, higher, "inception_score") is None
+    assert passes(lower, lower, "inception_score") is None
+
+
+def test_the_time_of_the_estimator_follows_that_of_the_rest():
+    distances = {"fid": [(100, 3.0), (200, 0.0)]}
+    first = TrainingCurve("a", "KNN", 8, 4, distances, ms_per_image=(2.0, 5.0))
+    panel, times = run_comparison([first, TrainingCurve("b", "STF", ms_per_image=(1.0, 4.0))]).axes
+    bars = [(bar.get_x(), bar.get_width()) for bar in times.patches]
+    assert bars == [(0.0, 5.0), (5.0, 2.0), (0.0, 4.0), (4.0, 1.0)]
+    assert panel.get_yscale() == "linear"  # A distance of 0 has no logarithm.
+
+
+def test_the_curve_of_checkpoints_marks_the_best_at_its_place():
+    axes = checkpoint_curve([(2_500_000, 9.0), (5_000_000, 4.0), (7_500_000, 6.0)], (5_000_000, 4.0), "fid", "").axes[0]
+    curve, best = axes.lines
+    assert curve.get_xdata().tolist() == [2.5, 5.0, 7.5]
+    assert list(curve.get_ydata()) == [9.0, 4.0, 6.0]
+    assert (best.get_xdata()[0], best.get_ydata()[0]) == (5.0, 4.0)
+    assert "millions" in axes.get_xlabel()
+    short = checkpoint_curve([(250_000, 9.0), (999_999, 4.0)], (999_999, 4.0), "fid", "run").axes[0]
+    assert short.lines[0].get_xdata().tolist() == [250, 999.999]
+    assert "thousands" in short.get_xlabel()
+
+
+# Samples and networks
+
+
+def test_figure_5_has_the_distance_left_and_the_copies_right_in_the_order_of_t_switch():
+    values = {("KNN", 5.0): (30.0, 0.1), ("forward", 0.1): (2.0, 0.9), ("KNN", 0.1): (3.0, 0.8)}
+    values |= {("forward", 5.0): (20.0, 0.2)}
+    rows = [
+        {"method": method, "t_switch": t, "fid": fid, "copied_fraction": copied}
+        for (method, t), (fid, copied) in values.items()
+    ]
+    left, right = figure5(rows, "fid", "forward").axes
+    for place, axes in enumerate((left, right)):
+        for line in axes.lines:
+            assert list(line.get_xdata()) == [0.1, 5.0]
+            assert list(line.get_ydata()) == [values[line.get_label(), t][place] for t in (0.1, 5.0)]
+    assert {line.get_label(): line.get_linestyle() for line in left.lines} == {"KNN": "-", "forward": "--"}
+    assert (left.get_ylabel(), right.get_ylabel()) == ("FID", "copied fraction")
+
+
+def test_curves_of_agreement_show_values_errors_and_the_range_over_networks():
+    rows = [
+        {"images": kind, "estimator": name, "t": t, "r2": r2 - t / 100, "mse": 1 - r2, "r2_se": 0.01, "mse_se": 0.02}
+        | {"r2_low": r2 - 0.1, "r2_high": r2 + 0.05, "mse_low": 0.01, "mse_high": 0.5}
+        for kind in ("training", "generated")
+        for name, r2 in (("KNN", 0.8), ("Exact", 0.6))
+        for t in (3.0, 1.0)
+    ]
+    training, _, below, _ = agreement_curves(rows).axes
+    assert (training.get_title(), training.get_ylabel()) == ("training images", "R² to the network")
+    assert [container.get_label() for container in training.containers] == ["KNN", "Exact"]
+    for axes, measure, edges in ((training, "r2", (0.7, 0.85)), (below, "mse", (0.01, 0.5))):
+        line, _, (bars,) = axes.containers[0].lines
+        expected = {row["t"]: row[measure] for row in rows[:2]}
+        assert dict(zip(*line.get_data(), strict=True)) == expected
+        error = rows[0][f"{measure}_se"]
+        ends = [[end[1] for end in bar] for bar in bars.get_segments()]
+        assert ends == [pytest.approx([expected[t] - error, expected[t] + error]) for t in (1.0, 3.0)]
+        corners = axes.collections[1].get_paths()[0].vertices[:, 1]
+        assert (corners.min(), corners.max()) == pytest.approx(edges)
+
+
+def test_boxes_of_samples_have_the_quartiles_of_both_measures():
+    network = torch.randn(9, 1, 3, 3)
+    samples = {"twice": 2 * network, "noisy": network + 0.5 * torch.randn(9, 1, 3, 3)}
+    panels = same_noise_boxes(samples, {"one": network}).axes
+    for place, own in enumerate(samples.values()):
+        pairs = [*zip(network.flatten(1).numpy(), own.flatten(1).numpy(), strict=True)]
+        measures = [r2_score(*pair) for pair in pairs], [np.corrcoef(*pair)[0, 1] for pair in pairs]
+        for axes, values in zip(panels, measures, strict=True):
+            box = axes.patches[place].get_path().vertices[:, 1]
+            assert (box.min(), box.max()) == pytest.approx(tuple(np.quantile(values, (0.25, 0.75))), rel=1e-5)
+
+
+def test_the_best_size_is_marked_at_each_level():
+    errors = {0.5: {3: 2.0, 5: 1.0, 7: 3.0}, 2.0: {3: 4.0, 5: 3.0, 7: 2.0}}
+    rows = [{"t": t, "size": size, "mse": mse} for t, own in errors.items() for size, mse in own.items()]
+    left = size_calibration(rows, {"calibrated": {0.5: 5, 2.0: 7}}).axes[0]
+    marks = [tuple(np.ravel(line.get_data())) for line in left.lines if line.get_marker() == "o"]
+    assert marks == [(5, 1.0), (7, 2.0)]
+
+
+# One style
+
+
+def test_an_estimator_has_one_colour_in_all_pictures_and_no_two_have_the_same():
+    # ByClass wraps any estimator and has its colour; the other two are bases.
+    wraps = {"ByClass", "Estimator", "DrawingEstimator"}
+    kinds = {name: getattr(estimators, name) for name in estimators.__all__ if name not in wraps}
+    names = [name for name, kind in kinds.items() if isinstance(kind, type) and issubclass(kind, Estimator)]
+    assert set(names) == set(PALETTE)
+    numbers = dict.fromkeys(("r2", "mse", "r2_low", "r2_high", "mse_low", "mse_high", "r2_se", "mse_se"), 0.5)
+    rows = [{"images": "training", "estimator": name, "t": 1.0, **numbers} for name in names]
+    agreement = {bar.get_label(): bar.lines[0].get_color() for bar in agreement_curves(rows).axes[0].containers}
+    rows = [{"method": name, "t_switch": 1.0, "fid": 2.0, "copied_fraction": 0.1} for name in names[::-1]]
+    figure = figure5([*rows, rows[0] | {"method": "forward"}], "fid", "forward")
+    hybrid = {line.get_label(): line.get_color() for line in figure.axes[0].lines}
+    assert agreement.items() <= hybrid.items()
+    assert len(set(hybrid.values())) == len(names) + 1
+
+
+def test_variants_of_an_estimator_are_lighter_and_other_names_differ_and_the_first_is_on_top():
+    names = ["KNN, k=8", "my own", "KNN", "authors' KNNDenoiser", "another", "SubspaceKNN", "single Monte_Carlo"]
+    found = looks(names)
+    colours = {name: to_rgb(look["color"]) for name, look in found.items()}
+    assert sum(colours["KNN"]) < sum(colours["KNN, k=8"]) < sum(colours["authors' KNNDenoiser"])
+    assert colours["KNN"] == to_rgb(PALETTE["KNN"][0])
+    assert colours["single Monte_Carlo"] == to_rgb(PALETTE["MonteCarlo"][0])
+    assert len(set(colours.values())) == len(names)
+    assert sorted(names, key=lambda name: -found[name]["zorder"]) == names
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "wanted"),
+    [
+        (0.31, 0.46, ["0.32", "0.34", "0.36", "0.38", "0.4", "0.42", "0.44", "0.46"]),
+        (0.5, 8, ["0.6", "1", "2", "3", "4", "6"]),
+        (1, 1e6, [rf"$\mathdefault{{10^{{{power}}}}}$" for power in range(7)]),
+    ],
+    ids=str,
+)
+def test_the_numbers_of_a_logarithmic_axis_differ_and_are_plain_on_a_short_one(low, high, wanted):
+    figure = Figure()
+    axes = figure.subplots()
+    dress(axes, "y", ylim=(low, high))
+    figure.savefig(io.BytesIO())
+    ticks = [*axes.yaxis.get_major_ticks(), *axes.yaxis.get_minor_ticks()]
+    shown = sorted((tick.get_loc(), tick.label1.get_text()) for tick in ticks if low <= tick.get_loc() <= high)
+    assert [text for _, text in shown if text] == wanted
+
+
+def test_grids_show_black_as_0_and_white_as_1_and_pairs_one_above_the_other():
+    levels = torch.tensor([-1.0, 1.0, 0.0, 0.5]).reshape(4, 1, 1, 1).expand(-1, 1, 32, 32)
+    grid = image_grid(levels)
+    shown = [grid[0, row, column].item() for row in (10, 44) for column in (10, 44)]
+    assert shown == pytest.approx([0, 1, 128 / 255, 191 / 255])
+    # People can see small images: a side has at least 32 pixels.
+    assert image_grid(levels[:1, :, :20, :20]).shape[-1] == 40
+    # Nine pairs fill a row of eight and begin a second one; the shades say which image is where.
+    upper, under = (torch.linspace(low, low + 0.8, 9).reshape(9, 1, 1, 1).expand(9, 1, 32, 32) for low in (-0.9, 0.1))
+    shades = pair_grid(upper, under)[0, 17::34, 17::34] * 2 - 1
+    expected = torch.ones(4, 8)  # Free places are white.
+    expected[0], expected[1] = upper[:8, 0, 0, 0], under[:8, 0, 0, 0]
+    expected[2, 0], expected[3, 0] = upper[8, 0, 0, 0], under[8, 0, 0, 0]
+    torch.testing.assert_close(shades[:4, :8], expected, atol=1 / 127, rtol=0)  # a step of 8-bit pixels
