@@ -14,8 +14,6 @@ from lit_knn.common.errors import InputError
 from lit_knn.data.files import Files, existing, opened, reading
 from lit_knn.data.image_files import NamedLabels, decode, image_labels
 
-# An image of this width and height has 200 MB.
-LARGEST_SIZE = 8192
 CIFAR10_FOLDER = "cifar-10-batches-py"
 # Images in these modes lose only transparency in RGB. Other modes lose more: 16-bit values would be cut off at 255.
 TO_RGB = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr", "HSV", "LAB")
@@ -38,8 +36,8 @@ class Options:
     labels_from_folders: bool = False
 
     def __post_init__(self) -> None:
-        if self.size is not None and not 1 <= self.size <= LARGEST_SIZE:
-            raise InputError(f"--size must be from 1 to {LARGEST_SIZE}, got {self.size}")
+        if self.size is not None and self.size < 1:
+            raise InputError(f"--size must be at least 1, got {self.size}")
 
     def apply(self, image: Any, where: str) -> Any:
         """Change one `PIL.Image`. Error messages call the image `where`."""
@@ -85,12 +83,7 @@ class Source(NamedTuple):
 def open_source(path: str | os.PathLike[str], options: Options) -> Iterator[Source]:
     """Open the images that are to be prepared.
 
-    Args:
-        path: see `read_image_files`; or a folder with `cifar-10-batches-py`, of which the training images are used.
-        options: the changes made to each image.
-
-    Raises:
-        InputError: a path that does not exist, no images, labels that do not match, folders that are no classes.
+    `path` is as for `read_image_files`, or a folder with `cifar-10-batches-py`, of which the training images are used.
     """
     path = existing(path)
     if (path / CIFAR10_FOLDER).is_dir():

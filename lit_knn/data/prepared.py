@@ -66,11 +66,7 @@ def npy_path(path: str | os.PathLike[str]) -> Path:
 
 
 def read_prepared(path: str | os.PathLike[str]) -> PreparedImages:
-    """Open prepared images; they stay on the disk, and no pixel is read.
-
-    Raises:
-        InputError: as `open_prepared`.
-    """
+    """Open prepared images; they stay on the disk, and no pixel is read."""
     import torch
 
     path = npy_path(path)
@@ -84,11 +80,7 @@ def read_prepared(path: str | os.PathLike[str]) -> PreparedImages:
 
 
 def verify(path: str | os.PathLike[str]) -> Description:
-    """Read all pixels of prepared images, and compare them with the hash in the `.json`.
-
-    Raises:
-        InputError: as `open_prepared`; other pixels.
-    """
+    """Read all pixels of prepared images; raise InputError if they have another hash than the `.json` says."""
     path = npy_path(path)
     pixels, description = open_prepared(path)
     with path.open("rb") as file:
@@ -102,8 +94,7 @@ def open_prepared(path: Path) -> tuple[np.memmap, Description]:
     """Map the pixels of prepared images, read their description, and check that the two fit, without reading pixels.
 
     Raises:
-        InputError: a path that does not exist, an unfinished preparation, another kind of file, a missing or damaged
-            `.json`, or one that does not describe the file.
+        InputError: an unfinished preparation, a missing or damaged file, or a `.json` that does not describe the file.
     """
     if not path.is_file():
         unfinished = path.with_name(path.name + PARTIAL_SUFFIX).exists()

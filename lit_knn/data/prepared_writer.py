@@ -7,7 +7,6 @@ import io
 import json
 import math
 import os
-import shutil
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -47,16 +46,13 @@ def prepare(
     Args:
         source: see `open_source`.
         out: the `.npy` file. If it exists and was made from the same images with the same options, nothing is done.
-        options: the changes made to each image.
+        options: see `open_source`.
         workers: threads that decode; None for one per CPU.
         block_images: images written and recorded at a time; None for 8 MiB of them.
 
-    Returns:
-        The content of the `.json` file.
-
     Raises:
-        InputError: a bad source or image; a source that changes meanwhile; images that differ in size or channels; a
-            full disk; an `out` that does not end in .npy, holds something else, or is prepared by another process.
+        InputError: a bad image; a source that changes meanwhile; images that differ in size or channels; a full disk;
+            an `out` that holds something else, or is prepared by another process.
     """
     with open_source(source, options or Options()) as images:
         return write_prepared(images, out, workers, block_images)
@@ -81,10 +77,6 @@ def write_prepared(
     header = start.getvalue()
     with _partial_file(out) as file:
         done = _images_done(record_file, file, len(header), planned)
-        missing = len(header) + math.prod(planned.shape) - 512 * os.fstat(file.fileno()).st_blocks
-        free = shutil.disk_usage(out.parent).free
-        if missing > free:
-            raise InputError(f"{out} needs {missing / 1e9:.2f} GB more, its disk has {free / 1e9:.2f} GB free")
         file.truncate(len(header) + done * image_bytes)
         file.seek(0)
         file.write(header)
@@ -112,14 +104,14 @@ def _beside(out: Path, suffix: str) -> Path:
     return out.with_name(out.name + suffix)
 
 
-def _same(found: Any, planned: dict[str, Any]) -> bool:
+def _same(found: dict[str, Any], planned: dict[str, Any]) -> bool:
     """Tell whether two origins have the same images and options; the name of the source may differ."""
-    return isinstance(found, dict) and found | {"source": ""} == planned | {"source": ""}
+    return found | {"source": ""} == planned | {"source": ""}
 
 
 def _finished(out: Path, planned: Description) -> Description:
     found = open_prepared(out)[1]
-    if found.shape != planned.shape or not _same(found.origin, planned.origin):
+    if not _same(found.origin, planned.origin):
         raise InputError(
             f"{out} is there already, made of other images or in another way: delete both files, or name another"
         )
