@@ -23,19 +23,12 @@ Labels = np.ndarray | Tensor | None
 
 
 class Stored(NamedTuple):
-    """The size and layout of images before they are loaded.
+    """The size and layout of images before they are loaded."""
 
-    Attributes:
-        shape: (N, *shape).
-        value_bytes: 1 for uint8, 4 for floats.
-        mapped: True if the images stay on the disk; pages are read when used, and the ranks of a machine share them.
-        by_class: True if the images are in order of class, so that classes need no copies; False if not known.
-    """
-
-    shape: tuple[int, ...]
-    value_bytes: int = 1
-    mapped: bool = False
-    by_class: bool = False
+    shape: tuple[int, ...]  # (N, *shape)
+    value_bytes: int = 1  # 1 for uint8, 4 for floats
+    mapped: bool = False  # the images stay on the disk; pages are read when used, and a machine's ranks share them
+    by_class: bool = False  # the images are known to be in order of class, so that classes need no copies
 
 
 class ReferenceDataModule(pl.LightningDataModule, ABC):
@@ -199,7 +192,6 @@ class ReferenceDataModule(pl.LightningDataModule, ABC):
         return self._batches(self.held_out_reference, shuffle=False, num_images=self.val_images)
 
     def test_dataloader(self) -> ReferenceBatches:
-        """Return the same batches as for validation."""
         return self.val_dataloader()
 
     def predict_dataloader(self) -> SeedBatches:
@@ -208,11 +200,10 @@ class ReferenceDataModule(pl.LightningDataModule, ABC):
 
     def _batches(self, images: ReferenceSet | None = None, **options: Any) -> ReferenceBatches:
         """Return batches of `images`, by default of the reference set."""
-        if self.reference is None:
-            raise RuntimeError("call setup() before asking for batches")
+        assert self.reference is not None, "call setup() before asking for batches"
         rank, world_size = self._rank_and_world_size()
-        images = images or self.reference
-        return ReferenceBatches(images, self.batch_size, seed=self.seed, rank=rank, world_size=world_size, **options)
+        options |= {"seed": self.seed, "rank": rank, "world_size": world_size}
+        return ReferenceBatches(images or self.reference, self.batch_size, **options)
 
     def _rank_and_world_size(self) -> tuple[int, int]:
         return (0, 1) if self.trainer is None else (self.trainer.global_rank, self.trainer.world_size)

@@ -14,21 +14,13 @@ IMAGE_SUFFIXES = (".jpeg", ".jpg", ".png")
 
 
 class Files(NamedTuple):
-    """The files of a folder or zip.
-
-    Attributes:
-        path: the folder or zip.
-        names: files and folders, relative to its root; the name of a folder ends with a slash.
-        images: names of the PNG and JPEG files, sorted, without hidden ones.
-        read: (name) -> content of a file.
-        stamp: (name) -> size and time of change or CRC of a file, which need no reading.
-    """
+    """The files of a folder or zip."""
 
     path: Path
-    names: list[str]
-    images: list[str]
-    read: Callable[[str], bytes]
-    stamp: Callable[[str], str]
+    names: list[str]  # files and folders, relative to its root; the name of a folder ends with a slash
+    images: list[str]  # names of the PNG and JPEG files, sorted, without hidden ones
+    read: Callable[[str], bytes]  # (name) -> content of a file
+    stamp: Callable[[str], str]  # (name) -> size and time of change or CRC of a file, which need no reading
 
 
 @contextmanager

@@ -21,19 +21,12 @@ TO_RGB = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr", "HS
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """The changes made to each image, and the source of its label.
+    """The changes made to each image, and the source of its label."""
 
-    Attributes:
-        size: width and height to which every image is resized with antialiasing (Lanczos); None keeps its own size.
-        center_crop: first cut the largest square out of the middle.
-        rgb: convert grayscale, CMYK and transparent images to three channels.
-        labels_from_folders: label each image by its folder instead of `dataset.json`, see `image_labels`.
-    """
-
-    size: int | None = None
-    center_crop: bool = False
-    rgb: bool = False
-    labels_from_folders: bool = False
+    size: int | None = None  # width and height to resize to, with antialiasing (Lanczos); None keeps an image's own
+    center_crop: bool = False  # first cut the largest square out of the middle
+    rgb: bool = False  # convert grayscale, CMYK and transparent images to three channels
+    labels_from_folders: bool = False  # label each image by its folder instead of `dataset.json`, see `image_labels`
 
     def __post_init__(self) -> None:
         if self.size is not None and self.size < 1:
@@ -59,24 +52,16 @@ class Options:
 
 
 class Source(NamedTuple):
-    """A set of images that are read one at a time.
+    """A set of images that are read one at a time."""
 
-    Attributes:
-        names: one for each image, for messages.
-        read: (i) -> image i, (C, H, W) uint8, changed by the options; safe to call from several threads.
-        labels: (N,) int64, or None.
-        origin: for JSON: the name of the `source`, the `options`, and a `fingerprint`, which changes with any image,
-            any label and their order.
-        changed: tells whether the fingerprint is another one by now.
-        class_names: names of the classes 0, 1, …, or None.
-    """
-
-    names: list[str]
-    read: Callable[[int], np.ndarray]
-    labels: np.ndarray | None
+    names: list[str]  # one for each image, for messages
+    read: Callable[[int], np.ndarray]  # (i) -> image i, (C, H, W) uint8, changed by the options; for several threads
+    labels: np.ndarray | None  # (N,) int64
+    # For JSON: the name of the `source`, the `options`, and a `fingerprint`, which changes with any image, any label
+    # and their order.
     origin: dict[str, Any]
-    changed: Callable[[], bool] = lambda: False
-    class_names: list[str] | None = None
+    changed: Callable[[], bool] = lambda: False  # tells whether the fingerprint is another one by now
+    class_names: list[str] | None = None  # of the classes 0, 1, …
 
 
 @contextmanager

@@ -25,10 +25,8 @@ from lit_knn.data.image_source import Options, Source, open_source
 from lit_knn.data.prepared import PARTIAL_SUFFIX, Description, npy_path, open_prepared
 
 RECORD_SUFFIX = f"{PARTIAL_SUFFIX}.json"
-# Images are written and recorded in blocks of this many bytes. An interruption loses at most one block.
+# Images are written and recorded in blocks of about this many bytes. An interruption loses at most one block.
 BLOCK_BYTES = 8 * 2**20
-# A block has an image for each thread, unless this takes more bytes.
-LARGEST_BLOCK_BYTES = 256 * 2**20
 
 
 def prepare(
@@ -71,7 +69,7 @@ def write_prepared(
     if out.exists():
         return _finished(out, planned)
     image_bytes, record_file = math.prod(planned.shape[1:]), _beside(out, RECORD_SUFFIX)
-    block = block_images or max(BLOCK_BYTES // image_bytes, min(workers, LARGEST_BLOCK_BYTES // image_bytes), 1)
+    block = block_images or max(BLOCK_BYTES // image_bytes, workers)
     start = io.BytesIO()
     np.lib.format.write_array_header_1_0(start, {"descr": "|u1", "fortran_order": False, "shape": planned.shape})
     header = start.getvalue()

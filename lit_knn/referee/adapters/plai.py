@@ -77,11 +77,7 @@ class KNNScoreSTF(Adapter):
 
 
 class PSPCEmpirical(Adapter):
-    """The `empirical` denoiser of PSPC, the exact mean over all images.
-
-    Args:
-        checkout: folder of a checkout of plai-group/pspc.
-    """
+    """The `empirical` denoiser of PSPC, the exact mean over all images."""
 
     origin, needs_pixels, deterministic = PSPC, True, True
     referee_note = "The posterior mean over all images, streamed in float32 in batches of 100 images."

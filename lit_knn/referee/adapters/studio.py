@@ -42,11 +42,7 @@ class StudioOptimal(DDPMAdapter):
 
 
 class StudioWiener(DDPMAdapter):
-    """The Studio's `wiener`.
-
-    Args:
-        checkout: folder of a checkout of Analytic Diffusion Studio.
-    """
+    """The Studio's `wiener`."""
 
     origin, module, class_name = STUDIO, "local_diffusion.models.wiener", "DenoisingWiener"
     referee_note = (
