@@ -14,6 +14,7 @@ from sklearn.datasets import load_digits
 from lit_knn.common.errors import InputError
 from lit_knn.data import CIFAR10, Arrays, Digits, ImageFiles, PointsOnALine, Prepared, ReferenceDataModule
 from lit_knn.data.batches import ReferenceBatches
+from lit_knn.data.prepared_writer import prepare
 from lit_knn.index import FaissIndex
 from lit_knn.reference import ReferenceSet
 from tests import ROOT
@@ -217,15 +218,16 @@ def test_points_on_a_line_are_drawn_from_the_seed_around_three_centres():
     assert not torch.equal(PointsOnALine(3000, seed=1).load()[0], points)
 
 
-def test_cifar10_is_read_from_its_folder(tmp_path, monkeypatch):
+def test_cifar10_is_read_from_its_folder_and_prepared(tmp_path, monkeypatch):
     data = CIFAR10(root=str(tmp_path), download=False)
     data.prepare_data()
     with pytest.raises(InputError, match=r"data\.root=.*data\.download"):
         data.setup("fit")
     expected = write_cifar10(tmp_path, monkeypatch)
-    images, labels = data.load()
-    np.testing.assert_array_equal(images, expected)
-    assert labels.tolist() == [0, 9, 1, 8, 2, 7, 3, 6, 4, 5]
+    prepare(tmp_path, tmp_path / "x.npy")
+    for images, labels in (data.load(), Prepared(str(tmp_path / "x.npy")).load()):
+        np.testing.assert_array_equal(images, expected)
+        assert labels.tolist() == [0, 9, 1, 8, 2, 7, 3, 6, 4, 5]
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "configs" / "data").glob("*.yaml")), ids=lambda path: path.stem)

@@ -15,7 +15,6 @@ from lit_knn.data.autoencoders import PCA, Autoencoder
 from lit_knn.data.latents import encode_images
 from lit_knn.estimators import Exact
 from lit_knn.figures import captioned, image_grid
-from lit_knn.sampling.samplers import heun_sampler
 from main import main
 from tests import ROOT
 
@@ -25,7 +24,7 @@ def set_up(data):
     return data
 
 
-def test_all_components_give_the_images_posterior_means_and_samples_of_pixels():
+def test_all_components_give_the_images_and_posterior_means_of_pixels():
     pixels, latents = set_up(Digits()), set_up(Latents(Digits(), PCA((1, 8, 8))))
     code, everything = latents.autoencoder, torch.arange(1797)
     images = pixels.reference.gather(everything)
@@ -37,11 +36,6 @@ def test_all_components_give_the_images_posterior_means_and_samples_of_pixels():
     exact, of_latents = Exact().bind(pixels.reference), Exact().bind(latents.reference)
     expected = exact.posterior_mean(z, t)
     torch.testing.assert_close(code.decode(of_latents.posterior_mean(code.encode(z), t)), expected, atol=1e-4, rtol=0)
-    # The noise of latents, turned back to pixels, begins at the mean image, where latents are 0.
-    noise = torch.randn(6, 1, 8, 8)
-    decoded = code.decode(heun_sampler(of_latents.posterior_mean, noise, 10))
-    turned = code.decode(80 * noise) / 80
-    torch.testing.assert_close(decoded, heun_sampler(exact.posterior_mean, turned, 10), atol=1e-3, rtol=0)
 
 
 def test_held_out_latents_and_images_are_the_same_items_at_any_scale():
@@ -91,7 +85,7 @@ class Halved(Autoencoder):
 
     def encode(self, images):
         latents = images[..., ::2]
-        return {"few": latents[:1], "nan": latents / 0 * 0, "text": "latents"}.get(self.broken, latents)
+        return {"few": latents[:1], "nan": latents / 0 * 0}.get(self.broken, latents)
 
     def decode(self, latents):
         return latents.repeat_interleave(1 if self.broken == "narrow" else 2, -1)
@@ -117,7 +111,6 @@ def test_latents_in_a_file_are_compared_with_the_images(tmp_path):
     [
         (lambda: Latents(Digits(), Halved("few")), r"encode must return a tensor of 256 latents, got \(1, 1, 8, 4\)"),
         (lambda: Latents(Digits(), Halved("nan")), "Halved: encode returned NaN or infinite values"),
-        (lambda: Latents(Digits(), Halved("text")), "encode must return a tensor of 256 latents, got str"),
         (lambda: Latents(Digits(), Halved("narrow")), r"decode must return images of shape \(2, 1, 8, 8\) for 2"),
         (lambda: Latents(Digits(), Halved(), hflip=True), r"data\.hflip=true would mirror latents"),
         (lambda: Latents(Digits(), Halved(), sharded=True), r"data\.sharded=true does not work with Latents"),
