@@ -19,7 +19,6 @@ import numpy as np
 from lit_knn.common.errors import InputError
 from lit_knn.common.files import remove_partial, written_whole
 from lit_knn.common.progress import SECONDS_BETWEEN_LINES_IN_A_FILE
-from lit_knn.data.files import reading
 from lit_knn.data.image_files import check_same_size
 from lit_knn.data.image_source import Options, Source, open_source
 from lit_knn.data.prepared import PARTIAL_SUFFIX, Description, npy_path, open_prepared
@@ -155,13 +154,11 @@ def _images_done(record_file: Path, file: io.BufferedRandom, header_bytes: int, 
     """
     out = str(record_file).removesuffix(RECORD_SUFFIX)
     if record_file.exists():
-        with reading(record_file, advice="; delete it"):
-            record = json.loads(record_file.read_text(encoding="utf-8"))
-            origin, done = record["origin"], int(record["done"])
+        record = json.loads(record_file.read_text(encoding="utf-8"))
         there = (os.fstat(file.fileno()).st_size - header_bytes) // math.prod(planned.shape[1:])
-        if _same(origin, planned.origin) and 0 <= done <= min(there, planned.shape[0]):
-            print(f"{out}: going on after {done:,} images", file=sys.stderr)
-            return done
+        if _same(record["origin"], planned.origin) and record["done"] <= there:
+            print(f"{out}: going on after {record['done']:,} images", file=sys.stderr)
+            return int(record["done"])
         print(f"{out} was begun with other images or in another way: starting again", file=sys.stderr)
         record_file.unlink()
     file.truncate(0)
