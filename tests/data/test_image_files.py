@@ -12,7 +12,7 @@ from hypothesis.extra import numpy as hnp
 from PIL import Image
 from torchvision.datasets import ImageFolder
 
-from lit_knn.data import ImageFiles
+from lit_knn.data import Arrays, ImageFiles
 from lit_knn.data.array_files import array_file_shape, read_array_file
 from lit_knn.data.image_files import count_image_files, read_image_files
 from lit_knn.data.image_source import Options
@@ -255,7 +255,7 @@ def test_floats_that_look_like_images_by_mistake_need_a_word(tmp_path, array, mi
     path = tmp_path / "a.npy"
     np.save(path, array)
     assert mistake is None or mistake in refusal(read_array_file, path)
-    np.testing.assert_array_equal(read_array_file(path, floats_as_is=mistake is not None)[0], array)
+    np.testing.assert_array_equal(Arrays(str(path), floats_as_is=mistake is not None).load()[0], array)
 
 
 @pytest.mark.parametrize(
