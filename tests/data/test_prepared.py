@@ -196,12 +196,14 @@ def test_a_file_of_other_images_labels_or_options_is_not_taken(tmp_path):
         prepare(folder, tmp_path / f"{i}.npy", first)
         assert "is there already" in refusal(prepare, folder, tmp_path / f"{i}.npy", second)
     # In a folder, an image is known by its size and its time of change.
-    status = (folder / "c/0.png").stat()
-    for more, later in ((b"", 10**9), (b"end", 0)):
-        prepare(folder, tmp_path / f"y{later}.npy")
-        (folder / "c/0.png").write_bytes(pictures["c/0.png"] + more)
-        os.utime(folder / "c/0.png", ns=(status.st_atime_ns, status.st_mtime_ns + later))
-        assert "made of other images" in refusal(prepare, folder, tmp_path / f"y{later}.npy")
+    changed = folder / "c/0.png"
+    for end, time in ((b"", 10**9), (b"end", 0)):
+        changed.write_bytes(pictures["c/0.png"])
+        os.utime(changed, ns=(0, 0))
+        prepare(folder, tmp_path / f"y{time}.npy")
+        changed.write_bytes(pictures["c/0.png"] + end)
+        os.utime(changed, ns=(0, time))
+        assert "made of other images" in refusal(prepare, folder, tmp_path / f"y{time}.npy")
 
 
 # Messages for bad input
