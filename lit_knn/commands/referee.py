@@ -31,11 +31,7 @@ SHOWN = ("t", "mse", "mse_se", "bias_sq", "variance", "mse_ratio", "ms", "time_r
 
 
 def main(args: Sequence[str] | None = None) -> None:
-    """Run one command line.
-
-    Raises:
-        InputError: an option, a file or an estimator is refused.
-    """
+    """Run one command line. Raises InputError for bad input."""
     given = list(sys.argv[1:] if args is None else args)
     if given and given[0].startswith("--") and given[0] != "--help":
         given.insert(0, "run")
@@ -76,11 +72,7 @@ def _made(args: Sequence[str]) -> tuple[Estimator, Index]:
 
 
 def options_of(args: Sequence[str]) -> Any:
-    """Parse the options of `run`; make the estimator, and the index if there is one.
-
-    Raises:
-        InputError: an option is refused.
-    """
+    """Parse the options of `run`; make the estimator, and the index if there is one."""
     from jsonargparse import ArgumentParser
 
     parser = ArgumentParser(prog="lit-knn referee run", exit_on_error=False, allow_abbrev=False)

@@ -1,6 +1,5 @@
 """Images, latents or vectors in NumPy files: `.npy` and `.npz`."""
 
-import io
 import math
 import os
 import zipfile
@@ -11,12 +10,10 @@ from typing import IO, Any
 import numpy as np
 
 from lit_knn.common.errors import InputError, printable
-from lit_knn.data.files import check_memory, entries, existing, open_entry, reading
+from lit_knn.data.files import check_memory, entries, existing, reading
 
-# A damaged header states any length, and NumPy would read as much. NumPy's own headers are shorter than this.
-HEADER_BYTES = 2**14
 HEADER_READERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
-KIND = "as NumPy arrays"
+KIND = " as NumPy arrays"
 
 
 def read_array_file(path: str | os.PathLike[str], floats_as_is: bool = False) -> tuple[np.ndarray, np.ndarray | None]:
@@ -33,10 +30,6 @@ def read_array_file(path: str | os.PathLike[str], floats_as_is: bool = False) ->
 
     Returns:
         `array` (N, *shape), uint8 or float32, and `labels` (N,), int64, or None.
-
-    Raises:
-        InputError: a path that does not exist, a damaged file, pickled objects, no usable key, another dtype or shape,
-            floats that are not finite or look like images by mistake, labels that do not match.
     """
     path = existing(path)
     with reading(path, KIND):
@@ -58,11 +51,11 @@ def array_file_shape(path: str | os.PathLike[str]) -> tuple[tuple[int, ...], int
     """Return the shape that `read_array_file` gives for an .npy file, and the bytes of each value, without reading any.
 
     Raises:
-        InputError: a path that does not exist, or a damaged file.
+        InputError: a path that does not exist, or a damaged header.
     """
     path = existing(path)
     with reading(path, KIND), path.open("rb") as file:
-        shape, dtype = _read_header(file, path.stat().st_size)
+        shape, dtype = _read_header(file)
     if dtype != np.uint8:
         return shape, 4
     return (shape[0], shape[3], *shape[1:3]) if _channels_last(shape) else shape, 1
@@ -71,41 +64,28 @@ def array_file_shape(path: str | os.PathLike[str]) -> tuple[tuple[int, ...], int
 def _load_arrays(path: Path) -> tuple[np.ndarray, np.ndarray | None]:
     if path.suffix.lower() == ".npy":
         with path.open("rb") as file:
-            return _read_array(path, file, path.stat().st_size), None
+            return _read_array(path, file), None
     if path.suffix.lower() != ".npz":
         raise InputError(f"{path} is neither an .npy nor an .npz file")
     with zipfile.ZipFile(path) as archive:
         inside = {name.removesuffix(".npy"): e for name, e in entries(archive).items() if name.endswith(".npy")}
 
         def read(key: str) -> np.ndarray:
-            with open_entry(archive, inside[key]) as file:
-                return _read_array(path, file, inside[key].file_size)
+            with archive.open(inside[key]) as file:
+                return _read_array(path, file)
 
         return read(_array_key(path, inside)), read("labels") if "labels" in inside else None
 
 
-def _read_header(file: IO[bytes], size: int) -> tuple[tuple[int, ...], np.dtype[Any]]:
-    """Read the shape and type of an array at the start of `file`, which has `size` bytes.
-
-    Raises:
-        ValueError: a damaged header, objects, or values that do not fill the file.
-    """
-    head = io.BytesIO(file.read(min(HEADER_BYTES, size)))
-    shape, _, dtype = HEADER_READERS[np.lib.format.read_magic(head)](head)
-    if dtype.hasobject:
-        raise ValueError("they are pickled objects, no numbers")
-    if math.prod(shape) * dtype.itemsize != size - head.tell():
-        raise ValueError(
-            f"shape {shape!s:.80} of {dtype!s:.80} takes other than the {size - head.tell():,} bytes there"
-        )
+def _read_header(file: IO[bytes]) -> tuple[tuple[int, ...], np.dtype[Any]]:
+    shape, _, dtype = HEADER_READERS[np.lib.format.read_magic(file)](file)
     return shape, dtype
 
 
-def _read_array(path: Path, file: IO[bytes], size: int) -> np.ndarray:
-    # NumPy reserves the memory that a header promises, so the header is checked first.
-    shape, dtype = _read_header(file, size)
-    as_float32 = 4 * math.prod(shape) if dtype.kind == "f" else 0
-    check_memory(path, size + as_float32, f"values of shape {shape} and type {dtype}")
+def _read_array(path: Path, file: IO[bytes]) -> np.ndarray:
+    shape, dtype = _read_header(file)
+    value_bytes = dtype.itemsize + (4 if dtype.kind == "f" else 0)  # Floats are copied as float32.
+    check_memory(path, math.prod(shape) * value_bytes, f"values of shape {shape} and type {dtype}")
     file.seek(0)
     array: np.ndarray = np.lib.format.read_array(file, allow_pickle=False)
     return array

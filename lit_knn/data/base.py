@@ -23,19 +23,12 @@ Labels = np.ndarray | Tensor | None
 
 
 class Stored(NamedTuple):
-    """The size and layout of images before they are loaded.
+    """The size and layout of images before they are loaded."""
 
-    Attributes:
-        shape: (N, *shape).
-        value_bytes: 1 for uint8, 4 for floats.
-        mapped: True if the images stay on the disk; pages are read when used, and the ranks of a machine share them.
-        by_class: True if the images are in order of class, so that classes need no copies; False if not known.
-    """
-
-    shape: tuple[int, ...]
-    value_bytes: int = 1
-    mapped: bool = False
-    by_class: bool = False
+    shape: tuple[int, ...]  # (N, *shape)
+    value_bytes: int = 1  # 1 for uint8, 4 for floats
+    mapped: bool = False  # the images stay on the disk; pages are read when used, and a machine's ranks share them
+    by_class: bool = False  # the images are known to be in order of class, so that classes need no copies
 
 
 class ReferenceDataModule(pl.LightningDataModule, ABC):
@@ -60,8 +53,8 @@ class ReferenceDataModule(pl.LightningDataModule, ABC):
             all. More images include those of a smaller number.
 
     Raises:
-        InputError: batch_size, predict_samples, val_images or train_images < 1, held_out < 0, or seed < 0; at `setup`,
-            fewer images than held_out and train_images ask for, or a part of images that are mapped or sharded.
+        InputError: at `setup`, fewer images than held_out and train_images ask for, or a part of images that are mapped
+            or sharded.
     """
 
     def __init__(
@@ -77,10 +70,9 @@ class ReferenceDataModule(pl.LightningDataModule, ABC):
         train_images: int | None = None,
     ) -> None:
         super().__init__()
-        check_at_least(1, batch_size=batch_size, predict_samples=predict_samples, val_images=val_images)
+        positive = {"batch_size": batch_size, "predict_samples": predict_samples, "val_images": val_images}
+        check_at_least(1, **positive, train_images=1 if train_images is None else train_images)
         check_at_least(0, seed=seed, held_out=held_out)
-        if train_images is not None:
-            check_at_least(1, train_images=train_images)
         self.batch_size = batch_size
         self.hflip = hflip
         self.index = index
@@ -107,11 +99,7 @@ class ReferenceDataModule(pl.LightningDataModule, ABC):
 
     @abstractmethod
     def load(self) -> tuple[Images, Labels]:
-        """Load the data.
-
-        Returns:
-            Images, uint8 (N, C, H, W) or float (N, *shape) in model space, and labels, (N,) integers, or None.
-        """
+        """Load images, uint8 (N, C, H, W) or float (N, *shape) in model space, and labels, (N,) integers, or None."""
 
     def stored(self) -> Stored | None:
         """Return the size and layout of the images, for the planner, or None if they are not known before `load`."""
@@ -122,7 +110,7 @@ class ReferenceDataModule(pl.LightningDataModule, ABC):
         return False
 
     def setup(self, stage: str | None = None) -> None:
-        """Load the data and make the reference set, once; refuse a too large batch size before training."""
+        """Load the data and make the reference set, once; refuse a batch size that is too large before training."""
         if self.reference is None:
             part = "held_out" if self.held_out else "train_images"
             if getattr(self, part) and (self.mapped or self.sharded):
@@ -169,8 +157,8 @@ class ReferenceDataModule(pl.LightningDataModule, ABC):
         match loaded[0]:
             case (np.ndarray() | Tensor() as images, np.ndarray() | Tensor() | None as labels):
                 return images, labels
-        got = [type(part).__name__ for part in loaded[0]] if isinstance(loaded[0], tuple) else type(loaded[0]).__name__
         rule = "must return (images, labels), arrays or tensors, or None for labels"
+        got = [type(part).__name__ for part in loaded[0]] if isinstance(loaded[0], tuple) else type(loaded[0]).__name__
         raise InputError(f"{type(self).__name__}.load {rule}, got {got}")
 
     def _shard(self, images: Tensor, labels: Labels) -> ShardedReferenceSet:
@@ -204,7 +192,6 @@ class ReferenceDataModule(pl.LightningDataModule, ABC):
         return self._batches(self.held_out_reference, shuffle=False, num_images=self.val_images)
 
     def test_dataloader(self) -> ReferenceBatches:
-        """Return the same batches as for validation."""
         return self.val_dataloader()
 
     def predict_dataloader(self) -> SeedBatches:
@@ -213,11 +200,10 @@ class ReferenceDataModule(pl.LightningDataModule, ABC):
 
     def _batches(self, images: ReferenceSet | None = None, **options: Any) -> ReferenceBatches:
         """Return batches of `images`, by default of the reference set."""
-        if self.reference is None:
-            raise RuntimeError("call setup() before asking for batches")
+        assert self.reference is not None, "call setup() before asking for batches"
         rank, world_size = self._rank_and_world_size()
-        images = images or self.reference
-        return ReferenceBatches(images, self.batch_size, seed=self.seed, rank=rank, world_size=world_size, **options)
+        options |= {"seed": self.seed, "rank": rank, "world_size": world_size}
+        return ReferenceBatches(images or self.reference, self.batch_size, **options)
 
     def _rank_and_world_size(self) -> tuple[int, int]:
         return (0, 1) if self.trainer is None else (self.trainer.global_rank, self.trainer.world_size)

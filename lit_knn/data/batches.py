@@ -32,9 +32,6 @@ class ReferenceBatches:
         world_size: number of processes.
         batches_done: returns the number of batches drawn since training began, so that a resumed run continues there;
             called when the first batch of an iteration is drawn.
-
-    Raises:
-        InputError: fewer images than one batch on every rank, or without `shuffle` than one image on every rank.
     """
 
     def __init__(
@@ -65,7 +62,6 @@ class ReferenceBatches:
             raise InputError(needs if shuffle else f"{N} image(s) cannot be split over {world_size} devices")
 
     def __len__(self) -> int:
-        """Number of batches in one epoch on each rank."""
         return -(-self._num_ids // self._global_batch_size)
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor | None]]:
@@ -92,16 +88,11 @@ class ReferenceBatches:
         """Return no state, because `batches_done` gives the position. Lightning can resume only with this method."""
         return {}
 
-    def load_state_dict(self, state_dict: dict[str, int]) -> None:
-        """See `state_dict`."""
+    def load_state_dict(self, state_dict: dict[str, int]) -> None: ...
 
 
 class SeedBatches:
-    """Batches of this rank's seeds, int64, 0 <= seed < num_seeds. Rank r has the seeds r, r + world_size, ...
-
-    Raises:
-        InputError: fewer seeds than ranks.
-    """
+    """Batches of this rank's seeds, int64, 0 <= seed < num_seeds. Rank r has the seeds r, r + world_size, ..."""
 
     def __init__(self, num_seeds: int, batch_size: int, rank: int = 0, world_size: int = 1) -> None:
         if num_seeds < world_size:

@@ -1,38 +1,26 @@
-"""Folders and zips of files: what is in them, read so that no pipe blocks and no file takes all memory."""
+"""Folders and zips of files: what is in them, and how it is read."""
 
 import os
-import stat
 import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, NamedTuple
+from typing import NamedTuple
 
 from lit_knn.common.errors import InputError, first_line, printable
 from lit_knn.common.memory import machine_bytes
 
 IMAGE_SUFFIXES = (".jpeg", ".jpg", ".png")
-# A small zip may promise files of any size. No image or list of labels of a real data set is larger.
-MAX_FILE_BYTES = 2**28
-COMPRESSIONS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2)
 
 
 class Files(NamedTuple):
-    """The files of a folder or zip.
-
-    Attributes:
-        path: the folder or zip.
-        names: files and folders, relative to its root; the name of a folder ends with a slash.
-        images: names of the PNG and JPEG files, sorted, without hidden ones.
-        read: (name) -> content of a file.
-        stamp: (name) -> size and time of change or CRC of a file, which need no reading.
-    """
+    """The files of a folder or zip."""
 
     path: Path
-    names: list[str]
-    images: list[str]
-    read: Callable[[str], bytes]
-    stamp: Callable[[str], str]
+    names: list[str]  # files and folders, relative to its root; the name of a folder ends with a slash
+    images: list[str]  # names of the PNG and JPEG files, sorted, without hidden ones
+    read: Callable[[str], bytes]  # (name) -> content of a file
+    stamp: Callable[[str], str]  # (name) -> size and time of change or CRC of a file, which need no reading
 
 
 @contextmanager
@@ -41,7 +29,7 @@ def reading(what: object, kind: str = "", advice: str = "") -> Iterator[None]:
 
     Args:
         what: the file, for the message.
-        kind: what it is read as, such as "as an image".
+        kind: what it is read as, such as " as an image".
         advice: what the user can do.
     """
     try:
@@ -49,22 +37,16 @@ def reading(what: object, kind: str = "", advice: str = "") -> Iterator[None]:
     except InputError:
         raise
     except Exception as error:
-        raise InputError(f"{what} cannot be read{kind and f' {kind}'}: {first_line(error):.300}{advice}") from error
+        raise InputError(f"{what} cannot be read{kind}: {first_line(error):.300}{advice}") from error
 
 
 def existing(path: str | os.PathLike[str]) -> Path:
     """Return the path of data; raise InputError if it does not exist."""
     if not os.fspath(path):
         raise InputError("the path of the data is empty")
-    with reading(printable(str(path))):
-        path = Path(path).expanduser()
-        try:
-            kind = path.stat().st_mode
-        except FileNotFoundError:
-            raise InputError(f"{path} does not exist") from None
-    # Opening a pipe would wait for somebody to write to it.
-    if not stat.S_ISREG(kind) and not stat.S_ISDIR(kind):
-        raise InputError(f"{printable(str(path))} is neither a file nor a folder, but a pipe, a socket or a device")
+    path = Path(path).expanduser()
+    if not path.exists():
+        raise InputError(f"{printable(str(path))} does not exist")
     return path
 
 
@@ -78,29 +60,20 @@ def opened(path: str | os.PathLike[str]) -> Iterator[Files]:
     path = existing(path)
     if path.is_dir():
 
-        def content(name: str) -> bytes:
-            _check_size(path / name, existing(path / name).stat().st_size)
-            return (path / name).read_bytes()
-
         def stamp(name: str) -> str:
             status = (path / name).stat()
             return f"{status.st_size}\t{status.st_mtime_ns}"
 
-        yield _files(path, _folder_names(path), content, stamp)
+        yield _files(path, _folder_names(path), lambda name: (path / name).read_bytes(), stamp)
         return
     if path.suffix.lower() != ".zip":
         raise InputError(f"{path} is neither a folder nor a .zip file")
-    with reading(path, "as a zip file"):
+    with reading(path, " as a zip file"):
         archive = zipfile.ZipFile(path)
     with archive:
         found = entries(archive)
-
-        def unpacked(name: str) -> bytes:
-            _check_size(f"{path}: {found[name].filename}", found[name].file_size)
-            with open_entry(archive, found[name]) as file:
-                return file.read()
-
-        yield _files(path, list(found), unpacked, lambda name: f"{found[name].file_size}\t{found[name].CRC}")
+        read = lambda name: archive.read(found[name])  # noqa: E731
+        yield _files(path, list(found), read, lambda name: f"{found[name].file_size}\t{found[name].CRC}")
 
 
 def entries(archive: zipfile.ZipFile) -> dict[str, zipfile.ZipInfo]:
@@ -116,16 +89,6 @@ def entries(archive: zipfile.ZipFile) -> dict[str, zipfile.ZipInfo]:
             raise InputError(f"{archive.filename} holds two files of the name {printable(name)}")
         found[name] = entry
     return found
-
-
-def open_entry(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> IO[bytes]:
-    """Open an entry of a zip; raise BadZipFile if reading it could take memory that has nothing to do with its size."""
-    if entry.header_offset + entry.compress_size > archive.start_dir:
-        raise zipfile.BadZipFile("it is longer than the zip")
-    # A file packed by LZMA states how much memory its reader takes.
-    if entry.compress_type not in COMPRESSIONS:
-        raise zipfile.BadZipFile(f"compression {entry.compress_type} is not read, only deflate and bzip2")
-    return archive.open(entry)
 
 
 def is_hidden(name: str) -> bool:
@@ -153,13 +116,6 @@ def _folder_names(path: Path) -> list[str]:
         names += [(here / name).as_posix() for name in files]
         names += [(here / name).as_posix() + "/" for name in subfolders]
     return names
-
-
-def _check_size(file: object, size: int) -> None:
-    if size > MAX_FILE_BYTES:
-        raise InputError(
-            f"{printable(str(file))} has {size:,} bytes, an image or a list of labels at most {MAX_FILE_BYTES:,}"
-        )
 
 
 def check_memory(path: Path, needed: int, what: str) -> None:

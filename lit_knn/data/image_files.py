@@ -12,9 +12,6 @@ from lit_knn.common.errors import InputError, printable
 from lit_knn.data.files import Files, check_memory, is_hidden, opened, reading
 
 LABEL_FILE = "dataset.json"
-# An entry of it has the name of a file, which may be some 4,000 characters long, and a number.
-MAX_LABEL_BYTES = 2**13
-
 # (N,) int64 and the names of the classes 0, 1, …; each may be None.
 NamedLabels = tuple[np.ndarray | None, list[str] | None]
 
@@ -36,9 +33,8 @@ def read_image_files(
         `labels` (N,), int64, or None, with the names of the classes, or None.
 
     Raises:
-        InputError: a path that does not exist; no images; an image that is damaged, that differs from the first in
-            size or number of channels, or that is neither RGB, palette nor 8-bit grayscale; labels that do not match,
-            or folders that are no classes.
+        InputError: an image that is damaged, that differs from the first in size or number of channels, or that is
+            neither RGB, palette nor 8-bit grayscale; labels that do not match the images.
     """
     from tqdm import tqdm
 
@@ -56,11 +52,7 @@ def read_image_files(
 
 
 def count_image_files(path: str | os.PathLike[str]) -> tuple[int, ...]:
-    """Return the shape (N, C, H, W) of `read_image_files`; this reads only the file names and the first image.
-
-    Raises:
-        InputError: a path that does not exist, no images, or a first image that cannot be read.
-    """
+    """Return the shape (N, C, H, W) of `read_image_files`; this reads only the file names and the first image."""
     with opened(path) as files:
         return len(files.images), *decode(files, files.images[0]).shape
 
@@ -83,16 +75,12 @@ def decode(files: Files, name: str, change: Callable[[Any], Any] | None = None) 
     """Decode the image `name` to (C, H, W), uint8.
 
     `change` changes the `PIL.Image` before its pixels are taken; an opaque palette is then already RGB.
-
-    Raises:
-        InputError: a file that is not an image, a damaged image, or an unsupported mode.
     """
     from PIL import Image, UnidentifiedImageError
 
     where = f"{files.path}: {printable(name)}"
-    with reading(where, "as an image"):
+    with reading(where, " as an image"):
         try:
-            # Other formats have readers that need far more memory, or that start other programs.
             image: Image.Image = Image.open(io.BytesIO(files.read(name)), formats=("PNG", "JPEG"))
         except UnidentifiedImageError as error:
             raise InputError(f"{where} is not an image, as PNG or JPEG") from error
@@ -116,9 +104,6 @@ def image_labels(files: Files, from_folders: bool) -> NamedLabels:
         from_folders: number the folders in the order of their names, from 0, and label each image by its folder, as
             torchvision's `ImageFolder` does. Each image must lie directly in the folder of its class; `dataset.json`
             is not read.
-
-    Raises:
-        InputError: labels that do not match the images, or folders that are no classes.
     """
     return _folder_labels(files) if from_folders else (_listed_labels(files), None)
 
@@ -150,10 +135,7 @@ def _listed_labels(files: Files) -> np.ndarray | None:
         return None
     where, label_of = f"{files.path}: {LABEL_FILE}", {}
     with reading(where, advice='; it must be {"labels": [[file name, integer], ...]}'):
-        content = files.read(LABEL_FILE)
-        if len(content) > MAX_LABEL_BYTES * (len(files.images) + 1):  # Parsing it could take minutes and much memory.
-            raise InputError(f"{where} has {len(content):,} bytes, too many for {len(files.images):,} labels")
-        listed = json.loads(content)["labels"]
+        listed = json.loads(files.read(LABEL_FILE))["labels"]
         for entry in [] if listed is None else listed:
             match entry:
                 # In Python, True is an integer.

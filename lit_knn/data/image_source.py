@@ -14,8 +14,6 @@ from lit_knn.common.errors import InputError
 from lit_knn.data.files import Files, existing, opened, reading
 from lit_knn.data.image_files import NamedLabels, decode, image_labels
 
-# An image of this width and height has 200 MB.
-LARGEST_SIZE = 8192
 CIFAR10_FOLDER = "cifar-10-batches-py"
 # Images in these modes lose only transparency in RGB. Other modes lose more: 16-bit values would be cut off at 255.
 TO_RGB = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr", "HSV", "LAB")
@@ -23,23 +21,16 @@ TO_RGB = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr", "HS
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """The changes made to each image, and the source of its label.
+    """The changes made to each image, and the source of its label."""
 
-    Attributes:
-        size: width and height to which every image is resized with antialiasing (Lanczos); None keeps its own size.
-        center_crop: first cut the largest square out of the middle.
-        rgb: convert grayscale, CMYK and transparent images to three channels.
-        labels_from_folders: label each image by its folder instead of `dataset.json`, see `image_labels`.
-    """
-
-    size: int | None = None
-    center_crop: bool = False
-    rgb: bool = False
-    labels_from_folders: bool = False
+    size: int | None = None  # width and height to resize to, with antialiasing (Lanczos); None keeps an image's own
+    center_crop: bool = False  # first cut the largest square out of the middle
+    rgb: bool = False  # convert grayscale, CMYK and transparent images to three channels
+    labels_from_folders: bool = False  # label each image by its folder instead of `dataset.json`, see `image_labels`
 
     def __post_init__(self) -> None:
-        if self.size is not None and not 1 <= self.size <= LARGEST_SIZE:
-            raise InputError(f"--size must be from 1 to {LARGEST_SIZE}, got {self.size}")
+        if self.size is not None and self.size < 1:
+            raise InputError(f"--size must be at least 1, got {self.size}")
 
     def apply(self, image: Any, where: str) -> Any:
         """Change one `PIL.Image`. Error messages call the image `where`."""
@@ -61,36 +52,23 @@ class Options:
 
 
 class Source(NamedTuple):
-    """A set of images that are read one at a time.
+    """A set of images that are read one at a time."""
 
-    Attributes:
-        names: one for each image, for messages.
-        read: (i) -> image i, (C, H, W) uint8, changed by the options; safe to call from several threads.
-        labels: (N,) int64, or None.
-        origin: for JSON: the name of the `source`, the `options`, and a `fingerprint`, which changes with any image,
-            any label and their order.
-        changed: tells whether the fingerprint is another one by now.
-        class_names: names of the classes 0, 1, …, or None.
-    """
-
-    names: list[str]
-    read: Callable[[int], np.ndarray]
-    labels: np.ndarray | None
+    names: list[str]  # one for each image, for messages
+    read: Callable[[int], np.ndarray]  # (i) -> image i, (C, H, W) uint8, changed by the options; for several threads
+    labels: np.ndarray | None  # (N,) int64
+    # For JSON: the name of the `source`, the `options`, and a `fingerprint`, which changes with any image, any label
+    # and their order.
     origin: dict[str, Any]
-    changed: Callable[[], bool] = lambda: False
-    class_names: list[str] | None = None
+    changed: Callable[[], bool] = lambda: False  # tells whether the fingerprint is another one by now
+    class_names: list[str] | None = None  # of the classes 0, 1, …
 
 
 @contextmanager
 def open_source(path: str | os.PathLike[str], options: Options) -> Iterator[Source]:
     """Open the images that are to be prepared.
 
-    Args:
-        path: see `read_image_files`; or a folder with `cifar-10-batches-py`, of which the training images are used.
-        options: the changes made to each image.
-
-    Raises:
-        InputError: a path that does not exist, no images, labels that do not match, folders that are no classes.
+    `path` is as for `read_image_files`, or a folder with `cifar-10-batches-py`, of which the training images are used.
     """
     path = existing(path)
     if (path / CIFAR10_FOLDER).is_dir():

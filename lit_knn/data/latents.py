@@ -31,9 +31,8 @@ class Latents(ReferenceDataModule):
         encode_batch: images that are encoded at a time.
 
     Raises:
-        InputError: hflip or sharded is true; `images` has an option that belongs here; at `setup`, the autoencoder
-            returns something else than finite latents, or decodes them to another shape than that of the images, or
-            the file at `path` does not hold those of these images.
+        InputError: hflip or sharded is true; `images` has an option that belongs here; at `setup`, results of the
+            autoencoder or latents at `path` do not fit the images.
     """
 
     autoencoder: Autoencoder
@@ -61,11 +60,9 @@ class Latents(ReferenceDataModule):
         self.encode_batch = encode_batch
 
     def prepare_data(self) -> None:
-        """Download the images, if their data module does."""
         self.images.prepare_data()
 
     def load(self) -> tuple[Images, Labels]:
-        """Encode the images, and keep them for comparisons."""
         images, labels = self.images.load()
         self.class_names = self.images.class_names
         whole = ReferenceSet(images)
@@ -84,7 +81,7 @@ class Latents(ReferenceDataModule):
         if len(latents) != images.N:
             raise InputError(f"data.path={self.path} holds {len(latents)} latents for {images.N} images")
         ends = torch.tensor([0, images.N - 1])
-        expected = encoded(self.autoencoder, images.gather(ends))
+        expected = _encoded(self.autoencoder, images.gather(ends))
         alike = expected.shape[1:] == latents.shape[1:]
         if not alike or (latents[ends] - expected).norm() > FILE_TOLERANCE * expected.norm():
             raise InputError(f"data.path={self.path}: its first and last latents are not those of the images")
@@ -92,26 +89,17 @@ class Latents(ReferenceDataModule):
 
 
 def encode_images(images: ReferenceSet, autoencoder: Autoencoder, batch_size: int = 256) -> Tensor:
-    """Encode all images in their order: (N, *latent_shape), float32, on the CPU. The autoencoder is fitted already.
-
-    Raises:
-        InputError: `encode` returns no tensor of one finite latent for each image, or latents of several shapes.
-    """
+    """Encode all images in their order: (N, *latent_shape), float32, on the CPU. The autoencoder is fitted already."""
     batches = with_progress(torch.arange(images.N).split(batch_size), images.N, "Encoding")
-    latents = [encoded(autoencoder, images.gather(ids)) for ids in batches]
-    shapes = {tuple(part.shape[1:]) for part in latents}
-    if len(shapes) > 1:
-        raise InputError(f"encode must return latents of one shape, got {', '.join(map(str, sorted(shapes)))}")
-    return torch.cat(latents)
+    return torch.cat([_encoded(autoencoder, images.gather(ids)) for ids in batches])
 
 
 @torch.no_grad()
-def encoded(autoencoder: Autoencoder, images: Tensor) -> Tensor:
+def _encoded(autoencoder: Autoencoder, images: Tensor) -> Tensor:
     """Encode images (B, *shape) and check the latents: (B, *latent_shape), float32, on the CPU."""
     latents = autoencoder.encode(images)
     fits = isinstance(latents, Tensor) and latents.ndim > 1 and len(latents) == len(images)
-    _check_made("encode", latents, fits, f"a tensor of {len(images)} latents")
-    return latents.to("cpu", torch.float32)
+    return _checked("encode", latents, fits, f"a tensor of {len(images)} latents").to("cpu", torch.float32)
 
 
 @torch.no_grad()
@@ -119,14 +107,15 @@ def _check_decoder(autoencoder: Autoencoder, latents: Tensor, shape: tuple[int, 
     """Refuse decoded latents that cannot be compared with the images, which the first validation would find."""
     images, expected = autoencoder.decode(latents), (len(latents), *shape)
     fits = isinstance(images, Tensor) and tuple(images.shape) == expected
-    _check_made("decode", images, fits, f"images of shape {expected} for {len(latents)} latents")
+    _checked("decode", images, fits, f"images of shape {expected} for {len(latents)} latents")
 
 
-def _check_made(method: str, made: object, fits: bool, expected: str) -> None:
-    """Refuse a result of an autoencoder that does not fit, as the caller found, or is not finite."""
-    got = tuple(made.shape) if isinstance(made, Tensor) else type(made).__name__
+def _checked(method: str, made: Any, fits: bool, expected: str) -> Tensor:
+    """Return a result of an autoencoder that fits, as the caller found, and is finite."""
     if not fits:
+        got = tuple(made.shape) if isinstance(made, Tensor) else type(made).__name__
         raise InputError(f"{method} must return {expected}, got {got}")
     # float64 latents may be too large for float32, in which they are used.
-    if not torch.as_tensor(made, dtype=torch.float32).isfinite().all():
+    if not made.to(torch.float32).isfinite().all():
         raise InputError(f"{method} returned NaN or infinite values")
+    return made

@@ -23,7 +23,6 @@ class Digits(ReferenceDataModule):
     """The 1,797 handwritten digits of scikit-learn, 8x8, grayscale, with labels. Nothing is downloaded."""
 
     def load(self) -> tuple[Images, Labels]:
-        """The values 0..16 are spread over 0..255."""
         return read_digits()
 
     def stored(self) -> Stored:
@@ -32,6 +31,8 @@ class Digits(ReferenceDataModule):
 
 class PointsOnALine(ReferenceDataModule):
     """Toy data: points on a line, (N, 1), drawn from three Gaussians around −0.6, 0.1 and 0.7; `seed` fixes them.
+
+    The label of a point is the number of its Gaussian.
 
     Args:
         num_points: N.
@@ -43,7 +44,6 @@ class PointsOnALine(ReferenceDataModule):
         self.num_points = num_points
 
     def load(self) -> tuple[Images, Labels]:
-        """The label of a point is the number of its Gaussian."""
         generator = keyed_generator("cpu", self.seed)
         component = torch.randint(3, (self.num_points,), generator=generator)
         centre, width = torch.tensor([[-0.6, 0.1, 0.7], [0.2, 0.2, 0.15]])[:, component]
@@ -67,7 +67,6 @@ class CIFAR10(ReferenceDataModule):
         self.download = download
 
     def prepare_data(self) -> None:
-        """Download the data in one process of each node."""
         if self.download:
             self._dataset(download=True)
 
@@ -88,12 +87,8 @@ class CIFAR10(ReferenceDataModule):
         try:
             return TorchvisionCIFAR10(self.root, train=True, download=download)
         except (RuntimeError, OSError) as error:
-            message = (
-                f"data.root={self.root} has no intact cifar-10-batches-py; put it there or set data.download to true"
-            )
-            if download:
-                message = f"CIFAR-10 could not be downloaded to data.root={self.root}: {error}"
-            raise InputError(message) from error
+            advice = f": {error}" if download else "; put it there or set data.download to true"
+            raise InputError(f"data.root={self.root} has no intact cifar-10-batches-py{advice}") from error
 
 
 class ImageFiles(ReferenceDataModule):
@@ -117,7 +112,6 @@ class ImageFiles(ReferenceDataModule):
         return images, labels
 
     def stored(self) -> Stored:
-        """Count the files and read only the first."""
         return Stored(_read(count_image_files, self.path), by_class=self.labels_from_folders)
 
 
@@ -169,8 +163,7 @@ class Arrays(ReferenceDataModule):
         return _read(read_array_file, self.path, self.floats_as_is)
 
     def stored(self) -> Stored | None:
-        """Return None for an .npz file, because its arrays are compressed."""
-        if not self.path.lower().endswith(".npy"):
+        if not self.path.lower().endswith(".npy"):  # The arrays of an .npz file are compressed.
             return None
         shape, value_bytes = _read(array_file_shape, self.path)
         return Stored(shape, value_bytes)

@@ -24,37 +24,22 @@ AGAIN = ": delete the .npy and the .json, and prepare them again"
 
 
 class Description(NamedTuple):
-    """The content of the `.json` file.
+    """The content of the `.json` file."""
 
-    Attributes:
-        shape: (N, C, H, W).
-        sha256: hash of the pixels, 64 hexadecimal digits.
-        origin: the source of the images and the options; anything that JSON can write.
-        labels: one integer for each image, or None.
-        class_names: names of the classes 0, 1, …, or None.
-    """
-
-    shape: tuple[int, ...]
-    sha256: str
-    origin: dict[str, Any]
-    labels: list[int] | None
-    class_names: list[str] | None = None
+    shape: tuple[int, ...]  # (N, C, H, W)
+    sha256: str  # hash of the pixels, 64 hexadecimal digits
+    origin: dict[str, Any]  # the source of the images and the options; anything that JSON can write
+    labels: list[int] | None  # one for each image
+    class_names: list[str] | None = None  # of the classes 0, 1, …
 
 
 class PreparedImages(NamedTuple):
-    """Prepared images that are open for reading.
+    """Prepared images that are open for reading."""
 
-    Attributes:
-        images: (N, C, H, W), uint8, read-only, memory-mapped: the processes of a machine share the pages that they use.
-        labels: (N,), int64, in memory, or None.
-        sha256: hash of the pixels.
-        class_names: names of the classes 0, 1, …, or None.
-    """
-
-    images: "Tensor"
-    labels: np.ndarray | None
-    sha256: str
-    class_names: list[str] | None
+    images: "Tensor"  # (N, C, H, W), uint8, read-only, memory-mapped: a machine's processes share the pages
+    labels: np.ndarray | None  # (N,), int64, in memory
+    sha256: str  # hash of the pixels
+    class_names: list[str] | None  # of the classes 0, 1, …
 
 
 def npy_path(path: str | os.PathLike[str]) -> Path:
@@ -66,11 +51,7 @@ def npy_path(path: str | os.PathLike[str]) -> Path:
 
 
 def read_prepared(path: str | os.PathLike[str]) -> PreparedImages:
-    """Open prepared images; they stay on the disk, and no pixel is read.
-
-    Raises:
-        InputError: as `open_prepared`.
-    """
+    """Open prepared images; they stay on the disk, and no pixel is read."""
     import torch
 
     path = npy_path(path)
@@ -84,11 +65,7 @@ def read_prepared(path: str | os.PathLike[str]) -> PreparedImages:
 
 
 def verify(path: str | os.PathLike[str]) -> Description:
-    """Read all pixels of prepared images, and compare them with the hash in the `.json`.
-
-    Raises:
-        InputError: as `open_prepared`; other pixels.
-    """
+    """Read all pixels of prepared images; raise InputError if they have another hash than the `.json` says."""
     path = npy_path(path)
     pixels, description = open_prepared(path)
     with path.open("rb") as file:
@@ -102,8 +79,7 @@ def open_prepared(path: Path) -> tuple[np.memmap, Description]:
     """Map the pixels of prepared images, read their description, and check that the two fit, without reading pixels.
 
     Raises:
-        InputError: a path that does not exist, an unfinished preparation, another kind of file, a missing or damaged
-            `.json`, or one that does not describe the file.
+        InputError: an unfinished preparation, a missing or damaged file, or a `.json` that does not describe the file.
     """
     if not path.is_file():
         unfinished = path.with_name(path.name + PARTIAL_SUFFIX).exists()

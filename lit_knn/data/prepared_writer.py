@@ -7,7 +7,6 @@ import io
 import json
 import math
 import os
-import shutil
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -20,16 +19,13 @@ import numpy as np
 from lit_knn.common.errors import InputError
 from lit_knn.common.files import remove_partial, written_whole
 from lit_knn.common.progress import SECONDS_BETWEEN_LINES_IN_A_FILE
-from lit_knn.data.files import reading
 from lit_knn.data.image_files import check_same_size
 from lit_knn.data.image_source import Options, Source, open_source
 from lit_knn.data.prepared import PARTIAL_SUFFIX, Description, npy_path, open_prepared
 
 RECORD_SUFFIX = f"{PARTIAL_SUFFIX}.json"
-# Images are written and recorded in blocks of this many bytes. An interruption loses at most one block.
+# Images are written and recorded in blocks of about this many bytes. An interruption loses at most one block.
 BLOCK_BYTES = 8 * 2**20
-# A block has an image for each thread, unless this takes more bytes.
-LARGEST_BLOCK_BYTES = 256 * 2**20
 
 
 def prepare(
@@ -47,16 +43,13 @@ def prepare(
     Args:
         source: see `open_source`.
         out: the `.npy` file. If it exists and was made from the same images with the same options, nothing is done.
-        options: the changes made to each image.
+        options: see `open_source`.
         workers: threads that decode; None for one per CPU.
         block_images: images written and recorded at a time; None for 8 MiB of them.
 
-    Returns:
-        The content of the `.json` file.
-
     Raises:
-        InputError: a bad source or image; a source that changes meanwhile; images that differ in size or channels; a
-            full disk; an `out` that does not end in .npy, holds something else, or is prepared by another process.
+        InputError: a bad image; a source that changes meanwhile; images that differ in size or channels; a full disk;
+            an `out` that holds something else, or is prepared by another process.
     """
     with open_source(source, options or Options()) as images:
         return write_prepared(images, out, workers, block_images)
@@ -75,16 +68,12 @@ def write_prepared(
     if out.exists():
         return _finished(out, planned)
     image_bytes, record_file = math.prod(planned.shape[1:]), _beside(out, RECORD_SUFFIX)
-    block = block_images or max(BLOCK_BYTES // image_bytes, min(workers, LARGEST_BLOCK_BYTES // image_bytes), 1)
+    block = block_images or max(BLOCK_BYTES // image_bytes, workers)
     start = io.BytesIO()
     np.lib.format.write_array_header_1_0(start, {"descr": "|u1", "fortran_order": False, "shape": planned.shape})
     header = start.getvalue()
     with _partial_file(out) as file:
         done = _images_done(record_file, file, len(header), planned)
-        missing = len(header) + math.prod(planned.shape) - 512 * os.fstat(file.fileno()).st_blocks
-        free = shutil.disk_usage(out.parent).free
-        if missing > free:
-            raise InputError(f"{out} needs {missing / 1e9:.2f} GB more, its disk has {free / 1e9:.2f} GB free")
         file.truncate(len(header) + done * image_bytes)
         file.seek(0)
         file.write(header)
@@ -112,14 +101,14 @@ def _beside(out: Path, suffix: str) -> Path:
     return out.with_name(out.name + suffix)
 
 
-def _same(found: Any, planned: dict[str, Any]) -> bool:
+def _same(found: dict[str, Any], planned: dict[str, Any]) -> bool:
     """Tell whether two origins have the same images and options; the name of the source may differ."""
-    return isinstance(found, dict) and found | {"source": ""} == planned | {"source": ""}
+    return found | {"source": ""} == planned | {"source": ""}
 
 
 def _finished(out: Path, planned: Description) -> Description:
     found = open_prepared(out)[1]
-    if found.shape != planned.shape or not _same(found.origin, planned.origin):
+    if not _same(found.origin, planned.origin):
         raise InputError(
             f"{out} is there already, made of other images or in another way: delete both files, or name another"
         )
@@ -165,13 +154,11 @@ def _images_done(record_file: Path, file: io.BufferedRandom, header_bytes: int, 
     """
     out = str(record_file).removesuffix(RECORD_SUFFIX)
     if record_file.exists():
-        with reading(record_file, advice="; delete it"):
-            record = json.loads(record_file.read_text(encoding="utf-8"))
-            origin, done = record["origin"], int(record["done"])
+        record = json.loads(record_file.read_text(encoding="utf-8"))
         there = (os.fstat(file.fileno()).st_size - header_bytes) // math.prod(planned.shape[1:])
-        if _same(origin, planned.origin) and 0 <= done <= min(there, planned.shape[0]):
-            print(f"{out}: going on after {done:,} images", file=sys.stderr)
-            return done
+        if _same(record["origin"], planned.origin) and record["done"] <= there:
+            print(f"{out}: going on after {record['done']:,} images", file=sys.stderr)
+            return int(record["done"])
         print(f"{out} was begun with other images or in another way: starting again", file=sys.stderr)
         record_file.unlink()
     file.truncate(0)

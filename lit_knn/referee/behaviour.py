@@ -13,8 +13,8 @@ from torch import Tensor
 from lit_knn.common.errors import InputError, first_line
 from lit_knn.common.rng import Stream, drawn_so_far, keyed_generator
 from lit_knn.estimators import Estimator
-from lit_knn.referee.cases import LoadedCase
-from lit_knn.referee.cases.case import noisy
+from lit_knn.referee.cases import noisy
+from lit_knn.referee.cases.loading import LoadedCase
 from lit_knn.referee.entry import OwnCallable
 from lit_knn.reference import ReferenceSet
 
@@ -55,8 +55,7 @@ def _in_one_line(what: str) -> Iterator[None]:
 def check_conduct(own: Contestant, loaded: LoadedCase) -> None:
     """Try an estimator on a few latents at each noise level, before long work.
 
-    Raises:
-        InputError: it fails, returns another shape or NaN, changes z or t, or draws from global generators.
+    Refuse one that fails, returns another shape or NaN, changes z or t, or draws from global generators.
     """
     for t in loaded.case.levels:
         z, x = loaded.z(t)[:FEW], loaded.x[:FEW].float()

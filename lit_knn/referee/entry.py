@@ -50,8 +50,7 @@ class OwnCallable(Estimator):
 
     def call(self, z: Tensor, t: Tensor, generator: torch.Generator | None) -> Tensor:
         """Call the user's code with these very tensors."""
-        if self.function is None:
-            raise InputError(f"{self.kind} is used before bind(reference)")
+        assert self.function is not None
         mean = self.function(z, t, generator)  # type: ignore[arg-type]
         if isinstance(mean, Tensor) and not mean.is_floating_point():
             raise InputError(f"its estimate must be of a float type, got {mean.dtype}")
@@ -107,21 +106,22 @@ def _class_path(kind: Any) -> str:
 
 def _name(settings: dict[str, Any]) -> str:
     """Return a name such as `KNN(k=256, n=64), SQ8`, with arguments that are numbers or short texts."""
-    kind, index = settings["class_path"], settings.get("index")
-    arguments = settings.get("init_args", {}).items()
+
+    def kind(thing: dict[str, Any]) -> str:
+        path: str = thing["class_path"]
+        return path if is_in_file(path) else path.rpartition(".")[2]
+
+    index, arguments = settings.get("index"), settings.get("init_args", {}).items()
     short = {key: value for key, value in arguments if isinstance(value, (int, float, str)) and len(str(value)) <= 20}
     shown = ", ".join(f"{key}={value}" for key, value in short.items() if value is not False)
-    name = (kind if is_in_file(kind) else kind.rpartition(".")[2]) + (f"({shown})" if shown else "")
-    return f"{name}, {index['init_args'].get('factory') or index['class_path'].rpartition('.')[2]}" if index else name
+    name = kind(settings) + (f"({shown})" if shown else "")
+    return f"{name}, {index['init_args'].get('factory') or kind(index)}" if index else name
 
 
 def with_own_files(arguments: Sequence[str]) -> list[str]:
     """Load the values `my_file.py:Name` of a command line, and put class paths in their places.
 
     An estimator or index is a class of a module then. Anything else becomes the target of an `OwnCallable`.
-
-    Raises:
-        InputError: a file, or what is named in it, does not exist or cannot be used.
     """
     words = [word for text in arguments for word in (text.split("=", 1) if text.startswith("--") else [text])]
     written = words[:1]
@@ -145,11 +145,7 @@ def is_in_file(text: str) -> bool:
 
 
 def load_from_file(text: str) -> Any:
-    """Load `my_file.py:Name`.
-
-    Raises:
-        InputError: the file does not exist, fails, or does not have the name.
-    """
+    """Load `my_file.py:Name`."""
     place, _, name = text.rpartition(":")
     path = Path(place).expanduser()
     if not path.is_file():

@@ -19,11 +19,7 @@ from lit_knn.reference import ReferenceSet
 
 
 def in_own_process(work: Callable[..., Any], *args: Any) -> Any:
-    """Run `work(*args)` in a new process and return its result. An error there is raised here.
-
-    Raises:
-        InputError: the process was killed, for instance because the memory was short.
-    """
+    """Run `work(*args)` in a new process and return its result. An error there is raised here."""
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
         try:
             return pool.submit(work, *args).result()

@@ -23,7 +23,8 @@ from lit_knn.index.faiss_index import use_threads
 from lit_knn.metrics.estimator_error import ErrorTerms, error_terms, mean_and_error, share_and_error
 from lit_knn.metrics.measure import fixed_source, posterior_source
 from lit_knn.referee.behaviour import Contestant, behaviour, check_conduct
-from lit_knn.referee.cases import Case, LoadedCase, case_named, load_case
+from lit_knn.referee.cases import Case, case_named
+from lit_knn.referee.cases.loading import LoadedCase, load_case
 from lit_knn.referee.entry import Make, Mean, OwnCallable, about
 from lit_knn.referee.memory import copy_of_set, in_own_process, peak_mib
 from lit_knn.referee.table import COLUMNS, PROTOCOL, Rows, add_row, check_fits, surroundings
@@ -78,7 +79,7 @@ def referee(
         One row for each noise level, with the columns of `table.COLUMNS`.
 
     Raises:
-        InputError: the estimator breaks a rule; data, case, or output do not fit.
+        InputError: the estimator breaks a rule, see `check_conduct`; data, case, or output do not fit.
     """
     given = estimator if isinstance(estimator, Estimator) else OwnCallable(estimator)
     make = make or partial(copy.deepcopy, (given, exact_index() if index is None else index))
@@ -177,7 +178,7 @@ class Contest:
         sources, mu = self._source(z, t), self.loaded.exact.means[t]
         both = Turns(self.own, mu), Turns(self.plain, mu)
         for turns in both:
-            self._call(turns.contestant, z[: self.batch], t, sources(0)[: self.batch], (0,))
+            turns.contestant.mean(z[: self.batch], t, sources(0)[: self.batch], self._generator(0))
         for repeat in range(self.repeats):
             x = sources(repeat)
             for turns in both:
@@ -192,7 +193,7 @@ class Contest:
                 # Who goes first changes from turn to turn.
                 for turns in both if (repeat + number) % 2 == 0 else both[::-1]:
                     began = time.perf_counter()
-                    mean = self._call(turns.contestant, batch_z, t, batch_x, (repeat, number))
+                    mean = turns.contestant.mean(batch_z, t, batch_x, self._generator(repeat, number))
                     turns.add(rows, mean, time.perf_counter() - began)
                 bar.update()
         return both
@@ -202,9 +203,6 @@ class Contest:
         if not self.own.estimator.uses_source:
             return fixed_source(self.loaded.x.float())
         return posterior_source(self.loaded.reference, z, t, self.repeats, (self.loaded.case.seed,))
-
-    def _call(self, contestant: Contestant, z: Tensor, t: float, x: Tensor, key: tuple[int, ...]) -> Tensor:
-        return contestant.mean(z, t, x, self._generator(*key))
 
     def _generator(self, *key: int) -> torch.Generator:
         return keyed_generator("cpu", self.loaded.case.seed, *key, Stream.ESTIMATOR)

@@ -16,16 +16,12 @@ from lit_knn.common.versions import package_versions, processor_name, revision
 PROTOCOL = 1
 """Version of the protocol. Rows of different versions are not comparable."""
 
-NUMBERS = (
+COLUMNS = (
+    *("protocol", "case", "data", "N", "d", "name", "settings", "origin", "note"),
     *("t", "mse", "mse_se", "bias_sq", "bias_sq_se", "variance", "variance_se", "score_mse", "score_mse_se"),
     *("mse_ratio", "mse_ratio_se", "exact_error"),
     *("ms", "ms_low", "ms_high", "reference_ms", "time_ratio", "time_ratio_low", "time_ratio_high"),
     *("setup_seconds", "peak_mib", "certified_mse", "certified_share", "certified_spread"),
-)
-"""Columns that hold a number or nothing. The others hold text."""
-COLUMNS = (
-    *("protocol", "case", "data", "N", "d", "name", "settings", "origin", "note"),
-    *NUMBERS,
     *("repeats_itself", "seeded", "needs_source", "batch_gap", "small_t", "float16"),
     *("latents", "repeats", "batch", "threads", "python", "torch", "numpy", "faiss", "lit_knn"),
     *("cpu", "cores", "memory_gb", "date"),
@@ -54,11 +50,7 @@ def surroundings() -> dict[str, Any]:
 
 
 def read_table(path: Path) -> list[dict[str, str]]:
-    """Read a table of results; a file that does not exist has no rows.
-
-    Raises:
-        InputError: it is no table of this version of the protocol.
-    """
+    """Read a table of results; a file that does not exist has no rows. Refuse another version of the protocol."""
     if not path.exists():
         return []
     rows = read_rows(path)
@@ -69,11 +61,7 @@ def read_table(path: Path) -> list[dict[str, str]]:
 
 
 def check_fits(path: Path, case: str, data: str) -> Rows:
-    """Return the rows of a table that can take more of a case.
-
-    Raises:
-        InputError: it is no table of results, or has rows of this case with other data.
-    """
+    """Return the rows of a table that can take more of a case; refuse one that has rows of the case with other data."""
     rows = read_table(path)
     for row in rows:
         if row["case"] == case and row["data"] != data:

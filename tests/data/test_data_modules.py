@@ -1,3 +1,5 @@
+"""Data modules: the batches of training, validation and prediction, of one rank and of several, and their options."""
+
 import types
 
 import numpy as np
@@ -10,10 +12,13 @@ from pytorch_lightning.callbacks import ModelCheckpoint
 from sklearn.datasets import load_digits
 
 from lit_knn.common.errors import InputError
-from lit_knn.data import CIFAR10, Arrays, Digits, ImageFiles, Prepared, ReferenceDataModule
+from lit_knn.data import CIFAR10, Arrays, Digits, ImageFiles, PointsOnALine, Prepared, ReferenceDataModule
+from lit_knn.data.batches import ReferenceBatches
+from lit_knn.data.prepared_writer import prepare
 from lit_knn.index import FaissIndex
+from lit_knn.reference import ReferenceSet
 from tests import ROOT
-from tests.image_files import encoded, pixels, write_cifar10, write_folder
+from tests.image_files import write_cifar10
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -26,6 +31,78 @@ class Numbers(ReferenceDataModule):
     def load(self):
         self.loads += 1
         return np.arange(43, dtype=np.float32)[:, None], np.arange(43)
+
+
+def numbers_of(batches) -> list[list[int]]:
+    return [x.flatten().int().tolist() for x, _ in batches]
+
+
+def drawn(N: int, batch_size: int, **options) -> list[list[int]]:
+    """The batches of a set in which image i is the number i."""
+    return numbers_of(ReferenceBatches(ReferenceSet(torch.arange(float(N))[:, None]), batch_size, **options))
+
+
+def flat(batches: list[list[int]]) -> list[int]:
+    return [i for batch in batches for i in batch]
+
+
+# Batches
+
+
+def test_each_epoch_has_every_image_once_in_another_order():
+    before = torch.get_rng_state()
+    epochs = [drawn(40, 8, batches_done=lambda e=e: 5 * e) for e in range(3)]
+    assert all(sorted(flat(epoch)) == list(range(40)) for epoch in epochs)
+    assert len({tuple(flat(epoch)) for epoch in epochs} | {tuple(range(40))}) == 4
+    # An iteration goes on in mid-epoch and into the next.
+    stream = [*epochs[0], *epochs[1], *epochs[2]]
+    for done in range(10):
+        assert drawn(40, 8, batches_done=lambda done=done: done) == stream[done : done + 5]
+    # Images left out of an epoch come in others.
+    short = [drawn(11, 4, batches_done=lambda e=e: 2 * e) for e in range(20)]
+    assert {len(epoch) for epoch in short} == {2}
+    assert set(flat(flat(short))) == set(range(11))
+    # The seed alone sets the order.
+    assert torch.equal(torch.get_rng_state(), before)
+    torch.manual_seed(1)
+    assert drawn(40, 8) == epochs[0] != drawn(40, 8, seed=1)
+
+
+@pytest.mark.parametrize(("shuffle", "world_size"), [(True, 3), (False, 2)])
+def test_ranks_are_disjoint_and_draw_together_what_one_rank_draws(shuffle, world_size):
+    ranks = [drawn(41, 4, shuffle=shuffle, rank=rank, world_size=world_size) for rank in range(world_size)]
+    single = drawn(41, 4 * world_size, shuffle=shuffle)
+    everything = flat(flat(ranks))
+    assert len(set(everything)) == len(everything) == (36 if shuffle else 40)
+    assert len({len(rank) for rank in ranks}) == 1
+    for per_rank, together in zip(zip(*ranks, strict=True), single, strict=False):
+        assert len({len(batch) for batch in per_rank}) == 1
+        assert set(flat(per_rank)) <= set(together)
+        assert len(together) - len(flat(per_rank)) < world_size
+
+
+def test_the_validation_subset_is_the_same_every_time_and_not_the_first_images():
+    subset = {"shuffle": False, "num_images": 20}
+    first = drawn(100, 8, **subset)
+    assert [len(batch) for batch in first] == [8, 8, 4]
+    assert drawn(100, 8, **subset) == first != drawn(100, 8, **subset, seed=1)
+    assert flat(drawn(100, 5, **subset)) == flat(first) != list(range(20))
+    assert len(set(flat(first))) == 20
+    assert [len(batch) for batch in drawn(11, 8, **subset)] == [8, 3], "all images, if there are fewer"
+
+
+def test_mirrored_images_are_part_of_the_epoch_in_model_space_with_their_labels():
+    images = torch.arange(6 * 4, dtype=torch.uint8).reshape(6, 1, 1, 4)
+    batches = list(ReferenceBatches(ReferenceSet(images, hflip=True, labels=np.arange(10, 16, dtype=np.int32)), 4))
+    x, labels = (torch.cat(parts) for parts in zip(*batches, strict=True))
+    assert (x.dtype, labels.dtype) == (torch.float32, torch.int64)
+    levels = ((x + 1) * 127.5).round().int()
+    expected = torch.cat([images, images.flip(-1)]).int()
+    assert sorted(levels.flatten(1).tolist()) == sorted(expected.flatten(1).tolist())
+    assert torch.equal(levels.amin((1, 2, 3)), 4 * (labels - 10).int())
+
+
+# Runs
 
 
 class Recorder(pl.LightningModule):
@@ -65,31 +142,24 @@ def train(folder, resume_from=None, callbacks=(), fail_at=None, **options) -> tu
     return module.drawn, trainer
 
 
-@pytest.mark.parametrize(("steps", "validate"), [(7, 1.0), (9, 0), (10, 1.0), (10, 0), (13, 1.0)])
+@pytest.mark.parametrize(("steps", "validate"), [(7, 1.0), (10, 1.0), (10, 0), (13, 1.0)])
 def test_a_resumed_run_draws_what_the_uninterrupted_run_draws(tmp_path, steps, validate):
     saver = ModelCheckpoint(tmp_path, filename="at", every_n_train_steps=steps, save_top_k=1, monitor=None)
     whole, _ = train(tmp_path, max_epochs=2, limit_val_batches=validate)
     stopped, _ = train(tmp_path, callbacks=[saver], max_steps=steps, limit_val_batches=validate)
     resumed, _ = train(tmp_path, tmp_path / "at.ckpt", max_epochs=2, limit_val_batches=validate)
-    assert stopped == whole[:steps]
-    assert resumed == whole[steps:]
+    assert (stopped, resumed) == (whole[:steps], whole[steps:])
     # An epoch leaves out the rest only.
-    assert [len({i for batch in epoch for i in batch}) for epoch in (whole[:10], whole[10:])] == [40, 40]
-    assert len(whole) == 20
-    assert whole[:10] != whole[10:]
+    assert [len(set(flat(epoch))) for epoch in (whole[:10], whole[10:])] == [40, 40]
 
 
-@pytest.mark.parametrize(("limit", "steps"), [({"max_steps": 7}, 7), ({"max_steps": 10}, 10), ({"max_epochs": 1}, 10)])
-def test_a_run_that_ended_goes_on_when_its_limit_is_raised(tmp_path, limit, steps):
+def test_a_run_that_ended_or_failed_goes_on_at_the_next_batch(tmp_path):
     whole, _ = train(tmp_path, max_epochs=2)
-    _, trainer = train(tmp_path, **limit)
-    trainer.save_checkpoint(tmp_path / "ended.ckpt")
-    raised = {"max_steps": 20} if "max_steps" in limit else {"max_epochs": 2}
-    assert train(tmp_path, tmp_path / "ended.ckpt", **raised)[0] == whole[steps:]
-
-
-def test_a_run_that_failed_draws_the_failed_batch_again(tmp_path):
-    whole, _ = train(tmp_path, max_epochs=2)
+    for limit, steps in (({"max_steps": 7}, 7), ({"max_epochs": 1}, 10)):
+        _, trainer = train(tmp_path, **limit)
+        trainer.save_checkpoint(tmp_path / "ended.ckpt")
+        raised = {"max_steps": 20} if "max_steps" in limit else {"max_epochs": 2}
+        assert train(tmp_path, tmp_path / "ended.ckpt", **raised)[0] == whole[steps:]
     saver = ModelCheckpoint(tmp_path, filename="failed", save_on_exception=True)
     with pytest.raises(RuntimeError, match="on purpose"):
         train(tmp_path, callbacks=[saver], fail_at=13, max_epochs=2)
@@ -97,15 +167,15 @@ def test_a_run_that_failed_draws_the_failed_batch_again(tmp_path):
 
 
 def test_validation_and_overfitting_repeat_their_batches_and_prediction_has_each_seed_once(tmp_path):
-    drawn, _ = train(tmp_path, max_epochs=3, overfit_batches=2)
-    assert drawn[:2] == drawn[2:4] == drawn[4:]
-    assert drawn[0] != drawn[1]
+    for number in (1, 2):
+        overfitted, _ = train(tmp_path, max_epochs=3, overfit_batches=number)
+        assert overfitted == 3 * overfitted[:number]
+        assert len(set(flat(overfitted))) == 4 * number
     module, data = Recorder(), Numbers(batch_size=4, val_images=6, predict_samples=10)
     make_trainer(tmp_path, max_epochs=3, limit_train_batches=1).fit(module, data)
     assert [len(batch) for batch in module.validated] == [4, 2] * 3
-    assert module.validated[:2] == module.validated[2:4] == module.validated[4:]
-    # Tests have the images of validation.
-    assert [x.flatten().int().tolist() for x, _ in data.test_dataloader()] == module.validated[:2]
+    assert module.validated == 3 * module.validated[:2]
+    assert numbers_of(data.test_dataloader()) == module.validated[:2]
     batches = make_trainer(tmp_path).predict(Recorder(), data)
     assert all(batch.dtype == torch.int64 for batch in batches)
     assert [batch.tolist() for batch in batches] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
@@ -118,35 +188,17 @@ def test_ranks_share_seeds_and_validation_images():
         data.trainer = types.SimpleNamespace(global_rank=rank, world_size=3)
     seeds = [torch.cat(list(data.predict_dataloader())).tolist() for data in ranks]
     assert seeds == [[0, 3, 6, 9], [1, 4, 7], [2, 5, 8]]
-    validated = [int(i) for data in ranks for x, _ in data.val_dataloader() for i in x]
+    validated = flat([flat(numbers_of(data.val_dataloader())) for data in ranks])
     assert len(validated) == len(set(validated)) == 9
 
 
-def test_setup_loads_once_and_hands_on_its_options():
-    index = FaissIndex("SQ8")
-    data = Numbers(index=index, batch_size=4)
-    data.setup("fit")
-    reference = data.reference
-    data.setup("validate")
-    assert data.reference is reference
-    assert data.loads == 1
-    assert reference.index is index
-    # The seed sets the order of the batches.
-    first = {}
-    for seed in (0, 1, 1):
-        data = Numbers(batch_size=40, seed=seed)
-        data.setup()
-        x, _ = next(iter(data.train_dataloader()))
-        assert torch.equal(first.setdefault(seed, x), x)
-    assert not torch.equal(first[0], first[1])
+# Data sets
 
 
 def test_digits_span_the_pixel_range_in_17_steps():
     images, labels = Digits().load()
-    assert images.shape == (1797, 1, 8, 8)
-    assert images.dtype == np.uint8
+    assert (images.shape, images.dtype) == ((1797, 1, 8, 8), np.uint8)
     assert (images.min(), images.max()) == (0, 255)
-    assert set(np.diff(np.unique(images).astype(int))) == {15, 16}
     # Each value of 0 to 16 is the nearest pixel.
     assert np.abs(images[:, 0] * (16 / 255) - load_digits().images).max() < 0.5 * 16 / 255
     np.testing.assert_array_equal(labels, load_digits().target)
@@ -155,24 +207,27 @@ def test_digits_span_the_pixel_range_in_17_steps():
     assert data.reference.N == 2 * 1797
 
 
-def test_cifar10_is_read_from_its_folder(tmp_path, monkeypatch):
+def test_points_on_a_line_are_drawn_from_the_seed_around_three_centres():
+    points, labels = PointsOnALine(3000).load()
+    for label, (centre, width) in enumerate([(-0.6, 0.2), (0.1, 0.2), (0.7, 0.15)]):
+        own = points[labels == label]
+        # Some 1,000 points each: five standard errors.
+        assert own.mean() == pytest.approx(centre, abs=5 * width / 900**0.5)
+        assert own.std() == pytest.approx(width, rel=5 / 1800**0.5)
+    assert torch.equal(PointsOnALine(3000).load()[0], points)
+    assert not torch.equal(PointsOnALine(3000, seed=1).load()[0], points)
+
+
+def test_cifar10_is_read_from_its_folder_and_prepared(tmp_path, monkeypatch):
     data = CIFAR10(root=str(tmp_path), download=False)
     data.prepare_data()
     with pytest.raises(InputError, match=r"data\.root=.*data\.download"):
         data.setup("fit")
     expected = write_cifar10(tmp_path, monkeypatch)
-    images, labels = data.load()
-    np.testing.assert_array_equal(images, expected)
-    assert labels.tolist() == [0, 9, 1, 8, 2, 7, 3, 6, 4, 5]
-
-
-def test_image_files_and_arrays_become_reference_sets(tmp_path):
-    picture = pixels(4, 5, 3)
-    write_folder(tmp_path, {"0.png": encoded(picture)})
-    np.save(tmp_path / "a.npy", picture[None])
-    for data in (ImageFiles(str(tmp_path)), Arrays(str(tmp_path / "a.npy"))):
-        data.setup()
-        np.testing.assert_array_equal(data.reference.images[0].numpy(), np.moveaxis(picture, -1, 0))
+    prepare(tmp_path, tmp_path / "x.npy")
+    for images, labels in (data.load(), Prepared(str(tmp_path / "x.npy")).load()):
+        np.testing.assert_array_equal(images, expected)
+        assert labels.tolist() == [0, 9, 1, 8, 2, 7, 3, 6, 4, 5]
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "configs" / "data").glob("*.yaml")), ids=lambda path: path.stem)
@@ -187,19 +242,38 @@ def test_data_configs_spell_every_argument(path):
     assert isinstance(parser.instantiate_classes(parsed).data, ReferenceDataModule)
 
 
-def numbers_of(reference) -> list[int]:
+# Options
+
+
+def images_of(reference) -> list[int]:
     return reference.images[:, 0].int().tolist()
 
 
-def test_held_out_images_are_in_neither_the_reference_set_nor_the_training_batches():
-    data = Numbers(batch_size=11, held_out=10)
+def test_setup_loads_once_and_hands_on_index_and_seed():
+    index, first = FaissIndex("SQ8"), {}
+    data = Numbers(index=index, batch_size=4)
     data.setup("fit")
-    held_out, training = numbers_of(data.held_out_reference), numbers_of(data.reference)
+    reference = data.reference
+    data.setup("validate")
+    assert (data.reference, data.loads, reference.index) == (reference, 1, index)
+    for seed in (0, 1, 1):
+        data = Numbers(batch_size=40, seed=seed)
+        data.setup()
+        (batch,) = numbers_of(data.train_dataloader())
+        assert first.setdefault(seed, batch) == batch
+    assert first[0] != first[1]
+
+
+def test_held_out_images_are_in_neither_the_reference_set_nor_the_training_batches():
+    data = Numbers(batch_size=11, held_out=10, index=FaissIndex())
+    data.setup("fit")
+    held_out, training = images_of(data.held_out_reference), images_of(data.reference)
     assert (len(held_out), len(training)) == (10, 33)
     assert sorted(held_out + training) == list(range(43))
+    assert (sorted(held_out), sorted(training)) == (held_out, training), "both keep the order of the data"
     assert held_out == data.held_out_reference.labels.tolist(), "labels stay with their images"
     for batches, expected in ((data.train_dataloader(), training), (data.val_dataloader(), held_out)):
-        assert sorted(label for _, labels in batches for label in labels.tolist()) == sorted(expected)
+        assert sorted(label for _, labels in batches for label in labels.tolist()) == expected
     # The index and the fingerprint are those of the part.
     whole, z = Numbers(), data.held_out_reference.images
     whole.setup()
@@ -213,36 +287,28 @@ def test_train_images_are_a_draw_that_grows_and_leaves_the_held_out_images_alone
     sets = [Numbers(held_out=10, train_images=count, seed=seed) for count, seed in ((5, 0), (20, 0), (None, 1))]
     for data in sets:
         data.setup()
-    few, more, all_of_them = (set(numbers_of(data.reference)) for data in sets)
+    few, more, all_of_them = (set(images_of(data.reference)) for data in sets)
     assert (len(few), len(more), len(all_of_them)) == (5, 20, 33)
     assert few < more < all_of_them, "experiments over N add images"
-    held_out = [numbers_of(data.held_out_reference) for data in sets]
+    held_out = [images_of(data.held_out_reference) for data in sets]
     assert held_out[0] == held_out[1] == held_out[2], "networks of all seeds compare"
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("make", "told"),
     [
-        ({"held_out": 43}, "data.held_out=43 needs at least 44 images, there are 43"),
-        ({"held_out": 10, "train_images": 34}, "data.held_out=10 and data.train_images=34 needs at least 44 images"),
-        ({"batch_size": 0}, "data.batch_size must be at least 1, got 0"),
-        ({"batch_size": 44}, "data.batch_size=44"),
-        ({"predict_samples": 0}, "data.predict_samples must be at least 1, got 0"),
-        ({"val_images": 0}, "data.val_images must be at least 1, got 0"),
-        ({"seed": -1}, "data.seed must be at least 0, got -1"),
-        ({"held_out": -1}, "data.held_out must be at least 0, got -1"),
-        ({"train_images": 0}, "data.train_images must be at least 1, got 0"),
-        ({"held_out": 5, "sharded": True}, "data.held_out=5 does not work with data.sharded=true"),
+        (lambda: Numbers(held_out=43), "data.held_out=43 needs at least 44 images, there are 43"),
+        (lambda: Numbers(held_out=10, train_images=34), "data.held_out=10 and data.train_images=34 needs at least 44"),
+        (lambda: Numbers(batch_size=0), "data.batch_size must be at least 1, got 0"),
+        (lambda: Numbers(batch_size=44), "data.batch_size=44"),
+        (lambda: Numbers(seed=-1), "data.seed must be at least 0, got -1"),
+        (lambda: Numbers(train_images=0), "data.train_images must be at least 1, got 0"),
+        (lambda: Numbers(held_out=5, sharded=True), "data.held_out=5 does not work with data.sharded=true"),
+        (lambda: Prepared("a.npy", train_images=5), "data.train_images=5 does not work with Prepared, which maps its"),
+        (lambda: ImageFiles("absent.zip"), "data.path=absent.zip: absent.zip does not exist"),
+        (lambda: Arrays("absent.npy"), "data.path=absent.npy: absent.npy does not exist"),
     ],
 )
-def test_options_that_cannot_be_are_refused_before_training(options, told):
+def test_options_that_cannot_be_are_refused_before_training(make, told):
     with pytest.raises(InputError, match=told.replace(".", r"\.")):
-        Numbers(**{"batch_size": 4, **options}).setup("fit")
-
-
-def test_paths_that_cannot_be_are_refused(tmp_path):
-    for kind in (ImageFiles, Arrays):
-        with pytest.raises(InputError, match="absent does not exist"):
-            kind(path=str(tmp_path / "absent")).setup("fit")
-    with pytest.raises(InputError, match=r"data\.train_images=5 does not work with Prepared, which maps its file"):
-        Prepared("absent.npy", train_images=5).setup()
+        make().setup("fit")

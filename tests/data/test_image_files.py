@@ -1,197 +1,304 @@
+"""Image and array files as they come: pixels, classes and labels that are read, and files that are refused by name."""
+
+import tempfile
 import zipfile
 from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
 from PIL import Image
+from torchvision.datasets import ImageFolder
 
-from lit_knn.data.array_files import read_array_file
-from lit_knn.data.image_files import read_image_files
+from lit_knn.data import Arrays, ImageFiles
+from lit_knn.data.array_files import array_file_shape, read_array_file
+from lit_knn.data.image_files import count_image_files, read_image_files
+from lit_knn.data.image_source import Options
+from lit_knn.data.prepared import read_prepared, verify
+from lit_knn.data.prepared_writer import prepare
 from tests.image_files import encoded, labels_json, pixels, refusal, write_folder, write_zip
+
+LABELS = st.integers(0, 2**31 - 1)
+# Names of files in a zip: any text that is no path, no hidden file, and different for every image.
+NAMES = st.lists(
+    st.text(st.characters(exclude_characters="/\\:\0", exclude_categories=["Cs"]), min_size=1, max_size=12).filter(
+        lambda name: not name.startswith(".")
+    ),
+    min_size=1, max_size=6, unique=True,
+)  # fmt: skip
+
+
+@given(NAMES, st.integers(1, 9), st.integers(1, 9), st.booleans(), st.booleans(), st.data())
+def test_images_of_a_zip_come_back_sorted_with_their_labels(names, height, width, colour, with_labels, data):
+    shape = (height, width, 3) if colour else (height, width)
+    pictures = {f"{name}.png": data.draw(hnp.arrays(np.uint8, shape)) for name in names}
+    labels = {name: data.draw(LABELS) for name in pictures}
+    files = {name: encoded(picture) for name, picture in pictures.items()}
+    with tempfile.TemporaryDirectory() as folder:
+        path = write_zip(Path(folder, "a.zip"), files | (labels_json([*labels.items()]) if with_labels else {}))
+        images, found, _ = read_image_files(path)
+        assert count_image_files(path) == images.shape == (len(names), 3 if colour else 1, height, width)
+        expected = np.stack([pictures[name].reshape(height, width, -1) for name in sorted(pictures)])
+        np.testing.assert_array_equal(images, np.moveaxis(expected, -1, 1))
+        assert found is None if not with_labels else found.tolist() == [labels[name] for name in sorted(labels)]
+        prepare(path, Path(folder, "x.npy"), Options(rgb=data.draw(st.booleans())), workers=1, block_images=2)
+        prepared = read_prepared(Path(folder, "x.npy"))
+        np.testing.assert_array_equal(prepared.images.numpy(), np.broadcast_to(images, prepared.images.shape))
+        assert prepared.labels is None if found is None else (prepared.labels == found).all()
+        verify(Path(folder, "x.npy"))
+
+
+# Folders and zips of images
 
 
 def both(tmp_path: Path, files: dict[str, bytes]) -> list[Path]:
     return [write_folder(tmp_path / "folder", files), write_zip(tmp_path / "images.zip", files)]
 
 
-def test_zip_and_folder_give_the_images_sorted_by_name_with_their_labels(tmp_path):
+def test_folders_are_searched_without_hidden_and_other_files(tmp_path):
     pictures = pixels(3, 4, 6, 3)
     files = {name: encoded(pictures[i]) for i, name in ((1, "a/1.png"), (2, "b/0.PNG"), (0, "a/0.png"))}
     files |= {"a/notes.txt": b"not an image", "__MACOSX/a/._0.png": b"nor this", "a/.thumbnails/0.png": b"nor this"}
-    files |= labels_json([["b/0.PNG", 7], ["a/0.png", 5], ["a/1.png", 6]])
+    files |= labels_json([["b/0.PNG", 7], ["a/0.png", 2**31 - 1], ["a/1.png", 6]])
     for path in both(tmp_path, files):
         images, labels, _ = read_image_files(path)
         assert (images.dtype, labels.dtype) == (np.uint8, np.int64)
-        assert labels.tolist() == [5, 6, 7]
+        assert labels.tolist() == [2**31 - 1, 6, 7]
         np.testing.assert_array_equal(images, np.moveaxis(pictures, -1, 1))
+    path = write_zip(tmp_path / "above.zip", {f"../photos/{i}.png": encoded(pixels(4, 4)) for i in range(2)})
+    assert len(read_image_files(path)[0]) == 2
 
 
-def test_grayscale_has_one_channel_a_palette_its_colours_and_jpeg_its_loss(tmp_path):
-    gray = pixels(3, 5)
-    folder = write_folder(tmp_path / "gray", {"0.png": encoded(gray)})
-    np.testing.assert_array_equal(read_image_files(folder)[0], gray[None, None])
+def test_a_palette_has_its_colours_and_jpeg_its_loss(tmp_path):
     palette = Image.fromarray(pixels(3, 5) % 4).convert("P")
     palette.putpalette([255, 0, 0, 0, 255, 0, 0, 0, 255, 9, 8, 7])
     (tmp_path / "palette").mkdir()
     palette.save(tmp_path / "palette" / "0.png")
     colours = np.array([[255, 0, 0], [0, 255, 0], [0, 0, 255], [9, 8, 7]], np.uint8)[np.asarray(palette)]
     np.testing.assert_array_equal(read_image_files(tmp_path / "palette")[0][0], np.moveaxis(colours, -1, 0))
+    palette.save(tmp_path / "palette" / "0.png", transparency=0)
+    assert "palette with transparency" in refusal(read_image_files, tmp_path / "palette")
     flat = np.full((8, 8, 3), (200, 100, 50), np.uint8)
     images, *_ = read_image_files(write_folder(tmp_path / "jpeg", {"0.jpeg": encoded(flat, "JPEG")}))
     assert np.abs(images[0].astype(int) - np.moveaxis(flat, -1, 0)).max() <= 3
 
 
 def test_mixed_and_damaged_images_are_refused_by_name(tmp_path):
-    for i, (other, described) in enumerate(
-        [
-            (pixels(4, 5, 3), "4x4 with 3 channels and b.png is 5x4 with 3 channels"),
-            (pixels(4, 4), "3 channels and b.png is 4x4 with 1 channel"),
-        ]
+    for other, described in (
+        (pixels(4, 5, 3), "a.png is 4x4 with 3 channels and b.png is 5x4 with 3 channels"),
+        (pixels(4, 4), "3 channels and b.png is 4x4 with 1 channel"),
     ):
         files = {"a.png": encoded(pixels(4, 4, 3)), "b.png": encoded(other)}
-        message = refusal(read_image_files, write_folder(tmp_path / str(i), files))
-        assert "a.png is 4x4" in message
-        assert described in message
+        assert described in refusal(read_image_files, write_zip(tmp_path / "mixed.zip", files))
     good = pixels(32, 32, 3)
-    for content in (b"", b"not an image", encoded(good, "JPEG")[:-200], encoded(good)[:-200]):
+    for content in (b"not an image", encoded(good, "JPEG")[:-200], encoded(good)[:-200]):
         for path in both(tmp_path, {"a.png": encoded(good), "sub/bad.jpg": content}):
-            message = refusal(read_image_files, path)
-            assert str(path) in message
-            assert "sub/bad.jpg" in message
+            assert f"{path}: sub/bad.jpg" in refusal(read_image_files, path)
 
 
-@pytest.mark.parametrize(
-    ("content", "part"),
-    [
-        (b"{", "dataset.json cannot be read"),
-        (b"[]", 'it must be {"labels": [[file name, integer], ...]}'),
-        (b" " * 30_000, "30,000 bytes, too many for 2 labels"),
-        (b'{"labels": {"a.png": 1}}', "[file name, integer from 0], but has 'a.png'"),
-        (b'{"labels": [["a.png", 1], ["b.png", 1.5]]}', "but has ['b.png', 1.5]"),
-        (b'{"labels": [["a.png", true], ["b.png", 1]]}', "but has ['a.png', True]"),
-        (b'{"labels": [["a.png", -1], ["b.png", 1]]}', "but has ['a.png', -1]"),
-        (b'{"labels": [["a.png", 1], ["a.png", 1]]}', "list each image once"),
-        (b'{"labels": [["a.png", 1]]}', "1 labels for 2 images; it lacks b.png"),
-        (b'{"labels": [["b.png", 1], ["c.png", 2]]}', "2 labels for 2 images; it lacks a.png"),
-        (b'{"labels": [["a.png", 1], ["b.png", 1], ["c.png", 2]]}', "it names c.png, which is no image"),
-    ],
-)
-def test_labels_that_do_not_match_the_images_are_refused(tmp_path, content, part):
-    image = encoded(pixels(2, 2, 3))
-    assert part in refusal(
-        read_image_files, write_folder(tmp_path, {"a.png": image, "b.png": image, "dataset.json": content})
-    )
-
-
-def test_npy_and_npz_give_array_and_labels(tmp_path):
-    images = pixels(5, 3, 4, 6)
-    np.save(tmp_path / "a.npy", images)
-    np.testing.assert_array_equal(read_array_file(tmp_path / "a.npy")[0], images)
-    assert read_array_file(tmp_path / "a.npy")[1] is None
-    for key in ("images", "arr_0", "faces"):
-        np.savez(tmp_path / "a.npz", **{key: images, "labels": np.arange(5, dtype=np.uint8)})
-        array, labels = read_array_file(tmp_path / "a.npz")
-        np.testing.assert_array_equal(array, images)
-        assert labels.dtype == np.int64
-        assert labels.tolist() == [0, 1, 2, 3, 4]
-
-
-def test_uint8_channels_are_moved_first_only_where_that_is_unambiguous_and_floats_stay(tmp_path):
-    for shape, moves in (((2, 8, 6, 3), True), ((2, 8, 6, 1), True), ((2, 3, 8, 6), False), ((2, 3, 8, 3), False)):
-        images = pixels(*shape)
-        np.save(tmp_path / "a.npy", images)
-        read, _ = read_array_file(tmp_path / "a.npy")
-        np.testing.assert_array_equal(read, np.moveaxis(images, -1, 1) if moves else images)
-    for shape, scale in (((7, 2), 50), ((7, 4, 8, 8), 50), ((7, 3, 8, 8), 1)):
-        array = np.random.default_rng(0).uniform(-scale, scale, shape)
-        np.save(tmp_path / "a.npy", array)
-        read, _ = read_array_file(tmp_path / "a.npy")
-        assert read.dtype == np.float32
-        np.testing.assert_array_equal(read, array.astype(np.float32))
-
-
-@pytest.mark.parametrize(
-    ("shape", "scale", "part"),
-    [
-        ((4, 3, 8, 8), 255.0, "floats are never rescaled"),
-        ((4, 1, 8, 8), -1.5, "floats are never rescaled"),
-        ((4, 3, 8, 8), 0.5, "floats are never rescaled"),
-        ((4, 8, 8, 3), 1.0, "floats are never rearranged"),
-    ],
-)
-def test_floats_that_look_like_images_by_mistake_need_a_word(tmp_path, shape, scale, part):
-    array = np.full(shape, scale, np.float32)
-    np.save(tmp_path / "a.npy", array)
-    message = refusal(read_array_file, tmp_path / "a.npy")
-    assert part in message
-    assert "floats_as_is" in message
-    np.testing.assert_array_equal(read_array_file(tmp_path / "a.npy", floats_as_is=True)[0], array)
-
-
-@pytest.mark.parametrize(
-    ("array", "part"),
-    [
-        (np.array([[1.0, 2.0], [np.nan, 1.0]]), "first in item 1"),
-        (np.array([[1.0, np.inf], [2.0, 1.0]]), "first in item 0"),
-        (np.array([[1.0], [1e300]]), "first in item 1"),
-        (np.zeros((4, 2), np.int64), "must be uint8 or float, got int64"),
-        (np.zeros(4), "(N, *shape)"),
-        (np.zeros((0, 3, 8, 8), np.uint8), "not empty"),
-        (np.zeros((4, 8, 8), np.uint8), "must be (N, C, H, W) with 1 or 3 channels, got shape (4, 8, 8)"),
-    ],
-)
-def test_arrays_that_cannot_be_meant_are_refused(tmp_path, array, part):
-    np.save(tmp_path / "a.npy", array)
-    message = refusal(read_array_file, tmp_path / "a.npy")
-    assert part in message
-    assert str(tmp_path / "a.npy") in message
-
-
-def test_array_files_that_cannot_be_read_are_refused(tmp_path):
-    assert "does not exist" in refusal(read_array_file, tmp_path / "absent.npy")
-    (tmp_path / "a.txt").write_text("1 2")
-    assert "neither an .npy nor an .npz" in refusal(read_array_file, tmp_path / "a.txt")
-    good, objects = pixels(4, 3, 8, 8), np.array([{}, {}])
-    np.save(tmp_path / "objects.npy", objects, allow_pickle=True)
-    np.savez(tmp_path / "objects.npz", images=objects)
-    np.save(tmp_path / "a.npy", good)
-    np.savez(tmp_path / "a.npz", images=good)
-    for kind in ("npy", "npz"):
-        assert "pickled objects" in refusal(read_array_file, tmp_path / f"objects.{kind}")
-        path = tmp_path / f"a.{kind}"
-        for content in (path.read_bytes()[:-10], b"no numpy file", b""):
-            path.write_bytes(content)
-            assert f"a.{kind} cannot be read" in refusal(read_array_file, path)
-    np.savez(tmp_path / "a.npz", images=good)
-    content = bytearray((tmp_path / "a.npz").read_bytes())
-    content[400] ^= 1
-    (tmp_path / "a.npz").write_bytes(content)
-    assert "CRC" in refusal(read_array_file, tmp_path / "a.npz")
-    for labels in (np.arange(3), np.zeros(4), np.ones(4, bool), np.zeros((4, 1), int)):
-        np.savez(tmp_path / "a.npz", images=good, labels=labels)
-        assert "labels must be 4 integers" in refusal(read_array_file, tmp_path / "a.npz")
-
-
-def test_of_several_arrays_images_come_first_and_other_entries_do_not_count(tmp_path):
-    images = pixels(2, 3, 4, 4)
-    np.savez(tmp_path / "a.npz", arr_0=images // 2, images=images, more=images)
-    np.testing.assert_array_equal(read_array_file(tmp_path / "a.npz")[0], images)
-    np.savez(tmp_path / "b.npz", only=images)
-    with zipfile.ZipFile(tmp_path / "b.npz", "a") as archive:
-        archive.writestr("readme.txt", "two images")
-    np.testing.assert_array_equal(read_array_file(tmp_path / "b.npz")[0], images)
-
-
-def test_a_zip_of_a_folder_above_has_images(tmp_path):
-    path = write_zip(tmp_path / "a.zip", {f"../photos/{i}.png": encoded(pixels(4, 4)) for i in range(2)})
-    assert len(read_image_files(path)[0]) == 2
+def test_more_images_than_the_memory_holds_are_refused_with_a_way_out(tmp_path, monkeypatch):
+    folder = write_folder(tmp_path, {f"{i}.png": encoded(pixels(10, 10, 3)) for i in range(4)})
+    monkeypatch.setattr("lit_knn.data.files.machine_bytes", lambda: 1199)
+    message = refusal(read_image_files, folder)
+    assert "4 images of 10x10 with 3 channels" in message
+    assert "lit-knn prepare" in message
+    monkeypatch.setattr("lit_knn.data.files.machine_bytes", lambda: 1200)
+    assert read_image_files(folder)[0].nbytes == 1200
 
 
 @pytest.mark.filterwarnings("ignore:Duplicate name")
-@pytest.mark.parametrize("name", ["a.png", "./a.png", "dataset.json"])
+@pytest.mark.parametrize("name", ["./a.png", "dataset.json"])
 def test_a_zip_that_holds_a_name_twice_is_refused(tmp_path, name):
     image = encoded(pixels(4, 4))
-    path = write_zip(tmp_path / "a.zip", {"a.png": image, "b.png": image, **labels_json(None)})
+    path = write_zip(tmp_path / "a.zip", {"a.png": image, **labels_json(None)})
     with zipfile.ZipFile(path, "a") as archive:
         archive.writestr(name, image)
     assert f"holds two files of the name {name.removeprefix('./')}" in refusal(read_image_files, path)
+
+
+@pytest.mark.parametrize(
+    ("labels", "part"),
+    [
+        (5, 'it must be {"labels": [[file name, integer], ...]}'),
+        ([["a.png", 1], ["b.png", 1.5]], "but has ['b.png', 1.5]"),
+        ([["a.png", True], ["b.png", 1]], "but has ['a.png', True]"),
+        ([["a.png", -1], ["b.png", 1]], "but has ['a.png', -1]"),
+        ([["a.png", 1], ["a.png", 1]], "list each image once"),
+        ([["b.png", 1]], "1 labels for 2 images; it lacks a.png"),
+        ([["a.png", 1], ["b.png", 1], ["c.png", 2]], "it names c.png, which is no image"),
+    ],
+)
+def test_labels_that_do_not_match_the_images_are_refused(tmp_path, labels, part):
+    image = encoded(pixels(2, 2, 3))
+    files = {"a.png": image, "b.png": image, **labels_json(labels)}
+    assert part in refusal(read_image_files, write_folder(tmp_path, files))
+
+
+# Labels from folders. Sorted by full path, the images of "a" come after those of "a-b".
+FOLDERS = {f"{folder}/{i}.png": encoded(pixels(4, 4, 3)) for folder in ("dog", "a", "a-b", "10") for i in range(3)}
+
+
+def test_labels_of_folders_are_those_of_torchvision(tmp_path):
+    folder = write_folder(tmp_path / "s", FOLDERS)
+    theirs = sorted((image.tobytes(), label) for image, label in ImageFolder(folder))
+    # A zip may have entries of folders, and dataset.json is not read.
+    zipped = {"dog/": b"", "__MACOSX/dog/._0.png": b"", **FOLDERS, **labels_json([[name, 7] for name in FOLDERS])}
+    for path in (folder, write_zip(tmp_path / "s.zip", zipped)):
+        data = ImageFiles(str(path), labels_from_folders=True)
+        images, labels = data.load()
+        ours = [(image.transpose(1, 2, 0).tobytes(), label) for image, label in zip(images, labels, strict=True)]
+        assert sorted(ours) == theirs
+        assert data.stored() == ((12, 3, 4, 4), 1, False, True)
+        out = tmp_path / f"{path.name}.npy"
+        prepare(path, out, Options(labels_from_folders=True))
+        prepared = read_prepared(out)
+        assert prepared.labels.tolist() == labels.tolist()
+        assert prepared.class_names == data.class_names == ImageFolder(folder).classes
+    assert ImageFiles(str(folder)).load()[1] is None
+
+
+def test_class_folders_may_be_links_but_not_to_a_folder_they_are_in(tmp_path):
+    elsewhere, linked = write_folder(tmp_path / "elsewhere", FOLDERS), tmp_path / "linked"
+    linked.mkdir()
+    for folder in elsewhere.iterdir():
+        (linked / folder.name).symlink_to(folder)
+    for there, here in zip(*(read_image_files(path, True) for path in (elsewhere, linked)), strict=True):
+        np.testing.assert_array_equal(there, here)
+    (elsewhere / "dog" / "again").symlink_to(elsewhere)
+    assert "dog/again links to a folder that it is in" in refusal(read_image_files, linked)
+
+
+def test_folders_that_are_no_classes_are_refused(tmp_path):
+    image = encoded(pixels(4, 4, 3))
+    cases = {
+        "beside": (FOLDERS | {"b.png": image}, "b.png is in none"),
+        "deep": (FOLDERS | {"dog/big/7.png": image}, "dog/big/7.png is 2 folders deep"),
+        "empty": (FOLDERS | {"notes/readme.txt": b""}, "the folder notes holds no image"),
+        "one": ({"cat/0.png": image, ".hidden/0.png": image}, "there is only cat"),
+    }
+    for name, (files, words) in cases.items():
+        for path in (write_folder(tmp_path / name, files), write_zip(tmp_path / f"{name}.zip", files)):
+            told = refusal(prepare, path, tmp_path / "x.npy", Options(labels_from_folders=True))
+            assert words in told
+            assert refusal(ImageFiles(str(path), labels_from_folders=True).load) == f"data.path={path}: {told}"
+
+
+# Arrays
+
+FLOATS = st.sampled_from(["<f2", "<f4", "<f8", ">f4", ">f8"])
+SHAPES = hnp.array_shapes(min_dims=2, max_dims=5, max_side=5)
+
+
+@given(st.data(), SHAPES, FLOATS, st.booleans(), st.sampled_from(["npy", "npz", "compressed"]))
+def test_floats_come_back_as_float32(data, shape, dtype, fortran, kind):
+    array = data.draw(hnp.arrays(dtype, shape, elements=st.floats(-1, 1, width=16)))
+    labels = data.draw(hnp.arrays(data.draw(st.sampled_from(["<i8", "<u4", ">i4", "<u8"])), shape[:1], elements=LABELS))
+    stored = np.asfortranarray(array) if fortran else array
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, f"a.{'npy' if kind == 'npy' else 'npz'}")
+        if kind == "npy":
+            np.save(path, stored)
+            assert array_file_shape(path) == (shape, 4)
+        else:
+            (np.savez if kind == "npz" else np.savez_compressed)(path, images=stored, labels=labels)
+        found, found_labels = read_array_file(path, floats_as_is=True)
+    assert found.dtype == np.float32
+    np.testing.assert_array_equal(found, array.astype(np.float32))
+    assert found_labels is None if kind == "npy" else (found_labels == labels).all()
+
+
+@given(st.data(), st.integers(1, 5), st.sampled_from([1, 3]), st.integers(1, 6), st.integers(1, 6), st.booleans())
+def test_pixels_come_back_with_the_channels_first(data, N, channels, height, width, last):
+    array = data.draw(hnp.arrays(np.uint8, (N, channels, height, width)))
+    # With one or three rows, channels last cannot be told from channels first.
+    last = last and height not in (1, 3)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "a.npy")
+        np.save(path, np.moveaxis(array, 1, 3) if last else array)
+        np.testing.assert_array_equal(read_array_file(path)[0], array)
+        assert array_file_shape(path) == (array.shape, 1)
+
+
+def test_of_several_arrays_images_come_first_and_other_entries_do_not_count(tmp_path):
+    images = pixels(5, 3, 4, 4)
+    path = tmp_path / "a.npz"
+    for arrays in ({"arr_0": images // 2, "images": images, "more": images // 2}, {"arr_0": images}, {"faces": images}):
+        np.savez(path, **arrays, labels=np.full(5, 2**31 - 1, np.uint32))
+        with zipfile.ZipFile(path, "a") as archive:
+            archive.writestr("readme.txt", "five images")
+        array, labels = read_array_file(path)
+        np.testing.assert_array_equal(array, images)
+        assert (labels.dtype, labels.tolist()) == (np.int64, 5 * [2**31 - 1])
+    np.savez(path, one=images, two=images)
+    assert "found: one, two" in refusal(read_array_file, path)
+
+
+def ends(shape, low, high):
+    """Floats at the two ends of a range."""
+    return np.concatenate([np.full(shape, low, np.float32), np.full(shape, high, np.float32)])
+
+
+@pytest.mark.parametrize(
+    ("array", "mistake"),
+    [
+        (ends((4, 3, 8, 8), 0, 255), "floats are never rescaled"),
+        (ends((4, 1, 8, 8), -1.5, 1), "floats are never rescaled"),
+        (ends((4, 3, 8, 8), 0, 1), "floats are never rescaled"),
+        (ends((4, 8, 8, 3), -1, 1), "floats are never rearranged"),
+        (ends((4, 3, 8, 8), -1, 1), None),
+        (ends((4, 4, 8, 8), 0, 50), None),
+    ],
+)
+def test_floats_that_look_like_images_by_mistake_need_a_word(tmp_path, array, mistake):
+    path = tmp_path / "a.npy"
+    np.save(path, array)
+    assert mistake is None or mistake in refusal(read_array_file, path)
+    np.testing.assert_array_equal(Arrays(str(path), floats_as_is=mistake is not None).load()[0], array)
+
+
+@pytest.mark.parametrize(
+    ("array", "labels", "part"),
+    [
+        (np.array([[1.0, 2.0], [np.nan, 1.0]]), [0, 0], "first in item 1"),
+        (np.array([[1.0], [1e300]]), [0, 0], "first in item 1"),
+        (np.zeros((4, 2), np.int64), [0] * 4, "must be uint8 or float, got int64"),
+        (np.zeros(4), [0] * 4, "(N, *shape)"),
+        (np.zeros((0, 3, 8, 8), np.uint8), [], "not empty"),
+        (np.zeros((4, 8, 8), np.uint8), [0] * 4, "must be (N, C, H, W) with 1 or 3 channels, got shape (4, 8, 8)"),
+        (np.array([{}, {}]), [0, 0], "cannot be read as NumPy arrays: Object arrays cannot be loaded"),
+        (np.zeros((4, 2)), [0, 1, 2], "labels must be 4 integers"),
+        (np.zeros((4, 2)), [0.0] * 4, "labels must be 4 integers"),
+        (np.zeros((4, 2)), [True] * 4, "labels must be 4 integers"),
+        (np.zeros((4, 2)), [0, 1, 2, -1], "labels must be from 0 to 2147483647, got -1"),
+        (np.zeros((4, 2)), [0, 1, 2, 2**31], "labels must be from 0 to 2147483647, got 2147483648"),
+    ],
+)
+def test_arrays_that_cannot_be_meant_are_refused(tmp_path, array, labels, part):
+    path = tmp_path / "a.npz"
+    np.savez(path, images=array, labels=np.array(labels))
+    message = refusal(read_array_file, path)
+    assert part in message
+    assert str(path) in message
+
+
+def test_array_files_that_cannot_be_read_are_refused(tmp_path):
+    (tmp_path / "a.txt").write_text("1 2")
+    assert "neither an .npy nor an .npz" in refusal(read_array_file, tmp_path / "a.txt")
+    good = pixels(4, 3, 8, 8)
+    np.save(tmp_path / "a.npy", good)
+    np.savez(tmp_path / "a.npz", images=good)
+    for kind in ("npy", "npz"):
+        path = tmp_path / f"a.{kind}"
+        content, flipped = path.read_bytes(), bytearray(path.read_bytes())
+        flipped[400] ^= 1
+        # A bit that flips in an .npy file is a pixel; an .npz file has checksums.
+        for damaged in (content[:-10], b"no numpy file", b"", *([flipped] if kind == "npz" else [])):
+            path.write_bytes(damaged)
+            assert f"a.{kind} cannot be read as NumPy arrays" in refusal(read_array_file, path)
+    # A header promises more than this machine holds.
+    with (tmp_path / "a.npy").open("wb") as file:
+        header = {"descr": "<f8", "fortran_order": False, "shape": (2**40, 1024)}
+        np.lib.format.write_array_header_1_0(file, header)
+    assert "(1099511627776, 1024) and type float64 need" in refusal(read_array_file, tmp_path / "a.npy")

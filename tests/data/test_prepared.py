@@ -1,6 +1,9 @@
+"""Prepared files: they hold what the images hold, go on after an interruption, and are refused when they do not fit."""
+
 import hashlib
 import json
 import os
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -9,84 +12,77 @@ import torch
 from PIL import Image
 
 from lit_knn.common.errors import InputError
-from lit_knn.data import CIFAR10, ImageFiles, Prepared
+from lit_knn.data import Arrays, ImageFiles, Prepared
 from lit_knn.data.array_files import read_array_file
 from lit_knn.data.image_files import read_image_files
-from lit_knn.data.image_source import Options
-from lit_knn.data.prepared import read_prepared
-from lit_knn.data.prepared_writer import prepare
+from lit_knn.data.image_source import Options, open_source
+from lit_knn.data.prepared import read_prepared, verify
+from lit_knn.data.prepared_writer import prepare, write_prepared
 from lit_knn.data.reading import reference_from
 from lit_knn.index import TorchIndex
 from lit_knn.reference import ReferenceSet
 from main import main
-from tests.image_files import encoded, image_folder, pixels, refusal, write_cifar10, write_folder, write_zip
+from tests.image_files import encoded, image_folder, labels_json, pixels, refusal, write_folder, write_zip
 from tests.interrupted_runs import file_size_limit
 
 
-@pytest.mark.parametrize("block", [1, 7, 100])
-def test_a_prepared_file_holds_what_image_files_reads(tmp_path, block):
-    source, path = image_folder(tmp_path / "source"), tmp_path / "x.npy"
-    prepare(source, path, workers=3, block_images=block)
-    images, labels, _ = read_image_files(source)
-    found = read_prepared(path)
+@pytest.fixture
+def whole(tmp_path):
+    """The file of 20 images of 6x5x3 in four classes, in the folder `source` beside it."""
+    prepare(image_folder(tmp_path / "source"), tmp_path / "whole.npy", workers=3, block_images=7)
+    return tmp_path / "whole.npy"
+
+
+def test_a_prepared_file_holds_what_image_files_reads(whole):
+    images, labels, _ = read_image_files(whole.with_name("source"))
+    found = read_prepared(whole)
     np.testing.assert_array_equal(found.images.numpy(), images)
     np.testing.assert_array_equal(found.labels, labels)
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["source", "x.json", "x.npy"]
+    assert sorted(path.name for path in whole.parent.iterdir()) == ["source", "whole.json", "whole.npy"]
     # Every tool reads the pixels.
-    mapped = np.load(path, mmap_mode="r")
+    mapped = np.load(whole, mmap_mode="r")
     assert (mapped.dtype, mapped.shape, mapped.flags.c_contiguous) == (np.uint8, (20, 3, 6, 5), True)
-    np.testing.assert_array_equal(read_array_file(path)[0], images)
-    description = json.loads(path.with_suffix(".json").read_text())
+    np.testing.assert_array_equal(read_array_file(whole)[0], images)
+    description = json.loads(whole.with_suffix(".json").read_text())
     assert description["sha256"] == hashlib.sha256(images.tobytes()).hexdigest()
-    assert description["shape"] == list(images.shape)
     assert description["labels"] == [i // 5 for i in range(20)]
 
 
-def test_the_data_module_is_that_of_the_image_files(tmp_path):
-    source = image_folder(tmp_path / "source")
-    prepare(source, tmp_path / "x.npy")
-    options = {"batch_size": 4, "hflip": True, "index": TorchIndex()}
-    modules = [ImageFiles(str(source), **options), Prepared(str(tmp_path / "x.npy"), **options)]
-    for module in modules:
-        module.setup("fit")
-    files, mapped = (module.reference for module in modules)
-    assert files.fingerprint() == mapped.fingerprint()
-    for (x, x_labels), (y, y_labels) in zip(modules[0].train_dataloader(), modules[1].train_dataloader(), strict=True):
-        assert torch.equal(x, y)
-        assert torch.equal(x_labels, y_labels)
-    z = torch.randn(3, *files.shape)
-    for a, b in zip(files.search(z, 5), mapped.search(z, 5), strict=True):
-        assert torch.equal(a, b)
-    assert [module.stored().shape for module in modules] == [tuple(files.images.shape)] * 2
-
-
-def test_a_reference_set_is_read_from_a_path_of_any_kind(tmp_path):
-    folder = image_folder(tmp_path / "folder")
+def test_images_of_a_path_of_any_kind_are_the_same_set(whole):
+    folder = whole.with_name("source")
     images, labels, _ = read_image_files(folder)
-    write_zip(tmp_path / "a.zip", {path.name: path.read_bytes() for path in folder.iterdir()})
-    np.savez(tmp_path / "a.npz", images=images, labels=labels)
-    np.save(tmp_path / "a.npy", images)
-    prepare(folder, tmp_path / "prepared.npy")
-    index, whole = TorchIndex(), ReferenceSet(images, hflip=True, labels=labels)
-    for name in ("folder", "a.zip", "a.npz", "a.npy", "prepared.npy"):
-        reference = reference_from(str(tmp_path / name), index, hflip=True)
-        assert reference.fingerprint() == whole.fingerprint()
-        assert reference.index is index
-        assert reference.labels is None if name == "a.npy" else torch.equal(reference.labels, whole.labels)
+    write_zip(whole.with_name("a.zip"), {path.name: path.read_bytes() for path in folder.iterdir()})
+    np.savez(whole.with_name("a.npz"), images=images, labels=labels)
+    np.save(whole.with_name("a.npy"), images)
+    index, expected = TorchIndex(), ReferenceSet(images, hflip=True, labels=labels)
+    kinds = {"source": ImageFiles, "a.zip": ImageFiles, "a.npz": Arrays, "a.npy": Arrays, "whole.npy": Prepared}
+    for name, kind in kinds.items():
+        path = str(whole.with_name(name))
+        data = kind(path, index=index, hflip=True)
+        data.setup()
+        assert name == "a.npz" or data.stored().shape == (20, 3, 6, 5)
+        for reference in (data.reference, reference_from(path, index, hflip=True)):
+            assert reference.fingerprint() == expected.fingerprint()
+            assert reference.index is index
+            assert reference.labels is None if name == "a.npy" else torch.equal(reference.labels, expected.labels)
 
 
 def test_center_crop_takes_the_middle_and_resizing_keeps_the_mean(tmp_path):
     # A wide image has other colours outside its middle square; only that square may have an effect.
-    array = np.zeros((40, 80, 3), np.uint8)
-    array[:, 20:60] = 90
-    smooth = np.broadcast_to(np.linspace(0, 240, 64, dtype=np.uint8)[None, :, None], (64, 64, 3))
-    source = write_folder(tmp_path / "s", {"0.png": encoded(array), "1.png": encoded(np.ascontiguousarray(smooth))})
-    prepare(source, tmp_path / "x.npy", Options(size=8, center_crop=True))
-    images = read_prepared(tmp_path / "x.npy").images
-    assert (images[0] == 90).all()
+    wide = np.zeros((40, 80, 3), np.uint8)
+    wide[:, 20:60] = 90
+    smooth = np.tile(np.linspace(0, 240, 64, dtype=np.uint8), (64, 1))
     # Each pixel is about the mean of the 8x8 pixels under it; Lanczos rings a little at the border.
-    means = torch.tensor(smooth[:, :, 0].astype(float)).view(8, 8, 8, 8).mean((1, 3))
-    assert (images[1, 0].double() - means)[:, 1:-1].abs().max() <= 2
+    means = torch.tensor(smooth.astype(float)).view(8, 8, 8, 8).mean((1, 3))
+    for i, gradient in enumerate((smooth, np.stack([smooth] * 3, -1))):
+        source = write_folder(tmp_path / str(i), {"1.png": encoded(gradient)})
+        prepare(source, tmp_path / f"{i}.npy", Options(size=8))
+        images = read_prepared(tmp_path / f"{i}.npy").images
+        assert (images[0].double() - means)[:, :, 1:-1].abs().max() <= 2
+    write_folder(source, {"0.png": encoded(wide)})
+    assert "0.png is 80x40, which --size 8 would squeeze" in refusal(prepare, source, tmp_path / "x.npy", Options(8))
+    prepare(source, tmp_path / "x.npy", Options(size=8, center_crop=True))
+    assert (read_prepared(tmp_path / "x.npy").images[0] == 90).all()
 
 
 def test_rgb_makes_gray_cmyk_and_transparent_images_alike(tmp_path):
@@ -99,14 +95,6 @@ def test_rgb_makes_gray_cmyk_and_transparent_images_alike(tmp_path):
     images = read_prepared(tmp_path / "x.npy").images
     np.testing.assert_array_equal(images[0], np.stack([gray] * 3))
     assert images[2, :, 0, 0].tolist() == [1, 2, 3]
-
-
-def test_cifar10_is_read_with_its_labels(tmp_path, monkeypatch):
-    images = write_cifar10(tmp_path, monkeypatch)
-    prepare(tmp_path, tmp_path / "x.npy")
-    found = read_prepared(tmp_path / "x.npy")
-    np.testing.assert_array_equal(found.images.numpy(), images)
-    np.testing.assert_array_equal(found.labels, CIFAR10(root=str(tmp_path), download=False).load()[1])
 
 
 # Interruption
@@ -126,7 +114,6 @@ def test_a_changed_source_starts_again_and_a_finished_file_is_kept(tmp_path, cap
     before = path.stat().st_mtime_ns
     assert prepare(source, path) == description
     assert path.stat().st_mtime_ns == before
-    assert "is there already" in refusal(prepare, image_folder(tmp_path / "other"), path)
 
 
 def test_a_preparation_that_a_full_disk_ends_goes_on_and_gives_the_same_file(tmp_path, capsys):
@@ -135,46 +122,94 @@ def test_a_preparation_that_a_full_disk_ends_goes_on_and_gives_the_same_file(tmp
     with file_size_limit(50_000), pytest.raises(InputError, match="make room and give the same command again"):
         prepare(source, out, block_images=5)
     assert not out.exists()
-    capsys.readouterr()
-    prepare(source, out, block_images=5)
-    assert "going on after 60 images" in capsys.readouterr().err
-    assert out.read_bytes() == (tmp_path / "whole.npy").read_bytes()
-    assert out.with_suffix(".json").read_bytes() == (tmp_path / "whole.json").read_bytes()
-    main(["prepare", "--verify", str(out)])
+    # The record of a partial file that somebody has deleted.
+    shutil.copy(tmp_path / "x.npy.partial.json", tmp_path / "y.npy.partial.json")
+    for path, told in ((out, "going on after 60 images"), (tmp_path / "y.npy", "starting again")):
+        capsys.readouterr()
+        prepare(source, path, block_images=5)
+        assert told in capsys.readouterr().err
+        assert path.read_bytes() == (tmp_path / "whole.npy").read_bytes()
+        assert path.with_suffix(".json").read_bytes() == (tmp_path / "whole.json").read_bytes()
+        verify(path)
     assert not list(tmp_path.glob("*.partial*"))
 
 
-@pytest.fixture
-def whole(tmp_path):
-    prepare(image_folder(tmp_path / "source"), tmp_path / "whole.npy")
-    return tmp_path / "whole.npy"
+def test_a_file_has_its_name_only_when_its_description_is_whole(whole, monkeypatch):
+    replaced, out = os.replace, whole.with_name("x.npy")
 
-
-def test_a_preparation_killed_before_its_last_step_is_finished(whole, monkeypatch):
-    content, partial = whole.read_bytes(), whole.with_name("whole.npy.partial")
-    described = json.loads(whole.with_suffix(".json").read_text())
-    whole.rename(partial)
-    whole.with_suffix(".json").unlink()
-    partial.with_name("whole.npy.partial.json").write_text(json.dumps({"origin": described["origin"], "done": 20}))
-    assert "is not finished" in refusal(read_prepared, whole)
-    replaced, seen = os.replace, []
-
-    def watched(source, target):
-        if Path(target) == whole:
-            seen.append(json.loads(whole.with_suffix(".json").read_text()))
+    def killed(source, target):
+        if Path(target) == out:
+            raise KeyboardInterrupt
         replaced(source, target)
 
-    monkeypatch.setattr(os, "replace", watched)
-    prepare(whole.with_name("source"), whole)
-    assert whole.read_bytes() == content
+    monkeypatch.setattr(os, "replace", killed)
+    with pytest.raises(KeyboardInterrupt):
+        prepare(whole.with_name("source"), out)
+    monkeypatch.undo()
+    assert out.with_suffix(".json").read_bytes() == whole.with_suffix(".json").read_bytes()
+    assert "is not finished" in refusal(read_prepared, out)
+    prepare(whole.with_name("source"), out)
+    assert out.read_bytes() == whole.read_bytes()
     assert not list(whole.parent.glob("*partial*"))
-    assert seen == [described], "the file has its name only when its description is whole"
+
+
+# Other images
+
+
+@pytest.mark.parametrize("change", ["content", "added", "labels", "zip", "gone"])
+def test_a_source_that_changes_meanwhile_is_told(tmp_path, change):
+    folder = image_folder(tmp_path / "s", number=6)
+    files = {path.name: path.read_bytes() for path in folder.iterdir()}
+    path = write_zip(tmp_path / "s.zip", files) if change in ("zip", "gone") else folder
+    name = {"content": "0001.png", "added": "0000a.png", "zip": "0002.png"}.get(change)
+    changed = {name: encoded(pixels(6, 5, 3))} if name else labels_json([[f"{i:04d}.png", 5] for i in range(6)])
+    with open_source(path, Options()) as source:
+
+        def read(i):
+            if i == 5:  # The last image is read when the others are written.
+                if change == "zip":
+                    os.replace(write_zip(tmp_path / "new.zip", files | changed), path)
+                elif change == "gone":
+                    path.unlink()
+                else:
+                    write_folder(folder, changed)
+            return source.read(i)
+
+        message = refusal(write_prepared, source._replace(read=read), tmp_path / "x.npy", 1, 2)
+    assert "was changed while it was prepared" in message
+    assert not (tmp_path / "x.npy").exists()
+
+
+def test_a_file_of_other_images_labels_or_options_is_not_taken(tmp_path):
+    # Square colour images in one folder: each option leaves the shape as it is.
+    pictures = {f"{folder}/0.png": encoded(pixels(4, 4, 3)) for folder in "abc"}
+    same = pictures | labels_json([[name, i] for i, name in enumerate(pictures)])
+    folder, out = write_folder(tmp_path / "folder", same), tmp_path / "x.npy"
+    prepare(write_zip(tmp_path / "first.zip", same), out)
+    prepare(write_zip(tmp_path / "same.zip", same), out)
+    labels = same | labels_json([[name, 0] for name in pictures])
+    for name, other in (("label", labels), ("image", same | {"c/0.png": encoded(pixels(4, 4, 3))})):
+        assert "made of other images" in refusal(prepare, write_zip(tmp_path / f"{name}.zip", other), out)
+    options = [Options(), Options(size=4), Options(size=4, center_crop=True), Options(center_crop=True)]
+    options += [Options(rgb=True), Options(labels_from_folders=True)]
+    for i, (first, second) in enumerate(zip(options, options[1:] + options[:1], strict=True)):
+        prepare(folder, tmp_path / f"{i}.npy", first)
+        assert "is there already" in refusal(prepare, folder, tmp_path / f"{i}.npy", second)
+    # In a folder, an image is known by its size and its time of change.
+    changed = folder / "c/0.png"
+    for end, time in ((b"", 10**9), (b"end", 0)):
+        changed.write_bytes(pictures["c/0.png"])
+        os.utime(changed, ns=(0, 0))
+        prepare(folder, tmp_path / f"y{time}.npy")
+        changed.write_bytes(pictures["c/0.png"] + end)
+        os.utime(changed, ns=(0, time))
+        assert "made of other images" in refusal(prepare, folder, tmp_path / f"y{time}.npy")
 
 
 # Messages for bad input
 
 
-def test_files_that_are_not_whole_prepared_files_are_refused(whole):
+def test_files_that_are_not_whole_prepared_files_are_refused(whole, capsys):
     content, path, good = whole.read_bytes(), whole.with_name("bad.npy"), np.load(whole)
     path.with_suffix(".json").write_bytes(whole.with_suffix(".json").read_bytes())
     for damaged in (content[:-1], content[:100], b""):
@@ -183,20 +218,21 @@ def test_files_that_are_not_whole_prepared_files_are_refused(whole):
     for other in (good[1:], good.astype(np.int8), good[:, 0, 0, 0], np.asfortranarray(good)):
         np.save(path, other)
         assert "is not what bad.json says" in refusal(read_prepared, path)
-    assert "is no file" in refusal(read_prepared, whole.with_name("absent.npy"))
-    with pytest.raises(InputError, match=r"data\.path=.*bad"):
-        Prepared(str(path)).setup()
+    with pytest.raises(InputError, match=r"data\.path=.*absent"):
+        Prepared(str(whole.with_name("absent.npy"))).setup()
+    for place in (128, 500, -1):  # The first pixel, one in the middle, and the last
+        flipped = bytearray(content)
+        flipped[place] ^= 4
+        whole.write_bytes(flipped)
+        assert f"{whole} is damaged: its pixels are not what was prepared" in refusal(verify, whole)
 
 
 @pytest.mark.parametrize(
     ("change", "words"),
     [
         (None, "whole.json cannot be read: No such file"),
-        ({}, "whole.json cannot be read"),
-        ({"shape": 5}, "whole.json cannot be read"),
         ({"shape": [20, 3, 6, 4]}, "whole.npy is not what whole.json says"),
         ({"labels": [1, 2]}, "not one label for each image"),
-        ({"labels": [0.5] * 20}, "not one label for each image"),
         ({"labels": [0] * 19 + [-1]}, "not one label for each image, an integer from 0"),
     ],
 )
@@ -205,22 +241,21 @@ def test_a_json_that_does_not_fit_is_refused(whole, change, words):
     fields = json.loads(beside.read_text())
     beside.unlink()
     if change is not None:
-        beside.write_text(json.dumps(fields | change) if change else "{}")
+        beside.write_text(json.dumps(fields | change))
     assert words in refusal(read_prepared, whole)
     # `prepare` does not overwrite the file, because it might be something else; it gives the same advice.
     assert words in refusal(prepare, whole.with_name("source"), whole)
 
 
-def test_the_command(tmp_path, capsys):
-    source, out = image_folder(tmp_path / "source", size=(6, 8)), str(tmp_path / "x.npy")
-    main(["prepare", str(source), out, "--size", "4", "--center-crop", "--workers", "1"])
+def test_the_command(whole, capsys):
+    source, out = str(whole.with_name("source")), str(whole.with_name("x.npy"))
+    main(["prepare", source, out, "--size", "4", "--center-crop", "--workers", "1"])
     assert "20 images of 4x4x3, with labels" in capsys.readouterr().out
-    refused = {
-        "a\x1b[2J\nb.zip": ([], "a\\x1b[2J\\nb.zip does not exist"),
-        str(source): (["--workers", "0"], "--workers must be at least 1, got 0"),
-    }
-    for path, (more, message) in refused.items():
-        with pytest.raises(SystemExit) as caught:
-            main(["prepare", path, str(tmp_path / "y.npy"), *more])
-        assert caught.value.code == 2
-        assert capsys.readouterr().err == f"error: {message}\n"
+    main(["prepare", "--verify", out])
+    assert "20 images are what was prepared" in capsys.readouterr().out
+    for path, message in (("a\x1b[2J\nb.zip", "a\\x1b[2J\\nb.zip does not exist"), (source, "--workers must be at")):
+        with pytest.raises(SystemExit, match="2"):
+            main(["prepare", path, str(whole.with_name("y.npy")), "--workers", "0"])
+        told = capsys.readouterr().err
+        assert told.startswith(f"error: {message}")
+        assert told.count("\n") == 1

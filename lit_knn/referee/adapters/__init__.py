@@ -5,11 +5,9 @@
 
 from lit_knn.referee.adapters.adapter import Adapter
 from lit_knn.referee.adapters.convolutional_diffusion import KambEquivariant
-from lit_knn.referee.adapters.golddiff import GoldDiff
-from lit_knn.referee.adapters.knn_score import KNNScore, KNNScoreSTF
-from lit_knn.referee.adapters.pspc import PSPCEmpirical, PSPCSquare
+from lit_knn.referee.adapters.plai import KNNScore, KNNScoreSTF, PSPCEmpirical, PSPCSquare
 from lit_knn.referee.adapters.stf import STFTarget
-from lit_knn.referee.adapters.studio import StudioOptimal, StudioPCALocality, StudioWiener
+from lit_knn.referee.adapters.studio import GoldDiff, StudioOptimal, StudioPCALocality, StudioWiener
 
 __all__ = [
     "Adapter",

@@ -30,6 +30,7 @@ class Adapter(Estimator):
     referee_note: ClassVar[str]  # one sentence: what the code really computes
     needs_pixels: ClassVar[bool] = False  # whether the code takes only uint8 images
     needs_square: ClassVar[bool] = False  # whether the code takes only images (C, H, H)
+    stand_ins: ClassVar[Mapping[str, ModuleType]] = {}  # replace imported packages that do not enter the estimate
 
     def __init__(self, checkout: str) -> None:
         self.checkout = checkout
@@ -53,7 +54,7 @@ class Adapter(Estimator):
             raise InputError(f"{name}: its code needs uint8 images, got {dtype}")
         if self.needs_square and (len(shape) != 3 or shape[1] != shape[2]):
             raise InputError(f"{name}: its code needs square images (C, H, H), got {shape}")
-        with importing(self._root, self._stand_ins()):
+        with importing(self._root, self.stand_ins):
             return self._make()
 
     @abstractmethod
@@ -66,10 +67,6 @@ class Adapter(Estimator):
         x (B, *shape), float32, is the source of each z; None unless `uses_source`.
         """
         return self.theirs(z, t.float())
-
-    def _stand_ins(self) -> Mapping[str, ModuleType]:
-        """Return modules that replace packages which the checkout imports, but which do not enter the estimate."""
-        return {}
 
     def _posterior_mean(
         self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: torch.Generator | None

@@ -21,11 +21,7 @@ class Origin(NamedTuple):
 
 
 def checked(path: str, origin: Origin) -> Path:
-    """Return the folder that modules are imported from.
-
-    Raises:
-        InputError: `path` is no folder, is no checkout, is at another commit, or has changed files.
-    """
+    """Return the folder that modules are imported from; refuse a missing checkout, another commit and changed files."""
     folder, found = Path(path).expanduser().resolve(), "no folder"
     if folder.is_dir():
         git = ["git", "--no-optional-locks", "-C", str(folder), "describe", "--always", "--dirty", "--abbrev=40"]

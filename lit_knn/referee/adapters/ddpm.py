@@ -6,11 +6,12 @@ table of one entry, the level of the call, so no level is rounded to a timestep.
 """
 
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from types import ModuleType, SimpleNamespace
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -44,33 +45,6 @@ class OneLevelAdapter(Adapter):
         return result
 
 
-class DDPMAdapter(OneLevelAdapter):
-    """Runs a denoiser of z' that takes its timestep from the scheduler of `diffusers`."""
-
-    def _stand_ins(self) -> Mapping[str, ModuleType]:
-        # `omegaconf` reads config files, `tqdm` draws progress bars.
-        return {
-            "diffusers": stand_in("diffusers", DDIMScheduler=OneLevelScheduler),
-            "omegaconf": stand_in("omegaconf", OmegaConf=None),
-            "tqdm": stand_in("tqdm", tqdm=lambda iterable, **_: iterable),
-        }
-
-    def _trained(self, made: Any, batch: int, paths: Iterable[str], params: dict[str, Any]) -> Any:
-        """Make and train a denoiser. What it writes to `paths` is thrown away."""
-        channels, _, resolution = self.reference.shape
-        loader = Loader(self.reference, batch)
-        data = SimpleNamespace(name="reference", dataloader=loader, resolution=resolution, in_channels=channels)
-        with TemporaryDirectory() as folder:
-            params = {name: str(Path(folder) / "new") for name in paths} | params
-            model = made(data, str(self.reference.device), num_steps=1, params=params)
-            model.train(data)
-        return model
-
-    def _mean_at(self, z: Tensor, level: Tensor) -> Tensor:
-        scale = self.theirs.scheduler.set_level(level)
-        return self.theirs.denoise(scale * z, torch.tensor(0))
-
-
 class OneLevelScheduler:
     """Replaces `diffusers.DDIMScheduler` in code that reads only ᾱ. Its timestep 0 has the level that was set."""
 
@@ -96,3 +70,40 @@ class Loader:
     def __iter__(self) -> Iterator[Any]:
         for _, x in self.reference.chunks(self.rows):
             yield (x, torch.zeros(len(x))) if self.labelled else x
+
+
+class DDPMAdapter(OneLevelAdapter):
+    """Runs a denoiser of z' that takes its timestep from the scheduler of `diffusers`."""
+
+    module: ClassVar[str]
+    class_name: ClassVar[str]
+    loader_batch = Count(512)  # images in a batch of its data loader
+    # `omegaconf` reads config files, `tqdm` draws progress bars.
+    stand_ins: ClassVar = {
+        "diffusers": stand_in("diffusers", DDIMScheduler=OneLevelScheduler),
+        "omegaconf": stand_in("omegaconf", OmegaConf=None),
+        "tqdm": stand_in("tqdm", tqdm=lambda iterable, **_: iterable),
+    }
+
+    def _params(self) -> dict[str, Any]:
+        """Return the options that are handed to the denoiser."""
+        return {}
+
+    def _make(self) -> Any:
+        module = import_module(self.module)
+        # The index and a copy of the images would be written only to be deleted.
+        if hasattr(module, "save_optimal_index"):
+            vars(module)["save_optimal_index"] = lambda *_: None
+        channels, _, resolution = self.reference.shape
+        loader = Loader(self.reference, self.loader_batch)
+        data = SimpleNamespace(name="reference", dataloader=loader, resolution=resolution, in_channels=channels)
+        # It writes what it computes from the images to files; they are thrown away.
+        with TemporaryDirectory() as folder:
+            params = {name: str(Path(folder) / "new") for name in ("index_path", "wiener_path")} | self._params()
+            model = getattr(module, self.class_name)(data, str(self.reference.device), num_steps=1, params=params)
+            model.train(data)
+        return model
+
+    def _mean_at(self, z: Tensor, level: Tensor) -> Tensor:
+        scale = self.theirs.scheduler.set_level(level)
+        return self.theirs.denoise(scale * z, torch.tensor(0))

@@ -1,8 +1,7 @@
 """The target of the stable target field by its authors (github.com/Newbeeer/stf)."""
 
 from importlib import import_module
-from types import ModuleType
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -11,6 +10,9 @@ from lit_knn.common.errors import InputError
 from lit_knn.estimators.counts import DEFAULT_N, Count, of_images
 from lit_knn.referee.adapters.adapter import Adapter
 from lit_knn.referee.adapters.checkout import Origin, stand_in
+
+# Their decorator, which stores source text in pickles, needs more packages and computes nothing.
+PERSISTENCE = stand_in("torch_utils.persistence", persistent_class=lambda cls: cls)
 
 
 class STFTarget(Adapter):
@@ -30,17 +32,15 @@ class STFTarget(Adapter):
         "the sources of all of them; the weights are computed in float32."
     )
     uses_source = True
-
+    stand_ins: ClassVar = {
+        "torch_utils": stand_in("torch_utils", persistence=PERSISTENCE),
+        PERSISTENCE.__name__: PERSISTENCE,
+    }
     n = Count(DEFAULT_N, of_images)
 
     def __init__(self, checkout: str, n: int | None = None) -> None:
         super().__init__(checkout)
         self.n = n
-
-    def _stand_ins(self) -> dict[str, ModuleType]:
-        # Their decorator, which stores source text in pickles, needs more packages and computes nothing.
-        persistence = stand_in("torch_utils.persistence", persistent_class=lambda cls: cls)
-        return {"torch_utils": stand_in("torch_utils", persistence=persistence), persistence.__name__: persistence}
 
     def _make(self) -> Any:
         return import_module("training.loss").EDMLoss()

@@ -1,37 +1,23 @@
-"""Denoisers of Analytic Diffusion Studio (github.com/analytic-diffusion/analytic-diffusion-studio)."""
+"""Denoisers of Analytic Diffusion Studio, and the one of GoldDiff (github.com/shangxinyi/GoldDiff), which has its form.
 
-from importlib import import_module
-from typing import Any, ClassVar
+The Studio is github.com/analytic-diffusion/analytic-diffusion-studio. All need torchvision, the Studio's FAISS as well.
+"""
+
+from typing import Any
 
 from lit_knn.estimators.counts import Count, of_images
 from lit_knn.referee.adapters.checkout import Origin
 from lit_knn.referee.adapters.ddpm import DDPMAdapter
 
-REPOSITORY = "https://github.com/analytic-diffusion/analytic-diffusion-studio"
-LOADER_BATCH = 512
+STUDIO = Origin(
+    "https://github.com/analytic-diffusion/analytic-diffusion-studio", "79aec54097c0664056057165166d71aa920249b4", "src"
+)
+# GoldDiff's configurations for CIFAR-10 and MNIST set k_min = N/20 and k_max = N/10.
+MIN_SHARE, MAX_SHARE = 20, 10
 
 
-class _Studio(DDPMAdapter):
-    """A denoiser of the Studio. It writes what it computes from the images to files; they are thrown away."""
-
-    origin = Origin(REPOSITORY, "79aec54097c0664056057165166d71aa920249b4", "src")
-    model: ClassVar[str]
-    class_name: ClassVar[str]
-    deterministic = True
-    loader_batch = Count(LOADER_BATCH)
-    params: ClassVar[tuple[str, ...]] = ()  # options that are handed to it
-
-    def _make(self) -> Any:
-        module = import_module(f"local_diffusion.models.{self.model}")
-        # The index and a copy of the images would be written only to be deleted.
-        if hasattr(module, "save_optimal_index"):
-            vars(module)["save_optimal_index"] = lambda *_: None
-        params = {name: getattr(self, name) for name in self.params}
-        return self._trained(getattr(module, self.class_name), self.loader_batch, ["index_path", "wiener_path"], params)
-
-
-class StudioOptimal(_Studio):
-    """The Studio's `optimal`. It needs FAISS and torchvision.
+class StudioOptimal(DDPMAdapter):
+    """The Studio's `optimal`.
 
     Args:
         checkout: folder of a checkout of Analytic Diffusion Studio.
@@ -39,35 +25,36 @@ class StudioOptimal(_Studio):
         rows: latents per call of its code, which holds an array (rows, num_neighbors, d) in float32; null for 16.
     """
 
+    origin, module, class_name = STUDIO, "local_diffusion.models.optimal", "OptimalDenoiser"
     referee_note = (
         "Softmax over the num_neighbors nearest images alone (2,000 by default), with FAISS's float32 distances as "
         "likelihoods: the rest of the set has weight 0, so it is biased where the posterior is wide."
     )
-    model, class_name, params = "optimal", "OptimalDenoiser", ("num_neighbors",)
+    deterministic = True
     num_neighbors = Count(2000, of_images)
 
     def __init__(self, checkout: str, num_neighbors: int | None = None, rows: int | None = None) -> None:
         super().__init__(checkout)
         self.num_neighbors, self.rows = num_neighbors, rows
 
+    def _params(self) -> dict[str, Any]:
+        return {"num_neighbors": self.num_neighbors}
 
-class StudioWiener(_Studio):
-    """The Studio's `wiener`. It needs FAISS and torchvision.
 
-    Args:
-        checkout: folder of a checkout of Analytic Diffusion Studio.
-    """
+class StudioWiener(DDPMAdapter):
+    """The Studio's `wiener`."""
 
+    origin, module, class_name = STUDIO, "local_diffusion.models.wiener", "DenoisingWiener"
     referee_note = (
         "The Wiener filter with the full covariance of the images (divided by N − 1) in float32, with two products of "
         "d × d matrices per call; it is not a posterior mean over the images."
     )
-    model, class_name = "wiener", "DenoisingWiener"
+    deterministic = True
     rows = Count(2**62)
 
 
-class StudioPCALocality(_Studio):
-    """The Studio's `pca_locality`, its authors' own model. It needs FAISS and torchvision.
+class StudioPCALocality(DDPMAdapter):
+    """The Studio's `pca_locality`, its authors' own model.
 
     It holds four arrays (rows, loader_batch, d) in float32, and costs O(N·d²) per z.
 
@@ -80,14 +67,61 @@ class StudioPCALocality(_Studio):
         rows: latents per call of its code; null for 16.
     """
 
+    origin, module, class_name = STUDIO, "local_diffusion.models.pca_locality", "PCALocalityDenoiser"
     referee_note = (
         "Per pixel, a softmax of distances in a neighbourhood of correlated pixels, averaged over the batches of the "
         "data loader with equal weights: with one image per batch it is the data mean at every t."
     )
-    model, class_name, params = "pca_locality", "PCALocalityDenoiser", ("mask_threshold",)
+    deterministic = True
 
     def __init__(
         self, checkout: str, loader_batch: int | None = None, mask_threshold: float = 0.02, rows: int | None = None
     ) -> None:
         super().__init__(checkout)
         self.loader_batch, self.mask_threshold, self.rows = loader_batch, mask_threshold, rows
+
+    def _params(self) -> dict[str, Any]:
+        return {"mask_threshold": self.mask_threshold}
+
+
+class GoldDiff(DDPMAdapter):
+    """The denoiser `ours` of GoldDiff.
+
+    It holds arrays (rows, k_max, d) in float32, and costs O(k·d²) per z.
+
+    Args:
+        checkout: folder of a checkout of shangxinyi/GoldDiff.
+        k_min: images averaged at small t; null for N/20, as in its configurations.
+        k_max: images averaged at large t, and found by the coarse search; null for N/10.
+        low_res_dim: side of the small images of the coarse search; 0 for half of the images' side.
+        mask_threshold: see `StudioPCALocality`; 0.03 for CIFAR-10.
+        rows: latents per call of its code; null for 16.
+    """
+
+    origin = Origin("https://github.com/shangxinyi/GoldDiff", "4c0ba1dcff74f84b4c6d8ead2c3ebc812bbfc786")
+    module, class_name = "methods.ours", "OursDenoiser"
+    referee_note = (
+        "Per pixel, a softmax over k images of distances in a neighbourhood of correlated pixels; the k are the "
+        "nearest of a random subset of the images, which at large t has only k_max of them; the rest has weight 0."
+    )
+
+    def __init__(
+        self,
+        checkout: str,
+        k_min: int | None = None,
+        k_max: int | None = None,
+        low_res_dim: int = 0,
+        mask_threshold: float = 0.02,
+        rows: int | None = None,
+    ) -> None:
+        super().__init__(checkout)
+        self.k_min, self.k_max, self.low_res_dim = k_min, k_max, low_res_dim
+        self.mask_threshold, self.rows = mask_threshold, rows
+
+    def _params(self) -> dict[str, Any]:
+        return {
+            "k_min": self.k_min or max(self.reference.N // MIN_SHARE, 1),
+            "k_max": self.k_max or max(self.reference.N // MAX_SHARE, 1),
+            "low_res_dim": self.low_res_dim,
+            "mask_threshold": self.mask_threshold,
+        }

@@ -1,13 +1,16 @@
-"""The cases of the referee: frozen data, latents and exact means."""
+"""The cases of the referee: data sets, noise levels and the seeds of the latents. All of it is frozen."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from lit_knn.common.errors import InputError
-from lit_knn.data.reading import read_digits
-from lit_knn.referee.cases.case import Case
-from lit_knn.referee.cases.loading import LoadedCase, load_case
-
-__all__ = ["CASES", "Case", "LoadedCase", "case_named", "load_case"]
+from lit_knn.data.reading import read_digits, reference_from
+from lit_knn.reference import ReferenceSet
 
 CIFAR10 = (50_000, 3, 32, 32)
 CIFAR10_LEVELS = (1, 2, 3, 5, 7, 10, 20, 80)
@@ -16,6 +19,71 @@ MILLION_RECIPE = "python -m benchmarks.generate_images CIFAR10.zip million.npy -
 LEVELS64 = (2, 5, 10, 20, 40, 80)
 CELEBA_RECIPE = "lit-knn prepare CELEBA_FOLDER celeba64.npy --size 64 --center-crop"
 IMAGENET_RECIPE = "lit-knn prepare IMAGENET_FOLDER imagenet64.npy --size 64 --center-crop"
+
+
+@dataclass(frozen=True)
+class Case:
+    """A case of the referee."""
+
+    name: str
+    about: str  # the data, in a few words
+    shape: tuple[int, ...]  # (N, *shape) of the stored images
+    levels: tuple[float, ...]  # noise levels t
+    latents: int  # number of latents z at each level
+    repeats: int  # R, calls of a random estimator at each latent
+    images: Callable[[], np.ndarray] | str  # makes the images; or the recipe for a copy that the user names by `--data`
+    hflip: bool = False  # whether mirrored images count, too
+    seed: int = 0  # of the latents
+
+    @property
+    def recipe(self) -> str | None:
+        """How the user gets a copy of the images; None if the case makes them."""
+        return self.images if isinstance(self.images, str) else None
+
+    @property
+    def N(self) -> int:
+        """Number of images, mirrored ones included."""
+        return self.shape[0] * (2 if self.hflip else 1)
+
+    @property
+    def k(self) -> int:
+        """Neighbours of the reference estimator."""
+        return min(2048, self.N // 4)
+
+    @property
+    def n(self) -> int:
+        """Draws of the reference estimator."""
+        return min(256, self.N // 4)
+
+    def reference_set(self, data: Path | None) -> ReferenceSet:
+        """Make or read the images; refuse `data` that are missing, not asked for, or of another shape."""
+        if not isinstance(self.images, str):
+            if data is not None:
+                raise InputError(f"--data {data}: case {self.name} makes its own data")
+            return ReferenceSet(self.images(), hflip=self.hflip)
+        if data is None:
+            raise InputError(f"case {self.name} needs --data PATH: {self.images}")
+        reference = reference_from(data, hflip=self.hflip)
+        stored = reference.images
+        if tuple(stored.shape) != self.shape or stored.dtype != torch.uint8:
+            got = f"{tuple(stored.shape)} {stored.dtype}"
+            raise InputError(f"--data {data}: case {self.name} has images {self.shape} of uint8, got {got}")
+        return reference
+
+    def draw(self, reference: ReferenceSet, number: int) -> tuple[Tensor, Tensor]:
+        """Return the images x and the noise ε of the first `number` latents, (number, *shape), float64.
+
+        Images are drawn without replacement. NumPy draws both: the normal numbers of PyTorch depend on the CPU.
+        """
+        ids = np.random.default_rng([self.seed, 0]).permutation(reference.N)[:number]
+        x = reference.gather(torch.from_numpy(ids)).double()
+        noise = [np.random.default_rng([self.seed, 1 + i]).standard_normal(reference.shape) for i in range(number)]
+        return x, torch.from_numpy(np.stack(noise))
+
+
+def noisy(x: Tensor, noise: Tensor, t: float) -> Tensor:
+    """Return z = x + t ε, rounded once to float32."""
+    return (x + t * noise).float()
 
 
 def digits() -> np.ndarray:

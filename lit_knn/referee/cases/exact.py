@@ -11,7 +11,7 @@ from torch import Tensor
 from lit_knn.common.progress import progress_bar
 from lit_knn.estimators.exact import float_sums
 from lit_knn.metrics.kept_results import load_tensors, save_tensors
-from lit_knn.referee.cases.case import noisy
+from lit_knn.referee.cases import noisy
 from lit_knn.reference import ReferenceSet, to_model_space
 
 # The second method reads about so many numbers at each noise level, and does so for at least one latent.

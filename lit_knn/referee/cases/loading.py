@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from lit_knn.common.errors import InputError
+from lit_knn.referee.cases import Case, noisy
 from lit_knn.referee.cases import exact as exact_means
-from lit_knn.referee.cases.case import Case, noisy
 from lit_knn.referee.cases.exact import ExactMeans
 from lit_knn.reference import ReferenceSet
 
@@ -42,12 +42,7 @@ class LoadedCase:
 
 
 def load_case(case: Case, data: Path | None, latents: int | None, cache: Path | None) -> LoadedCase:
-    """Load a case, and compare it with its record; the arguments are explained by `referee` and `Options`.
-
-    Raises:
-        InputError: the data are missing or other than recorded; latents out of range; latents or means differ from the
-            recorded ones.
-    """
+    """Load a case; refuse it if data, latents or means are other than recorded. See `referee` for the arguments."""
     number = case.latents if latents is None else latents
     if not 2 <= number <= case.latents:
         raise InputError(f"--latents {number}: case {case.name} has 2 to {case.latents}")
@@ -58,8 +53,7 @@ def load_case(case: Case, data: Path | None, latents: int | None, cache: Path | 
         return loaded
     found = record_of(loaded)
     if found["latents"] != known["latents"]:
-        hashes = f"{found['latents'][:12]}, not {known['latents'][:12]}"
-        raise InputError(f"case {case.name}: the latents have the hash {hashes}")
+        raise InputError(f"case {case.name}: the latents are not those that are recorded")
     for t, sums in found["means"].items():
         if not np.allclose(sums, known["means"][t], rtol=0, atol=TOLERANCE):
             told = f"the exact means sum to {sums}, recorded is {known['means'][t]}"

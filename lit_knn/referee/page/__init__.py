@@ -18,9 +18,6 @@ def write_page(results: Sequence[Path], stem: Path) -> list[Path]:
     """Write STEM.md, STEM.png and STEM_over_t.png from tables of results; return the paths.
 
     With several cases, each has pictures of its own, STEM_1.png and STEM_1_over_t.png for the first.
-
-    Raises:
-        InputError: a table is none of the referee's, or of another version of its protocol.
     """
     all_results = read_results(results)
     several = len(all_results) > 1

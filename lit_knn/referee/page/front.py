@@ -13,32 +13,17 @@ ROUNDING = 1e-12
 Point = tuple[float, float]
 
 
-def pareto_front(points: Sequence[Point]) -> list[bool]:
-    """Return which points (time, error) no other point beats, by being less in one and not more in the other.
-
-    Equal points are all on the front, or none. A point with a NaN is never on it.
-    """
-
-    def beaten(point: Point) -> bool:
-        return any(other != point and other[0] <= point[0] and other[1] <= point[1] for other in points)
-
-    return [_known(point) and not beaten(point) for point in points]
-
-
 def fronts(points: Sequence[Point]) -> list[int | None]:
-    """Number the fronts: 1 is that of all points, 2 that of the rest, and so on; None for a point with a NaN."""
-    places: list[int | None] = [None] * len(points)
-    rest, place = [i for i, point in enumerate(points) if _known(point)], 1
-    while rest:
-        on_front = pareto_front([points[i] for i in rest])
-        for i, beaten_by_none in zip(rest, on_front, strict=True):
-            places[i] = place if beaten_by_none else None
-        rest, place = [i for i in rest if places[i] is None], place + 1
-    return places
+    """Number the fronts of points (time, error): nothing beats those of front 1, only front 1 those of front 2, etc.
 
-
-def _known(point: Point) -> bool:
-    return not any(map(math.isnan, point))
+    A point beats another by being less in one and not more in the other. A point with a NaN has no front.
+    """
+    places: dict[Point, int] = {}
+    for time, error in sorted({point for point in points if not any(map(math.isnan, point))}):
+        # No point that comes later is faster, so the earlier ones with no more error beat this one.
+        beaten_by = [place for (_, other), place in places.items() if other <= error]
+        places[time, error] = 1 + max(beaten_by, default=0)
+    return [places.get(point) for point in points]
 
 
 @dataclass(frozen=True)
@@ -57,12 +42,12 @@ def ranked(results: Results) -> list[Ranked]:
     """Order the entries by overall front, then by time. Entries without a front come last."""
     entries, levels = results.entries, results.levels
     points = [overall(entry, results) for entry in entries]
-    front = {t: pareto_front([(e.value(t, "time_ratio"), counted(e.value(t, "mse"))) for e in entries]) for t in levels}
+    at_levels = {t: fronts([(e.value(t, "time_ratio"), counted(e.value(t, "mse"))) for e in entries]) for t in levels}
     places = fronts(points)
     # An entry without a front has no time to sort by.
     order = sorted(range(len(entries)), key=lambda i: (places[i] or math.inf, points[i] if places[i] else ()))
     return [
-        Ranked(number, entries[i], places[i], *points[i], frozenset(t for t in levels if front[t][i]))
+        Ranked(number, entries[i], places[i], *points[i], frozenset(t for t in levels if at_levels[t][i] == 1))
         for number, i in enumerate(order, start=1)
     ]
 

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from lit_knn.figures.style import dress, looks
-from lit_knn.referee.page.front import ROUNDING, Ranked, counted, counted_ratio, pareto_front, reference_mse
+from lit_knn.referee.page.front import ROUNDING, Ranked, counted, counted_ratio, fronts, reference_mse
 from lit_knn.referee.page.results import Results
 
 WIDTH, COLUMNS, SPOTLIGHT_COLUMNS = 10.0, 3, 4
@@ -133,7 +133,7 @@ def _draw_point(axes: Axes, point: Point, style: dict[str, Any], height: float) 
 
 def _draw_front(axes: Axes, points: Sequence[Point]) -> None:
     corners = [(point.time, point.error) for point in points]
-    front = sorted(corner for corner, on in zip(corners, pareto_front(corners), strict=True) if on)
+    front = sorted(corner for corner, place in zip(corners, fronts(corners), strict=True) if place == 1)
     if front:
         # From the top above the fastest entry to the right of the most accurate one.
         x = [front[0][0], *(time for time, _ in front), axes.get_xlim()[1]]

@@ -80,9 +80,6 @@ def read_results(paths: Sequence[Path]) -> list[Results]:
     """Read tables of results; return the results of each case, in order of appearance.
 
     Where an entry was measured at the same noise level more than once, the row of the latest date counts.
-
-    Raises:
-        InputError: a file has no rows, or another protocol.
     """
     cases: dict[tuple[str, ...], list[Row]] = {}
     for path in paths:
