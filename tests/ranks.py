@@ -13,7 +13,7 @@ from tests import ROOT
 SECONDS = 120
 SERVER = multiprocessing.get_context("forkserver")
 PROBES = ["tests.class_probe", "tests.index_probe", "tests.sharded_probe", "tests.ddp_probe", "tests.signal_probe"]
-SERVER.set_forkserver_preload(["lit_knn.commands.cli.cli", "tests.ranks", *PROBES])
+SERVER.set_forkserver_preload(["lit_knn.commands.cli.command", "tests.ranks", *PROBES])
 
 
 class Done(NamedTuple):

@@ -50,10 +50,8 @@ class RunFolder:
     path: Path
     made: tuple[Path, ...] = ()
 
-    # Reading
-
     def config(self, name: str = CONFIG_NAME) -> dict[str, Any]:
-        """Read a configuration; raise InputError if it is missing, unreadable or not from a training run."""
+        """Read a configuration; raise InputError if it is missing or not that of a training run."""
         import yaml  # What needs no configuration needs no YAML either.
 
         path = self.path / name
@@ -74,8 +72,7 @@ class RunFolder:
     def earlier(self, name: str) -> list[Path]:
         """List the files `STEM_N.SUFFIX` of earlier parts of the run that went on in this folder, the first one first.
 
-        Args:
-            name: name of the file of the latest part, such as `config.yaml`.
+        `name` is that of the latest part's file, such as `config.yaml`.
         """
         stem, suffix = os.path.splitext(name)
         pattern = re.compile(rf"{re.escape(stem)}_(\d+){re.escape(suffix)}")
@@ -112,11 +109,9 @@ class RunFolder:
         return Path(checkpoint).parent.parent.resolve() == self.path.resolve()
 
     def trained(self, model: Mapping[str, Any], seed: int | None = None) -> bool:
-        """Tell whether the run trained this class of model with this estimator, as far as its configuration tells.
+        """Tell whether the run trained this class of model with this estimator, and with `seed` if one is given.
 
-        Args:
-            model: class path and arguments of the model.
-            seed: ask for this seed, too.
+        An unreadable configuration counts as yes.
         """
         try:
             config = self.config()
@@ -135,9 +130,6 @@ class RunFolder:
         Args:
             folder: the folder of the checkpoints, if it is not RUN/checkpoints; earlier folders are then not searched.
             max_steps: length of the training in steps; −1 if it is not known.
-
-        Raises:
-            InputError: no checkpoint was found, or a configuration is missing or wrong.
         """
         own = self.path / CHECKPOINTS if folder is None else Path(folder)
         found = self._kept(CHECKPOINTS) if folder is None else kept_in(own)
@@ -157,11 +149,7 @@ class RunFolder:
         return dict(sorted(found.items()))
 
     def kept_snapshots(self) -> dict[int, Path]:
-        """Find the snapshots of averages of this run and of those that it was resumed from, by the images seen.
-
-        Raises:
-            InputError: there is none, or a configuration is missing or wrong.
-        """
+        """Find the snapshots of averages of this run and of those that it was resumed from, by the images seen."""
         self.config()  # Refuse a folder that is none of a run, before it gets averages.
         found = self._kept(SNAPSHOTS_FOLDER)
         if not found:
@@ -184,14 +172,8 @@ class RunFolder:
             found = {**earlier, **found}
         return dict(sorted(found.items()))
 
-    # Writing
-
     def lock(self) -> None:
-        """Keep other processes from training in this folder as long as this process lives.
-
-        Raises:
-            InputError: another process trains in it.
-        """
+        """Keep other processes from training in this folder as long as this process lives."""
         file = (self.path / LOCK_NAME).open("a")
         try:
             # Unlike flock, this lock is not shared with processes that a loader of data forks.
@@ -230,8 +212,7 @@ class RunFolder:
 def folder_of_name(trainer: Mapping[str, Any]) -> Path:
     """Return the folder of all runs of a name: that of the first TensorBoard or CSV logger, or else `runs/NAME`.
 
-    Args:
-        trainer: the options of the trainer, with `logger` and `default_root_dir`.
+    `trainer` are its options, with `logger` and `default_root_dir`.
     """
     root = trainer["default_root_dir"] or "."
     for options in _loggers(trainer, FILE_LOGGERS):
@@ -261,9 +242,6 @@ def choose_folder(
         model: class path and arguments of the model.
         command: the command that runs.
         checkpoint: the checkpoint that it starts from, or None.
-
-    Raises:
-        InputError: the logger's version is not the name of a folder.
     """
     parent, version, stem = folder_of_name(trainer), None, version_stem(model)
     given = [v for options in _loggers(trainer, FILE_LOGGERS) if (v := options.get("version")) is not None]
@@ -298,18 +276,11 @@ def newest_checkpoint(
     """Return the newest whole `last.ckpt` of a run's name, model and estimator, and its content.
 
     Runs that compare estimators or seeds may share a name. Damaged checkpoints are left out with a warning.
-
-    Args:
-        trainer: the options of the trainer, with `logger` and `default_root_dir`.
-        model: class path and arguments of the model.
-        to_resume: a fit is to resume from it, see `read_training`.
-        seed: ask for a run with this seed.
-
-    Raises:
-        InputError: there is none.
     """
-    paths = [path for path in checkpoints_of_name(trainer) if RunFolder(path.parent.parent).trained(model, seed)]
-    for path in paths:
+    parent = folder_of_name(trainer)
+    found = [path for path in parent.glob(f"*/{CHECKPOINTS}/{LAST_NAME}") if path.is_file()]
+    paths = [path for path in found if RunFolder(path.parent.parent).trained(model, seed)]
+    for path in sorted(paths, key=lambda path: path.stat().st_mtime_ns, reverse=True):
         try:
             return path, read_training(path, to_resume)
         except InputError as error:
@@ -317,15 +288,8 @@ def newest_checkpoint(
     looked = f"{len(paths)} damaged ones" if paths else "none"
     wanted = "name, model and estimator" if seed is None else f"name, model, estimator and --seed_everything {seed}"
     raise InputError(
-        f"--ckpt_path last: found {looked} in {folder_of_name(trainer)}; it needs a whole {LAST_NAME} of a run with "
-        f"this {wanted}"
+        f"--ckpt_path last: found {looked} in {parent}; it needs a whole {LAST_NAME} of a run with this {wanted}"
     )
-
-
-def checkpoints_of_name(trainer: Mapping[str, Any]) -> list[Path]:
-    """List the last checkpoints of all versions of a run's name, the newest first."""
-    found = [path for path in folder_of_name(trainer).glob(f"*/{CHECKPOINTS}/{LAST_NAME}") if path.is_file()]
-    return sorted(found, key=lambda path: path.stat().st_mtime_ns, reverse=True)
 
 
 def averages_in(folder: str | Path) -> dict[float, Path]:

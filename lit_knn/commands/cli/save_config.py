@@ -20,13 +20,12 @@ NOT_TOLD = frozenset({"data.cache_dir", "data.num_workers", "data.pin_memory", "
 
 
 class SaveConfig(SaveConfigCallback):
-    """Saves `config.yaml` in the run's folder. The file of an earlier part of the run becomes `config_N.yaml`.
+    """Saves `config.yaml` in the run's folder. Another file of an earlier part of the run becomes `config_N.yaml`.
 
     A command that measures in the folder of a run saves `config_validate.yaml` or `config_predict.yaml` instead.
     """
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Save the configuration. If the earlier file has the same content, replace it."""
         run = RunFolder(Path(str(trainer.log_dir)))  # Every rank must read `log_dir`: it is a collective operation.
         saves, earlier = not self.already_saved and trainer.is_global_zero, None
         if stage != "fit" and (run.path / CONFIG_NAME).is_file():
@@ -57,10 +56,7 @@ class SaveConfig(SaveConfigCallback):
 
 
 def flat(options: Mapping[str, Any]) -> Flat:
-    """Flatten the parsed options of a command: `estimator`, `estimator.k`, `net.channels`, `lr`, `data.batch_size`.
-
-    Options that change no result are left out.
-    """
+    """Flatten the options of a command that change its result: `estimator`, `estimator.k`, `lr`, `data.batch_size`."""
     trainer, model = options["trainer"], options["model"]
     told = {"model": model["class_path"], **(model.get("init_args") or {})}
     told |= {name: options.get(name) for name in ("data", "optimizer", "lr_scheduler")}
