@@ -12,7 +12,7 @@ from tests import ROOT
 
 SECONDS = 120
 SERVER = multiprocessing.get_context("forkserver")
-PROBES = ["tests.class_probe", "tests.index_probe", "tests.sharded_probe", "tests.ddp_probe", "tests.signal_probe"]
+PROBES = ["tests.class_probe", "tests.index_probe", "tests.sharded_probe", "tests.ddp_probe"]
 SERVER.set_forkserver_preload(["lit_knn.commands.cli.command", "tests.ranks", *PROBES])
 
 
