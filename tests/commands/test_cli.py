@@ -12,6 +12,7 @@ from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import callbacks
+from lit_knn.commands.average import average
 from main import main, make_cli
 from tests import ROOT
 from tests.command_lines import DEMO, TINY, refusal_of
@@ -169,6 +170,13 @@ def test_a_file_in_the_current_folder_comes_before_an_installed_package_of_its_n
         main(["fit", "-c", DEMO, *TINY, "--model.estimator", "estimators_of_mine.Mine", "--print_config"])
     assert stop.value.code == 0
     assert "class_path: estimators_of_mine.Mine" in capsys.readouterr().out
+
+
+def test_an_average_has_the_weighted_sum_and_the_counts_of_the_last_snapshot():
+    values = [{"weight": torch.tensor([v], dtype=torch.float16), "count": torch.tensor(int(v))} for v in (1.0, 3.0)]
+    made = average([{"averages": [value]} for value in values], np.array([0.25, 0.75]))
+    assert made == {"weight": torch.tensor([2.5]), "count": torch.tensor(3)}
+    assert made["weight"].dtype == torch.float32
 
 
 def test_a_full_disk_names_the_folder_of_the_run(monkeypatch, capsys):

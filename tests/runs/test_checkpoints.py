@@ -289,9 +289,11 @@ def test_a_full_disk_keeps_the_old_checkpoint(good, tmp_path):
         WholeCheckpointIO().save_checkpoint(content, path)
     assert path.read_bytes() == good
     assert os.listdir(tmp_path) == ["last.ckpt"]
-    # There is room again.
-    WholeCheckpointIO().save_checkpoint(content, path)
-    assert torch.equal(read_checkpoint_file(path)["weights"], content["weights"])
+    # There is room again. A checkpoint that was read before is another one.
+    io = WholeCheckpointIO()
+    io.save_checkpoint(content, path)
+    io.keep("another.ckpt", {"weights": torch.ones(1)})
+    assert torch.equal(io.load_checkpoint(path)["weights"], content["weights"])
 
 
 def test_a_training_on_a_full_disk_ends_with_the_checkpoint_before(tmp_path):
