@@ -28,9 +28,6 @@ def snippets(page, language="python"):
     return [code for name, code in FENCED.findall(TEXTS[page]) if name == language]
 
 
-# Python
-
-
 @pytest.fixture
 def files(tmp_path, monkeypatch):
     """A folder with the runs, checkpoints and networks that the pages name."""
@@ -75,16 +72,12 @@ def commands(text):
     return [match[1].strip() for match in found if match]
 
 
-def is_plain(command):
-    """Tell whether it names a config and no option: `tests/configs/test_configs.py` instantiates every config."""
-    return re.fullmatch(r"\w+ -c configs/\S+", command)
-
-
 # tests/project/test_extending.py runs those of its page.
 ALL = {command for page, text in TEXTS.items() if page != "docs/extending.md" for command in commands(text)}
 WITH_CONFIG = ("fit", "validate", "predict", "plan", "best", "probe")
 OF_FILES = sorted(command for command in ALL if command.split()[0] not in WITH_CONFIG)
-COMMANDS = sorted(command for command in ALL if not is_plain(command) and command not in OF_FILES)
+# `tests/configs/test_configs.py` makes every config, so that a command without options is known to work.
+COMMANDS = sorted(c for c in ALL if not re.fullmatch(r"\w+ -c configs/\S+", c) and c not in OF_FILES)
 OF_SUBCOMMANDS = ("--ckpt_path", "--images", "--image_shape", "--gpu_gb", "--run", "--checkpoints", "--out")
 
 
@@ -102,7 +95,6 @@ def test_every_command_is_parsed(command, tmp_path, monkeypatch):
     if subcommand == "best":  # the run's folder has its config
         args = ["-c", "configs/table1/ict_knn.yaml", *args]
     monkeypatch.chdir(ROOT)
-    # tests/configs/test_configs.py instantiates every config.
     monkeypatch.setattr(CLI, "instantiate_classes", lambda self: None)
     make_cli([*args, "--trainer.accelerator", "cpu", "--trainer.devices", "1", "--trainer.num_nodes", "1"], run=False)
 
@@ -123,11 +115,13 @@ HEADERS = {
 }
 
 
-@pytest.mark.parametrize("path", [path for path, text in HEADERS.items() if "lit-knn " in text])
-def test_the_commands_in_the_header_of_a_config_name_files_that_are_there(path):
-    for line in re.findall(r"^#\s+(?:lit-knn|python main\.py) (.*)$", HEADERS[path], flags=re.MULTILINE):
-        names = [arg for arg in shlex.split(line.partition("   ")[0]) if arg.startswith("configs/")]
-        assert [name for name in names if not (ROOT / name).is_file()] == []
+def test_the_commands_in_the_headers_of_configs_name_files_that_are_there():
+    missing = []
+    for path, text in HEADERS.items():
+        for line in re.findall(r"^#\s+(?:lit-knn|python main\.py) (.*)$", text, flags=re.MULTILINE):
+            names = [arg for arg in shlex.split(line.partition("   ")[0]) if arg.startswith("configs/")]
+            missing += [(path, name) for name in names if not (ROOT / name).is_file()]
+    assert missing == []
 
 
 # Links
@@ -153,12 +147,8 @@ def broken_links(page, text):
 
 
 @pytest.mark.parametrize("page", TEXTS)
-def test_every_link_of_a_page_leads_somewhere(page):
+def test_every_link_and_every_file_that_a_page_names_exists(page):
     assert list(broken_links(page, TEXTS[page])) == []
-
-
-@pytest.mark.parametrize("page", TEXTS)
-def test_every_file_that_a_page_names_exists(page):
     text = TEXTS[page].replace("GoldDiff, configs/", "")  # a file of theirs
     configs = re.findall(r"configs/[\w/]+\.yaml", text)
     modules = re.findall(r"python -m ((?:lit_knn|benchmarks|callbacks|tests)[\w.]*)", text)

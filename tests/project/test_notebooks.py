@@ -11,28 +11,22 @@ import torch
 from tests import ROOT
 
 FOLDER = ROOT / "docs" / "notebooks"
-NOTEBOOKS = {path.stem: json.loads(path.read_text()) for path in sorted(FOLDER.glob("*.ipynb"))}
-
-
-def sources(name, kind):
-    return ["".join(cell["source"]) for cell in NOTEBOOKS[name]["cells"] if cell["cell_type"] == kind]
+NOTEBOOKS = {path.stem: json.loads(path.read_text())["cells"] for path in sorted(FOLDER.glob("*.ipynb"))}
 
 
 def run(name):
     names = {}
     with torch.random.fork_rng(), matplotlib.rc_context({"backend": "Agg"}):
-        for source in sources(name, "code"):
-            exec(compile(source, f"{name}.ipynb", "exec"), names)
+        for cell in NOTEBOOKS[name]:
+            if cell["cell_type"] == "code":
+                exec(compile("".join(cell["source"]), f"{name}.ipynb", "exec"), names)
     plt.close("all")
     return names
 
 
-def test_one_dimension():
-    # The last errors are those of the KNN at t = 10.
+def test_the_errors_of_estimators_have_their_order():
+    # The last errors in one dimension are those of the KNN at t = 10.
     assert 0 < run("one_dimension")["errors"][-1] < 1
-
-
-def test_the_score_of_subspace_knn_is_the_best():
     peaks = {name: max(errors) for name, errors in run("score_error")["curves"].items()}
     assert peaks["SubspaceKNN"] < peaks["KNN"] < peaks["STF"] < peaks["one sample"]
 
@@ -45,10 +39,8 @@ def test_an_own_estimator_has_no_variance(capsys):
 
 def test_exact_samples_are_copies_and_hybrid_ones_are_not():
     names = run("memorisation")
-    shares = [
-        names["is_copied"](names["nearest_images"](images, names["reference"])).float().mean()
-        for images in names["samples"].values()
-    ]
+    nearest = [names["nearest_images"](images, names["reference"]) for images in names["samples"].values()]
+    shares = [names["is_copied"](found).float().mean() for found in nearest]
     assert shares[0] > 0.95
     assert shares[-1] < 0.1
 
@@ -62,9 +54,10 @@ def test_a_model_is_trained_in_plain_pytorch():
 
 @pytest.mark.parametrize("name", NOTEBOOKS)
 def test_outputs_are_stored_small_and_links_lead_somewhere(name):
-    codes = [cell for cell in NOTEBOOKS[name]["cells"] if cell["cell_type"] == "code"]
-    assert any(cell["outputs"] for cell in codes)
-    assert not any(output["output_type"] == "error" for cell in codes for output in cell["outputs"])
+    outputs = [output for cell in NOTEBOOKS[name] for output in cell.get("outputs", ())]
+    assert outputs
+    assert "error" not in {output["output_type"] for output in outputs}
     assert (FOLDER / f"{name}.ipynb").stat().st_size < 150_000
-    links = re.findall(r"\]\(([^)#]+)\)", "".join(sources(name, "markdown")))
+    texts = ["".join(cell["source"]) for cell in NOTEBOOKS[name] if cell["cell_type"] == "markdown"]
+    links = re.findall(r"\]\(([^)#]+)\)", "".join(texts))
     assert [link for link in links if not (FOLDER / link).exists()] == []
