@@ -69,6 +69,12 @@ def real_gpu():
 
 
 @pytest.fixture
+def own_folder(tmp_path, monkeypatch):
+    """Work in a folder of the test's own."""
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
 def blank_figures(monkeypatch):
     """Draw nothing into figures: for runs whose tables are looked at, and whose figures other tests look at."""
     monkeypatch.setattr("matplotlib.figure.Figure.draw", lambda self, renderer: None)

@@ -1,8 +1,7 @@
 """`lit-knn average RUN --ema LENGTH...` makes averages of the weights of a run after its training.
 
-`lit_knn.callbacks.PowerAverages` stored snapshots of two averages during the training. The command finds the weighted
-sum of the snapshots with the profile nearest to the wanted one, and writes it as a checkpoint (arXiv 2312.02696,
-Sec. 3.2).
+It writes the weighted sum of the snapshots that `lit_knn.callbacks.PowerAverages` stored during the training with the
+profile nearest to the wanted one (arXiv 2312.02696, Sec. 3.2).
 """
 
 import argparse

@@ -33,13 +33,9 @@ class Facts:
     """Facts of a training for its model card, as plain values; an unknown one is empty.
 
     Attributes:
-        steps: number of optimiser steps.
-        images_seen: number of training images, over all processes.
         hours: time of the training steps, without validations.
-        hardware: names of the hardware.
         data: number and hash of the images, and with a record the class, shape and fingerprint of the data.
         metrics: (images seen, value) by metric; the last value that was measured up to these weights.
-        versions: versions of Python and packages, and the Git revision.
         config: the parts of config.yaml that make the weights, without paths of the machine.
     """
 

@@ -1,7 +1,4 @@
-"""Predict the memory of a run, and whether it fits, before the run starts: `lit-knn plan -c …`.
-
-The plan counts data, index, coordinates, weights and optimiser. It does not count activations, which only a run shows.
-"""
+"""Predict the memory of a run, except activations, and whether it fits, before the run starts: `lit-knn plan -c …`."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -55,14 +52,11 @@ class Part:
 
 @dataclass(frozen=True)
 class Plan:
-    """The planned memory of one rank.
+    """The planned memory of one rank; unknown memories are None.
 
     Attributes:
-        device: device of the run.
-        parts: memory parts on that device.
+        parts: memory parts on the device.
         host: parts that a run on a GPU holds in the machine's memory while it starts.
-        device_memory: memory of the device in bytes, None if unknown.
-        host_memory: memory of the machine in bytes, None if unknown.
         ranks: number of processes that share the machine.
         elsewhere: whether the device belongs to another machine, as the user described it.
     """

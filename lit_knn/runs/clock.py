@@ -15,13 +15,9 @@ NOISE_BANDS = 4
 
 @dataclass(frozen=True)
 class TrainingTime:
-    """Time of the training steps on the first rank, without validations; `+` joins two parts of a run.
+    """Wall-clock time of the training steps on the first rank, without validations; `+` joins two parts of a run.
 
-    Attributes:
-        seconds: wall-clock time.
-        images: number of images trained on in that time, over all ranks.
-        estimator_seconds: seconds spent in the estimator.
-        hardware: names of the hardware, in the order of use.
+    `images` counts those trained on in that time, over all ranks; `hardware` has names in the order of use.
     """
 
     seconds: float = 0.0

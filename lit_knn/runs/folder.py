@@ -80,7 +80,7 @@ class RunFolder:
         return [found[number] for number in sorted(found)]
 
     def start(self) -> str | None:
-        """Return the checkpoint in another folder that the run was resumed from, or None; raise as `config`."""
+        """Return the checkpoint in another folder that the run was resumed from, or None."""
         for name in (CONFIG_NAME, *(path.name for path in reversed(self.earlier(CONFIG_NAME)))):
             start = self.config(name).get("ckpt_path")
             if start is None or not self.holds(start):
@@ -109,10 +109,7 @@ class RunFolder:
         return Path(checkpoint).parent.parent.resolve() == self.path.resolve()
 
     def trained(self, model: Mapping[str, Any], seed: int | None = None) -> bool:
-        """Tell whether the run trained this class of model with this estimator, and with `seed` if one is given.
-
-        An unreadable configuration counts as yes.
-        """
+        """Tell whether the run trained this model with this estimator, and `seed` if given, as far as one can read."""
         try:
             config = self.config()
             own = config["model"]
@@ -189,10 +186,7 @@ class RunFolder:
         _locks.append(file)
 
     def keep_earlier(self, name: str) -> Path | None:
-        """Rename a file of the part of the run before this one to `STEM_N.SUFFIX`; return the new path, if any.
-
-        N counts from 0. It is above the numbers that are there, so that no file is replaced.
-        """
+        """Rename a file of the part before this one to `STEM_N.SUFFIX`, N above those there; return the new path."""
         path = self.path / name
         if not path.is_file():
             return None
@@ -299,10 +293,7 @@ def averages_in(folder: str | Path) -> dict[float, Path]:
 
 
 def version_stem(model: Mapping[str, Any]) -> str:
-    """Return the class of a model's estimator in snake case: `one_sample` for OneSample.
-
-    Without an estimator it is the class of the model: `edm` for LitEDM.
-    """
+    """Return the class of a model's estimator, or of the model, in snake case: `one_sample`, or `edm` for LitEDM."""
     estimator = _estimator(model)
     named = model if estimator is None or not estimator.get("class_path") else estimator
     return WORDS.sub("_", named["class_path"].rpartition(".")[2]).lower().removeprefix("lit_")
@@ -310,8 +301,8 @@ def version_stem(model: Mapping[str, Any]) -> str:
 
 def next_version(parent: Path, stem: str) -> str:
     """Return `stem_N` with the first number above those of the folders in `parent`."""
-    names = [path.name for path in parent.iterdir()] if parent.is_dir() else []
-    numbers = [int(match[1]) for name in names if (match := re.fullmatch(rf"{re.escape(stem)}_(\d+)", name))]
+    pattern = re.compile(rf"{re.escape(stem)}_(\d+)")
+    numbers = [int(match[1]) for path in parent.glob("*") if (match := pattern.fullmatch(path.name))]
     return f"{stem}_{max(numbers, default=-1) + 1}"
 
 

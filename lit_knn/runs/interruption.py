@@ -131,8 +131,7 @@ class EndAtSigterm(pl.Callback):
     """Makes SIGTERM end a validation or a prediction at once, by `SIGTERMException`; Lightning would only note it."""
 
     def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Take over the signal, unless the validation is part of a training, which `Interruption` ends."""
-        if trainer.state.fn != "fit":
+        if trainer.state.fn != "fit":  # `Interruption` ends a training.
             self.on_predict_start(trainer, pl_module)
 
     def on_predict_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:

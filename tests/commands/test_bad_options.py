@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import nn
 
 from lit_knn.commands.cli.trainer_options import check_trainer_options
 from lit_knn.common.errors import InputError, one_line
@@ -37,9 +36,7 @@ OPTIONS = [
 ]  # fmt: skip
 
 
-@pytest.fixture(autouse=True)
-def _work_in_a_folder_of_its_own(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("own_folder")
 
 
 @pytest.mark.parametrize(("options", "message"), OPTIONS, ids=[options for options, _ in OPTIONS])
@@ -67,17 +64,6 @@ def test_control_characters_of_a_file_name_do_not_reach_the_terminal(capsys):
     assert line == r"error: --config a\x1b[31m\nb\u202e.yaml: no such file"
 
 
-def test_a_part_has_the_same_name_in_a_file_as_on_the_command_line(capsys):
-    Path("own.yaml").write_text("model: {init_args: {estimator: estimators/stf.yaml}}\n")
-    with pytest.raises(SystemExit):
-        main(["fit", "-c", DEMO, *TINY, "-c", "own.yaml", "--print_config"])
-    in_file = capsys.readouterr().out
-    with pytest.raises(SystemExit):
-        main(["fit", "-c", DEMO, *TINY, "--model.estimator", "estimators/stf.yaml", "--print_config"])
-    assert "lit_knn.estimators.STF" in in_file
-    assert in_file == capsys.readouterr().out
-
-
 def test_a_driver_without_a_usable_gpu_is_told(tmp_path, monkeypatch):
     # This machine stands for one whose driver is too old for PyTorch.
     monkeypatch.setattr("lit_knn.commands.cli.trainer_options.NVIDIA_DRIVER", tmp_path)
@@ -85,24 +71,6 @@ def test_a_driver_without_a_usable_gpu_is_told(tmp_path, monkeypatch):
     options = [*TINY, "--trainer.accelerator", "auto", "--trainer.logger", "false"]
     with pytest.warns(UserWarning, match="has an NVIDIA driver, but PyTorch .* finds no GPU"):
         make_cli(["-c", DEMO, *options], run=False)
-
-
-class TwoOutputs(nn.Module):
-    """A network that is called as ours are, and returns a pair."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(()))
-
-    def forward(self, z_scaled, noise_label, class_label=None):
-        return z_scaled * self.weight, noise_label
-
-
-@pytest.mark.filterwarnings("ignore")
-def test_a_net_that_returns_no_images_is_refused(capsys):
-    args = ["--model.net", "tests.commands.test_bad_options.TwoOutputs", "--trainer.logger", "false"]
-    line = refusal_of(["fit", "-c", DEMO, *TINY[:2], *TINY[4:], *args], capsys)
-    assert "the net does not accept images of shape (1, 8, 8)" in line
 
 
 def test_debug_shows_the_traceback_and_nothing_else_does(capsys):

@@ -19,10 +19,7 @@ from tests.command_lines import DEMO, TINY, refusal_of
 from tests.image_files import image_folder
 from tests.trained_runs import last
 
-
-@pytest.fixture(autouse=True)
-def _work_in_a_folder_of_its_own(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("own_folder")
 
 
 @pytest.fixture

@@ -21,10 +21,7 @@ from lit_knn.runs.record import Record
 from main import main, make_cli
 from tests.command_lines import DEMO, TINY, refusal_of
 
-
-@pytest.fixture(autouse=True)
-def _work_in_a_folder_of_its_own(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("own_folder")
 
 
 def leave_run(name, estimator, seconds=1.0, images=1000, estimator_seconds=0.0, lr=1e-4, distances=(), **options):

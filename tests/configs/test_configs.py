@@ -40,9 +40,7 @@ def parse(name, *args):
         return make_cli(["-c", str(CONFIGS / name), "--trainer.accelerator", "cpu", *args], run=False)
 
 
-@pytest.fixture(autouse=True)
-def _work_in_a_folder_of_its_own(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("own_folder")
 
 
 @pytest.fixture

@@ -78,19 +78,6 @@ def test_the_other_snippets_run(tmp_path, monkeypatch):
     assert names["samples"].isfinite().all()
 
 
-class ByFormula(Process):
-    """A process that defines only its two methods."""
-
-    def __init__(self, formula):
-        self.formula = formula
-
-    def sigma(self, t):
-        return self.formula(t)
-
-    def scale(self, t):
-        return torch.ones_like(t)
-
-
 @pytest.mark.parametrize(
     "formula",
     [
@@ -100,7 +87,8 @@ class ByFormula(Process):
     ],
 )
 def test_a_noise_level_that_a_process_never_has_is_refused(formula):
-    process, between = ByFormula(formula), torch.tensor([0.1, 30.0])
+    methods = {"sigma": lambda self, t: formula(t), "scale": lambda self, t: torch.ones_like(t)}
+    process, between = type("ByFormula", (Process,), methods)(), torch.tensor([0.1, 30.0])
     found = process.t_of_sigma(between)
     assert found.dtype == torch.float32
     # The rounding of t to float32 changes σ by far less than this.

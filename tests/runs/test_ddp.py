@@ -24,9 +24,7 @@ from tests.toys import pixels
 SLOW = pytest.mark.slow
 
 
-@pytest.fixture(autouse=True)
-def _work_in_a_folder_of_its_own(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("own_folder")
 
 
 def run_demo(folder, devices, *options, program=None, steps=4):

@@ -17,13 +17,10 @@ from main import main
 from tests.command_lines import DEMO, ROOT, TINY, refusal_of
 from tests.trained_runs import last
 
-OFTEN = ["--trainer.max_steps", "2", "--trainer.val_check_interval", "2", "--trainer.log_every_n_steps", "1"]
 TABLE = ["--trainer.logger", "CSVLogger", "--trainer.logger.save_dir", "runs"]
 
 
-@pytest.fixture(autouse=True)
-def _work_in_a_folder_of_its_own(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("own_folder")
 
 
 def test_a_tuned_model_goes_on_and_samples_without_the_file_it_started_from(trained_run, capsys):
@@ -47,26 +44,18 @@ def test_a_tuned_model_goes_on_and_samples_without_the_file_it_started_from(trai
         assert f"error: LitECT: start={said}" in refusal_of(["fit", *options, "--model.start", start], capsys)
 
 
-@pytest.mark.filterwarnings("ignore:.* the default ")
-def test_a_flow_trains_measures_and_samples(capsys):
-    tiny = ["-c", str(ROOT / "configs" / "flow" / "digits.yaml"), *TINY[:2], "--model.net.channels", "8", *OFTEN]
-    tiny += ["--model.sampling_steps", "3", "--trainer.limit_val_batches", "1"]
+def test_a_flow_trains_in_bf16_measures_and_samples(trained_run):
+    options = [*trained_run("flow")[1], *TABLE, "--model.sampling_steps", "3", "--trainer.max_steps", "2"]
     callbacks = ["--trainer.callbacks+", "lit_knn.callbacks.Memorisation", "--trainer.callbacks.num_samples", "70"]
     callbacks += ["--trainer.callbacks+", "lit_knn.callbacks.NetworkSpeed", "--trainer.callbacks.compile", "false"]
-    main(["fit", *tiny, *callbacks, *TABLE, "--trainer.precision", "bf16-mixed"])
+    main(["fit", *options, *callbacks, "--trainer.precision", "bf16-mixed"])
     (log,) = Path("runs").rglob("metrics.csv")
     names = {name for row in read_rows(log) for name, value in row.items() if value}
     assert {"samples/fd_pixels", "samples/copied_fraction", "val/loss", "val/target_mse", "train/augmented"} <= names
     assert any(name.startswith("train/loss_t_0.25_to_0.5") for name in names)
     (path,) = Path("runs").rglob("last.ckpt")
-    capsys.readouterr()
-    main(["report", str(path.parent.parent)])
-    assert "k=256, n=64)" in capsys.readouterr().out  # These are defaults, which the config leaves open.
-    euler = ["--model.sampler.solver", "lit_knn.sampling.solvers.euler_step"]
-    for name, options in (("heun", []), ("euler", euler)):
-        places = ["--trainer.logger.save_dir", name, "--data.predict_samples", "3"]
-        main(["predict", *tiny, *options, *places, "--ckpt_path", str(path)])
-        assert len(list(Path(name).rglob("00*.png"))) == 3
+    main(["predict", *options, "--ckpt_path", str(path), "--data.predict_samples", "3"])
+    assert len(list(Path("runs").rglob("00*.png"))) == 3
 
 
 # Loggers
@@ -91,21 +80,6 @@ def session_of(folder):
     return {name: getattr(value, value.WhichOneof("kind")) for name, value in start.items()}, events
 
 
-def test_tensorboard_compares_runs_by_their_options_and_results():
-    more = ["--trainer.val_check_interval", "1", "--trainer.accumulate_grad_batches", "2"]
-    more += ["--data.index", "FaissIndex", "--trainer.precision", "bf16-mixed"]
-    main(["fit", "-c", DEMO, *TINY, *more])
-    told, events = session_of(Path("runs/demo"))
-    # The tab reads the results of these scalars.
-    assert {"samples/fd_pixels", "val/loss"} <= set(events.Tags()["scalars"])
-    assert "hp_metric" not in events.Tags()["scalars"]
-    expected = {"estimator": "KNN", "estimator.k": 32, "estimator.n": 8, "net": "UNet", "net.channels": 8}
-    expected |= {"data": "Digits", "data.batch_size": 32, "data.index": "FaissIndex", "data.index.factory": "Flat"}
-    expected |= {"model": "LitICT", "seed": 0, "solver": "heun_step", "lr": 3e-3}
-    expected |= {"max_steps": 1, "precision": "bf16-mixed", "accumulate_grad_batches": 2}
-    assert {name: told.get(name) for name in expected} == expected
-
-
 def test_the_loggers_of_the_documentation_together_get_pictures_and_options(monkeypatch):
     wandb = pytest.importorskip("wandb")
     pytest.importorskip("mlflow")
@@ -114,13 +88,22 @@ def test_the_loggers_of_the_documentation_together_get_pictures_and_options(monk
     section = (ROOT / "docs" / "command_line.md").read_text().split("## Loggers")[1].split("\n## ")[0]
     (snippet,) = re.findall(r"```yaml\n(.*?)```", section, flags=re.DOTALL)
     Path("loggers.yaml").write_text(snippet)
-    main(["fit", "-c", DEMO, *TINY, "--trainer.val_check_interval", "1", "-c", "loggers.yaml"])
+    more = ["--trainer.val_check_interval", "1", "--trainer.accumulate_grad_batches", "2"]
+    more += ["--data.index", "FaissIndex", "--trainer.precision", "bf16-mixed"]
+    main(["fit", "-c", DEMO, *TINY, *more, "-c", "loggers.yaml"])
     run = Path("runs/mine/knn_0")
     grid = picture(next(run.rglob("step_0000001_1-step.png")))
     for store in (Path("mlflow"), next(Path().rglob("offline-run-*"))):
         assert any(np.array_equal(grid, picture(path)) for path in store.rglob("*.png"))
+    # TensorBoard compares runs by their options and by the results in these scalars.
     told, events = session_of(run)
-    assert told["estimator"] == "KNN"
+    assert {"samples/fd_pixels", "val/loss"} <= set(events.Tags()["scalars"])
+    assert "hp_metric" not in events.Tags()["scalars"]
+    expected = {"estimator": "KNN", "estimator.k": 32, "estimator.n": 8, "net": "UNet", "net.channels": 8}
+    expected |= {"data": "Digits", "data.batch_size": 32, "data.index": "FaissIndex", "data.index.factory": "Flat"}
+    expected |= {"model": "LitICT", "seed": 0, "solver": "heun_step", "lr": 3e-3}
+    expected |= {"max_steps": 1, "precision": "bf16-mixed", "accumulate_grad_batches": 2}
+    assert {name: told.get(name) for name in expected} == expected
     tag = next(tag for tag in events.Tags()["images"] if "grid" in tag or "sampl" in tag)
     Path("shown.png").write_bytes(events.Images(tag)[0].encoded_image_string)
     assert np.array_equal(picture("shown.png"), grid)

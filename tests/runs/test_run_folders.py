@@ -11,7 +11,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-import pytorch_lightning as pl
 import torch
 import yaml
 from pytorch_lightning.loggers import CSVLogger
@@ -20,7 +19,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from lit_knn.callbacks import SampleGrid
 from lit_knn.common.errors import InputError
 from lit_knn.common.tables import read_rows
-from lit_knn.runs.folder import RunFolder, choose_folder, folder_of_name
+from lit_knn.runs.folder import RunFolder, choose_folder
 from lit_knn.runs.record import read_record
 from main import main
 from tests.command_lines import DEMO, ROOT, TINY, refusal_of
@@ -39,9 +38,7 @@ TENSORBOARD = "pytorch_lightning.loggers.TensorBoardLogger"
 MODEL = {"class_path": "lit_knn.modules.ict.LitICT"}
 
 
-@pytest.fixture(autouse=True)
-def _work_in_a_folder_of_its_own(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("own_folder")
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +51,7 @@ def kept(tmp_path_factory):
 
 
 @pytest.fixture
-def trained(kept):
+def trained(kept, own_folder):
     """Copies that run into the current folder."""
     shutil.copytree(kept, ".", dirs_exist_ok=True)
 
@@ -223,25 +220,15 @@ def test_a_run_is_named_after_its_estimator_and_numbered_above_those_of_the_name
     assert chosen == {tmp_path / "lightning_logs" / f"ict_{number}" for number in range(16)}
 
 
-@pytest.mark.parametrize(("version", "folder"), [("mine", "mine"), (7, "version_7"), ("", None), ("..", None)])
-def test_a_version_of_ones_own_stays_if_it_is_the_name_of_a_folder(version, folder, tmp_path):
-    options = {"default_root_dir": str(tmp_path), "logger": [logger(TENSORBOARD), logger(CSV, version=version)]}
-    if folder is None:
+def test_a_run_lies_where_the_logger_of_the_options_writes():
+    for own in ({"name": "own"}, {"name": None}, {"save_dir": "elsewhere"}, {"version": "mine"}, {"version": 7}):
+        options = {"default_root_dir": "root", "logger": [logger(TENSORBOARD, **own), logger(CSV, **own)]}
+        expected = Path(CSVLogger(**{"save_dir": "root", "version": "ict_0", **own}).log_dir)
+        assert choose_folder(options, MODEL).path == expected
+    for version in ("", ".."):
+        options = {"default_root_dir": "root", "logger": [logger(TENSORBOARD), logger(CSV, version=version)]}
         with pytest.raises(InputError, match=r"trainer\.logger\.version must be the name of a folder"):
             choose_folder(options, MODEL)
-    else:
-        assert choose_folder(options, MODEL).path == tmp_path / "lightning_logs" / folder
-
-
-@pytest.mark.parametrize("own", [True, {"name": "own"}, {"name": None}, {"save_dir": "elsewhere"}])
-def test_runs_of_a_name_lie_where_the_logger_of_the_options_writes(own):
-    options = {"default_root_dir": "root", "logger": own}
-    if own is True:
-        folder = pl.Trainer(**options, enable_progress_bar=False, accelerator="cpu").log_dir
-    else:
-        folder = CSVLogger(**{"save_dir": "root", **own}).log_dir
-        options["logger"] = [logger(CSV, **own)]
-    assert folder_of_name(options) == Path(folder).parent
 
 
 @pytest.mark.usefixtures("trained")

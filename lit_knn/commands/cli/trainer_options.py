@@ -25,10 +25,7 @@ NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")
 
 
 def check_trainer_options(options: Mapping[str, Any], command: str, elsewhere: bool = False) -> None:
-    """Raise InputError for the first option of the trainer that is out of its range for `command`.
-
-    `elsewhere` says that the command plans for another machine.
-    """
+    """Refuse the first option of the trainer that is out of its range; `elsewhere`: in a plan for another machine."""
     if options.get(WORK.get(command, "")) == 0:
         raise InputError(f"trainer.{WORK[command]} must be above 0: {command} would do nothing")
     clip = options.get("gradient_clip_val")
