@@ -310,20 +310,20 @@ def test_a_signal_ends_a_command_without_training_at_once(command, hook, signum,
 @pytest.mark.filterwarnings("ignore:.*an older checkpoint is used")
 def test_last_is_the_newest_whole_checkpoint_of_the_name(capsys):
     assert "--ckpt_path last: found none in runs/demo; it needs" in refused(capsys, 1, "--ckpt_path", "last")
-    for number, name in enumerate(("knn_10", "knn_9", "knn_8")):
+    for number, name in enumerate(("knn_9", "knn_10", "knn_8")):
         fit(2 + number, *BARE, *(["--ckpt_path", "last"] if number else []), "--trainer.logger.version", name)
     fit(1, *BARE, "--trainer.logger.name", "another")
-    assert (start_of("knn_9"), start_of("knn_8")) == (str(last("knn_10")), str(last("knn_9")))
+    assert (start_of("knn_10"), start_of("knn_8")) == (str(last("knn_9")), str(last("knn_10")))
     content = bytearray(last("knn_8").read_bytes())
     content[len(content) // 2] ^= 4
     last("knn_8").write_bytes(content)
     assert "is damaged: the checksum" in refused(capsys, 5, "--ckpt_path", last("knn_8"))
-    checkpoint = torch.load(last("knn_9"), weights_only=True)
+    checkpoint = torch.load(last("knn_10"), weights_only=True)
     del checkpoint["optimizer_states"]
-    torch.save(checkpoint, last("knn_9"))
-    assert "cannot be resumed from: the checkpoint has no opt" in refused(capsys, 5, "--ckpt_path", last("knn_9"))
+    torch.save(checkpoint, last("knn_10"))
+    assert "cannot be resumed from: the checkpoint has no opt" in refused(capsys, 5, "--ckpt_path", last("knn_10"))
     fit(5, *BARE, "--ckpt_path", "last", "--trainer.logger.version", "on")
-    assert start_of("on") == str(last("knn_10"))
+    assert start_of("on") == str(last("knn_9"))
     line = refused(capsys, 5, "--ckpt_path", LAST, "--weights_only", "false", command="predict")
     assert "it is refused" in line
 
