@@ -1,18 +1,24 @@
-"""The pages work: their Python runs, their commands are parsed, and their links, anchors and files exist."""
+"""The pages and notebooks work: their Python runs, their commands are parsed, and their links and files exist."""
 
+import csv
+import json
 import re
 import shlex
 import subprocess
 import sys
 from pathlib import Path
 
+import matplotlib
+import matplotlib.pyplot as plt
 import pytest
 import torch
 
 from lit_knn.commands.cli.cli import CLI
+from lit_knn.common.errors import InputError
 from lit_knn.sampling.loading import load_network
+from lit_knn.theory.noise import Process
 from main import main, make_cli
-from tests import ROOT
+from tests.command_lines import ROOT, refusal_of
 from tests.networks import write_own, write_published
 from tests.trained_runs import leave_run
 
@@ -72,7 +78,6 @@ def commands(text):
     return [match[1].strip() for match in found if match]
 
 
-# tests/project/test_extending.py runs those of its page.
 ALL = {command for page, text in TEXTS.items() if page != "docs/extending.md" for command in commands(text)}
 WITH_CONFIG = ("fit", "validate", "predict", "plan", "best", "probe")
 OF_FILES = sorted(command for command in ALL if command.split()[0] not in WITH_CONFIG)
@@ -177,3 +182,144 @@ def test_the_site_builds_without_a_warning(tmp_path):
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)]
     subprocess.run(command, cwd=ROOT, check=True)
     assert "KNN" in (tmp_path / "api" / "estimators" / "index.html").read_text()
+
+
+# docs/extending.md: every command runs classes outside the project, from another folder
+
+SNIPPETS = re.findall(
+    r'^```python(?: title="(\S+)")?\n(.*?)^```', TEXTS["docs/extending.md"], flags=re.DOTALL | re.MULTILINE
+)
+TINY = ["--trainer.accelerator", "cpu", "--trainer.devices", "1", "--trainer.enable_progress_bar", "false"]
+SHORT = ["--trainer.max_steps", "2", "--trainer.callbacks", "[]"]
+SHORT += ["--trainer.val_check_interval", "2", "--data.val_images", "16", "--data.batch_size", "16"]
+FEW = {"num_z": "4", "repeats": "2", "noise_levels": "3"}
+
+
+@pytest.fixture
+def outside(tmp_path, monkeypatch):
+    """A working folder with the files of docs/extending.md; their modules are removed from sys.modules afterwards."""
+    for name, code in SNIPPETS:
+        if name:
+            (tmp_path / name).write_text(code)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry not in ("", str(ROOT))])
+    yield tmp_path
+    for name, _ in SNIPPETS:
+        sys.modules.pop(name.removesuffix(".py"), None)
+
+
+def arguments(command):
+    """The command's arguments, and options that make it small."""
+    few = [part for name, n in FEW.items() for part in (f"--trainer.callbacks.{name}", n)]
+    small = {"plan": [], "validate": [*TINY, *few], "fit": [*TINY, *SHORT]}
+    return [*shlex.split(command), *small[command.partition(" ")[0]]]
+
+
+@pytest.mark.parametrize("command", commands(TEXTS["docs/extending.md"]))
+def test_every_command_of_the_page_on_extending_runs(command, outside, capsys):
+    main(arguments(command))
+    if command.startswith("plan"):
+        out = capsys.readouterr().out
+        assert re.search(r"index +\d", out)
+        assert "NOT KNOWN" not in out
+    if command.startswith("validate"):
+        (table,) = outside.rglob("estimator_error.csv")
+        rows = [row for row in csv.DictReader(table.open()) if row["estimator"] == "Nearest"]
+        # A deterministic estimator is measured once at each latent.
+        assert [row["mu_variance"] for row in rows] == ["", "", ""]
+    if command.startswith("fit"):
+        assert list(outside.rglob("last.ckpt"))
+
+
+@pytest.mark.parametrize(("answer", "got"), [("None", "None"), ("loss", "(16,)")])
+def test_an_objective_that_is_no_scalar_is_refused(answer, got, outside, capsys):
+    name = f"objective_{answer.lower()}"
+    code = "from lit_knn.modules.edm import LitEDM\nclass Own(LitEDM):\n    objective = lambda self, loss, x: "
+    (outside / f"{name}.py").write_text(code + answer)
+    command = f"fit -c table2/digits --model {name}.Own --model.net mine_net.Small --model.augmentation null"
+    line = refusal_of(arguments(command), capsys)
+    assert line == f"error: Own: objective must return a scalar tensor, got {got}"
+
+
+def test_the_other_snippets_of_the_page_run(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    names = {}
+    for name, code in SNIPPETS:
+        if not name:
+            exec(compile(code, "extending.md", "exec"), names)
+    assert names["samples"].shape == (8, 1, 8, 8)
+    assert names["samples"].isfinite().all()
+
+
+@pytest.mark.parametrize(
+    "formula",
+    [
+        lambda t: 50 * t.tanh(),  # never reaches 80
+        lambda t: 40 * (1 - (1 - t.square()).sqrt()),  # not defined beyond t = 1
+        lambda t: 0.01 * 8000**t,  # begins above 0.002
+    ],
+)
+def test_a_noise_level_that_a_process_never_has_is_refused(formula):
+    methods = {"sigma": lambda self, t: formula(t), "scale": lambda self, t: torch.ones_like(t)}
+    process, between = type("ByFormula", (Process,), methods)(), torch.tensor([0.1, 30.0])
+    found = process.t_of_sigma(between)
+    assert found.dtype == torch.float32
+    # The rounding of t to float32 changes σ by far less than this.
+    torch.testing.assert_close(process.sigma(found.double()), between.double(), rtol=1e-4, atol=0)
+    with pytest.raises(InputError, match=r"ByFormula: no t has the noise level σ\(t\)=(80|0.002)"):
+        process.t_of_sigma(torch.tensor([0.002, 1.0, 80.0]))
+
+
+# Notebooks: their cells run one after the other, in this process
+
+FOLDER = ROOT / "docs" / "notebooks"
+NOTEBOOKS = {path.stem: json.loads(path.read_text())["cells"] for path in sorted(FOLDER.glob("*.ipynb"))}
+
+
+def run(name):
+    names = {}
+    with torch.random.fork_rng(), matplotlib.rc_context({"backend": "Agg"}):
+        for cell in NOTEBOOKS[name]:
+            if cell["cell_type"] == "code":
+                exec(compile("".join(cell["source"]), f"{name}.ipynb", "exec"), names)
+    plt.close("all")
+    return names
+
+
+def test_the_errors_of_estimators_have_their_order():
+    # The last errors in one dimension are those of the KNN at t = 10.
+    assert 0 < run("one_dimension")["errors"][-1] < 1
+    peaks = {name: max(errors) for name, errors in run("score_error")["curves"].items()}
+    assert peaks["SubspaceKNN"] < peaks["KNN"] < peaks["STF"] < peaks["one sample"]
+
+
+def test_an_own_estimator_has_no_variance(capsys):
+    rows = run("own_estimator")["rows"]
+    assert {row["mu_variance"] for row in rows if row["estimator"].startswith("Nearest")} == {""}
+    assert "z must be (B, 1, 8, 8), got (2, 3)" in capsys.readouterr().out
+
+
+def test_exact_samples_are_copies_and_hybrid_ones_are_not():
+    names = run("memorisation")
+    nearest = [names["nearest_images"](images, names["reference"]) for images in names["samples"].values()]
+    shares = [names["is_copied"](found).float().mean() for found in nearest]
+    assert shares[0] > 0.95
+    assert shares[-1] < 0.1
+
+
+def test_a_model_is_trained_in_plain_pytorch():
+    names = run("plain_pytorch")
+    losses = names["losses"]
+    assert sum(losses[-10:]) < 0.7 * sum(losses[:10])
+    assert names["samples"].isfinite().all()
+
+
+@pytest.mark.parametrize("name", NOTEBOOKS)
+def test_outputs_are_stored_small_and_links_lead_somewhere(name):
+    outputs = [output for cell in NOTEBOOKS[name] for output in cell.get("outputs", ())]
+    assert outputs
+    assert "error" not in {output["output_type"] for output in outputs}
+    assert (FOLDER / f"{name}.ipynb").stat().st_size < 150_000
+    texts = ["".join(cell["source"]) for cell in NOTEBOOKS[name] if cell["cell_type"] == "markdown"]
+    links = re.findall(r"\]\(([^)#]+)\)", "".join(texts))
+    assert [link for link in links if not (FOLDER / link).exists()] == []
