@@ -47,6 +47,7 @@ def test_a_bad_option_is_told_in_one_line(options, message, tmp_path, capsys):
 
 FILES = [
     (b"model:\n  init_args:\n    lr: 1\n    lr: 2\n", "bad.yaml, line 4: the key lr is there twice"),
+    (b"trainer:\n  callbacks:\n    - {class_path: A, class_path: B}\n", "line 3: the key class_path is there twice"),
     (b"trainer: [\n", "bad.yaml, line 2: "),
     (b"trainer: !!python/object/apply:os.system [ls]\n", "bad.yaml, line 1: could not determine a constructor"),
     (b"", "bad.yaml holds no options"),

@@ -179,6 +179,11 @@ def test_runs_without_a_logger_do_not_share_a_folder():
     fit(3, "--trainer.logger", "false", "--ckpt_path", "last")
     assert read_record(runs / "knn_1").step == 3
     assert names("runs") == ["lightning_logs"]
+    # A folder of one's own for checkpoints stays, and so does the wish for none.
+    fit(1, *BARE, "--trainer.logger", "false", "--last_checkpoint.dirpath", "mine")
+    fit(1, *BARE, "--trainer.logger", "false", "--trainer.enable_checkpointing", "false")
+    assert names("mine") == ["last.ckpt"]
+    assert not list(runs.glob("knn_[23]/checkpoints"))
 
 
 def test_no_earlier_configuration_is_replaced(tmp_path):
