@@ -7,7 +7,6 @@ import yaml
 from tests import ROOT
 
 CONFIGS = ROOT / "configs"
-# The schedule runs in tests/modules/test_learning_rate.py.
 PARTS = ("data", "models", "estimators", "trainer", "evaluate", "schedules")
 RUNS = sorted(path for path in CONFIGS.rglob("*.yaml") if path.parent.name not in PARTS)
 

@@ -16,14 +16,8 @@ import torch
 from hypothesis import HealthCheck, settings
 
 # The same examples each time; nothing is kept in files, and slow machines change nothing.
-settings.register_profile(
-    "repeatable",
-    derandomize=True,
-    deadline=None,
-    database=None,
-    max_examples=40,
-    suppress_health_check=list(HealthCheck),
-)
+repeatable = {"derandomize": True, "deadline": None, "database": None, "suppress_health_check": list(HealthCheck)}
+settings.register_profile("repeatable", max_examples=40, **repeatable)
 settings.load_profile("repeatable")
 torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
 
@@ -58,7 +52,7 @@ def pytest_runtest_call(item):
 
 @pytest.fixture
 def stand_in():
-    """The stand-in GPU of `tests.pretend_cuda`, which counts how often the host waits. See `record()` there."""
+    """The stand-in GPU, which counts how often the host waits; see `record()` in `tests.pretend_cuda`."""
     if torch.cuda.is_available():
         pytest.skip("waits are counted only on the stand-in, and this machine has a GPU")
     from tests.pretend_cuda import PretendCuda
@@ -72,6 +66,12 @@ def real_gpu():
     """Skip the test where the stand-in cannot replace a GPU: FAISS has kernels of its own."""
     if not torch.cuda.is_available():
         pytest.skip("needs a GPU")
+
+
+@pytest.fixture
+def own_folder(tmp_path, monkeypatch):
+    """Work in a folder of the test's own."""
+    monkeypatch.chdir(tmp_path)
 
 
 @pytest.fixture

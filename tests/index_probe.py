@@ -22,8 +22,7 @@ from tests.cached_index import images, queries
 class Spied(FaissIndex):
     """Records in `builds` whether it took samples for a build; on request it fails or dies there."""
 
-    builds = 0
-    how = "well"
+    builds, how = 0, "well"
 
     def build(self, vectors):
         def sample(size):
@@ -53,13 +52,12 @@ def loaded(rank, index):
 
 
 def main(rank, world_size, folder, how):
+    cache = folder / "cache"
     if how == "machines":
         # Each machine has two ranks.
         name = socket.gethostname()
         socket.gethostname = lambda: f"{name}-{rank // 2}"
         cache = folder / f"cache-{rank // 2}"
-    else:
-        cache = folder / "cache"
     if how == "full":
         # A limit on file sizes simulates a full disk.
         resource.setrlimit(resource.RLIMIT_FSIZE, (2000, resource.RLIM_INFINITY))

@@ -37,14 +37,16 @@ def edm(**options):
 
 
 class At(pl.Callback):
-    """Does something once, at a step and a moment: the name of a hook."""
+    """Does something once, on one rank, at a step and a moment: the name of a hook."""
+
+    rank = 0
 
     def __init__(self, step, hook, action):
         self.step, self.action = step, action
         setattr(self, hook, self._act)
 
     def _act(self, trainer, *_):
-        if trainer.global_step == self.step and trainer.state.fn == "fit":
+        if trainer.global_step == self.step and trainer.global_rank == self.rank:
             self.step = None
             self.action()
 
@@ -59,19 +61,10 @@ def fit(folder, model, steps, ckpt_path=None, at=None, every=100, **options):
     Returns the exit status of an interruption, or 0, and the last checkpoint.
     """
     callbacks = [LastCheckpoint(every), *options.pop("callbacks", ()), *([] if at is None else [at])]
-    data = Digits(batch_size=40, val_images=32, **options.pop("data", {}))
-    options = {
-        "limit_train_batches": 4,
-        "val_check_interval": 3,
-        "check_val_every_n_epoch": None,
-        "log_every_n_steps": 1,
-        **options,
-    }
     logger = options.pop("logger", None) or CSVLogger(folder, name=None, version="run", flush_logs_every_n_steps=1)
-    trainer = Trainer(
-        max_steps=steps, default_root_dir=folder, logger=logger, callbacks=callbacks, **{**QUIET, **options}
-    )
-    status = 0
+    often = {"limit_train_batches": 4, "val_check_interval": 3, "check_val_every_n_epoch": None, "log_every_n_steps": 1}
+    options = {"default_root_dir": folder, "logger": logger, "callbacks": callbacks, **QUIET, **often, **options}
+    trainer, data, status = Trainer(max_steps=steps, **options), Digits(batch_size=40, val_images=32), 0
     try:
         trainer.fit(model, data, ckpt_path=ckpt_path)
     except SystemExit as stop:
@@ -125,17 +118,12 @@ class KilledAfter(pl.Callback):
             timer.start()
 
 
-class KilledAt(pl.Callback):
-    """Sends a signal to one rank at a step and a moment, the name of a hook."""
+class KilledAt(At):
+    """Sends a signal to one rank at a step and a moment."""
 
     def __init__(self, step: int, hook: str, signum: int, rank: int = 0) -> None:
-        self.step, self.signum, self.rank = step, signum, rank
-        setattr(self, hook, self._kill)
-
-    def _kill(self, trainer, *_):
-        if trainer.global_step == self.step and trainer.global_rank == self.rank:
-            self.step = -1
-            os.kill(os.getpid(), self.signum)
+        super().__init__(step, hook, lambda: os.kill(os.getpid(), signum))
+        self.rank = rank
 
 
 def killed(kind, **options):

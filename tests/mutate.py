@@ -18,8 +18,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Iterable
+from contextlib import suppress
 from multiprocessing import connection, get_context
 from pathlib import Path
 from typing import NamedTuple
@@ -69,17 +69,13 @@ class Verdict(NamedTuple):
     why: str = ""
 
 
-def read_faults(folder: Path, words: Iterable[str] = ()) -> list[Fault]:
-    """Read all lists of a folder; with words, keep the faults that contain one of them."""
+def read_faults(folder: Path, words: Iterable[str] = ("",)) -> list[Fault]:
+    """Read the faults in all lists of a folder that contain one of the words."""
     import yaml
 
-    faults = [
-        Fault(**entry, listed=path.stem)
-        for path in sorted(folder.glob("*.yaml"))
-        for entry in yaml.safe_load(path.read_text(encoding="utf-8")) or []
-    ]
-    words = [word.lower() for word in words]
-    return [fault for fault in faults if not words or any(word in str(fault).lower() for word in words)]
+    lists = {path.stem: yaml.safe_load(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("*.yaml"))}
+    faults = [Fault(**entry, listed=name) for name, entries in lists.items() for entry in entries]
+    return [fault for fault in faults if any(word.lower() in str(fault).lower() for word in words)]
 
 
 def copy_project(root: Path, target: Path) -> None:
@@ -93,18 +89,6 @@ def copy_project(root: Path, target: Path) -> None:
     # Python compares these files with the source's hash. A time of writing would miss a fault planted within a second.
     compiling = [sys.executable, "-m", "compileall", "-q", "--invalidation-mode", "checked-hash", str(target)]
     subprocess.run(compiling, check=False, stdout=subprocess.DEVNULL)
-
-
-@contextmanager
-def planted(root: Path, fault: Fault) -> Iterator[None]:
-    """Plant a fault in the project at `root`, and undo it at the end."""
-    path = root / fault.file
-    text = path.read_text(encoding="utf-8")
-    path.write_text(fault.planted(text), encoding="utf-8")
-    try:
-        yield
-    finally:
-        path.write_text(text, encoding="utf-8")
 
 
 def run_tests(root: Path, tests: list[str], log: Path) -> None:
@@ -134,12 +118,10 @@ class Running:
     """A run of the tests of one fault in its own copy of the project."""
 
     def __init__(self, fault: Fault, copy: Path, seconds: float) -> None:
-        self.fault, self.copy = fault, copy
-        self.log = copy.with_suffix(".log")
-        self.end = time.monotonic() + seconds
-        self.stack = ExitStack()
-        self.stack.enter_context(planted(copy, fault))
-        self.process = FORK.Process(target=run_tests, args=(copy, fault.tests.split(), self.log))
+        self.fault, self.copy, self.end = fault, copy, time.monotonic() + seconds
+        self.text = (copy / fault.file).read_text(encoding="utf-8")
+        (copy / fault.file).write_text(fault.planted(self.text), encoding="utf-8")
+        self.process = FORK.Process(target=run_tests, args=(copy, fault.tests.split(), copy.with_suffix(".log")))
         self.process.start()
 
     def verdict(self) -> Verdict | None:
@@ -148,10 +130,8 @@ class Running:
         if self.process.is_alive() and not late:
             return None
         self.stop()
-        if late:
-            return Verdict(CAUGHT, "ran past the time limit")
-        word = VERDICTS.get(self.process.exitcode, CAUGHT)
-        return Verdict(word, "" if word != UNUSABLE else f"pytest ended with status {self.process.exitcode}")
+        word = CAUGHT if late else VERDICTS.get(self.process.exitcode, CAUGHT)
+        return Verdict(word, f"pytest ended with status {self.process.exitcode}" if word == UNUSABLE else "")
 
     def stop(self) -> None:
         """End the process and those that it started, and undo the fault."""
@@ -159,7 +139,7 @@ class Running:
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.kill()
         self.process.join()
-        self.stack.close()
+        (self.copy / self.fault.file).write_text(self.text, encoding="utf-8")
 
 
 class Results:
@@ -171,7 +151,7 @@ class Results:
     def __init__(self, path: Path, root: Path) -> None:
         self.path, self.root = path, root
         lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-        self.known = dict(json.loads(line) for line in lines)
+        self.known = {key: Verdict(*found) for key, found in map(json.loads, lines)}
 
     def key(self, fault: Fault) -> str:
         """Name everything that the verdict depends on."""
@@ -181,11 +161,6 @@ class Results:
             for file in sorted(path.rglob("*.py")) if path.is_dir() else [path]:
                 digest.update(file.read_bytes() if file.is_file() else b"missing")
         return digest.hexdigest()
-
-    def get(self, key: str) -> Verdict | None:
-        """Return the verdict of a key, or None."""
-        found = self.known.get(key)
-        return None if found is None else Verdict(*found)
 
     def add(self, key: str, verdict: Verdict) -> None:
         """Keep a verdict."""
@@ -215,7 +190,7 @@ def judge(faults: list[Fault], root: Path, results: Results, jobs: int = 1, seco
         for fault in faults:
             if why := misfit(fault, root):
                 verdicts[fault] = Verdict(UNUSABLE, why)
-            elif known := results.get(keys[fault]):
+            elif known := results.known.get(keys[fault]):
                 verdicts[fault] = known
             else:
                 waiting.append(fault)
@@ -242,37 +217,29 @@ def judge(faults: list[Fault], root: Path, results: Results, jobs: int = 1, seco
     return [verdicts[fault] for fault in faults]
 
 
-def clean_runs(faults: list[Fault]) -> list[Fault]:
-    """Runs without a fault, one for each file of tests: if a test fails anyway, it catches nothing."""
-    files = sorted({test for fault in faults for test in fault.tests.split()})
-    return [Fault(test.partition("::")[0], "no fault", "", "", test) for test in files]
-
-
 def report(faults: list[Fault], verdicts: list[Verdict], broken: set[str]) -> tuple[list[str], bool]:
     """Write the lines of the summary, and tell whether every fault was caught or is harmless."""
-    found = [
-        (fault, Verdict(UNUSABLE, "its tests fail without it") if broken & {*fault.tests.split()} else verdict)
-        for fault, verdict in zip(faults, verdicts, strict=True)
-    ]
-    survivors = [fault for fault, verdict in found if verdict.word == SURVIVED and not fault.harmless]
-    harmless = [fault for fault, verdict in found if verdict.word == SURVIVED and fault.harmless]
-    noticed = [fault for fault, verdict in found if verdict.word == CAUGHT and fault.harmless]
-    unusable = [(fault, verdict.why) for fault, verdict in found if verdict.word == UNUSABLE]
-    counted = len(found) - len(harmless) - len(unusable)
-    caught = counted - len(survivors)
-    return [
-        *(f"survived: {fault}" for fault in survivors),
-        *(f"harmless: {fault} ({fault.harmless})" for fault in harmless),
-        *(f"called harmless, but caught: {fault}" for fault in noticed),
-        f"caught {caught} of {counted} faults ({100 * caught / max(counted, 1):.1f} %); {len(harmless)} harmless",
-        *(f"error: {fault}: {why}" for fault, why in unusable),
-    ], not survivors and not unusable
+    lines, counts = [], dict.fromkeys((CAUGHT, SURVIVED, UNUSABLE, "harmless"), 0)
+    for fault, (word, why) in zip(faults, verdicts, strict=True):
+        if broken & {*fault.tests.split()}:
+            word, why = UNUSABLE, "its tests fail without it"
+        if fault.harmless and word == CAUGHT:
+            lines.append(f"called harmless, but caught: {fault}")
+        elif fault.harmless and word == SURVIVED:
+            word, why = "harmless", fault.harmless
+        counts[word] += 1
+        if word != CAUGHT:
+            lines.append(f"{word}: {fault}{why and f' ({why})'}")
+    counted = counts[CAUGHT] + counts[SURVIVED]
+    share = f"{100 * counts[CAUGHT] / max(counted, 1):.1f} %"
+    lines.append(f"caught {counts[CAUGHT]} of {counted} faults ({share}); {counts['harmless']} harmless")
+    return lines, not counts[SURVIVED] and not counts[UNUSABLE]
 
 
 def main(args: list[str] | None = None) -> int:
     """Run one command line. The exit status is 1 if a fault survives that is not harmless, or cannot be planted."""
     parser = argparse.ArgumentParser("python -m tests.mutate", description=__doc__.splitlines()[0])
-    parser.add_argument("words", nargs="*", metavar="FILTER", help="plant only faults with one of these words")
+    parser.add_argument("words", nargs="*", metavar="FILTER", default=[""], help="plant only faults with such a word")
     parser.add_argument("--jobs", type=int, default=1, help="runs at the same time (default: 1)")
     parser.add_argument("--limit", type=float, default=300, metavar="SECONDS", help="longest run (default: 300)")
     kept = Path(tempfile.gettempdir(), f"lit_knn-faults-{os.getuid()}.jsonl")
@@ -282,11 +249,11 @@ def main(args: list[str] | None = None) -> int:
     faults = read_faults(LISTS, options.words)
     for name in PRELOADED:
         importlib.import_module(name)
-    results = Results(options.results, ROOT)
-    clean = clean_runs(faults)
-    verdicts = judge(clean + faults, ROOT, results, options.jobs, options.limit)
-    passed = dict(zip(clean, verdicts, strict=False))
-    broken = {run.tests for run, verdict in passed.items() if verdict != Verdict(SURVIVED)}
+    # Runs without a fault, one for each file of tests: if a test fails anyway, it catches nothing.
+    files = sorted({test for fault in faults for test in fault.tests.split()})
+    clean = [Fault(test.partition("::")[0], "no fault", "", "", test) for test in files]
+    verdicts = judge(clean + faults, ROOT, Results(options.results, ROOT), options.jobs, options.limit)
+    broken = {test for test, verdict in zip(files, verdicts, strict=False) if verdict.word != SURVIVED}
     lines, good = report(faults, verdicts[len(clean) :], broken)
     print(*lines, sep="\n")
     return 0 if good else 1

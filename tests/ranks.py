@@ -12,18 +12,12 @@ from tests import ROOT
 
 SECONDS = 120
 SERVER = multiprocessing.get_context("forkserver")
-PROBES = ["tests.class_probe", "tests.index_probe", "tests.sharded_probe", "tests.ddp_probe", "tests.signal_probe"]
-SERVER.set_forkserver_preload(["lit_knn.commands.cli.cli", "tests.ranks", *PROBES])
+PROBES = ["tests.index_probe", "tests.sharded_probe", "tests.ddp_probe"]
+SERVER.set_forkserver_preload(["lit_knn.commands.cli.command", "tests.ranks", *PROBES])
 
 
 class Done(NamedTuple):
-    """The results of finished processes.
-
-    Attributes:
-        codes: exit status of each rank.
-        outputs: stdout of each rank.
-        errors: stderr of each rank.
-    """
+    """Exit status, stdout and stderr of each rank."""
 
     codes: list[int]
     outputs: list[str]

@@ -16,8 +16,6 @@ CONFIGS = {
     "ect": "ect/digits",
     "flow": "flow/digits",
 }
-
-
 # Two validations, and a log of each step.
 STEPS = ["--trainer.max_steps", "4", "--trainer.val_check_interval", "2", "--trainer.log_every_n_steps", "1"]
 

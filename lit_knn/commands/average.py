@@ -1,8 +1,7 @@
 """`lit-knn average RUN --ema LENGTH...` makes averages of the weights of a run after its training.
 
-`lit_knn.callbacks.PowerAverages` stored snapshots of two averages during the training. The command finds the weighted
-sum of the snapshots with the profile nearest to the wanted one, and writes it as a checkpoint (arXiv 2312.02696,
-Sec. 3.2).
+It writes the weighted sum of the snapshots that `lit_knn.callbacks.PowerAverages` stored during the training with the
+profile nearest to the wanted one (arXiv 2312.02696, Sec. 3.2).
 """
 
 import argparse
@@ -33,9 +32,7 @@ CUTOFF = 1e-13
 class Profile(NamedTuple):
     """The profile of an average, p(t) = (γ+1)·t^γ / T^(γ+1) for 0 < t <= T, Eq. 121 of arXiv 2312.02696.
 
-    Attributes:
-        gamma: γ, at least 0.
-        end: T, the number of images seen at which the average was taken.
+    `gamma` is γ, at least 0, and `end` T, the number of images seen at which the average was taken.
     """
 
     gamma: float
@@ -43,12 +40,9 @@ class Profile(NamedTuple):
 
 
 class Fit(NamedTuple):
-    """The weights that combine averages into another one.
+    """The weights (n,), float64, of sum 1, that combine averages into another one.
 
-    Attributes:
-        weights: (n,), float64; their sum is 1.
-        residual: L2 norm of the profile's error, as a share of the L2 norm of the profile. Values below 1e-7 are
-            rounding errors.
+    `residual` is the L2 norm of the profile's error as a share of that of the profile; below 1e-7 it is rounding.
     """
 
     weights: np.ndarray
@@ -85,23 +79,14 @@ def fit(stored: Sequence[Profile], wanted: Profile) -> Fit:
 
 
 def read_snapshots(paths: Mapping[int, Path]) -> list[Snapshot]:
-    """Read snapshots of one training, given by the images seen. Tensors are loaded when they are used.
-
-    Raises:
-        InputError: a file is damaged.
-    """
+    """Read snapshots of one training, given by the images seen. Tensors are loaded when they are used."""
     return [read_checkpoint_file(path, mmap=True) for path in paths.values()]
 
 
 def average(snapshots: Sequence[Snapshot], weights: np.ndarray) -> dict[str, Tensor]:
-    """Sum the averages in the snapshots, in float64. Integers, such as counts in a buffer, come from the last snapshot.
+    """Sum the averages in the snapshots of one architecture, each with its weight, in float64.
 
-    Args:
-        snapshots: snapshots of one architecture.
-        weights: the weight of each average, (n,).
-
-    Returns:
-        Tensors by name, of the stored type; 16-bit tensors become float32.
+    Integers, such as counts in a buffer, come from the last snapshot. 16-bit tensors become float32.
     """
     averages = list(itertools.chain.from_iterable(snapshot["averages"] for snapshot in snapshots))
     summed = {}
@@ -117,11 +102,7 @@ def average(snapshots: Sequence[Snapshot], weights: np.ndarray) -> dict[str, Ten
 
 
 def fit_length(snapshots: Sequence[Snapshot], length: float) -> Fit:
-    """Fit the average of a relative length at the last of the snapshots.
-
-    Raises:
-        InputError: the nearest sum is too far from it.
-    """
+    """Fit the average of a relative length at the last of the snapshots; refuse it if the nearest sum is too far."""
     stored = [Profile(exponent(each), s["images_seen"]) for s in snapshots for each in s["lengths"]]
     fitted = fit(stored, Profile(exponent(length), snapshots[-1]["images_seen"]))
     problem = f"--ema {length:g}: the nearest sum of {len(snapshots)} snapshot(s) has an error of {fitted.residual:.0%}"
@@ -136,13 +117,7 @@ def fit_length(snapshots: Sequence[Snapshot], length: float) -> Fit:
 
 
 def write_averages(run: Path, lengths: Sequence[float], images: int | None = None, folder: Path | None = None) -> None:
-    """Make averages of a run, and print what was written.
-
-    Args:
-        run: folder of the run.
-        lengths: relative lengths.
-        images: average up to the snapshot at this number of images; None for the last snapshot.
-        folder: folder of the checkpoints; None for RUN/averages.
+    """Make averages of a run, and print what was written. The options are those of `main`.
 
     Raises:
         InputError: a length is out of its range or not reached by the snapshots, there are no snapshots, one is
@@ -157,8 +132,7 @@ def write_averages(run: Path, lengths: Sequence[float], images: int | None = Non
     folder = run / AVERAGES_FOLDER if folder is None else folder
     files = [folder / name_of(length) for length in lengths]
     snapshots = read_snapshots({seen: path for seen, path in paths.items() if images is None or seen <= images})
-    fits = [fit_length(snapshots, length) for length in lengths]
-    last = snapshots[-1]
+    fits, last = [fit_length(snapshots, length) for length in lengths], snapshots[-1]
     print(f"{len(snapshots)} snapshots, up to {last['images_seen']:,} images seen, of the lengths {last['lengths']}")
     header = {name: value for name, value in last.items() if name not in ("lengths", "averages")}
     made = {
@@ -186,7 +160,7 @@ def name_of(length: float) -> str:
 
 
 def main(args: Sequence[str] | None = None) -> None:
-    """Make the averages of a command line. Raises InputError as `write_averages`."""
+    """Make the averages of a command line."""
     parser = argparse.ArgumentParser(
         prog="lit-knn average",
         description="Make averages of the weights of a run after its training, of any length, from the snapshots that "

@@ -35,15 +35,10 @@ class BestCheckpoint(pl.Callback):
     Attributes:
         damaged: the unreadable checkpoints and the reasons; filled while measuring.
         metric: name of the metric; the best checkpoint has the lowest value.
-
-    Raises:
-        InputError: at `setup`, no kept checkpoint, or a table of other settings.
     """
 
     def __init__(self, fidelity: Fidelity, run: str, folder: str | None = None) -> None:
-        self.fidelity = fidelity
-        self.run = Path(run)
-        self.folder = folder
+        self.fidelity, self.run, self.folder = fidelity, Path(run), folder
         self.damaged: list[str] = []
         self.metric = fidelity.measure.metric
 
@@ -60,7 +55,7 @@ class BestCheckpoint(pl.Callback):
         averages = {} if self.folder is None else averages_in(self.folder)
         if averages:
             return averages, "ema"
-        return RunFolder(Path(self.run)).kept_checkpoints(self.folder, max_steps), "images_seen"
+        return RunFolder(self.run).kept_checkpoints(self.folder, max_steps), "images_seen"
 
     def _open(self, pl_module: pl.LightningModule) -> KeptResults:
         """Open the table. All ranks must call this, because they describe the data together."""

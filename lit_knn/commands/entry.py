@@ -13,14 +13,7 @@ from lit_knn.common.errors import InputError, told_in_one_line
 
 DEBUG = "--debug"
 # These modules have parsers of their own, and need no trainer. `prepare` imports no torch.
-ALONE = {
-    "average": "lit_knn.commands.average",
-    "export": "lit_knn.commands.export",
-    "report": "lit_knn.commands.report",
-    "prepare": "lit_knn.commands.prepare",
-    "convert": "lit_knn.commands.convert",
-    "referee": "lit_knn.commands.referee",
-}
+ALONE = ("average", "export", "report", "prepare", "convert", "referee")
 # `cli` parses the other commands.
 COMMANDS = {
     "fit": "train a model",
@@ -41,10 +34,7 @@ More about a command: lit-knn COMMAND --help. --debug: also show the traceback o
 
 
 def main(args: Sequence[str] | None = None) -> None:
-    """Run one command line; an error ends it with one line, after a traceback with `--debug`.
-
-    Exit status 2 says that the input is bad, 1 that the program failed.
-    """
+    """Run one command line; an error ends it with one line, and status 2 for bad input or 1 for a fault of ours."""
     if isinstance(sys.stdout, io.TextIOWrapper):  # A terminal without an é must not end a run.
         sys.stdout.reconfigure(errors="backslashreplace")
     given = list(sys.argv[1:] if args is None else args)
@@ -55,7 +45,7 @@ def main(args: Sequence[str] | None = None) -> None:
     with told_in_one_line(name, debug):
         if name in ALONE:
             try:
-                importlib.import_module(ALONE[name]).main(with_packaged_configs(given[1:]))
+                importlib.import_module(f"lit_knn.commands.{name}").main(with_packaged_configs(given[1:]))
             except KeyboardInterrupt:
                 goes_on = "" if name in ("convert", "referee") else "; the same command goes on"
                 print(f"interrupted{goes_on}", file=sys.stderr)
@@ -63,14 +53,14 @@ def main(args: Sequence[str] | None = None) -> None:
         elif name and not name.startswith("-") and name not in COMMANDS:
             raise InputError(f"there is no command {name!r}; the commands are {', '.join(COMMANDS)}")
         else:
-            from lit_knn.commands.cli import cli
+            from lit_knn.commands.cli import command
 
-            cli.main(given)
+            command.main(given)
 
 
 def make_cli(args: Sequence[str] | None = None, run: bool = True) -> Any:
-    """Parse a command line of a script; see `lit_knn.commands.cli.cli.make_cli`, whose imports take seconds."""
-    from lit_knn.commands.cli import cli
+    """Parse a command line of a script; see `lit_knn.commands.cli.cli.make_cli`."""
+    from lit_knn.commands.cli import cli  # Its imports take seconds.
 
     return cli.make_cli(args, run)
 

@@ -31,9 +31,6 @@ def export(
             interrupted are kept if they are the same.
         net: the raw network, if it is not from `lit_knn.nets`. Users must also have it to load the folder.
 
-    Returns:
-        The model.
-
     Raises:
         InputError: `source` is missing, damaged or of another kind; another file is there already, or a file cannot
             be written.
@@ -76,11 +73,7 @@ def _holds(path: Path, model: GenerativeModel) -> bool:
 
 
 def main(args: Sequence[str] | None = None) -> None:
-    """Export the run on the command line.
-
-    Raises:
-        InputError: as `export`.
-    """
+    """Export the run on the command line."""
     parser = argparse.ArgumentParser(
         prog="lit-knn export",
         description="Write a trained model for others: weights as safetensors, a configuration and a model card.",

@@ -16,7 +16,8 @@ from lit_knn.runs.record import RECORD_NAME
 from lit_knn.runs.resumption import RUN_KEY
 from lit_knn.sampling import GenerativeModel
 
-# The trainer's other options do not change the weights.
+# The other parts of a configuration, and the trainer's other options, do not change the weights.
+PARTS = ("seed_everything", "model", "data", "trainer")
 OF_THE_TRAINER = ("max_steps", "precision", "devices", "num_nodes", "accumulate_grad_batches", "gradient_clip_val")
 # These facts of the data are in a checkpoint; the card gives them these names.
 OF_THE_DATA = {"images": "images", "data": "hash", "shards": "hash of the shards", "labels": "hash of the labels"}
@@ -32,13 +33,9 @@ class Facts:
     """Facts of a training for its model card, as plain values; an unknown one is empty.
 
     Attributes:
-        steps: number of optimiser steps.
-        images_seen: number of training images, over all processes.
         hours: time of the training steps, without validations.
-        hardware: names of the hardware.
         data: number and hash of the images, and with a record the class, shape and fingerprint of the data.
         metrics: (images seen, value) by metric; the last value that was measured up to these weights.
-        versions: versions of Python and packages, and the Git revision.
         config: the parts of config.yaml that make the weights, without paths of the machine.
     """
 
@@ -53,11 +50,7 @@ class Facts:
 
 
 def collect(checkpoint: Mapping[Any, Any], run: Path) -> Facts:
-    """Collect the available facts of a checkpoint and of its run folder.
-
-    Raises:
-        InputError: a file in the folder is damaged.
-    """
+    """Collect the available facts of a checkpoint and of its run folder."""
     time, found = checkpoint.get("training_time") or {}, checkpoint.get(RUN_KEY) or {}
     steps, seen = int(checkpoint.get("global_step", 0)), int(checkpoint.get("images_seen", 0))
     hours, hardware = float(time.get("seconds", 0)) / 3600, list(time.get("hardware", ()))
@@ -71,19 +64,11 @@ def collect(checkpoint: Mapping[Any, Any], run: Path) -> Facts:
         parts = RunFolder(run).parts()
     measured = {name: [p for p in points if p[0] <= seen] for name, points in read_distances(parts).items()}
     metrics = {name: points[-1] for name, points in measured.items() if points}
-    return Facts(steps, seen, hours, hardware, data, metrics, versions, _config(run))
-
-
-def _config(run: Path) -> dict[str, Any]:
-    if not (run / CONFIG_NAME).is_file():
-        return {}
-    config = RunFolder(run).config()
-    return {
-        "seed_everything": config.get("seed_everything"),
-        "model": without_paths(config["model"]),
-        "data": without_paths(config["data"]),
-        "trainer": {name: config["trainer"][name] for name in OF_THE_TRAINER if name in config["trainer"]},
-    }
+    config = RunFolder(run).config() if (run / CONFIG_NAME).is_file() else {}
+    settings = without_paths({name: config[name] for name in PARTS if name in config})
+    if trainer := settings.get("trainer"):
+        settings["trainer"] = {name: trainer[name] for name in OF_THE_TRAINER if name in trainer}
+    return Facts(steps, seen, hours, hardware, data, metrics, versions, settings)
 
 
 def without_paths(value: Any) -> Any:

@@ -1,7 +1,4 @@
-"""Predict the memory of a run, and whether it fits, before the run starts: `lit-knn plan -c …`.
-
-The plan counts data, index, coordinates, weights and optimiser. It does not count activations, which only a run shows.
-"""
+"""Predict the memory of a run, except activations, and whether it fits, before the run starts: `lit-knn plan -c …`."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -32,12 +29,9 @@ WORK_ARRAYS = 4
 
 @dataclass(frozen=True)
 class Part:
-    """One line of a plan.
+    """One line of a plan: what takes the memory, the bytes on one rank, and further information.
 
     Attributes:
-        name: what takes the memory.
-        bytes: bytes on one rank.
-        note: further information.
         temporary: whether the memory is needed only while the run starts.
         shared: whether the ranks of a machine share one copy.
         counted: whether the size is known; otherwise `bytes` is 0.
@@ -58,14 +52,11 @@ class Part:
 
 @dataclass(frozen=True)
 class Plan:
-    """The planned memory of one rank.
+    """The planned memory of one rank; unknown memories are None.
 
     Attributes:
-        device: device of the run.
-        parts: memory parts on that device.
+        parts: memory parts on the device.
         host: parts that a run on a GPU holds in the machine's memory while it starts.
-        device_memory: memory of the device in bytes, None if unknown.
-        host_memory: memory of the machine in bytes, None if unknown.
         ranks: number of processes that share the machine.
         elsewhere: whether the device belongs to another machine, as the user described it.
     """
@@ -86,14 +77,11 @@ class Plan:
     @property
     def needed(self) -> list[tuple[str, float, float | None]]:
         """For each memory: its name, the bytes needed and the bytes available."""
-        if self.device.type == "cpu":
-            return [("the machine", self._of_all_ranks(self.parts), self.host_memory)]
-        host = self._of_all_ranks(self.host)
-        return [("each device", self.total, self.device_memory), ("the machine", host, self.host_memory)]
-
-    def _of_all_ranks(self, parts: list[Part]) -> int:
-        """Return the bytes of parts in the memory of a machine. Its ranks hold each shared part once."""
-        return sum(part.bytes * (1 if part.shared else self.ranks) for part in parts)
+        on_cpu = self.device.type == "cpu"
+        # The ranks of a machine hold each shared part once.
+        held = sum(p.bytes * (1 if p.shared else self.ranks) for p in (self.parts if on_cpu else self.host))
+        machine = ("the machine", held, self.host_memory)
+        return [machine] if on_cpu else [("each device", self.total, self.device_memory), machine]
 
     @property
     def fits(self) -> bool:
@@ -127,9 +115,8 @@ def make_plan(
     machine_gb: float | None = None,
 ) -> Plan:
     """Plan a fit. The arguments are those of `Trainer.plan`."""
-    if image_shape == []:
-        raise InputError("plan: image_shape=[] is empty; give for example [3, 64, 64]")
-    given = {"images": images, "image_shape": min(image_shape or [1]), "gpu_gb": gpu_gb, "machine_gb": machine_gb}
+    least = None if image_shape is None else min(image_shape, default=0)
+    given = {"images": images, "image_shape": least, "gpu_gb": gpu_gb, "machine_gb": machine_gb}
     for name, value in given.items():
         if value is not None and not value > 0:
             raise InputError(f"plan: {name} must be above 0, got {value}")
@@ -149,16 +136,12 @@ def make_plan(
         parts = [*held, order, *network, program, building]
     else:
         parts = [*held, *network, Part("CUDA context", CUDA_CONTEXT_BYTES, "about")]
-    here = machine_bytes() if gpu_gb is None else None
-    return Plan(
-        device,
-        parts,
-        [*loading, order, program],
-        device_memory(device, gpu_gb),
-        here if machine_gb is None else machine_gb * GB,
-        trainer.world_size // trainer.num_nodes,
-        gpu_gb is not None,
-    )
+    elsewhere, ranks = gpu_gb is not None, trainer.world_size // trainer.num_nodes
+    of_machine: float | None = None if elsewhere else machine_bytes()
+    if machine_gb is not None:
+        of_machine = machine_gb * GB
+    of_device = device_memory(device) if gpu_gb is None else gpu_gb * GB
+    return Plan(device, parts, [*loading, order, program], of_device, of_machine, ranks, elsewhere)
 
 
 class NotBuilt(Index):
@@ -203,21 +186,15 @@ def data_parts(
     stored: Stored,
     device: torch.device,
 ) -> tuple[list[Part], list[Part]]:
-    """Plan the images and the estimators of one rank.
-
-    Returns:
-        Memory on `device`, and the machine's memory until the data are on `device`.
-    """
+    """Plan the images and the estimators of one rank: on `device`, and on the machine until they are on it."""
     N, *shape = stored.shape
     ranks = trainer.world_size if datamodule.sharded else 1
     own = stored._replace(shape=(-(-N // ranks), *shape))
     image_bytes = math.prod(shape) * own.value_bytes
     what = f"{own.shape[0]:,} x {'x'.join(map(str, shape))} {'uint8' if own.value_bytes == 1 else 'float32'}"
     size = own.shape[0] * image_bytes
-    if own.mapped:
-        loaded = Part("images", 0, f"{what}, mapped from the disk, shared, given up when short")
-    else:
-        loaded = Part("images", size, f"{what}, in memory")
+    where = "mapped from the disk, shared, given up when short" if own.mapped else "in memory"
+    loaded = Part("images", 0 if own.mapped else size, f"{what}, {where}")
     estimators = estimators_of(trainer, model)
     held, building = estimator_parts(estimators, datamodule, own, device, ranks)
     if getattr(model, "conditioning", None) and not own.by_class and any(e.needs_reference for e in estimators):
@@ -238,10 +215,8 @@ def estimators_of(trainer: pl.Trainer, model: pl.LightningModule) -> list[Any]:
     return [estimator for estimator in found if isinstance(estimator, Estimator)]
 
 
-def device_memory(device: torch.device, gpu_gb: float | None = None) -> float | None:
-    """Return the bytes of memory of a GPU, or of the size given in GB; None for a CPU."""
-    if gpu_gb is not None:
-        return gpu_gb * GB
+def device_memory(device: torch.device) -> float | None:
+    """Return the bytes of memory of a GPU; None for a CPU."""
     return torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else None
 
 
@@ -250,7 +225,7 @@ def estimator_parts(
 ) -> tuple[list[Part], list[Part]]:
     """Plan the memory of estimators besides the images: on `device`, and on the machine while they are bound.
 
-    `data` is the data module of the run, `stored` the images of one rank; all images are split over `ranks` ranks.
+    `stored` are the images of one rank; all images are split over `ranks` ranks.
     """
     N, d = stored.shape[0], math.prod(stored.shape[1:])
     # Each rank holds the coordinates of the images of all ranks.
@@ -296,7 +271,9 @@ def _index_parts(
 
 def network_parts(model: pl.LightningModule, trainer: pl.Trainer) -> list[Part]:
     """Plan the network and the needs of its training, except activations. Without training, plan only the network."""
-    modules = _networks(model, trainer)
+    # The networks inside estimators are measured, not trained.
+    held = [value for estimator in estimators_of(trainer, model) for value in _attributes(estimator)]
+    modules = [model, *(value for value in held if isinstance(value, nn.Module))]
     count = sum(p.numel() for m in modules for p in m.parameters())
     weights = tensor_bytes(p for m in modules for p in m.parameters())
     if not count:
@@ -319,12 +296,6 @@ def network_parts(model: pl.LightningModule, trainer: pl.Trainer) -> list[Part]:
     if trainer.world_size > 1:
         parts.append(Part("gradient exchange", gradients, "buckets of DDP"))
     return parts
-
-
-def _networks(model: pl.LightningModule, trainer: pl.Trainer) -> list[nn.Module]:
-    """Return the module and the networks inside estimators. Those networks are measured, not trained."""
-    held = [value for estimator in estimators_of(trainer, model) for value in _attributes(estimator)]
-    return [model, *(value for value in held if isinstance(value, nn.Module))]
 
 
 def _attributes(estimator: Estimator) -> Iterator[Any]:

@@ -25,19 +25,10 @@ from lit_knn.runs.record import RECORD_NAME, Record
 # All other columns of the tables are metrics.
 POINT_COLUMNS = {"step", "images_seen", "num_samples", "checkpoint", "seconds", "settings"}
 
-# Reading runs
-
 
 @dataclass(frozen=True)
 class Run:
-    """Holds what `read_run` found in the folder of a training run.
-
-    Attributes:
-        folder: as given on the command line.
-        config: all settings but null, by dotted names.
-        record: what ran, where, and how long.
-        curve: what the pictures show.
-    """
+    """Holds what is in the folder of a training run; `config` has all settings but null, by dotted names."""
 
     folder: str
     config: dict[str, Any]
@@ -46,22 +37,16 @@ class Run:
 
 
 def read_run(folder: str) -> Run:
-    """Read the folder of a training run.
-
-    Raises:
-        InputError: a file is missing or damaged.
-    """
+    """Read the folder of a training run; raise InputError if a file is missing or damaged."""
     run = RunFolder(Path(folder))
     settings, record = run.config(), run.record()
     config = dict(pair for name, value in settings.items() for pair in pairs(name, value))
-    time = record.time
-    ms_per_image = (0.0, 0.0)
+    time, ms_per_image = record.time, (0.0, 0.0)
     if time.images:
         rest = time.seconds - time.estimator_seconds
         ms_per_image = (1000 * time.estimator_seconds / time.images, 1000 * rest / time.images)
-    distances = read_distances(run.parts())
-    estimator = estimator_of(settings)
-    return Run(folder, config, record, TrainingCurve(folder, *estimator, distances, ms_per_image))
+    curve = TrainingCurve(folder, *estimator_of(settings), read_distances(run.parts()), ms_per_image)
+    return Run(folder, config, record, curve)
 
 
 def estimator_of(settings: dict[str, Any]) -> tuple[str, int | None, int | None]:
@@ -100,9 +85,6 @@ def _read_table(path: Path) -> dict[str, dict[int, float]]:
     return found
 
 
-# The page
-
-
 def markdown(runs: Sequence[Run]) -> str:
     """Make the report: results and circumstances of each run, then the settings that differ.
 
@@ -125,6 +107,11 @@ def cells(run: Run, runs: Sequence[Run], baseline: Run) -> dict[str, str]:
     """Return the column of a run in the first table, by row label. The labels are those of all `runs`."""
     record, time, speed = run.record, run.record.time, baseline.record.time.images_per_second
     relative = f"{speed / time.images_per_second:.1%}" if time.images_per_second > 0 and speed > 0 else "-"
+    data = record.data
+    words = [str(data.get("class", "-"))]
+    if "images" in data:  # The first digits of the fingerprint distinguish other images.
+        words.append(f"{data['images']:,} x {'x'.join(map(str, data['shape']))}{' flipped' if data['hflip'] else ''}")
+        words.append(f"({data['fingerprint'][:8]})")
     return {
         "run": run.folder,
         "estimator": run.curve.method,
@@ -139,7 +126,7 @@ def cells(run: Run, runs: Sequence[Run], baseline: Run) -> dict[str, str]:
         "time per image": relative,
         "memory, GPU": f"{record.memory_gb:.2f} GB, {record.gpu_memory_gb:.2f} GB",
         "hardware": "; ".join(time.hardware) or "-",
-        "data": " ".join(_data(record.data)),
+        "data": " ".join(words),
         "revision": record.revision or "-",
         "started": record.started,
     }
@@ -153,31 +140,16 @@ def distance_cells(run: Run, runs: Sequence[Run]) -> dict[str, str]:
     found = {}
     for metric in dict.fromkeys(metric for run in runs for metric in run.curve.distances):
         title, own = TITLES.get(metric, metric), run.curve.distances.get(metric, [])
-        found[title] = best_of(own, metric)
+        found[title] = "-"
+        if own:
+            best, last = best_point(own, metric), own[-1]
+            found[title] = f"{best[1]:.4g} at {best[0]:,}{'' if best == last else f', at the end {last[1]:.4g}'}"
         measured = [dict(other.curve.distances[metric]) for other in runs if metric in other.curve.distances]
         shared = set.intersection(*(set(points) for points in measured))
         if shared and len({max(points) for points in measured}) > 1:
             level = max(shared)
             found[f"{title} at {level:,} images"] = f"{dict(own)[level]:.4g}" if own else "-"
     return found
-
-
-def _data(data: dict[str, Any]) -> list[str]:
-    """Name the data in a few words; the first 8 digits of the fingerprint distinguish other images."""
-    words = [str(data.get("class", "-"))]
-    if "images" in data:
-        words.append(f"{data['images']:,} x {'x'.join(map(str, data['shape']))}{' flipped' if data['hflip'] else ''}")
-        words.append(f"({data['fingerprint'][:8]})")
-    return words
-
-
-def best_of(points: Points, metric: str) -> str:
-    """Describe the best value and when it was reached, and the last one if it differs; "-" without values."""
-    if not points:
-        return "-"
-    best = best_point(points, metric)
-    last = "" if best == points[-1] else f", at the end {points[-1][1]:.4g}"
-    return f"{best[1]:.4g} at {best[0]:,}{last}"
 
 
 def differences(runs: Sequence[Run]) -> list[list[str]]:
@@ -198,9 +170,6 @@ def table(rows: Sequence[Sequence[str]]) -> list[str]:
     return [lines[0], "|" + "---|" * len(rows[0]), *lines[1:]]
 
 
-# The command
-
-
 def trainings(folders: Sequence[str]) -> list[str]:
     """Omit folders of `validate` and `predict`, because `runs/NAME/*` matches them too; print a line for each."""
     folders = list(dict.fromkeys(folders))
@@ -214,12 +183,7 @@ def trainings(folders: Sequence[str]) -> list[str]:
 
 
 def main(args: Sequence[str] | None = None) -> None:
-    """Print the report of the runs on the command line, and write it with its pictures.
-
-    Raises:
-        InputError: another report is there already without `--overwrite`, or the folder of a run lacks a file or has a
-            damaged one.
-    """
+    """Print the report of the runs on the command line, and write it with its pictures."""
     parser = argparse.ArgumentParser(
         prog="lit-knn report",
         description="Put training runs side by side: distances, speed, data, versions, and the settings that differ. "
@@ -232,7 +196,8 @@ def main(args: Sequence[str] | None = None) -> None:
     runs = [read_run(folder) for folder in trainings(options.runs)]
     curves = [run.curve for run in runs]
     pictures = {options.output: run_comparison}
-    if is_ablation(curves):
+    measured = [curve for curve in curves if curve.distances]
+    if any(len({(run.k, run.n) for run in varied(measured, option)}) > 1 for option in ("k", "n")):
         pictures[f"{options.output}_figure4"] = figure4
     page = Path(f"{options.output}.md")
     written = [page, *(Path(f"{stem}.{suffix}") for stem in pictures for suffix in ("png", "pdf"))]
@@ -248,9 +213,3 @@ def main(args: Sequence[str] | None = None) -> None:
     for stem, draw in pictures.items():
         save_figure(draw(curves), stem)
     print(f"Written: {', '.join(map(str, written))}")
-
-
-def is_ablation(curves: Sequence[TrainingCurve]) -> bool:
-    """Whether measured runs differ in k or n."""
-    measured = [curve for curve in curves if curve.distances]
-    return any(len({(run.k, run.n) for run in varied(measured, option)}) > 1 for option in ("k", "n"))

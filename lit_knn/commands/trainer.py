@@ -59,16 +59,11 @@ class Trainer(pl.Trainer):
         overfit_batches: Batches = 0.0,
         **kwargs: Any,
     ) -> None:
+        kwargs |= {"limit_train_batches": limit_train_batches, "limit_val_batches": limit_val_batches}
+        kwargs |= {"limit_test_batches": limit_test_batches, "limit_predict_batches": limit_predict_batches}
         if kwargs.get("enable_checkpointing") is False:  # The command line gives every run a LastCheckpoint.
             kwargs["callbacks"] = [c for c in kwargs.get("callbacks") or () if not isinstance(c, LastCheckpoint)]
-        super().__init__(
-            limit_train_batches=limit_train_batches,
-            limit_val_batches=limit_val_batches,
-            limit_test_batches=limit_test_batches,
-            limit_predict_batches=limit_predict_batches,
-            overfit_batches=overfit_batches,
-            **kwargs,
-        )
+        super().__init__(overfit_batches=overfit_batches, **kwargs)
         if type(self.strategy.checkpoint_io) is TorchCheckpointIO:
             self.strategy.checkpoint_io = WholeCheckpointIO()
         self.callbacks = [EndAtSigterm(), *self.callbacks]  # type: ignore[has-type]
@@ -116,7 +111,6 @@ class Trainer(pl.Trainer):
             ckpt_path: checkpoint that the fit resumes from, or `last`.
 
         Raises:
-            InputError: the size of the data is not given, and is not known before loading; or a fit is refused.
             SystemExit: with status 1, if the run does not fit.
         """
         plan = make_plan(self, model, datamodule, images, image_shape, gpu_gb, machine_gb)
@@ -174,10 +168,6 @@ class Trainer(pl.Trainer):
             datamodule: the data.
             checkpoints: folder of the checkpoints, if it is not RUN/checkpoints. Of the averages that `lit-knn average`
                 made, RUN/averages, it tells the best length; their rows and picture go there.
-
-        Raises:
-            InputError: there is no metric or no kept checkpoint, or the table is from other settings; at the end, if
-                checkpoints were damaged.
         """
         callbacks: list[pl.Callback] = self.callbacks
         measures = [callback for callback in callbacks if isinstance(callback, Fidelity)]

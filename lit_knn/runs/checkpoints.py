@@ -34,11 +34,7 @@ class WholeCheckpointIO(TorchCheckpointIO):
         return {}
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None) -> None:
-        """Write a checkpoint beside its target, then rename it.
-
-        Raises:
-            InputError: the file cannot be written, for instance to a full disk; an old one stays as it was.
-        """
+        """Write a checkpoint beside its target, then rename it. If the disk is full, an old one stays as it was."""
         path = Path(path)
         try:
             remove_partial(path)  # A run that was killed may have left one. Only the first rank writes.
@@ -59,14 +55,9 @@ class WholeCheckpointIO(TorchCheckpointIO):
 
 
 def read_training(path: str | Path, to_resume: bool = False) -> dict[str, Any]:
-    """Read the checkpoint of a training. Its tensors stay on the disk until they are used.
+    """Read and check the checkpoint of a training. Its tensors stay on the disk until they are used.
 
-    Args:
-        path: the file.
-        to_resume: also ask for what a resumed training needs.
-
-    Raises:
-        InputError: the file is damaged, is not a checkpoint of a training, or has weights that are not finite.
+    `to_resume` also asks for what a resumed training needs.
     """
     checkpoint = read_checkpoint_file(path, mmap=True)
     needed = (*NEEDED, *(NEEDED_BY_FIT if to_resume else ()))

@@ -15,13 +15,9 @@ NOISE_BANDS = 4
 
 @dataclass(frozen=True)
 class TrainingTime:
-    """Time of the training steps on the first rank, without validations; `+` joins two parts of a run.
+    """Wall-clock time of the training steps on the first rank, without validations; `+` joins two parts of a run.
 
-    Attributes:
-        seconds: wall-clock time.
-        images: number of images trained on in that time, over all ranks.
-        estimator_seconds: seconds spent in the estimator.
-        hardware: names of the hardware, in the order of use.
+    `images` counts those trained on in that time, over all ranks; `hardware` has names in the order of use.
     """
 
     seconds: float = 0.0
@@ -50,22 +46,14 @@ class TrainingTime:
 
 def hardware_name(device: torch.device, processes: int) -> str:
     """Name the hardware of a run, such as `8 x NVIDIA A100-SXM4-80GB`; each process has a device of the same kind."""
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else _processor()
-    return f"{processes} x {name}"
-
-
-def _processor() -> str:
+    if device.type == "cuda":
+        return f"{processes} x {torch.cuda.get_device_name(device)}"
     threads = torch.get_num_threads()
-    return f"{processor_name()} ({threads} thread{'s' if threads > 1 else ''})"
+    return f"{processes} x {processor_name()} ({threads} thread{'s' if threads > 1 else ''})"
 
 
 class TrainingMonitor:
-    """Computes averages over the steps since the last `read`. Call `restart` first. Sums stay on the device.
-
-    Args:
-        levels: the noise levels, which it divides into bands.
-        device: the device of the losses.
-    """
+    """Computes averages over the steps since the last `read`. Call `restart` first. Sums stay on the device."""
 
     def __init__(self, levels: LevelRange, device: torch.device) -> None:
         self.band_edges = levels.bands(NOISE_BANDS).to(device)
@@ -108,10 +96,8 @@ class TrainingMonitor:
     def read(self) -> dict[str, float]:
         """Return the averages by name, without those of empty bands, and call `restart`."""
         interval = self._interval()
-        values = {
-            "train/images_per_s": interval.images_per_second,
-            "estimator/share_of_time": interval.estimator_share,
-        }
+        values = {"train/images_per_s": interval.images_per_second}
+        values["estimator/share_of_time"] = interval.estimator_share
         edges = self.band_edges.tolist()
         for band, (total, count) in enumerate(zip(self._band_sum.tolist(), self._band_count.tolist(), strict=True)):
             if count > 0:

@@ -50,10 +50,8 @@ class RunFolder:
     path: Path
     made: tuple[Path, ...] = ()
 
-    # Reading
-
     def config(self, name: str = CONFIG_NAME) -> dict[str, Any]:
-        """Read a configuration; raise InputError if it is missing, unreadable or not from a training run."""
+        """Read a configuration; raise InputError if it is missing or not that of a training run."""
         import yaml  # What needs no configuration needs no YAML either.
 
         path = self.path / name
@@ -74,8 +72,7 @@ class RunFolder:
     def earlier(self, name: str) -> list[Path]:
         """List the files `STEM_N.SUFFIX` of earlier parts of the run that went on in this folder, the first one first.
 
-        Args:
-            name: name of the file of the latest part, such as `config.yaml`.
+        `name` is that of the latest part's file, such as `config.yaml`.
         """
         stem, suffix = os.path.splitext(name)
         pattern = re.compile(rf"{re.escape(stem)}_(\d+){re.escape(suffix)}")
@@ -83,7 +80,7 @@ class RunFolder:
         return [found[number] for number in sorted(found)]
 
     def start(self) -> str | None:
-        """Return the checkpoint in another folder that the run was resumed from, or None; raise as `config`."""
+        """Return the checkpoint in another folder that the run was resumed from, or None."""
         for name in (CONFIG_NAME, *(path.name for path in reversed(self.earlier(CONFIG_NAME)))):
             start = self.config(name).get("ckpt_path")
             if start is None or not self.holds(start):
@@ -112,12 +109,7 @@ class RunFolder:
         return Path(checkpoint).parent.parent.resolve() == self.path.resolve()
 
     def trained(self, model: Mapping[str, Any], seed: int | None = None) -> bool:
-        """Tell whether the run trained this class of model with this estimator, as far as its configuration tells.
-
-        Args:
-            model: class path and arguments of the model.
-            seed: ask for this seed, too.
-        """
+        """Tell whether the run trained this model with this estimator, and `seed` if given, as far as one can read."""
         try:
             config = self.config()
             own = config["model"]
@@ -135,9 +127,6 @@ class RunFolder:
         Args:
             folder: the folder of the checkpoints, if it is not RUN/checkpoints; earlier folders are then not searched.
             max_steps: length of the training in steps; −1 if it is not known.
-
-        Raises:
-            InputError: no checkpoint was found, or a configuration is missing or wrong.
         """
         own = self.path / CHECKPOINTS if folder is None else Path(folder)
         found = self._kept(CHECKPOINTS) if folder is None else kept_in(own)
@@ -157,11 +146,7 @@ class RunFolder:
         return dict(sorted(found.items()))
 
     def kept_snapshots(self) -> dict[int, Path]:
-        """Find the snapshots of averages of this run and of those that it was resumed from, by the images seen.
-
-        Raises:
-            InputError: there is none, or a configuration is missing or wrong.
-        """
+        """Find the snapshots of averages of this run and of those that it was resumed from, by the images seen."""
         self.config()  # Refuse a folder that is none of a run, before it gets averages.
         found = self._kept(SNAPSHOTS_FOLDER)
         if not found:
@@ -184,14 +169,8 @@ class RunFolder:
             found = {**earlier, **found}
         return dict(sorted(found.items()))
 
-    # Writing
-
     def lock(self) -> None:
-        """Keep other processes from training in this folder as long as this process lives.
-
-        Raises:
-            InputError: another process trains in it.
-        """
+        """Keep other processes from training in this folder as long as this process lives."""
         file = (self.path / LOCK_NAME).open("a")
         try:
             # Unlike flock, this lock is not shared with processes that a loader of data forks.
@@ -207,10 +186,7 @@ class RunFolder:
         _locks.append(file)
 
     def keep_earlier(self, name: str) -> Path | None:
-        """Rename a file of the part of the run before this one to `STEM_N.SUFFIX`; return the new path, if any.
-
-        N counts from 0. It is above the numbers that are there, so that no file is replaced.
-        """
+        """Rename a file of the part before this one to `STEM_N.SUFFIX`, N above those there; return the new path."""
         path = self.path / name
         if not path.is_file():
             return None
@@ -230,8 +206,7 @@ class RunFolder:
 def folder_of_name(trainer: Mapping[str, Any]) -> Path:
     """Return the folder of all runs of a name: that of the first TensorBoard or CSV logger, or else `runs/NAME`.
 
-    Args:
-        trainer: the options of the trainer, with `logger` and `default_root_dir`.
+    `trainer` are its options, with `logger` and `default_root_dir`.
     """
     root = trainer["default_root_dir"] or "."
     for options in _loggers(trainer, FILE_LOGGERS):
@@ -261,9 +236,6 @@ def choose_folder(
         model: class path and arguments of the model.
         command: the command that runs.
         checkpoint: the checkpoint that it starts from, or None.
-
-    Raises:
-        InputError: the logger's version is not the name of a folder.
     """
     parent, version, stem = folder_of_name(trainer), None, version_stem(model)
     given = [v for options in _loggers(trainer, FILE_LOGGERS) if (v := options.get("version")) is not None]
@@ -298,18 +270,11 @@ def newest_checkpoint(
     """Return the newest whole `last.ckpt` of a run's name, model and estimator, and its content.
 
     Runs that compare estimators or seeds may share a name. Damaged checkpoints are left out with a warning.
-
-    Args:
-        trainer: the options of the trainer, with `logger` and `default_root_dir`.
-        model: class path and arguments of the model.
-        to_resume: a fit is to resume from it, see `read_training`.
-        seed: ask for a run with this seed.
-
-    Raises:
-        InputError: there is none.
     """
-    paths = [path for path in checkpoints_of_name(trainer) if RunFolder(path.parent.parent).trained(model, seed)]
-    for path in paths:
+    parent = folder_of_name(trainer)
+    found = [path for path in parent.glob(f"*/{CHECKPOINTS}/{LAST_NAME}") if path.is_file()]
+    paths = [path for path in found if RunFolder(path.parent.parent).trained(model, seed)]
+    for path in sorted(paths, key=lambda path: path.stat().st_mtime_ns, reverse=True):
         try:
             return path, read_training(path, to_resume)
         except InputError as error:
@@ -317,15 +282,8 @@ def newest_checkpoint(
     looked = f"{len(paths)} damaged ones" if paths else "none"
     wanted = "name, model and estimator" if seed is None else f"name, model, estimator and --seed_everything {seed}"
     raise InputError(
-        f"--ckpt_path last: found {looked} in {folder_of_name(trainer)}; it needs a whole {LAST_NAME} of a run with "
-        f"this {wanted}"
+        f"--ckpt_path last: found {looked} in {parent}; it needs a whole {LAST_NAME} of a run with this {wanted}"
     )
-
-
-def checkpoints_of_name(trainer: Mapping[str, Any]) -> list[Path]:
-    """List the last checkpoints of all versions of a run's name, the newest first."""
-    found = [path for path in folder_of_name(trainer).glob(f"*/{CHECKPOINTS}/{LAST_NAME}") if path.is_file()]
-    return sorted(found, key=lambda path: path.stat().st_mtime_ns, reverse=True)
 
 
 def averages_in(folder: str | Path) -> dict[float, Path]:
@@ -335,10 +293,7 @@ def averages_in(folder: str | Path) -> dict[float, Path]:
 
 
 def version_stem(model: Mapping[str, Any]) -> str:
-    """Return the class of a model's estimator in snake case: `one_sample` for OneSample.
-
-    Without an estimator it is the class of the model: `edm` for LitEDM.
-    """
+    """Return the class of a model's estimator, or of the model, in snake case: `one_sample`, or `edm` for LitEDM."""
     estimator = _estimator(model)
     named = model if estimator is None or not estimator.get("class_path") else estimator
     return WORDS.sub("_", named["class_path"].rpartition(".")[2]).lower().removeprefix("lit_")
@@ -346,8 +301,8 @@ def version_stem(model: Mapping[str, Any]) -> str:
 
 def next_version(parent: Path, stem: str) -> str:
     """Return `stem_N` with the first number above those of the folders in `parent`."""
-    names = [path.name for path in parent.iterdir()] if parent.is_dir() else []
-    numbers = [int(match[1]) for name in names if (match := re.fullmatch(rf"{re.escape(stem)}_(\d+)", name))]
+    pattern = re.compile(rf"{re.escape(stem)}_(\d+)")
+    numbers = [int(match[1]) for path in parent.glob("*") if (match := pattern.fullmatch(path.name))]
     return f"{stem}_{max(numbers, default=-1) + 1}"
 
 

@@ -22,7 +22,7 @@ REQUEUE_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)
 class RunInterrupted(SystemExit):
     """A signal has ended the run. The exit status is the shell's: 130 for Ctrl-C, 143 for SIGTERM.
 
-    Attributes:
+    Args:
         signum: the signal.
         step: optimiser steps that are done.
         checkpoint: the checkpoint that this run saved last, or None.
@@ -30,9 +30,7 @@ class RunInterrupted(SystemExit):
 
     def __init__(self, signum: int, step: int, checkpoint: str | None) -> None:
         super().__init__(128 + signum)
-        self.signum = signum
-        self.step = step
-        self.checkpoint = checkpoint
+        self.signum, self.step, self.checkpoint = signum, step, checkpoint
 
 
 class Interruption(pl.Callback):
@@ -40,13 +38,10 @@ class Interruption(pl.Callback):
 
     Inside a batch, an end could leave an optimiser step half done. A validation changes no weights, so the run ends at
     once there. A second Ctrl-C ends the process at once, too. SLURM's signal to requeue waits for the end of the batch.
-
-    Attributes:
-        stops: the signal that ends the run after this batch, or 0; the same on all ranks.
     """
 
     def __init__(self) -> None:
-        self.stops = 0
+        self.stops = 0  # The signal that ends the run after this batch; the same on all ranks.
         self._noted, self._noted_at, self._requeue_noted = 0, 0.0, 0
         self._requeue: Callable[[int, Any], Any] | None = None
         self._ends_at_once = False
@@ -69,14 +64,12 @@ class Interruption(pl.Callback):
                 self._requeue = handler
                 signal.signal(signum, self._note_requeue)
 
-    def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+    def teardown(self, *_: Any, **__: Any) -> None:
         """Close the group of processes that agree on signals."""
         group, self._group = self._group, None
         leave(group)
 
-    def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
-        """Close the group, too, if the run fails or is interrupted."""
-        self.teardown(trainer, pl_module, "fit")
+    on_exception = teardown  # Lightning tears nothing down after a failure or an interruption.
 
     def on_train_batch_end(self, trainer: pl.Trainer, pl_module: Any, *_: Any) -> None:
         """Count the batch, and agree with the other ranks whether to stop; checkpoints are saved after that."""
@@ -138,8 +131,7 @@ class EndAtSigterm(pl.Callback):
     """Makes SIGTERM end a validation or a prediction at once, by `SIGTERMException`; Lightning would only note it."""
 
     def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Take over the signal, unless the validation is part of a training, which `Interruption` ends."""
-        if trainer.state.fn != "fit":
+        if trainer.state.fn != "fit":  # `Interruption` ends a training.
             self.on_predict_start(trainer, pl_module)
 
     def on_predict_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:

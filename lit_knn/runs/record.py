@@ -78,11 +78,7 @@ class Record:
 
 
 def read_record(folder: str | os.PathLike[str]) -> Record:
-    """Read `run.json` from the folder of a run.
-
-    Raises:
-        InputError: the file is missing or damaged.
-    """
+    """Read `run.json` from the folder of a run; raise InputError if it is missing or damaged."""
     path = Path(folder) / RECORD_NAME
     if not path.is_file():
         raise InputError(f"{path}: no such file; lit_knn.callbacks.RunRecord writes it, which `lit-knn fit` always has")

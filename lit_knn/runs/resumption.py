@@ -32,14 +32,7 @@ HASH_DIGITS = 16
 def check_fit(
     trainer: Any, model: pl.LightningModule, datamodule: Any, start: str | None, checkpoint: dict[str, Any] | None
 ) -> None:
-    """Check what a fit starts from and what it would overwrite, before any work.
-
-    Args:
-        trainer: its trainer.
-        model: the module.
-        datamodule: the data.
-        start: the checkpoint to resume from, or None.
-        checkpoint: its content.
+    """Check the checkpoint that a fit starts from, and what it would overwrite, before any work.
 
     Raises:
         InputError: the checkpoint is of a run with other options that its counts depend on, or has more than
@@ -94,7 +87,7 @@ def describe_run(trainer: pl.Trainer, pl_module: Any, datamodule: Any = None) ->
 
 
 def check_same_run(checkpoint: dict[str, Any], now: dict[str, int | str]) -> None:
-    """Raise InputError for the first option that changes the meaning of the checkpoint's counts.
+    """Refuse the first option that changes the meaning of the checkpoint's counts.
 
     Noise is keyed by rank, and the order of the images by the size of all ranks' batches. So a run on another number
     of ranks cannot repeat the uninterrupted one.
@@ -118,13 +111,9 @@ def optimisation(trainer: pl.Trainer) -> dict[str, str]:
 def check_optimisation(trainer: pl.Trainer, before: dict[str, Any]) -> None:
     """Check optimiser and schedule before a training.
 
-    Args:
-        trainer: its trainer, with optimisers.
-        before: the description in the checkpoint that it resumes from; empty if it starts anew.
-
     Raises:
-        InputError: they are of other classes than the checkpoint's, which would take over a state that is not theirs;
-            or the schedule ends before the training.
+        InputError: they are of other classes than `before`, those of the checkpoint, and would take over a state that
+            is not theirs; or the schedule ends before the training.
     """
     for name, now in optimisation(trainer).items():
         if before.get(name, now) != now:

@@ -1,7 +1,5 @@
 """Helpers for modules and callbacks: the data of a run, and progress bars."""
 
-from __future__ import annotations
-
 import pytorch_lightning as pl
 import torch
 from torch import Tensor
@@ -21,12 +19,7 @@ def find_reference(trainer: pl.Trainer) -> ReferenceSet | None:
 def data_reference(trainer: pl.Trainer, may_be_sharded: bool = False) -> ReferenceSet:
     """Return the reference set of the run's data module. Lightning sets up the data module before callbacks.
 
-    Args:
-        trainer: the run's trainer.
-        may_be_sharded: accept a sharded set; every rank must then call the set the same number of times.
-
-    Raises:
-        InputError: the run's data is not from `lit_knn.data`, or it is sharded without `may_be_sharded`.
+    With `may_be_sharded` it may be a sharded set; every rank must then call the set the same number of times.
     """
     reference = find_reference(trainer)
     if reference is None:
@@ -42,11 +35,7 @@ def data_autoencoder(trainer: pl.Trainer) -> Autoencoder | None:
 
 
 def decoded(trainer: pl.Trainer, samples: Tensor) -> Tensor:
-    """Decode samples (B, *shape) to images by the autoencoder of the run's data; without one return them as they are.
-
-    Raises:
-        InputError: `decode` returns no tensor of one image for each sample.
-    """
+    """Decode samples (B, *shape) to images by the autoencoder of the run's data, or return them if it has none."""
     autoencoder = data_autoencoder(trainer)
     if autoencoder is None:
         return samples

@@ -1,13 +1,16 @@
 """Bad command lines: each ends in one line and exit status 2, without a traceback, and writes nothing."""
 
+import os
 from pathlib import Path
 
 import pytest
 import torch
-from torch import nn
 
+from lit_knn.commands.cli.trainer_options import check_trainer_options
+from lit_knn.common.errors import InputError, one_line
 from main import main, make_cli
 from tests.command_lines import DEMO, TINY, refusal_of
+from tests.image_files import refusal
 
 OPTIONS = [
     ("--trainer.limit_val_batches 1.5", "invalid value 1.5 for limit_val_batches, it has to be in [0.0, 1.0] or an"),
@@ -15,13 +18,10 @@ OPTIONS = [
     ("--trainer.accelerator tpu", "trainer.accelerator=tpu"),
     ("--trainer.num_nodes 2", "trainer.num_nodes=2 needs a launcher"),
     ("--trainer.precision 16-true", "trainer.precision=16-true is not one of 32-true, bf16-mixed and 16-mixed"),
-    ("--model.sampling_sigmas [.nan]", "sampling_sigmas"),
     ("--model.lr -1", "LitICT: lr must be above 0, got -1.0"),
-    ("--model.seed=3", "--model.seed is set by --seed_everything"),
     ("--data.init_args.seed 3", "--data.seed is set by --seed_everything"),
     ("--seed_everything 1099511627776", "--seed_everything must be a number from 0 to 4294967295, got 1099511627776"),
     ("--model.net.channels 1000000", "UNet: the weights take"),
-    ("--model.net torch.nn.Linear", "--model.net: the following arguments are required: in_features, out_features"),
     ("--model.net torch.nn.Identity", "LitICT: net=Identity does not take the arguments z_scaled"),
     ("--model.solver builtins.print", "LitICT: solver=print must return latents of the shape of z"),
     ("--model.estimator mine.Nope", "--model.estimator: No module named 'mine'"),
@@ -36,15 +36,18 @@ OPTIONS = [
 ]  # fmt: skip
 
 
+pytestmark = pytest.mark.usefixtures("own_folder")
+
+
 @pytest.mark.parametrize(("options", "message"), OPTIONS, ids=[options for options, _ in OPTIONS])
-def test_a_bad_option_is_told_in_one_line(options, message, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
+def test_a_bad_option_is_told_in_one_line(options, message, tmp_path, capsys):
     assert message in refusal_of(["fit", "-c", DEMO, *TINY, *options.split()], capsys)
     assert not list(tmp_path.iterdir())
 
 
 FILES = [
     (b"model:\n  init_args:\n    lr: 1\n    lr: 2\n", "bad.yaml, line 4: the key lr is there twice"),
+    (b"trainer:\n  callbacks:\n    - {class_path: A, class_path: B}\n", "line 3: the key class_path is there twice"),
     (b"trainer: [\n", "bad.yaml, line 2: "),
     (b"trainer: !!python/object/apply:os.system [ls]\n", "bad.yaml, line 1: could not determine a constructor"),
     (b"", "bad.yaml holds no options"),
@@ -52,33 +55,18 @@ FILES = [
 
 
 @pytest.mark.parametrize(("content", "message"), FILES, ids=[message for _, message in FILES])
-def test_a_bad_config_file_is_named(content, message, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
+def test_a_bad_config_file_is_named(content, message, capsys):
     Path("bad.yaml").write_bytes(content)
     assert message in refusal_of(["fit", "-c", DEMO, *TINY, "-c", "bad.yaml"], capsys)
 
 
-def test_control_characters_of_a_file_name_do_not_reach_the_terminal(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
+def test_control_characters_of_a_file_name_do_not_reach_the_terminal(capsys):
     line = refusal_of(["fit", "-c", "a\x1b[31m\nb\u202e.yaml"], capsys)
     assert line == r"error: --config a\x1b[31m\nb\u202e.yaml: no such file"
 
 
-def test_a_part_has_the_same_name_in_a_file_as_on_the_command_line(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    Path("own.yaml").write_text("model: {init_args: {estimator: estimators/stf.yaml}}\n")
-    with pytest.raises(SystemExit):
-        main(["fit", "-c", DEMO, *TINY, "-c", "own.yaml", "--print_config"])
-    in_file = capsys.readouterr().out
-    with pytest.raises(SystemExit):
-        main(["fit", "-c", DEMO, *TINY, "--model.estimator", "estimators/stf.yaml", "--print_config"])
-    assert "lit_knn.estimators.STF" in in_file
-    assert in_file == capsys.readouterr().out
-
-
 def test_a_driver_without_a_usable_gpu_is_told(tmp_path, monkeypatch):
     # This machine stands for one whose driver is too old for PyTorch.
-    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("lit_knn.commands.cli.trainer_options.NVIDIA_DRIVER", tmp_path)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     options = [*TINY, "--trainer.accelerator", "auto", "--trainer.logger", "false"]
@@ -86,27 +74,7 @@ def test_a_driver_without_a_usable_gpu_is_told(tmp_path, monkeypatch):
         make_cli(["-c", DEMO, *options], run=False)
 
 
-class TwoOutputs(nn.Module):
-    """A network that is called as ours are, and returns a pair."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(()))
-
-    def forward(self, z_scaled, noise_label, class_label=None):
-        return z_scaled * self.weight, noise_label
-
-
-@pytest.mark.filterwarnings("ignore")
-def test_a_net_that_returns_no_images_is_refused(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    args = ["--model.net", "tests.commands.test_bad_options.TwoOutputs", "--trainer.logger", "false"]
-    line = refusal_of(["fit", "-c", DEMO, *TINY[:2], *TINY[4:], *args], capsys)
-    assert "the net does not accept images of shape (1, 8, 8)" in line
-
-
-def test_debug_shows_the_traceback_and_nothing_else_does(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
+def test_debug_shows_the_traceback_and_nothing_else_does(capsys):
     bad = ["fit", "-c", DEMO, *TINY, "--model.lr", "0"]
     assert refusal_of(bad, capsys) == "error: LitICT: lr must be above 0, got 0.0"
     with pytest.raises(SystemExit) as stop:
@@ -120,11 +88,8 @@ def test_debug_shows_the_traceback_and_nothing_else_does(tmp_path, monkeypatch, 
     assert "--debug" in capsys.readouterr().out
 
 
-def test_a_fault_of_the_program_is_told_in_one_line_with_another_status(tmp_path, monkeypatch, capsys):
-    import lit_knn.modules.ict
-
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(lit_knn.modules.ict, "lognormal_step_probs", lambda *_: 1 / 0)
+def test_a_fault_of_the_program_is_told_in_one_line_with_another_status(monkeypatch, capsys):
+    monkeypatch.setattr("lit_knn.modules.ict.lognormal_step_probs", lambda *_: 1 / 0)
     with pytest.raises(SystemExit) as stop:
         main(["fit", "-c", DEMO, *TINY])
     assert stop.value.code == 1
@@ -133,8 +98,22 @@ def test_a_fault_of_the_program_is_told_in_one_line_with_another_status(tmp_path
     assert line.endswith("division by zero (the traceback: --debug)")
 
 
-def test_the_error_has_a_line_of_its_own_below_a_progress_bar(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
+def test_bad_input_is_told_whatever_error_it_led_to():
+    def caught(chain):
+        try:
+            try:
+                raise InputError("the option is bad")
+            except InputError as error:
+                if chain:
+                    raise RuntimeError("then this failed") from error
+                raise KeyError("and this failed")  # noqa: B904
+        except Exception as error:
+            return one_line(error)
+
+    assert caught(True) == caught(False) == ("the option is bad", 2)
+
+
+def test_the_error_has_a_line_of_its_own_below_a_progress_bar(capsys):
     args = ["--trainer.enable_progress_bar", "true", "--trainer.max_steps", "9", "--trainer.logger", "false"]
     with pytest.raises(SystemExit):
         main(["fit", "-c", DEMO, *TINY, *args, "--model.lr", "1e30"])
@@ -142,3 +121,16 @@ def test_the_error_has_a_line_of_its_own_below_a_progress_bar(tmp_path, monkeypa
     assert "Training" in printed.out
     assert printed.out.endswith("\n")
     assert printed.err.strip().splitlines()[-1].startswith("error: the loss is not finite")
+
+
+def test_a_limit_of_0_is_refused_where_the_command_would_do_nothing():
+    for command, limit in (("fit", "train"), ("validate", "val"), ("predict", "predict")):
+        options = {f"limit_{limit}_batches": 0}
+        assert f"limit_{limit}_batches must be above 0" in refusal(check_trainer_options, options, command)
+    check_trainer_options({"limit_val_batches": 0}, "fit")
+
+
+def test_only_a_plan_for_another_machine_takes_more_devices_than_this_one_has(monkeypatch):
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    check_trainer_options({"devices": "64"}, "fit", elsewhere=True)
+    assert "devices=64 must be at most" in refusal(check_trainer_options, {"devices": "64"}, "fit")

@@ -1,5 +1,10 @@
-import contextlib
+"""fit, validate and predict: what they leave, print and give to loggers, and which options and files win."""
+
+import errno
+import os
+import re
 import shutil
+import time
 from pathlib import Path
 
 import numpy as np
@@ -7,22 +12,27 @@ import pytest
 import torch
 from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.plugins.hparams import plugin_data_pb2
 
 import callbacks
+from lit_knn.commands.average import average
+from lit_knn.common.tables import read_rows
 from main import main, make_cli
 from tests import ROOT
+from tests.command_lines import DEMO, TINY, refusal_of
 from tests.image_files import image_folder
+from tests.trained_runs import last
 
-LAST = "runs/demo/knn_0/checkpoints/last.ckpt"
-DEMO = str(ROOT / "configs" / "demo.yaml")
-ICT_KNN = str(ROOT / "configs" / "table1" / "ict_knn.yaml")
-TINY_RUN = ["-c", str(ROOT / "tests" / "tiny.yaml"), "--model.net.channels", "8"]
-TINY = [*TINY_RUN, "--model.estimator.k", "32", "--model.estimator.n", "8"]
+pytestmark = pytest.mark.usefixtures("own_folder")
+TABLE = ["--trainer.logger", "CSVLogger", "--trainer.logger.save_dir", "runs"]
 
 
-@pytest.fixture(autouse=True)
-def _work_in_a_folder_of_its_own(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+@pytest.fixture
+def run(trained_run, tmp_path):
+    """A copy of a run of four steps in runs/ict, and its options."""
+    folder, options = trained_run("ict")
+    place = ["--trainer.logger.save_dir", "runs", "--trainer.logger.name", "ict"]
+    return shutil.copytree(folder, tmp_path / "runs" / "ict" / "knn_0"), [*options, *place]
 
 
 def fit_demo(*args, steps=4):
@@ -30,144 +40,92 @@ def fit_demo(*args, steps=4):
     main(["fit", "-c", DEMO, *TINY, "--trainer.max_steps", str(steps), "--trainer.val_check_interval", every, *args])
 
 
-@pytest.fixture(scope="module")
-def kept(tmp_path_factory):
-    """A folder with a run of the demo of four steps, which is trained once."""
-    folder = tmp_path_factory.mktemp("kept")
-    with contextlib.chdir(folder):
-        fit_demo("--trainer.log_every_n_steps", "1")
-    return folder
+def events_of(run):
+    events = EventAccumulator(str(run))
+    events.Reload()
+    return events, {name: [event.value for event in events.Scalars(name)] for name in events.Tags()["scalars"]}
 
 
-@pytest.fixture
-def trained(kept):
-    """Copies that run into the current folder."""
-    shutil.copytree(kept, ".", dirs_exist_ok=True)
-
-
-def run_folder(version=0):
-    return Path("runs/demo") / f"knn_{version}"
-
-
-def test_fit_leaves_checkpoint_pictures_and_logs_and_says_where(capsys):
-    fit_demo()
-    printed = capsys.readouterr().out
-    checkpoint = run_folder() / "checkpoints" / "last.ckpt"
-    picture = run_folder() / "samples" / "step_0000004_1-step.png"
-    for path in (checkpoint, picture):
+def test_a_fit_leaves_all_that_is_promised_and_validate_measures_what_its_end_measured(capsys):
+    # N(k) changes during the run, so the losses agree only if `validate` knows the step.
+    short = ["--model.total_steps", "2"]
+    fit_demo(*short, "--trainer.log_every_n_steps", "1")
+    printed, run = capsys.readouterr().out, Path("runs/demo/knn_0")
+    for path in (last(run), run / "samples" / "step_0000004_1-step.png"):
         assert path.exists()
         assert str(path) in printed
     assert "tensorboard --logdir runs/demo" in printed
     assert "Fréchet distance on pixels:" in printed
-    assert Image.open(picture).size[0] > 3 * 32
-    assert torch.load(checkpoint, weights_only=False)["images_seen"] == 4 * 32
+    assert Image.open(run / "samples" / "step_0000004_1-step.png").size[0] > 3 * 32
+    assert torch.load(last(run), weights_only=True)["images_seen"] == 4 * 32
     assert sorted(p.name for p in Path().iterdir()) == ["runs"]
-
-
-@pytest.mark.usefixtures("trained")
-def test_everything_promised_is_logged():
-    events = EventAccumulator(str(run_folder()))
-    events.Reload()
-    scalars = set(events.Tags()["scalars"])
-    assert {"train/loss", "train/num_steps", "train/lr", "train/images_per_s", "estimator/share_of_time"} <= scalars
-    assert {"val/loss", "samples/fd_pixels", "train/images_seen"} <= scalars
-    groups = {name.partition("/")[0] for name in scalars}
-    assert groups == {"train", "val", "estimator", "samples", "epoch"}
-    assert sum(name.startswith("train/loss_t_") for name in scalars) == 4
+    events, logged = events_of(run)
+    assert {"train/loss", "train/num_steps", "train/images_per_s", "train/images_seen"} <= set(logged)
+    assert {name.partition("/")[0] for name in logged} == {"train", "val", "estimator", "samples", "epoch"}
+    assert sum(name.startswith("train/loss_t_") for name in logged) == 4
     assert events.Tags()["images"] == ["samples/1-step", "samples/2-step"]
-    share = [event.value for event in events.Scalars("estimator/share_of_time")]
-    assert all(0 < value < 1 for value in share)
-    assert events.Scalars("train/num_steps")[0].value == 11
-    assert [event.value for event in events.Scalars("train/lr")] == pytest.approx([0.003] * 4)
-
-
-@pytest.mark.usefixtures("trained")
-def test_predict_writes_samples_of_the_averaged_weights(capsys):
-    checkpoint = str(run_folder() / "checkpoints" / "last.ckpt")
-    main(["predict", "-c", DEMO, *TINY, "--ckpt_path", checkpoint, "--data.predict_samples", "70"])
-    folder = run_folder() / "predict_0" / "predictions"
-    names = sorted(path.name for path in folder.iterdir())
-    assert names == [*(f"{seed:06d}.png" for seed in range(70)), "grid.png"]
-
-    more = ["--sample_writer.format", "npz", "--sample_writer.folder", "out"]
-    more += ["--data.predict_samples", "70", "--data.batch_size", "16"]
-    main(["predict", "-c", DEMO, *TINY, *more, "--ckpt_path", checkpoint])
-    assert sorted(path.name for path in Path("out").iterdir()) == ["grid.png", "samples.npz"]
-    samples = np.load("out/samples.npz")
-    assert samples["images"].shape == (70, 8, 8, 1)
-    assert samples["images"].dtype == np.uint8
-    assert samples["seeds"].tolist() == list(range(70))
-    # Another batch size gives the same images, up to one grey level of rounding.
-    single = np.asarray(Image.open(folder / "000037.png")).astype(int)
-    assert np.abs(single - samples["images"][37, :, :, 0]).max() <= 1
-    with pytest.raises(SystemExit):
-        main(["predict", "-c", DEMO, *TINY, *more, "--ckpt_path", checkpoint])
-    assert "folder=out is not empty" in capsys.readouterr().err
-
-
-def scalars(version):
-    events = EventAccumulator(str(run_folder(version)))
-    events.Reload()
-    return {name: [event.value for event in events.Scalars(name)] for name in events.Tags()["scalars"]}
-
-
-def test_validate_measures_what_the_end_of_training_measured():
-    # N(k) has changed since the start, so the loss agrees only if `validate` knows the step.
-    fit_demo("--model.total_steps", "2")
-    main(["validate", "-c", DEMO, *TINY, "--model.total_steps", "2", "--ckpt_path", LAST])
-    assert (run_folder(1) / "samples" / "step_0000004_1-step.png").exists()
+    assert all(0 < share < 1 for share in logged["estimator/share_of_time"])
+    assert logged["train/lr"] == pytest.approx([0.003] * 4)
+    main(["validate", "-c", DEMO, *TINY, *short, "--ckpt_path", str(last(run))])
+    assert Path("runs/demo/knn_1/samples/step_0000004_1-step.png").exists()
     for name in ("val/loss", "samples/fd_pixels"):
-        assert scalars(1)[name] == pytest.approx([scalars(0)[name][-1]], rel=1e-4)
+        assert events_of("runs/demo/knn_1")[1][name] == pytest.approx([logged[name][-1]], rel=1e-4)
 
 
-@pytest.mark.usefixtures("trained")
-def test_options_of_the_command_line_win_over_those_saved_in_a_checkpoint():
-    for folder, steps in (("one", "1"), ("two", "2")):
-        writer = ["--sample_writer.format", "npz", "--sample_writer.folder", folder]
-        main(["predict", "-c", DEMO, *TINY, *writer, "--ckpt_path", LAST, "--model.predict_steps", steps])
-    one, two = (np.load(f"{folder}/samples.npz")["images"].astype(int) for folder in ("one", "two"))
-    assert np.abs(one - two).max() > 1
-    fit_demo("--ckpt_path", LAST, "--model.total_steps", "20", steps=5)
-    config = torch.load(run_folder() / "checkpoints" / "last.ckpt", weights_only=False)["hyper_parameters"]
-    assert config["total_steps"] == 20
+def test_predict_writes_samples_into_the_folder_of_the_run_or_where_it_is_told(run, capsys):
+    folder, options = run
+    predict = ["predict", *options, "--ckpt_path", str(last(folder)), "--data.predict_samples"]
+    main([*predict, "70"])
+    samples = folder / "predict_0" / "predictions"
+    assert sorted(path.name for path in samples.iterdir()) == [*(f"{seed:06d}.png" for seed in range(70)), "grid.png"]
+    single = np.asarray(Image.open(samples / "000037.png")).astype(int)
+    npz = ["--sample_writer.format", "npz", "--data.batch_size", "16", "--sample_writer.folder"]
+    for place, steps in (("one", "1"), ("two", "2")):
+        main([*predict, "70", *npz, place, "--model.predict_steps", steps])
+    assert sorted(path.name for path in Path("one").iterdir()) == ["grid.png", "samples.npz"]
+    one, two = (np.load(f"{place}/samples.npz") for place in ("one", "two"))
+    assert (one["images"].shape, one["images"].dtype) == ((70, 8, 8, 1), np.uint8)
+    assert one["seeds"].tolist() == list(range(70))
+    # Another batch size gives the same images, up to one grey level of rounding.
+    assert np.abs(single - one["images"][37, :, :, 0]).max() <= 1
+    # Options of the command line win over those saved in the checkpoint.
+    assert np.abs(one["images"].astype(int) - two["images"]).max() > 1
+    capsys.readouterr()
+    assert "folder=one is not empty" in refusal_of([*predict, "70", *npz, "one"], capsys)
+    main([*predict, "1"])
+    assert (max(folder.glob("predict_*")) / "predictions" / "000000.png").is_file()
+    assert [path.name for path in folder.parent.iterdir()] == ["knn_0"]
+
+
+def test_options_of_a_resumed_fit_win_and_images_of_another_size_are_refused(run, capsys):
+    folder, options = run
+    more = ["--ckpt_path", str(last(folder)), "--trainer.max_steps", "6"]
+    np.save("larger.npy", np.zeros((40, 1, 16, 16), dtype=np.uint8))
+    for command in ("predict", "fit"):
+        line = refusal_of([command, *options, *more, "--data", "Arrays", "--data.path", "larger.npy"], capsys)
+        assert "differ in shape: (1, 16, 16), (1, 8, 8)" in line
+    main(["fit", *options, *more, "--model.total_steps", "20"])
+    assert torch.load(last(folder), weights_only=True)["hyper_parameters"]["total_steps"] == 20
 
 
 @pytest.mark.parametrize("command", ["validate", "predict"])
 def test_an_untrained_model_is_not_measured(command, capsys):
-    with pytest.raises(SystemExit):
-        main([command, "-c", DEMO, *TINY])
-    assert "error: --ckpt_path is missing" in capsys.readouterr().err
-
-
-@pytest.mark.usefixtures("trained")
-def test_checkpoint_of_images_of_another_size_is_refused(capsys):
-    np.save("larger.npy", np.zeros((40, 1, 16, 16), dtype=np.uint8))
-    other = ["--data", "Arrays", "--data.path", "larger.npy", "--ckpt_path", LAST]
-    for command in (["predict"], ["fit", "--trainer.max_steps", "6"]):
-        with pytest.raises(SystemExit):
-            main([*command, "-c", DEMO, *TINY, *other])
-        assert "differ in shape: (1, 16, 16), (1, 8, 8)" in capsys.readouterr().err
+    assert "error: --ckpt_path is missing" in refusal_of([command, "-c", DEMO, *TINY], capsys)
 
 
 def test_table1_run_trains_on_a_folder_of_images_with_flips_and_ivf(tmp_path):
     image_folder(tmp_path / "images", 40, (8, 8))
     args = ["--data", str(ROOT / "configs" / "data" / "image_files.yaml"), "--data.path", "images"]
     args += ["--data.hflip", "true", "--data.index", "FaissIndex", "--data.index.factory", "IVF4,SQ8"]
-    args += ["--data.index.nprobe", "2"]
-    args += ["--model.net", str(ROOT / "configs" / "models" / "unet.yaml"), "--model.net.channels", "8"]
-    args += ["--model.estimator.k", "16", "--model.estimator.n", "8"]
-    args += ["--data.batch_size", "8", "--trainer.accumulate_grad_batches", "2"]
-    args += ["--trainer.accelerator", "cpu", "--trainer.devices", "1", "--trainer.enable_progress_bar", "false"]
-    Path("often.yaml").write_text(
-        "trainer:\n  callbacks:\n"
-        "    - {class_path: lit_knn.callbacks.CheckpointByImages, init_args: {every_n_images: 32}}\n"
-    )
-    main(["fit", "-c", ICT_KNN, "-c", "often.yaml", *args, "--trainer.max_steps", "5"])
-    folder = Path("runs/table1/knn_0/checkpoints")
-    names = {path.name for path in folder.iterdir()}
+    args += ["--data.index.nprobe", "2", "--data.batch_size", "8", "--trainer.accumulate_grad_batches", "2"]
+    args += ["--model.net", "models/unet.yaml", "--model.net.channels", "8", "--trainer.enable_progress_bar", "false"]
+    args += ["--model.estimator.k", "16", "--model.estimator.n", "8", "--trainer.accelerator", "cpu"]
+    args += ["--trainer.callbacks", "CheckpointByImages", "--trainer.callbacks.every_n_images", "32"]
+    main(["fit", "-c", "table1/ict_knn", *args, "--trainer.devices", "1", "--trainer.max_steps", "5"])
+    folder = Path("runs/table1/knn_0")
+    names = {path.name for path in (folder / "checkpoints").iterdir()}
     assert names == {"last.ckpt", "images_seen=32.ckpt", "images_seen=64.ckpt"}
-    config = (folder.parent / "config.yaml").read_text()
-    assert "IVF4,SQ8" in config
+    assert "IVF4,SQ8" in (folder / "config.yaml").read_text()
 
 
 @pytest.mark.slow
@@ -186,9 +144,15 @@ def test_training_brings_the_samples_closer_to_the_data(monkeypatch):
         values.append(self.last_values["fd_pixels"])
 
     monkeypatch.setattr(callbacks.PixelFrechetDistance, "on_validation_epoch_end", remember)
-    args = ["--model.net.channels", "16", "--model.ema_decay", "0.9"]
-    fit_demo(*args, steps=80)
+    fit_demo("--model.net.channels", "16", "--model.ema_decay", "0.9", steps=80)
     assert values[-1] < 0.7 * values[0]
+
+
+def test_a_run_shorter_than_its_validation_interval_is_validated_at_its_end():
+    # Lightning counts batches there, of which a step may have several.
+    often = ["--trainer.val_check_interval", "1000", "--trainer.accumulate_grad_batches", "2"]
+    fit_demo(*often, steps=3)
+    assert [path.name[:12] for path in Path("runs/demo/knn_0/samples").glob("*_1-step.png")] == ["step_0000003"]
 
 
 @pytest.mark.parametrize(("given", "batches"), [("1", 1), ("1.0", 5), ("0.4", 2), ("3", 3)])
@@ -204,8 +168,115 @@ def test_a_file_in_the_current_folder_comes_before_an_installed_package_of_its_n
     (installed / "__init__.py").write_text("")
     (tmp_path / "estimators_of_mine.py").write_text("from lit_knn.estimators import OneSample as Mine\n")
     monkeypatch.syspath_prepend(installed.parent)
-    monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit) as stop:
         main(["fit", "-c", DEMO, *TINY, "--model.estimator", "estimators_of_mine.Mine", "--print_config"])
     assert stop.value.code == 0
     assert "class_path: estimators_of_mine.Mine" in capsys.readouterr().out
+
+
+def test_an_average_has_the_weighted_sum_and_the_counts_of_the_last_snapshot():
+    values = [{"weight": torch.tensor([v], dtype=torch.float16), "count": torch.tensor(int(v))} for v in (1.0, 3.0)]
+    made = average([{"averages": [value]} for value in values], np.array([0.25, 0.75]))
+    assert made == {"weight": torch.tensor([2.5]), "count": torch.tensor(3)}
+    assert made["weight"].dtype == torch.float32
+
+
+def test_a_full_disk_names_the_folder_of_the_run(monkeypatch, capsys):
+    def full(*_, **__):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("lit_knn.commands.cli.save_config.SaveConfigCallback.setup", full)
+    line = refusal_of(["fit", "-c", DEMO, *TINY], capsys)
+    assert line == "error: runs/demo/knn_0: No space left on device"
+
+
+# Other models
+
+
+def test_a_tuned_model_goes_on_and_samples_without_the_file_it_started_from(trained_run, capsys):
+    run, options = trained_run("ect")
+    checkpoint = shutil.copy(last(run), "kept.ckpt")
+    alone = [*options, *TABLE, "--model.start", "null", "--ckpt_path", str(checkpoint)]
+    main(["fit", *alone, "--trainer.max_steps", "6"])
+    (resumed,) = Path("runs").rglob("last.ckpt")
+    assert torch.load(resumed, weights_only=True)["global_step"] == 6
+    main(["validate", *alone])
+    measured = [path for path in Path("runs").rglob("metrics.csv") if "fd_pixels" in path.read_text()]
+    assert len(measured) == 2
+    writer = ["--sample_writer.folder", "samples", "--sample_writer.format", "npz", "--data.predict_samples", "3"]
+    main(["predict", *alone, *writer, "--model.predict_steps", "2"])
+    assert np.load("samples/samples.npz")["images"].shape == (3, 8, 8, 1)
+    capsys.readouterr()
+    for start, said in (("gone.ckpt", ": no such file"), ("null", " has no trained network: give a start")):
+        assert f"error: LitECT: start={start}{said}" in refusal_of(["fit", *options, "--model.start", start], capsys)
+
+
+def test_a_flow_trains_in_bf16_measures_and_samples(trained_run):
+    options = [*trained_run("flow")[1], *TABLE, "--model.sampling_steps", "3", "--trainer.max_steps", "2"]
+    callbacks = ["--trainer.callbacks+", "lit_knn.callbacks.Memorisation", "--trainer.callbacks.num_samples", "70"]
+    callbacks += ["--trainer.callbacks+", "lit_knn.callbacks.NetworkSpeed", "--trainer.callbacks.compile", "false"]
+    main(["fit", *options, *callbacks, "--trainer.precision", "bf16-mixed"])
+    (log,) = Path("runs").rglob("metrics.csv")
+    names = {name for row in read_rows(log) for name, value in row.items() if value}
+    assert {"samples/fd_pixels", "samples/copied_fraction", "val/loss", "val/target_mse", "train/augmented"} <= names
+    assert any(name.startswith("train/loss_t_0.25_to_0.5") for name in names)
+    (path,) = Path("runs").rglob("last.ckpt")
+    main(["predict", *options, "--ckpt_path", str(path), "--data.predict_samples", "3"])
+    assert len(list(Path("runs").rglob("00*.png"))) == 3
+
+
+# Loggers
+
+
+def picture(file):
+    return np.asarray(Image.open(file).convert("RGB"))
+
+
+def session_of(events):
+    """The options in TensorBoard's tab HPARAMS."""
+    told = {}
+    for tag, metadata in events.summary_metadata.items():
+        if metadata.plugin_data.plugin_name == "hparams":
+            told[tag] = plugin_data_pb2.HParamsPluginData.FromString(metadata.plugin_data.content)
+    # With a description of all runs alike, the tab would not show first the options in which they differ.
+    assert set(told) == {"_hparams_/session_start_info", "_hparams_/session_end_info"}
+    start = told["_hparams_/session_start_info"].session_start_info.hparams
+    return {name: getattr(value, value.WhichOneof("kind")) for name, value in start.items()}
+
+
+def test_the_loggers_of_the_documentation_together_get_pictures_and_options(monkeypatch):
+    wandb = pytest.importorskip("wandb")
+    pytest.importorskip("mlflow")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    section = (ROOT / "docs" / "command_line.md").read_text().split("## Loggers")[1].split("\n## ")[0]
+    (snippet,) = re.findall(r"```yaml\n(.*?)```", section, flags=re.DOTALL)
+    Path("loggers.yaml").write_text(snippet)
+    more = ["--trainer.val_check_interval", "1", "--trainer.accumulate_grad_batches", "2"]
+    more += ["--data.index", "FaissIndex", "--trainer.precision", "bf16-mixed"]
+    main(["fit", "-c", DEMO, *TINY, *more, "-c", "loggers.yaml"])
+    run = Path("runs/mine/knn_0")
+    grid = picture(next(run.rglob("step_0000001_1-step.png")))
+    for store in (Path("mlflow"), next(Path().rglob("offline-run-*"))):
+        assert any(np.array_equal(grid, picture(path)) for path in store.rglob("*.png"))
+    # TensorBoard compares runs by their options and by the results in these scalars.
+    events, logged = events_of(run)
+    told = session_of(events)
+    assert {"samples/fd_pixels", "val/loss"} <= set(logged)
+    assert "hp_metric" not in logged
+    expected = {"estimator": "KNN", "estimator.k": 32, "estimator.n": 8, "net": "UNet", "net.channels": 8}
+    expected |= {"data": "Digits", "data.batch_size": 32, "data.index": "FaissIndex", "data.index.factory": "Flat"}
+    expected |= {"model": "LitICT", "seed": 0, "solver": "heun_step", "lr": 3e-3}
+    expected |= {"max_steps": 1, "precision": "bf16-mixed", "accumulate_grad_batches": 2}
+    assert {name: told.get(name) for name in expected} == expected
+    tag = next(tag for tag in events.Tags()["images"] if "grid" in tag or "sampl" in tag)
+    Path("shown.png").write_bytes(events.Images(tag)[-1].encoded_image_string)
+    assert np.array_equal(picture("shown.png"), grid)
+    assert (run / "metrics.csv").exists()
+    wandb.finish()
+    (log,) = Path().rglob("run-*.wandb")
+    for _ in range(100):  # W&B writes the file in a process of its own.
+        if b"estimator.k" in log.read_bytes():
+            break
+        time.sleep(0.2)
+    assert b"estimator.k" in log.read_bytes()

@@ -1,8 +1,10 @@
-"""`main.py export` writes weights, configuration and a model card that tells no path of the machine."""
+"""`lit-knn export` writes weights, configuration and a model card that tells no path of the machine."""
 
 import json
 import os
 import re
+import shutil
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,22 +15,22 @@ from lit_knn.commands.model_card import without_paths
 from lit_knn.common.tables import write_rows
 from main import main
 from tests.command_lines import refusal_of
+from tests.interrupted_runs import file_size_limit
 from tests.networks import write_published
-from tests.trained_runs import last, leave_run
+from tests.trained_runs import change_checkpoint, last, leave_run
 
 FILES = ["README.md", "config.json", "model.safetensors"]
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    """A conditional run with measurements, resumed from another one, whose data and logs have absolute paths."""
+    """A conditional run with measurements, whose data and logs have absolute paths."""
     cached = "--data.index", "FaissIndex", "--data.index.cache_dir", "/var/secret/cache"
     folder, _ = leave_run(tmp_path_factory.mktemp("runs"), "ict_classes", *cached)
-    write_rows(folder / "fidelity.csv", [{"step": 1, "images_seen": 32, "num_samples": 9, "fd_pixels": 1.25}])
-    write_rows(
-        folder / "checkpoints_fid.csv",
-        [{"images_seen": 16, "fid": 5.5, "checkpoint": "/x/a"}, {"images_seen": 64, "fid": 2.0, "checkpoint": "/x/b"}],
-    )
+    measured = [{"step": i, "images_seen": 16 * i, "num_samples": 9, "fd_pixels": 2.5 / i} for i in (1, 2)]
+    write_rows(folder / "fidelity.csv", measured)
+    fids = [{"images_seen": seen, "fid": fid, "checkpoint": "/x/a"} for seen, fid in ((16, 5.5), (64, 2.0))]
+    write_rows(folder / "checkpoints_fid.csv", fids)
     return folder
 
 
@@ -51,41 +53,48 @@ def test_the_folder_holds_weights_configuration_and_card(run, tmp_path, capsys, 
     assert f"Written: {tmp_path / 'digits'}" in printed
     assert sorted(os.listdir(tmp_path / "digits")) == FILES
     assert len({(tmp_path / "digits" / name).stat().st_mode for name in FILES}) == 1
-    assert front["library_name"] == "lit_knn"
+    assert front["library_name"] == config["library_name"] == "lit_knn"
     assert "consistency-model" in front["tags"]
     assert "license" not in front
     assert front["pipeline_tag"] == "unconditional-image-generation"
     model = lit_knn.load(tmp_path / "digits")
     assert config["model"] == model.description()
-    assert config["library_name"] == "lit_knn"
-
     # The example of the card works as it stands.
     (snippet,) = re.findall(r"^```python\n(.*?)^```", text, flags=re.DOTALL | re.MULTILINE)
-    assert len([line for line in snippet.splitlines() if line]) == 3
     monkeypatch.chdir(tmp_path)
     names = {}
     exec(compile(snippet, "README.md", "exec"), names)
     assert torch.equal(names["images"], model.sample(range(16)))
     assert f"({', '.join(map(str, names['images'].shape))})" in snippet
+    # No path of the machine is told.
+    everything = "".join((tmp_path / "digits" / name).read_bytes().decode(errors="replace") for name in FILES)
+    for told in ("secret", "/home", "/tmp", str(run.parent), str(tmp_path), os.getcwd()):
+        assert told not in everything
+    assert "cache_dir: cache" in text
+    paths = ["/home/me/cifar.zip", "~/data/", "runs/demo", "../data/a.zip", "https://a.org/b", {"a": ["/c/d", 3, None]}]
+    names = ["cifar.zip", "data", "runs/demo", "../data/a.zip", "https://a.org/b", {"a": ["d", 3, None]}]
+    assert without_paths(paths) == names
 
 
 def test_the_card_tells_of_network_training_data_and_metrics(run, tmp_path):
     _, text, config = exported(run, tmp_path / "digits")
-    told = cells(text)
-    assert told["class"] == ["UNet"]
-    assert told["sampling_sigmas"] == ["[80.0, 0.821]"]
-    assert told["trained by"] == ["lit_knn.modules.LitICT"]
-    assert told["target estimated by"] == ["lit_knn.estimators.KNN"]
-    assert told["optimiser steps"] == ["1"]
-    assert told["images seen"] == ["32"]
-    checkpoint = torch.load(last(run), weights_only=True)
-    assert told["hardware"] == list(checkpoint["training_time"]["hardware"])
+    told, checkpoint = cells(text), torch.load(last(run), weights_only=True)
+    for name, value in {
+        "class": "UNet",
+        "sampling_sigmas": "[80.0, 0.821]",
+        "trained by": "lit_knn.modules.LitICT",
+        "target estimated by": "lit_knn.estimators.KNN",
+        "optimiser steps": "1",
+        "images seen": "32",
+        "hardware": checkpoint["training_time"]["hardware"][0],
+        "data: images": "1797",
+        "data: hash": checkpoint["run"]["data"],
+        "data: class": "Digits",
+        "torch": torch.__version__.partition("+")[0],
+    }.items():
+        assert told[name] == [value]
     assert float(told["time"][0].split()[0]) == pytest.approx(checkpoint["training_time"]["seconds"] / 3600, rel=0.01)
-    assert told["data: images"] == ["1797"]
-    assert told["data: hash"] == [checkpoint["run"]["data"]]
-    assert told["data: class"] == ["Digits"]
     assert told["data: fingerprint"][0].startswith(checkpoint["run"]["data"])
-    assert told["torch"] == [torch.__version__.partition("+")[0]]
     # The last values up to these weights: the distance at 64 images is of later ones.
     assert told["Fréchet distance on pixels"] == ["1.25", "32"]
     assert told["FID"] == ["5.5", "16"]
@@ -97,50 +106,46 @@ def test_the_card_tells_of_network_training_data_and_metrics(run, tmp_path):
     assert config["training"]["config"] == written
 
 
-def test_no_path_of_the_machine_is_told(run, tmp_path):
-    _, text, _ = exported(run, tmp_path / "digits")
-    everything = "".join((tmp_path / "digits" / name).read_bytes().decode(errors="replace") for name in FILES)
-    for told in ("secret", "/home", "/tmp", str(run.parent), str(tmp_path), os.getcwd()):
-        assert told not in everything
-    assert "cache_dir: cache" in text
-
-
-@pytest.mark.parametrize(
-    ("value", "expected"),
-    [
-        ("/home/me/data/cifar.zip", "cifar.zip"),
-        ("~/data/", "data"),
-        ("runs/demo/knn_0", "runs/demo/knn_0"),
-        ("../data/cifar.zip", "../data/cifar.zip"),
-        ("https://example.org/a/b", "https://example.org/a/b"),
-        ({"a": ["/c/d", 3, None, {"b": "/e"}]}, {"a": ["d", 3, None, {"b": "e"}]}),
-    ],
-)
-def test_absolute_paths_become_names(value, expected):
-    assert without_paths(value) == expected
-
-
 def test_a_checkpoint_without_its_run_is_exported_too(run, tmp_path):
     alone = tmp_path / "alone" / "weights.ckpt"
     alone.parent.mkdir()
     alone.write_bytes(last(run).read_bytes())
     _, text, _ = exported(alone, tmp_path / "digits")
     told = cells(text)
-    assert told["images seen"] == ["32"]
-    assert told["trained by"] == ["-"]
+    assert (told["images seen"], told["trained by"]) == (["32"], ["-"])
     assert "None was measured" in text
     assert "## Configuration" not in text
     assert torch.equal(lit_knn.load(tmp_path / "digits").sample([1]), lit_knn.load(run).sample([1]))
 
 
-def test_nothing_is_overwritten_and_nothing_else_is_exported(run, tmp_path, capsys):
-    (tmp_path / "README.md").write_text("mine")
-    line = refusal_of(["export", str(run), str(tmp_path)], capsys)
-    assert line == f"error: export: {tmp_path}/README.md is there already; nothing is overwritten, use another folder"
-    assert os.listdir(tmp_path) == ["README.md"]
-    pickled = write_published(tmp_path / "edm.pkl")
-    line = refusal_of(["export", str(pickled), str(tmp_path / "new")], capsys)
+def test_an_interrupted_export_goes_on_and_nothing_else_is_exported_or_replaced(run, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    with file_size_limit(10_000):
+        line = refusal_of(["export", str(run), "out"], capsys)
+    assert "cannot be written" in line
+    assert not any(Path("out").iterdir())  # The largest file comes first, and a full disk leaves none.
+    main(["export", str(run), "out"])
+    whole = {path.name: path.read_bytes() for path in Path("out").iterdir()}
+    for name in ("README.md", "config.json"):
+        Path("out", name).unlink()
+        main(["export", str(run), "out"])
+        assert {path.name: path.read_bytes() for path in Path("out").iterdir()} == whole
+    for name in whole:
+        with Path("out", name).open("ab") as file:
+            file.write(b" ")
+        line = refusal_of(["export", str(run), "out"], capsys)
+        assert line == f"error: export: out/{name} is there already; nothing is overwritten, use another folder"
+        Path("out", name).write_bytes(whole[name])
+    line = refusal_of(["export", str(write_published(tmp_path / "edm.pkl")), "new"], capsys)
     assert line.endswith("edm.pkl must be the folder of a training run or a checkpoint (.ckpt)")
-    line = refusal_of(["export", str(tmp_path), str(tmp_path / "new")], capsys)
+    line = refusal_of(["export", str(tmp_path), "new"], capsys)
     assert "has neither checkpoints/last.ckpt nor a kept checkpoint" in line
-    assert not (tmp_path / "new").exists()
+    assert not Path("new").exists()
+
+
+def test_a_run_that_was_exported_into_its_own_folder_still_gives_its_last_weights(trained_run, tmp_path):
+    run = shutil.copytree(trained_run("edm")[0], tmp_path / "knn_0")
+    main(["export", str(run), str(run)])
+    change_checkpoint(run, lambda checkpoint: [weights.neg_() for weights in checkpoint["state_dict"].values()])
+    last_weights = lit_knn.load(last(run)).state_dict()
+    assert all(torch.equal(value, last_weights[name]) for name, value in lit_knn.load(run).state_dict().items())

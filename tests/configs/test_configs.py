@@ -1,43 +1,51 @@
+"""Every config is parsed and made, has the numbers of its source, and a run at 64x64 trains from a folder of images."""
+
+import inspect
+from pathlib import Path
 from unittest.mock import patch
 
+import numpy as np
 import pytest
 import pytorch_lightning as pl
 import torch
 import yaml
+from PIL import Image
 from pytorch_lightning.callbacks import ModelCheckpoint
 from pytorch_lightning.cli import LightningArgumentParser
 
-from lit_knn.estimators import KNN, STF, Estimator, Exact, OneSample
+from lit_knn import estimators
+from lit_knn.data.prepared import read_prepared
+from lit_knn.estimators import Estimator
 from lit_knn.modules import LitEstimator, LitICT
 from lit_knn.modules.base import EstimatorTraining
 from lit_knn.nets import ConvResNet, ConvUNet, DDPMpp, UNet
-from lit_knn.sampling.solvers import euler_step, heun_step
 from main import main, make_cli
-from tests import ROOT
-from tests.config_files import PARTS, resolved
+from tests.command_lines import refusal_of
+from tests.config_files import CONFIGS, RUNS, resolved
 from tests.networks import write_own, write_published, write_start
 
-CONFIGS = ROOT / "configs"
-RUNS = sorted(p for p in CONFIGS.rglob("*.yaml") if p.parent.name not in PARTS)
+EVALUATED = sorted((CONFIGS / "evaluate").glob("f*d*.yaml"))
 PART_TYPES = {"data": pl.LightningDataModule, "models": torch.nn.Module, "estimators": Estimator}
 
 
-def parse(*args):
-    """Parse and instantiate; weights stay as the memory was, because 300 million random numbers take seconds."""
-    with unfilled_weights():
-        return make_cli(args, run=False)
-
-
 def unfilled_weights():
+    """Weights stay as the memory was, because 300 million random numbers take seconds."""
     fill = lambda tensor, *args, **kwargs: tensor  # noqa: E731
     names = ("kaiming_uniform_", "normal_", "uniform_", "xavier_uniform_")
     return patch.multiple(torch.nn.init, **dict.fromkeys(names, fill))
 
 
+def parse(name, *args):
+    with unfilled_weights():
+        return make_cli(["-c", str(CONFIGS / name), "--trainer.accelerator", "cpu", *args], run=False)
+
+
+pytestmark = pytest.mark.usefixtures("own_folder")
+
+
 @pytest.fixture
-def trained_networks(tmp_path, monkeypatch):
-    """A folder with the network files that the runs need."""
-    monkeypatch.chdir(tmp_path)
+def trained_networks():
+    """The network files that the runs need, in the current folder."""
     write_own("runs/table2_digits/knn_0/checkpoints/last.ckpt", channels=32, augment_dim=9)
     write_start("runs/conv_resnet_digits/exact_0/checkpoints/last.ckpt", ConvResNet(1, channels=48))
     write_start("runs/conv_unet_digits/exact_0/checkpoints/last.ckpt", ConvUNet(1, multipliers=(1, 2)))
@@ -46,16 +54,19 @@ def trained_networks(tmp_path, monkeypatch):
 
 @pytest.mark.usefixtures("trained_networks")
 @pytest.mark.parametrize("path", RUNS, ids=lambda p: str(p.relative_to(CONFIGS)))
-def test_every_run_is_parsed_and_instantiated(path, tmp_path):
+def test_every_run_is_made_and_stored_under_the_name_of_its_config(path):
     # Users download a published network themselves. The one of the test is small.
     options = {"table2/published": ("--model.estimator.path", "data/edm-cifar10-32x32-uncond-vp.pkl")}
     options |= {"ect/cifar10": ("--model.net", "null")}
-    own = options.get(str(path.relative_to(CONFIGS).with_suffix("")), ())
-    cli = parse("-c", str(path), "--trainer.accelerator", "cpu", "--trainer.default_root_dir", str(tmp_path), *own)
+    cli = parse(path, *options.get(str(path.relative_to(CONFIGS).with_suffix("")), ()))
     assert isinstance(cli.model, EstimatorTraining | LitEstimator)
     assert isinstance(cli.datamodule, pl.LightningDataModule)
     assert path.read_text().startswith("#")
     assert "lit-knn " in path.read_text()
+    name = resolved(path)["trainer"]["logger"]["init_args"]["name"]
+    folder = path.parent.name if path.parent != CONFIGS else ""
+    # The name is the folder's, with or without that of the file or its end; figures of analytic models have the file's.
+    assert name == path.stem or (folder and name.startswith(folder) and path.stem.endswith(name[len(folder) + 1 :]))
 
 
 @pytest.mark.parametrize(
@@ -63,164 +74,69 @@ def test_every_run_is_parsed_and_instantiated(path, tmp_path):
     sorted(p for folder in PART_TYPES for p in (CONFIGS / folder).glob("*.yaml")),
     ids=lambda p: str(p.relative_to(CONFIGS)),
 )
-def test_every_part_is_parsed_and_instantiated(path):
-    parser = LightningArgumentParser()
-    parser.add_subclass_arguments(PART_TYPES[path.parent.name], "part")
+def test_every_part_is_made_and_an_estimator_spells_every_argument(path):
+    kind, parser, config = PART_TYPES[path.parent.name], LightningArgumentParser(), yaml.safe_load(path.read_text())
+    parser.add_subclass_arguments(kind, "part")
     with unfilled_weights():
         part = parser.instantiate_classes(parser.parse_args(["--part", str(path)])).part
-    assert isinstance(part, PART_TYPES[path.parent.name])
+    assert isinstance(part, kind)
     assert path.read_text().startswith("#")
+    if kind is Estimator:  # A new class_path keeps arguments that it shares with the old one.
+        cls = getattr(estimators, config["class_path"].rsplit(".", 1)[1])
+        assert set(config.get("init_args", {})) == set(inspect.signature(cls).parameters) - {"args", "kwargs"}
 
 
-@pytest.mark.parametrize("path", sorted((CONFIGS / "estimators").glob("*.yaml")), ids=lambda p: p.stem)
-def test_estimator_parts_spell_every_argument(path):
-    # A new class_path keeps arguments that it shares with the old one, so each file must set all of them.
-    import inspect
-
-    import lit_knn.estimators as estimators
-
-    config = yaml.safe_load(path.read_text())
-    cls = getattr(estimators, config["class_path"].rsplit(".", 1)[1])
-    expected = set(inspect.signature(cls).parameters) - {"args", "kwargs"}
-    assert set(config.get("init_args", {})) == expected
-
-
-# Table "Hyperparameter choices for CIFAR-10 consistency model training" (tab:hyperparams).
+# Published numbers of parameters. Table 2's network has a layer of 9 x 128 for the augmentation labels. EDM's networks
+# at 64x64 have 61.8 and 295.9 million, the latter with 768,000 weights for its 1000 classes.
 @pytest.mark.parametrize(
-    ("name", "estimator", "solver"),
-    [("ict", OneSample, euler_step), ("ict_knn", KNN, heun_step), ("ict_stf", STF, heun_step)],
+    ("names", "parameters"),
+    [
+        (("table1/ict", "table1/ict_stf", "table1/ict_knn"), 56_395_523),
+        (("table2/edm", "table2/edm_stf", "table2/edm_knn"), 55_732_739 + 9 * 128),
+        (("celeba64/ict_knn",), 61_804_419),
+        (("imagenet64/ict_knn",), 295_131_267),
+    ],
 )
-def test_table1_runs_have_the_hyperparameters_of_the_paper(name, estimator, solver):
-    cli = parse("-c", str(CONFIGS / "table1" / f"{name}.yaml"), "--trainer.accelerator", "cpu")
-    h = cli.model.hparams
-    assert cli.trainer.max_steps == h.total_steps == 400_000
-    assert cli.datamodule.batch_size * cli.trainer.accumulate_grad_batches == 1024
-    assert (h.lr, h.ema_decay) == (1e-4, 0.99993)
-    assert (h.s0, h.s1, h.P_mean, h.P_std) == (10, 1280, -1.1, 2.0)
-    # The network is NCSN++ with the paper's dropout.
-    assert sum(p.numel() for p in cli.model.parameters()) == 56_395_523
-    assert {m.dropout for m in cli.model.modules() if hasattr(m, "dropout")} == {0.3}
-    assert cli.model.solver is solver
-    assert type(cli.model.estimator) is estimator
-    assert getattr(cli.model.estimator, "n", 1) == (1 if estimator is OneSample else 256)
-    assert getattr(cli.model.estimator, "k", None) == (2048 if estimator is KNN else None)
-    by_images = next(c for c in cli.trainer.callbacks if type(c).__name__ == "CheckpointByImages")
-    assert by_images.every_n_images == 2_500_000
+def test_networks_have_the_published_number_of_parameters(names, parameters):
+    for name in names:
+        model = parse(f"{name}.yaml").model
+        assert sum(p.numel() for p in model.parameters()) == parameters
+        assert "table1" not in name or {m.dropout for m in model.modules() if hasattr(m, "dropout")} == {0.3}
 
 
-def test_defaults_of_the_module_are_those_of_the_paper():
-    import inspect
-
+@pytest.mark.usefixtures("trained_networks")
+def test_figures_and_evaluations_have_the_numbers_and_networks_of_their_sources():
     defaults = {name: p.default for name, p in inspect.signature(LitICT).parameters.items()}
     expected = {"lr": 1e-4, "ema_decay": 0.99993, "total_steps": 400_000, "s0": 10, "s1": 1280}
     expected |= {"P_mean": -1.1, "P_std": 2.0, "sigma_data": 0.5, "sigma_min": 0.002, "sigma_max": 80.0, "rho": 7.0}
     assert {name: defaults[name] for name in expected} == expected
-
-
-# EDM's own training of CIFAR-10; Table 2 (tab:diffusion_results) repeats it with three targets.
-@pytest.mark.parametrize(("name", "estimator"), [("edm", OneSample), ("edm_stf", STF), ("edm_knn", KNN)])
-def test_table2_runs_have_the_hyperparameters_of_edm(name, estimator):
-    cli = parse("-c", str(CONFIGS / "table2" / f"{name}.yaml"), "--trainer.accelerator", "cpu")
-    h = cli.model.hparams
-    assert (h.lr, h.lr_ramp_up_images, h.ema_half_life_images) == (1e-3, 10_000_000, 500_000)
-    assert (h.P_mean, h.P_std, h.sigma_data, h.sampling_steps) == (-1.2, 1.2, 0.5, 18)
-    images_per_step = cli.datamodule.batch_size * cli.trainer.accumulate_grad_batches
-    assert images_per_step == 512
-    assert cli.trainer.max_steps * images_per_step == 200_000_000
-    assert cli.trainer.val_check_interval == 5_000 * cli.trainer.accumulate_grad_batches  # The file says 5,000 steps.
-    assert cli.model.augmentation.p == 0.12
-    # The network has 55,732,739 parameters, and a layer of 9 x 128 for the augmentation labels.
-    assert sum(p.numel() for p in cli.model.parameters()) == 55_732_739 + 9 * 128
-    assert type(cli.model.estimator) is estimator
-
-
-@pytest.mark.usefixtures("trained_networks")
-def test_figure5_has_the_estimators_and_the_number_of_samples_of_the_paper():
-    cli = parse("-c", str(CONFIGS / "figure5" / "cifar10.yaml"), "--trainer.accelerator", "cpu")
-    (sweep,) = (c for c in cli.trainer.callbacks if type(c).__name__ == "HybridSampling")
-    # The baseline, which starts from noisy data, is in every sweep.
-    assert {name: type(e) for name, e in sweep.estimators.items()} == {"KNN": KNN, "STF": STF, "Exact": Exact}
-    assert (sweep.estimators["KNN"].k, sweep.estimators["KNN"].n, sweep.estimators["STF"].n) == (2048, 256, 256)
+    kinds = {type(callback).__name__: callback for callback in parse("figure5/cifar10.yaml").trainer.callbacks}
+    sweep = kinds["HybridSampling"]
     assert (sweep.num_samples, sweep.num_steps) == (50_000, 18)
-
-
-def test_measuring_configs_have_the_numbers_of_their_sources():
-    evaluation = yaml.safe_load((CONFIGS / "evaluate" / "memorisation.yaml").read_text())
+    # The baseline, which starts from noisy data, is in every sweep.
+    found = {name: [type(e).__name__, *(getattr(e, c, None) for c in "kn")] for name, e in sweep.estimators.items()}
+    assert found == {"KNN": ["KNN", 2048, 256], "STF": ["STF", None, 256], "Exact": ["Exact", None, None]}
     # Yoon et al. 2023: a copy is nearer to one image than a third of its distance to the next.
-    assert evaluation["trainer"]["callbacks+"][0]["init_args"]["threshold"] == pytest.approx(1 / 3)
+    copies = resolved(CONFIGS / "evaluate" / "memorisation.yaml")["trainer"]["callbacks+"][0]
+    assert copies["init_args"]["threshold"] == pytest.approx(1 / 3)
     for name in ("celeba64", "imagenet64"):
-        config = yaml.safe_load((CONFIGS / name / "estimator_error.yaml").read_text())
-        (callback,) = config["trainer"]["callbacks"]
+        (callback,) = resolved(CONFIGS / name / "estimator_error.yaml")["trainer"]["callbacks"]
         assert callback["init_args"]["estimators"]["one sample"]["init_args"] == {"n": 1}
-
-
-def test_a_run_without_its_network_file_names_it_in_one_line(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(SystemExit):
-        main(["validate", "-c", str(CONFIGS / "figure5" / "cifar10.yaml")])
-    (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error:")]
-    assert "path=data/edm-cifar10-32x32-uncond-vp.pkl: no such file" in line
-
-
-@pytest.mark.parametrize("path", sorted((CONFIGS / "evaluate").glob("f*d*.yaml")), ids=lambda p: p.stem)
-def test_evaluations_are_added_to_the_callbacks_of_any_run(path):
-    run = ("-c", str(CONFIGS / "table1" / "ict_knn.yaml"), "-c", str(path), "--trainer.accelerator", "cpu")
-    text = path.read_text()
-    cli = parse(*run, "--trainer.callbacks.num_samples", "99", "--trainer.callbacks.extra_metrics", "[kid]")
-    kinds = [type(callback).__name__ for callback in cli.trainer.callbacks]
-    assert {"SampleWriter", "CheckpointByImages", "Fidelity"} <= set(kinds)
-    fidelity = next(c for c in cli.trainer.callbacks if type(c).__name__ == "Fidelity")
-    assert fidelity.num_samples == 99
-    assert fidelity.measure.extra_metrics == ("kid",)
-    assert fidelity.measure.extractor.metric == path.stem
-    (best,) = [c for c in cli.trainer.callbacks if type(c) is ModelCheckpoint]
-    assert (best.monitor, best.mode) == (path.stem, "min")
-    assert text.startswith("#")
-    assert f"configs/evaluate/{path.name}" in text
-
-
-# Section "Score Estimation on Additional Datasets".
-# EDM's networks have 61.8 and 295.9 million parameters; the latter has 768,000 weights for its 1000 classes.
-@pytest.mark.parametrize(
-    ("name", "factory", "nprobe", "parameters"),
-    [("celeba64", "IVF1788,SQ8", 25, 61_804_419), ("imagenet64", "IVF4527,SQ8", 100, 295_131_267)],
-)
-def test_64x64_runs_tell_the_index_of_the_paper_and_have_networks_of_edm(name, factory, nprobe, parameters):
-    # The options for the paper's index stand in the header of the data's file.
-    header = (CONFIGS / "data" / f"{name}.yaml").read_text().partition("class_path")[0].replace("\\\n#", "")
-    (options,) = [line.strip("# ").split() for line in header.splitlines() if "--data.index FaissIndex" in line]
-    run = ("-c", str(CONFIGS / name / "ict_knn.yaml"), "--trainer.accelerator", "cpu", "--data.path", "my.npy")
-    index = parse(*run, *options).datamodule.index
-    assert (index.factory, index.nprobe, index.lossless, index.shared) == (factory, nprobe, True, True)
-    cli = parse(*run)
-    assert (cli.model.estimator.k, cli.model.estimator.n) == (2048, 256)
-    assert cli.datamodule.batch_size * cli.trainer.accumulate_grad_batches == 1024
-    assert cli.datamodule.path == "my.npy"
-    assert sum(p.numel() for p in cli.model.parameters()) == parameters
-
-
-def test_the_networks_of_figures_are_those_of_the_run_that_trains_them():
-    trained = parse("-c", str(CONFIGS / "table2" / "digits.yaml")).model.denoiser.model.state_dict()
-    figure5 = yaml.safe_load((CONFIGS / "figure5" / "digits.yaml").read_text())
-    options = figure5["trainer"]["callbacks"][0]["init_args"]["network"]["init_args"]["net"]["init_args"]
-    part = yaml.safe_load((CONFIGS / "models" / "unet_digits.yaml").read_text())["init_args"]
-    shapes = {name: value.shape for name, value in trained.items()}
-    for given in (options, part):
-        assert {name: value.shape for name, value in UNet(**given).state_dict().items()} == shapes
+    # The networks of figures are those of the run that trains them.
+    trained = parse("table2/digits.yaml").model.denoiser.model.state_dict()
+    figure5 = resolved(CONFIGS / "figure5" / "digits.yaml")["trainer"]["callbacks"][0]["init_args"]
+    part = resolved(CONFIGS / "models" / "unet_digits.yaml")
+    for given in (figure5["network"]["init_args"]["net"], part):
+        shapes = {name: value.shape for name, value in UNet(**given["init_args"]).state_dict().items()}
+        assert shapes == {name: value.shape for name, value in trained.items()}
 
 
 def test_the_hour_of_ect_has_the_settings_of_its_script():
     # run_ecm_1hour.sh of github.com/locuslab/ect, and the defaults of its ct_train.py and loss.py.
-    run = yaml.safe_load((CONFIGS / "ect" / "cifar10.yaml").read_text())
+    run = resolved(CONFIGS / "ect" / "cifar10.yaml")
     h = run["model"]["init_args"]
-    assert (h["q"], h["k"], h["b"], h["stages"]) == (256, 8, 1, 1)
-    assert (h["lr"], h["ema_decay"], h["P_mean"], h["P_std"], h["sampling_sigmas"]) == (
-        1e-4,
-        0.9993,
-        -1.1,
-        2,
-        [80, 0.821],
-    )
+    assert (h["q"], h["k"], h["b"], h["stages"], h["lr"], h["ema_decay"]) == (256, 8, 1, 1, 1e-4, 0.9993)
+    assert (h["P_mean"], h["P_std"], h["sampling_sigmas"]) == (-1.1, 2, [80, 0.821])
     assert (h["net"]["init_args"]["dropout"], run["data"]["init_args"]["batch_size"]) == (0.2, 128)
     # EDM's pickle has this network, with a layer of 9 x 128 for augmentation labels, which tuning leaves out.
     with torch.device("meta"):
@@ -228,9 +144,76 @@ def test_the_hour_of_ect_has_the_settings_of_its_script():
     assert sum(p.numel() for p in net.parameters()) == 55_732_739
 
 
-@pytest.mark.parametrize("path", RUNS, ids=lambda p: str(p.relative_to(CONFIGS)))
-def test_a_run_is_stored_under_the_name_of_its_config(path):
-    name = resolved(path)["trainer"]["logger"]["init_args"]["name"]
-    folder = path.parent.name if path.parent != CONFIGS else ""
-    # The name is the folder's, with or without that of the file or its end; figures of analytic models have the file's.
-    assert name == path.stem or (folder and name.startswith(folder) and path.stem.endswith(name[len(folder) + 1 :]))
+def test_a_run_without_its_network_file_names_it_in_one_line(capsys):
+    line = refusal_of(["validate", "-c", str(CONFIGS / "figure5" / "cifar10.yaml")], capsys)
+    assert "path=data/edm-cifar10-32x32-uncond-vp.pkl: no such file" in line
+
+
+@pytest.mark.parametrize("path", EVALUATED, ids=lambda p: p.stem)
+def test_evaluations_are_added_to_the_callbacks_of_any_run(path):
+    more = ["--trainer.callbacks.num_samples", "99", "--trainer.callbacks.extra_metrics", "[kid]"]
+    cli = parse("table1/ict_knn.yaml", "-c", str(path), *more)
+    kinds = {type(callback).__name__: callback for callback in cli.trainer.callbacks}
+    assert {"SampleWriter", "CheckpointByImages", "Fidelity"} <= set(kinds)
+    fidelity, best = kinds["Fidelity"], next(c for c in cli.trainer.callbacks if type(c) is ModelCheckpoint)
+    assert (fidelity.num_samples, fidelity.measure.extra_metrics) == (99, ("kid",))
+    assert fidelity.measure.extractor.metric == path.stem
+    assert (best.monitor, best.mode) == (path.stem, "min")
+    assert path.read_text().startswith("#")
+    assert f"configs/evaluate/{path.name}" in path.read_text()
+
+
+# Section "Score Estimation on Additional Datasets".
+@pytest.mark.parametrize(
+    ("name", "factory", "nprobe"), [("celeba64", "IVF1788,SQ8", 25), ("imagenet64", "IVF4527,SQ8", 100)]
+)
+def test_64x64_runs_tell_the_index_of_the_paper(name, factory, nprobe):
+    # The options for the paper's index stand in the header of the data's file.
+    header = (CONFIGS / "data" / f"{name}.yaml").read_text().partition("class_path")[0].replace("\\\n#", "")
+    (options,) = [line.strip("# ").split() for line in header.splitlines() if "--data.index FaissIndex" in line]
+    data = parse(f"{name}/ict_knn.yaml", "--data.path", "my.npy", *options).datamodule
+    assert (data.path, data.index.factory, data.index.nprobe) == ("my.npy", factory, nprobe)
+    assert data.index.lossless
+    assert data.index.shared
+
+
+SMALL = {
+    "celeba64": ["--model.net.channels", "16"],
+    "imagenet64": ["--model.net.channels", "16", "--model.net.head_width", "16", "--model.net.attention_at", "[8]"],
+}
+N, STEPS = 120, 3
+
+
+@pytest.mark.filterwarnings("ignore:120 images are few")
+@pytest.mark.parametrize("name", ["celeba64", pytest.param("imagenet64", marks=pytest.mark.slow)])
+def test_a_64x64_run_trains_and_a_second_one_maps_the_index_of_the_first(name):
+    rng = np.random.default_rng(0)
+    for i in range(N):  # pictures of a few colours, in one folder per class; their width is 4/3 of their height
+        folder = Path("source", f"n{i % 3:02d}")
+        folder.mkdir(parents=True, exist_ok=True)
+        colours = Image.fromarray(rng.integers(0, 256, (3, 4, 3), dtype=np.uint8))
+        colours.resize((96, 72), Image.Resampling.BICUBIC).save(folder / f"{i:03d}.jpg")
+    labels = ["--rgb", "--labels-from-folders"] if name == "imagenet64" else []
+    main(["prepare", "source", f"data/{name}.npy", "--size", "64", "--center-crop", *labels])
+    assert (read_prepared(f"data/{name}.npy").labels is not None) == bool(labels)
+    # 44 lists: c = 4·sqrt(N) and at least c/50 are searched, as in the paper for 202,599 and 1,281,167.
+    index = {"factory": "IVF44,SQ8", "nprobe": 1, "lossless": True, "cache_dir": "runs/index_cache"}
+    # The runs' pictures need 64 samples each, and these would take longer than all steps. Without instructions for
+    # bfloat16, a convolution would take 60 times as long.
+    trainer = {"callbacks": [], "enable_progress_bar": False, "accelerator": "cpu", "precision": "32-true"}
+    trainer |= {"accumulate_grad_batches": 1, "limit_train_batches": STEPS, "val_check_interval": STEPS}
+    data = {"batch_size": 4, "val_images": 4, "index": {"class_path": "lit_knn.index.FaissIndex", "init_args": index}}
+    config = {"trainer": {**trainer, "enable_model_summary": False}, "data": {"init_args": data}}
+    Path("small.yaml").write_text(yaml.safe_dump(config))
+    args = ["fit", "-c", str(CONFIGS / name / "ict_knn.yaml"), "-c", "small.yaml", *SMALL[name]]
+    args += ["--model.net.blocks", "1", "--model.net.multipliers", "[1, 1, 1, 1]", "--model.estimator.k", "32"]
+    args += ["--model.estimator.n", "8", "--trainer.max_steps"]
+    main([*args, str(STEPS)])
+    (index,) = Path("runs/index_cache").glob("*.index")
+    built = index.stat().st_mtime_ns
+    second = make_cli([*args, "1"])
+    checkpoint = torch.load(f"runs/{name}/knn_0/checkpoints/last.ckpt", weights_only=False)
+    assert (checkpoint["images_seen"], checkpoint["image_shape"]) == (STEPS * 4, (3, 64, 64))
+    assert [(path, path.stat().st_mtime_ns) for path in index.parent.glob("*.index")] == [(index, built)]
+    assert str(index.resolve()) in Path("/proc/self/maps").read_text()
+    assert second.trainer.global_step == 1  # Until here the second run keeps its index.

@@ -1,18 +1,24 @@
-"""The pages work: their Python runs, their commands are parsed, and their links, anchors and files exist."""
+"""The pages and notebooks work: their Python runs, their commands are parsed, and their links and files exist."""
 
+import csv
+import json
 import re
 import shlex
 import subprocess
 import sys
 from pathlib import Path
 
+import matplotlib
+import matplotlib.pyplot as plt
 import pytest
 import torch
 
 from lit_knn.commands.cli.cli import CLI
+from lit_knn.common.errors import InputError
 from lit_knn.sampling.loading import load_network
+from lit_knn.theory.noise import Process
 from main import main, make_cli
-from tests import ROOT
+from tests.command_lines import ROOT, refusal_of
 from tests.networks import write_own, write_published
 from tests.trained_runs import leave_run
 
@@ -26,9 +32,6 @@ RUN = ["README.md", "docs/tour.md", "docs/library.md", "docs/hand_over.md"]
 
 def snippets(page, language="python"):
     return [code for name, code in FENCED.findall(TEXTS[page]) if name == language]
-
-
-# Python
 
 
 @pytest.fixture
@@ -75,16 +78,11 @@ def commands(text):
     return [match[1].strip() for match in found if match]
 
 
-def is_plain(command):
-    """Tell whether it names a config and no option: `tests/configs/test_configs.py` instantiates every config."""
-    return re.fullmatch(r"\w+ -c configs/\S+", command)
-
-
-# tests/project/test_extending.py runs those of its page.
 ALL = {command for page, text in TEXTS.items() if page != "docs/extending.md" for command in commands(text)}
 WITH_CONFIG = ("fit", "validate", "predict", "plan", "best", "probe")
 OF_FILES = sorted(command for command in ALL if command.split()[0] not in WITH_CONFIG)
-COMMANDS = sorted(command for command in ALL if not is_plain(command) and command not in OF_FILES)
+# `tests/configs/test_configs.py` makes every config, so that a command without options is known to work.
+COMMANDS = sorted(c for c in ALL if not re.fullmatch(r"\w+ -c configs/\S+", c) and c not in OF_FILES)
 OF_SUBCOMMANDS = ("--ckpt_path", "--images", "--image_shape", "--gpu_gb", "--run", "--checkpoints", "--out")
 
 
@@ -102,7 +100,6 @@ def test_every_command_is_parsed(command, tmp_path, monkeypatch):
     if subcommand == "best":  # the run's folder has its config
         args = ["-c", "configs/table1/ict_knn.yaml", *args]
     monkeypatch.chdir(ROOT)
-    # tests/configs/test_configs.py instantiates every config.
     monkeypatch.setattr(CLI, "instantiate_classes", lambda self: None)
     make_cli([*args, "--trainer.accelerator", "cpu", "--trainer.devices", "1", "--trainer.num_nodes", "1"], run=False)
 
@@ -117,17 +114,14 @@ def test_commands_of_files_have_these_options(command, capsys):
     assert [arg for arg in args if arg.startswith("--") and arg not in told] == []
 
 
-HEADERS = {
-    path.relative_to(ROOT).as_posix(): re.sub(r"\\\n#\s*", " ", path.read_text().partition("\nmodel:")[0])
-    for path in sorted((ROOT / "configs").rglob("*.yaml"))
-}
-
-
-@pytest.mark.parametrize("path", [path for path, text in HEADERS.items() if "lit-knn " in text])
-def test_the_commands_in_the_header_of_a_config_name_files_that_are_there(path):
-    for line in re.findall(r"^#\s+(?:lit-knn|python main\.py) (.*)$", HEADERS[path], flags=re.MULTILINE):
-        names = [arg for arg in shlex.split(line.partition("   ")[0]) if arg.startswith("configs/")]
-        assert [name for name in names if not (ROOT / name).is_file()] == []
+def test_the_commands_in_the_headers_of_configs_name_files_that_are_there():
+    missing = []
+    for path in (ROOT / "configs").rglob("*.yaml"):
+        header = re.sub(r"\\\n#\s*", " ", path.read_text().partition("\nmodel:")[0])
+        for line in re.findall(r"^#\s+(?:lit-knn|python main\.py) (.*)$", header, flags=re.MULTILINE):
+            names = [arg for arg in shlex.split(line.partition("   ")[0]) if arg.startswith("configs/")]
+            missing += [(path, name) for name in names if not (ROOT / name).is_file()]
+    assert missing == []
 
 
 # Links
@@ -153,12 +147,8 @@ def broken_links(page, text):
 
 
 @pytest.mark.parametrize("page", TEXTS)
-def test_every_link_of_a_page_leads_somewhere(page):
+def test_every_link_and_every_file_that_a_page_names_exists(page):
     assert list(broken_links(page, TEXTS[page])) == []
-
-
-@pytest.mark.parametrize("page", TEXTS)
-def test_every_file_that_a_page_names_exists(page):
     text = TEXTS[page].replace("GoldDiff, configs/", "")  # a file of theirs
     configs = re.findall(r"configs/[\w/]+\.yaml", text)
     modules = re.findall(r"python -m ((?:lit_knn|benchmarks|callbacks|tests)[\w.]*)", text)
@@ -192,3 +182,144 @@ def test_the_site_builds_without_a_warning(tmp_path):
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)]
     subprocess.run(command, cwd=ROOT, check=True)
     assert "KNN" in (tmp_path / "api" / "estimators" / "index.html").read_text()
+
+
+# docs/extending.md: every command runs classes outside the project, from another folder
+
+SNIPPETS = re.findall(
+    r'^```python(?: title="(\S+)")?\n(.*?)^```', TEXTS["docs/extending.md"], flags=re.DOTALL | re.MULTILINE
+)
+TINY = ["--trainer.accelerator", "cpu", "--trainer.devices", "1", "--trainer.enable_progress_bar", "false"]
+SHORT = ["--trainer.max_steps", "2", "--trainer.callbacks", "[]"]
+SHORT += ["--trainer.val_check_interval", "2", "--data.val_images", "16", "--data.batch_size", "16"]
+FEW = {"num_z": "4", "repeats": "2", "noise_levels": "3"}
+
+
+@pytest.fixture
+def outside(tmp_path, monkeypatch):
+    """A working folder with the files of docs/extending.md; their modules are removed from sys.modules afterwards."""
+    for name, code in SNIPPETS:
+        if name:
+            (tmp_path / name).write_text(code)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry not in ("", str(ROOT))])
+    yield tmp_path
+    for name, _ in SNIPPETS:
+        sys.modules.pop(name.removesuffix(".py"), None)
+
+
+def arguments(command):
+    """The command's arguments, and options that make it small."""
+    few = [part for name, n in FEW.items() for part in (f"--trainer.callbacks.{name}", n)]
+    small = {"plan": [], "validate": [*TINY, *few], "fit": [*TINY, *SHORT]}
+    return [*shlex.split(command), *small[command.partition(" ")[0]]]
+
+
+@pytest.mark.parametrize("command", commands(TEXTS["docs/extending.md"]))
+def test_every_command_of_the_page_on_extending_runs(command, outside, capsys):
+    main(arguments(command))
+    if command.startswith("plan"):
+        out = capsys.readouterr().out
+        assert re.search(r"index +\d", out)
+        assert "NOT KNOWN" not in out
+    if command.startswith("validate"):
+        (table,) = outside.rglob("estimator_error.csv")
+        rows = [row for row in csv.DictReader(table.open()) if row["estimator"] == "Nearest"]
+        # A deterministic estimator is measured once at each latent.
+        assert [row["mu_variance"] for row in rows] == ["", "", ""]
+    if command.startswith("fit"):
+        assert list(outside.rglob("last.ckpt"))
+
+
+@pytest.mark.parametrize(("answer", "got"), [("None", "None"), ("loss", "(16,)")])
+def test_an_objective_that_is_no_scalar_is_refused(answer, got, outside, capsys):
+    name = f"objective_{answer.lower()}"
+    code = "from lit_knn.modules.edm import LitEDM\nclass Own(LitEDM):\n    objective = lambda self, loss, x: "
+    (outside / f"{name}.py").write_text(code + answer)
+    command = f"fit -c table2/digits --model {name}.Own --model.net mine_net.Small --model.augmentation null"
+    line = refusal_of(arguments(command), capsys)
+    assert line == f"error: Own: objective must return a scalar tensor, got {got}"
+
+
+def test_the_other_snippets_of_the_page_run(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    names = {}
+    for name, code in SNIPPETS:
+        if not name:
+            exec(compile(code, "extending.md", "exec"), names)
+    assert names["samples"].shape == (8, 1, 8, 8)
+    assert names["samples"].isfinite().all()
+
+
+@pytest.mark.parametrize(
+    "formula",
+    [
+        lambda t: 50 * t.tanh(),  # never reaches 80
+        lambda t: 40 * (1 - (1 - t.square()).sqrt()),  # not defined beyond t = 1
+        lambda t: 0.01 * 8000**t,  # begins above 0.002
+    ],
+)
+def test_a_noise_level_that_a_process_never_has_is_refused(formula):
+    methods = {"sigma": lambda self, t: formula(t), "scale": lambda self, t: torch.ones_like(t)}
+    process, between = type("ByFormula", (Process,), methods)(), torch.tensor([0.1, 30.0])
+    found = process.t_of_sigma(between)
+    assert found.dtype == torch.float32
+    # The rounding of t to float32 changes σ by far less than this.
+    torch.testing.assert_close(process.sigma(found.double()), between.double(), rtol=1e-4, atol=0)
+    with pytest.raises(InputError, match=r"ByFormula: no t has the noise level σ\(t\)=(80|0.002)"):
+        process.t_of_sigma(torch.tensor([0.002, 1.0, 80.0]))
+
+
+# Notebooks: their cells run one after the other, in this process
+
+FOLDER = ROOT / "docs" / "notebooks"
+NOTEBOOKS = {path.stem: json.loads(path.read_text())["cells"] for path in sorted(FOLDER.glob("*.ipynb"))}
+
+
+def run(name):
+    names = {}
+    with torch.random.fork_rng(), matplotlib.rc_context({"backend": "Agg"}):
+        for cell in NOTEBOOKS[name]:
+            if cell["cell_type"] == "code":
+                exec(compile("".join(cell["source"]), f"{name}.ipynb", "exec"), names)
+    plt.close("all")
+    return names
+
+
+def test_the_errors_of_estimators_have_their_order():
+    # The last errors in one dimension are those of the KNN at t = 10.
+    assert 0 < run("one_dimension")["errors"][-1] < 1
+    peaks = {name: max(errors) for name, errors in run("score_error")["curves"].items()}
+    assert peaks["SubspaceKNN"] < peaks["KNN"] < peaks["STF"] < peaks["one sample"]
+
+
+def test_an_own_estimator_has_no_variance(capsys):
+    rows = run("own_estimator")["rows"]
+    assert {row["mu_variance"] for row in rows if row["estimator"].startswith("Nearest")} == {""}
+    assert "z must be (B, 1, 8, 8), got (2, 3)" in capsys.readouterr().out
+
+
+def test_exact_samples_are_copies_and_hybrid_ones_are_not():
+    names = run("memorisation")
+    nearest = [names["nearest_images"](images, names["reference"]) for images in names["samples"].values()]
+    shares = [names["is_copied"](found).float().mean() for found in nearest]
+    assert shares[0] > 0.95
+    assert shares[-1] < 0.1
+
+
+def test_a_model_is_trained_in_plain_pytorch():
+    names = run("plain_pytorch")
+    losses = names["losses"]
+    assert sum(losses[-10:]) < 0.7 * sum(losses[:10])
+    assert names["samples"].isfinite().all()
+
+
+@pytest.mark.parametrize("name", NOTEBOOKS)
+def test_outputs_are_stored_small_and_links_lead_somewhere(name):
+    outputs = [output for cell in NOTEBOOKS[name] for output in cell.get("outputs", ())]
+    assert outputs
+    assert "error" not in {output["output_type"] for output in outputs}
+    assert (FOLDER / f"{name}.ipynb").stat().st_size < 150_000
+    texts = ["".join(cell["source"]) for cell in NOTEBOOKS[name] if cell["cell_type"] == "markdown"]
+    links = re.findall(r"\]\(([^)#]+)\)", "".join(texts))
+    assert [link for link in links if not (FOLDER / link).exists()] == []

@@ -13,6 +13,7 @@ from packaging.requirements import Requirement
 
 from lit_knn.commands import entry
 from lit_knn.commands.cli import packaged_configs
+from lit_knn.commands.cli.cli import CLI
 from lit_knn.commands.cli.packaged_configs import with_packaged_configs, with_packaged_parts
 from lit_knn.common import extras
 from lit_knn.common.errors import one_line
@@ -21,7 +22,6 @@ from tests.image_files import refusal
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 DEMO = str(ROOT / "configs" / "demo.yaml")
-KNN = str(ROOT / "configs" / "estimators" / "knn.yaml")
 # The import of each requirement that has another name, and requirements that the library does not import itself.
 MODULES = {"pytorch-lightning": "pytorch_lightning", "pillow": "PIL", "pyyaml": "yaml", "scikit-learn": "sklearn"}
 MODULES |= {"faiss-gpu": "faiss", "faiss-cpu": "faiss", "torch-fidelity": "torch_fidelity"}
@@ -71,20 +71,23 @@ def test_the_configs_of_an_installed_package_are_found_in_it(wheel, tmp_path):
     assert said == [str(tmp_path / "lit_knn" / "configs"), *packaged_configs.names()]
 
 
-@pytest.mark.parametrize("name", ["demo", "demo.yaml", "configs/demo.yaml", "./configs/demo.yaml"])
-def test_a_config_is_found_by_its_name(name, tmp_path, monkeypatch):
+def test_a_config_is_found_by_its_name_and_a_file_of_the_users_wins(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert with_packaged_configs(["fit", "-c", name]) == ["fit", "-c", DEMO]
-    assert with_packaged_configs(["fit", f"--config={name}"]) == ["fit", f"--config={DEMO}"]
-
-
-def test_a_part_beside_the_users_own_config_wins_over_ours_of_its_name(tmp_path):
+    names = ["demo", "demo.yaml", "configs/demo.yaml", "./configs/demo.yaml"]
+    for name in names:
+        assert with_packaged_configs(["fit", "-c", name]) == ["fit", "-c", DEMO]
+        assert with_packaged_configs(["fit", f"--config={name}"]) == ["fit", f"--config={DEMO}"]
+    part = ["--model.net", "models/unet.yaml"]
+    ours = str(ROOT / "configs" / "models" / "unet.yaml")
     options = {"model": [{"net": "models/unet.yaml"}]}
-    (ours,) = with_packaged_parts(options, tmp_path)["model"]
-    assert ours["net"] == str(ROOT / "configs" / "models" / "unet.yaml")
-    (tmp_path / "models").mkdir()
-    (tmp_path / "models" / "unet.yaml").touch()
+    assert with_packaged_configs(part) == ["--model.net", ours]
+    assert with_packaged_parts(options, tmp_path) == {"model": [{"net": ours}]}
+    for path in (tmp_path / "models" / "unet.yaml", tmp_path / "configs" / "demo.yaml"):
+        path.parent.mkdir()
+        path.touch()
+    assert with_packaged_configs(part) == part
     assert with_packaged_parts(options, tmp_path) == options
+    assert with_packaged_configs(["-c", names[2]]) == ["-c", names[2]]
 
 
 def test_an_unknown_config_tells_what_there_is(tmp_path, monkeypatch):
@@ -97,23 +100,22 @@ def test_an_unknown_config_tells_what_there_is(tmp_path, monkeypatch):
     assert refusal(with_packaged_configs, ["-c", "mine.yaml"]).endswith("no such file")
 
 
-def test_every_command_is_in_the_help(capsys):
-    with pytest.raises(SystemExit) as stop:
-        entry.main(["--help"])
-    assert stop.value.code == 0
-    said = capsys.readouterr().out
+def told_by(capsys, *args):
+    with pytest.raises(SystemExit, match="0"):
+        entry.main([*args])
+    return capsys.readouterr().out
+
+
+def test_help_has_every_command_and_all_options_below_a_short_usage(capsys):
+    said = told_by(capsys, "--help")
     assert all(re.search(rf"^  {name} ", said, re.MULTILINE) for name in entry.COMMANDS)
-    from lit_knn.commands.cli.cli import CLI
-
     assert {*CLI.subcommands(), *entry.ALONE} == {*entry.COMMANDS}
-
-
-@pytest.mark.parametrize("name", entry.ALONE)
-def test_the_commands_with_their_own_parsers_start(name, capsys):
-    with pytest.raises(SystemExit) as stop:
-        entry.main([name, "--help"])
-    assert stop.value.code == 0
-    assert f"lit-knn {name}" in capsys.readouterr().out
+    for name in entry.ALONE:  # They have parsers of their own.
+        assert f"lit-knn {name}" in told_by(capsys, name, "--help")
+    printed = told_by(capsys, "plan", "--help")
+    assert len(printed[: printed.index("options:")].splitlines()) < 8
+    for option in ("--seed_everything", "--image_shape", "--model ", "--data ", "--optimizer ", "--trainer.max_steps"):
+        assert f"\n  {option}" in printed
 
 
 # A process of its own, in which these packages cannot be imported.
@@ -148,13 +150,6 @@ def test_estimators_work_with_torch_and_numpy_alone_and_commands_say_what_is_mis
     assert re.fullmatch(r"error: \w+ is not installed: pip install 'lit_knn\[train\]'\n", done.stderr)
 
 
-@pytest.mark.parametrize("module", ["faiss", "torch_fidelity", "yaml", "sklearn.datasets"])
-def test_a_missing_module_is_told_with_its_extra(module):
-    name = module.partition(".")[0]
-    assert one_line(ModuleNotFoundError(name=module))[0].startswith(f"{name} is not installed: pip install 'lit_knn[")
-    assert one_line(ModuleNotFoundError("no", name="lit_knn.no_such_module"))[1] == 1
-
-
 def modules_of(extra):
     return {MODULES.get(found.name, found.name.replace("-", "_")) for found in requirements(extra)}
 
@@ -165,7 +160,7 @@ def test_every_import_is_a_requirement_and_every_extra_is_known():
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Import):
                 imported |= {alias.name.partition(".")[0] for alias in node.names}
-            elif isinstance(node, ast.ImportFrom) and not node.level:
+            elif isinstance(node, ast.ImportFrom):
                 imported.add(node.module.partition(".")[0])
     # PyTorch brings Triton, and Lightning its parts.
     foreign = imported - set(sys.stdlib_module_names) - {"lit_knn", "torch", "numpy", "triton"}
@@ -173,12 +168,7 @@ def test_every_import_is_a_requirement_and_every_extra_is_known():
     assert foreign <= set(extras.EXTRAS)
     for module, extra in extras.EXTRAS.items():
         assert module in modules_of(extra) | LIGHTNING, module
-
-
-def test_the_help_of_a_command_has_a_short_usage_and_all_options(capsys):
-    with pytest.raises(SystemExit):
-        entry.main(["plan", "--help"])
-    printed = capsys.readouterr().out
-    assert len(printed[: printed.index("options:")].splitlines()) < 8
-    for option in ("--seed_everything", "--image_shape", "--model ", "--data ", "--optimizer ", "--trainer.max_steps"):
-        assert f"\n  {option}" in printed
+    for module in ("faiss", "sklearn.datasets"):
+        missing = f"{module.partition('.')[0]} is not installed: pip install 'lit_knn["
+        assert one_line(ModuleNotFoundError(name=module))[0].startswith(missing)
+    assert one_line(ModuleNotFoundError("no", name="lit_knn.no_such_module"))[1] == 1

@@ -5,19 +5,7 @@ from collections import Counter
 
 import pytest
 
-from tests.mutate import (
-    CAUGHT,
-    LISTS,
-    ROOT,
-    SURVIVED,
-    UNUSABLE,
-    Fault,
-    Results,
-    Verdict,
-    judge,
-    misfit,
-    read_faults,
-)
+from tests.mutate import CAUGHT, LISTS, ROOT, SURVIVED, UNUSABLE, Fault, Results, Verdict, judge, misfit, read_faults
 
 TESTS = "tests/test_toy.py"
 FAULTS = [
@@ -49,7 +37,7 @@ def test_planted_faults_are_judged_and_undone(toy, tmp_path):
     assert (toy / "toy.py").read_text() == before
     # The second run reads the verdicts of the first; an edit of the tests makes them void.
     kept = Results(tmp_path / "kept.jsonl", toy)
-    assert kept.get(kept.key(FAULTS[0])) == Verdict(CAUGHT)
+    assert kept.known[kept.key(FAULTS[0])] == Verdict(CAUGHT)
     (toy / TESTS).write_text("def test_nothing():\n    pass\n")
     assert judge(FAULTS[:1], toy, Results(tmp_path / "kept.jsonl", toy)) == [Verdict(SURVIVED)]
 
@@ -59,8 +47,6 @@ def test_every_listed_fault_fits_its_file():
     assert not {str(fault): why for fault in faults if (why := misfit(fault, ROOT))}
     assert not [fault for fault in faults if fault.old == fault.new]
     assert not [name for name, times in Counter(map(str, faults)).items() if times > 1]
-    missing = {
-        test for fault in faults for test in fault.tests.split() if not (ROOT / test.partition("::")[0]).exists()
-    }
-    assert not missing
+    files = {test.partition("::")[0] for fault in faults for test in fault.tests.split()}
+    assert not [name for name in files if not (ROOT / name).exists()]
     assert all(fault.tests for fault in faults)

@@ -8,10 +8,9 @@ import torch
 from scipy.linalg import sqrtm
 from scipy.stats import sem
 
-from lit_knn.common.errors import InputError
 from lit_knn.estimators import Exact, MonteCarlo, OneSample
 from lit_knn.figures import figure3
-from lit_knn.metrics import ErrorCurve, FidelityMeasure, Pixels, error_curve, frechet_distance
+from lit_knn.metrics import ErrorCurve, FidelityMeasure, Pixels, frechet_distance
 from lit_knn.metrics.fidelity import frechet_distance_of_statistics, image_statistics
 from lit_knn.reference import ReferenceSet
 
@@ -39,15 +38,14 @@ def enumerated(x, z, t):
     return mean, (p @ x**2 - mean**2).mean(1)
 
 
-@pytest.fixture(scope="module")
-def points():
-    return np.random.default_rng(0).normal(size=(N, d)).astype(np.float32)
-
-
-def test_figure_3_is_two_calls_and_its_errors_are_those_of_enumeration(points):
-    watched = Watched()
+def test_figure_3_is_two_calls_and_its_errors_are_those_of_enumeration():
+    points = np.random.default_rng(0).normal(size=(N, d)).astype(np.float32)
+    watched, told = Watched(), []
     estimators = {"source": watched, "drawn": MonteCarlo(n=n), "exact": Exact()}
-    rows = error_curve(estimators, ReferenceSet(points), LEVELS, num_z=N, repeats=200, batch_size=16, seed=1)
+    curve = ErrorCurve(estimators, LEVELS, num_z=N, repeats=200, batch_size=16)
+    # Levels come one by one, and tell how far they are.
+    rows = [row for level in curve.levels(ReferenceSet(points), 1, told.append) for row in level]
+    assert sum(told) == curve.estimates
     by_name = {(row["estimator"], row["t"]): row for row in rows}
     assert list(by_name) == [(name, t) for t in LEVELS for name in estimators]
     for t in LEVELS:
@@ -72,19 +70,6 @@ def test_figure_3_is_two_calls_and_its_errors_are_those_of_enumeration(points):
     assert list(lines["drawn"].get_ydata()) == [by_name["drawn", t]["score_mse"] for t in LEVELS]
 
 
-def test_levels_come_one_by_one_and_tell_how_far_they_are(points):
-    curve = ErrorCurve({"drawn": MonteCarlo(n=4)}, LEVELS, num_z=10, repeats=3, batch_size=4)
-    told = []
-    levels = curve.levels(ReferenceSet(points), advance=told.append)
-    first = next(levels)
-    assert [row["t"] for row in first] == LEVELS[:1]
-    assert told == [12, 12, 6]
-    assert [row["t"] for row in next(levels)] == LEVELS[1:]
-    assert sum(told) == curve.estimates == 2 * 10 * 3
-    with pytest.raises(InputError, match="num_z=41 is more than the 40 images"):
-        error_curve({"exact": Exact()}, ReferenceSet(points), LEVELS, num_z=41, repeats=1)
-
-
 def by_scipy(a, b):
     """The Fréchet distance of two arrays (N, F)."""
     cov_a, cov_b = np.cov(a, rowvar=False), np.cov(b, rowvar=False)
@@ -96,14 +81,11 @@ def test_a_frechet_distance_is_one_call_and_that_of_scipy(hflip):
     rng = np.random.default_rng(2)
     data = rng.integers(0, 256, (300, 1, 4, 4), np.uint8)
     samples = torch.tensor(rng.normal(0.1, 0.4, (200, 1, 4, 4)), dtype=torch.float32)
-    expected = by_scipy(samples.flatten(1).double().numpy(), data.reshape(300, -1) / 127.5 - 1)
+    expected = pytest.approx(by_scipy(samples.flatten(1).double().numpy(), data.reshape(300, -1) / 127.5 - 1), rel=1e-6)
     reference, extractor = ReferenceSet(data, hflip=hflip), Pixels()
-    assert frechet_distance(samples, reference, extractor) == pytest.approx(expected, rel=1e-6)
-    assert frechet_distance(samples, data, extractor) == pytest.approx(expected, rel=1e-6)
+    assert frechet_distance(samples, reference, extractor) == expected
+    assert frechet_distance(samples, data, extractor) == expected
     known = image_statistics(reference, extractor, batch_size=64)
-    again = frechet_distance_of_statistics(image_statistics(samples, extractor), known)
-    assert again == pytest.approx(expected, rel=1e-6)
+    assert frechet_distance_of_statistics(image_statistics(samples, extractor), known) == expected
     # The callback gives the same number.
-    measure = FidelityMeasure(extractor)
-    values = measure(reference, [(torch.arange(200), samples)], total=200)
-    assert values == {"fd_pixels": pytest.approx(expected, rel=1e-6)}
+    assert FidelityMeasure(extractor)(reference, [(torch.arange(200), samples)], total=200) == {"fd_pixels": expected}

@@ -1,9 +1,14 @@
-"""Which checkpoints a run leaves: at which steps, with which weights, after a resume and after an interruption."""
+"""Which checkpoints a run leaves, at which steps and with which weights; and files that are damaged or hostile."""
 
+import io
 import math
 import os
+import pickle
+import zipfile
+from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import pytorch_lightning as pl
 import torch
@@ -12,10 +17,14 @@ from pytorch_lightning.callbacks import ModelCheckpoint
 from torch import nn
 
 from lit_knn.callbacks import CheckpointByImages, LastCheckpoint, StepProgressBar
+from lit_knn.common.checkpoint_file import read_checkpoint_file
 from lit_knn.common.errors import InputError
 from lit_knn.estimators import OneSample
 from lit_knn.modules import LitEDM
+from lit_knn.runs.checkpoints import WholeCheckpointIO, read_training
 from lit_knn.runs.folder import RunFolder
+from tests import interrupted_runs
+from tests.interrupted_runs import At, file_size_limit, ict
 from tests.short_training import TRAINER
 from tests.watched import Images, OneOfSeveral, WatchedNet
 
@@ -46,7 +55,6 @@ def load(path):
         (3, {"max_steps": 7}, [3, 6, 7]),
         (4, {"max_steps": 4}, [4]),
         (3, {"max_steps": -1, "max_epochs": 2}, [3, 4]),
-        (5, {"max_steps": 6, "max_epochs": -1, "accumulate_grad_batches": 2}, [5, 6]),
         (1, {"max_steps": 3, "accumulate_grad_batches": 2}, [1, 2, 3]),
     ],
 )
@@ -169,6 +177,135 @@ def test_kept_checkpoints_of_a_resumed_run_end_where_it_went_on_and_have_the_end
         found = RunFolder(tmp_path / "b").kept_checkpoints(max_steps=max_steps)
         assert list(found) == [100, 200, 250, 350, *end]
         assert [path.parent.parent.name for path in found.values()] == ["a", "a", "b", "b", *["b"] * len(end)]
+    write_run(tmp_path / "c", [100, 200], (200, 20))
+    assert [path.name for path in RunFolder(tmp_path / "c").kept_checkpoints(max_steps=20).values()] == [
+        "images_seen=100.ckpt",
+        "images_seen=200.ckpt",
+    ]
+
+
+# Files
+
+
+@pytest.fixture(scope="module")
+def good(tmp_path_factory):
+    return interrupted_runs.fit(tmp_path_factory.mktemp("good"), ict(), 2)[1].read_bytes()
+
+
+class Command:
+    def __reduce__(self):
+        return os.mkdir, ("ran",)
+
+
+def written(write, *args, **options):
+    """Return the bytes that `write` writes into a file."""
+    file = io.BytesIO()
+    write(*args, file, **options)
+    return file.getvalue()
+
+
+def contents(good):
+    return torch.load(io.BytesIO(good), weights_only=True)
+
+
+def changed(good, *without, **values):
+    """The checkpoint with other values, and without some."""
+    content = {**contents(good), **values}
+    return written(torch.save, {name: value for name, value in content.items() if name not in without})
+
+
+def not_finite(good):
+    content = contents(good)
+    next(iter(content["state_dict"].values())).flatten()[0] = float("nan")
+    return written(torch.save, content)
+
+
+def zipped(data, name="archive/data.pkl", method=zipfile.ZIP_STORED):
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w", method) as archive:
+        archive.writestr(name, data)
+    return file.getvalue()
+
+
+BAD = {
+    "cut": (lambda good: good[:-100], "is damaged"),
+    "a pickle before the zip": (lambda good: pickle.dumps({"a": 1}) + good, "is damaged, or not a checkpoint"),
+    "hostile global": (lambda good: written(torch.save, {"state_dict": Command()}), "names the global .*mkdir, which"),
+    "hostile pickle": (lambda good: zipped(pickle.dumps(Command())), "is damaged, or no checkpoint|refused"),
+    "another zip": (lambda good: zipped(b"0", "images.npy"), "is a zip file, but not a checkpoint"),
+    "compressed": (lambda good: zipped(b"0" * 10**6, method=zipfile.ZIP_DEFLATED), "it is compressed"),
+    "list": (lambda good: written(torch.save, [1, 2]), "holds list, not a dict"),
+    "bare state dict": (lambda good: written(torch.save, {"a": torch.ones(2)}), "no state_dict and no global_step"),
+    "no loops": (lambda good: changed(good, "loops"), "cannot be resumed from: the checkpoint has no loops"),
+    "NaN": (not_finite, "has weights that are not finite"),
+}
+
+
+@pytest.mark.parametrize("kind", BAD)
+def test_files_that_are_no_checkpoints_are_refused_in_one_line(kind, good, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    make, words = BAD[kind]
+    path = Path("a.ckpt")
+    path.write_bytes(make(good))
+    with pytest.raises(InputError, match=words) as caught:
+        read_training(path, to_resume=True)
+    assert str(caught.value).startswith("a.ckpt ")
+    assert "\n" not in str(caught.value)
+    assert os.listdir() == ["a.ckpt"]
+
+
+def test_a_pipe_is_not_waited_for_and_what_only_a_fit_needs_is_not_asked_of_others(good, tmp_path):
+    os.mkfifo(tmp_path / "last.ckpt")
+    with pytest.raises(InputError, match=r"last\.ckpt is no file, but a folder, a pipe"):
+        read_training(tmp_path / "last.ckpt")
+    (tmp_path / "a.ckpt").write_bytes(changed(good, "optimizer_states", "loops", "lr_schedulers"))
+    assert read_training(tmp_path / "a.ckpt")["global_step"] == 2
+
+
+def test_a_flipped_bit_is_found_or_harmless(good, tmp_path):
+    path, rng = tmp_path / "a.ckpt", np.random.default_rng(0)
+    expected = contents(good)["current_model_state"]
+    refused = 0
+    for place in rng.integers(len(good) * 8, size=60):
+        flipped = bytearray(good)
+        flipped[place // 8] ^= 1 << int(place % 8)
+        path.write_bytes(flipped)
+        try:
+            weights = read_checkpoint_file(path)["current_model_state"]
+        except InputError:
+            refused += 1
+        else:  # The bit is in the padding between two parts.
+            assert all(torch.equal(weights[name], value) for name, value in expected.items())
+    assert refused > 20
+
+
+def test_a_full_disk_keeps_the_old_checkpoint(good, tmp_path):
+    path = tmp_path / "last.ckpt"
+    path.write_bytes(good)
+    # A run that was killed has left this file.
+    (tmp_path / ".last.12345.partial.ckpt").write_bytes(b"half")
+    content = {"weights": torch.zeros(100_000)}
+    with file_size_limit(100_000), pytest.raises(InputError, match=r"last\.ckpt cannot be written: .*is kept"):
+        WholeCheckpointIO().save_checkpoint(content, path)
+    assert path.read_bytes() == good
+    assert os.listdir(tmp_path) == ["last.ckpt"]
+    # There is room again. A checkpoint that was read before is another one.
+    io = WholeCheckpointIO()
+    io.save_checkpoint(content, path)
+    io.keep("another.ckpt", {"weights": torch.ones(1)})
+    assert torch.equal(io.load_checkpoint(path)["weights"], content["weights"])
+
+
+def test_a_training_on_a_full_disk_ends_with_the_checkpoint_before(tmp_path):
+    limit = file_size_limit(1000)
+    full = At(4, "on_train_batch_end", limit.__enter__)
+    try:
+        with pytest.raises(InputError, match="cannot be written"):
+            interrupted_runs.fit(tmp_path, ict(), 9, at=full, every=2, logger=False, limit_val_batches=0)
+    finally:
+        limit.__exit__(None, None, None)
+    (path,) = tmp_path.rglob("last.ckpt")
+    assert read_training(path, to_resume=True)["global_step"] == 2
 
 
 def test_a_folder_without_the_right_to_write_is_refused_before_training(tmp_path, monkeypatch):

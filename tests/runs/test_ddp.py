@@ -1,7 +1,8 @@
-"""Two processes train as one, whoever starts them, and say in one line what keeps them from it."""
+"""Two processes train as one, whoever starts them; they say in one line what keeps them from it, and lose nothing."""
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -10,38 +11,40 @@ from socket import gethostname
 import numpy as np
 import pytest
 import torch
+import yaml
 from pytorch_lightning.utilities import rank_zero_only
 
 from main import main
 from tests import ROOT
 from tests.command_lines import DEMO, TINY
-from tests.ranks import run_main, run_torchrun
+from tests.interrupted_runs import assert_same, killed
+from tests.ranks import run_main, run_ranks, run_torchrun
 from tests.toys import pixels
 
-LIT_KNN = str(Path(sys.executable).parent / "lit-knn")
+SLOW = pytest.mark.slow
+
+
+pytestmark = pytest.mark.usefixtures("own_folder")
 
 
 def run_demo(folder, devices, *options, program=None, steps=4):
     """Train the demo for a few steps of 32 images in new processes; return the report of each rank."""
     folder.mkdir()
-    probe = folder / "probe.yaml"
-    probe.write_text(
-        "trainer:\n  callbacks:\n"
-        "    - {class_path: lit_knn.callbacks.PixelFrechetDistance, init_args: {num_samples: 71}}\n"
-        "    - class_path: pytorch_lightning.callbacks.ModelCheckpoint\n"
-        "      init_args: {monitor: fd_pixels, mode: min, filename: best}\n"
-        f"    - {{class_path: tests.ddp_probe.DDPProbe, init_args: {{folder: {folder}}}}}\n"
-    )
-    command = ["fit", "-c", DEMO, *TINY, "-c", str(probe), "--data.batch_size", str(32 // devices), *options]
-    command += ["--trainer.max_steps", str(steps), "--trainer.val_check_interval", "2"]
-    command += ["--trainer.logger.save_dir", str(folder)]
+    distance = {"class_path": "lit_knn.callbacks.PixelFrechetDistance", "init_args": {"num_samples": 71}}
+    best = {"class_path": "pytorch_lightning.callbacks.ModelCheckpoint"}
+    best["init_args"] = {"monitor": "fd_pixels", "mode": "min", "filename": "best"}
+    probe = {"class_path": "tests.ddp_probe.DDPProbe", "init_args": {"folder": str(folder)}}
+    (folder / "probe.yaml").write_text(yaml.safe_dump({"trainer": {"callbacks": [distance, best, probe]}}))
+    command = ["fit", "-c", DEMO, *TINY, "-c", folder / "probe.yaml", "--data.batch_size", 32 // devices, *options]
+    command += ["--trainer.max_steps", steps, "--trainer.val_check_interval", 2, "--trainer.logger.save_dir", folder]
     if program is None:
         run_main(command, devices)
     else:  # Lightning starts the other processes, as for a user's command.
-        command = [sys.executable, program, *command, "--trainer.devices", str(devices), "--trainer.strategy", "ddp"]
+        command = [sys.executable, program, *command, "--trainer.devices", devices, "--trainer.strategy", "ddp"]
         # Another package may have installed a folder of this name, and `lit-knn` alone would look there first.
         environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-        done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120)
+        options = {"cwd": ROOT, "env": environment, "capture_output": True, "text": True, "timeout": 120}
+        done = subprocess.run([*map(str, command)], **options)
         assert done.returncode == 0, done.stderr[-3000:]
     return [json.loads((folder / f"rank_{rank}.json").read_text()) for rank in range(devices)]
 
@@ -49,11 +52,9 @@ def run_demo(folder, devices, *options, program=None, steps=4):
 def test_two_processes_train_the_demo(tmp_path):
     ranks = run_demo(tmp_path / "two", 2)
     (single,) = run_demo(tmp_path / "one", 1)
-    assert [rank["world_size"] for rank in ranks] == [2, 2]
-    # Each rank builds its own index once.
-    assert [rank["builds"] for rank in ranks] == [1, 1]
-    # Lightning would broadcast a signal before each batch, and wait for the device.
-    assert [rank["broadcasts"] for rank in ranks] == [0, 0]
+    for rank in ranks:
+        # Each rank builds its own index once. Lightning would broadcast a signal before each batch, and wait.
+        assert (rank["world_size"], rank["builds"], rank["broadcasts"]) == (2, 1, 0)
     # Each rank draws its own noise. Together they draw the same images as one process with the whole batch.
     assert not set(ranks[0]["noise"]) & set(ranks[1]["noise"])
     for ours, theirs, together in zip(ranks[0]["batches"], ranks[1]["batches"], single["batches"], strict=True):
@@ -67,8 +68,8 @@ def test_two_processes_train_the_demo(tmp_path):
     assert ranks[0]["fd_pixels"] == ranks[1]["fd_pixels"]
     # With half of the images on each rank, the results are the same as with all images on both.
     sharded = run_demo(tmp_path / "sharded", 2, "--data.sharded", "true")
-    assert [rank["builds"] for rank in sharded] == [1, 1]
     for seen, expected in zip(sharded, ranks, strict=True):
+        assert seen["builds"] == 1
         assert seen["batches"] == expected["batches"]
         assert seen["noise"] == expected["noise"]
         assert seen["weights"] == pytest.approx(expected["weights"], rel=1e-4)
@@ -76,8 +77,8 @@ def test_two_processes_train_the_demo(tmp_path):
     assert sharded[0]["weights"] == sharded[1]["weights"]
 
 
-@pytest.mark.slow  # Two processes import everything. The tests above and below start forks that have.
-@pytest.mark.parametrize("program", ["main.py", LIT_KNN], ids=["main", "lit-knn"])
+@pytest.mark.slow  # Two processes import everything. Other tests start forks that have.
+@pytest.mark.parametrize("program", ["main.py", str(Path(sys.executable).parent / "lit-knn")], ids=["main", "lit-knn"])
 def test_lightning_starts_the_other_process(program, tmp_path):
     ranks = run_demo(tmp_path / "two", 2, program=program, steps=2)
     assert [rank["world_size"] for rank in ranks] == [2, 2]
@@ -85,23 +86,16 @@ def test_lightning_starts_the_other_process(program, tmp_path):
 
 
 @pytest.mark.slow
-def test_torchrun_trains_the_demo(tmp_path):
-    command = ["fit", "-c", DEMO, *TINY, "--trainer.devices", "2", "--trainer.max_steps", "2"]
-    done = run_torchrun([*command, "--trainer.logger.save_dir", tmp_path], ranks=2)
+def test_torchrun_and_spawned_processes_train_the_demo(tmp_path):
+    command = ["fit", "-c", DEMO, *TINY, "--trainer.devices", "2"]
+    done = run_torchrun([*command, "--trainer.max_steps", "2", "--trainer.logger.name", "torchrun"], ranks=2)
     assert done.stdout.count("Checkpoint:") == 1
-    (checkpoint,) = tmp_path.rglob("last.ckpt")
-    assert torch.load(checkpoint, weights_only=True)["images_seen"] == 2 * 2 * 32
-
-
-@pytest.mark.slow
-def test_processes_that_lightning_spawns_end_well(tmp_path):
-    args = ["fit", "-c", "demo", *TINY, "--trainer.strategy", "ddp_spawn", "--trainer.devices", "2"]
-    done = subprocess.run([sys.executable, str(ROOT / "main.py"), *args], cwd=tmp_path, capture_output=True, text=True)
+    spawn = [sys.executable, str(ROOT / "main.py"), *command, "--trainer.strategy", "ddp_spawn"]
+    done = subprocess.run(spawn, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]
-    assert torch.load(tmp_path / "runs/demo/knn_0/checkpoints/last.ckpt", weights_only=True)["global_step"] == 1
-
-
-SLOW = pytest.mark.slow
+    for name, steps in (("torchrun", 2), ("demo", 1)):
+        checkpoint = torch.load(f"runs/{name}/knn_0/checkpoints/last.ckpt", weights_only=True)
+        assert (checkpoint["global_step"], checkpoint["images_seen"]) == (steps, steps * 2 * 32)
 
 
 @pytest.mark.parametrize(
@@ -114,8 +108,7 @@ SLOW = pytest.mark.slow
         pytest.param(["--model.estimator", "STF"], "estimator STF, and rank 0 with KNN", marks=SLOW),
     ],
 )
-def test_ranks_that_would_train_otherwise_are_refused_before_the_first_step(last, said, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_ranks_that_would_train_otherwise_are_refused_before_the_first_step(last, said, tmp_path):
     images = pixels(160, (1, 8, 8)).numpy()
     for name, array in {"images": images, "fewer": images[:150], "others": images[::-1]}.items():
         np.save(f"{name}.npy", array)
@@ -126,8 +119,7 @@ def test_ranks_that_would_train_otherwise_are_refused_before_the_first_step(last
     assert not list(tmp_path.rglob("last.ckpt"))
 
 
-def test_a_machine_without_the_checkpoint_is_named_by_all(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_a_machine_without_the_checkpoint_is_named_by_all(tmp_path):
     main(["fit", "-c", DEMO, *TINY])
     checkpoint = torch.load(next(tmp_path.rglob("last.ckpt")), weights_only=True)
     checkpoint["run"]["ranks"] = 2
@@ -158,7 +150,6 @@ STARTED = "has started 2 processes, but trainer.num_nodes=1 and trainer.devices=
 def test_processes_that_are_not_those_of_the_trainer_are_refused(
     environment, devices, message, monkeypatch, tmp_path, capsys
 ):
-    monkeypatch.chdir(tmp_path)
     for name, value in environment.items():
         monkeypatch.setenv(name, str(value))
     with pytest.raises(SystemExit):
@@ -172,10 +163,7 @@ def test_processes_that_are_not_those_of_the_trainer_are_refused(
     [(2, 0, True, True), (3, 3, True, True), (3, 3, False, False)],
     ids=["the first of another machine", "alone", "with the first, which says it"],
 )
-def test_a_process_that_fails_says_why_unless_another_does(
-    rank, local_rank, first_goes_on, says, monkeypatch, tmp_path, capsys
-):
-    monkeypatch.chdir(tmp_path)
+def test_a_process_that_fails_says_why_unless_another_does(rank, local_rank, first_goes_on, says, monkeypatch, capsys):
     monkeypatch.setattr(rank_zero_only, "rank", rank)
     monkeypatch.setenv("WORLD_SIZE", "4")
     monkeypatch.setenv("LOCAL_RANK", str(local_rank))
@@ -187,9 +175,8 @@ def test_a_process_that_fails_says_why_unless_another_does(
     assert errors == ([f"error: rank {rank}: data.path=no.zip: no.zip does not exist"] if says else [])
 
 
-@pytest.mark.parametrize("name", ["RANK", "LOCAL_RANK", "SLURM_PROCID"])
-def test_a_rank_that_is_left_in_the_environment_of_a_single_process_is_not_its_own(name, monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)
+@pytest.mark.parametrize("name", ["LOCAL_RANK", "SLURM_PROCID"])
+def test_a_rank_that_is_left_in_the_environment_of_a_single_process_is_not_its_own(name, monkeypatch):
     monkeypatch.setenv(name, "1")
     monkeypatch.setattr(rank_zero_only, "rank", 1)  # Lightning sets it when it is imported.
     main(["fit", "-c", DEMO, *TINY])
@@ -198,12 +185,85 @@ def test_a_rank_that_is_left_in_the_environment_of_a_single_process_is_not_its_o
     assert list(run.glob("events.out.tfevents.*"))
 
 
-def test_an_error_on_one_rank_ends_the_run(tmp_path):
+def test_an_error_or_a_signal_on_one_rank_ends_all(tmp_path):
     # Saving a checkpoint takes all ranks: the rank with the error must not wait for the others in it.
-    failing = tmp_path / "failing.yaml"
-    failing.write_text("trainer:\n  callbacks:\n    - {class_path: tests.ddp_probe.FailingRank}\n")
-    command = ["fit", "-c", DEMO, *TINY, "-c", failing, "--trainer.max_steps", "50"]
-    done = run_main([*command, "--trainer.logger.save_dir", tmp_path], ranks=2, check=False)
-    # A rank that waited would be killed.
-    assert done.codes == [2, 1]
+    Path("failing.yaml").write_text("trainer: {callbacks: [{class_path: tests.ddp_probe.FailingRank}]}")
+    done = run_main(["fit", "-c", DEMO, *TINY, "-c", "failing.yaml", "--trainer.max_steps", "50"], 2, check=False)
+    assert done.codes == [2, 1]  # A rank that waited would be killed.
     assert "one rank fails" in done.errors[1]
+    codes, errors = run_ranks("tests.ddp_probe", tmp_path, 1, ranks=2)
+    assert codes == [0, 0], errors
+    assert [(tmp_path / f"{rank}.txt").read_text() for rank in range(2)] == ["SIGTERM", "SIGTERM"]
+
+
+# Kills. Runs that signals kill, also one rank of two, lose nothing once they are resumed until they are done.
+
+NET = ["--model.net.channels", "8", "--data.batch_size", "16", "--data.val_images", "32"]
+ICT = ["fit", "-c", DEMO, *NET, "--model.estimator.k", "32", "--model.estimator.n", "8"]
+EDM = ["fit", "-c", str(ROOT / "configs/table2/digits.yaml"), "--model.augmentation", "null", "--model.net", "UNet"]
+EDM += ["--model.net.in_channels", "1", "--model.net.multipliers", "[1]", "--model.net.blocks", "1", *NET]
+EDM += ["--model.net.augment_dim", "0"]
+
+
+def run(folder, args, steps, ranks, *callbacks):
+    """Start or go on with the run in the folder; the callbacks may kill it."""
+    folder.mkdir(exist_ok=True)
+    os.chdir(folder)
+    logger = {"class_path": "CSVLogger", "init_args": {"save_dir": "runs", "name": "killed"}}
+    options = {"accelerator": "cpu", "max_steps": steps, "val_check_interval": 5, "enable_progress_bar": False}
+    config = {**options, "logger": logger, "enable_model_summary": False, "callbacks": list(callbacks)}
+    Path("run.yaml").write_text(yaml.safe_dump({"trainer": config, "last_checkpoint": {"every_n_steps": 2}}))
+    saved = ["--ckpt_path", "last"] if list(Path("runs").rglob("last.ckpt")) else []
+    return run_main([*args, "-c", "run.yaml", *saved], ranks, check=False)
+
+
+def final(folder, steps):
+    """The checkpoint of the last step."""
+    paths = folder.rglob("last.ckpt")
+    return next(path for path in paths if torch.load(path, weights_only=True)["global_step"] == steps)
+
+
+@pytest.mark.slow
+def test_two_ranks_of_which_one_is_killed_or_stopped(tmp_path):
+    kills = [
+        ({"step": 4, "hook": "on_before_optimizer_step", "signum": 9, "rank": 1}, [2, -9]),
+        ({"step": 5, "hook": "on_after_backward", "signum": 15, "rank": 1}, [143, 0]),
+        ({"step": 7, "hook": "on_train_batch_start", "signum": 2, "rank": 0}, [130, 0]),
+    ]
+    whole = run(tmp_path / "whole", ICT, 10, 2)
+    assert whole.codes == [0, 0], whole.stderr[-2000:]
+    for options, codes in kills:
+        done = run(tmp_path / "killed", ICT, 10, 2, killed("KilledAt", **options))
+        assert done.codes == codes, done.stderr[-2000:]
+        assert "Traceback" not in done.stderr
+        if options["signum"] == signal.SIGKILL:
+            (error,) = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+            assert error.startswith("error: another process ended in training")
+        else:
+            assert "--ckpt_path runs/killed/knn_0/checkpoints/last.ckpt" in done.stderr
+    assert run(tmp_path / "killed", ICT, 10, 2).codes == [0, 0]
+    # Both ranks of each part went on in the folder of the first part.
+    assert [path.name for path in Path("runs/killed").iterdir()] == ["knn_0"]
+    assert_same(final(tmp_path / "killed", 10), final(tmp_path / "whole", 10))
+    # One rank alone would draw other noise.
+    alone = run(tmp_path / "killed", ICT, 12, 1)
+    assert alone.codes == [2]
+    assert "ranks (trainer.devices times trainer.num_nodes) 2, not 1" in alone.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("args", "ranks", "kills"), [(ICT, 1, 7), (EDM, 1, 7), (ICT, 2, 6)], ids=["ict", "edm", "two"])
+def test_random_kills_lose_nothing(args, ranks, kills, tmp_path):
+    steps, rng = 120, np.random.default_rng(len(args) + ranks)
+    whole = run(tmp_path / "whole", args, steps, ranks)
+    assert not any(whole.codes), whole.stderr[-2000:]
+    for number in range(kills):
+        signum = int(rng.permutation([signal.SIGKILL, signal.SIGTERM, signal.SIGINT])[0])
+        options = {"seconds": float(rng.uniform(0, 1.5)), "signum": signum, "rank": int(rng.integers(ranks))}
+        done = run(tmp_path / "killed", args, steps, ranks, killed("KilledAfter", **options))
+        print(number, options, done.codes)
+        assert "Traceback" not in done.stderr, done.stderr[-3000:]
+        assert any(done.codes) or list((tmp_path / "killed").rglob("last.ckpt"))
+    done = run(tmp_path / "killed", args, steps, ranks)
+    assert not any(done.codes), done.stderr[-2000:]
+    assert_same(final(tmp_path / "killed", steps), final(tmp_path / "whole", steps))

@@ -1,7 +1,9 @@
-"""Each run has one folder, whatever its logger, and a resumed run goes on in it."""
+"""Each run has one folder, whatever its logger; one that was interrupted or resumed goes on in it and loses nothing."""
 
 import contextlib
+import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import threading
@@ -11,20 +13,23 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from pytorch_lightning.loggers import CSVLogger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from lit_knn.callbacks import SampleGrid
-from lit_knn.commands.report import main as report
 from lit_knn.common.errors import InputError
 from lit_knn.common.tables import read_rows
 from lit_knn.runs.folder import RunFolder, choose_folder
 from lit_knn.runs.record import read_record
 from main import main
-from tests.command_lines import DEMO, ROOT, TINY
+from tests.command_lines import DEMO, ROOT, TINY, refusal_of
+from tests.interrupted_runs import killed
 
 SMALL = ["-c", DEMO, *TINY, "--model.net.channels", "4", "--model.net.multipliers", "[1]", "--data.batch_size", "16"]
 SMALL += ["--trainer.log_every_n_steps", "1", "--trainer.val_check_interval", "2"]
 SMALL += ["--trainer.callbacks+", "CheckpointByImages", "--trainer.callbacks.every_n_images", "32"]
+# Without measurements.
+BARE = ["--trainer.limit_val_batches", "0", "--trainer.callbacks", "[]"]
 STF = str(ROOT / "configs/estimators/stf.yaml")
 RUN = Path("runs/demo/knn_0")
 LAST = RUN / "checkpoints" / "last.ckpt"
@@ -33,9 +38,7 @@ TENSORBOARD = "pytorch_lightning.loggers.TensorBoardLogger"
 MODEL = {"class_path": "lit_knn.modules.ict.LitICT"}
 
 
-@pytest.fixture(autouse=True)
-def _work_in_a_folder_of_its_own(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("own_folder")
 
 
 @pytest.fixture(scope="module")
@@ -48,14 +51,22 @@ def kept(tmp_path_factory):
 
 
 @pytest.fixture
-def trained(kept):
+def trained(kept, own_folder):
     """Copies that run into the current folder."""
     shutil.copytree(kept, ".", dirs_exist_ok=True)
 
 
-def refused(steps, *args):
-    with pytest.raises(SystemExit):
-        fit(steps, *args)
+def fit(steps, *args):
+    main(["fit", *SMALL, "--trainer.max_steps", str(steps), *map(str, args)])
+
+
+def refused(capsys, steps, *args, command="fit"):
+    """Run a command that must end in one line and change no file; return the line."""
+    before = contents(".")
+    capsys.readouterr()
+    line = refusal_of([command, *SMALL, "--trainer.max_steps", str(steps), *map(str, args)], capsys)
+    assert contents(".") == before
+    return line
 
 
 def names(folder):
@@ -63,11 +74,20 @@ def names(folder):
 
 
 def contents(folder):
-    return {path: path.read_bytes() for path in Path(folder).rglob("*") if path.is_file()}
+    return {path: path.is_file() and path.read_bytes() for path in Path(folder).rglob("*")}
 
 
-def fit(steps, *args):
-    main(["fit", *SMALL, "--trainer.max_steps", str(steps), *map(str, args)])
+def last(version):
+    return Path("runs/demo", version, "checkpoints", "last.ckpt")
+
+
+def steps_in(path):
+    return torch.load(path, weights_only=True)["global_step"]
+
+
+def start_of(version):
+    """The checkpoint that a run was resumed from, as its configuration tells."""
+    return yaml.safe_load(Path("runs/demo", version, "config.yaml").read_text())["ckpt_path"]
 
 
 def logger(class_path, **arguments):
@@ -81,6 +101,12 @@ def two_loggers(**arguments):
     return "-c", "loggers.yaml"
 
 
+def killer(**options):
+    """Options of a run that a signal ends."""
+    Path("killed.yaml").write_text(yaml.safe_dump({"trainer": {"callbacks": [killed("KilledAt", **options)]}}))
+    return "-c", "killed.yaml"
+
+
 def steps_of(table, column):
     return [int(row["step"]) for row in read_rows(table) if row.get(column)]
 
@@ -92,7 +118,7 @@ def test_a_resumed_run_goes_on_in_its_folder_and_loses_nothing(capsys):
     record = read_record(RUN)
     fit(6, *both, "--ckpt_path", "last")
     assert names(RUN.parent) == ["knn_0"]
-    assert torch.load(LAST, weights_only=True)["global_step"] == 6
+    assert steps_in(LAST) == 6
     assert len(list(RUN.glob("events.out.*"))) == 2
     events = EventAccumulator(str(RUN))
     events.Reload()
@@ -103,7 +129,7 @@ def test_a_resumed_run_goes_on_in_its_folder_and_loses_nothing(capsys):
     assert {f"step_000000{step}_1-step.png" for step in (2, 4, 6)} <= set(names(RUN / "samples"))
     # The settings of each part are kept, and the chain of checkpoints does not end in a circle.
     assert [path.read_text() for path in RunFolder(RUN).earlier("config.yaml")] == [first]
-    assert yaml.safe_load((RUN / "config.yaml").read_text())["ckpt_path"] == str(LAST)
+    assert start_of("knn_0") == str(LAST)
     assert RunFolder(RUN).start() is None
     assert list(RunFolder(RUN).kept_checkpoints()) == [32, 64, 96]
     now = read_record(RUN)
@@ -113,8 +139,15 @@ def test_a_resumed_run_goes_on_in_its_folder_and_loses_nothing(capsys):
     (part,) = now.earlier
     assert (part["step"], part["status"], part["started"]) == (4, "finished", record.started)
     capsys.readouterr()
-    report([str(RUN)])
+    main(["report", str(RUN)])
     assert "| steps | 6 |" in capsys.readouterr().out
+    # A measurement in the folder of the run leaves its configuration and its tables.
+    kept = (RUN / "config.yaml").read_bytes()
+    main(["validate", *SMALL, *both, "--trainer.logger.version", RUN.name, "--ckpt_path", str(LAST)])
+    assert (RUN / "config.yaml").read_bytes() == kept
+    assert yaml.safe_load((RUN / "config_validate.yaml").read_text())["ckpt_path"] == str(LAST)
+    assert len(RunFolder(RUN).earlier("config.yaml")) == 1
+    assert [steps_of(RUN / f"metrics_{part}.csv", "train/loss") for part in (0, 1)] == [[0, 1, 2, 3], [4, 5]]
 
 
 @pytest.mark.usefixtures("trained")
@@ -131,7 +164,7 @@ def test_what_is_no_continuation_gets_a_folder_of_its_own():
     own = RUN.parent / "own"
     assert read_record(own).resumed_from == RunFolder(own).start() == str(LAST)
     # What has been resumed into another folder goes on there, and still knows where it began.
-    fit(4, "--ckpt_path", own / "checkpoints" / "last.ckpt")
+    fit(4, "--ckpt_path", last("own"))
     assert read_record(own).resumed_from == RunFolder(own).start() == str(LAST)
     assert list(RunFolder(own).kept_checkpoints()) == [32, 64]
 
@@ -146,6 +179,11 @@ def test_runs_without_a_logger_do_not_share_a_folder():
     fit(3, "--trainer.logger", "false", "--ckpt_path", "last")
     assert read_record(runs / "knn_1").step == 3
     assert names("runs") == ["lightning_logs"]
+    # A folder of one's own for checkpoints stays, and so does the wish for none.
+    fit(1, *BARE, "--trainer.logger", "false", "--last_checkpoint.dirpath", "mine")
+    fit(1, *BARE, "--trainer.logger", "false", "--trainer.enable_checkpointing", "false")
+    assert names("mine") == ["last.ckpt"]
+    assert not list(runs.glob("knn_[23]/checkpoints"))
 
 
 def test_no_earlier_configuration_is_replaced(tmp_path):
@@ -168,71 +206,53 @@ def test_a_home_is_expanded_once_for_the_loggers_and_the_run(tmp_path, monkeypat
     assert not Path("~").exists()
 
 
-@pytest.mark.parametrize(
-    ("model", "folder"),
-    [
-        ({"estimator": {"class_path": "lit_knn.estimators.STF"}}, "stf_11"),
-        ({"estimator": {"class_path": "lit_knn.estimators.OneSample"}}, "one_sample_0"),
-        ({"estimator": {"class_path": "lit_knn.estimators.UniformSNIS"}}, "uniform_snis_0"),
-        ({"estimator": None}, "ict_0"),
-    ],
-)
-def test_a_run_is_named_after_its_estimator_and_numbered_above_those_of_the_name(model, folder, tmp_path):
+def test_a_run_is_named_after_its_estimator_and_numbered_above_those_of_the_name(tmp_path):
     for name in ("stf_2", "stf_10", "stf_x", "own_stf_30", "version_40"):
         (tmp_path / "lightning_logs" / name).mkdir(parents=True)
     options = {"default_root_dir": str(tmp_path), "logger": True}
-    assert choose_folder(options, {**MODEL, "init_args": model}).path == tmp_path / "lightning_logs" / folder
-
-
-@pytest.mark.parametrize(("version", "folder"), [("mine", "mine"), (7, "version_7"), ("", None), ("..", None)])
-def test_a_version_of_ones_own_stays_if_it_is_the_name_of_a_folder(version, folder, tmp_path):
-    options = {"default_root_dir": str(tmp_path), "logger": [logger(TENSORBOARD), logger(CSV, version=version)]}
-    if folder is None:
-        with pytest.raises(InputError, match=r"trainer\.logger\.version must be the name of a folder"):
-            choose_folder(options, MODEL)
-    else:
-        assert choose_folder(options, MODEL).path == tmp_path / "lightning_logs" / folder
-
-
-def test_runs_that_start_together_get_folders_of_their_own(tmp_path):
-    options = {"default_root_dir": str(tmp_path), "logger": True}
+    for estimator, folder in {"STF": "stf_11", "OneSample": "one_sample_0", "UniformSNIS": "uniform_snis_0"}.items():
+        model = {**MODEL, "init_args": {"estimator": {"class_path": f"lit_knn.estimators.{estimator}"}}}
+        assert choose_folder(options, model).path == tmp_path / "lightning_logs" / folder
+    # Runs that start together get folders of their own.
     start = threading.Barrier(16)
 
     def choose(_):
         start.wait()
-        return choose_folder(options, MODEL).path
+        return choose_folder(options, {**MODEL, "init_args": {"estimator": None}}).path
 
     with ThreadPoolExecutor(16) as threads:
         chosen = set(threads.map(choose, range(16)))
     assert chosen == {tmp_path / "lightning_logs" / f"ict_{number}" for number in range(16)}
 
 
+def test_a_run_lies_where_the_logger_of_the_options_writes():
+    for own in ({"name": "own"}, {"name": None}, {"save_dir": "elsewhere"}, {"version": "mine"}, {"version": 7}):
+        options = {"default_root_dir": "root", "logger": [logger(TENSORBOARD, **own), logger(CSV, **own)]}
+        expected = Path(CSVLogger(**{"save_dir": "root", "version": "ict_0", **own}).log_dir)
+        assert choose_folder(options, MODEL).path == expected
+    for version in ("", ".."):
+        options = {"default_root_dir": "root", "logger": [logger(TENSORBOARD), logger(CSV, version=version)]}
+        with pytest.raises(InputError, match=r"trainer\.logger\.version must be the name of a folder"):
+            choose_folder(options, MODEL)
+
+
 @pytest.mark.usefixtures("trained")
 def test_a_refused_run_leaves_no_folder(capsys):
-    refused(1, "-c", STF, "--ckpt_path", LAST)  # The checkpoint has two steps already.
-    refused(1, "--model.net.in_channels", "3")  # The data are found to be grey when the files are there already.
-    refused(1, "--model.net.in_channels", "3", "--trainer.logger.name", "other/deep")
-    assert (names(RUN.parent), names("runs")) == (["knn_0"], ["demo"])
     Path("dangling").symlink_to("nowhere")
-    refused(1, "--trainer.logger.save_dir", "dangling")
-    assert "dangling" in capsys.readouterr().err.splitlines()[-1]
+    Path("taken").write_text("a file")
+    refused(capsys, 1, "-c", STF, "--ckpt_path", LAST)  # The checkpoint has two steps already.
+    refused(capsys, 1, "--model.net.in_channels", "3")  # The data are grey, which is found when the files are there.
+    refused(capsys, 1, "--model.net.in_channels", "3", "--trainer.logger.name", "other/deep")
+    for folder, said in (("taken", "taken"), ("dangling", "dangling"), ("n" * 300, "File name too long")):
+        assert said in refused(capsys, 1, "--trainer.logger.save_dir", folder)
 
 
 def test_a_run_that_fails_later_keeps_its_files(monkeypatch):
     monkeypatch.setattr(SampleGrid, "on_validation_epoch_end", lambda *_: 1 / 0)
-    refused(4)
+    with pytest.raises(SystemExit):
+        fit(4)
     assert (RUN / "config.yaml").exists()
     assert read_rows(RUN / "fidelity.csv")
-
-
-@pytest.mark.usefixtures("trained")
-def test_a_measurement_in_the_folder_of_a_run_leaves_its_configuration():
-    kept = (RUN / "config.yaml").read_bytes()
-    main(["validate", *SMALL, "--trainer.logger.version", RUN.name, "--ckpt_path", str(LAST)])
-    assert (RUN / "config.yaml").read_bytes() == kept
-    assert yaml.safe_load((RUN / "config_validate.yaml").read_text())["ckpt_path"] == str(LAST)
-    assert RunFolder(RUN).earlier("config.yaml") == []
-    assert RunFolder(RUN).start() is None
 
 
 @pytest.mark.usefixtures("trained")
@@ -241,17 +261,103 @@ def test_two_processes_do_not_train_in_one_folder(capsys):
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     with subprocess.Popen([sys.executable, "-c", code], **pipes) as other:
         other.stdout.readline()
-        before = contents("runs")
-        refused(4, "--ckpt_path", "last")
-        assert capsys.readouterr().err.startswith(f"error: {RUN}: another process trains in this folder; wait")
-        assert contents("runs") == before
+        line = refused(capsys, 4, "--ckpt_path", "last")
+        assert line.startswith(f"error: {RUN}: another process trains in this folder; wait")
         other.communicate(b"\n")
     fit(4, "--ckpt_path", "last")
     assert read_record(RUN).step == 4
 
 
-def test_last_is_of_the_same_seed():
-    for seed in (1, 2):
-        fit(1, "--seed_everything", seed)
-    fit(2, "--seed_everything", 1, "--ckpt_path", "last")
-    assert [read_record(RUN.parent / f"knn_{number}").step for number in (0, 1)] == [2, 1]
+# Signals
+
+
+def test_an_interrupted_command_says_the_command_that_goes_on(capsys):
+    # The second command has resumed already, and so says the newer checkpoint alone.
+    for step, *resumed in [(2,), (4, "--ckpt_path", str(LAST))]:
+        with pytest.raises(SystemExit) as stop:
+            fit(6, *BARE, *resumed, *killer(step=step, hook="on_after_backward", signum=int(signal.SIGTERM)))
+        assert stop.value.code == 143
+        (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("interrupted")]
+        assert line.startswith(f"interrupted by SIGTERM after step {step + 1}; to go on: lit-knn fit -c ")
+        assert line.endswith(f"--ckpt_path {LAST}")
+        assert line.count("--ckpt_path") == 1
+    main(shlex.split(line)[shlex.split(line).index("lit-knn") + 1 :])
+    assert steps_in(LAST) == 6
+
+
+@pytest.mark.parametrize(
+    ("command", "hook", "signum"),
+    [
+        ("validate", "on_validation_batch_start", signal.SIGTERM),
+        ("validate", "on_validation_end", signal.SIGINT),
+        ("predict", "on_predict_batch_end", signal.SIGTERM),
+    ],
+)
+def test_a_signal_ends_a_command_without_training_at_once(command, hook, signum, capsys):
+    options = ["--model", "LitEstimator", "--model.estimator", "Exact", "--model.sigma_max", "2"]
+    options += ["--model.sampling_steps", "4", "--data", "Digits", "--data.batch_size", "2", "--data.val_images", "4"]
+    options += ["--data.predict_samples", "4", "--trainer.accelerator", "cpu", "--trainer.logger", "false"]
+    before = signal.getsignal(signum)
+    with pytest.raises(SystemExit) as stop:
+        main([command, *options, *killer(step=0, hook=hook, signum=int(signum))])
+    assert stop.value.code == 128 + signum
+    assert signal.getsignal(signum) is before
+    printed = capsys.readouterr().err
+    assert printed.splitlines()[-1].startswith("interrupted")
+    assert "Traceback" not in printed
+    # The second batch of samples was not drawn.
+    assert not list(Path("runs").rglob("000002.png"))
+
+
+# `--ckpt_path last`, and what would be lost
+
+
+@pytest.mark.filterwarnings("ignore:.*an older checkpoint is used")
+def test_last_is_the_newest_whole_checkpoint_of_the_name(capsys):
+    assert "--ckpt_path last: found none in runs/demo; it needs" in refused(capsys, 1, "--ckpt_path", "last")
+    for number, name in enumerate(("knn_9", "knn_10", "knn_8")):
+        fit(2 + number, *BARE, *(["--ckpt_path", "last"] if number else []), "--trainer.logger.version", name)
+    fit(1, *BARE, "--trainer.logger.name", "another")
+    assert (start_of("knn_10"), start_of("knn_8")) == (str(last("knn_9")), str(last("knn_10")))
+    content = bytearray(last("knn_8").read_bytes())
+    content[len(content) // 2] ^= 4
+    last("knn_8").write_bytes(content)
+    assert "is damaged: the checksum" in refused(capsys, 5, "--ckpt_path", last("knn_8"))
+    checkpoint = torch.load(last("knn_10"), weights_only=True)
+    del checkpoint["optimizer_states"]
+    torch.save(checkpoint, last("knn_10"))
+    assert "cannot be resumed from: the checkpoint has no opt" in refused(capsys, 5, "--ckpt_path", last("knn_10"))
+    fit(5, *BARE, "--ckpt_path", "last", "--trainer.logger.version", "on")
+    assert start_of("on") == str(last("knn_9"))
+    line = refused(capsys, 5, "--ckpt_path", LAST, "--weights_only", "false", command="predict")
+    assert "it is refused" in line
+
+
+def test_last_is_of_a_run_with_the_same_estimator_and_seed(capsys):
+    Path("own.yaml").write_text("class_path: lit_knn.estimators.SubspaceKNN\ninit_args: {r: 16, n: 8}\n")
+    runs = {"knn_0": [], "subspace_knn_0": ["--model.estimator", "own.yaml"]}
+    runs |= {"knn_1": ["--model.estimator.n", "4"], "knn_2": ["--seed_everything", "1"]}
+    for options in runs.values():
+        fit(1, *BARE, *options)
+    for version, options in runs.items():
+        fit(2, *BARE, "--ckpt_path", "last", *options)
+        assert start_of(version) == str(last(version))
+    line = refused(capsys, 2, "--ckpt_path", "last", "--model.estimator", "TopK")
+    wanted = "it needs a whole last.ckpt of a run with this name, model, estimator and --seed"
+    assert f"found none in runs/demo; {wanted}" in line
+
+
+def test_a_longer_run_is_not_overwritten(capsys):
+    fit(3, *BARE, "--trainer.logger.version", "7")
+    own = last("version_7")
+    line = refused(capsys, 9, "--trainer.logger.version", 7)
+    assert f"{own} has 3 steps, and this run, from step 0, would overwrite it" in line
+    line = refused(capsys, 2, "--ckpt_path", own)
+    assert line == f"error: --trainer.max_steps 2: {own} has 3 steps already; give more"
+    # A run that is done already ends well, and with more steps it goes on in its own folder.
+    for steps in (3, 4):
+        fit(steps, *BARE, "--trainer.logger.version", "7", "--ckpt_path", str(own))
+        assert f"Checkpoint:   {own}" in capsys.readouterr().out
+        assert steps_in(own) == steps
+    own.write_bytes(b"damaged")
+    assert "this run would overwrite a checkpoint: " in refused(capsys, 9, "--trainer.logger.version", 7)

@@ -7,15 +7,14 @@ import pytest
 import pytorch_lightning as pl
 import torch
 
-from lit_knn.callbacks import LastCheckpoint, RunRecord
-from lit_knn.data import Digits
+from lit_knn.callbacks import RunRecord
 from lit_knn.estimators import OneSample
 from lit_knn.modules import LitICT
-from lit_knn.nets import UNet
 from lit_knn.runs import clock as monitor
 from lit_knn.runs.clock import TrainingMonitor, TrainingTime, hardware_name
 from lit_knn.sampling.schedules import NoiseGrid
 from lit_knn.sampling.solvers import euler_step
+from tests.interrupted_runs import fit, net
 
 STEP, ESTIMATE, VALIDATION = 10.0, 3.0, 1000.0
 
@@ -43,9 +42,8 @@ class SlowEstimator(OneSample):
 class SlowRun(pl.Callback):
     """Moves the clock in setup, each step and each validation; can stop the run in a step."""
 
-    def __init__(self, clock, interrupt_at=None):
-        self.clock = clock
-        self.interrupt_at = interrupt_at
+    def __init__(self, clock, interrupt_at):
+        self.clock, self.interrupt_at = clock, interrupt_at
 
     def setup(self, *args, **kwargs):
         self.clock.now += VALIDATION
@@ -59,50 +57,42 @@ class SlowRun(pl.Callback):
         self.clock.now += VALIDATION
 
 
-def train(folder, clock, steps, ckpt_path=None, interrupt_at=None, **options):
-    model = LitICT(UNet(1, channels=4, multipliers=(1,), blocks=1), SlowEstimator(clock), solver=euler_step)
-    callbacks = [SlowRun(clock, interrupt_at), LastCheckpoint(dirpath=str(folder)), RunRecord()]
-    trainer = pl.Trainer(
-        max_steps=steps, accelerator="cpu", default_root_dir=folder, logger=False, enable_progress_bar=False,
-        enable_model_summary=False, num_sanity_val_steps=1, val_check_interval=2, check_val_every_n_epoch=None,
-        log_every_n_steps=3, callbacks=callbacks, **options,
-    )  # fmt: skip
-    folder.mkdir(exist_ok=True)
-    try:
-        trainer.fit(model, Digits(batch_size=64, val_images=8), ckpt_path=ckpt_path)
-    except (KeyboardInterrupt, SystemExit):
-        assert interrupt_at is not None
-    record = json.loads((folder / "run.json").read_text())
-    return record["time"] | record
-
-
 def test_parts_of_a_resumed_run_add_up_without_validations_and_setup(tmp_path, clock):
-    first = train(tmp_path / "a", clock, 9, interrupt_at=4)
-    resumed = train(tmp_path / "b", clock, 9, ckpt_path=tmp_path / "a" / "last.ckpt")
-    for record, steps, status in ((first, 4, "interrupted"), (resumed, 9, "finished")):
-        assert record["seconds"] == steps * (STEP + ESTIMATE)
-        assert record["estimator_seconds"] == steps * ESTIMATE
-        assert record["images"] == record["images_seen"] == steps * 64
+    path = None
+    for part, interrupt_at, steps, status in (("a", 4, 4, "interrupted"), ("b", None, 9, "finished")):
+        model = LitICT(net(), SlowEstimator(clock), solver=euler_step)
+        callbacks, often = (
+            [SlowRun(clock, interrupt_at), RunRecord()],
+            {"val_check_interval": 2, "log_every_n_steps": 3},
+        )
+        _, path = fit(tmp_path / part, model, 9, path, callbacks=callbacks, num_sanity_val_steps=1, **often)
+        record = json.loads((tmp_path / part / "run" / "run.json").read_text())
+        assert record["time"]["seconds"] == steps * (STEP + ESTIMATE)
+        assert record["time"]["estimator_seconds"] == steps * ESTIMATE
+        assert record["time"]["images"] == record["images_seen"] == steps * 40
         assert (record["step"], record["status"]) == (steps, status)
         # The hardware is named once, whatever the number of parts.
-        assert record["hardware"] == [hardware_name(torch.device("cpu"), 1)]
+        assert record["time"]["hardware"] == [hardware_name(torch.device("cpu"), 1)]
 
 
-def test_reading_in_between_changes_nothing(clock):
+def test_averages_of_an_interval_are_by_time_and_by_band_of_noise_levels(clock):
     device = torch.device("cpu")
-    monitor = TrainingMonitor(NoiseGrid(), device)
+    monitor = TrainingMonitor(NoiseGrid(0.01, 100.0), device)
     clock.now += 7
     monitor.restart()
-    for _ in range(3):
+    for loss in (1.0, 2.0, 6.0):
         with monitor.estimator_watch.measure():
             clock.now += 1
         clock.now += 4
-        monitor.update(torch.ones(2), torch.ones(2, dtype=torch.float64), 2)
-        monitor.elapsed()
+        monitor.update(torch.full((2,), loss), torch.tensor([0.05, 30.0], dtype=torch.float64), 2)
+        monitor.elapsed()  # Reading in between changes nothing.
     assert monitor.elapsed() == TrainingTime(15, 6, 3)
     averages = monitor.read()
     assert averages["train/images_per_s"] == pytest.approx(6 / 15)
     assert averages["estimator/share_of_time"] == pytest.approx(3 / 15)
+    # Four bands of equal width in log t, of which two have items.
+    bands = {name: value for name, value in averages.items() if "loss" in name}
+    assert bands == {"train/loss_t_0.01_to_0.1": pytest.approx(3), "train/loss_t_10_to_100": pytest.approx(3)}
     monitor.pause()
     clock.now += 100
     assert monitor.elapsed() == TrainingTime(15, 6, 3)

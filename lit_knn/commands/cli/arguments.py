@@ -35,12 +35,8 @@ def kept_options(
 ) -> Iterator[str]:
     """Find the options that an estimator on the command line inherits from the estimator of a config.
 
-    If the class changes, the parser keeps options of the same name, even if they mean something else.
-
-    Args:
-        args: the command line.
-        options: the parsed command line, nested dictionaries.
-        parse: parses another command line likewise.
+    If the class changes, the parser keeps options of the same name, even if they mean something else. `options` is
+    the parsed command line, nested dictionaries, and `parse` parses another one likewise.
     """
     for i, arg in enumerate(args):
         option, equals, name = arg.partition("=")

@@ -2,11 +2,9 @@
 
 import argparse
 import importlib
-import os
 import pkgutil
 import re
 import sys
-import time
 import warnings
 from collections.abc import Sequence
 from functools import partial
@@ -19,19 +17,15 @@ from jsonargparse import set_loader
 from pytorch_lightning.callbacks import ProgressBar
 from pytorch_lightning.cli import LightningArgumentParser, LightningCLI
 from pytorch_lightning.loggers import CSVLogger, TensorBoardLogger
-from pytorch_lightning.utilities import rank_zero_only
 from pytorch_lightning.utilities.exceptions import MisconfigurationException
 
 from lit_knn.callbacks import LastCheckpoint, RunRecord, RunSummary, SampleWriter, StepProgressBar
 from lit_knn.commands.cli.arguments import as_dict, check_linked, kept_options
 from lit_knn.commands.cli.config_files import load
-from lit_knn.commands.cli.construction import construct
-from lit_knn.commands.cli.interruption import interrupted
-from lit_knn.commands.cli.memory_check import check_fits, warn_of_large_images
+from lit_knn.commands.cli.memory_check import check_fits
 from lit_knn.commands.cli.messages import refusal
-from lit_knn.commands.cli.option_help import Parser
 from lit_knn.commands.cli.packaged_configs import with_packaged_configs
-from lit_knn.commands.cli.quiet import quiet
+from lit_knn.commands.cli.parser import Parser, construct
 from lit_knn.commands.cli.save_config import SaveConfig
 from lit_knn.commands.cli.trainer_options import (
     check_learning_rate,
@@ -43,7 +37,7 @@ from lit_knn.commands.cli.trainer_options import (
     warn_of_unused_gpu,
 )
 from lit_knn.commands.trainer import Trainer
-from lit_knn.common.errors import InputError, LostProcessError, NonFiniteLossError, is_lost, one_line, prefixed
+from lit_knn.common.errors import InputError, prefixed
 from lit_knn.data import ReferenceDataModule
 from lit_knn.runs.checkpoints import WholeCheckpointIO, read_training
 from lit_knn.runs.folder import (
@@ -80,16 +74,9 @@ MEASURES = ("best", "probe")
 
 # `best` uses these parts of a run's configuration; the other parts say how its training was started.
 PARTS_OF_A_RUN = ("seed_everything", "model", "data", "trainer")
-
 # Lightning also seeds NumPy, whose seeds have 32 bits.
 LARGEST_SEED = 2**32 - 1
 DEBUG_HELP = "--debug: also show the traceback of an error"
-
-# Launchers set the number of processes in these variables.
-SIZES = ("WORLD_SIZE", "SLURM_NTASKS", "JSM_NAMESPACE_SIZE")
-
-# Each rank has its own loss, and only the remaining ranks notice a lost rank.
-ALWAYS_SAID = (NonFiniteLossError, LostProcessError)
 
 
 class CLI(LightningCLI):
@@ -200,26 +187,18 @@ class CLI(LightningCLI):
             path = self.config[self.subcommand].ckpt_path
             check_fit(self.trainer, self.model, self.datamodule, path, self._checkpoint)
         self._check_checkpoint()
-        warn_of_large_images(self.datamodule)
 
     def before_fit(self) -> None:
         """Also check that data and estimators fit into the memory; `plan` reports it."""
         self.before_plan()
-        self._keep_tables()
-        check_fits(self.trainer, self.model, self.datamodule)
+        self._begin()
 
     def before_validate(self) -> None:
         """Check the checkpoint, and that data and estimators fit into the memory, before any long work."""
         self._check_checkpoint()
-        self._keep_tables()
-        check_fits(self.trainer, self.model, self.datamodule)
+        self._begin()
 
-    def before_predict(self) -> None:
-        """Check the checkpoint; check the memory only if an estimator samples, because a network needs no data."""
-        self._check_checkpoint()
-        self._keep_tables()
-        if not getattr(self.model, "needs_checkpoint", True):
-            check_fits(self.trainer, self.model, self.datamodule)
+    before_predict = before_validate
 
     def _check_checkpoint(self) -> None:
         """Check that the checkpoint's weights are for this model, and keep them for Lightning's own loading."""
@@ -237,8 +216,10 @@ class CLI(LightningCLI):
         if checkpoint is not None and isinstance(io, WholeCheckpointIO):
             io.keep(path, checkpoint)
 
-    def _keep_tables(self) -> None:
-        """Rename the tables of the earlier part of the run, because a CSV logger deletes existing tables."""
+    def _begin(self) -> None:
+        """Check the memory, and rename the tables of the earlier part of the run, which a CSV logger would delete."""
+        if self.subcommand != "predict" or not getattr(self.model, "needs_checkpoint", True):  # Networks need no data.
+            check_fits(self.trainer, self.model, self.datamodule)
         for logger in self.trainer.loggers if self.trainer.is_global_zero else ():
             if isinstance(logger, CSVLogger):
                 RunFolder(Path(logger.log_dir)).keep_earlier(METRICS_NAME)
@@ -296,13 +277,7 @@ class CLI(LightningCLI):
 
 
 def make_cli(args: Sequence[str] | None = None, run: bool = True) -> CLI:
-    """Parse a command line and run it, or only instantiate model, data and trainer.
-
-    Args:
-        args: subcommand and options; only options if `run` is False; `sys.argv` if None.
-        run: False instantiates only.
-    """
-    # `main` prints the error in one line.
+    """Parse a command line and run it; or without `run`, of options alone, only make model, data and trainer."""
     raising = {"exit_on_error": False, "epilog": DEBUG_HELP}
     command = {**raising, "usage": "%(prog)s [-c CONFIG ...] [--OPTION VALUE ...]"}
     given = list(sys.argv[1:] if args is None else args)
@@ -328,9 +303,6 @@ def with_config_of_run(args: Sequence[str]) -> list[str]:
     """Insert the configuration of the run into the command line `best --run RUN …`, before the other options.
 
     `probe` without a config needs no model.
-
-    Raises:
-        InputError: the run's folder has no configuration of a training run.
     """
     if args and args[0] == "probe" and not any(re.match(r"-c|--config|--model\b", arg) for arg in args):
         return ["probe", "--model", "LitEstimator", *args[1:]]
@@ -341,47 +313,6 @@ def with_config_of_run(args: Sequence[str]) -> list[str]:
         return list(args)
     config = {name: value for name, value in RunFolder(Path(run)).config().items() if name in PARTS_OF_A_RUN}
     return ["best", "-c", yaml.safe_dump(config), *args[1:]]
-
-
-def main(args: Sequence[str]) -> None:
-    """Run one command line. The first rank raises its errors; another rank prints its error only if no other does."""
-    # Users can name classes from files in the current folder. It comes first, as with `python -m`, uvicorn or Flask, so
-    # that no installed `utils` hides theirs. Their `random.py` or `torch.py` hides nothing, because those are imported
-    # by now; their `faiss.py` would, as in any Python program.
-    if sys.path[0] not in ("", os.getcwd()):
-        sys.path.insert(0, os.getcwd())
-    if all(os.environ.get(size, "1") == "1" for size in SIZES):
-        rank_zero_only.rank = 0  # type: ignore[attr-defined]  # Another launcher may have left its rank behind.
-    try:
-        with quiet():
-            make_cli(args)
-    except (KeyboardInterrupt, SystemExit) as stop:
-        raise interrupted(stop, args) from None
-    except Exception as error:
-        rank = rank_zero_only.rank  # type: ignore[attr-defined]
-        if rank == 0:
-            raise
-        message, status = one_line(error, args[0])
-        # Each machine has its own files, each rank its own loss, and rank 0 may be lost.
-        if _is_first_of_machine() or isinstance(error, ALWAYS_SAID) or is_lost(error) or _is_first_alive():
-            print(f"error: rank {rank}: {message}", file=sys.stderr)
-        raise SystemExit(status) from error
-
-
-def _is_first_of_machine() -> bool:
-    """Return whether this process is the first that torchrun or SLURM started on its machine."""
-    return os.environ.get("LOCAL_RANK", os.environ.get("SLURM_LOCALID")) == "0"
-
-
-def _is_first_alive() -> bool:
-    """Return whether the first process still runs a second after this one failed. If so, this one prints its error.
-
-    If the first process failed too, it has printed the error. Torchrun then ends this process; with Lightning, the
-    first process was the parent of this one, so the parent changes.
-    """
-    parent = os.getppid()
-    time.sleep(1)
-    return os.getppid() == parent
 
 
 def _refuse(error: InputError) -> NoReturn:

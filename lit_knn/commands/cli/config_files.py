@@ -16,15 +16,8 @@ _load_yaml = jsonargparse.get_loader("yaml")
 def load(text: str, path: str | None = None) -> Any:
     """Load a file or a value like the parser's own loader, but refuse a repeated key.
 
-    `None` also means null, because the parser turns null into `None` inside nested options.
-
-    Args:
-        text: YAML.
-        path: the file after `-c`; None for another file or for a value. A value need not be YAML.
-
-    Raises:
-        InputError: the file after `-c` is not YAML, has a key twice, or has no options.
-        yaml.YAMLError: the same faults without `path`. The parser then adds the file, or takes the value as text.
+    `None` also means null, because the parser turns null into `None` inside nested options. `path` is the file after
+    `-c`; without it, the parser adds another file's name to a `YAMLError`, or takes a value that is no YAML as text.
     """
     try:
         _refuse_double_keys(yaml.compose(text, Loader=LOADER))

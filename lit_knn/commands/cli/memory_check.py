@@ -1,39 +1,17 @@
-"""Refuses a run whose data and estimators do not fit into the memory, and warns of large images."""
+"""Refuses a run whose data and estimators do not fit into the memory."""
 
 import pytorch_lightning as pl
-from pytorch_lightning.utilities import rank_zero_warn
 
 from lit_knn.commands.plan import GB, Plan, data_parts, device_memory, estimators_of
 from lit_knn.common.errors import InputError
 from lit_knn.common.memory import machine_bytes
 from lit_knn.data import ReferenceDataModule
 
-# The largest published runs of these methods have images of 64 x 64 pixels.
-LARGEST_SIDE = 128
-
-
-def warn_of_large_images(datamodule: pl.LightningDataModule | None) -> None:
-    """Warn before long work if images are larger than 128 pixels a side, and name the options to shrink them."""
-    try:
-        stored = datamodule.stored() if isinstance(datamodule, ReferenceDataModule) else None
-    except InputError:
-        return  # Loading reports data that cannot be read.
-    if stored is not None and len(stored.shape) == 4 and max(stored.shape[2:]) > LARGEST_SIDE:
-        height, width = stored.shape[2:]
-        rank_zero_warn(
-            f"the images have {height} x {width} pixels: above {LARGEST_SIDE} a side, steps are slow and take much "
-            "memory, and the nets here are untried; `lit-knn prepare SOURCE OUT.npy --center-crop --size 64` makes "
-            "smaller ones"
-        )
-
 
 def check_fits(trainer: pl.Trainer, model: pl.LightningModule, datamodule: pl.LightningDataModule | None) -> None:
     """Refuse a run whose images and arrays of estimators exceed the memory, before anything is loaded.
 
     Only sizes that are known count, so that a run is refused only if it cannot work. `plan` also counts the others.
-
-    Raises:
-        InputError: the images and arrays do not fit.
     """
     if not isinstance(datamodule, ReferenceDataModule):
         return

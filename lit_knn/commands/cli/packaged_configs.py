@@ -32,10 +32,8 @@ def with_packaged_configs(args: Sequence[str]) -> list[str]:
     """Replace names of the project's configs by their paths.
 
     After `-c`, `demo`, `demo.yaml` and `configs/demo.yaml` name the same file. Other options take names with the suffix
-    alone (`--model.net models/unet.yaml`), because they also take classes.
-
-    Raises:
-        InputError: a file is missing; the message has the nearest names of our configs, because the parser names none.
+    alone (`--model.net models/unet.yaml`), because they also take classes. The error of a missing file has the nearest
+    names of our configs, because the parser names none.
     """
     found: list[str] = []
     for i, arg in enumerate(args):

@@ -11,8 +11,6 @@ from pytorch_lightning.loggers import TensorBoardLogger
 from lit_knn.commands.cli.arguments import as_dict
 from lit_knn.runs.folder import CONFIG_NAME, RunFolder
 
-Flat = dict[str, str | int | float | bool]
-
 # These options of the trainer change the result.
 OF_THE_TRAINER = ("max_steps", "precision", "accumulate_grad_batches")
 # These options set where a run computes and reads, not what. The seed of the data equals the seed of the model.
@@ -20,13 +18,12 @@ NOT_TOLD = frozenset({"data.cache_dir", "data.num_workers", "data.pin_memory", "
 
 
 class SaveConfig(SaveConfigCallback):
-    """Saves `config.yaml` in the run's folder. The file of an earlier part of the run becomes `config_N.yaml`.
+    """Saves `config.yaml` in the run's folder. Another file of an earlier part of the run becomes `config_N.yaml`.
 
     A command that measures in the folder of a run saves `config_validate.yaml` or `config_predict.yaml` instead.
     """
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Save the configuration. If the earlier file has the same content, replace it."""
         run = RunFolder(Path(str(trainer.log_dir)))  # Every rank must read `log_dir`: it is a collective operation.
         saves, earlier = not self.already_saved and trainer.is_global_zero, None
         if stage != "fit" and (run.path / CONFIG_NAME).is_file():
@@ -38,11 +35,15 @@ class SaveConfig(SaveConfigCallback):
             earlier.unlink()
 
     def save_config(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Give the options to every logger, so that it can compare runs. Only the first rank calls this."""
+        """Give the options that change the result to every logger, flat, so that it can compare runs: `estimator.k`."""
         options = as_dict(self.config)
         if options["trainer"]["enable_autolog_hparams"] is False:
             return
-        told = flat(options)
+        said = {"model": options["model"]["class_path"], **(options["model"].get("init_args") or {})}
+        said |= {name: options.get(name) for name in ("data", "optimizer", "lr_scheduler")}
+        said |= {name: options["trainer"].get(name) for name in OF_THE_TRAINER}
+        found = (pair for name, value in said.items() for pair in pairs(name, value))
+        told = {name: value for name, value in found if name not in NOT_TOLD}
         for logger in trainer.loggers:
             if not isinstance(logger, TensorBoardLogger):
                 logger.log_hyperparams(told)
@@ -54,19 +55,6 @@ class SaveConfig(SaveConfigCallback):
             logger.log_hyperparams(told, {})
             for summary in hparams(told, {})[1:]:
                 logger.experiment.file_writer.add_summary(summary)
-
-
-def flat(options: Mapping[str, Any]) -> Flat:
-    """Flatten the parsed options of a command: `estimator`, `estimator.k`, `net.channels`, `lr`, `data.batch_size`.
-
-    Options that change no result are left out.
-    """
-    trainer, model = options["trainer"], options["model"]
-    told = {"model": model["class_path"], **(model.get("init_args") or {})}
-    told |= {name: options.get(name) for name in ("data", "optimizer", "lr_scheduler")}
-    told |= {name: trainer.get(name) for name in OF_THE_TRAINER}
-    found = (pair for name, value in told.items() for pair in pairs(name, value))
-    return {name: value for name, value in found if name not in NOT_TOLD}
 
 
 def pairs(name: str, value: Any) -> Iterator[tuple[str, str | int | float | bool]]:

@@ -25,10 +25,7 @@ NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")
 
 
 def check_trainer_options(options: Mapping[str, Any], command: str, elsewhere: bool = False) -> None:
-    """Raise InputError for the first option of the trainer that is out of its range for `command`.
-
-    `elsewhere` says that the command plans for another machine.
-    """
+    """Refuse the first option of the trainer that is out of its range; `elsewhere`: in a plan for another machine."""
     if options.get(WORK.get(command, "")) == 0:
         raise InputError(f"trainer.{WORK[command]} must be above 0: {command} would do nothing")
     clip = options.get("gradient_clip_val")
@@ -39,14 +36,11 @@ def check_trainer_options(options: Mapping[str, Any], command: str, elsewhere: b
         raise InputError(
             f"trainer.precision={precision} is not one of 32-true, bf16-mixed and 16-mixed: the weights stay in float32"
         )
-    if not elsewhere and not torch.distributed.is_torchelastic_launched():
-        _check_number_of_devices(options.get("devices"))
-
-
-def _check_number_of_devices(devices: Any) -> None:
-    """Refuse more processes than the machine can run."""
+    if elsewhere or torch.distributed.is_torchelastic_launched():
+        return
+    devices = str(options.get("devices"))  # The parser gives `99` as a text.
     most = max(PROCESSES_PER_CORE * (os.cpu_count() or 1), torch.cuda.device_count())
-    if str(devices).isdecimal() and int(devices) > most:  # The parser gives `99` as a text.
+    if devices.isdecimal() and int(devices) > most:
         raise InputError(
             f"trainer.devices={devices} must be at most {most} here: more processes would only wait for each other"
         )
@@ -67,23 +61,19 @@ def check_processes(trainer: pl.Trainer) -> None:
             )
         fits = started == asked
     else:
-        _check_nodes(trainer)
+        # Of several machines, each must know its number.
+        environment = getattr(trainer.strategy, "cluster_environment", None)
+        told = all(name in os.environ for name in ("MASTER_ADDR", "NODE_RANK"))
+        if trainer.num_nodes > 1 and not told and isinstance(environment, LightningEnvironment | None):
+            raise InputError(
+                f"trainer.num_nodes={trainer.num_nodes} needs a launcher, torchrun or srun, or MASTER_ADDR and "
+                "NODE_RANK in the environment of each machine"
+            )
         return
     if not fits:
         raise InputError(
             f"{launcher} has started {started} processes, but trainer.num_nodes={trainer.num_nodes} and "
             f"trainer.devices={trainer.num_devices} ask for {asked}: give the machines and the processes of each"
-        )
-
-
-def _check_nodes(trainer: pl.Trainer) -> None:
-    """Refuse several machines if the number of this machine is unknown."""
-    environment = getattr(trainer.strategy, "cluster_environment", None)
-    told = all(name in os.environ for name in ("MASTER_ADDR", "NODE_RANK"))
-    if trainer.num_nodes > 1 and not told and isinstance(environment, LightningEnvironment | None):
-        raise InputError(
-            f"trainer.num_nodes={trainer.num_nodes} needs a launcher, torchrun or srun, or MASTER_ADDR and NODE_RANK "
-            "in the environment of each machine"
         )
 
 
@@ -125,10 +115,6 @@ def check_learning_rate(options: Mapping[str, Any]) -> None:
 
     Modules with the option `lr_ramp_up_images` set the learning rate at every step, so a different `optimizer.lr` or a
     schedule would have no effect.
-
-    Raises:
-        InputError: `optimizer.lr` or the schedule's `max_lr` differs from `model.lr`, or `model.lr_ramp_up_images` is
-            used with a schedule.
     """
     parts = ("model", "optimizer", "lr_scheduler")
     model, optimiser, schedule = ((options.get(part) or {}).get("init_args", {}) for part in parts)
