@@ -241,7 +241,7 @@ def _read_published(file: Path) -> Parts:
         architecture = architecture_from_config(config)
     grid, side = NoiseGrid(), config["img_resolution"]
     options = {
-        "sigma_data": config.get("sigma_data", 0.5),
+        "sigma_data": config["sigma_data"],
         "sigma_min": max(grid.sigma_min, config["sigma_min"]),
         "sigma_max": min(grid.sigma_max, config["sigma_max"]),
         "rho": grid.rho,
