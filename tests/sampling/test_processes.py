@@ -1,11 +1,10 @@
-"""Flows and diffusion in every noise process: exact velocities and flows, SciPy's integrator, files, bad input."""
+"""Flows and diffusion in every noise process: exact velocities and flows, training, files, bad input."""
 
 import math
 from functools import cache
 
 import pytest
 import torch
-from scipy.integrate import solve_ivp
 from torch import nn
 
 import lit_knn
@@ -16,14 +15,13 @@ from lit_knn.modules import LitEDM, LitEstimator, LitFlow
 from lit_knn.nets import UNet
 from lit_knn.nets.flow import DataOutput, EDMOutput, FlowDenoiser, NoiseOutput, VelocityOutput
 from lit_knn.nets.precond import EDMPrecond, edm_coefficients
-from lit_knn.reference import ReferenceSet
 from lit_knn.sampling import DiffusionModel, FlowModel
 from lit_knn.sampling.flow_times import FixedSteps, TimeSpan
 from lit_knn.sampling.loading import build
-from lit_knn.sampling.samplers import heun_sampler, seeded_noise
+from lit_knn.sampling.samplers import seeded_noise
 from lit_knn.sampling.schedules import NoiseGrid
 from lit_knn.sampling.solvers import euler_step, heun_step
-from lit_knn.theory.noise import EDM, LINEAR_PROCESS, VP, LinearInterpolant, Process, per_item, under_process
+from lit_knn.theory.noise import EDM, LINEAR_PROCESS, VP, LinearInterpolant, Process, per_item
 from main import main
 from tests.gaussian_flow import M, S, gaussian_mean, latents, slope
 from tests.trained_runs import leave_run
@@ -140,29 +138,6 @@ def test_the_times_of_a_flow_are_equal_steps_above_the_lowest():
     for count in (0, True, 2.0):
         with pytest.raises(InputError, match="num_steps must be an integer from 1 to"):
             times.descending(count)
-
-
-def test_flow_and_edm_draw_the_same_images_from_the_same_noise():
-    # The change of variables y = z/(1 − τ), σ = τ/(1 − τ) turns one ODE into the other, start and end included.
-    reference = ReferenceSet(torch.randn(20, 1, 2, 2, generator=torch.Generator().manual_seed(0)) * 0.6)
-    exact = Exact().bind(reference).posterior_mean
-    mean = under_process(lambda y, sigma: exact(y, sigma).double(), LINEAR_PROCESS)
-    times, noise = TimeSpan(0.002, 0.99), seeded_noise(range(16), (1, 2, 2)).double()
-
-    def velocity(z, tau):
-        return LINEAR_PROCESS.velocity(z, per_item(tau, z), mean(z, tau))
-
-    def flat(tau, z):
-        z = torch.tensor(z).reshape(noise.shape)
-        return velocity(z, torch.full((len(z),), tau, dtype=torch.float64)).flatten().numpy()
-
-    grid = NoiseGrid(*(end / (1 - end) for end in (times.low, times.high)))
-    edm = heun_sampler(lambda y, sigma: exact(y, sigma), noise, 300, grid)
-    z = solve_ivp(flat, (times.high, times.low), times.high * noise.flatten().numpy(), rtol=1e-7, atol=1e-7).y[:, -1]
-    adaptive = torch.tensor(z - times.low * flat(times.low, z)).reshape(noise.shape)
-    # The errors of 300 Heun steps of each sampler
-    torch.testing.assert_close(adaptive, edm, rtol=0, atol=1e-4)
-    torch.testing.assert_close(FixedSteps()(velocity, noise, times, 300), adaptive, rtol=0, atol=2e-3)
 
 
 # Training, files and bad input

@@ -202,15 +202,6 @@ def test_state_is_float64_whatever_the_denoiser_sees(dtype):
     assert (x - reference).abs().max() < (1e-6 if dtype == torch.float32 else 1e-15)
 
 
-@given(grids(), st.integers(1, 60))
-def test_levels_descend_from_the_largest(grid, num_steps):
-    sigmas = grid.descending(num_steps)
-    assert len(sigmas) == num_steps
-    assert sigmas[0] == grid.sigma_max
-    assert (sigmas[1:] < sigmas[:-1]).all()
-    assert num_steps == 1 or sigmas[-1] == grid.sigma_min
-
-
 # The hybrid sampler of Figure 5. A second Gaussian N(A, B²) is the data above t_switch.
 A, B = -0.4, 1.3
 
