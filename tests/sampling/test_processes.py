@@ -14,7 +14,7 @@ from lit_knn.estimators import Exact, OneSample
 from lit_knn.modules import LitEDM, LitEstimator, LitFlow
 from lit_knn.nets import UNet
 from lit_knn.nets.flow import DataOutput, EDMOutput, FlowDenoiser, NoiseOutput, VelocityOutput
-from lit_knn.nets.precond import EDMPrecond, edm_coefficients
+from lit_knn.nets.precond import EDMPrecond, coefficients
 from lit_knn.sampling import DiffusionModel, FlowModel
 from lit_knn.sampling.flow_times import FixedSteps, TimeSpan
 from lit_knn.sampling.loading import build
@@ -69,7 +69,7 @@ class Gaussian(nn.Module):
         sigma = (4 * label.double()).exp()
         z, level = z.double(), per_item(sigma, z)
         if self.kind is EDMOutput:
-            c_skip, c_out, c_in = (per_item(c, z) for c in edm_coefficients(sigma)[:3])
+            c_skip, c_out, c_in = (per_item(c, z) for c in coefficients(sigma, 0.5)[:3])
             y = z / c_in
             return (gaussian_mean(y, sigma) - c_skip * y) / c_out
         t = per_item(self.process.t_of_sigma(sigma), z)

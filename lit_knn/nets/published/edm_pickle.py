@@ -25,10 +25,6 @@ def read_edm_pickle(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[
         The constructor arguments of the inner network, with its class as `model_type` and the `ATTRIBUTES` of the
         preconditioned network; and the weights on the CPU in the file's types, named as in the file
         ("model.enc.16x16_conv.weight").
-
-    Raises:
-        InputError: the file cannot be read, see `load_safely`; it has no `ema`, another preconditioning than EDM's, or
-            lacks parts of the network.
     """
     loaded = load_safely(path)
     with prefixed(os.fspath(path)):

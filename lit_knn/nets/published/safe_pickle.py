@@ -59,9 +59,6 @@ def load_safely(path: str | os.PathLike[str]) -> Any:
     Returns:
         Dicts, lists, tuples, sets, text, bytes and numbers (also for NumPy's numbers); objects as `Record`, tensors as
         `StoredTensor`.
-
-    Raises:
-        InputError: the file is missing, damaged or no pickle; it names a global that is not in `TABLE`.
     """
     try:
         # With a memory map, a byte count beyond the end of the file allocates nothing.
