@@ -43,12 +43,7 @@ def test_a_generated_image_is_near_a_shifted_source_image_of_its_label_and_the_s
     assert np.mean(np.array(nearest) % 3 == np.asarray(a.labels)) > 0.9
 
 
-@pytest.mark.parametrize(("option", "value"), [("images", 0), ("classes", 31)])
-def test_options_out_of_range_are_one_line(source, tmp_path, capsys, option, value):
-    options = {"images": 40, "size": 8, "classes": 2} | {option: value}
-    arguments = [part for name, number in options.items() for part in (f"--{name}", str(number))]
+def test_an_option_out_of_range_is_one_line(source, tmp_path, capsys):
     with pytest.raises(SystemExit, match="2"):
-        generate_images.main([source[0], str(tmp_path / "out"), *arguments])
-    error = capsys.readouterr().err.strip().splitlines()[-1]
-    assert error.startswith(f"error: --{option}")
-    assert str(value) in error
+        generate_images.main([source[0], str(tmp_path / "out"), "--images", "40", "--classes", "31"])
+    assert capsys.readouterr().err.strip().splitlines()[-1].startswith("error: --classes 31")
