@@ -85,15 +85,15 @@ def test_numbers_of_numpy_and_all_types_and_views_of_tensors_keep_their_values(t
         whole = torch.arange(60).reshape(3, 4, 5).to(dtype)
         tensors = {"view": whole[1:, ::2, 1:].transpose(0, 2), "scalar": whole[2, 3, 4]}
         ema, _ = network()
-        state_of(ema, "model")["_parameters"].update({**tensors, "again": tensors["view"]})
+        state_of(ema, "model")["_parameters"].update({**tensors, "again": tensors["scalar"]})
         weights = read_edm_pickle(write(tmp_path / "a.pkl", ema))[1]
         for name, value in tensors.items():
             assert weights[f"model.{name}"].dtype == dtype
             assert torch.equal(weights[f"model.{name}"], value)
         # Each weight has its own memory, and not more than it needs.
         assert weights["model.view"].untyped_storage().nbytes() == tensors["view"].nbytes
-        weights["model.view"].zero_()
-        assert torch.equal(weights["model.again"], tensors["view"])
+        weights["model.scalar"].zero_()
+        assert torch.equal(weights["model.again"], tensors["scalar"])
 
 
 # Files that try to run code

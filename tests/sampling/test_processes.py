@@ -174,6 +174,16 @@ def test_a_file_and_a_checkpoint_of_a_flow_keep_the_process():
             one.check_checkpoint({"flow": other.flow.description()})
 
 
+def test_a_file_of_a_flow_keeps_its_output_its_times_and_its_solver():
+    net = UNet(1, channels=4, multipliers=(1,), blocks=1)
+    torch.nn.init.normal_(net.conv_out.weight)
+    made = FlowModel(EDMOutput(net, 0.3), (1, 4, 4), TimeSpan(0.1, 0.9), FixedSteps(euler_step), num_steps=3).eval()
+    loaded = build(made.description(), net.state_dict())
+    assert torch.equal(loaded.sample(range(2)), made.sample(range(2)))
+    with pytest.raises(InputError, match="the noise level must be above 0"):
+        made(torch.zeros(1, 1, 4, 4), 1.0)  # The straight path has no finite noise level at 1.
+
+
 def diffusion(process=None):
     torch.manual_seed(0)
     net = UNet(1, 8, (1, 2), 1)
