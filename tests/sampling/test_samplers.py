@@ -16,6 +16,7 @@ from lit_knn.sampling.samplers import (
     heun_sampler,
     hybrid_sampler,
     hybrid_sigmas,
+    integrate_flow,
     seeded_noise,
 )
 from lit_knn.sampling.schedules import NoiseGrid, karras_sigmas
@@ -192,14 +193,12 @@ def test_an_image_depends_on_its_seed_and_not_on_its_batch(process):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_state_is_float64_whatever_the_denoiser_sees(dtype):
-    denoiser = Recorded()
-    noise = latents(4, 3).to(dtype)
-    x = heun_sampler(denoiser, noise, 300)
-    assert x.dtype == dtype
+    denoiser, start = Recorded(), 80 * latents(4, 3)
+    z = integrate_flow(denoiser, start, torch.linspace(80, 70, 301, dtype=torch.float64), dtype)
     assert all(y.dtype == dtype and sigma.dtype == torch.float64 for y, sigma in denoiser.calls)
-    # A float32 state would collect 600 roundings; in float64 none of them stays.
-    reference = heun_sampler(gaussian_mean, noise.double(), 300)
-    assert (x - reference).abs().max() < (1e-6 if dtype == torch.float32 else 1e-15)
+    # A float32 state would collect 300 roundings of 4e-6.
+    assert (z - gaussian_flow(start, 80.0, 70.0)).abs().max() < 1e-6
+    assert heun_sampler(gaussian_mean, latents(4, 3).to(dtype), 3).dtype == dtype
 
 
 # The hybrid sampler of Figure 5. A second Gaussian N(A, B²) is the data above t_switch.
