@@ -1,10 +1,6 @@
-"""Velocities of flow matching in closed form, in float64: a Gaussian's, and that of a finite set."""
-
-import math
+"""The velocity of flow matching for a finite set of images, in float64."""
 
 import torch
-
-from tests.gaussian_flow import M, S
 
 
 def of_items(tau, z):
@@ -22,18 +18,3 @@ def velocity_by_autograd(log_density, z, tau):
     score = torch.func.grad(log_density)(z, tau)
     noise = -tau * score
     return noise - (z - tau * noise) / (1 - tau)
-
-
-def gaussian_velocity(z, tau):
-    """The velocity for data N(M, S²): the derivative of the line that keeps (z − (1 − τ)M)/std(τ)."""
-    t, z = of_items(tau, z), z.double()
-    variance = (1 - t) ** 2 * S**2 + t**2
-    return -M + (t - (1 - t) * S**2) / variance * (z - (1 - t) * M)
-
-
-def gaussian_image(noise, times):
-    """The exact flow from z = high·ε to `low`, and the posterior mean there."""
-    low, high = times.low, times.high
-    std = [math.sqrt((1 - t) ** 2 * S**2 + t**2) for t in (low, high)]
-    z = (1 - low) * M + std[0] / std[1] * (high * noise.double() - (1 - high) * M)
-    return z - low * gaussian_velocity(z, low)

@@ -21,11 +21,11 @@ def small_published(family=DDPMpp, image_size=32, in_channels=3, channels=8, **o
     return net
 
 
-def write_published(path, net=None, use_fp16=False, **options):
-    """A network as EDM publishes it, by default a small DDPM++ for 32x32 RGB images; `options` go to `write`."""
+def write_published(path, net=None, use_fp16=False):
+    """A network as EDM publishes it, by default a small DDPM++ for 32x32 RGB images."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    return write(path, published(edm_network(net or small_published(), use_fp16)), **options)
+    return write(path, published(edm_network(net or small_published(), use_fp16)))
 
 
 def write_start(path, net, sigma_data=0.5, image_shape=(1, 8, 8)):

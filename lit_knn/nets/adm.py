@@ -39,17 +39,9 @@ class ADM(ResidualUNet):
     precision use autocast: it keeps the embedding in float32. `torch.compile` makes one graph (tried with inductor on
     the CPU).
 
+    `ResidualUNet` documents the other options.
+
     Args:
-        image_size: side of the square images, divisible by 2^(entries of `multipliers` − 1).
-        in_channels: channels of the images.
-        channels: base width; even.
-        multipliers: width at each resolution in units of `channels`; each entry after the first halves the image.
-        blocks: residual blocks per resolution in the encoder; the decoder has one more.
-        attention_at: image sides at which blocks attend. The middle of the network always attends.
-        dropout: dropout probability inside the blocks.
-        num_classes: number of class labels, 0 for an unconditional network.
-        label_dropout: probability of training an item without its class label.
-        augment_dim: features of the augmentation label, 0 for none.
         head_width: channels per attention head; divides the width of every block that attends.
     """
 

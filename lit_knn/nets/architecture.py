@@ -28,11 +28,7 @@ def architecture_of(net: nn.Module) -> dict[str, Any] | None:
 
 
 def build_network(architecture: Mapping[str, Any], weights: Mapping[str, Tensor]) -> nn.Module:
-    """Build the network that `architecture_of` described. It uses the given tensors as its weights, without a copy.
-
-    Raises:
-        InputError: the class is unknown, does not have these options, or has weights of other names or shapes.
-    """
+    """Build the network that `architecture_of` described. It uses the given tensors as its weights, without a copy."""
     name, options = architecture.get("class"), architecture.get("options")
     if not isinstance(name, str) or name not in KNOWN:
         raise InputError(f"architecture: class must be one of {', '.join(KNOWN)}, got {name!r:.80}")

@@ -151,6 +151,7 @@ class FlowDenoiser(nn.Module):
             return self.flow.denoised(per_item(process.scale(tau), z).float() * z, tau, class_label)
 
 
-KINDS = VelocityOutput, DataOutput, NoiseOutput, EDMOutput
-OUTPUTS: dict[str, type[FlowNetwork]] = {kind.__name__: kind for kind in KINDS}
-"""The parameterisations that a checkpoint may name."""
+# The parameterisations that a checkpoint may name
+OUTPUTS: dict[str, type[FlowNetwork]] = {
+    kind.__name__: kind for kind in (VelocityOutput, DataOutput, NoiseOutput, EDMOutput)
+}

@@ -18,13 +18,14 @@ class Coefficients(NamedTuple):
     c_noise: Tensor
 
 
-def consistency_coefficients(t: Tensor, sigma_data: float = 0.5, sigma_min: float = 0.002) -> Coefficients:
+def coefficients(t: Tensor, sigma_data: float, sigma_min: float = 0.0) -> Coefficients:
     """Return coefficients that make f(z, sigma_min) = z exactly. At sigma_min, c_skip = 1 and c_out = 0.
 
     Args:
         t: (B,), noise level, t >= sigma_min.
         sigma_data: standard deviation of the data.
-        sigma_min: smallest noise level t_min; with 0 these are EDM's coefficients, and at t = 0 c_noise is that of 1.
+        sigma_min: smallest noise level t_min. 0 gives EDM's coefficients (Karras et al. 2022, Table 1), and at t = 0
+            the c_noise of 1.
     """
     total = (t.square() + sigma_data**2).sqrt()
     above_min = t - sigma_min
@@ -35,16 +36,6 @@ def consistency_coefficients(t: Tensor, sigma_data: float = 0.5, sigma_min: floa
         # The network's output does not count at t = 0, but it must be finite, and ln 0 is not.
         c_noise=torch.where(t > 0, t, 1.0).log() / 4,
     )
-
-
-def edm_coefficients(sigma: Tensor, sigma_data: float = 0.5) -> Coefficients:
-    """Return coefficients that give the network inputs and targets of unit variance (Karras et al. 2022, Table 1).
-
-    Args:
-        sigma: (B,), noise level, sigma > 0.
-        sigma_data: standard deviation of the data.
-    """
-    return consistency_coefficients(sigma, sigma_data, sigma_min=0.0)
 
 
 def preconditioned(net: nn.Module, c: Coefficients, z: Tensor, *labels: Tensor | None) -> Tensor:
@@ -76,7 +67,7 @@ class ConsistencyFunction(nn.Module):
         """
         # Round sigma_min to the type of t, because 0.002 in float32 differs from 0.002 in float64.
         sigma_min = torch.tensor(self.sigma_min, dtype=t.dtype).item()
-        c = consistency_coefficients(t.double(), self.sigma_data, sigma_min)
+        c = coefficients(t.double(), self.sigma_data, sigma_min)
         return preconditioned(self.net, c, z, class_label)
 
 
@@ -102,7 +93,7 @@ class EDMPrecond(nn.Module):
         self, z: Tensor, sigma: Tensor, class_label: Tensor | None = None, augment_label: Tensor | None = None
     ) -> Tensor:
         """Map z (B, *shape) at sigma (B,) or () to the denoised (B, *shape), float32."""
-        c = edm_coefficients(sigma.to(z.device).double().expand(len(z)), self.sigma_data)
+        c = coefficients(sigma.to(z.device).double().expand(len(z)), self.sigma_data)
         labels = (class_label,) if augment_label is None else (class_label, augment_label)
         # `autocast(enabled=self.fp16)` would be wrong, because a disabled autocast switches off the trainer's autocast.
         with torch.autocast(z.device.type, torch.float16) if self.fp16 else nullcontext():

@@ -18,8 +18,20 @@ from lit_knn.nets.layers import Direction, ResidualBlock
 class ResidualUNet(ImageNetwork):
     """Encoder and decoder of residual blocks. Subclasses add the embedding and the output.
 
-    Modules are named as in the published EDM checkpoints (`enc.16x16_block0.conv0`, `dec.8x8_in0.qkv`, ...). `DDPMpp`
-    documents the options; the defaults are EDM's for CIFAR-10.
+    Modules are named as in the published EDM checkpoints (`enc.16x16_block0.conv0`, `dec.8x8_in0.qkv`, ...).
+
+    Args:
+        image_size: side of the square images, divisible by 2^(entries of `multipliers` − 1).
+        in_channels: channels of the images.
+        channels: base width; even.
+        multipliers: width at each resolution in units of `channels`; each entry after the first halves the image. EDM
+            uses (1, 2, 2, 2) for DDPM++ and NCSN++ at 64x64.
+        blocks: residual blocks per resolution in the encoder; the decoder has one more.
+        attention_at: image sides at which blocks attend. The middle of the network always attends.
+        dropout: dropout probability inside the blocks.
+        num_classes: number of class labels, 0 for an unconditional network.
+        label_dropout: probability of training an item without its class label.
+        augment_dim: features of the augmentation label, 0 for none; 9 in the published checkpoints.
     """
 
     block: ClassVar[type[ResidualBlock]]

@@ -55,19 +55,7 @@ class DDPMpp(ResidualUNet):
     Attention has one head; in the decoder only the last block of a resolution attends. The network loads the published
     EDM checkpoints strictly, under the prefix `model.` of `EDMPrecond`. For half precision use autocast: it keeps the
     embedding and NCSN++'s frequencies in float32. `torch.compile` makes one graph (tried with inductor on the CPU).
-
-    Args:
-        image_size: side of the square images, divisible by 2^(entries of `multipliers` − 1).
-        in_channels: channels of the images.
-        channels: base width; even.
-        multipliers: width at each resolution in units of `channels`; each entry after the first halves the image. EDM
-            uses (1, 2, 2, 2) at 64x64.
-        blocks: residual blocks per resolution.
-        attention_at: image sides at which blocks attend.
-        dropout: dropout probability inside the blocks.
-        num_classes: number of class labels, 0 for an unconditional network.
-        label_dropout: probability of training an item without its class label.
-        augment_dim: features of the augmentation label, 0 for none; 9 in the published checkpoints.
+    `ResidualUNet` documents the options.
     """
 
     block = SongBlock
@@ -123,8 +111,6 @@ class DDPMpp(ResidualUNet):
 @dataclass(eq=False, repr=False)
 class NCSNpp(DDPMpp):
     """NCSN++: Fourier noise embedding, smoother filters, and an encoder that sees the image at every resolution.
-
-    The other options are those of `DDPMpp`.
 
     Args:
         fourier_scale: standard deviation of the frequencies. Improved consistency training (Song & Dhariwal 2023,

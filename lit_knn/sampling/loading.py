@@ -50,10 +50,6 @@ def load(path: str | os.PathLike[str], net: nn.Module | None = None) -> Generati
     Returns:
         The model, on the CPU, in evaluation mode, without gradients; `sample(seeds)` draws images. Without `net`, its
         weights are float32.
-
-    Raises:
-        InputError: the file is missing, damaged or of another kind; its values are impossible or do not fit together;
-            it does not contain the architecture of its network, and `net` is None.
     """
     file = find_file(path)
     parts = _read(file)
@@ -71,9 +67,6 @@ def load_network(
 
     Returns:
         `denoiser(z, sigma, class_label=None)`, on the CPU, in evaluation mode, without gradients.
-
-    Raises:
-        InputError: as `load`; the file holds a consistency model.
     """
     denoiser = _denoising_model(path, net)[1]
     denoiser.fp16 = fp16
@@ -85,15 +78,11 @@ def load_network_to_tune(path: str | os.PathLike[str], net: nn.Module | None = N
 
     Training without augmentation leaves this layer out of all gradients, which distributed training would refuse.
 
-    `net` is the architecture, for instance with another dropout; it gets the file's weights. None builds the
-    architecture that the file stores.
+    `net` is the architecture, for instance with another dropout; it gets the file's weights, and its frozen parameters
+    stay frozen. None builds the architecture that the file stores.
 
     Returns:
-        `denoiser(z, sigma, class_label=None)`, on the CPU, in training mode, with gradients. Frozen parameters of
-        `net` stay frozen.
-
-    Raises:
-        InputError: as `load`; the file holds no diffusion model.
+        `denoiser(z, sigma, class_label=None)`, on the CPU, in training mode, with gradients.
     """
     frozen = set() if net is None else {name for name, value in net.named_parameters() if not value.requires_grad}
     model, denoiser = _denoising_model(path, net, augmented=False)
@@ -241,7 +230,7 @@ def _read_published(file: Path) -> Parts:
         architecture = architecture_from_config(config)
     grid, side = NoiseGrid(), config["img_resolution"]
     options = {
-        "sigma_data": config.get("sigma_data", 0.5),
+        "sigma_data": config["sigma_data"],
         "sigma_min": max(grid.sigma_min, config["sigma_min"]),
         "sigma_max": min(grid.sigma_max, config["sigma_max"]),
         "rho": grid.rho,
@@ -249,9 +238,9 @@ def _read_published(file: Path) -> Parts:
         "sampling_class": None,
         "drops_labels": bool(config.get("label_dropout", 0)),
     }
-    description = {"kind": DiffusionModel.kind, "image_shape": [config["img_channels"], side, side], "options": options}
-    description["architecture"] = architecture
-    return description, {name.removeprefix("model."): value for name, value in weights.items()}
+    shape = [config["img_channels"], side, side]
+    told = {"kind": DiffusionModel.kind, "image_shape": shape, "options": options, "architecture": architecture}
+    return told, {name.removeprefix("model."): value for name, value in weights.items()}
 
 
 # Writing
@@ -261,9 +250,6 @@ def write_exported(path: Path, model: GenerativeModel) -> None:
     """Write a safetensors file with the weights; its metadata describe the model completely.
 
     The file appears under its name only when it is complete.
-
-    Raises:
-        InputError: the file cannot be written.
     """
     from safetensors import SafetensorError
     from safetensors.torch import save_file
@@ -281,15 +267,7 @@ def write_exported(path: Path, model: GenerativeModel) -> None:
 def convert(in_path: str | os.PathLike[str], out_path: str | os.PathLike[str]) -> GenerativeModel:
     """Convert a published EDM pickle to safetensors, with float32 weights; an existing file is never replaced.
 
-    Args:
-        in_path: the `.pkl`.
-        out_path: the `.safetensors` to write.
-
-    Returns:
-        The model that was written.
-
-    Raises:
-        InputError: as `load`; the output exists already, cannot be written, or is not named `.safetensors`.
+    Returns the model that was written.
     """
     out_path = Path(out_path)
     if out_path.suffix != ".safetensors":

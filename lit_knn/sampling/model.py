@@ -101,12 +101,7 @@ class GenerativeModel(nn.Module):
         return next(self.parameters()).device
 
     def forward(self, z: Tensor, t: Tensor | float, class_label: Tensor | None = None) -> Tensor:
-        """Evaluate the preconditioned network at z (B, *shape) and its time t, (B,) or a number; returns (B, *shape).
-
-        Raises:
-            InputError: z has another shape than the images, or t is outside the times of the model; an unconditional
-                model gets classes.
-        """
+        """Evaluate the preconditioned network at z (B, *shape) and its time t, (B,) or a number: (B, *shape)."""
         return self.network(z, self.checked(z, t, class_label, *self.times_range()), class_label)
 
     def times_range(self) -> tuple[float, float]:
@@ -200,10 +195,7 @@ class DenoisingModel(GenerativeModel):
         """The network as D(z, σ, class_label=None)."""
 
     def posterior_mean(self, z: Tensor, sigma: Tensor | float, class_label: Tensor | None = None) -> Tensor:
-        """Return the denoised E[x | x + σε = z] for z (B, *shape) at sigma, (B,) or a number: (B, *shape), float32.
-
-        Raises InputError as `forward`.
-        """
+        """Return the denoised E[x | x + σε = z] for z (B, *shape) at sigma, (B,) or a number: (B, *shape), float32."""
         return self.denoiser(z, self.checked(z, sigma, class_label), class_label)
 
     def guided_network(self, class_label: Tensor | None, guidance: float) -> Denoiser:

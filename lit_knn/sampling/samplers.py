@@ -95,8 +95,6 @@ def consistency_sampler(
         sigma_min: noise level at which the consistency function is the identity.
     """
     check_sampling_sigmas(sigmas, sigma_min)
-    if len(noise) != len(sigmas):
-        raise InputError(f"need one draw of noise for each of {len(sigmas)} sigmas, got {len(noise)}")
     x = torch.zeros_like(noise[0])
     for step, sigma in enumerate(sigmas):
         spread = sigma if step == 0 else (sigma**2 - sigma_min**2) ** 0.5
@@ -194,10 +192,8 @@ def hybrid_sigmas(t_switch: float, num_steps: int = 18, grid: NoiseGrid = EDM_GR
     """
     sigmas = grid.descending(num_steps)
     if not grid.sigma_min < t_switch < grid.sigma_max:
-        raise InputError(
-            f"t_switch={t_switch} must be between sigma_min={grid.sigma_min} and sigma_max={grid.sigma_max}, both "
-            "excluded"
-        )
+        ends = f"sigma_min={grid.sigma_min} and sigma_max={grid.sigma_max}"
+        raise InputError(f"t_switch={t_switch} must be between {ends}, both excluded")
     switch = torch.tensor([t_switch], dtype=torch.float64)
     return torch.cat([sigmas[sigmas > switch], switch]), torch.cat([switch, sigmas[sigmas < switch], switch * 0])
 

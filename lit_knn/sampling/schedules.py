@@ -119,11 +119,9 @@ def check_log_normal(P_mean: float, P_std: float) -> None:
     """Raise InputError if `log_normal_sigmas` could draw a level that float32 cannot hold."""
     limits, reach = torch.finfo(torch.float32), FARTHEST_DRAW * abs(P_std)
     if not math.log(limits.tiny) <= P_mean - reach <= P_mean + reach <= math.log(limits.max):
-        raise InputError(
-            f"P_mean={P_mean} and P_std={P_std} draw noise levels beyond the range of float32: P_mean ± "
-            f"{FARTHEST_DRAW}·P_std must be within {math.ceil(math.log(limits.tiny))} and "
-            f"{math.floor(math.log(limits.max))}"
-        )
+        ends = f"{math.ceil(math.log(limits.tiny))} and {math.floor(math.log(limits.max))}"
+        rule = f"P_mean ± {FARTHEST_DRAW}·P_std must be within {ends}"
+        raise InputError(f"P_mean={P_mean} and P_std={P_std} draw noise levels beyond the range of float32: {rule}")
 
 
 def ict_num_steps(step: int, total_steps: int = 400_000, s0: int = 10, s1: int = 1280) -> int:
@@ -195,10 +193,8 @@ class TuningSchedule:
         if min(self.steps, self.stages) < 1:
             raise InputError(f"stage_steps and stages must be at least 1, got {self.steps} and {self.stages}")
         if self.stages * math.log2(self.q) > -math.log2(SMALLEST_GAP):
-            raise InputError(
-                f"q={self.q} and stages={self.stages} leave r within float32's rounding of t in the last stage: "
-                f"q^stages must be at most {1 / SMALLEST_GAP:.0f}"
-            )
+            what = f"q={self.q} and stages={self.stages} leave r within float32's rounding of t in the last stage"
+            raise InputError(f"{what}: q^stages must be at most {1 / SMALLEST_GAP:.0f}")
 
     def stage(self, step: int) -> int:
         """Return the stage a of a training step, which counts from 0."""
@@ -231,10 +227,7 @@ def consistency_weight(t: Tensor, t_prev: Tensor) -> Tensor:
 def pseudo_huber(a: Tensor, b: Tensor, c: float | None = None) -> Tensor:
     """iCT's metric d(a, b) = sqrt(‖a − b‖² + c²) − c over the whole vector of each item, (B,).
 
-    Args:
-        a: (B, *shape).
-        b: (B, *shape).
-        c: smoothing, c > 0; by default 0.00054·sqrt(d), which is 0.03 on CIFAR-10.
+    a and b are (B, *shape). c > 0 is by default 0.00054·sqrt(d), which is 0.03 on CIFAR-10.
     """
     difference = (a - b).flatten(1)
     c = 0.00054 * math.sqrt(difference.shape[1]) if c is None else c
@@ -266,9 +259,5 @@ def euclidean(a: Tensor, b: Tensor) -> Tensor:
     """ECT's metric d(a, b) = ‖a − b‖ over the whole vector of each item, (B,): its adaptive weight with c = 0.
 
     It is the limit c → 0 of `pseudo_huber`. The gradient has length 1. At a = b it is undefined, and 0 is returned.
-
-    Args:
-        a: (B, *shape).
-        b: (B, *shape).
     """
     return torch.linalg.vector_norm((a - b).flatten(1), dim=1)

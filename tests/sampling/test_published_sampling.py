@@ -1,7 +1,5 @@
 """`predict` with a published network from the command line draws EDM's samples, also class by class."""
 
-import zipfile
-from io import BytesIO
 from pathlib import Path
 
 import numpy as np
@@ -10,44 +8,35 @@ import torch
 from PIL import Image
 
 from lit_knn.common.tables import read_rows
-from lit_knn.nets import ADM, DDPMpp, NCSNpp
+from lit_knn.nets import NCSNpp
 from lit_knn.sampling.loading import load_network
 from lit_knn.sampling.samplers import seeded_noise
 from main import main
 from tests import ROOT
+from tests.image_files import encoded, pixels, write_zip
 from tests.networks import small_published, write_published
 
 GENUINE = ROOT.parent / "shared" / "data" / "edm-pickles"
 NAMES = ["uncond_vp", "cond_ve", "cond_adm"]
-OWN = {"uncond_vp": (DDPMpp, 8, 0), "cond_ve": (NCSNpp, 8, 3), "cond_adm": (ADM, 64, 4)}
 STEPS, SAMPLES = 4, 6
 
 missing = pytest.mark.skipif(
     not GENUINE.is_dir(), reason="no ../shared/data/edm-pickles with networks pickled by NVIDIA's code"
 )
-# Files by EDM's own code are of the same three architectures.
-SOURCES = [
-    pytest.param("own", name, id=f"own-{name}", marks=pytest.mark.slow if GENUINE.is_dir() else ()) for name in NAMES
-]
-SOURCES += [pytest.param("genuine", name, id=f"genuine-{name}", marks=missing) for name in NAMES]
+FILES = [pytest.param("own", marks=pytest.mark.slow if GENUINE.is_dir() else ())]
+FILES += [pytest.param(name, marks=missing) for name in NAMES]
 
 
 @pytest.fixture(autouse=True)
 def _work_in_a_folder_of_its_own_with_images(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    rng = np.random.default_rng(0)
-    with zipfile.ZipFile("images.zip", "w") as images:
-        for i in range(8):
-            picture = BytesIO()
-            Image.fromarray(rng.integers(0, 256, (16, 16, 3), dtype=np.uint8)).save(picture, "PNG")
-            images.writestr(f"{i:04d}.png", picture.getvalue())
+    write_zip(tmp_path / "images.zip", {f"{i:04d}.png": encoded(pixels(16, 16, 3)) for i in range(8)})
 
 
-def network_file(source, name):
-    if source == "genuine":
+def network_file(name):
+    if name in NAMES:
         return GENUINE / f"{name}.pkl"
-    family, channels, num_classes = OWN[name]
-    net = small_published(family, image_size=16, channels=channels, num_classes=num_classes)
+    net = small_published(NCSNpp, image_size=16, num_classes=3)
     for layer in net.modules():  # weights of ordinary sizes, or pictures would be black and white
         if hasattr(layer, "reset_parameters"):
             layer.reset_parameters()
@@ -62,11 +51,9 @@ def predict(path, folder, *options):
     args += ["--sample_writer.folder", folder]
     args += ["--trainer.accelerator", "cpu", "--trainer.logger", "false", "--trainer.enable_progress_bar", "false"]
     main(args)
-    files = [Path(folder, f"{seed:06d}.png") for seed in range(SAMPLES)]
-    assert {path.name for path in Path(folder).iterdir()} - {"classes.csv"} == {path.name for path in files} | {
-        "grid.png"
-    }
-    return np.stack([np.asarray(Image.open(file)) for file in files]).astype(int)
+    names = [f"{seed:06d}.png" for seed in range(SAMPLES)]
+    assert {path.name for path in Path(folder).iterdir()} - {"classes.csv"} == {*names, "grid.png"}
+    return np.stack([np.asarray(Image.open(Path(folder, name))) for name in names]).astype(int)
 
 
 def heun(path, labels):
@@ -89,9 +76,9 @@ def distances(pictures, others):
     return np.abs(pictures - others).mean(axis=(1, 2, 3))
 
 
-@pytest.mark.parametrize(("source", "name"), SOURCES)
-def test_predict_writes_what_the_networks_own_sampler_draws(source, name):
-    path = network_file(source, name)
+@pytest.mark.parametrize("name", FILES)
+def test_predict_writes_what_the_networks_own_sampler_draws(name):
+    path = network_file(name)
     known = load_network(path).model.num_classes
     pictures = predict(path, "out")
     assert pictures.std() > 10  # not blank
@@ -109,16 +96,15 @@ def test_predict_writes_what_the_networks_own_sampler_draws(source, name):
 
 
 @pytest.mark.parametrize(
-    ("name", "options", "message"),
+    ("options", "message"),
     [
-        ("uncond_vp", ["--model.sampling_class", "0"], "LitEstimator: sampling_class=0, but the net has num_classes=0"),
-        ("cond_ve", ["--model.sampling_class", "3"], "LitEstimator: sampling_class=3, but the net has num_classes=3"),
-        ("cond_ve", ["--model.estimator.path", "a.pkl"], "Network: path=a.pkl: no such file"),
-        ("cond_ve", ["--data", "Digits"], "in_channels=3, but the images have the shape"),
+        (["--model.sampling_class", "3"], "LitEstimator: sampling_class=3, but the net has num_classes=3"),
+        (["--model.estimator.path", "a.pkl"], "Network: path=a.pkl: no such file"),
+        (["--data", "Digits"], "in_channels=3, but the images have the shape"),
     ],
 )
-def test_what_does_not_fit_is_said_in_one_line(name, options, message, capsys):
+def test_what_does_not_fit_is_said_in_one_line(options, message, capsys):
     with pytest.raises(SystemExit):
-        predict(network_file("own", name), "out", *options)
+        predict(network_file("own"), "out", *options)
     (line,) = [line for line in capsys.readouterr().err.splitlines() if "error:" in line]
     assert message in line

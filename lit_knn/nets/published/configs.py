@@ -39,10 +39,9 @@ DDPMPP_OPTIONS = {
     "channel_mult_noise": 1,
     "resample_filter": [1, 1],
 }
-NCSNPP_OPTIONS = {
+NCSNPP_OPTIONS = DDPMPP_OPTIONS | {
     "embedding_type": "fourier",
     "encoder_type": "residual",
-    "decoder_type": "standard",
     "channel_mult_noise": 2,
     "resample_filter": [1, 3, 3, 1],
 }
@@ -59,9 +58,6 @@ def architecture_from_config(config: Mapping[str, Any]) -> dict[str, Any]:
         config: published constructor arguments: `model_type` ("SongUNet" or "DhariwalUNet"), `img_resolution`,
             `img_channels`, and any others that are stored. Options of the preconditioning (`sigma_data`, ...) and
             `use_fp16` are ignored: the caller handles the first, and the trainer sets the precision.
-
-    Raises:
-        InputError: no published network has this model type, option or combination of options.
     """
     given = {name: value for name, value in config.items() if name not in NOT_OF_THE_NETWORK}
     model_type = given.pop("model_type", None)
@@ -94,8 +90,7 @@ def network_from_config(config: Mapping[str, Any]) -> nn.Module:
 def _song_family(given: dict[str, Any]) -> str:
     """Choose DDPM++ or NCSN++ by the family options in `given`, and remove these options."""
     chosen = {name: given.pop(name, default) for name, default in DDPMPP_OPTIONS.items()}
-    if isinstance(chosen["resample_filter"], tuple):
-        chosen["resample_filter"] = list(chosen["resample_filter"])
+    chosen = {name: list(value) if isinstance(value, tuple) else value for name, value in chosen.items()}
     for name, options in (("DDPMpp", DDPMPP_OPTIONS), ("NCSNpp", NCSNPP_OPTIONS)):
         if chosen == options:
             return name
