@@ -49,6 +49,11 @@ class Network(Estimator):
     def num_classes(self) -> int:  # type: ignore[override]
         return getattr(self.denoiser.model, "num_classes", 0)
 
+    @property
+    def class_names(self) -> list[str] | None:
+        """Names of the classes 0, 1, …, with which `sampling_class` chooses one; None if they have none."""
+        return getattr(self.denoiser.model, "class_names", None)
+
     def settings(self) -> dict[str, Any]:
         # The weights are a setting, and the path is not.
         return {"denoiser": self.denoiser}

@@ -44,7 +44,7 @@ pytestmark = pytest.mark.usefixtures("own_folder")
 
 
 @pytest.fixture
-def trained_networks():
+def trained_networks(own_folder):
     """The network files that the runs need, in the current folder."""
     write_own("runs/table2_digits/knn_0/checkpoints/last.ckpt", channels=32, augment_dim=9)
     write_start("runs/conv_resnet_digits/exact_0/checkpoints/last.ckpt", ConvResNet(1, channels=48))
@@ -57,7 +57,7 @@ def trained_networks():
 def test_every_run_is_made_and_stored_under_the_name_of_its_config(path):
     # Users download a published network themselves. The one of the test is small.
     options = {"table2/published": ("--model.estimator.path", "data/edm-cifar10-32x32-uncond-vp.pkl")}
-    options |= {"ect/cifar10": ("--model.net", "null")}
+    options |= {"distillation/cifar10": options["table2/published"], "ect/cifar10": ("--model.net", "null")}
     cli = parse(path, *options.get(str(path.relative_to(CONFIGS).with_suffix("")), ()))
     assert isinstance(cli.model, EstimatorTraining | LitEstimator)
     assert isinstance(cli.datamodule, pl.LightningDataModule)

@@ -136,7 +136,7 @@ def test_the_name_of_a_folder_is_a_class_from_prepare_to_sample(tmp_path, capsys
         rows = read_rows(tmp_path / folder / "classes.csv")
         assert rows == [{"file": name, "class": "2", "name": "tower"} for name in names]
     # The pictures are the images of the library.
-    images = to_uint8(lit_knn.load(exported).sample(SEEDS, class_label=2)).permute(0, 2, 3, 1).numpy()
+    images = to_uint8(lit_knn.load(exported).sample(SEEDS, class_label=2)).squeeze(1).numpy()
     for folder in ("by_name", "2"):
         assert all(np.array_equal(Image.open(tmp_path / folder / n), i) for n, i in zip(names, images, strict=True))
     capsys.readouterr()
