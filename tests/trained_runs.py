@@ -15,6 +15,7 @@ CONFIGS = {
     "edm_classes": "table2/digits_conditional",
     "ect": "ect/digits",
     "flow": "flow/digits",
+    "mean_flow": "meanflow/digits",
 }
 # Two validations, and a log of each step.
 STEPS = ["--trainer.max_steps", "4", "--trainer.val_check_interval", "2", "--trainer.log_every_n_steps", "1"]

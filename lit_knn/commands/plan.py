@@ -208,7 +208,7 @@ def data_parts(
 
 def estimators_of(trainer: pl.Trainer, model: pl.LightningModule) -> list[Any]:
     """Return the estimators of the model and of the callbacks that measure estimators."""
-    found = [getattr(model, "estimator", None)]
+    found = [getattr(model, "estimator", None), getattr(model, "tangent", None)]
     for callback in trainer.callbacks:  # type: ignore[attr-defined]
         measured = getattr(callback, "estimators", None)
         found += [getattr(callback, "network", None), *(measured.values() if isinstance(measured, dict) else ())]

@@ -20,7 +20,7 @@ from lit_knn.common.errors import InputError
 from lit_knn.common.pixels import to_uint8
 from lit_knn.common.tables import read_rows
 from lit_knn.estimators import Network, OneSample
-from lit_knn.modules import LitECT, LitEDM, LitFlow, LitICT
+from lit_knn.modules import LitECT, LitEDM, LitFlow, LitICT, LitMeanFlow
 from lit_knn.modules.augmentation import GeometricAugmentation
 from lit_knn.modules.time_distributions import LogitNormalTimes
 from lit_knn.nets import ADM, DDPMpp, NCSNpp, UNet
@@ -39,11 +39,11 @@ from tests.networks import small_published, write_published
 from tests.trained_runs import CONFIGS, last, leave_run
 
 GENUINE = ROOT.parent / "shared" / "data" / "edm-pickles"
-MODULES = {"ict": LitICT, "edm": LitEDM, "ect": LitECT, "flow": LitFlow}
-OWN_STEPS = {"ict": 1, "edm": 18, "ect": 1, "flow": 18}
+MODULES = {"ict": LitICT, "edm": LitEDM, "ect": LitECT, "flow": LitFlow, "mean_flow": LitMeanFlow}
+OWN_STEPS = {"ict": 1, "edm": 18, "ect": 1, "flow": 18, "mean_flow": 1}
 SEEDS = range(5)
 TOLD = "generative_model"
-AUGMENTED = ("edm", "flow")
+LABELS = {"edm": 9, "flow": 9, "mean_flow": 8}  # of augmentations, or of the second time
 
 
 @pytest.fixture(scope="module")
@@ -59,18 +59,18 @@ def runs(tmp_path_factory, trained_run):
 
 def module_of(kind, run):
     """The Lightning module with the run's weights, as `predict` makes it."""
-    classes, augment_dim = 10 if kind.endswith("_classes") else 0, 9 if kind in AUGMENTED else 0
-    net = UNet(1, channels=8, multipliers=(1, 2), blocks=1, num_classes=classes, augment_dim=augment_dim)
-    more = {"augmentation": GeometricAugmentation()} if kind in AUGMENTED else {}
+    classes = 10 if kind.endswith("_classes") else 0
+    net = UNet(1, channels=8, multipliers=(1, 2), blocks=1, num_classes=classes, augment_dim=LABELS.get(kind, 0))
+    more = {"augmentation": GeometricAugmentation()} if LABELS.get(kind) == 9 else {}
     more |= {"start": str(last(run.parent.parent / "edm" / "knn_0"))} if kind == "ect" else {}
-    module = MODULES[kind.partition("_")[0]]
+    module = MODULES[kind.removesuffix("_classes")]
     return module.load_from_checkpoint(last(run), net=net, estimator=OneSample(), **more).eval()
 
 
 @pytest.mark.parametrize("kind", CONFIGS)
 def test_run_checkpoint_and_export_give_the_images_and_weights_of_the_module_bit_for_bit(kind, runs):
     run, _, exported = runs[kind]
-    own, module = OWN_STEPS[kind.partition("_")[0]], module_of(kind, run)
+    own, module = OWN_STEPS[kind.removesuffix("_classes")], module_of(kind, run)
     expected, of_two_steps = module.sample(SEEDS), module.sample(SEEDS, 2)
     for images in (expected, of_two_steps):
         assert images.dtype == torch.float32

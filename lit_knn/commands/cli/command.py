@@ -17,8 +17,10 @@ from lit_knn.commands.cli.cli import make_cli
 from lit_knn.common.errors import LostProcessError, NonFiniteLossError, is_lost, one_line
 from lit_knn.runs.interruption import RunInterrupted
 
-# Starts of Lightning's warnings about things that this program does on purpose.
+# Starts of warnings of Lightning and PyTorch about their own code, or about things that this program does on purpose.
 WARNINGS = (
+    # `torch.func.jvp` loads PyTorch's own rules of forward derivatives.
+    r"`torch\.jit\.script` is deprecated",
     # Lightning calls PyTorch's own tree functions.
     r"`isinstance\(treespec, LeafSpec\)` is deprecated",
     # A run may be resumed into another folder; our checkpoint callbacks keep no best score.
