@@ -63,7 +63,8 @@ def test_ranks_shards_and_options_change_what_they_should(monkeypatch):
     parts = parts_of(plan_of("table1/ict_knn.yaml", *options, "--trainer.devices", "4"))
     assert (parts["images"], parts["index"]) == (12_500 * 3072, 12_500 * 3072 * 4)
     assert parts["order of an epoch"] == 2 * 50_000 * 8  # mirror images are items, too
-    parts = parts_of(plan_of("meanflow/digits.yaml", "--model.estimator", "OneSample", "--model.tangent", "SubspaceKNN"))
+    tangent = ["--model.estimator", "OneSample", "--model.tangent", "SubspaceKNN"]
+    parts = parts_of(plan_of("meanflow/digits.yaml", *tangent))
     assert any("coordinates" in name for name in parts)
     # Two machines have their own ranks. 1797 images are three shards of 449 and one of 450.
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
