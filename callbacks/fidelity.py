@@ -66,9 +66,10 @@ class Fidelity(Measurement):
         if self.is_first:
             self._write()
 
-    def samples(self, pl_module: Any) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield this rank's share of the samples: seeds (B,) and images (B, *shape)."""
-        return draw_samples(pl_module.sample, self.num_samples, self.measure.batch_size)
+    def samples(self, pl_module: Any, draw: int = 1) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield this rank's share of the samples: seeds (B,) and images (B, *shape). Each draw has its own seeds."""
+        first = (draw - 1) * self.num_samples
+        return draw_samples(pl_module.sample, self.num_samples, self.measure.batch_size, first)
 
     def _reference(self) -> ReferenceSet:
         """Return the real images; those of latents are the images that the latents are of."""

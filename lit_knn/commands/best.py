@@ -12,9 +12,10 @@ from pytorch_lightning.utilities import rank_zero_info, rank_zero_warn
 from lit_knn.callbacks import Fidelity
 from lit_knn.common.distributed import on_first_rank
 from lit_knn.common.errors import InputError, prefixed
-from lit_knn.common.tables import AVERAGES_PREFIX, CHECKPOINTS_PREFIX, TITLES, Row
+from lit_knn.common.tables import AVERAGES_PREFIX, CHECKPOINTS_PREFIX, DRAWS_PREFIX, TITLES, Row
 from lit_knn.figures import average_curve, checkpoint_curve, save_figure
 from lit_knn.metrics.kept_results import KeptResults
+from lit_knn.metrics.latents import check_at_least
 from lit_knn.runs.checkpoints import read_training
 from lit_knn.runs.folder import RunFolder, averages_in
 from lit_knn.runs.run import data_reference, measuring_bar
@@ -31,14 +32,16 @@ class BestCheckpoint(pl.Callback):
         run: folder of the training run; the table and the picture are written there.
         folder: folder of the checkpoints, if it is not that of `run`. If `lit-knn average` wrote averages there, these
             are measured, and the table and the picture are written there.
+        draws: number of draws of samples of the best checkpoint, which was found with the first.
 
     Attributes:
         damaged: the unreadable checkpoints and the reasons; filled while measuring.
         metric: name of the metric; the best checkpoint has the lowest value.
     """
 
-    def __init__(self, fidelity: Fidelity, run: str, folder: str | None = None) -> None:
-        self.fidelity, self.run, self.folder = fidelity, Path(run), folder
+    def __init__(self, fidelity: Fidelity, run: str, folder: str | None = None, draws: int = 1) -> None:
+        check_at_least(1, draws=draws)
+        self.fidelity, self.run, self.folder, self.draws = fidelity, Path(run), folder, draws
         self.damaged: list[str] = []
         self.metric = fidelity.measure.metric
 
@@ -47,8 +50,9 @@ class BestCheckpoint(pl.Callback):
         self.checkpoints, self._key = on_first_rank(lambda: self._find(trainer.max_steps))
         self._reference = data_reference(trainer, may_be_sharded=True)
         self.fidelity.measure.prepare(self._reference, self.fidelity.num_samples)
-        self._kept = self._open(pl_module)
-        self._kept.refuse_other_settings()
+        self._kept, self._drawn = self._open(pl_module)
+        for table in (self._kept, self._drawn):
+            table.refuse_other_settings()
 
     def _find(self, max_steps: int) -> tuple[dict[Any, Path], str]:
         """Return the checkpoints by images seen, or the averages by relative length, and the name of that column."""
@@ -57,8 +61,8 @@ class BestCheckpoint(pl.Callback):
             return averages, "ema"
         return RunFolder(self.run).kept_checkpoints(self.folder, max_steps), "images_seen"
 
-    def _open(self, pl_module: pl.LightningModule) -> KeptResults:
-        """Open the table. All ranks must call this, because they describe the data together."""
+    def _open(self, pl_module: pl.LightningModule) -> tuple[KeptResults, KeptResults]:
+        """Open the tables of checkpoints and of further draws. All ranks call this: they describe the data together."""
         measure = self.fidelity.measure
         settings = {
             "num_samples": self.fidelity.num_samples,
@@ -74,10 +78,12 @@ class BestCheckpoint(pl.Callback):
         names += [n for m in measure.extra_metrics for n in ((m, "kid_std") if m == "kid" else (m,))]
         columns = {"step": int, "images_seen": int, **({"ema": float} if self._key == "ema" else {}), "checkpoint": str}
         columns |= dict.fromkeys(names, float) | {"num_samples": int, "seconds": float}
-        path = self.run / f"{CHECKPOINTS_PREFIX}{self.metric}.csv"
+        folder, prefix = self.run, CHECKPOINTS_PREFIX
         if self._key == "ema":
-            path = Path(str(self.folder)) / f"{AVERAGES_PREFIX}{self.metric}.csv"
-        return KeptResults(path, columns, (self._key,), {(): settings})
+            folder, prefix = Path(str(self.folder)), AVERAGES_PREFIX
+        kept = KeptResults(folder / f"{prefix}{self.metric}.csv", columns, (self._key,), {(): settings})
+        path = folder / f"{DRAWS_PREFIX}{self.metric}.csv"
+        return kept, KeptResults(path, columns | {"draw": int}, (self._key, "draw"), {(): settings})
 
     def on_predict_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Measure the remaining checkpoints, then draw and print the result."""
@@ -92,8 +98,23 @@ class BestCheckpoint(pl.Callback):
                 if self._load(trainer, pl_module, path):
                     self._kept.add(self._measure(trainer, pl_module, place, path))
                 bar.update()
-        if trainer.is_global_zero and self._kept.rows:
-            self._conclude()
+        if not self._kept.rows:
+            return
+        rows: list[Any] = sorted(self._kept.rows, key=lambda row: row[self._key])
+        best = min(rows, key=lambda row: row[self.metric])
+        values = [best[self.metric], *self._further_draws(trainer, pl_module, best)]
+        if trainer.is_global_zero:
+            self._conclude(rows, best, values)
+
+    def _further_draws(self, trainer: pl.Trainer, pl_module: pl.LightningModule, best: Any) -> list[Any]:
+        """Measure further draws of samples of the best checkpoint; return their values."""
+        place, path = best[self._key], self.checkpoints.get(best[self._key])
+        missing = [n for n in range(2, self.draws + 1) if self._drawn.find(place, n) is None]
+        if missing and path is not None and self._load(trainer, pl_module, path):
+            for n in missing:
+                self._drawn.add({**self._measure(trainer, pl_module, place, path, n), "draw": n})
+        found = [self._drawn.find(place, n) for n in range(2, self.draws + 1)]
+        return [row[self.metric] for row in found if row is not None]
 
     def _load(self, trainer: pl.Trainer, pl_module: pl.LightningModule, path: Path) -> bool:
         """Load the averaged weights of a checkpoint into the model; return False on all ranks if any rank fails."""
@@ -111,20 +132,18 @@ class BestCheckpoint(pl.Callback):
         pl_module.load_state_dict(checkpoint["state_dict"])
         return True
 
-    def _measure(self, trainer: pl.Trainer, pl_module: Any, place: float, path: Path) -> Row:
+    def _measure(self, trainer: pl.Trainer, pl_module: Any, place: float, path: Path, draw: int = 1) -> Row:
         """Measure samples of the loaded weights."""
         start, fidelity = time.monotonic(), self.fidelity
         with prefixed(str(path)):
-            samples, bar = fidelity.samples(pl_module), partial(measuring_bar, trainer)
+            samples, bar = fidelity.samples(pl_module, draw), partial(measuring_bar, trainer)
             values = fidelity.measure(self._reference, samples, fidelity.num_samples, trainer.strategy.root_device, bar)
         row: Row = {"step": int(pl_module.step), "images_seen": int(pl_module.images_seen), self._key: place}
         row |= {"checkpoint": str(path), **values, "num_samples": fidelity.num_samples}
         return row | {"seconds": round(time.monotonic() - start, 2)}
 
-    def _conclude(self) -> None:
-        """Draw the curve, and print the best checkpoint."""
-        rows: list[Any] = sorted(self._kept.rows, key=lambda row: row[self._key])
-        best = min(rows, key=lambda row: row[self.metric])
+    def _conclude(self, rows: list[Any], best: Any, draws: list[Any]) -> None:
+        """Draw the curve, and print the best checkpoint with all its draws."""
         points = [(row[self._key], row[self.metric]) for row in rows]
         draw: Any = average_curve if self._key == "ema" else checkpoint_curve
         figure = draw(points, (best[self._key], best[self.metric]), self.metric, f"{self.run}")
@@ -133,7 +152,19 @@ class BestCheckpoint(pl.Callback):
         values = ", ".join(f"{TITLES.get(name, name)} {best[name]:.4g}" for name in shown)
         print(
             f"\nBest of {len(rows)} checkpoints: {values}, step {best['step']:,}, {best['images_seen']:,} images seen\n"
-            f"  {best['checkpoint']}\n"
+            f"  {best['checkpoint']}\n{self._summary(draws)}"
             f"Rows:     {self._kept.path}\n"
             f"Pictures: {', '.join(map(str, pictures))}"
+        )
+
+    def _summary(self, draws: list[Any]) -> str:
+        """Describe all draws of the best checkpoint. The first chose it, so only the others are a fair measurement."""
+        if len(draws) < 2:
+            return ""
+        name, values = TITLES.get(self.metric, self.metric), ", ".join(f"{value:.4g}" for value in draws)
+        mean = sum(draws[1:]) / (len(draws) - 1)
+        return (
+            f"{name} of {len(draws)} draws: {values}. The least, {min(draws):.4g}, is what EDM's authors report. "
+            f"The mean of the draws that did not choose the checkpoint is {mean:.4g}\n"
+            f"Draws:    {self._drawn.path}\n"
         )

@@ -152,6 +152,7 @@ class Trainer(pl.Trainer):
         run: str,
         datamodule: ReferenceDataModule | None = None,
         checkpoints: str | None = None,
+        draws: int = 1,
     ) -> None:
         """Measure all kept checkpoints of a run and name the best; an interrupted measurement continues.
 
@@ -168,12 +169,14 @@ class Trainer(pl.Trainer):
             datamodule: the data.
             checkpoints: folder of the checkpoints, if it is not RUN/checkpoints. Of the averages that `lit-knn average`
                 made, RUN/averages, it tells the best length; their rows and picture go there.
+            draws: number of draws of samples of the best checkpoint, each with seeds of its own. EDM's authors report
+                the least FID of three (arXiv 2206.00364). All are printed and kept in RUN/draws_fid.csv.
         """
         callbacks: list[pl.Callback] = self.callbacks
         measures = [callback for callback in callbacks if isinstance(callback, Fidelity)]
         if not measures:
             raise InputError("best: the run has no lit_knn.callbacks.Fidelity; add -c configs/evaluate/fid.yaml")
-        best = BestCheckpoint(measures[-1], run, checkpoints)
+        best = BestCheckpoint(measures[-1], run, checkpoints, draws)
         bars = [callback for callback in callbacks if isinstance(callback, ProgressBar)]
         for bar in bars:
             bar.disable()  # One bar over all checkpoints replaces this bar.

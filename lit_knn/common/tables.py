@@ -14,6 +14,7 @@ from lit_knn.common.files import locked, written_whole
 FIDELITY_CSV = "fidelity.csv"
 AVERAGES_PREFIX = "averages_"  # `averages_<metric>.csv` lists the measured averages in a folder
 CHECKPOINTS_PREFIX = "checkpoints_"  # `checkpoints_<metric>.csv` lists the measured checkpoints of a run
+DRAWS_PREFIX = "draws_"  # `draws_<metric>.csv` lists further draws of samples of the best checkpoint
 # Names of metrics for people; other metrics are shown by their names in logs.
 TITLES = {"fid": "FID", "fd_pixels": "Fréchet distance on pixels", "inception_score": "Inception Score"}
 

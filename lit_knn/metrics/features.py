@@ -1,6 +1,7 @@
 """Feature extractors, one class each. Metrics compare images by their features."""
 
 import hashlib
+import os
 from abc import ABC, abstractmethod
 from os import PathLike
 from pathlib import Path
@@ -15,6 +16,8 @@ from lit_knn.common.pixels import are_pictures, to_rgb_uint8
 
 # First digits of the SHA-256 hash of the published weights. The name of the weights' file ends with these digits.
 INCEPTION_SHA256 = "6726825d"
+# Of the channels in [0, 1], with which torchvision's networks and DINOv2 were trained.
+IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
 class FeatureExtractor(ABC):
@@ -86,6 +89,18 @@ class NetworkExtractor(FeatureExtractor):
         """Compute features and logits of pixels (B, 3, H, W), uint8."""
 
 
+def _existing(extractor: str, weights: str | PathLike[str] | None) -> Path | None:
+    """Return the path of a file of weights, if one is given; raise InputError if it is not there."""
+    if weights is not None and not Path(weights).is_file():
+        raise InputError(f"{extractor}: weights={weights}: no such file")
+    return None if weights is None else Path(weights)
+
+
+def _sha256_of(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
 class InceptionV3(NetworkExtractor):
     """torch-fidelity's Inception V3 with its resizing; the Fréchet distance of its features is FID.
 
@@ -99,18 +114,15 @@ class InceptionV3(NetworkExtractor):
     num_logits = 1008
 
     def __init__(self, weights: str | PathLike[str] | None = None) -> None:
-        if weights is not None and not Path(weights).is_file():
-            raise InputError(f"InceptionV3: weights={weights}: no such file")
-        self.weights = weights
+        self.weights = _existing("InceptionV3", weights)
 
     def _load_network(self) -> Any:
         from torch_fidelity.feature_extractor_inceptionv3 import FeatureExtractorInceptionV3
 
-        path = Path(self.weights) if self.weights is not None else _downloaded_inception()
+        path = self.weights or _downloaded_inception()
         # torch-fidelity reads any pickle; this line refuses a file that holds more than tensors.
         torch.load(path, map_location="cpu", weights_only=True)
-        with path.open("rb") as file:
-            self._sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+        self._sha256 = _sha256_of(path)
         return FeatureExtractorInceptionV3(
             "inception-v3-compat", ["2048", "logits_unbiased"], feature_extractor_weights_path=str(path)
         )
@@ -170,25 +182,44 @@ class EfficientNetLite0(NetworkExtractor):
 
 
 class DINOv2(NetworkExtractor):
-    """torch-fidelity's DINOv2 ViT-L/14, downloaded by torch.hub; its distance is FD-DINOv2 (Stein et al. 2023)."""
+    """DINOv2's ViT-L/14; the Fréchet distance of its features is FD-DINOv2 (Stein et al. 2023, arXiv 2306.04675).
+
+    Images are resized as in the authors' `dgm-eval`: by PIL's bicubic rule with antialiasing, to whole pixel values.
+    torch.hub downloads the network's code from facebookresearch/dinov2, and runs it.
+
+    Args:
+        weights: a local file of the published weights, `dinov2_vitl14_pretrain.pth`; null downloads them if missing.
+    """
 
     metric = "fd_dinov2"
     num_features = 1024
 
-    def _load_network(self) -> Any:
-        from torch_fidelity.feature_extractor_dinov2 import FeatureExtractorDinoV2
+    def __init__(self, weights: str | PathLike[str] | None = None) -> None:
+        self.weights = _existing("DINOv2", weights)
 
+    def _load_network(self) -> Any:
+        os.environ.setdefault("XFORMERS_DISABLED", "1")  # xFormers, where installed, rounds in another order.
         try:
-            return FeatureExtractorDinoV2("dinov2-vit-l-14", ["dinov2"])
+            network: Any = torch.hub.load(
+                "facebookresearch/dinov2", "dinov2_vitl14", pretrained=self.weights is None, trust_repo=True
+            )
         except (OSError, RuntimeError, ImportError) as error:
             reason = " ".join(str(error).split())[:200]
             raise InputError(
                 f"DINOv2: torch.hub could not load facebookresearch/dinov2 ({reason}); without network access put a "
                 f"copy of a download folder from a machine that has it at {torch.hub.get_dir()}"
             ) from error
+        if self.weights is not None:
+            network.load_state_dict(torch.load(self.weights, map_location="cpu", weights_only=True))
+        return network
 
     def _extract(self, pixels: Tensor) -> tuple[Tensor, Tensor | None]:
-        return self.network(pixels)[0], None
+        # PIL rounds after the rows, and again after the columns.
+        x = pixels.float()
+        for size in ((x.shape[2], 224), (224, 224)):
+            x = interpolate(x, size=size, mode="bicubic", antialias=True).clamp(0, 255).round()
+        mean, std = (x.new_tensor(values).reshape(3, 1, 1) for values in (IMAGENET_MEAN, IMAGENET_STD))
+        return self.network((x / 255 - mean) / std), None
 
     def fingerprint(self) -> str:
-        return "dinov2-vit-l-14"
+        return f"dinov2-vit-l-14 bicubic {'' if self.weights is None else _sha256_of(self.weights)}".rstrip()

@@ -41,14 +41,16 @@ class NoisyLatents:
         return self.reference.labels[self.ids[numbers.start : numbers.stop]]
 
 
-def draw_samples(sample: Callable[[Tensor], Tensor], num: int, batch_size: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield this rank's share of the samples with the seeds 0 to num − 1: seeds (B,), images (B, *shape).
+def draw_samples(
+    sample: Callable[[Tensor], Tensor], num: int, batch_size: int, first: int = 0
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield this rank's share of the samples with `num` seeds from `first`: seeds (B,), images (B, *shape).
 
     `sample` draws the images of seeds. Ranks share whole batches, so an image that depends on its batch is the same for
     any number of ranks.
     """
     for _, numbers in own_batches(num, batch_size):
-        seeds = torch.arange(numbers.start, numbers.stop)
+        seeds = torch.arange(first + numbers.start, first + numbers.stop)
         yield seeds, sample(seeds)
 
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 import shutil
 from pathlib import Path
 
@@ -10,9 +11,12 @@ import torch
 import yaml
 from pytorch_lightning.strategies import SingleDeviceStrategy
 
+import lit_knn
 from lit_knn.commands.report import read_distances
 from lit_knn.common.tables import read_rows
+from lit_knn.data import Digits
 from lit_knn.metrics import FidelityMeasure, Pixels
+from lit_knn.metrics.fidelity import frechet_distance
 from lit_knn.reference import ReferenceSet
 from main import main
 from tests.command_lines import refusal_of
@@ -94,6 +98,26 @@ def test_every_kept_checkpoint_gets_a_row_and_the_best_is_told(run, capsys):
     assert read_distances([run])["fd_pixels"] == distances
     # `best` makes no new run folder.
     assert sorted(path.name for path in run.parent.iterdir()) == ["knn_0", "knn_1"]
+
+
+def test_further_draws_of_the_best_checkpoint_have_seeds_of_their_own(run, capsys):
+    best("--draws", "3")
+    chosen = min(rows(), key=lambda row: float(row["fd_pixels"]))
+    drawn = rows("draws_fd_pixels.csv")
+    assert [(row["draw"], row["checkpoint"]) for row in drawn] == [(n, chosen["checkpoint"]) for n in "23"]
+    model, values = lit_knn.load(chosen["checkpoint"]), [float(chosen["fd_pixels"])]
+    data = Digits()
+    data.setup()
+    for row, seeds in zip(drawn, (range(70, 140), range(140, 210)), strict=True):
+        values.append(frechet_distance(model.sample(seeds), data.reference, Pixels()))
+        # The samples are drawn in batches of 16, and float32 rounds sums by their length.
+        assert float(row["fd_pixels"]) == pytest.approx(values[-1], rel=1e-3)
+    printed = capsys.readouterr().out
+    told = [float(number) for number in re.findall(r"The least, ([\d.]+), .* is ([\d.]+)\n", printed)[0]]
+    assert told == pytest.approx([min(values), (values[1] + values[2]) / 2], rel=1e-3)
+    assert len(set(values)) == 3
+    best("--draws", "3")
+    assert rows("draws_fd_pixels.csv") == drawn
 
 
 def test_the_data_are_looked_at_once_and_finished_checkpoints_not_again(run, monkeypatch, capsys):

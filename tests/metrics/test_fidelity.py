@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 import torch
 import torch_fidelity
+from PIL import Image
 from torch.utils.data import Subset
 from torch_fidelity import metric_fid
 
 from lit_knn.common.errors import InputError
-from lit_knn.metrics import EfficientNetLite0, FidelityMeasure, InceptionV3, Pixels
+from lit_knn.metrics import DINOv2, EfficientNetLite0, FidelityMeasure, InceptionV3, Pixels
 from lit_knn.metrics.fidelity import (
     FeatureSums,
     frechet_distance_of_statistics,
@@ -110,6 +111,57 @@ def test_efficientnet_knows_a_flower_from_noise_in_full_precision_whatever_the_r
         again, _ = extractor(model_space(picture))
     assert torch.equal(again, features)
     assert not features.requires_grad
+
+
+HUB = """
+import torch
+
+
+class Flat(torch.nn.Flatten):
+    def __init__(self):
+        super().__init__()
+        self.factor = torch.nn.Parameter(torch.ones(()))
+
+    def forward(self, x):
+        return super().forward(self.factor * x)
+
+
+def dinov2_vitl14(pretrained):
+    assert not pretrained
+    return Flat()
+"""
+
+
+def test_dinov2_sees_images_as_the_published_measurement_prepares_them(monkeypatch, tmp_path):
+    from sklearn.datasets import load_sample_image
+    from torchvision import transforms
+
+    code, weights = tmp_path / "hub" / "facebookresearch_dinov2_main", tmp_path / "weights.pth"
+    code.mkdir(parents=True)
+    (code / "hubconf.py").write_text(HUB)
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path))
+    torch.save({"factor": torch.tensor(2.0)}, weights)
+    extractor, photo = DINOv2(weights), Image.fromarray(load_sample_image("flower.jpg"))
+    # dgm-eval of Stein et al. 2023, in the terms of PIL and torchvision.
+    published = transforms.Compose(
+        [
+            transforms.Resize((224, 224), transforms.InterpolationMode.BICUBIC),
+            transforms.ToTensor(),
+            transforms.Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
+        ]
+    )
+    for side in (32, 400):  # one set is enlarged, and one made smaller
+        small = photo.crop((150, 60, 550, 460)).resize((side, side))
+        image = torch.from_numpy(np.array(small)).permute(2, 0, 1)[None]
+        extractor.load(tuple(image.shape[1:]), "cpu")
+        features, logits = extractor(model_space(image))
+        assert logits is None
+        # PIL's sums are of integers, so a pixel may be rounded to the next of 255 values, over a deviation of 0.224.
+        torch.testing.assert_close(features, 2 * published(small).flatten()[None], rtol=0, atol=2 * 1.01 / 255 / 0.224)
+    torch.save({"factor": torch.tensor(3.0)}, tmp_path / "other.pth")
+    assert DINOv2(tmp_path / "other.pth").fingerprint() != extractor.fingerprint() != DINOv2().fingerprint()
+    with pytest.raises(InputError, match=r"DINOv2: weights=gone\.pth: no such file"):
+        DINOv2("gone.pth")
 
 
 # Options of a measurement

@@ -8,10 +8,12 @@ import torch
 
 from lit_knn.callbacks import LastCheckpoint
 from lit_knn.common.errors import InputError
-from lit_knn.estimators import Exact, OneSample
+from lit_knn.estimators import Exact, Network, OneSample
 from lit_knn.modules import LitICT
+from lit_knn.sampling.loading import load_network
 from lit_knn.sampling.solvers import euler_step
 from lit_knn.theory.posterior import posterior_mean
+from tests.networks import write_own
 from tests.short_training import TRAINER, train
 from tests.watched import Images, WatchedNet, undone
 
@@ -41,6 +43,25 @@ def test_student_sees_z_and_teacher_the_point_one_ode_step_below(estimator, hube
     huber = ((consistency(z, t) - consistency(z_hat, t_prev)).square().sum(1) + c**2).sqrt() - c
     expected = (huber / (t - t_prev).flatten()).mean().item()
     assert logged["train/loss"] == pytest.approx(expected, rel=1e-3)
+
+
+def test_distillation_follows_the_flow_of_a_trained_network_and_leaves_the_network_as_it_is(tmp_path):
+    data, net = Images(60), WatchedNet()
+    teacher = Network(write_own(tmp_path / "net.ckpt"))
+    model = LitICT(net, teacher, sigma_max=20.0)
+    train(model, data, 1)
+    (z, t), (z_hat, t_prev) = map(undone, net.calls[-2:])
+
+    def slope(z, t):
+        return (z - teacher.posterior_mean(z, t.flatten())) / t
+
+    below = z + (t_prev - t) * slope(z, t)
+    expected = z + (t_prev - t) * (slope(z, t) + slope(below, t_prev)) / 2
+    # float32 rounds z by 1e-7 of up to 80.
+    torch.testing.assert_close(z_hat, expected, rtol=1e-4, atol=1e-4)
+    of_file = load_network(tmp_path / "net.ckpt").state_dict()
+    assert all(torch.equal(value, of_file[name]) for name, value in teacher.denoiser.state_dict().items())
+    assert len(list(model.parameters())) == len(list(net.parameters()))
 
 
 def test_student_and_teacher_share_dropout_masks_and_steps_do_not():
