@@ -110,12 +110,11 @@ def test_further_draws_of_the_best_checkpoint_have_seeds_of_their_own(run, capsy
     data.setup()
     for row, seeds in zip(drawn, (range(70, 140), range(140, 210)), strict=True):
         values.append(frechet_distance(model.sample(seeds), data.reference, Pixels()))
-        # The samples are drawn in batches of 16, and float32 rounds sums by their length.
-        assert float(row["fd_pixels"]) == pytest.approx(values[-1], rel=1e-3)
+        # float32 rounds the images of other batches otherwise, by 1e-7; other seeds change the value by 1e-4.
+        assert float(row["fd_pixels"]) == pytest.approx(values[-1], rel=1e-5)
     printed = capsys.readouterr().out
     told = [float(number) for number in re.findall(r"The least, ([\d.]+), .* is ([\d.]+)\n", printed)[0]]
     assert told == pytest.approx([min(values), (values[1] + values[2]) / 2], rel=1e-3)
-    assert len(set(values)) == 3
     best("--draws", "3")
     assert rows("draws_fd_pixels.csv") == drawn
 
