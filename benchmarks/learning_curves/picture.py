@@ -27,7 +27,7 @@ def picture(curves: Mapping[str, Curves]) -> Figure:
     for axes, title in zip(grid[0], PANELS.values(), strict=True):
         axes.set_title(title, fontsize="medium")
     lines = {name: line for axes in grid.flat for line, name in zip(*axes.get_legend_handles_labels(), strict=True)}
-    figure.legend(lines.values(), lines.keys(), loc="outside lower center", ncols=len(lines), frameon=False)
+    figure.legend(lines.values(), lines.keys(), loc="outside lower center", ncols=min(len(lines), 5), frameon=False)
     return figure
 
 
@@ -46,7 +46,9 @@ def samples_picture(samples: Mapping[str, np.ndarray]) -> Figure:
 def _draw(axes: Axes, curves: Curves, name: str) -> None:
     most = max(curves.band(estimator, name)[0][-1] for estimator in curves.estimators)
     unit, divisor = image_unit(int(most))
-    for estimator, style in looks(curves.estimators).items():
+    # Mixtures of two estimators, whose names end in a share, are in the tables alone.
+    drawn = [name for name in curves.estimators if not name[-1].isdigit()]
+    for estimator, style in looks(drawn).items():
         images, mean, spread = curves.band(estimator, name)
         if not (mean > 0).all():
             continue

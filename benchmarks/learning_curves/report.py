@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from benchmarks.common import markdown
-from benchmarks.learning_curves.claims import judge
+from benchmarks.learning_curves.claims import CLOSED_FORM, judge
 from benchmarks.learning_curves.grid import MODULES, Run, targets
 from benchmarks.learning_curves.picture import picture, samples_picture
 from benchmarks.learning_curves.statistics import Curves, Interval
@@ -116,10 +116,12 @@ def _equal_time(curves: Curves, seconds: float) -> str:
 def _differences(curves: Curves) -> str:
     names = [name for name in COMPARED if curves.measured(name)]
     lines = [["difference", *(FINAL[name] for name in names), "share"]]
-    first, *_, last = curves.estimators
-    pairs = [(each, first) for each in curves.estimators[1:]]
-    pairs += [(each, last) for each in curves.estimators[1:-1]]
+    first, *others = curves.estimators
+    pairs = [(each, first) for each in others]
+    pairs += [(each, best) for best in CLOSED_FORM if best in others for each in others if each != best]
     pairs = [pair for pair in pairs if curves.seeds(*pair)]
+    if not pairs:
+        return "No pair has a common seed yet."
     share = curves.images_to_reach(curves.quality, first)
     for one, other in pairs:
         cells = [_told(curves.difference(curves.last(name), one, other, len(pairs))) for name in names]
