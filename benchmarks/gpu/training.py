@@ -12,7 +12,6 @@ from torch import nn
 
 from benchmarks.common import Rows, markdown, number
 from benchmarks.gpu.images import synthetic_images
-from benchmarks.gpu.step_callbacks import StepClock, SyncCounter
 from benchmarks.gpu.timing import MIB, release, wait, why
 from lit_knn.common.errors import first_line
 from lit_knn.data.batches import ReferenceBatches
@@ -40,6 +39,32 @@ SMALL = Size(8, 1, 64, 4, warm_up=1, steps=2)
 # Lightning's names of the precisions, and whether the network is compiled.
 PRECISIONS = {"fp32": ("32-true", False), "bf16": ("bf16-mixed", False)}
 COMPILED = {"bf16, compiled": ("bf16-mixed", True)}
+
+
+class StepClock(pl.Callback):
+    """Reads the module's own monitor over the optimiser steps after a warm-up, in which the first steps take memory.
+
+    Args:
+        warm_up: steps before the clock starts.
+    """
+
+    def __init__(self, warm_up: int) -> None:
+        self.warm_up = warm_up
+        self.started = False
+        self.values: dict[str, float] = {}
+
+    def on_train_batch_end(self, trainer: pl.Trainer, pl_module: Any, *_: Any) -> None:
+        """Start after the warm-up, and stop after the last step."""
+        start, stop = trainer.global_step >= self.warm_up and not self.started, trainer.global_step >= trainer.max_steps
+        if not (start or stop):
+            return
+        if pl_module.device.type == "cuda":
+            torch.cuda.synchronize()
+        if start:
+            self.started = True
+            pl_module.monitor.restart()
+        else:
+            self.values = pl_module.monitor.read()
 
 
 class Images(pl.LightningDataModule):
@@ -98,7 +123,7 @@ def _trained(
         from lit_knn.callbacks import NetworkSpeed  # This package also needs matplotlib and torchvision.
 
         callbacks.append(NetworkSpeed())
-    clock, counter = StepClock(size.warm_up), SyncCounter(size.warm_up)
+    clock = StepClock(size.warm_up)
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
     try:
@@ -109,14 +134,14 @@ def _trained(
                 accelerator="gpu" if device.type == "cuda" else "cpu", devices=1, precision=precision,  # type: ignore[arg-type]
                 max_steps=size.warm_up + size.steps, log_every_n_steps=10**6, logger=False, barebones=False,
                 enable_progress_bar=False, enable_checkpointing=False, enable_model_summary=False,
-                callbacks=[*callbacks, clock, counter],
+                callbacks=[*callbacks, clock],
             )  # fmt: skip
             trainer.fit(model, Images(reference, size.batch_size))
         wait(device)
     finally:
         _forget(model)
     peak = torch.cuda.max_memory_allocated(device) / MIB if device.type == "cuda" else float("nan")
-    return {"images_per_s": clock.values["train/images_per_s"], "peak_mib": peak, "syncs": counter.count}
+    return {"images_per_s": clock.values["train/images_per_s"], "peak_mib": peak}
 
 
 def _forget(model: nn.Module) -> None:
@@ -133,14 +158,13 @@ def step_ms(rows: Rows, images: int, d: int) -> float:
 
 def table(rows: Rows) -> str:
     """Make a Markdown table; ratios are to float32 of the same model."""
-    lines = [["model", "precision", "images/s", "ratio", "peak memory, MiB", "synchronisations of a step"]]
+    lines = [["model", "precision", "images/s", "ratio", "peak memory, MiB"]]
     plain = {row["model"]: row.get("images_per_s") for row in rows if row["precision"] == "fp32"}
     for row in rows:
         speed, base = row.get("images_per_s"), plain.get(row["model"])
         if speed is None:
-            lines.append([row["model"], row["precision"], row["note"], "", "", ""])
+            lines.append([row["model"], row["precision"], row["note"], "", ""])
             continue
         ratio = f"{speed / base:.2f}" if base else ""
-        syncs = "" if row["syncs"] is None else str(row["syncs"])
-        lines.append([row["model"], row["precision"], f"{speed:.4g}", ratio, number(row["peak_mib"]), syncs])
+        lines.append([row["model"], row["precision"], f"{speed:.4g}", ratio, number(row["peak_mib"])])
     return markdown(lines)
