@@ -101,6 +101,10 @@ def test_a_class_is_chosen_or_drawn_from_the_seed(kind, runs):
     assert len(set(chosen)) > 1
     assert torch.equal(model.sample(SEEDS, 2, chosen), drawn)
     assert torch.equal(model.sample(SEEDS, 2, torch.tensor(chosen)), drawn)
+    z = seeded_noise(range(3), model.image_shape)
+    expected = model(z, 1.0, torch.tensor([4, 4, 4]))
+    assert all(torch.equal(model(z, 1.0, label), expected) for label in (4, [4, 4, 4], torch.tensor(4)))
+    assert torch.equal(model(z, 1.0, -1), model(z, 1.0))
     # Sums of one row may round differently.
     torch.testing.assert_close(model.sample([3], 2), drawn[3:4], rtol=0, atol=1e-5 * float(drawn.abs().max()))
     for label in (10, -1, True, [0, 1], [0, 1, 2, 3, 10], torch.zeros(5)):
@@ -153,6 +157,8 @@ def test_the_name_of_a_folder_is_a_class_from_prepare_to_sample(tmp_path, capsys
         ("ict", lambda model, z: model(z, torch.tensor([0.5, 0.001])), "the noise level must be above 0, from"),
         ("flow", lambda model, z: model(z, torch.tensor([0.5, 1.0])), "the noise level must be above 0, from"),
         ("edm", lambda model, z: model(z, torch.ones(4)), "a number or one for each of 2 z"),
+        ("edm_classes", lambda model, z: model.posterior_mean(z, 1.0, torch.tensor([0, 10])), "class_label=10, but"),
+        ("edm_classes", lambda model, z: model(z, 1.0, torch.zeros(2)), "class_label must be an integer, or one for"),
         ("edm", lambda model, z: model(z[:, 0], 0.5), r"z must be float \(B, 1, 8, 8\), got \(2, 8, 8\)"),
     ],
 )
