@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import pytorch_lightning as pl
+import torch
 import yaml
 from jsonargparse import set_loader
 from pytorch_lightning.callbacks import ProgressBar
@@ -245,6 +246,9 @@ class CLI(LightningCLI):
             callbacks = [*callbacks, StepProgressBar()]
         # Lightning's own logging of hyperparameters knows neither estimator nor net; `SaveConfig` logs all options.
         kwargs = {"enable_autolog_hparams": False, **validated_at_the_end(options), **kwargs}
+        elsewhere = self.subcommand == "plan" and self.config[self.subcommand].gpu_gb is not None
+        if elsewhere and options["accelerator"] in ("gpu", "cuda") and not torch.cuda.is_available():
+            kwargs["accelerator"] = "cpu"  # The planned GPUs are those of another machine.
         if self._run is not None and options["logger"] in (None, True):  # Lightning's default, in the run's folder
             named = folder_of_name(options)
             kwargs = {"logger": TensorBoardLogger(named.parent, named.name, self._version), **kwargs}
