@@ -326,6 +326,8 @@ def test_a_run_is_its_last_checkpoint_or_the_kept_one_of_the_most_images(runs, t
     folder.mkdir(parents=True)
     with pytest.raises(InputError, match=r"knn_0 has neither checkpoints/last\.ckpt nor a kept checkpoint"):
         lit_knn.load(alone)
+    with pytest.raises(InputError, match=r"\(images_seen=N\.ckpt\); it holds the runs knn_0$"):
+        lit_knn.load(tmp_path)
     (folder / "images_seen=9.ckpt").write_bytes(b"damaged")  # By name it would be the last.
     # NetworkSpeed lays weights out channels last; `predict` copies them into a network with the usual layout.
     checkpoint = torch.load(last(run), weights_only=True)
@@ -395,7 +397,7 @@ def test_files_that_are_wrong_are_refused(runs, tmp_path):
         ("doubled.ckpt", "no checkpoint of a training: it has no state_dict"),
         ("prefix.ckpt", r"no weights named other\.\*"),
         ("huge.ckpt", "its tensors are more than 64 times as large as the file"),
-        ("a.pt", "must be one of"),
+        ("a.pt", "no such file or folder of a run; a network file must be one of"),
         ("text.safetensors", "is not a safetensors file, or a damaged one"),
     ):
         with pytest.raises(InputError, match=message) as caught:
