@@ -37,6 +37,7 @@ from lit_knn.commands.cli.trainer_options import (
     validated_at_the_end,
     warn_of_unused_gpu,
 )
+from lit_knn.commands.entry import COMMANDS
 from lit_knn.commands.trainer import Trainer
 from lit_knn.common.errors import InputError, prefixed
 from lit_knn.data import ReferenceDataModule
@@ -284,6 +285,9 @@ def make_cli(args: Sequence[str] | None = None, run: bool = True) -> CLI:
     """Parse a command line and run it; or without `run`, of options alone, only make model, data and trainer."""
     raising = {"exit_on_error": False, "epilog": DEBUG_HELP}
     command = {**raising, "usage": "%(prog)s [-c CONFIG ...] [--OPTION VALUE ...]"}
+    subcommands = {name: dict(command) for name in CLI.subcommands()}
+    for name in subcommands.keys() & LightningCLI.subcommands().keys():  # Lightning tells of its own trainer.
+        subcommands[name]["description"] = COMMANDS[name].capitalize()
     given = list(sys.argv[1:] if args is None else args)
     return CLI(
         pl.LightningModule,
@@ -297,7 +301,7 @@ def make_cli(args: Sequence[str] | None = None, run: bool = True) -> CLI:
         trainer_defaults={**TRAINER_DEFAULTS, "callbacks": [RunRecord(), RunSummary()]},
         save_config_callback=SaveConfig,
         save_config_kwargs={"overwrite": True},
-        parser_kwargs={**raising, **({name: dict(command) for name in CLI.subcommands()} if run else {})},
+        parser_kwargs={**raising, **(subcommands if run else {})},
         args=given,
         run=run,
     )
