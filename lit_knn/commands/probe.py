@@ -148,13 +148,14 @@ def conclude(t: np.ndarray, table: Columns, training: Training) -> list[str]:
             f", {ms / pass_ms:.0%} of a pass of the network" if pass_ms < math.inf else ""
         )
         lines.append(f"{own} removes {1 - left:.2%} ± {error:.2%} of the target noise of {name}; it costs {cost}.")
+    beyond = f"{outside:.1%} of the noise levels are outside those measured, and count as the nearest one."
     return [
         *lines,
         f"Collapse: up to level {collapse} at least 99 % of the posteriors are one image, so all estimators agree.",
         f"With a tenth of the images that level is {of_tenth}. {above:.1%} of the noise levels are above {collapse}.",
         f"Better targets pay up to level {stf}; above it STF leaves less than 1 % of the noise of one sample.",
         f"{inside:.1%} of the target noise is between these levels. Above level {flat} the denoiser is the mean image.",
-        f"{outside:.1%} of the noise levels are outside those measured, and count as the nearest one.",
+        *([] if beyond.startswith("0.0%") else [beyond]),
     ]
 
 

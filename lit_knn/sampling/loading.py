@@ -172,7 +172,7 @@ def find_file(path: str | os.PathLike[str]) -> Path:
 def _read(file: Path) -> Parts:
     readers = {".ckpt": _read_checkpoint, ".safetensors": read_exported, ".pkl": _read_published}
     if file.suffix not in readers:
-        found = "" if file.exists() else "no such file, and "
+        found = "" if file.exists() else "no such file or folder of a run; "
         raise InputError(f"{file}: {found}a network file must be one of {', '.join(readers)}")
     if not file.is_file():  # Opening a pipe would wait for somebody to write to it.
         raise InputError(f"{file}: {'a pipe, a socket or a device' if file.exists() else 'no such file'}")

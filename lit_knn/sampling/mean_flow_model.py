@@ -58,12 +58,12 @@ class MeanFlowModel(GenerativeModel):
         Raises:
             InputError: r > t or r < 0; as `forward`.
         """
-        t = self.checked(z, t, class_label, *self.times_range())
+        t, labels = self.checked(z, t, class_label, *self.times_range())
         r = torch.as_tensor(r, device=z.device).expand(len(z))
         bad = ~((r >= 0) & (r <= t))
         if bad.any():
             raise InputError(f"r must be from 0 to t={t[bad][0].item():g}, got {r[bad][0].item():g}")
-        return self.network(z, t, class_label, r)
+        return self.network(z, t, labels, r)
 
     def check_steps(self, num_steps: int) -> None:
         if type(num_steps) is not int or num_steps < 1:

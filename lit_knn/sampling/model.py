@@ -4,19 +4,22 @@ import math
 from abc import abstractmethod
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
 from lit_knn.common.errors import InputError
 from lit_knn.nets.architecture import architecture_of
-from lit_knn.nets.base import class_number
+from lit_knn.nets.base import NO_CLASS, class_number
 from lit_knn.nets.flow import FlowDenoiser
 from lit_knn.nets.precond import EDMPrecond
 from lit_knn.sampling.guidance import Denoiser, check_guidance, guided
 from lit_knn.sampling.samplers import seeded_classes
 from lit_knn.theory.noise import EDM, VP, LinearInterpolant, Process
+
+# One class or one for each item, by number or by name.
+Labels: TypeAlias = int | str | Sequence[int | str] | Tensor
 
 # A file can name only these processes.
 PROCESSES: dict[str, type[Process]] = {process.__name__: process for process in (EDM, VP, LinearInterpolant)}
@@ -100,21 +103,24 @@ class GenerativeModel(nn.Module):
         """The device of the weights, on which the images are made."""
         return next(self.parameters()).device
 
-    def forward(self, z: Tensor, t: Tensor | float, class_label: Tensor | None = None) -> Tensor:
+    def forward(self, z: Tensor, t: Tensor | float, class_label: Labels | None = None) -> Tensor:
         """Evaluate the preconditioned network at z (B, *shape) and its time t, (B,) or a number: (B, *shape)."""
-        return self.network(z, self.checked(z, t, class_label, *self.times_range()), class_label)
+        return self.network(z, *self.checked(z, t, class_label, *self.times_range()))
 
     def times_range(self) -> tuple[float, float]:
         """Return the bounds of the times t that `forward` takes; a bound of 0 or infinity is excluded."""
         return 0.0, math.inf
 
     def checked(
-        self, z: Tensor, t: Tensor | float, labels: Tensor | None, low: float = 0.0, high: float = math.inf
-    ) -> Tensor:
-        """Return the times as (B,), of a float type, on the device of `z`; raise InputError as `forward`."""
+        self, z: Tensor, t: Tensor | float, class_label: Labels | None, low: float = 0.0, high: float = math.inf
+    ) -> tuple[Tensor, Tensor | None]:
+        """Return the times, (B,), of a float type, and the classes, (B,) or None, on the device of `z`.
+
+        Raises InputError for others than `forward` takes.
+        """
         if z.shape[1:] != self.image_shape or not z.is_floating_point():
             raise InputError(f"z must be float (B, {', '.join(map(str, self.image_shape))}), got {tuple(z.shape)}")
-        if labels is not None and not self.num_classes:
+        if class_label is not None and not self.num_classes:
             raise InputError("class_label is given, but the network has num_classes=0")
         t = t.to(z.device) if isinstance(t, Tensor) else torch.tensor(t, dtype=torch.float64, device=z.device)
         t = t if t.is_floating_point() else t.double()
@@ -124,14 +130,17 @@ class GenerativeModel(nn.Module):
         inside = (t > 0) & (t >= torch.tensor(low, dtype=t.dtype)) & (t.double() <= high) & t.isfinite()
         if not inside.all():
             raise InputError(f"the noise level must be above 0, from {low:g} to {high:g}, got {t[~inside][0].item():g}")
-        return t.expand(len(z))
+        # (B, num_classes) weights of the classes are for the network to check.
+        if class_label is None or (isinstance(class_label, Tensor) and class_label.dim() == 2):
+            return t.expand(len(z)), class_label
+        return t.expand(len(z)), self.numbers(class_label, len(z), "z", others=(NO_CLASS,)).to(z.device)
 
     @torch.no_grad()
     def sample(
         self,
         seeds: Sequence[int] | Tensor,
         num_steps: int | None = None,
-        class_label: int | str | Sequence[int | str] | Tensor | None = None,
+        class_label: Labels | None = None,
         guidance: float | None = None,
     ) -> Tensor:
         """Draw one image per seed: (B, *shape), float32, model space, on the device of the weights.
@@ -155,17 +164,22 @@ class GenerativeModel(nn.Module):
         chosen = self.sampling_class if class_label is None else class_label
         if chosen is None:
             return seeded_classes(seeds, self.num_classes, self.device) if self.num_classes else None
+        return self.numbers(chosen, len(seeds), "seeds").to(self.device)
+
+    def numbers(self, chosen: Labels, count: int, counted: str, others: tuple[int, ...] = ()) -> Tensor:
+        """Return one class for all, or one for each of `count` items, as (count,) int64; `others` pass, too."""
 
         def number(label: Any) -> Any:
             return class_number("class_label", self.net, label) if isinstance(label, str) else label
 
         chosen = [number(label) for label in chosen] if isinstance(chosen, list | tuple) else number(chosen)
-        labels = torch.as_tensor(chosen, device=self.device)
-        if labels.shape not in ((), (len(seeds),)) or labels.is_floating_point():
-            raise InputError(f"class_label must be an integer, or one for each of {len(seeds)} seeds")
-        for label in labels.aminmax():
-            class_number("class_label", self.net, label.item())
-        return labels.expand(len(seeds))
+        labels = torch.as_tensor(chosen)
+        if labels.shape not in ((), (count,)) or labels.is_floating_point():
+            raise InputError(f"class_label must be an integer, or one for each of {count} {counted}")
+        for label in labels.unique().tolist():
+            if label not in others:
+                class_number("class_label", self.net, label)
+        return labels.long().expand(count)
 
     def description(self) -> dict[str, Any]:
         """Describe the model without its weights, as plain values; `architecture` is None if the net is a user's."""
@@ -194,9 +208,9 @@ class DenoisingModel(GenerativeModel):
     def denoiser(self) -> EDMPrecond | FlowDenoiser:
         """The network as D(z, σ, class_label=None)."""
 
-    def posterior_mean(self, z: Tensor, sigma: Tensor | float, class_label: Tensor | None = None) -> Tensor:
+    def posterior_mean(self, z: Tensor, sigma: Tensor | float, class_label: Labels | None = None) -> Tensor:
         """Return the denoised E[x | x + σε = z] for z (B, *shape) at sigma, (B,) or a number: (B, *shape), float32."""
-        return self.denoiser(z, self.checked(z, sigma, class_label), class_label)
+        return self.denoiser(z, *self.checked(z, sigma, class_label))
 
     def guided_network(self, class_label: Tensor | None, guidance: float) -> Denoiser:
         """Return the preconditioned network as a function of (z, t), with classes (B,) or None, and guidance."""

@@ -1,11 +1,13 @@
 """Bad command lines: each ends in one line and exit status 2, without a traceback, and writes nothing."""
 
 import os
+import warnings
 from pathlib import Path
 
 import pytest
 import torch
 
+from lit_knn.commands.cli import command
 from lit_knn.commands.cli.trainer_options import check_trainer_options
 from lit_knn.common.errors import InputError, one_line
 from main import main, make_cli
@@ -85,7 +87,16 @@ def test_debug_shows_the_traceback_and_nothing_else_does(capsys):
     assert lines[-1] == "error: LitICT: lr must be above 0, got 0.0"
     with pytest.raises(SystemExit):
         main(["fit", "--help"])
-    assert "--debug" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "--debug" in said
+    assert "\nTrain a model\n" in said
+
+
+def test_a_warning_of_ours_is_one_line_without_its_place_in_the_source():
+    with command._quiet():
+        assert warnings.formatwarning("few images", UserWarning, command.__file__, 1) == "warning: few images\n"
+        assert warnings.formatwarning("few images", UserWarning, "other.py", 1).startswith("other.py:1: UserWarning: ")
+    assert warnings.formatwarning("few images", UserWarning, command.__file__, 1).startswith(command.__file__)
 
 
 def test_a_fault_of_the_program_is_told_in_one_line_with_another_status(monkeypatch, capsys):
@@ -124,9 +135,9 @@ def test_the_error_has_a_line_of_its_own_below_a_progress_bar(capsys):
 
 
 def test_a_limit_of_0_is_refused_where_the_command_would_do_nothing():
-    for command, limit in (("fit", "train"), ("validate", "val"), ("predict", "predict")):
+    for subcommand, limit in (("fit", "train"), ("validate", "val"), ("predict", "predict")):
         options = {f"limit_{limit}_batches": 0}
-        assert f"limit_{limit}_batches must be above 0" in refusal(check_trainer_options, options, command)
+        assert f"limit_{limit}_batches must be above 0" in refusal(check_trainer_options, options, subcommand)
     check_trainer_options({"limit_val_batches": 0}, "fit")
 
 

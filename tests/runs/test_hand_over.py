@@ -101,6 +101,10 @@ def test_a_class_is_chosen_or_drawn_from_the_seed(kind, runs):
     assert len(set(chosen)) > 1
     assert torch.equal(model.sample(SEEDS, 2, chosen), drawn)
     assert torch.equal(model.sample(SEEDS, 2, torch.tensor(chosen)), drawn)
+    z = seeded_noise(range(3), model.image_shape)
+    expected = model(z, 1.0, torch.tensor([4, 4, 4]))
+    assert all(torch.equal(model(z, 1.0, label), expected) for label in (4, [4, 4, 4], torch.tensor(4)))
+    assert torch.equal(model(z, 1.0, -1), model(z, 1.0))
     # Sums of one row may round differently.
     torch.testing.assert_close(model.sample([3], 2), drawn[3:4], rtol=0, atol=1e-5 * float(drawn.abs().max()))
     for label in (10, -1, True, [0, 1], [0, 1, 2, 3, 10], torch.zeros(5)):
@@ -153,6 +157,8 @@ def test_the_name_of_a_folder_is_a_class_from_prepare_to_sample(tmp_path, capsys
         ("ict", lambda model, z: model(z, torch.tensor([0.5, 0.001])), "the noise level must be above 0, from"),
         ("flow", lambda model, z: model(z, torch.tensor([0.5, 1.0])), "the noise level must be above 0, from"),
         ("edm", lambda model, z: model(z, torch.ones(4)), "a number or one for each of 2 z"),
+        ("edm_classes", lambda model, z: model.posterior_mean(z, 1.0, torch.tensor([0, 10])), "class_label=10, but"),
+        ("edm_classes", lambda model, z: model(z, 1.0, torch.zeros(2)), "class_label must be an integer, or one for"),
         ("edm", lambda model, z: model(z[:, 0], 0.5), r"z must be float \(B, 1, 8, 8\), got \(2, 8, 8\)"),
     ],
 )
@@ -320,6 +326,8 @@ def test_a_run_is_its_last_checkpoint_or_the_kept_one_of_the_most_images(runs, t
     folder.mkdir(parents=True)
     with pytest.raises(InputError, match=r"knn_0 has neither checkpoints/last\.ckpt nor a kept checkpoint"):
         lit_knn.load(alone)
+    with pytest.raises(InputError, match=r"\(images_seen=N\.ckpt\); it holds the runs knn_0$"):
+        lit_knn.load(tmp_path)
     (folder / "images_seen=9.ckpt").write_bytes(b"damaged")  # By name it would be the last.
     # NetworkSpeed lays weights out channels last; `predict` copies them into a network with the usual layout.
     checkpoint = torch.load(last(run), weights_only=True)
@@ -389,7 +397,7 @@ def test_files_that_are_wrong_are_refused(runs, tmp_path):
         ("doubled.ckpt", "no checkpoint of a training: it has no state_dict"),
         ("prefix.ckpt", r"no weights named other\.\*"),
         ("huge.ckpt", "its tensors are more than 64 times as large as the file"),
-        ("a.pt", "must be one of"),
+        ("a.pt", "no such file or folder of a run; a network file must be one of"),
         ("text.safetensors", "is not a safetensors file, or a damaged one"),
     ):
         with pytest.raises(InputError, match=message) as caught:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import pytorch_lightning as pl
+import torch
 import yaml
 from jsonargparse import set_loader
 from pytorch_lightning.callbacks import ProgressBar
@@ -36,6 +37,7 @@ from lit_knn.commands.cli.trainer_options import (
     validated_at_the_end,
     warn_of_unused_gpu,
 )
+from lit_knn.commands.entry import COMMANDS
 from lit_knn.commands.trainer import Trainer
 from lit_knn.common.errors import InputError, prefixed
 from lit_knn.data import ReferenceDataModule
@@ -245,6 +247,9 @@ class CLI(LightningCLI):
             callbacks = [*callbacks, StepProgressBar()]
         # Lightning's own logging of hyperparameters knows neither estimator nor net; `SaveConfig` logs all options.
         kwargs = {"enable_autolog_hparams": False, **validated_at_the_end(options), **kwargs}
+        elsewhere = self.subcommand == "plan" and self.config[self.subcommand].gpu_gb is not None
+        if elsewhere and options["accelerator"] in ("gpu", "cuda") and not torch.cuda.is_available():
+            kwargs["accelerator"] = "cpu"  # The planned GPUs are those of another machine.
         if self._run is not None and options["logger"] in (None, True):  # Lightning's default, in the run's folder
             named = folder_of_name(options)
             kwargs = {"logger": TensorBoardLogger(named.parent, named.name, self._version), **kwargs}
@@ -280,6 +285,9 @@ def make_cli(args: Sequence[str] | None = None, run: bool = True) -> CLI:
     """Parse a command line and run it; or without `run`, of options alone, only make model, data and trainer."""
     raising = {"exit_on_error": False, "epilog": DEBUG_HELP}
     command = {**raising, "usage": "%(prog)s [-c CONFIG ...] [--OPTION VALUE ...]"}
+    subcommands = {name: dict(command) for name in CLI.subcommands()}
+    for name in subcommands.keys() & LightningCLI.subcommands().keys():  # Lightning tells of its own trainer.
+        subcommands[name]["description"] = COMMANDS[name].capitalize()
     given = list(sys.argv[1:] if args is None else args)
     return CLI(
         pl.LightningModule,
@@ -293,7 +301,7 @@ def make_cli(args: Sequence[str] | None = None, run: bool = True) -> CLI:
         trainer_defaults={**TRAINER_DEFAULTS, "callbacks": [RunRecord(), RunSummary()]},
         save_config_callback=SaveConfig,
         save_config_kwargs={"overwrite": True},
-        parser_kwargs={**raising, **({name: dict(command) for name in CLI.subcommands()} if run else {})},
+        parser_kwargs={**raising, **(subcommands if run else {})},
         args=given,
         run=run,
     )

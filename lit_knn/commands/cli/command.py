@@ -9,10 +9,13 @@ import time
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
 
 from pytorch_lightning.utilities import rank_zero_only
 from pytorch_lightning.utilities.exceptions import SIGTERMException
 
+import lit_knn
 from lit_knn.commands.cli.cli import make_cli
 from lit_knn.common.errors import LostProcessError, NonFiniteLossError, is_lost, one_line
 from lit_knn.runs.interruption import RunInterrupted
@@ -39,6 +42,8 @@ WARNINGS = (
 # Advertisements for other products, and reports that nothing happened.
 LINES = ("💡 Tip", "TPU available: False", "Found current_model_state in the checkpoint")
 LOGGERS = ("pytorch_lightning.utilities.rank_zero", "lightning_fabric.utilities.rank_zero")
+
+OURS = Path(lit_knn.__file__).parent
 
 # Launchers set the number of processes in these variables.
 SIZES = ("WORLD_SIZE", "SLURM_NTASKS", "JSM_NAMESPACE_SIZE")
@@ -86,8 +91,16 @@ def _first_is_alive() -> bool:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Hide Lightning's messages that do not matter for a run of this program."""
+    """Hide Lightning's messages that do not matter for a run of this program, and the place of our own warnings."""
     loggers = [logging.getLogger(name) for name in LOGGERS]
+    formatted = warnings.formatwarning
+
+    def without_place(message: Any, category: type[Warning], filename: str, *place: Any, **more: Any) -> str:
+        if issubclass(category, UserWarning) and OURS in Path(filename).parents:
+            return f"warning: {message}\n"
+        return formatted(message, category, filename, *place, **more)
+
+    warnings.formatwarning = without_place
     with warnings.catch_warnings():
         for beginning in WARNINGS:
             warnings.filterwarnings("ignore", message=beginning)
@@ -96,6 +109,7 @@ def _quiet() -> Iterator[None]:
         try:
             yield
         finally:
+            warnings.formatwarning = formatted
             for logger in loggers:
                 logger.removeFilter(_says_something)
 
