@@ -122,6 +122,10 @@ def test_figures_and_evaluations_have_the_numbers_and_networks_of_their_sources(
     for name in ("celeba64", "imagenet64"):
         (callback,) = resolved(CONFIGS / name / "estimator_error.yaml")["trainer"]["callbacks"]
         assert callback["init_args"]["estimators"]["one sample"]["init_args"] == {"n": 1}
+    # A curve has the options that its name says.
+    for path in (CONFIGS / "figure3").glob("ablation_*.yaml"):
+        for name, own in resolved(path)["trainer"]["callbacks"][0]["init_args"]["estimators"].items():
+            assert {word for word in name.split() if "=" in word} <= {f"{o}={v}" for o, v in own["init_args"].items()}
     # The networks of figures are those of the run that trains them.
     trained = parse("table2/digits.yaml").model.denoiser.model.state_dict()
     figure5 = resolved(CONFIGS / "figure5" / "digits.yaml")["trainer"]["callbacks"][0]["init_args"]

@@ -250,19 +250,6 @@ def test_the_proposal_is_a_distribution_that_holds_the_source(t):
         assert (proposal.ids == ids[:, None]).any(1).all()
 
 
-def test_it_mends_what_the_search_misses_at_small_noise():
-    reference, t = few_lists(), 0.5
-    x, _, z = latents(reference, t, 200)
-    mu = enumerated_mean(reference, z, levels(t, 200))
-
-    def mse(**options):
-        estimator = KNN(50, 16, **options).bind(reference)
-        return (estimator.posterior_mean(z, t, x, rng(5)) - mu).square().mean()
-
-    assert mse() > 1e-3
-    assert mse(include_source=True) < 1e-3 * mse()
-
-
 def test_with_the_source_it_stays_consistent():
     # At n = 4,000 the error is only the variance of Eq. 12 with this proposal; it falls as 1/n.
     reference, t, n = few_lists(), 2.0, 4000

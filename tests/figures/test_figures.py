@@ -292,7 +292,11 @@ def test_curves_of_agreement_show_values_errors_and_the_range_over_networks():
 def test_boxes_of_samples_have_the_quartiles_of_both_measures():
     network = torch.randn(9, 1, 3, 3)
     samples = {"twice": 2 * network, "noisy": network + 0.5 * torch.randn(9, 1, 3, 3)}
-    panels = same_noise_boxes(samples, {"one": network}).axes
+    panels = same_noise_boxes(samples, {"one": network, "other": network.flip(0)}).axes
+    named = [to_hex(patch.get_facecolor()) for patch in panels[1].get_legend().get_patches()]
+    assert legend(panels[1].get_legend()) == ["one", "other"]
+    assert len(set(named)) == 2
+    assert [to_hex(box.get_facecolor()) for box in panels[0].patches] == [named[0]] * 2 + [named[1]] * 2
     for place, own in enumerate(samples.values()):
         pairs = [*zip(network.flatten(1).numpy(), own.flatten(1).numpy(), strict=True)]
         measures = [r2_score(*pair) for pair in pairs], [np.corrcoef(*pair)[0, 1] for pair in pairs]
@@ -337,6 +341,7 @@ def test_variants_of_an_estimator_are_lighter_and_other_names_differ_and_the_fir
     assert colours["single Monte_Carlo"] == to_rgb(PALETTE["MonteCarlo"][0])
     assert len(set(colours.values())) == len(names)
     assert sorted(names, key=lambda name: -found[name]["zorder"]) == names
+    assert to_rgb(looks(["Exact above KNN"])["Exact above KNN"]["color"]) == to_rgb(PALETTE["Exact"][0])
 
 
 @pytest.mark.parametrize(

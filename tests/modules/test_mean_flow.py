@@ -226,7 +226,7 @@ def test_the_weight_is_a_constant_power_of_the_squared_error(power):
 
 
 class ByLabel(nn.Module):
-    """u = 1, 2, … for the classes 0, 1, …, and 0 without a class."""
+    """u = 1, 2, … for the classes 0, 1, …, and 5 without a class."""
 
     augment_dim, num_classes = GAP_FEATURES, 2
 
@@ -235,7 +235,8 @@ class ByLabel(nn.Module):
         self.weight = nn.Parameter(torch.ones(()))
 
     def forward(self, z, noise_label, class_label=None, augment_label=None):
-        value = torch.zeros(len(z)) if class_label is None else torch.where(class_label == NO_CLASS, 0, class_label + 1)
+        labels = torch.full((len(z),), NO_CLASS) if class_label is None else class_label
+        value = torch.where(labels == NO_CLASS, 5, labels + 1)
         return self.weight * column(value, z) + 0 * z
 
 
@@ -245,8 +246,8 @@ def test_guidance_mixes_the_velocity_with_the_networks_own():
     z, t = torch.randn(3, 1, 2, 2, generator=rng()), torch.tensor([0.3, 0.5, 0.9], dtype=torch.float64)
     labels, mean = torch.tensor([0, 1, NO_CLASS]), torch.zeros(3, 1, 2, 2)
     found = module.errors(z, t, t, mean, mean, labels)
-    velocity, own = z / column(t, z), column(torch.tensor([1.0, 2.0, 0.0]), z)
-    wanted = torch.where(column(labels, z) == NO_CLASS, velocity, 1.5 * velocity + 0.25 * own)
+    velocity, own = z / column(t, z), column(torch.tensor([1.0, 2.0, 5.0]), z)
+    wanted = torch.where(column(labels, z) == NO_CLASS, velocity, 1.5 * velocity + 0.25 * own - 0.75 * 5)
     torch.testing.assert_close(found, (own - wanted).square().flatten(1).mean(1))
     with pytest.raises(InputError, match=r"guidance=2\.0 needs a network that was trained without classes"):
         LitMeanFlow(ByLabel(), OneSample(), guidance=2.0, class_conditional=True)

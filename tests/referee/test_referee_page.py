@@ -68,6 +68,10 @@ def test_the_error_over_all_levels_is_the_worst_and_the_time_the_mean(tmp_path):
     rows = [row("a", t, mse, time) for t, mse, time in ((1.0, 1e-3, 1), (2.0, 9e-3, 2), (3.0, 2e-3, 6))]
     _, (entry,) = results_of(tmp_path, rows)
     assert (entry.error, entry.time) == (pytest.approx(9), 3)
+    # The error bar is that of the worst level.
+    figure = error_against_time(*results_of(tmp_path, [*rows[::2], rows[1] | {"mse_se": 3e-3}]))
+    (reach,) = figure.axes[0].containers[0].lines[2][1].get_segments()
+    assert reach[:, 1] == pytest.approx([6, 12])
     # At t = 1 all are exact to rounding, the reference, too. At t = 2 the ratio is 0.1 for both.
     rows = [row(n, 1.0, mse, time, mse_ratio=mse / 1e-20) for n, mse, time in (("fast", 1e-18, 1), ("slow", 1e-30, 2))]
     rows += [row("fast", 2.0, 1e-4, 1), row("slow", 2.0, 1e-4, 2)]

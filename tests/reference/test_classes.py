@@ -58,6 +58,9 @@ def test_a_class_holds_its_images_and_no_others(sort, hflip):
 @pytest.mark.parametrize("labels", [[2, 2, 0, 1, 1], [0], [0, 1, 0]])
 def test_images_in_order_of_class_are_told_from_others(labels):
     assert lie_together(torch.tensor(labels)) == (labels != [0, 1, 0])
+    classes = classes_of(ReferenceSet(torch.arange(1.0 * len(labels))[:, None], labels=torch.tensor(labels)))
+    found = {label: own.images.flatten().tolist() for label, own in classes.items()}
+    assert found == {label: [i for i, one in enumerate(labels) if one == label] for label in labels}
 
 
 @pytest.mark.parametrize(

@@ -171,7 +171,7 @@ def write_run(folder, kept, last, ckpt_path=None):
 
 
 def test_kept_checkpoints_of_a_resumed_run_end_where_it_went_on_and_have_the_end_of_a_finished_one(tmp_path):
-    write_run(tmp_path / "a", [100, 200, 300], (220, 22))
+    write_run(tmp_path / "a", [100, 200, 300], (200, 20))
     write_run(tmp_path / "b", [250, 350], (370, 37), str(tmp_path / "a" / "checkpoints" / "last.ckpt"))
     for max_steps, end in ((-1, []), (38, []), (37, [370])):
         found = RunFolder(tmp_path / "b").kept_checkpoints(max_steps=max_steps)

@@ -318,6 +318,9 @@ def test_a_published_network_is_sampled_as_by_edm(name, tmp_path):
         assert torch.equal(model.sample([5, 6], 3, class_label=labels), expected)
         if name == "0.1":  # This network was trained without classes, too.
             assert model.sample([5], 2, guidance=2).isfinite().all()
+        elif name == "0.0":
+            with pytest.raises(InputError, match="needs a network that was trained without classes"):
+                model.sample([5], 2, guidance=2)
 
 
 def test_a_run_is_its_last_checkpoint_or_the_kept_one_of_the_most_images(runs, tmp_path):

@@ -127,6 +127,9 @@ def test_a_flow_has_the_order_of_its_solver(process, solver, order):
         images = FixedSteps(solver)(velocity, noise, times, count, process)
         errors.append((images - end_of_flow(process, noise, low, high)).abs().max().item())
     assert slope(counts, errors) == pytest.approx(order, abs=0.25)
+    # The steps are equal in the noise level near 0, where details are made.
+    near_0 = process.sigma(torch.tensor([1e-9, 4e-9], dtype=torch.float64))
+    assert near_0[1] / near_0[0] == pytest.approx(4**process.growth, rel=1e-3)
 
 
 def test_the_times_of_a_flow_are_equal_steps_above_the_lowest():
