@@ -8,7 +8,7 @@ from pytorch_lightning.utilities import rank_zero_warn
 
 from lit_knn.common.errors import InputError, first_line
 from lit_knn.runs.folder import RunFolder
-from lit_knn.runs.record import Record
+from lit_knn.runs.record import Record, read_record
 from lit_knn.runs.run import find_reference
 
 
@@ -30,7 +30,7 @@ class RunRecord(pl.Callback):
         run = RunFolder(Path(str(self._folder)))
         if resumed_from is not None and run.holds(resumed_from):
             try:
-                self._record.follow(run.record())
+                self._record.follow(read_record(run.path))
             except InputError as error:
                 rank_zero_warn(f"{error}; what it said of the earlier part of this run is lost")
         self._write(trainer, pl_module)

@@ -12,7 +12,7 @@ from lit_knn.common.errors import printable
 from lit_knn.common.pixels import are_pictures
 from lit_knn.common.tables import TITLES
 from lit_knn.runs.folder import CONFIG_NAME, RunFolder
-from lit_knn.runs.record import RECORD_NAME
+from lit_knn.runs.record import RECORD_NAME, read_record
 from lit_knn.runs.resumption import RUN_KEY
 from lit_knn.sampling import GenerativeModel
 
@@ -58,7 +58,7 @@ def collect(checkpoint: Mapping[Any, Any], run: Path) -> Facts:
     versions: dict[str, str] = {}
     parts = [run]
     if (run / RECORD_NAME).is_file():
-        record = RunFolder(run).record()
+        record = read_record(run)
         data = {**record.data, **data}
         versions = {"python": record.python, **record.packages, "revision": record.revision or "-"}
         parts = RunFolder(run).parts()

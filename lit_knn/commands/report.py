@@ -20,7 +20,7 @@ from lit_knn.estimators.counts import Count
 from lit_knn.figures.style import save_figure
 from lit_knn.figures.training_curves import Points, TrainingCurve, best_point, figure4, run_comparison, varied
 from lit_knn.runs.folder import RunFolder
-from lit_knn.runs.record import RECORD_NAME, Record
+from lit_knn.runs.record import RECORD_NAME, Record, read_record
 
 # All other columns of the tables are metrics.
 POINT_COLUMNS = {"step", "images_seen", "num_samples", "checkpoint", "seconds", "settings"}
@@ -39,7 +39,7 @@ class Run:
 def read_run(folder: str) -> Run:
     """Read the folder of a training run; raise InputError if a file is missing or damaged."""
     run = RunFolder(Path(folder))
-    settings, record = run.config(), run.record()
+    settings, record = run.config(), read_record(run.path)
     config = dict(pair for name, value in settings.items() for pair in pairs(name, value))
     time, ms_per_image = record.time, (0.0, 0.0)
     if time.images:

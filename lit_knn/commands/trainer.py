@@ -40,7 +40,6 @@ class Trainer(pl.Trainer):
     Args:
         limit_train_batches: how much of each training epoch to use: `10` is 10 batches, and `0.1` a tenth.
         limit_val_batches: how much of each validation to use, likewise: `1` is one batch, and `1.0` is all.
-        limit_test_batches: not used by our commands.
         limit_predict_batches: how many of the batches of samples to draw, likewise.
         overfit_batches: train and validate on the same first batches, this number or share of them; 0 trains on all.
         kwargs: see Lightning's trainer.
@@ -54,13 +53,12 @@ class Trainer(pl.Trainer):
         *,
         limit_train_batches: Batches | None = None,
         limit_val_batches: Batches | None = None,
-        limit_test_batches: Batches | None = None,
         limit_predict_batches: Batches | None = None,
         overfit_batches: Batches = 0.0,
         **kwargs: Any,
     ) -> None:
         kwargs |= {"limit_train_batches": limit_train_batches, "limit_val_batches": limit_val_batches}
-        kwargs |= {"limit_test_batches": limit_test_batches, "limit_predict_batches": limit_predict_batches}
+        kwargs["limit_predict_batches"] = limit_predict_batches
         if kwargs.get("enable_checkpointing") is False:  # The command line gives every run a LastCheckpoint.
             kwargs["callbacks"] = [c for c in kwargs.get("callbacks") or () if not isinstance(c, LastCheckpoint)]
         super().__init__(overfit_batches=overfit_batches, **kwargs)

@@ -72,8 +72,7 @@ def keyed_default_rng(device: torch.device, *key: int) -> Iterator[None]:
 def following(generator: torch.Generator | None) -> Iterator[None]:
     """Seed PyTorch's default generators from the state of `generator` inside the block, and restore them after it.
 
-    If the block does not use `generator`, this function advances it, so that the next block draws other numbers. With
-    None, this function does nothing.
+    If the block does not use `generator`, it is advanced, so that the next block draws other numbers.
     """
     if generator is None:
         yield

@@ -109,9 +109,6 @@ def _folder_names(path: Path) -> list[str]:
 
     names = []
     for folder, subfolders, files in os.walk(path, onerror=refuse, followlinks=True):
-        for link in (Path(folder, name) for name in subfolders):
-            if link.is_symlink() and Path(folder).resolve().is_relative_to(link.resolve()):
-                raise InputError(f"{printable(str(link))} links to a folder that it is in")
         here = Path(folder).relative_to(path)
         names += [(here / name).as_posix() for name in files]
         names += [(here / name).as_posix() + "/" for name in subfolders]

@@ -126,8 +126,6 @@ def with_own_files(arguments: Sequence[str]) -> list[str]:
     words = [word for text in arguments for word in (text.split("=", 1) if text.startswith("--") else [text])]
     written = words[:1]
     for option, value in pairwise(words):
-        if value.endswith(".yaml") and not Path(value).is_file():
-            raise InputError(f"{option} {value}: no such file")
         if not option.startswith(("--estimator", "--index")) or not is_in_file(value):
             written.append(value)
             continue

@@ -77,9 +77,6 @@ def referee(
 
     Returns:
         One row for each noise level, with the columns of `table.COLUMNS`.
-
-    Raises:
-        InputError: the estimator breaks a rule, see `check_conduct`; data, case, or output do not fit.
     """
     given = estimator if isinstance(estimator, Estimator) else OwnCallable(estimator)
     make = make or partial(copy.deepcopy, (given, exact_index() if index is None else index))

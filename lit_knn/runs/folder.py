@@ -11,13 +11,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import yaml
 from pytorch_lightning.loggers import CSVLogger, TensorBoardLogger
 from pytorch_lightning.utilities import rank_zero_only, rank_zero_warn
 
 from lit_knn.common.checkpoint_file import CHECKPOINTS, LAST_NAME, kept_in
 from lit_knn.common.errors import InputError
 from lit_knn.runs.checkpoints import read_training
-from lit_knn.runs.record import RECORD_NAME, Record, read_record
+from lit_knn.runs.record import RECORD_NAME
 
 CONFIG_NAME = "config.yaml"
 METRICS_NAME = "metrics.csv"
@@ -40,20 +41,13 @@ _locks: list[Any] = []
 
 @dataclass(frozen=True)
 class RunFolder:
-    """The folder of a training run.
+    """The folder of a training run."""
 
-    Attributes:
-        path: the folder, `runs/NAME/VERSION`.
-        made: the folders that were made for this run, the inmost first.
-    """
-
-    path: Path
-    made: tuple[Path, ...] = ()
+    path: Path  # runs/NAME/VERSION
+    made: tuple[Path, ...] = ()  # the folders that were made for this run, the inmost first
 
     def config(self, name: str = CONFIG_NAME) -> dict[str, Any]:
         """Read a configuration; raise InputError if it is missing or not that of a training run."""
-        import yaml  # What needs no configuration needs no YAML either.
-
         path = self.path / name
         if not path.is_file():
             raise InputError(f"{path} does not exist; give the folder of a training run, as runs/x/knn_0")
@@ -64,10 +58,6 @@ class RunFolder:
         if not isinstance(config, dict) or not {"model", "data", "trainer"} <= config.keys():
             raise InputError(f"{path} is not the configuration of a training run")
         return config
-
-    def record(self) -> Record:
-        """Read run.json; raise InputError if it is missing or damaged."""
-        return read_record(self.path)
 
     def earlier(self, name: str) -> list[Path]:
         """List the files `STEM_N.SUFFIX` of earlier parts of the run that went on in this folder, the first one first.
@@ -121,12 +111,9 @@ class RunFolder:
     def kept_checkpoints(self, folder: str | Path | None = None, max_steps: int = -1) -> dict[int, Path]:
         """Find the checkpoints that `CheckpointByImages` kept, and the last one; return paths by the images seen.
 
-        If the run was resumed, checkpoints of the earlier folders count up to the one that it was resumed from.
-        `last.ckpt` counts if `max_steps` are done and no other checkpoint has the same number of images.
-
-        Args:
-            folder: the folder of the checkpoints, if it is not RUN/checkpoints; earlier folders are then not searched.
-            max_steps: length of the training in steps; −1 if it is not known.
+        If the run was resumed, checkpoints of the earlier folders count up to the one that it was resumed from, unless
+        the folder of the checkpoints is given. `last.ckpt` counts if `max_steps` are done and no other checkpoint has
+        the same number of images.
         """
         own = self.path / CHECKPOINTS if folder is None else Path(folder)
         found = self._kept(CHECKPOINTS) if folder is None else kept_in(own)
@@ -223,19 +210,12 @@ def expanded(path: str | os.PathLike[str]) -> Path:
 def choose_folder(
     trainer: Mapping[str, Any], model: Mapping[str, Any], command: str = "fit", checkpoint: str | None = None
 ) -> RunFolder:
-    """Choose the folder of a run, and make it, except for a plan.
+    """Choose the folder of a run, from the options of its trainer and its model, and make it, except for a plan.
 
     VERSION is that of a TensorBoard or CSV logger, if it is given. A fit that resumes from the `last.ckpt` of a run of
     this name, with the same model and estimator, goes on in the folder of that run. A `predict` with a checkpoint of a
     run of this name gets a folder `predict_N` in that run's folder. Any other run gets a new folder: the class of its
-    estimator with a number, such as `one_sample_0`. Only the first process makes it; the trainer tells the others
-    which one.
-
-    Args:
-        trainer: the options of the trainer, with `logger` and `default_root_dir`.
-        model: class path and arguments of the model.
-        command: the command that runs.
-        checkpoint: the checkpoint that it starts from, or None.
+    estimator with a number, such as `one_sample_0`. Only the first process makes it; the trainer tells the others.
     """
     parent, version, stem = folder_of_name(trainer), None, version_stem(model)
     given = [v for options in _loggers(trainer, FILE_LOGGERS) if (v := options.get("version")) is not None]

@@ -7,9 +7,8 @@ import re
 import sys
 import warnings
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import pytorch_lightning as pl
 import yaml
@@ -21,11 +20,10 @@ from pytorch_lightning.utilities.exceptions import MisconfigurationException
 
 from lit_knn.callbacks import LastCheckpoint, RunRecord, RunSummary, SampleWriter, StepProgressBar
 from lit_knn.commands.cli.arguments import as_dict, check_linked, kept_options
-from lit_knn.commands.cli.config_files import load
 from lit_knn.commands.cli.memory_check import check_fits
 from lit_knn.commands.cli.messages import refusal
 from lit_knn.commands.cli.packaged_configs import with_packaged_configs
-from lit_knn.commands.cli.parser import Parser, construct
+from lit_knn.commands.cli.parser import Parser, construct, load
 from lit_knn.commands.cli.save_config import SaveConfig
 from lit_knn.commands.cli.trainer_options import (
     check_learning_rate,
@@ -38,7 +36,6 @@ from lit_knn.commands.cli.trainer_options import (
 )
 from lit_knn.commands.trainer import Trainer
 from lit_knn.common.errors import InputError, prefixed
-from lit_knn.data import ReferenceDataModule
 from lit_knn.runs.checkpoints import WholeCheckpointIO, read_training
 from lit_knn.runs.folder import (
     FILE_LOGGERS,
@@ -83,7 +80,6 @@ class CLI(LightningCLI):
     """LightningCLI with one seed for everything. Command-line options override the options saved in a checkpoint."""
 
     _checkpoint: dict[str, Any] | None = None
-    _refused: InputError | None = None
     _run: RunFolder | None = None
     _version = ""
 
@@ -131,8 +127,7 @@ class CLI(LightningCLI):
         command = self.config.get("subcommand")
         parsed = as_dict(self.config)
         options = parsed if command is None else parsed[command]
-        elsewhere = bool(options.get("gpu_gb") or options.get("machine_gb"))
-        check_trainer_options(options["trainer"], "fit" if command in (None, "plan") else command, elsewhere)
+        check_trainer_options(options["trainer"], "fit" if command in (None, "plan") else command)
         check_learning_rate(options)
 
         def parse(others: Sequence[str]) -> dict[str, Any]:
@@ -160,18 +155,13 @@ class CLI(LightningCLI):
             raise InputError(f"--ckpt_path is missing: {command} needs a trained model")
         if options.get("weights_only") is False:
             raise InputError("--weights_only false would run code that a checkpoint holds; it is refused")
-        try:
-            if path == "last":
-                seed = options.seed_everything if fits else None
-                newest = newest_checkpoint(as_dict(options.trainer), as_dict(options.model), fits, seed)
-                options.ckpt_path, self._checkpoint = str(newest[0]), newest[1]
-            elif path is not None:
-                with prefixed("--ckpt_path"):
-                    self._checkpoint = read_training(path, to_resume=fits)
-        except InputError as error:
-            if options.trainer.num_nodes == 1:
-                raise
-            self._refused = error  # Only this machine may lack the file: the others would wait for it in vain.
+        if path == "last":
+            seed = options.seed_everything if fits else None
+            newest = newest_checkpoint(as_dict(options.trainer), as_dict(options.model), fits, seed)
+            options.ckpt_path, self._checkpoint = str(newest[0]), newest[1]
+        elif path is not None:
+            with prefixed("--ckpt_path"):
+                self._checkpoint = read_training(path, to_resume=fits)
 
     @staticmethod
     def configure_optimizers(lightning_module: pl.LightningModule, optimizer: Any, lr_scheduler: Any = None) -> Any:
@@ -183,9 +173,8 @@ class CLI(LightningCLI):
 
     def before_plan(self) -> None:
         """Check the checkpoint to resume from, and the files that the run would overwrite, before any long work."""
-        if self._refused is None:
-            path = self.config[self.subcommand].ckpt_path
-            check_fit(self.trainer, self.model, self.datamodule, path, self._checkpoint)
+        path = self.config[self.subcommand].ckpt_path
+        check_fit(self.trainer, self.model, self.datamodule, path, self._checkpoint)
         self._check_checkpoint()
 
     def before_fit(self) -> None:
@@ -202,18 +191,14 @@ class CLI(LightningCLI):
 
     def _check_checkpoint(self) -> None:
         """Check that the checkpoint's weights are for this model, and keep them for Lightning's own loading."""
-        if self._refused is not None:
-            if not isinstance(self.datamodule, ReferenceDataModule):
-                raise self._refused
-            # The processes can first tell each other of errors when they load their data.
-            self.datamodule.load = partial(_refuse, self._refused)  # type: ignore[method-assign]
         checkpoint, self._checkpoint = self._checkpoint, None
-        check = getattr(self.model, "check_checkpoint", None)
+        if checkpoint is None:
+            return
         path, io = self.config[self.subcommand].ckpt_path, self.trainer.strategy.checkpoint_io
-        if checkpoint is not None and check is not None:
+        if hasattr(self.model, "check_checkpoint"):
             with prefixed(f"--ckpt_path {path}"):
-                check(checkpoint)
-        if checkpoint is not None and isinstance(io, WholeCheckpointIO):
+                self.model.check_checkpoint(checkpoint)
+        if isinstance(io, WholeCheckpointIO):
             io.keep(path, checkpoint)
 
     def _begin(self) -> None:
@@ -313,10 +298,6 @@ def with_config_of_run(args: Sequence[str]) -> list[str]:
         return list(args)
     config = {name: value for name, value in RunFolder(Path(run)).config().items() if name in PARTS_OF_A_RUN}
     return ["best", "-c", yaml.safe_dump(config), *args[1:]]
-
-
-def _refuse(error: InputError) -> NoReturn:
-    raise error
 
 
 def _seed(value: Any) -> int:

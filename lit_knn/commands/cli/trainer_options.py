@@ -20,12 +20,11 @@ from lit_knn.common.errors import InputError
 WORK = {"fit": "limit_train_batches", "validate": "limit_val_batches", "predict": "limit_predict_batches"}
 PRECISIONS = ("32-true", "32", "16-mixed", "16", "bf16-mixed", "bf16")
 BARE_OPTION = re.compile(r"(?:unrecognized arguments|ambiguous option): --(\w+)\b")
-PROCESSES_PER_CORE = 2
 NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")
 
 
-def check_trainer_options(options: Mapping[str, Any], command: str, elsewhere: bool = False) -> None:
-    """Refuse the first option of the trainer that is out of its range; `elsewhere`: in a plan for another machine."""
+def check_trainer_options(options: Mapping[str, Any], command: str) -> None:
+    """Refuse the first option of the trainer that is out of its range."""
     if options.get(WORK.get(command, "")) == 0:
         raise InputError(f"trainer.{WORK[command]} must be above 0: {command} would do nothing")
     clip = options.get("gradient_clip_val")
@@ -35,14 +34,6 @@ def check_trainer_options(options: Mapping[str, Any], command: str, elsewhere: b
     if precision is not None and str(precision) not in PRECISIONS:
         raise InputError(
             f"trainer.precision={precision} is not one of 32-true, bf16-mixed and 16-mixed: the weights stay in float32"
-        )
-    if elsewhere or torch.distributed.is_torchelastic_launched():
-        return
-    devices = str(options.get("devices"))  # The parser gives `99` as a text.
-    most = max(PROCESSES_PER_CORE * (os.cpu_count() or 1), torch.cuda.device_count())
-    if devices.isdecimal() and int(devices) > most:
-        raise InputError(
-            f"trainer.devices={devices} must be at most {most} here: more processes would only wait for each other"
         )
 
 

@@ -21,9 +21,6 @@ class Adapter(Estimator):
 
     Args:
         checkout: folder of a checkout of the project, at the commit of `origin`.
-
-    Raises:
-        InputError: the checkout is missing or other; at `bind`, the images do not fit.
     """
 
     origin: ClassVar[Origin]  # the version of the project that the adapter was written for
