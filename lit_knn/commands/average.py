@@ -30,23 +30,17 @@ CUTOFF = 1e-13
 
 
 class Profile(NamedTuple):
-    """The profile of an average, p(t) = (γ+1)·t^γ / T^(γ+1) for 0 < t <= T, Eq. 121 of arXiv 2312.02696.
+    """The profile of an average, p(t) = (γ+1)·t^γ / T^(γ+1) for 0 < t <= T, Eq. 121 of arXiv 2312.02696."""
 
-    `gamma` is γ, at least 0, and `end` T, the number of images seen at which the average was taken.
-    """
-
-    gamma: float
-    end: float
+    gamma: float  # γ, at least 0
+    end: float  # T, the number of images seen at which the average was taken
 
 
 class Fit(NamedTuple):
-    """The weights (n,), float64, of sum 1, that combine averages into another one.
+    """The weights that combine averages into another one."""
 
-    `residual` is the L2 norm of the profile's error as a share of that of the profile; below 1e-7 it is rounding.
-    """
-
-    weights: np.ndarray
-    residual: float
+    weights: np.ndarray  # (n,), float64, of sum 1
+    residual: float  # L2 norm of the profile's error as a share of that of the profile; below 1e-7 it is rounding
 
 
 def inner_product(a: Profile, b: Profile) -> float:
@@ -117,12 +111,7 @@ def fit_length(snapshots: Sequence[Snapshot], length: float) -> Fit:
 
 
 def write_averages(run: Path, lengths: Sequence[float], images: int | None = None, folder: Path | None = None) -> None:
-    """Make averages of a run, and print what was written. The options are those of `main`.
-
-    Raises:
-        InputError: a length is out of its range or not reached by the snapshots, there are no snapshots, one is
-            damaged, or a file to write is there already and is another average.
-    """
+    """Make averages of a run, and print what was written. The options are those of `main`."""
     with prefixed("--ema"):
         lengths = checked_lengths(lengths)
     paths = RunFolder(run).kept_snapshots()

@@ -29,22 +29,15 @@ WORK_ARRAYS = 4
 
 @dataclass(frozen=True)
 class Part:
-    """One line of a plan: what takes the memory, the bytes on one rank, and further information.
-
-    Attributes:
-        temporary: whether the memory is needed only while the run starts.
-        shared: whether the ranks of a machine share one copy.
-        counted: whether the size is known; otherwise `bytes` is 0.
-        estimated: whether the size is a guess.
-    """
+    """One line of a plan: what takes the memory, the bytes on one rank, and further information."""
 
     name: str
     bytes: int
     note: str = ""
-    temporary: bool = False
-    shared: bool = False
-    counted: bool = True
-    estimated: bool = False
+    temporary: bool = False  # needed only while the run starts
+    shared: bool = False  # the ranks of a machine share one copy
+    counted: bool = True  # the size is known; otherwise `bytes` is 0
+    estimated: bool = False  # the size is a guess
 
     def __str__(self) -> str:
         return f"  {self.name:26}{self.bytes / GB:8.3f} GB  {self.note}".rstrip()
@@ -52,22 +45,15 @@ class Part:
 
 @dataclass(frozen=True)
 class Plan:
-    """The planned memory of one rank; unknown memories are None.
-
-    Attributes:
-        parts: memory parts on the device.
-        host: parts that a run on a GPU holds in the machine's memory while it starts.
-        ranks: number of processes that share the machine.
-        elsewhere: whether the device belongs to another machine, as the user described it.
-    """
+    """The planned memory of one rank; unknown memories are None."""
 
     device: torch.device
-    parts: list[Part]
-    host: list[Part]
+    parts: list[Part]  # on the device
+    host: list[Part]  # what a run on a GPU holds in the machine's memory while it starts
     device_memory: float | None
     host_memory: float | None
-    ranks: int
-    elsewhere: bool = False
+    ranks: int  # processes that share the machine
+    elsewhere: bool = False  # the device belongs to another machine, as the user described it
 
     @property
     def total(self) -> int:

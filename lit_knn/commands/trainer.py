@@ -93,7 +93,7 @@ class Trainer(pl.Trainer):
         machine_gb: float | None = None,
         ckpt_path: str | None = None,
     ) -> Plan:
-        """Show how much memory each rank of a fit needs, and whether that is available.
+        """Show how much memory each rank of a fit needs, and whether that is available; if not, the exit status is 1.
 
         A plan for these data and this machine also goes through all that a fit does before its first step, except that
         it builds no index and writes nothing. So it refuses what the fit would refuse. For data that the fit would
@@ -107,9 +107,6 @@ class Trainer(pl.Trainer):
             gpu_gb: plan for GPUs with this many GB each, instead of the devices of this machine.
             machine_gb: plan for a machine with this many GB; by default this machine's, but unknown with `gpu_gb`.
             ckpt_path: checkpoint that the fit resumes from, or `last`.
-
-        Raises:
-            SystemExit: with status 1, if the run does not fit.
         """
         plan = make_plan(self, model, datamodule, images, image_shape, gpu_gb, machine_gb)
         here = datamodule is not None and not datamodule.downloads()

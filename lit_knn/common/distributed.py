@@ -90,10 +90,7 @@ def once_per_machine(lead: Callable[[], T], follow: Callable[[T], None]) -> None
 def in_every_process(work: Callable[[], T]) -> list[T]:
     """Run `work` in every process and return all results, picklable, in rank order. Every process must call this.
 
-    Raises:
-        InputError: another process failed; the message names its rank.
-        LostProcessError: another process was killed.
-        Exception: the exception that `work` raised in this process.
+    If `work` fails in another process, an InputError names its rank; if one was killed, it is a LostProcessError.
     """
     if _is_alone():
         return [work()]
@@ -181,16 +178,11 @@ class Exchange:
 
     Every rank must call the methods in the same order, with tensors on the device of the torch.distributed backend
     (gloo: CPU; NCCL: GPU). Without a distributed run there is one rank, and it sends nothing.
-
-    Attributes:
-        rank: the rank of this process.
-        size: number of ranks.
-        bytes_sent: bytes sent from this rank to others so far, without the row counts (8 bytes per rank and call).
     """
 
     def __init__(self) -> None:
         self.rank, self.size = rank_and_size()
-        self.bytes_sent = 0
+        self.bytes_sent = 0  # by this rank so far, without the row counts (8 bytes per rank and call)
 
     def agree_on_rows(self, sent: Tensor) -> tuple[list[int], list[int]]:
         """Exchange row counts: sent (size,) int64. Returns the numbers of rows sent to and received from each rank."""

@@ -51,10 +51,6 @@ class ReferenceDataModule(pl.LightningDataModule, ABC):
             seed. After `setup` they are `held_out_reference`, and `validate` gives the model batches of them.
         train_images: number of images to train on, of those that are not held out, the same for every seed; null for
             all. More images include those of a smaller number.
-
-    Raises:
-        InputError: at `setup`, fewer images than held_out and train_images ask for, or a part of images that are mapped
-            or sharded.
     """
 
     def __init__(
@@ -157,9 +153,7 @@ class ReferenceDataModule(pl.LightningDataModule, ABC):
         match loaded[0]:
             case (np.ndarray() | Tensor() as images, np.ndarray() | Tensor() | None as labels):
                 return images, labels
-        rule = "must return (images, labels), arrays or tensors, or None for labels"
-        got = [type(part).__name__ for part in loaded[0]] if isinstance(loaded[0], tuple) else type(loaded[0]).__name__
-        raise InputError(f"{type(self).__name__}.load {rule}, got {got}")
+        raise InputError(f"{type(self).__name__}.load must return (images, labels): arrays, or None for labels")
 
     def _shard(self, images: Tensor, labels: Labels) -> ShardedReferenceSet:
         world_size = self._rank_and_world_size()[1]
@@ -190,9 +184,6 @@ class ReferenceDataModule(pl.LightningDataModule, ABC):
     def val_dataloader(self) -> ReferenceBatches:
         """Return batches of the same `val_images` images every time: of the held-out images, if there are any."""
         return self._batches(self.held_out_reference, shuffle=False, num_images=self.val_images)
-
-    def test_dataloader(self) -> ReferenceBatches:
-        return self.val_dataloader()
 
     def predict_dataloader(self) -> SeedBatches:
         """Return batches of seeds, one seed for each sample to generate."""

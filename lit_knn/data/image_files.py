@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from lit_knn.common.errors import InputError, printable
-from lit_knn.data.files import Files, check_memory, is_hidden, opened, reading
+from lit_knn.data.files import Files, is_hidden, opened, reading
 
 LABEL_FILE = "dataset.json"
 # (N,) int64 and the names of the classes 0, 1, …; each may be None.
@@ -31,17 +31,12 @@ def read_image_files(
     Returns:
         `images` (N, C, H, W), uint8, C = 3 for colour (a palette becomes its colours) or 1 for grayscale, and
         `labels` (N,), int64, or None, with the names of the classes, or None.
-
-    Raises:
-        InputError: an image that is damaged, that differs from the first in size or number of channels, or that is
-            neither RGB, palette nor 8-bit grayscale; labels that do not match the images.
     """
     from tqdm import tqdm
 
     with opened(path) as files:
         (labels, class_names), names = image_labels(files, labels_from_folders), files.images
         first = decode(files, names[0])
-        check_memory(files.path, len(names) * first.size, f"{len(names):,} images of {_size(first.shape)}")
         images = np.empty((len(names), *first.shape), np.uint8)
         bar = tqdm(names, desc=f"Reading {files.path.name}", unit=" images", disable=None, leave=False)
         for i, name in enumerate(bar):
@@ -98,12 +93,9 @@ def decode(files: Files, name: str, change: Callable[[Any], Any] | None = None) 
 def image_labels(files: Files, from_folders: bool) -> NamedLabels:
     """Return the labels of `files.images`, (N,) int64, and the names of the classes; each may be None.
 
-    Args:
-        files: the images, and perhaps `dataset.json` at the root, with exactly one label for each image:
-            {"labels": [["00000/img00000.png", 6], ...]} or {"labels": null}.
-        from_folders: number the folders in the order of their names, from 0, and label each image by its folder, as
-            torchvision's `ImageFolder` does. Each image must lie directly in the folder of its class; `dataset.json`
-            is not read.
+    `dataset.json` at the root, if any, has one label for each image, {"labels": [["00000/img00000.png", 6], ...]}, or
+    {"labels": null}. With `from_folders` it is not read: the folders are numbered in the order of their names, from 0,
+    as torchvision's `ImageFolder` does, and each image must lie directly in the folder of its class.
     """
     return _folder_labels(files) if from_folders else (_listed_labels(files), None)
 

@@ -76,11 +76,7 @@ def verify(path: str | os.PathLike[str]) -> Description:
 
 
 def open_prepared(path: Path) -> tuple[np.memmap, Description]:
-    """Map the pixels of prepared images, read their description, and check that the two fit, without reading pixels.
-
-    Raises:
-        InputError: an unfinished preparation, a missing or damaged file, or a `.json` that does not describe the file.
-    """
+    """Map the pixels of prepared images, read their description, and check that the two fit, without reading pixels."""
     if not path.is_file():
         unfinished = path.with_name(path.name + PARTIAL_SUFFIX).exists()
         what, how = ("is not finished: run its", " again") if unfinished else ("is no file: make one with", "")

@@ -46,10 +46,6 @@ def prepare(
         options: see `open_source`.
         workers: threads that decode; None for one per CPU.
         block_images: images written and recorded at a time; None for 8 MiB of them.
-
-    Raises:
-        InputError: a bad image; a source that changes meanwhile; images that differ in size or channels; a full disk;
-            an `out` that holds something else, or is prepared by another process.
     """
     with open_source(source, options or Options()) as images:
         return write_prepared(images, out, workers, block_images)

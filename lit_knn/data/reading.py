@@ -13,11 +13,7 @@ from lit_knn.reference import ReferenceSet
 
 
 def reference_from(path: str | os.PathLike[str], index: Index | None = None, hflip: bool = False) -> ReferenceSet:
-    """Read images from a zip, folder, .npy or .npz. Prepared images, with a .json beside them, stay mapped on the disk.
-
-    Raises:
-        InputError: the path does not exist, or cannot be read as images.
-    """
+    """Read images from a zip, folder, .npy or .npz. Prepared images, with a .json beside them, stay on the disk."""
     path = Path(path).expanduser()
     if path.suffix == ".npy" and path.with_suffix(".json").exists():
         prepared = read_prepared(path)

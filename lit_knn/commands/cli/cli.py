@@ -19,21 +19,13 @@ from pytorch_lightning.loggers import CSVLogger, TensorBoardLogger
 from pytorch_lightning.utilities.exceptions import MisconfigurationException
 
 from lit_knn.callbacks import LastCheckpoint, RunRecord, RunSummary, SampleWriter, StepProgressBar
+from lit_knn.commands.cli import trainer_options
 from lit_knn.commands.cli.arguments import as_dict, check_linked, kept_options
 from lit_knn.commands.cli.memory_check import check_fits
 from lit_knn.commands.cli.messages import refusal
 from lit_knn.commands.cli.packaged_configs import with_packaged_configs
 from lit_knn.commands.cli.parser import Parser, construct, load
 from lit_knn.commands.cli.save_config import SaveConfig
-from lit_knn.commands.cli.trainer_options import (
-    check_learning_rate,
-    check_processes,
-    check_trainer_options,
-    explain,
-    hint_of_bare_option,
-    validated_at_the_end,
-    warn_of_unused_gpu,
-)
 from lit_knn.commands.trainer import Trainer
 from lit_knn.common.errors import InputError, prefixed
 from lit_knn.runs.checkpoints import WholeCheckpointIO, read_training
@@ -123,12 +115,12 @@ class CLI(LightningCLI):
             self.config = parser.parse_args(with_config_of_run(args))
         except argparse.ArgumentError as error:
             told = str(refusal(error))
-            raise InputError(told + hint_of_bare_option(told)) from error
+            raise InputError(told + trainer_options.hint_of_bare_option(told)) from error
         command = self.config.get("subcommand")
         parsed = as_dict(self.config)
         options = parsed if command is None else parsed[command]
-        check_trainer_options(options["trainer"], "fit" if command in (None, "plan") else command)
-        check_learning_rate(options)
+        trainer_options.check_trainer_options(options["trainer"], "fit" if command in (None, "plan") else command)
+        trainer_options.check_learning_rate(options)
 
         def parse(others: Sequence[str]) -> dict[str, Any]:
             parsed = as_dict(parser.parse_args(with_config_of_run(others)))
@@ -229,16 +221,16 @@ class CLI(LightningCLI):
         if options["enable_progress_bar"] is not False and not any(isinstance(c, ProgressBar) for c in callbacks):
             callbacks = [*callbacks, StepProgressBar()]
         # Lightning's own logging of hyperparameters knows neither estimator nor net; `SaveConfig` logs all options.
-        kwargs = {"enable_autolog_hparams": False, **validated_at_the_end(options), **kwargs}
+        kwargs = {"enable_autolog_hparams": False, **trainer_options.validated_at_the_end(options), **kwargs}
         if self._run is not None and options["logger"] in (None, True):  # Lightning's default, in the run's folder
             named = folder_of_name(options)
             kwargs = {"logger": TensorBoardLogger(named.parent, named.name, self._version), **kwargs}
         try:
             trainer = super().instantiate_trainer(**{"callbacks": callbacks, **kwargs})
         except (ValueError, RuntimeError, TypeError, ImportError, MisconfigurationException) as error:
-            raise InputError(explain(error, options)) from error
-        check_processes(trainer)
-        warn_of_unused_gpu(options)
+            raise InputError(trainer_options.explain(error, options)) from error
+        trainer_options.check_processes(trainer)
+        trainer_options.warn_of_unused_gpu(options)
         if self._run is not None:
             trainer.write_into(self._run.path)  # type: ignore[attr-defined]
         return trainer

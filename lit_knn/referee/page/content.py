@@ -7,19 +7,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from lit_knn.referee.cases import CASES
+from lit_knn.referee.page import markdown
 from lit_knn.referee.page.front import ROUNDING, Ranked
-from lit_knn.referee.page.markdown import (
-    MISSING,
-    Entries,
-    at_levels,
-    cell,
-    error,
-    escaped,
-    mean,
-    ratio,
-    spread,
-    table,
-)
+from lit_knn.referee.page.markdown import MISSING, Entries, at_levels, cell, escaped, mean, ratio, table
 from lit_knn.referee.page.results import Entry, Results
 
 VERSIONS = ("lit_knn", "python", "torch", "numpy", "faiss")
@@ -99,7 +89,7 @@ def facts(results: Results) -> str:
         f"batches of {each('batch')}",
     }
     known = max(value for entry in results.entries for value in entry.values("exact_error"))
-    items["Exact means:"] = f"known to a mean squared error of {error(known)} or less"
+    items["Exact means:"] = f"known to a mean squared error of {markdown.error(known)} or less"
     for machine in results.machines:
         cpu, cores, memory, threads = machine
         text = f"{cpu}, {cores} cores, {memory} GB, threads used: {threads}"
@@ -123,7 +113,7 @@ def ranking(results: Results, entries: Entries) -> str:
 
     columns: dict[str, Callable[[Ranked], str]] = {
         "front": lambda r: cell(str(r.place or MISSING), strong=r.place == 1),
-        "time": lambda r: spread(r.time, r.entry.mean("time_ratio_low"), r.entry.mean("time_ratio_high")),
+        "time": lambda r: markdown.spread(r.time, r.entry.mean("time_ratio_low"), r.entry.mean("time_ratio_high")),
         "ms per z": lambda r: ratio(r.entry.mean("ms")),
         "worst error": lambda r: ratio(r.error),
         "set-up": lambda r: amount(r.entry.mean("setup_seconds"), "s"),
@@ -159,7 +149,7 @@ def unusual(entry: Entry) -> list[str]:
             said.append(f"{tried}: {facts[column]}")
             continue
         if size > usual:
-            said.append(words.format(batch=facts["batch"], size=error(size)))
+            said.append(words.format(batch=facts["batch"], size=markdown.error(size)))
     return said
 
 
