@@ -1,7 +1,6 @@
 """`lit-knn average RUN --ema LENGTH...` makes averages of the weights of a run after its training.
 
-It writes the weighted sum of the snapshots that `lit_knn.callbacks.PowerAverages` stored during the training with the
-profile nearest to the wanted one (arXiv 2312.02696, Sec. 3.2).
+It sums the snapshots of `PowerAverages` with the profile nearest to the wanted one (arXiv 2312.02696, Sec. 3.2).
 """
 
 import argparse
@@ -78,10 +77,7 @@ def read_snapshots(paths: Mapping[int, Path]) -> list[Snapshot]:
 
 
 def average(snapshots: Sequence[Snapshot], weights: np.ndarray) -> dict[str, Tensor]:
-    """Sum the averages in the snapshots of one architecture, each with its weight, in float64.
-
-    Integers, such as counts in a buffer, come from the last snapshot. 16-bit tensors become float32.
-    """
+    """Sum snapshots of one architecture in float64. Integers come from the last one; 16-bit tensors become float32."""
     averages = list(itertools.chain.from_iterable(snapshot["averages"] for snapshot in snapshots))
     summed = {}
     for name, last in averages[-1].items():

@@ -209,10 +209,7 @@ def device_memory(device: torch.device) -> float | None:
 def estimator_parts(
     estimators: Sequence[Estimator], data: ReferenceDataModule, stored: Stored, device: torch.device, ranks: int = 1
 ) -> tuple[list[Part], list[Part]]:
-    """Plan the memory of estimators besides the images: on `device`, and on the machine while they are bound.
-
-    `stored` are the images of one rank; all images are split over `ranks` ranks.
-    """
+    """Plan the memory of estimators besides the images of one rank: on `device`, and on the machine until bound."""
     N, d = stored.shape[0], math.prod(stored.shape[1:])
     # Each rank holds the coordinates of the images of all ranks.
     all_images, pixels = ranks * N * (1 + data.hflip), stored.value_bytes == 1

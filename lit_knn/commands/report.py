@@ -62,10 +62,7 @@ def estimator_of(settings: dict[str, Any]) -> tuple[str, int | None, int | None]
 
 
 def read_distances(parts: Sequence[Path]) -> dict[str, Points]:
-    """Read `fidelity.csv` of all parts of a training, and the tables of `best` in the last part, which cover all parts.
-
-    The tables of `best` take precedence, because they have more samples.
-    """
+    """Read `fidelity.csv` of all parts of a training; the tables of `best` in the last part take precedence."""
     found: dict[str, dict[int, float]] = {}
     for part in parts:
         for metric, points in _read_table(part / FIDELITY_CSV).items():
@@ -86,10 +83,7 @@ def _read_table(path: Path) -> dict[str, dict[int, float]]:
 
 
 def markdown(runs: Sequence[Run]) -> str:
-    """Make the report: results and circumstances of each run, then the settings that differ.
-
-    Times are compared with those of the first run of the one-sample estimator, or else of the first run.
-    """
+    """Make the report; times are compared with those of the first one-sample run, or else of the first run."""
     baseline = next((run for run in runs if run.curve.estimator == "OneSample"), runs[0])
     columns = [cells(run, runs, baseline) for run in runs]
     results = [[label, *(column[label] for column in columns)] for label in columns[0]]
@@ -133,10 +127,7 @@ def cells(run: Run, runs: Sequence[Run], baseline: Run) -> dict[str, str]:
 
 
 def distance_cells(run: Run, runs: Sequence[Run]) -> dict[str, str]:
-    """Return the best and the last value of each metric.
-
-    Runs of unequal lengths are also compared after the last number of images at which all of them were measured.
-    """
+    """Return best and last value of each metric; runs of unequal lengths are also compared at the last common point."""
     found = {}
     for metric in dict.fromkeys(metric for run in runs for metric in run.curve.distances):
         title, own = TITLES.get(metric, metric), run.curve.distances.get(metric, [])

@@ -118,10 +118,7 @@ class Trainer(pl.Trainer):
         return plan
 
     def _rehearse(self, model: pl.LightningModule, datamodule: Any, ckpt_path: str | None) -> None:
-        """Call the hooks of a fit in Lightning's order up to the first step, in this process alone.
-
-        Of the callbacks, only measurements are called: their hooks check, and those of others write.
-        """
+        """Call the hooks of a fit up to the first step, in Lightning's order; other callbacks than measurements write."""
         trains = getattr(model, "needs_checkpoint", True)
         stage = TrainerFn.FITTING if trains else TrainerFn.VALIDATING
         measurements = [c for c in self.callbacks if isinstance(c, Measurement)]

@@ -32,10 +32,7 @@ def rank_and_size() -> tuple[int, int]:
 
 
 def own_batches(num: int, batch_size: int) -> Iterator[tuple[int, range]]:
-    """Split the numbers 0 to num − 1 into batches, the same for any number of ranks.
-
-    Yields the index and the numbers of each of this rank's batches; only the last has fewer than `batch_size`.
-    """
+    """Yield index and numbers of this rank's batches of 0 to num − 1; batches are the same for any number of ranks."""
     rank, size = rank_and_size()
     for batch in range(rank, -(-num // batch_size), size):
         yield batch, range(batch * batch_size, min((batch + 1) * batch_size, num))
@@ -50,10 +47,7 @@ def broadcast(value: T) -> T:
 
 
 def on_first_rank(work: Callable[[], T]) -> T:
-    """Run `work` on the first rank and return its result on every rank. All ranks must call this.
-
-    If `work` raises an InputError or an OSError, every rank raises an InputError.
-    """
+    """Run `work` on the first rank; every rank, which must call this, returns its result or raises its InputError."""
     result, problem = None, None
     if rank_and_size()[0] == 0:
         try:
@@ -73,10 +67,7 @@ def warn_on_first_rank(message: str) -> None:
 
 
 def once_per_machine(lead: Callable[[], T], follow: Callable[[T], None]) -> None:
-    """Run `lead` in the first process of each machine, and then `follow` with its result in the others.
-
-    The rules and errors are those of `in_every_process`. Without a distributed run it only calls `lead()`.
-    """
+    """Run `lead` in the first process of each machine, then `follow` with its result in the others."""
     if _is_alone():
         lead()
         return

@@ -22,11 +22,9 @@ def make_folder(folder: Path) -> None:
 
 @contextmanager
 def written_whole(path: str | os.PathLike[str], flush: bool = True) -> Iterator[Path]:
-    """Yield a temporary path. If the block ends without an error, the file there is renamed to `path`.
+    """Yield a temporary path with the same suffix. If the block ends without an error, the file is renamed to `path`.
 
-    The temporary path has the same folder, which is made if needed, and the same suffix. `flush=False` does not wait
-    for the disk: after a power cut the file may be empty. Use it for many small files that can be made again. If the
-    file cannot be written, the OSError names `path`.
+    `flush=False` does not wait for the disk: after a power cut the file may be empty. An OSError names `path`.
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -47,10 +47,7 @@ def machine_bytes() -> int | None:
 
 
 def process_bytes(field: str = "VmRSS", pid: int | str = "self") -> int:
-    """Return the memory of a process in bytes, as Linux counts it: 0 if it is unknown or the process has ended.
-
-    `field` is one of /proc/PID/status: `VmRSS`, resident now; `VmHWM`, the peak; `RssAnon`, resident and of no file.
-    """
+    """Return a process's resident (`VmRSS`), peak (`VmHWM`) or private (`RssAnon`) bytes; 0 if unknown."""
     return _field(Path(f"/proc/{pid}/status"), field) or 0
 
 

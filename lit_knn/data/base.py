@@ -125,10 +125,7 @@ class ReferenceDataModule(pl.LightningDataModule, ABC):
     def sets(
         self, images: Images, labels: Labels, index: Index | None = None, sha256: str | None = None
     ) -> tuple[ReferenceSet, ReferenceSet | None]:
-        """Make the reference set, and that of the held-out images if there are any. Both keep the order of the data.
-
-        The images are drawn in the same way at every call: a smaller number of training images is a part of a larger.
-        """
+        """Make the reference set, and that of the held-out images, in the order of the data; every call draws alike."""
         if not self.held_out and self.train_images is None:
             return ReferenceSet(images, index, self.hflip, labels, sha256), None
         N, wanted = len(images), self.held_out + (self.train_images or 1)
@@ -203,8 +200,7 @@ class ReferenceDataModule(pl.LightningDataModule, ABC):
 def _batches_done(trainer: pl.Trainer) -> int:
     """Return the number of batches since training began: the module's own count, if it has one, or Lightning's.
 
-    The epoch number would be wrong: Lightning counts an epoch as complete if max_steps stops it half-way. Among
-    Lightning's counts of batches, only the processed ones stay right after an interruption.
+    An epoch that max_steps cut counts as complete, and only the processed batches stay right after an interruption.
     """
     counted = getattr(trainer.lightning_module, "batches_done", None)
     progress: Any = trainer.fit_loop.epoch_loop.batch_progress.total

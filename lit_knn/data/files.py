@@ -69,10 +69,7 @@ def opened(path: str | os.PathLike[str]) -> Iterator[Files]:
 
 
 def entries(archive: zipfile.ZipFile) -> dict[str, zipfile.ZipInfo]:
-    """Return the entries of a zip by name, without the `./` that some programs put before each name.
-
-    Refuse two files of one name: nobody could tell which is meant.
-    """
+    """Return the entries of a zip by name, without a leading `./`; refuse two files of one name."""
     found: dict[str, zipfile.ZipInfo] = {}
     for entry in archive.infolist():
         name = entry.filename.removeprefix("./")

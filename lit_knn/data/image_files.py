@@ -67,10 +67,7 @@ def _size(shape: tuple[int, ...]) -> str:
 
 
 def decode(files: Files, name: str, change: Callable[[Any], Any] | None = None) -> np.ndarray:
-    """Decode the image `name` to (C, H, W), uint8.
-
-    `change` changes the `PIL.Image` before its pixels are taken; an opaque palette is then already RGB.
-    """
+    """Decode the image `name` to (C, H, W), uint8; `change` gets the `PIL.Image`, RGB if it has an opaque palette."""
     from PIL import Image, UnidentifiedImageError
 
     where = f"{files.path}: {printable(name)}"

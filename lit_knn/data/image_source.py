@@ -66,10 +66,7 @@ class Source(NamedTuple):
 
 @contextmanager
 def open_source(path: str | os.PathLike[str], options: Options) -> Iterator[Source]:
-    """Open the images that are to be prepared.
-
-    `path` is as for `read_image_files`, or a folder with `cifar-10-batches-py`, of which the training images are used.
-    """
+    """Open the images to prepare, at a path as for `read_image_files` or a folder that has `cifar-10-batches-py`."""
     path = existing(path)
     if (path / CIFAR10_FOLDER).is_dir():
         yield _cifar10(path, options)

@@ -1,8 +1,4 @@
-"""Prepared images: a memory-mapped `.npy` file of pixels, and a `.json` file beside it that describes them.
-
-Use them for data that does not fit into memory or that the ranks of a run share. `lit-knn prepare` writes
-them. The `.npy` file is uint8 (N, C, H, W), which every tool reads.
-"""
+"""Prepared images, written by `lit-knn prepare`: a memory-mapped `.npy` file, and a `.json` that describes it."""
 
 import hashlib
 import json

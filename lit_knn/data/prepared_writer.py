@@ -143,10 +143,9 @@ def _write_json(path: Path, content: dict[str, Any]) -> None:
 
 
 def _images_done(record_file: Path, file: io.BufferedRandom, header_bytes: int, planned: Description) -> int:
-    """Return the number of images that an interrupted preparation of the same images has written to `file`.
+    """Return how many images an interrupted preparation of the same images has written to `file`.
 
-    If it cannot be continued, the file and its record are emptied. Otherwise an interruption at the first new block
-    would leave this block under the record of the old images.
+    If it cannot be continued, file and record are emptied, so that no new block stands under the old record.
     """
     out = str(record_file).removesuffix(RECORD_SUFFIX)
     if record_file.exists():

@@ -24,10 +24,7 @@ def reference_from(path: str | os.PathLike[str], index: Index | None = None, hfl
 
 
 def read_digits() -> tuple[np.ndarray, np.ndarray]:
-    """Return scikit-learn's 1,797 handwritten digits, (N, 1, 8, 8) uint8, and their labels.
-
-    The values 0 to 16 of scikit-learn are spread over 0 to 255.
-    """
+    """Return scikit-learn's 1,797 digits, (N, 1, 8, 8) uint8, 0 to 16 spread over 0 to 255, and their labels."""
     from sklearn.datasets import load_digits
 
     digits = load_digits()

@@ -35,11 +35,7 @@ COLUMNS = {f"{name}{end}": float for name in MEASURES for end in ("", "_se")}  #
 
 
 def agreement(outputs: Tensor, network_outputs: Tensor) -> Agreement:
-    """Compare images y with those of a network w, pair by pair; both are (B, *shape).
-
-    A network's image of one single value has no variance to explain: all but its MSE are NaN or −∞. If only y has one
-    value, the correlations are NaN.
-    """
+    """Compare images y with those of a network w, both (B, *shape). Images of a single value give NaN or −∞."""
     y, w = outputs.double().flatten(1), network_outputs.double().flatten(1)
     residual = (y - w).square().sum(1)
     y, w = (v - v.mean(1, keepdim=True) for v in (y, w))

@@ -26,8 +26,7 @@ class SearchDiagnostics(NamedTuple):
 def search_diagnostics(estimator: Any, z: Tensor, t: float, mu: Tensor) -> SearchDiagnostics:
     """Enumerate the posterior and the proposal at each z (B, *shape); this costs two products of z and all images.
 
-    The estimator is bound and `searches`, so it has `proposal`, `k` and `n`, like `KNN`; `mu` (B, *shape), float64, is
-    the exact posterior mean. The theorems assume exact search; with an approximate index they need not hold. The
+    The estimator `searches`; `mu` (B, *shape), float64, is the exact mean. The theorems assume exact search. The
     proposal is that of the search alone, even if the estimator adds the source of z to it.
     """
     parts = [_diagnose(estimator, z[rows], t, mu[rows]) for rows in batches_of(z, estimator.reference.N)]

@@ -17,11 +17,7 @@ from lit_knn.theory.noise import forward_noise
 
 @dataclass(frozen=True)
 class HybridSamples:
-    """Draws samples: an estimator or the data begins them, a network or another estimator ends them from t_switch.
-
-    The draws of `network`, a trained network or any other estimator, differ from those above t_switch, and they are the
-    same whatever is above.
-    """
+    """Draws samples that an estimator or the data begins, and another estimator or a network ends from t_switch."""
 
     network: Estimator
     reference: ReferenceSet

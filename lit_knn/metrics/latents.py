@@ -44,8 +44,7 @@ class NoisyLatents:
 def draw_samples(sample: Callable[[Tensor], Tensor], num: int, batch_size: int) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield this rank's share of the samples with the seeds 0 to num − 1: seeds (B,), images (B, *shape).
 
-    `sample` draws the images of seeds. Ranks share whole batches, so an image that depends on its batch is the same for
-    any number of ranks.
+    Ranks share whole batches, so an image that depends on its batch is the same for any number of ranks.
     """
     for _, numbers in own_batches(num, batch_size):
         seeds = torch.arange(numbers.start, numbers.stop)
@@ -96,10 +95,7 @@ def bind_all(
     source: bool = False,
     labels: Tensor | None = None,
 ) -> None:
-    """Bind the estimators that need a reference set, and call each at noise level t, before any long work.
-
-    The keys are the names of the options, for errors. With `source` they get an `x_source`; `labels` is (1,).
-    """
+    """Bind the estimators, by the names of their options, and call each at level t, before any long work."""
     for option, own in options.items():
         if own.needs_reference:
             with prefixed(option):

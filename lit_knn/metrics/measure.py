@@ -44,10 +44,7 @@ def quantities(estimator: Estimator, repeats: int) -> tuple[str, ...]:
 def measure(
     estimator: Estimator, repeats: int, z: Tensor, t: float, mu: Tensor, source: Source, key: tuple[int, ...]
 ) -> dict[str, Tensor]:
-    """Measure the `quantities` of an estimator at these latents, (B,) each, with the arguments of `repeated_errors`.
-
-    `repeated_errors`, `Certificate` and `SearchDiagnostics` explain them.
-    """
+    """Measure the `quantities` of an estimator at these latents, (B,) each, with the arguments of `repeated_errors`."""
     values = repeated_errors(estimator, repeats, z, t, mu, source, key)
     if isinstance(estimator, DrawingEstimator):
         generator = keyed_generator(z.device, *key, 0, Stream.ESTIMATOR)

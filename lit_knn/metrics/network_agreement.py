@@ -26,10 +26,7 @@ ImageSet = tuple[str, dict[str, Estimator], ReferenceSet]
 def image_sets(
     networks: Mapping[str, Estimator], real: Mapping[str, ReferenceSet | None], generated: Mapping[str, Tensor]
 ) -> list[ImageSet]:
-    """List the kinds of images, the networks that are compared on them, and the images.
-
-    All networks see the `real` images, by kind (None leaves a kind out), and each its own `generated` ones, by network.
-    """
+    """List the kinds of images: `real` ones for all networks (None is left out), each network's `generated` ones."""
     sets = [(kind, dict(networks), x) for kind, x in real.items() if x is not None]
     return sets + [(GENERATED, {name: networks[name]}, ReferenceSet(x)) for name, x in generated.items()]
 

@@ -37,11 +37,7 @@ class SameNoise:
     process: Process = EDM_PROCESS  # the noise process whose probability flow is integrated
 
     def draw(self, estimator: Estimator, num: int, advance: Callable[[int], Any] = lambda estimates: None) -> Tensor:
-        """Sample the first `num` latents, (num, *shape) float32, model space, on the device of `reference`.
-
-        All ranks must call it; they share the batches and get all samples. `advance` is called with the number of
-        estimates after each evaluation.
-        """
+        """Sample the first `num` latents, (num, *shape) float32. All ranks call it, share the work and get all."""
         parts = in_every_process(lambda: [*self._own(estimator, num, advance)])
         in_order = sorted((part for own in parts for part in own), key=lambda part: part[0])
         return torch.cat([images for _, images in in_order]).to(self.reference.device)
@@ -49,11 +45,7 @@ class SameNoise:
     def kept(
         self, folder: Path, parts: Mapping[str, Estimator], num: int, bar: Bar = progress_bar
     ) -> dict[str, Tensor]:
-        """Return the first `num` samples of each estimator or network by name, (num, *shape); none if num is 0.
-
-        They are read from files in `folder` whose names have a hash of the settings, or drawn now and kept there. All
-        ranks must call this.
-        """
+        """Return the first `num` samples by name: from `folder`, or drawn now and kept there. All ranks call this."""
         if num == 0:
             return {}
         settings = {**self.settings(), "num": num}

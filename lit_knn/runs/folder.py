@@ -191,10 +191,7 @@ class RunFolder:
 
 
 def folder_of_name(trainer: Mapping[str, Any]) -> Path:
-    """Return the folder of all runs of a name: that of the first TensorBoard or CSV logger, or else `runs/NAME`.
-
-    `trainer` are its options, with `logger` and `default_root_dir`.
-    """
+    """Return the folder of all runs of a name: that of the first TensorBoard or CSV logger, or else `runs/NAME`."""
     root = trainer["default_root_dir"] or "."
     for options in _loggers(trainer, FILE_LOGGERS):
         return expanded(options.get("save_dir") or root) / (options.get("name", DEFAULT_NAME) or "")

@@ -132,8 +132,7 @@ class CLI(LightningCLI):
     def _parse_ckpt_path(self) -> None:
         """Check the checkpoint before any long work; `last` is the newest complete checkpoint with the run's name.
 
-        In Lightning's version, the options saved in the checkpoint override the command line. Then users could set
-        neither the sampling steps of `predict` nor the length of a resumed run.
+        In Lightning's version, the options saved in the checkpoint override the command line.
         """
         command = self.config.get("subcommand")
         if command in (None, *MEASURES):
@@ -277,10 +276,7 @@ def make_cli(args: Sequence[str] | None = None, run: bool = True) -> CLI:
 
 
 def with_config_of_run(args: Sequence[str]) -> list[str]:
-    """Insert the configuration of the run into the command line `best --run RUN …`, before the other options.
-
-    `probe` without a config needs no model.
-    """
+    """Insert the configuration of the run into `best --run RUN …`; `probe` without a config needs no model."""
     if args and args[0] == "probe" and not any(re.match(r"-c|--config|--model\b", arg) for arg in args):
         return ["probe", "--model", "LitEstimator", *args[1:]]
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)

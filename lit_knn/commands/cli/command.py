@@ -72,10 +72,9 @@ def main(args: Sequence[str]) -> None:
 
 
 def _first_is_alive() -> bool:
-    """Return whether the first process still runs a second after this one failed. If so, this one prints its error.
+    """Return whether the first process still runs a second after this one failed; then this one prints its error.
 
-    If the first process failed too, it has printed the error. Torchrun then ends this process; with Lightning, the
-    first process was the parent of this one, so the parent changes.
+    Otherwise torchrun ends this process, or the first process was the parent of this one, so the parent changes.
     """
     parent = os.getppid()
     time.sleep(1)

@@ -9,10 +9,7 @@ from lit_knn.data import ReferenceDataModule
 
 
 def check_fits(trainer: pl.Trainer, model: pl.LightningModule, datamodule: pl.LightningDataModule | None) -> None:
-    """Refuse a run whose images and arrays of estimators exceed the memory, before anything is loaded.
-
-    Only sizes that are known count, so that a run is refused only if it cannot work. `plan` also counts the others.
-    """
+    """Refuse a run whose images and arrays of estimators exceed the memory. Only sizes that are known count."""
     if not isinstance(datamodule, ReferenceDataModule):
         return
     device = trainer.strategy.root_device

@@ -29,11 +29,10 @@ def names() -> list[str]:
 
 
 def with_packaged_configs(args: Sequence[str]) -> list[str]:
-    """Replace names of the project's configs by their paths.
+    """Replace names of the project's configs by their paths, and refuse missing files with the nearest names.
 
     After `-c`, `demo`, `demo.yaml` and `configs/demo.yaml` name the same file. Other options take names with the suffix
-    alone (`--model.net models/unet.yaml`), because they also take classes. The error of a missing file has the nearest
-    names of our configs, because the parser names none.
+    alone (`--model.net models/unet.yaml`), because they also take classes.
     """
     found: list[str] = []
     for i, arg in enumerate(args):

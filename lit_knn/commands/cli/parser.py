@@ -63,10 +63,9 @@ def construct(kind: type, *args: Any, **kwargs: Any) -> Any:
 
 
 def load(text: str, path: str | None = None) -> Any:
-    """Load a file or a value like the parser's own loader, but refuse a repeated key.
+    """Load a file or a value like the parser's own loader, but refuse a repeated key; `None` also means null.
 
-    `None` also means null, because the parser turns null into `None` inside nested options. `path` is the file after
-    `-c`; without it, the parser adds another file's name to a `YAMLError`, or takes a value that is no YAML as text.
+    `path` is the file after `-c`. For other files the parser adds the name to a `YAMLError`.
     """
     try:
         _refuse_double_keys(yaml.compose(text, Loader=LOADER))

@@ -102,11 +102,7 @@ def warn_of_unused_gpu(options: Mapping[str, Any]) -> None:
 
 
 def check_learning_rate(options: Mapping[str, Any]) -> None:
-    """Refuse pairs of options if one would silently replace the other.
-
-    Modules with the option `lr_ramp_up_images` set the learning rate at every step, so a different `optimizer.lr` or a
-    schedule would have no effect.
-    """
+    """Refuse options without effect: modules with `lr_ramp_up_images` set the learning rate at every step."""
     parts = ("model", "optimizer", "lr_scheduler")
     model, optimiser, schedule = ((options.get(part) or {}).get("init_args", {}) for part in parts)
     own = model.get("lr")

@@ -59,10 +59,7 @@ class Adapter(Estimator):
         """Make the object of the checkout's code from `self.reference`. `import_module` finds its modules here."""
 
     def _mean(self, z: Tensor, t: Tensor, x: Tensor | None) -> Tensor:
-        """Compute the posterior mean by the checkout's code, as z (B, *shape), float32; t is (B,), float64.
-
-        x (B, *shape), float32, is the source of each z; None unless `uses_source`.
-        """
+        """Compute the mean of z (B, *shape), float32, by the checkout's code; x is its source if `uses_source`."""
         return self.theirs(z, t.float())
 
     def _posterior_mean(

@@ -37,9 +37,8 @@ def checked(path: str, origin: Origin) -> Path:
 def importing(root: Path, stand_ins: Mapping[str, ModuleType]) -> Iterator[None]:
     """Import modules below the folder `root` inside the block, also those that its own functions import.
 
-    `stand_ins` replace installed packages, by name. After the block `sys.path` and `sys.modules` are as before, except
-    for installed packages that were loaded. The modules live on through what refers to them, so several checkouts with
-    modules of the same name can be used.
+    `stand_ins` replace installed packages, by name. Afterwards `sys.path` and `sys.modules` are as before, so several
+    checkouts with modules of the same name can be used.
     """
     scoped = {path.stem for path in root.iterdir() if path.is_dir() or path.suffix == ".py"}
     scoped |= {name.partition(".")[0] for name in stand_ins}

@@ -1,7 +1,4 @@
-"""Denoisers of the paper's authors: github.com/plai-group/knn-score, and of their Patch Set Posterior Composites, pspc.
-
-The code of knn-score needs FAISS.
-"""
+"""Denoisers of the paper's authors: github.com/plai-group/knn-score, which needs FAISS, and their later pspc."""
 
 from collections.abc import Iterator, Sequence
 from importlib import import_module

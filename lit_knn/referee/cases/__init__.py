@@ -71,10 +71,7 @@ class Case:
         return reference
 
     def draw(self, reference: ReferenceSet, number: int) -> tuple[Tensor, Tensor]:
-        """Return the images x and the noise ε of the first `number` latents, (number, *shape), float64.
-
-        Images are drawn without replacement. NumPy draws both: the normal numbers of PyTorch depend on the CPU.
-        """
+        """Draw x without replacement and ε, (number, *shape), float64, by NumPy, which is the same on all CPUs."""
         ids = np.random.default_rng([self.seed, 0]).permutation(reference.N)[:number]
         x = reference.gather(torch.from_numpy(ids)).double()
         noise = [np.random.default_rng([self.seed, 1 + i]).standard_normal(reference.shape) for i in range(number)]

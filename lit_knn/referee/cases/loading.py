@@ -1,7 +1,4 @@
-"""Loads a case: its images, latents and exact means, compared with what is recorded about them.
-
-The means are computed once in float64, checked by a second method, and kept.
-"""
+"""Loads a case: images, latents and exact means, compared with what is recorded. The means are kept."""
 
 import hashlib
 import json
@@ -139,10 +136,7 @@ def exact_means(reference: ReferenceSet, x: Tensor, noise: Tensor, levels: tuple
 
 
 def second_method(reference: ReferenceSet, z: Tensor, t: float) -> Tensor:
-    """Compute E[x|z,t], Eq. 8, (B, *shape), from differences z − x and NumPy's sums, all in float64.
-
-    It shares no code with `float_sums`, which multiplies matrices for the distances.
-    """
+    """Compute E[x|z,t], Eq. 8, (B, *shape), in float64 from differences z − x; `float_sums` multiplies matrices."""
     latents = z.double().flatten(1).numpy()
     sq_dist = np.concatenate([[np.square(one - x).sum(1) for one in latents] for x in _chunks(reference)], axis=1)
     weights = np.exp((sq_dist.min(1, keepdims=True) - sq_dist) / (2 * t * t))
