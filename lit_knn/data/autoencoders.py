@@ -64,15 +64,12 @@ class PCA(Autoencoder):
 
     @full_float32()
     def encode(self, images: Tensor) -> Tensor:
-        latents = self._fitted().to(images.device).project(images)
+        assert self._components is not None, "encode needs fit(images) first"
+        latents = self._components.to(images.device).project(images)
         return self.scale * latents.reshape(-1, *self.latent_shape)
 
     @full_float32()
     def decode(self, latents: Tensor) -> Tensor:
-        components = self._fitted().to(latents.device)
+        assert self._components is not None, "decode needs fit(images) first"
+        components = self._components.to(latents.device)
         return (components.expand(latents.flatten(1) / self.scale) + components.mean).reshape(-1, *self._shape)
-
-    def _fitted(self) -> PrincipalComponents:
-        if self._components is None:
-            raise InputError("PCA: encode and decode need fit(images) first")
-        return self._components

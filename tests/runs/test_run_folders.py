@@ -329,8 +329,6 @@ def test_last_is_the_newest_whole_checkpoint_of_the_name(capsys):
     assert "cannot be resumed from: the checkpoint has no opt" in refused(capsys, 5, "--ckpt_path", last("knn_10"))
     fit(5, *BARE, "--ckpt_path", "last", "--trainer.logger.version", "on")
     assert start_of("on") == str(last("knn_9"))
-    line = refused(capsys, 5, "--ckpt_path", LAST, "--weights_only", "false", command="predict")
-    assert "it is refused" in line
 
 
 def test_last_is_of_a_run_with_the_same_estimator_and_seed(capsys):

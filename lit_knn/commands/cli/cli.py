@@ -7,8 +7,9 @@ import re
 import sys
 import warnings
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytorch_lightning as pl
 import yaml
@@ -21,13 +22,14 @@ from pytorch_lightning.utilities.exceptions import MisconfigurationException
 from lit_knn.callbacks import LastCheckpoint, RunRecord, RunSummary, SampleWriter, StepProgressBar
 from lit_knn.commands.cli import trainer_options
 from lit_knn.commands.cli.arguments import as_dict, check_linked, kept_options
-from lit_knn.commands.cli.memory_check import check_fits
 from lit_knn.commands.cli.messages import refusal
 from lit_knn.commands.cli.packaged_configs import with_packaged_configs
 from lit_knn.commands.cli.parser import Parser, construct, load
 from lit_knn.commands.cli.save_config import SaveConfig
+from lit_knn.commands.plan import check_fits
 from lit_knn.commands.trainer import Trainer
 from lit_knn.common.errors import InputError, prefixed
+from lit_knn.data import ReferenceDataModule
 from lit_knn.runs.checkpoints import WholeCheckpointIO, read_training
 from lit_knn.runs.folder import (
     FILE_LOGGERS,
@@ -72,6 +74,7 @@ class CLI(LightningCLI):
     """LightningCLI with one seed for everything. Command-line options override the options saved in a checkpoint."""
 
     _checkpoint: dict[str, Any] | None = None
+    _refused: InputError | None = None
     _run: RunFolder | None = None
     _version = ""
 
@@ -144,15 +147,18 @@ class CLI(LightningCLI):
             raise InputError(f"fit: {options.model.class_path} has nothing to train; use validate or predict")
         if path is None and not fits and trained:
             raise InputError(f"--ckpt_path is missing: {command} needs a trained model")
-        if options.get("weights_only") is False:
-            raise InputError("--weights_only false would run code that a checkpoint holds; it is refused")
-        if path == "last":
-            seed = options.seed_everything if fits else None
-            newest = newest_checkpoint(as_dict(options.trainer), as_dict(options.model), fits, seed)
-            options.ckpt_path, self._checkpoint = str(newest[0]), newest[1]
-        elif path is not None:
-            with prefixed("--ckpt_path"):
-                self._checkpoint = read_training(path, to_resume=fits)
+        try:
+            if path == "last":
+                seed = options.seed_everything if fits else None
+                newest = newest_checkpoint(as_dict(options.trainer), as_dict(options.model), fits, seed)
+                options.ckpt_path, self._checkpoint = str(newest[0]), newest[1]
+            elif path is not None:
+                with prefixed("--ckpt_path"):
+                    self._checkpoint = read_training(path, to_resume=fits)
+        except InputError as error:
+            if options.trainer.num_nodes == 1:
+                raise
+            self._refused = error  # Only this machine may lack the file: the others would wait for it in vain.
 
     @staticmethod
     def configure_optimizers(lightning_module: pl.LightningModule, optimizer: Any, lr_scheduler: Any = None) -> Any:
@@ -164,8 +170,9 @@ class CLI(LightningCLI):
 
     def before_plan(self) -> None:
         """Check the checkpoint to resume from, and the files that the run would overwrite, before any long work."""
-        path = self.config[self.subcommand].ckpt_path
-        check_fit(self.trainer, self.model, self.datamodule, path, self._checkpoint)
+        if self._refused is None:
+            path = self.config[self.subcommand].ckpt_path
+            check_fit(self.trainer, self.model, self.datamodule, path, self._checkpoint)
         self._check_checkpoint()
 
     def before_fit(self) -> None:
@@ -182,6 +189,11 @@ class CLI(LightningCLI):
 
     def _check_checkpoint(self) -> None:
         """Check that the checkpoint's weights are for this model, and keep them for Lightning's own loading."""
+        if self._refused is not None:
+            if not isinstance(self.datamodule, ReferenceDataModule):
+                raise self._refused
+            # The processes can first tell each other of errors when they load their data.
+            self.datamodule.load = partial(_refuse, self._refused)  # type: ignore[method-assign]
         checkpoint, self._checkpoint = self._checkpoint, None
         if checkpoint is None:
             return
@@ -286,6 +298,10 @@ def with_config_of_run(args: Sequence[str]) -> list[str]:
         return list(args)
     config = {name: value for name, value in RunFolder(Path(run)).config().items() if name in PARTS_OF_A_RUN}
     return ["best", "-c", yaml.safe_dump(config), *args[1:]]
+
+
+def _refuse(error: InputError) -> NoReturn:
+    raise error
 
 
 def _seed(value: Any) -> int:
