@@ -184,10 +184,7 @@ def _stored(datamodule: ReferenceDataModule, images: int | None, image_shape: li
     except InputError as error:
         raise InputError(f"plan: {error}; without the data give --images and --image_shape") from error
     if stored is None:
-        raise InputError(
-            f"plan: {type(datamodule).__name__} does not tell its size before it is loaded; give --images and "
-            "--image_shape"
-        )
+        raise InputError(f"plan: {type(datamodule).__name__} does not tell its size; give --images and --image_shape")
     return stored._replace(shape=(images or stored.shape[0], *(image_shape or stored.shape[1:])))
 
 

@@ -99,9 +99,7 @@ def _checked_floats(path: Path, array: np.ndarray, as_is: bool) -> np.ndarray:
 
 def _checked_labels(path: Path, labels: np.ndarray, N: int) -> np.ndarray:
     if labels.shape != (N,) or not np.issubdtype(labels.dtype, np.integer):
-        raise InputError(
-            f"{path}: labels must be {N} integers, one for each image, got {labels.dtype} of shape {labels.shape}"
-        )
+        raise InputError(f"{path}: labels must be {N} integers, got {labels.dtype} of shape {labels.shape}")
     if labels.min() < 0 or labels.max() >= 2**31:
         bad = labels[(labels < 0) | (labels >= 2**31)][0]
         raise InputError(f"{path}: labels must be from 0 to {2**31 - 1}, got {bad}")

@@ -55,10 +55,8 @@ class PCA(Autoencoder):
     def fit(self, images: Tensor) -> None:
         flat, r = images.flatten(1), prod(self.latent_shape)
         if r > min(flat.shape):
-            raise InputError(
-                f"latent_shape={list(self.latent_shape)} has {r} components, but there are {len(flat)} images of "
-                f"{flat.shape[1]} values"
-            )
+            there = f"{len(flat)} images of {flat.shape[1]} values"
+            raise InputError(f"latent_shape={list(self.latent_shape)} has {r} components, but there are {there}")
         self._components = principal_components(flat, flat.mean(0), r)
         self._shape = tuple(images.shape[1:])
 

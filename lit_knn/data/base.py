@@ -111,9 +111,7 @@ class ReferenceDataModule(pl.LightningDataModule, ABC):
             part = "held_out" if self.held_out else "train_images"
             if getattr(self, part) and (self.mapped or self.sharded):
                 kind = f"{type(self).__name__}, which maps its file" if self.mapped else "data.sharded=true"
-                raise InputError(
-                    f"data.{part}={getattr(self, part)} does not work with {kind}: prepare a file of the wanted images"
-                )
+                raise InputError(f"data.{part}={getattr(self, part)} does not work with {kind}: prepare fewer images")
             images, labels = self._loaded()
             if self.sharded:
                 self.reference = self._shard(torch.as_tensor(images), labels)

@@ -103,9 +103,7 @@ def _folder_labels(files: Files) -> tuple[np.ndarray, list[str]]:
     odd = next((name for name in files.images if name.count("/") != 1), None)
     if odd is not None:
         place = f"{odd.count('/')} folders deep" if "/" in odd else "in none"
-        raise InputError(
-            f"{where} need every image directly in the folder of its class, but {printable(odd)} is {place}"
-        )
+        raise InputError(f"{where} need each image directly in the folder of its class; {printable(odd)} is {place}")
     folders = {name.partition("/")[0] for name in files.names if "/" in name and not is_hidden(name)}
     classes, labels = np.unique([name.partition("/")[0] for name in files.images], return_inverse=True)
     empty = sorted(folders - set(classes))
@@ -131,9 +129,8 @@ def _listed_labels(files: Files) -> np.ndarray | None:
                 case [str(name), int(label)] if type(label) is int and 0 <= label < 2**31 and name not in label_of:
                     label_of[name] = label
                 case _:
-                    raise InputError(
-                        f"{where} must list each image once, as [file name, integer from 0], but has {entry!r:.80}"
-                    )
+                    rule = "must list each image once, as [file name, integer from 0]"
+                    raise InputError(f"{where} {rule}, but has {entry!r:.80}")
     if listed is None:
         return None
     odd = sorted(label_of.keys() ^ set(files.images))

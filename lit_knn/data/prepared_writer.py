@@ -82,9 +82,7 @@ def write_prepared(
             done += len(pixels) // image_bytes
             _write_json(record_file, {"origin": images.origin, "done": done})
         if images.changed():
-            raise InputError(
-                f"{images.origin['source']} was changed while it was prepared: give the same command again"
-            )
+            raise InputError(f"{images.origin['source']} was changed meanwhile: give the same command again")
         description = planned._replace(sha256=digest.hexdigest())
         # The .json comes first, so that a finished .npy file always has its description.
         _write_json(out.with_suffix(".json"), description._asdict())
@@ -105,9 +103,7 @@ def _same(found: dict[str, Any], planned: dict[str, Any]) -> bool:
 def _finished(out: Path, planned: Description) -> Description:
     found = open_prepared(out)[1]
     if not _same(found.origin, planned.origin):
-        raise InputError(
-            f"{out} is there already, made of other images or in another way: delete both files, or name another"
-        )
+        raise InputError(f"{out} was made of other images or in another way: delete both files, or name another")
     _beside(out, RECORD_SUFFIX).unlink(missing_ok=True)
     return found
 

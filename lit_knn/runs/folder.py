@@ -118,10 +118,7 @@ class RunFolder:
         own = self.path / CHECKPOINTS if folder is None else Path(folder)
         found = self._kept(CHECKPOINTS) if folder is None else kept_in(own)
         if not found:
-            raise InputError(
-                f"{own} has no checkpoint that lit_knn.callbacks.CheckpointByImages kept (images_seen=N.ckpt); "
-                "add that callback to the training"
-            )
+            raise InputError(f"{own} has no images_seen=N.ckpt; lit_knn.callbacks.CheckpointByImages keeps some")
         last = own / LAST_NAME
         if max_steps > 0 and last.is_file():
             try:
@@ -137,10 +134,8 @@ class RunFolder:
         self.config()  # Refuse a folder that is none of a run, before it gets averages.
         found = self._kept(SNAPSHOTS_FOLDER)
         if not found:
-            raise InputError(
-                f"{self.path / SNAPSHOTS_FOLDER} has no snapshots of averages, which lit_knn.callbacks.PowerAverages "
-                "writes; add that callback to the training"
-            )
+            advice = "add lit_knn.callbacks.PowerAverages to the training"
+            raise InputError(f"{self.path / SNAPSHOTS_FOLDER} has no snapshots of averages: {advice}")
         return found
 
     def _kept(self, name: str) -> dict[int, Path]:
@@ -164,10 +159,8 @@ class RunFolder:
             fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except (BlockingIOError, PermissionError) as error:
             file.close()
-            raise InputError(
-                f"{self.path}: another process trains in this folder; wait until it ends, or give another "
-                "--trainer.logger.version"
-            ) from error
+            advice = "wait until it ends, or give another --trainer.logger.version"
+            raise InputError(f"{self.path}: another process trains in this folder; {advice}") from error
         except OSError:
             pass  # This file system knows no locks.
         _locks.append(file)
@@ -258,9 +251,7 @@ def newest_checkpoint(
             rank_zero_warn(f"{error}; an older checkpoint is used")
     looked = f"{len(paths)} damaged ones" if paths else "none"
     wanted = "name, model and estimator" if seed is None else f"name, model, estimator and --seed_everything {seed}"
-    raise InputError(
-        f"--ckpt_path last: found {looked} in {parent}; it needs a whole {LAST_NAME} of a run with this {wanted}"
-    )
+    raise InputError(f"--ckpt_path last: found {looked} in {parent}; it needs a whole one of a run with this {wanted}")
 
 
 def averages_in(folder: str | Path) -> dict[float, Path]:

@@ -105,17 +105,13 @@ def check_optimisation(trainer: pl.Trainer, before: dict[str, Any]) -> None:
     """Refuse other classes than `before`, whose states the checkpoint has, and a schedule that is too short."""
     for name, now in optimisation(trainer).items():
         if before.get(name, now) != now:
-            raise InputError(
-                f"--ckpt_path: the checkpoint has the state of {name} {before[name]}, not of {now}: give the same, or "
-                "start a new run"
-            )
+            told = f"the checkpoint has the state of {name} {before[name]}, not of {now}"
+            raise InputError(f"--ckpt_path: {told}: give the same, or start a new run")
     for config in trainer.lr_scheduler_configs:
         steps = getattr(config.scheduler, "total_steps", None)
         if steps is not None and config.interval == "step" and steps * config.frequency < trainer.max_steps:
-            raise InputError(
-                f"--lr_scheduler.total_steps {steps}: {type(config.scheduler).__name__} would end before the "
-                f"{trainer.max_steps} steps of the training"
-            )
+            kind = type(config.scheduler).__name__
+            raise InputError(f"--lr_scheduler.total_steps {steps}: {kind} would end before {trainer.max_steps} steps")
 
 
 def check_ranks(own: dict[str, Any]) -> None:
@@ -123,10 +119,8 @@ def check_ranks(own: dict[str, Any]) -> None:
     first, *others = in_every_process(lambda: own)
     for rank, other in enumerate(others, 1):
         for name in (name for name in {**first, **other} if first.get(name) != other.get(name)):
-            raise InputError(
-                f"rank {rank} trains with {name} {other.get(name)}, and rank 0 with {first.get(name)}: give all "
-                "processes the same options and data"
-            )
+            told = f"rank {rank} trains with {name} {other.get(name)}, and rank 0 with {first.get(name)}"
+            raise InputError(f"{told}: give all processes the same options and data")
 
 
 def repair_progress(checkpoint: dict[str, Any]) -> None:

@@ -176,7 +176,7 @@ def test_a_source_that_changes_meanwhile_is_told(tmp_path, change):
             return source.read(i)
 
         message = refusal(write_prepared, source._replace(read=read), tmp_path / "x.npy", 1, 2)
-    assert "was changed while it was prepared" in message
+    assert "was changed meanwhile" in message
     assert not (tmp_path / "x.npy").exists()
 
 

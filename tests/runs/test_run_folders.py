@@ -341,7 +341,7 @@ def test_last_is_of_a_run_with_the_same_estimator_and_seed(capsys):
         fit(2, *BARE, "--ckpt_path", "last", *options)
         assert start_of(version) == str(last(version))
     line = refused(capsys, 2, "--ckpt_path", "last", "--model.estimator", "TopK")
-    wanted = "it needs a whole last.ckpt of a run with this name, model, estimator and --seed"
+    wanted = "it needs a whole one of a run with this name, model, estimator and --seed"
     assert f"found none in runs/demo; {wanted}" in line
 
 

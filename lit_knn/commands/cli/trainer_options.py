@@ -32,9 +32,7 @@ def check_trainer_options(options: Mapping[str, Any], command: str) -> None:
         raise InputError(f"trainer.gradient_clip_val must be at least 0, got {clip}")
     precision = options.get("precision")
     if precision is not None and str(precision) not in PRECISIONS:
-        raise InputError(
-            f"trainer.precision={precision} is not one of 32-true, bf16-mixed and 16-mixed: the weights stay in float32"
-        )
+        raise InputError(f"trainer.precision={precision} is not one of 32-true, bf16-mixed and 16-mixed")
 
 
 def check_processes(trainer: pl.Trainer) -> None:
@@ -46,20 +44,16 @@ def check_processes(trainer: pl.Trainer) -> None:
     elif SLURMEnvironment.detect():
         launcher, started = "srun", int(os.environ["SLURM_NTASKS"])
         if started > 1 and not {"SLURM_STEP_ID", "SLURM_STEPID"} & os.environ.keys():
-            raise InputError(
-                f"SLURM_NTASKS={started}, but srun has not started this process, and the others would be missing: "
-                "write `srun lit-knn …` into the batch script"
-            )
+            told = "write `srun lit-knn …` into the batch script"
+            raise InputError(f"SLURM_NTASKS={started}, but srun has not started this process: {told}")
         fits = started == asked
     else:
         # Of several machines, each must know its number.
         environment = getattr(trainer.strategy, "cluster_environment", None)
         told = all(name in os.environ for name in ("MASTER_ADDR", "NODE_RANK"))
         if trainer.num_nodes > 1 and not told and isinstance(environment, LightningEnvironment | None):
-            raise InputError(
-                f"trainer.num_nodes={trainer.num_nodes} needs a launcher, torchrun or srun, or MASTER_ADDR and "
-                "NODE_RANK in the environment of each machine"
-            )
+            needed = "a launcher, torchrun or srun, or MASTER_ADDR and NODE_RANK in the environment of each machine"
+            raise InputError(f"trainer.num_nodes={trainer.num_nodes} needs {needed}")
         return
     if not fits:
         raise InputError(
