@@ -44,8 +44,8 @@ def check_processes(trainer: pl.Trainer) -> None:
     elif SLURMEnvironment.detect():
         launcher, started = "srun", int(os.environ["SLURM_NTASKS"])
         if started > 1 and not {"SLURM_STEP_ID", "SLURM_STEPID"} & os.environ.keys():
-            told = "write `srun lit-knn …` into the batch script"
-            raise InputError(f"SLURM_NTASKS={started}, but srun has not started this process: {told}")
+            advice = "write `srun lit-knn …` into the batch script"
+            raise InputError(f"SLURM_NTASKS={started}, but srun has not started this process: {advice}")
         fits = started == asked
     else:
         # Of several machines, each must know its number.
