@@ -87,7 +87,12 @@ class SizeCalibration(Measurement):
         write_rows(self.run_folder / f"{NAME}.csv", curve)
         path, given = self.run_folder / "calibrated.yaml", self.estimator.given()
         with written_whole(path) as partial:
-            partial.write_text(self._as_config({**given, "size": sizes}))
+            kind, names = type(self.estimator), ", ".join(self.networks)
+            path_of_class = f"{kind.__module__.rpartition('.')[0]}.{kind.__qualname__}"
+            config = yaml.safe_dump(
+                {"class_path": path_of_class, "init_args": {**given, "size": sizes}}, sort_keys=False
+            )
+            partial.write_text(f"# Sizes of least MSE to the posterior mean of {names}.\n{config}")
         # Without a size, the estimator computes sizes from the data.
         rule: Any = type(self.estimator)(**{**given, "size": None}).bind(self._source.reference)
         tables = {"calibrated": sizes, "the rule of the spectrum (size: null)": rule.sizes_in_use}
@@ -95,8 +100,3 @@ class SizeCalibration(Measurement):
         best = [row for row in curve if row["size"] == sizes[row["t"]]]
         table = text_table(best, {"t": ".4g", "size": "d", "mse": ".3e", "r2": ".4f"})
         rank_zero_info(f"{table}\nThe estimator with these sizes: {path}")
-
-    def _as_config(self, given: dict[str, Any]) -> str:
-        kind, names = type(self.estimator), ", ".join(self.networks)
-        config = {"class_path": f"{kind.__module__.rpartition('.')[0]}.{kind.__qualname__}", "init_args": given}
-        return f"# Sizes of least MSE to the posterior mean of {names}.\n{yaml.safe_dump(config, sort_keys=False)}"

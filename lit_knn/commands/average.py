@@ -50,10 +50,9 @@ def inner_product(a: Profile, b: Profile) -> float:
 
 
 def fit(stored: Sequence[Profile], wanted: Profile) -> Fit:
-    """Return the weights of the stored averages whose sum of profiles is nearest to the wanted one in L2.
+    """Return the weights, of sum 1, of the stored averages whose sum of profiles is nearest to the wanted one in L2.
 
-    The weights sum to 1, so constant weights of a network do not change. This is a condition of the fit. The
-    authors of arXiv 2312.02696 solve without it, and their program then divides the solution by its sum.
+    The authors of arXiv 2312.02696 solve without this condition, and their program divides the solution by its sum.
     """
     n = len(stored)
     products = np.array([[inner_product(a, b) for b in stored] for a in stored])
@@ -115,7 +114,9 @@ def write_averages(run: Path, lengths: Sequence[float], images: int | None = Non
         nearest = ", ".join(map(str, sorted(paths, key=lambda seen: abs(seen - images))[:3]))
         raise InputError(f"--images {images}: there is no such snapshot; the nearest are {nearest}")
     folder = run / AVERAGES_FOLDER if folder is None else folder
-    files = [folder / name_of(length) for length in lengths]
+    # A length has at least three digits in the name: ema=0.050.ckpt.
+    names = [f"{length:.3f}" if float(f"{length:.3f}") == length else repr(length) for length in lengths]
+    files = [folder / f"ema={name}.ckpt" for name in names]
     snapshots = read_snapshots({seen: path for seen, path in paths.items() if images is None or seen <= images})
     fits, last = [fit_length(snapshots, length) for length in lengths], snapshots[-1]
     print(f"{len(snapshots)} snapshots, up to {last['images_seen']:,} images seen, of the lengths {last['lengths']}")
@@ -137,11 +138,6 @@ def write_averages(run: Path, lengths: Sequence[float], images: int | None = Non
             WholeCheckpointIO().save_checkpoint(checkpoint, path)
         print(f"{path}: error of the profile {fitted.residual:.2g}{', is there already' if path in there else ''}")
     print(f"Written: {len(files) - len(there)} average(s), into {folder}")
-
-
-def name_of(length: float) -> str:
-    """Name the file of an average: ema=0.050.ckpt, with more digits if the length has more."""
-    return f"ema={length:.3f}.ckpt" if float(f"{length:.3f}") == length else f"ema={length!r}.ckpt"
 
 
 def main(args: Sequence[str] | None = None) -> None:

@@ -18,14 +18,9 @@ def read_array_file(path: str | os.PathLike[str], floats_as_is: bool = False) ->
     uint8 arrays are images of 1 or 3 channels, (N, C, H, W). An array (N, H, W, C) is moved to this layout if its last
     axis is 1 or 3 long and axis 1 is not. Floats (N, *shape) become float32, and are never rescaled or rearranged.
 
-    Args:
-        path: an .npy file; or an .npz file with the array under `images`, `arr_0` or, for a single array, any name,
-            and optionally `labels`, (N,) integers.
-        floats_as_is: also accept floats that look like images by mistake: 4-D with 1 or 3 channels, and with values
-            outside [-1, 1], with none below 0, or with the channels last.
-
-    Returns:
-        `array` (N, *shape), uint8 or float32, and `labels` (N,), int64, or None.
+    An .npz file has the array under `images`, `arr_0` or, for a single array, any name, and optionally `labels`, (N,)
+    integers. `floats_as_is` also accepts floats that look like images by mistake, see `Arrays`. The result is the array
+    (N, *shape), uint8 or float32, and `labels` (N,), int64, or None.
     """
     path = existing(path)
     with reading(path, KIND):

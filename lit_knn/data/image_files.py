@@ -22,15 +22,8 @@ def read_image_files(
     """Read a zip or a folder in the layout of EDM's data sets.
 
     Every PNG and JPEG file, in subfolders too, is one image. Images are sorted by name. Hidden and other files are
-    ignored. The labels are those of `image_labels`.
-
-    Args:
-        path: a .zip file or a folder.
-        labels_from_folders: label each image by its folder; `dataset.json` is not read.
-
-    Returns:
-        `images` (N, C, H, W), uint8, C = 3 for colour (a palette becomes its colours) or 1 for grayscale, and
-        `labels` (N,), int64, or None, with the names of the classes, or None.
+    ignored. The result is `images` (N, C, H, W), uint8, C = 3 for colour (a palette becomes its colours) or 1 for
+    grayscale, and the labels and names of classes of `image_labels`.
     """
     from tqdm import tqdm
 

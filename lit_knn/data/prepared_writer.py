@@ -38,14 +38,8 @@ def prepare(
     """Write the images of `source` to an `.npy` file for `read_prepared`, and their description to a `.json` beside it.
 
     Finished blocks go to `OUT.partial`, and their number to `OUT.partial.json`. An interrupted preparation continues
-    from there. The result is the same, byte for byte.
-
-    Args:
-        source: see `open_source`.
-        out: the `.npy` file. If it exists and was made from the same images with the same options, nothing is done.
-        options: see `open_source`.
-        workers: threads that decode; None for one per CPU.
-        block_images: images written and recorded at a time; None for 8 MiB of them.
+    from there, with the same result, byte for byte. If `out` exists and was made in the same way, nothing is done.
+    `workers` threads decode, one per CPU for None; `block_images` are written and recorded at a time, None for 8 MiB.
     """
     with open_source(source, options or Options()) as images:
         return write_prepared(images, out, workers, block_images)
@@ -62,7 +56,11 @@ def write_prepared(
     labels = None if images.labels is None else images.labels.tolist()
     planned = Description((len(images.names), *images.read(0).shape), "", images.origin, labels, images.class_names)
     if out.exists():
-        return _finished(out, planned)
+        found = open_prepared(out)[1]
+        if not _same(found.origin, planned.origin):
+            raise InputError(f"{out} was made of other images or in another way: delete both files, or name another")
+        _beside(out, RECORD_SUFFIX).unlink(missing_ok=True)
+        return found
     image_bytes, record_file = math.prod(planned.shape[1:]), _beside(out, RECORD_SUFFIX)
     block = block_images or max(BLOCK_BYTES // image_bytes, workers)
     start = io.BytesIO()
@@ -98,14 +96,6 @@ def _beside(out: Path, suffix: str) -> Path:
 def _same(found: dict[str, Any], planned: dict[str, Any]) -> bool:
     """Tell whether two origins have the same images and options; the name of the source may differ."""
     return found | {"source": ""} == planned | {"source": ""}
-
-
-def _finished(out: Path, planned: Description) -> Description:
-    found = open_prepared(out)[1]
-    if not _same(found.origin, planned.origin):
-        raise InputError(f"{out} was made of other images or in another way: delete both files, or name another")
-    _beside(out, RECORD_SUFFIX).unlink(missing_ok=True)
-    return found
 
 
 @contextmanager

@@ -47,20 +47,10 @@ def error_curve(
 
 @dataclass
 class ErrorCurve:
-    """A measurement of estimators at noisy latents over noise levels.
+    """A measurement of estimators at noisy latents over noise levels; for the arguments see the callback `EstimatorError`.
 
     Every draw is a function of (seed, batch, level, estimator, repeat), and ranks share whole batches: the numbers
     depend on `batch_size`, but not on the number of ranks.
-
-    Args:
-        estimators: by name.
-        noise_levels: the levels t.
-        num_z: number of latents, each from another image of the reference set.
-        repeats: estimates at each latent; deterministic estimators make one.
-        batch_size: latents at a time.
-        resample_source: draw `x_source` for each repeat from the posterior p_t(x|z) instead of keeping the x that made
-            z. The error that `STF` and `OneSample` owe to their source then counts as variance, not, as in the paper,
-            as bias.
     """
 
     estimators: Mapping[str, Estimator]

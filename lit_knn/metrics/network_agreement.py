@@ -44,13 +44,9 @@ def compare(
     """Compare the posterior means of bound estimators and of networks at z = x + tε, for the x of each of `image_sets`.
 
     All ranks must call it; they split the latents and get the same rows. `sampler` gives the seed, and the latents at a
-    time; random draws are the same at all noise levels. `advance` is called with the number of estimates after each
-    batch; `finished(estimator, network, kind of images, t)` returns the row of a comparison that need not be made
-    again, or None.
-
-    Yields:
-        A row for each `estimator`, `network`, kind of `images` and level `t`: `num_images`, `seed`, and the means over
-        the latents of each measure of `Agreement`, with standard errors over the latents (`_se`).
+    time; random draws are the same at all noise levels. `advance` gets the number of estimates after each batch;
+    `finished` returns the row of a comparison that need not be made again, or None. A row has the means over the
+    latents of each measure of `Agreement`, with standard errors over the latents (`_se`).
     """
     for (kind, networks, x), t in product(sets, noise_levels):
         rows = {pair: finished(*pair, kind, t) for pair in product(estimators, networks)}

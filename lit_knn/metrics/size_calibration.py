@@ -54,12 +54,9 @@ def compare_sizes(
     """Compare the means of all sizes with each network's, on the network's trajectories.
 
     The bound estimators, by size, draw the same for all sizes and levels. The batch of `source` is the number of
-    trajectories of each network. `advance` is called with the number of estimates after each comparison;
-    `finished(network, size, t)` returns the row of a comparison that need not be made again, or None.
-
-    Yields:
-        `network`, `size`, `t`, `num_latents`, and the mean over latents of each measure of `Agreement` with its
-        standard error (`_se`).
+    trajectories of each network. `advance` gets the number of estimates after each comparison; `finished` returns the
+    row of a comparison that need not be made again, or None. A row has the mean of each measure of `Agreement`, with
+    its standard error (`_se`).
     """
     for name, network in networks.items():
         for t, z, mean in trajectories(network, source):

@@ -220,8 +220,10 @@ def choose_folder(
             parent, stem = parent / run.path.resolve().name, command
         elif here and Path(checkpoint) == run.path / CHECKPOINTS / LAST_NAME and run.trained(model):
             version = run.path.resolve().name
+    pattern = re.compile(rf"{re.escape(stem)}_(\d+)")
     while True:
-        folder = parent / (version or next_version(parent, stem))
+        numbers = [int(match[1]) for path in parent.glob("*") if (match := pattern.fullmatch(path.name))]
+        folder = parent / (version or f"{stem}_{max(numbers, default=-1) + 1}")
         if command == "plan" or not is_first_process():
             return RunFolder(folder)
         made = tuple(path for path in (folder, *folder.parents) if not path.exists())
@@ -265,13 +267,6 @@ def version_stem(model: Mapping[str, Any]) -> str:
     estimator = _estimator(model)
     named = model if estimator is None or not estimator.get("class_path") else estimator
     return WORDS.sub("_", named["class_path"].rpartition(".")[2]).lower().removeprefix("lit_")
-
-
-def next_version(parent: Path, stem: str) -> str:
-    """Return `stem_N` with the first number above those of the folders in `parent`."""
-    pattern = re.compile(rf"{re.escape(stem)}_(\d+)")
-    numbers = [int(match[1]) for path in parent.glob("*") if (match := pattern.fullmatch(path.name))]
-    return f"{stem}_{max(numbers, default=-1) + 1}"
 
 
 def is_first_process() -> bool:

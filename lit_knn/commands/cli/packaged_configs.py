@@ -24,8 +24,7 @@ def folder() -> Path:
 
 def names() -> list[str]:
     """Return the names of all configs, parts included, such as `demo` and `estimators/knn`."""
-    found = (path.relative_to(folder()).with_suffix("") for path in folder().rglob(f"*{SUFFIX}"))
-    return sorted(path.as_posix() for path in found)
+    return sorted(p.relative_to(folder()).with_suffix("").as_posix() for p in folder().rglob(f"*{SUFFIX}"))
 
 
 def with_packaged_configs(args: Sequence[str]) -> list[str]:

@@ -46,10 +46,8 @@ class STFTarget(Adapter):
         return import_module("training.loss").EDMLoss()
 
     def _mean(self, z: Tensor, t: Tensor, x: Tensor | None) -> Tensor:
-        if x is None:
-            raise InputError("STFTarget: needs x_source, its reference batch begins with the sources")
-        if len(z) > self.n:
-            raise InputError(f"STFTarget: a batch of {len(z)} needs n >= {len(z)}, its sources; n={self.n}")
+        if x is None or len(z) > self.n:
+            raise InputError(f"STFTarget: its batch of n={self.n} begins with the x_source of each of {len(z)} z")
         drawn = torch.randperm(self.reference.N, device=z.device)[: self.n - len(z)]
         batch = torch.cat([x, self.reference.take(drawn)])
         return self.theirs.stf_targets(t.float(), z, batch).reshape(z.shape)

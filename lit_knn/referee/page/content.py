@@ -53,19 +53,20 @@ def page(all_results: Sequence[tuple[Results, Entries, str]]) -> str:
     parts = [f"# Estimators of the posterior mean: {escaped(cases)}"]
     for results, entries, picture in all_results:
         case = escaped(results.case)
-        parts += [f"## {case}", introduction(results), facts(results)]
+        parts += [f"## {case}", _introduction(results), facts(results)]
         parts += ["### Ranking", escaped(RANKING), ranking(results, entries)]
         parts += [f"![Error against time, {case}]({picture}.png)"]
         parts += [f"![Error ratio over t, {case}]({picture}_over_t.png)"]
-        parts += ["### Mean squared error per dimension", errors(results, entries)]
+        columns = at_levels(results, lambda r, t: mean(r, t, "mse"))
+        parts += ["### Mean squared error per dimension", table(results, entries, columns)]
         if certified := [ranked for ranked in entries if ranked.entry.values("certified_share")]:
             parts += ["### Certified errors", CERTIFICATES, certificates(results, certified)]
-        parts += [*behaviour(results, entries), *notes(results, entries), *commands(entries)]
+        parts += [*behaviour(results, entries), *notes(results, entries), "### Commands"]
+        parts.append("\n".join(["```", *(command(ranked.entry) for ranked in entries), "```"]))
     return "\n\n".join(parts) + "\n"
 
 
-def introduction(results: Results) -> str:
-    """Say what is estimated, and who the reference is."""
+def _introduction(results: Results) -> str:
     case = CASES.get(results.case)
     settings = "the settings of the case" if case is None else f"k = {case.k} and n = {case.n}"
     return (
@@ -122,11 +123,6 @@ def ranking(results: Results, entries: Entries) -> str:
     return table(results, entries, columns | at_levels(results, lambda r, t: mean(r, t, "mse_ratio", ratio)))
 
 
-def errors(results: Results, entries: Entries) -> str:
-    """Write the table of mean squared errors with their standard errors."""
-    return table(results, entries, at_levels(results, lambda r, t: mean(r, t, "mse")))
-
-
 def certificates(results: Results, entries: Entries) -> str:
     """Write the table of certified over actual error."""
 
@@ -168,11 +164,6 @@ def notes(results: Results, entries: Entries) -> list[str]:
     noted = [ranked for ranked in entries if ranked.entry.facts["note"]]
     columns = {"what it computes": lambda r: escaped(r.entry.facts["note"])}
     return ["### What they compute", table(results, noted, columns)] if noted else []
-
-
-def commands(entries: Entries) -> list[str]:
-    """Return the section of the commands that measure each entry again."""
-    return ["### Commands", "\n".join(["```", *(command(ranked.entry) for ranked in entries), "```"])]
 
 
 def command(entry: Entry) -> str:
