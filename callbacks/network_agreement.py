@@ -92,7 +92,6 @@ class NetworkAgreement(Measurement):
         self.batch_size = batch_size
 
     def check(self) -> None:
-        """Check all settings and find the finished comparisons, before any long work."""
         module, reference, held_out = self.module, self.reference.to(self.device), None
         if HELD_OUT in self.images:
             with prefixed("images has held_out"):

@@ -57,7 +57,6 @@ class SizeCalibration(Measurement):
         self.num_latents = num_latents
 
     def check(self) -> None:
-        """Check all settings and find the finished comparisons, before any long work."""
         module, reference = self.module, self.reference.to(self.device)
         steps, grid = module.hparams.sampling_steps, module.grid
         parts = {f"networks.{name}": network for name, network in self.networks.items()}
@@ -73,7 +72,6 @@ class SizeCalibration(Measurement):
         self._kept = KeptResults(self.folder / f"{NAME}.csv", columns, ("network", "size", "t"), settings)
 
     def evaluate(self) -> None:
-        """Compare what is not finished. Every rank makes all comparisons, and the first one writes."""
         total = len(self.networks) * len(self.made) * self._source.num_steps * self.num_latents
         with self.bar(total, "Size calibration", " estimates", leave=True) as bar:
             found = compare_sizes(self.made, self.networks, self._source, bar.update, self._kept.find)

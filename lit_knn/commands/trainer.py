@@ -65,8 +65,7 @@ class Trainer(pl.Trainer):
         if type(self.strategy.checkpoint_io) is TorchCheckpointIO:
             self.strategy.checkpoint_io = WholeCheckpointIO()
         self.callbacks = [EndAtSigterm(), *self.callbacks]  # type: ignore[has-type]
-        # With several ranks, Lightning reads signals on the GPU before each batch, and so waits for it. `Interruption`
-        # does the same on the CPU.
+        # Lightning reads signals of ranks on the GPU, and so waits for it. `Interruption` does the same on the CPU.
         self.fit_loop.epoch_loop._broadcast_sigterm_tensor = _do_nothing  # type: ignore[method-assign]
 
     def write_into(self, folder: Path) -> None:

@@ -57,8 +57,7 @@ class ReferenceBatches:
         return -(-self._num_ids // self._global_batch_size)
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor | None]]:
-        # A generator calls `batches_done` at the first batch. At iter() it is too early: Lightning has not yet
-        # corrected the progress that it loads from a checkpoint.
+        # At iter() it would be too early: Lightning corrects the progress of a checkpoint before the first batch.
         labels = self.reference.labels
         epoch, first = divmod(self._batches_done(), len(self))
         for batches in (range(first, len(self)), range(first)):

@@ -57,9 +57,7 @@ class Source(NamedTuple):
     names: list[str]  # one for each image, for messages
     read: Callable[[int], np.ndarray]  # (i) -> image i, (C, H, W) uint8, changed by the options; for several threads
     labels: np.ndarray | None  # (N,) int64
-    # For JSON: the name of the `source`, the `options`, and a `fingerprint`, which changes with any image, any label
-    # and their order.
-    origin: dict[str, Any]
+    origin: dict[str, Any]  # name of the `source`, `options`, and a `fingerprint` of images, labels and their order
     changed: Callable[[], bool] = lambda: False  # tells whether the fingerprint is another one by now
     class_names: list[str] | None = None  # of the classes 0, 1, …
 

@@ -47,7 +47,7 @@ def error_curve(
 
 @dataclass
 class ErrorCurve:
-    """A measurement of estimators at noisy latents over noise levels; for the arguments see the callback `EstimatorError`.
+    """A measurement of estimators at noisy latents over noise levels. `EstimatorError` explains the arguments.
 
     Every draw is a function of (seed, batch, level, estimator, repeat), and ranks share whole batches: the numbers
     depend on `batch_size`, but not on the number of ranks.

@@ -29,10 +29,8 @@ class NoisyLatents:
     def batch(self, numbers: range, t: float) -> tuple[Tensor, Tensor]:
         """Return the latents with these numbers at t, (B, *shape), float32, and the images x that they come from."""
         x = self.reference.gather(self.ids[numbers.start : numbers.stop].to(self.reference.device))
-        noise = [
-            torch.randn(*x.shape[1:], generator=keyed_generator("cpu", self.seed, i, Stream.LATENT), dtype=x.dtype)
-            for i in numbers
-        ]
+        draws = (keyed_generator("cpu", self.seed, i, Stream.LATENT) for i in numbers)
+        noise = [torch.randn(*x.shape[1:], generator=generator, dtype=x.dtype) for generator in draws]
         return x + t * torch.stack(noise).to(x.device), x
 
     def labels(self, numbers: range) -> Tensor:

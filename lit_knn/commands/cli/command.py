@@ -46,9 +46,7 @@ ALWAYS_SAID = (NonFiniteLossError, LostProcessError)
 
 def main(args: Sequence[str]) -> None:
     """Run one command line. The first rank raises its errors; another rank prints its error only if no other does."""
-    # Users can name classes from files in the current folder. It comes first, as with `python -m`, uvicorn or Flask, so
-    # that no installed `utils` hides theirs. Their `random.py` or `torch.py` hides nothing, because those are imported
-    # by now; their `faiss.py` would, as in any Python program.
+    # Users can name classes from files in the current folder; it comes first, before any installed `utils`.
     if sys.path[0] not in ("", os.getcwd()):
         sys.path.insert(0, os.getcwd())
     if all(os.environ.get(size, "1") == "1" for size in SIZES):
@@ -63,8 +61,7 @@ def main(args: Sequence[str]) -> None:
         if rank == 0:
             raise
         message, status = one_line(error, args[0])
-        # Torchrun and SLURM number the processes of a machine. Each machine has its own files, each rank its own loss,
-        # and rank 0 may be lost.
+        # Each machine has its own files, each rank its own loss, and rank 0 may be lost.
         first_of_machine = os.environ.get("LOCAL_RANK", os.environ.get("SLURM_LOCALID")) == "0"
         if first_of_machine or isinstance(error, ALWAYS_SAID) or is_lost(error) or _first_is_alive():
             print(f"error: rank {rank}: {message}", file=sys.stderr)

@@ -30,8 +30,7 @@ class Parser(LightningArgumentParser):
         own = "or your own: mine.Net of mine.py in this folder; see docs/extending.md"
         return NETWORKS.sub(("\n" + " " * 24).join(["classes:", *names, own]), super().format_help(*args, **kwargs))
 
-    # A configuration was checked when it was parsed, and a second check takes as long as parsing. Lightning gives
-    # `skip_none` its old name.
+    # A second check of a configuration takes as long as parsing. Lightning gives `skip_none` its old name.
 
     def save(self, *args: Any, skip_none: bool = False, **kwargs: Any) -> None:
         super().save(*args, skip_unset=skip_none, skip_validation=True, **kwargs)

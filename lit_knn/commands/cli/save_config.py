@@ -47,8 +47,7 @@ class SaveConfig(SaveConfigCallback):
                 continue
             from torch.utils.tensorboard.summary import hparams
 
-            # Without these empty metrics, Lightning would log a metric of -1, and describe the options of all runs
-            # alike. TensorBoard then would not compare the runs by the options in which they differ.
+            # Without these empty metrics, TensorBoard would not compare runs by the options in which they differ.
             logger.log_hyperparams(told, {})
             for summary in hparams(told, {})[1:]:
                 logger.experiment.file_writer.add_summary(summary)
