@@ -7,15 +7,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from lit_knn.common.errors import InputError, first_line
+from lit_knn.common.errors import InputError
 
 
 def make_folder(folder: Path) -> None:
-    """Make a folder before long work fills it; raise InputError if it cannot be made or written to."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError(f"the folder {folder} cannot be made: {first_line(error)}") from error
+    """Make a folder before long work fills it; refuse one that cannot be written to."""
+    folder.mkdir(parents=True, exist_ok=True)
     if not os.access(folder, os.W_OK):
         raise InputError(f"nothing can be written into the folder {folder}")
 

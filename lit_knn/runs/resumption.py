@@ -110,8 +110,8 @@ def check_optimisation(trainer: pl.Trainer, before: dict[str, Any]) -> None:
     for config in trainer.lr_scheduler_configs:
         steps = getattr(config.scheduler, "total_steps", None)
         if steps is not None and config.interval == "step" and steps * config.frequency < trainer.max_steps:
-            kind = type(config.scheduler).__name__
-            raise InputError(f"--lr_scheduler.total_steps {steps}: {kind} would end before the {trainer.max_steps} steps")
+            told = f"{type(config.scheduler).__name__} would end before the {trainer.max_steps} steps"
+            raise InputError(f"--lr_scheduler.total_steps {steps}: {told} of the training")
 
 
 def check_ranks(own: dict[str, Any]) -> None:

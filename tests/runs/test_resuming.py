@@ -153,7 +153,7 @@ def test_a_schedule_that_ends_before_the_training_is_refused_at_its_start(tmp_pa
     def cycle(optimizer):
         return OneCycleLR(optimizer, 0.1, total_steps=5)
 
-    with pytest.raises(InputError, match="total_steps 5: OneCycleLR would end before the 6 steps"):
+    with pytest.raises(InputError, match="total_steps 5: OneCycleLR would end before the 6 steps of the training"):
         fit(tmp_path, other(torch.optim.RAdam, cycle), 6)
     assert fit(tmp_path, other(torch.optim.RAdam, cycle), 5)[0] == 0
 

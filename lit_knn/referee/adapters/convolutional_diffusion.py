@@ -6,7 +6,7 @@ from typing import Any
 from torch import Tensor
 
 from lit_knn.estimators.counts import Count
-from lit_knn.referee.adapters.checkout import Origin
+from lit_knn.referee.adapters.adapter import Origin
 from lit_knn.referee.adapters.ddpm import Loader, OneLevelAdapter, alpha_bar
 
 # Their code holds (latents · images · positions² · channels) float32: 16 images of 32x32 pixels need 0.1 GB per z.

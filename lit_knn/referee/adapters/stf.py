@@ -8,8 +8,7 @@ from torch import Tensor
 
 from lit_knn.common.errors import InputError
 from lit_knn.estimators.counts import DEFAULT_N, Count, of_images
-from lit_knn.referee.adapters.adapter import Adapter
-from lit_knn.referee.adapters.checkout import Origin, stand_in
+from lit_knn.referee.adapters.adapter import Adapter, Origin, stand_in
 
 # Their decorator, which stores source text in pickles, needs more packages and computes nothing.
 PERSISTENCE = stand_in("torch_utils.persistence", persistent_class=lambda cls: cls)
