@@ -14,11 +14,10 @@ from lit_knn.common.tables import Row, text_table, write_rows
 from lit_knn.estimators import Estimator, Exact
 from lit_knn.figures.network_agreement import agreement_curves, agreement_grid, same_noise_boxes
 from lit_knn.metrics import network_agreement
-from lit_knn.metrics.agreement import COLUMNS
 from lit_knn.metrics.kept_results import KeptResults
 from lit_knn.metrics.latents import bind_all, check_at_least, check_names, check_not_empty, noise_grid
 from lit_knn.metrics.network_agreement import GENERATED, HELD_OUT, IMAGES, TRAINING
-from lit_knn.metrics.same_noise import SameNoise, same_noise
+from lit_knn.metrics.same_noise import COLUMNS, SameNoise, same_noise
 from lit_knn.modules import LitEstimator
 
 CSV_NAME, CURVES, SAME_NOISE = "network_agreement.csv", "network_agreement", "same_noise"

@@ -13,10 +13,9 @@ from lit_knn.common.settings import describe
 from lit_knn.common.tables import Row, text_table, write_rows
 from lit_knn.estimators import Estimator
 from lit_knn.figures.network_agreement import size_calibration
-from lit_knn.metrics.agreement import COLUMNS
 from lit_knn.metrics.kept_results import KeptResults
 from lit_knn.metrics.latents import bind_all, check_at_least, check_not_empty
-from lit_knn.metrics.same_noise import SameNoise
+from lit_knn.metrics.same_noise import COLUMNS, SameNoise
 from lit_knn.metrics.size_calibration import FIRST_SEED, best_sizes, calibration_curve, compare_sizes, sized
 from lit_knn.modules import LitEstimator
 

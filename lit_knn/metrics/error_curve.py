@@ -8,12 +8,12 @@ from lit_knn.common.distributed import own_batches
 from lit_knn.common.errors import InputError
 from lit_knn.common.progress import progress_bar
 from lit_knn.estimators import Estimator, Exact
-from lit_knn.metrics.agreement import Row
 from lit_knn.metrics.estimator_error import LatentMeans, MeanAndError, bias_share
 from lit_knn.metrics.latents import NoisyLatents, bind_all, check_at_least, check_not_empty, noise_grid
 from lit_knn.metrics.measure import CERTIFIED, TIME, fixed_source, measure, posterior_source, quantities
 from lit_knn.reference import ReferenceSet
 
+Row = dict[str, Any]
 ERRORS = ("mse", "bias_sq", "bias_sq_corrected", "variance")
 # Columns of the quantities that `measure` returns besides the errors.
 COLUMNS = {

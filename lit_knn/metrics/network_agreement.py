@@ -10,10 +10,9 @@ from torch import Tensor
 from lit_knn.common.distributed import own_batches
 from lit_knn.common.rng import Stream, keyed_generator
 from lit_knn.estimators import Estimator
-from lit_knn.metrics.agreement import MEASURES, Row, agreement, averaged, grouped
 from lit_knn.metrics.estimator_error import LatentMeans
 from lit_knn.metrics.latents import NoisyLatents
-from lit_knn.metrics.same_noise import SameNoise
+from lit_knn.metrics.same_noise import MEASURES, Row, SameNoise, agreement, averaged, grouped
 from lit_knn.reference import ReferenceSet
 
 TRAINING, HELD_OUT, GENERATED = "training", "held_out", "generated"

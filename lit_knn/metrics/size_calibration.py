@@ -15,9 +15,8 @@ from torch import Tensor
 from lit_knn.common.errors import InputError, prefixed
 from lit_knn.common.rng import Stream, keyed_generator
 from lit_knn.estimators import Estimator
-from lit_knn.metrics.agreement import MEASURES, Row, agreement, averaged, grouped
 from lit_knn.metrics.estimator_error import mean_and_error
-from lit_knn.metrics.same_noise import SameNoise
+from lit_knn.metrics.same_noise import MEASURES, Row, SameNoise, agreement, averaged, grouped
 from lit_knn.sampling.samplers import heun_sampler, seeded_noise
 
 # The seeds of calibration begin here: the latents of samples and of `SameNoise`, 0, 1, …, stay for evaluation.
