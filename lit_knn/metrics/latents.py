@@ -33,11 +33,6 @@ class NoisyLatents:
         noise = [torch.randn(*x.shape[1:], generator=generator, dtype=x.dtype) for generator in draws]
         return x + t * torch.stack(noise).to(x.device), x
 
-    def labels(self, numbers: range) -> Tensor:
-        """Return the classes of the latents with these numbers, (B,) int64. The set has labels."""
-        assert self.reference.labels is not None
-        return self.reference.labels[self.ids[numbers.start : numbers.stop]]
-
 
 def draw_samples(sample: Callable[[Tensor], Tensor], num: int, batch_size: int) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield this rank's share of the samples with the seeds 0 to num − 1: seeds (B,), images (B, *shape).
@@ -86,13 +81,7 @@ def check_names(names: Iterable[str]) -> None:
             raise InputError(f"a name must have letters, digits and _.+- only, got {name!r}")
 
 
-def bind_all(
-    options: Mapping[str, Estimator],
-    reference: ReferenceSet,
-    t: float,
-    source: bool = False,
-    labels: Tensor | None = None,
-) -> None:
+def bind_all(options: Mapping[str, Estimator], reference: ReferenceSet, t: float, source: bool = False) -> None:
     """Bind the estimators, by the names of their options, and call each at level t, before any long work."""
     for option, own in options.items():
         if own.needs_reference:
@@ -101,7 +90,7 @@ def bind_all(
         z = torch.zeros(1, *reference.shape, device=reference.device)
         x = z if source else None
         try:
-            means = [own.posterior_mean(z, t, x_source=x, labels=labels) for _ in range(2 if own.deterministic else 1)]
+            means = [own.posterior_mean(z, t, x_source=x) for _ in range(2 if own.deterministic else 1)]
         except (ValueError, RuntimeError, TypeError, IndexError) as error:
             reason = " ".join(str(error).split())[:300]
             raise InputError(f"{option} cannot be used on images {reference.shape}: {reason}") from error
