@@ -59,7 +59,10 @@ def export(
 
 def _holds(path: Path, model: GenerativeModel) -> bool:
     """Tell whether an exported file holds the weights and the description of the model."""
-    description, weights = read_exported(path)
+    try:
+        description, weights = read_exported(path)
+    except InputError:
+        return False
     own = model.net.state_dict()
     same = description == json.loads(json.dumps(model.description())) and weights.keys() == own.keys()
     return same and all(torch.equal(value, own[name]) for name, value in weights.items())
