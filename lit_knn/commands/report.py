@@ -1,8 +1,4 @@
-"""`lit-knn report RUN...` puts training runs side by side, as a Markdown table and a picture.
-
-It reads `run.json`, `config.yaml` and the tables of distances in each run's folder. A training that was resumed
-in another folder has several; the last one stands for all, and earlier ones are found.
-"""
+"""`lit-knn report RUN...` puts training runs side by side. The last folder of a resumed run stands for all."""
 
 import argparse
 import sys

@@ -63,20 +63,14 @@ def opened(path: str | os.PathLike[str]) -> Iterator[Files]:
     with reading(path, " as a zip file"):
         archive = zipfile.ZipFile(path)
     with archive:
-        found = entries(archive)
+        found: dict[str, zipfile.ZipInfo] = {}
+        for entry in archive.infolist():
+            name = entry.filename.removeprefix("./")  # Some programs put this before each name.
+            if name in found and not entry.is_dir():
+                raise InputError(f"{archive.filename} holds two files of the name {printable(name)}")
+            found[name] = entry
         read = lambda name: archive.read(found[name])  # noqa: E731
         yield _files(path, list(found), read, lambda name: f"{found[name].file_size}\t{found[name].CRC}")
-
-
-def entries(archive: zipfile.ZipFile) -> dict[str, zipfile.ZipInfo]:
-    """Return the entries of a zip by name, without a leading `./`; refuse two files of one name."""
-    found: dict[str, zipfile.ZipInfo] = {}
-    for entry in archive.infolist():
-        name = entry.filename.removeprefix("./")
-        if name in found and not entry.is_dir():
-            raise InputError(f"{archive.filename} holds two files of the name {printable(name)}")
-        found[name] = entry
-    return found
 
 
 def is_hidden(name: str) -> bool:

@@ -1,8 +1,7 @@
 """The size of an estimator's patches at each noise level at which its mean is nearest to that of trained networks.
 
-At each level of the sampler it is the size of least MSE of the posterior mean, averaged over latents z and networks. z
-are on the networks' own sampling trajectories, which start from other noise than `SameNoise`. Of equal sizes the first
-counts. Kamb and Ganguli (arXiv 2412.20292, `scales_calibration.py`) take for each z the size whose score has the
+It is the size of least MSE of the posterior mean, averaged over networks and over latents z on their own sampling
+trajectories. Kamb and Ganguli (arXiv 2412.20292, `scales_calibration.py`) take for each z the size whose score has the
 largest cosine with the network's, and then the median over z.
 """
 

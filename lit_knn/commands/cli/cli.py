@@ -176,12 +176,10 @@ class CLI(LightningCLI):
         self._check_checkpoint()
 
     def before_fit(self) -> None:
-        """Also check that data and estimators fit into the memory; `plan` reports it."""
         self.before_plan()
         self._begin()
 
     def before_validate(self) -> None:
-        """Check the checkpoint, and that data and estimators fit into the memory, before any long work."""
         self._check_checkpoint()
         self._begin()
 

@@ -108,10 +108,3 @@ _ALL = (
     Case("imagenet64", "ImageNet, 64x64", (1_281_167, 3, 64, 64), LEVELS64, 64, 2, IMAGENET_RECIPE),
 )
 CASES = {case.name: case for case in _ALL}
-
-
-def case_named(name: str) -> Case:
-    """Return a case; raise InputError if there is none of this name."""
-    if name not in CASES:
-        raise InputError(f"--case {name}: no such case; there are {', '.join(CASES)}")
-    return CASES[name]
