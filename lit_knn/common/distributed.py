@@ -112,7 +112,7 @@ def _together(work: Callable[[], T], group: Any) -> list[Any]:
 def _patient_group() -> Iterator[Any]:
     """Make a group of all processes besides the training's group, because NCCL stops waiting after minutes."""
     with _losing_no_process():
-        # The first group waits for all to arrive, the second for their work. Who closes a group too soon looks lost.
+        # The first group waits for all to arrive, the second for their work. Closed early, a process looks lost.
         groups = [dist.new_group(backend="gloo", timeout=timeout) for timeout in (ARRIVAL, PATIENCE)]
     try:
         yield groups[1]
