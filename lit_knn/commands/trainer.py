@@ -117,7 +117,7 @@ class Trainer(pl.Trainer):
         return plan
 
     def _rehearse(self, model: pl.LightningModule, datamodule: Any, ckpt_path: str | None) -> None:
-        """Call the hooks of a fit up to the first step; of the callbacks those of measurements, which write nothing."""
+        """Call the hooks of a fit up to the first step; of callbacks, only those of measurements, which check."""
         trains = getattr(model, "needs_checkpoint", True)
         stage = TrainerFn.FITTING if trains else TrainerFn.VALIDATING
         measurements = [c for c in self.callbacks if isinstance(c, Measurement)]
