@@ -46,7 +46,7 @@ class STFTarget(Adapter):
 
     def _mean(self, z: Tensor, t: Tensor, x: Tensor | None) -> Tensor:
         if x is None or len(z) > self.n:
-            raise InputError(f"STFTarget: a batch of {len(z)} needs n >= {len(z)} and the x_source of each z; n={self.n}")
+            raise InputError(f"STFTarget: a batch of {len(z)} needs n >= {len(z)} and all x_source; n={self.n}")
         drawn = torch.randperm(self.reference.N, device=z.device)[: self.n - len(z)]
         batch = torch.cat([x, self.reference.take(drawn)])
         return self.theirs.stf_targets(t.float(), z, batch).reshape(z.shape)
