@@ -59,7 +59,6 @@ class EstimatorError(Measurement):
         self.curve.check(self.reference)
 
     def evaluate(self) -> None:
-        """Measure level by level, and write each finished level to the CSV at once."""
         rows: list[dict[str, Any]] = []
         table = self.run_folder / CSV_NAME
         with self.bar(self.curve.estimates, "Estimator error", " estimates", leave=True) as bar:

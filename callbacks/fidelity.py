@@ -56,7 +56,6 @@ class Fidelity(Measurement):
         self.last_values: dict[str, float] = {}
 
     def check(self) -> None:
-        """Load the extractor, and find missing parts before any sampling or training."""
         self.measure.prepare(self._reference(), self.num_samples)
 
     def evaluate(self) -> None:

@@ -96,7 +96,6 @@ class HybridSampling(Measurement):
         self.held_out = held_out
 
     def check(self) -> None:
-        """Check all settings and find the finished points, before any sample is drawn."""
         grid, reference = self.module.grid, self.reference.to(self.device)
         for t in self.t_switch:
             hybrid_sigmas(t, self.num_steps, grid)  # This refuses a level outside of the grid.

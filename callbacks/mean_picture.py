@@ -7,7 +7,7 @@ from lit_knn.common.errors import InputError, prefixed
 from lit_knn.common.pixels import are_pictures
 from lit_knn.estimators import Estimator
 from lit_knn.figures import figure2
-from lit_knn.metrics.latents import bind_all, check_at_least, check_not_empty, noise_grid
+from lit_knn.metrics.latents import check_at_least, check_not_empty, noise_grid
 from lit_knn.metrics.mean_pictures import mean_pictures
 
 
@@ -46,12 +46,8 @@ class MeanPicture(Measurement):
             raise InputError(f"the data must be images of 1 or 3 channels, not {self.reference.shape}")
 
     def evaluate(self) -> None:
-        """Compute the estimates on the first rank, and draw them."""
-        # Every rank must bind the estimators, because one rank builds a cached index for all ranks.
-        named = {f"estimators.{name}": own for name, own in self.estimators.items()}
-        bind_all(named, self.reference, max(self.levels), source=True)
-        if self.is_first:
-            rows = mean_pictures(self.estimators, self.reference, self.levels, self.num_images, self.seed)
-            for i in range(self.num_images):
-                figure = figure2({name: images[:, i] for name, images in rows.items()}, self.levels)
-                rank_zero_info(f"Posterior means are in {self.save_figure(figure, f'figure2_{i}', f'figure2/{i}')}")
+        # Every rank computes them, because one rank builds a cached index for all ranks.
+        rows = mean_pictures(self.estimators, self.reference, self.levels, self.num_images, self.seed)
+        for i in range(self.num_images) if self.is_first else ():
+            figure = figure2({name: images[:, i] for name, images in rows.items()}, self.levels)
+            rank_zero_info(f"Posterior means are in {self.save_figure(figure, f'figure2_{i}', f'figure2/{i}')}")

@@ -38,7 +38,6 @@ class Memorisation(Measurement):
         self.metric = MemorisationMetric(threshold)
 
     def check(self) -> None:
-        """Search for one image, so that a search that cannot detect copies fails before any long work."""
         check_search(self.reference.to(self.device))
 
     def evaluate(self) -> None:

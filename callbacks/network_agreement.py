@@ -13,20 +13,11 @@ from lit_knn.common.settings import describe
 from lit_knn.common.tables import Row, text_table, write_rows
 from lit_knn.estimators import Estimator, Exact
 from lit_knn.figures.network_agreement import agreement_curves, agreement_grid, same_noise_boxes
-from lit_knn.metrics.agreement import COLUMNS
+from lit_knn.metrics import network_agreement
 from lit_knn.metrics.kept_results import KeptResults
 from lit_knn.metrics.latents import bind_all, check_at_least, check_names, check_not_empty, noise_grid
-from lit_knn.metrics.network_agreement import (
-    GENERATED,
-    HELD_OUT,
-    IMAGES,
-    TRAINING,
-    compare,
-    image_sets,
-    nearest,
-    over_networks,
-)
-from lit_knn.metrics.same_noise import SameNoise, same_noise
+from lit_knn.metrics.network_agreement import GENERATED, HELD_OUT, IMAGES, TRAINING
+from lit_knn.metrics.same_noise import COLUMNS, SameNoise, same_noise
 from lit_knn.modules import LitEstimator
 
 CSV_NAME, CURVES, SAME_NOISE = "network_agreement.csv", "network_agreement", "same_noise"
@@ -100,7 +91,6 @@ class NetworkAgreement(Measurement):
         self.batch_size = batch_size
 
     def check(self) -> None:
-        """Check all settings and find the finished comparisons, before any long work."""
         module, reference, held_out = self.module, self.reference.to(self.device), None
         if HELD_OUT in self.images:
             with prefixed("images has held_out"):
@@ -131,19 +121,22 @@ class NetworkAgreement(Measurement):
         samples_folder = self.folder / "samples"
         generated = self._sampler.kept(samples_folder, self.networks, max(num_generated, self.num_latents), self.bar)
         samples = self._sampler.kept(samples_folder, self.estimators, self.num_latents, self.bar)
-        sets = image_sets(self.networks, self._real, generated if num_generated else {})
+        sets = network_agreement.image_sets(self.networks, self._real, generated if num_generated else {})
         total = self.num_images * len(sets) * len(self.noise_levels) * len(self.estimators)
         with self.bar(total, "Network agreement", " estimates", leave=True) as bar:
             options = (self.num_images, self._sampler, bar.update, self._kept.find)
-            rows = [self._kept.add(row) for row in compare(self.estimators, sets, self.noise_levels, *options)]
+            found = network_agreement.compare(self.estimators, sets, self.noise_levels, *options)
+            rows = [self._kept.add(row) for row in found]
         if self.is_first:
             self._show(rows, samples, generated)
 
     def _show(self, rows: list[Row], samples: dict[str, Tensor], generated: dict[str, Tensor]) -> None:
         """Write the run's tables and pictures, and print which estimator is nearest."""
-        averaged = over_networks(rows)
+        averaged = network_agreement.over_networks(rows)
         write_rows(self.run_folder / CSV_NAME, averaged)
-        rank_zero_info(f"The estimator nearest to the networks:\n{text_table(nearest(averaged), NEAREST)}")
+        rank_zero_info(
+            f"The estimator nearest to the networks:\n{text_table(network_agreement.nearest(averaged), NEAREST)}"
+        )
         self.save_figure(agreement_curves(averaged), CURVES)
         if samples:
             pairs = same_noise(samples, generated)

@@ -8,7 +8,7 @@ from pytorch_lightning.utilities import rank_zero_warn
 
 from lit_knn.common.errors import InputError, first_line
 from lit_knn.runs.folder import RunFolder
-from lit_knn.runs.record import Record
+from lit_knn.runs.record import Record, read_record
 from lit_knn.runs.run import find_reference
 
 
@@ -21,8 +21,11 @@ class RunRecord(pl.Callback):
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         # Every rank must read `log_dir` and hash its images, because both can be collective operations.
-        self._folder = trainer.log_dir
-        data = _describe_data(trainer)
+        self._folder, reference = trainer.log_dir, find_reference(trainer)
+        data: dict[str, Any] = {"class": type(getattr(trainer, "datamodule", None)).__name__}
+        if reference is not None:
+            data |= {"images": reference.N, "shape": list(reference.shape), "hflip": reference.hflip}
+            data["fingerprint"] = reference.fingerprint()
         if not trainer.is_global_zero:
             return
         resumed_from = None if trainer.ckpt_path is None else str(trainer.ckpt_path)
@@ -30,7 +33,7 @@ class RunRecord(pl.Callback):
         run = RunFolder(Path(str(self._folder)))
         if resumed_from is not None and run.holds(resumed_from):
             try:
-                self._record.follow(run.record())
+                self._record.follow(read_record(run.path))
             except InputError as error:
                 rank_zero_warn(f"{error}; what it said of the earlier part of this run is lost")
         self._write(trainer, pl_module)
@@ -57,13 +60,3 @@ class RunRecord(pl.Callback):
         if hasattr(pl_module, "training_time"):
             record.time, record.images_seen = pl_module.training_time(), int(pl_module.images_seen)  # type: ignore
         record.write(self._folder)
-
-
-def _describe_data(trainer: pl.Trainer) -> dict[str, Any]:
-    """Describe the run's data; every rank must call it."""
-    reference = find_reference(trainer)
-    described: dict[str, Any] = {"class": type(getattr(trainer, "datamodule", None)).__name__}
-    if reference is not None:
-        described |= {"images": reference.N, "shape": list(reference.shape), "hflip": reference.hflip}
-        described["fingerprint"] = reference.fingerprint()
-    return described

@@ -43,7 +43,6 @@ class SampleGrid(Measurement):
                 model.check_steps(model.num_steps if steps is None else steps)
 
     def evaluate(self) -> None:
-        """Draw the grids on the first rank."""
         self.last_paths = []
         for steps in self.num_steps if self.is_first else ():
             images = decoded(self.trainer, self.module.sample(range(self.num_samples), steps))

@@ -13,10 +13,9 @@ from lit_knn.common.settings import describe
 from lit_knn.common.tables import Row, text_table, write_rows
 from lit_knn.estimators import Estimator
 from lit_knn.figures.network_agreement import size_calibration
-from lit_knn.metrics.agreement import COLUMNS
 from lit_knn.metrics.kept_results import KeptResults
 from lit_knn.metrics.latents import bind_all, check_at_least, check_not_empty
-from lit_knn.metrics.same_noise import SameNoise
+from lit_knn.metrics.same_noise import COLUMNS, SameNoise
 from lit_knn.metrics.size_calibration import FIRST_SEED, best_sizes, calibration_curve, compare_sizes, sized
 from lit_knn.modules import LitEstimator
 
@@ -57,7 +56,6 @@ class SizeCalibration(Measurement):
         self.num_latents = num_latents
 
     def check(self) -> None:
-        """Check all settings and find the finished comparisons, before any long work."""
         module, reference = self.module, self.reference.to(self.device)
         steps, grid = module.hparams.sampling_steps, module.grid
         parts = {f"networks.{name}": network for name, network in self.networks.items()}
@@ -73,7 +71,6 @@ class SizeCalibration(Measurement):
         self._kept = KeptResults(self.folder / f"{NAME}.csv", columns, ("network", "size", "t"), settings)
 
     def evaluate(self) -> None:
-        """Compare what is not finished. Every rank makes all comparisons, and the first one writes."""
         total = len(self.networks) * len(self.made) * self._source.num_steps * self.num_latents
         with self.bar(total, "Size calibration", " estimates", leave=True) as bar:
             found = compare_sizes(self.made, self.networks, self._source, bar.update, self._kept.find)
@@ -87,7 +84,12 @@ class SizeCalibration(Measurement):
         write_rows(self.run_folder / f"{NAME}.csv", curve)
         path, given = self.run_folder / "calibrated.yaml", self.estimator.given()
         with written_whole(path) as partial:
-            partial.write_text(self._as_config({**given, "size": sizes}))
+            kind, names = type(self.estimator), ", ".join(self.networks)
+            path_of_class = f"{kind.__module__.rpartition('.')[0]}.{kind.__qualname__}"
+            config = yaml.safe_dump(
+                {"class_path": path_of_class, "init_args": {**given, "size": sizes}}, sort_keys=False
+            )
+            partial.write_text(f"# Sizes of least MSE to the posterior mean of {names}.\n{config}")
         # Without a size, the estimator computes sizes from the data.
         rule: Any = type(self.estimator)(**{**given, "size": None}).bind(self._source.reference)
         tables = {"calibrated": sizes, "the rule of the spectrum (size: null)": rule.sizes_in_use}
@@ -95,8 +97,3 @@ class SizeCalibration(Measurement):
         best = [row for row in curve if row["size"] == sizes[row["t"]]]
         table = text_table(best, {"t": ".4g", "size": "d", "mse": ".3e", "r2": ".4f"})
         rank_zero_info(f"{table}\nThe estimator with these sizes: {path}")
-
-    def _as_config(self, given: dict[str, Any]) -> str:
-        kind, names = type(self.estimator), ", ".join(self.networks)
-        config = {"class_path": f"{kind.__module__.rpartition('.')[0]}.{kind.__qualname__}", "init_args": given}
-        return f"# Sizes of least MSE to the posterior mean of {names}.\n{yaml.safe_dump(config, sort_keys=False)}"

@@ -1,7 +1,6 @@
 """`lit-knn average RUN --ema LENGTH...` makes averages of the weights of a run after its training.
 
-It writes the weighted sum of the snapshots that `lit_knn.callbacks.PowerAverages` stored during the training with the
-profile nearest to the wanted one (arXiv 2312.02696, Sec. 3.2).
+It sums the snapshots of `PowerAverages` with the profile nearest to the wanted one (arXiv 2312.02696, Sec. 3.2).
 """
 
 import argparse
@@ -30,23 +29,17 @@ CUTOFF = 1e-13
 
 
 class Profile(NamedTuple):
-    """The profile of an average, p(t) = (γ+1)·t^γ / T^(γ+1) for 0 < t <= T, Eq. 121 of arXiv 2312.02696.
+    """The profile of an average, p(t) = (γ+1)·t^γ / T^(γ+1) for 0 < t <= T, Eq. 121 of arXiv 2312.02696."""
 
-    `gamma` is γ, at least 0, and `end` T, the number of images seen at which the average was taken.
-    """
-
-    gamma: float
-    end: float
+    gamma: float  # γ, at least 0
+    end: float  # T, the number of images seen at which the average was taken
 
 
 class Fit(NamedTuple):
-    """The weights (n,), float64, of sum 1, that combine averages into another one.
+    """The weights that combine averages into another one."""
 
-    `residual` is the L2 norm of the profile's error as a share of that of the profile; below 1e-7 it is rounding.
-    """
-
-    weights: np.ndarray
-    residual: float
+    weights: np.ndarray  # (n,), float64, of sum 1
+    residual: float  # L2 norm of the profile's error as a share of that of the profile; below 1e-7 it is rounding
 
 
 def inner_product(a: Profile, b: Profile) -> float:
@@ -57,10 +50,9 @@ def inner_product(a: Profile, b: Profile) -> float:
 
 
 def fit(stored: Sequence[Profile], wanted: Profile) -> Fit:
-    """Return the weights of the stored averages whose sum of profiles is nearest to the wanted one in L2.
+    """Return the weights, of sum 1, of the stored averages whose sum of profiles is nearest to the wanted one in L2.
 
-    The weights sum to 1, so constant weights of a network do not change. This is a condition of the fit. The
-    authors of arXiv 2312.02696 solve without it, and their program then divides the solution by its sum.
+    The authors of arXiv 2312.02696 solve without this condition, and their program divides the solution by its sum.
     """
     n = len(stored)
     products = np.array([[inner_product(a, b) for b in stored] for a in stored])
@@ -84,10 +76,7 @@ def read_snapshots(paths: Mapping[int, Path]) -> list[Snapshot]:
 
 
 def average(snapshots: Sequence[Snapshot], weights: np.ndarray) -> dict[str, Tensor]:
-    """Sum the averages in the snapshots of one architecture, each with its weight, in float64.
-
-    Integers, such as counts in a buffer, come from the last snapshot. 16-bit tensors become float32.
-    """
+    """Sum snapshots of one architecture in float64. Integers come from the last one; 16-bit tensors become float32."""
     averages = list(itertools.chain.from_iterable(snapshot["averages"] for snapshot in snapshots))
     summed = {}
     for name, last in averages[-1].items():
@@ -117,12 +106,7 @@ def fit_length(snapshots: Sequence[Snapshot], length: float) -> Fit:
 
 
 def write_averages(run: Path, lengths: Sequence[float], images: int | None = None, folder: Path | None = None) -> None:
-    """Make averages of a run, and print what was written. The options are those of `main`.
-
-    Raises:
-        InputError: a length is out of its range or not reached by the snapshots, there are no snapshots, one is
-            damaged, or a file to write is there already and is another average.
-    """
+    """Make averages of a run, and print what was written. The options are those of `main`."""
     with prefixed("--ema"):
         lengths = checked_lengths(lengths)
     paths = RunFolder(run).kept_snapshots()
@@ -130,7 +114,9 @@ def write_averages(run: Path, lengths: Sequence[float], images: int | None = Non
         nearest = ", ".join(map(str, sorted(paths, key=lambda seen: abs(seen - images))[:3]))
         raise InputError(f"--images {images}: there is no such snapshot; the nearest are {nearest}")
     folder = run / AVERAGES_FOLDER if folder is None else folder
-    files = [folder / name_of(length) for length in lengths]
+    # A length has at least three digits in the name: ema=0.050.ckpt.
+    names = [f"{length:.3f}" if float(f"{length:.3f}") == length else repr(length) for length in lengths]
+    files = [folder / f"ema={name}.ckpt" for name in names]
     snapshots = read_snapshots({seen: path for seen, path in paths.items() if images is None or seen <= images})
     fits, last = [fit_length(snapshots, length) for length in lengths], snapshots[-1]
     print(f"{len(snapshots)} snapshots, up to {last['images_seen']:,} images seen, of the lengths {last['lengths']}")
@@ -152,11 +138,6 @@ def write_averages(run: Path, lengths: Sequence[float], images: int | None = Non
             WholeCheckpointIO().save_checkpoint(checkpoint, path)
         print(f"{path}: error of the profile {fitted.residual:.2g}{', is there already' if path in there else ''}")
     print(f"Written: {len(files) - len(there)} average(s), into {folder}")
-
-
-def name_of(length: float) -> str:
-    """Name the file of an average: ema=0.050.ckpt, with more digits if the length has more."""
-    return f"ema={length:.3f}.ckpt" if float(f"{length:.3f}") == length else f"ema={length!r}.ckpt"
 
 
 def main(args: Sequence[str] | None = None) -> None:

@@ -30,10 +30,6 @@ def export(
         folder: where the three files go; it is made if needed. No file is overwritten; files of an export that was
             interrupted are kept if they are the same.
         net: the raw network, if it is not from `lit_knn.nets`. Users must also have it to load the folder.
-
-    Raises:
-        InputError: `source` is missing, damaged or of another kind; another file is there already, or a file cannot
-            be written.
     """
     source, folder = Path(source), Path(folder)
     file = find_file(source)

@@ -12,7 +12,7 @@ from lit_knn.common.errors import printable
 from lit_knn.common.pixels import are_pictures
 from lit_knn.common.tables import TITLES
 from lit_knn.runs.folder import CONFIG_NAME, RunFolder
-from lit_knn.runs.record import RECORD_NAME
+from lit_knn.runs.record import RECORD_NAME, read_record
 from lit_knn.runs.resumption import RUN_KEY
 from lit_knn.sampling import GenerativeModel
 
@@ -30,23 +30,16 @@ TAGS = {
 
 @dataclass(frozen=True)
 class Facts:
-    """Facts of a training for its model card, as plain values; an unknown one is empty.
-
-    Attributes:
-        hours: time of the training steps, without validations.
-        data: number and hash of the images, and with a record the class, shape and fingerprint of the data.
-        metrics: (images seen, value) by metric; the last value that was measured up to these weights.
-        config: the parts of config.yaml that make the weights, without paths of the machine.
-    """
+    """Facts of a training for its model card, as plain values; an unknown one is empty."""
 
     steps: int
     images_seen: int
-    hours: float
+    hours: float  # of the training steps, without validations
     hardware: list[str]
-    data: dict[str, Any]
-    metrics: dict[str, tuple[int, float]]
+    data: dict[str, Any]  # number and hash of the images, and with a record class, shape and fingerprint of the data
+    metrics: dict[str, tuple[int, float]]  # the last (images seen, value) that was measured up to these weights
     versions: dict[str, str]
-    config: dict[str, Any]
+    config: dict[str, Any]  # the parts of config.yaml that make the weights, without paths of the machine
 
 
 def collect(checkpoint: Mapping[Any, Any], run: Path) -> Facts:
@@ -58,7 +51,7 @@ def collect(checkpoint: Mapping[Any, Any], run: Path) -> Facts:
     versions: dict[str, str] = {}
     parts = [run]
     if (run / RECORD_NAME).is_file():
-        record = RunFolder(run).record()
+        record = read_record(run)
         data = {**record.data, **data}
         versions = {"python": record.python, **record.packages, "revision": record.revision or "-"}
         parts = RunFolder(run).parts()

@@ -29,22 +29,15 @@ WORK_ARRAYS = 4
 
 @dataclass(frozen=True)
 class Part:
-    """One line of a plan: what takes the memory, the bytes on one rank, and further information.
-
-    Attributes:
-        temporary: whether the memory is needed only while the run starts.
-        shared: whether the ranks of a machine share one copy.
-        counted: whether the size is known; otherwise `bytes` is 0.
-        estimated: whether the size is a guess.
-    """
+    """One line of a plan: what takes the memory, the bytes on one rank, and further information."""
 
     name: str
     bytes: int
     note: str = ""
-    temporary: bool = False
-    shared: bool = False
-    counted: bool = True
-    estimated: bool = False
+    temporary: bool = False  # needed only while the run starts
+    shared: bool = False  # the ranks of a machine share one copy
+    counted: bool = True  # the size is known; otherwise `bytes` is 0
+    estimated: bool = False  # the size is a guess
 
     def __str__(self) -> str:
         return f"  {self.name:26}{self.bytes / GB:8.3f} GB  {self.note}".rstrip()
@@ -52,22 +45,15 @@ class Part:
 
 @dataclass(frozen=True)
 class Plan:
-    """The planned memory of one rank; unknown memories are None.
-
-    Attributes:
-        parts: memory parts on the device.
-        host: parts that a run on a GPU holds in the machine's memory while it starts.
-        ranks: number of processes that share the machine.
-        elsewhere: whether the device belongs to another machine, as the user described it.
-    """
+    """The planned memory of one rank; unknown memories are None."""
 
     device: torch.device
-    parts: list[Part]
-    host: list[Part]
+    parts: list[Part]  # on the device
+    host: list[Part]  # what a run on a GPU holds in the machine's memory while it starts
     device_memory: float | None
     host_memory: float | None
-    ranks: int
-    elsewhere: bool = False
+    ranks: int  # processes that share the machine
+    elsewhere: bool = False  # the device belongs to another machine, as the user described it
 
     @property
     def total(self) -> int:
@@ -144,6 +130,32 @@ def make_plan(
     return Plan(device, parts, [*loading, order, program], of_device, of_machine, ranks, elsewhere)
 
 
+def check_fits(trainer: pl.Trainer, model: pl.LightningModule, datamodule: pl.LightningDataModule | None) -> None:
+    """Refuse a run whose images and arrays of estimators exceed the memory. Only sizes that are known count."""
+    if not isinstance(datamodule, ReferenceDataModule):
+        return
+    device = trainer.strategy.root_device
+    try:
+        stored = datamodule.stored()
+        if stored is None:
+            return
+        held, loading = data_parts(trainer, model, datamodule, stored, device)
+    except InputError:
+        return  # Loading or binding reports what cannot be read or does not fit the set.
+    parts = [part for part in held if not part.estimated]
+    host = [part for part in loading if not part.temporary]
+    ranks = trainer.world_size // trainer.num_nodes
+    plan = Plan(device, parts, host, device_memory(device), machine_bytes(), ranks)
+    for counted, (where, needed, there) in zip((parts, host), plan.needed, strict=False):
+        if there is not None and needed > there:
+            told = ", ".join(f"{part.name} {part.bytes / GB:.4g} GB" for part in counted if part.bytes)
+            names = ", ".join(dict.fromkeys(type(e).__name__ for e in estimators_of(trainer, model)))
+            raise InputError(
+                f"{names or type(datamodule).__name__}: the set does not fit: {told} for each of {ranks} rank(s), more "
+                f"than the {there / GB:.4g} GB of {where}; `lit-knn plan` shows what a run needs"
+            )
+
+
 class NotBuilt(Index):
     """Stands for an index that a plan does not build: it checks settings, and finds the first images."""
 
@@ -172,10 +184,7 @@ def _stored(datamodule: ReferenceDataModule, images: int | None, image_shape: li
     except InputError as error:
         raise InputError(f"plan: {error}; without the data give --images and --image_shape") from error
     if stored is None:
-        raise InputError(
-            f"plan: {type(datamodule).__name__} does not tell its size before it is loaded; give --images and "
-            "--image_shape"
-        )
+        raise InputError(f"plan: {type(datamodule).__name__} does not tell its size; give --images and --image_shape")
     return stored._replace(shape=(images or stored.shape[0], *(image_shape or stored.shape[1:])))
 
 
@@ -223,10 +232,7 @@ def device_memory(device: torch.device) -> float | None:
 def estimator_parts(
     estimators: Sequence[Estimator], data: ReferenceDataModule, stored: Stored, device: torch.device, ranks: int = 1
 ) -> tuple[list[Part], list[Part]]:
-    """Plan the memory of estimators besides the images: on `device`, and on the machine while they are bound.
-
-    `stored` are the images of one rank; all images are split over `ranks` ranks.
-    """
+    """Plan the memory of estimators besides the images of one rank: on `device`, and on the machine until bound."""
     N, d = stored.shape[0], math.prod(stored.shape[1:])
     # Each rank holds the coordinates of the images of all ranks.
     all_images, pixels = ranks * N * (1 + data.hflip), stored.value_bytes == 1

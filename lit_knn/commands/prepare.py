@@ -50,11 +50,8 @@ def main(args: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("--workers", type=int, metavar="W", help="threads that decode; default: one for each CPU")
     options = parser.parse_args(args)
-    given = [name for name, value in vars(options).items() if value not in (None, False)]
     if options.verify is None and options.out is None:
         parser.error("SOURCE and OUT are needed")
-    if options.verify is not None and given != ["verify"]:
-        parser.error("--verify FILE stands alone")
     if options.verify is not None:
         found = verify(options.verify)
         print(f"{options.verify}: {found.shape[0]:,} images are what was prepared")

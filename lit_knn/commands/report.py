@@ -1,8 +1,4 @@
-"""`lit-knn report RUN...` puts training runs side by side, as a Markdown table and a picture.
-
-It reads `run.json`, `config.yaml` and the tables of distances in each run's folder. A training that was resumed
-in another folder has several; the last one stands for all, and earlier ones are found.
-"""
+"""`lit-knn report RUN...` puts training runs side by side. The last folder of a resumed run stands for all."""
 
 import argparse
 import sys
@@ -20,7 +16,7 @@ from lit_knn.estimators.counts import Count
 from lit_knn.figures.style import save_figure
 from lit_knn.figures.training_curves import Points, TrainingCurve, best_point, figure4, run_comparison, varied
 from lit_knn.runs.folder import RunFolder
-from lit_knn.runs.record import RECORD_NAME, Record
+from lit_knn.runs.record import RECORD_NAME, Record, read_record
 
 # All other columns of the tables are metrics.
 POINT_COLUMNS = {"step", "images_seen", "num_samples", "checkpoint", "seconds", "settings"}
@@ -39,7 +35,7 @@ class Run:
 def read_run(folder: str) -> Run:
     """Read the folder of a training run; raise InputError if a file is missing or damaged."""
     run = RunFolder(Path(folder))
-    settings, record = run.config(), run.record()
+    settings, record = run.config(), read_record(run.path)
     config = dict(pair for name, value in settings.items() for pair in pairs(name, value))
     time, ms_per_image = record.time, (0.0, 0.0)
     if time.images:
@@ -62,10 +58,7 @@ def estimator_of(settings: dict[str, Any]) -> tuple[str, int | None, int | None]
 
 
 def read_distances(parts: Sequence[Path]) -> dict[str, Points]:
-    """Read `fidelity.csv` of all parts of a training, and the tables of `best` in the last part, which cover all parts.
-
-    The tables of `best` take precedence, because they have more samples.
-    """
+    """Read `fidelity.csv` of all parts of a training; the tables of `best` in the last part take precedence."""
     found: dict[str, dict[int, float]] = {}
     for part in parts:
         for metric, points in _read_table(part / FIDELITY_CSV).items():
@@ -86,10 +79,7 @@ def _read_table(path: Path) -> dict[str, dict[int, float]]:
 
 
 def markdown(runs: Sequence[Run]) -> str:
-    """Make the report: results and circumstances of each run, then the settings that differ.
-
-    Times are compared with those of the first run of the one-sample estimator, or else of the first run.
-    """
+    """Make the report; times are compared with those of the first one-sample run, or else of the first run."""
     baseline = next((run for run in runs if run.curve.estimator == "OneSample"), runs[0])
     columns = [cells(run, runs, baseline) for run in runs]
     results = [[label, *(column[label] for column in columns)] for label in columns[0]]
@@ -133,10 +123,7 @@ def cells(run: Run, runs: Sequence[Run], baseline: Run) -> dict[str, str]:
 
 
 def distance_cells(run: Run, runs: Sequence[Run]) -> dict[str, str]:
-    """Return the best and the last value of each metric.
-
-    Runs of unequal lengths are also compared after the last number of images at which all of them were measured.
-    """
+    """Return best and last value of each metric; runs of unequal lengths are also compared at the last common point."""
     found = {}
     for metric in dict.fromkeys(metric for run in runs for metric in run.curve.distances):
         title, own = TITLES.get(metric, metric), run.curve.distances.get(metric, [])

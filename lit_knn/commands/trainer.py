@@ -40,7 +40,6 @@ class Trainer(pl.Trainer):
     Args:
         limit_train_batches: how much of each training epoch to use: `10` is 10 batches, and `0.1` a tenth.
         limit_val_batches: how much of each validation to use, likewise: `1` is one batch, and `1.0` is all.
-        limit_test_batches: not used by our commands.
         limit_predict_batches: how many of the batches of samples to draw, likewise.
         overfit_batches: train and validate on the same first batches, this number or share of them; 0 trains on all.
         kwargs: see Lightning's trainer.
@@ -54,21 +53,19 @@ class Trainer(pl.Trainer):
         *,
         limit_train_batches: Batches | None = None,
         limit_val_batches: Batches | None = None,
-        limit_test_batches: Batches | None = None,
         limit_predict_batches: Batches | None = None,
         overfit_batches: Batches = 0.0,
         **kwargs: Any,
     ) -> None:
         kwargs |= {"limit_train_batches": limit_train_batches, "limit_val_batches": limit_val_batches}
-        kwargs |= {"limit_test_batches": limit_test_batches, "limit_predict_batches": limit_predict_batches}
+        kwargs["limit_predict_batches"] = limit_predict_batches
         if kwargs.get("enable_checkpointing") is False:  # The command line gives every run a LastCheckpoint.
             kwargs["callbacks"] = [c for c in kwargs.get("callbacks") or () if not isinstance(c, LastCheckpoint)]
         super().__init__(overfit_batches=overfit_batches, **kwargs)
         if type(self.strategy.checkpoint_io) is TorchCheckpointIO:
             self.strategy.checkpoint_io = WholeCheckpointIO()
         self.callbacks = [EndAtSigterm(), *self.callbacks]  # type: ignore[has-type]
-        # With several ranks, Lightning reads signals on the GPU before each batch, and so waits for it. `Interruption`
-        # does the same on the CPU.
+        # Lightning reads signals of ranks on the GPU, and so waits for it. `Interruption` does the same on the CPU.
         self.fit_loop.epoch_loop._broadcast_sigterm_tensor = _do_nothing  # type: ignore[method-assign]
 
     def write_into(self, folder: Path) -> None:
@@ -95,7 +92,7 @@ class Trainer(pl.Trainer):
         machine_gb: float | None = None,
         ckpt_path: str | None = None,
     ) -> Plan:
-        """Show how much memory each rank of a fit needs, and whether that is available.
+        """Show how much memory each rank of a fit needs, and whether that is available; if not, the exit status is 1.
 
         A plan for these data and this machine also goes through all that a fit does before its first step, except that
         it builds no index and writes nothing. So it refuses what the fit would refuse. For data that the fit would
@@ -109,9 +106,6 @@ class Trainer(pl.Trainer):
             gpu_gb: plan for GPUs with this many GB each, instead of the devices of this machine.
             machine_gb: plan for a machine with this many GB; by default this machine's, but unknown with `gpu_gb`.
             ckpt_path: checkpoint that the fit resumes from, or `last`.
-
-        Raises:
-            SystemExit: with status 1, if the run does not fit.
         """
         plan = make_plan(self, model, datamodule, images, image_shape, gpu_gb, machine_gb)
         here = datamodule is not None and not datamodule.downloads()
@@ -123,10 +117,7 @@ class Trainer(pl.Trainer):
         return plan
 
     def _rehearse(self, model: pl.LightningModule, datamodule: Any, ckpt_path: str | None) -> None:
-        """Call the hooks of a fit in Lightning's order up to the first step, in this process alone.
-
-        Of the callbacks, only measurements are called: their hooks check, and those of others write.
-        """
+        """Call the hooks of a fit up to the first step; of callbacks, only those of measurements, which check."""
         trains = getattr(model, "needs_checkpoint", True)
         stage = TrainerFn.FITTING if trains else TrainerFn.VALIDATING
         measurements = [c for c in self.callbacks if isinstance(c, Measurement)]

@@ -64,11 +64,7 @@ def deferring(device: torch.device) -> bool:
 def refuse(name: str, bad: Tensor, values: Callable[[], Tensor], failure: Failure) -> None:
     """Raise the error of the first check that fails, or note it inside `DeferredChecks.collect` if it is on a GPU.
 
-    Args:
-        name: name of the checks of one place.
-        bad: (n,) bool, which of n checks fail.
-        values: returns (n,) numbers for the messages, on the device of `bad`; called only if they may be needed.
-        failure: makes the error.
+    `bad`, (n,) bool, tells which of the n checks called `name` fail; `values` computes (n,) numbers for the messages.
     """
     checks = _COLLECTING.get()
     if checks is not None and deferring(bad.device):

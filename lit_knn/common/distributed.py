@@ -32,10 +32,7 @@ def rank_and_size() -> tuple[int, int]:
 
 
 def own_batches(num: int, batch_size: int) -> Iterator[tuple[int, range]]:
-    """Split the numbers 0 to num − 1 into batches, the same for any number of ranks.
-
-    Yields the index and the numbers of each of this rank's batches; only the last has fewer than `batch_size`.
-    """
+    """Yield index and numbers of this rank's batches of 0 to num − 1; batches are the same for any number of ranks."""
     rank, size = rank_and_size()
     for batch in range(rank, -(-num // batch_size), size):
         yield batch, range(batch * batch_size, min((batch + 1) * batch_size, num))
@@ -50,10 +47,7 @@ def broadcast(value: T) -> T:
 
 
 def on_first_rank(work: Callable[[], T]) -> T:
-    """Run `work` on the first rank and return its result on every rank. All ranks must call this.
-
-    If `work` raises an InputError or an OSError, every rank raises an InputError.
-    """
+    """Run `work` on the first rank; every rank, which must call this, returns its result or raises its InputError."""
     result, problem = None, None
     if rank_and_size()[0] == 0:
         try:
@@ -73,10 +67,7 @@ def warn_on_first_rank(message: str) -> None:
 
 
 def once_per_machine(lead: Callable[[], T], follow: Callable[[T], None]) -> None:
-    """Run `lead` in the first process of each machine, and then `follow` with its result in the others.
-
-    The rules and errors are those of `in_every_process`. Without a distributed run it only calls `lead()`.
-    """
+    """Run `lead` in the first process of each machine, then `follow` with its result in the others."""
     if _is_alone():
         lead()
         return
@@ -90,10 +81,7 @@ def once_per_machine(lead: Callable[[], T], follow: Callable[[T], None]) -> None
 def in_every_process(work: Callable[[], T]) -> list[T]:
     """Run `work` in every process and return all results, picklable, in rank order. Every process must call this.
 
-    Raises:
-        InputError: another process failed; the message names its rank.
-        LostProcessError: another process was killed.
-        Exception: the exception that `work` raised in this process.
+    If `work` fails in another process, an InputError names its rank; if one was killed, it is a LostProcessError.
     """
     if _is_alone():
         return [work()]
@@ -124,8 +112,7 @@ def _together(work: Callable[[], T], group: Any) -> list[Any]:
 def _patient_group() -> Iterator[Any]:
     """Make a group of all processes besides the training's group, because NCCL stops waiting after minutes."""
     with _losing_no_process():
-        # The first group checks that all processes have arrived, the second waits for their work. Both stay open until
-        # the end, because a process that closes a group while another process joins it looks lost.
+        # The first group waits for all to arrive, the second for their work. Closed early, a process looks lost.
         groups = [dist.new_group(backend="gloo", timeout=timeout) for timeout in (ARRIVAL, PATIENCE)]
     try:
         yield groups[1]
@@ -181,16 +168,11 @@ class Exchange:
 
     Every rank must call the methods in the same order, with tensors on the device of the torch.distributed backend
     (gloo: CPU; NCCL: GPU). Without a distributed run there is one rank, and it sends nothing.
-
-    Attributes:
-        rank: the rank of this process.
-        size: number of ranks.
-        bytes_sent: bytes sent from this rank to others so far, without the row counts (8 bytes per rank and call).
     """
 
     def __init__(self) -> None:
         self.rank, self.size = rank_and_size()
-        self.bytes_sent = 0
+        self.bytes_sent = 0  # by this rank so far, without the row counts (8 bytes per rank and call)
 
     def agree_on_rows(self, sent: Tensor) -> tuple[list[int], list[int]]:
         """Exchange row counts: sent (size,) int64. Returns the numbers of rows sent to and received from each rank."""

@@ -7,26 +7,21 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from lit_knn.common.errors import InputError, first_line
+from lit_knn.common.errors import InputError
 
 
 def make_folder(folder: Path) -> None:
-    """Make a folder before long work fills it; raise InputError if it cannot be made or written to."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError(f"the folder {folder} cannot be made: {first_line(error)}") from error
+    """Make a folder before long work fills it; refuse one that cannot be written to."""
+    folder.mkdir(parents=True, exist_ok=True)
     if not os.access(folder, os.W_OK):
         raise InputError(f"nothing can be written into the folder {folder}")
 
 
 @contextmanager
 def written_whole(path: str | os.PathLike[str], flush: bool = True) -> Iterator[Path]:
-    """Yield a temporary path. If the block ends without an error, the file there is renamed to `path`.
+    """Yield a temporary path with the same suffix. If the block ends without an error, the file is renamed to `path`.
 
-    The temporary path has the same folder, which is made if needed, and the same suffix. `flush=False` does not wait
-    for the disk: after a power cut the file may be empty. Use it for many small files that can be made again. If the
-    file cannot be written, the OSError names `path`.
+    `flush=False` does not wait for the disk: after a power cut the file may be empty. An OSError names `path`.
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)

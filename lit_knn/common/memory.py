@@ -46,12 +46,9 @@ def machine_bytes() -> int | None:
     return total
 
 
-def process_bytes(field: str = "VmRSS", pid: int | str = "self") -> int:
-    """Return the memory of a process in bytes, as Linux counts it: 0 if it is unknown or the process has ended.
-
-    `field` is one of /proc/PID/status: `VmRSS`, resident now; `VmHWM`, the peak; `RssAnon`, resident and of no file.
-    """
-    return _field(Path(f"/proc/{pid}/status"), field) or 0
+def process_bytes(field: str = "VmRSS") -> int:
+    """Return the resident (`VmRSS`) or the peak memory (`VmHWM`) of this process in bytes; 0 if unknown."""
+    return _field(Path("/proc/self/status"), field) or 0
 
 
 def _field(path: Path, name: str) -> int | None:

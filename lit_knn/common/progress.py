@@ -18,10 +18,7 @@ Bar = Callable[[int | None, str, str], "tqdm"]
 def progress_bar(
     total: int | None, description: str, unit: str, leave: bool = False, shown: bool | None = None, delay: float = 0.0
 ) -> "tqdm":
-    """Make a bar that shows the time left on the first rank; nothing if `total` is None. `unit` starts with a space.
-
-    `leave` keeps the bar after the work, and `delay` shows it after so many seconds; by default only on a terminal.
-    """
+    """Make a bar on the first rank, by default on a terminal; none if `total` is None. `unit` starts with a space."""
     from tqdm import tqdm
 
     from lit_knn.common.distributed import rank_and_size

@@ -54,10 +54,7 @@ def keyed_generator(device: torch.device | str, *key: int) -> torch.Generator:
 
 @contextmanager
 def keyed_default_rng(device: torch.device, *key: int) -> Iterator[None]:
-    """Seed PyTorch's default generators from `key` inside the block and restore them after it.
-
-    Dropout draws only from the default generator, so this lets two forward passes share their masks.
-    """
+    """Seed PyTorch's default generators, from which dropout draws, inside the block and restore them after it."""
     cuda = device.type == "cuda"
     with torch.random.fork_rng(devices=[device] if cuda else []):
         # torch.manual_seed would seed the generators of all GPUs.
@@ -72,8 +69,7 @@ def keyed_default_rng(device: torch.device, *key: int) -> Iterator[None]:
 def following(generator: torch.Generator | None) -> Iterator[None]:
     """Seed PyTorch's default generators from the state of `generator` inside the block, and restore them after it.
 
-    If the block does not use `generator`, this function advances it, so that the next block draws other numbers. With
-    None, this function does nothing.
+    If the block does not use `generator`, it is advanced, so that the next block draws other numbers.
     """
     if generator is None:
         yield

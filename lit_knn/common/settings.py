@@ -47,8 +47,7 @@ class RecordsArguments:
 def describe(thing: RecordsArguments) -> dict[str, Any]:
     """Describe class and settings in JSON types: numbers and names as they are, weights as a hash.
 
-    Any other value becomes a unique string. Therefore different settings never look equal, and a result with such a
-    value is never used again.
+    Any other value becomes a unique string, so that a result with such a value is never used again.
     """
     given, described = thing.given(), {name: _described(value) for name, value in thing.settings().items()}
     for name in described.keys() & given.keys():  # A class may have settings of its own instead of its arguments.

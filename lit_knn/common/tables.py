@@ -66,10 +66,7 @@ def undamaged_rows(path: Path) -> list[dict[str, str]]:
 
 
 class ResultsTable:
-    """Rows in a CSV file, which need not exist. Several processes may add rows at the same time.
-
-    `columns` has name and type of each column; the columns of `key` identify a row.
-    """
+    """A CSV file of `columns`; those of `key` identify a row. It need not exist, and several processes may add rows."""
 
     def __init__(self, path: str | os.PathLike[str], columns: Mapping[str, type], key: tuple[str, ...]) -> None:
         self.path = Path(path)
@@ -77,10 +74,7 @@ class ResultsTable:
         self.key = key
 
     def load(self) -> list[Row]:
-        """Load the finished rows; only one rank may call this.
-
-        If the file is not a table of these columns, it is renamed with a warning, and the table starts empty.
-        """
+        """Load the finished rows, on one rank. A file that is no table of these columns is renamed with a warning."""
         if not self.path.exists():
             return []
         try:

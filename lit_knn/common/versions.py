@@ -2,6 +2,7 @@
 
 import platform
 import subprocess
+from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 
@@ -17,10 +18,8 @@ def package_versions() -> dict[str, str]:
     """Return the version of each installed package of `PACKAGES`."""
     found = {}
     for name in PACKAGES:
-        try:
+        with suppress(metadata.PackageNotFoundError):
             found[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
     return found
 
 

@@ -1,18 +1,14 @@
 """Images, latents or vectors in NumPy files: `.npy` and `.npz`."""
 
-import math
 import os
-import zipfile
 from collections.abc import Iterable
 from pathlib import Path
-from typing import IO, Any
 
 import numpy as np
 
 from lit_knn.common.errors import InputError, printable
-from lit_knn.data.files import check_memory, entries, existing, reading
+from lit_knn.data.files import existing, reading
 
-HEADER_READERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
 KIND = " as NumPy arrays"
 
 
@@ -22,14 +18,9 @@ def read_array_file(path: str | os.PathLike[str], floats_as_is: bool = False) ->
     uint8 arrays are images of 1 or 3 channels, (N, C, H, W). An array (N, H, W, C) is moved to this layout if its last
     axis is 1 or 3 long and axis 1 is not. Floats (N, *shape) become float32, and are never rescaled or rearranged.
 
-    Args:
-        path: an .npy file; or an .npz file with the array under `images`, `arr_0` or, for a single array, any name,
-            and optionally `labels`, (N,) integers.
-        floats_as_is: also accept floats that look like images by mistake: 4-D with 1 or 3 channels, and with values
-            outside [-1, 1], with none below 0, or with the channels last.
-
-    Returns:
-        `array` (N, *shape), uint8 or float32, and `labels` (N,), int64, or None.
+    An .npz file has the array under `images`, `arr_0` or, for a single array, any name, and optionally `labels`, (N,)
+    integers. `floats_as_is` also accepts floats that look like images by mistake, see `Arrays`. The result is the array
+    (N, *shape), uint8 or float32, and `labels` (N,), int64, or None.
     """
     path = existing(path)
     with reading(path, KIND):
@@ -48,47 +39,24 @@ def read_array_file(path: str | os.PathLike[str], floats_as_is: bool = False) ->
 
 
 def array_file_shape(path: str | os.PathLike[str]) -> tuple[tuple[int, ...], int]:
-    """Return the shape that `read_array_file` gives for an .npy file, and the bytes of each value, without reading any.
-
-    Raises:
-        InputError: a path that does not exist, or a damaged header.
-    """
+    """Return the shape that `read_array_file` gives for an .npy file, and the bytes of each value, without reading."""
     path = existing(path)
-    with reading(path, KIND), path.open("rb") as file:
-        shape, dtype = _read_header(file)
-    if dtype != np.uint8:
+    with reading(path, KIND):
+        array = np.load(path, mmap_mode="r")
+    shape = array.shape
+    if array.dtype != np.uint8:
         return shape, 4
     return (shape[0], shape[3], *shape[1:3]) if _channels_last(shape) else shape, 1
 
 
 def _load_arrays(path: Path) -> tuple[np.ndarray, np.ndarray | None]:
-    if path.suffix.lower() == ".npy":
-        with path.open("rb") as file:
-            return _read_array(path, file), None
-    if path.suffix.lower() != ".npz":
+    if path.suffix.lower() not in (".npy", ".npz"):
         raise InputError(f"{path} is neither an .npy nor an .npz file")
-    with zipfile.ZipFile(path) as archive:
-        inside = {name.removesuffix(".npy"): e for name, e in entries(archive).items() if name.endswith(".npy")}
-
-        def read(key: str) -> np.ndarray:
-            with archive.open(inside[key]) as file:
-                return _read_array(path, file)
-
-        return read(_array_key(path, inside)), read("labels") if "labels" in inside else None
-
-
-def _read_header(file: IO[bytes]) -> tuple[tuple[int, ...], np.dtype[Any]]:
-    shape, _, dtype = HEADER_READERS[np.lib.format.read_magic(file)](file)
-    return shape, dtype
-
-
-def _read_array(path: Path, file: IO[bytes]) -> np.ndarray:
-    shape, dtype = _read_header(file)
-    value_bytes = dtype.itemsize + (4 if dtype.kind == "f" else 0)  # Floats are copied as float32.
-    check_memory(path, math.prod(shape) * value_bytes, f"values of shape {shape} and type {dtype}")
-    file.seek(0)
-    array: np.ndarray = np.lib.format.read_array(file, allow_pickle=False)
-    return array
+    loaded = np.load(path)
+    if isinstance(loaded, np.ndarray):
+        return loaded, None
+    with loaded:
+        return loaded[_array_key(path, loaded.files)], loaded["labels"] if "labels" in loaded.files else None
 
 
 def _array_key(path: Path, keys: Iterable[str]) -> str:
@@ -126,9 +94,7 @@ def _checked_floats(path: Path, array: np.ndarray, as_is: bool) -> np.ndarray:
 
 def _checked_labels(path: Path, labels: np.ndarray, N: int) -> np.ndarray:
     if labels.shape != (N,) or not np.issubdtype(labels.dtype, np.integer):
-        raise InputError(
-            f"{path}: labels must be {N} integers, one for each image, got {labels.dtype} of shape {labels.shape}"
-        )
+        raise InputError(f"{path}: labels must be {N} integers, got {labels.dtype} of shape {labels.shape}")
     if labels.min() < 0 or labels.max() >= 2**31:
         bad = labels[(labels < 0) | (labels >= 2**31)][0]
         raise InputError(f"{path}: labels must be from 0 to {2**31 - 1}, got {bad}")

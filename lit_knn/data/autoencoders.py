@@ -55,24 +55,19 @@ class PCA(Autoencoder):
     def fit(self, images: Tensor) -> None:
         flat, r = images.flatten(1), prod(self.latent_shape)
         if r > min(flat.shape):
-            raise InputError(
-                f"latent_shape={list(self.latent_shape)} has {r} components, but there are {len(flat)} images of "
-                f"{flat.shape[1]} values"
-            )
+            there = f"{len(flat)} images of {flat.shape[1]} values"
+            raise InputError(f"latent_shape={list(self.latent_shape)} has {r} components, but there are {there}")
         self._components = principal_components(flat, flat.mean(0), r)
         self._shape = tuple(images.shape[1:])
 
     @full_float32()
     def encode(self, images: Tensor) -> Tensor:
-        latents = self._fitted().to(images.device).project(images)
+        assert self._components is not None, "encode needs fit(images) first"
+        latents = self._components.to(images.device).project(images)
         return self.scale * latents.reshape(-1, *self.latent_shape)
 
     @full_float32()
     def decode(self, latents: Tensor) -> Tensor:
-        components = self._fitted().to(latents.device)
+        assert self._components is not None, "decode needs fit(images) first"
+        components = self._components.to(latents.device)
         return (components.expand(latents.flatten(1) / self.scale) + components.mean).reshape(-1, *self._shape)
-
-    def _fitted(self) -> PrincipalComponents:
-        if self._components is None:
-            raise InputError("PCA: encode and decode need fit(images) first")
-        return self._components

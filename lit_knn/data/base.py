@@ -51,10 +51,6 @@ class ReferenceDataModule(pl.LightningDataModule, ABC):
             seed. After `setup` they are `held_out_reference`, and `validate` gives the model batches of them.
         train_images: number of images to train on, of those that are not held out, the same for every seed; null for
             all. More images include those of a smaller number.
-
-    Raises:
-        InputError: at `setup`, fewer images than held_out and train_images ask for, or a part of images that are mapped
-            or sharded.
     """
 
     def __init__(
@@ -115,9 +111,7 @@ class ReferenceDataModule(pl.LightningDataModule, ABC):
             part = "held_out" if self.held_out else "train_images"
             if getattr(self, part) and (self.mapped or self.sharded):
                 kind = f"{type(self).__name__}, which maps its file" if self.mapped else "data.sharded=true"
-                raise InputError(
-                    f"data.{part}={getattr(self, part)} does not work with {kind}: prepare a file of the wanted images"
-                )
+                raise InputError(f"data.{part}={getattr(self, part)} does not work with {kind}: prepare fewer images")
             images, labels = self._loaded()
             if self.sharded:
                 self.reference = self._shard(torch.as_tensor(images), labels)
@@ -129,10 +123,7 @@ class ReferenceDataModule(pl.LightningDataModule, ABC):
     def sets(
         self, images: Images, labels: Labels, index: Index | None = None, sha256: str | None = None
     ) -> tuple[ReferenceSet, ReferenceSet | None]:
-        """Make the reference set, and that of the held-out images if there are any. Both keep the order of the data.
-
-        The images are drawn in the same way at every call: a smaller number of training images is a part of a larger.
-        """
+        """Make the reference set, and that of the held-out images, in the order of the data; every call draws alike."""
         if not self.held_out and self.train_images is None:
             return ReferenceSet(images, index, self.hflip, labels, sha256), None
         N, wanted = len(images), self.held_out + (self.train_images or 1)
@@ -157,9 +148,7 @@ class ReferenceDataModule(pl.LightningDataModule, ABC):
         match loaded[0]:
             case (np.ndarray() | Tensor() as images, np.ndarray() | Tensor() | None as labels):
                 return images, labels
-        rule = "must return (images, labels), arrays or tensors, or None for labels"
-        got = [type(part).__name__ for part in loaded[0]] if isinstance(loaded[0], tuple) else type(loaded[0]).__name__
-        raise InputError(f"{type(self).__name__}.load {rule}, got {got}")
+        raise InputError(f"{type(self).__name__}.load must return (images, labels): arrays, or None for labels")
 
     def _shard(self, images: Tensor, labels: Labels) -> ShardedReferenceSet:
         world_size = self._rank_and_world_size()[1]
@@ -191,9 +180,6 @@ class ReferenceDataModule(pl.LightningDataModule, ABC):
         """Return batches of the same `val_images` images every time: of the held-out images, if there are any."""
         return self._batches(self.held_out_reference, shuffle=False, num_images=self.val_images)
 
-    def test_dataloader(self) -> ReferenceBatches:
-        return self.val_dataloader()
-
     def predict_dataloader(self) -> SeedBatches:
         """Return batches of seeds, one seed for each sample to generate."""
         return SeedBatches(self.predict_samples, self.batch_size, *self._rank_and_world_size())
@@ -212,8 +198,7 @@ class ReferenceDataModule(pl.LightningDataModule, ABC):
 def _batches_done(trainer: pl.Trainer) -> int:
     """Return the number of batches since training began: the module's own count, if it has one, or Lightning's.
 
-    The epoch number would be wrong: Lightning counts an epoch as complete if max_steps stops it half-way. Among
-    Lightning's counts of batches, only the processed ones stay right after an interruption.
+    An epoch that max_steps cut counts as complete, and only the processed batches stay right after an interruption.
     """
     counted = getattr(trainer.lightning_module, "batches_done", None)
     progress: Any = trainer.fit_loop.epoch_loop.batch_progress.total

@@ -22,16 +22,8 @@ class ReferenceBatches:
     Without `shuffle`, every iteration has the same `num_images` images, drawn once from the seed; the last batch may
     be smaller, and a remainder that cannot be split evenly over the ranks is left out.
 
-    Args:
-        reference: the reference set.
-        batch_size: images per batch on this rank.
-        seed: sets the order of each epoch; the same on all ranks.
-        shuffle: True for training epochs, False for a fixed subset.
-        num_images: size of the fixed subset over all ranks; None, or a number above N, for all N.
-        rank: this process.
-        world_size: number of processes.
-        batches_done: returns the number of batches drawn since training began, so that a resumed run continues there;
-            called when the first batch of an iteration is drawn.
+    `num_images` is over all ranks, and None, or a number above N, means all N. `batches_done` returns the number of
+    batches drawn since training began; it is called when the first batch of an iteration is drawn.
     """
 
     def __init__(
@@ -65,8 +57,7 @@ class ReferenceBatches:
         return -(-self._num_ids // self._global_batch_size)
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor | None]]:
-        # A generator calls `batches_done` at the first batch. At iter() it is too early: Lightning has not yet
-        # corrected the progress that it loads from a checkpoint.
+        # At iter() it would be too early: Lightning corrects the progress of a checkpoint before the first batch.
         labels = self.reference.labels
         epoch, first = divmod(self._batches_done(), len(self))
         for batches in (range(first, len(self)), range(first)):

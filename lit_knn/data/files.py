@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 from lit_knn.common.errors import InputError, first_line, printable
-from lit_knn.common.memory import machine_bytes
 
 IMAGE_SUFFIXES = (".jpeg", ".jpg", ".png")
 
@@ -25,12 +24,9 @@ class Files(NamedTuple):
 
 @contextmanager
 def reading(what: object, kind: str = "", advice: str = "") -> Iterator[None]:
-    """Turn any error of the block into an InputError: damaged files raise errors of many types.
+    """Turn any error of the block into an InputError about the file `what`: damaged files raise errors of many types.
 
-    Args:
-        what: the file, for the message.
-        kind: what it is read as, such as " as an image".
-        advice: what the user can do.
+    `kind` is what it is read as, such as " as an image", and `advice` what the user can do.
     """
     try:
         yield
@@ -52,11 +48,7 @@ def existing(path: str | os.PathLike[str]) -> Path:
 
 @contextmanager
 def opened(path: str | os.PathLike[str]) -> Iterator[Files]:
-    """Open a folder or zip of images.
-
-    Raises:
-        InputError: a path that is neither; a folder that cannot be read; a zip that has a name twice; no images.
-    """
+    """Open a folder or zip of images."""
     path = existing(path)
     if path.is_dir():
 
@@ -71,24 +63,14 @@ def opened(path: str | os.PathLike[str]) -> Iterator[Files]:
     with reading(path, " as a zip file"):
         archive = zipfile.ZipFile(path)
     with archive:
-        found = entries(archive)
+        found: dict[str, zipfile.ZipInfo] = {}
+        for entry in archive.infolist():
+            name = entry.filename.removeprefix("./")  # Some programs put this before each name.
+            if name in found and not entry.is_dir():
+                raise InputError(f"{archive.filename} holds two files of the name {printable(name)}")
+            found[name] = entry
         read = lambda name: archive.read(found[name])  # noqa: E731
         yield _files(path, list(found), read, lambda name: f"{found[name].file_size}\t{found[name].CRC}")
-
-
-def entries(archive: zipfile.ZipFile) -> dict[str, zipfile.ZipInfo]:
-    """Return the entries of a zip by name, without the `./` that some programs put before each name.
-
-    Raises:
-        InputError: two files have one name. Nobody could tell which is meant.
-    """
-    found: dict[str, zipfile.ZipInfo] = {}
-    for entry in archive.infolist():
-        name = entry.filename.removeprefix("./")
-        if name in found and not entry.is_dir():
-            raise InputError(f"{archive.filename} holds two files of the name {printable(name)}")
-        found[name] = entry
-    return found
 
 
 def is_hidden(name: str) -> bool:
@@ -109,20 +91,7 @@ def _folder_names(path: Path) -> list[str]:
 
     names = []
     for folder, subfolders, files in os.walk(path, onerror=refuse, followlinks=True):
-        for link in (Path(folder, name) for name in subfolders):
-            if link.is_symlink() and Path(folder).resolve().is_relative_to(link.resolve()):
-                raise InputError(f"{printable(str(link))} links to a folder that it is in")
         here = Path(folder).relative_to(path)
         names += [(here / name).as_posix() for name in files]
         names += [(here / name).as_posix() + "/" for name in subfolders]
     return names
-
-
-def check_memory(path: Path, needed: int, what: str) -> None:
-    """Refuse data that this machine cannot hold: `needed` bytes. `what` describes the data in the message."""
-    most = machine_bytes()
-    if most is not None and needed > most:
-        raise InputError(
-            f"{path}: {what} need {needed / 1e9:.1f} GB of memory, this machine has {most / 1e9:.1f} GB; "
-            "lit-knn prepare makes a file that is read by page"
-        )

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from lit_knn.common.errors import InputError, printable
-from lit_knn.data.files import Files, check_memory, is_hidden, opened, reading
+from lit_knn.data.files import Files, is_hidden, opened, reading
 
 LABEL_FILE = "dataset.json"
 # (N,) int64 and the names of the classes 0, 1, …; each may be None.
@@ -22,26 +22,14 @@ def read_image_files(
     """Read a zip or a folder in the layout of EDM's data sets.
 
     Every PNG and JPEG file, in subfolders too, is one image. Images are sorted by name. Hidden and other files are
-    ignored. The labels are those of `image_labels`.
-
-    Args:
-        path: a .zip file or a folder.
-        labels_from_folders: label each image by its folder; `dataset.json` is not read.
-
-    Returns:
-        `images` (N, C, H, W), uint8, C = 3 for colour (a palette becomes its colours) or 1 for grayscale, and
-        `labels` (N,), int64, or None, with the names of the classes, or None.
-
-    Raises:
-        InputError: an image that is damaged, that differs from the first in size or number of channels, or that is
-            neither RGB, palette nor 8-bit grayscale; labels that do not match the images.
+    ignored. The result is `images` (N, C, H, W), uint8, C = 3 for colour (a palette becomes its colours) or 1 for
+    grayscale, and the labels and names of classes of `image_labels`.
     """
     from tqdm import tqdm
 
     with opened(path) as files:
         (labels, class_names), names = image_labels(files, labels_from_folders), files.images
         first = decode(files, names[0])
-        check_memory(files.path, len(names) * first.size, f"{len(names):,} images of {_size(first.shape)}")
         images = np.empty((len(names), *first.shape), np.uint8)
         bar = tqdm(names, desc=f"Reading {files.path.name}", unit=" images", disable=None, leave=False)
         for i, name in enumerate(bar):
@@ -72,10 +60,7 @@ def _size(shape: tuple[int, ...]) -> str:
 
 
 def decode(files: Files, name: str, change: Callable[[Any], Any] | None = None) -> np.ndarray:
-    """Decode the image `name` to (C, H, W), uint8.
-
-    `change` changes the `PIL.Image` before its pixels are taken; an opaque palette is then already RGB.
-    """
+    """Decode the image `name` to (C, H, W), uint8; `change` gets the `PIL.Image`, RGB if it has an opaque palette."""
     from PIL import Image, UnidentifiedImageError
 
     where = f"{files.path}: {printable(name)}"
@@ -98,12 +83,9 @@ def decode(files: Files, name: str, change: Callable[[Any], Any] | None = None) 
 def image_labels(files: Files, from_folders: bool) -> NamedLabels:
     """Return the labels of `files.images`, (N,) int64, and the names of the classes; each may be None.
 
-    Args:
-        files: the images, and perhaps `dataset.json` at the root, with exactly one label for each image:
-            {"labels": [["00000/img00000.png", 6], ...]} or {"labels": null}.
-        from_folders: number the folders in the order of their names, from 0, and label each image by its folder, as
-            torchvision's `ImageFolder` does. Each image must lie directly in the folder of its class; `dataset.json`
-            is not read.
+    `dataset.json` at the root, if any, has one label for each image, {"labels": [["00000/img00000.png", 6], ...]}, or
+    {"labels": null}. With `from_folders` it is not read: the folders are numbered in the order of their names, from 0,
+    as torchvision's `ImageFolder` does, and each image must lie directly in the folder of its class.
     """
     return _folder_labels(files) if from_folders else (_listed_labels(files), None)
 
@@ -114,9 +96,7 @@ def _folder_labels(files: Files) -> tuple[np.ndarray, list[str]]:
     odd = next((name for name in files.images if name.count("/") != 1), None)
     if odd is not None:
         place = f"{odd.count('/')} folders deep" if "/" in odd else "in none"
-        raise InputError(
-            f"{where} need every image directly in the folder of its class, but {printable(odd)} is {place}"
-        )
+        raise InputError(f"{where} need each image directly in the folder of its class; {printable(odd)} is {place}")
     folders = {name.partition("/")[0] for name in files.names if "/" in name and not is_hidden(name)}
     classes, labels = np.unique([name.partition("/")[0] for name in files.images], return_inverse=True)
     empty = sorted(folders - set(classes))
@@ -142,9 +122,8 @@ def _listed_labels(files: Files) -> np.ndarray | None:
                 case [str(name), int(label)] if type(label) is int and 0 <= label < 2**31 and name not in label_of:
                     label_of[name] = label
                 case _:
-                    raise InputError(
-                        f"{where} must list each image once, as [file name, integer from 0], but has {entry!r:.80}"
-                    )
+                    rule = "must list each image once, as [file name, integer from 0]"
+                    raise InputError(f"{where} {rule}, but has {entry!r:.80}")
     if listed is None:
         return None
     odd = sorted(label_of.keys() ^ set(files.images))

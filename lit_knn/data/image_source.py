@@ -57,19 +57,14 @@ class Source(NamedTuple):
     names: list[str]  # one for each image, for messages
     read: Callable[[int], np.ndarray]  # (i) -> image i, (C, H, W) uint8, changed by the options; for several threads
     labels: np.ndarray | None  # (N,) int64
-    # For JSON: the name of the `source`, the `options`, and a `fingerprint`, which changes with any image, any label
-    # and their order.
-    origin: dict[str, Any]
+    origin: dict[str, Any]  # name of the `source`, `options`, and a `fingerprint` of images, labels and their order
     changed: Callable[[], bool] = lambda: False  # tells whether the fingerprint is another one by now
     class_names: list[str] | None = None  # of the classes 0, 1, …
 
 
 @contextmanager
 def open_source(path: str | os.PathLike[str], options: Options) -> Iterator[Source]:
-    """Open the images that are to be prepared.
-
-    `path` is as for `read_image_files`, or a folder with `cifar-10-batches-py`, of which the training images are used.
-    """
+    """Open the images to prepare, at a path as for `read_image_files` or a folder that has `cifar-10-batches-py`."""
     path = existing(path)
     if (path / CIFAR10_FOLDER).is_dir():
         yield _cifar10(path, options)

@@ -29,10 +29,6 @@ class Latents(ReferenceDataModule):
         path: an .npy file with the latents of all images in their order, which `encode_images` made; null to encode at
             every start.
         encode_batch: images that are encoded at a time.
-
-    Raises:
-        InputError: hflip or sharded is true; `images` has an option that belongs here; at `setup`, results of the
-            autoencoder or latents at `path` do not fit the images.
     """
 
     autoencoder: Autoencoder

@@ -1,8 +1,4 @@
-"""Prepared images: a memory-mapped `.npy` file of pixels, and a `.json` file beside it that describes them.
-
-Use them for data that does not fit into memory or that the ranks of a run share. `lit-knn prepare` writes
-them. The `.npy` file is uint8 (N, C, H, W), which every tool reads.
-"""
+"""Prepared images, written by `lit-knn prepare`: a memory-mapped `.npy` file, and a `.json` that describes it."""
 
 import hashlib
 import json
@@ -76,11 +72,7 @@ def verify(path: str | os.PathLike[str]) -> Description:
 
 
 def open_prepared(path: Path) -> tuple[np.memmap, Description]:
-    """Map the pixels of prepared images, read their description, and check that the two fit, without reading pixels.
-
-    Raises:
-        InputError: an unfinished preparation, a missing or damaged file, or a `.json` that does not describe the file.
-    """
+    """Map the pixels of prepared images, read their description, and check that the two fit, without reading pixels."""
     if not path.is_file():
         unfinished = path.with_name(path.name + PARTIAL_SUFFIX).exists()
         what, how = ("is not finished: run its", " again") if unfinished else ("is no file: make one with", "")

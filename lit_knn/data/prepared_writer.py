@@ -38,18 +38,8 @@ def prepare(
     """Write the images of `source` to an `.npy` file for `read_prepared`, and their description to a `.json` beside it.
 
     Finished blocks go to `OUT.partial`, and their number to `OUT.partial.json`. An interrupted preparation continues
-    from there. The result is the same, byte for byte.
-
-    Args:
-        source: see `open_source`.
-        out: the `.npy` file. If it exists and was made from the same images with the same options, nothing is done.
-        options: see `open_source`.
-        workers: threads that decode; None for one per CPU.
-        block_images: images written and recorded at a time; None for 8 MiB of them.
-
-    Raises:
-        InputError: a bad image; a source that changes meanwhile; images that differ in size or channels; a full disk;
-            an `out` that holds something else, or is prepared by another process.
+    from there, with the same result, byte for byte. If `out` exists and was made in the same way, nothing is done.
+    `workers` threads decode, one per CPU for None; `block_images` are written and recorded at a time, None for 8 MiB.
     """
     with open_source(source, options or Options()) as images:
         return write_prepared(images, out, workers, block_images)
@@ -66,7 +56,11 @@ def write_prepared(
     labels = None if images.labels is None else images.labels.tolist()
     planned = Description((len(images.names), *images.read(0).shape), "", images.origin, labels, images.class_names)
     if out.exists():
-        return _finished(out, planned)
+        found = open_prepared(out)[1]
+        if not _same(found.origin, planned.origin):
+            raise InputError(f"{out} was made of other images or in another way: delete both files, or name another")
+        _beside(out, RECORD_SUFFIX).unlink(missing_ok=True)
+        return found
     image_bytes, record_file = math.prod(planned.shape[1:]), _beside(out, RECORD_SUFFIX)
     block = block_images or max(BLOCK_BYTES // image_bytes, workers)
     start = io.BytesIO()
@@ -86,9 +80,7 @@ def write_prepared(
             done += len(pixels) // image_bytes
             _write_json(record_file, {"origin": images.origin, "done": done})
         if images.changed():
-            raise InputError(
-                f"{images.origin['source']} was changed while it was prepared: give the same command again"
-            )
+            raise InputError(f"{images.origin['source']} was changed meanwhile: give the same command again")
         description = planned._replace(sha256=digest.hexdigest())
         # The .json comes first, so that a finished .npy file always has its description.
         _write_json(out.with_suffix(".json"), description._asdict())
@@ -104,16 +96,6 @@ def _beside(out: Path, suffix: str) -> Path:
 def _same(found: dict[str, Any], planned: dict[str, Any]) -> bool:
     """Tell whether two origins have the same images and options; the name of the source may differ."""
     return found | {"source": ""} == planned | {"source": ""}
-
-
-def _finished(out: Path, planned: Description) -> Description:
-    found = open_prepared(out)[1]
-    if not _same(found.origin, planned.origin):
-        raise InputError(
-            f"{out} is there already, made of other images or in another way: delete both files, or name another"
-        )
-    _beside(out, RECORD_SUFFIX).unlink(missing_ok=True)
-    return found
 
 
 @contextmanager
@@ -147,10 +129,9 @@ def _write_json(path: Path, content: dict[str, Any]) -> None:
 
 
 def _images_done(record_file: Path, file: io.BufferedRandom, header_bytes: int, planned: Description) -> int:
-    """Return the number of images that an interrupted preparation of the same images has written to `file`.
+    """Return how many images an interrupted preparation of the same images has written to `file`.
 
-    If it cannot be continued, the file and its record are emptied. Otherwise an interruption at the first new block
-    would leave this block under the record of the old images.
+    If it cannot be continued, file and record are emptied, so that no new block stands under the old record.
     """
     out = str(record_file).removesuffix(RECORD_SUFFIX)
     if record_file.exists():

@@ -13,11 +13,7 @@ from lit_knn.reference import ReferenceSet
 
 
 def reference_from(path: str | os.PathLike[str], index: Index | None = None, hflip: bool = False) -> ReferenceSet:
-    """Read images from a zip, folder, .npy or .npz. Prepared images, with a .json beside them, stay mapped on the disk.
-
-    Raises:
-        InputError: the path does not exist, or cannot be read as images.
-    """
+    """Read images from a zip, folder, .npy or .npz. Prepared images, with a .json beside them, stay on the disk."""
     path = Path(path).expanduser()
     if path.suffix == ".npy" and path.with_suffix(".json").exists():
         prepared = read_prepared(path)
@@ -28,10 +24,7 @@ def reference_from(path: str | os.PathLike[str], index: Index | None = None, hfl
 
 
 def read_digits() -> tuple[np.ndarray, np.ndarray]:
-    """Return scikit-learn's 1,797 handwritten digits, (N, 1, 8, 8) uint8, and their labels.
-
-    The values 0 to 16 of scikit-learn are spread over 0 to 255.
-    """
+    """Return scikit-learn's 1,797 digits, (N, 1, 8, 8) uint8, 0 to 16 spread over 0 to 255, and their labels."""
     from sklearn.datasets import load_digits
 
     digits = load_digits()

@@ -6,14 +6,7 @@ import torch
 from torch import Tensor
 
 from lit_knn.reference.streaming import all_sq_dist, batches_of
-from lit_knn.theory.bounds import (
-    monte_carlo_trace,
-    normaliser_ratio,
-    snis_trace,
-    theorem_4_1_bound,
-    theorem_4_2_bound,
-    uniform_trace,
-)
+from lit_knn.theory import bounds
 from lit_knn.theory.posterior import log_posterior, unnormalised_log_likelihood
 from lit_knn.theory.proposal import dense_log_q
 
@@ -33,8 +26,7 @@ class SearchDiagnostics(NamedTuple):
 def search_diagnostics(estimator: Any, z: Tensor, t: float, mu: Tensor) -> SearchDiagnostics:
     """Enumerate the posterior and the proposal at each z (B, *shape); this costs two products of z and all images.
 
-    The estimator is bound and `searches`, so it has `proposal`, `k` and `n`, like `KNN`; `mu` (B, *shape), float64, is
-    the exact posterior mean. The theorems assume exact search; with an approximate index they need not hold. The
+    The estimator `searches`; `mu` (B, *shape), float64, is the exact mean. The theorems assume exact search. The
     proposal is that of the search alone, even if the estimator adds the source of z to it.
     """
     parts = [_diagnose(estimator, z[rows], t, mu[rows]) for rows in batches_of(z, estimator.reference.N)]
@@ -53,11 +45,12 @@ def _diagnose(estimator: Any, z: Tensor, t: float, mu: Tensor) -> SearchDiagnost
     recall = ((sq_dist.gather(1, ids) <= farthest) & found).double().mean(1)
     found_mass = torch.where(found, log_p.gather(1, ids).exp(), 0.0).sum(1)
 
-    ratio = normaliser_ratio(unnormalised_log_likelihood(sq_dist, t), proposal.log_Zq)
-    trace_mc, trace_uniform = monte_carlo_trace(log_p, sq_deviation, n), uniform_trace(log_p, sq_deviation, n)
-    bounds = (
-        snis_trace(log_p, dense_log_q(proposal), sq_deviation, n),
-        theorem_4_1_bound(ratio, trace_mc),
-        theorem_4_2_bound(found_mass, trace_mc, trace_uniform, k, reference.N),
+    ratio = bounds.normaliser_ratio(unnormalised_log_likelihood(sq_dist, t), proposal.log_Zq)
+    trace_mc = bounds.monte_carlo_trace(log_p, sq_deviation, n)
+    trace_uniform = bounds.uniform_trace(log_p, sq_deviation, n)
+    traces = (
+        bounds.snis_trace(log_p, dense_log_q(proposal), sq_deviation, n),
+        bounds.theorem_4_1_bound(ratio, trace_mc),
+        bounds.theorem_4_2_bound(found_mass, trace_mc, trace_uniform, k, reference.N),
     )
-    return SearchDiagnostics(recall, found_mass, ratio, *(trace / reference.d for trace in bounds))
+    return SearchDiagnostics(recall, found_mass, ratio, *(trace / reference.d for trace in traces))

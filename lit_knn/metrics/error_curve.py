@@ -8,12 +8,12 @@ from lit_knn.common.distributed import own_batches
 from lit_knn.common.errors import InputError
 from lit_knn.common.progress import progress_bar
 from lit_knn.estimators import Estimator, Exact
-from lit_knn.metrics.agreement import Row
 from lit_knn.metrics.estimator_error import LatentMeans, MeanAndError, bias_share
 from lit_knn.metrics.latents import NoisyLatents, bind_all, check_at_least, check_not_empty, noise_grid
 from lit_knn.metrics.measure import CERTIFIED, TIME, fixed_source, measure, posterior_source, quantities
 from lit_knn.reference import ReferenceSet
 
+Row = dict[str, Any]
 ERRORS = ("mse", "bias_sq", "bias_sq_corrected", "variance")
 # Columns of the quantities that `measure` returns besides the errors.
 COLUMNS = {
@@ -47,20 +47,10 @@ def error_curve(
 
 @dataclass
 class ErrorCurve:
-    """A measurement of estimators at noisy latents over noise levels.
+    """A measurement of estimators at noisy latents over noise levels. `EstimatorError` explains the arguments.
 
     Every draw is a function of (seed, batch, level, estimator, repeat), and ranks share whole batches: the numbers
     depend on `batch_size`, but not on the number of ranks.
-
-    Args:
-        estimators: by name.
-        noise_levels: the levels t.
-        num_z: number of latents, each from another image of the reference set.
-        repeats: estimates at each latent; deterministic estimators make one.
-        batch_size: latents at a time.
-        resample_source: draw `x_source` for each repeat from the posterior p_t(x|z) instead of keeping the x that made
-            z. The error that `STF` and `OneSample` owe to their source then counts as variance, not, as in the paper,
-            as bias.
     """
 
     estimators: Mapping[str, Estimator]

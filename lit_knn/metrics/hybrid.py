@@ -17,11 +17,7 @@ from lit_knn.theory.noise import forward_noise
 
 @dataclass(frozen=True)
 class HybridSamples:
-    """Draws samples: an estimator or the data begins them, a network or another estimator ends them from t_switch.
-
-    The draws of `network`, a trained network or any other estimator, differ from those above t_switch, and they are the
-    same whatever is above.
-    """
+    """Draws samples that an estimator or the data begins, and another estimator or a network ends from t_switch."""
 
     network: Estimator
     reference: ReferenceSet
@@ -33,9 +29,8 @@ class HybridSamples:
     def draw(self, estimator: Estimator | None, t_switch: float, seeds: Tensor) -> Tensor:
         """Draw one batch, (B, *shape), float32, model space; the latents are the same for all methods and all t_switch.
 
-        The estimator integrates from sigma_max to t_switch. With None, the forward process gives the start at t_switch,
-        as the exact flow does: x + t_switch·ε, with x drawn from the data with replacement. `seeds` are (B,); the draws
-        of the estimators depend on the first.
+        The estimator integrates from sigma_max to t_switch. With None, the forward process gives the start at t_switch:
+        x + t_switch·ε, with x drawn from the data with replacement. The draws of estimators depend on the first seed.
         """
         device, first = self.reference.device, int(seeds[0])
         noise = seeded_noise(seeds, self.reference.shape, device=device)

@@ -21,16 +21,10 @@ from lit_knn.common.tables import ResultsTable, Row
 class KeptResults:
     """Results that are kept for all runs, so that an interrupted measurement goes on and none is repeated.
 
-    Each result is a row of a CSV file. Its last column, `settings`, is a hash of everything that the result depends on,
-    and `settings/HASH.json` beside the file lists it. A result is found again only with the same settings. All ranks
-    make the object and call its methods; the first one reads and writes.
-
-    Args:
-        path: the CSV file, in the folder of the results; both need not exist.
-        columns: name and type of each column but `settings`.
-        key: the columns that identify a result among those of the same settings.
-        settings: everything that results depend on, in JSON types, by a tuple of the values of the first columns of
-            `key`. If all results have the same settings, these are `{(): settings}`.
+    Each result is a row of the CSV file `path`. Its last column, `settings`, is a hash of everything that the result
+    depends on, and `settings/HASH.json` beside the file lists it. A result is found again only with the same settings.
+    All ranks make the object and call its methods; the first one reads and writes. `settings` are in JSON types, by a
+    tuple of the values of the first columns of `key`; `{(): settings}` if all results have the same.
     """
 
     def __init__(

@@ -29,16 +29,9 @@ class NoisyLatents:
     def batch(self, numbers: range, t: float) -> tuple[Tensor, Tensor]:
         """Return the latents with these numbers at t, (B, *shape), float32, and the images x that they come from."""
         x = self.reference.gather(self.ids[numbers.start : numbers.stop].to(self.reference.device))
-        noise = [
-            torch.randn(*x.shape[1:], generator=keyed_generator("cpu", self.seed, i, Stream.LATENT), dtype=x.dtype)
-            for i in numbers
-        ]
+        draws = (keyed_generator("cpu", self.seed, i, Stream.LATENT) for i in numbers)
+        noise = [torch.randn(*x.shape[1:], generator=generator, dtype=x.dtype) for generator in draws]
         return x + t * torch.stack(noise).to(x.device), x
-
-    def labels(self, numbers: range) -> Tensor:
-        """Return the classes of the latents with these numbers, (B,) int64. The set has labels."""
-        assert self.reference.labels is not None
-        return self.reference.labels[self.ids[numbers.start : numbers.stop]]
 
 
 def draw_samples(
@@ -46,8 +39,7 @@ def draw_samples(
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield this rank's share of the samples with `num` seeds from `first`: seeds (B,), images (B, *shape).
 
-    `sample` draws the images of seeds. Ranks share whole batches, so an image that depends on its batch is the same for
-    any number of ranks.
+    Ranks share whole batches, so an image that depends on its batch is the same for any number of ranks.
     """
     for _, numbers in own_batches(num, batch_size):
         seeds = torch.arange(first + numbers.start, first + numbers.stop)
@@ -91,17 +83,8 @@ def check_names(names: Iterable[str]) -> None:
             raise InputError(f"a name must have letters, digits and _.+- only, got {name!r}")
 
 
-def bind_all(
-    options: Mapping[str, Estimator],
-    reference: ReferenceSet,
-    t: float,
-    source: bool = False,
-    labels: Tensor | None = None,
-) -> None:
-    """Bind the estimators that need a reference set, and call each at noise level t, before any long work.
-
-    The keys are the names of the options, for errors. With `source` they get an `x_source`; `labels` is (1,).
-    """
+def bind_all(options: Mapping[str, Estimator], reference: ReferenceSet, t: float, source: bool = False) -> None:
+    """Bind the estimators, by the names of their options, and call each at level t, before any long work."""
     for option, own in options.items():
         if own.needs_reference:
             with prefixed(option):
@@ -109,7 +92,7 @@ def bind_all(
         z = torch.zeros(1, *reference.shape, device=reference.device)
         x = z if source else None
         try:
-            means = [own.posterior_mean(z, t, x_source=x, labels=labels) for _ in range(2 if own.deterministic else 1)]
+            means = [own.posterior_mean(z, t, x_source=x) for _ in range(2 if own.deterministic else 1)]
         except (ValueError, RuntimeError, TypeError, IndexError) as error:
             reason = " ".join(str(error).split())[:300]
             raise InputError(f"{option} cannot be used on images {reference.shape}: {reason}") from error

@@ -18,13 +18,10 @@ def mean_pictures(
     num_images: int = 1,
     seed: int = 0,
 ) -> dict[str, Tensor]:
-    """Estimate the posterior means at `num_images` z, with the same images and noise at all levels t.
+    """Estimate the posterior means at `num_images` z, with the same images and noise at all levels t, and bind for it.
 
-    The estimators are bound to `reference`.
-
-    Returns:
-        The rows of Figure 2 by name, (levels, images, *shape), model space, on the CPU: z / sqrt(1 + t²), the exact
-        mean, and each estimate of it.
+    Returns the rows of Figure 2 by name, (levels, images, *shape), model space, on the CPU: z / sqrt(1 + t²), the exact
+    mean, and each estimate of it.
     """
     named = {f"estimators.{name}": own for name, own in estimators.items()}
     bind_all(named, reference, max(noise_levels), source=True)

@@ -44,10 +44,7 @@ def quantities(estimator: Estimator, repeats: int) -> tuple[str, ...]:
 def measure(
     estimator: Estimator, repeats: int, z: Tensor, t: float, mu: Tensor, source: Source, key: tuple[int, ...]
 ) -> dict[str, Tensor]:
-    """Measure the `quantities` of an estimator at these latents, (B,) each, with the arguments of `repeated_errors`.
-
-    `repeated_errors`, `Certificate` and `SearchDiagnostics` explain them.
-    """
+    """Measure the `quantities` of an estimator at these latents, (B,) each, with the arguments of `repeated_errors`."""
     values = repeated_errors(estimator, repeats, z, t, mu, source, key)
     if isinstance(estimator, DrawingEstimator):
         generator = keyed_generator(z.device, *key, 0, Stream.ESTIMATOR)
@@ -59,20 +56,12 @@ def measure(
 
 
 def repeated_errors(
-    estimator: Estimator,
-    repeats: int,
-    z: Tensor,
-    t: float,
-    mu: Tensor,
-    source: Source,
-    key: tuple[int, ...],
-    labels: Tensor | None = None,
+    estimator: Estimator, repeats: int, z: Tensor, t: float, mu: Tensor, source: Source, key: tuple[int, ...]
 ) -> dict[str, Tensor]:
     """Estimate the posterior mean at z (B, *shape) `repeats` times, and compare with the exact one, `mu`, float64.
 
-    The estimator is bound; with one repeat it is deterministic given its source. `key` is that of its draws; `labels`
-    (B,), int64, are for estimators that take classes. The result, (B,) each, is the `ErrorTerms` and the time of one
-    estimate of one posterior mean, in milliseconds.
+    The estimator is bound; with one repeat it is deterministic given its source. `key` is that of its draws. The
+    result, (B,) each, is the `ErrorTerms` and the time of one estimate of one posterior mean, in milliseconds.
     """
     error_sum = torch.zeros_like(mu)
     sq_error_sum = torch.zeros(len(z), dtype=torch.float64, device=z.device)
@@ -81,7 +70,7 @@ def repeated_errors(
         generator = keyed_generator(z.device, *key, repeat, Stream.ESTIMATOR)
         x_source = source(repeat)
         with watch.measure():
-            estimate = estimator.posterior_mean(z, t, x_source, generator, labels)
+            estimate = estimator.posterior_mean(z, t, x_source, generator)
         error = estimate.double() - mu
         error_sum += error
         sq_error_sum += error.flatten(1).square().sum(1)

@@ -10,10 +10,9 @@ from torch import Tensor
 from lit_knn.common.distributed import own_batches
 from lit_knn.common.rng import Stream, keyed_generator
 from lit_knn.estimators import Estimator
-from lit_knn.metrics.agreement import MEASURES, Row, agreement, averaged, grouped
 from lit_knn.metrics.estimator_error import LatentMeans
 from lit_knn.metrics.latents import NoisyLatents
-from lit_knn.metrics.same_noise import SameNoise
+from lit_knn.metrics.same_noise import MEASURES, Row, SameNoise, agreement, averaged, grouped
 from lit_knn.reference import ReferenceSet
 
 TRAINING, HELD_OUT, GENERATED = "training", "held_out", "generated"
@@ -26,10 +25,7 @@ ImageSet = tuple[str, dict[str, Estimator], ReferenceSet]
 def image_sets(
     networks: Mapping[str, Estimator], real: Mapping[str, ReferenceSet | None], generated: Mapping[str, Tensor]
 ) -> list[ImageSet]:
-    """List the kinds of images, the networks that are compared on them, and the images.
-
-    All networks see the `real` images, by kind (None leaves a kind out), and each its own `generated` ones, by network.
-    """
+    """List the kinds of images: `real` ones for all networks (None is left out), each network's `generated` ones."""
     sets = [(kind, dict(networks), x) for kind, x in real.items() if x is not None]
     return sets + [(GENERATED, {name: networks[name]}, ReferenceSet(x)) for name, x in generated.items()]
 
@@ -47,13 +43,9 @@ def compare(
     """Compare the posterior means of bound estimators and of networks at z = x + tε, for the x of each of `image_sets`.
 
     All ranks must call it; they split the latents and get the same rows. `sampler` gives the seed, and the latents at a
-    time; random draws are the same at all noise levels. `advance` is called with the number of estimates after each
-    batch; `finished(estimator, network, kind of images, t)` returns the row of a comparison that need not be made
-    again, or None.
-
-    Yields:
-        A row for each `estimator`, `network`, kind of `images` and level `t`: `num_images`, `seed`, and the means over
-        the latents of each measure of `Agreement`, with standard errors over the latents (`_se`).
+    time; random draws are the same at all noise levels. `advance` gets the number of estimates after each batch;
+    `finished` returns the row of a comparison that need not be made again, or None. A row has the means over the
+    latents of each measure of `Agreement`, with standard errors over the latents (`_se`).
     """
     for (kind, networks, x), t in product(sets, noise_levels):
         rows = {pair: finished(*pair, kind, t) for pair in product(estimators, networks)}

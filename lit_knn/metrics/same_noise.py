@@ -1,11 +1,11 @@
 """Samples of estimators and networks from the same noise, and measures of how like they are."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Generator, Tensor
@@ -15,14 +15,64 @@ from lit_knn.common.progress import Bar, progress_bar
 from lit_knn.common.rng import Stream, keyed_generator
 from lit_knn.common.settings import describe, fingerprint
 from lit_knn.estimators import Estimator
-from lit_knn.metrics.agreement import Row, agreement
+from lit_knn.metrics.estimator_error import MeanAndError
 from lit_knn.metrics.kept_results import load_tensors, save_tensors
 from lit_knn.reference import ReferenceSet
 from lit_knn.sampling.samplers import EDM_GRID, heun_sampler, seeded_noise
 from lit_knn.sampling.schedules import NoiseGrid
 from lit_knn.theory.noise import EDM_PROCESS, Process
 
+Row = dict[str, Any]
 QUARTILES = {"q25": 0.25, "median": 0.5, "q75": 0.75}
+
+
+class Agreement(NamedTuple):
+    """Likeness of outputs to the outputs of a network, per image. All are (B,), float64.
+
+    With w the network's output, y the other one, both flattened to d values, and w̄, ȳ their means over these values:
+
+    Attributes:
+        mse: ‖y − w‖² / d.
+        r2: the coefficient of determination, 1 − ‖y − w‖² / ‖w − w̄‖²; at most 1, and negative if w̄ is nearer to w
+            than y. Analytic Diffusion Studio reports it (with a variance over d − 1: its 1 − R² is smaller by 1/d).
+        pearson_r: the correlation ⟨y − ȳ, w − w̄⟩ / (‖y − ȳ‖·‖w − w̄‖). The public code of Kamb and Ganguli computes
+            this and calls it r². It forgives another contrast and brightness, which the other measures do not.
+        pearson_r2: its square.
+    """
+
+    mse: Tensor
+    r2: Tensor
+    pearson_r: Tensor
+    pearson_r2: Tensor
+
+
+MEASURES = Agreement._fields
+COLUMNS = {f"{name}{end}": float for name in MEASURES for end in ("", "_se")}  # those of `averaged`
+
+
+def agreement(outputs: Tensor, network_outputs: Tensor) -> Agreement:
+    """Compare images y with those of a network w, both (B, *shape). Images of a single value give NaN or −∞."""
+    y, w = outputs.double().flatten(1), network_outputs.double().flatten(1)
+    residual = (y - w).square().sum(1)
+    y, w = (v - v.mean(1, keepdim=True) for v in (y, w))
+    pearson_r = (y * w).sum(1) / (y.norm(dim=1) * w.norm(dim=1))
+    return Agreement(residual / w.shape[1], 1 - residual / w.square().sum(1), pearson_r, pearson_r.square())
+
+
+def averaged(measured: Mapping[str, MeanAndError]) -> Row:
+    """Return mean and standard error (`_se`) of each measure as columns of a row."""
+    row: Row = {}
+    for name, (mean, error) in measured.items():
+        row |= {name: mean, f"{name}_se": error}
+    return row
+
+
+def grouped(rows: Sequence[Row], *names: str) -> dict[tuple[Any, ...], list[Row]]:
+    """Return the rows by their values of these columns."""
+    groups: dict[tuple[Any, ...], list[Row]] = {}
+    for row in rows:
+        groups.setdefault(tuple(row[name] for name in names), []).append(row)
+    return groups
 
 
 @dataclass(frozen=True)
@@ -37,11 +87,7 @@ class SameNoise:
     process: Process = EDM_PROCESS  # the noise process whose probability flow is integrated
 
     def draw(self, estimator: Estimator, num: int, advance: Callable[[int], Any] = lambda estimates: None) -> Tensor:
-        """Sample the first `num` latents, (num, *shape) float32, model space, on the device of `reference`.
-
-        All ranks must call it; they share the batches and get all samples. `advance` is called with the number of
-        estimates after each evaluation.
-        """
+        """Sample the first `num` latents, (num, *shape) float32. All ranks call it, share the work and get all."""
         parts = in_every_process(lambda: [*self._own(estimator, num, advance)])
         in_order = sorted((part for own in parts for part in own), key=lambda part: part[0])
         return torch.cat([images for _, images in in_order]).to(self.reference.device)
@@ -49,11 +95,7 @@ class SameNoise:
     def kept(
         self, folder: Path, parts: Mapping[str, Estimator], num: int, bar: Bar = progress_bar
     ) -> dict[str, Tensor]:
-        """Return the first `num` samples of each estimator or network by name, (num, *shape); none if num is 0.
-
-        They are read from files in `folder` whose names have a hash of the settings, or drawn now and kept there. All
-        ranks must call this.
-        """
+        """Return the first `num` samples by name: from `folder`, or drawn now and kept there. All ranks call this."""
         if num == 0:
             return {}
         settings = {**self.settings(), "num": num}

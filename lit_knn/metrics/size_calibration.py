@@ -1,8 +1,7 @@
 """The size of an estimator's patches at each noise level at which its mean is nearest to that of trained networks.
 
-At each level of the sampler it is the size of least MSE of the posterior mean, averaged over latents z and networks. z
-are on the networks' own sampling trajectories, which start from other noise than `SameNoise`. Of equal sizes the first
-counts. Kamb and Ganguli (arXiv 2412.20292, `scales_calibration.py`) take for each z the size whose score has the
+It is the size of least MSE of the posterior mean, averaged over networks and over latents z on their own sampling
+trajectories. Kamb and Ganguli (arXiv 2412.20292, `scales_calibration.py`) take for each z the size whose score has the
 largest cosine with the network's, and then the median over z.
 """
 
@@ -15,9 +14,8 @@ from torch import Tensor
 from lit_knn.common.errors import InputError, prefixed
 from lit_knn.common.rng import Stream, keyed_generator
 from lit_knn.estimators import Estimator
-from lit_knn.metrics.agreement import MEASURES, Row, agreement, averaged, grouped
 from lit_knn.metrics.estimator_error import mean_and_error
-from lit_knn.metrics.same_noise import SameNoise
+from lit_knn.metrics.same_noise import MEASURES, Row, SameNoise, agreement, averaged, grouped
 from lit_knn.sampling.samplers import heun_sampler, seeded_noise
 
 # The seeds of calibration begin here: the latents of samples and of `SameNoise`, 0, 1, …, stay for evaluation.
@@ -54,12 +52,9 @@ def compare_sizes(
     """Compare the means of all sizes with each network's, on the network's trajectories.
 
     The bound estimators, by size, draw the same for all sizes and levels. The batch of `source` is the number of
-    trajectories of each network. `advance` is called with the number of estimates after each comparison;
-    `finished(network, size, t)` returns the row of a comparison that need not be made again, or None.
-
-    Yields:
-        `network`, `size`, `t`, `num_latents`, and the mean over latents of each measure of `Agreement` with its
-        standard error (`_se`).
+    trajectories of each network. `advance` gets the number of estimates after each comparison; `finished` returns the
+    row of a comparison that need not be made again, or None. A row has the mean of each measure of `Agreement`, with
+    its standard error (`_se`).
     """
     for name, network in networks.items():
         for t, z, mean in trajectories(network, source):

@@ -21,7 +21,6 @@ from lit_knn.reference import ReferenceSet
 # Latents of these checks.
 FEW = 8
 SMALL_T_SHARE = 0.01
-CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True)
@@ -53,10 +52,7 @@ def _in_one_line(what: str) -> Iterator[None]:
 
 
 def check_conduct(own: Contestant, loaded: LoadedCase) -> None:
-    """Try an estimator on a few latents at each noise level, before long work.
-
-    Refuse one that fails, returns another shape or NaN, changes z or t, or draws from global generators.
-    """
+    """Refuse an estimator that fails, changes z or t, or draws from global generators, before long work."""
     for t in loaded.case.levels:
         z, x = loaded.z(t)[:FEW], loaded.x[:FEW].float()
         kept, levels = z.clone(), torch.full((len(z),), t)
@@ -92,7 +88,7 @@ def _generator(seed: int) -> torch.Generator:
 
 def _global_states() -> tuple[Any, ...]:
     kind, keys, *rest = np.random.get_state()  # noqa: NPY002
-    return random.getstate(), kind, np.asarray(keys).tobytes(), tuple(rest), drawn_so_far(CPU)
+    return random.getstate(), kind, np.asarray(keys).tobytes(), tuple(rest), drawn_so_far(torch.device("cpu"))
 
 
 def _needs_source(estimator: Estimator, z: Tensor, t: float) -> str:

@@ -92,10 +92,7 @@ def _plain(value: Any) -> Any:
 
 
 def _class_path(kind: Any) -> str:
-    """Return a class path, shortened like `lit_knn.estimators.KNN` where the package exports the class.
-
-    It is `my_file.py:Name` for a file of the user, so that the same command can be written again.
-    """
+    """Return a class path, short where the package exports the class, or `my_file.py:Name` for a file of the user."""
     kind = kind if hasattr(kind, "__qualname__") else type(kind)
     if kind.__module__ in _own_files:
         return f"{_own_files[kind.__module__]}:{kind.__qualname__}"
@@ -119,15 +116,10 @@ def _name(settings: dict[str, Any]) -> str:
 
 
 def with_own_files(arguments: Sequence[str]) -> list[str]:
-    """Load the values `my_file.py:Name` of a command line, and put class paths in their places.
-
-    An estimator or index is a class of a module then. Anything else becomes the target of an `OwnCallable`.
-    """
+    """Load the values `my_file.py:Name` of a command line, and put class paths in their places."""
     words = [word for text in arguments for word in (text.split("=", 1) if text.startswith("--") else [text])]
     written = words[:1]
     for option, value in pairwise(words):
-        if value.endswith(".yaml") and not Path(value).is_file():
-            raise InputError(f"{option} {value}: no such file")
         if not option.startswith(("--estimator", "--index")) or not is_in_file(value):
             written.append(value)
             continue

@@ -23,7 +23,7 @@ from lit_knn.index.faiss_index import use_threads
 from lit_knn.metrics.estimator_error import ErrorTerms, error_terms, mean_and_error, share_and_error
 from lit_knn.metrics.measure import fixed_source, posterior_source
 from lit_knn.referee.behaviour import Contestant, behaviour, check_conduct
-from lit_knn.referee.cases import Case, case_named
+from lit_knn.referee.cases import CASES, Case
 from lit_knn.referee.cases.loading import LoadedCase, load_case
 from lit_knn.referee.entry import Make, Mean, OwnCallable, about
 from lit_knn.referee.memory import copy_of_set, in_own_process, peak_mib
@@ -77,14 +77,14 @@ def referee(
 
     Returns:
         One row for each noise level, with the columns of `table.COLUMNS`.
-
-    Raises:
-        InputError: the estimator breaks a rule, see `check_conduct`; data, case, or output do not fit.
     """
     given = estimator if isinstance(estimator, Estimator) else OwnCallable(estimator)
     make = make or partial(copy.deepcopy, (given, exact_index() if index is None else index))
     entry = about(given, index, name)
-    case = case_named(case) if isinstance(case, str) else case
+    if isinstance(case, str):
+        if case not in CASES:
+            raise InputError(f"--case {case}: no such case; there are {', '.join(CASES)}")
+        case = CASES[case]
     loaded = load_case(case, data, options.latents, options.cache)
     if output is not None:
         output.parent.mkdir(parents=True, exist_ok=True)

@@ -61,7 +61,7 @@ def read_table(path: Path) -> list[dict[str, str]]:
 
 
 def check_fits(path: Path, case: str, data: str) -> Rows:
-    """Return the rows of a table that can take more of a case; refuse one that has rows of the case with other data."""
+    """Return the rows of a table; refuse one that has rows of the case with other data."""
     rows = read_table(path)
     for row in rows:
         if row["case"] == case and row["data"] != data:

@@ -55,10 +55,7 @@ class WholeCheckpointIO(TorchCheckpointIO):
 
 
 def read_training(path: str | Path, to_resume: bool = False) -> dict[str, Any]:
-    """Read and check the checkpoint of a training. Its tensors stay on the disk until they are used.
-
-    `to_resume` also asks for what a resumed training needs.
-    """
+    """Read and check a training's checkpoint; its tensors stay on the disk. `to_resume` asks for what a fit needs."""
     checkpoint = read_checkpoint_file(path, mmap=True)
     needed = (*NEEDED, *(NEEDED_BY_FIT if to_resume else ()))
     if to_resume and AVERAGE_KEY in checkpoint:

@@ -1,5 +1,6 @@
 """Measures training: its time over all resumed parts, the estimator's share of it, and the loss by noise level."""
 
+import math
 import time
 from dataclasses import dataclass
 
@@ -36,12 +37,12 @@ class TrainingTime:
     @property
     def images_per_second(self) -> float:
         """Images per second; NaN if nothing was measured."""
-        return self.images / self.seconds if self.seconds else float("nan")
+        return self.images / self.seconds if self.seconds else math.nan
 
     @property
     def estimator_share(self) -> float:
         """The estimator's share of the time, in [0, 1]; NaN if nothing was measured."""
-        return self.estimator_seconds / self.seconds if self.seconds else float("nan")
+        return self.estimator_seconds / self.seconds if self.seconds else math.nan
 
 
 def hardware_name(device: torch.device, processes: int) -> str:

@@ -11,13 +11,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import yaml
 from pytorch_lightning.loggers import CSVLogger, TensorBoardLogger
 from pytorch_lightning.utilities import rank_zero_only, rank_zero_warn
 
 from lit_knn.common.checkpoint_file import CHECKPOINTS, LAST_NAME, kept_in
 from lit_knn.common.errors import InputError
 from lit_knn.runs.checkpoints import read_training
-from lit_knn.runs.record import RECORD_NAME, Record, read_record
+from lit_knn.runs.record import RECORD_NAME
 
 CONFIG_NAME = "config.yaml"
 METRICS_NAME = "metrics.csv"
@@ -40,20 +41,13 @@ _locks: list[Any] = []
 
 @dataclass(frozen=True)
 class RunFolder:
-    """The folder of a training run.
+    """The folder of a training run."""
 
-    Attributes:
-        path: the folder, `runs/NAME/VERSION`.
-        made: the folders that were made for this run, the inmost first.
-    """
-
-    path: Path
-    made: tuple[Path, ...] = ()
+    path: Path  # runs/NAME/VERSION
+    made: tuple[Path, ...] = ()  # the folders that were made for this run, the inmost first
 
     def config(self, name: str = CONFIG_NAME) -> dict[str, Any]:
         """Read a configuration; raise InputError if it is missing or not that of a training run."""
-        import yaml  # What needs no configuration needs no YAML either.
-
         path = self.path / name
         if not path.is_file():
             raise InputError(f"{path} does not exist; give the folder of a training run, as runs/x/knn_0")
@@ -64,10 +58,6 @@ class RunFolder:
         if not isinstance(config, dict) or not {"model", "data", "trainer"} <= config.keys():
             raise InputError(f"{path} is not the configuration of a training run")
         return config
-
-    def record(self) -> Record:
-        """Read run.json; raise InputError if it is missing or damaged."""
-        return read_record(self.path)
 
     def earlier(self, name: str) -> list[Path]:
         """List the files `STEM_N.SUFFIX` of earlier parts of the run that went on in this folder, the first one first.
@@ -121,20 +111,14 @@ class RunFolder:
     def kept_checkpoints(self, folder: str | Path | None = None, max_steps: int = -1) -> dict[int, Path]:
         """Find the checkpoints that `CheckpointByImages` kept, and the last one; return paths by the images seen.
 
-        If the run was resumed, checkpoints of the earlier folders count up to the one that it was resumed from.
-        `last.ckpt` counts if `max_steps` are done and no other checkpoint has the same number of images.
-
-        Args:
-            folder: the folder of the checkpoints, if it is not RUN/checkpoints; earlier folders are then not searched.
-            max_steps: length of the training in steps; −1 if it is not known.
+        If the run was resumed, checkpoints of the earlier folders count up to the one that it was resumed from, unless
+        the folder of the checkpoints is given. `last.ckpt` counts if `max_steps` are done and no other checkpoint has
+        the same number of images.
         """
         own = self.path / CHECKPOINTS if folder is None else Path(folder)
         found = self._kept(CHECKPOINTS) if folder is None else kept_in(own)
         if not found:
-            raise InputError(
-                f"{own} has no checkpoint that lit_knn.callbacks.CheckpointByImages kept (images_seen=N.ckpt); "
-                "add that callback to the training"
-            )
+            raise InputError(f"{own} has no images_seen=N.ckpt; lit_knn.callbacks.CheckpointByImages keeps some")
         last = own / LAST_NAME
         if max_steps > 0 and last.is_file():
             try:
@@ -150,10 +134,8 @@ class RunFolder:
         self.config()  # Refuse a folder that is none of a run, before it gets averages.
         found = self._kept(SNAPSHOTS_FOLDER)
         if not found:
-            raise InputError(
-                f"{self.path / SNAPSHOTS_FOLDER} has no snapshots of averages, which lit_knn.callbacks.PowerAverages "
-                "writes; add that callback to the training"
-            )
+            advice = "add lit_knn.callbacks.PowerAverages to the training"
+            raise InputError(f"{self.path / SNAPSHOTS_FOLDER} has no snapshots of averages: {advice}")
         return found
 
     def _kept(self, name: str) -> dict[int, Path]:
@@ -177,10 +159,8 @@ class RunFolder:
             fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except (BlockingIOError, PermissionError) as error:
             file.close()
-            raise InputError(
-                f"{self.path}: another process trains in this folder; wait until it ends, or give another "
-                "--trainer.logger.version"
-            ) from error
+            advice = "wait until it ends, or give another --trainer.logger.version"
+            raise InputError(f"{self.path}: another process trains in this folder; {advice}") from error
         except OSError:
             pass  # This file system knows no locks.
         _locks.append(file)
@@ -204,10 +184,7 @@ class RunFolder:
 
 
 def folder_of_name(trainer: Mapping[str, Any]) -> Path:
-    """Return the folder of all runs of a name: that of the first TensorBoard or CSV logger, or else `runs/NAME`.
-
-    `trainer` are its options, with `logger` and `default_root_dir`.
-    """
+    """Return the folder of all runs of a name: that of the first TensorBoard or CSV logger, or else `runs/NAME`."""
     root = trainer["default_root_dir"] or "."
     for options in _loggers(trainer, FILE_LOGGERS):
         return expanded(options.get("save_dir") or root) / (options.get("name", DEFAULT_NAME) or "")
@@ -223,19 +200,12 @@ def expanded(path: str | os.PathLike[str]) -> Path:
 def choose_folder(
     trainer: Mapping[str, Any], model: Mapping[str, Any], command: str = "fit", checkpoint: str | None = None
 ) -> RunFolder:
-    """Choose the folder of a run, and make it, except for a plan.
+    """Choose the folder of a run, from the options of its trainer and its model, and make it, except for a plan.
 
     VERSION is that of a TensorBoard or CSV logger, if it is given. A fit that resumes from the `last.ckpt` of a run of
     this name, with the same model and estimator, goes on in the folder of that run. A `predict` with a checkpoint of a
     run of this name gets a folder `predict_N` in that run's folder. Any other run gets a new folder: the class of its
-    estimator with a number, such as `one_sample_0`. Only the first process makes it; the trainer tells the others
-    which one.
-
-    Args:
-        trainer: the options of the trainer, with `logger` and `default_root_dir`.
-        model: class path and arguments of the model.
-        command: the command that runs.
-        checkpoint: the checkpoint that it starts from, or None.
+    estimator with a number, such as `one_sample_0`. Only the first process makes it; the trainer tells the others.
     """
     parent, version, stem = folder_of_name(trainer), None, version_stem(model)
     given = [v for options in _loggers(trainer, FILE_LOGGERS) if (v := options.get("version")) is not None]
@@ -250,8 +220,10 @@ def choose_folder(
             parent, stem = parent / run.path.resolve().name, command
         elif here and Path(checkpoint) == run.path / CHECKPOINTS / LAST_NAME and run.trained(model):
             version = run.path.resolve().name
+    pattern = re.compile(rf"{re.escape(stem)}_(\d+)")
     while True:
-        folder = parent / (version or next_version(parent, stem))
+        numbers = [int(match[1]) for path in parent.glob("*") if (match := pattern.fullmatch(path.name))]
+        folder = parent / (version or f"{stem}_{max(numbers, default=-1) + 1}")
         if command == "plan" or not is_first_process():
             return RunFolder(folder)
         made = tuple(path for path in (folder, *folder.parents) if not path.exists())
@@ -281,9 +253,7 @@ def newest_checkpoint(
             rank_zero_warn(f"{error}; an older checkpoint is used")
     looked = f"{len(paths)} damaged ones" if paths else "none"
     wanted = "name, model and estimator" if seed is None else f"name, model, estimator and --seed_everything {seed}"
-    raise InputError(
-        f"--ckpt_path last: found {looked} in {parent}; it needs a whole {LAST_NAME} of a run with this {wanted}"
-    )
+    raise InputError(f"--ckpt_path last: found {looked} in {parent}; it needs a whole one of a run with this {wanted}")
 
 
 def averages_in(folder: str | Path) -> dict[float, Path]:
@@ -297,13 +267,6 @@ def version_stem(model: Mapping[str, Any]) -> str:
     estimator = _estimator(model)
     named = model if estimator is None or not estimator.get("class_path") else estimator
     return WORDS.sub("_", named["class_path"].rpartition(".")[2]).lower().removeprefix("lit_")
-
-
-def next_version(parent: Path, stem: str) -> str:
-    """Return `stem_N` with the first number above those of the folders in `parent`."""
-    pattern = re.compile(rf"{re.escape(stem)}_(\d+)")
-    numbers = [int(match[1]) for path in parent.glob("*") if (match := pattern.fullmatch(path.name))]
-    return f"{stem}_{max(numbers, default=-1) + 1}"
 
 
 def is_first_process() -> bool:

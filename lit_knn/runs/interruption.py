@@ -20,13 +20,7 @@ REQUEUE_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)
 
 
 class RunInterrupted(SystemExit):
-    """A signal has ended the run. The exit status is the shell's: 130 for Ctrl-C, 143 for SIGTERM.
-
-    Args:
-        signum: the signal.
-        step: optimiser steps that are done.
-        checkpoint: the checkpoint that this run saved last, or None.
-    """
+    """A signal has ended the run after `step`. The exit status is the shell's: 130 for Ctrl-C, 143 for SIGTERM."""
 
     def __init__(self, signum: int, step: int, checkpoint: str | None) -> None:
         super().__init__(128 + signum)

@@ -25,43 +25,24 @@ OF_A_PART = ("command", "status", "started", "wall_seconds", "revision", "step")
 
 @dataclass
 class Record:
-    """The record of a training run.
-
-    Attributes:
-        command: the command line.
-        status: `running`, `finished`, or how the run ended. A killed run stays `running`.
-        started: start of this part of the run, ISO 8601, UTC.
-        wall_seconds: time since `started`, with validations, without the parts before a resume.
-        resumed_from: the checkpoint in another folder that the run started from, or None.
-        revision: revision of the program's checkout, with `-dirty` if files were changed; None without Git.
-        python: version of Python.
-        packages: version of each installed package of `PACKAGES`.
-        data: class of the data module; `images`, `shape`, `hflip` and `fingerprint` of its reference set.
-        processes: number of processes.
-        time: time of the training steps; it includes the parts before a resume.
-        images_seen: number of training images since the beginning, over all processes.
-        step: number of optimiser steps since the beginning.
-        memory_gb: peak memory of the first process in this part of the run, on the machine, in GB of 10⁹ bytes.
-        gpu_memory_gb: peak memory of its tensors on the GPU, in GB; 0 without a GPU.
-        earlier: the parts of the run before this one in the same folder, the first one first: `OF_A_PART` of each.
-    """
+    """The record of a training run. A resumed run has parts."""
 
     command: str = field(default_factory=lambda: shlex.join(sys.argv))
-    status: str = "running"
-    started: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
-    wall_seconds: float = 0.0
-    resumed_from: str | None = None
+    status: str = "running"  # or `finished`, or how the run ended; a killed run stays `running`
+    started: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))  # this part
+    wall_seconds: float = 0.0  # of this part, with validations
+    resumed_from: str | None = None  # the checkpoint in another folder that the run started from
     revision: str | None = field(default_factory=revision)
     python: str = field(default_factory=platform.python_version)
     packages: dict[str, str] = field(default_factory=package_versions)
-    data: dict[str, Any] = field(default_factory=dict)
+    data: dict[str, Any] = field(default_factory=dict)  # of the data module and its reference set, see `RunRecord`
     processes: int = 1
-    time: TrainingTime = field(default_factory=TrainingTime)
-    images_seen: int = 0
-    step: int = 0
-    memory_gb: float = 0.0
-    gpu_memory_gb: float = 0.0
-    earlier: list[dict[str, Any]] = field(default_factory=list)
+    time: TrainingTime = field(default_factory=TrainingTime)  # of the training steps of all parts
+    images_seen: int = 0  # of all parts and processes
+    step: int = 0  # optimiser steps of all parts
+    memory_gb: float = 0.0  # peak memory of the first process in this part, in 10⁹ bytes
+    gpu_memory_gb: float = 0.0  # peak memory of its tensors on the GPU; 0 without a GPU
+    earlier: list[dict[str, Any]] = field(default_factory=list)  # `OF_A_PART` of earlier parts in the same folder
 
     def follow(self, before: "Record") -> None:
         """Keep the record of the part of the run that this one goes on from, in the same folder."""

@@ -9,7 +9,7 @@ import pytorch_lightning as pl
 from pytorch_lightning.plugins.environments import SLURMEnvironment
 
 from lit_knn.common.distributed import in_every_process
-from lit_knn.common.errors import InputError
+from lit_knn.common.errors import InputError, prefixed
 from lit_knn.runs.checkpoints import BATCH_PROGRESS, read_training
 from lit_knn.runs.run import find_reference
 
@@ -32,21 +32,14 @@ HASH_DIGITS = 16
 def check_fit(
     trainer: Any, model: pl.LightningModule, datamodule: Any, start: str | None, checkpoint: dict[str, Any] | None
 ) -> None:
-    """Check the checkpoint that a fit starts from, and what it would overwrite, before any work.
-
-    Raises:
-        InputError: the checkpoint is of a run with other options that its counts depend on, or has more than
-            `max_steps` steps; or this run would overwrite a longer one.
-    """
+    """Refuse a checkpoint of other options or with too many steps, and a fit that would overwrite a longer one."""
     requeued = requeued_checkpoint(trainer) if start is None else None
     if requeued is not None:
         start, checkpoint = str(requeued), read_training(requeued, to_resume=True)
     step = 0 if checkpoint is None else checkpoint["global_step"]
     if checkpoint is not None:
-        try:
+        with prefixed(f"--ckpt_path {start}"):
             check_same_run(checkpoint, describe_run(trainer, model, datamodule))
-        except InputError as error:
-            raise InputError(f"--ckpt_path {start}: {error}") from error
         if 0 <= trainer.max_steps < step:
             raise InputError(f"--trainer.max_steps {trainer.max_steps}: {start} has {step} steps already; give more")
     if trainer.is_global_zero and requeued is None:  # A requeued run only repeats its own last steps.
@@ -109,25 +102,16 @@ def optimisation(trainer: pl.Trainer) -> dict[str, str]:
 
 
 def check_optimisation(trainer: pl.Trainer, before: dict[str, Any]) -> None:
-    """Check optimiser and schedule before a training.
-
-    Raises:
-        InputError: they are of other classes than `before`, those of the checkpoint, and would take over a state that
-            is not theirs; or the schedule ends before the training.
-    """
+    """Refuse other classes than `before`, whose states the checkpoint has, and a schedule that is too short."""
     for name, now in optimisation(trainer).items():
         if before.get(name, now) != now:
-            raise InputError(
-                f"--ckpt_path: the checkpoint has the state of {name} {before[name]}, not of {now}: give the same, or "
-                "start a new run"
-            )
+            told = f"the checkpoint has the state of {name} {before[name]}, not of {now}"
+            raise InputError(f"--ckpt_path: {told}: give the same, or start a new run")
     for config in trainer.lr_scheduler_configs:
         steps = getattr(config.scheduler, "total_steps", None)
         if steps is not None and config.interval == "step" and steps * config.frequency < trainer.max_steps:
-            raise InputError(
-                f"--lr_scheduler.total_steps {steps}: {type(config.scheduler).__name__} would end before the "
-                f"{trainer.max_steps} steps of the training"
-            )
+            told = f"{type(config.scheduler).__name__} would end before the {trainer.max_steps} steps"
+            raise InputError(f"--lr_scheduler.total_steps {steps}: {told} of the training")
 
 
 def check_ranks(own: dict[str, Any]) -> None:
@@ -135,10 +119,8 @@ def check_ranks(own: dict[str, Any]) -> None:
     first, *others = in_every_process(lambda: own)
     for rank, other in enumerate(others, 1):
         for name in (name for name in {**first, **other} if first.get(name) != other.get(name)):
-            raise InputError(
-                f"rank {rank} trains with {name} {other.get(name)}, and rank 0 with {first.get(name)}: give all "
-                "processes the same options and data"
-            )
+            told = f"rank {rank} trains with {name} {other.get(name)}, and rank 0 with {first.get(name)}"
+            raise InputError(f"{told}: give all processes the same options and data")
 
 
 def repair_progress(checkpoint: dict[str, Any]) -> None:

@@ -226,7 +226,7 @@ def test_what_cannot_be_measured_is_said_in_one_line_before_samples_are_drawn(ru
         assert f"nothing can be written into the folder {run}" in complaint(capsys)
     for path in (run / "checkpoints").glob("images_seen*"):
         path.unlink()
-    assert "knn_0/checkpoints has no checkpoint that lit_knn.callbacks.CheckpointByImages kept" in complaint(capsys)
+    assert "knn_0/checkpoints has no images_seen=N.ckpt" in complaint(capsys)
     (run / "config.yaml").write_text("a: 3")
     assert "is not the configuration of a training run" in complaint(capsys)
     assert not list(run.glob("checkpoints_*"))

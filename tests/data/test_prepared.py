@@ -176,7 +176,7 @@ def test_a_source_that_changes_meanwhile_is_told(tmp_path, change):
             return source.read(i)
 
         message = refusal(write_prepared, source._replace(read=read), tmp_path / "x.npy", 1, 2)
-    assert "was changed while it was prepared" in message
+    assert "was changed meanwhile" in message
     assert not (tmp_path / "x.npy").exists()
 
 
@@ -194,7 +194,7 @@ def test_a_file_of_other_images_labels_or_options_is_not_taken(tmp_path):
     options += [Options(rgb=True), Options(labels_from_folders=True)]
     for i, (first, second) in enumerate(zip(options, options[1:] + options[:1], strict=True)):
         prepare(folder, tmp_path / f"{i}.npy", first)
-        assert "is there already" in refusal(prepare, folder, tmp_path / f"{i}.npy", second)
+        assert "made of other images" in refusal(prepare, folder, tmp_path / f"{i}.npy", second)
     # In a folder, an image is known by its size and its time of change.
     changed = folder / "c/0.png"
     for end, time in ((b"", 10**9), (b"end", 0)):

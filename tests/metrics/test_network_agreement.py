@@ -13,10 +13,9 @@ from sklearn.metrics import r2_score
 from lit_knn.common.tables import read_rows
 from lit_knn.estimators import Estimator, Exact, PatchPosterior, Wiener
 from lit_knn.index import TorchIndex
-from lit_knn.metrics.agreement import agreement
 from lit_knn.metrics.kept_results import KeptResults
 from lit_knn.metrics.network_agreement import compare, image_sets, nearest, over_networks
-from lit_knn.metrics.same_noise import SameNoise, same_noise
+from lit_knn.metrics.same_noise import SameNoise, agreement, same_noise
 from lit_knn.metrics.size_calibration import FIRST_SEED, best_sizes, compare_sizes, sized, trajectories
 from lit_knn.reference import ReferenceSet
 from lit_knn.sampling.samplers import heun_sampler, seeded_noise

@@ -21,7 +21,6 @@ from lit_knn.index import exact_index
 from lit_knn.referee import memory, protocol, referee
 from lit_knn.referee.behaviour import Contestant
 from lit_knn.referee.cases import CASES, loading
-from lit_knn.referee.cases import exact as exact_means
 from lit_knn.referee.cases.loading import load_case, record_of, recorded
 from lit_knn.referee.entry import about
 from lit_knn.referee.memory import copy_of_set
@@ -254,11 +253,11 @@ def test_a_bad_estimator_is_refused_in_one_line(measured, estimator, told):
 
 
 def test_means_are_computed_once_and_known_to_the_worst_difference(loaded, cache, monkeypatch):
-    monkeypatch.setattr(exact_means, "second_method", lambda reference, z, t: z.double() * (z == z[1]))
-    exact = exact_means.compute(loaded.reference, loaded.x[:3], loaded.noise[:3], (2,))
+    monkeypatch.setattr(loading, "second_method", lambda reference, z, t: z.double() * (z == z[1]))
+    exact = loading.exact_means(loaded.reference, loaded.x[:3], loaded.noise[:3], (2,))
     worst = (exact.means[2] - loaded.z(2)[:3].double() * torch.tensor([0, 1, 0]).reshape(3, 1, 1, 1)).square()
     assert exact.errors[2] == pytest.approx(worst.flatten(1).mean(1).max().item())
-    monkeypatch.setattr(exact_means, "compute", None)
+    monkeypatch.setattr(loading, "exact_means", None)
     again = load_case(loaded.case, None, 32, cache)
     assert all(torch.equal(again.exact.means[t], loaded.exact.means[t]) for t in loaded.case.levels)
     assert again.exact.errors == loaded.exact.errors
@@ -308,7 +307,7 @@ def test_contestants_have_the_mirror_images_and_the_labels_of_the_case(cache, mo
     assert torch.equal(copied.gather(everything), reference.gather(everything))
     assert torch.equal(copied.labels, reference.labels)
     case = replace(CASES["digits"], name="mirrored", images=images.numpy, shape=images.shape, hflip=True, latents=8)
-    monkeypatch.setattr(exact_means, "CHUNK", 200)  # The second method has several chunks.
+    monkeypatch.setattr(loading, "CHUNK", 200)  # The second method has several chunks.
     # Without the mirror images the means would be others at large t.
     for row in referee(Exact(), case, options=Options(repeats=2, memory=False, cache=cache)):
         assert float(row["mse"]) < 1e-12

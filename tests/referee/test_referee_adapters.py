@@ -17,7 +17,7 @@ from lit_knn.common.errors import InputError
 from lit_knn.estimators import Exact
 from lit_knn.referee import adapters
 from lit_knn.referee.adapters import KambEquivariant, KNNScore, STFTarget, StudioOptimal
-from lit_knn.referee.adapters.checkout import Origin
+from lit_knn.referee.adapters.adapter import Origin
 from lit_knn.reference import ReferenceSet
 from tests.toys import noisy, pixels
 

@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 
-from lit_knn.commands.cli.memory_check import check_fits
-from lit_knn.commands.plan import make_plan
+from lit_knn.commands.plan import check_fits, make_plan
 from lit_knn.common.errors import InputError
 from lit_knn.common.memory import machine_bytes
 from lit_knn.data import Arrays

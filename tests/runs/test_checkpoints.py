@@ -220,20 +220,19 @@ def not_finite(good):
     return written(torch.save, content)
 
 
-def zipped(data, name="archive/data.pkl", method=zipfile.ZIP_STORED):
+def zipped(data, name="archive/data.pkl"):
     file = io.BytesIO()
-    with zipfile.ZipFile(file, "w", method) as archive:
+    with zipfile.ZipFile(file, "w") as archive:
         archive.writestr(name, data)
     return file.getvalue()
 
 
 BAD = {
     "cut": (lambda good: good[:-100], "is damaged"),
-    "a pickle before the zip": (lambda good: pickle.dumps({"a": 1}) + good, "is damaged, or not a checkpoint"),
+    "a pickle before the zip": (lambda good: pickle.dumps({"a": 1}) + good, "is damaged, or no checkpoint"),
     "hostile global": (lambda good: written(torch.save, {"state_dict": Command()}), "names the global .*mkdir, which"),
     "hostile pickle": (lambda good: zipped(pickle.dumps(Command())), "is damaged, or no checkpoint|refused"),
-    "another zip": (lambda good: zipped(b"0", "images.npy"), "is a zip file, but not a checkpoint"),
-    "compressed": (lambda good: zipped(b"0" * 10**6, method=zipfile.ZIP_DEFLATED), "it is compressed"),
+    "another zip": (lambda good: zipped(b"0", "images.npy"), "is damaged, or no checkpoint"),
     "list": (lambda good: written(torch.save, [1, 2]), "holds list, not a dict"),
     "bare state dict": (lambda good: written(torch.save, {"a": torch.ones(2)}), "no state_dict and no global_step"),
     "no loops": (lambda good: changed(good, "loops"), "cannot be resumed from: the checkpoint has no loops"),
@@ -254,10 +253,7 @@ def test_files_that_are_no_checkpoints_are_refused_in_one_line(kind, good, tmp_p
     assert os.listdir() == ["a.ckpt"]
 
 
-def test_a_pipe_is_not_waited_for_and_what_only_a_fit_needs_is_not_asked_of_others(good, tmp_path):
-    os.mkfifo(tmp_path / "last.ckpt")
-    with pytest.raises(InputError, match=r"last\.ckpt is no file, but a folder, a pipe"):
-        read_training(tmp_path / "last.ckpt")
+def test_what_only_a_fit_needs_is_not_asked_of_others(good, tmp_path):
     (tmp_path / "a.ckpt").write_bytes(changed(good, "optimizer_states", "loops", "lr_schedulers"))
     assert read_training(tmp_path / "a.ckpt")["global_step"] == 2
 

@@ -389,15 +389,10 @@ def test_hostile_metadata_is_refused_in_one_line(place, value, message, runs, tm
 def test_files_that_are_wrong_are_refused(runs, tmp_path):
     whole = torch.load(last(runs["edm"][0]), weights_only=True)
     huge = {name: torch.zeros(1).expand(2**40) for name in whole["state_dict"]}
-    doubled = []
-    for _ in range(100):  # Its 2^100 paths would take for ever.
-        doubled = [doubled, doubled]
-    torch.save({**whole, "state_dict": None, "more": doubled}, tmp_path / "doubled.ckpt")
-    torch.save({**whole, TOLD: {**whole[TOLD], "prefix": "other."}}, tmp_path / "prefix.ckpt")
     torch.save({**whole, "state_dict": huge}, tmp_path / "huge.ckpt")
+    torch.save({**whole, TOLD: {**whole[TOLD], "prefix": "other."}}, tmp_path / "prefix.ckpt")
     (tmp_path / "text.safetensors").write_text("text")
     for name, message in (
-        ("doubled.ckpt", "no checkpoint of a training: it has no state_dict"),
         ("prefix.ckpt", r"no weights named other\.\*"),
         ("huge.ckpt", "its tensors are more than 64 times as large as the file"),
         ("a.pt", "no such file or folder of a run; a network file must be one of"),

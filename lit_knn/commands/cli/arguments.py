@@ -33,10 +33,9 @@ def check_linked(args: Sequence[str]) -> None:
 def kept_options(
     args: Sequence[str], options: Mapping[str, Any], parse: Callable[[Sequence[str]], Mapping[str, Any]]
 ) -> Iterator[str]:
-    """Find the options that an estimator on the command line inherits from the estimator of a config.
+    """Find the options that an estimator on the command line inherits from one of another class in a config.
 
-    If the class changes, the parser keeps options of the same name, even if they mean something else. `options` is
-    the parsed command line, nested dictionaries, and `parse` parses another one likewise.
+    The parser keeps options of the same name, even if they mean something else. `options` is the parsed command line.
     """
     for i, arg in enumerate(args):
         option, equals, name = arg.partition("=")

@@ -21,23 +21,14 @@ from pytorch_lightning.loggers import CSVLogger, TensorBoardLogger
 from pytorch_lightning.utilities.exceptions import MisconfigurationException
 
 from lit_knn.callbacks import LastCheckpoint, RunRecord, RunSummary, SampleWriter, StepProgressBar
+from lit_knn.commands.cli import trainer_options
 from lit_knn.commands.cli.arguments import as_dict, check_linked, kept_options
-from lit_knn.commands.cli.config_files import load
-from lit_knn.commands.cli.memory_check import check_fits
 from lit_knn.commands.cli.messages import refusal
 from lit_knn.commands.cli.packaged_configs import with_packaged_configs
-from lit_knn.commands.cli.parser import Parser, construct
+from lit_knn.commands.cli.parser import Parser, construct, load
 from lit_knn.commands.cli.save_config import SaveConfig
-from lit_knn.commands.cli.trainer_options import (
-    check_learning_rate,
-    check_processes,
-    check_trainer_options,
-    explain,
-    hint_of_bare_option,
-    validated_at_the_end,
-    warn_of_unused_gpu,
-)
 from lit_knn.commands.entry import COMMANDS
+from lit_knn.commands.plan import check_fits
 from lit_knn.commands.trainer import Trainer
 from lit_knn.common.errors import InputError, prefixed
 from lit_knn.data import ReferenceDataModule
@@ -129,13 +120,12 @@ class CLI(LightningCLI):
             self.config = parser.parse_args(with_config_of_run(args))
         except argparse.ArgumentError as error:
             told = str(refusal(error))
-            raise InputError(told + hint_of_bare_option(told)) from error
+            raise InputError(told + trainer_options.hint_of_bare_option(told)) from error
         command = self.config.get("subcommand")
         parsed = as_dict(self.config)
         options = parsed if command is None else parsed[command]
-        elsewhere = bool(options.get("gpu_gb") or options.get("machine_gb"))
-        check_trainer_options(options["trainer"], "fit" if command in (None, "plan") else command, elsewhere)
-        check_learning_rate(options)
+        trainer_options.check_trainer_options(options["trainer"], "fit" if command in (None, "plan") else command)
+        trainer_options.check_learning_rate(options)
 
         def parse(others: Sequence[str]) -> dict[str, Any]:
             parsed = as_dict(parser.parse_args(with_config_of_run(others)))
@@ -147,8 +137,7 @@ class CLI(LightningCLI):
     def _parse_ckpt_path(self) -> None:
         """Check the checkpoint before any long work; `last` is the newest complete checkpoint with the run's name.
 
-        In Lightning's version, the options saved in the checkpoint override the command line. Then users could set
-        neither the sampling steps of `predict` nor the length of a resumed run.
+        In Lightning's version, the options saved in the checkpoint override the command line.
         """
         command = self.config.get("subcommand")
         if command in (None, *MEASURES):
@@ -160,8 +149,6 @@ class CLI(LightningCLI):
             raise InputError(f"fit: {options.model.class_path} has nothing to train; use validate or predict")
         if path is None and not fits and trained:
             raise InputError(f"--ckpt_path is missing: {command} needs a trained model")
-        if options.get("weights_only") is False:
-            raise InputError("--weights_only false would run code that a checkpoint holds; it is refused")
         try:
             if path == "last":
                 seed = options.seed_everything if fits else None
@@ -191,12 +178,10 @@ class CLI(LightningCLI):
         self._check_checkpoint()
 
     def before_fit(self) -> None:
-        """Also check that data and estimators fit into the memory; `plan` reports it."""
         self.before_plan()
         self._begin()
 
     def before_validate(self) -> None:
-        """Check the checkpoint, and that data and estimators fit into the memory, before any long work."""
         self._check_checkpoint()
         self._begin()
 
@@ -210,12 +195,13 @@ class CLI(LightningCLI):
             # The processes can first tell each other of errors when they load their data.
             self.datamodule.load = partial(_refuse, self._refused)  # type: ignore[method-assign]
         checkpoint, self._checkpoint = self._checkpoint, None
-        check = getattr(self.model, "check_checkpoint", None)
+        if checkpoint is None:
+            return
         path, io = self.config[self.subcommand].ckpt_path, self.trainer.strategy.checkpoint_io
-        if checkpoint is not None and check is not None:
+        if hasattr(self.model, "check_checkpoint"):
             with prefixed(f"--ckpt_path {path}"):
-                check(checkpoint)
-        if checkpoint is not None and isinstance(io, WholeCheckpointIO):
+                self.model.check_checkpoint(checkpoint)
+        if isinstance(io, WholeCheckpointIO):
             io.keep(path, checkpoint)
 
     def _begin(self) -> None:
@@ -246,7 +232,7 @@ class CLI(LightningCLI):
         if options["enable_progress_bar"] is not False and not any(isinstance(c, ProgressBar) for c in callbacks):
             callbacks = [*callbacks, StepProgressBar()]
         # Lightning's own logging of hyperparameters knows neither estimator nor net; `SaveConfig` logs all options.
-        kwargs = {"enable_autolog_hparams": False, **validated_at_the_end(options), **kwargs}
+        kwargs = {"enable_autolog_hparams": False, **trainer_options.validated_at_the_end(options), **kwargs}
         elsewhere = self.subcommand == "plan" and self.config[self.subcommand].gpu_gb is not None
         if elsewhere and options["accelerator"] in ("gpu", "cuda") and not torch.cuda.is_available():
             kwargs["accelerator"] = "cpu"  # The planned GPUs are those of another machine.
@@ -256,9 +242,9 @@ class CLI(LightningCLI):
         try:
             trainer = super().instantiate_trainer(**{"callbacks": callbacks, **kwargs})
         except (ValueError, RuntimeError, TypeError, ImportError, MisconfigurationException) as error:
-            raise InputError(explain(error, options)) from error
-        check_processes(trainer)
-        warn_of_unused_gpu(options)
+            raise InputError(trainer_options.explain(error, options)) from error
+        trainer_options.check_processes(trainer)
+        trainer_options.warn_of_unused_gpu(options)
         if self._run is not None:
             trainer.write_into(self._run.path)  # type: ignore[attr-defined]
         return trainer
@@ -308,10 +294,7 @@ def make_cli(args: Sequence[str] | None = None, run: bool = True) -> CLI:
 
 
 def with_config_of_run(args: Sequence[str]) -> list[str]:
-    """Insert the configuration of the run into the command line `best --run RUN …`, before the other options.
-
-    `probe` without a config needs no model.
-    """
+    """Insert the configuration of the run into `best --run RUN …`; `probe` without a config needs no model."""
     if args and args[0] == "probe" and not any(re.match(r"-c|--config|--model\b", arg) for arg in args):
         return ["probe", "--model", "LitEstimator", *args[1:]]
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)

@@ -53,9 +53,7 @@ ALWAYS_SAID = (NonFiniteLossError, LostProcessError)
 
 def main(args: Sequence[str]) -> None:
     """Run one command line. The first rank raises its errors; another rank prints its error only if no other does."""
-    # Users can name classes from files in the current folder. It comes first, as with `python -m`, uvicorn or Flask, so
-    # that no installed `utils` hides theirs. Their `random.py` or `torch.py` hides nothing, because those are imported
-    # by now; their `faiss.py` would, as in any Python program.
+    # Users can name classes from files in the current folder; it comes first, before any installed `utils`.
     if sys.path[0] not in ("", os.getcwd()):
         sys.path.insert(0, os.getcwd())
     if all(os.environ.get(size, "1") == "1" for size in SIZES):
@@ -70,8 +68,7 @@ def main(args: Sequence[str]) -> None:
         if rank == 0:
             raise
         message, status = one_line(error, args[0])
-        # Torchrun and SLURM number the processes of a machine. Each machine has its own files, each rank its own loss,
-        # and rank 0 may be lost.
+        # Each machine has its own files, each rank its own loss, and rank 0 may be lost.
         first_of_machine = os.environ.get("LOCAL_RANK", os.environ.get("SLURM_LOCALID")) == "0"
         if first_of_machine or isinstance(error, ALWAYS_SAID) or is_lost(error) or _first_is_alive():
             print(f"error: rank {rank}: {message}", file=sys.stderr)
@@ -79,10 +76,9 @@ def main(args: Sequence[str]) -> None:
 
 
 def _first_is_alive() -> bool:
-    """Return whether the first process still runs a second after this one failed. If so, this one prints its error.
+    """Return whether the first process still runs a second after this one failed; then this one prints its error.
 
-    If the first process failed too, it has printed the error. Torchrun then ends this process; with Lightning, the
-    first process was the parent of this one, so the parent changes.
+    Otherwise torchrun ends this process, or the first process was the parent of this one, so the parent changes.
     """
     parent = os.getppid()
     time.sleep(1)

@@ -24,16 +24,14 @@ def folder() -> Path:
 
 def names() -> list[str]:
     """Return the names of all configs, parts included, such as `demo` and `estimators/knn`."""
-    found = (path.relative_to(folder()).with_suffix("") for path in folder().rglob(f"*{SUFFIX}"))
-    return sorted(path.as_posix() for path in found)
+    return sorted(p.relative_to(folder()).with_suffix("").as_posix() for p in folder().rglob(f"*{SUFFIX}"))
 
 
 def with_packaged_configs(args: Sequence[str]) -> list[str]:
-    """Replace names of the project's configs by their paths.
+    """Replace names of the project's configs by their paths, and refuse missing files with the nearest names.
 
     After `-c`, `demo`, `demo.yaml` and `configs/demo.yaml` name the same file. Other options take names with the suffix
-    alone (`--model.net models/unet.yaml`), because they also take classes. The error of a missing file has the nearest
-    names of our configs, because the parser names none.
+    alone (`--model.net models/unet.yaml`), because they also take classes.
     """
     found: list[str] = []
     for i, arg in enumerate(args):

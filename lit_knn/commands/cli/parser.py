@@ -1,21 +1,23 @@
-"""The parser of the command line: its help lists our networks, it suggests options, and it makes the objects."""
+"""The parser of the command line: it reads YAML strictly, suggests options, lists our networks, and makes objects."""
 
 import difflib
 import re
+from pathlib import Path
 from typing import Any
 
-import pytorch_lightning as pl
-import torch
+import jsonargparse
+import yaml
 from pytorch_lightning.cli import LightningArgumentParser
 from torch import nn
 
 from lit_knn import nets
+from lit_knn.commands.cli.packaged_configs import with_packaged_parts
 from lit_knn.common.errors import InputError, first_line
-from lit_knn.common.memory import machine_bytes, tensor_bytes
 
 NETWORKS = re.compile(r"known\s+subclasses:\s+torch\.nn\.Module\b[^)]*")
 NOT_ACCEPTED = re.compile(r"Option '([\w.]+)' is not accepted")
-GB = 1e9
+LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+_load_yaml = jsonargparse.get_loader("yaml")
 
 
 class Parser(LightningArgumentParser):
@@ -28,8 +30,7 @@ class Parser(LightningArgumentParser):
         own = "or your own: mine.Net of mine.py in this folder; see docs/extending.md"
         return NETWORKS.sub(("\n" + " " * 24).join(["classes:", *names, own]), super().format_help(*args, **kwargs))
 
-    # A configuration was checked when it was parsed, and a second check takes as long as parsing. Lightning gives
-    # `skip_none` its old name.
+    # A second check of a configuration takes as long as parsing. Lightning gives `skip_none` its old name.
 
     def save(self, *args: Any, skip_none: bool = False, **kwargs: Any) -> None:
         super().save(*args, skip_unset=skip_none, skip_validation=True, **kwargs)
@@ -52,23 +53,42 @@ class Parser(LightningArgumentParser):
 
 def construct(kind: type, *args: Any, **kwargs: Any) -> Any:
     """Make an object of a class; if a class that is not ours fails, an error names it in one line."""
-    own = kind.__module__.startswith("lit_knn.")
     try:
-        # A training module is made of networks that exist already, or that a file holds.
-        if own and issubclass(kind, nn.Module) and not issubclass(kind, pl.LightningModule):
-            _check_size(kind, args, kwargs)
         return kind(*args, **kwargs)
     except Exception as error:
-        if own or isinstance(error, (InputError, OSError)):
+        if kind.__module__.startswith("lit_knn.") or isinstance(error, (InputError, OSError)):
             raise
         raise InputError(f"{kind.__name__}: {type(error).__name__}: {first_line(error)}") from error
 
 
-def _check_size(kind: type[nn.Module], args: Any, kwargs: Any) -> None:
-    """Refuse a network whose weights exceed the memory. On the meta device, weights take no memory."""
-    with torch.device("meta"):
-        size, memory = tensor_bytes(kind(*args, **kwargs).parameters()), machine_bytes()
-    if memory is not None and size > memory:
-        raise InputError(
-            f"{kind.__name__}: the weights take {size / GB:.4g} GB, more than the {memory / GB:.4g} GB of this machine"
-        )
+def load(text: str, path: str | None = None) -> Any:
+    """Load a file or a value like the parser's own loader, but refuse a repeated key; `None` also means null.
+
+    `path` is the file after `-c`. For other files the parser adds the name to a `YAMLError`.
+    """
+    try:
+        _refuse_double_keys(yaml.compose(text, Loader=LOADER))
+        value = _load_yaml(text)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        if path is None or mark is None:
+            raise
+        raise InputError(f"{path}, line {mark.line + 1}: {error.problem or error.context}") from error
+    if path is not None and not isinstance(value, dict):
+        raise InputError(f"{path} holds no options: it must have lines like `trainer:`")
+    if path is not None:
+        return with_packaged_parts(value, Path(path).parent)
+    return None if value == "None" else value
+
+
+def _refuse_double_keys(node: yaml.Node | None) -> None:
+    """Refuse a repeated key, because the parser would keep only the last one."""
+    names = set()
+    for item in node.value if isinstance(node, yaml.CollectionNode) else ():
+        key, value = item if isinstance(item, tuple) else (None, item)
+        if isinstance(key, yaml.ScalarNode):
+            if key.value in names:
+                twice = f"the key {key.value} is there twice"
+                raise yaml.constructor.ConstructorError(None, None, twice, key.start_mark)
+            names.add(key.value)
+        _refuse_double_keys(value)

@@ -18,10 +18,7 @@ NOT_TOLD = frozenset({"data.cache_dir", "data.num_workers", "data.pin_memory", "
 
 
 class SaveConfig(SaveConfigCallback):
-    """Saves `config.yaml` in the run's folder. Another file of an earlier part of the run becomes `config_N.yaml`.
-
-    A command that measures in the folder of a run saves `config_validate.yaml` or `config_predict.yaml` instead.
-    """
+    """Saves `config.yaml` in the run's folder, or for a measurement there `config_validate.yaml`; earlier ones stay."""
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         run = RunFolder(Path(str(trainer.log_dir)))  # Every rank must read `log_dir`: it is a collective operation.
@@ -50,18 +47,14 @@ class SaveConfig(SaveConfigCallback):
                 continue
             from torch.utils.tensorboard.summary import hparams
 
-            # Without these empty metrics, Lightning would log a metric of -1, and describe the options of all runs
-            # alike. TensorBoard then would not compare the runs by the options in which they differ.
+            # Without these empty metrics, TensorBoard would not compare runs by the options in which they differ.
             logger.log_hyperparams(told, {})
             for summary in hparams(told, {})[1:]:
                 logger.experiment.file_writer.add_summary(summary)
 
 
 def pairs(name: str, value: Any) -> Iterator[tuple[str, str | int | float | bool]]:
-    """Flatten one option, such as `estimator` to `estimator` and `estimator.k`.
-
-    A class becomes its name, and a list of plain values its text. Null is left out: it means a default.
-    """
+    """Flatten one option, such as `estimator` to `estimator` and `estimator.k`. Null, a default, is left out."""
     if isinstance(value, list) and any(isinstance(part, Mapping) for part in value):
         value = dict(enumerate(value))
     if isinstance(value, Mapping):

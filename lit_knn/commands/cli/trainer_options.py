@@ -20,12 +20,11 @@ from lit_knn.common.errors import InputError
 WORK = {"fit": "limit_train_batches", "validate": "limit_val_batches", "predict": "limit_predict_batches"}
 PRECISIONS = ("32-true", "32", "16-mixed", "16", "bf16-mixed", "bf16")
 BARE_OPTION = re.compile(r"(?:unrecognized arguments|ambiguous option): --(\w+)\b")
-PROCESSES_PER_CORE = 2
 NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")
 
 
-def check_trainer_options(options: Mapping[str, Any], command: str, elsewhere: bool = False) -> None:
-    """Refuse the first option of the trainer that is out of its range; `elsewhere`: in a plan for another machine."""
+def check_trainer_options(options: Mapping[str, Any], command: str) -> None:
+    """Refuse the first option of the trainer that is out of its range."""
     if options.get(WORK.get(command, "")) == 0:
         raise InputError(f"trainer.{WORK[command]} must be above 0: {command} would do nothing")
     clip = options.get("gradient_clip_val")
@@ -33,17 +32,7 @@ def check_trainer_options(options: Mapping[str, Any], command: str, elsewhere: b
         raise InputError(f"trainer.gradient_clip_val must be at least 0, got {clip}")
     precision = options.get("precision")
     if precision is not None and str(precision) not in PRECISIONS:
-        raise InputError(
-            f"trainer.precision={precision} is not one of 32-true, bf16-mixed and 16-mixed: the weights stay in float32"
-        )
-    if elsewhere or torch.distributed.is_torchelastic_launched():
-        return
-    devices = str(options.get("devices"))  # The parser gives `99` as a text.
-    most = max(PROCESSES_PER_CORE * (os.cpu_count() or 1), torch.cuda.device_count())
-    if devices.isdecimal() and int(devices) > most:
-        raise InputError(
-            f"trainer.devices={devices} must be at most {most} here: more processes would only wait for each other"
-        )
+        raise InputError(f"trainer.precision={precision} is not one of 32-true, bf16-mixed and 16-mixed")
 
 
 def check_processes(trainer: pl.Trainer) -> None:
@@ -55,20 +44,16 @@ def check_processes(trainer: pl.Trainer) -> None:
     elif SLURMEnvironment.detect():
         launcher, started = "srun", int(os.environ["SLURM_NTASKS"])
         if started > 1 and not {"SLURM_STEP_ID", "SLURM_STEPID"} & os.environ.keys():
-            raise InputError(
-                f"SLURM_NTASKS={started}, but srun has not started this process, and the others would be missing: "
-                "write `srun lit-knn …` into the batch script"
-            )
+            advice = "write `srun lit-knn …` into the batch script"
+            raise InputError(f"SLURM_NTASKS={started}, but srun has not started this process: {advice}")
         fits = started == asked
     else:
         # Of several machines, each must know its number.
         environment = getattr(trainer.strategy, "cluster_environment", None)
         told = all(name in os.environ for name in ("MASTER_ADDR", "NODE_RANK"))
         if trainer.num_nodes > 1 and not told and isinstance(environment, LightningEnvironment | None):
-            raise InputError(
-                f"trainer.num_nodes={trainer.num_nodes} needs a launcher, torchrun or srun, or MASTER_ADDR and "
-                "NODE_RANK in the environment of each machine"
-            )
+            needed = "a launcher, torchrun or srun, or MASTER_ADDR and NODE_RANK in the environment of each machine"
+            raise InputError(f"trainer.num_nodes={trainer.num_nodes} needs {needed}")
         return
     if not fits:
         raise InputError(
@@ -111,11 +96,7 @@ def warn_of_unused_gpu(options: Mapping[str, Any]) -> None:
 
 
 def check_learning_rate(options: Mapping[str, Any]) -> None:
-    """Refuse pairs of options if one would silently replace the other.
-
-    Modules with the option `lr_ramp_up_images` set the learning rate at every step, so a different `optimizer.lr` or a
-    schedule would have no effect.
-    """
+    """Refuse options without effect: modules with `lr_ramp_up_images` set the learning rate at every step."""
     parts = ("model", "optimizer", "lr_scheduler")
     model, optimiser, schedule = ((options.get(part) or {}).get("init_args", {}) for part in parts)
     own = model.get("lr")

@@ -1,7 +1,4 @@
-"""Other people's estimators, run from checkouts that the user names. No line of their code is here.
-
-`docs/referee.md` tells which versions they need and what they really compute.
-"""
+"""Other people's estimators, run from checkouts that the user names, see docs/referee.md. No code of theirs is here."""
 
 from lit_knn.referee.adapters.adapter import Adapter
 from lit_knn.referee.adapters.convolutional_diffusion import KambEquivariant

@@ -6,7 +6,7 @@ from typing import Any
 from torch import Tensor
 
 from lit_knn.estimators.counts import Count
-from lit_knn.referee.adapters.checkout import Origin
+from lit_knn.referee.adapters.adapter import Origin
 from lit_knn.referee.adapters.ddpm import Loader, OneLevelAdapter, alpha_bar
 
 # Their code holds (latents · images · positions² · channels) float32: 16 images of 32x32 pixels need 0.1 GB per z.
@@ -31,8 +31,7 @@ class KambEquivariant(OneLevelAdapter):
         "float32: a model of convolutional networks, no estimate of the posterior mean over the images."
     )
     deterministic = True
-    # From patches as large as the images on, their code divides (B, C, H, W) by (B, H, W), and shares a maximum of the
-    # exponents among the batch: it is right for one latent alone.
+    # For patches as large as the images their code mixes the latents of a batch: it is right for one alone.
     rows = Count(1)
     loader_batch = Count(LOADER_BATCH)
 

@@ -17,8 +17,7 @@ import torch
 from torch import Tensor
 
 from lit_knn.estimators.counts import Count
-from lit_knn.referee.adapters.adapter import Adapter
-from lit_knn.referee.adapters.checkout import stand_in
+from lit_knn.referee.adapters.adapter import Adapter, stand_in
 from lit_knn.reference import ReferenceSet
 
 

@@ -1,7 +1,4 @@
-"""Denoisers of the paper's authors: github.com/plai-group/knn-score, and of their Patch Set Posterior Composites, pspc.
-
-The code of knn-score needs FAISS.
-"""
+"""Denoisers of the paper's authors: github.com/plai-group/knn-score, which needs FAISS, and their later pspc."""
 
 from collections.abc import Iterator, Sequence
 from importlib import import_module
@@ -12,8 +9,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from lit_knn.estimators.counts import DEFAULT_K, DEFAULT_N, Count, of_images
-from lit_knn.referee.adapters.adapter import Adapter
-from lit_knn.referee.adapters.checkout import Origin
+from lit_knn.referee.adapters.adapter import Adapter, Origin
 from lit_knn.referee.adapters.ddpm import OneLevelAdapter
 from lit_knn.reference import ReferenceSet
 

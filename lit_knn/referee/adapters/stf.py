@@ -8,8 +8,7 @@ from torch import Tensor
 
 from lit_knn.common.errors import InputError
 from lit_knn.estimators.counts import DEFAULT_N, Count, of_images
-from lit_knn.referee.adapters.adapter import Adapter
-from lit_knn.referee.adapters.checkout import Origin, stand_in
+from lit_knn.referee.adapters.adapter import Adapter, Origin, stand_in
 
 # Their decorator, which stores source text in pickles, needs more packages and computes nothing.
 PERSISTENCE = stand_in("torch_utils.persistence", persistent_class=lambda cls: cls)
@@ -46,10 +45,8 @@ class STFTarget(Adapter):
         return import_module("training.loss").EDMLoss()
 
     def _mean(self, z: Tensor, t: Tensor, x: Tensor | None) -> Tensor:
-        if x is None:
-            raise InputError("STFTarget: needs x_source, its reference batch begins with the sources")
-        if len(z) > self.n:
-            raise InputError(f"STFTarget: a batch of {len(z)} needs n >= {len(z)}, its sources; n={self.n}")
+        if x is None or len(z) > self.n:
+            raise InputError(f"STFTarget: a batch of {len(z)} needs n >= {len(z)} and all x_source; n={self.n}")
         drawn = torch.randperm(self.reference.N, device=z.device)[: self.n - len(z)]
         batch = torch.cat([x, self.reference.take(drawn)])
         return self.theirs.stf_targets(t.float(), z, batch).reshape(z.shape)

@@ -6,7 +6,7 @@ The Studio is github.com/analytic-diffusion/analytic-diffusion-studio. All need 
 from typing import Any
 
 from lit_knn.estimators.counts import Count, of_images
-from lit_knn.referee.adapters.checkout import Origin
+from lit_knn.referee.adapters.adapter import Origin
 from lit_knn.referee.adapters.ddpm import DDPMAdapter
 
 STUDIO = Origin(

@@ -71,10 +71,7 @@ class Case:
         return reference
 
     def draw(self, reference: ReferenceSet, number: int) -> tuple[Tensor, Tensor]:
-        """Return the images x and the noise ε of the first `number` latents, (number, *shape), float64.
-
-        Images are drawn without replacement. NumPy draws both: the normal numbers of PyTorch depend on the CPU.
-        """
+        """Draw x without replacement and ε, (number, *shape), float64, by NumPy, which is the same on all CPUs."""
         ids = np.random.default_rng([self.seed, 0]).permutation(reference.N)[:number]
         x = reference.gather(torch.from_numpy(ids)).double()
         noise = [np.random.default_rng([self.seed, 1 + i]).standard_normal(reference.shape) for i in range(number)]
@@ -111,10 +108,3 @@ _ALL = (
     Case("imagenet64", "ImageNet, 64x64", (1_281_167, 3, 64, 64), LEVELS64, 64, 2, IMAGENET_RECIPE),
 )
 CASES = {case.name: case for case in _ALL}
-
-
-def case_named(name: str) -> Case:
-    """Return a case; raise InputError if there is none of this name."""
-    if name not in CASES:
-        raise InputError(f"--case {name}: no such case; there are {', '.join(CASES)}")
-    return CASES[name]

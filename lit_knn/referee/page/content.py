@@ -7,19 +7,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from lit_knn.referee.cases import CASES
+from lit_knn.referee.page import markdown
 from lit_knn.referee.page.front import ROUNDING, Ranked
-from lit_knn.referee.page.markdown import (
-    MISSING,
-    Entries,
-    at_levels,
-    cell,
-    error,
-    escaped,
-    mean,
-    ratio,
-    spread,
-    table,
-)
+from lit_knn.referee.page.markdown import MISSING, Entries, at_levels, cell, escaped, mean, ratio, table
 from lit_knn.referee.page.results import Entry, Results
 
 VERSIONS = ("lit_knn", "python", "torch", "numpy", "faiss")
@@ -63,19 +53,20 @@ def page(all_results: Sequence[tuple[Results, Entries, str]]) -> str:
     parts = [f"# Estimators of the posterior mean: {escaped(cases)}"]
     for results, entries, picture in all_results:
         case = escaped(results.case)
-        parts += [f"## {case}", introduction(results), facts(results)]
+        parts += [f"## {case}", _introduction(results), facts(results)]
         parts += ["### Ranking", escaped(RANKING), ranking(results, entries)]
         parts += [f"![Error against time, {case}]({picture}.png)"]
         parts += [f"![Error ratio over t, {case}]({picture}_over_t.png)"]
-        parts += ["### Mean squared error per dimension", errors(results, entries)]
+        columns = at_levels(results, lambda r, t: mean(r, t, "mse"))
+        parts += ["### Mean squared error per dimension", table(results, entries, columns)]
         if certified := [ranked for ranked in entries if ranked.entry.values("certified_share")]:
             parts += ["### Certified errors", CERTIFICATES, certificates(results, certified)]
-        parts += [*behaviour(results, entries), *notes(results, entries), *commands(entries)]
+        parts += [*behaviour(results, entries), *notes(results, entries), "### Commands"]
+        parts.append("\n".join(["```", *(command(ranked.entry) for ranked in entries), "```"]))
     return "\n\n".join(parts) + "\n"
 
 
-def introduction(results: Results) -> str:
-    """Say what is estimated, and who the reference is."""
+def _introduction(results: Results) -> str:
     case = CASES.get(results.case)
     settings = "the settings of the case" if case is None else f"k = {case.k} and n = {case.n}"
     return (
@@ -99,7 +90,7 @@ def facts(results: Results) -> str:
         f"batches of {each('batch')}",
     }
     known = max(value for entry in results.entries for value in entry.values("exact_error"))
-    items["Exact means:"] = f"known to a mean squared error of {error(known)} or less"
+    items["Exact means:"] = f"known to a mean squared error of {markdown.error(known)} or less"
     for machine in results.machines:
         cpu, cores, memory, threads = machine
         text = f"{cpu}, {cores} cores, {memory} GB, threads used: {threads}"
@@ -123,18 +114,13 @@ def ranking(results: Results, entries: Entries) -> str:
 
     columns: dict[str, Callable[[Ranked], str]] = {
         "front": lambda r: cell(str(r.place or MISSING), strong=r.place == 1),
-        "time": lambda r: spread(r.time, r.entry.mean("time_ratio_low"), r.entry.mean("time_ratio_high")),
+        "time": lambda r: markdown.spread(r.time, r.entry.mean("time_ratio_low"), r.entry.mean("time_ratio_high")),
         "ms per z": lambda r: ratio(r.entry.mean("ms")),
         "worst error": lambda r: ratio(r.error),
         "set-up": lambda r: amount(r.entry.mean("setup_seconds"), "s"),
         "memory": lambda r: amount(r.entry.mean("peak_mib"), "MiB"),
     }
     return table(results, entries, columns | at_levels(results, lambda r, t: mean(r, t, "mse_ratio", ratio)))
-
-
-def errors(results: Results, entries: Entries) -> str:
-    """Write the table of mean squared errors with their standard errors."""
-    return table(results, entries, at_levels(results, lambda r, t: mean(r, t, "mse")))
 
 
 def certificates(results: Results, entries: Entries) -> str:
@@ -159,7 +145,7 @@ def unusual(entry: Entry) -> list[str]:
             said.append(f"{tried}: {facts[column]}")
             continue
         if size > usual:
-            said.append(words.format(batch=facts["batch"], size=error(size)))
+            said.append(words.format(batch=facts["batch"], size=markdown.error(size)))
     return said
 
 
@@ -178,11 +164,6 @@ def notes(results: Results, entries: Entries) -> list[str]:
     noted = [ranked for ranked in entries if ranked.entry.facts["note"]]
     columns = {"what it computes": lambda r: escaped(r.entry.facts["note"])}
     return ["### What they compute", table(results, noted, columns)] if noted else []
-
-
-def commands(entries: Entries) -> list[str]:
-    """Return the section of the commands that measure each entry again."""
-    return ["### Commands", "\n".join(["```", *(command(ranked.entry) for ranked in entries), "```"])]
 
 
 def command(entry: Entry) -> str:

@@ -78,8 +78,7 @@ def counted_ratio(entry: Entry, t: float, results: Results) -> float:
 def reference_mse(entry: Entry, t: float, results: Results) -> float:
     """Return the reference estimator's error beside this entry, from the entry's error and its error ratio.
 
-    For an entry whose error is rounding it is the median over all entries: the last digits of a ratio must not order
-    entries that count as equal.
+    For an entry whose error is rounding it is the median over all entries: equal entries must not be ordered by digits.
     """
     asked = [entry] if entry.value(t, "mse") > ROUNDING else results.entries
     told = [one.value(t, "mse") / (one.value(t, "mse_ratio") or math.nan) for one in asked]

@@ -27,7 +27,7 @@ LEGEND: dict[str, Any] = {"frameon": False, "fontsize": 8}
 
 
 class Point(NamedTuple):
-    """An entry in a panel: its number, its time with its range, its error with its standard error."""
+    """An entry in a panel."""
 
     number: int
     time: float
