@@ -50,8 +50,8 @@ def main(args: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("--workers", type=int, metavar="W", help="threads that decode; default: one for each CPU")
     options = parser.parse_args(args)
-    if options.verify is None and options.out is None:
-        parser.error("SOURCE and OUT are needed")
+    if options.out is None if options.verify is None else options.source is not None:
+        parser.error("give SOURCE and OUT, or --verify FILE alone")
     if options.verify is not None:
         found = verify(options.verify)
         print(f"{options.verify}: {found.shape[0]:,} images are what was prepared")
