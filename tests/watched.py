@@ -1,4 +1,4 @@
-"""A network that records its inputs, a small data module, and a trainer that stands for one of several ranks."""
+"""A network that records its inputs, small data modules, and a trainer that stands for one of several ranks."""
 
 import pytorch_lightning as pl
 import torch
@@ -34,12 +34,23 @@ class Images(pl.LightningDataModule):
         super().__init__()
         self.batch_size = batch_size
         self.x = torch.randn(60, 1, 4, 4, generator=torch.Generator().manual_seed(3)) * 0.5
-        self.reference = ReferenceSet(self.x)
+        self.dataset, self.reference = self.x, ReferenceSet(self.x)
 
     def train_dataloader(self):
-        return torch.utils.data.DataLoader(self.x, batch_size=self.batch_size)
+        return torch.utils.data.DataLoader(self.dataset, batch_size=self.batch_size)
 
     val_dataloader = train_dataloader
+
+
+class Labelled(Images):
+    """These images, moved apart into three classes, in one batch; options choose which parts have labels."""
+
+    def __init__(self, in_batches=True, in_reference=True, lowest=0, class_names=None):
+        super().__init__(60)
+        self.class_names, self.labels = class_names, lowest + torch.arange(60) % 3
+        self.x = self.x + self.labels.reshape(-1, 1, 1, 1)
+        self.reference = ReferenceSet(self.x, labels=self.labels if in_reference else None)
+        self.dataset = list(zip(self.x, self.labels, strict=True)) if in_batches else self.x
 
 
 class OneOfSeveral(SingleDeviceStrategy):
