@@ -4,19 +4,15 @@ import numpy as np
 import pytest
 import pytorch_lightning as pl
 import torch
-from torch import nn
 
 from lit_knn.common.errors import InputError
-from lit_knn.estimators import KNN, STF, Exact, Network, OneSample
+from lit_knn.estimators import KNN, STF, Exact, OneSample
 from lit_knn.modules import LitEDM, LitFlow, LitICT
 from lit_knn.modules.augmentation import Augmented
-from lit_knn.nets import UNet
-from lit_knn.nets.precond import EDMPrecond
 from lit_knn.reference.classes import classes_of
 from lit_knn.sampling.solvers import euler_step
 from lit_knn.theory.warp import flip
 from main import main
-from tests.networks import write_start
 from tests.short_training import TRAINER, train
 from tests.toys import enumerate_class_mean, unwarped
 from tests.trained_runs import last
@@ -121,20 +117,6 @@ def test_the_default_number_of_draws_suits_fewer_images():
     estimator, data = KNN(), Labelled()
     train(LitEDM(WatchedNet(num_classes=3), estimator, class_conditional=True), data, 1)
     assert data.reference.N < 256  # The default, which a run of so few images refuses only if it is given.
-
-
-def test_a_conditional_network_estimates_the_mean_of_a_class(tmp_path):
-    net = UNet(1, channels=8, multipliers=(1, 2), blocks=1, num_classes=10)
-    for parameter in net.parameters():
-        nn.init.normal_(parameter, std=0.05)
-    network = Network(write_start(tmp_path / "net.ckpt", net))
-    z, sigma, labels = torch.randn(4, 1, 8, 8), torch.ones(4), torch.tensor([0, 9, 3, 3])
-    with torch.no_grad():
-        expected = EDMPrecond(net).eval()(z, sigma, labels)
-    torch.testing.assert_close(network.posterior_mean(z, sigma, labels=labels), expected)
-    assert not torch.allclose(network.posterior_mean(z, sigma), expected)
-    with pytest.raises(InputError, match="Network: labels are 0 to 10, but the net has num_classes=10"):
-        network.posterior_mean(z, sigma, labels=torch.tensor([0, 10, 3, 3]))
 
 
 # The application

@@ -13,12 +13,9 @@ from lit_knn.sampling.samplers import seeded_noise
 from lit_knn.sampling.schedules import PseudoHuber, euclidean
 from lit_knn.sampling.solvers import euler_step, heun_step
 from lit_knn.theory.posterior import posterior_mean
-from tests import ROOT
 from tests.networks import write_own, write_published, write_start
 from tests.short_training import train
 from tests.watched import Images, WatchedNet, undone
-
-GENUINE = ROOT.parent / "shared" / "data" / "edm-pickles"
 
 
 def tiny_unet(**options):
@@ -136,18 +133,3 @@ def test_the_first_step_starts_with_the_denoiser_of_the_file(kind, tmp_path):
     assert dropout <= ({0.0} if net is None else {0.0, 0.4})
     assert kind != ".ckpt" or 0.4 in dropout
     assert net is None or model.network is net
-
-
-@pytest.mark.skipif(not GENUINE.is_dir(), reason="no ../shared/data/edm-pickles with networks pickled by NVIDIA's code")
-@pytest.mark.parametrize("name", ["uncond_vp", "cond_adm"])
-def test_a_network_that_nvidia_pickled_is_tuned(name):
-    record = torch.load(GENUINE / f"{name}.pt", weights_only=True)
-    labels = record["labels"]
-    model = LitECT(OneSample(), GENUINE / f"{name}.pkl", class_conditional=labels is not None).eval()
-    output = model.consistency_function(record["z"], record["sigma"].double(), labels)
-    error = (output - record["denoised"]).flatten(1).norm(dim=1) / record["denoised"].flatten(1).norm(dim=1)
-    assert error.max() <= 1e-5
-    output.square().sum().backward()
-    gradients = [value.grad for value in model.parameters()]
-    assert all(gradient.isfinite().all() for gradient in gradients)
-    assert sum(bool(gradient.any()) for gradient in gradients) > 0.9 * len(gradients)

@@ -9,7 +9,6 @@ import torch
 from scipy import stats
 from torch import nn
 
-import lit_knn
 from lit_knn.common.errors import InputError
 from lit_knn.data import Digits
 from lit_knn.estimators import Exact, OneSample
@@ -211,15 +210,12 @@ def test_guidance_mixes_the_velocity_with_the_networks_own():
         model.sample([0], guidance=2.0)
 
 
-def test_a_run_trains_and_its_checkpoint_samples_the_same_images(tmp_path):
+def test_a_run_trains_all_weights_and_measures_its_target():
     module = LitMeanFlow(unet(dropout=0.1), OneSample(), Exact(), lr=1e-2, lr_ramp_up_images=0)
     before = [p.clone() for p in module.parameters()]
     trainer = train(module, Digits(batch_size=32, val_images=64), 3, limit_val_batches=1, val_check_interval=3)
     assert trainer.callback_metrics["val/target_mse"] > 0
     assert all((a != b).any() for a, b in zip(before, module.parameters(), strict=True))
-    trainer.save_checkpoint(tmp_path / "a.ckpt")
-    model = lit_knn.load(tmp_path / "a.ckpt")
-    assert torch.equal(model.sample(range(4), 2), module.eval().sample(range(4), 2))
 
 
 class Fixed(LitMeanFlow):
