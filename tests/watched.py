@@ -1,5 +1,7 @@
 """A network that records its inputs, small data modules, and a trainer that stands for one of several ranks."""
 
+import math
+
 import pytorch_lightning as pl
 import torch
 from pytorch_lightning.strategies import SingleDeviceStrategy
@@ -25,6 +27,19 @@ class WatchedNet(nn.Module):
         self.calls.append((z_scaled.detach(), noise_label.detach(), output.detach()))
         self.labels.append(class_label)
         return output
+
+
+class OneBadItem(WatchedNet):
+    """Its output for item 7 is not finite after its first `good` calls; the first call is its trial."""
+
+    good = 4
+
+    def forward(self, *args, **kwargs):
+        output = super().forward(*args, **kwargs)
+        bad = torch.zeros_like(output)
+        if len(self.calls) > self.good:
+            bad[7] = math.inf
+        return output + bad
 
 
 class Images(pl.LightningDataModule):

@@ -16,18 +16,7 @@ from main import main
 from tests.command_lines import refusal_of
 from tests.interrupted_runs import At, edm, fit
 from tests.short_training import TRAINER, train
-from tests.watched import Asked, Images, OneOfSeveral, WatchedNet, heun_levels, karras, undone
-
-
-class OneBadItem(WatchedNet):
-    """Its output for item 7 is not finite from the fifth call on; the first call is its trial."""
-
-    def forward(self, *args, **kwargs):
-        output = super().forward(*args, **kwargs)
-        bad = torch.zeros_like(output)
-        if len(self.calls) > 4:
-            bad[7] = math.inf
-        return output + bad
+from tests.watched import Asked, Images, OneBadItem, OneOfSeveral, WatchedNet, heun_levels, karras, undone
 
 
 def test_one_item_with_an_infinite_loss_stops_the_run_before_the_weights_are_touched_and_its_level_is_named(tmp_path):
