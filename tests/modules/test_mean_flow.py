@@ -110,6 +110,8 @@ def test_the_derivative_of_our_networks_is_that_of_finite_differences(net):
     expected = (module.flow(z, t, r=r) - wanted).square().flatten(1).mean(1)
     # The central difference errs by h² times third derivatives, here about 1e-6.
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-8)
+    # One time alone is the velocity.
+    assert torch.equal(module.flow(z, t), module.flow(z, t, r=t))
 
 
 class Tripled(nn.Module):
@@ -133,6 +135,7 @@ def test_the_estimator_is_in_the_target_and_the_other_one_in_the_tangent(estimat
     module = LitMeanFlow(Tripled(), estimator, tangent, UniformTimes(0.2, 0.9), measure_target=False)
     module.errors = lambda *args: seen.update(args=args) or LitMeanFlow.errors(module, *args)
     module.objective = lambda loss, x: seen.update(loss=loss.detach()) or loss.mean()
+    module.on_before_optimizer_step = lambda *_: seen.update(gradient=module.network.weight.grad.item())
     train(module, data, 1)
     z, r, t, *_, class_label, augment_label = seen["args"]
     assert (class_label, augment_label) == (None, None)
@@ -149,6 +152,8 @@ def test_the_estimator_is_in_the_target_and_the_other_one_in_the_tangent(estimat
     expected = (3 * z - wanted).square().flatten(1).mean(1)
     # At t = 0.2 a velocity is rounded to some 1e-6; Exact's means have errors of 1e-5.
     torch.testing.assert_close(seen["loss"].double(), expected, rtol=1e-3, atol=1e-4)
+    # The target has no gradient.
+    assert seen["gradient"] == pytest.approx(2 * ((3 * z - wanted) * z).mean().item(), rel=1e-3)
 
 
 def test_the_two_times_are_two_draws_in_order_and_a_share_of_them_is_equal():

@@ -75,6 +75,14 @@ def test_averages_are_logged_every_n_steps():
         assert logged[6][name] == pytest.approx(loss[band].mean().item(), rel=1e-4)
 
 
+def test_every_validation_has_the_same_noise_and_no_two_steps_have():
+    net = WatchedNet()
+    train(LitEDM(net, OneSample()), Images(60), 2, limit_val_batches=1)
+    _, first, in_first, second, in_second = (z for z, *_ in net.calls)
+    assert torch.equal(in_first, in_second)
+    assert not torch.equal(first, second)
+
+
 GRID = {"sigma_min": 0.03, "sigma_max": 12.0, "rho": 4.0}
 
 
