@@ -108,22 +108,6 @@ def trained_run(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
-def small_network(tmp_path_factory):
-    """A network file for 16x16 images, in the form of a converted published network."""
-    from lit_knn.nets import network_from_config
-    from lit_knn.nets.precond import EDMPrecond
-    from lit_knn.sampling import DiffusionModel
-    from lit_knn.sampling.loading import write_exported
-
-    recorded = torch.load(Path(__file__).parent / "data" / "network-parity" / "ddpmpp.pt", weights_only=True)
-    path = tmp_path_factory.mktemp("network") / "small.safetensors"
-    denoiser = EDMPrecond(network_from_config(recorded["config"]))
-    denoiser.load_state_dict(recorded["state_dict"])
-    write_exported(path, DiffusionModel(denoiser, (3, 16, 16)))
-    return str(path)
-
-
-@pytest.fixture(scope="session")
 def random_weights(tmp_path_factory):
     """A file of random Inception weights."""
     from tests.inception import write_random_weights

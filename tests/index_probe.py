@@ -1,4 +1,4 @@
-"""One process of a distributed run that builds an index."""
+"""A reference set whose index is kept in a folder, and one process of a distributed run that builds it."""
 
 import json
 import os
@@ -16,7 +16,23 @@ from lit_knn.common import distributed
 from lit_knn.common.errors import InputError
 from lit_knn.index import FaissIndex
 from lit_knn.reference import ReferenceSet
-from tests.cached_index import images, queries
+
+
+def images(n=200, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(0, 256, (n, 1, 4, 6), dtype=torch.uint8, generator=generator)
+
+
+def queries(seed=1):
+    return torch.randn(7, 1, 4, 6, generator=torch.Generator().manual_seed(seed))
+
+
+def started(folder, factory="IVF4,SQ8", pictures=None, **options):
+    """Make the reference set as a new process does; its index is built or found."""
+    index = FaissIndex(factory, cache_dir=str(folder), **options)
+    reference = ReferenceSet(images() if pictures is None else pictures, index)
+    reference.build_index()
+    return reference
 
 
 class Spied(FaissIndex):

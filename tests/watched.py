@@ -1,4 +1,6 @@
-"""A network that records its inputs, a small data module, and a trainer that stands for one of several ranks."""
+"""A network that records its inputs, small data modules, and a trainer that stands for one of several ranks."""
+
+import math
 
 import pytorch_lightning as pl
 import torch
@@ -27,6 +29,19 @@ class WatchedNet(nn.Module):
         return output
 
 
+class OneBadItem(WatchedNet):
+    """Its output for item 7 is not finite after its first `good` calls; the first call is its trial."""
+
+    good = 4
+
+    def forward(self, *args, **kwargs):
+        output = super().forward(*args, **kwargs)
+        bad = torch.zeros_like(output)
+        if len(self.calls) > self.good:
+            bad[7] = math.inf
+        return output + bad
+
+
 class Images(pl.LightningDataModule):
     """Sixty images of 1x4x4 in two batches; training and validation see the same batches."""
 
@@ -34,12 +49,23 @@ class Images(pl.LightningDataModule):
         super().__init__()
         self.batch_size = batch_size
         self.x = torch.randn(60, 1, 4, 4, generator=torch.Generator().manual_seed(3)) * 0.5
-        self.reference = ReferenceSet(self.x)
+        self.dataset, self.reference = self.x, ReferenceSet(self.x)
 
     def train_dataloader(self):
-        return torch.utils.data.DataLoader(self.x, batch_size=self.batch_size)
+        return torch.utils.data.DataLoader(self.dataset, batch_size=self.batch_size)
 
     val_dataloader = train_dataloader
+
+
+class Labelled(Images):
+    """These images, moved apart into three classes, in one batch; options choose which parts have labels."""
+
+    def __init__(self, in_batches=True, in_reference=True, lowest=0, class_names=None):
+        super().__init__(60)
+        self.class_names, self.labels = class_names, lowest + torch.arange(60) % 3
+        self.x = self.x + self.labels.reshape(-1, 1, 1, 1)
+        self.reference = ReferenceSet(self.x, labels=self.labels if in_reference else None)
+        self.dataset = list(zip(self.x, self.labels, strict=True)) if in_batches else self.x
 
 
 class OneOfSeveral(SingleDeviceStrategy):

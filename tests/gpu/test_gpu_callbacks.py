@@ -1,16 +1,13 @@
 """Every callback works on a GPU, or on its stand-in, and what it measures is what it measures on the CPU."""
 
-import copy
 from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 import yaml
 from PIL import Image
 
 import callbacks
-from lit_knn.common.stopwatch import Stopwatch
 from lit_knn.common.tables import read_rows
 from main import main
 from tests import ROOT
@@ -129,12 +126,3 @@ def test_a_run_by_class_in_half_precision_trains_samples_and_is_judged():
 def test_the_picture_of_a_posterior_is_drawn():
     folder = run("validate", "gpu", {"PosteriorPicture": {}}, "-c", str(ROOT / "configs" / "figure1" / "toy.yaml"))
     assert (folder / "figure1.png").exists()
-
-
-def test_a_stopwatch_in_use_is_copied_empty():
-    # An average of the weights copies the module, and an event of CUDA cannot be copied.
-    watch = Stopwatch(torch.device("cuda"))
-    with watch.measure():
-        torch.ones(2, device="cuda").sum()
-    assert copy.deepcopy(watch).read_and_reset() == 0
-    assert watch.read_and_reset() > 0

@@ -1,22 +1,24 @@
 """Every estimator and index on a GPU, or on its stand-in, is as near to the enumerated result as on the CPU."""
 
 import copy
+from contextlib import ExitStack
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from lit_knn.common.errors import InputError
 from lit_knn.common.rng import keyed_generator
-from lit_knn.estimators import DrawingEstimator
+from lit_knn.estimators import DrawingEstimator, Exact, Switched, Wiener
 from lit_knn.index import SubspaceIndex, TorchIndex
 from lit_knn.reference import ReferenceSet
 from lit_knn.theory.warp import Warp
 from tests.any_data import all_images, enumerated_mean
 from tests.every_estimator import every_class_estimator, every_estimator
-from tests.gpu_sharded_probe import ON_GPUS, SETTINGS, answers
-from tests.pretend_cuda.tensor import active
+from tests.pretend_cuda import PretendCuda, active, world_of_nccl
 from tests.ranks import run_ranks
-from tests.sharded_probe import images
+from tests.sharded_probe import ESTIMATORS, images, shard_of
+from tests.sharded_probe import latents as latents_of
 from tests.toys import all_warped, enumerate_class_mean, low_rank_vectors, noisy, pixels
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore:.* the default ")]
@@ -168,13 +170,54 @@ def test_an_index_finds_the_enumerated_neighbours_whether_it_moves_or_is_built_t
     assert reference.locate(x[7:9].cuda()).tolist() == [7, 8]
 
 
+# Shards. A rank is on its own GPU, or on its stand-in.
+
+# On a GPU both parts of a switched estimator estimate all rows, so random parts would draw other numbers than on a CPU.
+ON_GPUS = {**ESTIMATORS, "Switched": lambda: Switched(Wiener(4), Exact(), 0.5)}
+
+
+def answers(reference, setting, rank, device):
+    """Return what the rank finds and estimates, by name; rank 1 has no latents."""
+    z, x = (part.to(device) for part in latents_of(setting, rank))
+    sq_dist, ids = reference.search(latents_of(setting, 0)[0].to(device), 7)
+    everything = torch.cat([chunk for _, chunk in reference.chunks(10)])
+    means = {
+        name: make().bind(reference).posterior_mean(z, 2.0, x, keyed_generator(device.type, rank, 7))
+        for name, make in ON_GPUS.items()
+    }
+    located = reference.locate(everything[5:9].to(device))
+    found = {"sq_dist": sq_dist, "ids": ids, "images": everything, "located": located, "mean": reference.mean()}
+    return {name: part.cpu() for name, part in (means | found).items()}
+
+
+def main(rank, world_size, folder, how):
+    """Answer as one rank with a shard."""
+    with ExitStack() as stack:
+        real = torch.cuda.is_available()
+        if not real:
+            stack.enter_context(PretendCuda())
+        device = torch.device("cuda", rank if real else 0)
+        torch.cuda.set_device(device)
+        store = {"init_method": f"file://{folder}/store", "rank": rank, "world_size": world_size}
+        dist.init_process_group("nccl" if real else "gloo", **store)
+        stack.callback(dist.destroy_process_group)
+        if not real:
+            stack.enter_context(world_of_nccl())
+        report = {}
+        for setting in ("pixels", "mirrored"):
+            reference = shard_of(setting, rank, world_size, TorchIndex("float32")).to(device)
+            report[setting] = answers(reference, setting, rank, device)
+            report[setting]["fingerprint"] = reference.fingerprint()
+        torch.save(report, folder / f"rank_{rank}.pt")
+
+
 def test_shards_on_two_gpus_are_the_whole_set_on_the_cpu(tmp_path):
     if not active and torch.cuda.device_count() < 2:
         pytest.skip("NCCL needs one GPU for each rank")
-    codes, errors = run_ranks("tests.gpu_sharded_probe", tmp_path, "nccl", 2)
+    codes, errors = run_ranks("tests.gpu.test_gpu_estimators", tmp_path, "nccl", 2)
     assert codes == [0, 0], errors
     reports = [torch.load(tmp_path / f"rank_{rank}.pt") for rank in range(2)]
-    for setting in SETTINGS:
+    for setting in ("pixels", "mirrored"):
         whole = ReferenceSet(images(setting), TorchIndex("float32"), hflip=setting == "mirrored")
         for rank, report in enumerate(reports):
             found = report[setting]

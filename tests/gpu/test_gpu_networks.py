@@ -13,6 +13,7 @@ from lit_knn.reference import ReferenceSet
 from lit_knn.sampling.samplers import Churn, consistency_sampler, heun_sampler, hybrid_sampler
 from tests import ROOT
 from tests.every_estimator import made
+from tests.networks import write_own
 from tests.toys import pixels
 
 pytestmark = pytest.mark.gpu
@@ -55,15 +56,16 @@ def test_a_network_and_its_gradients_are_those_of_the_cpu(path):
         torch.testing.assert_close(our_grads[name].cpu(), grad, rtol=0, atol=1e-2 * size + 1e-9, msg=name)
 
 
-def test_a_network_of_a_file_moves_to_the_latents(small_network):
-    network, z = Network(small_network), torch.randn(2, 3, 16, 16, generator=rng()) * 3
+def test_a_network_of_a_file_moves_to_the_latents(tmp_path):
+    path = write_own(tmp_path / "net.ckpt")
+    network, z = Network(path), torch.randn(2, 1, 8, 8, generator=rng()) * 3
     expected = network.posterior_mean(z, 2.0)
     for device in ("cuda", "cpu", "cuda"):
         mean = network.posterior_mean(z.to(device), torch.tensor([2.0, 2.0], device=device))
         assert mean.device.type == device
         torch.testing.assert_close(mean.cpu(), expected, **CLOSE)
     # As EDM's code does on GPUs; half precision has 11 bits.
-    half = Network(small_network, fp16=True).posterior_mean(z.cuda(), 2.0)
+    half = Network(path, fp16=True).posterior_mean(z.cuda(), 2.0)
     torch.testing.assert_close(half.cpu(), expected, rtol=0.05, atol=0.05)
 
 

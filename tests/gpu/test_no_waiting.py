@@ -6,7 +6,6 @@ from contextlib import ExitStack
 import pytest
 import pytorch_lightning as pl
 import torch
-from torch import nn
 
 from lit_knn.callbacks import LastCheckpoint, PowerAverages, StepProgressBar
 from lit_knn.common.deferred_checks import DeferredChecks
@@ -23,6 +22,7 @@ from tests.every_estimator import every_estimator
 from tests.networks import write_start
 from tests.short_training import TRAINER
 from tests.toys import noisy, pixels
+from tests.watched import OneBadItem
 
 # These two look at the noise levels on the host.
 MAKERS = {name: make for name, make in every_estimator(k=20, n=16, r=10).items() if name[:3] not in ("pca", "pat")}
@@ -92,26 +92,11 @@ def test_no_step_between_two_logs_waits(stand_in, name, tmp_path, monkeypatch):
     assert trainer.current_epoch > 0
 
 
-class OneNumber(nn.Module):
-    """A network of one number, whose output is not finite after `call` calls."""
-
-    num_classes = 0
-
-    def __init__(self, call):
-        super().__init__()
-        self.value, self.call, self.calls = nn.Parameter(torch.tensor(0.3)), call, 0
-
-    def forward(self, z_scaled, noise_label, class_label=None, augment_label=None):
-        self.calls += 1
-        return self.value.expand_as(z_scaled) * (math.nan if self.calls > self.call else 1)
-
-
 def fail(folder, every, **options):
     """Train until the fourth step, which is not finite, is told; return trainer, module and data."""
     callback = LastCheckpoint(every, dirpath=str(folder))
     trainer = pl.Trainer(**{**GPU, **options}, max_steps=9, callbacks=[callback])
-    # The first call is the trial of `setup`.
-    model = LitEDM(OneNumber(call=4), OneSample(), lr=0.1, lr_ramp_up_images=0)
+    model = LitEDM(OneBadItem(), OneSample(), lr=0.1, lr_ramp_up_images=0)
     data = Digits(batch_size=32, val_images=32)
     with pytest.raises(NonFiniteLossError, match=r"not finite at step 3, first at noise level t=\d"):
         trainer.fit(model, data)
@@ -144,7 +129,7 @@ def test_a_step_that_the_scaler_of_gradients_leaves_out_is_told_and_the_module_t
     net = model.denoiser.model
     assert net.value.isfinite()
     assert torch.load(tmp_path / "last.ckpt", weights_only=False)["global_step"] == 2
-    net.call = math.inf
+    net.good = math.inf
     # The second fit copies the module for its average, and no event of CUDA can be copied.
     trainer = pl.Trainer(**GPU, precision="16-mixed", max_steps=2, enable_checkpointing=False)
     trainer.fit(model, data)

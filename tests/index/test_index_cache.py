@@ -16,7 +16,7 @@ from lit_knn.index import FaissIndex
 from lit_knn.index.cache import file_name
 from lit_knn.reference import ReferenceSet
 from tests import ROOT
-from tests.cached_index import images, queries, started
+from tests.index_probe import images, queries, started
 from tests.ranks import run_ranks
 
 

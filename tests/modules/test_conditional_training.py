@@ -1,45 +1,39 @@
-"""Class-conditional EDM and iCT: labels reach network and estimator, samples have a class, bad input is refused."""
+"""Class-conditional training: labels reach network and estimator, targets and samples have a class."""
 
 import numpy as np
 import pytest
 import pytorch_lightning as pl
 import torch
-from torch import nn
 
 from lit_knn.common.errors import InputError
-from lit_knn.estimators import KNN, STF, Exact, Network, OneSample
-from lit_knn.modules import LitEDM, LitICT
+from lit_knn.estimators import KNN, STF, Exact, OneSample
+from lit_knn.modules import LitEDM, LitFlow, LitICT
 from lit_knn.modules.augmentation import Augmented
-from lit_knn.nets import UNet
-from lit_knn.nets.precond import EDMPrecond
 from lit_knn.reference.classes import classes_of
 from lit_knn.sampling.solvers import euler_step
 from lit_knn.theory.warp import flip
 from main import main
-from tests.labelled import Labelled, Watched, undone
-from tests.networks import write_start
 from tests.short_training import TRAINER, train
 from tests.toys import enumerate_class_mean, unwarped
 from tests.trained_runs import last
-from tests.watched import Asked
+from tests.watched import Asked, Labelled, WatchedNet, undone
 
-NAMED = {"class_names": ["cat", "house", "tower"]}
-BOTH = pytest.mark.parametrize("kind", [LitICT, LitEDM])
+KINDS = pytest.mark.parametrize("kind", [LitICT, LitEDM, LitFlow])
 
 
 def conditional(kind, estimator, **options):
     """A network that records its inputs, and the conditional model around it."""
-    net = Watched()
+    net = WatchedNet(num_classes=3)
     return net, kind(net, estimator, class_conditional=True, **options)
 
 
-@BOTH
+@KINDS
 def test_network_and_estimator_are_given_the_labels_of_the_batch(kind):
     data, estimator = Labelled(), Asked()
     net, model = conditional(kind, estimator)
     train(model, data, 1)
-    calls = net.calls[-2:] if kind is LitICT else net.calls[-1:]  # student and teacher
-    assert all(torch.equal(labels, data.labels) for *_, labels in calls)
+    given = net.labels[-2:] if kind is LitICT else net.labels[-1:]  # student and teacher
+    assert all(torch.equal(labels, data.labels) for labels in given)
     assert estimator.labels
     assert all(labels == data.labels.tolist() for labels in estimator.labels)
 
@@ -49,8 +43,8 @@ def test_the_teacher_is_one_step_down_the_flow_of_its_class():
     net, model = conditional(LitICT, Exact(), solver=euler_step, sigma_max=20.0)
     train(model, data, 1)
     (z, t), (z_hat, t_prev) = map(undone, net.calls[-2:])
-    mu = enumerate_class_mean(data.reference, z, t, data.labels)
-    expected = z + ((t_prev - t) / t).reshape(-1, 1, 1, 1) * (z - mu)
+    mu = enumerate_class_mean(data.reference, z, t.flatten(), data.labels)
+    expected = z + (t_prev - t) / t * (z - mu)
     torch.testing.assert_close(z_hat, expected, rtol=1e-4, atol=1e-4)
 
 
@@ -65,27 +59,29 @@ class EverySecondWarped:
         return Augmented(flip(images, flips), torch.zeros(len(images), 9), warped, unwarped(flips))
 
 
-@pytest.mark.parametrize("augmentation", [None, EverySecondWarped()])
-def test_the_target_of_denoising_is_the_mean_of_the_class(augmentation):
+def test_the_target_of_denoising_is_the_mean_of_the_class():
     data = Labelled()
-    _, model = conditional(LitEDM, Exact(), augmentation=augmentation)
+    _, model = conditional(LitEDM, Exact(), augmentation=EverySecondWarped())
     calls, original = [], model.target
     model.target = lambda *args: calls.append((args, original(*args))) or calls[-1][1]
     train(model, data, 1)
     (z, sigma, _, labels, augmented, *_), target = calls[0]
-    flips = torch.zeros(60, 2, dtype=torch.bool) if augmented is None else augmented.warp.flips
+    flips = augmented.warp.flips
     expected = flip(enumerate_class_mean(data.reference, flip(z, flips), sigma, data.labels), flips)
     torch.testing.assert_close(target.double(), expected, rtol=1e-4, atol=1e-4)
     assert torch.equal(labels, data.labels)
 
 
-def test_the_error_of_the_target_is_against_the_mean_of_the_class():
-    def target_mse(estimator):
-        trainer = train(conditional(LitEDM, estimator)[1], Labelled(), 1, limit_val_batches=1)
-        return trainer.callback_metrics["val/target_mse"].item()
+@pytest.mark.parametrize("by_class", [True, False])
+def test_the_error_of_the_target_is_against_the_exact_mean_of_its_class_if_it_has_one(by_class):
+    def target_mse(estimator, **options):
+        net = WatchedNet(num_classes=3 if by_class else 0)
+        model = LitEDM(net, estimator, class_conditional=by_class, **options)
+        return train(model, Labelled(), 1, limit_val_batches=1).callback_metrics.get("val/target_mse")
 
     assert target_mse(Exact()) < 1e-12
-    assert 0 < target_mse(STF(n=1000)) < target_mse(OneSample())
+    assert 0 < target_mse(STF(n=16)) < target_mse(OneSample())
+    assert target_mse(Exact(), measure_target=False) is None
 
 
 def test_the_estimator_is_bound_to_the_classes_before_training_and_not_for_sampling():
@@ -100,14 +96,14 @@ def test_the_estimator_is_bound_to_the_classes_before_training_and_not_for_sampl
     pl.Trainer(**TRAINER).predict(model, data)
 
 
-@BOTH
+@KINDS
 def test_samples_have_the_class_of_their_seed_or_the_chosen_one(kind):
     def classes(seeds, **options):
         net, model = conditional(kind, OneSample(), **options)
         model.image_shape = (1, 4, 4)
         model.sample(seeds, num_steps=2)
-        assert all(torch.equal(call[2], net.calls[0][2]) for call in net.calls)
-        return net.calls[0][2]
+        assert all(torch.equal(labels, net.labels[0]) for labels in net.labels)
+        return net.labels[0]
 
     drawn = classes(range(300))
     assert torch.equal(classes([7, 234]), drawn[[7, 234]])
@@ -117,63 +113,10 @@ def test_samples_have_the_class_of_their_seed_or_the_chosen_one(kind):
         assert classes([7, 234], sampling_class=chosen).tolist() == [chosen, chosen]
 
 
-@pytest.mark.parametrize(
-    ("num_classes", "options", "data", "words"),
-    [
-        (0, {}, {}, "LitEDM: class_conditional=True, but the net has num_classes=0"),
-        (3, {"class_conditional": False}, {}, "LitEDM: class_conditional=False, but the net has num_classes=3"),
-        (3, {"sampling_class": 3}, {}, "LitEDM: sampling_class=3, but the net has num_classes=3"),
-        (3, {"sampling_class": -1}, {}, "LitEDM: sampling_class=-1, but the net has num_classes=3"),
-        (
-            0,
-            {"class_conditional": False, "sampling_class": "a"},
-            {},
-            "LitEDM: sampling_class='a', but .* num_classes=0",
-        ),
-        (3, {"sampling_class": "a"}, {}, "LitEDM: sampling_class='a', but .* num_classes=3 without names: give"),
-        (3, {"sampling_class": "towre"}, NAMED, "LitEDM: sampling_class='towre' is no class; did you mean tower?"),
-        (3, {"sampling_class": "zebra"}, NAMED, "='zebra' is no class; the classes are cat, house, tower"),
-        (3, {}, {"class_names": ["cat", "cat", "tower"]}, "LitEDM: class_names must be 3 different names"),
-        (3, {}, {"in_reference": False}, "LitEDM: class_conditional=True, but the data has no labels"),
-        (
-            3,
-            {},
-            {"lowest": 1},
-            "LitEDM: the labels of the data are 1 to 3, but .* num_classes=3: no image has the label 0",
-        ),
-        # Of ten classes, samples of seven would be of classes that do not exist.
-        (10, {}, {}, "LitEDM: the labels of the data are 0 to 2, but .* num_classes=10: give it 3"),
-        (3, {}, {"in_batches": False}, "LitEDM: class_conditional=True, but the batches have no labels"),
-        (3, {"estimator": KNN(k=40, n=4)}, {}, r"^class 0: KNN: k=40 is more than the \d+ images"),
-    ],
-)
-def test_what_does_not_fit_is_refused(num_classes, options, data, words):
-    with pytest.raises(InputError, match=words):
-        train(
-            LitEDM(Watched(num_classes), **{"estimator": OneSample(), "class_conditional": True} | options),
-            Labelled(**data),
-            1,
-        )
-
-
 def test_the_default_number_of_draws_suits_fewer_images():
     estimator, data = KNN(), Labelled()
-    train(LitEDM(Watched(3), estimator, class_conditional=True), data, 1)
+    train(LitEDM(WatchedNet(num_classes=3), estimator, class_conditional=True), data, 1)
     assert data.reference.N < 256  # The default, which a run of so few images refuses only if it is given.
-
-
-def test_a_conditional_network_estimates_the_mean_of_a_class(tmp_path):
-    net = UNet(1, channels=8, multipliers=(1, 2), blocks=1, num_classes=10)
-    for parameter in net.parameters():
-        nn.init.normal_(parameter, std=0.05)
-    network = Network(write_start(tmp_path / "net.ckpt", net))
-    z, sigma, labels = torch.randn(4, 1, 8, 8), torch.ones(4), torch.tensor([0, 9, 3, 3])
-    with torch.no_grad():
-        expected = EDMPrecond(net).eval()(z, sigma, labels)
-    torch.testing.assert_close(network.posterior_mean(z, sigma, labels=labels), expected)
-    assert not torch.allclose(network.posterior_mean(z, sigma), expected)
-    with pytest.raises(InputError, match="Network: labels are 0 to 10, but the net has num_classes=10"):
-        network.posterior_mean(z, sigma, labels=torch.tensor([0, 10, 3, 3]))
 
 
 # The application

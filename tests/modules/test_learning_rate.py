@@ -1,35 +1,74 @@
-"""Schedules step once an optimiser step, and no option of the learning rate silently replaces another."""
+"""Learning rate and averaged weights: each follows the images or steps of its option, and schedules act alone."""
+
+from itertools import pairwise
 
 import pytest
+import pytorch_lightning as pl
 import torch
 
+from lit_knn.callbacks import LastCheckpoint
 from lit_knn.estimators import OneSample
-from lit_knn.modules import LitEDM
+from lit_knn.modules import LitEDM, LitICT
 from main import main
-from tests.command_lines import ROOT, TINY, refusal_of
-from tests.short_training import train
+from tests.command_lines import DEMO, ROOT, TINY, refusal_of
+from tests.short_training import TRAINER, train
 from tests.watched import Images, WatchedNet
 
-DEMO = str(ROOT / "configs" / "demo.yaml")
 EDM = str(ROOT / "configs" / "table2" / "digits.yaml")
 WARMUP = ["-c", str(ROOT / "configs" / "schedules" / "warmup_cosine.yaml"), "--lr_scheduler.max_lr", "0.002"]
 WARMUP += ["--lr_scheduler.total_steps", "5"]
-ADAM = ["--optimizer", "Adam", "--optimizer.lr", "0.002", "--model.lr", "0.002"]
 COSINE = ["--lr_scheduler", "CosineAnnealingLR", "--lr_scheduler.T_max", "4"]
+
+
+class History(pl.Callback):
+    """Weight, images seen and learning rate after each step."""
+
+    def __init__(self):
+        self.steps = []
+
+    def on_train_batch_end(self, trainer, pl_module, *_):
+        if len(self.steps) < trainer.global_step:
+            rate = trainer.optimizers[0].param_groups[0]["lr"]
+            self.steps.append((pl_module.network.value.item(), pl_module.images_seen, rate))
+
+
+# With batches of 20, the second step of an epoch has only one batch.
+@pytest.mark.parametrize(
+    ("kind", "batch_size", "counts"),
+    [(LitEDM, 30, [60, 120, 180, 240]), (LitEDM, 20, [40, 60, 100, 120]), (LitICT, 30, [60, 120, 180, 240])],
+)
+def test_learning_rate_and_average_follow_the_images_with_accumulation(kind, batch_size, counts, tmp_path):
+    by_images = kind is LitEDM
+    options = {"lr_ramp_up_images": 170, "ema_half_life_images": 15} if by_images else {"ema_decay": 0.8}
+    history = History()
+    callbacks = [history, LastCheckpoint(dirpath=str(tmp_path))]
+    trainer = pl.Trainer(max_steps=8, accumulate_grad_batches=2, callbacks=callbacks, **TRAINER)
+    trainer.fit(kind(WatchedNet(), OneSample(), lr=0.1, **options), Images(batch_size))
+    values, images, rates = zip(*history.steps, strict=True)
+    assert len({0.3, *values}) == 9
+    assert list(images[:4]) == counts
+    # The rate counts the images of its own step, too, so it is never zero.
+    assert rates == pytest.approx([0.1 * min(1, seen / 170) if by_images else 0.1 for seen in images])
+    average = values[0]
+    for (before, seen), value in zip(pairwise(images), values[1:], strict=True):
+        decay = 0.5 ** ((seen - before) / min(15, 0.05 * seen)) if by_images else 0.8
+        average = decay * average + (1 - decay) * value
+    (saved,) = torch.load(tmp_path / "last.ckpt", weights_only=False)["state_dict"].values()
+    assert saved.item() == pytest.approx(average, rel=1e-5)
 
 
 @pytest.mark.parametrize(
     ("config", "args"),
     [
-        (DEMO, [*ADAM, *COSINE]),
-        (EDM, [*ADAM, *COSINE, "--model.lr_ramp_up_images", "0"]),
-        (DEMO, [*WARMUP, "--model.lr", "0.002", "--optimizer.lr", "0.002"]),
+        (EDM, ["--optimizer", "Adam", *COSINE, "--model.lr_ramp_up_images", "0"]),
+        (DEMO, WARMUP),
     ],
-    ids=["iCT", "EDM", "iCT with the config of warm-up and cosine"],
+    ids=["EDM", "iCT with the config of warm-up and cosine"],
 )
 def test_a_cosine_over_the_steps_ends_at_0(config, args, tmp_path):
     logger = ["--trainer.logger.save_dir", str(tmp_path), "--trainer.logger.name", "run"]
-    main(["fit", "-c", config, *TINY, *logger, "--trainer.max_steps", "4", *args])
+    rates = ["--optimizer.lr", "0.002", "--model.lr", "0.002"]
+    main(["fit", "-c", config, *TINY, *logger, "--trainer.max_steps", "4", *args, *rates])
     checkpoint = torch.load(tmp_path / "run" / "knn_0" / "checkpoints" / "last.ckpt", weights_only=True)
     assert checkpoint["global_step"] == 4
     assert checkpoint["optimizer_states"][0]["param_groups"][0]["lr"] == pytest.approx(0, abs=1e-7)
@@ -52,7 +91,6 @@ def test_a_schedule_sets_the_rate_of_every_step_alone():
 @pytest.mark.parametrize(
     ("args", "told"),
     [
-        (["--optimizer.lr", "0.1"], "--optimizer.lr=0.1 and --model.lr=0.002 are two learning rates"),
         ([], "--optimizer.lr=0.001 and --model.lr=0.002 are two learning rates"),
         (["--optimizer.lr", "0.002", *COSINE], "--model.lr_ramp_up_images=10000 sets the learning rate at every step"),
     ],

@@ -1,31 +1,22 @@
-"""What training modules share: bad losses, averages, logs, images seen, and the options of sampling and validation."""
+"""What modules share: bad losses, logs, images seen, and the options of sampling, also with an estimator alone."""
 
 import math
-from contextlib import nullcontext
 
+import numpy as np
 import pytest
 import pytorch_lightning as pl
 import torch
+from sklearn.datasets import load_digits
 
 from lit_knn.callbacks import LastCheckpoint
-from lit_knn.common.deferred_checks import DeferredChecks
-from lit_knn.common.errors import InputError, NonFiniteLossError
+from lit_knn.common.errors import NonFiniteLossError
 from lit_knn.estimators import OneSample
 from lit_knn.modules import LitEDM, LitEstimator, LitICT
+from main import main
+from tests.command_lines import refusal_of
 from tests.interrupted_runs import At, edm, fit
 from tests.short_training import TRAINER, train
-from tests.watched import Asked, Images, OneOfSeveral, WatchedNet, heun_levels, karras, undone
-
-
-class OneBadItem(WatchedNet):
-    """Its output for item 7 is not finite from the fifth call on; the first call is its trial."""
-
-    def forward(self, *args, **kwargs):
-        output = super().forward(*args, **kwargs)
-        bad = torch.zeros_like(output)
-        if len(self.calls) > 4:
-            bad[7] = math.inf
-        return output + bad
+from tests.watched import Asked, Images, OneBadItem, OneOfSeveral, WatchedNet, heun_levels, karras, undone
 
 
 def test_one_item_with_an_infinite_loss_stops_the_run_before_the_weights_are_touched_and_its_level_is_named(tmp_path):
@@ -38,37 +29,6 @@ def test_one_item_with_an_infinite_loss_stops_the_run_before_the_weights_are_tou
     checkpoint = torch.load(tmp_path / "last.ckpt", weights_only=False)
     assert checkpoint["global_step"] == 3
     assert checkpoint["current_model_state"]["denoiser.model.value"].isfinite()
-
-
-class Spoilt(OneSample):
-    """An estimator whose fifth and later estimates are not finite."""
-
-    calls = 0
-
-    def _posterior_mean(self, *args):
-        self.calls += 1
-        return super()._posterior_mean(*args) * (math.nan if self.calls > 4 else 1)
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("kind", [LitEDM, LitICT])
-def test_on_a_gpu_the_loss_tells_of_a_bad_estimate(kind):
-    with pytest.raises(NonFiniteLossError, match=r"not finite at step \d, first at noise level t=\d"):
-        train(kind(WatchedNet(), Spoilt()), Images(), 9, accelerator="gpu", devices=1)
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize(("where", "value"), [("t", -2.0), ("z", math.nan), ("x_source", math.inf)])
-def test_on_a_gpu_a_step_leaves_the_checks_of_an_estimator_to_its_loss(where, value):
-    for device in ("cpu", "cuda"):
-        ones, checks = torch.ones(3, 1, 4, 4, device=device), DeferredChecks()
-        given = {"z": ones, "t": ones[:, 0, 0, 0], "x_source": ones}
-        bad = {**given, where: given[where] * value}
-        with pytest.raises(InputError, match=f"OneSample: {where} "):
-            OneSample().posterior_mean(**bad)
-        with checks.collect(7), pytest.raises(InputError) if device == "cpu" else nullcontext():
-            OneSample().posterior_mean(**bad)
-        checks.raise_first()
 
 
 @pytest.mark.parametrize(
@@ -115,6 +75,14 @@ def test_averages_are_logged_every_n_steps():
         assert logged[6][name] == pytest.approx(loss[band].mean().item(), rel=1e-4)
 
 
+def test_every_validation_has_the_same_noise_and_no_two_steps_have():
+    net = WatchedNet()
+    train(LitEDM(net, OneSample()), Images(60), 2, limit_val_batches=1)
+    _, first, in_first, second, in_second = (z for z, *_ in net.calls)
+    assert torch.equal(in_first, in_second)
+    assert not torch.equal(first, second)
+
+
 GRID = {"sigma_min": 0.03, "sigma_max": 12.0, "rho": 4.0}
 
 
@@ -147,3 +115,21 @@ def test_samples_of_an_estimator_have_the_grid_the_class_and_draws_of_their_own(
     assert not torch.equal(first, second)
     assert not torch.equal(first, samples_of(range(3), seed=1).drawn[0])
     assert torch.equal(first, samples_of(range(3)).drawn[0])
+
+
+@pytest.mark.usefixtures("own_folder")
+def test_predict_with_the_exact_score_returns_images_of_the_reference_set(capsys):
+    run = ["--data", "Digits", "--data.batch_size", "32", "--model", "LitEstimator", "--trainer.accelerator", "cpu"]
+    run += ["--trainer.logger", "CSVLogger", "--trainer.logger.save_dir", "runs"]
+    for command, message in (("fit", "has nothing to train"), ("predict", "estimator is null")):
+        assert message in refusal_of([command, *run], capsys)
+    # Neither command needs a checkpoint.
+    main(["validate", *run])
+    assert "error" not in capsys.readouterr().err
+    # The exact score's flow ends in training images, so memorisation is the right result.
+    exact = ["--model.estimator", "Exact", "--model.sampling_steps", "40", "--data.predict_samples", "40"]
+    main(["predict", *run, *exact, "--sample_writer.format", "npz", "--sample_writer.folder", "out"])
+    samples = np.load("out/samples.npz")["images"].reshape(40, 64).astype(int)
+    digits = np.rint(load_digits().data * (255 / 16)).astype(int)
+    distance = np.abs(samples[:, None] - digits[None]).max(2).min(1)
+    assert (distance <= 2).mean() > 0.9

@@ -19,9 +19,9 @@ from lit_knn.sampling.flow_times import TimeSpan
 from lit_knn.sampling.guidance import guided
 from lit_knn.sampling.loading import build
 from lit_knn.sampling.samplers import heun_sampler, seeded_noise
-from tests.labelled import Labelled, Watched, undone
 from tests.short_training import TRAINER, train
 from tests.toys import enumerate_class_mean
+from tests.watched import Labelled, WatchedNet, undone
 
 
 def small_unet():
@@ -85,7 +85,7 @@ def test_w_1_is_the_conditional_model_and_w_0_the_unconditional_one_to_the_last_
 
 
 def test_labels_are_dropped_as_often_as_asked_and_reproducibly():
-    conditioning = Conditioning(Watched(), True, None, label_dropout=0.2)
+    conditioning = Conditioning(WatchedNet(num_classes=3), True, None, label_dropout=0.2)
     labels = torch.arange(40_000) % 3
     dropped = conditioning.dropped(labels, 1, 2)
     # Four standard deviations of a share of 40,000 draws.
@@ -98,16 +98,15 @@ def test_labels_are_dropped_as_often_as_asked_and_reproducibly():
 
 
 def test_the_target_of_an_item_without_class_is_the_mean_over_all_images():
-    data, net, losses = Labelled(), Watched(), []
+    data, net, losses = Labelled(), WatchedNet(num_classes=3), []
     model = LitEDM(net, Exact(), class_conditional=True, label_dropout=0.5)
     model.objective = lambda loss, x: losses.append(loss.detach()) or loss.mean()
     train(model, data, 1, limit_val_batches=1)
-    trained, validated = net.calls[-2:]
-    assert torch.equal(validated[2], data.labels)
-    z, sigma = undone(trained)
-    unlabelled = trained[2] == NO_CLASS
-    assert torch.equal(trained[2][~unlabelled], data.labels[~unlabelled])
-    level = sigma.reshape(-1, 1, 1, 1)
+    labels, labels_of_validation = net.labels[-2:]
+    assert torch.equal(labels_of_validation, data.labels)
+    z, level = undone(net.calls[-2])
+    sigma, unlabelled = level.flatten(), labels == NO_CLASS
+    assert torch.equal(labels[~unlabelled], data.labels[~unlabelled])
     denoised = 0.25 / (level**2 + 0.25) * z + 0.5 * level / (level**2 + 0.25).sqrt() * 0.3
     every = ReferenceSet(data.x, labels=torch.zeros(60, dtype=torch.int64))
     whole = enumerate_class_mean(every, z, sigma, torch.zeros(60, dtype=torch.int64))
@@ -174,4 +173,4 @@ def test_the_trainings_of_a_checkpoint_decide_over_its_guidance(kind, tmp_path):
 def test_options_that_do_not_fit_are_refused(kind, options, words):
     conditional = options.get("class_conditional", True)
     with pytest.raises(InputError, match=f"^{kind.__name__}: {words}"):
-        kind(Watched(3 if conditional else 0), Exact(), **{"class_conditional": conditional, **options})
+        kind(WatchedNet(num_classes=3 if conditional else 0), Exact(), **{"class_conditional": conditional, **options})

@@ -1,0 +1,135 @@
+"""What a training module refuses when it is made, when it gets its data, and when it gets a checkpoint."""
+
+import math
+
+import pytest
+from torch import nn
+
+from lit_knn.callbacks import PowerAverages, SampleGrid
+from lit_knn.common.errors import InputError
+from lit_knn.data import Digits
+from lit_knn.estimators import KNN, OneSample
+from lit_knn.modules import LitECT, LitEDM, LitFlow, LitICT, LitMeanFlow
+from lit_knn.nets import UNet
+from lit_knn.sampling.flow_times import FixedSteps
+from tests.networks import write_own, write_published, write_start
+from tests.short_training import train
+from tests.trained_runs import last
+from tests.watched import Labelled, WatchedNet
+
+
+def unet(**options):
+    return UNet(1, **{"channels": 8, "multipliers": (1, 2), "blocks": 1} | options)
+
+
+CASES = [
+    (LitICT, {"lr": math.nan}, "lr must be above 0"),
+    (LitICT, {"ema_decay": 1.0}, "ema_decay"),
+    (LitICT, {"s0": 0}, "s0"),
+    (LitICT, {"total_steps": 0}, "total_steps"),
+    (LitICT, {"sigma_min": 100.0}, "sigma_min"),
+    (LitICT, {"P_std": 0.0}, "P_std"),
+    (LitICT, {"sigma_data": -1.0}, "sigma_data"),
+    (LitICT, {"predict_steps": 3}, "predict_steps=3 must be between 1 and"),
+    (LitICT, {"huber_c": 0.0}, "huber_c must be above 0"),
+    (LitICT, {"sampling_sigmas": (1.0, 2.0)}, "sampling_sigmas"),
+    (LitICT, {"sampling_sigmas": (80.0, 0.002)}, "sampling_sigmas"),
+    (LitEDM, {"ema_half_life_images": 0}, "ema_half_life_images must be above 0"),
+    (LitEDM, {"lr_ramp_up_images": -1}, "lr_ramp_up_images must be at least 0"),
+    (LitEDM, {"sampling_steps": 0}, "sampling_steps must be above 0"),
+    (LitEDM, {"class_conditional": True}, "class_conditional=True, but the net has num_classes=0"),
+    (LitEDM, {"sampling_class": "a"}, "sampling_class='a', but .* num_classes=0"),
+    (LitFlow, {"sampler": FixedSteps(max)}, "solver=max does not take the arguments z, t, t_next, "),
+    (LitFlow, {"output": nn.Identity}, "output=Identity makes Identity, not a FlowNetwork"),
+    (LitFlow, {"warped": "no"}, "warped='no' must be posterior or source"),
+    (LitMeanFlow, {}, "the second time 8, but the net has augment_dim=0"),
+    (LitMeanFlow, {"net": unet(augment_dim=8), "power": -1}, "power must be at least 0"),
+    (LitMeanFlow, {"net": unet(augment_dim=8), "different": 1.5}, "different must be from 0 to 1"),
+    (LitMeanFlow, {"net": unet(augment_dim=8), "kappa": 1}, "kappa must be at least 0 and below 1"),
+    (LitECT, {"q": 1.0}, "q must be above 1 and finite, because the gap shrinks"),
+    (LitECT, {"k": -1.0}, "k must be at least 0"),
+    (LitECT, {"b": math.inf}, "b must be at least 0 and finite"),
+    (LitECT, {"stage_steps": 0}, "stage_steps and stages must be at least 1, got 0"),
+    (LitECT, {"stages": 24}, "q=2.0 and stages=24 leave r within float32's rounding of t"),
+    (LitECT, {"k": 1e300}, "k=1e[+]300, .* leave r = 0 at all t up to 80 in the last stage, so r never approaches t"),
+    (LitECT, {"P_mean": 1000.0}, "P_mean=1000.0 and P_std=2.0 draw noise levels beyond the range of float32"),
+    (LitECT, {"sigma_data": 0.3}, r"start=.*own\.ckpt was trained with sigma_data=0.5, not 0.3"),
+    (LitECT, {"metric": nn.functional.mse_loss}, r"mse_loss must return a finite distance of each item.* got \(\)"),
+    (LitECT, {"metric": abs}, "metric=abs does not take the arguments student, teacher"),
+    (LitECT, {"net": unet(augment_dim=9)}, "the net has augment_dim=9, but tuning has no augmentation"),
+    (LitECT, {"net": unet(channels=16)}, r"start=.*own\.ckpt: the weights do not fit the architecture"),
+    (LitECT, {"start": None, "net": None}, "start=null needs net"),
+    (LitECT, {"start": "none.pkl"}, r"start=none\.pkl: no such file"),
+    (PowerAverages, {"lengths": [0.5]}, "a relative length must be above 0"),
+    (PowerAverages, {"lengths": []}, "relative lengths must be different numbers, at least one"),
+    (PowerAverages, {"every_n_images": 0}, "every_n_images must be at least 1, got 0"),
+    (PowerAverages, {"dtype": "int8"}, "dtype=int8 is not one of float32, float16, bfloat16"),
+]
+
+
+@pytest.mark.parametrize(("kind", "options", "message"), CASES, ids=lambda value: getattr(value, "__name__", None))
+def test_an_option_out_of_range_is_named(kind, options, message, tmp_path):
+    given = {} if kind is PowerAverages else {"net": unet(), "estimator": OneSample()}
+    given |= {"start": write_own(tmp_path / "own.ckpt")} if kind is LitECT else {}
+    with pytest.raises(InputError, match=f"^{kind.__name__}: .*{message}") as caught:
+        kind(**given | options)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_file_that_is_no_denoiser_of_the_architecture_is_no_start(trained_run, tmp_path):
+    published = write_published(tmp_path / "published.pkl")
+    foreign = write_start(tmp_path / "foreign.ckpt", WatchedNet())
+    for start, net, message in [
+        (last(trained_run("ict")[0]), unet(), r"last\.ckpt: a consistency model has no denoiser"),
+        (foreign, None, r"foreign\.ckpt: the file does not tell the architecture .*: give net"),
+        (published, unet(), r"published\.pkl: the weights do not fit the architecture"),
+    ]:
+        with pytest.raises(InputError, match=f"^LitECT: start=.*{message}") as caught:
+            LitECT(OneSample(), start, net)
+        assert "\n" not in str(caught.value)
+    with pytest.raises(InputError, match="in_channels=3, but the images have the shape"):
+        train(LitECT(OneSample(), published), Digits(batch_size=64), 1)
+
+
+NAMED = {"class_names": ["cat", "house", "tower"]}
+
+
+@pytest.mark.parametrize(
+    ("num_classes", "options", "data", "words"),
+    [
+        (3, {"class_conditional": False}, {}, "LitEDM: class_conditional=False, but the net has num_classes=3"),
+        (3, {"sampling_class": 3}, {}, "LitEDM: sampling_class=3, but the net has num_classes=3"),
+        (3, {"sampling_class": -1}, {}, "LitEDM: sampling_class=-1, but the net has num_classes=3"),
+        (3, {"sampling_class": "a"}, {}, "LitEDM: sampling_class='a', but .* num_classes=3 without names: give"),
+        (3, {"sampling_class": "towre"}, NAMED, "LitEDM: sampling_class='towre' is no class; did you mean tower?"),
+        (3, {"sampling_class": "zebra"}, NAMED, "='zebra' is no class; the classes are cat, house, tower"),
+        (3, {}, {"class_names": ["cat", "cat", "tower"]}, "LitEDM: class_names must be 3 different names"),
+        (3, {}, {"in_reference": False}, "LitEDM: class_conditional=True, but the data has no labels"),
+        (3, {}, {"lowest": 1}, "LitEDM: the labels of the data are 1 to 3, but .* no image has the label 0"),
+        # Of ten classes, samples of seven would be of classes that do not exist.
+        (10, {}, {}, "LitEDM: the labels of the data are 0 to 2, but .* num_classes=10: give it 3"),
+        (3, {}, {"in_batches": False}, "LitEDM: class_conditional=True, but the batches have no labels"),
+        (3, {"estimator": KNN(k=40, n=4)}, {}, r"^class 0: KNN: k=40 is more than the \d+ images"),
+    ],
+)
+def test_classes_that_do_not_fit_are_refused(num_classes, options, data, words):
+    options = {"estimator": OneSample(), "class_conditional": True} | options
+    with pytest.raises(InputError, match=words):
+        train(LitEDM(WatchedNet(num_classes=num_classes), **options), Labelled(**data), 1)
+
+
+def test_a_checkpoint_of_another_sigma_data_or_net_is_refused():
+    saved = {"state_dict": LitEDM(unet(), OneSample()).state_dict(), "hyper_parameters": {"sigma_data": 0.5}}
+    LitEDM(unet(), OneSample()).check_checkpoint(saved)
+    with pytest.raises(InputError, match=r"preconditioning: sigma_data is 0.5 in the checkpoint, 0.4 in LitEDM"):
+        LitEDM(unet(), OneSample(), sigma_data=0.4).check_checkpoint(saved)
+    saved["generative_model"] = {"kind": "flow"}
+    with pytest.raises(InputError, match=r"another architecture: .*; the checkpoint is of a flow model"):
+        LitEDM(WatchedNet(), OneSample()).check_checkpoint(saved)
+
+
+def test_a_grid_of_steps_that_the_sampler_does_not_take_is_refused_before_the_first_step():
+    model = LitFlow(unet(), OneSample())
+    with pytest.raises(InputError, match="SampleGrid: num_steps must be an integer from 1 to"):
+        train(model, Digits(batch_size=32), 1, callbacks=[SampleGrid(4, (2**25,))])
+    assert model.images_seen == 0
