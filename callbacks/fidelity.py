@@ -56,21 +56,22 @@ class Fidelity(Measurement):
         self.last_values: dict[str, float] = {}
 
     def check(self) -> None:
-        self.measure.prepare(self._reference(), self.num_samples)
+        self.measure.prepare(self.real(), self.num_samples)
 
     def evaluate(self) -> None:
-        samples = ((seeds, decoded(self.trainer, drawn)) for seeds, drawn in self.samples(self.module))
-        self.last_values = self.measure(self._reference(), samples, self.num_samples, self.device, self.bar)
+        samples = self.samples(self.module)
+        self.last_values = self.measure(self.real(), samples, self.num_samples, self.device, self.bar)
         self.log_values(self.last_values, shown=(self.measure.metric, "inception_score"))
         if self.is_first:
             self._write()
 
     def samples(self, pl_module: Any, draw: int = 1) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield this rank's share of the samples: seeds (B,) and images (B, *shape). Each draw has its own seeds."""
+        """Yield this rank's share of the samples: seeds (B,) and decoded images. Each draw has its own seeds."""
         first = (draw - 1) * self.num_samples
-        return draw_samples(pl_module.sample, self.num_samples, self.measure.batch_size, first)
+        drawn = draw_samples(pl_module.sample, self.num_samples, self.measure.batch_size, first)
+        return ((seeds, decoded(self.trainer, own)) for seeds, own in drawn)
 
-    def _reference(self) -> ReferenceSet:
+    def real(self) -> ReferenceSet:
         """Return the real images; those of latents are the images that the latents are of."""
         reference = self.real_images(self.held_out, may_be_sharded=True)
         images = getattr(self.data, "held_out_image_reference" if self.held_out else "image_reference", None)

@@ -52,7 +52,7 @@ class Measurement(pl.Callback):
             if not isinstance(pl_module, self.model_class):
                 got = type(pl_module).__name__
                 raise InputError(f"{name}: needs the model {self.model_class.__name__}, got {got}")
-            self._join(trainer, pl_module)
+            self.join(trainer, pl_module)
             # The first rank decides, so that all ranks stop.
             taken = broadcast(next((file for file in self.outputs if (self.run_folder / file).exists()), None))
             with prefixed(name):
@@ -62,12 +62,13 @@ class Measurement(pl.Callback):
                 self.check()
 
     def on_validation_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        self._join(trainer, pl_module)
+        self.join(trainer, pl_module)
         if not trainer.sanity_checking:
             with prefixed(type(self).__name__):
                 self.evaluate()
 
-    def _join(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+    def join(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Take trainer, model and data of a run. Every rank must call it."""
         self.trainer, self.module = trainer, cast(Any, pl_module)
         self.data: Any = getattr(trainer, "datamodule", None)
         self.device, self.is_first = trainer.strategy.root_device, trainer.is_global_zero

@@ -18,7 +18,7 @@ from lit_knn.metrics.kept_results import KeptResults
 from lit_knn.metrics.latents import check_at_least
 from lit_knn.runs.checkpoints import read_training
 from lit_knn.runs.folder import RunFolder, averages_in
-from lit_knn.runs.run import data_reference, measuring_bar
+from lit_knn.runs.run import measuring_bar
 
 
 class BestCheckpoint(pl.Callback):
@@ -48,8 +48,10 @@ class BestCheckpoint(pl.Callback):
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Find the checkpoints and their finished measurements, before anything is sampled."""
         self.checkpoints, self._key = on_first_rank(lambda: self._find(trainer.max_steps))
-        self._reference = data_reference(trainer, may_be_sharded=True)
-        self.fidelity.measure.prepare(self._reference, self.fidelity.num_samples)
+        # The callback chooses the images: perhaps held-out ones, and those that latents are of.
+        self.fidelity.join(trainer, pl_module)
+        self.fidelity.check()
+        self._reference = self.fidelity.real()
         self._kept, self._drawn = self._open(pl_module)
         for table in (self._kept, self._drawn):
             table.refuse_other_settings()
@@ -75,7 +77,8 @@ class BestCheckpoint(pl.Callback):
         }
         settings = json.loads(json.dumps(settings, default=str))  # Settings read from a file have these types.
         names = [self.metric, *(("inception_score", "inception_score_std") if measure.extractor.num_logits else ())]
-        names += [n for m in measure.extra_metrics for n in ((m, "kid_std") if m == "kid" else (m,))]
+        extra = (n for m in measure.extra_metrics for n in ((m, "kid_std") if m == "kid" else (m,)))
+        names += [n + measure.suffix for n in extra]
         columns = {"step": int, "images_seen": int, **({"ema": float} if self._key == "ema" else {}), "checkpoint": str}
         columns |= dict.fromkeys(names, float) | {"num_samples": int, "seconds": float}
         folder, prefix = self.run, CHECKPOINTS_PREFIX

@@ -35,14 +35,19 @@ class TrainingCurve:
         return f"{self.estimator} {counts}".strip()
 
 
+def higher_is_better(metric: str) -> bool:
+    """Tell whether larger values of a metric are better; metrics of held-out images have their own names."""
+    return metric.removesuffix("_held_out") in HIGHER_IS_BETTER
+
+
 def best_point(points: Points, metric: str) -> tuple[int, float]:
     """Return the first point with the best value of the metric."""
-    return (max if metric in HIGHER_IS_BETTER else min)(points, key=lambda point: point[1])
+    return (max if higher_is_better(metric) else min)(points, key=lambda point: point[1])
 
 
 def passes(points: Points, baseline: Points, metric: str) -> int | None:
     """Return the images seen when a curve is first better than the best of `baseline`; None if it never is."""
-    best, sign = best_point(baseline, metric)[1], 1 if metric in HIGHER_IS_BETTER else -1
+    best, sign = best_point(baseline, metric)[1], 1 if higher_is_better(metric) else -1
     return next((seen for seen, value in points if sign * value > sign * best), None)
 
 

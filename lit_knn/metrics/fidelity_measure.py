@@ -56,14 +56,14 @@ class FidelityMeasure:
         self.extractor, self.batch_size = InceptionV3() if extractor is None else extractor, batch_size
         self.extra_metrics, self.kid_subset_size = tuple(extra_metrics), kid_subset_size
         self.cache_dir, self.mirrored = cache_dir, mirrored
-        self._suffix = HELD_OUT if held_out else ""
+        self.suffix = HELD_OUT if held_out else ""
         self._ready = False
         self._real: FeatureStatistics | None = None
 
     @property
     def metric(self) -> str:
         """Name of the distance: the extractor's, and `_held_out` for held-out images."""
-        return self.extractor.metric + self._suffix
+        return self.extractor.metric + self.suffix
 
     def prepare(self, reference: ReferenceSet, num_images: int) -> None:
         """Load the extractor and check that `num_images` images can be compared with the data, before any long work."""
@@ -128,7 +128,7 @@ class FidelityMeasure:
             if {"precision", "recall"} & set(self.extra_metrics):
                 shares = precision_recall(generated.features, real.features)
                 extra |= {name: value for name, value in shares.items() if name in self.extra_metrics}
-        return values | {name + self._suffix: value for name, value in extra.items()}
+        return values | {name + self.suffix: value for name, value in extra.items()}
 
     def _real_statistics(
         self, reference: ReferenceSet, device: torch.device | str, bar: Bar

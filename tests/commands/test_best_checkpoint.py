@@ -213,6 +213,26 @@ def test_an_appended_measurement_takes_the_place_of_the_runs_own(run, capsys):
     assert len(read_distances([run])["inception_score"]) == 4
 
 
+@pytest.mark.filterwarnings("ignore:.*rank-deficient")
+@pytest.mark.parametrize("latents", [False, True])
+def test_the_images_are_those_that_a_validation_compares_with(run, latents):
+    """These are held-out ones, and not latents."""
+    data = {"class_path": "lit_knn.data.Digits", "init_args": {"batch_size": 32, "val_images": 32}}
+    if latents:
+        code = {"class_path": "lit_knn.data.autoencoders.PCA", "init_args": {"latent_shape": [1, 8, 8]}}
+        data = {"class_path": "lit_knn.data.Latents", "init_args": {"images": data, "autoencoder": code}}
+    data["init_args"]["held_out"] = 90
+    Path("data.yaml").write_text(yaml.safe_dump({"data": data}))
+    pixels = {"class_path": "lit_knn.metrics.Pixels"}
+    config = [*fidelity(extractor=pixels, num_samples=70, held_out=True, extra_metrics=["recall"]), "-c", "data.yaml"]
+    best(*config)
+    found = rows("checkpoints_fd_pixels_held_out.csv")[0]
+    main(["validate", "-c", str(run / "config.yaml"), *config, "--ckpt_path", found["checkpoint"]])
+    (measured,) = read_rows(Path("runs/table1_digits/knn_1/fidelity.csv"))
+    for name in ("fd_pixels_held_out", "recall_held_out"):
+        assert float(found[name]) == pytest.approx(float(measured[name]), rel=1e-5)
+
+
 def test_what_cannot_be_measured_is_said_in_one_line_before_samples_are_drawn(run, capsys, monkeypatch):
     monkeypatch.setattr("callbacks.Fidelity.samples", lambda *_: pytest.fail("samples were drawn"))
     assert "config.yaml does not exist; give the folder of a training run" in complaint(capsys, run="runs")

@@ -148,6 +148,21 @@ def test_the_hour_of_ect_has_the_settings_of_its_script():
     assert sum(p.numel() for p in net.parameters()) == 55_732_739
 
 
+def test_the_mean_flow_has_the_settings_of_its_paper_and_the_published_network_those_of_edm():
+    # arXiv 2505.13447, CIFAR-10: decay 0.99995 a step, 10,000 steps of warm-up.
+    run, images = resolved(CONFIGS / "meanflow" / "cifar10.yaml"), 1024
+    h, times = run["model"]["init_args"], run["model"]["init_args"]["times"]["init_args"]
+    assert run["data"]["init_args"]["batch_size"] * run["trainer"]["accumulate_grad_batches"] == images
+    assert (run["trainer"]["max_steps"], h["lr"], h["lr_ramp_up_images"]) == (800_000, 6e-4, 10_000 * images)
+    assert h["ema_half_life_images"] == pytest.approx(images * np.log(0.5) / np.log(0.99995), rel=0.01)
+    assert (times["mean"], times["std"], h["different"], h["power"]) == (-2, 2, 0.75, 0.75)
+    assert h["net"]["init_args"]["dropout"] == 0.2
+    run = resolved(CONFIGS / "table2" / "published.yaml")
+    h, measure = run["model"]["init_args"], run["trainer"]["callbacks"][1]["init_args"]
+    assert [h[name] for name in ("sampling_steps", "sigma_min", "sigma_max", "rho")] == [18, 0.002, 80, 7]
+    assert measure["num_samples"] == 50_000
+
+
 def test_a_run_without_its_network_file_names_it_in_one_line(capsys):
     line = refusal_of(["validate", "-c", str(CONFIGS / "figure5" / "cifar10.yaml")], capsys)
     assert "path=data/edm-cifar10-32x32-uncond-vp.pkl: no such file" in line

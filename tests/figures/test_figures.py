@@ -72,6 +72,8 @@ def test_the_rows_of_figure_2_and_their_places():
     assert [axes.get_title() for axes in grid[0]] == ["$t = 0.25$", "$t = 2$", "$t = 40$"]
     assert [axes.get_ylabel() for axes in grid[:, 0]] == ["a", "b"]
     assert [[axes.images[0].get_array()[0, 0, 0] for axes in row] for row in grid] == [[0, 0, 0], [255, 255, 128]]
+    (axes,) = figure2({"a": torch.tensor([[-1.0, 1.0, 0.0], [1.0, -1.0, -1.0]]).expand(1, 1, 2, 3)}, [1.0]).axes
+    assert axes.images[0].get_array()[..., 1].tolist() == [[0, 255, 128], [255, 0, 0]]
 
 
 # Figure 3
@@ -225,6 +227,8 @@ def test_of_a_score_the_highest_is_the_best_and_a_tie_passes_nothing():
     assert passes(higher, lower, "inception_score") == 2
     assert passes(lower, higher, "inception_score") is None
     assert passes(lower, lower, "inception_score") is None
+    assert best_point(higher, "recall_held_out") == (2, 9.0)
+    assert passes(higher, lower, "recall_held_out") == 2
 
 
 def test_the_time_of_the_estimator_follows_that_of_the_rest():
@@ -265,6 +269,7 @@ def test_figure_5_has_the_distance_left_and_the_copies_right_in_the_order_of_t_s
             assert list(line.get_ydata()) == [values[line.get_label(), t][place] for t in (0.1, 5.0)]
     assert {line.get_label(): line.get_linestyle() for line in left.lines} == {"KNN": "-", "forward": "--"}
     assert (left.get_ylabel(), right.get_ylabel()) == ("FID", "copied fraction")
+    assert {line.get_label(): colour(line) for line in right.lines} == {"KNN": PALETTE["KNN"][0], "forward": "#808080"}
 
 
 def test_curves_of_agreement_show_values_errors_and_the_range_over_networks():
@@ -341,6 +346,11 @@ def test_variants_of_an_estimator_are_lighter_and_other_names_differ_and_the_fir
     assert colours["single Monte_Carlo"] == to_rgb(PALETTE["MonteCarlo"][0])
     assert len(set(colours.values())) == len(names)
     assert sorted(names, key=lambda name: -found[name]["zorder"]) == names
+    # They get lighter in the order that is given.
+    names = ["KNN k=64", "KNN k=256", "KNN k=1024"]
+    found = looks(names)
+    shades = [sum(to_rgb(found[name]["color"])) for name in names]
+    assert shades == sorted(shades)
     assert to_rgb(looks(["Exact above KNN"])["Exact above KNN"]["color"]) == to_rgb(PALETTE["Exact"][0])
 
 

@@ -70,3 +70,7 @@ def test_the_likest_pairs_come_first_and_fewer_samples_than_pairs_leave_places_e
         found, ids = likest.compute()
         assert ids.tolist() == expected
         assert torch.equal(found, samples[expected])
+    # A sample as near to two images is no likely copy, but a sample all the same.
+    between = LikestPairs(2, ReferenceSet(SQUARE))
+    between.update(middle := torch.tensor([[3.0, 0.0]]), nearest_images(middle, ReferenceSet(SQUARE)))
+    assert torch.equal(between.compute()[0], middle)

@@ -118,15 +118,16 @@ def test_every_validation_has_the_same_noise(tmp_path):
     assert first == second
 
 
-def other(kind, schedule=None):
-    """A model with another optimiser, with or without a schedule."""
+def other(kind, schedule=None, frequency=1):
+    """A model with another optimiser, with or without a schedule, which takes its steps at a frequency."""
     model = ict()
 
     def configured():
         optimizer = kind(model.parameters(), lr=0.1)
         if schedule is None:
             return optimizer
-        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule(optimizer), "interval": "step"}}
+        often = {"interval": "step", "frequency": frequency}
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule(optimizer), **often}}
 
     model.configure_optimizers = configured
     return model
@@ -164,6 +165,7 @@ def test_a_schedule_that_ends_before_the_training_is_refused_at_its_start(tmp_pa
     with pytest.raises(InputError, match="total_steps 5: OneCycleLR would end before the 6 steps of the training"):
         fit(tmp_path, other(torch.optim.RAdam, cycle), 6)
     assert fit(tmp_path, other(torch.optim.RAdam, cycle), 5)[0] == 0
+    assert fit(tmp_path / "rare", other(torch.optim.RAdam, cycle, frequency=2), 6)[0] == 0
 
 
 class Changed(Digits):
