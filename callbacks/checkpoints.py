@@ -10,9 +10,8 @@ from torch.optim import Optimizer
 
 from lit_knn.common.checkpoint_file import CHECKPOINTS, LAST_NAME
 from lit_knn.common.distributed import on_first_rank
-from lit_knn.common.errors import InputError, NonFiniteLossError, prefixed
+from lit_knn.common.errors import InputError, NonFiniteLossError, check_at_least, prefixed
 from lit_knn.common.files import make_folder
-from lit_knn.metrics.latents import check_at_least
 from lit_knn.modules.base import EstimatorTraining
 from lit_knn.runs.checkpoints import is_end_of_training, read_training
 from lit_knn.runs.interruption import stop_signal

@@ -6,10 +6,10 @@ from typing import Any
 from torch import Tensor
 
 from lit_knn.callbacks.measurement import Measurement
-from lit_knn.common.errors import prefixed
+from lit_knn.common.errors import check_at_least, prefixed
 from lit_knn.common.tables import FIDELITY_CSV, undamaged_rows, write_rows
 from lit_knn.metrics import FeatureExtractor, FidelityMeasure, Pixels
-from lit_knn.metrics.latents import check_at_least, draw_samples
+from lit_knn.metrics.latents import draw_samples
 from lit_knn.reference import ReferenceSet
 from lit_knn.runs.run import decoded
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from lit_knn.callbacks.measurement import Measurement
-from lit_knn.common.errors import InputError, prefixed
+from lit_knn.common.errors import InputError, check_at_least, prefixed
 from lit_knn.common.pixels import are_pictures
 from lit_knn.common.settings import describe
 from lit_knn.common.tables import Row
@@ -21,7 +21,7 @@ from lit_knn.figures import figure5, image_grid
 from lit_knn.metrics import FeatureExtractor, FidelityMeasure
 from lit_knn.metrics.hybrid import HybridSamples
 from lit_knn.metrics.kept_results import KeptResults
-from lit_knn.metrics.latents import bind_all, check_at_least, check_names, check_not_empty, draw_samples
+from lit_knn.metrics.latents import bind_all, check_names, check_not_empty, draw_samples
 from lit_knn.metrics.memorisation import MemorisationMetric, check_search, nearest_images
 from lit_knn.modules import LitEstimator
 from lit_knn.sampling.samplers import hybrid_sigmas

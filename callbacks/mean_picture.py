@@ -3,11 +3,11 @@
 from pytorch_lightning.utilities import rank_zero_info
 
 from lit_knn.callbacks.measurement import Measurement
-from lit_knn.common.errors import InputError, prefixed
+from lit_knn.common.errors import InputError, check_at_least, prefixed
 from lit_knn.common.pixels import are_pictures
 from lit_knn.estimators import Estimator
 from lit_knn.figures import figure2
-from lit_knn.metrics.latents import check_at_least, check_not_empty, noise_grid
+from lit_knn.metrics.latents import check_not_empty, noise_grid
 from lit_knn.metrics.mean_pictures import mean_pictures
 
 

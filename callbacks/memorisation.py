@@ -1,11 +1,11 @@
 """Find samples that are copies of training images."""
 
 from lit_knn.callbacks.measurement import Measurement
-from lit_knn.common.errors import prefixed
+from lit_knn.common.errors import check_at_least, prefixed
 from lit_knn.common.pixels import are_pictures
 from lit_knn.figures.image_grid import pair_grid
 from lit_knn.metrics import nearest_images
-from lit_knn.metrics.latents import check_at_least, draw_samples
+from lit_knn.metrics.latents import draw_samples
 from lit_knn.metrics.memorisation import LikestPairs, MemorisationMetric, check_search
 
 

@@ -7,7 +7,7 @@ from pytorch_lightning.utilities import rank_zero_info
 from torch import Tensor
 
 from lit_knn.callbacks.measurement import Measurement
-from lit_knn.common.errors import InputError, prefixed
+from lit_knn.common.errors import InputError, check_at_least, prefixed
 from lit_knn.common.pixels import are_pictures
 from lit_knn.common.settings import describe
 from lit_knn.common.tables import Row, text_table, write_rows
@@ -15,7 +15,7 @@ from lit_knn.estimators import Estimator, Exact
 from lit_knn.figures.network_agreement import agreement_curves, agreement_grid, same_noise_boxes
 from lit_knn.metrics import network_agreement
 from lit_knn.metrics.kept_results import KeptResults
-from lit_knn.metrics.latents import bind_all, check_at_least, check_names, check_not_empty, noise_grid
+from lit_knn.metrics.latents import bind_all, check_names, check_not_empty, noise_grid
 from lit_knn.metrics.network_agreement import GENERATED, HELD_OUT, IMAGES, TRAINING
 from lit_knn.metrics.same_noise import COLUMNS, SameNoise, same_noise
 from lit_knn.modules import LitEstimator

@@ -10,9 +10,8 @@ from pytorch_lightning.utilities import rank_zero_warn
 
 from lit_knn.common.checkpoint_file import kept_in
 from lit_knn.common.distributed import on_first_rank
-from lit_knn.common.errors import InputError, prefixed
+from lit_knn.common.errors import InputError, check_at_least, prefixed
 from lit_knn.common.files import make_folder
-from lit_knn.metrics.latents import check_at_least
 from lit_knn.modules.averaging import TrackedAverages, checked_lengths, make_snapshot
 from lit_knn.modules.base import EstimatorTraining
 from lit_knn.runs.checkpoints import WholeCheckpointIO, is_end_of_training

@@ -5,10 +5,9 @@ from pathlib import Path
 import pytorch_lightning as pl
 
 from lit_knn.callbacks.measurement import Measurement
-from lit_knn.common.errors import prefixed
+from lit_knn.common.errors import check_at_least, prefixed
 from lit_knn.common.pixels import are_pictures
 from lit_knn.figures import captioned, image_grid
-from lit_knn.metrics.latents import check_at_least
 from lit_knn.modules.base import EstimatorTraining
 from lit_knn.runs.run import decoded
 

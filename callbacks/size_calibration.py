@@ -7,14 +7,14 @@ import yaml
 from pytorch_lightning.utilities import rank_zero_info
 
 from lit_knn.callbacks.measurement import Measurement
-from lit_knn.common.errors import prefixed
+from lit_knn.common.errors import check_at_least, prefixed
 from lit_knn.common.files import written_whole
 from lit_knn.common.settings import describe
 from lit_knn.common.tables import Row, text_table, write_rows
 from lit_knn.estimators import Estimator
 from lit_knn.figures.network_agreement import size_calibration
 from lit_knn.metrics.kept_results import KeptResults
-from lit_knn.metrics.latents import bind_all, check_at_least, check_not_empty
+from lit_knn.metrics.latents import bind_all, check_not_empty
 from lit_knn.metrics.same_noise import COLUMNS, SameNoise
 from lit_knn.metrics.size_calibration import FIRST_SEED, best_sizes, calibration_curve, compare_sizes, sized
 from lit_knn.modules import LitEstimator

@@ -11,11 +11,10 @@ from pytorch_lightning.utilities import rank_zero_info, rank_zero_warn
 
 from lit_knn.callbacks import Fidelity
 from lit_knn.common.distributed import on_first_rank
-from lit_knn.common.errors import InputError, prefixed
+from lit_knn.common.errors import InputError, check_at_least, prefixed
 from lit_knn.common.tables import AVERAGES_PREFIX, CHECKPOINTS_PREFIX, DRAWS_PREFIX, TITLES, Row
 from lit_knn.figures import average_curve, checkpoint_curve, save_figure
 from lit_knn.metrics.kept_results import KeptResults
-from lit_knn.metrics.latents import check_at_least
 from lit_knn.runs.checkpoints import read_training
 from lit_knn.runs.folder import RunFolder, averages_in
 from lit_knn.runs.run import measuring_bar

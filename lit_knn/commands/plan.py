@@ -217,10 +217,10 @@ def data_parts(
 
 def estimators_of(trainer: pl.Trainer, model: pl.LightningModule) -> list[Any]:
     """Return the estimators of the model and of the callbacks that measure estimators."""
-    found = [getattr(model, "estimator", None), getattr(model, "tangent", None)]
-    for callback in trainer.callbacks:  # type: ignore[attr-defined]
-        measured = getattr(callback, "estimators", None)
-        found += [getattr(callback, "network", None), *(measured.values() if isinstance(measured, dict) else ())]
+    found: list[Any] = []
+    for part in (model, *trainer.callbacks):  # type: ignore[attr-defined]
+        own = getattr(part, "estimators", None)
+        found += [*(own.values() if isinstance(own, dict) else ()), getattr(part, "network", None)]
     return [estimator for estimator in found if isinstance(estimator, Estimator)]
 
 

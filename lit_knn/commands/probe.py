@@ -10,13 +10,15 @@ import pytorch_lightning as pl
 import torch
 import yaml
 
+from lit_knn.common.errors import check_at_least
 from lit_knn.common.files import written_whole
 from lit_knn.common.rng import Stream, keyed_generator
 from lit_knn.common.stopwatch import Stopwatch
 from lit_knn.common.tables import text_table, write_rows
 from lit_knn.data import ReferenceDataModule
+from lit_knn.figures import probe_figure, save_figure
 from lit_knn.metrics.estimator_error import mean_and_error, share_and_error
-from lit_knn.metrics.latents import NoisyLatents, check_at_least, noise_grid
+from lit_knn.metrics.latents import NoisyLatents, noise_grid
 from lit_knn.metrics.probe import TARGETS, Columns, measure
 from lit_knn.modules import LitECT, LitEstimator, LitFlow, LitMeanFlow
 from lit_knn.modules.base import check_device
@@ -62,8 +64,6 @@ def probe(
         t_max: highest noise level.
         out: folder for the table, the picture, and probe.yaml with settings for `fit -c`.
     """
-    from lit_knn.figures import probe_figure, save_figure  # Only this command draws.
-
     check_device(self.strategy.root_device)
     check_at_least(2, latents=latents)
     model.trainer, t, folder, data = self, noise_grid(levels, t_min, t_max), Path(out).expanduser(), datamodule

@@ -57,11 +57,15 @@ class Trainer(pl.Trainer):
         overfit_batches: Batches = 0.0,
         **kwargs: Any,
     ) -> None:
-        kwargs |= {"limit_train_batches": limit_train_batches, "limit_val_batches": limit_val_batches}
-        kwargs["limit_predict_batches"] = limit_predict_batches
         if kwargs.get("enable_checkpointing") is False:  # The command line gives every run a LastCheckpoint.
             kwargs["callbacks"] = [c for c in kwargs.get("callbacks") or () if not isinstance(c, LastCheckpoint)]
-        super().__init__(overfit_batches=overfit_batches, **kwargs)
+        super().__init__(
+            limit_train_batches=limit_train_batches,
+            limit_val_batches=limit_val_batches,
+            limit_predict_batches=limit_predict_batches,
+            overfit_batches=overfit_batches,
+            **kwargs,
+        )
         if type(self.strategy.checkpoint_io) is TorchCheckpointIO:
             self.strategy.checkpoint_io = WholeCheckpointIO()
         self.callbacks = [EndAtSigterm(), *self.callbacks]  # type: ignore[has-type]

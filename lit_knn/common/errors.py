@@ -33,6 +33,13 @@ def prefixed(owner: str) -> Iterator[None]:
         raise type(error)(f"{owner}: {error}") from error
 
 
+def check_at_least(least: int, **options: int) -> None:
+    """Refuse options below `least`."""
+    for name, value in options.items():
+        if value < least:
+            raise InputError(f"{name} must be at least {least}, got {value}")
+
+
 def first_line(error: BaseException) -> str:
     """Return the first line of an error's message, without a system error's number and path, or its class name."""
     said = error.strerror if isinstance(error, OSError) and error.strerror else str(error)

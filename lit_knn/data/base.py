@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from lit_knn.common.distributed import in_every_process, rank_and_size
-from lit_knn.common.errors import InputError
+from lit_knn.common.errors import InputError, check_at_least
 from lit_knn.common.memory import moved
 from lit_knn.common.rng import Stream, keyed_generator
 from lit_knn.data.autoencoders import Autoencoder
@@ -67,8 +67,8 @@ class ReferenceDataModule(pl.LightningDataModule, ABC):
     ) -> None:
         super().__init__()
         positive = {"batch_size": batch_size, "predict_samples": predict_samples, "val_images": val_images}
-        check_at_least(1, **positive, train_images=1 if train_images is None else train_images)
-        check_at_least(0, seed=seed, held_out=held_out)
+        check_data(1, **positive, train_images=1 if train_images is None else train_images)
+        check_data(0, seed=seed, held_out=held_out)
         self.batch_size = batch_size
         self.hflip = hflip
         self.index = index
@@ -205,8 +205,6 @@ def _batches_done(trainer: pl.Trainer) -> int:
     return progress.processed if counted is None else counted
 
 
-def check_at_least(least: int, **options: int) -> None:
-    """Refuse options of a data module that are smaller than `least`."""
-    for name, value in options.items():
-        if value < least:
-            raise InputError(f"data.{name} must be at least {least}, got {value}")
+def check_data(least: int, **options: int) -> None:
+    """Refuse options of a data module below `least`."""
+    check_at_least(least, **{f"data.{name}": value for name, value in options.items()})

@@ -69,7 +69,10 @@ def opened(path: str | os.PathLike[str]) -> Iterator[Files]:
             if name in found and not entry.is_dir():
                 raise InputError(f"{archive.filename} holds two files of the name {printable(name)}")
             found[name] = entry
-        read = lambda name: archive.read(found[name])  # noqa: E731
+
+        def read(name: str) -> bytes:
+            return archive.read(found[name])
+
         yield _files(path, list(found), read, lambda name: f"{found[name].file_size}\t{found[name].CRC}")
 
 

@@ -9,7 +9,7 @@ from lit_knn.common.errors import InputError, prefixed
 from lit_knn.common.progress import with_progress
 from lit_knn.data.array_files import read_array_file
 from lit_knn.data.autoencoders import Autoencoder
-from lit_knn.data.base import Images, Labels, ReferenceDataModule, check_at_least
+from lit_knn.data.base import Images, Labels, ReferenceDataModule, check_data
 from lit_knn.index.pca import sample_size
 from lit_knn.reference import ReferenceSet
 
@@ -46,7 +46,7 @@ class Latents(ReferenceDataModule):
             raise InputError("data.hflip=true would mirror latents, which are not those of mirrored images")
         if self.sharded:
             raise InputError("data.sharded=true does not work with Latents")
-        check_at_least(1, encode_batch=encode_batch)
+        check_data(1, encode_batch=encode_batch)
         for option in ("hflip", "sharded", "held_out", "train_images"):
             if given := getattr(images, option):
                 raise InputError(f"data.images.{option}={given} is not used: it is an option of Latents")

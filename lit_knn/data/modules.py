@@ -10,7 +10,7 @@ import torch
 from lit_knn.common.errors import InputError, prefixed
 from lit_knn.common.rng import keyed_generator
 from lit_knn.data.array_files import array_file_shape, read_array_file
-from lit_knn.data.base import Images, Labels, ReferenceDataModule, Stored, check_at_least
+from lit_knn.data.base import Images, Labels, ReferenceDataModule, Stored, check_data
 from lit_knn.data.image_files import count_image_files, read_image_files
 from lit_knn.data.prepared import read_prepared
 from lit_knn.data.reading import read_digits
@@ -40,7 +40,7 @@ class PointsOnALine(ReferenceDataModule):
 
     def __init__(self, num_points: int = 40, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        check_at_least(1, num_points=num_points)
+        check_data(1, num_points=num_points)
         self.num_points = num_points
 
     def load(self) -> tuple[Images, Labels]:

@@ -133,7 +133,7 @@ class Estimator(RecordsArguments, ABC):
 
     @property
     def can_warp(self) -> bool:
-        """Whether `warped_mean` works."""
+        """Tells whether `warped_mean` works."""
         return type(self)._warped_mean is not Estimator._warped_mean
 
     def by_class(self, wrap: "Callable[[Estimator], Estimator]") -> "Estimator":
@@ -227,7 +227,8 @@ class Estimator(RecordsArguments, ABC):
         sigma = process.sigma(t)
         bad = ~((sigma > 0) & sigma.isfinite())
         if bad.any():
-            self._need(False, f"{type(process).__name__} has no finite noise level at t={t[bad][0].item()}")
+            level = f"{type(process).__name__} has no finite noise level at t={t[bad][0].item()}"
+            raise InputError(f"{type(self).__name__}: {level}")
         # In half precision, the mean's rounding error exceeds a small t. The score would be this error divided by t².
         wide = z.to(torch.promote_types(z.dtype, torch.float32))
         mean = under_process(self.posterior_mean, process)(wide, t, x_source, generator, labels)

@@ -19,7 +19,7 @@ Points = Sequence[tuple[int, float]]  # (images seen, value), ascending
 
 @dataclass(frozen=True)
 class TrainingCurve:
-    """What the pictures show of one run."""
+    """Holds what the pictures show of one run."""
 
     name: str
     estimator: str  # class name

@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from lit_knn.common.distributed import own_batches
-from lit_knn.common.errors import InputError
+from lit_knn.common.errors import InputError, check_at_least
 from lit_knn.common.progress import progress_bar
 from lit_knn.estimators import Estimator, Exact
 from lit_knn.metrics.estimator_error import LatentMeans, MeanAndError, bias_share
-from lit_knn.metrics.latents import NoisyLatents, bind_all, check_at_least, check_not_empty, noise_grid
+from lit_knn.metrics.latents import NoisyLatents, bind_all, check_not_empty, noise_grid
 from lit_knn.metrics.measure import CERTIFIED, TIME, fixed_source, measure, posterior_source, quantities
 from lit_knn.reference import ReferenceSet
 

@@ -3,6 +3,7 @@
 import hashlib
 import os
 from abc import ABC, abstractmethod
+from functools import cached_property
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from lit_knn.common.pixels import are_pictures, to_rgb_uint8
 
 # First digits of the SHA-256 hash of the published weights. The name of the weights' file ends with these digits.
 INCEPTION_SHA256 = "6726825d"
-# Of the channels in [0, 1], with which torchvision's networks and DINOv2 were trained.
+# Mean and deviation of each channel, in [0, 1], with which torchvision's networks and DINOv2 were trained.
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
@@ -227,4 +228,8 @@ class DINOv2(NetworkExtractor):
         return self.network((x / 255 - mean) / std), None
 
     def fingerprint(self) -> str:
-        return f"dinov2-vit-l-14 bicubic {'' if self.weights is None else _sha256_of(self.weights)}".rstrip()
+        return f"dinov2-vit-l-14 bicubic {self._identity}"
+
+    @cached_property
+    def _identity(self) -> str:
+        return "published" if self.weights is None else _sha256_of(self.weights)

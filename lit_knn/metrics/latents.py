@@ -69,13 +69,6 @@ def check_not_empty(**options: Sized) -> None:
             raise InputError(f"{name} is empty; name at least one")
 
 
-def check_at_least(least: int, **options: int) -> None:
-    """Refuse options below `least`."""
-    for name, value in options.items():
-        if value < least:
-            raise InputError(f"{name} must be at least {least}, got {value}")
-
-
 def check_names(names: Iterable[str]) -> None:
     """Refuse names that cannot be a part of a file's name."""
     for name in names:

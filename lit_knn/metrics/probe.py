@@ -1,6 +1,6 @@
 """Measures how noisy the targets of a data set are, from exact posteriors of noisy latents, without a network."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -29,6 +29,7 @@ REPEATS = 2
 # Latents at a time, and bytes of their probabilities. Each batch converts all images twice, so batches are large.
 BATCH_SIZE, POSTERIOR_BYTES = 256, 128 * 2**20
 Columns = dict[str, Tensor]  # by the names of docs/probe.md
+Bound = dict[str, dict[int, Estimator]]  # bound estimators by name and class
 
 
 def measure(latents: Sequence[NoisyLatents], by_class: bool, t: Sequence[float], folder: Path) -> Columns:
@@ -39,8 +40,8 @@ def measure(latents: Sequence[NoisyLatents], by_class: bool, t: Sequence[float],
     """
     images, levels = latents[0].reference, []
     sets = classes_of(images) if by_class else {0: images}
-    linear = {"wiener": {label: Wiener().bind(own) for label, own in sets.items()}}
-    bound = {name: {label: make().bind(own) for label, own in sets.items()} for name, make in TARGETS.items()} | linear
+    linear: Bound = {"wiener": {label: Wiener().bind(own) for label, own in sets.items()}}
+    targets: Bound = {}
     # At a very high level the posterior is uniform.
     variance = measure_level(latents[0], by_class, linear, len(t), 1e12)["irreducible"]
     if not variance.any():
@@ -52,7 +53,11 @@ def measure(latents: Sequence[NoisyLatents], by_class: bool, t: Sequence[float],
         for number, level in enumerate(t):
             path = folder / fingerprint(about) / f"{number}.npz"
             if not (columns := load_tensors(path)):
-                columns = measure_level(latents[0], by_class, bound, number, level) | {"variance": variance}
+                # Their indexes take long to build, and a finished probe needs none.
+                targets = targets or {
+                    name: {label: make().bind(own) for label, own in sets.items()} for name, make in TARGETS.items()
+                }
+                columns = measure_level(latents[0], by_class, targets | linear, number, level) | {"variance": variance}
                 for held_out in latents[1:]:
                     rest = measure_level(held_out, by_class, linear, number, level)
                     columns |= {"held_out": rest["exact"], "wiener_held_out": rest["wiener"]}
@@ -63,12 +68,10 @@ def measure(latents: Sequence[NoisyLatents], by_class: bool, t: Sequence[float],
 
 
 @torch.no_grad()
-def measure_level(
-    latents: NoisyLatents, by_class: bool, bound: Mapping[str, Mapping[int, Estimator]], level: int, t: float
-) -> Columns:
+def measure_level(latents: NoisyLatents, by_class: bool, bound: Bound, level: int, t: float) -> Columns:
     """Measure noise level t, the one with this number. Every draw is a function of (seed, batch, level, estimator).
 
-    `bound` has estimators by name and class, bound to the images to train on. Their source is drawn from the posterior.
+    `bound` is to the images to train on. The source of its estimators is drawn from the posterior.
     """
     parts, (z, x) = [], latents.batch(range(len(latents.ids)), t)
     labels = torch.as_tensor(latents.reference.labels)[latents.ids] if by_class else torch.zeros_like(latents.ids)

@@ -71,6 +71,11 @@ class LitEstimator(pl.LightningModule):
         self.step = 0
         self.images_seen = 0
 
+    @property
+    def estimators(self) -> dict[str, Estimator]:
+        """The estimator, if any, by the name of its option."""
+        return {} if self.estimator is None else {"estimator": self.estimator}
+
     def setup(self, stage: str) -> None:
         """Bind the estimator, if any, to the data module's reference set, on the device of the run."""
         check_device(self.trainer.strategy.root_device)

@@ -163,7 +163,7 @@ def test_a_table_that_holds_something_else_is_kept_aside(change):
     assert table.path.with_name("table.damaged-1.csv").read_text() == text
 
 
-# What a finished point depends on
+# A finished point depends on these settings
 
 
 def sweep(folder, model=None, data=None, rank=0, **options):

@@ -1,4 +1,4 @@
-"""What does not fit is told in one line, before any sampling and before any file of results."""
+"""Callbacks refuse what does not fit in one line, before any sampling and before any file of results."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""What every estimator keeps: flags, the form of answers, tensors of its caller; and what own ones may get wrong."""
+"""Every estimator keeps its flags, the form of answers and tensors of its caller; errors of own ones are found."""
 
 import copy
 import pickle

@@ -1,4 +1,4 @@
-"""What FAISS can do on a GPU is checked before the build, for each config, too; moves and searches there are right."""
+"""Indexes on a GPU: FAISS's limits are checked before the build, for each config, too; moves and searches are right."""
 
 import math
 import sys

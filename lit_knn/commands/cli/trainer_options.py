@@ -48,7 +48,7 @@ def check_processes(trainer: pl.Trainer) -> None:
             raise InputError(f"SLURM_NTASKS={started}, but srun has not started this process: {advice}")
         fits = started == asked
     else:
-        # Of several machines, each must know its number.
+        # Each of several machines must know its number.
         environment = getattr(trainer.strategy, "cluster_environment", None)
         told = all(name in os.environ for name in ("MASTER_ADDR", "NODE_RANK"))
         if trainer.num_nodes > 1 and not told and isinstance(environment, LightningEnvironment | None):
