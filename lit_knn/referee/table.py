@@ -19,10 +19,10 @@ PROTOCOL = 1
 COLUMNS = (
     *("protocol", "case", "data", "N", "d", "name", "settings", "origin", "note"),
     *("t", "mse", "mse_se", "bias_sq", "bias_sq_se", "variance", "variance_se", "score_mse", "score_mse_se"),
-    *("mse_ratio", "mse_ratio_se", "exact_error"),
+    *("mse_ratio", "mse_ratio_se"),
     *("ms", "ms_low", "ms_high", "reference_ms", "time_ratio", "time_ratio_low", "time_ratio_high"),
     *("setup_seconds", "peak_mib", "certified_mse", "certified_share", "certified_spread"),
-    *("repeats_itself", "seeded", "needs_source", "batch_gap", "small_t", "float16"),
+    *("repeats_itself", "needs_source", "batch_gap"),
     *("latents", "repeats", "batch", "threads", "python", "torch", "numpy", "faiss", "lit_knn"),
     *("cpu", "cores", "memory_gb", "date"),
 )

@@ -90,8 +90,6 @@ class Adapter(Estimator):
 
     origin: ClassVar[Origin]  # the version of the project that the adapter was written for
     referee_note: ClassVar[str]  # one sentence: what the code really computes
-    needs_pixels: ClassVar[bool] = False  # whether the code takes only uint8 images
-    needs_square: ClassVar[bool] = False  # whether the code takes only images (C, H, H)
     stand_ins: ClassVar[Mapping[str, ModuleType]] = {}  # replace imported packages that do not enter the estimate
 
     def __init__(self, checkout: str) -> None:
@@ -111,11 +109,6 @@ class Adapter(Estimator):
         return self.reference.cached((type(self), settings), self._build)
 
     def _build(self) -> Any:
-        name, dtype, shape = type(self).__name__, self.reference.images.dtype, self.reference.shape
-        if self.needs_pixels and dtype != torch.uint8:
-            raise InputError(f"{name}: its code needs uint8 images, got {dtype}")
-        if self.needs_square and (len(shape) != 3 or shape[1] != shape[2]):
-            raise InputError(f"{name}: its code needs square images (C, H, H), got {shape}")
         with importing(self._root, self.stand_ins):
             return self._make()
 

@@ -1,6 +1,6 @@
-"""Denoisers of the paper's authors: github.com/plai-group/knn-score, which needs FAISS, and their later pspc."""
+"""Denoisers of the paper's authors: github.com/plai-group/knn-score, which needs FAISS."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from importlib import import_module
 from typing import Any
 
@@ -8,13 +8,12 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from lit_knn.common.errors import InputError
 from lit_knn.estimators.counts import DEFAULT_K, DEFAULT_N, Count, of_images
 from lit_knn.referee.adapters.adapter import Adapter, Origin
-from lit_knn.referee.adapters.ddpm import OneLevelAdapter
 from lit_knn.reference import ReferenceSet
 
 KNN_SCORE = Origin("https://github.com/plai-group/knn-score", "3b4c85d5684ed5ad359c5f743bf59936b7ce868f")
-PSPC = Origin("https://github.com/plai-group/pspc", "146fc35dff4f3e1602dc0a7d7af898b11ad4a6ba")
 
 
 class KNNScore(Adapter):
@@ -27,7 +26,7 @@ class KNNScore(Adapter):
         quantize: search in FAISS's SQ8.
     """
 
-    origin, needs_pixels = KNN_SCORE, True
+    origin = KNN_SCORE
     referee_note = (
         "SNIS over n draws from the nearest-neighbour proposal, as in the paper's Algorithm 1, with exact likelihoods "
         "in float32; it fails if all k neighbours are equally likely, e.g. at k = 1."
@@ -53,7 +52,7 @@ class KNNScoreSTF(Adapter):
         shared: average over images that all z of a batch share, their default.
     """
 
-    origin, needs_pixels, uses_source = KNN_SCORE, True, True
+    origin, uses_source = KNN_SCORE, True
     referee_note = (
         "Self-normalised average over n − B images that a batch of B shares, and each z's source (n − 1 images of its "
         "own and the source with shared=false); weights are divided by sum + 1e-6 and the mean is clamped to [−1, 1]."
@@ -72,49 +71,12 @@ class KNNScoreSTF(Adapter):
         return self.theirs(z, t.float(), x)
 
 
-class PSPCEmpirical(Adapter):
-    """The `empirical` denoiser of PSPC, the exact mean over all images."""
-
-    origin, needs_pixels, deterministic = PSPC, True, True
-    referee_note = "The posterior mean over all images, streamed in float32 in batches of 100 images."
-
-    def _make(self) -> Any:
-        return import_module("pspc.denoisers").EmpiricalDenoiser(Pixels(self.reference))
-
-
-class PSPCSquare(OneLevelAdapter):
-    """The `pspc_sq` denoiser: posterior means of all square patches at a position, averaged where patches overlap.
-
-    Args:
-        checkout: folder of a checkout of plai-group/pspc.
-        patch_sizes: side of the patches at each of as many noise levels from 80 down to 0.002, spaced as in EDM; a
-            level in between takes the nearest. They use 32 32 32 32 32 32 32 23 15 11 7 5 3 3 3 3 3 3 for CIFAR-10.
-    """
-
-    origin, needs_pixels, deterministic = PSPC, True, True
-    referee_note = (
-        "Posterior means over the patches at each position, averaged where patches overlap; below the largest patch "
-        "size it is no estimate of the posterior mean over the images."
-    )
-    # Its code takes the patch size of the first z of a batch, so a batch has one level; it may be of any size.
-    rows = Count(2**62)
-
-    def __init__(self, checkout: str, patch_sizes: Sequence[int]) -> None:
-        super().__init__(checkout)
-        self.patch_sizes = patch_sizes
-
-    def _make(self) -> Any:
-        made = import_module("pspc.denoisers").PSPCSquareDenoiser
-        return made(Pixels(self.reference), torch.tensor(self.patch_sizes))
-
-    def _mean_at(self, z: Tensor, level: Tensor) -> Tensor:
-        return self.theirs(z, level.float().expand(len(z)))
-
-
 class Pixels(Dataset[tuple[Any, int]]):
     """The uint8 images of a reference set, mirrored ones included, as the data set that code derived from EDM reads."""
 
     def __init__(self, reference: ReferenceSet) -> None:
+        if reference.images.dtype != torch.uint8:
+            raise InputError(f"KNNScore: its code needs uint8 images, got {reference.images.dtype}")
         self.images, self.hflip = reference.images, reference.hflip
         self.image_shape = list(reference.shape)
         self.num_channels, self.resolution = reference.shape[0], reference.shape[-1]

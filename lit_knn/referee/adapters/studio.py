@@ -1,23 +1,43 @@
-"""Denoisers of Analytic Diffusion Studio, and the one of GoldDiff (github.com/shangxinyi/GoldDiff), which has its form.
+"""The `optimal` denoiser of Analytic Diffusion Studio (github.com/analytic-diffusion/analytic-diffusion-studio).
 
-The Studio is github.com/analytic-diffusion/analytic-diffusion-studio. All need torchvision, the Studio's FAISS as well.
+It is code for DDPM. DDPM's z' = √ᾱ·x + √(1−ᾱ)·ε is √ᾱ·z with z = x + t·ε and ᾱ = 1/(1 + t²), because then
+√ᾱ·t = √(1−ᾱ). Its code reads ᾱ from a table of its scheduler, with 1,000 timesteps between t = 0.01 and t = 157, in
+float32. The scheduler here has a table of one entry, the level of the call, so no level is rounded to a timestep.
 """
 
-from typing import Any
+from importlib import import_module
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from types import SimpleNamespace
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
 
 from lit_knn.estimators.counts import Count, of_images
-from lit_knn.referee.adapters.adapter import Origin
-from lit_knn.referee.adapters.ddpm import DDPMAdapter
+from lit_knn.referee.adapters.adapter import Adapter, Origin, stand_in
 
-STUDIO = Origin(
-    "https://github.com/analytic-diffusion/analytic-diffusion-studio", "79aec54097c0664056057165166d71aa920249b4", "src"
-)
-# GoldDiff's configurations for CIFAR-10 and MNIST set k_min = N/20 and k_max = N/10.
-MIN_SHARE, MAX_SHARE = 20, 10
+LOADER_BATCH = 512
 
 
-class StudioOptimal(DDPMAdapter):
-    """The Studio's `optimal`.
+class OneLevelScheduler:
+    """Replaces `diffusers.DDIMScheduler` in code that reads only ᾱ. Its timestep 0 has the level that was set."""
+
+    def __init__(self, **_: Any) -> None:
+        # (1,) float64: an element is a scalar, which does not change the type of float32 images.
+        self.alphas_cumprod = torch.ones(1, dtype=torch.float64)
+
+    def set_timesteps(self, num_steps: int) -> None:
+        """Do nothing: no sampler runs here."""
+
+    def set_level(self, t: Tensor) -> float:
+        """Make the noise level t, a scalar, that of timestep 0. Returns the factor √ᾱ that turns z into z'."""
+        self.alphas_cumprod = (1 / (1 + t.double().cpu().square())).reshape(1)
+        return self.alphas_cumprod.sqrt().item()
+
+
+class StudioOptimal(Adapter):
+    """The Studio's `optimal`, for square images. Its code needs FAISS and torchvision.
 
     Args:
         checkout: folder of a checkout of Analytic Diffusion Studio.
@@ -25,103 +45,49 @@ class StudioOptimal(DDPMAdapter):
         rows: latents per call of its code, which holds an array (rows, num_neighbors, d) in float32; null for 16.
     """
 
-    origin, module, class_name = STUDIO, "local_diffusion.models.optimal", "OptimalDenoiser"
+    origin = Origin(
+        "https://github.com/analytic-diffusion/analytic-diffusion-studio",
+        "79aec54097c0664056057165166d71aa920249b4",
+        "src",
+    )
     referee_note = (
         "Softmax over the num_neighbors nearest images alone (2,000 by default), with FAISS's float32 distances as "
         "likelihoods: the rest of the set has weight 0, so it is biased where the posterior is wide."
     )
     deterministic = True
     num_neighbors = Count(2000, of_images)
+    rows = Count(16)
+    # `omegaconf` reads config files, `tqdm` draws progress bars.
+    stand_ins: ClassVar = {
+        "diffusers": stand_in("diffusers", DDIMScheduler=OneLevelScheduler),
+        "omegaconf": stand_in("omegaconf", OmegaConf=None),
+        "tqdm": stand_in("tqdm", tqdm=lambda iterable, **_: iterable),
+    }
 
     def __init__(self, checkout: str, num_neighbors: int | None = None, rows: int | None = None) -> None:
         super().__init__(checkout)
         self.num_neighbors, self.rows = num_neighbors, rows
 
-    def _params(self) -> dict[str, Any]:
-        return {"num_neighbors": self.num_neighbors}
+    def _make(self) -> Any:
+        module = import_module("local_diffusion.models.optimal")
+        # The index and a copy of the images would be written only to be deleted.
+        if hasattr(module, "save_optimal_index"):
+            vars(module)["save_optimal_index"] = lambda *_: None
+        channels, _, resolution = self.reference.shape
+        loader = [x for _, x in self.reference.chunks(LOADER_BATCH)]
+        data = SimpleNamespace(name="reference", dataloader=loader, resolution=resolution, in_channels=channels)
+        # It writes what it computes from the images to files; they are thrown away.
+        with TemporaryDirectory() as folder:
+            params = {"index_path": str(Path(folder) / "new"), "num_neighbors": self.num_neighbors}
+            model = module.OptimalDenoiser(data, str(self.reference.device), num_steps=1, params=params)
+            model.train(data)
+        return model
 
-
-class StudioWiener(DDPMAdapter):
-    """The Studio's `wiener`."""
-
-    origin, module, class_name = STUDIO, "local_diffusion.models.wiener", "DenoisingWiener"
-    referee_note = (
-        "The Wiener filter with the full covariance of the images (divided by N − 1) in float32, with two products of "
-        "d × d matrices per call; it is not a posterior mean over the images."
-    )
-    deterministic = True
-    rows = Count(2**62)
-
-
-class StudioPCALocality(DDPMAdapter):
-    """The Studio's `pca_locality`, its authors' own model.
-
-    It holds four arrays (rows, loader_batch, d) in float32, and costs O(N·d²) per z.
-
-    Args:
-        checkout: folder of a checkout of Analytic Diffusion Studio.
-        loader_batch: batch size of its data loader, which the result depends on; null for the 512 of its configuration
-            for CIFAR-10.
-        mask_threshold: share of the mask's largest entry below which entries are 0; their default is 0.02, and 0.05
-            for CIFAR-10. At 0 the mask stays as it is.
-        rows: latents per call of its code; null for 16.
-    """
-
-    origin, module, class_name = STUDIO, "local_diffusion.models.pca_locality", "PCALocalityDenoiser"
-    referee_note = (
-        "Per pixel, a softmax of distances in a neighbourhood of correlated pixels, averaged over the batches of the "
-        "data loader with equal weights: with one image per batch it is the data mean at every t."
-    )
-    deterministic = True
-
-    def __init__(
-        self, checkout: str, loader_batch: int | None = None, mask_threshold: float = 0.02, rows: int | None = None
-    ) -> None:
-        super().__init__(checkout)
-        self.loader_batch, self.mask_threshold, self.rows = loader_batch, mask_threshold, rows
-
-    def _params(self) -> dict[str, Any]:
-        return {"mask_threshold": self.mask_threshold}
-
-
-class GoldDiff(DDPMAdapter):
-    """The denoiser `ours` of GoldDiff.
-
-    It holds arrays (rows, k_max, d) in float32, and costs O(k·d²) per z.
-
-    Args:
-        checkout: folder of a checkout of shangxinyi/GoldDiff.
-        k_min: images averaged at small t; null for N/20, as in its configurations.
-        k_max: images averaged at large t, and found by the coarse search; null for N/10.
-        low_res_dim: side of the small images of the coarse search; 0 for half of the images' side.
-        mask_threshold: see `StudioPCALocality`; 0.03 for CIFAR-10.
-        rows: latents per call of its code; null for 16.
-    """
-
-    origin = Origin("https://github.com/shangxinyi/GoldDiff", "4c0ba1dcff74f84b4c6d8ead2c3ebc812bbfc786")
-    module, class_name = "methods.ours", "OursDenoiser"
-    referee_note = (
-        "Per pixel, a softmax over k images of distances in a neighbourhood of correlated pixels; the k are the "
-        "nearest of a random subset of the images, which at large t has only k_max of them; the rest has weight 0."
-    )
-
-    def __init__(
-        self,
-        checkout: str,
-        k_min: int | None = None,
-        k_max: int | None = None,
-        low_res_dim: int = 0,
-        mask_threshold: float = 0.02,
-        rows: int | None = None,
-    ) -> None:
-        super().__init__(checkout)
-        self.k_min, self.k_max, self.low_res_dim = k_min, k_max, low_res_dim
-        self.mask_threshold, self.rows = mask_threshold, rows
-
-    def _params(self) -> dict[str, Any]:
-        return {
-            "k_min": self.k_min or max(self.reference.N // MIN_SHARE, 1),
-            "k_max": self.k_max or max(self.reference.N // MAX_SHARE, 1),
-            "low_res_dim": self.low_res_dim,
-            "mask_threshold": self.mask_threshold,
-        }
+    def _mean(self, z: Tensor, t: Tensor, x: Tensor | None) -> Tensor:
+        """Call the code for the latents of one noise level at a time."""
+        result = torch.empty_like(z)
+        for level in t.unique():
+            scale = self.theirs.scheduler.set_level(level)
+            for ids in (t == level).nonzero()[:, 0].split(self.rows):
+                result[ids] = self.theirs.denoise(scale * z[ids], torch.tensor(0)).to(z.dtype)
+        return result

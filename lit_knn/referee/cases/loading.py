@@ -4,10 +4,9 @@ import hashlib
 import json
 import os
 import sys
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,7 +17,7 @@ from lit_knn.common.progress import progress_bar
 from lit_knn.estimators.exact import float_sums
 from lit_knn.metrics.kept_results import load_tensors, save_tensors
 from lit_knn.referee.cases import Case, noisy
-from lit_knn.reference import ReferenceSet, to_model_space
+from lit_knn.reference import ReferenceSet
 
 # A file for each case: a list with the `record_of` of each known copy of its data.
 RECORDED = Path(__file__).parent / "recorded"
@@ -26,17 +25,7 @@ RECORDED = Path(__file__).parent / "recorded"
 TOLERANCE = 1e-8
 # A record covers the first few latents, so that a run on few latents is checked, too.
 RECORDED_LATENTS = 8
-# The second method reads about so many numbers at each noise level, and does so for at least one latent.
-CHECKED_NUMBERS, MOST_CHECKED = 10**9, 16
 BATCH = 128
-CHUNK = 2**17
-
-
-class ExactMeans(NamedTuple):
-    """Exact posterior means at the latents of a case."""
-
-    means: dict[float, Tensor]  # t -> (latents, *shape), float64
-    errors: dict[float, float]  # t -> squared error per dimension: the difference from the second method
 
 
 @dataclass
@@ -47,7 +36,7 @@ class LoadedCase:
     reference: ReferenceSet
     x: Tensor  # (latents, *shape), float64, the images that the latents come from
     noise: Tensor  # (latents, *shape), float64
-    exact: ExactMeans
+    means: dict[float, Tensor]  # exact posterior means by noise level, (latents, *shape), float64
 
     def z(self, t: float) -> Tensor:
         """Return the latents at noise level t, (latents, *shape), float32."""
@@ -86,7 +75,7 @@ def record_of(loaded: LoadedCase) -> dict[str, Any]:
     return {
         "data": loaded.reference.fingerprint(),
         "latents": _hash_of_latents(loaded.case, loaded.x[first], loaded.noise[first]),
-        "means": {f"{t:g}": _sums(mean[first]) for t, mean in loaded.exact.means.items()},
+        "means": {f"{t:g}": _sums(mean[first]) for t, mean in loaded.means.items()},
     }
 
 
@@ -108,52 +97,23 @@ def _with_means(case: Case, reference: ReferenceSet, number: int, cache: Path | 
     words = f"{reference.fingerprint()} {case.levels} {_hash_of_latents(case, x, noise)}"
     folder = cache or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lit_knn" / "referee"
     path = folder / f"{case.name}-{number}-{hashlib.sha256(words.encode()).hexdigest()[:12]}.npz"
-    if kept := load_tensors(path):
-        means = {t: kept[f"mean{i}"] for i, t in enumerate(case.levels)}
-        exact = ExactMeans(means, dict(zip(case.levels, kept["errors"].tolist(), strict=True)))
-    else:
-        exact = exact_means(reference, x, noise, case.levels)
-        parts = {f"mean{i}": mean for i, mean in enumerate(exact.means.values())}
-        save_tensors(path, errors=torch.tensor(list(exact.errors.values()), dtype=torch.float64), **parts)
-    return LoadedCase(case, reference, x, noise, exact)
+    if not (kept := load_tensors(path)):
+        kept = {f"mean{i}": mean for i, mean in enumerate(exact_means(reference, x, noise, case.levels))}
+        save_tensors(path, **kept)
+    return LoadedCase(case, reference, x, noise, {t: kept[f"mean{i}"] for i, t in enumerate(case.levels)})
 
 
-def exact_means(reference: ReferenceSet, x: Tensor, noise: Tensor, levels: tuple[float, ...]) -> ExactMeans:
-    """Compute the exact means by `float_sums`, and compare the first few with the second method."""
-    checked = min(max(CHECKED_NUMBERS // (reference.N * reference.d), 1), MOST_CHECKED, len(x))
-    means, errors = {}, {}
+def exact_means(reference: ReferenceSet, x: Tensor, noise: Tensor, levels: tuple[float, ...]) -> list[Tensor]:
+    """Compute the exact means at each noise level, (latents, *shape), in float64."""
+    means = []
     with progress_bar(len(levels) * len(x), "exact means", " z") as bar:
         for t in levels:
-            z = noisy(x, noise, t)
             parts = []
-            for part in z.double().split(BATCH):
+            for part in noisy(x, noise, t).double().split(BATCH):
                 parts.append(float_sums(reference, part, torch.full((len(part),), t, dtype=torch.float64))[0])
                 bar.update(len(part))
-            means[t] = torch.cat(parts)
-            difference = means[t][:checked] - second_method(reference, z[:checked], t)
-            errors[t] = difference.flatten(1).square().mean(1).max().item()
-    return ExactMeans(means, errors)
-
-
-def second_method(reference: ReferenceSet, z: Tensor, t: float) -> Tensor:
-    """Compute E[x|z,t], Eq. 8, (B, *shape), in float64 from differences z − x; `float_sums` multiplies matrices."""
-    latents = z.double().flatten(1).numpy()
-    sq_dist = np.concatenate([[np.square(one - x).sum(1) for one in latents] for x in _chunks(reference)], axis=1)
-    weights = np.exp((sq_dist.min(1, keepdims=True) - sq_dist) / (2 * t * t))
-    means, start = np.zeros_like(latents), 0
-    for x in _chunks(reference):
-        means += weights[:, start : start + len(x)] @ x
-        start += len(x)
-    return torch.from_numpy(means / weights.sum(1, keepdims=True)).reshape(z.shape)
-
-
-def _chunks(reference: ReferenceSet) -> Iterator[np.ndarray]:
-    """Yield all images, mirrored ones included, (rows, d), float64. A chunk fits into a processor's cache."""
-    for stored in reference.images.split(max(CHUNK // reference.d, 1)):
-        x = to_model_space(stored).double()
-        yield x.flatten(1).numpy()
-        if reference.hflip:
-            yield x.flip(-1).flatten(1).numpy()
+            means.append(torch.cat(parts))
+    return means
 
 
 def _hash_of_latents(case: Case, x: Tensor, noise: Tensor) -> str:

@@ -1,11 +1,10 @@
-"""The pictures of a page: error against time at each noise level, and the error ratio of each entry over t."""
+"""The picture of a page: error against time, over all noise levels and at each."""
 
 import math
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
@@ -14,11 +13,9 @@ from lit_knn.figures.style import dress, looks
 from lit_knn.referee.page.front import ROUNDING, Ranked, counted, counted_ratio, fronts, reference_mse
 from lit_knn.referee.page.results import Results
 
-WIDTH, COLUMNS, SPOTLIGHT_COLUMNS = 10.0, 3, 4
+WIDTH, COLUMNS = 10.0, 3
 # The text and the edge of the markers by origin; colour and shape are those of the estimator.
 ORIGINS = {"lit_knn": ("lit_knn", "none"), "own file": ("own file", "0.5"), "adapter": ("others' code", "black")}
-# Curves leave the panels above this ratio. Otherwise the worst entry would press the others together.
-HIGHEST_RATIO = 1e4
 FRONT_COLOUR = "#8c8c8c"
 # Points above or below their entry where its number stands: entries of about the same time take turns.
 HEIGHTS = (3, -8)
@@ -61,38 +58,6 @@ def error_against_time(results: Results, entries: Sequence[Ranked]) -> Figure:
     for axes in grid[len(panels) :]:
         axes.set_visible(False)
     _legends(figure, entries, styles)
-    return figure
-
-
-def ratio_over_t(results: Results, entries: Sequence[Ranked]) -> Figure:
-    """Draw a panel for each entry: its error ratio over t with a band of one standard error, the others in grey."""
-    rows, levels = math.ceil(len(entries) / SPOTLIGHT_COLUMNS), results.levels
-    figure = Figure(figsize=(WIDTH, 1.95 * rows + 0.4), layout="constrained")
-    panels = figure.subplots(rows, SPOTLIGHT_COLUMNS, squeeze=False, sharex=True, sharey=True)
-    shares = [np.array([counted_ratio(ranked.entry, t, results) for t in levels]) for ranked in entries]
-    # One line with gaps is far quicker to draw than one for each entry.
-    others_t = [*levels, math.nan] * len(entries)
-    others = [value for share in shares for value in (*share, math.nan)]
-    styles = _styles(entries)
-    for axes, ranked, share in zip(panels.flat, entries, shares, strict=False):
-        axes.plot(others_t, others, color="0.87", linewidth=0.7, zorder=1)
-        style = styles[ranked.number]
-        reach = np.nan_to_num([ranked.entry.value(t, "mse_ratio_se") for t in levels])
-        low = np.maximum(share - reach, 0.1 * share)
-        axes.fill_between(levels, low, share + reach, color=style["color"], alpha=0.25, linewidth=0, zorder=2)
-        axes.plot(levels, share, **style)
-        dress(axes, "xy")
-        axes.axhline(1, color="0.4", linewidth=0.7, linestyle=":", zorder=1)
-        axes.set_title(_label(ranked, 36, lines=2), fontsize=7.5, loc="left")
-        axes.set_xticks(levels, [f"{t:g}" for t in levels])
-        axes.tick_params(labelsize=7)
-        axes.minorticks_off()
-    for axes in panels.flat[len(entries) :]:
-        axes.set_visible(False)
-    bottom, top = panels.flat[0].get_ylim()
-    panels.flat[0].set_ylim(bottom, min(top, HIGHEST_RATIO))
-    figure.supxlabel("noise level t", fontsize=9)
-    figure.supylabel("mean squared error, of the reference's", fontsize=9)
     return figure
 
 
@@ -153,7 +118,7 @@ def _legends(figure: Figure, entries: Sequence[Ranked], styles: Mapping[int, dic
     if any(mse < ROUNDING for ranked in entries for mse in ranked.entry.values("mse")):
         origins.append(line(f"errors below {ROUNDING:g} are drawn at {ROUNDING:g}"))
     figure.legend(handles=origins, loc="outside upper center", ncols=len(origins), **LEGEND)
-    names = [line(_label(ranked, 48), **styles[ranked.number] | {"linestyle": "none"}) for ranked in entries]
+    names = [line(_label(ranked), **styles[ranked.number] | {"linestyle": "none"}) for ranked in entries]
     figure.legend(handles=names, loc="outside lower center", ncols=COLUMNS, handlelength=1, **LEGEND)
 
 
@@ -168,7 +133,7 @@ def _styles(entries: Sequence[Ranked]) -> dict[int, dict[str, Any]]:
     return {each.number: styles[each.entry.name] | SIZES | {"markeredgecolor": _origin(each)[1]} for each in entries}
 
 
-def _label(ranked: Ranked, length: int, lines: int = 1) -> str:
+def _label(ranked: Ranked) -> str:
     # A dollar sign would start a formula.
     text = f"{ranked.number} {ranked.entry.name}".replace("$", r"\$")
-    return textwrap.fill(text, length, max_lines=lines, placeholder="…")
+    return textwrap.shorten(text, 48, placeholder="…")
