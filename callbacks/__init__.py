@@ -15,7 +15,6 @@ from lit_knn.callbacks.run_record import RunRecord
 from lit_knn.callbacks.run_summary import RunSummary
 from lit_knn.callbacks.sample_grid import SampleGrid
 from lit_knn.callbacks.sample_writer import SampleWriter
-from lit_knn.callbacks.size_calibration import SizeCalibration
 
 __all__ = [
     "CheckpointByImages",
@@ -34,7 +33,6 @@ __all__ = [
     "RunSummary",
     "SampleGrid",
     "SampleWriter",
-    "SizeCalibration",
     "StepProgressBar",
 ]
 

@@ -1,21 +1,15 @@
-"""Runs that compare estimators: Figures 1 to 3, agreement with networks, and calibrated sizes."""
+"""Runs that compare estimators: Figures 1 to 3, and agreement with networks."""
 
 from itertools import product
 from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
-import yaml
 from PIL import Image
 
 from lit_knn.common.tables import read_rows
-from lit_knn.estimators import Network, PatchPosterior
+from lit_knn.estimators import PatchPosterior
 from lit_knn.metrics.latents import NoisyLatents
-from lit_knn.metrics.same_noise import SameNoise
-from lit_knn.metrics.size_calibration import best_sizes, compare_sizes, sized
-from lit_knn.nets import UNet
-from lit_knn.reference import ReferenceSet
 from tests.command_lines import refusal_of
 
 ESTIMATORS = {
@@ -142,27 +136,6 @@ def test_an_interrupted_comparison_goes_on_and_its_results_serve_the_next_runs(
         change = {"num_images": count, "images": ["training"], "num_latents": latents, "networks": networks}
         validate({"NetworkAgreement": {**AGREEMENT, **change}}, *args)
         assert len(read_rows(TABLE)) == 2 * len(expected) + 2 * 3 * 2 * number
-
-
-def test_calibration_writes_an_estimator_and_the_next_run_uses_its_comparisons(validate, pictures, network, patches):
-    options = {"networks": {"one": network("one.ckpt")}, "estimator": {"class_path": "PatchPosterior"}}
-    options |= {"sizes": [1, 3], "folder": "results", "num_latents": 3}
-    args = [*pictures, "--model.sampling_steps", "4"]
-    folder = validate({"SizeCalibration": options}, *args)
-    assert len(read_rows(folder / "size_calibration.csv")) == 4 * 2
-    check_pictures(folder, "size_calibration")
-    config = yaml.safe_load((folder / "calibrated.yaml").read_text())
-    source = SameNoise(ReferenceSet(torch.from_numpy(np.load("images.npy"))), 4, batch_size=3)
-    made = {size: own.bind(source.reference) for size, own in sized(PatchPosterior(), [1, 3]).items()}
-    net = Network("one.ckpt", UNet(in_channels=1, channels=8, multipliers=[1, 2], blocks=1))
-    assert config["init_args"]["size"] == best_sizes(list(compare_sizes(made, {"one": net}, source)))
-    # A run takes the file, with other sizes; the comparisons of size 3 are at hand, until the network is another.
-    for sizes in ({5}, {3, 5}):
-        patches.clear()
-        own = {**options, "sizes": [3, 5]}
-        validate({"SizeCalibration": own}, *args, "--model.estimator", str(folder / "calibrated.yaml"))
-        assert {size for size, number in patches if number == 3} == sizes
-        network("one.ckpt", seed=1)
 
 
 def test_figures_1_and_2_are_saved_and_shown_and_follow_their_options(validate, shown):

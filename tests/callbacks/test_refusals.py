@@ -20,7 +20,6 @@ CURVE = {"estimators": {"KNN": KNN}, "noise_levels": [0.5, 5.0], "num_z": 20, "r
 FEW = {"num_samples": 30, "extractor": PIXELS, "cache_dir": None}
 SWEEP = {**FEW, "estimators": {"KNN": KNN}, "network": EXACT, "t_switch": [1.0], "folder": "results"}
 AGREE = {"estimators": {}, "networks": {"one": KNN}, "noise_levels": [1.0], "folder": "results", "num_images": 21}
-SIZES = {"networks": {"one": EXACT}, "estimator": PATCH, "sizes": [9], "folder": "results", "num_latents": 3}
 MEANS = {"estimators": {"a": EXACT}, "noise_levels": [1.0]}
 LINE = ("--data", "PointsOnALine")
 
@@ -47,7 +46,6 @@ CASES = [
     ("NetworkAgreement", AGREE, (), "images has held_out: the data holds no images out"),
     ("NetworkAgreement", AGREE | {"images": ["seen"]}, (), "must be some of training, held_out, generated"),
     ("NetworkAgreement", AGREE, ("--data.held_out", "20"), "num_images=21 is more than the 20 held-out images"),
-    ("SizeCalibration", SIZES, (), "size=9"),
     ("PosteriorPicture", {}, (), "the data must have one dimension, it has 64"),
     ("PosteriorPicture", {"k": 41}, LINE, "k=41 is more than the 40 images"),
     ("PosteriorPicture", {}, (*LINE, "--data.num_points", "0"), "num_points must be at least 1, got 0"),

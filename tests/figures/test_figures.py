@@ -19,7 +19,7 @@ from lit_knn.data import Digits
 from lit_knn.estimators import KNN, Estimator, Exact, OneSample
 from lit_knn.figures import checkpoint_curve, figure1, figure2, figure3, figure4, figure5, image_grid, run_comparison
 from lit_knn.figures.image_grid import pair_grid
-from lit_knn.figures.network_agreement import agreement_curves, same_noise_boxes, size_calibration
+from lit_knn.figures.network_agreement import agreement_curves, same_noise_boxes
 from lit_knn.figures.style import PALETTE, dress, looks
 from lit_knn.figures.training_curves import TrainingCurve, best_point, passes, varied
 from lit_knn.metrics.mean_pictures import mean_pictures
@@ -308,14 +308,6 @@ def test_boxes_of_samples_have_the_quartiles_of_both_measures():
         for axes, values in zip(panels, measures, strict=True):
             box = axes.patches[place].get_path().vertices[:, 1]
             assert (box.min(), box.max()) == pytest.approx(tuple(np.quantile(values, (0.25, 0.75))), rel=1e-5)
-
-
-def test_the_best_size_is_marked_at_each_level():
-    errors = {0.5: {3: 2.0, 5: 1.0, 7: 3.0}, 2.0: {3: 4.0, 5: 3.0, 7: 2.0}}
-    rows = [{"t": t, "size": size, "mse": mse} for t, own in errors.items() for size, mse in own.items()]
-    left = size_calibration(rows, {"calibrated": {0.5: 5, 2.0: 7}}).axes[0]
-    marks = [tuple(np.ravel(line.get_data())) for line in left.lines if line.get_marker() == "o"]
-    assert marks == [(5, 1.0), (7, 2.0)]
 
 
 # One style

@@ -25,8 +25,6 @@ NETWORK = {"class_path": "lit_knn.estimators.Network", "init_args": {"path": "ne
 SWEEP = {"estimators": {"KNN": KNN}, "t_switch": [1.0], "num_samples": 6, "num_steps": 2, "batch_size": 6}
 AGREEMENT = {"networks": {"one": NETWORK}, "estimators": {}, "noise_levels": [0.5], "folder": "agreement"}
 AGREEMENT |= {"images": ["training", "generated"], "num_images": 4, "num_latents": 4, "batch_size": 4}
-PATCHES = {"class_path": "lit_knn.estimators.PatchPosterior"}
-SIZES = {"networks": {"one": NETWORK}, "estimator": PATCHES, "sizes": [2, 4], "folder": "sizes", "num_latents": 4}
 FIDELITY = {"num_samples": 12, "batch_size": 12, "extra_metrics": ["kid", "precision", "recall"], "kid_subset_size": 6}
 FIDELITY |= {"extractor": PIXELS, "cache_dir": None}
 MEASURING = {
@@ -34,7 +32,6 @@ MEASURING = {
     "MeanPicture": {"estimators": {"KNN": KNN, "STF": STF}, "noise_levels": [5.0], "num_images": 1},
     "HybridSampling": {**SWEEP, "network": NETWORK, "folder": "sweep", "extractor": PIXELS, "cache_dir": None},
     "NetworkAgreement": AGREEMENT,
-    "SizeCalibration": SIZES,
     "Memorisation": {"num_samples": 12, "batch_size": 12},
     "Fidelity": FIDELITY,
     "SampleGrid": {"num_samples": 4, "num_steps": [2]},
@@ -69,10 +66,8 @@ def test_each_callback_has_a_test():
     assert {*MEASURING, *TRAINING} | ELSEWHERE == set(callbacks.__all__)
 
 
-# The stand-in makes the many operations of SizeCalibration slow. It takes the path of NetworkAgreement.
 @pytest.mark.usefixtures("blank_figures")
-@pytest.mark.parametrize("slow", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_measurements_are_those_of_the_cpu(slow):
+def test_measurements_are_those_of_the_cpu():
     np.save("images.npy", pixels(60, (1, 8, 8)).numpy())
     write_own("network.ckpt")
     args = ["--data", "Arrays", "--data.path", "images.npy", "--data.batch_size", "20", "--data.val_images", "20"]
@@ -83,7 +78,6 @@ def test_measurements_are_those_of_the_cpu(slow):
         chosen = {
             name: options | ({"folder": f"{device}/{options['folder']}"} if "folder" in options else {})
             for name, options in MEASURING.items()
-            if (name == "SizeCalibration") == slow
         }
         folders.append(run("validate", device, chosen, *args))
     theirs = folders[1]
@@ -92,8 +86,7 @@ def test_measurements_are_those_of_the_cpu(slow):
     for path in theirs.rglob("*/step*.png"):
         pictures = [np.asarray(Image.open(folder / path.relative_to(theirs))).astype(int) for folder in folders]
         assert np.abs(pictures[0] - pictures[1]).max() <= 2
-    table = "size_calibration.csv" if slow else "metrics.csv"
-    found, expected = (read_rows(folder / table)[-1] for folder in folders)
+    found, expected = (read_rows(folder / "metrics.csv")[-1] for folder in folders)
     for column in {name for name, value in expected.items() if value} - {"epoch", "step"}:
         # Samples depend on seeds alone and are alike; estimators draw with the device's own numbers.
         rel = 0.5 if "error" in column else 0.02

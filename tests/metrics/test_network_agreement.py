@@ -1,8 +1,8 @@
-"""Agreement of estimators with trained networks: measures, samples of the same noise, and sizes of patches."""
+"""Agreement of estimators with trained networks: measures, and samples of the same noise."""
 
 import json
 import os
-from itertools import pairwise, product
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -11,16 +11,13 @@ import torch
 from sklearn.metrics import r2_score
 
 from lit_knn.common.tables import read_rows
-from lit_knn.estimators import Estimator, Exact, PatchPosterior, Wiener
+from lit_knn.estimators import Estimator, Exact, Wiener
 from lit_knn.index import TorchIndex
 from lit_knn.metrics.kept_results import KeptResults
 from lit_knn.metrics.network_agreement import compare, image_sets, nearest, over_networks
 from lit_knn.metrics.same_noise import SameNoise, agreement, same_noise
-from lit_knn.metrics.size_calibration import FIRST_SEED, best_sizes, compare_sizes, sized, trajectories
 from lit_knn.reference import ReferenceSet
-from lit_knn.sampling.samplers import heun_sampler, seeded_noise
 from lit_knn.sampling.schedules import NoiseGrid
-from lit_knn.sampling.solvers import heun_step
 from lit_knn.theory.noise import EDM, VP
 from tests.toys import pixels
 
@@ -152,48 +149,3 @@ def test_a_row_is_never_there_before_the_settings_that_it_names(tmp_path, monkey
     monkeypatch.setattr(os, "replace", watched)
     KeptResults(path, {"name": str}, ("name",), {(): {"k": 1}}).add({"name": "a"})
     assert seen == [{"k": 1}]
-
-
-# Sizes of patches
-
-
-def test_the_sizes_of_a_network_that_is_the_estimator_are_found():
-    reference = ReferenceSet(pixels(12, (1, 6, 6)))
-    own = PatchPosterior({0.05: 3, 5.0: 5}).bind(reference)  # The two levels meet at t = 0.5.
-    source = SameNoise(reference, 5, NoiseGrid(sigma_min=0.1, sigma_max=2.0), 4)
-    made = {size: patches.bind(reference) for size, patches in sized(PatchPosterior(6), [1, 3, 5]).items()}
-    rows = list(compare_sizes(made, {"own": own}, source))
-    sizes = best_sizes(rows)
-    assert sizes == {t: 3 if t < 0.5 else 5 for t in source.grid.descending(5).tolist()}
-    assert {3, 5} == set(sizes.values())
-    assert len(rows) == 5 * 3
-    for row in rows:
-        assert row["mse"] > 1e-6 or row["size"] == sizes[row["t"]]
-    # The table is what the estimator takes.
-    again, z = PatchPosterior(sizes).bind(reference), pixels(2, (1, 6, 6)).float() / 255
-    for t in sizes:
-        torch.testing.assert_close(again.posterior_mean(z, t), own.posterior_mean(z, t))
-    # All networks count: the mean error of two is the least at another size than that of the first.
-    errors = {("a", 1): 1.0, ("a", 3): 2.0, ("b", 1): 5.0, ("b", 3): 1.0}
-    rows = [{**rows[0], "network": name, "size": size, "mse": mse} for (name, size), mse in errors.items()]
-    assert list(best_sizes(rows).values()) == [3]
-
-
-def test_latents_are_on_the_trajectories_of_the_network_and_not_those_of_samples():
-    reference = ReferenceSet(pixels(20, (1, 4, 4)))
-    exact = Exact().bind(reference)
-    source = SameNoise(reference, num_steps=6, batch_size=3)
-    visited = trajectories(exact, source)
-    assert [own.t for own in visited] == source.grid.descending(6).tolist()
-    noise = seeded_noise(range(FIRST_SEED, FIRST_SEED + 3), reference.shape)
-    torch.testing.assert_close(visited[0].z, 80 * noise)
-    # Each point is the end of the Heun step from the one before, not that step's predictor.
-    for before, own in pairwise(visited):
-        stepped = heun_step(before.z.double(), before.t, own.t, exact.posterior_mean)
-        torch.testing.assert_close(own.z.double(), stepped, rtol=0, atol=1e-5)
-    for own in visited:
-        torch.testing.assert_close(own.mean, exact.posterior_mean(own.z, own.t))
-    # The last mean is the sample.
-    torch.testing.assert_close(visited[-1].mean, heun_sampler(exact.posterior_mean, noise, 6, source.grid))
-    samples = 80 * seeded_noise(range(100), (1, 4, 4))
-    assert not (visited[0].z[:, None] == samples).all((2, 3, 4)).any()
