@@ -1,6 +1,6 @@
 """Checks and measures everything that runs on a GPU, in one command and about seven minutes.
 
-    python -m benchmarks.gpu --output gpu            # writes gpu.md, gpu.csv and gpu.png
+    python -m benchmarks.gpu --output gpu            # writes gpu.md and gpu.csv
     python -m benchmarks.gpu --data data/cifar10.npy --images 50000 --output cifar10_gpu
 
 First it checks every path of the estimators against float64 on the CPU, with TF32 allowed; if a check fails, the exit
@@ -10,8 +10,8 @@ and EDM at the paper's size, and each estimator on as many images as CIFAR-10, a
 small and large batches: milliseconds of the device and of the host, ratio to the roofline, memory, and share of a
 training step of the same number of images. Images are synthetic unless --data is given.
 
-It needs torch, Lightning and torchmetrics alone; with FAISS it also measures FAISS's search, and matplotlib draws the
-picture. On a CPU it runs at small sizes, which shows only that everything works.
+It needs torch, Lightning and torchmetrics alone; with FAISS it also measures FAISS's search.
+On a CPU it runs at small sizes, which shows only that everything works.
 """
 
 import argparse
@@ -86,7 +86,7 @@ def main(argv: list[str] | None = None) -> int:
     def time_is_left(seconds: float = 0.0) -> bool:
         return time.monotonic() + seconds < end
 
-    output = Output(args.output, "csv", "md", "png")
+    output = Output(args.output, "csv", "md")
     given = None if args.data is None else reference_from(args.data).images
     sets = _sets(scale.sets, given, args.images, args.batch)
     results = Results(output)
@@ -139,13 +139,11 @@ class Results:
         self._output.write_rows([{"part": part, **row} for part, rows in self._parts.items() for row in rows])
 
     def tell(self, title: str) -> None:
-        """Print and write the tables, and draw the picture."""
+        """Print and write the tables."""
         checked, trained, measured = self._parts.values()
         table = estimators.table(measured, partial(training.step_ms, trained))
         parts = checks.table(checked), training.table(trained), table
         self._output.tell("\n\n".join([title, *parts]))
-        if (path := self._output.path("png")) is not None:
-            estimators.save_picture(measured, path)
 
     def problems(self) -> list[str]:
         """Return what failed, in one line each."""

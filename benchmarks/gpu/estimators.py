@@ -1,9 +1,8 @@
-"""Time, memory and roofline of every estimator on a device: rows, their table and their picture."""
+"""Time, memory and roofline of every estimator on a device: rows and their table."""
 
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -152,34 +151,3 @@ def table(rows: Rows, step_ms: Callable[[int, int], float]) -> str:
         else:
             lines.append([*start, row["note"], "", least, "", "", "", ""])
     return f"k = {rows[0]['k']}, n = {rows[0]['n']}, t = {NOISE_LEVEL:g}:\n\n{markdown(lines)}"
-
-
-def save_picture(rows: Rows, path: Path) -> None:
-    """Draw bars of milliseconds and marks of the roofline for the largest B, one panel per number of images.
-
-    It says so and draws nothing if matplotlib is missing.
-    """
-    try:
-        from matplotlib.figure import Figure
-
-        from lit_knn.figures.style import looks
-    except ImportError:
-        print(f"matplotlib is missing, so {path} is not drawn")
-        return
-    if not rows:
-        return
-    sizes = list(dict.fromkeys(row["N"] for row in rows))
-    figure = Figure(figsize=(4.8 * len(sizes), 4), layout="constrained")
-    for axes, N in zip(figure.subplots(1, len(sizes), squeeze=False).flat, sizes, strict=True):
-        most = max(row["B"] for row in rows if row["N"] == N)
-        own = [row for row in rows if (row["N"], row["B"]) == (N, most)][::-1]
-        names = [row["estimator"] for row in own]
-        colours = [style["color"] for style in looks(names).values()]
-        axes.barh(names, [row.get("ms", float("nan")) for row in own], color=colours, label="measured")
-        axes.plot([row["least_ms"] for row in own], names, "|", color="red", markersize=14, label="roofline")
-        axes.set_xscale("log")
-        axes.set_xlabel("ms a call")
-        axes.set_title(f"N = {N:,}, B = {most}")
-    handles, labels = figure.axes[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=2, fontsize=8)
-    figure.savefig(path, dpi=120)

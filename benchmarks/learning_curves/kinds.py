@@ -34,6 +34,7 @@ LATENTS, SOURCES, REPEATS, INITIAL_WEIGHTS = 30, 31, 32, 33
 FLOW_STEPS = 24
 SIGMA_MIN = 0.002
 P_STD = 2.0  # the default of LitECT
+NOT_MEASURED = MappingProxyType({"measure_target": False})
 
 
 class Latents(NamedTuple):
@@ -59,6 +60,10 @@ class Kind(ABC):
     few_steps = False
     """Tells whether the module samples in one step or two."""
 
+    module: type[Any]
+    """The module's class."""
+    fixed: Mapping[str, Any] = {}
+    """Options of the module besides `options`."""
     net_options: Mapping[str, Any] = {}
     """Options of the network that the kind needs."""
 
@@ -70,9 +75,12 @@ class Kind(ABC):
     def options(self, steps: int) -> dict[str, Any]:
         """Return the module's options for a run of `steps` steps, in JSON types."""
 
-    @abstractmethod
     def make(self, net: nn.Module, plug_ins: PlugIns, seed: int, steps: int, start: Path | None) -> EstimatorTraining:
         """Make the module for a run of `steps` steps, from the checkpoint `start` if the kind tunes."""
+        options = {**self.options(steps), **self.fixed, **({"start": start} if self.tunes else {})}
+        if getattr(net, "num_classes", 0) > 0:
+            options["class_conditional"] = True
+        return self.module(net=net, **plug_ins, seed=seed, **options)
 
     @abstractmethod
     def levels(self, size: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
@@ -117,13 +125,11 @@ class Regression(Kind):
 class EDM(Regression):
     """`LitEDM`."""
 
+    module, fixed = LitEDM, NOT_MEASURED
+
     def options(self, steps: int) -> dict[str, Any]:
         """See `Kind.options`; the options of configs/table2/digits.yaml."""
         return {"lr": 2e-3, "lr_ramp_up_images": 10_000, "ema_half_life_images": 20_000, "sampling_steps": 12}
-
-    def make(self, net: nn.Module, plug_ins: PlugIns, seed: int, steps: int, start: Path | None) -> EstimatorTraining:
-        options = self.options(steps) | {"class_conditional": getattr(net, "num_classes", 0) > 0}
-        return LitEDM(net, **plug_ins, measure_target=False, seed=seed, **options)
 
     def levels(self, size: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         """See `Kind.levels`; EDM's default."""
@@ -134,14 +140,11 @@ class EDM(Regression):
 class Flow(Regression):
     """`LitFlow` with a network that puts out velocities, at uniform times."""
 
-    process = LINEAR_PROCESS
+    module, fixed, process = LitFlow, NOT_MEASURED, LINEAR_PROCESS
 
     def options(self, steps: int) -> dict[str, Any]:
         """See `Kind.options`; the options of configs/flow/digits.yaml."""
         return EDM().options(steps)
-
-    def make(self, net: nn.Module, plug_ins: PlugIns, seed: int, steps: int, start: Path | None) -> EstimatorTraining:
-        return LitFlow(net, **plug_ins, measure_target=False, seed=seed, **self.options(steps))
 
     def levels(self, size: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         t = UniformTimes().draw(size, generator)
@@ -179,12 +182,11 @@ class Consistency(Kind):
 class ICT(Consistency):
     """`LitICT`, whose function is the identity at σ_min."""
 
+    module = LitICT
+
     def options(self, steps: int) -> dict[str, Any]:
         """See `Kind.options`; the options of configs/table1/digits.yaml."""
         return {"lr": 3e-3, "ema_decay": 0.995, "total_steps": steps, "s0": 10, "s1": 20, "P_mean": -0.5}
-
-    def make(self, net: nn.Module, plug_ins: PlugIns, seed: int, steps: int, start: Path | None) -> EstimatorTraining:
-        return LitICT(net, **plug_ins, seed=seed, **self.options(steps))
 
     def levels(self, size: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         """See `Kind.levels`; the pairs of neighbours of the last and finest grid."""
@@ -197,15 +199,12 @@ class ICT(Consistency):
 class ECT(Consistency):
     """`LitECT`, whose function is the identity at 0. It tunes the EDM run of the same seed with one-sample targets."""
 
-    tunes = True
+    module, tunes = LitECT, True
 
     def options(self, steps: int) -> dict[str, Any]:
         """See `Kind.options`; those of configs/ect/digits.yaml, with a slower average for twice the steps."""
         stages = {"stages": 4, "stage_steps": max(steps // 4, 1)}
         return {"lr": 1e-3, "ema_decay": 0.99, "P_mean": -0.5, **stages}
-
-    def make(self, net: nn.Module, plug_ins: PlugIns, seed: int, steps: int, start: Path | None) -> EstimatorTraining:
-        return LitECT(start=start, net=net, **plug_ins, seed=seed, **self.options(steps))
 
     def levels(self, size: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         """See `Kind.levels`; those of the last stage."""
@@ -222,16 +221,13 @@ class ECT(Consistency):
 class MeanFlow(Kind):
     """`LitMeanFlow`, at the times of its training with r < t."""
 
-    process = LINEAR_PROCESS
+    module, fixed, process = LitMeanFlow, NOT_MEASURED, LINEAR_PROCESS
     few_steps = True
     net_options = MappingProxyType({"augment_dim": GAP_FEATURES})
 
     def options(self, steps: int) -> dict[str, Any]:
         """See `Kind.options`; the options of configs/meanflow/digits.yaml."""
         return {"lr": 2e-3, "lr_ramp_up_images": 10_000, "ema_half_life_images": 20_000}
-
-    def make(self, net: nn.Module, plug_ins: PlugIns, seed: int, steps: int, start: Path | None) -> EstimatorTraining:
-        return LitMeanFlow(net, **plug_ins, measure_target=False, seed=seed, **self.options(steps))
 
     def levels(self, size: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         times = LogitNormalTimes(-2.0, 2.0)
