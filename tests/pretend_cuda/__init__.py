@@ -10,8 +10,7 @@ ATen operation that touches one passes through `police.Police.run`, which
   without a CUDA kernel. PyTorch itself refuses `.numpy()`;
 * counts, per source line of the project, how often the host waits: `.item()`, `bool()`, `.tolist()`, `.cpu()`, blocking
   copies to the device, `nonzero`, boolean masks, `unique`, `multinomial` with checks, factorisations that look at an
-  info flag;
-* keeps separate default random streams for the CPU and the pretended device.
+  info flag.
 
 `torch.cuda` is patched for the time of the block, so that Lightning's `accelerator="gpu"` runs. In a block of
 `world_of_nccl()` the default group of torch.distributed refuses CPU tensors; one process stands for each GPU.

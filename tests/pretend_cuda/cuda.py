@@ -51,7 +51,7 @@ class PretendCuda(contextlib.ExitStack):
 
     def _patches(self):
         """List owner, name and value of what is patched."""
-        random, waits = _random_state(self.police.cuda_rng), self.police.waits
+        random, waits = _random_state(torch.default_generator), self.police.waits
         cuda = {**_device_facts(), **random, "Event": _events(waits), "synchronize": lambda *_: waits("device sync")}
         return [
             (torch, "Generator", PretendGenerator),

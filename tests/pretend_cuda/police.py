@@ -64,7 +64,6 @@ class Op:
         self.full, self.name = func.name(), func._schema.name
         self.arguments = [argument.name for argument in func._schema.arguments]
         self.writes = [a.name for a in func._schema.arguments if a.alias_info is not None and a.alias_info.is_write]
-        self.random = torch.Tag.nondeterministic_seeded in func.tags
         has_kernel = functools.partial(torch._C._dispatch_has_kernel_for_dispatch_key, self.full)
         # Where PyTorch was built for CUDA, it knows its kernels, whether there is a GPU or not.
         known = self.name.startswith("aten::") and torch.backends.cuda.is_built()
@@ -96,7 +95,6 @@ class Police:
 
     def __init__(self):
         self.seen = None
-        self.cuda_rng = torch._C.Generator("cpu").manual_seed(1)
         # Calls in progress that have tensors on the device and name no device.
         self.implicit = 0
         self.modes = DispatchMode(), FunctionMode()
@@ -132,8 +130,7 @@ class Police:
         if op.name in COPIES:
             return self._copy(func, op, args, kwargs, target, named.get("non_blocking"))
         self._check(op, args, given, named, DEVICE if target is None else target)
-        with self._own_stream(op, given):
-            out = SPECIAL.get(op.full, func)(*mapped(_on_cpu, args), **mapped(_on_cpu, kwargs))
+        out = SPECIAL.get(op.full, func)(*mapped(_on_cpu, args), **mapped(_on_cpu, kwargs))
         # What is an argument stays the same object.
         same = {id(value._values): value for value in given if isinstance(value, PretendTensor)}
         on_device = target is None or target == DEVICE
@@ -176,21 +173,6 @@ class Police:
                 raise DeviceMismatch(f"{op.full}: tensors are on two devices, those on the CPU have shapes {shapes}")
         if _waits(op, args, named):
             self.waits(op.name.removeprefix("aten::"))
-
-    @contextlib.contextmanager
-    def _own_stream(self, op, given):
-        """Operations without a generator draw from the random stream of the pretended device."""
-        if not op.random or any(isinstance(value, torch._C.Generator) for value in given):
-            yield
-            return
-        default = torch.default_generator
-        before = default.get_state()
-        default.set_state(self.cuda_rng.get_state())
-        try:
-            yield
-        finally:
-            self.cuda_rng.set_state(default.get_state())
-            default.set_state(before)
 
 
 def _waits(op, args, named):
