@@ -17,10 +17,9 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterable
 from contextlib import suppress
-from multiprocessing import connection, get_context
+from multiprocessing import get_context
 from pathlib import Path
 from typing import NamedTuple
 
@@ -114,32 +113,23 @@ def run_tests(root: Path, tests: list[str], log: Path) -> None:
     sys.exit(int(pytest.main([*tests, "-x", "-q", "-p", "no:cacheprovider"])))
 
 
-class Running:
-    """A run of the tests of one fault in its own copy of the project."""
-
-    def __init__(self, fault: Fault, copy: Path, seconds: float) -> None:
-        self.fault, self.copy, self.end = fault, copy, time.monotonic() + seconds
-        self.text = (copy / fault.file).read_text(encoding="utf-8")
-        (copy / fault.file).write_text(fault.planted(self.text), encoding="utf-8")
-        self.process = FORK.Process(target=run_tests, args=(copy, fault.tests.split(), copy.with_suffix(".log")))
-        self.process.start()
-
-    def verdict(self) -> Verdict | None:
-        """Return what the tests say, or None while they run."""
-        late = time.monotonic() > self.end
-        if self.process.is_alive() and not late:
-            return None
-        self.stop()
-        word = CAUGHT if late else VERDICTS.get(self.process.exitcode, CAUGHT)
-        return Verdict(word, f"pytest ended with status {self.process.exitcode}" if word == UNUSABLE else "")
-
-    def stop(self) -> None:
-        """End the process and those that it started, and undo the fault."""
+def tried(fault: Fault, copy: Path, seconds: float) -> Verdict:
+    """Plant a fault in a copy of the project, and return what its tests say within so many seconds."""
+    text = (copy / fault.file).read_text(encoding="utf-8")
+    (copy / fault.file).write_text(fault.planted(text), encoding="utf-8")
+    process = FORK.Process(target=run_tests, args=(copy, fault.tests.split(), copy.with_suffix(".log")))
+    process.start()
+    try:
+        process.join(seconds)
+        word = CAUGHT if process.is_alive() else VERDICTS.get(process.exitcode, CAUGHT)
+    finally:
+        # The tests may have started processes.
         with suppress(ProcessLookupError):
-            os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.kill()
-        self.process.join()
-        (self.copy / self.fault.file).write_text(self.text, encoding="utf-8")
+            os.killpg(process.pid, signal.SIGKILL)
+        process.kill()
+        process.join()
+        (copy / fault.file).write_text(text, encoding="utf-8")
+    return Verdict(word, f"pytest ended with status {process.exitcode}" if word == UNUSABLE else "")
 
 
 class Results:
@@ -178,43 +168,23 @@ def misfit(fault: Fault, root: Path) -> str:
     return ""
 
 
-def judge(faults: list[Fault], root: Path, results: Results, jobs: int = 1, seconds: float = 300) -> list[Verdict]:
-    """Plant all faults that have no verdict yet, `jobs` at a time. Returns the verdicts in the order of the faults."""
+def judge(faults: list[Fault], root: Path, results: Results, seconds: float = 300) -> list[Verdict]:
+    """Plant all faults that have no verdict yet. Returns the verdicts in the order of the faults."""
     from tqdm import tqdm
 
-    with tempfile.TemporaryDirectory() as folder, tqdm(total=len(faults), desc="Faults", disable=None) as bar:
-        verdicts: dict[Fault, Verdict] = {}
-        # An edit during the run does not reach the copies, so the keys are those of the beginning.
-        keys = {fault: results.key(fault) for fault in faults}
-        waiting, running, free = [], [], []
-        for fault in faults:
+    with tempfile.TemporaryDirectory() as folder:
+        verdicts, copy = [], Path(folder).resolve() / "copy"
+        # An edit during the run does not reach the copy, so the keys are those of the beginning.
+        keys = [results.key(fault) for fault in faults]
+        copy_project(root, copy)
+        for fault, key in zip(tqdm(faults, desc="Faults", disable=None), keys, strict=True):
             if why := misfit(fault, root):
-                verdicts[fault] = Verdict(UNUSABLE, why)
-            elif known := results.known.get(keys[fault]):
-                verdicts[fault] = known
-            else:
-                waiting.append(fault)
-        bar.update(len(verdicts))
-        for i in range(min(jobs, len(waiting))):
-            free.append(Path(folder).resolve() / f"copy{i}")
-            copy_project(root, free[-1])
-        waiting.reverse()
-        try:
-            while waiting or running:
-                while waiting and free:
-                    running.append(Running(waiting.pop(), free.pop(), seconds))
-                connection.wait([run.process.sentinel for run in running], timeout=1.0)
-                for run in [*running]:
-                    if verdict := run.verdict():
-                        running.remove(run)
-                        free.append(run.copy)
-                        verdicts[run.fault] = verdict
-                        results.add(keys[run.fault], verdict)
-                        bar.update()
-        finally:
-            for run in running:
-                run.stop()
-    return [verdicts[fault] for fault in faults]
+                verdicts.append(Verdict(UNUSABLE, why))
+                continue
+            if key not in results.known:
+                results.add(key, tried(fault, copy, seconds))
+            verdicts.append(results.known[key])
+    return verdicts
 
 
 def report(faults: list[Fault], verdicts: list[Verdict], broken: set[str]) -> tuple[list[str], bool]:
@@ -240,7 +210,6 @@ def main(args: list[str] | None = None) -> int:
     """Run one command line. The exit status is 1 if a fault survives that is not harmless, or cannot be planted."""
     parser = argparse.ArgumentParser("python -m tests.mutate", description=__doc__.splitlines()[0])
     parser.add_argument("words", nargs="*", metavar="FILTER", default=[""], help="plant only faults with such a word")
-    parser.add_argument("--jobs", type=int, default=1, help="runs at the same time (default: 1)")
     parser.add_argument("--limit", type=float, default=300, metavar="SECONDS", help="longest run (default: 300)")
     kept = Path(tempfile.gettempdir(), f"lit_knn-faults-{os.getuid()}.jsonl")
     parser.add_argument("--results", type=Path, default=kept, metavar="FILE", help=f"kept verdicts (default: {kept})")
@@ -252,7 +221,7 @@ def main(args: list[str] | None = None) -> int:
     # Runs without a fault, one for each file of tests: if a test fails anyway, it catches nothing.
     files = sorted({test for fault in faults for test in fault.tests.split()})
     clean = [Fault(test.partition("::")[0], "no fault", "", "", test) for test in files]
-    verdicts = judge(clean + faults, ROOT, Results(options.results, ROOT), options.jobs, options.limit)
+    verdicts = judge(clean + faults, ROOT, Results(options.results, ROOT), options.limit)
     broken = {test for test, verdict in zip(files, verdicts, strict=False) if verdict.word != SURVIVED}
     lines, good = report(faults, verdicts[len(clean) :], broken)
     print(*lines, sep="\n")

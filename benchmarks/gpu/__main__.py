@@ -10,8 +10,7 @@ and EDM at the paper's size, and each estimator on as many images as CIFAR-10, a
 small and large batches: milliseconds of the device and of the host, ratio to the roofline, memory, and share of a
 training step of the same number of images. Images are synthetic unless --data is given.
 
-It needs torch, Lightning and torchmetrics alone; with FAISS it also measures FAISS's search.
-On a CPU it runs at small sizes, which shows only that everything works.
+With FAISS it also measures FAISS's search. On a CPU it runs at small sizes, which shows only that everything works.
 """
 
 import argparse

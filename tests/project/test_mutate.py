@@ -32,7 +32,7 @@ def toy(tmp_path):
 def test_planted_faults_are_judged_and_undone(toy, tmp_path):
     before = (toy / "toy.py").read_text()
     results = Results(tmp_path / "kept.jsonl", toy)
-    verdicts = judge(FAULTS, toy, results, jobs=2)
+    verdicts = judge(FAULTS, toy, results)
     assert [verdict.word for verdict in verdicts] == WORDS
     assert (toy / "toy.py").read_text() == before
     # The second run reads the verdicts of the first; an edit of the tests makes them void.
