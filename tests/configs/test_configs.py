@@ -104,6 +104,96 @@ def test_networks_have_the_published_number_of_parameters(names, parameters):
         assert "table1" not in name or {m.dropout for m in model.modules() if hasattr(m, "dropout")} == {0.3}
 
 
+# A run, another one, and the options in which alone they may differ, and do.
+CLASSES = "class_conditional sampling_class num_classes k n name"
+RELATED = [
+    ("table1/ict", "table1/ict_knn", "estimator solver"),
+    ("table1/ict_stf", "table1/ict_knn", "estimator"),
+    ("table2/edm", "table2/edm_knn", "estimator"),
+    ("table2/edm_stf", "table2/edm_knn", "estimator"),
+    ("demo", "table1/digits", "CheckpointByImages name"),
+    ("table1/digits_conditional", "table1/digits", f"{CLASSES} CheckpointByImages"),
+    ("table2/digits_conditional", "table2/digits", f"{CLASSES} augmentation augment_dim warped"),
+    ("distillation/cifar10", "table1/ict_knn", "estimator name"),
+    ("distillation/digits", "table1/digits", "estimator name"),
+    ("figure4/cifar10", "table1/ict_knn", "accumulate_grad_batches val_check_interval callbacks name"),
+    ("figure4/digits", "table1/digits", "val_check_interval CheckpointByImages SampleGrid name"),
+    ("imagenet64/ict_knn", "celeba64/ict_knn", "path net sampling_sigmas name"),
+    ("imagenet64/estimator_error", "celeba64/estimator_error", "path name"),
+    ("figure2/digits", "figure2/cifar10", "data KNN STF num_images t_min t_max accelerator devices name"),
+    ("figure3/digits", "figure3/cifar10", "data estimators num_z repeats accelerator devices name"),
+    ("figure3/beyond", "figure3/cifar10", "estimators num_z repeats name"),
+    ("figure3/ablation_digits", "figure3/digits", "estimators num_z t_min name"),
+    ("figure3/ablation_n", "figure3/ablation_k", "estimators name"),
+    ("figure3/ablation_k_n64", "figure3/ablation_k", "estimators name"),
+    ("analytic/conv_unet_digits", "analytic/conv_resnet_digits", "net name"),
+    ("analytic/hybrid_digits", "figure5/digits", "data estimators network t_switch num_samples held_out folder name"),
+    ("flow/digits", "table2/digits", "model SampleGrid name"),
+    ("evaluate/fd_dinov2", "evaluate/fid", "extractor batch_size filename monitor"),
+    ("evaluate/fd_pixels", "evaluate/fid", "extractor batch_size filename monitor num_samples"),
+    ("evaluate/fd_efficientnet_lite0", "evaluate/fid", "extractor filename monitor num_samples"),
+    ("data/cifar10_flipped", "data/cifar10", "hflip"),
+    ("data/imagenet64", "data/celeba64", "path"),
+    ("estimators/knn_with_source", "estimators/knn", "include_source"),
+    ("models/ddpmpp64", "models/ddpmpp", "augment_dim dropout image_size multipliers"),
+]
+
+
+def options(value, place=()):
+    """All options of a config by their places, a tuple of names; a callback's is that of its class."""
+    if isinstance(value, list) and value and isinstance(value[0], dict):
+        value = {callback["class_path"].rpartition(".")[2]: callback for callback in value}
+    if not isinstance(value, dict):
+        return {place: value}
+    return {key: own for name, part in value.items() for key, own in options(part, (*place, name)).items()}
+
+
+@pytest.mark.parametrize(("one", "other", "names"), RELATED)
+def test_related_configs_differ_in_what_they_say_alone(one, other, names):
+    ours, theirs = (options(resolved(CONFIGS / f"{name}.yaml")) for name in (one, other))
+    differing = [key for key in ours.keys() | theirs.keys() if ours.get(key, "none") != theirs.get(key, "none")]
+    assert [key for key in differing if not {*key} & {*names.split()}] == []
+    assert {*names.split()} <= {part for key in differing for part in key}
+
+
+# What the header of a config says in words, and the option that it is about.
+SAID = [
+    ("evaluate/fid", "of 50,000 samples", "num_samples", 50_000),
+    ("evaluate/memorisation", "of 1,000 samples", "num_samples", 1000),
+    ("figure1/toy", "of 40 points", "num_points", 40),
+    ("figure3/cifar10", "10,000 latents", "num_z", 10_000),
+    ("figure3/cifar10", "100 estimates at each", "repeats", 100),
+    ("figure3/cifar10", "at 24 levels", "noise_levels", 24),
+    ("figure3/beyond", "256 latents", "num_z", 256),
+    ("figure3/beyond", "10 estimates at each", "repeats", 10),
+    ("celeba64/estimator_error", "each of 12 levels", "noise_levels", 12),
+    ("celeba64/estimator_error", "256 principal components", "r", 256),
+    ("celeba64/digits", "reads 5 of its 30 lists", "nprobe", 5),
+    ("celeba64/digits", "reads 5 of its 30 lists", "factory", "IVF30,SQ8"),
+    ("figure5/cifar10", "for each\n# of 32 points", "t_switch", [0.1, 0.2, 0.5, 1, 2, 5, 10, 20]),  # four methods
+    ("figure5/cifar10", "50,000 samples", "num_samples", 50_000),
+    ("analytic/samples_digits", "above t = 0.6", "t", 0.6),
+    ("analytic/samples_digits", "over 3x3 patches", "size", 3),
+    ("analytic/samples_digits", "360 digits are held out", "held_out", 360),
+    ("analytic/hybrid_digits", "over 3x3 patches", "size", 3),
+    ("table2/digits", "18-step Heun samples", "sampling_steps", 18),
+    ("flow/cifar10", "400,000 steps", "max_steps", 400_000),
+    ("flow/cifar10", "clipped to norm 1", "gradient_clip_val", 1),
+    ("flow/digits", "after 1,500\n# steps", "max_steps", 1500),
+    ("ect/digits", "300 steps", "max_steps", 300),
+    ("ect/digits", "halves every 75 steps", "stage_steps", 75),
+    ("table1/ict_knn", "every 2.5 million images", "every_n_images", 2_500_000),
+]
+
+
+@pytest.mark.parametrize(("name", "words", "option", "value"), SAID)
+def test_the_header_of_a_config_tells_its_options(name, words, option, value):
+    path = CONFIGS / f"{name}.yaml"
+    assert words in path.read_text()
+    found = [own for place, own in options(resolved(path)).items() if place[-1] == option]
+    assert value in found
+
+
 @pytest.mark.usefixtures("trained_networks")
 def test_figures_and_evaluations_have_the_numbers_and_networks_of_their_sources():
     defaults = {name: p.default for name, p in inspect.signature(LitICT).parameters.items()}
@@ -112,16 +202,16 @@ def test_figures_and_evaluations_have_the_numbers_and_networks_of_their_sources(
     assert {name: defaults[name] for name in expected} == expected
     kinds = {type(callback).__name__: callback for callback in parse("figure5/cifar10.yaml").trainer.callbacks}
     sweep = kinds["HybridSampling"]
-    assert (sweep.num_samples, sweep.num_steps) == (50_000, 18)
+    assert sweep.num_steps == 18
     # The baseline, which starts from noisy data, is in every sweep.
     found = {name: [type(e).__name__, *(getattr(e, c, None) for c in "kn")] for name, e in sweep.estimators.items()}
     assert found == {"KNN": ["KNN", 2048, 256], "STF": ["STF", None, 256], "Exact": ["Exact", None, None]}
     # Yoon et al. 2023: a copy is nearer to one image than a third of its distance to the next.
-    copies = resolved(CONFIGS / "evaluate" / "memorisation.yaml")["trainer"]["callbacks+"][0]
-    assert copies["init_args"]["threshold"] == pytest.approx(1 / 3)
-    for name in ("celeba64", "imagenet64"):
-        (callback,) = resolved(CONFIGS / name / "estimator_error.yaml")["trainer"]["callbacks"]
-        assert callback["init_args"]["estimators"]["one sample"]["init_args"] == {"n": 1}
+    for name in ("evaluate/memorisation", "figure5/cifar10", "analytic/samples_digits"):
+        found = [own for place, own in options(resolved(CONFIGS / f"{name}.yaml")).items() if place[-1] == "threshold"]
+        assert found == [pytest.approx(1 / 3)]
+    one_sample = options(resolved(CONFIGS / "celeba64" / "estimator_error.yaml"))
+    assert [own for place, own in one_sample.items() if place[-3:] == ("one sample", "init_args", "n")] == [1]
     # A curve has the options that its name says.
     for path in (CONFIGS / "figure3").glob("ablation_*.yaml"):
         for name, own in resolved(path)["trainer"]["callbacks"][0]["init_args"]["estimators"].items():
