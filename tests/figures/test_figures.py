@@ -17,9 +17,22 @@ from lit_knn.commands.report import read_run
 from lit_knn.common.tables import write_rows
 from lit_knn.data import Digits
 from lit_knn.estimators import KNN, Estimator, Exact, OneSample
-from lit_knn.figures import checkpoint_curve, figure1, figure2, figure3, figure4, figure5, image_grid, run_comparison
+from lit_knn.figures import (
+    average_curve,
+    captioned,
+    checkpoint_curve,
+    figure1,
+    figure2,
+    figure3,
+    figure4,
+    figure5,
+    image_grid,
+    probe_figure,
+    run_comparison,
+)
 from lit_knn.figures.image_grid import pair_grid
-from lit_knn.figures.network_agreement import agreement_curves, same_noise_boxes
+from lit_knn.figures.network_agreement import agreement_curves, agreement_grid, same_noise_boxes
+from lit_knn.figures.probe import PANELS
 from lit_knn.figures.style import PALETTE, dress, looks
 from lit_knn.figures.training_curves import TrainingCurve, best_point, passes, varied
 from lit_knn.metrics.mean_pictures import mean_pictures
@@ -38,17 +51,23 @@ def colour(artist):
 
 def test_figure_1_shows_the_posterior_and_the_proposal():
     # Three points have distances 0, 1 and 2 from z and likelihoods 1, e^(-1/2) and e^(-2); one is no neighbour.
-    reference = ReferenceSet(torch.tensor([[0.0], [1.0], [2.0]]))
-    figure = figure1(KNN(k=2, n=1).bind(reference), reference, 0.0, [1.0])
-    (axes,) = figure.axes
+    reference = ReferenceSet(torch.tensor([[1.0], [2.0], [3.0]]))
+    figure = figure1(KNN(k=2, n=1).bind(reference), reference, 1.0, [1.0, 9.0])
+    axes, wider = figure.axes
+    assert "t = 9" in wider.get_title()
     likelihood = np.exp([0, -0.5, -2])
     stems = axes.collections[0]
     heights = [segment[1, 1] for segment in stems.get_segments()]
     np.testing.assert_allclose(heights, likelihood / likelihood.sum(), rtol=1e-6)
+    assert [segment[0].tolist() for segment in stems.get_segments()] == [[1, 0], [2, 0], [3, 0]]
     near, _, other = (to_hex(shade) for shade in stems.get_colors())
     assert [near, other] == [to_hex(handle.get_color()) for handle in figure.legends[0].get_lines()[:2]]
     capped = np.exp([0, -0.5, -0.5])
-    np.testing.assert_allclose(axes.lines[0].get_ydata(), capped / capped.sum(), rtol=1e-6)
+    dots, latent = axes.lines
+    np.testing.assert_allclose(dots.get_ydata(), capped / capped.sum(), rtol=1e-6)
+    assert dots.get_xdata().tolist() == [1, 2, 3]
+    assert list(latent.get_xdata()) == [1, 1]
+    assert axes.get_ylim()[1] > max(*heights, *dots.get_ydata())
     assert f"{capped.sum() / likelihood.sum():.2f}" in axes.get_title()
     assert "k = 2" in figure.get_suptitle()
     assert "N = 3" in figure.get_suptitle()
@@ -128,11 +147,15 @@ def test_figure_3_draws_scores_above_and_means_below_with_bands_of_one_standard_
     for panels, factor in zip(grid, (100, 1), strict=True):
         for axes, share, error in zip(panels, (1, 0.2, 0.8), (1e-5, 2e-5, 3e-5), strict=True):
             (line,) = axes.lines
+            assert (axes.get_xscale(), axes.get_yscale()) == ("log", "log")
             assert line.get_xdata().tolist() == [0.5, 5.0]
             assert list(line.get_ydata()) == pytest.approx([share * factor * mse for mse in (1e-2, 2e-2)])
             heights = axes.collections[0].get_paths()[0].vertices[:, 1]
             assert heights.min() == pytest.approx((share * 1e-2 - error) * factor)
             assert heights.max() == pytest.approx((share * 2e-2 + error) * factor)
+    # A band that would reach below 0 ends at a tenth of the value.
+    (band,) = lower([row("KNN", 1.0, 1e-3, 5e-3)])[0].collections
+    assert band.get_paths()[0].vertices[:, 1].min() == pytest.approx(1e-4)
 
 
 def test_zeros_are_marks_at_the_foot_and_gaps_in_the_curve():
@@ -199,6 +222,9 @@ def test_figure_4_varies_one_option_a_panel_and_the_report_draws_it_if_k_or_n_di
     shared = ["OneSample", "STF n=256"]
     assert legend(upper.get_legend()) == [*shared, "KNN k=512, n=256", "KNN k=2048, n=256"]
     assert legend(under.get_legend()) == [*shared, "KNN k=2048, n=64", "KNN k=2048, n=256"]
+    curve = upper.lines[0]
+    assert [*curve.get_xdata(), *curve.get_ydata()] == [1.0, 2.0, 3.0, 9.0, 4.0, 5.0]
+    assert (upper.get_yscale(), under.get_xlabel()) == ("log", "Training images seen (millions)")
     best, passed = ([line for line in upper.lines if line.get_linestyle() == style] for style in (":", "--"))
     assert [line.get_ydata()[0] for line in best] == [4.0, 8.0, 2.5, 3.0]
     # k=512 falls below 4 after one million images, k=2048 after two, n=64 never.
@@ -231,25 +257,63 @@ def test_of_a_score_the_highest_is_the_best_and_a_tie_passes_nothing():
     assert passes(higher, lower, "recall_held_out") == 2
 
 
-def test_the_time_of_the_estimator_follows_that_of_the_rest():
-    distances = {"fid": [(100, 3.0), (200, 0.0)]}
+def test_runs_side_by_side_have_their_values_times_and_colours():
+    distances = {"fid": [(1_000_000, 3.0), (2_500_000, 0.5)], "recall": [(2_500_000, 0.0)]}
     first = TrainingCurve("a", "KNN", 8, 4, distances, ms_per_image=(2.0, 5.0))
-    panel, times = run_comparison([first, TrainingCurve("b", "STF", ms_per_image=(1.0, 4.0))]).axes
+    second = TrainingCurve("b", "STF", n=3, distances={"fid": [(1_000_000, 2.0)]}, ms_per_image=(1.0, 4.0))
+    figure = run_comparison([first, second])
+    fid, recall, times = figure.axes
+    drawn_runs = [[*zip(line.get_xdata(), line.get_ydata(), strict=True)] for line in fid.lines]
+    assert drawn_runs == [[(1.0, 3.0), (2.5, 0.5)], [(1.0, 2.0)]]
+    assert (fid.get_xlabel(), fid.get_ylabel()) == ("Training images seen (millions)", "FID")
+    # A value of 0 has no logarithm.
+    assert (fid.get_yscale(), recall.get_yscale()) == ("log", "linear")
     bars = [(bar.get_x(), bar.get_width()) for bar in times.patches]
     assert bars == [(0.0, 5.0), (5.0, 2.0), (0.0, 4.0), (4.0, 1.0)]
-    assert panel.get_yscale() == "linear"  # A distance of 0 has no logarithm.
+    shades = [to_hex(bar.get_facecolor()).upper() for bar in times.patches[::2]]
+    assert shades == [PALETTE["KNN"][0], PALETTE["STF"][0]] == [colour(line) for line in fid.lines]
+    assert legend(figure.legends[0]) == ["a KNN k=8, n=4", "b STF n=3"]
 
 
-def test_the_curve_of_checkpoints_marks_the_best_at_its_place():
+def test_the_curves_of_checkpoints_and_averages_mark_the_best_at_its_place():
     axes = checkpoint_curve([(2_500_000, 9.0), (5_000_000, 4.0), (7_500_000, 6.0)], (5_000_000, 4.0), "fid", "").axes[0]
     curve, best = axes.lines
     assert curve.get_xdata().tolist() == [2.5, 5.0, 7.5]
     assert list(curve.get_ydata()) == [9.0, 4.0, 6.0]
     assert (best.get_xdata()[0], best.get_ydata()[0]) == (5.0, 4.0)
-    assert "millions" in axes.get_xlabel()
+    assert ("millions" in axes.get_xlabel(), axes.get_yscale()) == (True, "log")
+    assert legend(axes.get_legend()) == ["best: 4 at 5,000,000 images"]
     short = checkpoint_curve([(250_000, 9.0), (999_999, 4.0)], (999_999, 4.0), "fid", "run").axes[0]
     assert short.lines[0].get_xdata().tolist() == [250, 999.999]
-    assert "thousands" in short.get_xlabel()
+    assert ("thousands" in short.get_xlabel(), short.get_title()) == (True, "run")
+    axes = average_curve([(0.05, 3.0), (0.1, 2.5)], (0.1, 2.5), "fid", "").axes[0]
+    assert [[*line.get_xdata(), *line.get_ydata()] for line in axes.lines] == [[0.05, 0.1, 3.0, 2.5], [0.1, 2.5]]
+    assert (axes.get_ylabel(), axes.get_yscale(), *legend(axes.get_legend())) == ("FID", "linear", "best: 2.5 at 0.1")
+
+
+def test_the_picture_of_a_probe_has_its_columns_and_the_levels_of_a_training():
+    columns = {name: label for panel in PANELS.values() for name, label in panel.items()}
+    rows = [{"t": t, "collapsed": 1 - t / 80, "collapsed_tenth": 1 - t / 90} for t in (0.1, 1.0, 10.0)]
+    for place, name in enumerate(columns, start=1):
+        for own in rows:
+            own |= {name: place * own["t"], f"{name}_se": place / 100}
+    *panels, training = probe_figure(rows, np.array([1.0, 1.0, 5.0])).axes
+    found = {bars.get_label(): bars for axes in panels for bars in axes.containers}
+    assert set(found) == set(columns.values())
+    for place, label in enumerate(columns.values(), start=1):
+        line, _, (error,) = found[label].lines
+        assert [*zip(*line.get_data(), strict=True)] == [(t, place * t) for t in (0.1, 1.0, 10.0)]
+        assert error.get_segments()[1][:, 1] == pytest.approx([place * 0.99, place * 1.01])
+    values, edges, _ = training.patches[0].get_data()
+    assert {round(value, 3) for value in values} == {0.0, 0.5, 1.0}
+    (start,) = np.flatnonzero(values == 1)
+    assert edges[start] <= 1 <= edges[start + 1]
+    assert [list(line.get_ydata()) for line in training.lines] == [
+        [own[name] for own in rows] for name in ("collapsed", "collapsed_tenth")
+    ]
+    assert {axes.get_xscale() for axes in (*panels, training)} == {"log"}
+    assert [panels[place].get_title() for place in (0, 2, 1)] == list(PANELS)
+    assert training.get_yscale() == "linear"
 
 
 # Samples and networks
@@ -267,6 +331,8 @@ def test_figure_5_has_the_distance_left_and_the_copies_right_in_the_order_of_t_s
         for line in axes.lines:
             assert list(line.get_xdata()) == [0.1, 5.0]
             assert list(line.get_ydata()) == [values[line.get_label(), t][place] for t in (0.1, 5.0)]
+    assert [(axes.get_xscale(), axes.get_yscale()) for axes in (left, right)] == [("log", "linear")] * 2
+    assert (left.get_ylim()[0], right.get_ylim()[0] < 0 < 1 < right.get_ylim()[1]) == (0, True)
     assert {line.get_label(): line.get_linestyle() for line in left.lines} == {"KNN": "-", "forward": "--"}
     assert (left.get_ylabel(), right.get_ylabel()) == ("FID", "copied fraction")
     assert {line.get_label(): colour(line) for line in right.lines} == {"KNN": PALETTE["KNN"][0], "forward": "#808080"}
@@ -276,22 +342,27 @@ def test_curves_of_agreement_show_values_errors_and_the_range_over_networks():
     rows = [
         {"images": kind, "estimator": name, "t": t, "r2": r2 - t / 100, "mse": 1 - r2, "r2_se": 0.01, "mse_se": 0.02}
         | {"r2_low": r2 - 0.1, "r2_high": r2 + 0.05, "mse_low": 0.01, "mse_high": 0.5}
-        for kind in ("training", "generated")
-        for name, r2 in (("KNN", 0.8), ("Exact", 0.6))
+        for kind, less in (("training", 0.0), ("generated", 0.3))
+        for name, r2 in (("KNN", 0.8 - less), ("Exact", 0.6 - less))
         for t in (3.0, 1.0)
     ]
-    training, _, below, _ = agreement_curves(rows).axes
-    assert (training.get_title(), training.get_ylabel()) == ("training images", "R² to the network")
-    assert [container.get_label() for container in training.containers] == ["KNN", "Exact"]
-    for axes, measure, edges in ((training, "r2", (0.7, 0.85)), (below, "mse", (0.01, 0.5))):
+    figure = agreement_curves(rows)
+    assert [axes.get_title() for axes in figure.axes[:2]] == ["training images", "the networks' own images"]
+    assert figure.axes[0].get_ylabel() == "R² to the network"
+    assert legend(figure.legends[0]) == ["KNN", "Exact"]
+    for place, axes in enumerate(figure.axes):
+        measure, edges = (("r2", (0.7, 0.85)), ("mse", (0.01, 0.5)))[place // 2]
+        assert (axes.get_xscale(), axes.get_yscale()) == ("log", "linear" if measure == "r2" else "log")
         line, _, (bars,) = axes.containers[0].lines
-        expected = {row["t"]: row[measure] for row in rows[:2]}
+        own = [row for row in rows if row["images"] == ("training", "generated")[place % 2]]
+        expected = {row["t"]: row[measure] for row in own[:2]}
         assert dict(zip(*line.get_data(), strict=True)) == expected
-        error = rows[0][f"{measure}_se"]
         ends = [[end[1] for end in bar] for bar in bars.get_segments()]
+        error = rows[0][f"{measure}_se"]
         assert ends == [pytest.approx([expected[t] - error, expected[t] + error]) for t in (1.0, 3.0)]
         corners = axes.collections[1].get_paths()[0].vertices[:, 1]
-        assert (corners.min(), corners.max()) == pytest.approx(edges)
+        less = 0.3 * (measure == "r2") * (place % 2)
+        assert (corners.min(), corners.max()) == pytest.approx([edge - less for edge in edges])
 
 
 def test_boxes_of_samples_have_the_quartiles_of_both_measures():
@@ -302,12 +373,19 @@ def test_boxes_of_samples_have_the_quartiles_of_both_measures():
     assert legend(panels[1].get_legend()) == ["one", "other"]
     assert len(set(named)) == 2
     assert [to_hex(box.get_facecolor()) for box in panels[0].patches] == [named[0]] * 2 + [named[1]] * 2
-    for place, own in enumerate(samples.values()):
-        pairs = [*zip(network.flatten(1).numpy(), own.flatten(1).numpy(), strict=True)]
-        measures = [r2_score(*pair) for pair in pairs], [np.corrcoef(*pair)[0, 1] for pair in pairs]
+    assert [label.get_text() for label in panels[1].get_xticklabels()] == ["twice", "noisy"]
+    pairs = [(own, theirs) for theirs in (network, network.flip(0)) for own in samples.values()]
+    for place, (own, theirs) in enumerate(pairs):
+        images = [*zip(theirs.flatten(1).numpy(), own.flatten(1).numpy(), strict=True)]
+        measures = [r2_score(*pair) for pair in images], [np.corrcoef(*pair)[0, 1] for pair in images]
         for axes, values in zip(panels, measures, strict=True):
-            box = axes.patches[place].get_path().vertices[:, 1]
-            assert (box.min(), box.max()) == pytest.approx(tuple(np.quantile(values, (0.25, 0.75))), rel=1e-5)
+            corners = axes.patches[place].get_path().vertices
+            low, high = np.quantile(values, (0.25, 0.75))
+            assert (corners[:, 1].min(), corners[:, 1].max()) == pytest.approx((low, high), rel=1e-4)
+            # The boxes of an estimator stand around its name.
+            assert abs(corners[:, 0].mean() - place % 2) < 0.4
+    # The worst R² may be far below −1, and the axis ends there.
+    assert panels[0].get_ylim()[0] == pytest.approx(-1.05)
 
 
 # One style
@@ -379,3 +457,16 @@ def test_grids_show_black_as_0_and_white_as_1_and_pairs_one_above_the_other():
     expected[0], expected[1] = upper[:8, 0, 0, 0], under[:8, 0, 0, 0]
     expected[2, 0], expected[3, 0] = upper[8, 0, 0, 0], under[8, 0, 0, 0]
     torch.testing.assert_close(shades[:4, :8], expected, atol=1 / 127, rtol=0)  # a step of 8-bit pixels
+    rows = agreement_grid({"network": upper, "own": under}, 5)[0, 17::34, 17::34] * 2 - 1
+    torch.testing.assert_close(rows, torch.stack([upper[:5, 0, 0, 0], under[:5, 0, 0, 0]]), atol=1 / 127, rtol=0)
+
+
+def test_a_caption_is_dark_text_below_the_unchanged_picture():
+    picture = torch.rand(3, 20, 30)
+    written = captioned(picture, "a longer line than the picture")
+    assert torch.equal(written[:, :20, :30], picture)
+    beside, below = written[:, :20, 30:], written[:, 20:]
+    assert beside.numel() > 0
+    assert (beside == 1).all()
+    assert below.min() < 0.1
+    assert (below[:, -2:] == 1).all()
