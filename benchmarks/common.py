@@ -1,9 +1,9 @@
-"""Shared parts of the benchmarks: the simplest rival, tables and output files."""
+"""Shared parts of the benchmarks: entries, the simplest rival, tables and output files."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -12,9 +12,17 @@ from lit_knn.common.errors import InputError
 from lit_knn.common.files import written_whole
 from lit_knn.common.tables import write_rows
 from lit_knn.estimators import Estimator
+from lit_knn.index import Index
 from lit_knn.reference import ReferenceSet
 
 Rows = list[dict[str, Any]]
+
+
+class Entry(NamedTuple):
+    """Makes an estimator, and the index that it searches, if it does."""
+
+    estimator: Callable[[], Estimator]
+    search: Callable[[], Index] | None = None
 
 
 class ThreeLines(Estimator):
@@ -39,6 +47,13 @@ def markdown(table: Sequence[Sequence[str]]) -> str:
     """Format a table in Markdown. Its first row is the header."""
     lines = ["| " + " | ".join(row) + " |" for row in table]
     return "\n".join([lines[0], "|---" * len(table[0]) + "|", *lines[1:]])
+
+
+def cell(mean: float, standard_error: float) -> str:
+    """Format a number with its standard error, if the error is known."""
+    if math.isnan(mean):
+        return ""
+    return f"{mean:.1e}" + ("" if math.isnan(standard_error) else f" ± {standard_error:.1e}")
 
 
 def number(value: float) -> str:
