@@ -1,7 +1,6 @@
 """Noise processes: derivatives, marginals, velocities along the exact flow of a Gaussian, estimators in any process."""
 
 import math
-from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -9,9 +8,8 @@ import torch
 
 from lit_knn.estimators import Exact
 from lit_knn.reference import ReferenceSet
-from lit_knn.sampling.solvers import euler_step, heun_step
 from lit_knn.theory.noise import EDM, VP, LinearInterpolant, Process, forward_noise, under_process
-from tests.gaussian_flow import M, S, gaussian_mean, slope
+from tests.gaussian_flow import M, S, gaussian_mean
 
 PROCESSES = [EDM(), VP(), VP(beta_d=0.0, beta_min=2.0), LinearInterpolant()]
 TIMES = torch.tensor([0.01, 0.1, 0.3, 0.5, 0.8, 0.99], dtype=torch.float64)
@@ -80,17 +78,3 @@ def test_estimators_under_a_process_match_its_own_likelihood(process):
     mu = under_process(Exact().bind(ReferenceSet(x)).posterior_mean, process)(z, t)
     assert (mu.dtype, mu.shape) == (torch.float32, z.shape)
     np.testing.assert_allclose(mu.flatten(1), expected, atol=2e-5)
-
-
-@every_process
-@pytest.mark.parametrize(("step", "order"), [(euler_step, 1), (heun_step, 2)])
-def test_order_of_the_solver_in_each_process(process, step, order):
-    start, end = process.t_of_sigma(torch.tensor([5.0, 0.1], dtype=torch.float64))
-    c, mean = torch.randn(4, 3, dtype=torch.float64), under_process(gaussian_mean, process)
-    counts, errors = (64, 128, 256), []
-    for count in counts:
-        z = trajectory(process, c, start)
-        for t, t_next in pairwise(process.t_of_sigma(torch.tensor(np.geomspace(5.0, 0.1, count + 1)))):
-            z = step(z, t, t_next, mean, process)
-        errors.append((z - trajectory(process, c, end)).abs().max().item())
-    assert slope(counts, errors) == pytest.approx(order, abs=0.15)
