@@ -152,14 +152,3 @@ def test_lossless_lists_from_a_cache_are_exact_on_a_gpu(tmp_path):
         sq_dist, ids = reference.search(z, 300)
         true = enumerated(z, reference.gather(torch.arange(300, device="cuda"))).gather(1, ids)
         torch.testing.assert_close(sq_dist.double(), true, rtol=1e-4, atol=0)
-
-
-@pytest.mark.gpu
-@pytest.mark.usefixtures("real_gpu")
-@pytest.mark.parametrize("factory", ["Flat", "IVF4,SQ8"])
-def test_half_precision_and_little_scratch_memory_find_near_the_same_on_a_gpu(factory):
-    found = []
-    for options in ({}, {"gpu_float16": True, "gpu_scratch_mib": 16}):
-        reference = ReferenceSet(pixels(), FaissIndex(factory, **options)).to("cuda")
-        found.append(reference.search(reference.gather(torch.arange(20, device="cuda")) + 0.5, 10)[0])
-    torch.testing.assert_close(found[0], found[1], rtol=0.02, atol=0)
