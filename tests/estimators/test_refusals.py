@@ -60,7 +60,6 @@ REFUSED = [
     (lambda: PCALocality(1.5), "threshold must be from 0 to 1, got 1.5"),
     (lambda: PCALocality(math.nan), "threshold must be from 0 to 1, got nan"),
     (lambda: PatchPosterior(2.5), "size must be an integer, got 2.5"),
-    (lambda: PatchPosterior(3, 0), "stride must be at least 1, got 0"),
     (lambda: PatchPosterior({0: 3}), "noise levels of size must be finite and above 0, got 0"),
     (lambda: SubspaceKNN(compute="float16"), "compute='float16' must be one of auto, float32, bfloat16"),
     *[(lambda t=t: Switched(OneSample(), Exact(), t), "t must be finite and above 0") for t in (0, math.nan, "1")],
@@ -73,7 +72,6 @@ REFUSED = [
     (lambda: SubspaceKNN(r=13, n=8).bind(vectors()), r"r=13 is more than min\(N, d\) = min\(60, 12\).*r <= 12"),
     (lambda: Wiener(r=11).bind(vectors(10)), r"r=11 is more than min\(N, d\) = min\(10, 12\).*r <= 10"),
     (lambda: PatchPosterior(8).bind(reference()), "size=8 is more than 4"),
-    (lambda: PatchPosterior(2, 4).bind(reference()), "stride=4 is more than size=2"),
     (lambda: PatchPosterior(1).bind(vectors()), r"needs images \(C, H, W\), got data of shape"),
     # labels
     (lambda: Smoothed(ByClass(Exact()), 1.0), "ByClass takes labels itself"),
