@@ -6,8 +6,6 @@ import numpy as np
 import pytest
 import torch
 
-from lit_knn.estimators import Exact
-from lit_knn.reference import ReferenceSet
 from lit_knn.theory.noise import EDM, VP, LinearInterpolant, Process, forward_noise, under_process
 from tests.gaussian_flow import M, S, gaussian_mean
 
@@ -63,18 +61,3 @@ def test_velocity_is_the_derivative_along_the_flow_of_a_gaussian(process):
         mu = under_process(gaussian_mean, process)(z, t)
         np.testing.assert_allclose(process.velocity(z, t, mu), expected, rtol=1e-9, atol=1e-9)
         np.testing.assert_allclose(process.mean_of_velocity(z, t, expected), mu, rtol=1e-9, atol=1e-9)
-
-
-@every_process
-def test_estimators_under_a_process_match_its_own_likelihood(process):
-    """Compare with enumeration, p_t(z|x) = N(z; s·x, s²σ²·I), eq:general_forward."""
-    x = torch.rand(40, 1, 2, 3) * 2 - 1
-    t = process.t_of_sigma(torch.tensor([0.05, 0.4, 1.0, 20.0], dtype=torch.float64))
-    z = forward_noise(x[:4], t, torch.randn(4, 1, 2, 3), process)
-    s, std = (v[:, None] for v in (process.scale(t), process.noise_std(t)))
-    data = x.double().flatten(1)
-    sq_dist = (z.double().flatten(1)[:, None] - s[:, None] * data).square().sum(2)
-    expected = torch.softmax(-sq_dist / (2 * std**2), dim=1) @ data
-    mu = under_process(Exact().bind(ReferenceSet(x)).posterior_mean, process)(z, t)
-    assert (mu.dtype, mu.shape) == (torch.float32, z.shape)
-    np.testing.assert_allclose(mu.flatten(1), expected, atol=2e-5)
