@@ -85,7 +85,7 @@ def load_safely(path: str | os.PathLike[str]) -> Any:
     try:
         # With a memory map, a byte count beyond the end of the file allocates nothing.
         with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-            return Unpickler(data).load()  # type: ignore[arg-type]
+            return Unpickler(data).load()
     except OSError as error:
         raise InputError(f"{os.fspath(path)} cannot be read: {error.strerror or error}") from error
     except Refused as error:
@@ -143,7 +143,7 @@ def _scalar(kind: Record, value: bytes) -> object:
 NUMBERS = ("b1", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8")
 STORAGES = {"torch.FloatStorage": torch.float32, "torch.DoubleStorage": torch.float64, "torch.LongStorage": torch.int64}
 STORAGES |= {"torch.HalfStorage": torch.float16, "torch.BFloat16Storage": torch.bfloat16}
-TABLE: Mapping[str, Callable[..., object]] = {
+TABLE: Mapping[str, Any] = {
     "torch_utils.persistence._reconstruct_persistent_obj": StandIn(_persistent),
     "torch.storage._load_from_bytes": StandIn(_storage),
     "torch._utils._rebuild_tensor_v2": StandIn(_tensor),
