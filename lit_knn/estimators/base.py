@@ -201,8 +201,6 @@ class Estimator(RecordsArguments, ABC):
         flips, theta = (tuple(part.shape) for part in warp)
         fits = (flips, theta) == ((len(z), 2), (len(z), 2, 3))
         self._need(fits, f"warp must have {len(z)} maps, got flips {flips} and theta {theta}")
-        same = warp.theta.device == warp.flips.device == z.device
-        self._need(same, f"warp is on {warp.theta.device}, z is on {z.device}")
         # The proposal is computed from z and x_source, and half precision would round this computation.
         wide, x_source = (part.to(torch.promote_types(part.dtype, torch.float32)) for part in (z, x_source))
         return self._answer(query._replace(z=wide, x_source=x_source, warp=warp)).to(z.dtype)
@@ -288,15 +286,11 @@ class Estimator(RecordsArguments, ABC):
         if x_source is not None:
             need(x_source.shape == z.shape, f"x_source has shape {tuple(x_source.shape)}, z has {tuple(z.shape)}")
             need(x_source.is_floating_point(), f"x_source must be float, in model space, got {x_source.dtype}")
-            need(x_source.device == z.device, f"x_source is on {x_source.device}, z is on {z.device}")
         if labels is not None:
             by_class = f"ByClass({type(self).__name__}(...))"
             need(self.takes_labels, f"labels are given, but it averages over all classes; use {by_class}")
             fits = labels.dtype == torch.int64 and labels.shape == (len(z),)
             need(fits, f"labels must be ({len(z)},) int64, got {tuple(labels.shape)} {labels.dtype}")
-            need(labels.device in (z.device, CPU), f"labels are on {labels.device}, z is on {z.device}")
-        if generator is not None:
-            need(generator.device.type == z.device.type, f"the generator is on {generator.device}, z is on {z.device}")
         t = per_item(t, z).double()
         fits = t.ndim == 0 or t.shape[0] in (1, len(z))
         need(fits, f"t must be a scalar or ({len(z)},), got {tuple(t.flatten().shape)}")
@@ -331,9 +325,6 @@ class Estimator(RecordsArguments, ABC):
         # On a GPU this check would wait. The next call refuses the value, and so does the loss of a training step.
         self._need(mean.is_cuda or bool(_size(mean) < torch.inf), "the estimate of the posterior mean is not finite")
         return mean.to(z.dtype)
-
-
-CPU = torch.device("cpu")
 
 
 def _size(values: Tensor) -> Tensor:

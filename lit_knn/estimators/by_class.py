@@ -9,7 +9,6 @@ from torch import Generator, Tensor
 
 from lit_knn.common.errors import InputError, prefixed
 from lit_knn.common.memory import moved
-from lit_knn.common.progress import with_progress
 from lit_knn.estimators.base import Estimator, Holdings, Query
 from lit_knn.nets.base import NO_CLASS
 from lit_knn.reference import ReferenceSet
@@ -56,19 +55,12 @@ class ByClass(Estimator):
     def bind(self, reference: ReferenceSet) -> Self:
         super().bind(reference)
         self.parts = {}
-        classes = classes_of(reference)
-        title = f"binding {type(self.estimator).__name__} to {len(classes)} classes"
-        parts = (self._bind_one(label, part) for label, part in classes.items())
-        for _ in with_progress(parts, len(reference.local.images), title):
-            pass
+        for label, images in classes_of(reference).items():
+            with prefixed(f"class {label}"):
+                self.parts[label] = copied_apart(self.estimator).bind(images)
         if self.unlabelled:
             self.parts[NO_CLASS] = copied_apart(self.estimator).bind(reference)
         return self
-
-    def _bind_one(self, label: int, images: ReferenceSet) -> Tensor:
-        with prefixed(f"class {label}"):
-            self.parts[label] = copied_apart(self.estimator).bind(images)
-        return images.images
 
     def holds(self, N: int, d: int, pixels: bool, device: torch.device) -> Holdings | None:
         # All classes together need about as much memory as the whole set.

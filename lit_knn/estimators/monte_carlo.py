@@ -3,22 +3,23 @@
 import torch
 from torch import Generator, Tensor
 
-from lit_knn.estimators.base import Holdings
+from lit_knn.estimators.base import Estimator, Holdings
 from lit_knn.estimators.draws import DrawingEstimator, Draws, merged
 from lit_knn.reference.streaming import all_sq_dist, batches_of
 from lit_knn.theory.posterior import unnormalised_log_likelihood
-from lit_knn.theory.warp import Warp
 
 
 class MonteCarlo(DrawingEstimator):
     """μ̂ = (1/n) Σ x_i with x_i drawn from the exact posterior: Eq. 9 (eq:simple_mc).
 
     It is unbiased, with variance Var(x|z)/n. It costs more than `Exact`, because its products are in float64. It is a
-    reference for other sampling estimators.
+    reference for other sampling estimators, and cannot warp.
 
     Args:
         n: draws per z; null for 256.
     """
+
+    _warped_mean = Estimator._warped_mean
 
     def __init__(self, n: int | None = None) -> None:
         self.n = n
@@ -30,19 +31,11 @@ class MonteCarlo(DrawingEstimator):
         ids = self.posterior_ids(z, t, generator)
         return merged(ids, torch.zeros_like(ids, dtype=torch.float64), of_posterior=True)
 
-    def _warped_mean(self, z: Tensor, t: Tensor, warp: Warp, x_source: Tensor, generator: Generator | None) -> Tensor:
-        ids = self.posterior_ids(z, t.flatten(), generator, warp)
-        draws = Draws(ids=ids, log_factor=torch.zeros_like(ids, dtype=torch.float64), of_posterior=True)
-        return warp.apply(self._mean(draws, z, t.flatten()).to(x_source.dtype))
-
-    def posterior_ids(self, z: Tensor, t: Tensor, generator: Generator | None, warp: Warp | None = None) -> Tensor:
-        """Draw n ids for each z (B, *shape) at t (B,) from p_t(x|z), Eq. 2 (eq:posterior): (B, n).
-
-        With `warp`, the posterior is over images warped by each z's map.
-        """
+    def posterior_ids(self, z: Tensor, t: Tensor, generator: Generator | None) -> Tensor:
+        """Draw n ids for each z (B, *shape) at t (B,) from p_t(x|z), Eq. 2 (eq:posterior): (B, n)."""
         ids = torch.empty(len(z), self.n, dtype=torch.long, device=z.device)
         for rows in batches_of(z, self.reference.N):
-            sq_dist = all_sq_dist(self.reference, z[rows], None if warp is None else warp.rows(rows))
+            sq_dist = all_sq_dist(self.reference, z[rows])
             cdf = torch.softmax(unnormalised_log_likelihood(sq_dist, t[rows]), dim=1).cumsum(1)
             u = torch.rand(len(cdf), self.n, dtype=torch.float64, device=z.device, generator=generator)
             ids[rows] = torch.searchsorted(cdf / cdf[:, -1:], u, right=True)

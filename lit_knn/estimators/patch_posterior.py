@@ -9,13 +9,10 @@ from torch import Generator, Tensor
 
 from lit_knn.common.errors import InputError
 from lit_knn.estimators.base import Estimator, Holdings
-from lit_knn.estimators.counts import check_count
 from lit_knn.estimators.patch_sizes import checked_sizes, sizes_of
 from lit_knn.estimators.rounding import LEAST_LOG_WEIGHT, product_dtype
 from lit_knn.reference import ReferenceSet
 from lit_knn.reference.streaming import work_bytes
-
-Axis = list[int]
 
 # Maximum latents of one pass over the images. With more latents, only few images fit the cache at a time.
 ITEMS = 128
@@ -35,19 +32,17 @@ class PatchPosterior(Estimator):
         size: edge p of the windows in pixels; or a table {noise level: edge}, from which each t takes the level nearest
             in log t; null for a table that `bind` computes from the covariance (`patch_sizes`). An edge between H and W
             is cut to the shorter side.
-        stride: distance between windows in pixels. The last window of an axis ends at the border.
 
     Raises:
-        InputError: at `bind`, a size above max(H, W), a stride above a size, or data that are not images (C, H, W).
+        InputError: at `bind`, a size above max(H, W), or data that are not images (C, H, W).
     """
 
     deterministic = True
 
-    def __init__(self, size: int | dict[float, int] | None = None, stride: int = 1) -> None:
+    def __init__(self, size: int | dict[float, int] | None = None) -> None:
         self.size = size
         self._given = checked_sizes(size)
         self._table: dict[float, int] = {}
-        self.stride = check_count("PatchPosterior", "stride", stride)
 
     @property
     def sizes_in_use(self) -> dict[float, int]:
@@ -63,9 +58,6 @@ class PatchPosterior(Estimator):
                 raise InputError(f"PatchPosterior: size={size} is more than {largest}, which sees a whole image")
         super().bind(reference)
         self._table = self._given or sizes_of(reference)
-        least = min(self._table.values())
-        if self.stride > least:
-            raise InputError(f"PatchPosterior: stride={self.stride} is more than size={least}: it leaves pixels out")
         return self
 
     def holds(self, N: int, d: int, pixels: bool, device: torch.device) -> Holdings:
@@ -77,7 +69,7 @@ class PatchPosterior(Estimator):
         mean = torch.empty_like(z, dtype=torch.float64)
         for size in sorted(set(sizes)):
             rows = [row for row, own in enumerate(sizes) if own == size]
-            windows = math.prod(map(len, self._axes(size)))
+            windows = math.prod(length - min(size, length) + 1 for length in self.reference.shape[1:])
             step = min(max(STATE_BYTES // (8 * (2 * windows + 4 * self.reference.d)), 1), ITEMS)
             for start in range(0, len(rows), step):
                 part = torch.tensor(rows[start : start + step], device=z.device)
@@ -93,18 +85,18 @@ class PatchPosterior(Estimator):
     def _mean_at(self, z: Tensor, t: Tensor, size: int) -> Tensor:
         """Estimate the mean with patches of one size. Returns float64, in the shape of z."""
         channels, height, width = self.reference.shape
-        rows, columns = self._axes(size)
         h, w = min(size, height), min(size, width)
+        rows, columns = height - h + 1, width - w + 1
         dtype = product_dtype(self.reference, z, t.min(), h * w * channels)
-        windows = _Windows(scaled_latents(images_last(z), t, dtype), rows, h, w)
+        queries = scaled_latents(images_last(z), t, dtype)
         # Each window has its own normaliser, and a first pass over the images finds it. So the second pass can add the
         # weights of all windows that hold a pixel, and multiply the pixel once by their sum.
-        maxima = torch.full((len(columns), len(rows), len(z), 1), -torch.inf, dtype=dtype, device=z.device)
+        maxima = torch.full((columns, rows, len(z), 1), -torch.inf, dtype=dtype, device=z.device)
         normalisers = torch.zeros_like(maxima, dtype=torch.float64)
         for x in self._chunks(len(z)):
-            keys, ones = with_half_squares(x, dtype), x.new_ones(1, 1, x.shape[3]).expand(len(rows), -1, -1).mT
-            for left, maximum, normaliser in zip(columns, maxima, normalisers, strict=True):
-                log_weights = windows.log_weights(keys, left)
+            keys, ones = with_half_squares(x, dtype), x.new_ones(1, 1, x.shape[3]).expand(rows, -1, -1).mT
+            for left, (maximum, normaliser) in enumerate(zip(maxima, normalisers, strict=True)):
+                log_weights = _log_weights(queries, keys, left, h, w)
                 new_maximum = torch.maximum(maximum, log_weights.amax(2, keepdim=True))
                 weights = weights_of(log_weights, new_maximum)
                 normaliser.mul_((maximum - new_maximum).exp_()).add_(torch.bmm(weights, ones))
@@ -113,12 +105,12 @@ class PatchPosterior(Estimator):
         total = torch.zeros(height, width * channels, len(z), dtype=torch.float64, device=z.device)
         for x in self._chunks(len(z)):
             keys, values = with_half_squares(x, dtype), x.flatten(1, 2)
-            for left, maximum, share in zip(columns, maxima, shares, strict=True):
-                weights = weights_of(windows.log_weights(keys, left), maximum).mul_(share)
+            for left, (maximum, share) in enumerate(zip(maxima, shares, strict=True)):
+                weights = weights_of(_log_weights(queries, keys, left, h, w), maximum).mul_(share)
                 inside = slice(left * channels, (left + w) * channels)
-                total[:, inside] += torch.bmm(values[:, inside], windows.over_pixels(weights).mT)
-        count = _windows_at(rows, h, height)[:, None] * _windows_at(columns, w, width)
-        return total.unflatten(1, (width, channels)).permute(3, 2, 0, 1) / count.to(z.device)
+                total[:, inside] += torch.bmm(values[:, inside], over_pixels(weights, h).mT)
+        count = over_pixels(total.new_ones(rows, 1), h) * over_pixels(total.new_ones(columns), w)
+        return total.unflatten(1, (width, channels)).permute(3, 2, 0, 1) / count
 
     def _chunks(self, items: int) -> Iterator[Tensor]:
         """Stream images (H, W, C, n), with n such that the log weights of a column of windows fit the cache."""
@@ -127,42 +119,21 @@ class PatchPosterior(Estimator):
         for _, x in self.reference.chunks(max(work_bytes(self.reference.device) // (8 * floats), 1)):
             yield images_last(x)
 
-    def _axes(self, size: int) -> list[Axis]:
-        """First rows and first columns of the windows: every `stride` pixels, and one that ends at the border."""
-        lasts = [length - min(size, length) for length in self.reference.shape[1:]]
-        return [sorted({*range(0, last + 1, self.stride), last}) for last in lasts]
+
+def _log_weights(queries: Tensor, keys: Tensor, left: int, h: int, w: int) -> Tensor:
+    """Compute the log weights of images (H, W, C + 1, n) in the h × w windows with the first column `left`: (R, B, n).
+
+    `queries` are `scaled_latents`. Each row of pixels is one product, which up to h windows share.
+    """
+    columns = slice(left, left + w)
+    return sliding_sums(torch.bmm(queries[:, columns].flatten(1, 2).mT, keys[:, columns].flatten(1, 2)), h)
 
 
-def _windows_at(starts: Axis, size: int, length: int) -> Tensor:
-    """Count the windows of an axis that hold each pixel: (length,)."""
-    count = torch.zeros(length, dtype=torch.float64)
-    for start in starts:
-        count[start : start + size] += 1
-    return count
-
-
-class _Windows:
-    """The h × w windows of `scaled_latents`, one column of windows at a time; `rows` are the windows' first rows."""
-
-    def __init__(self, queries: Tensor, rows: Axis, h: int, w: int) -> None:
-        self.queries, self.rows, self.h, self.w = queries, rows, h, w
-        self.all_rows = len(rows) == len(queries) - h + 1
-
-    def log_weights(self, keys: Tensor, left: int) -> Tensor:
-        """Compute the log weights of images (H, W, C + 1, n) in the windows with the first column `left`: (R, B, n)."""
-        # Each row of pixels is one product, which up to h windows share.
-        queries, own = (images[:, left : left + self.w].flatten(1, 2) for images in (self.queries, keys))
-        sums = sliding_sums(torch.bmm(queries.mT, own), self.h)
-        return sums if self.all_rows else sums[self.rows]
-
-    def over_pixels(self, weights: Tensor) -> Tensor:
-        """Sum weights (R, B, n) over the windows that hold each row of pixels: (H, B, n)."""
-        padded = weights.new_zeros(len(self.queries) + self.h - 1, *weights.shape[1:])
-        if self.all_rows:
-            padded[self.h - 1 : self.h - 1 + len(weights)] = weights
-        else:
-            padded[[self.h - 1 + row for row in self.rows]] = weights
-        return sliding_sums(padded, self.h)
+def over_pixels(weights: Tensor, size: int) -> Tensor:
+    """Sum weights of windows (R, *) over the windows that hold each pixel of an axis: (R + size − 1, *)."""
+    padded = weights.new_zeros(len(weights) + 2 * (size - 1), *weights.shape[1:])
+    padded[size - 1 : size - 1 + len(weights)] = weights
+    return sliding_sums(padded, size)
 
 
 def images_last(x: Tensor) -> Tensor:

@@ -49,7 +49,7 @@ SHARED_BYTES = 48 * 1024
 # FAISS has a kernel for each of these lengths of the list of neighbours.
 WIDTHS = (1, 32, 64, 128, 256, 512, 1024, 2048)
 # FAISS reserves this much memory on a large GPU by default.
-SCRATCH_MIB = 1536
+SCRATCH_BYTES = 1536 * 2**20
 ADVICE = (
     "there it searches Flat, IVF<c>,Flat and, with lossless=True, IVF<c>,SQ8; lit_knn.index.TorchIndex (8 bits) and "
     "SubspaceIndex have no such limits"
@@ -71,9 +71,6 @@ class FaissIndex(Index):
             other codes work only for few neighbours.
         cache_dir: folder that keeps built indexes. A later run with the same images, `factory` and `lossless` maps the
             file instead of building, and all processes of a machine share this memory. With null, each process builds.
-        gpu_float16: on a GPU, hold the vectors of `Flat` and the centres of lists in half precision.
-        gpu_scratch_mib: on a GPU, memory in MiB that FAISS reserves for intermediate results; null for FAISS's own
-            choice, about 1.5 GiB.
     """
 
     def __init__(
@@ -82,8 +79,6 @@ class FaissIndex(Index):
         nprobe: int | None = None,
         lossless: bool = False,
         cache_dir: str | None = None,
-        gpu_float16: bool = False,
-        gpu_scratch_mib: int | None = None,
     ) -> None:
         kind = KIND.fullmatch(factory)
         if kind is None:
@@ -97,8 +92,6 @@ class FaissIndex(Index):
         self.factory = factory
         self.nprobe = nprobe
         self.lossless = lossless
-        self.gpu_float16 = gpu_float16
-        self._gpu_scratch_mib = gpu_scratch_mib  # Private, because results do not depend on it.
         self._cache = None if cache_dir is None else IndexCache(cache_dir, _write, _read)
         self.shared = cache_dir is not None
         self._probes = nprobe or max(self._lists // 50, 1)
@@ -233,10 +226,8 @@ class FaissIndex(Index):
         if self._device.type == "cuda":
             self._index = faiss.index_gpu_to_cpu(self._index)
         if device.type == "cuda":
-            options = faiss.GpuClonerOptions()
-            options.useFloat16 = options.useFloat16CoarseQuantizer = self.gpu_float16
-            resources = _resources(self._gpu_scratch_mib, device.index)
-            self._index, self._whole = faiss.index_cpu_to_gpu(resources, device.index, self._index, options), None
+            self._index = faiss.index_cpu_to_gpu(_resources(device.index), device.index, self._index)
+            self._whole = None
         self._device, self._components = device, tuple(part.to(device) for part in self._components)
 
     def nbytes(self, N: int, d: int, device: torch.device) -> int:
@@ -245,9 +236,7 @@ class FaissIndex(Index):
         held = N * (m * (1 if self._is_sq8 else 4) + 8 * bool(self._lists)) + 4 * m * self._lists
         if device.type == "cpu":  # FAISS also keeps the components that it does not use.
             return held + 4 * d * (self._r + d) * bool(self._r)
-        scratch = SCRATCH_MIB if self._gpu_scratch_mib is None else self._gpu_scratch_mib
-        halved = 2 if self.gpu_float16 and not self._lists else 1
-        return held // halved + 4 * d * (self._r + 1) * bool(self._r) + scratch * 2**20
+        return held + 4 * d * (self._r + 1) * bool(self._r) + SCRATCH_BYTES
 
     def build_bytes(self, N: int, d: int) -> int:
         # The training points count in float32 and as stored, or the added vectors, if these take more. With lists,
@@ -280,12 +269,9 @@ def use_threads(number: int) -> None:
 
 
 @cache
-def _resources(scratch_mib: int | None, device_number: int) -> Any:
+def _resources(device_number: int) -> Any:
     """Return the GPU resources that all indexes of one GPU share. Else each of 1000 classes would reserve memory."""
-    resources = import_faiss().StandardGpuResources()
-    if scratch_mib is not None:
-        resources.setTempMemory(scratch_mib * 2**20)
-    return resources
+    return import_faiss().StandardGpuResources()
 
 
 def _write(index: Any, file: BinaryIO) -> None:

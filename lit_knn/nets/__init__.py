@@ -2,8 +2,7 @@
 
 from lit_knn.nets.adm import ADM
 from lit_knn.nets.convolutional import ConvResNet, ConvUNet
-from lit_knn.nets.published.configs import network_from_config
 from lit_knn.nets.song_unet import DDPMpp, NCSNpp
 from lit_knn.nets.unet import UNet
 
-__all__ = ["ADM", "ConvResNet", "ConvUNet", "DDPMpp", "NCSNpp", "UNet", "network_from_config"]
+__all__ = ["ADM", "ConvResNet", "ConvUNet", "DDPMpp", "NCSNpp", "UNet"]

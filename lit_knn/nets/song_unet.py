@@ -115,8 +115,8 @@ class NCSNpp(DDPMpp):
     Args:
         fourier_scale: standard deviation of the frequencies. Improved consistency training (Song & Dhariwal 2023,
             Section 3.1) and the paper's release use 0.02, the default: student and teacher, one step apart, must see
-            nearly the same embedding. Diffusion models use 16 (Song et al. 2021, EDM's VE networks), and so does
-            `network_from_config`; with 16 the embeddings of neighbouring levels are unrelated.
+            nearly the same embedding. Diffusion models use 16 (Song et al. 2021, EDM's VE networks), and so do
+            the published files; with 16 the embeddings of neighbouring levels are unrelated.
     """
 
     taps = (1, 3, 3, 1)

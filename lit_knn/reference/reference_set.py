@@ -78,7 +78,8 @@ class ReferenceSet:
         self._given_index = copy.copy(index)
         self.index = self._unbuilt_index() if index is None else index
         self._cache: dict[Hashable, Any] = {}
-        self.classes: Any = None
+        self.classes: dict[int, ReferenceSet] | None = None
+        self._rows: slice | None = None  # the rows of the whole set that this set of a class is a view of
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         return self
@@ -104,8 +105,10 @@ class ReferenceSet:
         if self.device != device:
             self._move(device)
             self._cache.clear()
-            if self.classes is not None:
-                self.classes.to(device)
+            for part in (self.classes or {}).values():
+                part.to(device)
+                if part._rows is not None:
+                    part.images = self.images[part._rows]
         return self
 
     def _move(self, device: torch.device) -> None:
@@ -126,6 +129,7 @@ class ReferenceSet:
         labels = torch.full((len(images),), label)
         part = ReferenceSet(images, copy.copy(self._given_index), self.hflip, labels)
         part.label, part.told = label, self.told
+        part._rows = rows if isinstance(rows, slice) else None
         # Processes of a distributed run use classes at different times, and must not wait for each other.
         part._index_shared = False
         return part

@@ -28,10 +28,10 @@ def batches_of(z: Tensor, floats_per_item: int) -> Iterator[slice]:
         yield slice(start, min(start + step, len(z)))
 
 
-def all_sq_dist(reference: ReferenceSet, z: Tensor, warp: Warp | None = None) -> Tensor:
+def all_sq_dist(reference: ReferenceSet, z: Tensor) -> Tensor:
     """Compute ‖z − x‖² to all images by `stream_sq_dist`: (B, N) float64. Use `batches_of` to limit the memory."""
     sq_dist = torch.empty(len(z), reference.N, dtype=torch.float64, device=z.device)
-    for ids, _, chunk in stream_sq_dist(reference, z, warp):
+    for ids, _, chunk in stream_sq_dist(reference, z):
         sq_dist[:, ids] = chunk
     return sq_dist
 

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from numbers import Integral
 
@@ -16,34 +15,6 @@ from lit_knn.sampling.solvers import PosteriorMean, heun_step
 from lit_knn.theory.noise import EDM_PROCESS, Process, under_process
 
 EDM_GRID = NoiseGrid()
-
-
-@dataclass(frozen=True)
-class Churn:
-    """Settings of the noise that EDM's sampler adds between steps: Karras et al. 2022, Algorithm 2.
-
-    Attributes:
-        S_churn: amount of noise added over the whole run; each step raises σ by at most a factor √2.
-        S_min: smallest noise level at which noise is added.
-        S_max: largest noise level at which noise is added.
-        S_noise: standard deviation of the added noise.
-    """
-
-    S_churn: float = 0.0
-    S_min: float = 0.0
-    S_max: float = math.inf
-    S_noise: float = 1.0
-
-    def __post_init__(self) -> None:
-        if not self.S_churn >= 0:
-            raise InputError(f"S_churn must be at least 0, got {self.S_churn}")
-        if not 0 <= self.S_min <= self.S_max:
-            raise InputError(f"need 0 <= S_min <= S_max, got S_min={self.S_min} and S_max={self.S_max}")
-        if not 0 <= self.S_noise < math.inf:
-            raise InputError(f"S_noise must be at least 0 and finite, got {self.S_noise}")
-
-
-NO_CHURN = Churn()
 
 
 def seeded_noise(
@@ -115,16 +86,13 @@ def heun_sampler(
     latents: Tensor,
     num_steps: int = 18,
     grid: NoiseGrid = EDM_GRID,
-    churn: Churn = NO_CHURN,
-    seeds: Sequence[int] | Tensor | None = None,
     process: Process = EDM_PROCESS,
 ) -> Tensor:
-    """EDM's sampler (Karras et al. 2022): Algorithm 1, or Algorithm 2 with churn. Needs 2·num_steps − 1 evaluations.
+    """EDM's deterministic sampler (Karras et al. 2022, Algorithm 1). It needs 2·num_steps − 1 evaluations.
 
-    It takes Heun steps in float64 through the noise levels of their Eq. 5, which `process` turns into times. Churn adds
-    noise to z / s(t). The last step, to t = 0, gives the posterior mean at σ_min. In the EDM and flow-matching
-    processes this equals Algorithm 1's Euler step. In the VP process, where σ ∝ √t near 0, an Euler step in t would
-    leave noise.
+    It takes Heun steps in float64 through the noise levels of their Eq. 5, which `process` turns into times. The last
+    step, to t = 0, gives the posterior mean at σ_min. In the EDM and flow-matching processes this equals Algorithm 1's
+    Euler step. In the VP process, where σ ∝ √t near 0, an Euler step in t would leave noise.
 
     Args:
         denoiser: (y (B, *shape), sigma (B,) float64) -> E[x | x + σε = y], for any process: `estimator.posterior_mean`
@@ -132,32 +100,12 @@ def heun_sampler(
         latents: (B, *shape), standard normal, for instance `seeded_noise(seeds, shape)`. The result has their dtype.
         num_steps: number of noise levels, at least 1.
         grid: the grid of noise levels.
-        churn: noise added between steps.
-        seeds: (B,), seeds of the added noise, needed if S_churn > 0. The noise of item i depends only on
-            (seeds[i], step), and is independent of `seeded_noise(seeds, shape)`.
         process: the noise process whose PF-ODE is integrated; every process ends in model space at t = 0.
     """
-    sigmas = grid.descending(num_steps)
-    seeds = () if seeds is None else seeds
-    if churn.S_churn > 0 and len(seeds) != len(latents):
-        raise InputError(f"heun_sampler: S_churn > 0 needs a seed for each of {len(latents)} items, got {len(seeds)}")
-    times = process.t_of_sigma(sigmas)
-    growth = min(churn.S_churn / num_steps, math.sqrt(2) - 1)
-
-    def churned(z: Tensor, t: Tensor, step: int) -> tuple[Tensor, Tensor]:
-        """Raise the noise level of z to σ·(1 + growth) (Algorithm 2, lines 4-6); returns the new z and its time."""
-        if growth == 0 or not churn.S_min <= sigmas[step] <= churn.S_max:
-            return z, t
-        noise = churn.S_noise * seeded_noise(seeds, latents.shape[1:], step + 1, latents.device).double()
-        sigma_hat = (1 + growth) * sigmas[step]
-        t_hat = process.t_of_sigma(sigma_hat)
-        spread = (sigma_hat.square() - process.sigma(t).square()).sqrt().item()
-        scale, scale_hat = process.scale(t).item(), process.scale(t_hat).item()
-        return scale_hat * (z / scale + spread * noise), t_hat
-
+    times = process.t_of_sigma(grid.descending(num_steps))
     z = process.noise_std(times[0]).item() * latents.double()
     times = torch.cat([times, times.new_zeros(1)])
-    return integrate_flow(denoiser, z, times, latents.dtype, process, churned).to(latents.dtype)
+    return integrate_flow(denoiser, z, times, latents.dtype, process).to(latents.dtype)
 
 
 @torch.no_grad()
@@ -205,7 +153,6 @@ def integrate_flow(
     times: Tensor,
     dtype: torch.dtype = torch.float32,
     process: Process = EDM_PROCESS,
-    churned: Callable[[Tensor, Tensor, int], tuple[Tensor, Tensor]] | None = None,
 ) -> Tensor:
     """Integrate the PF-ODE, Eq. 3 (eq:pfode, eq:general_pfode), by Heun steps through `times`: (B, *shape), float64.
 
@@ -215,11 +162,9 @@ def integrate_flow(
         times: (L,), descending, on the CPU. Only the last may be 0; the step to 0 gives the posterior mean.
         dtype: type of y in calls of `posterior_mean`.
         process: the noise process.
-        churned: (z, t, number of the step) -> the z and t at which the step begins.
     """
     mean = under_process(lambda y, sigma: posterior_mean(y.to(dtype), sigma).double(), process)
     z = z.double()
-    for step, (t, t_next) in enumerate(pairwise(times)):
-        z, t = (z, t) if churned is None else churned(z, t, step)
+    for t, t_next in pairwise(times):
         z = heun_step(z, t, t_next, mean, process) if t_next > 0 else mean(z, t.expand(len(z)))
     return z

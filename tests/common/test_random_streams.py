@@ -8,7 +8,6 @@ import torch
 from lit_knn.common.rng import Stream, following, keyed_default_rng, keyed_generator, seed_from_key
 from lit_knn.estimators import Estimator, OneSample
 from lit_knn.metrics import error_curve
-from lit_knn.metrics.latents import NoisyLatents
 from lit_knn.modules import LitEDM, LitICT
 from lit_knn.reference import ReferenceSet
 from tests.short_training import train
@@ -107,18 +106,3 @@ def test_estimators_levels_batches_repeats_and_seeds_of_an_error_curve_draw_apar
         drawn += [noise for estimator in estimators.values() for noise in estimator.drawn]
     assert len(drawn) == 3 * 2 * 2 * 3
     assert not any(torch.equal(one, other) for one, other in itertools.combinations(drawn, 2))
-
-
-def test_latents_of_other_seeds_are_of_other_images_with_other_noise():
-    reference = ReferenceSet(torch.arange(50.0).reshape(50, 1))
-    images, noises = [], []
-    for seed in (1, 2):
-        z, x = NoisyLatents(reference, 20, seed).batch(range(20), 3.0)
-        assert len(x.unique()) == 20
-        images.append(x)
-        noises.append((z - x) / 3)
-        # Float32 numbers near 50 have about six digits after the point.
-        assert len(noises[-1].round(decimals=4).unique()) == 20
-    assert not torch.equal(images[0].sort(0).values, images[1].sort(0).values)
-    assert not torch.equal(images[0], torch.arange(20.0).reshape(20, 1))
-    assert (noises[0] - noises[1]).abs().min() > 0

@@ -197,16 +197,6 @@ def test_a_hook_may_overwrite_its_arguments_and_gets_no_source_unannounced():
     assert (t == 2).all()
 
 
-@pytest.mark.parametrize("B", [1, 4])  # 4 is the width, where (B,) would broadcast.
-def test_noise_levels_broadcast_over_their_items(B):
-    reference = ReferenceSet(images())
-    (_, z), t = latents(reference, B), torch.linspace(1, 3, B)
-    own, expected = Own(lambda z, t, *_: z / (1 + t**2)), torch.stack([z[row] / (1 + t[row] ** 2) for row in range(B)])
-    # Inside others it is the same.
-    for estimator in (own, Switched(own, own, 2.0), Mixed(own, own, 0.5), Smoothed(own, 0.0)):
-        torch.testing.assert_close(estimator.bind(reference).posterior_mean(z, t), expected, rtol=1e-6, atol=0)
-
-
 def test_draws_without_the_generator_repeat_with_it_and_differ_from_call_to_call():
     reference = ReferenceSet(images())
     (_, z), own = latents(reference), Own(lambda z, *_: z + torch.randn_like(z)).bind(reference)

@@ -1,10 +1,9 @@
 """The exact mean by float32 products with float64 repairs, against enumeration in float64; and pieces of all sizes."""
 
-import numpy as np
 import pytest
 import torch
 
-from lit_knn.estimators import Exact, MonteCarlo, draws, exact, patch_posterior, pca_locality
+from lit_knn.estimators import MonteCarlo, draws, exact, patch_posterior, pca_locality
 from lit_knn.reference import ReferenceSet, streaming
 from lit_knn.theory.posterior import posterior_mean
 from tests.any_data import all_images
@@ -88,16 +87,6 @@ def test_what_only_many_images_together_weigh_is_not_lost():
     weights = torch.softmax(-torch.cdist(z.flatten(1), x.flatten(1)).square() / (2 * 0.25**2), 1)
     assert (weights[:, 40:].sum(1) > 2e-3).all()
     assert worst(reference, z, 0.25) < 1e-9
-
-
-def test_a_mapped_file_gives_the_same_as_memory(tmp_path):
-    images = pixels(N=200)
-    np.save(tmp_path / "x.npy", images.numpy())
-    mapped = ReferenceSet(np.load(tmp_path / "x.npy", mmap_mode="c"))
-    z = torch.randn(9, *mapped.shape)
-    for t in (0.3, 5.0):
-        means = [Exact().bind(reference).posterior_mean(z, t) for reference in (mapped, ReferenceSet(images))]
-        assert torch.equal(*means)
 
 
 # Memory for a few images or latents at a time.

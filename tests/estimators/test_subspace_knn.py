@@ -1,7 +1,5 @@
 """The subspace estimator against enumeration, its limits, and its certificate against its error."""
 
-import math
-
 import pytest
 import torch
 
@@ -105,31 +103,6 @@ def test_certificate_is_the_size_of_the_error_also_as_components_are_added(t):
         assert (true < 10 * certificate.sq_error + 1e-9).double().mean() > 0.95
     exact = SubspaceKNN(r=D, n=24, compute="float32").bind(reference).certified_mean(z, t)
     assert exact.sq_error.mean() < 1e-8
-
-
-def test_better_than_the_nearest_neighbour_estimator_with_the_same_number_of_images():
-    x = low_rank_vectors(N=2000, seed=4)
-    reference, t = ReferenceSet(x), 1.0
-    z = noisy(x[:100], t)
-    mu = posterior_mean(z, x, t)
-    subspace = squared_error(SubspaceKNN(r=6, n=32, compute="float32").bind(reference), z, t, mu, 20).mean()
-    knn = squared_error(KNN(k=256, n=32).bind(reference), z, t, mu, 20).mean()
-    assert subspace < knn / 5
-
-
-@pytest.mark.parametrize("share", [0.1, 0.5])
-def test_the_certificate_of_two_draws_is_the_square_of_their_difference(keep, share):
-    # The rest lies at one place along the component and at ±1 across it. So the control variate is 0, and the two
-    # draws, one above and one below, contribute π/2·(0, ±1). The variance of independent draws is |c₁ − c₂|².
-    far, t = 6.0, 1.0
-    x = torch.tensor([[0.0, 0.0]] + 4 * [[far, 1.0]] + 4 * [[far, -1.0]])
-    # The posterior shares are 1 : 8·exp(far·z₁ − far²/2 − 1/2).
-    z1 = (far**2 / 2 + 0.5 + math.log(share / (1 - share) / 8)) / far
-    keep(1)
-    estimator = SubspaceKNN(r=1, n=3, compute="float32").bind(ReferenceSet(x))
-    certificate = estimator.certified_mean(torch.tensor([[z1, 0.0]]), t)
-    torch.testing.assert_close(certificate.mean, torch.tensor([[share * far, 0.0]]))
-    assert certificate.sq_error.item() == pytest.approx(share**2 / 2, rel=1e-4)
 
 
 @pytest.mark.gpu

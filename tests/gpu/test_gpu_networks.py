@@ -10,7 +10,7 @@ from lit_knn.estimators import Exact, Network
 from lit_knn.metrics.features import EfficientNetLite0, InceptionV3
 from lit_knn.nets.precond import EDMPrecond
 from lit_knn.reference import ReferenceSet
-from lit_knn.sampling.samplers import Churn, consistency_sampler, heun_sampler, hybrid_sampler
+from lit_knn.sampling.samplers import consistency_sampler, heun_sampler, hybrid_sampler
 from tests import ROOT
 from tests.every_estimator import made
 from tests.networks import write_own
@@ -72,7 +72,6 @@ def test_a_network_of_a_file_moves_to_the_latents(tmp_path):
 SAMPLERS = {
     "heun": lambda mean, noise: heun_sampler(mean, noise, num_steps=6),
     "hybrid": lambda mean, noise: hybrid_sampler(mean, mean, noise, t_switch=2.0, num_steps=6),
-    "heun with noise": lambda mean, noise: heun_sampler(mean, noise, 6, churn=Churn(3.0), seeds=range(4)),
     "consistency": lambda mean, noise: consistency_sampler(mean, torch.stack([noise, noise.flip(0)]), (80.0, 0.8)),
 }
 

@@ -74,13 +74,6 @@ def test_a_damaged_file_is_told_with_its_name(tmp_path, size):
     assert "\n" not in str(error.value)
 
 
-def test_a_folder_that_cannot_be_made_is_refused_before_the_build(tmp_path):
-    (tmp_path / "file").write_text("")
-    with pytest.raises(InputError, match=f"cache_dir={tmp_path / 'file' / 'below'} cannot be made: "):
-        # The cache must fail first: a build would refuse these images.
-        started(tmp_path / "file" / "below", lossless=True, pictures=torch.randn(200, 1, 4, 6))
-
-
 def test_an_index_that_cannot_be_written_is_used_and_leaves_no_file(tmp_path, monkeypatch):
     import faiss
 

@@ -47,16 +47,6 @@ def test_the_basis_is_orthonormal_and_spans_the_leading_subspace(gapped):
     assert np.linalg.svd(few.T @ leading)[1].min() > 0.99
 
 
-@pytest.mark.parametrize("r", [1, R, D])
-def test_variances_are_the_eigenvalues(gapped, r):
-    components = components_of(ReferenceSet(gapped), r)
-    values = spectrum(gapped)[1]
-    np.testing.assert_allclose(components.variances[:R], values[: min(r, R)], rtol=1e-3)
-    assert components.residual_variance == pytest.approx(values[r:].mean() if r < D else 0.0, rel=1e-3)
-    total = components.variances.sum().item() + components.residual_variance * (D - r)
-    assert total == pytest.approx(values.sum(), rel=1e-5)
-
-
 @pytest.mark.parametrize("N", [20, 200])  # with mirror images fewer and more than dimensions
 def test_the_covariance_has_divisor_N_and_counts_mirror_images(N):
     reference = ReferenceSet(pixels(N, (3, 4, 6)), hflip=True)

@@ -43,15 +43,15 @@ def test_finds_the_nearest_of_pictures(compute, hflip, t):
     assert (found.sort(1).values / expected).max() < 1.1
 
 
-@pytest.mark.parametrize("k", [1, 7, 200])
-def test_chunks_make_no_difference(k, monkeypatch):
+def test_chunks_make_no_difference(monkeypatch):
     monkeypatch.setattr(torch_index, "SCORE_BYTES", 4 * 20 * 64)  # 64 rows for 20 latents
     reference = ReferenceSet(pixels(), index=TorchIndex("float32"))
     z = noisy(reference, 0.5)
-    sq_dist, ids = reference.search(z, k)
-    expected, nearest = exhaustive(reference, z, k)
-    assert torch.equal(ids, nearest)
-    torch.testing.assert_close(sq_dist.double(), expected, rtol=1e-4, atol=0)
+    for k in (7, 200):
+        sq_dist, ids = reference.search(z, k)
+        expected, nearest = exhaustive(reference, z, k)
+        assert torch.equal(ids, nearest)
+        torch.testing.assert_close(sq_dist.double(), expected, rtol=1e-4, atol=0)
 
 
 @pytest.mark.parametrize("kind", ["pixels", "latents", "one latent"])
@@ -85,13 +85,12 @@ def test_types_that_a_gpu_multiplies_depend_on_its_generation(generation, native
     assert is_native(torch.float32, torch.device("cuda"))
 
 
-@pytest.mark.parametrize("k", [1, 40])
-def test_the_flat_index_and_all_components_find_what_faiss_finds(k):
+def test_the_flat_index_and_all_components_find_what_faiss_finds():
     x = torch.randn(300, 20, generator=torch.Generator().manual_seed(0))
     z = noisy(ReferenceSet(x), 0.5)
-    expected, nearest = ReferenceSet(x, FaissIndex("Flat")).search(z, k)
+    expected, nearest = ReferenceSet(x, FaissIndex("Flat")).search(z, 40)
     for index in (FlatIndex(), SubspaceIndex(20, "float32")):
-        sq_dist, ids = ReferenceSet(x, index).search(z, k)
+        sq_dist, ids = ReferenceSet(x, index).search(z, 40)
         assert torch.equal(ids, nearest)
         torch.testing.assert_close(sq_dist, expected, rtol=1e-5, atol=1e-4)
     assert ReferenceSet(x, FlatIndex()).search(x, 1)[0].min() >= 0

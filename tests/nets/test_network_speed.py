@@ -98,22 +98,6 @@ def test_a_net_that_draws_otherwise_without_gradients_is_refused():
         train(LitICT(Drawing(), OneSample()), Images(), 1)
 
 
-def test_the_trial_before_training_compiles_nothing():
-    compiled = []
-
-    def backend(graph, inputs):
-        compiled.append(torch.is_grad_enabled())
-        return graph
-
-    model = LitEDM(small_net(), OneSample(), lr_ramp_up_images=0)
-    model.denoiser.model.compile(backend=backend)
-    before = []
-    model.on_fit_start = lambda: before.extend(compiled) or LitEDM.on_fit_start(model)
-    train(model, Digits(batch_size=32), 1)
-    assert compiled
-    assert not before
-
-
 @pytest.mark.parametrize(("name", "precision"), [("EDM", "16-mixed"), ("iCT", "bf16-mixed")])
 def test_mixed_precision_stays_near_full_precision(name, precision):
     _, full = losses(name, lr=1e-3)

@@ -5,9 +5,9 @@ import importlib.util
 import pytest
 import torch
 
-from lit_knn.estimators import KNN, UniformSNIS
+from lit_knn.estimators import UniformSNIS
 from lit_knn.index import TorchIndex
-from lit_knn.reference import ReferenceSet, ShardedReferenceSet
+from lit_knn.reference import ReferenceSet
 from lit_knn.reference import gathered as module
 from lit_knn.reference.gathered import Gathered, Stored
 from tests.toys import noisy, pixels
@@ -69,17 +69,6 @@ def test_compiled_functions_compute_the_same(name):
         expected = images.sq_dist(z), images.mean(weights)
     for found, own in zip((images.sq_dist(z), images.mean(weights)), expected, strict=True):
         torch.testing.assert_close(found, own, rtol=2e-6, atol=1e-6)
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("make", [lambda: UniformSNIS(n=n), lambda: KNN(k=N, n=n)])
-def test_a_sharded_set_is_read_in_place_too(make):
-    z, means = noisy(pixels(N)[:B].float() / 127.5 - 1, 2.0).cuda(), []
-    for kind in (ShardedReferenceSet, ReferenceSet):
-        estimator = make().bind(kind(pixels(N), TorchIndex(), hflip=True).to("cuda"))
-        generator = torch.Generator("cuda").manual_seed(0)
-        means.append(estimator.posterior_mean(z, 2.0, generator=generator).cpu())
-    torch.testing.assert_close(*means, rtol=0, atol=1e-6)
 
 
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")

@@ -11,7 +11,6 @@ from lit_knn.common.errors import InputError
 from lit_knn.estimators import KNN
 from lit_knn.index import FaissIndex, FlatIndex, TorchIndex
 from lit_knn.reference import ReferenceSet
-from lit_knn.reference.sharded import ShardedReferenceSet
 from tests.config_files import RUNS, resolved
 from tests.toys import noisy
 
@@ -94,16 +93,6 @@ def test_hflip_search_equals_a_doubled_set(k, float_images):
     # An image that is its own mirror has two ids, so compare distances instead of ids.
     difference = flipped.gather(ids) - z.unsqueeze(1)
     np.testing.assert_allclose(difference.square().flatten(2).sum(2), expected, rtol=1e-4, atol=1e-4)
-
-
-@pytest.mark.parametrize("kind", [ReferenceSet, ShardedReferenceSet])
-def test_a_set_with_flips_gives_its_images_without_their_mirror_images_too(kind):
-    flipped, plain = (kind(pixels(7), hflip=hflip) for hflip in (True, False))
-    ours, theirs = (list(s.share(0, 1, 3, mirrored=False)) for s in (flipped, plain))
-    assert all(all(map(torch.equal, *pair)) for pair in zip(ours, theirs, strict=True))
-    assert [len(torch.cat([x for _, x in flipped.chunks(3, mirrored)])) for mirrored in (True, False)] == [14, 7]
-    assert flipped.fingerprint(mirrored=False) == plain.fingerprint() == plain.fingerprint(mirrored=False)
-    assert flipped.fingerprint() != plain.fingerprint()
 
 
 def test_digits_and_the_figures_of_estimators_are_not_flipped():

@@ -6,7 +6,6 @@ import pytest
 from lit_knn.commands.plan import check_fits, make_plan
 from lit_knn.common.errors import InputError
 from lit_knn.common.memory import machine_bytes
-from lit_knn.data import Arrays
 from main import make_cli
 from tests import ROOT
 from tests.command_lines import DEMO, refusal_of
@@ -30,10 +29,10 @@ def run_of(run, path, estimator, *options):
     return ["-c", run, "--trainer.accelerator", "cpu", "--data", "Arrays", "--data.path", str(path), *chosen, *options]
 
 
-def checked(run, path, estimator, *options, data=None):
-    """Check that a run fits; `data` stands for the run's own data module."""
+def checked(run, path, estimator, *options):
+    """Check that a run fits."""
     cli = make_cli(run_of(run, path, estimator, *options), run=False)
-    check_fits(cli.trainer, cli.model, data or cli.datamodule)
+    check_fits(cli.trainer, cli.model, cli.datamodule)
     return cli
 
 
@@ -63,17 +62,6 @@ def test_an_index_that_does_not_fit_is_refused_where_the_images_alone_would_fit(
     checked(CONDITIONAL, sparse_images(tmp_path, 0.6), "one_sample")
     with pytest.raises(InputError, match="images by class"):
         checked(CONDITIONAL, path, "exact")
-
-
-def test_images_that_stay_on_the_disk_may_be_larger_than_the_memory(tmp_path):
-    class Mapped(Arrays):
-        def stored(self):
-            return super().stored()._replace(mapped=True)
-
-    path = sparse_images(tmp_path, 1.5)
-    checked(DEMO, path, "exact", data=Mapped(str(path)))
-    with pytest.raises(InputError, match="KNN: the set does not fit: index"):
-        checked(DEMO, path, "knn", data=Mapped(str(path)))
 
 
 def test_a_run_that_may_fit_is_tried(tmp_path):

@@ -6,7 +6,7 @@ import torch
 
 from lit_knn import load
 from lit_knn.common.errors import InputError
-from lit_knn.estimators import KNN, ByClass, Exact, class_conditional
+from lit_knn.estimators import Exact, class_conditional
 from lit_knn.modules import LitEDM, LitFlow
 from lit_knn.modules.conditioning import Conditioning
 from lit_knn.nets import UNet
@@ -119,25 +119,9 @@ def test_the_target_of_an_item_without_class_is_the_mean_over_all_images():
     torch.testing.assert_close(losses[0].double(), expected, rtol=1e-3, atol=1e-4)
 
 
-def test_knn_draws_from_all_images_where_there_is_no_class():
-    data = Labelled()
-    labels, z = data.labels.clone()[:30], data.x[:30] + 0.7 * torch.randn(30, 1, 4, 4)
-    labels[::2] = NO_CLASS
-    both = class_conditional(ByClass(KNN(k=8, n=4)), unlabelled=True).bind(data.reference)
-    whole = KNN(k=8, n=4).bind(data.reference)
-    mean = both.posterior_mean(z, 0.7, generator=torch.Generator().manual_seed(0), labels=labels)
-    # Rows without a class draw first.
-    expected = whole.posterior_mean(z[::2], 0.7, generator=torch.Generator().manual_seed(0))
-    torch.testing.assert_close(mean[::2], expected)
-    for estimator in (class_conditional(KNN(k=8, n=4)), class_conditional(Exact())):
-        with pytest.raises(InputError, match="label -1 is none of the 3 classes"):
-            estimator.bind(data.reference).posterior_mean(z, 0.7, labels=labels)
-
-
-@pytest.mark.parametrize("kind", [LitEDM, LitFlow])
-def test_the_trainings_of_a_checkpoint_decide_over_its_guidance(kind, tmp_path):
+def test_the_trainings_of_a_checkpoint_decide_over_its_guidance(tmp_path):
     def module(**options):
-        return kind(small_unet(), Exact(), class_conditional=True, sampling_steps=2, **options)
+        return LitEDM(small_unet(), Exact(), class_conditional=True, sampling_steps=2, **options)
 
     def go_on(model, checkpoint, steps, name):
         trainer = pl.Trainer(max_steps=steps, enable_checkpointing=False, **TRAINER)

@@ -93,18 +93,3 @@ def test_predict_writes_what_the_networks_own_sampler_draws(name):
         assert np.median(np.sort(apart, 0)[1]) > 0.2  # pictures of different classes differ
         chosen = predict(path, "chosen", "--model.sampling_class", str(known - 1))
         assert distances(chosen, heun(path, choices[-1])).max() < 0.05
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["--model.sampling_class", "3"], "LitEstimator: sampling_class=3, but the net has num_classes=3"),
-        (["--model.estimator.path", "a.pkl"], "Network: path=a.pkl: no such file"),
-        (["--data", "Digits"], "in_channels=3, but the images have the shape"),
-    ],
-)
-def test_what_does_not_fit_is_said_in_one_line(options, message, capsys):
-    with pytest.raises(SystemExit):
-        predict(network_file("own"), "out", *options)
-    (line,) = [line for line in capsys.readouterr().err.splitlines() if "error:" in line]
-    assert message in line

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from lit_knn.common.errors import InputError
 from lit_knn.sampling.samplers import (
-    Churn,
     consistency_sampler,
     heun_sampler,
     hybrid_sampler,
@@ -118,69 +117,22 @@ def test_order_two_on_a_gaussian(process):
     assert errors[-1] < 1e-3
 
 
-@every_process
-def test_added_noise_keeps_the_marginal(process):
-    n = 100_000
-    seeds = range(4)
-    noise = seeded_noise(seeds, (n // 4,))
-    options = {"num_steps": 128, "process": process, "seeds": seeds}
-    x = heun_sampler(gaussian_mean, noise, churn=Churn(S_churn=30.0), **options).double()
-    # The prior N(0, 80²) ignores the mean M, hence an offset of M·S/80. 128 Heun steps leave a variance error of 1 %.
-    assert x.mean().item() == pytest.approx(M, abs=M * S / 80 + 5 * S / math.sqrt(n))
-    assert x.var().item() == pytest.approx(S**2, rel=5 * math.sqrt(2 / n) + 0.01)
-    # The sampler's noise makes the samples almost independent of their latents.
-    assert abs(np.corrcoef(x.flatten(), noise.flatten())[0, 1]) < 0.5
-
-
-@given(grids(), st.integers(1, 12), SHAPES, st.sampled_from(EVERY), st.floats(-3, 3), st.floats(0, 40))
-def test_one_image_is_the_end_of_every_path(grid, num_steps, shape, process, value, churn):
-    # The posterior mean of a single image is this image, wherever z is.
-    noise, target = seeded_noise([0, 1], shape), torch.full(shape, value)
-    churn = Churn(churn)
-    sample = heun_sampler(lambda z, t: target.expand_as(z), noise, num_steps, grid, churn, [4, 5], process)
-    torch.testing.assert_close(sample, target.expand_as(sample), atol=1e-5, rtol=1e-5)
-
-
 @pytest.mark.parametrize("num_steps", [1, 2, 18])
-@pytest.mark.parametrize("S_churn", [0.0, 10.0])
 @every_process
-def test_evaluations(num_steps, S_churn, process):
+def test_evaluations(num_steps, process):
     denoiser = Recorded()
-    heun_sampler(denoiser, latents(2, 3), num_steps, churn=Churn(S_churn=S_churn), seeds=[0, 1], process=process)
+    heun_sampler(denoiser, latents(2, 3), num_steps, process=process)
     assert all(y.shape == (2, 3) and sigma.shape == (2,) for y, sigma in denoiser.calls)
-    # A Heun step evaluates at its own (raised) level and at the next level; the last step has one evaluation.
+    # A Heun step evaluates at its own level and at the next one; the last step has one evaluation.
     grid = [80.0] if num_steps == 1 else karras_sigmas(num_steps).flip(0).tolist()
-    raised = 1 + min(S_churn / num_steps, math.sqrt(2) - 1)
-    expected = [level for sigma, below in pairwise(grid) for level in (raised * sigma, below)]
-    np.testing.assert_allclose(denoiser.sigmas, [*expected, raised * grid[-1]], rtol=1e-9)
-
-
-def test_noise_is_added_from_s_min_to_s_max():
-    grid = karras_sigmas(6).flip(0).numpy()
-    for low, high in ((0.05, 30.0), (0.002, 0.002)):
-        denoiser = Recorded()
-        heun_sampler(denoiser, latents(1, 3), 6, churn=Churn(S_churn=0.6, S_min=low, S_max=high), seeds=[0])
-        factor = np.where((grid >= low) & (grid <= high), 1.1, 1.0)
-        assert 0 < (factor > 1).sum() < 6
-        np.testing.assert_allclose(denoiser.sigmas[::2], grid * factor, rtol=1e-12)
-
-
-def test_each_step_adds_its_own_noise_in_the_amount_asked_for():
-    denoiser, noise = Recorded(lambda y, sigma: torch.zeros_like(y)), latents(2, 50)
-    heun_sampler(denoiser, noise, 3, churn=Churn(S_churn=0.3, S_noise=1.5), seeds=[3, 4])
-    kept = noise
-    for step, (y, sigma) in enumerate(denoiser.calls[::2]):
-        # With a mean of 0, a step keeps y / σ. The sampler raises σ to 1.1·σ by noise of S_noise·sqrt(1.1² − 1)·σ.
-        added = (1.1 * y / sigma[:, None] - kept) / (1.5 * math.sqrt(1.1**2 - 1))
-        np.testing.assert_allclose(added, seeded_noise([3, 4], (50,), draw=step + 1), rtol=1e-6, atol=1e-6)
-        kept = y / sigma[:, None]
+    expected = [level for pair in pairwise(grid) for level in pair]
+    np.testing.assert_allclose(denoiser.sigmas, [*expected, grid[-1]], rtol=1e-9)
 
 
 @every_process
 def test_an_image_depends_on_its_seed_and_not_on_its_batch(process):
     def sample(seeds):
-        noise = seeded_noise(seeds, (1, 2, 2))
-        return heun_sampler(gaussian_mean, noise, 8, churn=Churn(S_churn=10.0), seeds=seeds, process=process)
+        return heun_sampler(gaussian_mean, seeded_noise(seeds, (1, 2, 2)), 8, process=process)
 
     together = sample([7, 3, 9, 7])
     assert torch.equal(together[0], together[3])
@@ -282,10 +234,8 @@ def test_seeded_noise_depends_on_the_seed_and_the_draw_alone():
 # What is refused
 
 
-def sampled(num_steps=18, seeds=None, **options):
-    grid = NoiseGrid(**{name: options[name] for name in ("sigma_min", "sigma_max", "rho") if name in options})
-    churn = Churn(**{name: value for name, value in options.items() if name.startswith("S_")})
-    return heun_sampler(Recorded(), latents(2, 3), num_steps, grid, churn, seeds)
+def sampled(num_steps=18, **levels):
+    return heun_sampler(Recorded(), latents(2, 3), num_steps, NoiseGrid(**levels))
 
 
 REFUSED = [
@@ -293,10 +243,6 @@ REFUSED = [
     *((sampled, {"sigma_min": level, "num_steps": 1}, "need 0 < sigma_min < sigma_max") for level in (0.0, 80.0)),
     *((sampled, {"sigma_max": level}, "need 0 < sigma_min < sigma_max") for level in (math.inf, math.nan)),
     (sampled, {"rho": 0.0}, "rho must be above 0"),
-    *((sampled, {"S_churn": amount}, "S_churn must be at least 0") for amount in (-1.0, math.nan)),
-    (sampled, {"S_min": 1.0, "S_max": 0.5}, "need 0 <= S_min <= S_max"),
-    *((sampled, {"S_noise": deviation}, "S_noise must be at least 0") for deviation in (-0.1, math.inf)),
-    *((sampled, {"S_churn": 1.0, "seeds": seeds}, "needs a seed for each of 2 items") for seeds in (None, [1])),
     *((hybrid_sigmas, {"t_switch": level}, "t_switch=") for level in (0.002, 80.0, math.nan)),
     (hybrid_sigmas, {"t_switch": 1.0, "num_steps": 0}, "num_steps must be an integer"),
     *((seeded_noise, {"seeds": seeds, "shape": (2,)}, "seeds must be") for seeds in ([], [-1], [1.9])),

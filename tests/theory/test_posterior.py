@@ -1,18 +1,15 @@
-"""Eqs. 2, 5 and 8 against SciPy, by enumeration in float64."""
+"""Eqs. 2 and 8 against SciPy, by enumeration in float64; `tests/estimators/test_score.py` has the score."""
 
 import numpy as np
 import pytest
 import torch
-from scipy.special import logsumexp, softmax
-from scipy.stats import multivariate_normal
+from scipy.special import softmax
 
-from lit_knn.theory.noise import EDM_PROCESS, VP, LinearInterpolant
 from lit_knn.theory.posterior import (
     cross_sq_dist,
     direct_sq_dist,
     log_posterior,
     posterior_mean,
-    score_from_mean,
 )
 
 N, B, D = 7, 4, 3
@@ -29,27 +26,6 @@ def enumerated_posterior(z, x, t):
     """Eq. 2 from the differences z − x in float64."""
     z, x = np.float64(z), np.float64(x)
     return softmax(-((z[:, None] - x) ** 2).sum(2) / (2 * t**2), axis=1)
-
-
-def test_the_score_is_the_gradient_of_scipy_s_log_density():
-    t = np.array([0.1, 1.0, 3.0, 10.0])
-    x, z = points(spread=t[:, None])
-
-    def log_p(z):
-        densities = [multivariate_normal(xi, tb**2).logpdf(zb) for zb, tb in zip(z, t, strict=True) for xi in x]
-        return logsumexp(np.reshape(densities, (B, N)), axis=1)
-
-    h, level = 1e-4 * t, torch.tensor(t)
-    gradient = [(log_p(z + np.outer(h, e)) - log_p(z - np.outer(h, e))) / (2 * h) for e in np.eye(D)]
-    mu = posterior_mean(torch.tensor(z), torch.tensor(x), level)
-    score = score_from_mean(mu, torch.tensor(z), level)
-    np.testing.assert_allclose(score, np.stack(gradient, 1), rtol=1e-6, atol=1e-5)
-    velocity = EDM_PROCESS.velocity(torch.tensor(z), level[:, None], mu)
-    np.testing.assert_allclose(velocity, -level[:, None] * score, rtol=1e-12, atol=1e-12)  # Eq. 3
-    for process in (VP(), LinearInterpolant()):  # The score of z = s·y is that of y, divided by s.
-        time = process.t_of_sigma(level)
-        s = process.scale(time)[:, None]
-        np.testing.assert_allclose(score_from_mean(mu, s * torch.tensor(z), time, process), score / s, rtol=1e-9)
 
 
 @pytest.mark.parametrize("far", [False, True])

@@ -1,13 +1,11 @@
-"""Power-function averages (arXiv 2312.02696) against numerical integrals and explicit sums in float64."""
+"""Power-function averages (arXiv 2312.02696) against numerical integrals in float64."""
 
 import numpy as np
 import pytest
-import torch
 from scipy.integrate import quad
-from torch import nn
 
 from lit_knn.commands.average import Profile, fit, inner_product
-from lit_knn.modules.averaging import TrackedAverages, exponent, relative_length
+from lit_knn.modules.averaging import exponent, relative_length
 
 LENGTHS = [0.01, 0.05, 0.1, 0.2, 12**-0.5]
 TRACKED = (0.05, 0.1)
@@ -35,33 +33,6 @@ def test_the_length_is_the_standard_deviation_of_the_profile_and_products_are_in
     for a, b in ((Profile(3.0, 5.0), Profile(16.97, 8.0)), (Profile(0.5, 9.0), Profile(2.0, 4.0))):
         product = integral(lambda t, a=a, b=b: profile(t, a) * profile(t, b), min(a.end, b.end))
         assert inner_product(a, b) == inner_product(b, a) == pytest.approx(product, rel=1e-8)
-
-
-class Weight(nn.Module):
-    """Three weights in float64, a count and a buffer."""
-
-    def __init__(self):
-        super().__init__()
-        self.weight = nn.Parameter(torch.zeros(3, dtype=torch.float64))
-        self.register_buffer("mean", torch.zeros(3, dtype=torch.float64))
-        self.register_buffer("count", torch.tensor(0))
-
-
-def test_the_updates_give_the_power_profile_also_with_uneven_steps():
-    times = np.cumsum(np.random.default_rng(1).integers(1, 50, size=400)).tolist()
-    values = np.cumsum(np.random.default_rng(0).normal(size=(400, 3)), 0)
-    model, before = Weight(), 0
-    tracked = TrackedAverages(model, torch.device("cpu"), LENGTHS)
-    for t, value in zip(times, values, strict=True):
-        model.weight.data, model.mean, model.count = torch.tensor(value), torch.tensor(2 * value), torch.tensor(t)
-        tracked.update(model, before, t)
-        before = t
-    for length, average in zip(LENGTHS, tracked.weights(), strict=True):
-        # θ(t_i) weighs as much as the mass of the profile between t_{i−1} and t_i.
-        expected = np.diff((np.array([0, *times]) / times[-1]) ** (exponent(length) + 1)) @ values
-        np.testing.assert_allclose(average["weight"], expected, rtol=1e-10)
-        np.testing.assert_allclose(average["mean"], 2 * expected, rtol=1e-10)
-        assert average["count"] == times[-1]
 
 
 # `tests/modules/test_power_averages.py` compares the averages of such fits with those of a training.

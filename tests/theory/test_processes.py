@@ -1,17 +1,13 @@
 """Noise processes: derivatives, marginals, velocities along the exact flow of a Gaussian, estimators in any process."""
 
 import math
-from itertools import pairwise
 
 import numpy as np
 import pytest
 import torch
 
-from lit_knn.estimators import Exact
-from lit_knn.reference import ReferenceSet
-from lit_knn.sampling.solvers import euler_step, heun_step
 from lit_knn.theory.noise import EDM, VP, LinearInterpolant, Process, forward_noise, under_process
-from tests.gaussian_flow import M, S, gaussian_mean, slope
+from tests.gaussian_flow import M, S, gaussian_mean
 
 PROCESSES = [EDM(), VP(), VP(beta_d=0.0, beta_min=2.0), LinearInterpolant()]
 TIMES = torch.tensor([0.01, 0.1, 0.3, 0.5, 0.8, 0.99], dtype=torch.float64)
@@ -65,32 +61,3 @@ def test_velocity_is_the_derivative_along_the_flow_of_a_gaussian(process):
         mu = under_process(gaussian_mean, process)(z, t)
         np.testing.assert_allclose(process.velocity(z, t, mu), expected, rtol=1e-9, atol=1e-9)
         np.testing.assert_allclose(process.mean_of_velocity(z, t, expected), mu, rtol=1e-9, atol=1e-9)
-
-
-@every_process
-def test_estimators_under_a_process_match_its_own_likelihood(process):
-    """Compare with enumeration, p_t(z|x) = N(z; s·x, s²σ²·I), eq:general_forward."""
-    x = torch.rand(40, 1, 2, 3) * 2 - 1
-    t = process.t_of_sigma(torch.tensor([0.05, 0.4, 1.0, 20.0], dtype=torch.float64))
-    z = forward_noise(x[:4], t, torch.randn(4, 1, 2, 3), process)
-    s, std = (v[:, None] for v in (process.scale(t), process.noise_std(t)))
-    data = x.double().flatten(1)
-    sq_dist = (z.double().flatten(1)[:, None] - s[:, None] * data).square().sum(2)
-    expected = torch.softmax(-sq_dist / (2 * std**2), dim=1) @ data
-    mu = under_process(Exact().bind(ReferenceSet(x)).posterior_mean, process)(z, t)
-    assert (mu.dtype, mu.shape) == (torch.float32, z.shape)
-    np.testing.assert_allclose(mu.flatten(1), expected, atol=2e-5)
-
-
-@every_process
-@pytest.mark.parametrize(("step", "order"), [(euler_step, 1), (heun_step, 2)])
-def test_order_of_the_solver_in_each_process(process, step, order):
-    start, end = process.t_of_sigma(torch.tensor([5.0, 0.1], dtype=torch.float64))
-    c, mean = torch.randn(4, 3, dtype=torch.float64), under_process(gaussian_mean, process)
-    counts, errors = (64, 128, 256), []
-    for count in counts:
-        z = trajectory(process, c, start)
-        for t, t_next in pairwise(process.t_of_sigma(torch.tensor(np.geomspace(5.0, 0.1, count + 1)))):
-            z = step(z, t, t_next, mean, process)
-        errors.append((z - trajectory(process, c, end)).abs().max().item())
-    assert slope(counts, errors) == pytest.approx(order, abs=0.15)

@@ -7,7 +7,6 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 import torch
-from scipy.special import softmax
 from scipy.stats import binom
 
 from lit_knn.estimators import KNN, STF, MonteCarlo, UniformSNIS
@@ -24,23 +23,9 @@ from lit_knn.theory.bounds import (
 )
 from lit_knn.theory.posterior import log_posterior, posterior_mean, unnormalised_log_likelihood
 from lit_knn.theory.proposal import dense_log_q, neighbour_proposal
-from lit_knn.theory.snis import snis_variance, snis_weights, weighted_mean
+from lit_knn.theory.snis import weighted_mean
 
 # Weights and means
-
-
-@pytest.mark.parametrize("offset", [0.0, -1e12, 1e12, -800.0, 800.0])
-def test_weights_are_likelihood_over_proposal_whatever_the_size_of_the_likelihoods(offset):
-    log_p = torch.tensor([[0.0, -1.0, -2.0], [0.0, -800.0, -1e9], [-1e9, -1e9, -1e9]], dtype=torch.float64)
-    q = np.array([0.25, 0.6, 0.15])
-    log_q = torch.tensor(np.log([q, q, 3 * q / q]))
-    expected = np.array([np.exp([0.0, -1.0, -2.0]) / q, [1, 0, 0], [1, 1, 1]])
-    # Float64 keeps three digits after the point of numbers near 1e12.
-    rtol = 1e-3 if abs(offset) > 1e9 else 1e-9
-    weights = snis_weights(log_p + offset, log_q)
-    np.testing.assert_allclose(weights, expected / expected.sum(1, keepdims=True), rtol=rtol, atol=1e-300)
-    # A scalar log q means a uniform proposal; its value does not matter.
-    np.testing.assert_allclose(snis_weights(log_p + offset, 3.0)[0], softmax([0.0, -1.0, -2.0]), rtol=rtol)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
@@ -182,7 +167,6 @@ def test_diagnostics_of_a_search_are_those_of_plain_enumeration(index):
         eq_12, bound_4_1 = (p**2 / q) @ deviation / n, ratio * monte_carlo
         bound_4_2 = mass * monte_carlo + (N - k) / N * uniform
         expected = [recall, mass, ratio, eq_12 / 3, bound_4_1 / 3, bound_4_2 / 3]
-        torch.testing.assert_close(snis_variance(p[None], q[None], x, n).sum(), eq_12)
         # The search is in float32.
         assert [values[row].item() for values in found] == pytest.approx([*map(float, expected)], rel=1e-4)
     assert found.recall.mean() == 1 if index.nprobe is None else found.recall.mean() < 0.95

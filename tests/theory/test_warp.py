@@ -6,7 +6,7 @@ import torch
 from scipy.ndimage import map_coordinates
 
 from lit_knn.common.rng import keyed_generator
-from lit_knn.estimators import KNN, STF, ByClass, Exact, MonteCarlo, OneSample, SubspaceKNN, TopK, UniformSNIS, draws
+from lit_knn.estimators import KNN, STF, Exact, OneSample, SubspaceKNN, TopK, UniformSNIS, draws
 from lit_knn.reference import ReferenceSet, streaming
 from lit_knn.theory.posterior import cross_sq_dist, log_posterior, posterior_mean
 from lit_knn.theory.warp import Warp
@@ -68,7 +68,6 @@ SAMPLING = {
     "KNN with source": lambda n: KNN(10, n, include_source=True),
     "UniformSNIS": UniformSNIS,
     "STF": STF,
-    "MonteCarlo": MonteCarlo,
 }
 
 
@@ -146,14 +145,3 @@ def test_at_small_noise_the_mean_is_the_warped_source_however_strong_the_warp(es
         estimator.bind(ReferenceSet(data))
     mu = estimator.warped_mean(noisy(augmented.images, 0.01), 0.01, augmented.warp, x, keyed_generator("cpu", 3))
     torch.testing.assert_close(mu, augmented.images, rtol=0, atol=1e-5)
-
-
-def test_a_warped_mean_is_of_the_class_that_is_asked_for():
-    data, labels, t = images(), torch.arange(N) % 3, torch.linspace(0.5, 3, B)
-    warp, z, x = problem(t, data)
-    reference = ReferenceSet(data, labels=labels)
-    mu = ByClass(Exact()).bind(reference).warped_mean(z, t, warp, x, labels=labels[:B])
-    for label in range(3):
-        rows = labels[:B] == label
-        expected = enumerated(z[rows], t[rows], warp.rows(rows), data[labels == label])
-        torch.testing.assert_close(mu[rows].double(), expected, rtol=1e-4, atol=1e-5)

@@ -4,8 +4,6 @@ from collections.abc import Mapping
 from inspect import signature
 from typing import Any
 
-from torch import nn
-
 from lit_knn.common.errors import InputError
 from lit_knn.nets.architecture import KNOWN
 
@@ -76,15 +74,6 @@ def architecture_from_config(config: Mapping[str, Any]) -> dict[str, Any]:
     if name == "NCSNpp":
         options["fourier_scale"] = PUBLISHED_FOURIER_SCALE
     return {"class": name, "options": options}
-
-
-def network_from_config(config: Mapping[str, Any]) -> nn.Module:
-    """Build the network of a published checkpoint, with new weights; see `architecture_from_config`."""
-    architecture = architecture_from_config(config)
-    try:
-        return KNOWN[architecture["class"]](**architecture["options"])
-    except TypeError as error:
-        raise InputError(f"{architecture['class']}: an option of the wrong type among {config!r:.300}") from error
 
 
 def _song_family(given: dict[str, Any]) -> str:
