@@ -1,15 +1,17 @@
-"""Reads the pickles of EDM's networks. It runs no code of a file.
+"""Reads the pickles of EDM's networks without Python's unpickler, so that no code of a file runs.
 
-A pickle names functions and classes, and Python's unpickler imports and calls them. Here it gets only the stand-ins of
-`TABLE`, by the names that the file gives, and nothing else is looked up.
+A pickle is a program for a stack machine. Python's machine imports and calls what the program names, and sets
+attributes. The machine here makes plain values, and calls only the functions of `TABLE`, which replace the globals
+that the file names. It looks up no name of the file elsewhere.
 """
 
 import io
 import mmap
 import os
-import pickle
+import pickletools
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 import torch
@@ -25,36 +27,12 @@ class Refused(Exception):
     """The pickle asks for something that is refused; the message says what."""
 
 
+@dataclass(slots=True, eq=False)
 class Record:
     """An object of the file: the name of its class without the module, and its state, of any type."""
 
-    __slots__ = ("class_name", "state")
-
-    def __init__(self, class_name: str, state: Any = None) -> None:
-        self.class_name, self.state = class_name, state
-
-    def __setstate__(self, state: Any) -> None:
-        self.state = state
-
-
-class ModuleDict(Record):
-    """A container of modules, which the file makes without arguments."""
-
-    __slots__ = ()
-
-    def __new__(cls) -> "ModuleDict":
-        made = super().__new__(cls)
-        Record.__init__(made, cls.__name__)
-        return made
-
-
-class StandIn(NamedTuple):
-    """A function in the place of one that a file names. A tuple has no attributes that the file could set."""
-
-    function: Callable[..., object]
-
-    def __call__(self, *arguments: Any) -> object:
-        return self.function(*arguments)
+    class_name: str
+    state: Any = None
 
 
 class Storage(NamedTuple):
@@ -85,7 +63,7 @@ def load_safely(path: str | os.PathLike[str]) -> Any:
     try:
         # With a memory map, a byte count beyond the end of the file allocates nothing.
         with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-            return Unpickler(data).load()
+            return _run(data)  # type: ignore[arg-type]
     except OSError as error:
         raise InputError(f"{os.fspath(path)} cannot be read: {error.strerror or error}") from error
     except Refused as error:
@@ -94,31 +72,84 @@ def load_safely(path: str | os.PathLike[str]) -> Any:
         raise InputError(f"{os.fspath(path)} is no pickle of an EDM network, or a damaged one") from error
 
 
-class Unpickler(pickle.Unpickler):
-    """Python's unpickler, which finds only stand-ins. A persistent id, which names a storage, stays a tuple."""
+# The machine: opcodes that push their argument, that push a constant, that push a new container, ...
 
-    def find_class(self, module: str, name: str) -> Any:
-        known = f"{module}.{name}"
-        if known not in TABLE and known not in STORAGES:
-            raise Refused(f"names the global {known}")
-        return TABLE.get(known, known)
+ARGUMENTS = {"BININT", "BININT1", "BININT2", "LONG1", "LONG4", "BINFLOAT", "SHORT_BINUNICODE", "BINUNICODE"}
+ARGUMENTS |= {"BINUNICODE8", "SHORT_BINBYTES", "BINBYTES", "BINBYTES8"}
+CONSTANTS = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False, "EMPTY_TUPLE": ()}
+CONTAINERS: Mapping[str, type] = {"EMPTY_LIST": list, "EMPTY_DICT": dict, "EMPTY_SET": set}
+# Frames only help to read ahead. A persistent id, which names a storage, stays what it is: a tuple.
+IGNORED = {"PROTO", "FRAME", "BINPERSID"}
+SIZES = {"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3, "APPEND": 1, "SETITEM": 2}
 
-    def persistent_load(self, pid: Any) -> Any:
-        return pid
+
+def _run(stream: BinaryIO) -> Any:
+    """Run the pickle at the current position of `stream`, and stop after it."""
+    stack: list[Any] = []
+    below: list[list[Any]] = []  # the stacks below the marks
+    memo: dict[Any, Any] = {}
+    for opcode, argument, _ in pickletools.genops(stream):
+        name = opcode.name
+        if name in ARGUMENTS:
+            stack.append(argument)
+        elif name in CONSTANTS:
+            stack.append(CONSTANTS[name])
+        elif name in CONTAINERS:
+            stack.append(CONTAINERS[name]())
+        elif name in ("MEMOIZE", "BINPUT", "LONG_BINPUT"):
+            memo[len(memo) if argument is None else argument] = stack[-1]
+        elif name in ("BINGET", "LONG_BINGET"):
+            stack.append(memo[argument])
+        elif name == "MARK":
+            below.append(stack)
+            stack = []
+        elif name in ("TUPLE", "APPENDS", "SETITEMS", "ADDITEMS"):
+            items, stack = stack, below.pop()
+            _take(name, stack, items)
+        elif name in SIZES:
+            _take(name, stack, _popped(stack, SIZES[name]))
+        elif name in ("GLOBAL", "STACK_GLOBAL"):
+            known = ".".join(_popped(stack, 2) if argument is None else argument.split(" "))
+            if known not in TABLE and known not in STORAGES:
+                raise Refused(f"names the global {known}")
+            stack.append(known)
+        elif name in ("REDUCE", "NEWOBJ"):
+            function, arguments = _popped(stack, 2)
+            stack.append(TABLE[function](*arguments))
+        elif name == "BUILD":
+            state = stack.pop()
+            stack[-1].state = state  # Nothing but a record has or takes this attribute.
+        elif name == "STOP":
+            break
+        elif name not in IGNORED:
+            raise Refused(f"uses the pickle opcode {name}")
+    return stack.pop()
+
+
+def _popped(stack: list[Any], count: int) -> list[Any]:
+    """Remove the last `count` items of the stack, and return them; IndexError if it has fewer."""
+    return [stack.pop() for _ in range(count)][::-1]
+
+
+def _take(name: str, stack: list[Any], items: list[Any]) -> None:
+    """Make a tuple of the items, or put them into the container on top of the stack."""
+    if name.startswith("TUPLE"):
+        stack.append(tuple(items))
+    elif name.startswith("APPEND"):
+        stack[-1].extend(items)
+    elif name.startswith("SETITEM"):
+        stack[-1].update(zip(items[::2], items[1::2], strict=True))
+    else:
+        stack[-1].update(items)
 
 
 # Stand-ins for globals
 
 
-def _persistent(meta: dict[str, Any]) -> Record:
-    """Keep the class and the state of an object; the source text of its module is dropped unread."""
-    return Record(meta["class_name"], meta["state"])
-
-
 def _storage(data: bytes) -> Storage:
     """Read a storage that `torch.save` wrote: five small pickles, the number of values, and the values."""
     stream = io.BytesIO(data)
-    magic, version, system, (kind, element, *_), _ = (Unpickler(stream).load() for _ in range(5))
+    magic, version, system, (kind, element, *_), _ = (_run(stream) for _ in range(5))
     if (magic, version, system["little_endian"], kind) != (STORAGE_MAGIC, STORAGE_VERSION, True, "storage"):
         raise Refused("holds a tensor in an unknown format")
     return Storage(memoryview(data)[stream.tell() + 8 :], STORAGES[element])
@@ -143,15 +174,16 @@ def _scalar(kind: Record, value: bytes) -> object:
 NUMBERS = ("b1", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8")
 STORAGES = {"torch.FloatStorage": torch.float32, "torch.DoubleStorage": torch.float64, "torch.LongStorage": torch.int64}
 STORAGES |= {"torch.HalfStorage": torch.float16, "torch.BFloat16Storage": torch.bfloat16}
-TABLE: Mapping[str, Any] = {
-    "torch_utils.persistence._reconstruct_persistent_obj": StandIn(_persistent),
-    "torch.storage._load_from_bytes": StandIn(_storage),
-    "torch._utils._rebuild_tensor_v2": StandIn(_tensor),
-    "torch._utils._rebuild_parameter": StandIn(lambda data, *ignored: data),
-    "torch.nn.modules.container.ModuleDict": ModuleDict,
+TABLE: Mapping[str, Callable[..., object]] = {
+    # The source text of the object's module is dropped unread.
+    "torch_utils.persistence._reconstruct_persistent_obj": lambda meta: Record(meta["class_name"], meta["state"]),
+    "torch.storage._load_from_bytes": _storage,
+    "torch._utils._rebuild_tensor_v2": _tensor,
+    "torch._utils._rebuild_parameter": lambda data, *ignored: data,
+    "torch.nn.modules.container.ModuleDict": lambda: Record("ModuleDict"),
     "collections.OrderedDict": dict,
     "dnnlib.util.EasyDict": dict,
-    "numpy.dtype": StandIn(lambda code, *ignored: Record(NUMBERS[NUMBERS.index(code)])),
-    "numpy.core.multiarray.scalar": StandIn(_scalar),
-    "numpy._core.multiarray.scalar": StandIn(_scalar),
+    "numpy.dtype": lambda code, *ignored: Record(NUMBERS[NUMBERS.index(code)]),
+    "numpy.core.multiarray.scalar": _scalar,
+    "numpy._core.multiarray.scalar": _scalar,
 }
