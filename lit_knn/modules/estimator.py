@@ -34,9 +34,6 @@ class LitEstimator(pl.LightningModule):
         sampling_class: class to sample from a `Network` with classes, by number or name; null draws one per seed.
         process: noise process whose probability flow `predict` integrates; see `LitEDM`.
         seed: first part of the key of every random draw.
-
-    Raises:
-        InputError: an option is out of its range; at `setup`, the data has no reference set, or a sharded one.
     """
 
     needs_checkpoint = False

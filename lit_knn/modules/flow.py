@@ -12,7 +12,6 @@ from lit_knn.estimators import Estimator
 from lit_knn.modules.augmentation import GeometricAugmentation
 from lit_knn.modules.base import check_positive
 from lit_knn.modules.conditioning import Conditioning
-from lit_knn.modules.plug_ins import check_solver
 from lit_knn.modules.regression import PosteriorRegression
 from lit_knn.modules.time_distributions import TimeDistribution, UniformTimes
 from lit_knn.nets.flow import OUTPUTS, FlowNetwork, VelocityOutput
@@ -67,10 +66,6 @@ class LitFlow(PosteriorRegression):
         measure_target: at validation, log `val/target_mse`: the squared error per dimension of μ̂, against the exact
             posterior mean. This costs one call of `Exact` per batch.
         seed: first part of the key of every random draw.
-
-    Raises:
-        InputError: an option is out of its range; at `setup`, the data has no reference set or does not fit the net; a
-            checkpoint has another parameterisation.
     """
 
     grid: TimeDistribution
@@ -114,7 +109,6 @@ class LitFlow(PosteriorRegression):
                 raise InputError(f"process={type(process).__name__} needs an output of lit_knn.nets.flow")
             self.flow.process = process
             self.sampler = FixedSteps() if sampler is None else sampler
-            check_solver(self.sampler.solver, self.process)
             self.check_training_options()
             check_positive(sampling_steps=sampling_steps)
             conditioning.check_guidance(guidance)

@@ -47,9 +47,6 @@ class LitICT(ConsistencyTraining):
         predict_steps: sampling steps of `predict`.
         sampling_class: class to sample from a class-conditional net, by number or name; null draws one for each seed.
         seed: first part of the key of every random draw.
-
-    Raises:
-        InputError: an option is out of its range; at `setup`, the data has no reference set or does not fit the net.
     """
 
     def __init__(

@@ -15,7 +15,6 @@ from lit_knn.estimators import ByClass, Estimator, Exact
 from lit_knn.modules.augmentation import Augmented, GeometricAugmentation
 from lit_knn.modules.base import EstimatorTraining, check_positive
 from lit_knn.modules.conditioning import Conditioning
-from lit_knn.modules.plug_ins import check_net
 from lit_knn.runs.run import data_autoencoder, find_reference
 from lit_knn.sampling.schedules import LevelRange
 from lit_knn.theory.noise import EDM_PROCESS, Process, forward_noise, under_process
@@ -68,7 +67,6 @@ class PosteriorRegression(EstimatorTraining):
     ) -> None:
         super().__init__(estimator, levels, conditioning)
         self.augmentation = augmentation
-        check_net(net, "class_label", *(() if augmentation is None else ("augment_label",)))
         if warped not in ("posterior", "source"):
             raise InputError(f"warped={warped!r} must be posterior or source")
         if augmentation is not None and warped == "posterior" and not estimator.can_warp:
