@@ -164,9 +164,8 @@ def test_the_command_plans_and_starts_nothing(tmp_path, monkeypatch, capsys):
     assert "704,705 parameters" in printed
     assert ": fits" in printed
     assert "Not counted: activations" in printed
-    # Plans for other data, or for another machine.
-    small = ["--machine_gb", "0.5"]
-    for options in (["--images", "2000000000"], ["--gpu_gb", "0.5"], small, ["--gpu_gb", "80", *small]):
+    # Plans for other data, or for another GPU.
+    for options in (["--images", "2000000000"], ["--gpu_gb", "0.5"]):
         with pytest.raises(SystemExit) as caught:
             main(["plan", "-c", DEMO, *options])
         assert caught.value.code == 1
