@@ -33,9 +33,9 @@ class RunRecord(pl.Callback):
         run = RunFolder(Path(str(self._folder)))
         if resumed_from is not None and run.holds(resumed_from):
             try:
-                self._record.follow(read_record(run.path))
+                self._record.resumed_from = read_record(run.path).resumed_from
             except InputError as error:
-                rank_zero_warn(f"{error}; what it said of the earlier part of this run is lost")
+                rank_zero_warn(f"{error}; where this run began is lost")
         self._write(trainer, pl_module)
 
     def on_save_checkpoint(
