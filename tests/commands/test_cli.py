@@ -12,7 +12,6 @@ from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugins.hparams import plugin_data_pb2
 
-import callbacks
 from lit_knn.commands.average import average
 from lit_knn.common.tables import read_rows
 from main import main, make_cli
@@ -106,9 +105,9 @@ def test_options_of_a_resumed_fit_win_and_images_of_another_size_are_refused(run
     assert torch.load(last(folder), weights_only=True)["hyper_parameters"]["total_steps"] == 20
 
 
-@pytest.mark.parametrize("command", ["validate", "predict"])
-def test_an_untrained_model_is_not_measured(command, capsys):
-    assert "error: --ckpt_path is missing" in refusal_of([command, "-c", DEMO, *TINY], capsys)
+def test_an_untrained_model_is_not_measured(capsys):
+    for command in ("validate", "predict"):
+        assert "error: --ckpt_path is missing" in refusal_of([command, "-c", DEMO, *TINY], capsys)
 
 
 def test_table1_run_trains_on_a_folder_of_images_with_flips_and_ivf(tmp_path):
@@ -131,19 +130,6 @@ def test_the_demo_reaches_its_figure(capsys):
     main(["fit", "-c", DEMO])
     printed = capsys.readouterr().out
     assert float(printed.rsplit("Fréchet distance on pixels:", 1)[1].split()[0]) <= 0.6
-
-
-def test_training_brings_the_samples_closer_to_the_data(monkeypatch):
-    values = []
-    original = callbacks.PixelFrechetDistance.on_validation_epoch_end
-
-    def remember(self, trainer, pl_module):
-        original(self, trainer, pl_module)
-        values.append(self.last_values["fd_pixels"])
-
-    monkeypatch.setattr(callbacks.PixelFrechetDistance, "on_validation_epoch_end", remember)
-    fit_demo("--model.net.channels", "16", "--model.ema_decay", "0.9", steps=80)
-    assert values[-1] < 0.7 * values[0]
 
 
 def test_a_run_shorter_than_its_validation_interval_is_validated_at_its_end():
