@@ -50,13 +50,11 @@ class RunRecord(pl.Callback):
     def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self._write(trainer, pl_module, "finished")
 
-    def _write(self, trainer: pl.Trainer, pl_module: pl.LightningModule, status: str | None = None) -> None:
+    def _write(self, trainer: pl.Trainer, pl_module: Any, status: str | None = None) -> None:
         record: Record | None = getattr(self, "_record", None)
         if record is None or self._folder is None or trainer.state.fn != "fit":
             return
         record.status = status or record.status
         record.step = trainer.global_step
-        # Modules that are not from lit_knn do not count images.
-        if hasattr(pl_module, "training_time"):
-            record.time, record.images_seen = pl_module.training_time(), int(pl_module.images_seen)  # type: ignore
+        record.time, record.images_seen = pl_module.training_time(), int(pl_module.images_seen)
         record.write(self._folder)

@@ -8,7 +8,6 @@ from typing import Any
 import pytorch_lightning as pl
 import torch
 from torch import Tensor, nn
-from torch.nn.parameter import is_lazy
 
 from lit_knn.common.checkpoint_file import MODEL_KEY
 from lit_knn.common.deferred_checks import DeferredChecks, first_of, refuse
@@ -16,7 +15,7 @@ from lit_knn.common.distributed import in_every_process
 from lit_knn.common.errors import InputError, NonFiniteLossError, first_line, prefixed
 from lit_knn.common.memory import is_out_of_memory
 from lit_knn.common.rng import Stream, keyed_default_rng
-from lit_knn.estimators import DrawingEstimator, Estimator, class_conditional
+from lit_knn.estimators import Estimator, class_conditional
 from lit_knn.modules.averaging import Averaging
 from lit_knn.modules.conditioning import Conditioning
 from lit_knn.reference import ReferenceSet
@@ -162,11 +161,6 @@ class EstimatorTraining(pl.LightningModule):
             self._set_image_shape(needing[0].reference.shape)
 
     def _bind(self, own: Estimator, reference: ReferenceSet) -> None:
-        if isinstance(own, DrawingEstimator) and own.given().get("n") is not None and own.n > reference.N:
-            raise InputError(
-                f"{type(own).__name__}: n={own.n} is more than the {reference.N} images: the exact mean, "
-                "lit_knn.estimators.Exact, costs less"
-            )
         if self.conditioning:
             # If binding fails in one process, the other processes must not start to train.
             in_every_process(lambda: own.bind(reference) and None)
@@ -435,8 +429,6 @@ def check_preconditioning(owner: str, saved: Mapping[str, Any], **own: float) ->
 def _check_architecture(own: dict[str, Tensor], saved: dict[str, Tensor], kind: str | None) -> None:
     """Raise InputError for the first parameter that is missing, unexpected or of another shape."""
     for name in [*own, *saved]:
-        if name in own and is_lazy(own[name]):
-            continue  # It gets its shape from the first batch.
         ours, theirs = (tuple(state[name].shape) if name in state else "absent" for state in (own, saved))
         if ours != theirs:
             raise InputError(

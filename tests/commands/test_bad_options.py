@@ -28,7 +28,7 @@ OPTIONS = [
     ("--max_steps 10", "unrecognized arguments: --max_steps 10; did you mean --trainer.max_steps?"),
     ("--lr 0.1", "did you mean --model.lr?"),
     ("--k 5", "did you mean --model.k or --model.estimator.k?"),
-    ("--model.estimator.n 1000000 --trainer.logger false", "KNN: n=1000000 is more than the 1797 images"),
+    ("--model.estimator.k 1798 --trainer.logger false", "KNN: k=1798 is more than the 1797 images"),
     ("-c nowhere.yaml", "--config nowhere.yaml: no such file"),
 ]  # fmt: skip
 

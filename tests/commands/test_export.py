@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import shutil
 from pathlib import Path
 
 import pytest
@@ -17,7 +16,7 @@ from main import main
 from tests.command_lines import refusal_of
 from tests.interrupted_runs import file_size_limit
 from tests.networks import write_published
-from tests.trained_runs import change_checkpoint, last, leave_run
+from tests.trained_runs import last, leave_run
 
 FILES = ["README.md", "config.json", "model.safetensors"]
 
@@ -133,11 +132,3 @@ def test_nothing_is_replaced_and_nothing_but_a_run_is_exported(run, tmp_path, mo
     assert line.endswith("edm.pkl must be the folder of a training run or a checkpoint (.ckpt)")
     assert "has neither checkpoints/last.ckpt nor a kept checkpoint" in refusal_of(["export", "out", "new"], capsys)
     assert not Path("new").exists()
-
-
-def test_a_run_that_was_exported_into_its_own_folder_still_gives_its_last_weights(trained_run, tmp_path):
-    run = shutil.copytree(trained_run("edm")[0], tmp_path / "knn_0")
-    main(["export", str(run), str(run)])
-    change_checkpoint(run, lambda checkpoint: [weights.neg_() for weights in checkpoint["state_dict"].values()])
-    last_weights = lit_knn.load(last(run)).state_dict()
-    assert all(torch.equal(value, last_weights[name]) for name, value in lit_knn.load(run).state_dict().items())

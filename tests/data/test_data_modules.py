@@ -4,11 +4,9 @@ import types
 
 import numpy as np
 import pytest
-import pytorch_lightning as pl
 import torch
 import yaml
 from jsonargparse import ArgumentParser
-from pytorch_lightning.callbacks import ModelCheckpoint
 from sklearn.datasets import load_digits
 
 from lit_knn.common.errors import InputError
@@ -105,79 +103,12 @@ def test_mirrored_images_are_part_of_the_epoch_in_model_space_with_their_labels(
 # Runs
 
 
-class Recorder(pl.LightningModule):
-    def __init__(self, fail_at: int | None = None) -> None:
-        super().__init__()
-        self.layer = torch.nn.Linear(1, 1)
-        self.drawn: list[list[int]] = []
-        self.validated: list[list[int]] = []
-        self.fail_at = fail_at
-
-    def training_step(self, batch, batch_idx):
-        if len(self.drawn) == self.fail_at:
-            raise RuntimeError("stopped on purpose")
-        self.drawn.append(batch[0].flatten().int().tolist())
-        return self.layer(batch[0] * 1e-3).sum()
-
-    def validation_step(self, batch, batch_idx):
-        self.validated.append(batch[0].flatten().int().tolist())
-
-    def predict_step(self, batch, batch_idx):
-        return batch
-
-    def configure_optimizers(self):
-        return torch.optim.SGD(self.parameters(), 1e-3)
-
-
-def make_trainer(folder, callbacks=(), **options) -> pl.Trainer:
-    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "num_sanity_val_steps": 0}
-    saves = {"callbacks": list(callbacks), "enable_checkpointing": bool(callbacks)}
-    return pl.Trainer(accelerator="cpu", default_root_dir=folder, **quiet, **saves, **options)
-
-
-def train(folder, resume_from=None, callbacks=(), fail_at=None, **options) -> tuple[list[list[int]], pl.Trainer]:
-    module = Recorder(fail_at)
-    trainer = make_trainer(folder, callbacks, **options)
-    trainer.fit(module, Numbers(batch_size=4, val_images=8), ckpt_path=resume_from)
-    return module.drawn, trainer
-
-
-@pytest.mark.parametrize(("steps", "validate"), [(7, 1.0), (10, 0)])
-def test_a_resumed_run_draws_what_the_uninterrupted_run_draws(tmp_path, steps, validate):
-    saver = ModelCheckpoint(tmp_path, filename="at", every_n_train_steps=steps, save_top_k=1, monitor=None)
-    whole, _ = train(tmp_path, max_epochs=2, limit_val_batches=validate)
-    stopped, _ = train(tmp_path, callbacks=[saver], max_steps=steps, limit_val_batches=validate)
-    resumed, _ = train(tmp_path, tmp_path / "at.ckpt", max_epochs=2, limit_val_batches=validate)
-    assert (stopped, resumed) == (whole[:steps], whole[steps:])
-    # An epoch leaves out the rest only.
-    assert [len(set(flat(epoch))) for epoch in (whole[:10], whole[10:])] == [40, 40]
-
-
-def test_a_run_that_ended_or_failed_goes_on_at_the_next_batch(tmp_path):
-    whole, _ = train(tmp_path, max_epochs=2)
-    for limit, steps in (({"max_steps": 7}, 7), ({"max_epochs": 1}, 10)):
-        _, trainer = train(tmp_path, **limit)
-        trainer.save_checkpoint(tmp_path / "ended.ckpt")
-        raised = {"max_steps": 20} if "max_steps" in limit else {"max_epochs": 2}
-        assert train(tmp_path, tmp_path / "ended.ckpt", **raised)[0] == whole[steps:]
-    saver = ModelCheckpoint(tmp_path, filename="failed", save_on_exception=True)
-    with pytest.raises(RuntimeError, match="on purpose"):
-        train(tmp_path, callbacks=[saver], fail_at=13, max_epochs=2)
-    assert train(tmp_path, tmp_path / "failed.ckpt", max_epochs=2)[0] == whole[13:]
-
-
-def test_validation_and_overfitting_repeat_their_batches_and_prediction_has_each_seed_once(tmp_path):
-    for number in (1, 2):
-        overfitted, _ = train(tmp_path, max_epochs=3, overfit_batches=number)
-        assert overfitted == 3 * overfitted[:number]
-        assert len(set(flat(overfitted))) == 4 * number
-    module, data = Recorder(), Numbers(batch_size=4, val_images=6, predict_samples=10)
-    make_trainer(tmp_path, max_epochs=3, limit_train_batches=1).fit(module, data)
-    assert [len(batch) for batch in module.validated] == [4, 2] * 3
-    assert module.validated == 3 * module.validated[:2]
-    batches = make_trainer(tmp_path).predict(Recorder(), data)
-    assert all(batch.dtype == torch.int64 for batch in batches)
-    assert [batch.tolist() for batch in batches] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
+def test_overfitting_repeats_the_same_batches():
+    data = Numbers(batch_size=4)
+    data.setup()
+    data.trainer = types.SimpleNamespace(overfit_batches=2, global_rank=0, world_size=1)
+    first, second = (numbers_of(data.train_dataloader()) for _ in range(2))
+    assert first == second
 
 
 def test_ranks_share_seeds_and_validation_images():

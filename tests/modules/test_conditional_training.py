@@ -108,9 +108,3 @@ def test_samples_have_the_class_of_their_seed_or_the_chosen_one(kind):
     assert (drawn.bincount(minlength=3) - 100).abs().max() < 40
     for chosen in (0, 2):
         assert classes([7, 234], sampling_class=chosen).tolist() == [chosen, chosen]
-
-
-def test_the_default_number_of_draws_suits_fewer_images():
-    estimator, data = KNN(), Labelled()
-    train(LitEDM(WatchedNet(num_classes=3), estimator, class_conditional=True), data, 1)
-    assert data.reference.N < 256  # The default, which a run of so few images refuses only if it is given.
