@@ -28,17 +28,8 @@ class ConsistencyTraining(EstimatorTraining):
     at (ẑ, r), r < t; ẑ is one solver step down the PF-ODE from z.
 
     Subclasses call `save_hyperparameters` with at least lr, ema_decay, sigma_data, sampling_sigmas, predict_steps,
-    sampling_class and seed, and then `check_shared_options`. They implement `draw_levels`.
-
-    Args:
-        net: any module `net(z_scaled, noise_label, class_label=None)`.
-        estimator: score estimator; `setup` binds it to the data module's reference set.
-        solver: `lit_knn.sampling.solvers.euler_step` or `lit_knn.sampling.solvers.heun_step`.
-        metric: distance of student and teacher.
-        grid: the noise levels; losses are logged by level between its ends.
-        conditioning: says whether network and estimator get class labels.
-        sigma_data: standard deviation of the data.
-        sigma_min: noise level at which the consistency function is the identity; 0 gives EDM's preconditioning.
+    sampling_class and seed, and then `check_shared_options`. They implement `draw_levels`, and explain the arguments.
+    With `sigma_min` 0 the preconditioning is EDM's.
     """
 
     grid: NoiseGrid

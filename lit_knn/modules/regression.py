@@ -40,15 +40,7 @@ class PosteriorRegression(EstimatorTraining):
 
     Subclasses call `save_hyperparameters` with at least `seed`, `lr`, `lr_ramp_up_images`, `ema_half_life_images`,
     `warped` and `measure_target`, then `check_training_options`. They implement `draw_times`, `item_losses`, `network`,
-    `evaluate_network` and `generative_model`.
-
-    Args:
-        net: the raw network; `augment_label` is given only with `augmentation`, and its `augment_dim` must fit.
-        estimator: score estimator; `setup` binds it to the data module's reference set.
-        levels: the range of noise levels; losses are logged by level between its ends.
-        conditioning: says whether network and estimator get class labels.
-        augmentation: changes the items of training; None for none.
-        warped: target of warped items, `posterior` or `source`; see `LitEDM`.
+    `evaluate_network` and `generative_model`. `LitEDM` explains the arguments.
     """
 
     process: Process = EDM_PROCESS
