@@ -344,11 +344,9 @@ NET = "model.architecture.options"
 @pytest.mark.parametrize(
     ("place", "value", "message"),
     [
-        ("format", "other", "is not a model that lit_knn exported or converted"),
         ("format_version", "2", "has format version '2'; this version of lit_knn reads 1"),
         ("model.options.sigma_max", GONE, "needs the option sigma_max"),
         ("model.options.num_steps", 10**30, "num_steps must be an integer from 1 to 16777216"),
-        ("model.class_names", ["cat"], "class_names must be 0 different names"),
         ("model.image_shape", [3, 8, 8], r"UNet: in_channels=1, but the images have the shape \(3, 8, 8\)"),
         ("model.architecture.class", "os.system", "class must be one of ADM, DDPMpp, NCSNpp, UNet"),
         (f"{NET}.blocks", 10**9, "UNet: blocks must be at most 100, got 1000000000"),
