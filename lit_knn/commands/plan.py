@@ -100,10 +100,6 @@ def make_plan(
     gpu_gb: float | None = None,
 ) -> Plan:
     """Plan a fit. The arguments are those of `Trainer.plan`."""
-    least = None if image_shape is None else min(image_shape, default=0)
-    for name, value in {"images": images, "image_shape": least, "gpu_gb": gpu_gb}.items():
-        if value is not None and not value > 0:
-            raise InputError(f"plan: {name} must be above 0, got {value}")
     device = trainer.strategy.root_device if gpu_gb is None else torch.device("cuda", 0)
     assert datamodule is not None
     stored = _stored(datamodule, images, image_shape)
