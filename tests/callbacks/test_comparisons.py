@@ -137,10 +137,11 @@ def test_an_interrupted_comparison_goes_on_and_its_results_serve_the_next_runs(
     assert {row["num_networks"] for row in averaged if row["images"] != "generated"} == {"2"}
     check_pictures(folder, "network_agreement", "same_noise")
     assert np.asarray(Image.open(folder / "same_noise_one.png").convert("L")).std() > 5
-    # Comparisons over another number of images are others, even if networks sample as many as before.
-    change = {"num_images": 5, "images": ["training"], "num_latents": 12, "networks": networks}
-    validate({"NetworkAgreement": {**AGREEMENT, **change}}, *args)
-    assert len(read_rows(TABLE)) == 2 * len(expected) + 2 * 3 * 2
+    # Comparisons over another number of images are others.
+    for number, count in enumerate((5, 4), start=1):
+        change = {"num_images": count, "images": ["training"], "num_latents": 6, "networks": networks}
+        validate({"NetworkAgreement": {**AGREEMENT, **change}}, *args)
+        assert len(read_rows(TABLE)) == 2 * len(expected) + 2 * 3 * 2 * number
 
 
 def test_calibration_writes_an_estimator_and_the_next_run_uses_its_comparisons(validate, pictures, network, patches):
