@@ -1,10 +1,10 @@
 """Make networks faster: compile them, and store them channels last in memory."""
 
+from typing import Any
+
 import pytorch_lightning as pl
 import torch
 from torch import nn
-
-from lit_knn.common.errors import InputError
 
 
 class NetworkSpeed(pl.Callback):
@@ -29,13 +29,11 @@ class NetworkSpeed(pl.Callback):
         self.channels_last = channels_last
         self.backend = backend
 
-    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+    def setup(self, trainer: pl.Trainer, pl_module: Any, stage: str) -> None:
         """Change the network before DDP reads it, and in place, so that its parameters keep their names."""
         if stage != "fit":
             return
-        network = getattr(pl_module, "network", None)
-        if not isinstance(network, nn.Module):
-            raise InputError(f"NetworkSpeed: {type(pl_module).__name__} has no network")
+        network: nn.Module = pl_module.network
         if self.channels_last:
             network.to(memory_format=torch.channels_last)
         if self.compile:

@@ -13,7 +13,6 @@ from lit_knn.common.distributed import on_first_rank
 from lit_knn.common.errors import InputError, check_at_least, prefixed
 from lit_knn.common.files import make_folder
 from lit_knn.modules.averaging import TrackedAverages, checked_lengths, make_snapshot
-from lit_knn.modules.base import EstimatorTraining
 from lit_knn.runs.checkpoints import WholeCheckpointIO, is_end_of_training
 from lit_knn.runs.folder import SNAPSHOTS_FOLDER
 
@@ -60,8 +59,6 @@ class PowerAverages(pl.Callback):
         """Copy the module and make the folder of the snapshots when a fit begins."""
         if stage != "fit":
             return
-        if not isinstance(pl_module, EstimatorTraining):
-            raise InputError(f"PowerAverages: {type(pl_module).__name__} does not count images, as LitEDM does")
         self._tracked, self._resumed = TrackedAverages(pl_module, trainer.strategy.root_device, self.lengths), False
         self._folder = Path(trainer.log_dir or trainer.default_root_dir) / SNAPSHOTS_FOLDER
         on_first_rank(lambda: make_folder(self._folder))

@@ -33,9 +33,9 @@ class RunRecord(pl.Callback):
         run = RunFolder(Path(str(self._folder)))
         if resumed_from is not None and run.holds(resumed_from):
             try:
-                self._record.follow(read_record(run.path))
+                self._record.resumed_from = read_record(run.path).resumed_from
             except InputError as error:
-                rank_zero_warn(f"{error}; what it said of the earlier part of this run is lost")
+                rank_zero_warn(f"{error}; where this run began is lost")
         self._write(trainer, pl_module)
 
     def on_save_checkpoint(
@@ -50,13 +50,11 @@ class RunRecord(pl.Callback):
     def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self._write(trainer, pl_module, "finished")
 
-    def _write(self, trainer: pl.Trainer, pl_module: pl.LightningModule, status: str | None = None) -> None:
+    def _write(self, trainer: pl.Trainer, pl_module: Any, status: str | None = None) -> None:
         record: Record | None = getattr(self, "_record", None)
         if record is None or self._folder is None or trainer.state.fn != "fit":
             return
         record.status = status or record.status
         record.step = trainer.global_step
-        # Modules that are not from lit_knn do not count images.
-        if hasattr(pl_module, "training_time"):
-            record.time, record.images_seen = pl_module.training_time(), int(pl_module.images_seen)  # type: ignore
+        record.time, record.images_seen = pl_module.training_time(), int(pl_module.images_seen)
         record.write(self._folder)

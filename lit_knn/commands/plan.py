@@ -98,14 +98,8 @@ def make_plan(
     images: int | None = None,
     image_shape: list[int] | None = None,
     gpu_gb: float | None = None,
-    machine_gb: float | None = None,
 ) -> Plan:
     """Plan a fit. The arguments are those of `Trainer.plan`."""
-    least = None if image_shape is None else min(image_shape, default=0)
-    given = {"images": images, "image_shape": least, "gpu_gb": gpu_gb, "machine_gb": machine_gb}
-    for name, value in given.items():
-        if value is not None and not value > 0:
-            raise InputError(f"plan: {name} must be above 0, got {value}")
     device = trainer.strategy.root_device if gpu_gb is None else torch.device("cuda", 0)
     assert datamodule is not None
     stored = _stored(datamodule, images, image_shape)
@@ -123,9 +117,7 @@ def make_plan(
     else:
         parts = [*held, *network, Part("CUDA context", CUDA_CONTEXT_BYTES, "about")]
     elsewhere, ranks = gpu_gb is not None, trainer.world_size // trainer.num_nodes
-    of_machine: float | None = None if elsewhere else machine_bytes()
-    if machine_gb is not None:
-        of_machine = machine_gb * GB
+    of_machine = None if elsewhere else machine_bytes()
     of_device = device_memory(device) if gpu_gb is None else gpu_gb * GB
     return Plan(device, parts, [*loading, order, program], of_device, of_machine, ranks, elsewhere)
 

@@ -93,7 +93,6 @@ class Trainer(pl.Trainer):
         images: int | None = None,
         image_shape: list[int] | None = None,
         gpu_gb: float | None = None,
-        machine_gb: float | None = None,
         ckpt_path: str | None = None,
     ) -> Plan:
         """Show how much memory each rank of a fit needs, and whether that is available; if not, the exit status is 1.
@@ -108,12 +107,11 @@ class Trainer(pl.Trainer):
             images: plan for this number of images instead of the data's.
             image_shape: plan for this image shape, such as [3, 64, 64], instead of the data's.
             gpu_gb: plan for GPUs with this many GB each, instead of the devices of this machine.
-            machine_gb: plan for a machine with this many GB; by default this machine's, but unknown with `gpu_gb`.
             ckpt_path: checkpoint that the fit resumes from, or `last`.
         """
-        plan = make_plan(self, model, datamodule, images, image_shape, gpu_gb, machine_gb)
+        plan = make_plan(self, model, datamodule, images, image_shape, gpu_gb)
         here = datamodule is not None and not datamodule.downloads()
-        if here and plan.fits and not any((images, image_shape, gpu_gb, machine_gb)):
+        if here and plan.fits and not any((images, image_shape, gpu_gb)):
             self._rehearse(model, datamodule, ckpt_path)
         print(plan)
         if not plan.fits:

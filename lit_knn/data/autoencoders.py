@@ -43,10 +43,6 @@ class PCA(Autoencoder):
     """
 
     def __init__(self, latent_shape: Sequence[int], scale: float = 1.0) -> None:
-        if not latent_shape or not all(type(side) is int and side > 0 for side in latent_shape):
-            raise InputError(f"PCA: latent_shape must be positive integers, got {list(latent_shape)}")
-        if not scale > 0:
-            raise InputError(f"PCA: scale must be above 0, got {scale}")
         self.latent_shape = tuple(latent_shape)
         self.scale = scale
         self._components: PrincipalComponents | None = None

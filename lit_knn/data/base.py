@@ -174,7 +174,7 @@ class ReferenceDataModule(pl.LightningDataModule, ABC):
             return self._batches()
         if trainer.overfit_batches > 0:  # type: ignore[attr-defined]
             return self._batches(shuffle=False)
-        return self._batches(batches_done=lambda: _batches_done(trainer))
+        return self._batches(batches_done=lambda: trainer.lightning_module.batches_done)
 
     def val_dataloader(self) -> ReferenceBatches:
         """Return batches of the same `val_images` images every time: of the held-out images, if there are any."""
@@ -193,16 +193,6 @@ class ReferenceDataModule(pl.LightningDataModule, ABC):
 
     def _rank_and_world_size(self) -> tuple[int, int]:
         return (0, 1) if self.trainer is None else (self.trainer.global_rank, self.trainer.world_size)
-
-
-def _batches_done(trainer: pl.Trainer) -> int:
-    """Return the number of batches since training began: the module's own count, if it has one, or Lightning's.
-
-    An epoch that max_steps cut counts as complete, and only the processed batches stay right after an interruption.
-    """
-    counted = getattr(trainer.lightning_module, "batches_done", None)
-    progress: Any = trainer.fit_loop.epoch_loop.batch_progress.total
-    return progress.processed if counted is None else counted
 
 
 def check_data(least: int, **options: int) -> None:

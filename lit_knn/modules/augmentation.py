@@ -40,9 +40,6 @@ class GeometricAugmentation:
 
     Args:
         p: probability of each transformation; EDM trains CIFAR-10 with 0.12. With 0 there are no flips either.
-
-    Raises:
-        InputError: p outside [0, 1].
     """
 
     label_dim = 9

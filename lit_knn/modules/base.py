@@ -7,9 +7,7 @@ from typing import Any
 
 import pytorch_lightning as pl
 import torch
-from pytorch_lightning.utilities import rank_zero_warn
 from torch import Tensor, nn
-from torch.nn.parameter import is_lazy
 
 from lit_knn.common.checkpoint_file import MODEL_KEY
 from lit_knn.common.deferred_checks import DeferredChecks, first_of, refuse
@@ -17,7 +15,7 @@ from lit_knn.common.distributed import in_every_process
 from lit_knn.common.errors import InputError, NonFiniteLossError, first_line, prefixed
 from lit_knn.common.memory import is_out_of_memory
 from lit_knn.common.rng import Stream, keyed_default_rng
-from lit_knn.estimators import DrawingEstimator, Estimator, class_conditional
+from lit_knn.estimators import Estimator, class_conditional
 from lit_knn.modules.averaging import Averaging
 from lit_knn.modules.conditioning import Conditioning
 from lit_knn.reference import ReferenceSet
@@ -163,11 +161,6 @@ class EstimatorTraining(pl.LightningModule):
             self._set_image_shape(needing[0].reference.shape)
 
     def _bind(self, own: Estimator, reference: ReferenceSet) -> None:
-        if isinstance(own, DrawingEstimator) and own.given().get("n") is not None and own.n > reference.N:
-            raise InputError(
-                f"{type(own).__name__}: n={own.n} is more than the {reference.N} images: the exact mean, "
-                "lit_knn.estimators.Exact, costs less"
-            )
         if self.conditioning:
             # If binding fails in one process, the other processes must not start to train.
             in_every_process(lambda: own.bind(reference) and None)
@@ -177,12 +170,11 @@ class EstimatorTraining(pl.LightningModule):
     def _set_image_shape(self, shape: tuple[int, ...]) -> None:
         """Store the shape, and try the net on one blank image of it."""
         self._check_image_shape(shape)
-        device = next(self.parameters()).device
-        trial = torch.zeros(1, *shape, device=device)
+        trial = torch.zeros(1, *shape, device=self.device)
         try:
             # A compiled net would take minutes for one image, and later take batches for tensors of varying size.
-            with torch.no_grad(), keyed_default_rng(device, 0), torch.compiler.set_stance("force_eager"):
-                output = self.evaluate_network(trial, torch.ones(1, device=device))
+            with torch.no_grad(), keyed_default_rng(self.device, 0), torch.compiler.set_stance("force_eager"):
+                output = self.evaluate_network(trial, torch.ones(1, device=self.device))
         except InputError:
             raise
         except Exception as error:  # The net may be a user's.
@@ -314,20 +306,13 @@ class EstimatorTraining(pl.LightningModule):
     def on_train_start(self) -> None:
         """Give the optimiser the options of this run; a checkpoint has those of the interrupted one.
 
-        With a scheduler the learning rate is part of the state, so it stays as in the checkpoint. Warn if the last step
-        of an epoch has fewer batches, because its gradients are then smaller.
+        With a scheduler the learning rate is part of the state, so it stays as in the checkpoint.
         """
         if not self.trainer.lr_scheduler_configs:
             groups = [group for optimizer in self.trainer.optimizers for group in optimizer.param_groups]
             for group, given in zip(groups, self._given_options, strict=True):
                 group.update(given)
         self._last_step = self.trainer.global_step
-        batches, accumulated = self.trainer.num_training_batches, self.trainer.accumulate_grad_batches
-        if batches % accumulated:
-            rank_zero_warn(
-                f"an epoch of {batches} batches is no multiple of trainer.accumulate_grad_batches={accumulated}: "
-                "its last step has fewer; set trainer.limit_train_batches to a multiple"
-            )
 
     def on_validation_start(self) -> None:
         """Read the checks, and keep the time of a validation out of the training throughput."""
@@ -390,23 +375,19 @@ class EstimatorTraining(pl.LightningModule):
         Raises:
             InputError: the checkpoint is of another architecture; in subclasses, also of another parameterisation.
         """
-        model = checkpoint.get(MODEL_KEY)
-        kind = model.get("kind") if isinstance(model, Mapping) else None
+        kind = checkpoint.get(MODEL_KEY, {}).get("kind")
         _check_architecture(self.state_dict(), checkpoint.get("state_dict", {}), kind)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Load the counters. Refuse a checkpoint as `check_checkpoint` does, before its weights are loaded."""
         self.check_checkpoint(checkpoint)
         trains = self._trainer is not None and self.trainer.state.fn == "fit"
-        self.conditioning.take_over(checkpoint.get(MODEL_KEY), trains)
+        self.conditioning.take_over(checkpoint.get(MODEL_KEY, {}), trains)
         self.conditioning.check_guidance(self.hparams.get("guidance", 1.0))
         self.images_seen = self._images_before_step = checkpoint.get("images_seen", 0)
         self.loaded_step = checkpoint.get("global_step", 0)
         before = checkpoint.get("training_time", {})
-        try:
-            self._time_before_resuming = TrainingTime(**{**before, "hardware": tuple(before.get("hardware", ()))})
-        except TypeError as error:
-            raise InputError(f"the checkpoint's training_time is not readable: {first_line(error)}") from error
+        self._time_before_resuming = TrainingTime(**{**before, "hardware": tuple(before.get("hardware", ()))})
         if checkpoint.get("image_shape") is not None:
             self._check_image_shape(checkpoint["image_shape"])
         if trains:
@@ -448,8 +429,6 @@ def check_preconditioning(owner: str, saved: Mapping[str, Any], **own: float) ->
 def _check_architecture(own: dict[str, Tensor], saved: dict[str, Tensor], kind: str | None) -> None:
     """Raise InputError for the first parameter that is missing, unexpected or of another shape."""
     for name in [*own, *saved]:
-        if name in own and is_lazy(own[name]):
-            continue  # It gets its shape from the first batch.
         ours, theirs = (tuple(state[name].shape) if name in state else "absent" for state in (own, saved))
         if ours != theirs:
             raise InputError(

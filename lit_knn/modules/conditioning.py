@@ -26,10 +26,6 @@ class Conditioning:
     Attributes:
         num_classes: the network's number of classes, 0 if it is unconditional.
         drops_labels: whether training hides some of the labels, as guidance needs.
-
-    Raises:
-        InputError: `class_conditional` does not fit the network, or the network has no class `sampling_class`;
-            `label_dropout` is out of its range, has no labels to drop, or is an option of the network already.
     """
 
     def __init__(
@@ -66,10 +62,7 @@ class Conditioning:
         return None if chosen is None else class_number("sampling_class", self._net, chosen)
 
     def check_data(self, reference: ReferenceSet, class_names: list[str] | None) -> None:
-        """Take over the names of the data's classes, if it has any.
-
-        Raises InputError if the data has no labels, is sharded, or has other classes than the network.
-        """
+        """Check labels and classes of the data, and take over the names of its classes, if it has any."""
         if not self:
             return
         if reference.labels is None:
@@ -93,19 +86,17 @@ class Conditioning:
         """Raise InputError if the model has no classes to guide to, or is never trained without them."""
         check_guidance(guidance, self.num_classes, self.drops_labels)
 
-    def take_over(self, description: object, trains: bool) -> None:
+    def take_over(self, description: Mapping[str, Any], trains: bool) -> None:
         """Take over from a checkpoint whether its training hid some of the labels, and for sampling its class names.
 
         Args:
-            description: the checkpoint's description of its model; None if it has none.
+            description: the checkpoint's description of its model; empty if it has none.
             trains: whether the training goes on, with the `label_dropout` of this model.
         """
-        told = description if isinstance(description, Mapping) else {}
-        options = told.get("options")
-        before = options.get("drops_labels", True) if isinstance(options, Mapping) else True
-        self.drops_labels = bool(before) or (trains and self.drops_labels)
-        if not trains and "class_names" in told:
-            name_classes(self._net, told["class_names"])
+        before = description.get("options", {}).get("drops_labels", True)
+        self.drops_labels = before or (trains and self.drops_labels)
+        if not trains and "class_names" in description:
+            name_classes(self._net, description["class_names"])
 
     def dropped(self, class_label: Tensor | None, *key: int) -> Tensor | None:
         """Replace labels (B,) by `NO_CLASS`, each with the probability `label_dropout`; `key` is that of the draws."""

@@ -13,7 +13,6 @@ from lit_knn.common.rng import Stream, drawn_so_far, keyed_default_rng, keyed_ge
 from lit_knn.estimators import Estimator
 from lit_knn.modules.base import EstimatorTraining, check_positive, check_preconditioning
 from lit_knn.modules.conditioning import Conditioning
-from lit_knn.modules.plug_ins import check_net, check_solver
 from lit_knn.nets.precond import ConsistencyFunction
 from lit_knn.sampling import ConsistencyModel
 from lit_knn.sampling.samplers import check_sampling_sigmas
@@ -29,17 +28,8 @@ class ConsistencyTraining(EstimatorTraining):
     at (ẑ, r), r < t; ẑ is one solver step down the PF-ODE from z.
 
     Subclasses call `save_hyperparameters` with at least lr, ema_decay, sigma_data, sampling_sigmas, predict_steps,
-    sampling_class and seed, and then `check_shared_options`. They implement `draw_levels`.
-
-    Args:
-        net: any module `net(z_scaled, noise_label, class_label=None)`.
-        estimator: score estimator; `setup` binds it to the data module's reference set.
-        solver: `lit_knn.sampling.solvers.euler_step` or `lit_knn.sampling.solvers.heun_step`.
-        metric: distance of student and teacher.
-        grid: the noise levels; losses are logged by level between its ends.
-        conditioning: says whether network and estimator get class labels.
-        sigma_data: standard deviation of the data.
-        sigma_min: noise level at which the consistency function is the identity; 0 gives EDM's preconditioning.
+    sampling_class and seed, and then `check_shared_options`. They implement `draw_levels`, and explain the arguments.
+    With `sigma_min` 0 the preconditioning is EDM's.
     """
 
     grid: NoiseGrid
@@ -59,8 +49,6 @@ class ConsistencyTraining(EstimatorTraining):
         self.consistency_function = ConsistencyFunction(net, sigma_data, sigma_min)
         self.solver = solver
         self.metric = metric
-        check_net(net, "class_label")
-        check_solver(solver)
 
     @abstractmethod
     def draw_levels(self, size: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
@@ -119,7 +107,10 @@ class ConsistencyTraining(EstimatorTraining):
                     "student and teacher cannot share dropout masks; if it is compiled, torch.compile has given up on "
                     "one of the two"
                 )
-        return consistency_weight(t, r).float() * self.metric(student, teacher), t
+        distance = self.metric(student, teacher)
+        if distance.shape != t.shape:
+            raise InputError(f"metric must return the distance of each item, {tuple(t.shape)}, got {distance.shape}")
+        return consistency_weight(t, r).float() * distance, t
 
     def generative_model(self) -> ConsistencyModel:
         h, shape, chosen = self.hparams, self.known_image_shape(), self.conditioning.chosen_class()

@@ -11,7 +11,6 @@ from lit_knn.common.errors import InputError, prefixed
 from lit_knn.estimators import Estimator
 from lit_knn.modules.conditioning import Conditioning
 from lit_knn.modules.consistency import ConsistencyTraining
-from lit_knn.modules.plug_ins import check_metric
 from lit_knn.sampling.loading import load_network_to_tune
 from lit_knn.sampling.samplers import EDM_GRID
 from lit_knn.sampling.schedules import TuningSchedule, check_log_normal, euclidean, log_normal_sigmas
@@ -65,10 +64,6 @@ class LitECT(ConsistencyTraining):
         predict_steps: sampling steps of `predict`.
         sampling_class: class to sample from a class-conditional net, by number or name; null draws one for each seed.
         seed: first part of the key of every random draw.
-
-    Raises:
-        InputError: an option is out of its range; `start` cannot be read, is no EDM network, or does not fit `net` or
-            `sigma_data`; at `setup`, the data has no reference set or does not fit the net, or a fit has no start.
     """
 
     def __init__(
@@ -98,7 +93,6 @@ class LitECT(ConsistencyTraining):
             schedule = TuningSchedule(q, k, b, stage_steps, stages)
             schedule.check_reaches(EDM_GRID.sigma_max)
             check_log_normal(P_mean, P_std)
-            check_metric(metric)
             net = _started_network(start, net, sigma_data)
             conditioning = Conditioning(net, class_conditional, sampling_class)
             super().__init__(net, estimator, solver, metric, EDM_GRID, conditioning, sigma_data, 0.0)

@@ -66,9 +66,6 @@ class LitEDM(PosteriorRegression):
         measure_target: at validation, log `val/target_mse`: the squared error per dimension of the target, against
             the exact posterior mean. This costs one call of `Exact` per batch.
         seed: first part of the key of every random draw.
-
-    Raises:
-        InputError: an option is out of its range; at `setup`, the data has no reference set or does not fit the net.
     """
 
     grid: NoiseGrid

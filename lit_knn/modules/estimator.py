@@ -13,7 +13,6 @@ from lit_knn.common.rng import Stream, keyed_generator
 from lit_knn.estimators import Estimator
 from lit_knn.modules.base import check_device, check_positive
 from lit_knn.modules.conditioning import Conditioning
-from lit_knn.reference import ReferenceSet
 from lit_knn.runs.run import data_reference
 from lit_knn.sampling.diffusion_model import check_process
 from lit_knn.sampling.samplers import heun_sampler, seeded_noise
@@ -34,9 +33,6 @@ class LitEstimator(pl.LightningModule):
         sampling_class: class to sample from a `Network` with classes, by number or name; null draws one per seed.
         process: noise process whose probability flow `predict` integrates; see `LitEDM`.
         seed: first part of the key of every random draw.
-
-    Raises:
-        InputError: an option is out of its range; at `setup`, the data has no reference set, or a sharded one.
     """
 
     needs_checkpoint = False
@@ -79,15 +75,10 @@ class LitEstimator(pl.LightningModule):
     def setup(self, stage: str) -> None:
         """Bind the estimator, if any, to the data module's reference set, on the device of the run."""
         check_device(self.trainer.strategy.root_device)
-        reference = self.data_reference()
+        reference = data_reference(self.trainer)
         reference.to(self.trainer.strategy.root_device)
         if self.estimator is not None and self.estimator.needs_reference:
             self.estimator.bind(reference)
-
-    def data_reference(self) -> ReferenceSet:
-        """Shards are refused, because devices do not sample in step."""
-        with prefixed("LitEstimator"):
-            return data_reference(self.trainer)
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
         """Do nothing, because the callbacks measure."""
@@ -109,6 +100,6 @@ class LitEstimator(pl.LightningModule):
         generator = keyed_generator(self.device, h.seed, *seeds[:1].tolist(), Stream.SAMPLING)
         labels = self.conditioning.of_samples(seeds, self.device)
         mean = partial(self.estimator.posterior_mean, generator=generator, labels=labels)
-        noise = seeded_noise(seeds, self.data_reference().shape, device=self.device)
+        noise = seeded_noise(seeds, data_reference(self.trainer).shape, device=self.device)
         steps = h.sampling_steps if num_steps is None else num_steps
         return heun_sampler(mean, noise, steps, self.grid, process=self.process)

@@ -12,7 +12,6 @@ from lit_knn.estimators import Estimator
 from lit_knn.modules.augmentation import GeometricAugmentation
 from lit_knn.modules.base import check_positive
 from lit_knn.modules.conditioning import Conditioning
-from lit_knn.modules.plug_ins import check_solver
 from lit_knn.modules.regression import PosteriorRegression
 from lit_knn.modules.time_distributions import TimeDistribution, UniformTimes
 from lit_knn.nets.flow import OUTPUTS, FlowNetwork, VelocityOutput
@@ -47,30 +46,22 @@ class LitFlow(PosteriorRegression):
         output: what the net puts out, a class of `lit_knn.nets.flow`: `VelocityOutput`, `DataOutput`, `NoiseOutput`, or
             `EDMOutput`, EDM's preconditioned denoiser.
         times: distribution of the times of training; `lit_knn.modules.time_distributions`.
-        augmentation: `lit_knn.modules.augmentation.GeometricAugmentation`, or null for none.
-        warped: target of warped items: `posterior`, the mean over the warped reference set, or `source`, the item
-            itself, as with `OneSample`.
+        augmentation: as of `LitEDM`.
+        warped: as of `LitEDM`.
         class_conditional: give the net and the estimator class labels; the net's `num_classes` must fit the data.
-        label_dropout: probability of training an item without its class, for `guidance`; its target is then the mean
-            over all images. EDM's networks have an option of this name, whose target stays the mean over the class.
+        label_dropout: probability of training an item without its class, for `guidance`, as of `LitEDM`.
         lr: learning rate of Adam.
         lr_ramp_up_images: images over which the learning rate grows linearly to `lr`; 0 for none.
         ema_half_life_images: half-life of the averaged weights; early on, 5 % of the images seen.
         sampler: `lit_knn.sampling.flow_times.FixedSteps`, for pictures and `predict`; null for its Heun steps.
         sampling_steps: steps of the sampler.
         sampling_class: class to sample from a class-conditional net, by number or name; null draws one for each seed.
-        guidance: weight w of classifier-free guidance in sampling, see `lit_knn.sampling.guidance.guided`. 1 is the
-            class-conditional model, 0 the unconditional one; others than 1 need `label_dropout`.
+        guidance: weight of classifier-free guidance in sampling, as of `LitEDM`.
         process: noise process z = s(τ)(x + σ(τ)ε) with times between 0 and 1: `lit_knn.theory.noise.LinearInterpolant`,
             the straight path, or `VP`; null for the straight path. The velocity of every process is
             (ṡ/s)z + (σ̇/σ)(z − sμ̂), Eq. 4 of Karras et al. 2022 (eq:general_pfode).
-        measure_target: at validation, log `val/target_mse`: the squared error per dimension of μ̂, against the exact
-            posterior mean. This costs one call of `Exact` per batch.
+        measure_target: as of `LitEDM`.
         seed: first part of the key of every random draw.
-
-    Raises:
-        InputError: an option is out of its range; at `setup`, the data has no reference set or does not fit the net; a
-            checkpoint has another parameterisation.
     """
 
     grid: TimeDistribution
@@ -114,7 +105,6 @@ class LitFlow(PosteriorRegression):
                 raise InputError(f"process={type(process).__name__} needs an output of lit_knn.nets.flow")
             self.flow.process = process
             self.sampler = FixedSteps() if sampler is None else sampler
-            check_solver(self.sampler.solver, self.process)
             self.check_training_options()
             check_positive(sampling_steps=sampling_steps)
             conditioning.check_guidance(guidance)

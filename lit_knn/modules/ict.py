@@ -21,10 +21,6 @@ from lit_knn.sampling.solvers import heun_step
 class LitICT(ConsistencyTraining):
     """Consistency matching with the score of any estimator. Defaults are the paper's (tab:hyperparams).
 
-    The student is evaluated at (z, t_i). The stop-gradient teacher has the same weights and dropout mask and is
-    evaluated at (ẑ, t_{i−1}); ẑ is one solver step down the PF-ODE from z. Every random draw is a function of (seed,
-    rank, batch number), so a resumed run repeats the uninterrupted one.
-
     Args:
         net: any module `net(z_scaled, noise_label, class_label=None)`.
         estimator: score estimator; `setup` binds it to the data module's reference set.
@@ -47,9 +43,6 @@ class LitICT(ConsistencyTraining):
         predict_steps: sampling steps of `predict`.
         sampling_class: class to sample from a class-conditional net, by number or name; null draws one for each seed.
         seed: first part of the key of every random draw.
-
-    Raises:
-        InputError: an option is out of its range; at `setup`, the data has no reference set or does not fit the net.
     """
 
     def __init__(

@@ -63,9 +63,6 @@ class LitMeanFlow(PosteriorRegression):
         kappa: see `guidance`. The effective weight is guidance/(1 − kappa).
         measure_target: as of `LitEDM`.
         seed: first part of the key of every random draw.
-
-    Raises:
-        InputError: an option is out of its range; at `setup`, the data has no reference set or does not fit the net.
     """
 
     process = LINEAR_PROCESS

@@ -15,7 +15,6 @@ from lit_knn.estimators import ByClass, Estimator, Exact
 from lit_knn.modules.augmentation import Augmented, GeometricAugmentation
 from lit_knn.modules.base import EstimatorTraining, check_positive
 from lit_knn.modules.conditioning import Conditioning
-from lit_knn.modules.plug_ins import check_net
 from lit_knn.runs.run import data_autoencoder, find_reference
 from lit_knn.sampling.schedules import LevelRange
 from lit_knn.theory.noise import EDM_PROCESS, Process, forward_noise, under_process
@@ -41,15 +40,7 @@ class PosteriorRegression(EstimatorTraining):
 
     Subclasses call `save_hyperparameters` with at least `seed`, `lr`, `lr_ramp_up_images`, `ema_half_life_images`,
     `warped` and `measure_target`, then `check_training_options`. They implement `draw_times`, `item_losses`, `network`,
-    `evaluate_network` and `generative_model`.
-
-    Args:
-        net: the raw network; `augment_label` is given only with `augmentation`, and its `augment_dim` must fit.
-        estimator: score estimator; `setup` binds it to the data module's reference set.
-        levels: the range of noise levels; losses are logged by level between its ends.
-        conditioning: says whether network and estimator get class labels.
-        augmentation: changes the items of training; None for none.
-        warped: target of warped items, `posterior` or `source`; see `LitEDM`.
+    `evaluate_network` and `generative_model`. `LitEDM` explains the arguments.
     """
 
     process: Process = EDM_PROCESS
@@ -68,7 +59,6 @@ class PosteriorRegression(EstimatorTraining):
     ) -> None:
         super().__init__(estimator, levels, conditioning)
         self.augmentation = augmentation
-        check_net(net, "class_label", *(() if augmentation is None else ("augment_label",)))
         if warped not in ("posterior", "source"):
             raise InputError(f"warped={warped!r} must be posterior or source")
         if augmentation is not None and warped == "posterior" and not estimator.can_warp:

@@ -22,9 +22,6 @@ class TimeDistribution(TimeSpan, ABC):
     Args:
         low: smallest time, above 0.
         high: largest time, below 1.
-
-    Raises:
-        InputError: not 0 < low < high < 1, or no probability between them.
     """
 
     def __init__(self, low: float, high: float) -> None:
@@ -96,9 +93,6 @@ class LogitNormalTimes(TimeDistribution):
         std: standard deviation of the logit.
         low: smallest time.
         high: largest time.
-
-    Raises:
-        InputError: std is not above 0; as `TimeDistribution`.
     """
 
     def __init__(self, mean: float = 0.0, std: float = 1.0, low: float = 1e-4, high: float = 1 - 1e-4) -> None:

@@ -19,13 +19,11 @@ from lit_knn.common.versions import package_versions, revision
 from lit_knn.runs.clock import TrainingTime
 
 RECORD_NAME = "run.json"
-# What a record keeps of an earlier part of the run.
-OF_A_PART = ("command", "status", "started", "wall_seconds", "revision", "step")
 
 
 @dataclass
 class Record:
-    """The record of a training run. A resumed run has parts."""
+    """The record of a training run, or of its last part, if it was resumed."""
 
     command: str = field(default_factory=lambda: shlex.join(sys.argv))
     status: str = "running"  # or `finished`, or how the run ended; a killed run stays `running`
@@ -42,12 +40,6 @@ class Record:
     step: int = 0  # optimiser steps of all parts
     memory_gb: float = 0.0  # peak memory of the first process in this part, in 10⁹ bytes
     gpu_memory_gb: float = 0.0  # peak memory of its tensors on the GPU; 0 without a GPU
-    earlier: list[dict[str, Any]] = field(default_factory=list)  # `OF_A_PART` of earlier parts in the same folder
-
-    def follow(self, before: "Record") -> None:
-        """Keep the record of the part of the run that this one goes on from, in the same folder."""
-        self.resumed_from = before.resumed_from
-        self.earlier = [*before.earlier, {name: getattr(before, name) for name in OF_A_PART}]
 
     def write(self, folder: str | os.PathLike[str]) -> None:
         """Write `run.json` into the folder of the run."""

@@ -9,7 +9,7 @@ import torch
 from PIL import Image
 
 from lit_knn.callbacks import HybridSampling
-from lit_knn.common.tables import ResultsTable, read_rows
+from lit_knn.common.tables import read_rows
 from lit_knn.estimators import KNN, Estimator, Exact
 from lit_knn.figures import image_grid
 from lit_knn.metrics import Pixels, kept_results
@@ -148,19 +148,6 @@ def test_near_zero_every_sample_of_the_exact_flow_is_a_copy_whatever_the_network
     assert distance == pytest.approx(0.003 * 8, rel=0.2)  # 0.003·ε in 64 dimensions
     # The held-out images have no copies, so they are farther.
     assert float(forward["fd_pixels_held_out"]) > 64 * distance**2
-
-
-@pytest.mark.parametrize("change", [("t_switch", "fid"), ("0.3", "one"), ("STF,0.3", "STF")])
-def test_a_table_that_holds_something_else_is_kept_aside(change):
-    table = ResultsTable("results/table.csv", {"method": str, "t_switch": float}, key=("method",))
-    row = {"method": "STF", "t_switch": 0.1 + 0.2}
-    table.append(row)
-    assert table.load() == [row]
-    text = table.path.read_text().replace(*change)
-    table.path.write_text(text)
-    with pytest.warns(UserWarning, match=r"table.csv is damaged .* kept as results/table.damaged-1.csv"):
-        assert table.load() == []
-    assert table.path.with_name("table.damaged-1.csv").read_text() == text
 
 
 # A finished point depends on these settings

@@ -4,12 +4,11 @@ import warnings
 from pathlib import Path
 
 import pytest
-import torch
 
 from lit_knn.commands.cli import command
 from lit_knn.commands.cli.trainer_options import check_trainer_options
 from lit_knn.common.errors import InputError, one_line
-from main import main, make_cli
+from main import main
 from tests.command_lines import DEMO, TINY, refusal_of
 from tests.image_files import refusal
 
@@ -21,8 +20,7 @@ OPTIONS = [
     ("--model.lr -1", "LitICT: lr must be above 0, got -1.0"),
     ("--data.init_args.seed 3", "--data.seed is set by --seed_everything"),
     ("--seed_everything 1099511627776", "--seed_everything must be a number from 0 to 4294967295, got 1099511627776"),
-    ("--model.net torch.nn.Identity", "LitICT: net=Identity does not take the arguments z_scaled"),
-    ("--model.solver builtins.print", "LitICT: solver=print must return latents of the shape of z"),
+    ("--model.net torch.nn.Identity", "the net does not accept images of shape (1, 8, 8): TypeError"),
     ("--model.estimator mine.Nope", "--model.estimator: No module named 'mine'"),
     ("--model.net.chanels 8", "--model.net: Option 'chanels' is not accepted; did you mean channels?"),
     ("--model.estimator sft.yaml", "--model.estimator sft.yaml: no such file; did you mean estimators/stf.yaml?"),
@@ -30,7 +28,7 @@ OPTIONS = [
     ("--max_steps 10", "unrecognized arguments: --max_steps 10; did you mean --trainer.max_steps?"),
     ("--lr 0.1", "did you mean --model.lr?"),
     ("--k 5", "did you mean --model.k or --model.estimator.k?"),
-    ("--model.estimator.n 1000000 --trainer.logger false", "KNN: n=1000000 is more than the 1797 images"),
+    ("--model.estimator.k 1798 --trainer.logger false", "KNN: k=1798 is more than the 1797 images"),
     ("-c nowhere.yaml", "--config nowhere.yaml: no such file"),
 ]  # fmt: skip
 
@@ -62,15 +60,6 @@ def test_a_bad_config_file_is_named(content, message, capsys):
 def test_control_characters_of_a_file_name_do_not_reach_the_terminal(capsys):
     line = refusal_of(["fit", "-c", "a\x1b[31m\nb\u202e.yaml"], capsys)
     assert line == r"error: --config a\x1b[31m\nb\u202e.yaml: no such file"
-
-
-def test_a_driver_without_a_usable_gpu_is_told(tmp_path, monkeypatch):
-    # This machine stands for one whose driver is too old for PyTorch.
-    monkeypatch.setattr("lit_knn.commands.cli.trainer_options.NVIDIA_DRIVER", tmp_path)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    options = [*TINY, "--trainer.accelerator", "auto", "--trainer.logger", "false"]
-    with pytest.warns(UserWarning, match="has an NVIDIA driver, but PyTorch .* finds no GPU"):
-        make_cli(["-c", DEMO, *options], run=False)
 
 
 def test_debug_shows_the_traceback_and_nothing_else_does(capsys):

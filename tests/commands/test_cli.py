@@ -1,7 +1,5 @@
 """fit, validate and predict: what they leave, print and give to loggers, and which options and files win."""
 
-import errno
-import os
 import re
 import shutil
 import time
@@ -14,7 +12,6 @@ from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugins.hparams import plugin_data_pb2
 
-import callbacks
 from lit_knn.commands.average import average
 from lit_knn.common.tables import read_rows
 from main import main, make_cli
@@ -108,9 +105,9 @@ def test_options_of_a_resumed_fit_win_and_images_of_another_size_are_refused(run
     assert torch.load(last(folder), weights_only=True)["hyper_parameters"]["total_steps"] == 20
 
 
-@pytest.mark.parametrize("command", ["validate", "predict"])
-def test_an_untrained_model_is_not_measured(command, capsys):
-    assert "error: --ckpt_path is missing" in refusal_of([command, "-c", DEMO, *TINY], capsys)
+def test_an_untrained_model_is_not_measured(capsys):
+    for command in ("validate", "predict"):
+        assert "error: --ckpt_path is missing" in refusal_of([command, "-c", DEMO, *TINY], capsys)
 
 
 def test_table1_run_trains_on_a_folder_of_images_with_flips_and_ivf(tmp_path):
@@ -133,19 +130,6 @@ def test_the_demo_reaches_its_figure(capsys):
     main(["fit", "-c", DEMO])
     printed = capsys.readouterr().out
     assert float(printed.rsplit("Fréchet distance on pixels:", 1)[1].split()[0]) <= 0.6
-
-
-def test_training_brings_the_samples_closer_to_the_data(monkeypatch):
-    values = []
-    original = callbacks.PixelFrechetDistance.on_validation_epoch_end
-
-    def remember(self, trainer, pl_module):
-        original(self, trainer, pl_module)
-        values.append(self.last_values["fd_pixels"])
-
-    monkeypatch.setattr(callbacks.PixelFrechetDistance, "on_validation_epoch_end", remember)
-    fit_demo("--model.net.channels", "16", "--model.ema_decay", "0.9", steps=80)
-    assert values[-1] < 0.7 * values[0]
 
 
 def test_a_run_shorter_than_its_validation_interval_is_validated_at_its_end():
@@ -179,15 +163,6 @@ def test_an_average_has_the_weighted_sum_and_the_counts_of_the_last_snapshot():
     made = average([{"averages": [value]} for value in values], np.array([0.25, 0.75]))
     assert made == {"weight": torch.tensor([2.5]), "count": torch.tensor(3)}
     assert made["weight"].dtype == torch.float32
-
-
-def test_a_full_disk_names_the_folder_of_the_run(monkeypatch, capsys):
-    def full(*_, **__):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr("lit_knn.commands.cli.save_config.SaveConfigCallback.setup", full)
-    line = refusal_of(["fit", "-c", DEMO, *TINY], capsys)
-    assert line == "error: runs/demo/knn_0: No space left on device"
 
 
 # Other models

@@ -34,12 +34,8 @@ def parts_of(plan):
     return {part.name: part.bytes for part in plan.parts}
 
 
-# The published parameter counts of NCSN++ and DDPM++; the latter includes the layer for nine augmentation labels.
-@pytest.mark.parametrize(
-    ("config", "count"), [("table1/ict_knn.yaml", 56_395_523), ("table2/edm_knn.yaml", 55_732_739 + 9 * 128)]
-)
-def test_networks_count_for_parameters_gradients_two_moments_and_an_average(config, count):
-    parts = parts_of(plan_of(config))
+def test_networks_count_for_parameters_gradients_two_moments_and_an_average():
+    parts, count = parts_of(plan_of("table1/ict_knn.yaml")), 56_395_523  # published for NCSN++
     assert parts["network"] == parts["gradients"] == parts["averaged weights"] == 4 * count
     assert parts["optimiser"] == 8 * count
     assert parts["images"] == 50_000 * 3072
@@ -151,7 +147,6 @@ def test_data_modules_know_their_size_before_they_load_or_need_it_given(tmp_path
     model = make_cli(["-c", DEMO], run=False).model
     assert "--image_shape" in refusal(make_plan, trainer, model, data, 10)
     assert parts_of(make_plan(trainer, model, data, 1000, [1, 8, 8]))["images"] == 64_000
-    assert "above 0, got 0" in refusal(make_plan, trainer, model, data, 0)
 
 
 # The command
@@ -164,9 +159,8 @@ def test_the_command_plans_and_starts_nothing(tmp_path, monkeypatch, capsys):
     assert "704,705 parameters" in printed
     assert ": fits" in printed
     assert "Not counted: activations" in printed
-    # Plans for other data, or for another machine.
-    small = ["--machine_gb", "0.5"]
-    for options in (["--images", "2000000000"], ["--gpu_gb", "0.5"], small, ["--gpu_gb", "80", *small]):
+    # Plans for other data, or for another GPU.
+    for options in (["--images", "2000000000"], ["--gpu_gb", "0.5"]):
         with pytest.raises(SystemExit) as caught:
             main(["plan", "-c", DEMO, *options])
         assert caught.value.code == 1
@@ -201,23 +195,17 @@ def test_the_64x64_runs_are_planned_before_their_data_are_there(name, N, tmp_pat
 
 
 GRID = "trainer: {callbacks: [{class_path: lit_knn.callbacks.SampleGrid, init_args: {num_steps: [3]}}]}"
-ERROR = "trainer: {callbacks: [{class_path: lit_knn.callbacks.EstimatorError, init_args: {estimators: {a: Exact}}}]}"
 ONE_CYCLE = "--lr_scheduler OneCycleLR --lr_scheduler.max_lr 0.003 --lr_scheduler.total_steps 9 --trainer.max_steps 10"
 RESUMED = f"--ckpt_path {LAST}"
 CLASSES = f"-c {CONFIGS}/table2/digits_conditional.yaml -c tiny.yaml"
 REFUSED = [
     ("--data.batch_size 2000", "needs 2000 images"),
     ("--data Arrays --data.path images.npy", "the images have the shape (3, 8, 8)"),
-    ("--model.estimator.n 2000", "more than the 1797 images"),
     ("--model.estimator PCALocality --data.sharded true", "PCALocality needs the whole reference set"),
     (f"{CLASSES} --model.estimator.k 1000", "class 0: KNN: k=1000"),
-    (f"{CLASSES} --model.net.num_classes 11", "the data are 0 to 9"),
     ("-c grid.yaml", "SampleGrid: num_steps=3"),
-    ("-c error.yaml", "EstimatorError is for validate, not for fit"),
     (f"{ONE_CYCLE} --optimizer RAdam --optimizer.lr 0.003", "OneCycleLR would end before the 10 steps"),
-    ("--trainer.limit_train_batches 0", "trainer.limit_train_batches must be"),
     ("--trainer.logger.version knn_0", "would overwrite it"),
-    ("--ckpt_path nowhere.ckpt", "no such file"),
     (f"{RESUMED} --data.held_out 9 --trainer.max_steps 2", "number of images of the data 1797, not 1788"),
     (f"{RESUMED} --trainer.max_steps 2 --optimizer SGD --optimizer.lr 0.003", "the state of optimizer RAdam"),
 ]  # fmt: skip
@@ -230,7 +218,7 @@ def planned(tmp_path_factory):
         patched.chdir(folder)
         main(["fit", "-c", DEMO, *TINY])
         np.save("images.npy", np.zeros((40, 8, 8, 3), np.uint8))
-        for name, text in {"grid": GRID, "error": ERROR, "tiny": "data: {init_args: {batch_size: 32}}"}.items():
+        for name, text in {"grid": GRID, "tiny": "data: {init_args: {batch_size: 32}}"}.items():
             (folder / f"{name}.yaml").write_text(text)
     return folder
 

@@ -9,7 +9,6 @@ from lit_knn.commands.probe import conclude, constants, training_of
 from lit_knn.commands.trainer import Trainer
 from lit_knn.common.errors import InputError
 from lit_knn.estimators import Exact, OneSample
-from lit_knn.figures import probe_figure
 from lit_knn.index import FaissIndex
 from lit_knn.metrics import probe
 from lit_knn.metrics.latents import NoisyLatents
@@ -97,21 +96,6 @@ def posterior(x, z, t):
     log_p = -((z - x) ** 2).sum(1) / (2 * t**2)
     p = np.exp(log_p - log_p.max())
     return p / p.sum()
-
-
-def test_a_tenth_of_the_images_collapses_as_a_set_of_a_tenth_does(tmp_path):
-    # Half of the images are nearly their own mirror images, which are among any tenth with them.
-    x, t, tenth = low_rank_vectors(400), 0.4, []
-    x[::2] += 0.98 * x[::2].flip(1)
-    latents = NoisyLatents(ReferenceSet(x.reshape(400, 1, 1, 12), hflip=True), 800, 0)
-    level = probe.measure([latents], False, [t], tmp_path)
-    z = latents.batch(range(800), t)[0].flatten(1).numpy()
-    for i, source in enumerate(latents.ids % 400):
-        own = x.numpy()[[*{*range(0, 400, 10), source.item()}]]
-        tenth.append(posterior(np.concatenate([own, own[:, ::-1]]), z[i], t).max() > 0.99)
-    # Here the source of z itself is among the tenth, there a draw from the posterior, which is as likely the source.
-    assert abs(level["collapsed_tenth"].mean() - np.mean(tenth)) < 4 * (2 * np.var(tenth) / 800) ** 0.5
-    assert level["collapsed_tenth"].mean() > level["collapsed"].mean() + 0.2
 
 
 def test_a_level_is_kept_for_equal_data_and_settings_alone(tmp_path, monkeypatch):
@@ -205,13 +189,6 @@ def test_constants_are_those_of_all_pairs_and_values():
     assert [*values.values()] == pytest.approx([sigma, 0.004 * sigma, largest], rel=1e-3)  # Four digits.
     assert f"the nearest image is {nearest:.3g} away (median)" in lines[2]
     assert ["does not fit" in line for line in lines] == [False, True, True, True]
-
-
-def test_the_picture_shows_the_rows():
-    names = ["irreducible", "images", "STF", "KNN", "SubspaceKNN", "collapsed", "collapsed_tenth"]
-    rows = [{"t": t} | {f"{n}{e}": t + i for i, n in enumerate(names) for e in ("", "_se")} for t in (1, 2, 4)]
-    drawn = [list(line.get_ydata()) for own in probe_figure(rows, np.ones(9)).axes for line in own.get_lines()]
-    assert [ydata for ydata in drawn if len(ydata) == 3] == [[row[name] for row in rows] for name in names]
 
 
 def test_bad_options_are_refused(tmp_path, capsys):

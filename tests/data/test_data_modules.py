@@ -4,15 +4,13 @@ import types
 
 import numpy as np
 import pytest
-import pytorch_lightning as pl
 import torch
 import yaml
 from jsonargparse import ArgumentParser
-from pytorch_lightning.callbacks import ModelCheckpoint
 from sklearn.datasets import load_digits
 
 from lit_knn.common.errors import InputError
-from lit_knn.data import CIFAR10, Arrays, Digits, ImageFiles, PointsOnALine, Prepared, ReferenceDataModule
+from lit_knn.data import CIFAR10, Arrays, Digits, ImageFiles, Prepared, ReferenceDataModule
 from lit_knn.data.batches import ReferenceBatches
 from lit_knn.data.prepared_writer import prepare
 from lit_knn.index import FaissIndex
@@ -105,79 +103,12 @@ def test_mirrored_images_are_part_of_the_epoch_in_model_space_with_their_labels(
 # Runs
 
 
-class Recorder(pl.LightningModule):
-    def __init__(self, fail_at: int | None = None) -> None:
-        super().__init__()
-        self.layer = torch.nn.Linear(1, 1)
-        self.drawn: list[list[int]] = []
-        self.validated: list[list[int]] = []
-        self.fail_at = fail_at
-
-    def training_step(self, batch, batch_idx):
-        if len(self.drawn) == self.fail_at:
-            raise RuntimeError("stopped on purpose")
-        self.drawn.append(batch[0].flatten().int().tolist())
-        return self.layer(batch[0] * 1e-3).sum()
-
-    def validation_step(self, batch, batch_idx):
-        self.validated.append(batch[0].flatten().int().tolist())
-
-    def predict_step(self, batch, batch_idx):
-        return batch
-
-    def configure_optimizers(self):
-        return torch.optim.SGD(self.parameters(), 1e-3)
-
-
-def make_trainer(folder, callbacks=(), **options) -> pl.Trainer:
-    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "num_sanity_val_steps": 0}
-    saves = {"callbacks": list(callbacks), "enable_checkpointing": bool(callbacks)}
-    return pl.Trainer(accelerator="cpu", default_root_dir=folder, **quiet, **saves, **options)
-
-
-def train(folder, resume_from=None, callbacks=(), fail_at=None, **options) -> tuple[list[list[int]], pl.Trainer]:
-    module = Recorder(fail_at)
-    trainer = make_trainer(folder, callbacks, **options)
-    trainer.fit(module, Numbers(batch_size=4, val_images=8), ckpt_path=resume_from)
-    return module.drawn, trainer
-
-
-@pytest.mark.parametrize(("steps", "validate"), [(7, 1.0), (10, 1.0), (10, 0), (13, 1.0)])
-def test_a_resumed_run_draws_what_the_uninterrupted_run_draws(tmp_path, steps, validate):
-    saver = ModelCheckpoint(tmp_path, filename="at", every_n_train_steps=steps, save_top_k=1, monitor=None)
-    whole, _ = train(tmp_path, max_epochs=2, limit_val_batches=validate)
-    stopped, _ = train(tmp_path, callbacks=[saver], max_steps=steps, limit_val_batches=validate)
-    resumed, _ = train(tmp_path, tmp_path / "at.ckpt", max_epochs=2, limit_val_batches=validate)
-    assert (stopped, resumed) == (whole[:steps], whole[steps:])
-    # An epoch leaves out the rest only.
-    assert [len(set(flat(epoch))) for epoch in (whole[:10], whole[10:])] == [40, 40]
-
-
-def test_a_run_that_ended_or_failed_goes_on_at_the_next_batch(tmp_path):
-    whole, _ = train(tmp_path, max_epochs=2)
-    for limit, steps in (({"max_steps": 7}, 7), ({"max_epochs": 1}, 10)):
-        _, trainer = train(tmp_path, **limit)
-        trainer.save_checkpoint(tmp_path / "ended.ckpt")
-        raised = {"max_steps": 20} if "max_steps" in limit else {"max_epochs": 2}
-        assert train(tmp_path, tmp_path / "ended.ckpt", **raised)[0] == whole[steps:]
-    saver = ModelCheckpoint(tmp_path, filename="failed", save_on_exception=True)
-    with pytest.raises(RuntimeError, match="on purpose"):
-        train(tmp_path, callbacks=[saver], fail_at=13, max_epochs=2)
-    assert train(tmp_path, tmp_path / "failed.ckpt", max_epochs=2)[0] == whole[13:]
-
-
-def test_validation_and_overfitting_repeat_their_batches_and_prediction_has_each_seed_once(tmp_path):
-    for number in (1, 2):
-        overfitted, _ = train(tmp_path, max_epochs=3, overfit_batches=number)
-        assert overfitted == 3 * overfitted[:number]
-        assert len(set(flat(overfitted))) == 4 * number
-    module, data = Recorder(), Numbers(batch_size=4, val_images=6, predict_samples=10)
-    make_trainer(tmp_path, max_epochs=3, limit_train_batches=1).fit(module, data)
-    assert [len(batch) for batch in module.validated] == [4, 2] * 3
-    assert module.validated == 3 * module.validated[:2]
-    batches = make_trainer(tmp_path).predict(Recorder(), data)
-    assert all(batch.dtype == torch.int64 for batch in batches)
-    assert [batch.tolist() for batch in batches] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
+def test_overfitting_repeats_the_same_batches():
+    data = Numbers(batch_size=4)
+    data.setup()
+    data.trainer = types.SimpleNamespace(overfit_batches=2, global_rank=0, world_size=1)
+    first, second = (numbers_of(data.train_dataloader()) for _ in range(2))
+    assert first == second
 
 
 def test_ranks_share_seeds_and_validation_images():
@@ -204,17 +135,6 @@ def test_digits_span_the_pixel_range_in_17_steps():
     data = Digits(hflip=True)
     data.setup()
     assert data.reference.N == 2 * 1797
-
-
-def test_points_on_a_line_are_drawn_from_the_seed_around_three_centres():
-    points, labels = PointsOnALine(3000).load()
-    for label, (centre, width) in enumerate([(-0.6, 0.2), (0.1, 0.2), (0.7, 0.15)]):
-        own = points[labels == label]
-        # Some 1,000 points each: five standard errors.
-        assert own.mean() == pytest.approx(centre, abs=5 * width / 900**0.5)
-        assert own.std() == pytest.approx(width, rel=5 / 1800**0.5)
-    assert torch.equal(PointsOnALine(3000).load()[0], points)
-    assert not torch.equal(PointsOnALine(3000, seed=1).load()[0], points)
 
 
 def test_cifar10_is_read_from_its_folder_and_prepared(tmp_path, monkeypatch):
@@ -249,18 +169,18 @@ def images_of(reference) -> list[int]:
 
 
 def test_setup_loads_once_and_hands_on_index_and_seed():
-    index, first = FaissIndex("SQ8"), {}
+    index = FaissIndex("SQ8")
     data = Numbers(index=index, batch_size=4)
     data.setup("fit")
     reference = data.reference
     data.setup("validate")
     assert (data.reference, data.loads, reference.index) == (reference, 1, index)
-    for seed in (0, 1, 1):
+    batches = {}
+    for seed in (0, 1):
         data = Numbers(batch_size=40, seed=seed)
         data.setup()
-        (batch,) = numbers_of(data.train_dataloader())
-        assert first.setdefault(seed, batch) == batch
-    assert first[0] != first[1]
+        (batches[seed],) = numbers_of(data.train_dataloader())
+    assert batches[0] != batches[1]
 
 
 def test_held_out_images_are_in_neither_the_reference_set_nor_the_training_batches():
@@ -293,9 +213,21 @@ def test_train_images_are_a_draw_that_grows_and_leaves_the_held_out_images_alone
     assert held_out[0] == held_out[1] == held_out[2], "networks of all seeds compare"
 
 
+class Loaded(Numbers):
+    """Data whose `load` returns something else."""
+
+    def __init__(self, loaded):
+        super().__init__()
+        self.load = lambda: loaded
+
+
+PAIR = r"Loaded.load must return \(images, labels\)"
+
+
 @pytest.mark.parametrize(
     ("make", "told"),
     [
+        *[(lambda made=made: Loaded(made), PAIR) for made in (None, (torch.zeros(3, 1),), ([1.0], None))],
         (lambda: Numbers(held_out=43), "data.held_out=43 needs at least 44 images, there are 43"),
         (lambda: Numbers(held_out=10, train_images=34), "data.held_out=10 and data.train_images=34 needs at least 44"),
         (lambda: Numbers(batch_size=0), "data.batch_size must be at least 1, got 0"),

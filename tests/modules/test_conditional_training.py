@@ -1,6 +1,5 @@
 """Class-conditional training: labels reach network and estimator, targets and samples have a class."""
 
-import numpy as np
 import pytest
 import pytorch_lightning as pl
 import torch
@@ -12,10 +11,8 @@ from lit_knn.modules.augmentation import Augmented
 from lit_knn.reference.classes import classes_of
 from lit_knn.sampling.solvers import euler_step
 from lit_knn.theory.warp import flip
-from main import main
 from tests.short_training import TRAINER, train
 from tests.toys import enumerate_class_mean, unwarped
-from tests.trained_runs import last
 from tests.watched import Asked, Labelled, WatchedNet, undone
 
 KINDS = pytest.mark.parametrize("kind", [LitICT, LitEDM, LitFlow])
@@ -111,29 +108,3 @@ def test_samples_have_the_class_of_their_seed_or_the_chosen_one(kind):
     assert (drawn.bincount(minlength=3) - 100).abs().max() < 40
     for chosen in (0, 2):
         assert classes([7, 234], sampling_class=chosen).tolist() == [chosen, chosen]
-
-
-def test_the_default_number_of_draws_suits_fewer_images():
-    estimator, data = KNN(), Labelled()
-    train(LitEDM(WatchedNet(num_classes=3), estimator, class_conditional=True), data, 1)
-    assert data.reference.N < 256  # The default, which a run of so few images refuses only if it is given.
-
-
-# The application
-
-
-def test_predict_writes_the_chosen_class_or_one_of_each_seed(trained_run, tmp_path):
-    run, options = trained_run("edm_classes")
-    written = []
-    for name, more in (("three", ["--model.sampling_class", "3"]), ("drawn", [])):
-        more += ["--data.predict_samples", "24", "--trainer.callbacks", "[]", "--trainer.logger", "false"]
-        more += ["--sample_writer.format", "npz", "--sample_writer.folder", str(tmp_path / name)]
-        main(["predict", *options, "--ckpt_path", str(last(run)), *more])
-        with np.load(tmp_path / name / "samples.npz") as file:
-            written.append((file["images"].astype(int), file["labels"]))
-    (three, labels_of_three), (drawn, labels) = written
-    assert three.shape == drawn.shape == (24, 8, 8, 1)
-    assert (labels_of_three == 3).all()
-    assert len(set(labels)) > 3
-    assert np.abs(drawn - three)[labels == 3].max() <= 1  # rounding, one grey level
-    assert (three != drawn)[labels != 3].any()

@@ -8,7 +8,6 @@ import zipfile
 from pathlib import Path
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import pytorch_lightning as pl
 import torch
@@ -17,14 +16,13 @@ from pytorch_lightning.callbacks import ModelCheckpoint
 from torch import nn
 
 from lit_knn.callbacks import CheckpointByImages, LastCheckpoint, StepProgressBar
-from lit_knn.common.checkpoint_file import read_checkpoint_file
 from lit_knn.common.errors import InputError
 from lit_knn.estimators import OneSample
 from lit_knn.modules import LitEDM
 from lit_knn.runs.checkpoints import WholeCheckpointIO, read_training
 from lit_knn.runs.folder import RunFolder
 from tests import interrupted_runs
-from tests.interrupted_runs import At, file_size_limit, ict
+from tests.interrupted_runs import file_size_limit, ict
 from tests.short_training import TRAINER
 from tests.watched import Images, OneOfSeveral, WatchedNet
 
@@ -220,20 +218,17 @@ def not_finite(good):
     return written(torch.save, content)
 
 
-def zipped(data, name="archive/data.pkl"):
+def zipped(data):
     file = io.BytesIO()
     with zipfile.ZipFile(file, "w") as archive:
-        archive.writestr(name, data)
+        archive.writestr("archive/data.pkl", data)
     return file.getvalue()
 
 
 BAD = {
     "cut": (lambda good: good[:-100], "is damaged"),
-    "a pickle before the zip": (lambda good: pickle.dumps({"a": 1}) + good, "is damaged, or no checkpoint"),
     "hostile global": (lambda good: written(torch.save, {"state_dict": Command()}), "names the global .*mkdir, which"),
     "hostile pickle": (lambda good: zipped(pickle.dumps(Command())), "is damaged, or no checkpoint|refused"),
-    "another zip": (lambda good: zipped(b"0", "images.npy"), "is damaged, or no checkpoint"),
-    "list": (lambda good: written(torch.save, [1, 2]), "holds list, not a dict"),
     "bare state dict": (lambda good: written(torch.save, {"a": torch.ones(2)}), "no state_dict and no global_step"),
     "no loops": (lambda good: changed(good, "loops"), "cannot be resumed from: the checkpoint has no loops"),
     "NaN": (not_finite, "has weights that are not finite"),
@@ -258,23 +253,6 @@ def test_what_only_a_fit_needs_is_not_asked_of_others(good, tmp_path):
     assert read_training(tmp_path / "a.ckpt")["global_step"] == 2
 
 
-def test_a_flipped_bit_is_found_or_harmless(good, tmp_path):
-    path, rng = tmp_path / "a.ckpt", np.random.default_rng(0)
-    expected = contents(good)["current_model_state"]
-    refused = 0
-    for place in rng.integers(len(good) * 8, size=60):
-        flipped = bytearray(good)
-        flipped[place // 8] ^= 1 << int(place % 8)
-        path.write_bytes(flipped)
-        try:
-            weights = read_checkpoint_file(path)["current_model_state"]
-        except InputError:
-            refused += 1
-        else:  # The bit is in the padding between two parts.
-            assert all(torch.equal(weights[name], value) for name, value in expected.items())
-    assert refused > 20
-
-
 def test_a_full_disk_keeps_the_old_checkpoint(good, tmp_path):
     path = tmp_path / "last.ckpt"
     path.write_bytes(good)
@@ -290,18 +268,6 @@ def test_a_full_disk_keeps_the_old_checkpoint(good, tmp_path):
     io.save_checkpoint(content, path)
     io.keep("another.ckpt", {"weights": torch.ones(1)})
     assert torch.equal(io.load_checkpoint(path)["weights"], content["weights"])
-
-
-def test_a_training_on_a_full_disk_ends_with_the_checkpoint_before(tmp_path):
-    limit = file_size_limit(1000)
-    full = At(4, "on_train_batch_end", limit.__enter__)
-    try:
-        with pytest.raises(InputError, match="cannot be written"):
-            interrupted_runs.fit(tmp_path, ict(), 9, at=full, every=2, logger=False, limit_val_batches=0)
-    finally:
-        limit.__exit__(None, None, None)
-    (path,) = tmp_path.rglob("last.ckpt")
-    assert read_training(path, to_resume=True)["global_step"] == 2
 
 
 def test_a_folder_without_the_right_to_write_is_refused_before_training(tmp_path, monkeypatch):

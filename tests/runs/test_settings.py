@@ -27,15 +27,6 @@ class Own(Estimator):
         return z / self._k
 
 
-class Scale(nn.Module):
-    """A module whose attributes, no parameters, decide what it computes."""
-
-    def __init__(self, factor=1.0, mode="plain", buffer=0.0):
-        super().__init__()
-        self.factor, self._mode = factor, mode
-        self.register_buffer("buffer", torch.tensor(buffer), persistent=False)
-
-
 def same(a, b):
     return fingerprint(describe(a)) == fingerprint(describe(b))
 
@@ -50,18 +41,14 @@ def test_arguments_count_whatever_attributes_keep_of_them():
     assert not same(KNN(8, 4), type("KNN", (KNN,), {})(8, 4))
 
 
-def test_usual_kinds_of_options_are_known_again_and_others_are_told_apart():
+def test_equal_options_are_known_again_and_others_are_told_apart():
+    """tests/common/test_files.py has more values, which are equal in Python."""
+    shifted = nn.BatchNorm1d(2)
+    shifted.running_mean += 1
     for value, other in (
-        (nn.Linear(2, 2), nn.Linear(2, 2)),
-        (nn.Sequential(Scale()), nn.Sequential(Scale(factor=2.0))),
-        (nn.Sequential(Scale()), nn.Sequential(Scale(mode="other"))),
-        (nn.Sequential(Scale()), nn.Sequential(Scale(buffer=3.0))),
-        (torch.arange(3), torch.arange(1, 4)),
-        (torch.ones(2, dtype=torch.cfloat).conj(), torch.zeros(2, dtype=torch.cfloat)),
+        (nn.BatchNorm1d(2), shifted),
         ({"a": KNN(8)}, {"a": KNN(9)}),
-        ({1: "a", "1": "b"}, {1: "c", "1": "b"}),
         ({1: "a"}, {"1": "a"}),
-        ([1.0, 2.0], [1.0, 3.0]),
         (Path("a"), Path("b")),
         (torch.device("cpu"), torch.device("cuda", 1)),
         (same, copy.copy),
@@ -69,11 +56,6 @@ def test_usual_kinds_of_options_are_known_again_and_others_are_told_apart():
     ):
         assert same(Own(hook=value), Own(hook=copy.deepcopy(value)))
         assert not same(Own(hook=value), Own(hook=other))
-    # Some of these are equal in Python, and others as text.
-    values = [torch.zeros(4), torch.zeros(2, 2), torch.zeros(4, dtype=torch.int32), 1, 1.0, True, "1", "True", "None"]
-    values += [None, [1], [1.0], {}, [], [["mapping", []]], {"mapping": []}]
-    for i, one in enumerate(values):
-        assert [same(Own(hook=one), Own(hook=other)) for other in values] == [j == i for j in range(len(values))]
 
 
 def test_what_cannot_be_told_is_never_taken_for_anything_else():
