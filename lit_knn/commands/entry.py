@@ -47,7 +47,7 @@ def main(args: Sequence[str] | None = None) -> None:
             try:
                 importlib.import_module(f"lit_knn.commands.{name}").main(with_packaged_configs(given[1:]))
             except KeyboardInterrupt:
-                goes_on = "; the same command goes on" if name in ("average", "prepare") else ""
+                goes_on = "" if name in ("convert", "referee") else "; the same command goes on"
                 print(f"interrupted{goes_on}", file=sys.stderr)
                 raise SystemExit(130) from None
         elif name and not name.startswith("-") and name not in COMMANDS:

@@ -7,13 +7,15 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
+import torch
 from torch import nn
 
 from lit_knn.commands.model_card import collect, model_card
 from lit_knn.common.checkpoint_file import read_checkpoint_file
 from lit_knn.common.errors import InputError, prefixed
+from lit_knn.common.files import written_whole
 from lit_knn.sampling import GenerativeModel
-from lit_knn.sampling.loading import FORMAT, VERSION, WEIGHTS_NAME, find_file, load, write_exported
+from lit_knn.sampling.loading import FORMAT, VERSION, WEIGHTS_NAME, find_file, load, read_exported, write_exported
 
 CONFIG_NAME, CARD_NAME = "config.json", "README.md"
 
@@ -25,27 +27,45 @@ def export(
 
     Args:
         source: the folder of a training run, or a checkpoint. The averaged weights are written.
-        folder: where the three files go; it is made if needed. No file is overwritten.
+        folder: where the three files go; it is made if needed. No file is overwritten; files of an export that was
+            interrupted are kept if they are the same.
         net: the raw network, if it is not from `lit_knn.nets`. Users must also have it to load the folder.
     """
     source, folder = Path(source), Path(folder)
     file = find_file(source)
     if file.suffix != ".ckpt":
         raise InputError(f"export: {source} must be the folder of a training run or a checkpoint (.ckpt)")
-    weights, description, card = (folder / name for name in (WEIGHTS_NAME, CONFIG_NAME, CARD_NAME))
-    for path in (weights, description, card):
-        if path.exists():
-            raise InputError(f"export: {path} is there already; nothing is overwritten, use another folder")
     model = load(file, net)
     checkpoint = read_checkpoint_file(file, mmap=True)
     with prefixed(os.fspath(file)):
         facts = collect(checkpoint, file.resolve().parent.parent)
     config = {"library_name": "lit_knn", "format": FORMAT, "format_version": VERSION, "model": model.description()}
+    config_text = json.dumps({**config, "training": asdict(facts)}, indent=2) + "\n"
+    card = model_card(folder.resolve().name, model, facts)
+    weights, texts = folder / WEIGHTS_NAME, {folder / CONFIG_NAME: config_text, folder / CARD_NAME: card}
+    there = [path for path in (weights, *texts) if path.exists()]
+    for path in there:
+        if not (_holds(path, model) if path == weights else path.read_bytes() == texts[path].encode()):
+            raise InputError(f"export: {path} is there already; nothing is overwritten, use another folder")
     # The largest file comes first: if the disk is full, nothing is left behind.
-    write_exported(weights, model)
-    description.write_text(json.dumps({**config, "training": asdict(facts)}, indent=2) + "\n", encoding="utf-8")
-    card.write_text(model_card(folder.resolve().name, model, facts), encoding="utf-8")
+    if weights not in there:
+        write_exported(weights, model)
+    for path, text in texts.items():
+        if path not in there:
+            with written_whole(path) as partial:
+                partial.write_text(text, encoding="utf-8")
     return model
+
+
+def _holds(path: Path, model: GenerativeModel) -> bool:
+    """Tell whether an exported file holds the weights and the description of the model."""
+    try:
+        description, weights = read_exported(path)
+    except InputError:
+        return False
+    own = model.net.state_dict()
+    same = description == json.loads(json.dumps(model.description())) and weights.keys() == own.keys()
+    return same and all(torch.equal(value, own[name]) for name, value in weights.items())
 
 
 def main(args: Sequence[str] | None = None) -> None:

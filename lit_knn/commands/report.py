@@ -191,8 +191,10 @@ def main(args: Sequence[str] | None = None) -> None:
     text = markdown(runs)
     print(text)
     there = [path for path in written if path.exists()]
-    if there and not options.overwrite:
-        raise InputError(f"report: {there[0]} is there already, and stays; give another --output or --overwrite")
+    # The page is written first, so files of a report that was interrupted have its page beside them.
+    same = page in there and page.read_text(encoding="utf-8") == text
+    if there and not same and not options.overwrite:
+        raise InputError(f"report: {there[0]} is of another report, and stays; give another --output or --overwrite")
     with written_whole(page) as partial:
         partial.write_text(text, encoding="utf-8")
     for stem, draw in pictures.items():

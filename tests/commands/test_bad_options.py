@@ -4,11 +4,12 @@ import warnings
 from pathlib import Path
 
 import pytest
+import torch
 
 from lit_knn.commands.cli import command
 from lit_knn.commands.cli.trainer_options import check_trainer_options
 from lit_knn.common.errors import InputError, one_line
-from main import main
+from main import main, make_cli
 from tests.command_lines import DEMO, TINY, refusal_of
 from tests.image_files import refusal
 
@@ -60,6 +61,15 @@ def test_a_bad_config_file_is_named(content, message, capsys):
 def test_control_characters_of_a_file_name_do_not_reach_the_terminal(capsys):
     line = refusal_of(["fit", "-c", "a\x1b[31m\nb\u202e.yaml"], capsys)
     assert line == r"error: --config a\x1b[31m\nb\u202e.yaml: no such file"
+
+
+def test_a_driver_without_a_usable_gpu_is_told(tmp_path, monkeypatch):
+    # This machine stands for one whose driver is too old for PyTorch.
+    monkeypatch.setattr("lit_knn.commands.cli.trainer_options.NVIDIA_DRIVER", tmp_path)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    options = [*TINY, "--trainer.accelerator", "auto", "--trainer.logger", "false"]
+    with pytest.warns(UserWarning, match="has an NVIDIA driver, but PyTorch .* finds no GPU"):
+        make_cli(["-c", DEMO, *options], run=False)
 
 
 def test_debug_shows_the_traceback_and_nothing_else_does(capsys):

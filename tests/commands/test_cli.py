@@ -1,5 +1,7 @@
 """fit, validate and predict: what they leave, print and give to loggers, and which options and files win."""
 
+import errno
+import os
 import re
 import shutil
 import time
@@ -163,6 +165,15 @@ def test_an_average_has_the_weighted_sum_and_the_counts_of_the_last_snapshot():
     made = average([{"averages": [value]} for value in values], np.array([0.25, 0.75]))
     assert made == {"weight": torch.tensor([2.5]), "count": torch.tensor(3)}
     assert made["weight"].dtype == torch.float32
+
+
+def test_a_full_disk_names_the_folder_of_the_run(monkeypatch, capsys):
+    def full(*_, **__):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("lit_knn.commands.cli.save_config.SaveConfigCallback.setup", full)
+    line = refusal_of(["fit", "-c", DEMO, *TINY], capsys)
+    assert line == "error: runs/demo/knn_0: No space left on device"
 
 
 # Other models

@@ -117,18 +117,26 @@ def test_a_checkpoint_without_its_run_is_exported_too(run, tmp_path):
     assert torch.equal(lit_knn.load(tmp_path / "digits").sample([1]), lit_knn.load(run).sample([1]))
 
 
-def test_nothing_is_replaced_and_nothing_but_a_run_is_exported(run, tmp_path, monkeypatch, capsys):
+def test_an_interrupted_export_goes_on_and_nothing_else_is_exported_or_replaced(run, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     with file_size_limit(10_000):
-        assert "cannot be written" in refusal_of(["export", str(run), "out"], capsys)
+        line = refusal_of(["export", str(run), "out"], capsys)
+    assert "cannot be written" in line
     assert not any(Path("out").iterdir())  # The largest file comes first, and a full disk leaves none.
-    for name in FILES:
-        (tmp_path / f"with_{name}").mkdir()
-        Path(f"with_{name}", name).write_text("mine")
-        line = refusal_of(["export", str(run), f"with_{name}"], capsys)
-        assert line == f"error: export: with_{name}/{name} is there already; nothing is overwritten, use another folder"
-        assert os.listdir(f"with_{name}") == [name]
+    main(["export", str(run), "out"])
+    whole = {path.name: path.read_bytes() for path in Path("out").iterdir()}
+    for name in ("README.md", "config.json"):
+        Path("out", name).unlink()
+        main(["export", str(run), "out"])
+        assert {path.name: path.read_bytes() for path in Path("out").iterdir()} == whole
+    for name in whole:
+        with Path("out", name).open("ab") as file:
+            file.write(b" ")
+        line = refusal_of(["export", str(run), "out"], capsys)
+        assert line == f"error: export: out/{name} is there already; nothing is overwritten, use another folder"
+        Path("out", name).write_bytes(whole[name])
     line = refusal_of(["export", str(write_published(tmp_path / "edm.pkl")), "new"], capsys)
     assert line.endswith("edm.pkl must be the folder of a training run or a checkpoint (.ckpt)")
-    assert "has neither checkpoints/last.ckpt nor a kept checkpoint" in refusal_of(["export", "out", "new"], capsys)
+    line = refusal_of(["export", str(tmp_path), "new"], capsys)
+    assert "has neither checkpoints/last.ckpt nor a kept checkpoint" in line
     assert not Path("new").exists()

@@ -142,7 +142,7 @@ def test_settings_that_differ_are_listed_and_others_are_not(capsys):
     assert "numpy" not in printed
 
 
-def test_what_cannot_be_read_or_would_be_overwritten_is_said_in_one_line(capsys):
+def test_what_cannot_be_read_or_is_of_another_report_is_said_in_one_line(capsys):
     assert "nowhere/config.yaml does not exist" in refusal_of(["report", "nowhere"], capsys)
     run = leave_run("a", "STF")
     whole = Path("a/run.json").read_text()
@@ -153,10 +153,16 @@ def test_what_cannot_be_read_or_would_be_overwritten_is_said_in_one_line(capsys)
     assert "lit_knn.callbacks.RunRecord writes it" in refusal_of(["report", run], capsys)
     Path("a/run.json").write_text(whole)
     Path("mine.png").write_text("precious")
-    assert "mine.png is there already, and stays" in refusal_of(["report", run, "--output", "mine"], capsys)
+    assert "mine.png is of another report, and stays" in refusal_of(["report", run, "--output", "mine"], capsys)
     assert sorted(path.name for path in Path().iterdir()) == ["a", "mine.png"]
     main(["report", run, "--output", "mine", "--overwrite"])
     assert Path("mine.png").read_bytes().startswith(b"\x89PNG")
+    # A report that was interrupted is printed again, and goes on.
+    first = capsys.readouterr().out
+    Path("mine.pdf").unlink()
+    main(["report", run, "--output", "mine"])
+    assert capsys.readouterr().out == first
+    assert Path("mine.pdf").exists()
 
 
 def test_a_terminal_without_accents_gets_its_table(trained_run, monkeypatch):

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from socket import gethostname
 
 import numpy as np
 import pytest
@@ -112,6 +113,19 @@ def test_ranks_that_would_train_otherwise_are_refused_before_the_first_step(last
     assert not list(tmp_path.rglob("last.ckpt"))
 
 
+def test_a_machine_without_the_checkpoint_is_named_by_all(tmp_path):
+    main(["fit", "-c", DEMO, *TINY])
+    checkpoint = torch.load(next(tmp_path.rglob("last.ckpt")), weights_only=True)
+    checkpoint["run"]["ranks"] = 2
+    torch.save(checkpoint, "here.ckpt")
+    again = ["fit", "-c", DEMO, *TINY, "--trainer.max_steps", "2", "--ckpt_path", "here.ckpt"]
+    done = run_main(again, 2, check=False, last=["--ckpt_path", "nowhere.ckpt"], nodes=2)
+    lacks = "--ckpt_path: nowhere.ckpt: no such file"
+    assert done.codes == [2, 2]
+    for said, wanted in zip(done.errors, (f"rank 1 on {gethostname()} failed", "rank 1"), strict=True):
+        assert [line for line in said.splitlines() if "rror" in line] == [f"error: {wanted}: {lacks}"]
+
+
 TORCHRUN = {"TORCHELASTIC_RUN_ID": 1, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2, "RANK": 0, "LOCAL_RANK": 0}
 SBATCH = {"SLURM_NTASKS": 2, "SLURM_NTASKS_PER_NODE": 2, "SLURM_JOB_NAME": "a", "SLURM_JOB_ID": 1}
 SBATCH |= {"SLURM_PROCID": 0, "SLURM_NODEID": 0, "SLURM_LOCALID": 0}
@@ -153,6 +167,16 @@ def test_a_process_that_fails_says_why_unless_another_does(rank, local_rank, fir
         main(["fit", "-c", DEMO, "--data", "ImageFiles", "--data.path", "no.zip"])
     errors = [line for line in capsys.readouterr().err.splitlines() if "error" in line]
     assert errors == ([f"error: rank {rank}: data.path=no.zip: no.zip does not exist"] if says else [])
+
+
+@pytest.mark.parametrize("name", ["LOCAL_RANK", "SLURM_PROCID"])
+def test_a_rank_that_is_left_in_the_environment_of_a_single_process_is_not_its_own(name, monkeypatch):
+    monkeypatch.setenv(name, "1")
+    monkeypatch.setattr(rank_zero_only, "rank", 1)  # Lightning sets it when it is imported.
+    main(["fit", "-c", DEMO, *TINY])
+    (run,) = Path("runs/demo").iterdir()
+    assert {"config.yaml", "run.json"} < {path.name for path in run.iterdir()}
+    assert list(run.glob("events.out.tfevents.*"))
 
 
 def test_an_error_or_a_signal_on_one_rank_ends_all(tmp_path):

@@ -6,8 +6,9 @@ import pkgutil
 import re
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytorch_lightning as pl
 import torch
@@ -29,6 +30,7 @@ from lit_knn.commands.entry import COMMANDS
 from lit_knn.commands.plan import check_fits
 from lit_knn.commands.trainer import Trainer
 from lit_knn.common.errors import InputError, prefixed
+from lit_knn.data import ReferenceDataModule
 from lit_knn.runs.checkpoints import WholeCheckpointIO, read_training
 from lit_knn.runs.folder import (
     FILE_LOGGERS,
@@ -73,6 +75,7 @@ class CLI(LightningCLI):
     """LightningCLI with one seed for everything. Command-line options override the options saved in a checkpoint."""
 
     _checkpoint: dict[str, Any] | None = None
+    _refused: InputError | None = None
     _run: RunFolder | None = None
     _version = ""
 
@@ -80,9 +83,12 @@ class CLI(LightningCLI):
         self._called = called
         try:
             super().__init__(*args, **kwargs)
-        except Exception:
-            if self._run is not None and is_first_process():
-                self._run.remove_unused()  # A command that is refused before its first step leaves no folder.
+        except Exception as error:
+            if self._run is not None:
+                if isinstance(error, OSError) and error.filename is None:
+                    error.filename = str(self._run.path)  # A failed write names no file, for instance on a full disk.
+                if is_first_process():
+                    self._run.remove_unused()  # A command that is refused before its first step leaves no folder.
             raise
 
     def _prepare_subcommand_parser(self, klass: type, subcommand: str, **kwargs: Any) -> LightningArgumentParser:
@@ -135,13 +141,18 @@ class CLI(LightningCLI):
             raise InputError(f"fit: {options.model.class_path} has nothing to train; use validate or predict")
         if path is None and not fits and trained:
             raise InputError(f"--ckpt_path is missing: {command} needs a trained model")
-        if path == "last":
-            seed = options.seed_everything if fits else None
-            newest = newest_checkpoint(as_dict(options.trainer), as_dict(options.model), fits, seed)
-            options.ckpt_path, self._checkpoint = str(newest[0]), newest[1]
-        elif path is not None:
-            with prefixed("--ckpt_path"):
-                self._checkpoint = read_training(path, to_resume=fits)
+        try:
+            if path == "last":
+                seed = options.seed_everything if fits else None
+                newest = newest_checkpoint(as_dict(options.trainer), as_dict(options.model), fits, seed)
+                options.ckpt_path, self._checkpoint = str(newest[0]), newest[1]
+            elif path is not None:
+                with prefixed("--ckpt_path"):
+                    self._checkpoint = read_training(path, to_resume=fits)
+        except InputError as error:
+            if options.trainer.num_nodes == 1:
+                raise
+            self._refused = error  # Only this machine may lack the file: the others would wait for it in vain.
 
     @staticmethod
     def configure_optimizers(lightning_module: pl.LightningModule, optimizer: Any, lr_scheduler: Any = None) -> Any:
@@ -153,8 +164,9 @@ class CLI(LightningCLI):
 
     def before_plan(self) -> None:
         """Check the checkpoint to resume from, and the files that the run would overwrite, before any long work."""
-        path = self.config[self.subcommand].ckpt_path
-        check_fit(self.trainer, self.model, self.datamodule, path, self._checkpoint)
+        if self._refused is None:
+            path = self.config[self.subcommand].ckpt_path
+            check_fit(self.trainer, self.model, self.datamodule, path, self._checkpoint)
         self._check_checkpoint()
 
     def before_fit(self) -> None:
@@ -169,6 +181,11 @@ class CLI(LightningCLI):
 
     def _check_checkpoint(self) -> None:
         """Check that the checkpoint's weights are for this model, and keep them for Lightning's own loading."""
+        if self._refused is not None:
+            if not isinstance(self.datamodule, ReferenceDataModule):
+                raise self._refused
+            # The processes can first tell each other of errors when they load their data.
+            self.datamodule.load = partial(_refuse, self._refused)  # type: ignore[method-assign]
         checkpoint, self._checkpoint = self._checkpoint, None
         if checkpoint is None:
             return
@@ -219,6 +236,7 @@ class CLI(LightningCLI):
         except (ValueError, RuntimeError, TypeError, ImportError, MisconfigurationException) as error:
             raise InputError(trainer_options.explain(error, options)) from error
         trainer_options.check_processes(trainer)
+        trainer_options.warn_of_unused_gpu(options)
         if self._run is not None:
             trainer.write_into(self._run.path)  # type: ignore[attr-defined]
         return trainer
@@ -278,6 +296,10 @@ def with_config_of_run(args: Sequence[str]) -> list[str]:
         return list(args)
     config = {name: value for name, value in RunFolder(Path(run)).config().items() if name in PARTS_OF_A_RUN}
     return ["best", "-c", yaml.safe_dump(config), *args[1:]]
+
+
+def _refuse(error: InputError) -> NoReturn:
+    raise error
 
 
 def _seed(value: Any) -> int:

@@ -45,6 +45,8 @@ LOGGERS = ("pytorch_lightning.utilities.rank_zero", "lightning_fabric.utilities.
 
 OURS = Path(lit_knn.__file__).parent
 
+# Launchers set the number of processes in these variables.
+SIZES = ("WORLD_SIZE", "SLURM_NTASKS", "JSM_NAMESPACE_SIZE")
 # Each rank has its own loss, and only the remaining ranks notice a lost rank.
 ALWAYS_SAID = (NonFiniteLossError, LostProcessError)
 
@@ -54,6 +56,8 @@ def main(args: Sequence[str]) -> None:
     # Users can name classes from files in the current folder; it comes first, before any installed `utils`.
     if sys.path[0] not in ("", os.getcwd()):
         sys.path.insert(0, os.getcwd())
+    if all(os.environ.get(size, "1") == "1" for size in SIZES):
+        rank_zero_only.rank = 0  # type: ignore[attr-defined]  # Another launcher may have left its rank behind.
     try:
         with _quiet():
             make_cli(args)

@@ -4,12 +4,14 @@ import os
 import re
 from collections.abc import Mapping
 from inspect import signature
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytorch_lightning as pl
 import torch
 from pytorch_lightning.plugins.environments import LightningEnvironment, SLURMEnvironment
+from pytorch_lightning.utilities import rank_zero_warn
 
 from lit_knn import data, estimators, modules
 from lit_knn.common.errors import InputError
@@ -18,6 +20,7 @@ from lit_knn.common.errors import InputError
 WORK = {"fit": "limit_train_batches", "validate": "limit_val_batches", "predict": "limit_predict_batches"}
 PRECISIONS = ("32-true", "32", "16-mixed", "16", "bf16-mixed", "bf16")
 BARE_OPTION = re.compile(r"(?:unrecognized arguments|ambiguous option): --(\w+)\b")
+NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")
 
 
 def check_trainer_options(options: Mapping[str, Any], command: str) -> None:
@@ -78,6 +81,15 @@ def hint_of_bare_option(message: str) -> str:
     of_trainer = bare[1] in signature(pl.Trainer).parameters
     parts = ["trainer"] if of_trainer else [part for part, room in rooms.items() if has_it(room)]
     return f"; did you mean {' or '.join(f'--{part}.{bare[1]}' for part in parts)}?" if parts else ""
+
+
+def warn_of_unused_gpu(options: Mapping[str, Any]) -> None:
+    """Warn if a run that takes any device is on the CPU, although the machine has an NVIDIA driver."""
+    if options.get("accelerator") in (None, "auto") and NVIDIA_DRIVER.exists() and not torch.cuda.is_available():
+        rank_zero_warn(
+            f"this machine has an NVIDIA driver, but PyTorch {torch.__version__} finds no GPU, so the run is on the "
+            "CPU; the driver may be too old for this PyTorch, see docs/troubleshooting.md"
+        )
 
 
 def check_learning_rate(options: Mapping[str, Any]) -> None:
