@@ -63,8 +63,12 @@ def opened(path: str | os.PathLike[str]) -> Iterator[Files]:
     with reading(path, " as a zip file"):
         archive = zipfile.ZipFile(path)
     with archive:
-        # Some programs put "./" before each name.
-        found = {entry.filename.removeprefix("./"): entry for entry in archive.infolist()}
+        found: dict[str, zipfile.ZipInfo] = {}
+        for entry in archive.infolist():
+            name = entry.filename.removeprefix("./")  # Some programs put this before each name.
+            if name in found and not entry.is_dir():
+                raise InputError(f"{archive.filename} holds two files of the name {printable(name)}")
+            found[name] = entry
 
         def read(name: str) -> bytes:
             return archive.read(found[name])

@@ -30,6 +30,7 @@ OPTIONS = [
     ("--lr 0.1", "did you mean --model.lr?"),
     ("--k 5", "did you mean --model.k or --model.estimator.k?"),
     ("--model.estimator.k 1798 --trainer.logger false", "KNN: k=1798 is more than the 1797 images"),
+    ("--trainer.gradient_clip_val -1", "trainer.gradient_clip_val must be at least 0, got -1"),
     ("-c nowhere.yaml", "--config nowhere.yaml: no such file"),
 ]  # fmt: skip
 

@@ -1,6 +1,7 @@
 """Image and array files as they come: pixels, classes and labels that are read, and files that are refused by name."""
 
 import tempfile
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -95,6 +96,16 @@ def test_mixed_and_damaged_images_are_refused_by_name(tmp_path):
     for content in (b"not an image", encoded(good, "JPEG")[:-200], encoded(good)[:-200]):
         for path in both(tmp_path, {"a.png": encoded(good), "sub/bad.jpg": content}):
             assert f"{path}: sub/bad.jpg" in refusal(read_image_files, path)
+
+
+@pytest.mark.filterwarnings("ignore:Duplicate name")
+@pytest.mark.parametrize("name", ["./a.png", "dataset.json"])
+def test_a_zip_that_holds_a_name_twice_is_refused(tmp_path, name):
+    image = encoded(pixels(4, 4))
+    path = write_zip(tmp_path / "a.zip", {"a.png": image, **labels_json(None)})
+    with zipfile.ZipFile(path, "a") as archive:
+        archive.writestr(name, image)
+    assert f"holds two files of the name {name.removeprefix('./')}" in refusal(read_image_files, path)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import copy
 import shutil
+import sys
 
 import pytest
 import pytorch_lightning as pl
@@ -94,3 +95,26 @@ def test_a_trained_network_is_an_estimator_with_the_averaged_weights(family, tmp
     assert describe(moved) == describe(network)
     next(moved.denoiser.parameters()).data += 1
     assert describe(moved) != describe(network)
+
+
+OWN = """
+from lit_knn.estimators import Estimator
+
+class Own(Estimator):
+    def __init__(self, n: int = 30) -> None:
+        self.count = n
+    def _posterior_mean(self, z, t, x_source, generator):
+        return z
+"""
+
+
+# tests/project/test_extending.py trains with an own estimator.
+@pytest.mark.parametrize("given", [[], ["--model.estimator.n", "3"]])
+def test_an_own_estimator_is_told_of_options_that_stick(given, tmp_path, monkeypatch, recwarn):
+    (tmp_path / "own_count.py").write_text(OWN)
+    monkeypatch.syspath_prepend(tmp_path)
+    main(["plan", "-c", "demo", "--model.estimator", "own_count.Own", *given])
+    told = [str(warning.message) for warning in recwarn if "takes over" in str(warning.message)]
+    expected = "--model.estimator own_count.Own takes over n=64 of the config's KNN; for other values give "
+    assert told == ([] if given else [expected + "--model.estimator.n …"])
+    sys.modules.pop("own_count")

@@ -5,6 +5,7 @@ import importlib
 import pkgutil
 import re
 import sys
+import warnings
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -21,7 +22,7 @@ from pytorch_lightning.utilities.exceptions import MisconfigurationException
 
 from lit_knn.callbacks import LastCheckpoint, RunRecord, RunSummary, SampleWriter, StepProgressBar
 from lit_knn.commands.cli import trainer_options
-from lit_knn.commands.cli.arguments import as_dict, check_linked
+from lit_knn.commands.cli.arguments import as_dict, check_linked, kept_options
 from lit_knn.commands.cli.messages import refusal
 from lit_knn.commands.cli.packaged_configs import with_packaged_configs
 from lit_knn.commands.cli.parser import Parser, construct, load
@@ -125,6 +126,13 @@ class CLI(LightningCLI):
         options = parsed if command is None else parsed[command]
         trainer_options.check_trainer_options(options["trainer"], "fit" if command in (None, "plan") else command)
         trainer_options.check_learning_rate(options)
+
+        def parse(others: Sequence[str]) -> dict[str, Any]:
+            parsed = as_dict(parser.parse_args(with_config_of_run(others)))
+            return parsed if command is None else parsed[command]
+
+        for note in kept_options(args, options, parse):
+            warnings.warn(note, stacklevel=2)
 
     def _parse_ckpt_path(self) -> None:
         """Check the checkpoint before any long work; `last` is the newest complete checkpoint with the run's name.

@@ -27,6 +27,9 @@ def check_trainer_options(options: Mapping[str, Any], command: str) -> None:
     """Refuse the first option of the trainer that is out of its range."""
     if options.get(WORK.get(command, "")) == 0:
         raise InputError(f"trainer.{WORK[command]} must be above 0: {command} would do nothing")
+    clip = options.get("gradient_clip_val")
+    if clip is not None and clip < 0:  # Lightning would not clip at all.
+        raise InputError(f"trainer.gradient_clip_val must be at least 0, got {clip}")
     precision = options.get("precision")
     if precision is not None and str(precision) not in PRECISIONS:
         raise InputError(f"trainer.precision={precision} is not one of 32-true, bf16-mixed and 16-mixed")
