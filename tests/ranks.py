@@ -43,18 +43,20 @@ def run_probe(module, folder, how=None, ranks=1):
     return _run([(_probe, (module, rank, ranks, folder, how)) for rank in range(ranks)], ROOT, {})
 
 
-def run_main(args, ranks=1, check=True, last=()):
+def run_main(args, ranks=1, check=True, last=(), nodes=1):
     """Run `python main.py ARGS` in the current folder, with one process per device, as torchrun does.
 
-    The last rank alone gets the options `last`, too.
+    The last rank alone gets the options `last`, too. The ranks are divided among `nodes` machines.
     """
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     world = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(ranks)}
-    args = [*map(str, args), "--trainer.devices", str(ranks), "--trainer.strategy", "ddp"]
+    devices = ranks // nodes
+    args = [*map(str, args), "--trainer.devices", str(devices), "--trainer.strategy", "ddp"]
+    args += ["--trainer.num_nodes", str(nodes)]
     each = [[*args, *last] if rank == ranks - 1 else args for rank in range(ranks)]
-    done = _run([(_main, (each[rank], rank, ranks)) for rank in range(ranks)], Path.cwd(), world)
+    done = _run([(_main, (each[rank], rank, devices)) for rank in range(ranks)], Path.cwd(), world)
     assert not check or not any(done.codes), done.stderr[-3000:]
     return done
 

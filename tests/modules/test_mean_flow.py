@@ -1,6 +1,8 @@
-"""LitMeanFlow: its identity on closed forms, target and tangent, times, weights, guidance, sampling."""
+"""LitMeanFlow: its identity on closed forms, target and tangent, times, weights, guidance, sampling, two ranks."""
 
 import math
+import os
+import socket
 
 import pytest
 import torch
@@ -16,6 +18,7 @@ from lit_knn.nets import ADM, DDPMpp, UNet
 from lit_knn.nets.average_velocity import GAP_FEATURES, AverageVelocity
 from lit_knn.nets.base import NO_CLASS
 from lit_knn.sampling import MeanFlowModel
+from tests.ranks import run_ranks
 from tests.short_training import train
 from tests.watched import Images
 
@@ -218,3 +221,39 @@ def test_a_run_trains_all_weights_and_measures_its_target():
     trainer = train(module, Digits(batch_size=32, val_images=64), 3, limit_val_batches=1, val_check_interval=3)
     assert trainer.callback_metrics["val/target_mse"] > 0
     assert all((a != b).any() for a, b in zip(before, module.parameters(), strict=True))
+
+
+class Fixed(LitMeanFlow):
+    """Has times and noise that depend on an item alone, and an optimiser that is linear in the gradients."""
+
+    def losses(self, x, class_label, key):
+        t = 0.5 + x.flatten(1).sum(1).double() % 0.1
+        return self.errors(x + column(t, x), 0.1 * t, t, 0.5 * x, x), t
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=self.hparams.lr)
+
+
+def main(rank, ranks, folder, port):
+    """Train two steps of 32 images on all ranks together, and keep the weights."""
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=port, WORLD_SIZE=str(ranks))
+    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank))
+    torch.manual_seed(0)
+    module = Fixed(unet(), OneSample(), lr=1e-2, lr_ramp_up_images=0)
+    train(module, Digits(batch_size=32 // ranks), 2, **({"strategy": "ddp", "devices": 2} if ranks > 1 else {}))
+    torch.save([p.detach() for p in module.parameters()], f"{folder}/{ranks}_{rank}.pt")
+
+
+@pytest.mark.slow
+def test_two_ranks_train_like_one_with_twice_the_batch(tmp_path):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    for ranks in (1, 2):
+        codes, errors = run_ranks("tests.modules.test_mean_flow", tmp_path, port, ranks)
+        assert codes == [0] * ranks, errors
+    alone, first, second = (torch.load(tmp_path / f"{name}.pt") for name in ("1_0", "2_0", "2_1"))
+    for a, b, c in zip(alone, first, second, strict=True):
+        assert torch.equal(b, c)
+        # Sums of float32 gradients in another order; a rank alone would differ by about 1e-3.
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)

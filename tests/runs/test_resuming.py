@@ -12,8 +12,8 @@ from torch.optim.lr_scheduler import ExponentialLR, OneCycleLR
 from lit_knn.commands.trainer import Trainer
 from lit_knn.common.errors import InputError
 from lit_knn.data import Digits
-from lit_knn.estimators import OneSample
-from lit_knn.modules import LitEDM
+from lit_knn.estimators import KNN, OneSample
+from lit_knn.modules import LitEDM, LitMeanFlow
 from lit_knn.nets import UNet
 from lit_knn.runs.resumption import requeued_checkpoint
 from tests.interrupted_runs import QUIET, At, assert_same, edm, fit, ict, interrupt, validations
@@ -43,7 +43,16 @@ def sigterm():
     interrupt(signal.SIGTERM)
 
 
-@pytest.mark.parametrize(("make", "action"), [(ict, broken_off), (edm, interrupt)])
+def mean_flow():
+    torch.manual_seed(0)
+    net = UNet(1, channels=4, multipliers=(1,), blocks=1, dropout=0.2, augment_dim=8)
+    return LitMeanFlow(net, KNN(k=16, n=4), OneSample(), lr=1e-2, lr_ramp_up_images=300, ema_half_life_images=90)
+
+
+@pytest.mark.parametrize(
+    ("make", "action"),
+    [(ict, broken_off), (edm, interrupt), pytest.param(mean_flow, interrupt, marks=pytest.mark.slow)],
+)
 def test_a_run_interrupted_in_a_batch_is_the_same_after_two_resumptions(make, action, whole, tmp_path):
     # Validations fall between the interruptions, and the counts of batches must be right for them, too.
     _, first = fit(tmp_path / "1", make(), 9, at=At(3, "on_after_backward", action))
