@@ -170,11 +170,12 @@ class EstimatorTraining(pl.LightningModule):
     def _set_image_shape(self, shape: tuple[int, ...]) -> None:
         """Store the shape, and try the net on one blank image of it."""
         self._check_image_shape(shape)
-        trial = torch.zeros(1, *shape, device=self.device)
+        device = next(self.parameters()).device
+        trial = torch.zeros(1, *shape, device=device)
         try:
             # A compiled net would take minutes for one image, and later take batches for tensors of varying size.
-            with torch.no_grad(), keyed_default_rng(self.device, 0), torch.compiler.set_stance("force_eager"):
-                output = self.evaluate_network(trial, torch.ones(1, device=self.device))
+            with torch.no_grad(), keyed_default_rng(device, 0), torch.compiler.set_stance("force_eager"):
+                output = self.evaluate_network(trial, torch.ones(1, device=device))
         except InputError:
             raise
         except Exception as error:  # The net may be a user's.
