@@ -428,13 +428,6 @@ def check_device(device: torch.device) -> None:
         raise InputError("Apple's GPU has no float64, which the estimators need: use --trainer.accelerator cpu")
 
 
-def check_positive(**options: float) -> None:
-    """Raise InputError for the first option that is not above 0. NaN is refused too."""
-    for name, value in options.items():
-        if not value > 0:
-            raise InputError(f"{name} must be above 0, got {value}")
-
-
 def check_preconditioning(owner: str, saved: Mapping[str, Any], **own: float) -> None:
     """Raise InputError for the first value that differs from the one among a checkpoint's options, if it is there."""
     for name, ours in own.items():

@@ -23,7 +23,8 @@ def unet(**options):
 
 
 CASES = [
-    (LitICT, {"lr": math.nan}, "lr must be above 0"),
+    (LitICT, {"lr": math.nan}, "lr must be finite and above 0"),
+    (LitICT, {"lr": math.inf}, "lr must be finite and above 0, got inf"),
     (LitICT, {"ema_decay": 1.0}, "ema_decay"),
     (LitICT, {"s0": 0}, "s0"),
     (LitICT, {"total_steps": 0}, "total_steps"),
@@ -34,9 +35,9 @@ CASES = [
     (LitICT, {"huber_c": 0.0}, "huber_c must be above 0"),
     (LitICT, {"sampling_sigmas": (1.0, 2.0)}, "sampling_sigmas"),
     (LitICT, {"sampling_sigmas": (80.0, 0.002)}, "sampling_sigmas"),
-    (LitEDM, {"ema_half_life_images": 0}, "ema_half_life_images must be above 0"),
+    (LitEDM, {"ema_half_life_images": 0}, "ema_half_life_images must be finite and above 0"),
     (LitEDM, {"lr_ramp_up_images": -1}, "lr_ramp_up_images must be at least 0"),
-    (LitEDM, {"sampling_steps": 0}, "sampling_steps must be above 0"),
+    (LitEDM, {"sampling_steps": 0}, "sampling_steps must be finite and above 0"),
     (LitEDM, {"class_conditional": True}, "class_conditional=True, but the net has num_classes=0"),
     (LitEDM, {"sampling_class": "a"}, "sampling_class='a', but .* num_classes=0"),
     (LitFlow, {"sampler": FixedSteps(max)}, "solver=max does not take the arguments z, t, t_next, "),
