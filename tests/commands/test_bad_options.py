@@ -53,6 +53,8 @@ FILES = [
     (b"trainer: [\n", "bad.yaml, line 2: "),
     (b"trainer: !!python/object/apply:os.system [ls]\n", "bad.yaml, line 1: could not determine a constructor"),
     (b"", "bad.yaml holds no options"),
+    (b"seed_everything: 1\ntrainer:\n", "trainer holds no options"),
+    (b"# caf\xe9\n", "--config bad.yaml cannot be read: 'utf-8' codec can't decode byte 0xe9 in position 5"),
 ]  # fmt: skip
 
 
