@@ -209,6 +209,14 @@ def test_pixels_come_back_with_the_channels_first(data, N, channels, height, wid
         assert array_file_shape(path) == (array.shape, 1)
 
 
+def test_the_shape_of_what_is_no_array_of_images_is_refused(tmp_path):
+    np.save(tmp_path / "number.npy", np.float32(3))
+    np.savez(tmp_path / "several.npz", np.zeros((2, 2)))
+    renamed = (tmp_path / "several.npz").rename(tmp_path / "several.npy")
+    for path in (tmp_path / "number.npy", renamed):
+        assert f"{path} cannot be read as NumPy arrays" in refusal(array_file_shape, path)
+
+
 def test_of_several_arrays_images_come_first(tmp_path):
     images = pixels(5, 3, 4, 4)
     path = tmp_path / "a.npz"
