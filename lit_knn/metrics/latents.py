@@ -63,10 +63,12 @@ def noise_grid(noise_levels: Sequence[float] | int, t_min: float, t_max: float) 
 
 
 def check_not_empty(**options: Sized) -> None:
-    """Refuse options without an entry."""
+    """Refuse options without an entry, and names that YAML reads as numbers."""
     for name, value in options.items():
         if not value:
             raise InputError(f"{name} is empty; name at least one")
+        if odd := [each for each in value if isinstance(value, dict) and not isinstance(each, str)]:
+            raise InputError(f"{name}: the name {odd[0]!r} is no text; put it in quotes")
 
 
 def check_names(names: Iterable[str]) -> None:

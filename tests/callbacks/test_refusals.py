@@ -53,6 +53,8 @@ CASES = [
     ("PosteriorPicture", {}, (*LINE, "--data.num_points", "0"), "num_points must be at least 1, got 0"),
     ("MeanPicture", MEANS, LINE, "must be images of 1 or 3 channels, not (1,)"),
     ("MeanPicture", MEANS | {"num_images": 0}, (), "num_images must be at least 1, got 0"),
+    ("MeanPicture", MEANS | {"estimators": {1: EXACT}}, (), "estimators: the name 1 is no text; put it in quotes"),
+    ("MeanPicture", MEANS | {"num_images": 9999}, (), "num_images=9999 is more than the 1797 images of the data"),
 ]
 
 
