@@ -158,6 +158,12 @@ def test_class_folders_may_be_links(tmp_path):
         np.testing.assert_array_equal(there, here)
 
 
+def test_a_link_to_a_folder_above_it_is_refused(tmp_path):
+    folder = write_folder(tmp_path / "images", FOLDERS)
+    (folder / "again").symlink_to(folder)
+    assert refusal(read_image_files, folder) == f"{folder / 'again'} is a link to a folder above it"
+
+
 def test_folders_that_are_no_classes_are_refused(tmp_path):
     image = encoded(pixels(4, 4, 3))
     cases = {
