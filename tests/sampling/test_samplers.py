@@ -19,7 +19,7 @@ from lit_knn.sampling.samplers import (
     integrate_flow,
     seeded_noise,
 )
-from lit_knn.sampling.schedules import NoiseGrid, karras_sigmas
+from lit_knn.sampling.schedules import NoiseGrid, ict_num_steps, karras_sigmas
 from lit_knn.sampling.solvers import euler_step, heun_step
 from lit_knn.theory.noise import EDM, VP, LinearInterpolant
 from tests.gaussian_flow import M, S, gaussian_mean, gaussian_sample, latents, slope
@@ -293,6 +293,7 @@ REFUSED = [
     *((sampled, {"sigma_min": level, "num_steps": 1}, "need 0 < sigma_min < sigma_max") for level in (0.0, 80.0)),
     *((sampled, {"sigma_max": level}, "need 0 < sigma_min < sigma_max") for level in (math.inf, math.nan)),
     (sampled, {"rho": 0.0}, "rho must be above 0"),
+    (ict_num_steps, {"step": -1}, "step must be at least 0, got -1"),
     *((sampled, {"S_churn": amount}, "S_churn must be at least 0") for amount in (-1.0, math.nan)),
     (sampled, {"S_min": 1.0, "S_max": 0.5}, "need 0 <= S_min <= S_max"),
     *((sampled, {"S_noise": deviation}, "S_noise must be at least 0") for deviation in (-0.1, math.inf)),
