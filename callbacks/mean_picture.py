@@ -44,6 +44,8 @@ class MeanPicture(Measurement):
     def check(self) -> None:
         if not are_pictures(self.reference.shape):
             raise InputError(f"the data must be images of 1 or 3 channels, not {self.reference.shape}")
+        if self.num_images > self.reference.N:
+            raise InputError(f"num_images={self.num_images} is more than the {self.reference.N} images of the data")
 
     def evaluate(self) -> None:
         # Every rank computes them, because one rank builds a cached index for all ranks.

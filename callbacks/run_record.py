@@ -19,7 +19,7 @@ class RunRecord(pl.Callback):
     the run is interrupted or fails. `lit-knn report RUN...` compares runs. `lit-knn fit` always adds this callback.
     """
 
-    def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         # Every rank must read `log_dir` and hash its images, because both can be collective operations.
         self._folder, reference = trainer.log_dir, find_reference(trainer)
         data: dict[str, Any] = {"class": type(getattr(trainer, "datamodule", None)).__name__}

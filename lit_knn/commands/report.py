@@ -12,6 +12,7 @@ from lit_knn.commands.cli.save_config import pairs
 from lit_knn.common.errors import InputError
 from lit_knn.common.files import written_whole
 from lit_knn.common.tables import CHECKPOINTS_PREFIX, FIDELITY_CSV, TITLES, read_rows
+from lit_knn.data.files import reading
 from lit_knn.estimators.counts import Count
 from lit_knn.figures.style import save_figure
 from lit_knn.figures.training_curves import Points, TrainingCurve, best_point, figure4, run_comparison, varied
@@ -71,10 +72,11 @@ def read_distances(parts: Sequence[Path]) -> dict[str, Points]:
 def _read_table(path: Path) -> dict[str, dict[int, float]]:
     """Read the values of each metric by the images seen, from a table that may be missing."""
     found: dict[str, dict[int, float]] = {}
-    for row in read_rows(path) if path.is_file() else ():
-        for metric in row.keys() - POINT_COLUMNS:
-            if row[metric] not in ("", "nan"):
-                found.setdefault(metric, {})[int(row["images_seen"])] = float(row[metric])
+    with reading(path):  # Somebody may have edited it.
+        for row in read_rows(path) if path.is_file() else ():
+            for metric in row.keys() - POINT_COLUMNS:
+                if row[metric] not in ("", "nan"):
+                    found.setdefault(metric, {})[int(row["images_seen"])] = float(row[metric])
     return found
 
 

@@ -47,7 +47,7 @@ def text_table(rows: Sequence[Mapping[str, Any]], formats: Mapping[str, str]) ->
 
 def read_rows(path: Path) -> list[dict[str, str]]:
     """Read a file that `write_rows` wrote."""
-    with path.open(newline="", encoding="utf-8") as file:
+    with path.open(newline="", encoding="utf-8-sig") as file:  # A spreadsheet puts a mark before UTF-8.
         reader = csv.DictReader(file)
         rows = list(reader)
     for number, row in enumerate(rows, start=2):

@@ -43,7 +43,7 @@ def array_file_shape(path: str | os.PathLike[str]) -> tuple[tuple[int, ...], int
     path = existing(path)
     with reading(path, KIND):
         array = np.load(path, mmap_mode="r")
-    shape = array.shape
+        shape = len(array), *array.shape[1:]
     if array.dtype != np.uint8:
         return shape, 4
     return (shape[0], shape[3], *shape[1:3]) if _channels_last(shape) else shape, 1

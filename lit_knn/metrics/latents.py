@@ -1,7 +1,7 @@
 """The latents and samples that are measured, and shared options of measurements."""
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -62,11 +62,13 @@ def noise_grid(noise_levels: Sequence[float] | int, t_min: float, t_max: float) 
     return [t_min * ratio ** (i / (noise_levels - 1)) for i in range(noise_levels)]
 
 
-def check_not_empty(**options: Sized) -> None:
-    """Refuse options without an entry."""
+def check_not_empty(**options: Collection[object]) -> None:
+    """Refuse options without an entry, and names that YAML reads as numbers."""
     for name, value in options.items():
         if not value:
             raise InputError(f"{name} is empty; name at least one")
+        if odd := [each for each in value if isinstance(value, dict) and not isinstance(each, str)]:
+            raise InputError(f"{name}: the name {odd[0]!r} is no text; put it in quotes")
 
 
 def check_names(names: Iterable[str]) -> None:

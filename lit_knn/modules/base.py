@@ -170,7 +170,7 @@ class EstimatorTraining(pl.LightningModule):
     def _set_image_shape(self, shape: tuple[int, ...]) -> None:
         """Store the shape, and try the net on one blank image of it."""
         self._check_image_shape(shape)
-        device = next(self.parameters()).device
+        device = next((parameter.device for parameter in self.parameters()), self.device)
         trial = torch.zeros(1, *shape, device=device)
         try:
             # A compiled net would take minutes for one image, and later take batches for tensors of varying size.
@@ -408,13 +408,6 @@ def check_device(device: torch.device) -> None:
     """Raise InputError if the estimators cannot run on the device."""
     if device.type == "mps":
         raise InputError("Apple's GPU has no float64, which the estimators need: use --trainer.accelerator cpu")
-
-
-def check_positive(**options: float) -> None:
-    """Raise InputError for the first option that is not above 0. NaN is refused too."""
-    for name, value in options.items():
-        if not value > 0:
-            raise InputError(f"{name} must be above 0, got {value}")
 
 
 def check_preconditioning(owner: str, saved: Mapping[str, Any], **own: float) -> None:

@@ -11,10 +11,11 @@ from lit_knn.common.errors import InputError
 from lit_knn.common.memory import moved
 from lit_knn.common.rng import Stream, drawn_so_far, keyed_default_rng, keyed_generator
 from lit_knn.estimators import Estimator
-from lit_knn.modules.base import EstimatorTraining, check_positive, check_preconditioning
+from lit_knn.modules.base import EstimatorTraining, check_preconditioning
 from lit_knn.modules.conditioning import Conditioning
 from lit_knn.nets.precond import ConsistencyFunction
 from lit_knn.sampling import ConsistencyModel
+from lit_knn.sampling.model import check_positive
 from lit_knn.sampling.samplers import check_sampling_sigmas
 from lit_knn.sampling.schedules import Metric, NoiseGrid, consistency_weight
 from lit_knn.sampling.solvers import PosteriorMean

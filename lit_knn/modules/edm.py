@@ -9,12 +9,13 @@ from torch import Tensor, nn
 from lit_knn.common.errors import prefixed
 from lit_knn.estimators import Estimator
 from lit_knn.modules.augmentation import GeometricAugmentation
-from lit_knn.modules.base import check_positive, check_preconditioning
+from lit_knn.modules.base import check_preconditioning
 from lit_knn.modules.conditioning import Conditioning
 from lit_knn.modules.regression import PosteriorRegression
 from lit_knn.nets.precond import EDMPrecond
 from lit_knn.sampling import DiffusionModel
 from lit_knn.sampling.diffusion_model import check_process
+from lit_knn.sampling.model import check_positive
 from lit_knn.sampling.schedules import NoiseGrid, check_log_normal, edm_weight, log_normal_sigmas
 from lit_knn.theory.noise import EDM_PROCESS, Process
 

@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from lit_knn.common.errors import InputError, prefixed
 from lit_knn.estimators import Estimator
 from lit_knn.modules.augmentation import GeometricAugmentation
-from lit_knn.modules.base import check_positive
 from lit_knn.modules.conditioning import Conditioning
 from lit_knn.modules.regression import PosteriorRegression
 from lit_knn.modules.time_distributions import TimeDistribution, UniformTimes
@@ -18,6 +17,7 @@ from lit_knn.nets.flow import OUTPUTS, FlowNetwork, VelocityOutput
 from lit_knn.sampling import FlowModel
 from lit_knn.sampling.flow_model import check_flow_process
 from lit_knn.sampling.flow_times import FixedSteps
+from lit_knn.sampling.model import check_positive
 from lit_knn.theory.noise import LINEAR_PROCESS, LinearInterpolant, Process, per_item
 
 # Place of the parameterisation in a checkpoint.

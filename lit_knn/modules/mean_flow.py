@@ -13,13 +13,13 @@ from lit_knn.common.errors import InputError, prefixed
 from lit_knn.common.rng import Stream, keyed_default_rng
 from lit_knn.estimators import Estimator
 from lit_knn.modules.augmentation import GeometricAugmentation
-from lit_knn.modules.base import check_positive
 from lit_knn.modules.conditioning import Conditioning
 from lit_knn.modules.regression import PosteriorRegression
 from lit_knn.modules.time_distributions import LogitNormalTimes, TimeDistribution
 from lit_knn.nets.average_velocity import GAP_FEATURES, AverageVelocity
 from lit_knn.nets.base import NO_CLASS
 from lit_knn.sampling import MeanFlowModel
+from lit_knn.sampling.model import check_positive
 from lit_knn.theory.noise import LINEAR_PROCESS, per_item
 
 # c of the adaptive weight (arXiv 2505.13447, Section 4.3).

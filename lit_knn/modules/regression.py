@@ -13,9 +13,10 @@ from lit_knn.common.memory import moved
 from lit_knn.common.rng import Stream, keyed_default_rng, keyed_generator
 from lit_knn.estimators import ByClass, Estimator, Exact
 from lit_knn.modules.augmentation import Augmented, GeometricAugmentation
-from lit_knn.modules.base import EstimatorTraining, check_positive
+from lit_knn.modules.base import EstimatorTraining
 from lit_knn.modules.conditioning import Conditioning
 from lit_knn.runs.run import data_autoencoder, find_reference
+from lit_knn.sampling.model import check_positive
 from lit_knn.sampling.schedules import LevelRange
 from lit_knn.theory.noise import EDM_PROCESS, Process, forward_noise, under_process
 from lit_knn.theory.warp import flip

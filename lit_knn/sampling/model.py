@@ -227,7 +227,7 @@ def check_positive(**options: float) -> None:
     for name, value in options.items():
         number = isinstance(value, int | float) and not isinstance(value, bool)
         if not number or not 0 < value < math.inf:
-            raise InputError(f"{name} must be a positive number, got {value!r:.80}")
+            raise InputError(f"{name} must be finite and above 0, got {value!r:.80}")
 
 
 def named_process(process: Process) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from typing import Protocol
 import torch
 from torch import Generator, Tensor
 
-from lit_knn.common.errors import InputError
+from lit_knn.common.errors import InputError, check_at_least
 
 # `torch.multinomial` can choose among at most this many levels.
 MOST_LEVELS = 2**24
@@ -137,8 +137,8 @@ def ict_num_steps(step: int, total_steps: int = 400_000, s0: int = 10, s1: int =
     """
     if not 1 <= s0 <= s1:
         raise InputError(f"need 1 <= s0 <= s1, got s0={s0} and s1={s1}")
-    if total_steps < 1:
-        raise InputError(f"total_steps must be at least 1, got {total_steps}")
+    check_at_least(0, step=step)
+    check_at_least(1, total_steps=total_steps)
     period = max(math.floor(total_steps / (math.log2(s1 // s0) + 1)), 1)
     doublings = min(step // period, math.ceil(math.log2(s1 / s0)))
     return min(s0 * 2**doublings, s1) + 1

@@ -18,7 +18,10 @@ OPTIONS = [
     ("--trainer.accelerator tpu", "trainer.accelerator=tpu"),
     ("--trainer.num_nodes 2", "trainer.num_nodes=2 needs a launcher"),
     ("--trainer.precision 16-true", "trainer.precision=16-true is not one of 32-true, bf16-mixed and 16-mixed"),
-    ("--model.lr -1", "LitICT: lr must be above 0, got -1.0"),
+    ("--trainer.accumulate_grad_batches 0", "trainer: accumulate_grad_batches must be at least 1, got 0"),
+    ("--trainer.log_every_n_steps -1", "trainer: log_every_n_steps must be at least 1, got -1"),
+    ("--trainer.val_check_interval 0", "trainer: val_check_interval must be at least 1, got 0"),
+    ("--model.lr -1", "LitICT: lr must be finite and above 0, got -1.0"),
     ("--data.init_args.seed 3", "--data.seed is set by --seed_everything"),
     ("--seed_everything 1099511627776", "--seed_everything must be a number from 0 to 4294967295, got 1099511627776"),
     ("--model.net torch.nn.Identity", "the net does not accept images of shape (1, 8, 8): TypeError"),
@@ -50,6 +53,8 @@ FILES = [
     (b"trainer: [\n", "bad.yaml, line 2: "),
     (b"trainer: !!python/object/apply:os.system [ls]\n", "bad.yaml, line 1: could not determine a constructor"),
     (b"", "bad.yaml holds no options"),
+    (b"seed_everything: 1\ntrainer:\n", "trainer holds no options"),
+    (b"# caf\xe9\n", "--config bad.yaml cannot be read: 'utf-8' codec can't decode byte 0xe9 in position 5"),
 ]  # fmt: skip
 
 
@@ -75,13 +80,13 @@ def test_a_driver_without_a_usable_gpu_is_told(tmp_path, monkeypatch):
 
 def test_debug_shows_the_traceback_and_nothing_else_does(capsys):
     bad = ["fit", "-c", DEMO, *TINY, "--model.lr", "0"]
-    assert refusal_of(bad, capsys) == "error: LitICT: lr must be above 0, got 0.0"
+    assert refusal_of(bad, capsys) == "error: LitICT: lr must be finite and above 0, got 0.0"
     with pytest.raises(SystemExit) as stop:
         main([*bad, "--debug"])
     lines = capsys.readouterr().err.strip().splitlines()
     assert stop.value.code == 2
     assert "Traceback (most recent call last):" in lines
-    assert lines[-1] == "error: LitICT: lr must be above 0, got 0.0"
+    assert lines[-1] == "error: LitICT: lr must be finite and above 0, got 0.0"
     with pytest.raises(SystemExit):
         main(["fit", "--help"])
     said = capsys.readouterr().out

@@ -144,7 +144,7 @@ def test_settings_that_differ_are_listed_and_others_are_not(capsys):
 
 def test_what_cannot_be_read_or_is_of_another_report_is_said_in_one_line(capsys):
     assert "nowhere/config.yaml does not exist" in refusal_of(["report", "nowhere"], capsys)
-    run = leave_run("a", "STF")
+    run = leave_run("a", "STF", distances=[(1000, 3.5)])
     whole = Path("a/run.json").read_text()
     for damaged in ('{"status": 3', "{}"):
         Path("a/run.json").write_text(damaged)
@@ -152,6 +152,10 @@ def test_what_cannot_be_read_or_is_of_another_report_is_said_in_one_line(capsys)
     Path("a/run.json").unlink()
     assert "lit_knn.callbacks.RunRecord writes it" in refusal_of(["report", run], capsys)
     Path("a/run.json").write_text(whole)
+    table = Path("a/fidelity.csv").read_bytes()
+    Path("a/fidelity.csv").write_bytes(table.replace(b",", b";"))  # A spreadsheet has saved it.
+    assert "a/fidelity.csv cannot be read: " in refusal_of(["report", run], capsys)
+    Path("a/fidelity.csv").write_bytes(b"\xef\xbb\xbf" + table)
     Path("mine.png").write_text("precious")
     assert "mine.png is of another report, and stays" in refusal_of(["report", run, "--output", "mine"], capsys)
     assert sorted(path.name for path in Path().iterdir()) == ["a", "mine.png"]

@@ -157,6 +157,12 @@ def test_class_folders_may_be_links(tmp_path):
         np.testing.assert_array_equal(there, here)
 
 
+def test_a_link_to_a_folder_above_it_is_refused(tmp_path):
+    folder = write_folder(tmp_path / "images", FOLDERS)
+    (folder / "again").symlink_to(folder)
+    assert refusal(read_image_files, folder) == f"{folder / 'again'} is a link to a folder above it"
+
+
 def test_folders_that_are_no_classes_are_refused(tmp_path):
     image = encoded(pixels(4, 4, 3))
     cases = {
@@ -206,6 +212,14 @@ def test_pixels_come_back_with_the_channels_first(data, N, channels, height, wid
         np.save(path, np.moveaxis(array, 1, 3) if last else array)
         np.testing.assert_array_equal(read_array_file(path)[0], array)
         assert array_file_shape(path) == (array.shape, 1)
+
+
+def test_the_shape_of_what_is_no_array_of_images_is_refused(tmp_path):
+    np.save(tmp_path / "number.npy", np.float32(3))
+    np.savez(tmp_path / "several.npz", np.zeros((2, 2)))
+    renamed = (tmp_path / "several.npz").rename(tmp_path / "several.npy")
+    for path in (tmp_path / "number.npy", renamed):
+        assert f"{path} cannot be read as NumPy arrays" in refusal(array_file_shape, path)
 
 
 def test_of_several_arrays_images_come_first(tmp_path):

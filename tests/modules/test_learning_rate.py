@@ -17,6 +17,7 @@ from tests.watched import Images, WatchedNet
 EDM = str(ROOT / "configs" / "table2" / "digits.yaml")
 WARMUP = ["-c", str(ROOT / "configs" / "schedules" / "warmup_cosine.yaml"), "--lr_scheduler.max_lr", "0.002"]
 WARMUP += ["--lr_scheduler.total_steps", "5"]
+ADAM = ["--optimizer", "Adam"]
 COSINE = ["--lr_scheduler", "CosineAnnealingLR", "--lr_scheduler.T_max", "4"]
 
 
@@ -91,10 +92,11 @@ def test_a_schedule_sets_the_rate_of_every_step_alone():
 @pytest.mark.parametrize(
     ("args", "told"),
     [
-        ([], "--optimizer.lr=0.001 and --model.lr=0.002 are two learning rates"),
-        (["--optimizer.lr", "0.002", *COSINE], "--model.lr_ramp_up_images=10000 sets the learning rate at every step"),
+        (ADAM, "--optimizer.lr=0.001 and --model.lr=0.002 are two learning rates"),
+        (COSINE, "--lr_scheduler has no effect without --optimizer"),
+        ([*ADAM, "--optimizer.lr", "0.002", *COSINE], "--model.lr_ramp_up_images=10000 sets the learning rate at"),
     ],
 )
 def test_contradictions_are_refused(args, told, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    assert told in refusal_of(["fit", "-c", EDM, *TINY, "--optimizer", "Adam", *args], capsys)
+    assert told in refusal_of(["fit", "-c", EDM, *TINY, *args], capsys)

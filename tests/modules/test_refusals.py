@@ -22,7 +22,8 @@ def unet(**options):
 
 
 CASES = [
-    (LitICT, {"lr": math.nan}, "lr must be above 0"),
+    (LitICT, {"lr": math.nan}, "lr must be finite and above 0"),
+    (LitICT, {"lr": math.inf}, "lr must be finite and above 0, got inf"),
     (LitICT, {"s0": 0}, "s0"),
     (LitICT, {"total_steps": 0}, "total_steps"),
     (LitICT, {"sigma_min": 100.0}, "sigma_min"),

@@ -244,6 +244,16 @@ def test_a_refused_run_leaves_no_folder(capsys):
         assert said in refused(capsys, 1, "--trainer.logger.save_dir", folder)
 
 
+@pytest.mark.parametrize("options", ["--data.hflip true", "--optimizer SGD --optimizer.lr 3e-3"])
+@pytest.mark.usefixtures("trained")
+def test_a_refused_resumption_leaves_the_settings_and_the_record_of_the_run(options, capsys):
+    before = names(RUN), *((RUN / name).read_bytes() for name in ("config.yaml", "run.json"))
+    refusal_of(["fit", *SMALL, "--trainer.max_steps", "4", "--ckpt_path", str(LAST), *options.split()], capsys)
+    for events in sorted(RUN.glob("events.*"))[1:]:
+        events.unlink()
+    assert (names(RUN), *((RUN / name).read_bytes() for name in ("config.yaml", "run.json"))) == before
+
+
 @pytest.mark.usefixtures("trained")
 def test_two_processes_do_not_train_in_one_folder(capsys):
     code = f"import fcntl; lock = open('{RUN}/.lock', 'a'); fcntl.lockf(lock, fcntl.LOCK_EX); print(); input()"

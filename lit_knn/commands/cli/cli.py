@@ -124,6 +124,8 @@ class CLI(LightningCLI):
         command = self.config.get("subcommand")
         parsed = as_dict(self.config)
         options = parsed if command is None else parsed[command]
+        if not isinstance(options["trainer"], dict):
+            raise InputError("trainer holds no options: it must have lines like `max_steps: 1000`")
         trainer_options.check_trainer_options(options["trainer"], "fit" if command in (None, "plan") else command)
         trainer_options.check_learning_rate(options)
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from lit_knn.common.errors import InputError
+from lit_knn.data.files import reading
 
 CONFIG_OPTIONS = ("-c", "--config")
 SUFFIX = ".yaml"
@@ -82,6 +83,8 @@ def _path(option: str, value: str) -> str:
         near = hint(value) if is_config else hint_of_part(value)
         wrong = "this is a folder" if path.is_dir() else f"no such file{near}"
         raise InputError(f"{'--config' if is_config else option} {value}: {wrong}")
+    with reading(f"{'--config' if is_config else option} {value}"):  # The parser's error would not name the file.
+        path.read_text(encoding="utf-8")
     return str(path)
 
 

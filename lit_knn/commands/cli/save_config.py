@@ -18,9 +18,20 @@ NOT_TOLD = frozenset({"data.cache_dir", "data.num_workers", "data.pin_memory", "
 
 
 class SaveConfig(SaveConfigCallback):
-    """Saves `config.yaml` in the run's folder, or for a measurement there `config_validate.yaml`; earlier ones stay."""
+    """Saves `config.yaml` in the run's folder, or for a measurement there `config_validate.yaml`; earlier ones stay.
+
+    A training saves it when its checks have passed, so that a refused one leaves the settings of the run that it would
+    have resumed.
+    """
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        if stage != "fit":
+            self._save(trainer, pl_module, stage)
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self._save(trainer, pl_module, "fit")
+
+    def _save(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         run = RunFolder(Path(str(trainer.log_dir)))  # Every rank must read `log_dir`: it is a collective operation.
         saves, earlier = not self.already_saved and trainer.is_global_zero, None
         if stage != "fit" and (run.path / CONFIG_NAME).is_file():

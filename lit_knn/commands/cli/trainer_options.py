@@ -14,8 +14,10 @@ from pytorch_lightning.plugins.environments import LightningEnvironment, SLURMEn
 from pytorch_lightning.utilities import rank_zero_warn
 
 from lit_knn import data, estimators, modules
-from lit_knn.common.errors import InputError
+from lit_knn.common.errors import InputError, check_at_least, prefixed
 
+# Lightning takes 0 for these counts of steps, and the training then fails or, below 0, counts wrongly.
+COUNTS = ("accumulate_grad_batches", "log_every_n_steps", "val_check_interval")
 # With 0 for these, the command would do nothing.
 WORK = {"fit": "limit_train_batches", "validate": "limit_val_batches", "predict": "limit_predict_batches"}
 PRECISIONS = ("32-true", "32", "16-mixed", "16", "bf16-mixed", "bf16")
@@ -27,6 +29,8 @@ def check_trainer_options(options: Mapping[str, Any], command: str) -> None:
     """Refuse the first option of the trainer that is out of its range."""
     if options.get(WORK.get(command, "")) == 0:
         raise InputError(f"trainer.{WORK[command]} must be above 0: {command} would do nothing")
+    with prefixed("trainer"):
+        check_at_least(1, **{name: options[name] for name in COUNTS if type(options.get(name)) is int})
     clip = options.get("gradient_clip_val")
     if clip is not None and clip < 0:  # Lightning would not clip at all.
         raise InputError(f"trainer.gradient_clip_val must be at least 0, got {clip}")
@@ -103,6 +107,8 @@ def check_learning_rate(options: Mapping[str, Any]) -> None:
     for name, given in (("optimizer.lr", optimiser.get("lr")), ("lr_scheduler.max_lr", schedule.get("max_lr"))):
         if own is not None and given is not None and given != own:
             raise InputError(f"--{name}={given} and --model.lr={own} are two learning rates: give both the same value")
+    if options.get("lr_scheduler") and not options.get("optimizer"):
+        raise InputError("--lr_scheduler has no effect without --optimizer: give the optimiser, too")
     ramp = model.get("lr_ramp_up_images")
     if options.get("lr_scheduler") and ramp:
         raise InputError(
