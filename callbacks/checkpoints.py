@@ -14,6 +14,7 @@ from lit_knn.common.errors import InputError, NonFiniteLossError, check_at_least
 from lit_knn.common.files import make_folder
 from lit_knn.modules.base import EstimatorTraining
 from lit_knn.runs.checkpoints import is_end_of_training, read_training
+from lit_knn.runs.folder import expanded
 from lit_knn.runs.interruption import stop_signal
 
 
@@ -36,7 +37,7 @@ class StepCheckpoint(Checkpoint):
         """Make the folder before the training, because a checkpoint may be saved only after hours."""
         if stage == "fit":
             root = trainer.log_dir or trainer.default_root_dir
-            self.dirpath = self.dirpath or str(Path(root) / CHECKPOINTS)
+            self.dirpath = str(expanded(self.dirpath) if self.dirpath else Path(root) / CHECKPOINTS)
             on_first_rank(lambda: make_folder(Path(str(self.dirpath))))
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:

@@ -18,6 +18,7 @@ from lit_knn.common.files import written_whole
 from lit_knn.common.pixels import are_pictures, to_uint8
 from lit_knn.common.tables import write_rows
 from lit_knn.figures import captioned, image_grid
+from lit_knn.runs.folder import expanded
 from lit_knn.runs.run import decoded
 
 GRID_SAMPLES = 64
@@ -44,7 +45,7 @@ class SampleWriter(BasePredictionWriter):
             return
         # Every rank must read `log_dir`, because reading it is a collective operation.
         run_folder = trainer.log_dir or trainer.default_root_dir
-        self._folder = Path(self.folder or Path(run_folder) / "predictions")
+        self._folder = expanded(self.folder) if self.folder else Path(run_folder) / "predictions"
         taken = trainer.strategy.broadcast(self._folder.exists() and any(self._folder.iterdir()))
         if taken:  # The first rank decides, so that all ranks stop.
             raise InputError(f"SampleWriter: folder={self._folder} is not empty; nothing in it is overwritten")

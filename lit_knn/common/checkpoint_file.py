@@ -3,6 +3,7 @@
 import os
 import re
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -36,11 +37,21 @@ def read_checkpoint_file(path: str | os.PathLike[str], mmap: bool = False) -> di
         raise InputError(f"{path} {problem}") from error
     if not isinstance(content, dict):
         raise InputError(f"{path} is no checkpoint: it holds {type(content).__name__}, not a dict")
-    weights = content.get("state_dict")
-    tensors = [value for value in weights.values() if torch.is_tensor(value)] if isinstance(weights, dict) else []
-    if sum(value.numel() * value.itemsize for value in tensors) > MOST_EXPANDED * path.stat().st_size:
+    if sum(value.numel() * value.itemsize for value in _tensors(content)) > MOST_EXPANDED * path.stat().st_size:
         raise InputError(f"{path}: its tensors are more than {MOST_EXPANDED} times as large as the file")
     return content
+
+
+def _tensors(content: Any) -> Iterator[torch.Tensor]:
+    """Yield the tensors in nested dicts, lists and tuples, which may hold themselves."""
+    waiting, entered = [content], set()
+    while waiting:
+        part = waiting.pop()
+        if isinstance(part, torch.Tensor):
+            yield part
+        elif isinstance(part, dict | list | tuple) and id(part) not in entered:
+            entered.add(id(part))
+            waiting.extend(part.values() if isinstance(part, dict) else part)
 
 
 def _check_zip(path: Path) -> None:

@@ -128,7 +128,9 @@ def _losing_no_process() -> Iterator[None]:
         yield
     except RuntimeError as error:
         reason = first_line(error).partition(". ")[0]
-        raise LostProcessError(f"another process ended while the reference set was made ready ({reason})") from error
+        advice = "on several machines, GLOO_SOCKET_IFNAME may have to name the network, see docs/troubleshooting.md"
+        told = f"another process ended while the reference set was made ready ({reason}); {advice}"
+        raise LostProcessError(told) from error
 
 
 def machine_name() -> str:

@@ -26,11 +26,14 @@ class LostProcessError(InputError):
 
 @contextmanager
 def prefixed(owner: str) -> Iterator[None]:
-    """Put `owner`, the receiver of the bad input, before the message of an `InputError`."""
+    """Put `owner`, the receiver of the bad input, before the message of an `InputError`; note it on other errors."""
     try:
         yield
     except InputError as error:
         raise type(error)(f"{owner}: {error}") from error
+    except Exception as error:
+        error.add_note(owner)
+        raise
 
 
 def check_at_least(least: int, **options: int) -> None:
@@ -75,8 +78,9 @@ def one_line(error: BaseException, doing: str = "") -> tuple[str, int]:
         return printable(said), 2
     while error.__cause__ is not None:  # The parser wraps the error of a constructor in one with the class's options.
         error = error.__cause__
-    where, said = f"{doing}: " if doing else "", " ".join(str(error).split())
-    return printable(f"{where}{type(error).__name__}: {said} (the traceback: --debug)"), 1
+    # The notes name the parts in which a plug-in failed, the innermost first.
+    where = [doing, *reversed(getattr(error, "__notes__", ())), type(error).__name__, " ".join(str(error).split())]
+    return printable(f"{': '.join(filter(None, where))} (the traceback: --debug)"), 1
 
 
 def is_lost(error: BaseException) -> bool:

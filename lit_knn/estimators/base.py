@@ -258,8 +258,13 @@ class Estimator(RecordsArguments, ABC):
         try:
             with torch.autocast(query.z.device.type, enabled=False), full_float32():
                 return self.mean_of(query)
-        except StopIteration as error:  # Lightning would take it for the end of the data, and train nothing for ever.
-            raise RuntimeError(f"{type(self).__name__} raised StopIteration") from error
+        except InputError:
+            raise
+        except Exception as error:
+            error.add_note(type(self).__name__)
+            if isinstance(error, StopIteration):  # Lightning would take it for the end of the data, and never end.
+                raise RuntimeError(f"{type(self).__name__} raised StopIteration") from error
+            raise
 
     def _asked_with_others(self) -> bool:
         """Return whether other ranks wait for this rank's part of the set, even if the batch of this rank is empty."""

@@ -15,7 +15,8 @@ from lit_knn.common.distributed import in_every_process
 from lit_knn.common.errors import InputError, NonFiniteLossError, first_line, prefixed
 from lit_knn.common.memory import is_out_of_memory
 from lit_knn.common.rng import Stream, keyed_default_rng
-from lit_knn.estimators import Estimator, class_conditional
+from lit_knn.common.settings import RecordsArguments
+from lit_knn.estimators import ByClass, Estimator, class_conditional
 from lit_knn.modules.averaging import Averaging
 from lit_knn.modules.conditioning import Conditioning
 from lit_knn.reference import ReferenceSet
@@ -290,11 +291,10 @@ class EstimatorTraining(pl.LightningModule):
         """
         options = dict(self.hparams)
         for option, own in self.estimators.items():
-            estimator = getattr(own, "estimator", own)  # `class_conditional` wraps an estimator.
-            options[option] = type(estimator).__name__
-            options |= {f"{option}.{name}": value for name, value in estimator.settings().items()}
+            options |= _settings(option, own.estimator if isinstance(own, ByClass) else own)
         plain = {name: value for name, value in options.items() if isinstance(value, (bool, int, float, str))}
-        check_ranks({**describe_run(self.trainer, self), "step": self.loaded_step, **plain})
+        run = {**describe_run(self.trainer, self), **optimisation(self.trainer), "step": self.loaded_step}
+        check_ranks({**run, **plain})
         check_optimisation(self.trainer, self._resumed_run)
         self.monitor.restart()
         self.checks = DeferredChecks()
@@ -418,6 +418,14 @@ def check_preconditioning(owner: str, saved: Mapping[str, Any], **own: float) ->
                 f"the checkpoint is of another preconditioning: {name} is {saved[name]} in the checkpoint, {ours} in "
                 f"{owner}"
             )
+
+
+def _settings(name: str, part: RecordsArguments) -> dict[str, Any]:
+    """Return the class and the settings of a part, and of the parts that it holds, by dotted names."""
+    found: dict[str, Any] = {name: type(part).__name__}
+    for own, value in part.settings().items():
+        found |= _settings(f"{name}.{own}", value) if isinstance(value, RecordsArguments) else {f"{name}.{own}": value}
+    return found
 
 
 def _check_architecture(own: dict[str, Tensor], saved: dict[str, Tensor], kind: str | None) -> None:

@@ -194,7 +194,10 @@ def folder_of_name(trainer: Mapping[str, Any]) -> Path:
 
 def expanded(path: str | os.PathLike[str]) -> Path:
     """Replace `~` and `$NAME` in a path, as TensorBoard's logger does; the CSV logger does not."""
-    return Path(os.path.expanduser(os.path.expandvars(path)))
+    found = os.path.expanduser(os.path.expandvars(path))
+    if found.startswith("~"):
+        raise InputError(f"{path}: there is no such user")
+    return Path(found)
 
 
 def choose_folder(

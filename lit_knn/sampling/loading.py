@@ -161,7 +161,7 @@ def _network(architecture: object, weights: Mapping[str, Tensor]) -> nn.Module:
 
 def find_file(path: str | os.PathLike[str]) -> Path:
     """Return the file with the weights: `path` itself, or the file that represents the folder `path`."""
-    path = Path(path)
+    path = Path(path).expanduser()
     if not path.is_dir():
         return path
     exported = path / WEIGHTS_NAME

@@ -111,6 +111,15 @@ def test_a_fault_of_the_program_is_told_in_one_line_with_another_status(monkeypa
     assert line.endswith("division by zero (the traceback: --debug)")
 
 
+def test_a_plug_in_that_fails_is_named(monkeypatch, capsys):
+    monkeypatch.setattr("lit_knn.estimators.knn.KNN._draw", lambda *_: {}["missing"])
+    with pytest.raises(SystemExit) as stop:
+        main(["fit", "-c", DEMO, *TINY])
+    assert stop.value.code == 1
+    line = capsys.readouterr().err.strip().splitlines()[-1]
+    assert line == "error: fit: KNN: KeyError: 'missing' (the traceback: --debug)"
+
+
 def test_bad_input_is_told_whatever_error_it_led_to():
     def caught(chain):
         try:

@@ -374,11 +374,13 @@ def test_files_that_are_wrong_are_refused(runs, tmp_path):
     whole = torch.load(last(runs["edm"][0]), weights_only=True)
     huge = {name: torch.zeros(1).expand(2**40) for name in whole["state_dict"]}
     torch.save({**whole, "state_dict": huge}, tmp_path / "huge.ckpt")
+    torch.save({**whole, "optimizer_states": [{"state": {0: huge}}]}, tmp_path / "huge_state.ckpt")
     torch.save({**whole, TOLD: {**whole[TOLD], "prefix": "other."}}, tmp_path / "prefix.ckpt")
     (tmp_path / "text.safetensors").write_text("text")
     for name, message in (
         ("prefix.ckpt", r"no weights named other\.\*"),
         ("huge.ckpt", "its tensors are more than 64 times as large as the file"),
+        ("huge_state.ckpt", "its tensors are more than 64 times as large as the file"),
         ("a.pt", "no such file or folder of a run; a network file must be one of"),
         ("text.safetensors", "is not a safetensors file, or a damaged one"),
     ):

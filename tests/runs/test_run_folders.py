@@ -240,7 +240,8 @@ def test_a_refused_run_leaves_no_folder(capsys):
     refused(capsys, 1, "-c", STF, "--ckpt_path", LAST)  # The checkpoint has two steps already.
     refused(capsys, 1, "--model.net.in_channels", "3")  # The data are grey, which is found when the files are there.
     refused(capsys, 1, "--model.net.in_channels", "3", "--trainer.logger.name", "other/deep")
-    for folder, said in (("taken", "taken"), ("dangling", "dangling"), ("n" * 300, "File name too long")):
+    bad = {"taken": "taken", "dangling": "dangling", "n" * 300: "File name too long", "~nobody-here/x": "no such user"}
+    for folder, said in bad.items():
         assert said in refused(capsys, 1, "--trainer.logger.save_dir", folder)
 
 
