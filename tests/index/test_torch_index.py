@@ -8,7 +8,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from lit_knn.estimators import KNN, STF, Exact, MonteCarlo, SubspaceKNN, Wiener
 from lit_knn.index import FaissIndex, FlatIndex, SubspaceIndex, TorchIndex, torch_index
-from lit_knn.index.precision import full_float32, is_native
+from lit_knn.index.precision import full_float32, is_native, whole_tiles
 from lit_knn.reference import ReferenceSet
 from tests.toys import low_rank_vectors, pixels
 from tests.toys import noisy as with_noise
@@ -41,6 +41,10 @@ def test_finds_the_nearest_of_pictures(compute, hflip, t):
     tolerance = {"float32": 1e-5, "bfloat16": 0.05}[compute]
     assert ((sq_dist - found).abs() / found.mean()).max() < tolerance
     assert (found.sort(1).values / expected).max() < 1.1
+
+
+def test_chunks_of_many_rows_are_whole_tiles_of_a_gpu():
+    assert [whole_tiles(rows) for rows in (0, 1, 63, 64, 21_845)] == [1, 1, 63, 64, 21_824]
 
 
 def test_chunks_make_no_difference(monkeypatch):

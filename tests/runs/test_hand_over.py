@@ -155,6 +155,7 @@ def test_the_name_of_a_folder_is_a_class_from_prepare_to_sample(tmp_path, capsys
         ("ict_classes", lambda model, z: model.sample([0], 1, ["six"]), "class_label='six', but .* without names"),
         ("ict", lambda model, z: model.sample([0], 3), "num_steps=3 must be from 1 to the number of sampling_sigmas"),
         ("flow", lambda model, z: model(z, torch.tensor([0.5, 1.0])), "the noise level must be above 0, from"),
+        ("edm", lambda model, z: model(z, -1.0), "the noise level must be above 0"),
         ("edm_classes", lambda model, z: model(z, 1.0, torch.zeros(2)), "class_label must be an integer, or one for"),
         ("edm", lambda model, z: model(z[:, 0], 0.5), r"z must be float \(B, 1, 8, 8\), got \(2, 8, 8\)"),
     ],
