@@ -6,7 +6,6 @@ from lit_knn.callbacks.fidelity import Fidelity, PixelFrechetDistance
 from lit_knn.callbacks.hybrid_sampling import HybridSampling
 from lit_knn.callbacks.mean_picture import MeanPicture
 from lit_knn.callbacks.memorisation import Memorisation
-from lit_knn.callbacks.network_agreement import NetworkAgreement
 from lit_knn.callbacks.network_speed import NetworkSpeed
 from lit_knn.callbacks.posterior_picture import PosteriorPicture
 from lit_knn.callbacks.power_averages import PowerAverages
@@ -24,7 +23,6 @@ __all__ = [
     "LastCheckpoint",
     "MeanPicture",
     "Memorisation",
-    "NetworkAgreement",
     "NetworkSpeed",
     "PixelFrechetDistance",
     "PosteriorPicture",

@@ -85,18 +85,13 @@ class Measurement(pl.Callback):
         """The whole reference set of the run's data."""
         return data_reference(self.trainer)
 
-    def held_out_images(self) -> ReferenceSet:
-        """Return the images that the run's data holds out of its reference set; raise InputError if there are none."""
-        kept: ReferenceSet | None = getattr(self.data, "held_out_reference", None)
-        if kept is None:
-            raise InputError("the data holds no images out: set data.held_out to their number")
-        return kept
-
     def real_images(self, held_out: bool, may_be_sharded: bool = False) -> ReferenceSet:
         """Return the images that samples are compared with: the held-out ones, or those of the reference set."""
         reference = data_reference(self.trainer, may_be_sharded)
-        with prefixed("held_out=true"):
-            return self.held_out_images() if held_out else reference
+        kept: ReferenceSet | None = getattr(self.data, "held_out_reference", None) if held_out else reference
+        if kept is None:
+            raise InputError("held_out=true: the data holds no images out: set data.held_out to their number")
+        return kept
 
     def bar(self, total: int | None, description: str, unit: str, leave: bool = False) -> tqdm:
         """Make a `progress_bar`; it is shown unless the run's bars are off."""

@@ -38,10 +38,10 @@ def write_start(path, net, sigma_data=0.5, image_shape=(1, 8, 8)):
     return path
 
 
-def write_own(path, channels=8, image_channels=1, seed=0, augment_dim=0):
+def write_own(path, channels=8, seed=0, augment_dim=0):
     """A checkpoint of LitEDM with the digits' U-Net, but another number of channels."""
     torch.manual_seed(seed)
-    net = UNet(image_channels, channels=channels, multipliers=(1, 2), blocks=1, augment_dim=augment_dim)
+    net = UNet(1, channels=channels, multipliers=(1, 2), blocks=1, augment_dim=augment_dim)
     for parameter in net.parameters():  # the last layer starts at zero
         torch.nn.init.normal_(parameter, std=0.05)
-    return write_start(path, net, image_shape=(image_channels, 8, 8))
+    return write_start(path, net)

@@ -16,7 +16,6 @@ from lit_knn.estimators import (
     MonteCarlo,
     SubspaceKNN,
     Switched,
-    TopK,
     UniformSNIS,
     Wiener,
 )
@@ -34,7 +33,6 @@ ESTIMATORS = {
     "KNN, k = N": lambda: KNN(N, 16),
     "KNN with source": lambda: KNN(5, 16, include_source=True),
     "STF": lambda: STF(8),
-    "TopK": lambda: TopK(K),
     "UniformSNIS": lambda: UniformSNIS(8),
     "Exact": Exact,
     "Wiener": lambda: Wiener(4),

@@ -26,8 +26,6 @@ class Stream(IntEnum):
     LATENT = 10  # (seed, ·) and (seed, latent, ·): images and noise of measured latents
     SOURCE = 11  # (seed, batch, level, ·): resampled sources of measured latents
     ESTIMATOR = 12  # (seed, batch, level, estimator, repeat, ·) and others: a measured estimator
-    AGREEMENT = 13  # (seed, batch, ·): estimators that are compared with networks
-    SAME_NOISE = 14  # (seed, batch, ·): estimators that sample from the noise of a network's samples
     HYBRID = 16  # (seed, first sample, ·): the estimator that begins hybrid samples
     FORWARD = 17  # (seed, first sample, ·): the images that begin hybrid samples instead of an estimator
     NETWORK = 18  # (seed, first sample, ·): the network that ends hybrid samples

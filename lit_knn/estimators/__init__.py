@@ -4,7 +4,7 @@ from lit_knn.estimators.base import Estimator, Holdings, Query
 from lit_knn.estimators.by_class import ByClass, class_conditional
 from lit_knn.estimators.draws import Certificate, DrawingEstimator
 from lit_knn.estimators.exact import Exact
-from lit_knn.estimators.knn import KNN, TopK
+from lit_knn.estimators.knn import KNN
 from lit_knn.estimators.mixed import Mixed
 from lit_knn.estimators.monte_carlo import MonteCarlo
 from lit_knn.estimators.network import Network
@@ -36,7 +36,6 @@ __all__ = [
     "Smoothed",
     "SubspaceKNN",
     "Switched",
-    "TopK",
     "UniformSNIS",
     "Wiener",
     "class_conditional",

@@ -52,7 +52,7 @@ class Certificate(NamedTuple):
         effective_sample_size: (B,), float64, 1 / Σ w_i², between 1 and n.
         largest_weight: (B,), float64, max w_i.
         sq_error: (B,), float64, estimated squared error per dimension. Images that were not drawn do not count: if one
-            draw has all the weight, the estimate is 0. It is infinite if the estimator cannot estimate the error.
+            draw has all the weight, the estimate is 0.
     """
 
     mean: Tensor

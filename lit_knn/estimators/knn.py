@@ -1,4 +1,4 @@
-"""The nearest-neighbour estimator, Algorithm 1 of the paper, and the mean over only the nearest images."""
+"""The nearest-neighbour estimator, Algorithm 1 of the paper."""
 
 from typing import Self
 
@@ -6,8 +6,8 @@ import torch
 from torch import Generator, Tensor
 
 from lit_knn.estimators.base import Holdings
-from lit_knn.estimators.counts import DEFAULT_K, DEFAULT_N, Count, of_images
-from lit_knn.estimators.draws import Certificate, DrawingEstimator, Draws, merged
+from lit_knn.estimators.counts import DEFAULT_K, Count, of_images
+from lit_knn.estimators.draws import DrawingEstimator, Draws, merged
 from lit_knn.reference import ReferenceSet
 from lit_knn.theory.posterior import direct_sq_dist
 from lit_knn.theory.proposal import Proposal, neighbour_proposal, sample_proposal
@@ -17,21 +17,7 @@ from lit_knn.theory.proposal import Proposal, neighbour_proposal, sample_proposa
 RECOMPUTED_NEIGHBOURS = 16
 
 
-class NeighbourEstimator(DrawingEstimator):
-    """Base of the estimators that search the k nearest images of each z."""
-
-    k = Count(DEFAULT_K, of_images)
-
-    def bind(self, reference: ReferenceSet) -> Self:
-        super().bind(reference)
-        reference.try_search(self.k)
-        return self
-
-    def holds(self, N: int, d: int, pixels: bool, device: torch.device) -> Holdings:
-        return Holdings(neighbours=type(self).k.within(self, N, d))
-
-
-class KNN(NeighbourEstimator):
+class KNN(DrawingEstimator):
     """SNIS (Eq. 11) with the nearest-neighbour proposal (Eq. 13, eq:proposal): Algorithm 1 (alg:estimator).
 
     It is biased, O(1/n). Its variance is at most Z_q/p_t(z) times the variance of `MonteCarlo` (Theorem 4.1). The
@@ -56,9 +42,19 @@ class KNN(NeighbourEstimator):
     searches = True
     shardable = True
 
+    k = Count(DEFAULT_K, of_images)
+
     def __init__(self, k: int | None = None, n: int | None = None, include_source: bool = False) -> None:
         self.k, self.n = k, n
         self.include_source = self.uses_source = include_source
+
+    def bind(self, reference: ReferenceSet) -> Self:
+        super().bind(reference)
+        reference.try_search(self.k)
+        return self
+
+    def holds(self, N: int, d: int, pixels: bool, device: torch.device) -> Holdings:
+        return Holdings(neighbours=KNN.k.within(self, N, d))
 
     def proposal(self, z: Tensor, t: Tensor, x_source: Tensor | None = None) -> Proposal:
         """Build the proposal for z (B, *shape) at t (B,), Eq. 13 (eq:proposal)."""
@@ -88,40 +84,3 @@ class KNN(NeighbourEstimator):
         """Compute ‖z − x‖² from z (B, *shape) to the images of `ids` (B, n), inf for id −1: (B, n), float64."""
         sq_dist = direct_sq_dist(z, self.reference.take(ids.clamp(min=0)))
         return torch.where(ids >= 0, sq_dist, torch.inf)
-
-
-class TopK(NeighbourEstimator):
-    """The posterior mean (Eq. 8, eq:posterior_mean) over the k nearest images of each z, as if there were no others.
-
-    It is deterministic. Its bias comes from the weight of the other images. At small t few images have weight, so it is
-    nearly exact. As t → ∞ it is the plain mean of k near images. It is a baseline for `KNN`, which also draws from the
-    other images. At k = N it is the exact mean. If an approximate index finds other images, or fewer, the mean is over
-    the images that it finds.
-
-    Args:
-        k: images per z, at most N; null for 256, or N if that is less.
-    """
-
-    deterministic = True
-    shardable = True
-
-    k = Count(DEFAULT_N, of_images)
-
-    def __init__(self, k: int | None = None) -> None:
-        self.k = k
-
-    @property
-    def n(self) -> int:
-        """Number of images that are averaged."""
-        return self.k
-
-    def _draw(self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: Generator | None) -> Draws:
-        _, ids = self.reference.search(z, self.k)
-        # An approximate index marks empty places by −1.
-        log_factor = torch.zeros_like(ids, dtype=torch.float64).masked_fill_(ids < 0, -torch.inf)
-        return Draws(ids=ids.clamp(min=0), log_factor=log_factor)
-
-    def _certify(self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: Generator | None) -> Certificate:
-        certificate = super()._certify(z, t, x_source, generator)
-        # The error comes from the images that are left out, and the draws do not show it.
-        return certificate._replace(sq_error=torch.full_like(certificate.sq_error, torch.inf))

@@ -20,8 +20,8 @@ PALETTE: dict[str, tuple[str, Any]] = {
     "KNN": ("#0072B2", "o"), "STF": ("#D55E00", "s"), "MonteCarlo": ("#009E73", "D"), "OneSample": ("#CC79A7", "^"),
     "UniformSNIS": ("#E69F00", "P"), "SubspaceKNN": ("#56B4E9", "v"), "Exact": ("#000000", "p"),
     "Wiener": ("#8C510A", ">"), "PatchPosterior": ("#6A3D9A", "h"), "PCALocality": ("#C2185B", "<"),
-    "TopK": ("#332288", "8"), "Smoothed": ("#999933", (4, 1)), "Switched": ("#66A61E", "d"),
-    "Mixed": ("#8B0000", "H"), "Network": ("#666666", (6, 1)),
+    "Smoothed": ("#999933", (4, 1)), "Switched": ("#66A61E", "d"), "Mixed": ("#8B0000", "H"),
+    "Network": ("#666666", (6, 1)),
 }  # fmt: skip
 # For names without an estimator, such as those of networks.
 OTHERS = (("#C9A227", "o"), ("#AA4499", "s"), ("#44AA99", "D"), ("#117733", "^"), ("#708090", "v"))

@@ -61,15 +61,12 @@ class KeptResults:
         """Return the kept result with these values of the columns `key`, or None."""
         return self._table.find(self.rows, **dict(zip(self.key, key, strict=True)), settings=self.hash_of(*key))
 
-    def add(self, row: Row) -> Row:
-        """Keep a result, and return it. One that was found, which has the column `settings`, is kept already."""
-        if "settings" in row:
-            return row
+    def add(self, row: Row) -> None:
+        """Keep a finished result."""
         key = tuple(row[name] for name in self.key)
         kept: Row = {**row, "settings": self.hash_of(*key)}
         self.rows.append(kept)
         on_first_rank(lambda: self._write(kept, self.settings[key[: self._depth]]))
-        return kept
 
     def _write(self, kept: Row, settings: Mapping[str, Any]) -> None:
         with written_whole(self._settings_path(str(kept["settings"]))) as partial:

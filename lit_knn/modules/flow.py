@@ -43,8 +43,8 @@ class LitFlow(PosteriorRegression):
         net: any module `net(z, noise_label, class_label=None, augment_label=None)`; `lit_knn.nets.flow.FlowNetwork` has
             the noise label. `augment_label` is given only with `augmentation`.
         estimator: score estimator; `setup` binds it to the data module's reference set.
-        output: what the net puts out, a class of `lit_knn.nets.flow`: `VelocityOutput`, `DataOutput`, `NoiseOutput`, or
-            `EDMOutput`, EDM's preconditioned denoiser.
+        output: what the net puts out, a class of `lit_knn.nets.flow`: `VelocityOutput`, `DataOutput`, or `EDMOutput`,
+            EDM's preconditioned denoiser.
         times: distribution of the times of training; `lit_knn.modules.time_distributions`.
         augmentation: as of `LitEDM`.
         warped: as of `LitEDM`.

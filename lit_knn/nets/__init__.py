@@ -1,8 +1,7 @@
 """Networks. Any module `net(z_scaled, noise_label, class_label=None)` can replace them."""
 
 from lit_knn.nets.adm import ADM
-from lit_knn.nets.convolutional import ConvResNet, ConvUNet
 from lit_knn.nets.song_unet import DDPMpp, NCSNpp
 from lit_knn.nets.unet import UNet
 
-__all__ = ["ADM", "ConvResNet", "ConvUNet", "DDPMpp", "NCSNpp", "UNet"]
+__all__ = ["ADM", "DDPMpp", "NCSNpp", "UNet"]

@@ -12,7 +12,7 @@ NO_CLASS = -1
 """Label of an item without a class: the network gets no class, and the target averages over all images."""
 
 # The smallest allowed value of each integer option.
-LEAST = {"in_channels": 1, "channels": 1, "blocks": 1, "layers": 1, "num_classes": 0, "augment_dim": 0}
+LEAST = {"in_channels": 1, "channels": 1, "blocks": 1, "num_classes": 0, "augment_dim": 0}
 # Building a larger network could take minutes before an error shows that it is too large.
 MOST_BLOCKS, MOST_RESOLUTIONS = 100, 16
 
@@ -72,9 +72,8 @@ def check_options(name: str, options: dict[str, Any]) -> None:
     for option, least in LEAST.items():
         if not options.get(option, least) >= least:
             raise InputError(f"{name}: {option} must be at least {least}, got {options[option]}")
-    for option in ("blocks", "layers"):
-        if options.get(option, 1) > MOST_BLOCKS:
-            raise InputError(f"{name}: {option} must be at most {MOST_BLOCKS}, got {options[option]}")
+    if options.get("blocks", 1) > MOST_BLOCKS:
+        raise InputError(f"{name}: blocks must be at most {MOST_BLOCKS}, got {options['blocks']}")
     multipliers = options.get("multipliers", [1])
     if not 1 <= len(multipliers) <= MOST_RESOLUTIONS or not min(multipliers) >= 1:
         numbers = f"1 to {MOST_RESOLUTIONS} numbers of at least 1"

@@ -1,8 +1,8 @@
-"""Flow networks turn the output of a raw network (a velocity, the data or the noise) into a velocity.
+"""Flow networks turn the output of a raw network (a velocity or the data) into a velocity.
 
 The process is flow matching's straight path, z = (1 − τ)x + τε (`LinearInterpolant`), with noise level σ = τ/(1 − τ),
-or another process with times between 0 and 1. The velocity v = E[dz/dτ | z] is a linear function of z and of any one of
-E[ε|z], E[x|z]; on the straight path it is E[ε − x | z].
+or another process with times between 0 and 1. The velocity v = E[dz/dτ | z] is a linear function of z and of
+E[x|z]; on the straight path it is E[ε − x | z].
 """
 
 import math
@@ -88,18 +88,6 @@ class DataOutput(FlowNetwork):
         return self.process.velocity(z, per_item(tau, z), self.output(z, tau, labels))
 
 
-class NoiseOutput(FlowNetwork):
-    """The network's output is ε̂ = E[ε|z], so v = (ε̂ − z)/(1 − τ) on the straight path, and (ṡ/s)z + sσ̇ε̂ on any.
-
-    An error of ε̂ grows by 1/(1 − τ). So train it at times up to about 0.95.
-    """
-
-    def velocity(self, z: Tensor, tau: Tensor, labels: tuple[Tensor | None, ...]) -> Tensor:
-        t, process = per_item(tau, z), self.process
-        drift = process.scale_derivative(t) / process.scale(t) * z
-        return drift + process.scale(t) * process.sigma_derivative(t) * self.output(z, tau, labels)
-
-
 class EDMOutput(FlowNetwork):
     """An EDM denoiser as a flow network: v follows from x̂ = D(z/s, σ), where D is EDM's preconditioned network.
 
@@ -152,6 +140,4 @@ class FlowDenoiser(nn.Module):
 
 
 # The parameterisations that a checkpoint may name
-OUTPUTS: dict[str, type[FlowNetwork]] = {
-    kind.__name__: kind for kind in (VelocityOutput, DataOutput, NoiseOutput, EDMOutput)
-}
+OUTPUTS: dict[str, type[FlowNetwork]] = {kind.__name__: kind for kind in (VelocityOutput, DataOutput, EDMOutput)}

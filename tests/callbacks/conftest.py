@@ -2,14 +2,12 @@
 
 from pathlib import Path
 
-import numpy as np
 import pytest
 import yaml
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from main import main
 from tests.networks import write_own
-from tests.toys import pixels
 
 QUICK = ["--model", "LitEstimator", "--trainer.accelerator", "cpu", "--trainer.enable_progress_bar", "false"]
 QUICK += ["--trainer.limit_val_batches", "1", "--trainer.logger", "TensorBoardLogger"]
@@ -60,19 +58,12 @@ def shown():
 
 
 @pytest.fixture
-def pictures():
-    """The arguments of a data set of eighty small pictures."""
-    np.save("images.npy", pixels(80, (1, 8, 8)).numpy())
-    return ["--data", "Arrays", "--data.path", "images.npy", "--data.batch_size", "20", "--data.index", "TorchIndex"]
-
-
-@pytest.fixture
 def network():
     """`network("one.ckpt")` writes an untrained network for the digits, and returns the recipe of its estimator."""
 
-    def recipe(path, image_channels=1, seed=0):
-        write_own(path, image_channels=image_channels, seed=seed)
-        net = {"in_channels": image_channels, "channels": 8, "multipliers": [1, 2], "blocks": 1}
+    def recipe(path):
+        write_own(path)
+        net = {"in_channels": 1, "channels": 8, "multipliers": [1, 2], "blocks": 1}
         net = {"class_path": "lit_knn.nets.UNet", "init_args": net}
         return {"class_path": "Network", "init_args": {"path": path, "net": net}}
 

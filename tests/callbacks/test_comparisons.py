@@ -1,6 +1,5 @@
-"""Runs that compare estimators: Figures 1 to 3, and agreement with networks."""
+"""Runs that compare estimators: Figure 3."""
 
-from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -8,8 +7,6 @@ import pytest
 from PIL import Image
 
 from lit_knn.common.tables import read_rows
-from lit_knn.estimators import PatchPosterior
-from lit_knn.metrics.latents import NoisyLatents
 from tests.command_lines import refusal_of
 
 ESTIMATORS = {
@@ -18,18 +15,6 @@ ESTIMATORS = {
     "exact": {"class_path": "Exact"},
 }
 CURVE = {"estimators": ESTIMATORS, "noise_levels": [0.5, 5.0], "num_z": 20, "repeats": 3, "batch_size": 8}
-TABLE = Path("results/network_agreement.csv")
-AGREEMENT = {
-    "estimators": {
-        "Patch": {"class_path": "PatchPosterior", "init_args": {"size": 3}},
-        "Wiener": {"class_path": "Wiener", "init_args": {"r": 8}},
-    },
-    "noise_levels": [0.3, 3.0],
-    "folder": "results",
-    "num_images": 12,
-    "num_latents": 5,
-    "batch_size": 8,
-}
 
 
 def check_pictures(folder, *names):
@@ -83,75 +68,3 @@ def test_the_run_measures_with_its_seed_and_with_resampled_sources_where_asked(v
     line = refusal_of(command({"EstimatorError": CURVE}, "--trainer.logger.version", earlier.parent.name), capsys)
     assert "estimator_error.csv exists; nothing is overwritten" in line
     assert earlier.read_text() == kept
-
-
-@pytest.fixture
-def patches(monkeypatch):
-    """The (size, number of latents) of each call of a patch estimator."""
-    seen, original = [], PatchPosterior.posterior_mean
-
-    def watched(self, z, t, *args, **kwargs):
-        seen.append((self.size, len(z)))
-        return original(self, z, t, *args, **kwargs)
-
-    monkeypatch.setattr(PatchPosterior, "posterior_mean", watched)
-    return seen
-
-
-def test_an_interrupted_comparison_goes_on_and_its_results_serve_the_next_runs(
-    validate, pictures, network, patches, monkeypatch, caplog
-):
-    args = [*pictures, "--data.held_out", "20", "--model.sampling_steps", "3"]
-    networks = {"one": network("one.ckpt")}
-
-    def stop(self, numbers, t, original=NoisyLatents.batch):
-        assert t < 1 or self.reference.N in (60, 20)
-        return original(self, numbers, t)
-
-    # The first run stops before its last comparison, which is of the generated images at t = 3.
-    with monkeypatch.context() as patch:
-        patch.setattr(NoisyLatents, "batch", stop)
-        with pytest.raises(SystemExit):
-            validate({"NetworkAgreement": {**AGREEMENT, "networks": networks}}, *args)
-    rows = read_rows(TABLE)
-    keys = {(row["estimator"], row["images"], row["t"]) for row in rows}
-    expected = set(product(("Patch", "Wiener", "Exact"), ("training", "held_out", "generated"), ("0.3", "3.0")))
-    assert keys == {key for key in expected if key[1:] != ("generated", "3.0")}
-    patches.clear()
-    caplog.set_level("INFO", logger="pytorch_lightning.utilities.rank_zero")
-    networks["two"] = network("two.ckpt", seed=1)
-    folder = validate({"NetworkAgreement": {**AGREEMENT, "networks": networks}}, *args)
-    # Only the check of two equal calls, the missing comparison, and those of the new network: nothing is sampled again.
-    assert sum(number for _, number in patches) == 2 + 12 + 12 * 3 * 2
-    assert read_rows(TABLE)[: len(rows)] == rows
-    assert len(read_rows(TABLE)) == 2 * len(expected)
-    assert "nearest" in caplog.text
-    assert {row["network"] for row in read_rows(folder / "same_noise.csv")} == {"one", "two"}
-    averaged = read_rows(folder / "network_agreement.csv")
-    assert {row["num_networks"] for row in averaged if row["images"] != "generated"} == {"2"}
-    check_pictures(folder, "network_agreement", "same_noise")
-    assert np.asarray(Image.open(folder / "same_noise_one.png").convert("L")).std() > 5
-    # Comparisons over another number of images are others.
-    for number, count in enumerate((5, 4), start=1):
-        change = {"num_images": count, "images": ["training"], "num_latents": 6, "networks": networks}
-        validate({"NetworkAgreement": {**AGREEMENT, **change}}, *args)
-        assert len(read_rows(TABLE)) == 2 * len(expected) + 2 * 3 * 2 * number
-
-
-def test_figures_1_and_2_are_saved_and_shown_and_follow_their_options(validate, shown):
-    def found(callback, options, *args):
-        run = validate({callback: options}, *args)
-        names = [name.replace("/", "_") for name in sorted(shown(run)[0])]
-        check_pictures(run, *names)
-        return {name: (run / f"{name}.png").read_bytes() for name in names}
-
-    lines = [
-        found("PosteriorPicture", {"k": k, "z": z, "noise_levels": [0.05]}, "--data", "PointsOnALine")
-        for k, z in ((2, 0.1), (6, 0.1), (2, 0.8))
-    ]
-    assert [list(pictures) for pictures in lines] == [["figure1"]] * 3
-    assert len({pictures["figure1"] for pictures in lines}) == 3
-    options = {"estimators": {"source": {"class_path": "OneSample"}}, "noise_levels": [0.5, 2.0], "num_images": 2}
-    means = [found("MeanPicture", options, "--seed_everything", seed) for seed in ("0", "1")]
-    assert [list(pictures) for pictures in means] == [["figure2_0", "figure2_1"]] * 2
-    assert len({picture for pictures in means for picture in pictures.values()}) == 4

@@ -19,7 +19,6 @@ PIXELS, INCEPTION, LITE = (made(f"lit_knn.metrics.{name}") for name in ("Pixels"
 CURVE = {"estimators": {"KNN": KNN}, "noise_levels": [0.5, 5.0], "num_z": 20, "repeats": 3}
 FEW = {"num_samples": 30, "extractor": PIXELS, "cache_dir": None}
 SWEEP = {**FEW, "estimators": {"KNN": KNN}, "network": EXACT, "t_switch": [1.0], "folder": "results"}
-AGREE = {"estimators": {}, "networks": {"one": KNN}, "noise_levels": [1.0], "folder": "results", "num_images": 21}
 MEANS = {"estimators": {"a": EXACT}, "noise_levels": [1.0]}
 LINE = ("--data", "PointsOnALine")
 
@@ -38,8 +37,6 @@ CASES = [
     ("HybridSampling", SWEEP | {"estimators": {"far": made("KNN", k=9999, n=8)}}, (), "k=9999"),
     ("HybridSampling", SWEEP | {"network": made("Network", path="rgb.pkl")}, (), "network cannot be used on images"),
     ("HybridSampling", SWEEP | {"network": made("Switched", below=PATCH, above=EXACT, t=100.0)}, (), "t=100"),
-    ("NetworkAgreement", AGREE, (), "images has held_out: the data holds no images out"),
-    ("NetworkAgreement", AGREE, ("--data.held_out", "20"), "num_images=21 is more than the 20 held-out images"),
     ("PosteriorPicture", {}, (), "the data must have one dimension, it has 64"),
     ("PosteriorPicture", {"k": 41}, LINE, "k=41 is more than the 40 images"),
     ("MeanPicture", MEANS, LINE, "must be images of 1 or 3 channels, not (1,)"),

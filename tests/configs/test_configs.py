@@ -18,11 +18,11 @@ from lit_knn.data.prepared import read_prepared
 from lit_knn.estimators import Estimator
 from lit_knn.modules import LitEstimator, LitICT
 from lit_knn.modules.base import EstimatorTraining
-from lit_knn.nets import ConvResNet, ConvUNet, DDPMpp, UNet
+from lit_knn.nets import DDPMpp, UNet
 from main import main, make_cli
 from tests.command_lines import refusal_of
 from tests.config_files import CONFIGS, RUNS, resolved
-from tests.networks import write_own, write_published, write_start
+from tests.networks import write_own, write_published
 
 EVALUATED = sorted((CONFIGS / "evaluate").glob("f*d*.yaml"))
 PART_TYPES = {"data": pl.LightningDataModule, "models": torch.nn.Module, "estimators": Estimator}
@@ -47,8 +47,6 @@ pytestmark = pytest.mark.usefixtures("own_folder")
 def trained_networks(own_folder):
     """The network files that the runs need, in the current folder."""
     write_own("runs/table2_digits/knn_0/checkpoints/last.ckpt", channels=32, augment_dim=9)
-    write_start("runs/conv_resnet_digits/exact_0/checkpoints/last.ckpt", ConvResNet(1, channels=48))
-    write_start("runs/conv_unet_digits/exact_0/checkpoints/last.ckpt", ConvUNet(1, multipliers=(1, 2)))
     write_published("data/edm-cifar10-32x32-uncond-vp.pkl")
 
 
@@ -126,7 +124,6 @@ RELATED = [
     ("figure3/ablation_digits", "figure3/digits", "estimators num_z t_min name"),
     ("figure3/ablation_n", "figure3/ablation_k", "estimators name"),
     ("figure3/ablation_k_n64", "figure3/ablation_k", "estimators name"),
-    ("analytic/conv_unet_digits", "analytic/conv_resnet_digits", "net name"),
     ("analytic/hybrid_digits", "figure5/digits", "data estimators network t_switch num_samples held_out folder name"),
     ("flow/digits", "table2/digits", "model SampleGrid name"),
     ("evaluate/fd_dinov2", "evaluate/fid", "extractor batch_size filename monitor"),

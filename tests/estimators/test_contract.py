@@ -21,7 +21,6 @@ from lit_knn.estimators import (
     Smoothed,
     SubspaceKNN,
     Switched,
-    TopK,
     UniformSNIS,
     Wiener,
     class_conditional,
@@ -48,7 +47,6 @@ MAKERS = {
     "SubspaceKNN": lambda: SubspaceKNN(r=3, n=8, compute="float32"),
     "Switched": lambda: Switched(Exact(), KNN(k=6, n=8), T),
     "Switched, one sample": lambda: Switched(OneSample(), Wiener(r=3), 2 * T),
-    "TopK": lambda: TopK(k=6),
     "UniformSNIS": lambda: UniformSNIS(n=8),
     "Wiener": lambda: Wiener(r=3),
 }

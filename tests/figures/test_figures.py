@@ -10,7 +10,6 @@ import yaml
 from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
 from sklearn.datasets import load_digits
-from sklearn.metrics import r2_score
 
 from lit_knn import estimators
 from lit_knn.commands.report import read_run
@@ -31,7 +30,6 @@ from lit_knn.figures import (
     run_comparison,
 )
 from lit_knn.figures.image_grid import pair_grid
-from lit_knn.figures.network_agreement import agreement_curves, agreement_grid, same_noise_boxes
 from lit_knn.figures.probe import PANELS
 from lit_knn.figures.style import PALETTE, dress, looks
 from lit_knn.figures.training_curves import TrainingCurve, best_point, passes, varied
@@ -338,57 +336,6 @@ def test_figure_5_has_the_distance_left_and_the_copies_right_in_the_order_of_t_s
     assert {line.get_label(): colour(line) for line in right.lines} == {"KNN": PALETTE["KNN"][0], "forward": "#808080"}
 
 
-def test_curves_of_agreement_show_values_errors_and_the_range_over_networks():
-    rows = [
-        {"images": kind, "estimator": name, "t": t, "r2": r2 - t / 100, "mse": 1 - r2, "r2_se": 0.01, "mse_se": 0.02}
-        | {"r2_low": r2 - 0.1, "r2_high": r2 + 0.05, "mse_low": 0.01, "mse_high": 0.5}
-        for kind, less in (("training", 0.0), ("generated", 0.3))
-        for name, r2 in (("KNN", 0.8 - less), ("Exact", 0.6 - less))
-        for t in (3.0, 1.0)
-    ]
-    figure = agreement_curves(rows)
-    assert [axes.get_title() for axes in figure.axes[:2]] == ["training images", "the networks' own images"]
-    assert figure.axes[0].get_ylabel() == "R² to the network"
-    assert legend(figure.legends[0]) == ["KNN", "Exact"]
-    for place, axes in enumerate(figure.axes):
-        measure, edges = (("r2", (0.7, 0.85)), ("mse", (0.01, 0.5)))[place // 2]
-        assert (axes.get_xscale(), axes.get_yscale()) == ("log", "linear" if measure == "r2" else "log")
-        line, _, (bars,) = axes.containers[0].lines
-        own = [row for row in rows if row["images"] == ("training", "generated")[place % 2]]
-        expected = {row["t"]: row[measure] for row in own[:2]}
-        assert dict(zip(*line.get_data(), strict=True)) == expected
-        ends = [[end[1] for end in bar] for bar in bars.get_segments()]
-        error = rows[0][f"{measure}_se"]
-        assert ends == [pytest.approx([expected[t] - error, expected[t] + error]) for t in (1.0, 3.0)]
-        corners = axes.collections[1].get_paths()[0].vertices[:, 1]
-        less = 0.3 * (measure == "r2") * (place % 2)
-        assert (corners.min(), corners.max()) == pytest.approx([edge - less for edge in edges])
-
-
-def test_boxes_of_samples_have_the_quartiles_of_both_measures():
-    network = torch.randn(9, 1, 3, 3)
-    samples = {"twice": 2 * network, "noisy": network + 0.5 * torch.randn(9, 1, 3, 3)}
-    panels = same_noise_boxes(samples, {"one": network, "other": network.flip(0)}).axes
-    named = [to_hex(patch.get_facecolor()) for patch in panels[1].get_legend().get_patches()]
-    assert legend(panels[1].get_legend()) == ["one", "other"]
-    assert len(set(named)) == 2
-    assert [to_hex(box.get_facecolor()) for box in panels[0].patches] == [named[0]] * 2 + [named[1]] * 2
-    assert [label.get_text() for label in panels[1].get_xticklabels()] == ["twice", "noisy"]
-    pairs = [(own, theirs) for theirs in (network, network.flip(0)) for own in samples.values()]
-    for place, (own, theirs) in enumerate(pairs):
-        images = [*zip(theirs.flatten(1).numpy(), own.flatten(1).numpy(), strict=True)]
-        measures = [r2_score(*pair) for pair in images], [np.corrcoef(*pair)[0, 1] for pair in images]
-        for axes, values in zip(panels, measures, strict=True):
-            corners = axes.patches[place].get_path().vertices
-            low, high = np.quantile(values, (0.25, 0.75))
-            assert (corners[:, 1].min(), corners[:, 1].max()) == pytest.approx((low, high), rel=1e-4)
-            # The boxes of an estimator stand around its name, those of the first network to the left.
-            assert np.sign(corners[:, 0].mean() - place % 2) == (-1, 1)[place // 2]
-            assert np.abs(corners[:, 0] - place % 2).max() < 0.5
-    # The worst R² may be far below −1, and the axis ends there.
-    assert panels[0].get_ylim()[0] == pytest.approx(-1.05)
-
-
 # One style
 
 
@@ -398,13 +345,11 @@ def test_an_estimator_has_one_colour_in_all_pictures_and_no_two_have_the_same():
     kinds = {name: getattr(estimators, name) for name in estimators.__all__ if name not in wraps}
     names = [name for name, kind in kinds.items() if isinstance(kind, type) and issubclass(kind, Estimator)]
     assert set(names) == set(PALETTE)
-    numbers = dict.fromkeys(("r2", "mse", "r2_low", "r2_high", "mse_low", "mse_high", "r2_se", "mse_se"), 0.5)
-    rows = [{"images": "training", "estimator": name, "t": 1.0, **numbers} for name in names]
-    agreement = {bar.get_label(): bar.lines[0].get_color() for bar in agreement_curves(rows).axes[0].containers}
+    errors = {line.get_label(): line.get_color() for line in lower(curves(dict.fromkeys(names, [1e-3] * 4)))[0].lines}
     rows = [{"method": name, "t_switch": 1.0, "fid": 2.0, "copied_fraction": 0.1} for name in names[::-1]]
     figure = figure5([*rows, rows[0] | {"method": "forward"}], "fid", "forward")
     hybrid = {line.get_label(): line.get_color() for line in figure.axes[0].lines}
-    assert agreement.items() <= hybrid.items()
+    assert {name: errors[name] for name in names}.items() <= hybrid.items()
     assert len(set(hybrid.values())) == len(names) + 1
 
 
@@ -458,8 +403,6 @@ def test_grids_show_black_as_0_and_white_as_1_and_pairs_one_above_the_other():
     expected[0], expected[1] = upper[:8, 0, 0, 0], under[:8, 0, 0, 0]
     expected[2, 0], expected[3, 0] = upper[8, 0, 0, 0], under[8, 0, 0, 0]
     torch.testing.assert_close(shades[:4, :8], expected, atol=1 / 127, rtol=0)  # a step of 8-bit pixels
-    rows = agreement_grid({"network": upper, "own": under}, 5)[0, 17::34, 17::34] * 2 - 1
-    torch.testing.assert_close(rows, torch.stack([upper[:5, 0, 0, 0], under[:5, 0, 0, 0]]), atol=1 / 127, rtol=0)
 
 
 def test_a_caption_is_dark_text_below_the_unchanged_picture():

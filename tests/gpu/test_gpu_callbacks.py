@@ -23,15 +23,12 @@ UNET = {"class_path": "lit_knn.nets.UNet"}
 UNET["init_args"] = {"in_channels": 1, "channels": 8, "multipliers": [1, 2], "blocks": 1}
 NETWORK = {"class_path": "lit_knn.estimators.Network", "init_args": {"path": "network.ckpt", "net": UNET}}
 SWEEP = {"estimators": {"KNN": KNN}, "t_switch": [1.0], "num_samples": 6, "num_steps": 2, "batch_size": 6}
-AGREEMENT = {"networks": {"one": NETWORK}, "estimators": {}, "noise_levels": [0.5], "folder": "agreement"}
-AGREEMENT |= {"images": ["training", "generated"], "num_images": 4, "num_latents": 4, "batch_size": 4}
 FIDELITY = {"num_samples": 12, "batch_size": 12, "extra_metrics": ["kid", "precision", "recall"], "kid_subset_size": 6}
 FIDELITY |= {"extractor": PIXELS, "cache_dir": None}
 MEASURING = {
     "EstimatorError": {"estimators": {"KNN": KNN, "STF": STF}, "noise_levels": [5.0], "num_z": 30, "repeats": 2},
     "MeanPicture": {"estimators": {"KNN": KNN, "STF": STF}, "noise_levels": [5.0], "num_images": 1},
     "HybridSampling": {**SWEEP, "network": NETWORK, "folder": "sweep", "extractor": PIXELS, "cache_dir": None},
-    "NetworkAgreement": AGREEMENT,
     "Memorisation": {"num_samples": 12, "batch_size": 12},
     "Fidelity": FIDELITY,
     "SampleGrid": {"num_samples": 4, "num_steps": [2]},
@@ -74,7 +71,7 @@ def test_every_measurement_leaves_its_results():
     args += ["--data.index", "TorchIndex", "--model", "LitEstimator", "--model.estimator", "Exact"]
     folder = run("validate", MEASURING, *args, "--model.sampling_steps", "3")
     tables = {path.name for path in folder.rglob("*.csv")}
-    assert {"estimator_error.csv", "network_agreement.csv", "metrics.csv"} <= tables
+    assert {"estimator_error.csv", "metrics.csv"} <= tables
     numbers = {name: value for name, value in read_rows(folder / "metrics.csv")[-1].items() if value}
     assert {"samples/fd_pixels", "samples/kid", "samples/precision", "samples/copied_fraction"} <= numbers.keys()
     assert all(math.isfinite(float(value)) for value in numbers.values())

@@ -5,7 +5,6 @@ import pytest
 import torch
 
 from lit_knn.common.errors import InputError
-from lit_knn.estimators import TopK
 from lit_knn.index import FaissIndex, SubspaceIndex
 from lit_knn.reference import ReferenceSet
 from tests.toys import low_rank_vectors, noisy
@@ -92,20 +91,6 @@ def test_the_default_is_a_fiftieth_of_the_lists_and_a_lookup_leaves_the_next_sea
     assert all(map(torch.equal, reference.search(z, 20), before))
     assert reference.locate(x[:50]).tolist() == list(range(50))
     assert all(map(torch.equal, reference.search(z, 20), before))
-
-
-@pytest.mark.parametrize("t", [1e-3, 0.3, 3.0, 1e3])
-@pytest.mark.parametrize("index", [FaissIndex("Flat"), FaissIndex("IVF20,Flat", 1)], ids=["exact", "one list"])
-def test_the_mean_over_the_nearest_is_that_of_the_images_found(index, t):
-    x = pixels(60).float() / 127.5 - 1
-    reference, z = ReferenceSet(x, index), noisy(x[:12], t)
-    _, ids = reference.search(z, 7)
-    assert (ids < 0).any() == (index.nprobe == 1)
-    sq_dist = enumerated(z, x).gather(1, ids.clamp(min=0)).masked_fill(ids < 0, torch.inf)
-    weights = torch.softmax(-sq_dist / (2 * t**2), 1)
-    expected = (weights.unsqueeze(2) * x.flatten(1)[ids].double()).sum(1)
-    mean = TopK(7).bind(reference).posterior_mean(z, t).flatten(1).double()
-    torch.testing.assert_close(mean, expected, rtol=0, atol=1e-5)
 
 
 # Lossless codes of 8 bits

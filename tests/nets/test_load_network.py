@@ -9,7 +9,7 @@ from torch import nn
 
 from lit_knn.commands.entry import main
 from lit_knn.estimators import Network
-from lit_knn.nets import ADM, ConvUNet, DDPMpp
+from lit_knn.nets import ADM, DDPMpp, UNet
 from lit_knn.nets.precond import EDMPrecond
 from lit_knn.sampling.loading import convert, load, load_network, write_exported
 from tests.edm_pickles import Call, edm_network, published, state_of, write
@@ -104,9 +104,12 @@ def test_half_precision_is_computed_where_it_is_asked_for_alone(tmp_path):
 
 
 def test_an_own_checkpoint_that_tells_no_architecture_needs_it(tmp_path):
-    path = write_start(tmp_path / "own.ckpt", ConvUNet(1, channels=8, multipliers=(1, 2)))
+    class OwnNet(UNet):
+        """A file cannot name this class."""
+
+    path = write_start(tmp_path / "own.ckpt", OwnNet(1, channels=8, multipliers=(1, 2)))
     assert "own.ckpt: the file does not tell the architecture" in refusal(load_network, path)
-    net = ConvUNet(1, channels=8, multipliers=(1, 2)).double()
+    net = OwnNet(1, channels=8, multipliers=(1, 2)).double()
     denoiser = load_network(path, net)
     assert denoiser.model is net
     assert not denoiser.training

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from lit_knn.common.errors import InputError
-from lit_knn.nets import ADM, ConvResNet, ConvUNet, DDPMpp, NCSNpp, UNet
+from lit_knn.nets import ADM, DDPMpp, NCSNpp, UNet
 from lit_knn.nets.adm import ADMBlock
 from lit_knn.nets.architecture import KNOWN
 from lit_knn.nets.base import NO_CLASS
@@ -28,11 +28,8 @@ OPTIONS = {
     NCSNpp: SMALL,
     ADM: {**SMALL, "head_width": 16},
     UNet: {"channels": 16, "multipliers": (1, 2), "blocks": 1},
-    ConvUNet: {"channels": 8, "multipliers": (1, 2)},
-    ConvResNet: {"channels": 8, "layers": 2},
 }
 EVERY_NET = pytest.mark.parametrize("kind", OPTIONS)
-EVERY_UNET = pytest.mark.parametrize("kind", [DDPMpp, NCSNpp, ADM, UNet])
 SONG = pytest.mark.parametrize("kind", [DDPMpp, NCSNpp])
 
 
@@ -86,26 +83,22 @@ def test_recorded_weights_give_the_recorded_outputs_of_the_published_architectur
 
 
 DEEP = {"image_size": 8, "channels": 8, "multipliers": (1, 2, 2), "blocks": 1, "attention_at": (8,)}
-CONV_UNET = {"channels": 4, "multipliers": (2, 3)}
 # Outputs of code that gave the outputs of NVIDIA's networks, and of our own checkpoints.
 RECORDED = [
     (DDPMpp, DEEP, [-3.0002, 2.9017, -0.1201, -3.3491, -3.9989, 1.5511, 0.899, -0.0191]),
     (NCSNpp, DEEP, [-3.3938, 2.0762, 0.8271, -4.5544, -5.033, 1.0228, 1.6764, -1.4364]),
     (ADM, {**DEEP, "head_width": 4}, [1.0057, 1.5218, -0.1987, -1.3374, 0.1009, 0.4217, 1.2036, -2.1942]),
     (UNet, {"channels": 4}, [1.186, -0.6167, -3.5627, 5.2038, 0.8297, 2.1064, 3.8852, -5.0533]),
-    (ConvUNet, CONV_UNET, [20.607, -29.166, -11.116, -79.494, -7.581, 27.125, 39.219, 46.063]),
-    (ConvResNet, {"channels": 4, "layers": 3}, [-5.8232, 1.4474, 0.3098, -5.5314, 6.7634, -1.0153, 0.3758, 5.2799]),
 ]
 
 
 @pytest.mark.parametrize(("kind", "options", "expected"), RECORDED)
 def test_networks_compute_what_they_computed_when_they_were_compared(kind, options, expected):
     net = kind(in_channels=2, num_classes=2, augment_dim=3, **options).eval()
-    size = 0.5 if kind in (ConvUNet, ConvResNet) else 1  # large enough that each label changes the outputs
     with torch.no_grad():
         for name, weights in net.state_dict().items():
             if not name.endswith("resample_filter"):
-                weights.copy_(size * (torch.arange(weights.numel()) * 1.3 + 1).sin().reshape(weights.shape))
+                weights.copy_((torch.arange(weights.numel()) * 1.3 + 1).sin().reshape(weights.shape))
         z = (torch.arange(128.0) * 0.7).cos().reshape(1, 2, 8, 8)
         output = net(z, torch.tensor([0.3]), torch.tensor([1]), torch.tensor([[0.5, -1.0, 2.0]]))
     # The numbers have four decimals, and processors round convolutions otherwise.
@@ -161,20 +154,6 @@ def test_networks_of_all_runs_work_and_learn_at_their_depth():
             assert p.grad.isfinite().all(), (key, name)
             assert p.grad.any(), (key, name)
     assert {("NCSNpp", "[2, 2, 2]", "4", "32", "0"), ("ADM", "[1, 2, 3, 4]", "3", "64", "1000")} <= depths
-
-
-@pytest.mark.parametrize("net", [ConvResNet(1, 8, layers=2), ConvUNet(1, 8, (1, 2))])
-def test_convolutional_nets_see_only_their_surroundings_and_commute_with_shifts(net):
-    nn.init.normal_(net.conv_out.weight)
-    z, label = torch.randn(1, 1, 32, 32, requires_grad=True), torch.zeros(1)
-    output = net(z, label)
-    output[0, 0, 16, 16].backward()
-    seen = z.grad[0, 0].ne(0).nonzero()
-    extents = (seen.max(0).values - seen.min(0).values + 1).tolist()
-    # The residual net sees 2·(layers + 2) + 1 pixels of each axis.
-    assert extents == [9, 9] if isinstance(net, ConvResNet) else max(extents) < 32
-    shifted, inside = net(z.roll((2, 4), (2, 3)), label).roll((-2, -4), (2, 3)), slice(14, 18)
-    torch.testing.assert_close(shifted[..., inside, inside], output[..., inside, inside], rtol=1e-4, atol=1e-4)
 
 
 # Labels
@@ -261,14 +240,12 @@ def test_blocks_of_adm_start_as_their_shortcuts():
 @EVERY_NET
 def test_an_untrained_denoiser_takes_one_noise_level_for_all_and_returns_half_of_z_at_that_of_the_data(kind):
     net = made(kind)
-    if kind in (ConvUNet, ConvResNet):
-        nn.init.zeros_(net.conv_out.bias)
     z = torch.randn(3, 3, 8, 8)
     # The network returns zero, up to the weights of 1e-5 of DDPM++ and NCSN++, and c_skip = 1/2 at σ = σ_data.
     torch.testing.assert_close(EDMPrecond(net)(z.double(), torch.tensor(0.5)), z / 2, rtol=0, atol=1e-3)
 
 
-@EVERY_UNET
+@EVERY_NET
 def test_dropout_drops_its_share_before_the_second_convolution(kind):
     net, second = awake(made(kind, dropout=0.3)).train(), "conv2" if kind is UNet else "conv1"
     z, noise = torch.randn(8, 3, 8, 8), torch.zeros(8)
@@ -280,7 +257,7 @@ def test_dropout_drops_its_share_before_the_second_convolution(kind):
     assert torch.equal(net(z, noise), net(z, noise))
 
 
-@EVERY_UNET
+@EVERY_NET
 def test_the_embedding_is_float32_under_autocast_and_channels_last_changes_nothing(kind):
     net, layer = awake(made(kind, num_classes=4, augment_dim=9)).eval(), "modulation" if kind is UNet else "affine"
     # Neighbouring levels of a fine grid differ by less than bfloat16 resolves.
@@ -332,7 +309,7 @@ def test_preconditioning_is_that_of_the_papers_for_the_deviation_of_the_data(dev
 def test_a_consistency_model_is_bitwise_the_identity_at_t_min(t_min, dtype):
     z = torch.randn(4, 3, 8, 8)
     z[0, 0] = 0.0  # next to a zero every small change is visible
-    net = made(ConvResNet)
+    net = made(UNet)
     nn.init.normal_(net.conv_out.weight, std=100)
     model = ConsistencyModel.around(net, (3, 8, 8), sigma_min=t_min)
     assert torch.equal(model(z, torch.full((4,), t_min, dtype=dtype)), z)
@@ -347,7 +324,6 @@ CALLS = [
     (DDPMpp, {"z_scaled": torch.zeros(3, 3, 16, 16)}, "image_size=8, but the images are 16x16"),
     (ADM, {"z_scaled": torch.zeros(3, 1, 8, 8)}, r"in_channels=3, but the images have the shape \(1, 8, 8\)"),
     (UNet, {"z_scaled": torch.zeros(3, 3, 8, 9)}, "image sides 8x9 are not divisible by 2"),
-    (ConvUNet, {"z_scaled": torch.zeros(3, 3, 7, 8)}, "image sides 7x8 are not divisible by 2"),
 ]
 
 
@@ -366,7 +342,6 @@ def test_bad_inputs_are_named():
         (NCSNpp, {"image_size": 30}, "image_size must be a multiple of 4 with 3 multipliers, got 30"),
         (ADM, {"channels": 32, "multipliers": (1, 1, 1)}, "head_width must divide the 32 channels .* got 64"),
         (ADM, {"channels": 130}, "a layer of 130 channels cannot be normalised in 32 groups"),
-        (ConvResNet, {"layers": 0}, "ConvResNet: layers must be at least 1"),
     ],
 )
 def test_bad_options_are_named(kind, options, message):

@@ -16,7 +16,7 @@ import torch
 from lit_knn.common.errors import InputError
 from lit_knn.estimators import Exact
 from lit_knn.referee import adapters
-from lit_knn.referee.adapters import KNNScore, STFTarget, StudioOptimal
+from lit_knn.referee.adapters import KNNScore, STFTarget
 from lit_knn.referee.adapters.adapter import Origin
 from lit_knn.reference import ReferenceSet
 from tests.toys import noisy, pixels
@@ -24,41 +24,25 @@ from tests.toys import noisy, pixels
 CHECKOUTS = os.environ.get("LIT_KNN_CHECKOUTS")
 needs_checkouts = pytest.mark.skipif(CHECKOUTS is None, reason="LIT_KNN_CHECKOUTS names no folder of checkouts")
 FOLDERS = {"KNNScore": "knn-score", "KNNScoreSTF": "knn-score", "STFTarget": "stf"}
-FOLDERS |= {"StudioOptimal": "analytic-diffusion-studio"}
 
-# Code in the form of theirs, which computes exact means: of x under scale·x + √variance·ε, over the images it gets.
+# Code in the form of theirs, which computes exact means over the images that it gets.
 SUMS = """
 import torch
-def softmax_mean(z, x, scale, variance):
-    sq_dist = torch.cdist(z.flatten(1).double(), scale * x.flatten(1).double()).square()
+def softmax_mean(z, x, variance):
+    sq_dist = torch.cdist(z.flatten(1).double(), x.flatten(1).double()).square()
     return (torch.softmax(-sq_dist / (2 * variance), 1) @ x.flatten(1).double()).reshape(z.shape).float()
-"""
-STUDIO = """
-import torch
-from diffusers import DDIMScheduler
-from tqdm import tqdm
-
-class OptimalDenoiser:
-    def __init__(self, dataset, device, num_steps, params):
-        self.scheduler = DDIMScheduler(beta_start=0.0001)
-    def train(self, dataset):
-        from local_diffusion.sums import softmax_mean
-        self.mean, self.x = softmax_mean, torch.cat([part for part in tqdm(dataset.dataloader, desc="x")])
-    def denoise(self, latents, timestep):
-        assert len(latents) <= 2
-        a = self.scheduler.alphas_cumprod[int(timestep)]
-        return self.mean(latents, self.x, a.sqrt(), 1 - a)
 """
 KNN_SCORE = """
 import torch
-from training.sums import softmax_mean
 
 class KNNDenoiser:
     def __init__(self, dataset, ref_size, k, gpu, quantize):
+        from training.sums import softmax_mean
+        self.mean = softmax_mean
         self.x = torch.stack([torch.as_tensor(image) for image, _ in dataset]) / 127.5 - 1
         assert len(self.x) == len(dataset)
     def __call__(self, z, sigma):
-        return softmax_mean(z, self.x, 1, sigma[:, None].double() ** 2)
+        return self.mean(z, self.x, sigma[:, None].double() ** 2)
 """
 STF = """
 from torch_utils import persistence
@@ -69,11 +53,10 @@ class EDMLoss:
         assert len(batch) == len(batch.unique(dim=0)) == 40
         return batch[: len(z)]
 """
-# The adapter, its arguments, the folder of the modules, and where its module is.
+# The adapter, its arguments, and where its module is.
 FORMS = {
-    "studio": (StudioOptimal, {"num_neighbors": 60, "rows": 2}, "src", "local_diffusion/models/optimal.py", STUDIO),
-    "knn-score": (KNNScore, {"k": 60}, ".", "training/denoisers.py", KNN_SCORE),
-    "stf": (STFTarget, {"n": 40}, ".", "training/loss.py", STF),
+    "knn-score": (KNNScore, {"k": 60}, "training/denoisers.py", KNN_SCORE),
+    "stf": (STFTarget, {"n": 40}, "training/loss.py", STF),
 }
 
 
@@ -84,15 +67,15 @@ def git(folder, *args):
 
 def checkout(folder, form, body=None, **changes):
     """Write code into a repository; return an adapter that expects its commit, made for this checkout."""
-    adapter, arguments, root, module, code = FORMS[form]
-    package = folder / root / module.partition("/")[0]
-    for path, text in ((folder / root / module, body or code), (package / "sums.py", SUMS)):
+    adapter, arguments, module, code = FORMS[form]
+    package = folder / module.partition("/")[0]
+    for path, text in ((folder / module, body or code), (package / "sums.py", SUMS)):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
     git(folder, "init", "-q")
     git(folder, "add", "-A")
     git(folder, "commit", "-qm", "theirs")
-    origin = Origin("https://example.org/theirs", git(folder, "rev-parse", "HEAD").strip(), root)
+    origin = Origin("https://example.org/theirs", git(folder, "rev-parse", "HEAD").strip())
     return type(adapter.__name__, (adapter,), {"origin": origin})(str(folder), **arguments | changes)
 
 
@@ -116,10 +99,9 @@ def test_a_missing_or_other_checkout_is_refused_in_one_line(tmp_path):
 
 
 @pytest.mark.parametrize("hflip", [False, True])
-@pytest.mark.parametrize("form", ["studio", "knn-score"])
-def test_others_get_all_images_and_the_levels_of_their_process(form, hflip, tmp_path):
+def test_others_get_all_images_and_the_noise_level_of_each_latent(hflip, tmp_path):
     own, t = ReferenceSet(pixels(60, (3, 6, 6)), hflip=hflip), torch.tensor([5, 0.002, 0.1, 1, 1, 1, 80])
-    estimator = checkout(tmp_path, form).bind(own)
+    estimator = checkout(tmp_path, "knn-score").bind(own)
     z = noisy(own.gather(torch.arange(7) * 8), t)
     exact = Exact().bind(own).posterior_mean(z, t)
     torch.testing.assert_close(estimator.posterior_mean(z, t), exact, atol=1e-5, rtol=0)
@@ -171,9 +153,5 @@ def test_their_code_runs_twice_alike_and_leaves_no_trace(name):
     assert torch.equal(z, given)
     assert torch.equal(torch.get_rng_state(), state)
     assert (sys.path, random.getstate(), sorted(Path.cwd().iterdir())) == (path, python, cwd)
-    scoped = {
-        file.stem for file in (folder / estimator.origin.folder).iterdir() if file.is_dir() or file.suffix == ".py"
-    }
+    scoped = {file.stem for file in folder.iterdir() if file.is_dir() or file.suffix == ".py"}
     assert not {name.partition(".")[0] for name in set(sys.modules) - modules} & scoped
-    if name == "StudioOptimal":
-        assert (mean - Exact().bind(own).posterior_mean(z.double(), t)).square().flatten(1).mean(1).max() < 1e-9

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from lit_knn.common.errors import InputError
-from lit_knn.estimators import KNN, STF, ByClass, Exact, MonteCarlo, SubspaceKNN, TopK, UniformSNIS, Wiener
+from lit_knn.estimators import KNN, STF, ByClass, Exact, MonteCarlo, SubspaceKNN, UniformSNIS, Wiener
 from lit_knn.index import FaissIndex, TorchIndex
 from lit_knn.reference import ReferenceSet
 from lit_knn.reference.classes import classes_of, lie_together
@@ -100,7 +100,6 @@ def test_exact_is_the_enumerated_mean_of_the_class(sort, hflip):
     ("kind", "options"),
     [
         (MonteCarlo, {"n": 8}),
-        (TopK, {"k": 3}),
         (UniformSNIS, {"n": 8}),
         (STF, {"n": 8}),
         (KNN, {"k": 6, "n": 8}),

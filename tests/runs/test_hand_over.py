@@ -24,7 +24,7 @@ from lit_knn.modules import LitECT, LitEDM, LitFlow, LitICT, LitMeanFlow
 from lit_knn.modules.augmentation import GeometricAugmentation
 from lit_knn.modules.time_distributions import LogitNormalTimes
 from lit_knn.nets import ADM, DDPMpp, NCSNpp, UNet
-from lit_knn.nets.flow import DataOutput, EDMOutput, NoiseOutput, VelocityOutput
+from lit_knn.nets.flow import DataOutput, EDMOutput, VelocityOutput
 from lit_knn.nets.precond import EDMPrecond
 from lit_knn.sampling import DiffusionModel, FlowModel
 from lit_knn.sampling.flow_times import FixedSteps
@@ -197,7 +197,6 @@ class Own(VelocityOutput):
     [
         (VelocityOutput, FixedSteps(), None),
         (DataOutput, FixedSteps(euler_step), None),
-        (NoiseOutput, FixedSteps(), None),
         (partial(EDMOutput, sigma_data=0.25), FixedSteps(euler_step), None),
         # A user's own class can be saved, but a file cannot name it.
         (Own, FixedSteps(), "output must name one of"),

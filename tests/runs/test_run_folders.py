@@ -340,7 +340,7 @@ def test_last_is_of_a_run_with_the_same_estimator_and_seed(capsys):
     for version, options in runs.items():
         fit(2, *BARE, "--ckpt_path", "last", *options)
         assert start_of(version) == str(last(version))
-    line = refused(capsys, 2, "--ckpt_path", "last", "--model.estimator", "TopK")
+    line = refused(capsys, 2, "--ckpt_path", "last", "--model.estimator", "Exact")
     wanted = "it needs a whole one of a run with this name, model, estimator and --seed"
     assert f"found none in runs/demo; {wanted}" in line
 

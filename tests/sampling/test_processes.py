@@ -12,7 +12,7 @@ from lit_knn.common.errors import InputError
 from lit_knn.estimators import Exact, OneSample
 from lit_knn.modules import LitEDM, LitEstimator, LitFlow
 from lit_knn.nets import UNet
-from lit_knn.nets.flow import DataOutput, EDMOutput, FlowDenoiser, NoiseOutput, VelocityOutput
+from lit_knn.nets.flow import DataOutput, EDMOutput, FlowDenoiser, VelocityOutput
 from lit_knn.nets.precond import EDMPrecond, coefficients
 from lit_knn.sampling import DiffusionModel, FlowModel
 from lit_knn.sampling.flow_times import FixedSteps, TimeSpan
@@ -66,7 +66,7 @@ class Gaussian(nn.Module):
 
     def forward(self, z, label, class_label=None):
         sigma = (4 * label.double()).exp()
-        z, level = z.double(), per_item(sigma, z)
+        z = z.double()
         if self.kind is EDMOutput:
             c_skip, c_out, c_in = (per_item(c, z) for c in coefficients(sigma, 0.5)[:3])
             y = z / c_in
@@ -74,9 +74,7 @@ class Gaussian(nn.Module):
         t = per_item(self.process.t_of_sigma(sigma), z)
         s = self.process.scale(t)
         mu = gaussian_mean(z / s, sigma)
-        if self.kind is DataOutput:
-            return mu
-        return (z - s * mu) / (s * level) if self.kind is NoiseOutput else self.process.velocity(z, t, mu)
+        return mu if self.kind is DataOutput else self.process.velocity(z, t, mu)
 
 
 def gaussian_flow(kind, process):
@@ -92,7 +90,7 @@ def test_every_output_gives_the_velocity_of_the_process(process):
     z, expected = torch.func.jvp(lambda t: on_trajectory(process, c, t), (t,), (torch.ones_like(t),))
     y, sigma = z / process.scale(t), process.sigma(TIMES)
     mu = gaussian_mean(y, sigma)
-    for kind in (VelocityOutput, DataOutput, NoiseOutput, EDMOutput):
+    for kind in (VelocityOutput, DataOutput, EDMOutput):
         network = gaussian_flow(kind, process)
         # The input and the noise label of a network are float32.
         torch.testing.assert_close(network(z, TIMES).double(), expected, rtol=2e-3, atol=2e-3)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from lit_knn.estimators import KNN, STF, Exact, MonteCarlo, SubspaceKNN, TopK
+from lit_knn.estimators import KNN, STF, Exact, MonteCarlo, SubspaceKNN
 from lit_knn.metrics.latents import NoisyLatents
 from lit_knn.metrics.measure import fixed_source, measure
 from lit_knn.reference import ReferenceSet
@@ -44,7 +44,7 @@ def test_where_images_share_the_posterior_their_weights_are_those_of_float64(t):
     z = x[::2] + t * torch.randn(20, 3072, generator=torch.Generator().manual_seed(3))
     mu = posterior_mean(z, x, t)
     spread = (x[::2] - x[1::2]).double().norm(dim=1)
-    estimate = TopK(40).bind(ReferenceSet(x)).posterior_mean(z, t)
+    estimate = SubspaceKNN(40, 40).bind(ReferenceSet(x)).posterior_mean(z, t)
     assert ((estimate - mu).norm(dim=1) / spread).square().mean().sqrt() < 1e-5
 
 

@@ -3,6 +3,5 @@
 from lit_knn.referee.adapters.adapter import Adapter
 from lit_knn.referee.adapters.plai import KNNScore, KNNScoreSTF
 from lit_knn.referee.adapters.stf import STFTarget
-from lit_knn.referee.adapters.studio import StudioOptimal
 
-__all__ = ["Adapter", "KNNScore", "KNNScoreSTF", "STFTarget", "StudioOptimal"]
+__all__ = ["Adapter", "KNNScore", "KNNScoreSTF", "STFTarget"]

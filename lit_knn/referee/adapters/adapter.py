@@ -26,11 +26,10 @@ class Origin(NamedTuple):
 
     repository: str  # address to clone
     commit: str
-    folder: str = "."  # folder of the checkout that its modules are imported from
 
 
 def checked(path: str, origin: Origin) -> Path:
-    """Return the folder that modules are imported from; refuse a missing checkout, another commit and changed files."""
+    """Return the folder of a checkout; refuse a missing one, another commit and changed files."""
     folder, found = Path(path).expanduser().resolve(), "no folder"
     if folder.is_dir():
         git = ["git", "--no-optional-locks", "-C", str(folder), "describe", "--always", "--dirty", "--abbrev=40"]
@@ -39,7 +38,7 @@ def checked(path: str, origin: Origin) -> Path:
     if found != origin.commit:
         expected = f"expected a checkout of {origin.repository} at commit {origin.commit[:12]}"
         raise InputError(f"checkout={path} is {found}; {expected}")
-    return folder / origin.folder
+    return folder
 
 
 @contextmanager
