@@ -76,18 +76,30 @@ def test_classes_have_fingerprints_and_indexes_of_their_own(tmp_path):
         assert sq_dist.max() < 1e-3
 
 
-def test_cached_statistics_without_features_do_not_serve_a_run_with_kid(tmp_path):
+class OtherWeights(Pixels):
+    """Other features under the same name."""
+
+    def __call__(self, images):
+        return 2 * super().__call__(images)[0], None
+
+    def fingerprint(self):
+        return "other weights"
+
+
+def test_cached_statistics_without_features_or_of_other_weights_do_not_serve_a_run_with_kid(tmp_path):
     data = ReferenceSet(images(20))
     generated = [(torch.arange(20), ReferenceSet(images(20, seed=1)).gather(torch.arange(20)))]
 
-    def measured(cache_dir, metrics=("kid",)):
-        measure = FidelityMeasure(Pixels(), extra_metrics=metrics, kid_subset_size=10, cache_dir=str(cache_dir))
+    def measured(cache_dir, metrics=("kid",), extractor=Pixels):
+        measure = FidelityMeasure(extractor(), extra_metrics=metrics, kid_subset_size=10, cache_dir=str(cache_dir))
         measure.prepare(data, 20)
         return measure(data, generated, 20)
 
     assert "kid" not in measured(tmp_path / "shared", ())
     later = measured(tmp_path / "shared")
     assert later == measured(tmp_path / "fresh") == measured(tmp_path / "shared")
+    shared, fresh = (measured(tmp_path / name, extractor=OtherWeights) for name in ("shared", "other"))
+    assert shared == fresh
 
 
 def test_the_fingerprint_of_inception_is_that_of_its_weights(tmp_path, monkeypatch):

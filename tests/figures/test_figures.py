@@ -274,9 +274,9 @@ def test_runs_side_by_side_have_their_values_times_and_colours():
 
 
 def test_the_curves_of_checkpoints_and_averages_mark_the_best_at_its_place():
-    axes = checkpoint_curve([(2_500_000, 9.0), (5_000_000, 4.0), (7_500_000, 6.0)], (5_000_000, 4.0), "fid", "").axes[0]
+    axes = checkpoint_curve([(500_000, 9.0), (5_000_000, 4.0), (7_500_000, 6.0)], (5_000_000, 4.0), "fid", "").axes[0]
     curve, best = axes.lines
-    assert curve.get_xdata().tolist() == [2.5, 5.0, 7.5]
+    assert curve.get_xdata().tolist() == [0.5, 5.0, 7.5]
     assert list(curve.get_ydata()) == [9.0, 4.0, 6.0]
     assert (best.get_xdata()[0], best.get_ydata()[0]) == (5.0, 4.0)
     assert ("millions" in axes.get_xlabel(), axes.get_yscale()) == (True, "log")

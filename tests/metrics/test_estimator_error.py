@@ -149,6 +149,7 @@ def test_latents_depend_neither_on_the_batch_nor_on_the_level():
     assert torch.equal(part_x, x[5:])
     torch.testing.assert_close((latents.batch(range(12), 8.0)[0] - x) / 8, (z - x) / 2)
     assert len(set(latents.ids.tolist())) == 12
+    assert set(latents.ids.tolist()) != set(NoisyLatents(reference, 12, seed=4).ids.tolist())
     assert not torch.equal(NoisyLatents(reference, 12, seed=4).batch(range(12), 2.0)[0], z)
     # Levels are equally spaced in the logarithm.
     np.testing.assert_allclose(noise_grid(5, 0.5, 80.0), np.geomspace(0.5, 80, 5))

@@ -158,7 +158,7 @@ def test_a_file_and_a_checkpoint_of_a_flow_keep_the_process():
     loaded = build(made.description(), made.net.state_dict())
     assert vars(loaded.network.process) == {"beta_d": 10.0, "beta_min": 0.5}
     assert torch.equal(loaded.sample(range(2)), model.sample(range(2)))
-    for one, other in ((model, lit(None)), (lit(None), model)):
+    for one, other in ((model, lit(None)), (lit(None), model), (lit(VP()), model)):
         with pytest.raises(InputError, match="another parameterisation"):
             one.check_checkpoint({"flow": other.flow.description()})
 
