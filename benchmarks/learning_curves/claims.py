@@ -87,4 +87,4 @@ def _compared(
 
 def mean_logarithm(curves: Curves, name: str) -> Callable[[str, int], float]:
     """Return a function of (estimator, seed): the mean of ln(column) over the measurements, its level over training."""
-    return lambda estimator, seed: float(np.log(curves.column(estimator, seed, name)).mean())
+    return lambda estimator, seed: float(np.log(curves.course(estimator, seed, name)).mean())

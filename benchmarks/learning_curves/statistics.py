@@ -30,6 +30,7 @@ class Curves:
 
     Attributes:
         estimators: their names, in order.
+        steps: the steps at which all runs were measured. A run that was killed while it was measured can lack one.
     """
 
     def __init__(self, rows: Sequence[Row], estimators: Sequence[str]) -> None:
@@ -37,6 +38,7 @@ class Curves:
         for row in sorted(rows, key=lambda row: row["step"]):
             self._rows.setdefault((str(row["estimator"]), int(row["seed"])), []).append(derived(row))
         self.estimators = [name for name in estimators if any(own == name for own, _ in self._rows)]
+        self.steps = set.intersection(*({row["step"] for row in own} for own in self._rows.values()))
 
     def measured(self, name: str) -> bool:
         """Tell whether a column has numbers."""
@@ -56,11 +58,15 @@ class Curves:
         """Return a column of one run over its steps."""
         return np.array([row[name] for row in self._rows[estimator, seed]], float)
 
+    def course(self, estimator: str, seed: int, name: str) -> np.ndarray:
+        """Return a column of one run at the steps of all."""
+        return np.array([row[name] for row in self._rows[estimator, seed] if row["step"] in self.steps], float)
+
     def band(self, estimator: str, name: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return images seen, and mean and standard deviation over seeds (NaN for one) of a column."""
-        runs = np.stack([self.column(estimator, seed, name) for seed in self.seeds(estimator)])
+        runs = np.stack([self.course(estimator, seed, name) for seed in self.seeds(estimator)])
         spread = runs.std(0, ddof=1) if len(runs) > 1 else np.full(runs.shape[1], np.nan)
-        return self.column(estimator, self.seeds(estimator)[0], "images"), runs.mean(0), spread
+        return self.course(estimator, self.seeds(estimator)[0], "images"), runs.mean(0), spread
 
     def last(self, name: str) -> Callable[[str, int], float]:
         """Return a function of (estimator, seed): the column at the last step."""
