@@ -5,6 +5,7 @@ import os
 import re
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ import yaml
 from pytorch_lightning.strategies import SingleDeviceStrategy
 
 import lit_knn
+from lit_knn.commands.best import BestCheckpoint
 from lit_knn.commands.report import read_distances
 from lit_knn.common.tables import read_rows
 from lit_knn.data import Digits
@@ -115,6 +117,9 @@ def test_further_draws_of_the_best_checkpoint_have_seeds_of_their_own(run, capsy
     printed = capsys.readouterr().out
     told = [float(number) for number in re.findall(r"The least, ([\d.]+), .* is ([\d.]+)\n", printed)[0]]
     assert told == pytest.approx([min(values), (values[1] + values[2]) / 2], rel=1e-3)
+    # Draws that differ more show that the mean leaves out the first.
+    summary = BestCheckpoint._summary(SimpleNamespace(metric="fid", _drawn=SimpleNamespace(path="")), [1.0, 3.0, 5.0])
+    assert re.findall(r"The least, (\d),.* is (\d)\n", summary) == [("1", "4")]
     best("--draws", "3")
     assert rows("draws_fd_pixels.csv") == drawn
 

@@ -211,8 +211,11 @@ def test_figures_and_evaluations_have_the_numbers_and_networks_of_their_sources(
     assert [own for place, own in one_sample.items() if place[-3:] == ("one sample", "init_args", "n")] == [1]
     # A curve has the options that its name says.
     for path in (CONFIGS / "figure3").glob("ablation_*.yaml"):
-        for name, own in resolved(path)["trainer"]["callbacks"][0]["init_args"]["estimators"].items():
+        curves = resolved(path)["trainer"]["callbacks"][0]["init_args"]["estimators"]
+        for name, own in curves.items():
             assert {word for word in name.split() if "=" in word} <= {f"{o}={v}" for o, v in own["init_args"].items()}
+        if "_k" in path.stem:  # The ablation over k has one n.
+            assert {own["init_args"]["n"] for own in curves.values()} == {64 if path.stem.endswith("n64") else 256}
     # The networks of figures are those of the run that trains them.
     trained = parse("table2/digits.yaml").model.denoiser.model.state_dict()
     figure5 = resolved(CONFIGS / "figure5" / "digits.yaml")["trainer"]["callbacks"][0]["init_args"]
