@@ -72,10 +72,6 @@ class Measure(pl.Callback):
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Start the clock of the processor's time."""
-        self.start_clock()
-
-    def start_clock(self) -> None:
-        """Measure processor time from now on."""
         self._since = time.process_time()
 
     def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -113,7 +109,7 @@ class Measure(pl.Callback):
         """End the row. The current weights are back, and the clock of the training still stands."""
         self.rows[-1]["val_loss"] = trainer.callback_metrics["val/loss"].item()
         self.rows[-1] |= self.measurements.gradient_row(pl_module)
-        self.start_clock()
+        self._since = time.process_time()
 
 
 def train(

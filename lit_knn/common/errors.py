@@ -26,7 +26,7 @@ class LostProcessError(InputError):
 
 @contextmanager
 def prefixed(owner: str) -> Iterator[None]:
-    """Put `owner`, the receiver of the bad input, before the message of an `InputError`; note it on other errors."""
+    """Put `owner`, the receiver of the bad input, before the message of an `InputError`; others get it as a note."""
     try:
         yield
     except InputError as error:

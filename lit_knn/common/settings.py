@@ -44,6 +44,15 @@ class RecordsArguments:
         return {name: getattr(self, name) if name in vars(self) else value for name, value in self.given().items()}
 
 
+def flat_settings(name: str, part: RecordsArguments) -> dict[str, Any]:
+    """Return the class and the settings of a part, and of the parts that it holds, by dotted names."""
+    found: dict[str, Any] = {name: type(part).__name__}
+    for own, value in part.settings().items():
+        option = f"{name}.{own}"
+        found |= flat_settings(option, value) if isinstance(value, RecordsArguments) else {option: value}
+    return found
+
+
 def describe(thing: RecordsArguments) -> dict[str, Any]:
     """Describe class and settings in JSON types: numbers and names as they are, weights as a hash.
 

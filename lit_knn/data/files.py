@@ -11,6 +11,9 @@ from lit_knn.common.errors import InputError, first_line, printable
 
 IMAGE_SUFFIXES = (".jpeg", ".jpg", ".png")
 
+# (name) -> size of a file, and its time of change or CRC; it needs no reading.
+Stamp = Callable[[str], tuple[int, int]]
+
 
 class Files(NamedTuple):
     """The files of a folder or zip."""
@@ -19,7 +22,7 @@ class Files(NamedTuple):
     names: list[str]  # files and folders, relative to its root; the name of a folder ends with a slash
     images: list[str]  # names of the PNG and JPEG files, sorted, without hidden ones
     read: Callable[[str], bytes]  # (name) -> content of a file
-    stamp: Callable[[str], str]  # (name) -> size and time of change or CRC of a file, which need no reading
+    stamp: Stamp
 
 
 @contextmanager
@@ -52,9 +55,9 @@ def opened(path: str | os.PathLike[str]) -> Iterator[Files]:
     path = existing(path)
     if path.is_dir():
 
-        def stamp(name: str) -> str:
+        def stamp(name: str) -> tuple[int, int]:
             status = (path / name).stat()
-            return f"{status.st_size}\t{status.st_mtime_ns}"
+            return status.st_size, status.st_mtime_ns
 
         yield _files(path, _folder_names(path), lambda name: (path / name).read_bytes(), stamp)
         return
@@ -73,7 +76,7 @@ def opened(path: str | os.PathLike[str]) -> Iterator[Files]:
         def read(name: str) -> bytes:
             return archive.read(found[name])
 
-        yield _files(path, list(found), read, lambda name: f"{found[name].file_size}\t{found[name].CRC}")
+        yield _files(path, list(found), read, lambda name: (found[name].file_size, found[name].CRC))
 
 
 def is_hidden(name: str) -> bool:
@@ -81,7 +84,7 @@ def is_hidden(name: str) -> bool:
     return name.startswith("__MACOSX/") or any(part.startswith(".") and part.strip(".") for part in name.split("/"))
 
 
-def _files(path: Path, names: list[str], read: Callable[[str], bytes], stamp: Callable[[str], str]) -> Files:
+def _files(path: Path, names: list[str], read: Callable[[str], bytes], stamp: Stamp) -> Files:
     images = sorted(name for name in names if name.lower().endswith(IMAGE_SUFFIXES) and not is_hidden(name))
     if not images:
         raise InputError(f"{path} holds no image files ({', '.join(IMAGE_SUFFIXES)})")

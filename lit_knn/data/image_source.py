@@ -72,7 +72,8 @@ def open_source(path: str | os.PathLike[str], options: Options) -> Iterator[Sour
 
     def labels_and_origin(files: Files) -> tuple[NamedLabels, dict[str, Any]]:
         named = image_labels(files, options.labels_from_folders)
-        return named, _origin(path, options, (f"{name}\t{files.stamp(name)}" for name in files.images), named[0])
+        stamps = ("\t".join([name, *map(str, files.stamp(name))]) for name in files.images)
+        return named, _origin(path, options, stamps, named[0])
 
     with opened(path) as files:
         (labels, class_names), origin = labels_and_origin(files)

@@ -67,8 +67,9 @@ def check_not_empty(**options: Collection[object]) -> None:
     for name, value in options.items():
         if not value:
             raise InputError(f"{name} is empty; name at least one")
-        if odd := [each for each in value if isinstance(value, dict) and not isinstance(each, str)]:
-            raise InputError(f"{name}: the name {odd[0]!r} is no text; put it in quotes")
+        for key in value if isinstance(value, dict) else ():
+            if not isinstance(key, str):
+                raise InputError(f"{name}: the name {key!r} is no text; put it in quotes")
 
 
 def check_names(names: Iterable[str]) -> None:

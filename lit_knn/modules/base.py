@@ -15,7 +15,7 @@ from lit_knn.common.distributed import in_every_process
 from lit_knn.common.errors import InputError, NonFiniteLossError, first_line, prefixed
 from lit_knn.common.memory import is_out_of_memory
 from lit_knn.common.rng import Stream, keyed_default_rng
-from lit_knn.common.settings import RecordsArguments
+from lit_knn.common.settings import flat_settings
 from lit_knn.estimators import ByClass, Estimator, class_conditional
 from lit_knn.modules.averaging import Averaging
 from lit_knn.modules.conditioning import Conditioning
@@ -287,11 +287,11 @@ class EstimatorTraining(pl.LightningModule):
     def on_fit_start(self) -> None:
         """Check that all ranks run the same, and with the optimiser of the checkpoint; start the clock.
 
-        Note the optimiser's options before Lightning loads those of a checkpoint.
+        Keep the optimiser's options before Lightning loads those of a checkpoint.
         """
         options = dict(self.hparams)
         for option, own in self.estimators.items():
-            options |= _settings(option, own.estimator if isinstance(own, ByClass) else own)
+            options |= flat_settings(option, own.estimator if isinstance(own, ByClass) else own)
         plain = {name: value for name, value in options.items() if isinstance(value, (bool, int, float, str))}
         run = {**describe_run(self.trainer, self), **optimisation(self.trainer), "step": self.loaded_step}
         check_ranks({**run, **plain})
@@ -418,14 +418,6 @@ def check_preconditioning(owner: str, saved: Mapping[str, Any], **own: float) ->
                 f"the checkpoint is of another preconditioning: {name} is {saved[name]} in the checkpoint, {ours} in "
                 f"{owner}"
             )
-
-
-def _settings(name: str, part: RecordsArguments) -> dict[str, Any]:
-    """Return the class and the settings of a part, and of the parts that it holds, by dotted names."""
-    found: dict[str, Any] = {name: type(part).__name__}
-    for own, value in part.settings().items():
-        found |= _settings(f"{name}.{own}", value) if isinstance(value, RecordsArguments) else {f"{name}.{own}": value}
-    return found
 
 
 def _check_architecture(own: dict[str, Tensor], saved: dict[str, Tensor], kind: str | None) -> None:

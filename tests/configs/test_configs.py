@@ -153,7 +153,7 @@ def test_related_configs_differ_in_what_they_say_alone(one, other, names):
     assert {*names.split()} <= {part for key in differing for part in key}
 
 
-# What the header of a config says in words, and the option that it is about.
+# Each row has a config, words of its header, and the option and value that they must agree with.
 SAID = [
     ("evaluate/fid", "of 50,000 samples", "num_samples", 50_000),
     ("evaluate/memorisation", "of 1,000 samples", "num_samples", 1000),

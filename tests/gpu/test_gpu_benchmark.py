@@ -82,7 +82,7 @@ def test_the_share_of_a_training_step_counts_the_calls_of_its_solver():
     common["peak_mib"] = float("nan")
     rows = [{"estimator": "KNN", "ms": 10.0, "calls": 1}, {"estimator": "Heun's step of KNN", "ms": 20.0, "calls": 2}]
     printed = table([row | common for row in rows], lambda B, d: 30.0)
-    # Of a step without estimator of 30 ms, one call of 10 ms is a quarter, and two are 2/5.
+    # A step without estimator takes 30 ms. One call of 10 ms is a quarter of the whole, and two are two fifths.
     assert printed.count("| 25.0% | 40.0% |") == 2
 
 
