@@ -155,6 +155,8 @@ def main(rank, world_size, folder, setting):
             report["traffic"] = traffic(reference)
             report["coordinates"] = projection_of(shard_of("pixels", rank, world_size, None), 4).coordinates
             report["fingerprint"] = reference.fingerprint()
+            mirrored = shard_of("mirrored", rank, world_size, None)
+            report["fingerprints"] = [mirrored.fingerprint(mirrored=each) for each in (True, False)]
             report["largest"] = ShardedReferenceSet(torch.full((2, 3), float(rank))).largest
             torch.save(report, folder / f"rank_{rank}.pt")
     except (InputError, MemoryError) as error:

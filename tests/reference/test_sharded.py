@@ -66,6 +66,8 @@ def test_ranks_agree_on_the_whole_and_hold_and_send_what_is_stated(ranks):
     assert sum(shares) == N
     assert max(shares) - min(shares) <= 1
     assert len({report["fingerprint"] for report in ranks}) == 1
+    # An index is kept under the fingerprint of what it holds, with the mirror images or without them.
+    assert len(set(ranks[0]["fingerprints"])) == 2
     for report, share in zip(ranks, shares, strict=True):
         assert (report["stored"], report["largest"]) == ((share, N, d * share), others)
         assert torch.allclose(sq_dist, report["TorchIndex"][0], rtol=1e-4)
