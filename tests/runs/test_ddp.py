@@ -54,6 +54,7 @@ def test_two_processes_train_the_demo(tmp_path):
         assert (rank["world_size"], rank["builds"], rank["broadcasts"]) == (2, 1, 0)
     # Each rank draws its own noise. Together they draw the same images as one process with the whole batch.
     assert not set(ranks[0]["noise"]) & set(ranks[1]["noise"])
+    assert ranks[0]["levels"] != ranks[1]["levels"]
     for ours, theirs, together in zip(ranks[0]["batches"], ranks[1]["batches"], single["batches"], strict=True):
         assert sorted(ours + theirs) == pytest.approx(sorted(together), abs=1e-3)
     # The ranks' weights agree after training. One process gets other weights, because its noise differs.
