@@ -14,7 +14,7 @@ from lit_knn.runs.interruption import Interruption
 
 
 class DDPProbe(pl.Callback):
-    """Writes the weights, data, noise and its levels, built indexes and broadcasts in training of each rank to rank_<r>.json."""
+    """Writes the weights, data, noise and levels, built indexes and broadcasts in training of each rank to rank_<r>.json."""
 
     def __init__(self, folder: str) -> None:
         self.folder = folder
@@ -33,7 +33,8 @@ class DDPProbe(pl.Callback):
 
         def watched(z, t, t_next, posterior_mean):
             self.report["noise"].append(float(z.double().sum()))
-            self.report["levels"].append(t.flatten().tolist())
+            if pl_module.training:
+                self.report["levels"].append(t.flatten().tolist())
             return solver(z, t, t_next, posterior_mean)
 
         pl_module.solver = watched
