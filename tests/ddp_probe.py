@@ -14,7 +14,7 @@ from lit_knn.runs.interruption import Interruption
 
 
 class DDPProbe(pl.Callback):
-    """Writes to rank_<r>.json what each rank sees: weights, data, noise, levels, built indexes, broadcasts in training."""
+    """Writes to rank_<r>.json what each rank sees: weights, data, noise, levels, indexes, broadcasts in training."""
 
     def __init__(self, folder: str) -> None:
         self.folder = folder
