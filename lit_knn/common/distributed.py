@@ -128,7 +128,8 @@ def _losing_no_process() -> Iterator[None]:
         yield
     except RuntimeError as error:
         reason = first_line(error).partition(". ")[0]
-        advice = "on several machines, GLOO_SOCKET_IFNAME may have to name the network, see docs/troubleshooting.md"
+        names = "GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME may have to name the network"
+        advice = f"on several machines, {names}, see docs/troubleshooting.md"
         told = f"another process ended while the reference set was made ready ({reason}); {advice}"
         raise LostProcessError(told) from error
 

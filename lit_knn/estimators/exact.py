@@ -7,7 +7,7 @@ import torch
 from torch import Generator, Tensor
 
 from lit_knn.estimators.base import Estimator, Holdings
-from lit_knn.index.precision import is_native, matmul_float32
+from lit_knn.index.precision import is_native, matmul_float32, whole_tiles
 from lit_knn.reference import ReferenceSet
 from lit_knn.reference.streaming import batches_of, stream_sq_dist, work_bytes
 from lit_knn.theory.posterior import unnormalised_log_likelihood
@@ -142,7 +142,7 @@ class _Centred:
             mean = (mean + mean.flip(-1)) / 2 if part.hflip else mean
             self.offset, self.centre = mean, mean.flatten()
         size = CHUNK_BYTES // part.d if device.type == "cpu" else work_bytes(device) // max(part.d, latents)
-        self.step = min(max(size // 4, 1), CHUNK[device.type])
+        self.step = min(whole_tiles(size // 4), CHUNK[device.type])
         self.half_sq_norms = part.cached("half squared norms", self._half_sq_norms)
 
     def chunks(self, ids: Tensor | None = None) -> Iterator[tuple[slice | Tensor, Tensor]]:
@@ -160,7 +160,11 @@ class _Centred:
         return bool(some.square().sum(1).mean() < 2 * self.part.mean().square().sum())
 
     def _half_sq_norms(self) -> Tensor:
-        return torch.cat([c.double().square().sum(1).div(2).float() for _, c in self.chunks()])
+        # Norms that are kept piece by piece would split the memory that each piece frees, and none could use it again.
+        norms = torch.empty(len(self.part.images), device=self.part.device)
+        for rows, c in self.chunks():
+            norms[rows] = c.double().square().sum(1) / 2
+        return norms
 
 
 def _group_sums(images: _Centred, z: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:

@@ -83,6 +83,8 @@ class LitICT(ConsistencyTraining):
         h = self.hparams
         if h.huber_c is not None and not h.huber_c > 0:
             raise InputError(f"huber_c must be above 0, or null for 0.00054·sqrt(d), got {h.huber_c}")
+        if (first := h.sampling_sigmas[0]) > h.sigma_max:
+            raise InputError(f"sampling_sigmas begin at {first}, but no level above sigma_max={h.sigma_max} is trained")
         ict_num_steps(0, h.total_steps, h.s0, h.s1)
         self.grid.ascending(h.s1 + 1)
         sigmas = self.grid.ascending(h.s0 + 1)

@@ -37,7 +37,7 @@ def test_network_and_estimator_are_given_the_labels_of_the_batch(kind):
 
 def test_the_teacher_is_one_step_down_the_flow_of_its_class():
     data = Labelled()
-    net, model = conditional(LitICT, Exact(), solver=euler_step, sigma_max=20.0)
+    net, model = conditional(LitICT, Exact(), solver=euler_step, sigma_max=20.0, sampling_sigmas=[20.0])
     train(model, data, 1)
     (z, t), (z_hat, t_prev) = map(undone, net.calls[-2:])
     mu = enumerate_class_mean(data.reference, z, t.flatten(), data.labels)

@@ -26,7 +26,7 @@ def test_student_sees_z_and_teacher_the_point_one_ode_step_below(kind, huber_c, 
     data, net, with_gradients, logged = Images(60), WatchedNet(), [], {}
     estimator = kind(write_own(tmp_path / "net.ckpt")) if kind is Network else kind()
     net.register_forward_hook(lambda *_: with_gradients.append(torch.is_grad_enabled()))
-    model = LitICT(net, estimator, solver=solver, sigma_max=20.0, huber_c=huber_c)
+    model = LitICT(net, estimator, solver=solver, sigma_max=20.0, huber_c=huber_c, sampling_sigmas=[20.0])
     model.log = lambda name, value, **_: logged.update({name: value.item()})
     train(model, data, 1)
     assert with_gradients[-2:] == [True, False]
@@ -77,7 +77,7 @@ def test_student_and_teacher_share_dropout_masks_and_steps_do_not():
 def test_pairs_of_levels_are_neighbours_of_the_grid_with_the_probabilities_of_the_log_normal():
     net = WatchedNet()
     grid = {"sigma_min": 0.05, "sigma_max": 20.0, "rho": 3.0}
-    model = LitICT(net, OneSample(), s0=4, s1=4, P_mean=0.6, P_std=1.3, **grid)
+    model = LitICT(net, OneSample(), s0=4, s1=4, P_mean=0.6, P_std=1.3, sampling_sigmas=[20.0], **grid)
     train(model, Images(batch_size=60), 40)
     levels = karras(5, **grid).flip(0)
     t, t_prev = (torch.cat([undone(call)[1].flatten() for call in net.calls[-80 + i :: 2]]) for i in (0, 1))
