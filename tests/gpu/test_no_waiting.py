@@ -1,6 +1,7 @@
 """On a GPU, training waits for the device only at logs; checks speak there, and no checkpoint follows a failure."""
 
 import math
+import time
 from contextlib import ExitStack
 
 import pytest
@@ -11,6 +12,7 @@ from lit_knn.callbacks import LastCheckpoint, PowerAverages, StepProgressBar
 from lit_knn.common.deferred_checks import DeferredChecks
 from lit_knn.common.errors import NonFiniteLossError
 from lit_knn.common.rng import keyed_generator
+from lit_knn.common.stopwatch import Stopwatch
 from lit_knn.data import Digits
 from lit_knn.estimators import KNN, STF, ByClass, OneSample
 from lit_knn.index import TorchIndex
@@ -134,6 +136,16 @@ def test_a_step_that_the_scaler_of_gradients_leaves_out_is_told_and_the_module_t
     trainer = pl.Trainer(**GPU, precision="16-mixed", max_steps=2, enable_checkpointing=False)
     trainer.fit(model, data)
     assert trainer.global_step == 2
+
+
+@pytest.mark.gpu
+def test_a_stopwatch_of_a_gpu_reads_seconds_and_begins_anew():
+    watch = Stopwatch(torch.device("cuda"))
+    with watch.measure():
+        time.sleep(0.05)
+    # Events count milliseconds: 50 of them or more.
+    assert 0.04 < watch.read_and_reset() < 25
+    assert watch.read_and_reset() == 0
 
 
 @pytest.mark.gpu
