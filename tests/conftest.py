@@ -1,5 +1,6 @@
 import gc
 import os
+import signal
 import sys
 import warnings
 from contextlib import ExitStack, contextmanager
@@ -20,6 +21,9 @@ repeatable = {"derandomize": True, "deadline": None, "database": None, "suppress
 settings.register_profile("repeatable", max_examples=40, **repeatable)
 settings.load_profile("repeatable")
 torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
+# A shell starts what runs in the background without Ctrl-C, which some tests send.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True)
