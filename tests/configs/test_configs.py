@@ -180,6 +180,8 @@ SAID = [
     ("ect/digits", "300 steps", "max_steps", 300),
     ("ect/digits", "halves every 75 steps", "stage_steps", 75),
     ("table1/ict_knn", "every 2.5 million images", "every_n_images", 2_500_000),
+    ("estimators/stable_velocity", "so the switch is\n# at t = 1", "t", 1),
+    ("estimators/stable_velocity", "n = 256 is the published capacity", "n", 256),
 ]
 
 
