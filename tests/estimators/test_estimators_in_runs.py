@@ -3,12 +3,14 @@
 import copy
 import shutil
 import sys
+from pathlib import Path
 
 import pytest
 import pytorch_lightning as pl
 import torch
 
 from lit_knn.callbacks import LastCheckpoint
+from lit_knn.commands.cli.command import OURS
 from lit_knn.common.errors import InputError
 from lit_knn.common.settings import describe
 from lit_knn.data import Digits
@@ -114,7 +116,10 @@ def test_an_own_estimator_is_told_of_options_that_stick(given, tmp_path, monkeyp
     (tmp_path / "own_count.py").write_text(OWN)
     monkeypatch.syspath_prepend(tmp_path)
     main(["plan", "-c", "demo", "--model.estimator", "own_count.Own", *given])
-    told = [str(warning.message) for warning in recwarn if "takes over" in str(warning.message)]
+    warned = [warning for warning in recwarn if "takes over" in str(warning.message)]
+    # The command prints the place of a warning unless it is in the package.
+    assert all(OURS in Path(warning.filename).parents for warning in warned)
+    told = [str(warning.message) for warning in warned]
     expected = "--model.estimator own_count.Own takes over n=64 of the config's KNN; for other values give "
     assert told == ([] if given else [expected + "--model.estimator.n …"])
     sys.modules.pop("own_count")

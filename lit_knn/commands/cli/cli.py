@@ -134,7 +134,7 @@ class CLI(LightningCLI):
             return parsed if command is None else parsed[command]
 
         for note in kept_options(args, options, parse):
-            warnings.warn(note, stacklevel=2)
+            warnings.warn(note, stacklevel=1)
 
     def _parse_ckpt_path(self) -> None:
         """Check the checkpoint before any long work; `last` is the newest complete checkpoint with the run's name.
