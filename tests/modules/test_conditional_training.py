@@ -1,4 +1,4 @@
-"""Class-conditional training: labels reach network and estimator, targets and samples have a class."""
+"""Class-conditional training: labels reach network and estimator, and samples have a class."""
 
 import pytest
 import pytorch_lightning as pl
@@ -7,13 +7,9 @@ import torch
 from lit_knn.common.errors import InputError
 from lit_knn.estimators import KNN, STF, Exact, OneSample
 from lit_knn.modules import LitEDM, LitFlow, LitICT
-from lit_knn.modules.augmentation import Augmented
 from lit_knn.reference.classes import classes_of
-from lit_knn.sampling.solvers import euler_step
-from lit_knn.theory.warp import flip
 from tests.short_training import TRAINER, train
-from tests.toys import enumerate_class_mean, unwarped
-from tests.watched import Asked, Labelled, WatchedNet, undone
+from tests.watched import Asked, Labelled, WatchedNet
 
 KINDS = pytest.mark.parametrize("kind", [LitICT, LitEDM, LitFlow])
 
@@ -33,40 +29,6 @@ def test_network_and_estimator_are_given_the_labels_of_the_batch(kind):
     assert all(torch.equal(labels, data.labels) for labels in given)
     assert estimator.labels
     assert all(labels == data.labels.tolist() for labels in estimator.labels)
-
-
-def test_the_teacher_is_one_step_down_the_flow_of_its_class():
-    data = Labelled()
-    net, model = conditional(LitICT, Exact(), solver=euler_step, sigma_max=20.0, sampling_sigmas=[20.0])
-    train(model, data, 1)
-    (z, t), (z_hat, t_prev) = map(undone, net.calls[-2:])
-    mu = enumerate_class_mean(data.reference, z, t.flatten(), data.labels)
-    expected = z + (t_prev - t) / t * (z - mu)
-    torch.testing.assert_close(z_hat, expected, rtol=1e-4, atol=1e-4)
-
-
-class EverySecondWarped:
-    """Mirrors half of the images along each axis; it marks every second one as warped, with the identity as warp."""
-
-    label_dim = 0
-
-    def __call__(self, images, generator):
-        flips = torch.rand(len(images), 2, generator=generator) < 0.5
-        warped = torch.arange(len(images)) % 2 == 0
-        return Augmented(flip(images, flips), torch.zeros(len(images), 9), warped, unwarped(flips))
-
-
-def test_the_target_of_denoising_is_the_mean_of_the_class():
-    data = Labelled()
-    _, model = conditional(LitEDM, Exact(), augmentation=EverySecondWarped())
-    calls, original = [], model.target
-    model.target = lambda *args: calls.append((args, original(*args))) or calls[-1][1]
-    train(model, data, 1)
-    (z, sigma, _, labels, augmented, *_), target = calls[0]
-    flips = augmented.warp.flips
-    expected = flip(enumerate_class_mean(data.reference, flip(z, flips), sigma, data.labels), flips)
-    torch.testing.assert_close(target.double(), expected, rtol=1e-4, atol=1e-4)
-    assert torch.equal(labels, data.labels)
 
 
 @pytest.mark.parametrize("by_class", [True, False])
