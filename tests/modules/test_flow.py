@@ -95,20 +95,13 @@ def test_the_loss_is_the_squared_distance_to_the_velocity_of_the_set(estimator, 
     assert logged.get("train/augmented") == (1 if warped else None)
 
 
-def test_sampling_has_the_solver_of_the_options():
-    net = WatchedNet()
-    model = LitFlow(net, OneSample(), sampler=FixedSteps(euler_step), sampling_steps=7)
-    model.image_shape = (1, 4, 4)
-    model.sample([5, 6])
-    assert len(net.calls) == 7
-
-
 # Checkpoints
 
 
 def test_a_checkpoint_is_an_estimator_and_a_flow_and_not_of_another_parameterisation(trained_run, tmp_path):
     net = DDPMpp(image_size=8, in_channels=1, channels=16, multipliers=[1], blocks=1, attention_at=[])
-    model, path = LitFlow(net, OneSample(), output=DataOutput, lr=1e-2, lr_ramp_up_images=0), tmp_path / "last.ckpt"
+    options = {"output": DataOutput, "sampler": FixedSteps(euler_step), "sampling_steps": 7}
+    model, path = LitFlow(net, OneSample(), lr=1e-2, lr_ramp_up_images=0, **options), tmp_path / "last.ckpt"
     trainer = pl.Trainer(max_steps=5, callbacks=[LastCheckpoint(dirpath=str(tmp_path))], **TRAINER)
     trainer.fit(model, Digits(batch_size=64))
     z, sigma = torch.randn(3, 1, 8, 8), torch.tensor([0.1, 1.0, 20.0])
@@ -116,7 +109,9 @@ def test_a_checkpoint_is_an_estimator_and_a_flow_and_not_of_another_parameterisa
     scaled = ((1 - of_items(tau, z)) * z).float()
     with torch.no_grad():
         velocity = model.eval().flow(scaled, tau)
-    torch.testing.assert_close(lit_knn.load(path)(scaled, tau), velocity)
+    loaded = lit_knn.load(path)
+    torch.testing.assert_close(loaded(scaled, tau), velocity)
+    assert (loaded.num_steps, loaded.sampler.solver) == (7, euler_step)
     mean = scaled - of_items(tau, z).float() * velocity
     torch.testing.assert_close(Network(path).posterior_mean(z, sigma), mean, rtol=1e-4, atol=1e-4)
     assert Network(path, fp16=True).posterior_mean(z, sigma).dtype == torch.float32

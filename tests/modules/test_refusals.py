@@ -22,14 +22,12 @@ def unet(**options):
 
 
 CASES = [
-    (LitICT, {"lr": math.nan}, "lr must be finite and above 0"),
     (LitICT, {"lr": math.inf}, "lr must be finite and above 0, got inf"),
     (LitICT, {"s0": 0}, "s0"),
     (LitICT, {"total_steps": 0}, "total_steps"),
     (LitICT, {"sigma_min": 100.0}, "sigma_min"),
     (LitICT, {"predict_steps": 3}, "predict_steps=3 must be between 1 and"),
     (LitICT, {"huber_c": 0.0}, "huber_c must be above 0"),
-    (LitICT, {"sampling_sigmas": (1.0, 2.0)}, "sampling_sigmas"),
     (LitICT, {"sampling_sigmas": (80.0, 0.002)}, "sampling_sigmas"),
     (LitICT, {"sigma_max": 20.0}, "sampling_sigmas begin at 80.0, but no level above sigma_max=20.0 is trained"),
     (LitEDM, {"lr_ramp_up_images": -1}, "lr_ramp_up_images must be at least 0"),
@@ -95,7 +93,6 @@ NAMED = {"class_names": ["cat", "house", "tower"]}
         (3, {"class_conditional": False}, {}, "LitEDM: class_conditional=False, but the net has num_classes=3"),
         (3, {"sampling_class": 3}, {}, "LitEDM: sampling_class=3, but the net has num_classes=3"),
         (3, {"sampling_class": -1}, {}, "LitEDM: sampling_class=-1, but the net has num_classes=3"),
-        (3, {"sampling_class": "a"}, {}, "LitEDM: sampling_class='a', but .* num_classes=3 without names: give"),
         (3, {"sampling_class": "towre"}, NAMED, "LitEDM: sampling_class='towre' is no class; did you mean tower?"),
         (3, {"sampling_class": "zebra"}, NAMED, "='zebra' is no class; the classes are cat, house, tower"),
         (3, {}, {"class_names": ["cat", "cat", "tower"]}, "LitEDM: class_names must be 3 different names"),

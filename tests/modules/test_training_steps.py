@@ -9,12 +9,12 @@ import torch
 from lit_knn.callbacks import LastCheckpoint
 from lit_knn.common.errors import NonFiniteLossError
 from lit_knn.estimators import OneSample
-from lit_knn.modules import LitEDM, LitEstimator, LitICT
+from lit_knn.modules import LitEDM, LitEstimator
 from main import main
 from tests.command_lines import refusal_of
 from tests.interrupted_runs import At, edm, fit
 from tests.short_training import TRAINER, train
-from tests.watched import Asked, Images, OneBadItem, OneOfSeveral, WatchedNet, heun_levels, karras, undone
+from tests.watched import Asked, Images, OneBadItem, WatchedNet, heun_levels, karras, undone
 
 
 def test_one_item_with_an_infinite_loss_stops_the_run_before_the_weights_are_touched_and_its_level_is_named(tmp_path):
@@ -27,15 +27,6 @@ def test_one_item_with_an_infinite_loss_stops_the_run_before_the_weights_are_tou
     checkpoint = torch.load(tmp_path / "last.ckpt", weights_only=False)
     assert checkpoint["global_step"] == 3
     assert checkpoint["current_model_state"]["denoiser.model.value"].isfinite()
-
-
-@pytest.mark.parametrize(
-    ("kind", "rank", "size", "accumulated"), [(LitICT, 0, 1, 1), (LitEDM, 0, 3, 1), (LitEDM, 2, 3, 2)]
-)
-def test_images_seen_count_all_ranks_and_all_batches(kind, rank, size, accumulated):
-    model = kind(WatchedNet(), OneSample())
-    train(model, Images(), 2, strategy=OneOfSeveral(rank, size), accumulate_grad_batches=accumulated)
-    assert model.images_seen == 2 * 30 * size * accumulated
 
 
 def test_a_batch_broken_off_half_way_is_counted_once(tmp_path):
