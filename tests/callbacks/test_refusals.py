@@ -36,6 +36,7 @@ CASES = [
     ("HybridSampling", SWEEP | {"estimators": {"one": made("OneSample")}}, (), "estimators.one cannot be used"),
     ("HybridSampling", SWEEP | {"estimators": {"far": made("KNN", k=9999, n=8)}}, (), "k=9999"),
     ("HybridSampling", SWEEP | {"network": made("Network", path="rgb.pkl")}, (), "network cannot be used on images"),
+    ("HybridSampling", SWEEP | {"network": made("Network", path="no.pkl")}, (), "path=no.pkl: no such file"),
     ("HybridSampling", SWEEP | {"network": made("Switched", below=PATCH, above=EXACT, t=100.0)}, (), "t=100"),
     ("PosteriorPicture", {}, (), "the data must have one dimension, it has 64"),
     ("PosteriorPicture", {"k": 41}, LINE, "k=41 is more than the 40 images"),

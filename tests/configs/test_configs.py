@@ -20,7 +20,6 @@ from lit_knn.modules import LitEstimator, LitICT
 from lit_knn.modules.base import EstimatorTraining
 from lit_knn.nets import DDPMpp, UNet
 from main import main, make_cli
-from tests.command_lines import refusal_of
 from tests.config_files import CONFIGS, RUNS, resolved
 from tests.networks import write_own, write_published
 
@@ -104,6 +103,7 @@ def test_networks_have_the_published_number_of_parameters(names, parameters):
 
 # A run, another one, and the options in which alone they may differ, and do.
 CLASSES = "class_conditional sampling_class num_classes k n name"
+TRAINER = "accumulate_grad_batches val_check_interval callbacks"
 RELATED = [
     ("table1/ict", "table1/ict_knn", "estimator solver"),
     ("table1/ict_stf", "table1/ict_knn", "estimator"),
@@ -114,9 +114,11 @@ RELATED = [
     ("table2/digits_conditional", "table2/digits", f"{CLASSES} augmentation augment_dim warped"),
     ("distillation/cifar10", "table1/ict_knn", "estimator name"),
     ("distillation/digits", "table1/digits", "estimator name"),
-    ("figure4/cifar10", "table1/ict_knn", "accumulate_grad_batches val_check_interval callbacks name"),
+    ("figure4/cifar10", "table1/ict_knn", f"{TRAINER} name"),
     ("figure4/digits", "table1/digits", "val_check_interval CheckpointByImages SampleGrid name"),
+    ("celeba64/ict_knn", "table1/ict_knn", f"data net include_source {TRAINER} precision name"),
     ("imagenet64/ict_knn", "celeba64/ict_knn", "path net sampling_sigmas name"),
+    ("imagenet64/ict_knn_conditional", "imagenet64/ict_knn", f"{CLASSES} data include_source dropout"),
     ("imagenet64/estimator_error", "celeba64/estimator_error", "path name"),
     ("figure2/digits", "figure2/cifar10", "data KNN STF num_images t_min t_max accelerator devices name"),
     ("figure3/digits", "figure3/cifar10", "data estimators num_z repeats accelerator devices name"),
@@ -253,11 +255,6 @@ def test_the_mean_flow_has_the_settings_of_its_paper_and_the_published_network_t
     h, measure = run["model"]["init_args"], run["trainer"]["callbacks"][1]["init_args"]
     assert [h[name] for name in ("sampling_steps", "sigma_min", "sigma_max", "rho")] == [18, 0.002, 80, 7]
     assert measure["num_samples"] == 50_000
-
-
-def test_a_run_without_its_network_file_names_it_in_one_line(capsys):
-    line = refusal_of(["validate", "-c", str(CONFIGS / "figure5" / "cifar10.yaml")], capsys)
-    assert "path=data/edm-cifar10-32x32-uncond-vp.pkl: no such file" in line
 
 
 @pytest.mark.parametrize("path", EVALUATED, ids=lambda p: p.stem)

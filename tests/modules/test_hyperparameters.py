@@ -102,28 +102,6 @@ def test_the_page_has_every_table_and_what_no_config_has_names_its_test():
     assert all((ROOT / path).is_file() for path in re.findall(r"`(tests/\w+\.py)`", PAGE))
 
 
-# Runs that follow Table 1 may differ from it in these keys. Each is a row of the page or depends on the image size.
-OWN = {"net", "estimator", "sampling_sigmas", "class_conditional", "sampling_class"}
-
-
-@pytest.mark.parametrize(
-    ("name", "own"),
-    [
-        ("figure4/cifar10", set()),
-        ("celeba64/ict_knn", OWN),
-        ("imagenet64/ict_knn", OWN),
-        ("imagenet64/ict_knn_conditional", OWN),
-    ],
-)
-def test_runs_that_follow_table_1(name, own):
-    ours, table1 = (resolved(CONFIGS / f"{n}.yaml") for n in (name, "table1/ict_knn"))
-    model, reference = ({k: v for k, v in c["model"]["init_args"].items() if k not in own} for c in (ours, table1))
-    assert model == reference
-    assert ours["trainer"]["max_steps"] == table1["trainer"]["max_steps"]
-    if not own:
-        assert ours["data"] == table1["data"]
-
-
 @pytest.mark.parametrize(("module", "kind"), [(LitICT, torch.optim.RAdam), (LitEDM, torch.optim.Adam)])
 def test_optimisers(module, kind):
     model = module(WatchedNet(), OneSample())

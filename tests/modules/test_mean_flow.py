@@ -1,10 +1,9 @@
 """LitMeanFlow: its identity on closed forms, target and tangent, times, weights, guidance, sampling, two ranks."""
 
 import math
-import os
-import socket
 
 import pytest
+import pytorch_lightning as pl
 import torch
 from scipy import stats
 from torch import nn
@@ -18,7 +17,8 @@ from lit_knn.nets import ADM, DDPMpp, UNet
 from lit_knn.nets.average_velocity import GAP_FEATURES, AverageVelocity
 from lit_knn.nets.base import NO_CLASS
 from lit_knn.sampling import MeanFlowModel
-from tests.ranks import run_ranks
+from tests.command_lines import ROOT, TINY
+from tests.ranks import run_main
 from tests.short_training import train
 from tests.watched import Images
 
@@ -223,37 +223,18 @@ def test_a_run_trains_all_weights_and_measures_its_target():
     assert all((a != b).any() for a, b in zip(before, module.parameters(), strict=True))
 
 
-class Fixed(LitMeanFlow):
-    """Has times and noise that depend on an item alone, and an optimiser that is linear in the gradients."""
+class KeptWeights(pl.Callback):
+    """Keeps the weights of each rank in a file of the current folder."""
 
-    def losses(self, x, class_label, key):
-        t = 0.5 + x.flatten(1).sum(1).double() % 0.1
-        return self.errors(x + column(t, x), 0.1 * t, t, 0.5 * x, x), t
-
-    def configure_optimizers(self):
-        return torch.optim.SGD(self.parameters(), lr=self.hparams.lr)
-
-
-def main(rank, ranks, folder, port):
-    """Train two steps of 32 images on all ranks together, and keep the weights."""
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=port, WORLD_SIZE=str(ranks))
-    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank))
-    torch.manual_seed(0)
-    module = Fixed(unet(), OneSample(), lr=1e-2, lr_ramp_up_images=0)
-    train(module, Digits(batch_size=32 // ranks), 2, **({"strategy": "ddp", "devices": 2} if ranks > 1 else {}))
-    torch.save([p.detach() for p in module.parameters()], f"{folder}/{ranks}_{rank}.pt")
+    def on_train_end(self, trainer, pl_module):
+        torch.save([p.detach() for p in pl_module.parameters()], f"{trainer.global_rank}.pt")
 
 
 @pytest.mark.slow
-def test_two_ranks_train_like_one_with_twice_the_batch(tmp_path):
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    for ranks in (1, 2):
-        codes, errors = run_ranks("tests.modules.test_mean_flow", tmp_path, port, ranks)
-        assert codes == [0] * ranks, errors
-    alone, first, second = (torch.load(tmp_path / f"{name}.pt") for name in ("1_0", "2_0", "2_1"))
-    for a, b, c in zip(alone, first, second, strict=True):
-        assert torch.equal(b, c)
-        # Sums of float32 gradients in another order; a rank alone would differ by about 1e-3.
-        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
+@pytest.mark.usefixtures("own_folder")
+def test_two_ranks_average_their_gradients():
+    config, kept = str(ROOT / "configs" / "meanflow" / "digits.yaml"), f"{__name__}.KeptWeights"
+    run_main(["fit", "-c", config, *TINY, "--model.lr_ramp_up_images", "0", "--trainer.callbacks+", kept], 2)
+    # Each rank has items of its own, so their gradients alone would give it other weights.
+    for ours, theirs in zip(torch.load("0.pt"), torch.load("1.pt"), strict=True):
+        assert torch.equal(ours, theirs)
