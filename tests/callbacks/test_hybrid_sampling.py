@@ -10,7 +10,7 @@ from PIL import Image
 
 from lit_knn.callbacks import HybridSampling
 from lit_knn.common.tables import read_rows
-from lit_knn.estimators import KNN, Estimator, Exact
+from lit_knn.estimators import KNN, Exact, Wiener
 from lit_knn.figures import image_grid
 from lit_knn.metrics import Pixels, kept_results
 from lit_knn.metrics.hybrid import HybridSamples
@@ -165,35 +165,20 @@ def sweep(folder, model=None, data=None, rank=0, **options):
     return read_rows(table) if table.exists() else []
 
 
-class Black(Estimator):
-    """Samples of this network are zero everywhere, far from all images."""
-
-    needs_reference = False
-
-    def _posterior_mean(self, z, t, x_source, generator):
-        return torch.zeros_like(z)
-
-
-class Others(Images):
-    """Images with one number changed."""
-
-    def __init__(self):
-        super().__init__()
-        self.x[59, 0, 3, 3] += 1
-        self.reference = ReferenceSet(self.x)
-
-
 @pytest.mark.usefixtures("blank_figures")
 def test_a_point_is_of_its_data_grid_seed_estimators_and_options(tmp_path):
     # There are two methods, and the baseline has no estimator.
     assert len(sweep(tmp_path)) == 2
-    changes = [{"threshold": 0.5}, {"batch_size": 2}, {"num_samples": 4}, {"num_steps": 4}, {"data": Others()}]
+    others = Images()  # with one number changed
+    others.x[59, 0, 3, 3] += 1
+    others.reference = ReferenceSet(others.x)
+    changes = [{"threshold": 0.5}, {"batch_size": 2}, {"num_samples": 4}, {"num_steps": 4}, {"data": others}]
     changes += [{"model": {"rho": 5.0, "seed": 1}}, {"model": {"rho": 5.0}}]
     for number, change in enumerate(changes, start=1):
         assert len(sweep(tmp_path, **change)) == 2 + 2 * number, change
     assert len(sweep(tmp_path, estimators={"a": KNN(k=9, n=4)})) == 3 + 2 * len(changes)
-    # All ratios are below 1, and far above 1/3.
-    other = sweep(tmp_path, network=Black(), threshold=1.0, cache_dir=str(tmp_path / "cache"))[-2:]
+    # A linear filter of four components makes no copies, but all ratios of distances are below 1.
+    other = sweep(tmp_path, network=Wiener(r=4), threshold=1.0, cache_dir=str(tmp_path / "cache"))[-2:]
     assert [row["copied_fraction"] for row in other] == ["1.0"] * 2
     assert len(sweep(tmp_path, network=Exact(), threshold=1.0)) == 7 + 2 * len(changes)
     assert len(list((tmp_path / "cache").glob("fd_pixels-*.npz"))) == 1
