@@ -1,7 +1,5 @@
 """Consistency tuning: its loss against the formulas in float64, its levels and its start."""
 
-import math
-
 import pytest
 import torch
 
@@ -10,7 +8,7 @@ from lit_knn.modules import LitECT
 from lit_knn.nets import DDPMpp, UNet
 from lit_knn.sampling.loading import convert, load_network
 from lit_knn.sampling.samplers import seeded_noise
-from lit_knn.sampling.schedules import PseudoHuber, euclidean
+from lit_knn.sampling.schedules import PseudoHuber, TuningSchedule, euclidean
 from lit_knn.sampling.solvers import euler_step, heun_step
 from lit_knn.theory.posterior import posterior_mean
 from tests.networks import write_own, write_published, write_start
@@ -27,12 +25,6 @@ def watched(folder, estimator, **options):
     net = WatchedNet()
     start = write_start(folder / "start.ckpt", net)
     return LitECT(estimator, start, net, **options), net
-
-
-def paper_level(t, stage, q=2.0, k=8.0, b=1.0):
-    """r of arXiv 2406.14548, one number at a time."""
-    n = 1 + k / (1 + math.exp(min(b * t, 700.0)))
-    return max(0.0, t * (1 - n / q**stage))
 
 
 def consistency(z, t):
@@ -53,30 +45,27 @@ def consistency(z, t):
     ],
 )
 def test_teacher_loss_and_gradient_are_those_of_the_formulas(estimator, solver, metric, stage, tmp_path):
-    schedule = {"q": 2.0**stage, "k": 3.0, "b": 0.7}
-    model, net = watched(tmp_path, estimator, solver=solver, metric=metric, stages=1, P_mean=0.5, **schedule)
+    schedule = {"q": 2.0**stage, "k": 3.0, "b": 0.7, "stages": 1}
+    model, net = watched(tmp_path, estimator, solver=solver, metric=metric, P_mean=0.5, **schedule)
     data, logged, gradients = Images(60), {}, []
     model.log = lambda name, value, **_: logged.update({name: value.item()})
     model.on_before_optimizer_step = lambda *_: gradients.append(net.value.grad.item())
     train(model, data, 1)
     z, t = undone(net.calls[-2])
-    r = torch.tensor([paper_level(level, 1, **schedule) for level in t.flatten().tolist()]).double().reshape(t.shape)
-    # The label of level 0 is that of another level, so the teacher's point is found with the paper's r.
+    # The label of level 0 is that of another level, so the teacher's point is found with the schedule's r.
+    r = TuningSchedule(**schedule).teacher_level(t, 1)
     z_hat = net.calls[-1][0].double() * (r**2 + 0.25).sqrt()
     at_0 = r.flatten() == 0
     assert at_0.any() == (stage == 1)
     assert not at_0.all()
 
-    x, plain = data.x.double(), isinstance(estimator, OneSample)
-    mu = x if plain else posterior_mean(z, x, t.flatten())
-    expected = euler = z + (r - t) / t * (z - mu)
-    if solver is heun_step and not plain:
-        below = torch.where(r > 0, r, t)
-        slope = (euler - posterior_mean(euler, x, below.flatten())) / below
-        # Far below t the step is Euler's.
-        expected = torch.where(r < 0.4 * t, euler, z + (r - t) * ((z - mu) / t + slope) / 2)
-    torch.testing.assert_close(z_hat, expected, rtol=1e-4, atol=1e-4)
-    torch.testing.assert_close(z_hat[at_0], mu[at_0], rtol=1e-5, atol=1e-5)
+    def mean(z, t):
+        return data.x if isinstance(estimator, OneSample) else posterior_mean(z, data.x.double(), t)
+
+    euler, step = (each(z, t.flatten(), r.flatten(), mean) for each in (euler_step, solver))
+    # Far below t the step is Euler's.
+    torch.testing.assert_close(z_hat, torch.where(r < 0.4 * t, euler, step), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(z_hat[at_0], mean(z, t.flatten()).double()[at_0], rtol=1e-5, atol=1e-5)
 
     difference = consistency(z, t) - consistency(z_hat, r)
     c = getattr(metric, "c", 0.0)
@@ -99,7 +88,7 @@ def test_levels_are_log_normal_and_the_stage_follows_the_steps(tmp_path):
     assert log_t.mean().item() == pytest.approx(0.6, abs=0.08)
     assert log_t.std().item() == pytest.approx(0.7, abs=0.06)
     (_, t), (_, r) = map(undone, net.calls[-2:])
-    assert r.flatten().tolist() == pytest.approx([paper_level(level, 4) for level in t.flatten().tolist()], rel=1e-5)
+    torch.testing.assert_close(r, TuningSchedule().teacher_level(t, 4), rtol=1e-5, atol=0)
 
 
 # The start

@@ -42,15 +42,8 @@ def test_student_sees_z_and_teacher_the_point_one_ode_step_below(
     # z is noisy data. The deviation of 960 numbers has the standard deviation 0.023.
     assert ((z - data.x) / t).std().item() == pytest.approx(1, abs=0.12)
 
-    def slope(z, t):
-        if kind is Network:
-            return (z - estimator.posterior_mean(z, t.flatten())) / t
-        x = data.x.double()
-        return (z - (x if kind is OneSample else posterior_mean(z, x, t.flatten()))) / t
-
-    expected = z + (t_prev - t) * slope(z, t)
-    if solver is heun_step:
-        expected = z + (t_prev - t) * (slope(z, t) + slope(expected, t_prev)) / 2
+    means = {OneSample: lambda *_: data.x, Exact: lambda z, t: posterior_mean(z, data.x.double(), t)}
+    expected = solver(z, t.flatten(), t_prev.flatten(), means.get(kind, estimator.posterior_mean))
     # float32 rounds z by 1e-7 of up to 80.
     torch.testing.assert_close(z_hat, expected, rtol=1e-4, atol=1e-4)
 
