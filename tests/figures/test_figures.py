@@ -51,8 +51,7 @@ def test_figure_1_shows_the_posterior_and_the_proposal():
     # Three points have distances 0, 1 and 2 from z and likelihoods 1, e^(-1/2) and e^(-2); one is no neighbour.
     reference = ReferenceSet(torch.tensor([[1.0], [2.0], [3.0]]))
     figure = figure1(KNN(k=2, n=1).bind(reference), reference, 1.0, [1.0, 9.0])
-    axes, wider = figure.axes
-    assert "t = 9" in wider.get_title()
+    axes, _ = figure.axes
     likelihood = np.exp([0, -0.5, -2])
     stems = axes.collections[0]
     heights = [segment[1, 1] for segment in stems.get_segments()]
@@ -67,8 +66,6 @@ def test_figure_1_shows_the_posterior_and_the_proposal():
     assert list(latent.get_xdata()) == [1, 1]
     assert axes.get_ylim()[1] > max(*heights, *dots.get_ydata())
     assert f"{capped.sum() / likelihood.sum():.2f}" in axes.get_title()
-    assert "k = 2" in figure.get_suptitle()
-    assert "N = 3" in figure.get_suptitle()
 
 
 def test_the_rows_of_figure_2_and_their_places():
@@ -247,12 +244,10 @@ def test_a_panel_has_the_runs_with_the_commonest_other_option_or_the_larger_one_
 
 def test_of_a_score_the_highest_is_the_best_and_a_tie_passes_nothing():
     higher, lower = [(1, 7.0), (2, 9.0), (3, 8.0)], [(1, 6.0), (2, 7.5)]
-    assert best_point(higher, "inception_score") == (2, 9.0)
-    assert passes(higher, lower, "inception_score") == 2
-    assert passes(lower, higher, "inception_score") is None
-    assert passes(lower, lower, "inception_score") is None
-    assert best_point(higher, "recall_held_out") == (2, 9.0)
-    assert passes(higher, lower, "recall_held_out") == 2
+    for score in ("inception_score", "recall_held_out"):
+        assert best_point(higher, score) == (2, 9.0)
+        assert passes(higher, lower, score) == 2
+        assert passes(lower, higher, score) is passes(lower, lower, score) is None
 
 
 def test_runs_side_by_side_have_their_values_times_and_colours():
@@ -345,12 +340,10 @@ def test_an_estimator_has_one_colour_in_all_pictures_and_no_two_have_the_same():
     kinds = {name: getattr(estimators, name) for name in estimators.__all__ if name not in wraps}
     names = [name for name, kind in kinds.items() if isinstance(kind, type) and issubclass(kind, Estimator)]
     assert set(names) == set(PALETTE)
-    errors = {line.get_label(): line.get_color() for line in lower(curves(dict.fromkeys(names, [1e-3] * 4)))[0].lines}
-    rows = [{"method": name, "t_switch": 1.0, "fid": 2.0, "copied_fraction": 0.1} for name in names[::-1]]
-    figure = figure5([*rows, rows[0] | {"method": "forward"}], "fid", "forward")
-    hybrid = {line.get_label(): line.get_color() for line in figure.axes[0].lines}
-    assert {name: errors[name] for name in names}.items() <= hybrid.items()
-    assert len(set(hybrid.values())) == len(names) + 1
+    lines = lower(curves(dict.fromkeys(names, [1e-3] * 4)))[0].lines
+    assert {line.get_label(): colour(line) for line in lines} == {name: PALETTE[name][0].upper() for name in names}
+    # Figure 5's baseline is grey.
+    assert len({"#808080", *map(colour, lines)}) == len(names) + 1
 
 
 def test_variants_of_an_estimator_are_lighter_and_other_names_differ_and_the_first_is_on_top():
@@ -390,12 +383,10 @@ def test_the_numbers_of_a_logarithmic_axis_differ_and_are_plain_on_a_short_one(l
 
 
 def test_grids_show_black_as_0_and_white_as_1_and_pairs_one_above_the_other():
-    levels = torch.tensor([-1.0, 1.0, 0.0, 0.5]).reshape(4, 1, 1, 1).expand(-1, 1, 32, 32)
-    grid = image_grid(levels)
-    shown = [grid[0, row, column].item() for row in (10, 44) for column in (10, 44)]
-    assert shown == pytest.approx([0, 1, 128 / 255, 191 / 255])
-    # People can see small images: a side has at least 32 pixels.
-    assert image_grid(levels[:1, :, :20, :20]).shape[-1] == 40
+    levels = torch.tensor([-1.0, 1.0, 0.0, 0.5]).reshape(4, 1, 1, 1).expand(-1, 1, 20, 20)
+    # People can see small images: a side has at least 32 pixels, and so these are twice as large.
+    grid = image_grid(levels)[0, 10::42, 10::42]
+    assert grid.flatten().tolist() == pytest.approx([0, 1, 128 / 255, 191 / 255])
     # Nine pairs fill a row of eight and begin a second one; the shades say which image is where.
     upper, under = (torch.linspace(low, low + 0.8, 9).reshape(9, 1, 1, 1).expand(9, 1, 32, 32) for low in (-0.9, 0.1))
     shades = pair_grid(upper, under)[0, 17::34, 17::34] * 2 - 1

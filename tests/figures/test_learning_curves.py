@@ -17,6 +17,7 @@ from benchmarks.learning_curves.sets import Images, Lengths
 from benchmarks.learning_curves.statistics import Curves
 from lit_knn.estimators import Exact, OneSample
 from lit_knn.reference import ReferenceSet
+from lit_knn.theory.posterior import cross_sq_dist, log_posterior
 
 TINY = ["--steps", "2", "--consistency-steps", "2", "--measurements", "2", "--batch-size", "16", "--samples", "80"]
 TINY += ["--held", "20", "--pairs", "4", "--repeats", "2", "--seeds", "1"]
@@ -62,8 +63,7 @@ def seven():
 def posterior(reference, z, t):
     """Weights of the images, (B, N), in float64 by enumeration, and the images."""
     x = reference.gather(torch.arange(reference.N)).flatten(1).double()
-    sq_dist = torch.cdist(z.flatten(1).double(), x).square()
-    return torch.softmax(-sq_dist / (2 * t[:, None].square()), 1), x
+    return log_posterior(cross_sq_dist(z.flatten(1).double(), x), t).exp(), x
 
 
 def test_the_gradient_variance_of_a_linear_denoiser_is_its_closed_form(seven):

@@ -16,6 +16,7 @@ from lit_knn.nets import DDPMpp, UNet
 from lit_knn.nets.flow import DataOutput
 from lit_knn.sampling.flow_times import FixedSteps
 from lit_knn.sampling.solvers import euler_step
+from lit_knn.theory.posterior import posterior_mean
 from tests.short_training import TRAINER, train
 from tests.toys import all_warped
 from tests.trained_runs import last
@@ -32,20 +33,6 @@ def generator(seed=0):
 
 def of_items(tau, z):
     return torch.as_tensor(tau, dtype=torch.float64).reshape(-1, *[1] * (z.ndim - 1))
-
-
-def velocity_of_points(z, tau, points):
-    """E[ε − x | z] at one latent for x uniform over points (N, *shape), by autograd.
-
-    E[ε|z] = −τ∇ln p(z) and E[x|z] = (z − τE[ε|z])/(1 − τ).
-    """
-
-    def log_density(z):
-        sq_dist = (z - (1 - tau) * points.double()).square().flatten(1).sum(1)
-        return torch.logsumexp(-sq_dist / (2 * tau**2), 0)
-
-    noise = -tau * torch.func.grad(log_density)(z)
-    return noise - (z - tau * noise) / (1 - tau)
 
 
 # Times
@@ -88,9 +75,11 @@ def test_the_loss_is_the_squared_distance_to_the_velocity_of_the_set(estimator, 
     z, tau, losses = z.double(), torch.sigmoid(4 * noise_label.double()), []
     for item in range(60):
         points = warp.rows(slice(item, item + 1)).apply(data.x.unsqueeze(0))[0] if warped else data.x
-        own = isinstance(estimator, OneSample)
-        target = (z[item] - data.x[item]) / tau[item] if own else velocity_of_points(z[item], tau[item], points)
-        losses.append((0.3 - target).square().mean())
+        s = 1 - tau[item : item + 1]
+        mean = posterior_mean(z[item : item + 1] / s, points.double(), (1 - s) / s)[0]
+        # z = (1 − τ)x + τε, so that ε − x = (z − x)/τ.
+        mean = data.x[item] if isinstance(estimator, OneSample) else mean
+        losses.append((0.3 - (z[item] - mean) / tau[item]).square().mean())
     assert logged["train/loss"] == pytest.approx(torch.stack(losses).mean().item(), rel=1e-3)
     assert logged.get("train/augmented") == (1 if warped else None)
 

@@ -2,15 +2,14 @@
 
 import math
 
-import numpy as np
 import pytest
 import torch
-from scipy import stats
 
 from lit_knn.estimators import Exact, Network, OneSample
 from lit_knn.modules import LitICT
 from lit_knn.sampling.loading import load_network
 from lit_knn.sampling.samplers import seeded_noise
+from lit_knn.sampling.schedules import lognormal_step_probs
 from lit_knn.sampling.solvers import euler_step, heun_step
 from lit_knn.theory.posterior import posterior_mean
 from tests.networks import write_own
@@ -85,10 +84,8 @@ def test_pairs_of_levels_are_neighbours_of_the_grid_with_the_probabilities_of_th
     assert upper.values.max() < 1e-4
     assert torch.equal(upper.indices, lower.indices + 1)
     share = torch.bincount(lower.indices, minlength=4) / len(t)
-    cdf = stats.norm.cdf(levels.log(), 0.6, 1.3)
-    expected = np.diff(cdf) / (cdf[-1] - cdf[0])
     # 2,400 draws: a share of 1/2 has the standard deviation 0.01.
-    assert share.numpy() == pytest.approx(expected, abs=0.05)
+    torch.testing.assert_close(share.double(), lognormal_step_probs(levels, 0.6, 1.3), rtol=0, atol=0.05)
 
 
 def test_the_number_of_levels_doubles_from_s0_to_s1_within_total_steps():

@@ -17,6 +17,7 @@ from lit_knn.nets import ADM, DDPMpp, UNet
 from lit_knn.nets.average_velocity import GAP_FEATURES, AverageVelocity
 from lit_knn.nets.base import NO_CLASS
 from lit_knn.sampling import MeanFlowModel
+from lit_knn.theory.posterior import posterior_mean
 from tests.command_lines import ROOT, TINY
 from tests.ranks import run_main
 from tests.short_training import train
@@ -141,12 +142,9 @@ def test_the_estimator_is_in_the_target_and_the_other_one_in_the_tangent(estimat
     assert (class_label, augment_label) == (None, None)
 
     def velocity(own):
-        mean = data.x.double()
-        if isinstance(own, Exact):
-            sq_dist = (z[:, None] - column(1 - t, z)[:, None] * mean).square().flatten(2).sum(2)
-            weights = torch.softmax(-sq_dist / (2 * t[:, None] ** 2), 1)
-            mean = (weights @ mean.flatten(1)).reshape(z.shape)
-        return (z - mean) / column(t, z)
+        x = data.x.double()
+        mean = posterior_mean(z / column(1 - t, x), x, t / (1 - t)) if isinstance(own, Exact) else x
+        return (z - mean) / column(t, x)
 
     wanted = velocity(estimator) - column(t - r, z) * 3 * velocity(tangent or estimator)
     expected = (3 * z - wanted).square().flatten(1).mean(1)

@@ -79,16 +79,6 @@ def test_an_average_made_afterwards_is_the_one_of_the_training(trained):
         assert ((made - explicit(thetas, 0.8 * length, end)[0]).abs() > tolerance).double().mean() > 0.5
 
 
-def test_an_average_up_to_some_images_uses_no_later_snapshots(trained, tmp_path):
-    main(["average", str(trained / RUN), "--ema", "0.08", "--images", "512", "--output", str(tmp_path)])
-    (path,) = tmp_path.iterdir()
-    made = torch.load(path, weights_only=True)
-    assert made["images_seen"] == 512
-    until = read_snapshots(kept_in(trained / RUN / "snapshots"))[:8]
-    expected = average(until, fit_length(until, 0.08).weights)
-    assert all(torch.equal(value, expected[name]) for name, value in made["state_dict"].items())
-
-
 def test_average_writes_checkpoints_that_all_commands_take(trained, tmp_path, monkeypatch, capsys):
     shutil.copytree(trained, tmp_path, dirs_exist_ok=True, ignore=shutil.ignore_patterns("images_seen=*1.ckpt"))
     monkeypatch.chdir(tmp_path)
@@ -123,6 +113,13 @@ def test_average_writes_checkpoints_that_all_commands_take(trained, tmp_path, mo
     assert {path: path.stat().st_mtime_ns for path in files[:2]} == times
     line = refusal_of(["average", str(run), "--ema", "0.07", "--images", "512"], capsys)
     assert "is another average; nothing is overwritten" in line
+    # An average up to some images uses no later snapshots.
+    main(["average", str(run), "--ema", "0.08", "--images", "512", "--output", "until"])
+    made = torch.load("until/ema=0.080.ckpt", weights_only=True)
+    assert made["images_seen"] == 512
+    until = read_snapshots(kept_in(run / "snapshots"))[:8]
+    expected = average(until, fit_length(until, 0.08).weights)
+    assert all(torch.equal(value, expected[name]) for name, value in made["state_dict"].items())
     with pytest.warns(UserWarning, match=r"--ema 0\.02: the nearest sum of 12 snapshot\(s\) has an error of 1\d%"):
         main(["average", str(run), "--ema", "0.02"])
 
