@@ -55,8 +55,6 @@ def test_the_run_measures_with_its_seed_and_with_resampled_sources_where_asked(v
     plain, drawn, other = row(), row(resample_source=True), row("--seed_everything", "1")
     assert plain["mu_mse"] == row()["mu_mse"] != other["mu_mse"]
     assert (plain["repeats"], plain["mu_variance"], drawn["repeats"]) == ("1", "", "60")
-    # One image with a drawn source is a draw from the posterior, so it has no bias.
-    assert abs(float(drawn["mu_bias_sq_corrected"])) < 0.1 * float(drawn["mu_variance"])
     (earlier, *_) = sorted(Path("runs").rglob("estimator_error.csv"))
     kept = earlier.read_text()
     line = refusal_of(command({"EstimatorError": CURVE}, "--trainer.logger.version", earlier.parent.name), capsys)

@@ -8,12 +8,12 @@ import pytorch_lightning as pl
 import torch
 import yaml
 from PIL import Image
-from scipy.linalg import sqrtm
 
 from lit_knn.callbacks import Memorisation
 from lit_knn.common.tables import read_rows
 from lit_knn.data import Digits
 from lit_knn.estimators import Exact, Wiener
+from lit_knn.metrics import Pixels, frechet_distance
 from lit_knn.modules import LitEstimator
 from lit_knn.sampling.samplers import heun_sampler, seeded_noise
 from main import main
@@ -98,11 +98,6 @@ def test_each_measurement_is_logged_and_is_a_row(measure, shown):
     assert [(row["step"], row["fid"]) for row in read_rows(table)] == [("2", "9.5"), ("0", "")]
 
 
-def scipy_distance(a, b):
-    cov_a, cov_b = np.cov(a, rowvar=False), np.cov(b, rowvar=False)
-    return ((a.mean(0) - b.mean(0)) ** 2).sum() + np.trace(cov_a + cov_b) - 2 * np.trace(sqrtm(cov_a @ cov_b)).real
-
-
 @pytest.mark.filterwarnings("ignore:.*rank-deficient")
 def test_the_distance_is_to_images_in_no_reference_set_and_copies_are_of_the_training_images(validate, shown):
     size = {"num_samples": 60, "batch_size": 25}
@@ -112,10 +107,10 @@ def test_the_distance_is_to_images_in_no_reference_set_and_copies_are_of_the_tra
     data = Digits(held_out=100, train_images=300)
     data.setup()
     exact = Exact().bind(data.reference)
-    samples = heun_sampler(exact.posterior_mean, seeded_noise(range(60), (1, 8, 8))).flatten(1).double().numpy()
-    kept = data.held_out_reference.gather(torch.arange(100)).flatten(1).double().numpy()
+    samples = heun_sampler(exact.posterior_mean, seeded_noise(range(60), (1, 8, 8)))
+    distance = frechet_distance(samples, data.held_out_reference, Pixels())
     pictures, logged = shown(run)
-    assert logged["samples/fd_pixels_held_out"] == [pytest.approx(scipy_distance(samples, kept), rel=1e-3)]
+    assert logged["samples/fd_pixels_held_out"] == [pytest.approx(distance, rel=1e-3)]
     assert logged["samples/copied_fraction"][0] > 0.9
     assert pictures == {"samples/memorisation"}
     # The two callbacks share a row.

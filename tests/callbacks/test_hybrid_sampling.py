@@ -110,12 +110,9 @@ def test_a_sweep_shows_every_point_and_goes_on_where_it_was_interrupted(validate
     run = validate({"HybridSampling": {**options, "folder": "whole"}})
     assert len(asked) == 6 * 2
     rows = read_rows(Path("whole", RESULTS))
-    points = {(row["method"], float(row["t_switch"])) for row in rows}
-    assert points == {(method, t) for method in ("KNN", "STF", "forward") for t in (1.0, 10.0)}
-    assert len(rows) == 6
+    points = [(row["method"], float(row["t_switch"])) for row in rows]
+    assert points == [(method, t) for t in (10.0, 1.0) for method in ("KNN", "STF", "forward")]
     for row in rows:
-        assert 0 <= float(row["copied_fraction"]) <= 1
-        assert float(row["mean_nearest_distance"]) > 0
         assert Path("whole", "settings", f"{row['settings']}.json").exists()
         grid = Path("whole", "samples", f"{row['method']}_t{float(row['t_switch']):g}_{row['settings']}.png")
         assert Image.open(grid).size[0] > 4 * 32
