@@ -6,6 +6,10 @@ from lit_knn.modules.augmentation import GeometricAugmentation
 from lit_knn.theory.warp import Warp
 
 
+def rng(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
 def low_rank_vectors(N=60, d=12, seed=0):
     """Vectors (N, d) with most of their variance in a few directions, as images have."""
     generator = torch.Generator().manual_seed(seed)

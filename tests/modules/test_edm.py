@@ -10,12 +10,8 @@ from lit_knn.modules.augmentation import Augmented, GeometricAugmentation
 from lit_knn.theory.posterior import posterior_mean
 from lit_knn.theory.warp import flip
 from tests.short_training import train
-from tests.toys import all_warped
+from tests.toys import all_warped, rng
 from tests.watched import Images, Labelled, WatchedNet, undone
-
-
-def generator(seed=0):
-    return torch.Generator().manual_seed(seed)
 
 
 def recorded(model, method):
@@ -133,8 +129,8 @@ def test_every_target_has_its_own_item_as_source():
 
 
 def test_augmentation_draws_as_edm_does():
-    images = torch.rand(20000, 1, 4, 4, generator=generator(1))
-    result = GeometricAugmentation(p=0.12)(images, generator())
+    images = torch.rand(20000, 1, 4, 4, generator=rng(1))
+    result = GeometricAugmentation(p=0.12)(images, rng())
     labels, warped, flips = result.labels, result.warped, result.warp.flips
     assert labels.shape == (20000, 9)
     applied = labels.ne(0)
@@ -152,7 +148,7 @@ def test_augmentation_draws_as_edm_does():
         only = (flips == way).all(1) & ~warped
         assert only.sum() > 100
         assert torch.equal(result.images[only], images[only].flip(axes))
-    assert torch.equal(GeometricAugmentation(p=0)(images, generator()).images, images)
+    assert torch.equal(GeometricAugmentation(p=0)(images, rng()).images, images)
 
 
 def homogeneous(label, sign, width, height):
@@ -179,7 +175,7 @@ def test_augmentation_is_the_map_that_its_label_says(sides):
     height, width = sides
     images = torch.rand(300, 1, height, width)
     with torch.autocast("cpu", dtype=torch.bfloat16):  # must not matter
-        result = GeometricAugmentation(p=0.7)(images, generator())
+        result = GeometricAugmentation(p=0.7)(images, rng())
     # Resampling rounds places of up to 40 pixels, and so the values between pixels, to some 1e-6.
     torch.testing.assert_close(result.images, result.warp.apply(images), rtol=0, atol=2e-5)
     # The map of a warp is in halves of the sides.

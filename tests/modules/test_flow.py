@@ -10,7 +10,7 @@ from lit_knn.callbacks import LastCheckpoint
 from lit_knn.common.errors import InputError
 from lit_knn.data import Digits
 from lit_knn.estimators import Exact, Network, OneSample
-from lit_knn.modules import LitEDM, LitFlow
+from lit_knn.modules import LitFlow
 from lit_knn.modules.time_distributions import LogitNormalTimes, UniformTimes
 from lit_knn.nets import DDPMpp, UNet
 from lit_knn.nets.flow import DataOutput
@@ -18,7 +18,7 @@ from lit_knn.sampling.flow_times import FixedSteps
 from lit_knn.sampling.solvers import euler_step
 from lit_knn.theory.posterior import posterior_mean
 from tests.short_training import TRAINER, train
-from tests.toys import all_warped
+from tests.toys import all_warped, rng
 from tests.trained_runs import last
 from tests.watched import Images, WatchedNet
 
@@ -27,22 +27,14 @@ def unet():
     return UNet(1, channels=4, multipliers=(1,), blocks=1)
 
 
-def generator(seed=0):
-    return torch.Generator().manual_seed(seed)
-
-
-def of_items(tau, z):
-    return torch.as_tensor(tau, dtype=torch.float64).reshape(-1, *[1] * (z.ndim - 1))
-
-
 # Times
 
 
 @pytest.mark.parametrize("low", [1e-4, 0.3])
 def test_times_follow_their_distribution_between_the_ends(low):
-    uniform = UniformTimes(low, 0.8).draw(4000, generator())
+    uniform = UniformTimes(low, 0.8).draw(4000, rng())
     assert stats.kstest(uniform.numpy(), "uniform", args=(low, 0.8 - low)).pvalue > 0.01
-    times = LogitNormalTimes(0.5, 1.5, low, 0.8).draw(4000, generator())
+    times = LogitNormalTimes(0.5, 1.5, low, 0.8).draw(4000, rng())
     # ln σ = logit τ is normal, as in EDM, and cut at the ends.
     a, b = ((torch.tensor(end).double().logit().item() - 0.5) / 1.5 for end in (low, 0.8))
     assert stats.kstest(torch.special.logit(times).numpy(), "truncnorm", args=(a, b, 0.5, 1.5)).pvalue > 0.01
@@ -95,13 +87,14 @@ def test_a_checkpoint_is_an_estimator_and_a_flow_and_not_of_another_parameterisa
     trainer.fit(model, Digits(batch_size=64))
     z, sigma = torch.randn(3, 1, 8, 8), torch.tensor([0.1, 1.0, 20.0])
     tau = (sigma / (1 + sigma)).double()
-    scaled = ((1 - of_items(tau, z)) * z).float()
+    column = tau[:, None, None, None]
+    scaled = ((1 - column) * z).float()
     with torch.no_grad():
         velocity = model.eval().flow(scaled, tau)
     loaded = lit_knn.load(path)
     torch.testing.assert_close(loaded(scaled, tau), velocity)
     assert (loaded.num_steps, loaded.sampler.solver) == (7, euler_step)
-    mean = scaled - of_items(tau, z).float() * velocity
+    mean = scaled - column.float() * velocity
     torch.testing.assert_close(Network(path).posterior_mean(z, sigma), mean, rtol=1e-4, atol=1e-4)
     assert Network(path, fp16=True).posterior_mean(z, sigma).dtype == torch.float32
 
@@ -109,7 +102,6 @@ def test_a_checkpoint_is_an_estimator_and_a_flow_and_not_of_another_parameterisa
     for checkpoint, other, message in [
         (path, LitFlow(net, OneSample()), r"another parameterisation: {'output': 'DataOutput'}, but the model has"),
         (last(trained_run("edm")[0]), LitFlow(unet(), OneSample()), "the checkpoint is not of LitFlow"),
-        (path, LitEDM(unet(), OneSample()), "the checkpoint is of another architecture"),
     ]:
         with pytest.raises(InputError, match=message):
             validation.validate(other, Digits(batch_size=32), checkpoint, verbose=False)

@@ -20,6 +20,7 @@ from lit_knn.theory.posterior import posterior_mean
 from tests.command_lines import ROOT, TINY
 from tests.ranks import run_main
 from tests.short_training import train
+from tests.toys import rng
 from tests.watched import Images
 
 MEAN, STD = 0.4, 0.6  # of the Gaussian
@@ -28,10 +29,6 @@ SMALL = {"channels": 8, "multipliers": [1], "blocks": 1, "attention_at": [8], "a
 
 def unet(**options):
     return UNet(1, channels=8, multipliers=(1, 2), blocks=1, augment_dim=GAP_FEATURES, **options)
-
-
-def rng(seed=0):
-    return torch.Generator().manual_seed(seed)
 
 
 def times(size, seed=0):
