@@ -78,4 +78,4 @@ def main(args: Sequence[str] | None = None) -> None:
     parser.add_argument("folder", metavar="FOLDER", help="folder of the three files; none of them is overwritten")
     options = parser.parse_args(args)
     model = export(options.source, options.folder)
-    print(f"{model!r}\nWritten: {options.folder}/{{{WEIGHTS_NAME}, {CONFIG_NAME}, {CARD_NAME}}}")
+    print(f"{model!r}\nExported: {options.folder}/{{{WEIGHTS_NAME}, {CONFIG_NAME}, {CARD_NAME}}}")

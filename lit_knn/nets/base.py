@@ -57,7 +57,8 @@ def class_number(option: str, net: object, label: object) -> int:
     if not isinstance(label, str):
         if type(label) is int and 0 <= label < number:
             return label
-        raise InputError(f"{option}={label!r:.80}, but the net has num_classes={number}")
+        numbers = f": give a number from 0 to {number - 1}" if number else ""
+        raise InputError(f"{option}={label!r:.80}, but the net has num_classes={number}{numbers}")
     if names is None:
         raise InputError(f"{option}={label!r:.80}, but the net has num_classes={number} without names: give a number")
     if label not in names:

@@ -49,7 +49,7 @@ def test_the_folder_holds_weights_configuration_and_card(run, tmp_path, capsys, 
     front, text, config = exported(run, tmp_path / "digits")
     printed = capsys.readouterr().out
     assert "ConsistencyModel(UNet, 1x8x8 images, 10 classes" in printed
-    assert f"Written: {tmp_path / 'digits'}" in printed
+    assert f"Exported: {tmp_path / 'digits'}" in printed
     assert sorted(os.listdir(tmp_path / "digits")) == FILES
     assert len({(tmp_path / "digits" / name).stat().st_mode for name in FILES}) == 1
     assert front["library_name"] == config["library_name"] == "lit_knn"
