@@ -165,7 +165,8 @@ def test_the_command_plans_and_starts_nothing(tmp_path, monkeypatch, capsys):
             main(["plan", "-c", DEMO, *options])
         assert caught.value.code == 1
         assert "DOES NOT FIT" in capsys.readouterr().out
-    for options in ([], ["--trainer.accelerator", "gpu"]):
+    machines = ["--trainer.num_nodes", "2"]  # Without a launcher a fit would be refused.
+    for options in ([], ["--trainer.accelerator", "gpu"], machines):
         main(["plan", "-c", DEMO, "--gpu_gb", "80", *options])
         assert "the machine, whose memory is not known" in capsys.readouterr().out
     assert not list(tmp_path.iterdir())

@@ -245,7 +245,8 @@ class CLI(LightningCLI):
             trainer = super().instantiate_trainer(**{"callbacks": callbacks, **kwargs})
         except (ValueError, RuntimeError, TypeError, ImportError, MisconfigurationException) as error:
             raise InputError(trainer_options.explain(error, options)) from error
-        trainer_options.check_processes(trainer)
+        if self.subcommand != "plan":  # A plan starts no process, and may be made far from the machines.
+            trainer_options.check_processes(trainer)
         trainer_options.warn_of_unused_gpu(options)
         if self._run is not None:
             trainer.write_into(self._run.path)  # type: ignore[attr-defined]
