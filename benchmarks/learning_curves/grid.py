@@ -22,8 +22,7 @@ PlugIns = dict[str, Any]
 def targets(name: str, module: str) -> dict[str, Callable[[], PlugIns]]:
     """Return what makes the estimators of a module on a set, by name.
 
-    A mean flow has a target and a tangent; one name stands for both, and a number for a mixture with this share of the
-    exact mean.
+    A mean flow has a target and a tangent; one name stands for both, and a number for the exact mean's share of a mix.
     """
     parts: dict[str, Callable[[], Estimator]] = {
         "OneSample": OneSample,
