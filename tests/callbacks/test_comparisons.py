@@ -60,3 +60,14 @@ def test_the_run_measures_with_its_seed_and_with_resampled_sources_where_asked(v
     line = refusal_of(command({"EstimatorError": CURVE}, "--trainer.logger.version", earlier.parent.name), capsys)
     assert "estimator_error.csv exists; nothing is overwritten" in line
     assert earlier.read_text() == kept
+
+
+def test_each_picture_is_of_its_own_image_or_of_the_given_z(validate):
+    means = {"estimators": {"exact": ESTIMATORS["exact"]}, "noise_levels": [0.5], "num_images": 2}
+    folder = validate({"MeanPicture": means})
+    files = [folder / f"figure2_{i}.png" for i in range(2)]
+    line = ("--data", "PointsOnALine")
+    files += [validate({"PosteriorPicture": {"z": z}}, *line) / "figure1.png" for z in (0.1, 0.6)]
+    first, second, near, far = (np.asarray(Image.open(file)) for file in files)
+    assert not np.array_equal(first, second)
+    assert not np.array_equal(near, far)

@@ -12,6 +12,7 @@ from lit_knn.estimators import OneSample
 from lit_knn.modules import LitEDM, LitEstimator
 from main import main
 from tests.command_lines import refusal_of
+from tests.interrupted_runs import At, edm, fit
 from tests.short_training import TRAINER, train
 from tests.watched import Asked, Images, OneBadItem, WatchedNet, heun_levels, karras, undone
 
@@ -26,6 +27,16 @@ def test_one_item_with_an_infinite_loss_stops_the_run_before_the_weights_are_tou
     checkpoint = torch.load(tmp_path / "last.ckpt", weights_only=False)
     assert checkpoint["global_step"] == 3
     assert checkpoint["current_model_state"]["denoiser.model.value"].isfinite()
+
+
+def test_a_batch_broken_off_half_way_is_counted_once(tmp_path):
+    def break_off():
+        raise KeyboardInterrupt
+
+    # No validation has saved the second step.
+    _, path = fit(tmp_path, edm(), 5, at=At(2, "on_after_backward", break_off))
+    checkpoint = torch.load(path, weights_only=True)
+    assert (checkpoint["global_step"], checkpoint["images_seen"]) == (2, 2 * 40)
 
 
 def test_averages_are_logged_every_n_steps():
