@@ -3,6 +3,7 @@
 import argparse
 import importlib
 import io
+import os
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -43,6 +44,7 @@ def main(args: Sequence[str] | None = None) -> None:
     if name in ("-h", "--help", "--version"):
         _parser().parse_args(given[:1])
     with told_in_one_line(name, debug):
+        given = [_at_home(arg) for arg in given]
         if name in ALONE:
             try:
                 importlib.import_module(f"lit_knn.commands.{name}").main(with_packaged_configs(given[1:]))
@@ -63,6 +65,15 @@ def make_cli(args: Sequence[str] | None = None, run: bool = True) -> Any:
     from lit_knn.commands.cli import cli  # Its imports take seconds.
 
     return cli.make_cli(args, run)
+
+
+def _at_home(arg: str) -> str:
+    """Replace `~` where a path begins: a shell leaves it in quotes and in --OPTION=~/FILE."""
+    option, equals, value = arg.partition("=") if arg.startswith("-") else ("", "", arg)
+    path = os.path.expanduser(value)
+    if path.startswith("~"):
+        raise InputError(f"{path}: there is no such user")
+    return f"{option}{equals}{path}"
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -1,9 +1,11 @@
 """Errors that end a run with one line."""
 
 import sys
+import sysconfig
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 from lit_knn.common.extras import missing
 from lit_knn.common.memory import is_out_of_memory
@@ -79,8 +81,17 @@ def one_line(error: BaseException, doing: str = "") -> tuple[str, int]:
     while error.__cause__ is not None:  # The parser wraps the error of a constructor in one with the class's options.
         error = error.__cause__
     # The notes name the parts in which a plug-in failed, the innermost first.
-    where = [doing, *reversed(getattr(error, "__notes__", ())), type(error).__name__, " ".join(str(error).split())]
+    parts = reversed(getattr(error, "__notes__", None) or [_plug_in(error)])
+    where = [doing, *parts, type(error).__name__, " ".join(str(error).split())]
     return printable(f"{': '.join(filter(None, where))} (the traceback: --debug)"), 1
+
+
+def _plug_in(error: BaseException) -> str:
+    """Name the innermost function that an error left and that is neither of this program nor of a package; or ''."""
+    paths = sysconfig.get_paths()
+    known = (str(Path(__file__).parents[1]), paths["stdlib"], paths["purelib"], paths["platlib"], "<")
+    codes = [frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__)]
+    return next((code.co_qualname for code in codes[::-1] if not code.co_filename.startswith(known)), "")
 
 
 def is_lost(error: BaseException) -> bool:

@@ -37,6 +37,9 @@ from lit_knn.sampling.loading import prefix_of
 from lit_knn.sampling.schedules import LevelRange
 from lit_knn.sampling.solvers import PosteriorMean
 
+# With other values of these options of the trainer, ranks would wait for each other, or train other weights.
+SAME_ON_RANKS = ("max_steps", "max_epochs", "precision", "gradient_clip_val", "val_check_interval", "limit_val_batches")
+
 
 class EstimatorTraining(pl.LightningModule):
     """Trains a network on targets from an estimator; subclasses define the loss and the sampler.
@@ -294,7 +297,7 @@ class EstimatorTraining(pl.LightningModule):
             options |= flat_settings(option, own.estimator if isinstance(own, ByClass) else own)
         plain = {name: value for name, value in options.items() if isinstance(value, (bool, int, float, str))}
         run = {**describe_run(self.trainer, self), **optimisation(self.trainer), "step": self.loaded_step}
-        check_ranks({**run, **plain})
+        check_ranks({**run, **plain, **{name: getattr(self.trainer, name) for name in SAME_ON_RANKS}})
         check_optimisation(self.trainer, self._resumed_run)
         self.monitor.restart()
         self.checks = DeferredChecks()

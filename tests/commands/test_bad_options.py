@@ -9,6 +9,7 @@ import torch
 from lit_knn.commands.cli import command
 from lit_knn.commands.cli.trainer_options import check_trainer_options
 from lit_knn.common.errors import InputError, one_line
+from lit_knn.nets import UNet
 from main import main, make_cli
 from tests.command_lines import DEMO, TINY, refusal_of
 from tests.image_files import refusal
@@ -118,6 +119,21 @@ def test_a_plug_in_that_fails_is_named(monkeypatch, capsys):
     assert stop.value.code == 1
     line = capsys.readouterr().err.strip().splitlines()[-1]
     assert line == "error: fit: KNN: KeyError: 'missing' (the traceback: --debug)"
+
+
+class FailingNet(UNet):
+    """Fails in training only: the trial with one blank image finds nothing."""
+
+    def forward(self, *args, **options):
+        return [][0] if torch.is_grad_enabled() else super().forward(*args, **options)
+
+
+def test_a_network_that_fails_in_a_step_is_named(capsys):
+    with pytest.raises(SystemExit) as stop:
+        main(["fit", "-c", DEMO, *TINY, "--model.net", f"{__name__}.FailingNet"])
+    assert stop.value.code == 1
+    line = capsys.readouterr().err.strip().splitlines()[-1]
+    assert line == "error: fit: FailingNet.forward: IndexError: list index out of range (the traceback: --debug)"
 
 
 def test_bad_input_is_told_whatever_error_it_led_to():

@@ -140,3 +140,14 @@ def test_an_interrupted_export_goes_on_and_nothing_else_is_exported_or_replaced(
     line = refusal_of(["export", str(tmp_path), "new"], capsys)
     assert "has neither checkpoints/last.ckpt nor a kept checkpoint" in line
     assert not Path("new").exists()
+
+
+def test_a_home_that_the_shell_left_is_expanded(run, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    main(["export", str(run), "~/out"])
+    main(["report", str(run), "--output=~/table"])
+    assert {"out", "table.md"} <= {path.name for path in Path("home").iterdir()}
+    assert not Path("~").exists()
+    line = refusal_of(["export", str(run), "~nobody-of-this-name/out"], capsys)
+    assert line == "error: ~nobody-of-this-name/out: there is no such user"

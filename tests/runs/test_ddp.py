@@ -103,6 +103,8 @@ def test_torchrun_and_spawned_processes_train_the_demo(tmp_path):
         (["--model.lr", "0.1"], "lr 0.1, and rank 0 with 0.003"),
         (["--model.estimator.n", "4"], "estimator.n 4, and rank 0 with "),
         (["--optimizer", "SGD", "--optimizer.lr", "0.003"], "optimizer SGD, and rank 0 with "),
+        (["--trainer.max_steps", "3"], "max_steps 3, and rank 0 with 1"),  # The longer one would wait for the other.
+        (["--trainer.gradient_clip_val", "1.0"], "gradient_clip_val 1.0, and rank 0 with None"),
     ],
 )
 def test_ranks_that_would_train_otherwise_are_refused_before_the_first_step(last, said, tmp_path):
