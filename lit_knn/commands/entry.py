@@ -70,6 +70,8 @@ def make_cli(args: Sequence[str] | None = None, run: bool = True) -> Any:
 def _at_home(arg: str) -> str:
     """Replace `~` where a path begins: a shell leaves it in quotes and in --OPTION=~/FILE."""
     option, equals, value = arg.partition("=") if arg.startswith("-") else ("", "", arg)
+    if value == "~":  # YAML's null
+        return arg
     path = os.path.expanduser(value)
     if path.startswith("~"):
         raise InputError(f"{path}: there is no such user")

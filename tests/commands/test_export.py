@@ -151,3 +151,5 @@ def test_a_home_that_the_shell_left_is_expanded(run, tmp_path, monkeypatch, caps
     assert not Path("~").exists()
     line = refusal_of(["export", str(run), "~nobody-of-this-name/out"], capsys)
     assert line == "error: ~nobody-of-this-name/out: there is no such user"
+    main(["plan", "-c", "demo", "--model.estimator.k=~"])  # YAML's null
+    assert "fits" in capsys.readouterr().out
