@@ -179,7 +179,8 @@ def main(args: Sequence[str] | None = None) -> None:
         "Runs that differ in k or n are also drawn as in Figure 4.",
     )
     parser.add_argument("runs", nargs="+", metavar="RUN", help="folder of a training run, such as runs/demo/knn_0")
-    parser.add_argument("--output", default="report", help="path of the files, without .md, .png and .pdf")
+    told = "path of the files; their names end in .md, .png and .pdf"
+    parser.add_argument("--output", default="report", type=lambda path: path.removesuffix(".md"), help=told)
     parser.add_argument("--overwrite", action="store_true", help="replace files of an earlier report")
     options = parser.parse_args(args)
     runs = [read_run(folder) for folder in trainings(options.runs)]

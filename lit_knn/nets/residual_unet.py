@@ -128,8 +128,7 @@ class ResidualUNet(ImageNetwork):
         """Map the encoder's features to (B, widths[0], H, W). This call empties the list of features."""
         h = features[-1]
         for name in self.upwards:
-            joins_features = "_block" in name
-            h = self.dec[name](torch.cat([h, features.pop()], 1) if joins_features else h, embedding)
+            h = self.dec[name](torch.cat([h, features.pop()], 1) if "_block" in name else h, embedding)
         return h
 
     def forward(

@@ -74,7 +74,6 @@ class MeanFlowModel(GenerativeModel):
             raise InputError(f"sample: guidance={guidance}, but a mean flow has its guidance from training")
         self.check_steps(num_steps)
         z = seeded_noise(seeds, self.image_shape, device=self.device)
-        times = torch.linspace(1, 0, num_steps + 1, dtype=torch.float64, device=self.device)
-        for t, r in pairwise(times):
+        for t, r in pairwise(torch.linspace(1, 0, num_steps + 1, dtype=torch.float64, device=self.device)):
             z = z - (t - r).float() * self.network(z, t, labels, r)
         return z

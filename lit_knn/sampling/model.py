@@ -104,7 +104,7 @@ class GenerativeModel(nn.Module):
         return next(self.parameters()).device
 
     def forward(self, z: Tensor, t: Tensor | float, class_label: Labels | None = None) -> Tensor:
-        """Evaluate the preconditioned network at z (B, *shape) and its time t, (B,) or a number: (B, *shape)."""
+        """Evaluate the network at z (B, *shape) and its time t, (B,), (B, 1, …, 1) or a number: (B, *shape)."""
         return self.network(z, *self.checked(z, t, class_label, *self.times_range()))
 
     def times_range(self) -> tuple[float, float]:
@@ -124,12 +124,14 @@ class GenerativeModel(nn.Module):
             raise InputError("class_label is given, but the network has num_classes=0")
         t = t.to(z.device) if isinstance(t, Tensor) else torch.tensor(t, dtype=torch.float64, device=z.device)
         t = t if t.is_floating_point() else t.double()
+        t = t.flatten() if t.shape == (len(z), *(1 for _ in self.image_shape)) else t
         if t.shape not in ((), (len(z),)):
             raise InputError(f"the noise level must be a number or one for each of {len(z)} z, got {tuple(t.shape)}")
         # The least level may be rounded to the type of t, in which 0.7 may be below 0.7 in float64.
         inside = (t > 0) & (t >= torch.tensor(low, dtype=t.dtype)) & (t.double() <= high) & t.isfinite()
         if not inside.all():
-            raise InputError(f"the noise level must be above 0, from {low:g} to {high:g}, got {t[~inside][0].item():g}")
+            limits = f"from {low:g} to {high:g}" if low or high < math.inf else "finite"
+            raise InputError(f"the noise level must be above 0 and {limits}, got {t[~inside][0].item():g}")
         # (B, num_classes) weights of the classes are for the network to check.
         if class_label is None or (isinstance(class_label, Tensor) and class_label.dim() == 2):
             return t.expand(len(z)), class_label
@@ -225,8 +227,7 @@ class DenoisingModel(GenerativeModel):
 def check_positive(**options: float) -> None:
     """Raise InputError for the first option that is not a positive finite number."""
     for name, value in options.items():
-        number = isinstance(value, int | float) and not isinstance(value, bool)
-        if not number or not 0 < value < math.inf:
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
             raise InputError(f"{name} must be finite and above 0, got {value!r:.80}")
 
 

@@ -159,7 +159,7 @@ def test_what_cannot_be_read_or_is_of_another_report_is_said_in_one_line(capsys)
     Path("mine.png").write_text("precious")
     assert "mine.png is of another report, and stays" in refusal_of(["report", run, "--output", "mine"], capsys)
     assert sorted(path.name for path in Path().iterdir()) == ["a", "mine.png"]
-    main(["report", run, "--output", "mine", "--overwrite"])
+    main(["report", run, "--output", "mine.md", "--overwrite"])
     assert Path("mine.png").read_bytes().startswith(b"\x89PNG")
     # A report that was interrupted is printed again, and goes on.
     first = capsys.readouterr().out

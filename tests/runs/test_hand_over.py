@@ -154,8 +154,8 @@ def test_the_name_of_a_folder_is_a_class_from_prepare_to_sample(tmp_path, capsys
         ("ict", lambda model, z: model.sample([0], class_label=0), "class_label=0, but the net has num_classes=0"),
         ("ict_classes", lambda model, z: model.sample([0], 1, ["six"]), "class_label='six', but .* without names"),
         ("ict", lambda model, z: model.sample([0], 3), "num_steps=3 must be from 1 to the number of sampling_sigmas"),
-        ("flow", lambda model, z: model(z, torch.tensor([0.5, 1.0])), "the noise level must be above 0, from"),
-        ("edm", lambda model, z: model(z, -1.0), "the noise level must be above 0"),
+        ("flow", lambda model, z: model(z, torch.tensor([0.5, 1.0])), "the noise level must be above 0 and from"),
+        ("edm", lambda model, z: model(z, -1.0), "the noise level must be above 0 and finite"),
         ("edm_classes", lambda model, z: model(z, 1.0, torch.zeros(2)), "class_label must be an integer, or one for"),
         ("edm", lambda model, z: model(z[:, 0], 0.5), r"z must be float \(B, 1, 8, 8\), got \(2, 8, 8\)"),
     ],
@@ -174,6 +174,7 @@ def test_the_functions_of_diffusion_and_consistency_models(runs):
     # The file tells the architecture, so that nobody needs to give it.
     for found in (load_network(last(run)), model, model.posterior_mean, Network(last(run)).posterior_mean):
         assert torch.equal(found(z, sigma), expected)
+    assert torch.equal(model(z, sigma[:, None, None, None]), expected)
     torch.testing.assert_close(model.posterior_mean(z, 10.0)[3], expected[3])
     # Gradients pass through the denoiser to z, for guidance.
     z.requires_grad_()

@@ -120,7 +120,7 @@ class CLI(LightningCLI):
             self.config = parser.parse_args(with_config_of_run(args))
         except argparse.ArgumentError as error:
             told = str(refusal(error))
-            raise InputError(told + trainer_options.hint_of_bare_option(told)) from error
+            raise InputError(told + trainer_options.hint_of_option(told)) from error
         command = self.config.get("subcommand")
         parsed = as_dict(self.config)
         options = parsed if command is None else parsed[command]
@@ -272,7 +272,7 @@ class CLI(LightningCLI):
 
 def make_cli(args: Sequence[str] | None = None, run: bool = True) -> CLI:
     """Parse a command line and run it; or without `run`, of options alone, only make model, data and trainer."""
-    raising = {"exit_on_error": False, "epilog": DEBUG_HELP}
+    raising = {"exit_on_error": False, "epilog": DEBUG_HELP, "allow_abbrev": False}
     command = {**raising, "usage": "%(prog)s [-c CONFIG ...] [--OPTION VALUE ...]"}
     subcommands = {name: dict(command) for name in CLI.subcommands()}
     for name in subcommands.keys() & LightningCLI.subcommands().keys():  # Lightning tells of its own trainer.

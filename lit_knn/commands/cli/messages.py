@@ -2,6 +2,7 @@
 
 import difflib
 import re
+import sys
 from pathlib import Path
 
 from lit_knn.commands.cli.packaged_configs import hint_of_part
@@ -17,6 +18,7 @@ VAGUE = ("Expected a path but", "Expected a <class 'NoneType'>", "Not a valid su
 LONGEST_VALUE = 200
 KEY = re.compile(r'Parser key "([\w.+]+)"')
 NO_CLASS = re.compile(r"(?:Expected a dot import path string|Unexpected import path format): (\S+)")
+NO_ATTRIBUTE = re.compile(r"module '([\w.]+)' has no attribute '(\w+)'")
 OWNER = re.compile(r"Problem with given class_path '[\w.]*?(\w+)'")
 
 
@@ -35,6 +37,9 @@ def condense(message: str) -> str:
     reason = "; ".join(reasons)
     if reason.startswith("No module named"):
         reason += "; a file of your own must be in the current folder"
+    if absent := NO_ATTRIBUTE.fullmatch(reason):
+        near = difflib.get_close_matches(absent[2], vars(sys.modules[absent[1]]), n=1)
+        reason += "".join(f"; did you mean {absent[1]}.{name}?" for name in near)
     if unknown := NO_CLASS.fullmatch(reason):
         reason = f"{unknown[1]} is neither a class nor a file{_similar(unknown[1])}"
     option = ".".join(dict.fromkeys(KEY.findall(message)))

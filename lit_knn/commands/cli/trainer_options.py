@@ -3,6 +3,7 @@
 import os
 import re
 from collections.abc import Mapping
+from difflib import get_close_matches
 from inspect import signature
 from pathlib import Path
 from types import ModuleType
@@ -21,7 +22,8 @@ COUNTS = ("accumulate_grad_batches", "log_every_n_steps", "val_check_interval")
 # With 0 for these, the command would do nothing.
 WORK = {"fit": "limit_train_batches", "validate": "limit_val_batches", "predict": "limit_predict_batches"}
 PRECISIONS = ("32-true", "32", "16-mixed", "16", "bf16-mixed", "bf16")
-BARE_OPTION = re.compile(r"(?:unrecognized arguments|ambiguous option): --(\w+)\b")
+UNKNOWN_OPTION = re.compile(r"unrecognized arguments: --(trainer\.)?(\w+)(?![\w.])")
+OF_A_COMMAND = ("seed_everything", "ckpt_path", "print_config", "optimizer", "lr_scheduler")
 NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")
 
 
@@ -74,20 +76,26 @@ def validated_at_the_end(options: Mapping[str, Any]) -> dict[str, int]:
     return {"val_check_interval": batches} if counts and 0 < batches < every else {}
 
 
-def hint_of_bare_option(message: str) -> str:
-    """Return what to add to the message that an option is unknown: the parts that have an option of this name."""
-    bare = BARE_OPTION.match(message)
-    if bare is None:
+def hint_of_option(message: str) -> str:
+    """Return what to add to the message that an option is unknown: the options that may be meant."""
+    unknown = UNKNOWN_OPTION.match(message)
+    if unknown is None:
         return ""
+    name, of_trainer = unknown[2], signature(pl.Trainer).parameters
 
     def has_it(room: ModuleType) -> bool:
-        kinds = (getattr(room, name) for name in room.__all__)
-        return any(bare[1] in signature(kind).parameters for kind in kinds if isinstance(kind, type))
+        kinds = (getattr(room, kind) for kind in room.__all__)
+        return any(name in signature(kind).parameters for kind in kinds if isinstance(kind, type))
 
-    rooms = {"model": modules, "model.estimator": estimators, "data": data}
-    of_trainer = bare[1] in signature(pl.Trainer).parameters
-    parts = ["trainer"] if of_trainer else [part for part, room in rooms.items() if has_it(room)]
-    return f"; did you mean {' or '.join(f'--{part}.{bare[1]}' for part in parts)}?" if parts else ""
+    if unknown[1]:
+        meant = [f"trainer.{near}" for near in get_close_matches(name, of_trainer, n=1)]
+    elif name in of_trainer:
+        meant = [f"trainer.{name}"]
+    else:  # One option sets the seeds of all parts.
+        rooms = {"model": modules, "model.estimator": estimators, "data": data} if name != "seed" else {}
+        meant = [f"{part}.{name}" for part, room in rooms.items() if has_it(room)]
+        meant = meant or [option for option in OF_A_COMMAND if option.startswith(name)]
+    return f"; did you mean {' or '.join(f'--{option}' for option in meant)}?" if meant else ""
 
 
 def warn_of_unused_gpu(options: Mapping[str, Any]) -> None:
