@@ -308,9 +308,10 @@ def to_model_space(images: Tensor) -> Tensor:
 def _check_images(images: Tensor, hflip: bool) -> None:
     if images.ndim < 2 or images.numel() == 0:
         raise InputError(f"images must be (N, *shape) with N >= 1, got shape {tuple(images.shape)}")
-    if images.dtype != torch.uint8 and not images.is_floating_point():
+    pixels, channels_last = images.dtype == torch.uint8, images.ndim == 4 and images.shape[1] > 4 >= images.shape[3]
+    if not pixels and not images.is_floating_point():
         raise InputError(f"images must be uint8 or float, got {images.dtype}")
-    if images.ndim != 4 and (hflip or images.dtype == torch.uint8):
+    if (images.ndim != 4 and (hflip or pixels)) or (pixels and channels_last):
         kind = "hflip=True needs images" if hflip else "uint8 images must be"
         raise InputError(f"{kind} (N, C, H, W), got shape {tuple(images.shape)}")
 
@@ -334,9 +335,8 @@ def expand_labels(labels: Tensor | np.ndarray | None, stored: int, hflip: bool) 
         return None
     labels = torch.as_tensor(labels).cpu()
     if labels.shape != (stored,) or labels.is_floating_point():
-        got = f"{tuple(labels.shape)} {labels.dtype}"
-        raise InputError(f"labels must be ({stored},) integers, one for each image, got {got}")
+        raise InputError(f"labels must be ({stored},) integers, got {tuple(labels.shape)} {labels.dtype}")
     labels = labels.long()
     if (labels < 0).any():
-        raise InputError(f"labels must be at least 0, got {labels.min().item()}")
+        raise InputError(f"labels must be at least 0, got {labels.min()}")
     return torch.cat([labels, labels]) if hflip else labels

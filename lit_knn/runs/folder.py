@@ -187,7 +187,7 @@ def folder_of_name(trainer: Mapping[str, Any]) -> Path:
     """Return the folder of all runs of a name: that of the first TensorBoard or CSV logger, or else `runs/NAME`."""
     root = trainer["default_root_dir"] or "."
     for options in _loggers(trainer, FILE_LOGGERS):
-        return expanded(options.get("save_dir") or root) / (options.get("name", DEFAULT_NAME) or "")
+        return expanded(options.get("save_dir", root)) / (options.get("name", DEFAULT_NAME) or "")
     options = next(iter(_loggers(trainer)), {})
     return expanded(root) / next((str(options.get(name)) for name in NAMES if options.get(name)), DEFAULT_NAME)
 

@@ -18,7 +18,7 @@ SETS = {
     "mirrored pixels": lambda: ReferenceSet(pixels(N), hflip=True),
     "vectors": lambda: ReferenceSet(FLOATS.flatten(1)),
     "mirrored floats": lambda: ReferenceSet(FLOATS, hflip=True),
-    "not contiguous": lambda: ReferenceSet(pixels(N).permute(0, 2, 3, 1), hflip=True),
+    "not contiguous": lambda: ReferenceSet(pixels(N).permute(0, 1, 3, 2), hflip=True),
 }
 
 

@@ -116,6 +116,7 @@ NAN_FAR_DOWN = torch.zeros(5000, 2).index_put((torch.tensor(4500), torch.tensor(
         (torch.full((2, 2), -1e16), {}, "1e\\+16"),
         (torch.zeros(3, 1, 4, 4, dtype=torch.int64), {}, "int64"),
         (torch.zeros(3, 4, 4, dtype=torch.uint8), {}, "C, H, W"),
+        (torch.zeros(3, 8, 8, 3, dtype=torch.uint8), {"hflip": True}, "C, H, W"),
         (torch.zeros(3, 5), {"hflip": True}, "hflip"),
         (pixels(), {"labels": torch.arange(29)}, "30"),
     ],

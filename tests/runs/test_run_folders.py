@@ -193,11 +193,12 @@ def test_no_earlier_configuration_is_replaced(tmp_path):
     assert [path.read_text() for path in run.earlier("config.yaml")] == [str(number) for number in range(1, 12)]
 
 
-def test_a_home_is_expanded_once_for_the_loggers_and_the_run(tmp_path, monkeypatch):
+@pytest.mark.parametrize(("given", "folder"), [("~/$PLACE", "home/place"), ("", ".")])
+def test_the_loggers_and_the_run_have_one_folder(given, folder, tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.setenv("PLACE", "place")
-    fit(1, *two_loggers(save_dir="~/$PLACE", name="x"))
-    (run,) = (tmp_path / "home" / "place" / "x").iterdir()
+    fit(1, *two_loggers(save_dir=given, name="x"))
+    (run,) = (tmp_path / folder / "x").iterdir()
     assert {"run.json", "metrics.csv", "config.yaml"} < set(names(run))
     assert list(run.glob("events.out.*"))
     assert not Path("~").exists()
