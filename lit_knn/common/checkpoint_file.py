@@ -80,10 +80,8 @@ def last_checkpoint(run: str | Path) -> Path:
     folder = Path(run) / CHECKPOINTS
     if (folder / LAST_NAME).is_file():
         return folder / LAST_NAME
-    kept = kept_in(folder)
-    if not kept:
-        runs = sorted(checkpoints.parent.name for checkpoints in Path(run).glob(f"*/{CHECKPOINTS}"))
-        hint = f"; it holds the runs {', '.join(runs):.200}" if runs else ""
-        wanted = f"neither {CHECKPOINTS}/{LAST_NAME} nor a kept checkpoint (images_seen=N.ckpt)"
-        raise InputError(f"{run} has {wanted}{hint}")
-    return kept[max(kept)]
+    if kept := kept_in(folder):
+        return kept[max(kept)]
+    runs = sorted(checkpoints.parent.name for checkpoints in Path(run).glob(f"*/{CHECKPOINTS}"))
+    hint = f"; it holds the runs {', '.join(runs):.200}" if runs else ""
+    raise InputError(f"{run} has neither {CHECKPOINTS}/{LAST_NAME} nor a kept checkpoint (images_seen=N.ckpt){hint}")

@@ -65,7 +65,7 @@ def test_a_fit_leaves_all_that_is_promised_and_validate_measures_what_its_end_me
     assert events.Tags()["images"] == ["samples/1-step", "samples/2-step"]
     assert all(0 < share < 1 for share in logged["estimator/share_of_time"])
     assert logged["train/lr"] == pytest.approx([0.003] * 4)
-    main(["validate", "-c", DEMO, *TINY, *short, "--ckpt_path", str(last(run))])
+    main(["validate", "-c", DEMO, *TINY, *short, "--ckpt_path", str(run)])
     assert Path("runs/demo/knn_1/samples/step_0000004_1-step.png").exists()
     for name in ("val/loss", "samples/fd_pixels"):
         assert events_of("runs/demo/knn_1")[1][name] == pytest.approx([logged[name][-1]], rel=1e-4)

@@ -111,5 +111,6 @@ def test_an_estimator_alone_is_validated_without_a_checkpoint_and_not_trained(ca
     run = ["--data", "Digits", "--model", "LitEstimator", "--trainer.accelerator", "cpu", "--trainer.logger", "false"]
     for command, message in (("fit", "has nothing to train"), ("predict", "estimator is null")):
         assert message in refusal_of([command, *run], capsys)
+    assert "without --ckpt_path" in refusal_of(["validate", *run, "--ckpt_path", "some.ckpt"], capsys)
     main(["validate", *run])
     assert "error" not in capsys.readouterr().err

@@ -30,6 +30,7 @@ from lit_knn.commands.cli.save_config import SaveConfig
 from lit_knn.commands.entry import COMMANDS
 from lit_knn.commands.plan import check_fits
 from lit_knn.commands.trainer import Trainer
+from lit_knn.common.checkpoint_file import last_checkpoint
 from lit_knn.common.errors import InputError, prefixed
 from lit_knn.data import ReferenceDataModule
 from lit_knn.runs.checkpoints import WholeCheckpointIO, read_training
@@ -147,8 +148,8 @@ class CLI(LightningCLI):
         options = self.config[command]
         path, fits = options.ckpt_path, command in ("fit", "plan")
         trained = getattr(pkgutil.resolve_name(options.model.class_path), "needs_checkpoint", True)
-        if command == "fit" and not trained:
-            raise InputError(f"fit: {options.model.class_path} has nothing to train; use validate or predict")
+        if not trained and (command == "fit" or path is not None):
+            raise InputError(f"{options.model.class_path} has nothing to train: validate it without --ckpt_path")
         if path is None and not fits and trained:
             raise InputError(f"--ckpt_path is missing: {command} needs a trained model")
         try:
@@ -158,7 +159,8 @@ class CLI(LightningCLI):
                 options.ckpt_path, self._checkpoint = str(newest[0]), newest[1]
             elif path is not None:
                 with prefixed("--ckpt_path"):
-                    self._checkpoint = read_training(path, to_resume=fits)
+                    options.ckpt_path = str(last_checkpoint(path)) if Path(path).is_dir() else path
+                    self._checkpoint = read_training(options.ckpt_path, to_resume=fits)
         except InputError as error:
             if options.trainer.num_nodes == 1:
                 raise
