@@ -45,19 +45,19 @@ def main(args: Sequence[str] | None = None) -> None:
         _parser().parse_args(given[:1])
     with told_in_one_line(name, debug):
         given = [_at_home(arg) for arg in given]
-        if name in ALONE:
-            try:
+        try:
+            if name in ALONE:
                 importlib.import_module(f"lit_knn.commands.{name}").main(with_packaged_configs(given[1:]))
-            except KeyboardInterrupt:
-                goes_on = "" if name in ("convert", "referee") else "; the same command goes on"
-                print(f"interrupted{goes_on}", file=sys.stderr)
-                raise SystemExit(130) from None
-        elif name and not name.startswith("-") and name not in COMMANDS:
-            raise InputError(f"there is no command {name!r}; the commands are {', '.join(COMMANDS)}")
-        else:
-            from lit_knn.commands.cli import command
+            elif name and not name.startswith("-") and name not in COMMANDS:
+                raise InputError(f"there is no command {name!r}; the commands are {', '.join(COMMANDS)}")
+            else:
+                from lit_knn.commands.cli import command
 
-            command.main(given)
+                command.main(given)
+        except KeyboardInterrupt:
+            goes_on = "; the same command goes on" if name in ("average", "export", "report", "prepare") else ""
+            print(f"interrupted{goes_on}", file=sys.stderr)
+            raise SystemExit(130) from None
 
 
 def make_cli(args: Sequence[str] | None = None, run: bool = True) -> Any:

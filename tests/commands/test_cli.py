@@ -4,6 +4,8 @@ import errno
 import os
 import re
 import shutil
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -266,3 +268,18 @@ def test_the_loggers_of_the_documentation_together_get_pictures_and_options(monk
             break
         time.sleep(0.2)
     assert b"estimator.k" in log.read_bytes()
+
+
+def test_ctrl_c_while_the_program_loads_is_one_line():
+    code = """
+import sys
+from lit_knn.commands.entry import main
+class CtrlC:
+    def find_spec(self, name, *_):
+        if name == "pytorch_lightning":
+            raise KeyboardInterrupt
+sys.meta_path.insert(0, CtrlC())
+main(["fit"])
+"""
+    ended = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", "interrupted\n")
