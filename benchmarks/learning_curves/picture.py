@@ -11,6 +11,7 @@ from lit_knn.figures.style import dress, image_unit, looks
 
 PANELS = {
     "quality": "Fréchet distance",
+    "held_out_loss": "loss at images that no run saw",
     "val_error": "error at held latents",
     "gradient_variance": "gradient variance at fixed (z, t); exact: 0",
 }
@@ -18,14 +19,15 @@ PANELS = {
 
 def picture(curves: Mapping[str, Curves]) -> Figure:
     """Draw mean ± standard deviation over seeds, for each module. A variance of 0 has no place on the axis."""
-    figure = Figure(figsize=(3.7 * len(PANELS), 2.7 * len(curves) + 0.5), layout="constrained")
-    grid = figure.subplots(len(curves), len(PANELS), squeeze=False)
+    panels = [name for name in PANELS if name == "quality" or all(own.measured(name) for own in curves.values())]
+    figure = Figure(figsize=(3.7 * len(panels), 2.7 * len(curves) + 0.5), layout="constrained")
+    grid = figure.subplots(len(curves), len(panels), squeeze=False)
     for row, (module, own) in zip(grid, curves.items(), strict=True):
-        for axes, name in zip(row, PANELS, strict=True):
+        for axes, name in zip(row, panels, strict=True):
             _draw(axes, own, own.quality if name == "quality" else name)
         row[0].set_ylabel(module)
-    for axes, title in zip(grid[0], PANELS.values(), strict=True):
-        axes.set_title(title, fontsize="medium")
+    for axes, name in zip(grid[0], panels, strict=True):
+        axes.set_title(PANELS[name], fontsize="medium")
     lines = {name: line for axes in grid.flat for line, name in zip(*axes.get_legend_handles_labels(), strict=True)}
     figure.legend(lines.values(), lines.keys(), loc="outside lower center", ncols=min(len(lines), 5), frameon=False)
     return figure

@@ -82,10 +82,8 @@ class Worker:
         return self.folder / f"{run}-{self.settings(run)}" / LAST_NAME
 
     def _ended(self, run: Run) -> bool:
-        path = self._checkpoint(run)
-        if not path.exists():
-            return False
-        return bool(torch.load(path, weights_only=True, mmap=True)["global_step"] == self.image_set.lengths.steps)
+        path, steps = self._checkpoint(run), self.image_set.lengths.steps
+        return path.exists() and bool(torch.load(path, weights_only=True, mmap=True)["global_step"] == steps)
 
     def _train(self, run: Run) -> None:
         kind, lengths, start = KINDS[run.module], self.image_set.lengths, time.process_time()
