@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Callable
+from numbers import Integral
 from typing import Any
 
 from lit_knn.common.distributed import rank_and_size
@@ -51,8 +52,7 @@ class Count:
         return self.within(estimator, *(None, None) if bound is None else (bound.N, bound.d))
 
     def __set__(self, estimator: Any, value: int | None) -> None:
-        given = None if value is None else check_count(type(estimator).__name__, self.name, value)
-        vars(estimator)[self.name] = given
+        vars(estimator)[self.name] = None if value is None else check_count(type(estimator).__name__, self.name, value)
 
     def within(self, estimator: Any, N: int | None, d: int | None) -> int:
         """Return the number for N images of dimension d, or without a set. It must not exceed the limit."""
@@ -93,8 +93,8 @@ def fit_counts(estimator: Any, reference: ReferenceSet) -> None:
 
 def check_count(owner: str, option: str, value: int) -> int:
     """Return `value`, or raise InputError if it is not an integer of at least 1."""
-    if isinstance(value, bool) or not isinstance(value, int):
+    if isinstance(value, bool) or not isinstance(value, Integral):
         raise InputError(f"{owner}: {option} must be an integer, got {value!r}")
     if value < 1:
         raise InputError(f"{owner}: {option} must be at least 1, got {value}")
-    return value
+    return int(value)

@@ -6,6 +6,7 @@ iCT is Song & Dhariwal 2023; ECT is Geng et al. 2024, arXiv 2406.14548.
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Protocol
 
 import torch
@@ -83,7 +84,7 @@ class NoiseGrid:
 
 def check_num_steps(num_steps: int, least: int = 1) -> None:
     """Raise InputError if a number of noise levels or of steps is not an integer from `least` to `MOST_LEVELS`."""
-    if type(num_steps) is not int or not least <= num_steps <= MOST_LEVELS:
+    if isinstance(num_steps, bool) or not isinstance(num_steps, Integral) or not least <= num_steps <= MOST_LEVELS:
         raise InputError(f"num_steps must be an integer from {least} to {MOST_LEVELS}, got {num_steps!r:.80}")
 
 

@@ -3,6 +3,7 @@
 import math
 import re
 
+import numpy as np
 import pytest
 import torch
 
@@ -114,3 +115,8 @@ def test_a_number_type_that_the_processor_does_not_multiply_is_refused(monkeypat
     monkeypatch.setattr(precision, "is_native", lambda dtype, device: dtype == torch.float32)
     with pytest.raises(InputError, match="compute=bfloat16: this cpu does not multiply it natively"):
         ReferenceSet(pixels(N, SHAPE), TorchIndex("bfloat16")).build_index()
+
+
+def test_a_count_may_be_an_integer_of_numpy():
+    estimator = KNN(k=np.int64(16), n=np.int32(8))
+    assert (type(estimator.k), estimator.k, estimator.n) == (int, 16, 8)

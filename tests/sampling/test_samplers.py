@@ -117,7 +117,7 @@ def test_order_two_on_a_gaussian(process):
     assert errors[-1] < 1e-3
 
 
-@pytest.mark.parametrize("num_steps", [1, 2, 18])
+@pytest.mark.parametrize("num_steps", [1, 2, np.int64(18)])
 @every_process
 def test_evaluations(num_steps, process):
     denoiser = Recorded()

@@ -78,8 +78,7 @@ def validated_at_the_end(options: Mapping[str, Any]) -> dict[str, int]:
 
 def hint_of_option(message: str) -> str:
     """Return what to add to the message that an option is unknown: the options that may be meant."""
-    unknown = UNKNOWN_OPTION.match(message)
-    if unknown is None:
+    if not (unknown := UNKNOWN_OPTION.match(message)):
         return ""
     name, of_trainer = unknown[2], signature(pl.Trainer).parameters
 
