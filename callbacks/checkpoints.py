@@ -48,12 +48,13 @@ class StepCheckpoint(Checkpoint):
         """Save if the batch ended a step that asks for it; other batches only add gradients."""
         if trainer.global_step > self._step:
             self._step = trainer.global_step
-            name = self.name_of_file(trainer, pl_module)
-            if name is not None:
+            if name := self.name_of_file(trainer, pl_module):
                 self.save(trainer, name)
 
     def save(self, trainer: pl.Trainer, name: str) -> None:
         """Save the training as it is; all ranks must call this."""
+        if trainer.fast_dev_run:  # `--ckpt_path last` would find the checkpoint of this trial.
+            return
         path, module = str(Path(str(self.dirpath)) / name), trainer.lightning_module
         if all(weight.isfinite().all() for weight in module.parameters()):
             trainer.save_checkpoint(path, weights_only=False)
@@ -115,8 +116,7 @@ class LastCheckpoint(StepCheckpoint):
 
     def check_overwrites(self, trainer: pl.Trainer, step: int, start: str | None) -> None:
         """Raise InputError if this run, from `step` and the checkpoint `start`, would overwrite a longer one."""
-        folder = Path(self.dirpath or Path(trainer.log_dir or trainer.default_root_dir) / CHECKPOINTS)
-        path = folder / LAST_NAME
+        path = Path(self.dirpath or Path(trainer.log_dir or trainer.default_root_dir) / CHECKPOINTS) / LAST_NAME
         if not path.exists() or (start is not None and path.samefile(start)):
             return
         advice = "resume from it with --ckpt_path, move it, or give another folder or logger version"

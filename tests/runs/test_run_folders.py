@@ -319,6 +319,8 @@ def test_last_is_the_newest_whole_checkpoint_of_the_name(capsys):
     for number, name in enumerate(("knn_9", "knn_10", "knn_8")):
         fit(2 + number, *BARE, *(["--ckpt_path", "last"] if number else []), "--trainer.logger.version", name)
     fit(1, *BARE, "--trainer.logger.name", "another")
+    fit(1, *BARE, "--trainer.fast_dev_run", "true")
+    assert len(list(Path().rglob("last.ckpt"))) == 4  # The trial leaves none.
     assert (start_of("knn_10"), start_of("knn_8")) == (str(last("knn_9")), str(last("knn_10")))
     content = bytearray(last("knn_8").read_bytes())
     content[len(content) // 2] ^= 4
