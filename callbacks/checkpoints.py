@@ -53,7 +53,7 @@ class StepCheckpoint(Checkpoint):
 
     def save(self, trainer: pl.Trainer, name: str) -> None:
         """Save the training as it is; all ranks must call this."""
-        if trainer.fast_dev_run:  # `--ckpt_path last` would find the checkpoint of this trial.
+        if getattr(trainer, "fast_dev_run", False):  # `--ckpt_path last` would find the checkpoint of this trial.
             return
         path, module = str(Path(str(self.dirpath)) / name), trainer.lightning_module
         if all(weight.isfinite().all() for weight in module.parameters()):

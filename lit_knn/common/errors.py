@@ -67,8 +67,8 @@ def one_line(error: BaseException, doing: str = "") -> tuple[str, int]:
             return printable(str(cause)), 2
     if isinstance(error, ImportError) and (lacking := missing(error)):
         return lacking, 2
-    if is_out_of_memory(error):
-        return printable(f"not enough memory: {said}; `plan` shows what a run needs"), 2
+    for cause in filter(is_out_of_memory, causes(error)):
+        return printable(f"not enough memory: {' '.join(str(cause).split())}; `plan` shows what a run needs"), 2
     if isinstance(error, OSError):
         names = [str(name) for name in (error.filename, error.filename2) if name]
         problem = ": ".join([*(names or ["a file cannot be read or written"]), first_line(error)])

@@ -28,6 +28,7 @@ OPTIONS = [
     ("--model.net torch.nn.Identity", "the net does not accept images of shape (1, 8, 8): TypeError"),
     ("--model.estimator mine.Nope", "--model.estimator: No module named 'mine'"),
     ("--model.net lit_knn.nets.UNett", "has no attribute 'UNett'; did you mean lit_knn.nets.UNet?"),
+    ("--model.net.channels 10000000", "error: not enough memory: "),
     ("--model.net.chanels 8", "--model.net: Option 'chanels' is not accepted; did you mean channels?"),
     ("--model.estimator sft.yaml", "--model.estimator sft.yaml: no such file; did you mean estimators/stf.yaml?"),
     ("--model.estimator stf", "--model.estimator: stf is neither a class nor a file; did you mean STF?"),
