@@ -30,8 +30,8 @@ class ReferenceSet:
 
     Args:
         images: uint8 (N, C, H, W), whose pixel p becomes p / 127.5 − 1; or float (N, *shape), which is stored as
-            float32 and not rescaled (latents, toys). A tensor or a NumPy array. uint8 and float32 are not copied: do not
-            change them afterwards. They may be a file mapped by `read_prepared`.
+            float32 and not rescaled (latents, toys). A tensor or a NumPy array. uint8 and float32 are not copied, so
+            do not change them afterwards. They may be a file mapped by `read_prepared`.
         index: neighbour index; built at the first search or by `build_index`. Default: the best for the device of
             the images, on a CPU exact search; see `default_index`.
         hflip: also count the mirror image (last axis flipped) of every image, without storing it: id i + N/2 is the
