@@ -66,6 +66,8 @@ def consistency_sampler(
         sigma_min: noise level at which the consistency function is the identity.
     """
     check_sampling_sigmas(sigmas, sigma_min)
+    if noise.ndim < 3 or len(noise) != len(sigmas):
+        raise InputError(f"noise must be ({len(sigmas)}, B, *shape), a draw each step, got {tuple(noise.shape)}")
     x = torch.zeros_like(noise[0])
     for step, sigma in enumerate(sigmas):
         spread = sigma if step == 0 else (sigma**2 - sigma_min**2) ** 0.5

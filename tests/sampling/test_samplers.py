@@ -260,3 +260,9 @@ def test_bad_options_are_refused(call, options, message):
 def test_levels_of_a_consistency_sampler_that_do_not_descend_to_its_end_are_refused(sigmas):
     with pytest.raises(InputError, match=r"sampling_sigmas=.* must descend and stay above sigma_min=0\.002"):
         consistency_sampler(lambda z, t: z, torch.zeros(len(sigmas), 1, 3), sigmas)
+
+
+@pytest.mark.parametrize("shape", [(4, 1, 6, 6), (1, 3)])
+def test_noise_without_the_axis_of_steps_is_refused(shape):
+    with pytest.raises(InputError, match=r"noise must be \(1, B, \*shape\), a draw each step"):
+        consistency_sampler(lambda z, t: z, torch.zeros(shape))

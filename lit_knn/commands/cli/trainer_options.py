@@ -86,10 +86,8 @@ def hint_of_option(message: str) -> str:
         kinds = (getattr(room, kind) for kind in room.__all__)
         return any(name in signature(kind).parameters for kind in kinds if isinstance(kind, type))
 
-    if unknown[1]:
+    if unknown[1] or name in of_trainer:
         meant = [f"trainer.{near}" for near in get_close_matches(name, of_trainer, n=1)]
-    elif name in of_trainer:
-        meant = [f"trainer.{name}"]
     else:  # One option sets the seeds of all parts.
         rooms = {"model": modules, "model.estimator": estimators, "data": data} if name != "seed" else {}
         meant = [f"{part}.{name}" for part, room in rooms.items() if has_it(room)]
