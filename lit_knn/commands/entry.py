@@ -3,7 +3,6 @@
 import argparse
 import importlib
 import io
-import os
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 import lit_knn
 from lit_knn.commands.cli.packaged_configs import with_packaged_configs
 from lit_knn.common.errors import InputError, told_in_one_line
+from lit_knn.common.files import at_home
 
 DEBUG = "--debug"
 # These modules have parsers of their own, and need no trainer. `prepare` imports no torch.
@@ -70,12 +70,7 @@ def make_cli(args: Sequence[str] | None = None, run: bool = True) -> Any:
 def _at_home(arg: str) -> str:
     """Replace `~` where a path begins: a shell leaves it in quotes and in --OPTION=~/FILE."""
     option, equals, value = arg.partition("=") if arg.startswith("-") else ("", "", arg)
-    if value == "~":  # YAML's null
-        return arg
-    path = os.path.expanduser(value)
-    if path.startswith("~"):
-        raise InputError(f"{path}: there is no such user")
-    return f"{option}{equals}{path}"
+    return arg if value == "~" else f"{option}{equals}{at_home(value)}"  # A lone ~ is YAML's null.
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -61,7 +61,6 @@ def one_line(error: BaseException, doing: str = "") -> tuple[str, int]:
 
     The message is that of an `InputError` among the causes. An unexpected error says what the program was `doing`.
     """
-    said = " ".join(str(error).split())
     for cause in causes(error):
         if isinstance(cause, InputError):
             return printable(str(cause)), 2
@@ -71,13 +70,12 @@ def one_line(error: BaseException, doing: str = "") -> tuple[str, int]:
         return printable(f"not enough memory: {' '.join(str(cause).split())}; `plan` shows what a run needs"), 2
     if isinstance(error, OSError):
         names = [str(name) for name in (error.filename, error.filename2) if name]
-        problem = ": ".join([*(names or ["a file cannot be read or written"]), first_line(error)])
-        return printable(problem), 2
+        return printable(": ".join([*(names or ["a file cannot be read or written"]), first_line(error)])), 2
     if is_lost(error):
         return "another process ended in training; resume from the last checkpoint", 2
     # Compare the name of Lightning's class, because this module does not import Lightning.
     if isinstance(error, NonFiniteLossError) or type(error).__name__ == "MisconfigurationException":
-        return printable(said), 2
+        return printable(" ".join(str(error).split())), 2
     while error.__cause__ is not None:  # The parser wraps the error of a constructor in one with the class's options.
         error = error.__cause__
     # The notes name the parts in which a plug-in failed, the innermost first.

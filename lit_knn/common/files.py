@@ -10,6 +10,13 @@ from pathlib import Path
 from lit_knn.common.errors import InputError
 
 
+def at_home(path: str) -> str:
+    """Replace `~` or `~USER` at the beginning of a path."""
+    if (found := os.path.expanduser(path)).startswith("~"):
+        raise InputError(f"{path}: there is no such user")
+    return found
+
+
 def make_folder(folder: Path) -> None:
     """Make a folder before long work fills it; refuse one that cannot be written to."""
     folder.mkdir(parents=True, exist_ok=True)

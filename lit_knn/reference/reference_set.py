@@ -308,10 +308,11 @@ def to_model_space(images: Tensor) -> Tensor:
 def _check_images(images: Tensor, hflip: bool) -> None:
     if images.ndim < 2 or images.numel() == 0:
         raise InputError(f"images must be (N, *shape) with N >= 1, got shape {tuple(images.shape)}")
-    pixels, channels_last = images.dtype == torch.uint8, images.ndim == 4 and images.shape[1] > 4 >= images.shape[3]
+    pixels = images.dtype == torch.uint8
+    channels_last = pixels and images.ndim == 4 and images.shape[1] > 4 >= images.shape[3]
     if not pixels and not images.is_floating_point():
         raise InputError(f"images must be uint8 or float, got {images.dtype}")
-    if (images.ndim != 4 and (hflip or pixels)) or (pixels and channels_last):
+    if (hflip or pixels) and (images.ndim != 4 or channels_last):
         kind = "hflip=True needs images" if hflip else "uint8 images must be"
         raise InputError(f"{kind} (N, C, H, W), got shape {tuple(images.shape)}")
 

@@ -17,6 +17,7 @@ from pytorch_lightning.utilities import rank_zero_only, rank_zero_warn
 
 from lit_knn.common.checkpoint_file import CHECKPOINTS, LAST_NAME, kept_in
 from lit_knn.common.errors import InputError
+from lit_knn.common.files import at_home
 from lit_knn.runs.checkpoints import read_training
 from lit_knn.runs.record import RECORD_NAME
 
@@ -194,10 +195,7 @@ def folder_of_name(trainer: Mapping[str, Any]) -> Path:
 
 def expanded(path: str | os.PathLike[str]) -> Path:
     """Replace `~` and `$NAME` in a path, as TensorBoard's logger does; the CSV logger does not."""
-    found = os.path.expanduser(os.path.expandvars(path))
-    if found.startswith("~"):
-        raise InputError(f"{path}: there is no such user")
-    return Path(found)
+    return Path(at_home(os.path.expandvars(path)))
 
 
 def choose_folder(

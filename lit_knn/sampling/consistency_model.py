@@ -12,6 +12,7 @@ from lit_knn.common.errors import InputError
 from lit_knn.nets.precond import ConsistencyFunction
 from lit_knn.sampling.model import GenerativeModel, check_positive
 from lit_knn.sampling.samplers import check_sampling_sigmas, consistency_sampler, seeded_noise
+from lit_knn.sampling.schedules import check_num_steps
 
 
 class ConsistencyModel(GenerativeModel):
@@ -72,8 +73,8 @@ class ConsistencyModel(GenerativeModel):
         return self.network.net
 
     def check_steps(self, num_steps: int) -> None:
-        most = len(self.sampling_sigmas)
-        if type(num_steps) is not int or not 1 <= num_steps <= most:
+        check_num_steps(num_steps)
+        if num_steps > (most := len(self.sampling_sigmas)):
             raise InputError(f"num_steps={num_steps!r:.80} must be from 1 to the number of sampling_sigmas, {most}")
 
     def draw(self, seeds: Sequence[int] | Tensor, num_steps: int, labels: Tensor | None, guidance: float) -> Tensor:

@@ -11,6 +11,7 @@ from lit_knn.common.errors import InputError
 from lit_knn.nets.average_velocity import AverageVelocity
 from lit_knn.sampling.model import GenerativeModel
 from lit_knn.sampling.samplers import seeded_noise
+from lit_knn.sampling.schedules import check_num_steps
 
 
 class MeanFlowModel(GenerativeModel):
@@ -66,8 +67,7 @@ class MeanFlowModel(GenerativeModel):
         return self.network(z, t, labels, r)
 
     def check_steps(self, num_steps: int) -> None:
-        if type(num_steps) is not int or num_steps < 1:
-            raise InputError(f"num_steps must be at least 1, got {num_steps!r:.80}")
+        check_num_steps(num_steps)
 
     def draw(self, seeds: Sequence[int] | Tensor, num_steps: int, labels: Tensor | None, guidance: float) -> Tensor:
         if guidance != 1:

@@ -124,7 +124,7 @@ class GenerativeModel(nn.Module):
             raise InputError("class_label is given, but the network has num_classes=0")
         t = t.to(z.device) if isinstance(t, Tensor) else torch.tensor(t, dtype=torch.float64, device=z.device)
         t = t if t.is_floating_point() else t.double()
-        t = t.flatten() if t.shape == (len(z), *(1 for _ in self.image_shape)) else t
+        t = t.flatten() if t.shape == (len(z), *[1] * len(self.image_shape)) else t
         if t.shape not in ((), (len(z),)):
             raise InputError(f"the noise level must be a number or one for each of {len(z)} z, got {tuple(t.shape)}")
         # The least level may be rounded to the type of t, in which 0.7 may be below 0.7 in float64.

@@ -101,6 +101,7 @@ def test_a_class_is_chosen_or_drawn_from_the_seed(kind, runs):
     assert len(set(chosen)) > 1
     assert torch.equal(model.sample(SEEDS, 2, chosen), drawn)
     assert torch.equal(model.sample(SEEDS, 2, torch.tensor(chosen)), drawn)
+    assert torch.equal(model.sample(SEEDS, np.int64(2), chosen), drawn)
     z = seeded_noise(range(3), model.image_shape)
     expected = model(z, 1.0, torch.tensor([4, 4, 4]))
     assert all(torch.equal(model(z, 1.0, label), expected) for label in (4, [4, 4, 4], torch.tensor(4)))
