@@ -12,7 +12,6 @@ error against time.
 """
 
 import argparse
-import math
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -134,43 +133,37 @@ def peak_memory(name: str | None, args: argparse.Namespace) -> int:
 
 
 def table(rows: Rows, memory: dict[str, int]) -> str:
-    """Make Markdown tables of memory, time over all noise levels and error at each, also as ratios to the plain method.
-
-    Rows may lack the columns of the share, or be text from a file of results.
-    """
+    """Make Markdown tables of memory, time over all levels and error at each, also as ratios to the plain method."""
     levels = list(dict.fromkeys(row["t"] for row in rows))
-    of = {
-        (row["t"], row["estimator"]): {k: v if k == "estimator" else float(v) for k, v in row.items()} for row in rows
-    }
+    of = {(row["t"], row["estimator"]): row for row in rows}
     time = {name: np.mean([of[t, name]["seconds"] for t in levels]) for name in memory}
-    at = [f"t = {float(t):g}" for t in levels]
+    at = [f"t = {t:g}" for t in levels]
     errors = [["estimator", *(f"MSE, {head}" for head in at), "time", "of plain", "memory of one call"]]
     shares = [["estimator", *(f"MSE, {head}" for head in at)]]
     for name, mib in memory.items():
-        own, plain = [of[t, name] for t in levels], [of[t, PLAIN]["mse"] or math.nan for t in levels]
+        own = [of[t, name] for t in levels]
         mse = (cell(row["mse"], row["mse_se"]) for row in own)
         errors.append([name, *mse, f"{time[name]:.3f} s", f"{time[name] / time[PLAIN]:.2f}", f"{mib} MiB"])
-        share = (cell(row["mse"] / of, row.get("share_se", math.nan)) for row, of in zip(own, plain, strict=True))
-        shares.append([name, *share])
+        shares.append([name, *(cell(row["share"], row["share_se"]) for row in own)])
     return f"{markdown(errors)}\n\nSquared error as a share of the plain method's:\n\n{markdown(shares)}"
 
 
 def pareto_figure(rows: Rows) -> Figure:
     """Draw error ± standard error against time, one panel per noise level."""
-    levels = list(dict.fromkeys(float(row["t"]) for row in rows))
+    levels = list(dict.fromkeys(row["t"] for row in rows))
     styles = looks(row["estimator"] for row in rows)
     columns = min(len(levels), 4)
     lines = -(-len(levels) // columns)
     figure = Figure(figsize=(3.2 * columns, 3 * lines + 1), layout="constrained")
     all_axes = figure.subplots(lines, columns, sharex=True, sharey=True, squeeze=False).flat
     for axes, t in zip(all_axes, levels, strict=False):
-        for row in (row for row in rows if float(row["t"]) == t):
+        for row in (row for row in rows if row["t"] == t):
             # A logarithmic axis cannot show 0.
-            error, spread = max(float(row["mse"]), LEAST_SHOWN), float(row["mse_se"])
+            error, spread = max(row["mse"], LEAST_SHOWN), row["mse_se"]
             shown = spread > 0 and error > LEAST_SHOWN
             bar = [[min(spread, error - max(error / 10, LEAST_SHOWN))], [spread]] if shown else None
             style = styles[row["estimator"]] | {"markersize": 6, "linestyle": "none", "linewidth": 1}
-            axes.errorbar(float(row["seconds"]), error, bar, label=row["estimator"], **style)
+            axes.errorbar(row["seconds"], error, bar, label=row["estimator"], **style)
         dress(axes, "xy", title=f"t = {t:g}")
     for axes in figure.axes[-columns:]:
         axes.set_xlabel("seconds a call")

@@ -38,7 +38,11 @@ def judge(curves: Curves, comparisons: int = 1) -> list[Judged]:
 
 
 def _claims(curves: Curves, comparisons: int) -> Iterator[Judged]:
-    last, course = curves.last(curves.quality), mean_logarithm(curves, curves.quality)
+    last = curves.last(curves.quality)
+
+    def course(estimator: str, seed: int) -> float:
+        return float(np.log(curves.course(estimator, seed, curves.quality)).mean())
+
     if PLAIN not in curves.estimators or len(curves.estimators) < 2:
         return
     for name in [each for each in curves.estimators if each in NEIGHBOURS]:
@@ -83,8 +87,3 @@ def _compared(
     # An interval around 0 does not show that two are equal: it bounds how much they may differ.
     wanted = {LOWER: {-1: HOLDS, 0: OPEN, 1: FAILS}, EQUAL: {-1: FAILS, 0: "no difference told", 1: FAILS}}
     return Judged(source, claim, (one, other), difference, wanted[claimed][difference.sign])
-
-
-def mean_logarithm(curves: Curves, name: str) -> Callable[[str, int], float]:
-    """Return a function of (estimator, seed): the mean of ln(column) over the measurements, its level over training."""
-    return lambda estimator, seed: float(np.log(curves.course(estimator, seed, name)).mean())

@@ -79,14 +79,16 @@ def _claims(curves: Mapping[str, Curves]) -> str:
 
 def _of_module(module: str, curves: Curves) -> str:
     images = int(curves.band(curves.estimators[0], "images")[0][-1])
-    seconds = curves.common_seconds()
     parts = [
         f"## {module}, {images:,} images",
         "Mean ± standard deviation over seeds, at the last step. Fréchet distances have the bias of few samples, which "
         "is nearly the same for all:",
         _final(curves),
-        f"At an equal time of the processor, {seconds:.0f} s:",
-        _equal_time(curves, seconds),
+    ]
+    for hardware, own in curves.by_hardware().items():
+        seconds = own.common_seconds()
+        parts += [f"At an equal time of the processor, {seconds:.0f} s of {hardware}:", _equal_time(own, seconds)]
+    parts += [
         "Paired differences over seeds at the last step. Each column's 95 % t-intervals hold together (Bonferroni's "
         "rule); bold if one excludes 0. Share: the part of the images after which the Fréchet distance is as low as "
         "the first estimator's at the end.",

@@ -72,6 +72,12 @@ class Curves:
         """Return a function of (estimator, seed): the column at the last step."""
         return lambda estimator, seed: float(self.column(estimator, seed, name)[-1])
 
+    def by_hardware(self) -> dict[str, "Curves"]:
+        """Return the runs of each processor, because times of two do not compare."""
+        rows = [row for run in self._rows.values() for row in run]
+        names = sorted({row["hardware"] for row in rows})
+        return {name: Curves([row for row in rows if row["hardware"] == name], self.estimators) for name in names}
+
     def common_seconds(self) -> float:
         """Return the processor's time that every run reached."""
         return min(float(self.column(*run, "cpu_seconds")[-1]) for run in self._rows)

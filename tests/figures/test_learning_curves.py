@@ -2,6 +2,8 @@
 
 import csv
 import math
+import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -22,6 +24,7 @@ from lit_knn.theory.posterior import cross_sq_dist, log_posterior
 TINY = ["--steps", "2", "--consistency-steps", "2", "--measurements", "2", "--batch-size", "16", "--samples", "80"]
 TINY += ["--held", "20", "--pairs", "4", "--repeats", "2", "--seeds", "1"]
 TINY += ["--modules", "EDM", "iCT", "--estimators", "OneSample", "KNN"]
+RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 TIMES = {"cpu_seconds", "seconds", "estimator_seconds"}
 
 
@@ -113,6 +116,7 @@ def curves(values):
     rows = [
         {"estimator": name, "seed": seed, "step": step, "images": 100 * step, "cpu_seconds": 10.0 * step, **rest}
         | {"fd_pixels": value, "gradient_variance": 0.0 if name == "Exact" else 1.0}
+        | {"hardware": "slow" if name == "OneSample" else "fast"}
         for (name, seed), pair in values.items()
         for step, value in enumerate(pair, start=1)
     ]
@@ -139,6 +143,22 @@ def test_images_to_reach_a_value_are_interpolated_in_its_logarithm():
     assert runs.at_seconds("fd_pixels", 15.0)("OneSample", 0) == pytest.approx(4)
     assert np.isnan(runs.at_seconds("fd_pixels", 9.0)("OneSample", 0))  # before the first measurement
     assert runs.last("relative_noise")("KNN", 0) == pytest.approx(0.5)
+
+
+def test_times_are_compared_on_one_processor_alone():
+    runs = curves({("OneSample", 0): (8, 2), ("Exact", 0): (4, 1), ("KNN", 0): (3, 1)})
+    assert {name: own.estimators for name, own in runs.by_hardware().items()} == {
+        "fast": ["KNN", "Exact"],
+        "slow": ["OneSample"],
+    }
+
+
+@pytest.mark.parametrize("tables", [*RESULTS.glob("learning_curves_*_cpu.md")], ids=lambda path: path.stem)
+def test_committed_tables_are_those_of_the_committed_rows(tmp_path, tables):
+    copy = tmp_path / f"{tables.stem}.csv"
+    shutil.copy(tables.with_suffix(".csv"), copy)
+    main(["--output", str(copy), "--report"])
+    assert copy.with_suffix(".md").read_text() == tables.read_text()
 
 
 def test_claims_are_judged_by_the_side_of_their_intervals():

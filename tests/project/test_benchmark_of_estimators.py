@@ -1,12 +1,10 @@
 """The table of estimators: its standard errors on a few random images, and its stored results."""
 
 import argparse
-import csv
 
 import torch
 
 from benchmarks.estimators import PLAIN, entries, measure, pareto_figure, table
-from lit_knn.common.tables import write_rows
 from lit_knn.figures import save_figure
 
 
@@ -25,7 +23,5 @@ def test_every_estimator_is_measured_with_standard_errors(tmp_path):
     (line,) = [line for line in text.splitlines() if line.startswith("| STF |") and "MiB" in line]
     stf = by_name["STF", 12.0]
     assert f"{stf['mse']:.1e} ± {stf['mse_se']:.1e}" in line
-    write_rows(tmp_path / "x.csv", rows)
-    assert table(list(csv.DictReader((tmp_path / "x.csv").open())), dict.fromkeys(entries(100, 16), 0)) == text
     save_figure(pareto_figure(rows), tmp_path / "x")
     assert (tmp_path / "x.png").stat().st_size > 10_000
