@@ -8,10 +8,8 @@ from pathlib import Path
 
 CPU_INFO = Path("/proc/cpuinfo")
 # The packages whose versions can change the numbers of a run.
-PACKAGES = (
-    *("lit-knn", "torch", "torchvision", "pytorch-lightning", "numpy", "faiss-gpu", "faiss-cpu", "torchmetrics"),
-    *("torch-fidelity", "jsonargparse"),
-)
+PACKAGES = ["lit-knn", "torch", "torchvision", "pytorch-lightning", "numpy", "faiss-gpu", "faiss-cpu", "torchmetrics"]
+PACKAGES += ["torch-fidelity", "jsonargparse"]
 
 
 def package_versions() -> dict[str, str]:
@@ -37,7 +35,9 @@ def revision() -> str | None:
 
 
 def processor_name() -> str:
-    """Return the name of the processor, or of its architecture if the system does not name it."""
+    """Return the processor's name, family and model, or its architecture if the system does not name it."""
     lines = CPU_INFO.read_text(errors="replace").splitlines() if CPU_INFO.exists() else []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.machine()
+    found = {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in reversed(lines))}
+    # A virtual machine may name a brand alone, such as AMD EPYC, whose generations differ twofold in speed.
+    parts = (("model name", ""), ("cpu family", "family "), ("model", "model "))
+    return " ".join(f"{label}{found[name]}" for name, label in parts if name in found) or platform.machine()

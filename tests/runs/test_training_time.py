@@ -1,6 +1,7 @@
 """Training time excludes validations and adds up resumed parts; the record of a run has it."""
 
 import json
+import platform
 from types import SimpleNamespace
 
 import pytest
@@ -8,6 +9,7 @@ import pytorch_lightning as pl
 import torch
 
 from lit_knn.callbacks import RunRecord
+from lit_knn.common import versions
 from lit_knn.estimators import OneSample
 from lit_knn.modules import LitICT
 from lit_knn.runs import clock as monitor
@@ -96,3 +98,15 @@ def test_averages_of_an_interval_are_by_time_and_by_band_of_noise_levels(clock):
     monitor.pause()
     clock.now += 100
     assert monitor.elapsed() == TrainingTime(15, 6, 3)
+
+
+# Two processors of one machine, as Linux lists them, and an ARM processor, which has no name.
+AMD = 2 * "processor\t: 0\ncpu family\t: 26\nmodel\t\t: 2\nmodel name\t: AMD EPYC\n\n"
+ARM = "processor\t: 0\nCPU implementer\t: 0x41\nCPU part\t: 0xd0c\n"
+
+
+@pytest.mark.parametrize(("lines", "name"), [(AMD, "AMD EPYC family 26 model 2"), (ARM, platform.machine())])
+def test_hardware_has_the_generation_of_a_processor(tmp_path, monkeypatch, lines, name):
+    monkeypatch.setattr(versions, "CPU_INFO", tmp_path / "cpuinfo")
+    (tmp_path / "cpuinfo").write_text(lines)
+    assert hardware_name(torch.device("cpu"), 2).startswith(f"2 x {name} (")
