@@ -27,9 +27,8 @@ FINAL = {
     "val_error": "error at held latents",
     "variance_ratio": "gradient variance / one-sample's",
     "relative_noise": "gradient noise / norm",
-    "cpu_seconds": "CPU s",
-    "estimator_share": "estimator's share",
 }
+TIMES = {"cpu_seconds": "CPU s", "estimator_share": "estimator's share"}
 # What estimators are compared by.
 COMPARED = ("fd_features", "fd_pixels", "fd_pixels_two_steps", "recall", "held_out_loss", "val_error")
 
@@ -87,7 +86,8 @@ def _of_module(module: str, curves: Curves) -> str:
     ]
     for hardware, own in curves.by_hardware().items():
         seconds = own.common_seconds()
-        parts += [f"At an equal time of the processor, {seconds:.0f} s of {hardware}:", _equal_time(own, seconds)]
+        about = f"The processor's time of the training, and measures at an equal time, {seconds:.0f} s of {hardware}:"
+        parts += [about, _equal_time(own, seconds)]
     parts += [
         "Paired differences over seeds at the last step. Each column's 95 % t-intervals hold together (Bonferroni's "
         "rule); bold if one excludes 0. Share: the part of the images after which the Fréchet distance is as low as "
@@ -108,9 +108,9 @@ def _final(curves: Curves) -> str:
 
 def _equal_time(curves: Curves, seconds: float) -> str:
     names = [name for name in COMPARED if curves.measured(name) and name != "recall"]
-    lines = [["estimator", *(FINAL[name] for name in names)]]
+    lines = [["estimator", *TIMES.values(), *(FINAL[name] for name in names)]]
     for estimator in curves.estimators:
-        values = (curves.at_seconds(name, seconds) for name in names)
+        values = [*map(curves.last, TIMES), *(curves.at_seconds(name, seconds) for name in names)]
         lines.append([estimator, *(_spread(curves, estimator, value, "not measured") for value in values)])
     return markdown(lines)
 
