@@ -1,4 +1,4 @@
-"""The table of estimators: its standard errors on a few random images, and its stored results."""
+"""The table of estimators: its standard errors on a few random images."""
 
 import argparse
 
