@@ -37,7 +37,7 @@ class PCALocality(Estimator):
     copies. It is deterministic. Its bias against the posterior mean over whole images makes it generalise.
 
     The public code (Analytic Diffusion Studio) averages its softmax over batches of images, and its threshold is a
-    share of the largest of all weights W_pq/W_qq. `docs/analytic.md` compares both.
+    share of the largest of all weights W_pq/W_qq.
 
     Cost: at `bind`, the covariance and its decomposition, which the set keeps (8·d² bytes); at each noise level, a
     product of d × d matrices for the filter; for each z up to N·d² multiplications, fewer where neighbouring pixels
