@@ -9,7 +9,7 @@ from typing import Any
 from lit_knn.referee.cases import CASES
 from lit_knn.referee.page import markdown
 from lit_knn.referee.page.front import ROUNDING, Ranked
-from lit_knn.referee.page.markdown import MISSING, Entries, at_levels, cell, escaped, mean, ratio, table
+from lit_knn.referee.page.markdown import MISSING, Entries, at_levels, cell, error_ratio, escaped, ratio, table
 from lit_knn.referee.page.results import Entry, Results
 
 VERSIONS = ("lit_knn", "python", "torch", "numpy", "faiss")
@@ -47,8 +47,6 @@ def page(all_results: Sequence[tuple[Results, Entries, str]]) -> str:
         parts += [f"## {case}", _introduction(results), facts(results)]
         parts += ["### Ranking", escaped(RANKING), ranking(results, entries)]
         parts += [f"![Error against time, {case}]({picture}.png)"]
-        columns = at_levels(results, lambda r, t: mean(r, t, "mse"))
-        parts += ["### Mean squared error per dimension", table(results, entries, columns)]
         if certified := [ranked for ranked in entries if ranked.entry.values("certified_share")]:
             parts += ["### Certified errors", CERTIFICATES, certificates(results, certified)]
         parts += [*behaviour(results, entries), *notes(results, entries), "### Commands"]
@@ -108,7 +106,7 @@ def ranking(results: Results, entries: Entries) -> str:
         "set-up": lambda r: amount(r.entry.mean("setup_seconds"), "s"),
         "memory": lambda r: amount(r.entry.mean("peak_mib"), "MiB"),
     }
-    return table(results, entries, columns | at_levels(results, lambda r, t: mean(r, t, "mse_ratio", ratio)))
+    return table(results, entries, columns | at_levels(results, error_ratio))
 
 
 def certificates(results: Results, entries: Entries) -> str:

@@ -65,16 +65,15 @@ def name(results: Results, ranked: Ranked) -> str:
     return cell(ranked.entry.name, ", ".join(part for part in (origin, machine) if part not in ("", "lit_knn")))
 
 
-def mean(ranked: Ranked, t: float, column: str, form: Callable[[float], str] = error) -> str:
-    """Write the cell of a mean with its standard error, or of its upper limit if it may be 0."""
-    value, standard_error = ranked.entry.value(t, column), ranked.entry.value(t, f"{column}_se")
+def error_ratio(ranked: Ranked, t: float) -> str:
+    """Write the cell of a ratio of errors with its standard error, or of its upper limit if it may be 0."""
+    value, standard_error = ranked.entry.value(t, "mse_ratio"), ranked.entry.value(t, "mse_ratio_se")
     if math.isnan(value):
         return MISSING
-    # Only the ratio of the ranking shows who is on the front.
-    strong = column == "mse_ratio" and t in ranked.front
+    strong = t in ranked.front
     if value <= standard_error and standard_error > 0:
-        return cell(f"< {form(value + 2 * standard_error)}", strong=strong)
-    return cell(form(value), f"± {form(standard_error)}" if standard_error > 0 else "", strong)
+        return cell(f"< {ratio(value + 2 * standard_error)}", strong=strong)
+    return cell(ratio(value), f"± {ratio(standard_error)}" if standard_error > 0 else "", strong)
 
 
 def spread(value: float, low: float, high: float) -> str:
