@@ -81,7 +81,8 @@ class SampleWriter(BasePredictionWriter):
         trainer.strategy.barrier()
         if not trainer.is_global_zero:
             return
-        shards: list[Any] = [np.load(path) for path in sorted(self._shards.iterdir())]
+        # A dict holds the arrays and no open file, because a process may open only about a thousand.
+        shards = [{**np.load(path)} for path in sorted(self._shards.iterdir())]
         names = ("seeds", "images", "drawn")
         seeds, images, drawn = (np.concatenate([shard[name] for shard in shards]) for name in names)
         order, drawn = np.argsort(seeds), np.sort(drawn)

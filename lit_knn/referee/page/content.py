@@ -30,6 +30,8 @@ USUAL = (
     "themselves for the same generator, draw from no other one, leave z and t as they were, do without the image that "
     "z was made from, and take batches of any size."
 )
+# Arguments of `object`, which a class without a constructor records.
+NO_OPTIONS = ("args", "kwargs")
 # The column, an answer, and what it says.
 ANSWERS = (
     ("repeats_itself", "no", "the same generator does not give the same estimate"),
@@ -149,7 +151,9 @@ def notes(results: Results, entries: Entries) -> list[str]:
 def command(entry: Entry) -> str:
     """Return the command, with PATH for the data."""
     facts = entry.facts
-    settings = json.loads(facts["settings"])
+    settings = json.loads(
+        facts["settings"], object_pairs_hook=lambda pairs: dict(p for p in pairs if p[0] not in NO_OPTIONS)
+    )
     words = ["lit-knn", "referee", "run", "--case", facts["case"], *_options("--estimator", settings)]
     words += _options("--index", settings["index"]) if "index" in settings else []
     words += [word for name in ("batch", "repeats", "threads") for word in (f"--{name}", facts[name])]
@@ -161,9 +165,8 @@ def command(entry: Entry) -> str:
     return shlex.join([*words, "--name", entry.name])
 
 
-def _options(option: str, value: Any) -> list[str]:
-    if isinstance(value, dict) and "class_path" in value:
-        arguments = value.get("init_args", {})
-        parts = [word for name, part in arguments.items() for word in _options(f"{option}.{name}", part)]
-        return [option, value["class_path"], *parts]
-    return [option, value if isinstance(value, str) else json.dumps(value)]
+def _options(option: str, part: dict[str, Any]) -> list[str]:
+    words = [option, part["class_path"]]
+    for name, value in part.get("init_args", {}).items():
+        words += [f"{option}.{name}", value if isinstance(value, str) else json.dumps(value)]
+    return words
