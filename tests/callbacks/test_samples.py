@@ -1,5 +1,7 @@
 """Files of samples: each sample under its seed, and grids with what their names say."""
 
+import os
+import resource
 from types import SimpleNamespace
 
 import numpy as np
@@ -78,6 +80,16 @@ def test_a_full_disk_leaves_no_part_of_a_file(format, name, tmp_path):
         predict(tmp_path / "out", format)
     assert full.value.filename == str(tmp_path / "out" / name)
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]
+
+
+def test_there_may_be_more_batches_than_open_files(monkeypatch, tmp_path):
+    monkeypatch.setitem(globals(), "SEEDS", list(range(300)))
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/dev/fd")) + 50, limits[1]))
+    try:
+        assert predict(tmp_path / "out", "npz") == ["grid.png", "samples.npz"]
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
 
 def test_a_sample_that_is_not_finite_is_refused(tmp_path):
