@@ -33,12 +33,16 @@ class StepCheckpoint(Checkpoint):
         """Return the name of the file that this step asks for, or None."""
         raise NotImplementedError
 
+    def folder(self, trainer: pl.Trainer) -> Path:
+        """Return the folder of the checkpoints."""
+        run = Path(trainer.log_dir or trainer.default_root_dir)
+        return expanded(self.dirpath) if self.dirpath else run / CHECKPOINTS
+
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Make the folder before the training, because a checkpoint may be saved only after hours."""
         if stage == "fit":
-            root = trainer.log_dir or trainer.default_root_dir
-            self.dirpath = str(expanded(self.dirpath) if self.dirpath else Path(root) / CHECKPOINTS)
-            on_first_rank(lambda: make_folder(Path(str(self.dirpath))))
+            self.dirpath = str(self.folder(trainer))
+            on_first_rank(lambda: make_folder(self.folder(trainer)))
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self._step = trainer.global_step
@@ -116,7 +120,7 @@ class LastCheckpoint(StepCheckpoint):
 
     def check_overwrites(self, trainer: pl.Trainer, step: int, start: str | None) -> None:
         """Raise InputError if this run, from `step` and the checkpoint `start`, would overwrite a longer one."""
-        path = Path(self.dirpath or Path(trainer.log_dir or trainer.default_root_dir) / CHECKPOINTS) / LAST_NAME
+        path = self.folder(trainer) / LAST_NAME
         if not path.exists() or (start is not None and path.samefile(start)):
             return
         advice = "resume from it with --ckpt_path, move it, or give another folder or logger version"

@@ -45,8 +45,8 @@ class ReferenceDataModule(pl.LightningDataModule, ABC):
         predict_samples: number of samples that `predict` generates, over all devices, with the seeds 0, 1, 2, ...
         val_images: number of images for validation, over all devices, drawn once; all images if there are fewer.
         sharded: split the images and their index over the devices, which divides the memory by their number and takes
-            time for sending; see docs/large_data.md. With exact search the estimates stay the same. Each device indexes its own
-            images: an inverted file has as many lists for fewer images, and each device searches `nprobe` of them.
+            time for sending; see docs/large_data.md. With exact search the estimates stay the same. Each device indexes
+            its own images: an inverted file has as many lists for fewer images, and each device searches `nprobe`.
         held_out: number of images that are kept out of the training data and of the reference set, the same for every
             seed. After `setup` they are `held_out_reference`, and `validate` gives the model batches of them.
         train_images: number of images to train on, of those that are not held out, the same for every seed; null for

@@ -166,7 +166,7 @@ def test_what_is_no_continuation_gets_a_folder_of_its_own():
     assert list(RunFolder(own).kept_checkpoints()) == [32, 64]
 
 
-def test_runs_without_a_logger_do_not_share_a_folder():
+def test_runs_without_a_logger_do_not_share_a_folder(monkeypatch, capsys):
     for _ in range(2):
         fit(2, "--trainer.logger", "false")
     runs = Path("runs/lightning_logs")
@@ -177,7 +177,11 @@ def test_runs_without_a_logger_do_not_share_a_folder():
     assert read_record(runs / "knn_1").step == 3
     assert names("runs") == ["lightning_logs"]
     # A folder of one's own for checkpoints stays, and so does the wish for none.
-    fit(1, *BARE, "--trainer.logger", "false", "--last_checkpoint.dirpath", "mine")
+    monkeypatch.setenv("PLACE", "mine")
+    fit(2, *BARE, "--trainer.logger", "false", "--last_checkpoint.dirpath", "$PLACE")
+    assert "would overwrite" in refused(
+        capsys, 1, *BARE, "--trainer.logger", "false", "--last_checkpoint.dirpath", "$PLACE"
+    )
     fit(1, *BARE, "--trainer.logger", "false", "--trainer.enable_checkpointing", "false")
     assert names("mine") == ["last.ckpt"]
     assert not list(runs.glob("knn_[23]/checkpoints"))
