@@ -188,21 +188,22 @@ def data_parts(
     device: torch.device,
 ) -> tuple[list[Part], list[Part]]:
     """Plan the images and the estimators of one rank: on `device`, and on the machine until they are on it."""
-    N, *shape = stored.shape
+    total, *shape = stored.shape
     ranks = trainer.world_size if datamodule.sharded else 1
+    held_out, train_images = datamodule.held_out, datamodule.train_images
+    N = total - held_out if train_images is None else train_images
     own = stored._replace(shape=(-(-N // ranks), *shape))
     image_bytes = math.prod(shape) * own.value_bytes
     what = f"{own.shape[0]:,} x {'x'.join(map(str, shape))} {'uint8' if own.value_bytes == 1 else 'float32'}"
-    size = own.shape[0] * image_bytes
+    size = (own.shape[0] + held_out) * image_bytes
     where = "mapped from the disk, shared, given up when short" if own.mapped else "in memory"
     loaded = Part("images", 0 if own.mapped else size, f"{what}, {where}")
     estimators = estimators_of(trainer, model)
     held, building = estimator_parts(estimators, datamodule, own, device, ranks)
     if getattr(model, "conditioning", None) and not own.by_class and any(e.needs_reference for e in estimators):
         held.insert(0, Part("images by class", size, "copies; none of data sorted by class"))
-    if datamodule.sharded and not own.mapped:
-        others = (N - own.shape[0]) * image_bytes
-        building.append(Part("images of others", others, "until this rank has chosen its share", temporary=True))
+    if not own.mapped and (others := total * image_bytes - size):
+        building.append(Part("other images", others, "until this rank has chosen its own", temporary=True))
     on_device = loaded if device.type == "cpu" else Part("images", size, f"{what}, copied to the device")
     return [on_device, *held], [loaded, *building]
 

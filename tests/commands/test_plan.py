@@ -59,6 +59,10 @@ def test_ranks_shards_and_options_change_what_they_should(monkeypatch):
     parts = parts_of(plan_of("table1/ict_knn.yaml", *options, "--trainer.devices", "4"))
     assert (parts["images"], parts["index"]) == (12_500 * 3072, 12_500 * 3072 * 4)
     assert parts["order of an epoch"] == 2 * 50_000 * 8  # mirror images are items, too
+    # A draw of the images and the held-out ones stay; the index has those of the draw alone.
+    parts = parts_of(plan_of("table1/ict_knn.yaml", "--data.train_images", "2048", "--data.held_out", "100"))
+    assert (parts["images"], parts["index"]) == (2148 * 3072, 2048 * 3072 * 4)
+    assert parts_of(plan_of("table1/ict_knn.yaml", "--data.held_out", "100"))["index"] == 49_900 * 3072 * 4
     tangent = ["--model.estimator", "OneSample", "--model.tangent", "SubspaceKNN"]
     parts = parts_of(plan_of("meanflow/digits.yaml", *tangent))
     assert any("coordinates" in name for name in parts)
