@@ -25,6 +25,7 @@ TAGS = {
     "consistency": ["consistency-model"],
     "diffusion": ["diffusion-model", "edm"],
     "flow": ["flow-matching"],
+    "mean_flow": ["flow-matching", "meanflow"],
 }
 
 

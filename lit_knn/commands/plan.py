@@ -229,7 +229,7 @@ def estimator_parts(
     N, d = stored.shape[0], math.prod(stored.shape[1:])
     # Each rank holds the coordinates of the images of all ranks.
     all_images, pixels = ranks * N * (1 + data.hflip), stored.value_bytes == 1
-    neighbours, arrays, unknown = 0, dict[str, int](), []
+    neighbours, indexes, arrays, unknown = 0, 1, dict[str, int](), []
     for estimator in estimators:
         own, name = estimator.holds(all_images, d, pixels, device), type(estimator).__name__
         if own is None:
@@ -238,10 +238,11 @@ def estimator_parts(
         if not isinstance(own, Holdings):
             raise InputError(f"plan: {name}.holds must return Holdings or None, got {own!r}")
         if estimator.needs_reference:
-            neighbours = max(neighbours, own.neighbours)
+            neighbours, indexes = max(neighbours, own.neighbours), max(indexes, own.indexes)
         for array, size in own.arrays.items():
             arrays[array] = max(size, arrays.get(array, 0))
     held, building = _index_parts(data, N, d, neighbours, device, ranks, pixels) if neighbours else ([], [])
+    held, building = indexes * held, indexes * building
     held += [Part(array, size) for array, size in sorted(arrays.items())]
     if any(estimator.needs_reference for estimator in estimators):
         held.append(Part("work arrays", WORK_ARRAYS * work_bytes(device), "of the estimators, about", estimated=True))

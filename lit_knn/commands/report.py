@@ -19,7 +19,7 @@ from lit_knn.figures.training_curves import Points, TrainingCurve, best_point, f
 from lit_knn.runs.folder import RunFolder
 from lit_knn.runs.record import RECORD_NAME, Record, read_record
 
-# All other columns of the tables are metrics.
+# All other columns of the tables are metrics, but for deviations, `…_std`.
 POINT_COLUMNS = {"step", "images_seen", "num_samples", "checkpoint", "seconds", "settings"}
 
 
@@ -75,7 +75,7 @@ def _read_table(path: Path) -> dict[str, dict[int, float]]:
     with reading(path):  # Somebody may have edited it.
         for row in read_rows(path) if path.is_file() else ():
             for metric in row.keys() - POINT_COLUMNS:
-                if row[metric] not in ("", "nan"):
+                if row[metric] not in ("", "nan") and not metric.endswith("_std"):
                     found.setdefault(metric, {})[int(row["images_seen"])] = float(row[metric])
     return found
 

@@ -34,6 +34,9 @@ class Holdings(NamedTuple):
     arrays: Mapping[str, int] = {}
     """Bytes by array name; arrays that estimators share have the same name."""
 
+    indexes: int = 1
+    """Indexes that hold all images."""
+
 
 class Query(NamedTuple):
     """The checked arguments of one call."""
@@ -167,7 +170,7 @@ class Estimator(RecordsArguments, ABC):
             x_source: (B, *shape), float, the clean x that each z was made from; only some estimators use it.
             generator: source of randomness, on the device of `z`; by default PyTorch's own.
             labels: (B,), int64, the class of each z, for estimators that take labels; some also take
-                `lit_knn.sampling.guidance.NO_CLASS`. With labels on the CPU, `ByClass` does not wait for a GPU.
+                `lit_knn.nets.base.NO_CLASS`. With labels on the CPU, `ByClass` does not wait for a GPU.
 
         Returns:
             (B, *shape), in the dtype of `z`.

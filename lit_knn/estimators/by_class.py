@@ -63,8 +63,12 @@ class ByClass(Estimator):
         return self
 
     def holds(self, N: int, d: int, pixels: bool, device: torch.device) -> Holdings | None:
-        # All classes together need about as much memory as the whole set.
-        return self.estimator.holds(N, d, pixels, device)
+        # All classes together need about as much memory as the whole set, which `unlabelled` binds once more.
+        held = self.estimator.holds(N, d, pixels, device)
+        if held is None or not self.unlabelled:
+            return held
+        again = {f"{name} of all images": size for name, size in held.arrays.items()}
+        return held._replace(arrays={**held.arrays, **again}, indexes=2)
 
     def mean_of(self, query: Query) -> Tensor:
         if query.labels is None:

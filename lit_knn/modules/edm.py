@@ -121,7 +121,7 @@ class LitEDM(PosteriorRegression):
     def draw_times(self, size: int, generator: torch.Generator) -> Tensor:
         """Draw the noise levels: ln σ ~ N(P_mean, P_std²)."""
         h = self.hparams
-        return log_normal_sigmas(size, h.P_mean, h.P_std, generator=generator, device=generator.device)
+        return log_normal_sigmas(size, h.P_mean, h.P_std, generator)
 
     def item_losses(
         self, z: Tensor, t: Tensor, target: Tensor, class_label: Tensor | None, augment_label: Tensor | None

@@ -4,7 +4,6 @@ The loss, Eq. 7 (eq:CM), is `ConsistencyTraining.losses`, which consistency tuni
 """
 
 from collections.abc import Callable, Sequence
-from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +13,7 @@ from lit_knn.common.memory import moved
 from lit_knn.estimators import Estimator
 from lit_knn.modules.conditioning import Conditioning
 from lit_knn.modules.consistency import ConsistencyTraining
-from lit_knn.sampling.schedules import NoiseGrid, ict_num_steps, lognormal_step_probs, pseudo_huber
+from lit_knn.sampling.schedules import NoiseGrid, PseudoHuber, ict_num_steps, lognormal_step_probs
 from lit_knn.sampling.solvers import heun_step
 
 
@@ -71,8 +70,7 @@ class LitICT(ConsistencyTraining):
         with prefixed("LitICT"):
             grid = NoiseGrid(sigma_min, sigma_max, rho)
             conditioning = Conditioning(net, class_conditional, sampling_class)
-            metric = partial(pseudo_huber, c=huber_c)
-            super().__init__(net, estimator, solver, metric, grid, conditioning, sigma_data, sigma_min)
+            super().__init__(net, estimator, solver, PseudoHuber(huber_c), grid, conditioning, sigma_data, sigma_min)
             self.save_hyperparameters(ignore=["net", "estimator", "solver"])
             self._levels_of: tuple[int, torch.device] | None = None
             self._kept_levels: tuple[Tensor, Tensor]
@@ -81,8 +79,6 @@ class LitICT(ConsistencyTraining):
 
     def _check_schedule(self) -> None:
         h = self.hparams
-        if h.huber_c is not None and not h.huber_c > 0:
-            raise InputError(f"huber_c must be above 0, or null for 0.00054·sqrt(d), got {h.huber_c}")
         if (first := h.sampling_sigmas[0]) > h.sigma_max:
             raise InputError(f"sampling_sigmas begin at {first}, but no level above sigma_max={h.sigma_max} is trained")
         ict_num_steps(0, h.total_steps, h.s0, h.s1)

@@ -176,12 +176,6 @@ class LitMeanFlow(PosteriorRegression):
         wanted = velocity - per_item(t - r, z).to(z.dtype) * derivative.detach()
         return (u - wanted).square().flatten(1).mean(1)
 
-    def item_losses(
-        self, z: Tensor, t: Tensor, target: Tensor, class_label: Tensor | None, augment_label: Tensor | None
-    ) -> Tensor:
-        """Compute ‖v − v̂‖²/d of each item, (B,): the loss at r = t."""
-        return self.errors(z, t, t, target, target, class_label, augment_label)
-
     @torch.no_grad()
     def _guidance(
         self, z: Tensor, t: Tensor, class_label: Tensor | None, augment_label: Tensor | None

@@ -14,6 +14,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from lit_knn.common.errors import InputError
+from lit_knn.common.extras import is_installed
 from lit_knn.common.files import locked
 from lit_knn.common.progress import progress_bar
 from lit_knn.common.rng import Stream, keyed_generator
@@ -92,7 +93,8 @@ def referee(
             check_fits(output, case.name, loaded.reference.fingerprint()[:12])
     if options.threads is not None:
         torch.set_num_threads(options.threads)
-        use_threads(options.threads)
+        if is_installed("faiss"):
+            use_threads(options.threads)
     batch = min(options.batch or BATCH, len(loaded.x))
     own, common = _made(entry["name"], make, loaded)
     common |= entry | behaviour(own, loaded, batch) | {"batch": batch, "threads": torch.get_num_threads()}

@@ -4,6 +4,7 @@ import copy
 import hashlib
 import math
 from collections.abc import Callable, Hashable, Iterator, Sequence
+from functools import partial
 from typing import Any, Self, TypeVar
 
 import numpy as np
@@ -168,7 +169,7 @@ class ReferenceSet:
             return to_model_space(self.images[ids.to(self.device)].cpu()).flatten(1)
 
         self.index.check(stored, self.d, self.device, min(k, stored))
-        self.index.build(Vectors(chunks, sample, stored, self.fingerprint, self._index_shared))
+        self.index.build(Vectors(chunks, sample, stored, partial(self.fingerprint, False), self._index_shared))
         self.index.to(self.device)
 
     def try_search(self, k: int) -> None:

@@ -4,7 +4,7 @@ iCT is Song & Dhariwal 2023; ECT is Geng et al. 2024, arXiv 2406.14548.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from numbers import Integral
 from typing import Protocol
@@ -94,26 +94,14 @@ def karras_sigmas(num_steps: int, sigma_min: float = 0.002, sigma_max: float = 8
 
 
 def log_normal_sigmas(
-    size: int | Sequence[int],
-    P_mean: float = -1.2,
-    P_std: float = 1.2,
-    generator: Generator | None = None,
-    device: torch.device | str | None = None,
+    size: int, P_mean: float = -1.2, P_std: float = 1.2, generator: Generator | None = None
 ) -> Tensor:
-    """Draw EDM's training noise levels, ln σ ~ N(P_mean, P_std²), in float64 (Karras et al. 2022, Table 1).
+    """Draw EDM's training noise levels, ln σ ~ N(P_mean, P_std²), (size,) float64 (Karras et al. 2022, Table 1).
 
-    Args:
-        size: number of levels, or the shape of the result.
-        P_mean: mean of ln σ.
-        P_std: standard deviation of ln σ.
-        generator: source of randomness, on `device`; by default PyTorch's own.
-        device: where to draw; by default the device of `generator`, or the CPU.
+    They are on the device of `generator`, the source of randomness; by default it is PyTorch's own, on the CPU.
     """
-    if device is None and generator is not None:
-        device = generator.device
-    shape = (size,) if isinstance(size, int) else tuple(size)
-    normal = torch.randn(shape, dtype=torch.float64, generator=generator, device=device)
-    return (P_mean + P_std * normal).exp()
+    device = generator.device if generator is not None else None
+    return (P_mean + P_std * torch.randn(size, dtype=torch.float64, generator=generator, device=device)).exp()
 
 
 def check_log_normal(P_mean: float, P_std: float) -> None:
@@ -249,7 +237,8 @@ class PseudoHuber:
 
     def __post_init__(self) -> None:
         if self.c is not None and not 0 < self.c < math.inf:
-            raise InputError(f"PseudoHuber: c must be above 0, or null for 0.00054·sqrt(d), got {self.c}")
+            accepted = "must be finite and above 0, or null for 0.00054·sqrt(d)"
+            raise InputError(f"PseudoHuber: c, huber_c of LitICT, {accepted}, got {self.c}")
 
     def __call__(self, a: Tensor, b: Tensor) -> Tensor:
         """Return the distance of each item, (B,)."""

@@ -117,6 +117,9 @@ def test_an_index_is_that_of_its_device_and_counts_where_it_is_built():
 
 def test_classes_of_unsorted_data_count_as_copies(tmp_path):
     parts = parts_of(plan_of("table2/digits_conditional.yaml"))
+    # With label dropout an index of all images joins those of the classes.
+    both = plan_of("table2/digits_conditional.yaml", "--model.label_dropout", "0.1")
+    assert [part.bytes for part in both.parts if part.name == "index"] == [parts["index"]] * 2
     assert parts["images by class"] == parts["images"] == 1797 * 64
     for i in range(4):
         (tmp_path / "in" / str(i % 2)).mkdir(parents=True, exist_ok=True)

@@ -55,6 +55,8 @@ def test_other_data_settings_and_versions_have_files_of_their_own(tmp_path, monk
     started(tmp_path, lossless=True)
     started(tmp_path, pictures=images(seed=5))
     started(tmp_path, pictures=images().float() / 255)
+    # Mirrored images are searched in the index of the stored ones.
+    ReferenceSet(images(), FaissIndex("IVF4,SQ8", cache_dir=str(tmp_path)), hflip=True).build_index()
     assert len(written(tmp_path)) == 5
     monkeypatch.setattr(faiss, "__version__", "0.0")
     assert equal(first, started(tmp_path))
