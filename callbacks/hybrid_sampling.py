@@ -87,7 +87,7 @@ class HybridSampling(Measurement):
         self.estimators = estimators
         self.methods = (*estimators, FORWARD)
         self.t_switch = sorted(set(t_switch), reverse=True)
-        self.folder = Path(folder)
+        self.folder = Path(folder).expanduser()
         self.num_samples = num_samples
         self.num_steps = num_steps
         self.batch_size = batch_size

@@ -148,7 +148,7 @@ def main(args: Sequence[str] | None = None) -> None:
         "lit_knn.callbacks.PowerAverages stored. `validate` and `predict --ckpt_path` take them. See docs/training.md.",
     )
     add = parser.add_argument
-    add("run", metavar="RUN", type=Path, help="folder of a run; of a resumed one the last, earlier ones are found")
+    add("run", metavar="RUN", type=Path, help="folder of a run; if it was resumed, the last folder")
     lengths = "relative lengths: standard deviation of the average's profile as a share of the training, 0.01 to 0.28"
     add("--ema", nargs="+", type=float, required=True, metavar="LENGTH", help=lengths)
     add("--images", type=int, metavar="N", help="average up to the snapshot of N images seen; by default the last")

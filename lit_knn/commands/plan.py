@@ -201,7 +201,7 @@ def data_parts(
     estimators = estimators_of(trainer, model)
     held, building = estimator_parts(estimators, datamodule, own, device, ranks)
     if getattr(model, "conditioning", None) and not own.by_class and any(e.needs_reference for e in estimators):
-        held.insert(0, Part("images by class", size, "copies; none of data sorted by class"))
+        held.insert(0, Part("images by class", size, "copies, which data sorted by class do not need"))
     if not own.mapped and (others := total * image_bytes - size):
         building.append(Part("other images", others, "until this rank has chosen its own", temporary=True))
     on_device = loaded if device.type == "cpu" else Part("images", size, f"{what}, copied to the device")

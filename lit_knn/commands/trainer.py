@@ -160,8 +160,8 @@ class Trainer(pl.Trainer):
                 there. For a resumed training give the last folder: earlier ones are found. If the run has no
                 lit_knn.callbacks.Fidelity, add a metric, -c configs/evaluate/fid.yaml.
             datamodule: the data.
-            checkpoints: folder of the checkpoints, if it is not RUN/checkpoints. Of the averages that `lit-knn average`
-                made, RUN/averages, it tells the best length; their rows and picture go there.
+            checkpoints: folder of the checkpoints, if it is not RUN/checkpoints. Of RUN/averages, which `lit-knn
+                average` made, it names the best length, and puts rows and picture there.
             draws: number of draws of samples of the best checkpoint, each with seeds of its own. EDM's authors report
                 the least FID of three (arXiv 2206.00364). All are printed and kept in RUN/draws_fid.csv.
         """

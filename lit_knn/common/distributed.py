@@ -112,7 +112,8 @@ def _together(work: Callable[[], T], group: Any) -> list[Any]:
 def _patient_group() -> Iterator[Any]:
     """Make a group of all processes besides the training's group, because NCCL stops waiting after minutes."""
     with _losing_no_process():
-        # The first group waits for all to arrive, the second for their work. Closed early, a process looks lost.
+        # The first group waits minutes for all to arrive, the second longer for their work. Both are closed last,
+        # because a process that closes a group early looks lost to the others.
         groups = [dist.new_group(backend="gloo", timeout=timeout) for timeout in (ARRIVAL, PATIENCE)]
     try:
         yield groups[1]

@@ -58,7 +58,7 @@ class Source(NamedTuple):
     read: Callable[[int], np.ndarray]  # (i) -> image i, (C, H, W) uint8, changed by the options; for several threads
     labels: np.ndarray | None  # (N,) int64
     origin: dict[str, Any]  # name of the `source`, `options`, and a `fingerprint` of images, labels and their order
-    changed: Callable[[], bool] = lambda: False  # tells whether the fingerprint is another one by now
+    changed: Callable[[], bool] = lambda: False  # tells whether the images have changed since
     class_names: list[str] | None = None  # of the classes 0, 1, …
 
 

@@ -139,7 +139,8 @@ class FidelityMeasure:
             data = reference.fingerprint(self.mirrored)  # All ranks must call it, because ranks may share the images.
             extractor = self.extractor.fingerprint()
             identity = f"{data} {extractor} features={bool(self.extra_metrics)}".encode()
-            path = Path(self.cache_dir, f"{self.extractor.metric}-{hashlib.sha256(identity).hexdigest()[:16]}.npz")
+            name = f"{self.extractor.metric}-{hashlib.sha256(identity).hexdigest()[:16]}.npz"
+            path = Path(self.cache_dir, name).expanduser()
             kept = load_tensors(path) if rank == 0 else {}
             if broadcast(bool(kept)):
                 parts = kept and (kept["mean"], kept["cov"], int(kept["count"]), kept.get("features"))

@@ -23,8 +23,8 @@ class KeptResults:
 
     Each result is a row of the CSV file `path`. Its last column, `settings`, is a hash of everything that the result
     depends on, and `settings/HASH.json` beside the file lists it. A result is found again only with the same settings.
-    All ranks make the object and call its methods; the first one reads and writes. `settings` are in JSON types, by a
-    tuple of the values of the first columns of `key`; `{(): settings}` if all results have the same.
+    All ranks make the object and call its methods; the first one reads and writes. `settings` maps
+    the first values of `key`, a tuple, to settings in JSON types; `{(): settings}` holds for all results.
     """
 
     def __init__(

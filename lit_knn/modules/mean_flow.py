@@ -31,7 +31,7 @@ class LitMeanFlow(PosteriorRegression):
 
     v̂ = (z − μ̂)/t is the velocity of z = (1 − t)x + tε, with the estimator's posterior mean μ̂. The derivative along the
     flow, du/dt = ∂u/∂z·v̂' + ∂u/∂t, needs a velocity, too: that of `tangent`. MeanFlow puts ε − x, the velocity of one
-    sample, into both places (`OneSample`). The identity is one of the marginal velocity E[ε − x | z], which `Exact`
+    sample, into both places (`OneSample`). The identity holds for the marginal velocity E[ε − x | z], which `Exact`
     computes. Both estimates are unbiased in both places. In the tangent, noise is multiplied by ∂u/∂z. Improved mean
     flows (arXiv 2512.02012) have the network's own guess as the tangent, which is biased.
 

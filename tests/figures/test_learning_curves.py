@@ -171,7 +171,7 @@ def test_claims_are_judged_by_the_side_of_their_intervals():
     assert {(each.claim, each.pair): each.verdict for each in judged} == {
         ("better samples at the end", ("KNN", "OneSample")): "holds",
         ("faster convergence (mean ln fd_pixels)", ("KNN", "OneSample")): "holds",
-        ("stochastic and closed-form targets end equal", ("OneSample", "Exact")): "no difference told",
+        ("stochastic and closed-form targets end equal", ("OneSample", "Exact")): "no significant difference",
         ("the least variance is not the best sample", ("STF", "Exact")): "holds",
     }
     (ratio,) = [each.difference for each in judged if "ln" in each.claim]

@@ -20,8 +20,8 @@ NOT_TOLD = frozenset({"data.cache_dir", "data.num_workers", "data.pin_memory", "
 class SaveConfig(SaveConfigCallback):
     """Saves `config.yaml` in the run's folder, or for a measurement there `config_validate.yaml`; earlier ones stay.
 
-    A training saves it when its checks have passed, so that a refused one leaves the settings of the run that it would
-    have resumed.
+    A training saves it when its checks have passed: a refused one must not replace the settings of the run that it
+    resumes.
     """
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
