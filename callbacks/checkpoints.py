@@ -35,8 +35,9 @@ class StepCheckpoint(Checkpoint):
 
     def folder(self, trainer: pl.Trainer) -> Path:
         """Return the folder of the checkpoints."""
-        run = Path(trainer.log_dir or trainer.default_root_dir)
-        return expanded(self.dirpath) if self.dirpath else run / CHECKPOINTS
+        if self.dirpath:  # Then a rank may ask alone; `log_dir` waits for all ranks.
+            return expanded(self.dirpath)
+        return Path(trainer.log_dir or trainer.default_root_dir) / CHECKPOINTS
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Make the folder before the training, because a checkpoint may be saved only after hours."""
