@@ -35,15 +35,15 @@ class StepCheckpoint(Checkpoint):
 
     def folder(self, trainer: pl.Trainer) -> Path:
         """Return the folder of the checkpoints."""
-        if self.dirpath:  # Then a rank may ask alone; `log_dir` waits for all ranks.
-            return expanded(self.dirpath)
-        return Path(trainer.log_dir or trainer.default_root_dir) / CHECKPOINTS
+        own = self.dirpath
+        return expanded(own) if own else Path(trainer.log_dir or trainer.default_root_dir) / CHECKPOINTS
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Make the folder before the training, because a checkpoint may be saved only after hours."""
         if stage == "fit":
-            self.dirpath = str(self.folder(trainer))
-            on_first_rank(lambda: make_folder(self.folder(trainer)))
+            folder = self.folder(trainer)  # All ranks ask, because Lightning's `log_dir` is a broadcast.
+            self.dirpath = str(folder)
+            on_first_rank(lambda: make_folder(folder))
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self._step = trainer.global_step
