@@ -115,7 +115,7 @@ class Measure(pl.Callback):
 def train(
     run: Run,
     image_set: ImageSet,
-    measurements: Measurements,
+    measurements: Measurements | None,
     reference: ReferenceSet,
     folder: Path,
     start: Path | None = None,
@@ -126,7 +126,7 @@ def train(
     Args:
         run: the run.
         image_set: its set.
-        measurements: what to measure.
+        measurements: what to measure; None for a run whose rows are there, which only makes its checkpoint.
         reference: the images of the set.
         folder: where its checkpoint is kept.
         start: the checkpoint that a module tunes, or None.
@@ -138,15 +138,15 @@ def train(
         net = image_set.net(**kind.net_options)
     module = kind.make(net, targets(run.set, run.module)[run.estimator](), run.seed, steps, start)
     data = Loaded(reference, batch_size=lengths.batch_size, seed=run.seed, val_images=lengths.held)
-    measure, every = Measure(measurements, pictures), steps // lengths.measurements
+    measure, every = [Measure(measurements, pictures)] if measurements else [], steps // lengths.measurements
     # Lightning orders callbacks so that the checkpoint after a validation holds its row.
     last = LastCheckpoint(every_n_steps=every, dirpath=str(folder))
     trainer = Trainer(
         accelerator="cpu", devices=1, max_steps=steps, max_epochs=-1,
         val_check_interval=every, check_val_every_n_epoch=None,
         num_sanity_val_steps=0, inference_mode=False, logger=False,
-        enable_progress_bar=False, enable_model_summary=False, callbacks=[measure, last],
+        enable_progress_bar=False, enable_model_summary=False, callbacks=[*measure, last],
     )  # fmt: skip
     begun = folder / LAST_NAME
     trainer.fit(module, data, ckpt_path=str(begun) if begun.exists() else None)
-    return measure.rows
+    return measure[0].rows if measure else []

@@ -87,6 +87,9 @@ class Worker:
 
     def _train(self, run: Run) -> None:
         kind, lengths, start = KINDS[run.module], self.image_set.lengths, time.process_time()
+        if run in self.table.finished():  # Another run needs its checkpoint, which is not on this machine.
+            train(run, self.image_set, None, self.images.training, self._checkpoint(run).parent)
+            return
         if run.module not in self._measurements:
             self._measurements[run.module] = Measurements(kind, self.images, lengths, self.quality)
         tuned = self._checkpoint(before(run)) if kind.tunes else None

@@ -23,7 +23,7 @@ from lit_knn.theory.posterior import cross_sq_dist, log_posterior
 
 TINY = ["--steps", "2", "--consistency-steps", "2", "--measurements", "2", "--batch-size", "16", "--samples", "80"]
 TINY += ["--held", "20", "--pairs", "4", "--repeats", "2", "--seeds", "1"]
-TINY += ["--modules", "EDM", "iCT", "--estimators", "OneSample", "KNN"]
+TINY += ["--modules", "EDM", "ECT", "--estimators", "OneSample", "KNN"]
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 TIMES = {"cpu_seconds", "seconds", "estimator_seconds"}
 
@@ -36,7 +36,7 @@ def test_a_finished_run_is_not_repeated_and_a_missing_one_is_made_again_the_same
     whole, shorter = tmp_path / "whole.csv", tmp_path / "shorter.csv"
     kept = rows_of(whole)
     lines = whole.read_text().splitlines(keepends=True)
-    shorter.write_text("".join(lines[:5] + lines[7:]))  # without the run iCT, OneSample
+    shorter.write_text("".join(lines[:5] + lines[7:]))  # without ECT, OneSample: it starts from EDM, OneSample, again
     again = rows_of(shorter)
     assert again[:6] == kept[:4] + kept[6:]
     for ours, theirs in zip(again[6:], kept[4:6], strict=True):
