@@ -13,6 +13,7 @@ from typing import Any
 
 import yaml
 from pytorch_lightning.loggers import CSVLogger, TensorBoardLogger
+from pytorch_lightning.plugins.environments import SLURMEnvironment
 from pytorch_lightning.utilities import rank_zero_only, rank_zero_warn
 
 from lit_knn.common.checkpoint_file import CHECKPOINTS, LAST_NAME, kept_in
@@ -199,14 +200,19 @@ def expanded(path: str | os.PathLike[str]) -> Path:
 
 
 def choose_folder(
-    trainer: Mapping[str, Any], model: Mapping[str, Any], command: str = "fit", checkpoint: str | None = None
+    trainer: Mapping[str, Any],
+    model: Mapping[str, Any],
+    command: str = "fit",
+    checkpoint: str | None = None,
+    seed: int | None = None,
 ) -> RunFolder:
     """Choose the folder of a run, from the options of its trainer and its model, and make it, except for a plan.
 
     VERSION is that of a TensorBoard or CSV logger, if it is given. A fit that resumes from the `last.ckpt` of a run of
-    this name, with the same model and estimator, goes on in the folder of that run. A `predict` with a checkpoint of a
-    run of this name gets a folder `predict_N` in that run's folder. Any other run gets a new folder: the class of its
-    estimator with a number, such as `one_sample_0`. Only the first process makes it; the trainer tells the others.
+    this name, with the same model and estimator, goes on in the folder of that run. So does a job that SLURM has queued
+    again, with the same `seed`. A `predict` with a checkpoint of a run of this name gets a folder `predict_N` in that
+    run's folder. Any other run gets a new folder: the class of its estimator with a number, such as `one_sample_0`.
+    Only the first process makes it; the trainer tells the others.
     """
     parent, version, stem = folder_of_name(trainer), None, version_stem(model)
     given = [v for options in _loggers(trainer, FILE_LOGGERS) if (v := options.get("version")) is not None]
@@ -221,6 +227,9 @@ def choose_folder(
             parent, stem = parent / run.path.resolve().name, command
         elif here and Path(checkpoint) == run.path / CHECKPOINTS / LAST_NAME and run.trained(model):
             version = run.path.resolve().name
+    elif command in ("fit", "plan") and (job := job_folder()):
+        stopped = (RunFolder(path.parent.parent) for path in parent.glob(f"*/{job}/hpc_ckpt_*.ckpt"))
+        version = next((run.path.name for run in stopped if run.trained(model, seed)), None)
     pattern = re.compile(rf"{re.escape(stem)}_(\d+)")
     while True:
         numbers = [int(match[1]) for path in parent.glob("*") if (match := pattern.fullmatch(path.name))]
@@ -268,6 +277,11 @@ def version_stem(model: Mapping[str, Any]) -> str:
     estimator = _estimator(model)
     named = model if estimator is None or not estimator.get("class_path") else estimator
     return WORDS.sub("_", named["class_path"].rpartition(".")[2]).lower().removeprefix("lit_")
+
+
+def job_folder() -> str | None:
+    """Name the folder, in that of a run, of the checkpoint that a SLURM job goes on from when it is queued again."""
+    return f"slurm_{os.environ.get('SLURM_JOB_ID')}" if SLURMEnvironment.detect() else None
 
 
 def is_first_process() -> bool:

@@ -290,6 +290,32 @@ def test_an_interrupted_command_says_the_command_that_goes_on(capsys):
     assert steps_in(LAST) == 6
 
 
+def test_a_job_that_slurm_queues_again_goes_on_in_its_folder_and_another_job_does_not(tmp_path, monkeypatch):
+    slurm = {"PROCID": "0", "LOCALID": "0", "NODEID": "0", "NTASKS": "1", "JOB_NAME": "a", "JOB_ID": "77"}
+    for name, value in slurm.items():
+        monkeypatch.setenv(f"SLURM_{name}", value)
+    command = tmp_path / "bin" / "scontrol"
+    command.parent.mkdir()
+    command.write_text("#!/bin/sh\nkill -TERM $PPID\n")  # SLURM ends the job, and starts it again.
+    command.chmod(0o755)
+    monkeypatch.setenv("PATH", str(command.parent), prepend=":")
+    with pytest.raises(SystemExit) as stop:
+        fit(6, *BARE, *killer(step=2, hook="on_after_backward", signum=int(signal.SIGUSR1)))
+    assert stop.value.code == 143
+    monkeypatch.setenv("SLURM_JOB_ID", "78")
+    fit(1, *BARE)
+    assert names(RUN.parent) == ["knn_0", "knn_1"]
+    assert steps_in(last("knn_1")) == 1
+    monkeypatch.setenv("SLURM_JOB_ID", "77")
+    fit(1, *BARE, "--seed_everything", "5")  # Another run of the same script.
+    assert names(RUN.parent) == ["knn_0", "knn_1", "knn_2"]
+    fit(6, *BARE)
+    assert names(RUN.parent) == ["knn_0", "knn_1", "knn_2"]
+    assert steps_in(LAST) == 6
+    assert read_record(RUN).images_seen == 96
+    assert len(RunFolder(RUN).earlier("config.yaml")) == 1
+
+
 @pytest.mark.parametrize(
     ("command", "hook", "signum"),
     [

@@ -42,6 +42,7 @@ from lit_knn.runs.folder import (
     expanded,
     folder_of_name,
     is_first_process,
+    job_folder,
     newest_checkpoint,
 )
 from lit_knn.runs.resumption import check_fit
@@ -243,6 +244,8 @@ class CLI(LightningCLI):
         if self._run is not None and options["logger"] in (None, True):  # Lightning's default, in the run's folder
             named = folder_of_name(options)
             kwargs = {"logger": TensorBoardLogger(named.parent, named.name, self._version), **kwargs}
+        if self._run is not None and (job := job_folder()):  # Else all runs would go on from each other's checkpoints.
+            kwargs["default_root_dir"] = str(self._run.path / job)
         try:
             trainer = super().instantiate_trainer(**{"callbacks": callbacks, **kwargs})
         except (ValueError, RuntimeError, TypeError, ImportError, MisconfigurationException) as error:
@@ -258,7 +261,7 @@ class CLI(LightningCLI):
         """Set the run's folder, and pass the run's name to the loggers that write into it."""
         options = as_dict(self.config)[self.subcommand]
         command, checkpoint = str(self.subcommand), options["ckpt_path"]
-        self._run = choose_folder(options["trainer"], options["model"], command, checkpoint)
+        self._run = choose_folder(options["trainer"], options["model"], command, checkpoint, options["seed_everything"])
         self._version = str(self._run.path.relative_to(folder_of_name(options["trainer"])))
         if self.subcommand == "fit" and is_first_process():
             self._run.lock()
