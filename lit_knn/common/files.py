@@ -71,4 +71,6 @@ def locked(path: Path) -> Iterator[None]:
         except BlockingIOError:
             warnings.warn(f"waiting for another process that is at work on {path}", stacklevel=3)
             fcntl.flock(lock, fcntl.LOCK_EX)
+        except OSError:
+            pass  # This file system knows no locks.
         yield

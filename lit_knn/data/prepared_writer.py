@@ -111,6 +111,8 @@ def _partial_file(out: Path) -> Iterator[io.BufferedRandom]:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # The system frees the lock when a process dies.
             except BlockingIOError as error:
                 raise InputError(f"{out} is being prepared by another process") from error
+            except OSError:
+                pass  # This file system knows no locks.
             if out.exists():  # This process has opened the finished file, or begun a new partial one.
                 path.unlink(missing_ok=True)
                 raise InputError(f"{out} has just been prepared by another process")

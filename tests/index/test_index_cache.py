@@ -1,5 +1,7 @@
 """The cache of built indexes: hits, refused files, a full disk, and the processes of a distributed run."""
 
+import errno
+import fcntl
 import json
 import re
 import subprocess
@@ -12,10 +14,13 @@ import torch
 
 from lit_knn.common.errors import InputError
 from lit_knn.common.files import locked
+from lit_knn.data.prepared import read_prepared
+from lit_knn.data.prepared_writer import prepare
 from lit_knn.index import FaissIndex
 from lit_knn.index.cache import file_name
 from lit_knn.reference import ReferenceSet
 from tests import ROOT
+from tests.image_files import image_folder
 from tests.index_probe import images, queries, started
 from tests.ranks import run_ranks
 
@@ -103,6 +108,16 @@ def test_a_lock_waits_and_says_so_and_ends_with_its_process(tmp_path):
     with pytest.warns(UserWarning, match=f"waiting for another process that is at work on {path}"), locked(path):
         assert path.exists()
     process.communicate()
+
+
+def test_a_file_system_without_locks_goes_on_without(tmp_path, monkeypatch):
+    def refuse(*_):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    assert equal(started(tmp_path), started(tmp_path))
+    prepare(image_folder(tmp_path / "source"), tmp_path / "images.npy")
+    assert len(read_prepared(tmp_path / "images.npy").images) == 20
 
 
 # Several processes
