@@ -1,7 +1,7 @@
 """Drawn images of a batch: gathered in pieces that fit a processor's cache, or read in place on CUDA."""
 
 import functools
-import importlib.util
+import warnings
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -77,8 +77,20 @@ Images = Gathered | Stored
 
 
 def stays_stored(reference: ReferenceSet) -> bool:
-    """Return whether drawn images are read in place: on CUDA, if PyTorch's compiler has Triton."""
-    return reference.device.type == "cuda" and importlib.util.find_spec("triton") is not None
+    """Return whether drawn images are read in place: on CUDA, if PyTorch's compiler works."""
+    return reference.device.type == "cuda" and can_compile(reference.device)
+
+
+@functools.cache
+def can_compile(device: torch.device) -> bool:
+    """Try PyTorch's compiler, which needs a C compiler and Python's headers; warn if it fails."""
+    try:
+        torch.compile(lambda x: x + 1)(torch.ones(2, device=device))
+    except Exception as error:
+        told = str(error).strip().partition("\n")[0]
+        warnings.warn(f"drawn images are copied, because torch.compile does not work here: {told}", stacklevel=2)
+        return False
+    return True
 
 
 def stored_sq_dist(images: Tensor, hflip: bool, ids: Tensor, z: Tensor) -> Tensor:

@@ -1,6 +1,6 @@
 """Distances to drawn images and their means, gathered or read in place on a GPU, against float64."""
 
-import importlib.util
+from pathlib import Path
 
 import pytest
 import torch
@@ -71,7 +71,12 @@ def test_compiled_functions_compute_the_same(name):
         torch.testing.assert_close(found, own, rtol=2e-6, atol=1e-6)
 
 
-@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
+def test_a_machine_whose_compiler_does_not_work_gets_a_warning(monkeypatch):
+    monkeypatch.setattr(torch._inductor.config.cpp, "cxx", (str(Path(__file__)),))  # No compiler can be run.
+    with pytest.warns(UserWarning, match="drawn images are copied, because torch.compile does not work here: "):
+        assert not module.can_compile.__wrapped__(torch.device("cpu"))
+
+
 @pytest.mark.usefixtures("stand_in")
 def test_an_estimate_on_a_gpu_reads_the_images_in_two_compiled_functions(monkeypatch):
     called, compile_it = [], module.compiled
