@@ -75,4 +75,6 @@ class Network(Estimator):
         return Estimator.mean_of(conditioned, query)
 
     def _posterior_mean(self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: Generator | None) -> Tensor:
-        return self.denoiser.to(z.device)(z, t.flatten(), self._labels)
+        if next(self.denoiser.parameters()).device != z.device:  # `to` walks through all modules, which takes time.
+            self.denoiser.to(z.device)
+        return self.denoiser(z, t.flatten(), self._labels)
