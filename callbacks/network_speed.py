@@ -6,6 +6,9 @@ import pytorch_lightning as pl
 import torch
 from torch import nn
 
+from lit_knn.common.errors import InputError
+from lit_knn.modules import LitMeanFlow
+
 
 class NetworkSpeed(pl.Callback):
     """Compile the network of `fit` and lay its weights out channels last; the computation stays the same.
@@ -33,6 +36,8 @@ class NetworkSpeed(pl.Callback):
         """Change the network before DDP reads it, and in place, so that its parameters keep their names."""
         if stage != "fit":
             return
+        if self.compile and isinstance(pl_module, LitMeanFlow):  # PyTorch says nothing, and runs it as it is.
+            raise InputError("NetworkSpeed: PyTorch does not compile forward derivatives, which LitMeanFlow takes")
         network: nn.Module = pl_module.network
         if self.channels_last:
             network.to(memory_format=torch.channels_last)

@@ -163,6 +163,7 @@ class LitMeanFlow(PosteriorRegression):
             augment_label: (B, label_dim), or None.
         """
         guided = self._guidance(z, t, class_label, augment_label)
+        torch.clear_autocast_cache()  # Older PyTorch would take the weights that it cast without gradients.
         velocity, tangent = (
             guided(self.process.velocity(z, per_item(t, z), each).to(z.dtype)) for each in (mean, tangent_mean)
         )

@@ -12,7 +12,7 @@ from lit_knn.common.errors import InputError
 from lit_knn.common.rng import keyed_default_rng
 from lit_knn.data import Digits
 from lit_knn.estimators import KNN, OneSample
-from lit_knn.modules import LitEDM, LitICT
+from lit_knn.modules import LitEDM, LitICT, LitMeanFlow
 from lit_knn.nets import UNet
 from tests.short_training import train
 from tests.watched import Images, WatchedNet
@@ -49,6 +49,12 @@ def test_compiled_and_channels_last_training_is_the_same(tmp_path):
     # The checkpoint has the same names as without NetworkSpeed.
     saved = torch.load(tmp_path / "last.ckpt", weights_only=False)["state_dict"]
     assert set(saved) == set(usual.state_dict())
+
+
+def test_a_forward_derivative_is_not_compiled_in_vain():
+    model = LitMeanFlow(UNet(1, channels=8, multipliers=(1,), blocks=1, augment_dim=8), OneSample())
+    with pytest.raises(InputError, match="PyTorch does not compile forward derivatives, which LitMeanFlow takes"):
+        train(model, Digits(batch_size=8), 1, callbacks=[NetworkSpeed()])
 
 
 class Masks(nn.Module):
