@@ -10,13 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from lit_knn.common.errors import InputError
-from lit_knn.common.memory import machine_bytes, process_bytes, tensor_bytes
+from lit_knn.common.memory import machine_bytes, process_bytes, tensor_bytes, work_bytes
 from lit_knn.data import ReferenceDataModule, Stored
 from lit_knn.estimators import Estimator, Holdings
 from lit_knn.index import Index, default_index
 from lit_knn.index.base import Vectors
 from lit_knn.modules.base import EstimatorTraining
-from lit_knn.reference.streaming import work_bytes
 
 # Memory of a CUDA context with the kernels of PyTorch and its libraries.
 CUDA_CONTEXT_BYTES = 600 * 2**20

@@ -13,6 +13,10 @@ if TYPE_CHECKING:
 CONTAINER_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 # PyTorch raises a plain RuntimeError if the machine's memory is short. These are texts of its allocators.
 OUT_OF_MEMORY = ("can't allocate memory", "not enough memory", "out of memory", "Storage size calculation overflowed")
+# Maximum bytes of one work array on a CPU. Larger arrays get new memory at each use, and writing to new pages costs
+# more than the products. On a GPU, PyTorch keeps freed memory, and long kernels are fastest.
+WORK_BYTES = 16 * 2**20
+GPU_FACTOR = 32
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -33,6 +37,11 @@ def moved(values: "Tensor", device: "torch.device") -> "Tensor":
 def tensor_bytes(tensors: "Iterable[Tensor]") -> int:
     """Return the total bytes of some tensors."""
     return sum(t.numel() * t.element_size() for t in tensors)
+
+
+def work_bytes(device: "torch.device") -> int:
+    """Return the maximum bytes of one work array on `device`."""
+    return WORK_BYTES if device.type == "cpu" else WORK_BYTES * GPU_FACTOR
 
 
 def machine_bytes() -> int | None:

@@ -9,12 +9,12 @@ import torch
 from torch import Generator, Tensor
 
 from lit_knn.common.errors import InputError
+from lit_knn.common.memory import GPU_FACTOR
 from lit_knn.estimators.base import Estimator
 from lit_knn.estimators.counts import DEFAULT_N, Count
 from lit_knn.index.precision import full_float32
 from lit_knn.reference import ReferenceSet
 from lit_knn.reference.gathered import Gathered, Images, Stored, stays_stored
-from lit_knn.reference.streaming import GPU_FACTOR
 from lit_knn.theory.posterior import unnormalised_log_likelihood
 from lit_knn.theory.proposal import Proposal
 from lit_knn.theory.warp import Warp

@@ -6,10 +6,11 @@ from collections.abc import Iterator
 import torch
 from torch import Generator, Tensor
 
+from lit_knn.common.memory import work_bytes
 from lit_knn.estimators.base import Estimator, Holdings
 from lit_knn.index.precision import is_native, matmul_float32, whole_tiles
 from lit_knn.reference import ReferenceSet
-from lit_knn.reference.streaming import batches_of, stream_sq_dist, work_bytes
+from lit_knn.reference.streaming import batches_of, stream_sq_dist
 from lit_knn.theory.posterior import unnormalised_log_likelihood
 from lit_knn.theory.warp import Warp
 

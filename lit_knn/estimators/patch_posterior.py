@@ -8,11 +8,11 @@ import torch
 from torch import Generator, Tensor
 
 from lit_knn.common.errors import InputError
+from lit_knn.common.memory import work_bytes
 from lit_knn.estimators.base import Estimator, Holdings
 from lit_knn.estimators.patch_sizes import checked_sizes, sizes_of
 from lit_knn.estimators.rounding import LEAST_LOG_WEIGHT, product_dtype
 from lit_knn.reference import ReferenceSet
-from lit_knn.reference.streaming import work_bytes
 
 # Maximum latents of one pass over the images. With more latents, only few images fit the cache at a time.
 ITEMS = 128

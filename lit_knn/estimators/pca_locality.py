@@ -7,11 +7,11 @@ import torch
 from torch import Generator, Tensor
 
 from lit_knn.common.errors import InputError
+from lit_knn.common.memory import work_bytes
 from lit_knn.estimators.base import Estimator, Holdings
 from lit_knn.estimators.rounding import LEAST_LOG_WEIGHT, product_dtype
 from lit_knn.reference import ReferenceSet
 from lit_knn.reference.principal import covariance_of
-from lit_knn.reference.streaming import work_bytes
 
 # Neighbouring pixels see nearly the same pixels. A tile of SIDE x SIDE pixels shares one product over the pixels that
 # all of them see. Pixels that only some of them see are multiplied separately.

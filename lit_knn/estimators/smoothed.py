@@ -8,11 +8,11 @@ import torch
 from torch import Generator, Tensor
 
 from lit_knn.common.errors import InputError, prefixed
+from lit_knn.common.memory import work_bytes
 from lit_knn.estimators.base import Estimator, Holdings, Query
 from lit_knn.estimators.by_class import copied_apart
 from lit_knn.estimators.counts import check_count
 from lit_knn.reference import ReferenceSet
-from lit_knn.reference.streaming import work_bytes
 
 
 class Smoothed(Estimator):

@@ -8,6 +8,7 @@ import torch
 from torch import Generator, Tensor
 
 from lit_knn.common.errors import InputError
+from lit_knn.common.memory import work_bytes
 from lit_knn.estimators.base import Holdings
 from lit_knn.estimators.counts import DEFAULT_N, DEFAULT_R, Count, of_components, of_images
 from lit_knn.estimators.draws import Certificate, DrawingEstimator, Draws, in_order
@@ -16,7 +17,6 @@ from lit_knn.index.precision import check_compute, compute_dtype, matmul_float32
 from lit_knn.reference import ReferenceSet
 from lit_knn.reference.gathered import Images
 from lit_knn.reference.principal import projection_of
-from lit_knn.reference.streaming import work_bytes
 from lit_knn.theory.stratified import stratified_draws
 from lit_knn.theory.warp import Warp
 

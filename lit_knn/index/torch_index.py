@@ -7,16 +7,13 @@ from torch import Tensor
 
 from lit_knn.common.errors import InputError
 from lit_knn.common.extras import is_installed
+from lit_knn.common.memory import work_bytes
 from lit_knn.common.progress import with_progress
 from lit_knn.index.base import Index, Vectors
 from lit_knn.index.faiss_index import CHECKED_ROWS, PIXEL_TOLERANCE, FaissIndex
 from lit_knn.index.pca import principal_components, project_images, sample_size
 from lit_knn.index.precision import check_compute, compute_dtype, matmul_float32, stored, whole_tiles
 
-# Approximate bytes, on a CPU, of the float32 scores of one chunk, and also of the vectors that are converted at a time.
-# The operating system would allocate larger arrays anew at each use, which is slow.
-SCORE_BYTES = 16 * 2**20
-GPU_FACTOR = 32
 # Pixel p is p/127.5 − 1 in model space. In units of 1/127.5 this is the code p − 128 plus 1/2.
 PIXEL_SCALE, PIXEL_OFFSET = 1 / 127.5, 0.5
 
@@ -70,7 +67,7 @@ class TorchIndex(Index):
         """Find the k values v nearest to u (B, m): ‖u − v‖² (B, k) ascending, ids (B, k), and ‖u‖² (B, 1)."""
         assert self._values is not None, "search before build"
         # A chunk has at least k rows, so that merging costs little compared to the scores.
-        rows = max(whole_tiles(_score_bytes(u) // (4 * max(len(u), 1))), k)
+        rows = max(whole_tiles(work_bytes(u.device) // (4 * max(len(u), 1))), k)
         best, ids = _k_smallest(self._scores(u.to(self._dtype), self._values.split(rows)), k)
         sq_norms = u.square().sum(1, keepdim=True)
         return torch.add(sq_norms, best, alpha=2), ids, sq_norms
@@ -78,7 +75,7 @@ class TorchIndex(Index):
     def _scores(self, u: Tensor, chunks: Iterable[Tensor]) -> Iterator[tuple[int, Tensor]]:
         """Yield the first row of each chunk and (‖u − v‖² − ‖u‖²)/2 of its values v, (B, c) float32."""
         # Few values are converted at a time, because a whole converted chunk would be larger than its scores.
-        few, start = whole_tiles(_score_bytes(u) // (u.itemsize * u.shape[1])), 0
+        few, start = whole_tiles(work_bytes(u.device) // (u.itemsize * u.shape[1])), 0
         for chunk in chunks:
             pieces = chunk.split(few) if chunk.dtype != u.dtype else [chunk]
             products = [matmul_float32(u, piece.to(u.dtype).T) for piece in pieces]
@@ -165,10 +162,6 @@ def default_index(device: torch.device, pixels: bool) -> Index:
     if device.type != "cuda":
         return exact_index()
     return TorchIndex() if pixels else FlatIndex()
-
-
-def _score_bytes(u: Tensor) -> int:
-    return SCORE_BYTES * (GPU_FACTOR if u.is_cuda else 1)
 
 
 def _units(chunks: Iterable[Tensor]) -> tuple[float, float]:

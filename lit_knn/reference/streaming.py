@@ -5,20 +5,11 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from lit_knn.common.memory import work_bytes
 from lit_knn.index.precision import whole_tiles
 from lit_knn.reference.reference_set import ReferenceSet
 from lit_knn.theory.posterior import cross_sq_dist, direct_sq_dist
 from lit_knn.theory.warp import Warp
-
-# Maximum bytes of one float64 work array on a CPU. Larger arrays get new memory at each use, and writing to new pages
-# costs more than the products. On a GPU, PyTorch keeps freed memory, and long kernels are fastest.
-WORK_BYTES = 16 * 2**20
-GPU_FACTOR = 32
-
-
-def work_bytes(device: torch.device) -> int:
-    """Return the maximum bytes of one work array on `device`."""
-    return WORK_BYTES if device.type == "cpu" else WORK_BYTES * GPU_FACTOR
 
 
 def batches_of(z: Tensor, floats_per_item: int) -> Iterator[slice]:

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from lit_knn.common import memory
 from lit_knn.common.memory import process_bytes
 from lit_knn.estimators import Exact, MonteCarlo, draws, exact, patch_posterior, pca_locality
 from lit_knn.referee.memory import in_own_process
@@ -114,7 +115,7 @@ def test_what_only_many_images_together_weigh_is_not_lost():
 
 # Memory for a few images or latents at a time.
 LITTLE = {
-    streaming: {"WORK_BYTES": 8 * 400},
+    memory: {"WORK_BYTES": 8 * 400},
     draws: {"GATHER_BYTES": 4 * 16 * 16 * 3},
     exact: {"CHUNK_BYTES": 4 * 16 * 7, "SCORE_BYTES": 1, "MIN_LATENTS": 3, "TERMS": 20},
     patch_posterior: {"STATE_BYTES": 1, "ITEMS": 3},
@@ -139,7 +140,7 @@ def test_pieces_of_any_size_give_the_same_mean(name, monkeypatch):
 
 
 def test_the_memory_of_one_piece_is_bounded(monkeypatch):
-    monkeypatch.setattr(streaming, "WORK_BYTES", 8 * 100)
+    monkeypatch.setattr(memory, "WORK_BYTES", 8 * 100)
     reference, z = ReferenceSet(torch.randn(60, 4)), torch.randn(50, 4)
     mean = MonteCarlo(20_000).bind(reference).posterior_mean(z[:4], 1.0)
     assert (mean - posterior_mean(z[:4], reference.images, 1.0)).abs().max() < 0.05  # six times 1/sqrt(20,000)

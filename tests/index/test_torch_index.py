@@ -6,8 +6,9 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from lit_knn.common import memory
 from lit_knn.estimators import KNN, STF, Exact, MonteCarlo, SubspaceKNN, Wiener
-from lit_knn.index import FaissIndex, FlatIndex, SubspaceIndex, TorchIndex, torch_index
+from lit_knn.index import FaissIndex, FlatIndex, SubspaceIndex, TorchIndex
 from lit_knn.index.precision import full_float32, is_native, whole_tiles
 from lit_knn.reference import ReferenceSet
 from tests.toys import low_rank_vectors, pixels
@@ -48,7 +49,7 @@ def test_chunks_of_many_rows_are_whole_tiles_of_a_gpu():
 
 
 def test_chunks_make_no_difference(monkeypatch):
-    monkeypatch.setattr(torch_index, "SCORE_BYTES", 4 * 20 * 64)  # 64 rows for 20 latents
+    monkeypatch.setattr(memory, "WORK_BYTES", 4 * 20 * 64)  # 64 rows for 20 latents
     reference = ReferenceSet(pixels(), index=TorchIndex("float32"))
     z = noisy(reference, 0.5)
     for k in (7, 200):

@@ -5,9 +5,10 @@ import pytest
 import torch
 from scipy.ndimage import map_coordinates
 
+from lit_knn.common import memory
 from lit_knn.common.rng import keyed_generator
 from lit_knn.estimators import KNN, STF, Exact, OneSample, SubspaceKNN, UniformSNIS, draws
-from lit_knn.reference import ReferenceSet, streaming
+from lit_knn.reference import ReferenceSet
 from lit_knn.theory.posterior import cross_sq_dist, log_posterior, posterior_mean
 from lit_knn.theory.warp import Warp
 from tests.toys import all_warped, noisy
@@ -60,7 +61,7 @@ def test_exact_warped_mean_is_the_enumerated_one_in_pieces_of_any_size(t, hflip,
     for _ in range(2):
         mu = estimator.warped_mean(z, t, warp, x)
         torch.testing.assert_close(mu.double(), expected, rtol=1e-4, atol=1e-5)
-        monkeypatch.setattr(streaming, "WORK_BYTES", 8 * N * 5)  # five rows of N
+        monkeypatch.setattr(memory, "WORK_BYTES", 8 * N * 5)  # five rows of N
 
 
 SAMPLING = {
