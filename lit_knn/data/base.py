@@ -130,7 +130,7 @@ class ReferenceDataModule(pl.LightningDataModule, ABC):
         if wanted > N:
             both = "" if self.train_images is None else f" and data.train_images={self.train_images}"
             raise InputError(f"data.held_out={self.held_out}{both} needs at least {wanted} images, there are {N}")
-        order = torch.randperm(N, generator=keyed_generator("cpu", Stream.HELD_OUT, 0))
+        order = torch.randperm(N, device="cpu", generator=keyed_generator("cpu", Stream.HELD_OUT, 0))
 
         def part(drawn: Tensor, index: Index | None) -> ReferenceSet:
             rows = drawn.sort().values

@@ -73,7 +73,7 @@ class ReferenceBatches:
 
     def _order(self, epoch: int) -> Tensor:
         key = (Stream.TRAINING_ORDER, self.seed, epoch) if self.shuffle else (Stream.VALIDATION_ORDER, self.seed)
-        return torch.randperm(self.reference.N, generator=keyed_generator("cpu", *key))[: self._num_ids]
+        return torch.randperm(self.reference.N, device="cpu", generator=keyed_generator("cpu", *key))[: self._num_ids]
 
     def state_dict(self) -> dict[str, int]:
         """Return no state, because `batches_done` gives the position. Lightning can resume only with this method."""

@@ -116,7 +116,7 @@ class Estimator(RecordsArguments, ABC):
         raise NotImplementedError
 
     def bind(self, reference: ReferenceSet) -> Self:
-        """Bind the estimator to the reference set that it averages over. Returns self.
+        """Bind the estimator, no copy of it, to the reference set that it averages over. Returns self.
 
         Raises:
             InputError: the settings do not fit the set, such as k > N; it is sharded, and the estimator not shardable.
@@ -173,7 +173,7 @@ class Estimator(RecordsArguments, ABC):
                 `lit_knn.nets.base.NO_CLASS`. With labels on the CPU, `ByClass` does not wait for a GPU.
 
         Returns:
-            (B, *shape), in the dtype of `z`.
+            (B, *shape), in the dtype of `z`, without gradient. `torch.func.jvp` gives the derivative of `Exact` alone.
 
         Raises:
             InputError: a wrong shape, device or value of an argument or of the hook's result; `x_source` or labels are
@@ -259,7 +259,7 @@ class Estimator(RecordsArguments, ABC):
             return query.z.clone()
         # Scores and weights stay in full precision, even if the network trains in a lower one.
         try:
-            with torch.autocast(query.z.device.type, enabled=False), full_float32():
+            with full_float32():
                 return self.mean_of(query)
         except InputError:
             raise

@@ -95,7 +95,7 @@ class DrawingEstimator(Estimator):
         t, source = query.t.flatten(), query.x_source if self.uses_source else None
         if len(z) == 0 and not self._asked_with_others():
             return Certificate(z.clone(), t, t, t)
-        with torch.autocast(z.device.type, enabled=False), full_float32():
+        with full_float32():
             # The hook may overwrite its arguments.
             source = None if source is None else source.clone()
             certificate = self._certify(z.clone(), t.clone(), source, None if self.deterministic else generator)

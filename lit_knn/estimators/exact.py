@@ -162,7 +162,7 @@ class _Centred:
 
     def _half_sq_norms(self) -> Tensor:
         # Norms that are kept piece by piece would split the memory that each piece frees, and none could use it again.
-        norms = torch.empty(len(self.part.images), device=self.part.device)
+        norms = torch.empty(len(self.part.images), dtype=torch.float32, device=self.part.device)
         for rows, c in self.chunks():
             norms[rows] = c.double().square().sum(1) / 2
         return norms

@@ -37,8 +37,9 @@ def checked_sizes(size: Any) -> dict[float, int] | None:
 
 def sizes_of(reference: ReferenceSet) -> dict[float, int]:
     """Compute the sizes from a seeded subset of the images."""
-    ids = torch.randperm(reference.N, generator=keyed_generator("cpu", Stream.SUBSET, 0))[:SPECTRUM_IMAGES]
-    x = reference.take(ids.to(reference.device)).double() - reference.mean().double().reshape(reference.shape)
+    order = torch.randperm(reference.N, device="cpu", generator=keyed_generator("cpu", Stream.SUBSET, 0))
+    x = reference.take(order[:SPECTRUM_IMAGES].to(reference.device)).double()
+    x -= reference.mean().double().reshape(reference.shape)
     spectrum = power_spectrum(x)
     largest = max(reference.shape[1:])
     deviation = spectrum.mean((1, 2)).mean().sqrt().item()

@@ -62,7 +62,7 @@ def stored(chunks: Iterable[Tensor], N: int, code: Callable[[Tensor], Tensor]) -
 
 @contextmanager
 def full_float32() -> Iterator[None]:
-    """Compute float32 products in full precision inside the block. It is also a decorator.
+    """Compute float32 products in full precision and without autocast inside the block. It is also a decorator.
 
     `torch.set_float32_matmul_precision("high")`, which Lightning advises on GPUs, rounds the factors of float32
     products to TF32, and "medium" may round them to bfloat16, on CPUs too. Scores of images need all digits of float32.
@@ -71,7 +71,8 @@ def full_float32() -> Iterator[None]:
     with _lock:
         _inside.append(_inside[0] if _inside else _set_highest())
     try:
-        yield
+        with torch.autocast("cpu", enabled=False), torch.autocast("cuda", enabled=False):
+            yield
     finally:
         with _lock:
             restore = _inside.pop()

@@ -8,6 +8,7 @@ from lit_knn.common.distributed import own_batches
 from lit_knn.common.errors import InputError, check_at_least
 from lit_knn.common.progress import progress_bar
 from lit_knn.estimators import Estimator, Exact
+from lit_knn.estimators.by_class import copied_apart
 from lit_knn.metrics.estimator_error import LatentMeans, MeanAndError, bias_share
 from lit_knn.metrics.latents import NoisyLatents, bind_all, check_not_empty, noise_grid
 from lit_knn.metrics.measure import CERTIFIED, TIME, fixed_source, measure, posterior_source, quantities
@@ -40,7 +41,8 @@ def error_curve(
     resample_source: bool = False,
 ) -> list[Row]:
     """Measure estimators over noise levels as `ErrorCurve` says; return the rows, which `figure3` draws."""
-    curve = ErrorCurve(estimators, noise_levels, num_z, repeats, batch_size, resample_source)
+    own = {name: copied_apart(estimator) for name, estimator in estimators.items()}  # The caller's stay bound.
+    curve = ErrorCurve(own, noise_levels, num_z, repeats, batch_size, resample_source)
     with progress_bar(curve.estimates, "Estimator error", " estimates") as bar:
         return [row for rows in curve.levels(reference, seed, bar.update) for row in rows]
 

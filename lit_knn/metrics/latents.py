@@ -23,7 +23,7 @@ class NoisyLatents:
     def __init__(self, reference: ReferenceSet, num: int, seed: int) -> None:
         self.reference = reference
         self.seed = seed
-        order = torch.randperm(reference.N, generator=keyed_generator("cpu", seed, Stream.LATENT))
+        order = torch.randperm(reference.N, device="cpu", generator=keyed_generator("cpu", seed, Stream.LATENT))
         self.ids = order[:num]
 
     def batch(self, numbers: range, t: float) -> tuple[Tensor, Tensor]:

@@ -42,7 +42,7 @@ class FlowNetwork(nn.Module):
     ) -> Tensor:
         """Map z (B, *shape) at tau (B,) or () to the velocity, (B, *shape) float32."""
         z = z.float()
-        tau = tau.to(z.device).double().expand(len(z))
+        tau = per_item(tau, z).flatten().double().expand(len(z))
         labels = (class_label,) if augment_label is None else (class_label, augment_label)
         return self.velocity(z, tau, labels).to(torch.float32)
 
@@ -134,7 +134,7 @@ class FlowDenoiser(nn.Module):
     def forward(self, z: Tensor, sigma: Tensor, class_label: Tensor | None = None) -> Tensor:
         """Map z (B, *shape) of the EDM process at sigma (B,) or () to the denoised (B, *shape), float32."""
         process = self.flow.process
-        tau = process.t_of_sigma(sigma.to(z.device).double().expand(len(z)))
+        tau = process.t_of_sigma(per_item(sigma, z).flatten().double().expand(len(z)))
         with torch.autocast(z.device.type, torch.float16) if self.fp16 else nullcontext():
             return self.flow.denoised(per_item(process.scale(tau), z).float() * z, tau, class_label)
 

@@ -34,7 +34,7 @@ def coefficients(t: Tensor, sigma_data: float, sigma_min: float = 0.0) -> Coeffi
         c_out=sigma_data * above_min / total,
         c_in=1 / total,
         # The network's output does not count at t = 0, but it must be finite, and ln 0 is not.
-        c_noise=torch.where(t > 0, t, 1.0).log() / 4,
+        c_noise=torch.where(t == 0, 1.0, t).log() / 4,
     )
 
 
@@ -92,8 +92,8 @@ class EDMPrecond(nn.Module):
     def forward(
         self, z: Tensor, sigma: Tensor, class_label: Tensor | None = None, augment_label: Tensor | None = None
     ) -> Tensor:
-        """Map z (B, *shape) at sigma (B,) or () to the denoised (B, *shape), float32."""
-        c = coefficients(sigma.to(z.device).double().expand(len(z)), self.sigma_data)
+        """Map z (B, *shape) at sigma, (B,), (B, 1, …, 1) or a number, to the denoised (B, *shape), float32."""
+        c = coefficients(per_item(sigma, z).flatten().double().expand(len(z)), self.sigma_data)
         labels = (class_label,) if augment_label is None else (class_label, augment_label)
         # `autocast(enabled=self.fp16)` would be wrong, because a disabled autocast switches off the trainer's autocast.
         with torch.autocast(z.device.type, torch.float16) if self.fp16 else nullcontext():

@@ -165,8 +165,9 @@ class ResidualUNet(ImageNetwork):
             raise InputError(f"{name}: num_classes=0, but class labels are given")
         classes = class_label if class_label.is_floating_point() else self._one_hot(class_label)
         if classes.shape != (batch, self.num_classes):
-            wanted = f"{batch} images need class labels {(batch,)} or {(batch, self.num_classes)}"
-            raise InputError(f"{name}: num_classes={self.num_classes} and {wanted}, got {tuple(class_label.shape)}")
+            wanted = f"{batch} images need class labels, {(batch,)} integers or {(batch, self.num_classes)} floats"
+            got = f"{tuple(class_label.shape)} {class_label.dtype}"
+            raise InputError(f"{name}: num_classes={self.num_classes} and {wanted}, got {got}")
         if self.training and self.label_dropout > 0:
             classes = classes * (torch.rand(batch, 1, device=classes.device) >= self.label_dropout)
         return classes

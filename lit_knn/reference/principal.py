@@ -22,7 +22,7 @@ def components_of(reference: ReferenceSet, r: int) -> PrincipalComponents:
         raise InputError(f"r={r} must be between 1 and min(N, d) = min({reference.N}, {reference.d})")
 
     def make() -> PrincipalComponents:
-        ids = torch.randperm(reference.N, generator=keyed_generator("cpu", Stream.SUBSET, 0))
+        ids = torch.randperm(reference.N, device="cpu", generator=keyed_generator("cpu", Stream.SUBSET, 0))
         ids = ids[: sample_size(reference.N, reference.d, r)].to(reference.device)
         own = principal_components(reference.take(ids).flatten(1), reference.mean(), r)
         mean, basis, variances = map(reference.of_first, own[:3])

@@ -62,7 +62,7 @@ class ReferenceSet:
         labels: Tensor | np.ndarray | None = None,
         sha256: str | None = None,
     ) -> None:
-        images = torch.as_tensor(images)
+        images = torch.as_tensor(images).detach()
         _check_images(images, hflip)
         # Check values after the conversion, because a float64 value may be too large for float32.
         self.images = images if images.dtype == torch.uint8 else images.float()
@@ -165,7 +165,7 @@ class ReferenceSet:
             return (x.flatten(1) for _, x in self.chunks(chunk_rows(self.d), mirrored=False))
 
         def sample(size: int) -> Tensor:
-            ids = torch.randperm(stored, generator=keyed_generator("cpu", Stream.SUBSET, 0))[:size]
+            ids = torch.randperm(stored, device="cpu", generator=keyed_generator("cpu", Stream.SUBSET, 0))[:size]
             return to_model_space(self.images[ids.to(self.device)].cpu()).flatten(1)
 
         self.index.check(stored, self.d, self.device, min(k, stored))
@@ -222,6 +222,8 @@ class ReferenceSet:
 
     def gather(self, ids: Tensor) -> Tensor:
         """Return the images of `ids` (any shape, in [0, N)): (*ids.shape, *shape), float32, model space."""
+        if ids.dtype not in (torch.int64, torch.int32):
+            raise InputError(f"ids must be integers, got {ids.dtype}; for a mask give mask.nonzero()[:, 0]")
         if ids.numel():
             # One transfer copies both values from the GPU.
             low, high = torch.stack(ids.aminmax()).tolist()
@@ -310,7 +312,7 @@ def _check_images(images: Tensor, hflip: bool) -> None:
     if images.ndim < 2 or images.numel() == 0:
         raise InputError(f"images must be (N, *shape) with N >= 1, got shape {tuple(images.shape)}")
     pixels = images.dtype == torch.uint8
-    channels_last = pixels and images.ndim == 4 and images.shape[1] > 4 >= images.shape[3]
+    channels_last = images.ndim == 4 and images.shape[1] > 4 >= images.shape[3]
     if not pixels and not images.is_floating_point():
         raise InputError(f"images must be uint8 or float, got {images.dtype}")
     if (hflip or pixels) and (images.ndim != 4 or channels_last):

@@ -29,7 +29,8 @@ def seeded_noise(
         device: where the result goes. The numbers are always drawn on the CPU, so they do not depend on it.
     """
     keys = [keyed_generator("cpu", seed, draw) for seed in _integers(seeds)]
-    return torch.stack([torch.randn(*shape, generator=key, dtype=torch.float32) for key in keys]).to(device)
+    noise = [torch.randn(*shape, generator=key, dtype=torch.float32, device="cpu") for key in keys]
+    return torch.stack(noise).to(device)
 
 
 def seeded_classes(seeds: Sequence[int] | Tensor, num_classes: int, device: torch.device | str = "cpu") -> Tensor:
@@ -48,6 +49,7 @@ def _integers(seeds: Sequence[int] | Tensor) -> list[int]:
     return [int(seed) for seed in numbers]
 
 
+@torch.no_grad()
 def consistency_sampler(
     consistency_function: Callable[[Tensor, Tensor], Tensor],
     noise: Tensor,
@@ -65,6 +67,7 @@ def consistency_sampler(
         sigmas: noise levels, descending, above sigma_min; the first is the prior's.
         sigma_min: noise level at which the consistency function is the identity.
     """
+    sigmas = [float(sigma) for sigma in sigmas]
     check_sampling_sigmas(sigmas, sigma_min)
     if noise.ndim < 3 or len(noise) != len(sigmas):
         raise InputError(f"noise must be ({len(sigmas)}, B, *shape), a draw each step, got {tuple(noise.shape)}")

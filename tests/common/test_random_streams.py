@@ -1,6 +1,7 @@
 """Every random draw has its own key: no seed, rank, stream, batch, level or estimator shares its draws with another."""
 
 import itertools
+from collections import deque
 
 import pytest
 import torch
@@ -88,7 +89,7 @@ class Drawing(Estimator):
     deterministic = False
 
     def __init__(self):
-        self.drawn = []
+        self.drawn = deque()  # Copies of the estimator share it.
 
     def _posterior_mean(self, z, t, x_source, generator):
         if generator is None:  # a trial without measuring

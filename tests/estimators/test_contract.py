@@ -105,6 +105,14 @@ def test_an_answer_has_the_form_of_z_whatever_surrounds_the_call(name):
     # A scalar of any kind means the same for each item.
     for t in (3, torch.tensor(T), torch.full((24,), T), torch.full((24,), T, dtype=torch.float64)):
         assert torch.equal(estimator.posterior_mean(z, t, x, rng()), whole)
+    # What is computed at the first call depends on the images alone.
+    torch.set_default_dtype(torch.float64)
+    try:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            fresh = MAKERS[name]().bind(ReferenceSet(reference.images))
+            assert torch.equal(fresh.posterior_mean(z, T, x, rng()), whole)
+    finally:
+        torch.set_default_dtype(torch.float32)
     if estimator.deterministic:
         # One item is another shape of products than 24, so float32 rounds otherwise.
         torch.testing.assert_close(estimator.posterior_mean(z[:1], T, x[:1]), whole[:1], atol=1e-5, rtol=0)

@@ -176,8 +176,11 @@ class FindsFew(FlatIndex):
 
 def test_the_columns_of_a_search_that_finds_too_few_are_those_of_enumeration():
     x, t, k, n = normal(30, 3), 0.8, 8, 16
-    reference, knn = ReferenceSet(x, index=FindsFew(5)), KNN(k=k, n=n)
+    reference, other = ReferenceSet(x, index=FindsFew(5)), ReferenceSet(normal(40, 3))
+    knn = KNN(k=k, n=n).bind(other)
     (row,) = error_curve({"KNN": knn}, reference, [t], num_z=30, repeats=4, batch_size=8)
+    assert knn.reference is other
+    knn.bind(reference)
     assert all(isinstance(row[column], float) for column in COLUMNS.values())
     # Image 0 is among the neighbours of some latents, and not of others.
     z, _ = NoisyLatents(reference, 30, 0).batch(range(30), t)

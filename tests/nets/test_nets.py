@@ -242,7 +242,12 @@ def test_an_untrained_denoiser_takes_one_noise_level_for_all_and_returns_half_of
     net = made(kind)
     z = torch.randn(3, 3, 8, 8)
     # The network returns zero, up to the weights of 1e-5 of DDPM++ and NCSN++, and c_skip = 1/2 at σ = σ_data.
-    torch.testing.assert_close(EDMPrecond(net)(z.double(), torch.tensor(0.5)), z / 2, rtol=0, atol=1e-3)
+    denoiser = EDMPrecond(net)
+    halved = denoiser(z.double(), torch.tensor(0.5))
+    torch.testing.assert_close(halved, z / 2, rtol=0, atol=1e-3)
+    for sigma in (0.5, torch.full((3,), 0.5), torch.full((3, 1, 1, 1), 0.5)):
+        torch.testing.assert_close(denoiser(z, sigma), halved, rtol=0, atol=1e-5)  # Kernels depend on strides.
+    assert denoiser(z, -0.5).isnan().all()  # ln σ in place of σ must not go unseen.
 
 
 @EVERY_NET

@@ -55,7 +55,7 @@ def test_the_snippets_of_a_page_run_in_their_order(files):
             if "diffusers" in snippet:  # It is not installed.
                 continue
             if "load_network" in snippet:
-                names[page] |= {"z": torch.randn(shape), "sigma": torch.ones(2), "labels": None}
+                names[page] |= {"z": torch.randn(shape), "sigma": torch.ones(2, 1, 1, 1), "labels": None}
             # Weights of Inception are downloaded, and features of large images take long to compare.
             snippet = snippet.replace("InceptionV3", "Pixels").replace("(5000, 3, 32, 32)", "(5000, 3, 8, 8)")
             exec(compile(snippet, page, "exec"), names[page])

@@ -117,6 +117,7 @@ NAN_FAR_DOWN = torch.zeros(5000, 2).index_put((torch.tensor(4500), torch.tensor(
         (torch.zeros(3, 1, 4, 4, dtype=torch.int64), {}, "int64"),
         (torch.zeros(3, 4, 4, dtype=torch.uint8), {}, "C, H, W"),
         (torch.zeros(3, 8, 8, 3, dtype=torch.uint8), {"hflip": True}, "C, H, W"),
+        (torch.zeros(3, 8, 8, 3), {"hflip": True}, "C, H, W"),
         (torch.zeros(3, 5), {"hflip": True}, "hflip"),
         (pixels(), {"labels": torch.arange(29)}, "30"),
     ],
@@ -124,6 +125,12 @@ NAN_FAR_DOWN = torch.zeros(5000, 2).index_put((torch.tensor(4500), torch.tensor(
 def test_bad_images_are_refused(images, options, words):
     with pytest.raises(InputError, match=words):
         ReferenceSet(images, **options)
+
+
+@pytest.mark.parametrize("ids", [torch.tensor([True, False, True]), torch.tensor([0.0, 1.0])])
+def test_what_is_no_list_of_numbers_is_refused(ids):
+    with pytest.raises(InputError, match=f"ids must be integers, got {ids.dtype}; for a mask give mask.nonzero"):
+        ReferenceSet(torch.zeros(3, 2)).gather(ids)
 
 
 @WITH_FLIPS
