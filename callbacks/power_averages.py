@@ -41,6 +41,7 @@ class PowerAverages(pl.Callback):
         self, lengths: Sequence[float] = (0.05, 0.10), every_n_images: int = 5_000_000, dtype: str = "float32"
     ) -> None:
         self.lengths = checked_lengths(lengths)
+        self.copies_of_weights = len(self.lengths)  # on the device, for `plan`
         check_at_least(1, every_n_images=every_n_images)
         if dtype not in DTYPES:
             raise InputError(f"dtype={dtype} is not one of {', '.join(DTYPES)}")
@@ -49,11 +50,6 @@ class PowerAverages(pl.Callback):
         self._tracked: TrackedAverages | None = None
         self._resumed = False
         self._passed = self._step = 0
-
-    @property
-    def copies_of_weights(self) -> int:
-        """Number of copies of the weights on the device, for `plan`."""
-        return len(self.lengths)
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Copy the module and make the folder of the snapshots when a fit begins."""

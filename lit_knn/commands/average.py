@@ -5,7 +5,7 @@ It sums the snapshots of `PowerAverages` with the profile nearest to the wanted 
 
 import argparse
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -70,11 +70,6 @@ def fit(stored: Sequence[Profile], wanted: Profile) -> Fit:
     return Fit(weights, float(np.sqrt(max(squared, 0.0) / norm)))
 
 
-def read_snapshots(paths: Mapping[int, Path]) -> list[Snapshot]:
-    """Read snapshots of one training, given by the images seen. Tensors are loaded when they are used."""
-    return [read_checkpoint_file(path, mmap=True) for path in paths.values()]
-
-
 def average(snapshots: Sequence[Snapshot], weights: np.ndarray) -> dict[str, Tensor]:
     """Sum snapshots of one architecture in float64. Integers come from the last one; 16-bit tensors become float32."""
     averages = list(itertools.chain.from_iterable(snapshot["averages"] for snapshot in snapshots))
@@ -117,7 +112,8 @@ def write_averages(run: Path, lengths: Sequence[float], images: int | None = Non
     # A length has at least three digits in the name: ema=0.050.ckpt.
     names = [f"{length:.3f}" if float(f"{length:.3f}") == length else repr(length) for length in lengths]
     files = [folder / f"ema={name}.ckpt" for name in names]
-    snapshots = read_snapshots({seen: path for seen, path in paths.items() if images is None or seen <= images})
+    chosen = [path for seen, path in paths.items() if images is None or seen <= images]
+    snapshots = [read_checkpoint_file(path, mmap=True) for path in chosen]  # Tensors are loaded when they are used.
     fits, last = [fit_length(snapshots, length) for length in lengths], snapshots[-1]
     print(f"{len(snapshots)} snapshots, up to {last['images_seen']:,} images seen, of the lengths {last['lengths']}")
     header = {name: value for name, value in last.items() if name not in ("lengths", "averages")}

@@ -61,7 +61,9 @@ class ReferenceBatches:
         labels = self.reference.labels
         epoch, first = divmod(self._batches_done(), len(self))
         for batches in (range(first, len(self)), range(first)):
-            order = self._order(epoch)
+            key = (Stream.TRAINING_ORDER, self.seed, epoch) if self.shuffle else (Stream.VALIDATION_ORDER, self.seed)
+            order = torch.randperm(self.reference.N, device="cpu", generator=keyed_generator("cpu", *key))
+            order = order[: self._num_ids]
             # One copy for an epoch, because a copy for each batch would wait for the GPU.
             on_device = moved(order, self.reference.device)
             for batch_idx in batches:
@@ -70,10 +72,6 @@ class ReferenceBatches:
                 x = self.reference.take(on_device[own].to(self.reference.device))
                 yield x, None if labels is None else labels[order[own]]
             epoch += 1
-
-    def _order(self, epoch: int) -> Tensor:
-        key = (Stream.TRAINING_ORDER, self.seed, epoch) if self.shuffle else (Stream.VALIDATION_ORDER, self.seed)
-        return torch.randperm(self.reference.N, device="cpu", generator=keyed_generator("cpu", *key))[: self._num_ids]
 
     def state_dict(self) -> dict[str, int]:
         """Return no state, because `batches_done` gives the position. Lightning can resume only with this method."""

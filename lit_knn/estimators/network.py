@@ -44,15 +44,9 @@ class Network(Estimator):
             self.denoiser = load_network(path, net, fp16)
         except InputError as error:
             raise InputError(f"Network: path={error}") from error
-
-    @property
-    def num_classes(self) -> int:  # type: ignore[override]
-        return getattr(self.denoiser.model, "num_classes", 0)
-
-    @property
-    def class_names(self) -> list[str] | None:
-        """Names of the classes 0, 1, …, with which `sampling_class` chooses one; None if they have none."""
-        return getattr(self.denoiser.model, "class_names", None)
+        self.num_classes = getattr(self.denoiser.model, "num_classes", 0)
+        # Names of the classes 0, 1, …, with which `sampling_class` chooses one, or None.
+        self.class_names: list[str] | None = getattr(self.denoiser.model, "class_names", None)
 
     def settings(self) -> dict[str, Any]:
         # The weights are a setting, and the path is not.

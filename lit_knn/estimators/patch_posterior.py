@@ -42,12 +42,8 @@ class PatchPosterior(Estimator):
     def __init__(self, size: int | dict[float, int] | None = None) -> None:
         self.size = size
         self._given = checked_sizes(size)
-        self._table: dict[float, int] = {}
-
-    @property
-    def sizes_in_use(self) -> dict[float, int]:
-        """The size of each noise level, known after `bind`. Other levels take the size of the nearest one in log t."""
-        return dict(self._table)
+        # The size of each noise level, known after `bind`. Other levels take the size of the nearest one in log t.
+        self.sizes_in_use: dict[float, int] = {}
 
     def bind(self, reference: ReferenceSet) -> Self:
         if len(reference.shape) != 3:
@@ -57,7 +53,7 @@ class PatchPosterior(Estimator):
             if size > largest:
                 raise InputError(f"PatchPosterior: size={size} is more than {largest}, which sees a whole image")
         super().bind(reference)
-        self._table = self._given or sizes_of(reference)
+        self.sizes_in_use = self._given or sizes_of(reference)
         return self
 
     def holds(self, N: int, d: int, pixels: bool, device: torch.device) -> Holdings:
@@ -78,9 +74,12 @@ class PatchPosterior(Estimator):
 
     def _sizes_at(self, t: Tensor) -> list[int]:
         """Return the size for each noise level. If all levels have one size, no value is read from the GPU."""
-        if len(self._table) == 1:
-            return [*self._table.values()] * len(t)
-        return [self._table[min(self._table, key=lambda own: abs(math.log(own / level)))] for level in t.tolist()]
+        if len(self.sizes_in_use) == 1:
+            return [*self.sizes_in_use.values()] * len(t)
+        return [
+            self.sizes_in_use[min(self.sizes_in_use, key=lambda own: abs(math.log(own / level)))]
+            for level in t.tolist()
+        ]
 
     def _mean_at(self, z: Tensor, t: Tensor, size: int) -> Tensor:
         """Estimate the mean with patches of one size. Returns float64, in the shape of z."""

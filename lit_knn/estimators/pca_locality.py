@@ -71,7 +71,8 @@ class PCALocality(Estimator):
         # Read the attribute once, because another thread may replace it.
         last = self._last
         if last is None or last[:2] != (t, self.reference.device):
-            weights = covariance_of(self.reference).wiener_filter(t).abs_()
+            variances, basis = covariance_of(self.reference)
+            weights = ((basis * (variances / (variances + t**2))) @ basis.T).abs_()  # C·(C + t²I)⁻¹, the Wiener filter
             masks = weights >= self.threshold * weights.amax(1, keepdim=True)
             self._last = last = t, self.reference.device, tiles_of(masks, self.reference.shape)
         return last[2]

@@ -35,6 +35,8 @@ class Parts(Estimator):
         self.needs_reference = first.needs_reference or second.needs_reference
         self.deterministic = first.deterministic and second.deterministic
         self.uses_source = first.uses_source or second.uses_source
+        self.takes_labels = first.takes_labels and second.takes_labels
+        self.num_classes = max(first.num_classes, second.num_classes) if self.takes_labels else 0
 
     @abstractmethod
     def made_of(self, first: Estimator, second: Estimator) -> "Parts":
@@ -43,14 +45,6 @@ class Parts(Estimator):
     @property
     def shardable(self) -> bool:  # type: ignore[override]
         return all(part.shardable or not part.needs_reference for part in self.parts)
-
-    @property
-    def takes_labels(self) -> bool:  # type: ignore[override]
-        return all(part.takes_labels for part in self.parts)
-
-    @property
-    def num_classes(self) -> int:  # type: ignore[override]
-        return max(part.num_classes for part in self.parts) if self.takes_labels else 0
 
     @property
     def can_warp(self) -> bool:

@@ -124,14 +124,10 @@ class InceptionV3(NetworkExtractor):
         # torch-fidelity reads any pickle; this line refuses a file that holds more than tensors.
         torch.load(path, map_location="cpu", weights_only=True)
         self._sha256 = _sha256_of(path)
+        self.is_published = self._sha256.startswith(INCEPTION_SHA256)  # known after `load`
         return FeatureExtractorInceptionV3(
             "inception-v3-compat", ["2048", "logits_unbiased"], feature_extractor_weights_path=str(path)
         )
-
-    @property
-    def is_published(self) -> bool:
-        """Tells whether the weights are the published ones. Read this after `load`."""
-        return self._sha256.startswith(INCEPTION_SHA256)
 
     def _extract(self, pixels: Tensor) -> tuple[Tensor, Tensor | None]:
         features, logits = self.network(pixels)

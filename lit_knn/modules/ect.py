@@ -112,15 +112,10 @@ class LitECT(ConsistencyTraining):
             raise InputError("LitECT: start=null has no trained network: give a start, or --ckpt_path to go on")
         super().on_fit_start()
 
-    @property
-    def stage(self) -> int:
-        """Stage a of the schedule at the current step, from 1."""
-        return self.schedule.stage(self.step)
-
     def draw_levels(self, size: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         """Draw t from the log-normal distribution, and map it to r; each is (size,) float64."""
         t = log_normal_sigmas(size, self.hparams.P_mean, self.hparams.P_std, generator)
-        return t, self.schedule.teacher_level(t, self.stage)
+        return t, self.schedule.teacher_level(t, self.schedule.stage(self.step))
 
     def step_down(self, z: Tensor, t: Tensor, r: Tensor, posterior_mean: PosteriorMean) -> Tensor:
         """Take the solver's step where r >= 0.4·t, and Euler's elsewhere.
@@ -135,7 +130,7 @@ class LitECT(ConsistencyTraining):
 
     def interval_metrics(self) -> dict[str, float]:
         """Return the stage of the schedule, for the log."""
-        return {"train/stage": float(self.stage)}
+        return {"train/stage": float(self.schedule.stage(self.step))}
 
 
 def _started_network(start: str | PathLike[str] | None, net: nn.Module | None, sigma_data: float) -> nn.Module:

@@ -118,13 +118,13 @@ class FlowDenoiser(nn.Module):
 
     Args:
         flow: the flow network.
-        fp16: run it under autocast to float16.
     """
 
-    def __init__(self, flow: FlowNetwork, fp16: bool = False) -> None:
+    fp16 = False  # whether it runs under autocast to float16
+
+    def __init__(self, flow: FlowNetwork) -> None:
         super().__init__()
         self.flow = flow
-        self.fp16 = fp16
 
     @property
     def model(self) -> nn.Module:

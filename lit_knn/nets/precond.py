@@ -80,14 +80,14 @@ class EDMPrecond(nn.Module):
         model: any module `model(z_scaled, noise_label, class_label=None)`, with `noise_label` (B,) = ln(σ)/4. To use
             augmentation labels, it must take `augment_label` too.
         sigma_data: standard deviation of the data.
-        fp16: run the model under autocast to float16.
     """
 
-    def __init__(self, model: nn.Module, sigma_data: float = 0.5, fp16: bool = False) -> None:
+    fp16 = False  # whether the model runs under autocast to float16
+
+    def __init__(self, model: nn.Module, sigma_data: float = 0.5) -> None:
         super().__init__()
         self.model = model
         self.sigma_data = sigma_data
-        self.fp16 = fp16
 
     def forward(
         self, z: Tensor, sigma: Tensor, class_label: Tensor | None = None, augment_label: Tensor | None = None

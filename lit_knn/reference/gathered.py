@@ -8,6 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from lit_knn.common.errors import first_line
 from lit_knn.reference.reference_set import ReferenceSet, images_of
 from lit_knn.theory.posterior import direct_sq_dist
 from lit_knn.theory.snis import weighted_deviation, weighted_mean
@@ -87,8 +88,7 @@ def can_compile(device: torch.device) -> bool:
     try:
         torch.compile(lambda x: x + 1)(torch.ones(2, device=device))
     except Exception as error:
-        told = str(error).strip().partition("\n")[0]
-        warnings.warn(f"drawn images are copied, because torch.compile does not work here: {told}", stacklevel=2)
+        warnings.warn(f"drawn images are copied; torch.compile does not work here: {first_line(error)}", stacklevel=2)
         return False
     return True
 

@@ -51,10 +51,6 @@ class Covariance(NamedTuple):
     variances: Tensor  # (r,), Λ, float64
     basis: Tensor  # (d, r), P, float64, orthonormal columns
 
-    def wiener_filter(self, t: float) -> Tensor:
-        """Compute W(t) = C·(C + t²I)⁻¹, (d, d) float64. It costs d²·r multiplications."""
-        return (self.basis * (self.variances / (self.variances + t**2))) @ self.basis.T
-
 
 def covariance_of(reference: ReferenceSet) -> Covariance:
     """Compute the covariance of all images in float64.

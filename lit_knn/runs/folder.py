@@ -37,6 +37,7 @@ WORDS = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 # `lit-knn average` gives its files these names.
 AVERAGE_NAME = re.compile(r"ema=(0\.\d+)\.ckpt")
 
+Options = Mapping[str, Any]
 # The locks of this process; the system frees them when it ends.
 _locks: list[Any] = []
 
@@ -200,11 +201,7 @@ def expanded(path: str | os.PathLike[str]) -> Path:
 
 
 def choose_folder(
-    trainer: Mapping[str, Any],
-    model: Mapping[str, Any],
-    command: str = "fit",
-    checkpoint: str | None = None,
-    seed: int | None = None,
+    trainer: Options, model: Options, command: str = "fit", checkpoint: str | None = None, seed: int | None = None
 ) -> RunFolder:
     """Choose the folder of a run, from the options of its trainer and its model, and make it, except for a plan.
 

@@ -35,11 +35,6 @@ class Proposal(NamedTuple):
         """Log q of each neighbour, (B, k), float64; −inf where `ids` is −1."""
         return self.log_q_padded[:, :-1]
 
-    @property
-    def log_q_tail(self) -> Tensor:
-        """Log q of any one image in the tail, (B,), float64."""
-        return self.log_q_padded[:, -1]
-
 
 def neighbour_proposal(sq_dist: Tensor, ids: Tensor, t: Tensor | float, N: int | Tensor) -> Proposal:
     """Build the normalised q_t(x|z) of Eq. 13 (eq:proposal) from the result of a neighbour search.
@@ -67,7 +62,7 @@ def neighbour_proposal(sq_dist: Tensor, ids: Tensor, t: Tensor | float, N: int |
 def dense_log_q(proposal: Proposal) -> Tensor:
     """Expand log q to all N images, for enumeration: (B, N), float64. All rows must have the same N."""
     assert isinstance(proposal.N, int)
-    dense = proposal.log_q_tail.unsqueeze(1).repeat(1, proposal.N + 1)
+    dense = proposal.log_q_padded[:, -1:].repeat(1, proposal.N + 1)
     # Missing neighbours write into an extra column, which is cut off.
     columns = torch.where(proposal.ids >= 0, proposal.ids, proposal.N)
     return dense.scatter(1, columns, proposal.log_q)[:, : proposal.N]

@@ -159,9 +159,9 @@ def test_the_proposal_is_a_distribution_that_holds_the_source(t):
     torch.testing.assert_close(log_q.exp().sum(1), torch.ones(200, dtype=torch.float64))
     # The source has at least a tail image's probability; if it is missed but nearer, it has its own likelihood.
     own, added = log_q.gather(1, ids[:, None])[:, 0], proposal.ids[:, -1] >= 0
-    assert (own >= proposal.log_q_tail - 1e-12).all()
+    assert (own >= proposal.log_q_padded[:, -1] - 1e-12).all()
     assert torch.equal(proposal.ids[added, -1], ids[added])
-    assert (own[added] > proposal.log_q_tail[added]).all()
+    assert (own[added] > proposal.log_q_padded[added, -1]).all()
     for row in proposal.ids.tolist():
         assert max(Counter(i for i in row if i >= 0).values()) == 1
     if t <= 1.0:

@@ -80,7 +80,7 @@ def test_teacher_loss_and_gradient_are_those_of_the_formulas(estimator, solver, 
 def test_levels_are_log_normal_and_the_stage_follows_the_steps(tmp_path):
     stages = []
     model, net = watched(tmp_path, OneSample(), stage_steps=3, stages=4, P_mean=0.6, P_std=0.7)
-    model.on_train_batch_start = lambda *_: stages.append(model.stage)
+    model.on_train_batch_start = lambda *_: stages.append(model.interval_metrics()["train/stage"])
     train(model, Images(60), 20)
     assert stages == [1] * 3 + [2] * 3 + [3] * 3 + [4] * 11
     log_t = torch.cat([4 * call[1] for call in net.calls[-40::2]])

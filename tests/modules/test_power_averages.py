@@ -9,8 +9,8 @@ import pytorch_lightning as pl
 import torch
 
 from lit_knn.callbacks import PowerAverages
-from lit_knn.commands.average import average, fit_length, read_snapshots
-from lit_knn.common.checkpoint_file import kept_in
+from lit_knn.commands.average import average, fit_length
+from lit_knn.common.checkpoint_file import kept_in, read_checkpoint_file
 from lit_knn.common.errors import InputError
 from lit_knn.common.tables import read_rows
 from lit_knn.modules.averaging import exponent
@@ -27,6 +27,10 @@ NET += ["--model.lr", "0.01", "--model.lr_ramp_up_images", "0"]
 SAVED = ["--trainer.callbacks+", "lit_knn.callbacks.CheckpointByImages", "--trainer.callbacks.every_n_images", "1"]
 TRACKED = ["--trainer.callbacks+", "lit_knn.callbacks.PowerAverages", "--trainer.callbacks.every_n_images", str(EVERY)]
 RUN = Path("runs/table2_digits/knn_0")
+
+
+def read_snapshots(paths):
+    return [read_checkpoint_file(path) for path in paths.values()]
 
 
 def train(*args):

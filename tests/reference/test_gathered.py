@@ -73,7 +73,7 @@ def test_compiled_functions_compute_the_same(name):
 
 def test_a_machine_whose_compiler_does_not_work_gets_a_warning(monkeypatch):
     monkeypatch.setattr(torch._inductor.config.cpp, "cxx", (str(Path(__file__)),))  # No compiler can be run.
-    with pytest.warns(UserWarning, match="drawn images are copied, because torch.compile does not work here: "):
+    with pytest.warns(UserWarning, match="drawn images are copied; torch.compile does not work here: "):
         assert not module.can_compile.__wrapped__(torch.device("cpu"))
 
 

@@ -118,7 +118,10 @@ def _legends(figure: Figure, entries: Sequence[Ranked], styles: Mapping[int, dic
     if any(mse < ROUNDING for ranked in entries for mse in ranked.entry.values("mse")):
         origins.append(line(f"errors below {ROUNDING:g} are drawn at {ROUNDING:g}"))
     figure.legend(handles=origins, loc="outside upper center", ncols=len(origins), **LEGEND)
-    names = [line(_label(ranked), **styles[ranked.number] | {"linestyle": "none"}) for ranked in entries]
+    labels = [f"{each.number} {each.entry.name}".replace("$", r"\$") for each in entries]  # $ would start a formula.
+    labels = [textwrap.shorten(label, 48, placeholder="…") for label in labels]
+    looked = [styles[each.number] | {"linestyle": "none"} for each in entries]
+    names = [line(label, **look) for label, look in zip(labels, looked, strict=True)]
     figure.legend(handles=names, loc="outside lower center", ncols=COLUMNS, handlelength=1, **LEGEND)
 
 
@@ -131,9 +134,3 @@ def _styles(entries: Sequence[Ranked]) -> dict[int, dict[str, Any]]:
     own_first = sorted(entries, key=lambda ranked: _origin(ranked) != ORIGINS["lit_knn"])
     styles = looks(each.entry.name for each in own_first)
     return {each.number: styles[each.entry.name] | SIZES | {"markeredgecolor": _origin(each)[1]} for each in entries}
-
-
-def _label(ranked: Ranked) -> str:
-    # A dollar sign would start a formula.
-    text = f"{ranked.number} {ranked.entry.name}".replace("$", r"\$")
-    return textwrap.shorten(text, 48, placeholder="…")
