@@ -28,11 +28,7 @@ PICTURES = 16
 
 
 class Loaded(ReferenceDataModule):
-    """Data whose reference set, with its index, all runs of a process share.
-
-    Args:
-        reference: the set.
-    """
+    """Data whose reference set, with its index, all runs of a process share."""
 
     def __init__(self, reference: ReferenceSet, **kwargs: Any) -> None:
         super().__init__(**kwargs)
