@@ -74,12 +74,10 @@ class PatchPosterior(Estimator):
 
     def _sizes_at(self, t: Tensor) -> list[int]:
         """Return the size for each noise level. If all levels have one size, no value is read from the GPU."""
-        if len(self.sizes_in_use) == 1:
-            return [*self.sizes_in_use.values()] * len(t)
-        return [
-            self.sizes_in_use[min(self.sizes_in_use, key=lambda own: abs(math.log(own / level)))]
-            for level in t.tolist()
-        ]
+        sizes = self.sizes_in_use
+        if len(sizes) == 1:
+            return [*sizes.values()] * len(t)
+        return [sizes[min(sizes, key=lambda own: abs(math.log(own / level)))] for level in t.tolist()]
 
     def _mean_at(self, z: Tensor, t: Tensor, size: int) -> Tensor:
         """Estimate the mean with patches of one size. Returns float64, in the shape of z."""
