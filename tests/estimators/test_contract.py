@@ -105,7 +105,7 @@ def test_an_answer_has_the_form_of_z_whatever_surrounds_the_call(name):
     # A scalar of any kind means the same for each item.
     for t in (3, torch.tensor(T), torch.full((24,), T), torch.full((24,), T, dtype=torch.float64)):
         assert torch.equal(estimator.posterior_mean(z, t, x, rng()), whole)
-    # What is computed at the first call depends on the images alone.
+    # The first call computes parts that depend on the images alone.
     torch.set_default_dtype(torch.float64)
     try:
         with torch.autocast("cpu", dtype=torch.bfloat16):
