@@ -242,7 +242,8 @@ def test_the_loggers_of_the_documentation_together_get_pictures_and_options(monk
     Path("loggers.yaml").write_text(snippet)
     more = ["--trainer.val_check_interval", "1", "--trainer.accumulate_grad_batches", "2"]
     more += ["--data.index", "FaissIndex", "--trainer.precision", "bf16-mixed"]
-    main(["fit", "-c", DEMO, *TINY, *more, "-c", "loggers.yaml"])
+    table = ["--trainer.logger+", "CSVLogger", "--trainer.logger.save_dir", "runs", "--trainer.logger.name", "mine"]
+    main(["fit", "-c", DEMO, *TINY, *more, "-c", "loggers.yaml", *table])
     run = Path("runs/mine/knn_0")
     grid = picture(next(run.rglob("step_0000001_1-step.png")))
     for store in (Path("mlflow"), next(Path().rglob("offline-run-*"))):
