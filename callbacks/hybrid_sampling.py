@@ -1,5 +1,6 @@
 """Figure 5: samples of the probability flow, begun by an estimator and finished by a network or another estimator."""
 
+import re
 import time
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -21,7 +22,7 @@ from lit_knn.figures import figure5, image_grid
 from lit_knn.metrics import FeatureExtractor, FidelityMeasure
 from lit_knn.metrics.hybrid import HybridSamples
 from lit_knn.metrics.kept_results import KeptResults
-from lit_knn.metrics.latents import bind_all, check_names, check_not_empty, draw_samples
+from lit_knn.metrics.latents import bind_all, check_not_empty, draw_samples
 from lit_knn.metrics.memorisation import MemorisationMetric, check_search, nearest_images
 from lit_knn.modules import LitEstimator
 from lit_knn.sampling.samplers import hybrid_sigmas
@@ -78,14 +79,16 @@ class HybridSampling(Measurement):
     ) -> None:
         check_at_least(2, num_samples=num_samples)
         check_at_least(1, num_steps=num_steps, batch_size=batch_size)
-        check_names(estimators)
+        for name in estimators:
+            # Names are parts of the names of files. YAML reads some as numbers.
+            if not isinstance(name, str) or not re.fullmatch(r"[\w.+-]+", name):
+                raise InputError(f"a name must be a text of letters, digits and _.+- only, got {name!r}")
         if FORWARD in estimators:
             raise InputError(f"an estimator cannot be called {FORWARD!r}, which is the baseline")
         check_not_empty(t_switch=t_switch)
         MemorisationMetric(threshold)  # This refuses a bad threshold now.
         self.network = network
         self.estimators = estimators
-        self.methods = (*estimators, FORWARD)
         self.t_switch = sorted(set(t_switch), reverse=True)
         self.folder = Path(folder).expanduser()
         self.num_samples = num_samples
@@ -116,7 +119,7 @@ class HybridSampling(Measurement):
         self._kept = KeptResults(path, columns, ("method", "t_switch"), self._describe())
 
     def evaluate(self) -> None:
-        points = [(method, t) for t in self.t_switch for method in self.methods]
+        points = [(method, t) for t in self.t_switch for method in (*self.estimators, FORWARD)]
         todo = [point for point in points if self._kept.find(*point) is None]
         rank_zero_info(f"Hybrid sampling: {len(points) - len(todo)} of {len(points)} points are finished")
         with self.bar(len(todo) * self.num_samples, "Hybrid sampling", " samples", leave=True) as bar:

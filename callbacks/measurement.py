@@ -17,9 +17,10 @@ from tqdm import tqdm
 from lit_knn.common.distributed import broadcast
 from lit_knn.common.errors import InputError, prefixed
 from lit_knn.common.files import written_whole
+from lit_knn.common.progress import progress_bar
 from lit_knn.figures import save_figure
 from lit_knn.reference import ReferenceSet
-from lit_knn.runs.run import data_reference, measuring_bar
+from lit_knn.runs.run import data_reference
 
 SCREEN_DPI = 100
 
@@ -95,7 +96,7 @@ class Measurement(pl.Callback):
 
     def bar(self, total: int | None, description: str, unit: str, leave: bool = False) -> tqdm:
         """Make a `progress_bar`; it is shown unless the run's bars are off."""
-        return measuring_bar(self.trainer, total, description, unit, leave)
+        return progress_bar(total, description, unit, leave, shown=self.trainer.progress_bar_callback is not None)
 
     def log_values(self, values: Mapping[str, float], shown: Sequence[str] = ()) -> None:
         """Log values of samples. Every rank must call this with the same values, so that every rank can monitor them.

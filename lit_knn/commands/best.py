@@ -2,7 +2,6 @@
 
 import json
 import time
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,6 @@ from lit_knn.figures import average_curve, checkpoint_curve, save_figure
 from lit_knn.metrics.kept_results import KeptResults
 from lit_knn.runs.checkpoints import read_training
 from lit_knn.runs.folder import RunFolder, averages_in
-from lit_knn.runs.run import measuring_bar
 
 
 class BestCheckpoint(pl.Callback):
@@ -92,7 +90,7 @@ class BestCheckpoint(pl.Callback):
         todo = {place: path for place, path in self.checkpoints.items() if self._kept.find(place) is None}
         done = len(self.checkpoints) - len(todo)
         rank_zero_info(f"{done} of {len(self.checkpoints)} checkpoints are measured already")
-        with measuring_bar(trainer, len(self.checkpoints), "Checkpoints", " checkpoints", leave=True) as bar:
+        with self.fidelity.bar(len(self.checkpoints), "Checkpoints", " checkpoints", leave=True) as bar:
             bar.unit_scale = False  # Checkpoints are too few for units such as k.
             bar.update(done)
             for place, path in todo.items():
@@ -138,8 +136,8 @@ class BestCheckpoint(pl.Callback):
         """Measure samples of the loaded weights."""
         start, fidelity = time.monotonic(), self.fidelity
         with prefixed(str(path)):
-            samples, bar = fidelity.samples(pl_module, draw), partial(measuring_bar, trainer)
-            values = fidelity.measure(self._reference, samples, fidelity.num_samples, trainer.strategy.root_device, bar)
+            samples, device = fidelity.samples(pl_module, draw), trainer.strategy.root_device
+            values = fidelity.measure(self._reference, samples, fidelity.num_samples, device, fidelity.bar)
         row: Row = {"step": int(pl_module.step), "images_seen": int(pl_module.images_seen), self._key: place}
         row |= {"checkpoint": str(path), **values, "num_samples": fidelity.num_samples}
         return row | {"seconds": round(time.monotonic() - start, 2)}

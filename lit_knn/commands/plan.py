@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from lit_knn.common.errors import InputError
-from lit_knn.common.memory import machine_bytes, process_bytes, tensor_bytes, work_bytes
+from lit_knn.common.memory import machine_bytes, process_bytes, work_bytes
 from lit_knn.data import ReferenceDataModule, Stored
 from lit_knn.estimators import Estimator, Holdings
 from lit_knn.index import Index, default_index
@@ -274,7 +274,7 @@ def network_parts(model: pl.LightningModule, trainer: pl.Trainer) -> list[Part]:
     held = [value for estimator in estimators_of(trainer, model) for value in _attributes(estimator)]
     modules = [model, *(value for value in held if isinstance(value, nn.Module))]
     count = sum(p.numel() for m in modules for p in m.parameters())
-    weights = tensor_bytes(p for m in modules for p in m.parameters())
+    weights = sum(p.nbytes for m in modules for p in m.parameters())
     if not count:
         return []
     parts = [Part("network", weights, f"{count:,} parameters")]

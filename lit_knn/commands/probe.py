@@ -66,6 +66,7 @@ def probe(
     """
     check_device(self.strategy.root_device)
     check_at_least(2, latents=latents)
+    check_at_least(0, held_out=held_out)
     model.trainer, t, folder, data = self, noise_grid(levels, t_min, t_max), Path(out).expanduser(), datamodule
     data.setup("validate")
     assert data.reference is not None

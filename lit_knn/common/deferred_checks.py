@@ -75,10 +75,3 @@ def refuse(name: str, bad: Tensor, values: Callable[[], Tensor], failure: Failur
     if any(flags):
         i = flags.index(True)
         raise failure(i, float(values()[i]), "")
-
-
-def first_of(values: Tensor, chosen: Tensor) -> Tensor:
-    """Return the first of values (B,) where `chosen`, (B,) bool, is true, as a scalar on the device."""
-    if len(values) == 0:
-        return values.sum()
-    return values.index_select(0, chosen.to(torch.uint8).argmax(0, keepdim=True)).squeeze(0)

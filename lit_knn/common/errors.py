@@ -38,10 +38,10 @@ def prefixed(owner: str) -> Iterator[None]:
         raise
 
 
-def check_at_least(least: int, **options: int) -> None:
+def check_at_least(least: int, **options: float) -> None:
     """Refuse options below `least`."""
     for name, value in options.items():
-        if value < least:
+        if not value >= least:
             raise InputError(f"{name} must be at least {least}, got {value}")
 
 

@@ -1,6 +1,5 @@
 """Measure the memory of the machine, of processes and of tensors, and copy tensors to a GPU without waiting."""
 
-from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -32,11 +31,6 @@ def moved(values: "Tensor", device: "torch.device") -> "Tensor":
         return values.to(device)
     # Only copies from pinned memory are queued.
     return values.pin_memory().to(device, non_blocking=True)
-
-
-def tensor_bytes(tensors: "Iterable[Tensor]") -> int:
-    """Return the total bytes of some tensors."""
-    return sum(t.numel() * t.element_size() for t in tensors)
 
 
 def work_bytes(device: "torch.device") -> int:

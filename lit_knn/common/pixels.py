@@ -12,8 +12,3 @@ def are_pictures(shape: tuple[int, ...]) -> bool:
 def to_uint8(images: Tensor) -> Tensor:
     """Convert model space to pixels: round((x + 1)·127.5), cut off at 0 and 255, uint8."""
     return torch.clamp((images + 1) * 127.5, 0, 255).round().to(torch.uint8)
-
-
-def to_rgb_uint8(images: Tensor) -> Tensor:
-    """Convert images (B, 1 or 3, H, W) like `to_uint8`; grey becomes three equal channels, as in a PNG read as RGB."""
-    return to_uint8(images).expand(-1, 3, -1, -1)

@@ -71,7 +71,7 @@ class CIFAR10(ReferenceDataModule):
             self._dataset(download=True)
 
     def downloads(self) -> bool:
-        return self.download and not Path(self.root, "cifar-10-batches-py").is_dir()
+        return self.download and not Path(self.root, "cifar-10-batches-py").expanduser().is_dir()
 
     def load(self) -> tuple[Images, Labels]:
         dataset = self._dataset(download=False)

@@ -27,9 +27,6 @@ class Mixed(Parts):
             raise InputError(f"Mixed: share must be from 0 to 1, got {share!r}")
         self.share = share
 
-    def made_of(self, first: Estimator, second: Estimator) -> "Mixed":
-        return Mixed(first, second, self.share)
-
     def mean_of(self, query: Query) -> Tensor:
         first, second = (part.mean_of(query) for part in self.parts)
         return first + self.share * (second - first)

@@ -1,7 +1,6 @@
 """Estimators of two parts, and the one that switches between them by the noise level."""
 
 import math
-from abc import abstractmethod
 from collections.abc import Callable
 from typing import Self
 
@@ -17,7 +16,7 @@ from lit_knn.reference import ReferenceSet
 class Parts(Estimator):
     """Base of the estimators that combine two others. `bind` binds copies of the parts.
 
-    A subclass implements `mean_of`, and makes itself of other parts in `made_of`.
+    A subclass implements `mean_of`.
 
     Args:
         parts: the two estimators, by the names of their options.
@@ -38,10 +37,6 @@ class Parts(Estimator):
         self.takes_labels = first.takes_labels and second.takes_labels
         self.num_classes = max(first.num_classes, second.num_classes) if self.takes_labels else 0
 
-    @abstractmethod
-    def made_of(self, first: Estimator, second: Estimator) -> "Parts":
-        """Return an estimator like this one with other parts."""
-
     @property
     def shardable(self) -> bool:  # type: ignore[override]
         return all(part.shardable or not part.needs_reference for part in self.parts)
@@ -52,8 +47,9 @@ class Parts(Estimator):
 
     def by_class(self, wrap: Callable[[Estimator], Estimator]) -> Estimator:
         """Wrap each part, because a network and `OneSample` take labels themselves."""
-        first, second = (part.by_class(wrap) for part in self.unbound)
-        return self.made_of(first, second)
+        options = self.settings()
+        options |= {name: part.by_class(wrap) for name, part in options.items() if isinstance(part, Estimator)}
+        return type(self)(**options)
 
     def check_levels(self, lowest: float, highest: float) -> None:
         for part in self.parts:
@@ -102,9 +98,6 @@ class Switched(Parts):
         if isinstance(t, bool) or not isinstance(t, (int, float)) or not 0 < t < math.inf:
             raise InputError(f"Switched: t must be finite and above 0, got {t!r}")
         self.t = t
-
-    def made_of(self, first: Estimator, second: Estimator) -> "Switched":
-        return Switched(first, second, self.t)
 
     def check_levels(self, lowest: float, highest: float) -> None:
         if not lowest <= self.t <= highest:

@@ -120,8 +120,9 @@ def varied(runs: Sequence[TrainingCurve], option: str) -> list[TrainingCurve]:
     searching = [run for run in runs if run.k is not None]
     other = "n" if option == "k" else "k"
     counts = Counter(getattr(run, other) for run in searching)
-    common = max(counts, key=lambda value: (counts[value], value), default=None)
-    return sorted((run for run in searching if getattr(run, other) == common), key=lambda run: getattr(run, option))
+    common = max(counts, key=lambda value: (counts[value], value or 0), default=None)
+    chosen = (run for run in searching if getattr(run, other) == common)
+    return sorted(chosen, key=lambda run: getattr(run, option) or 0)
 
 
 def _panel(axes: Axes, runs: Sequence[TrainingCurve], metric: str, divisor: float) -> None:

@@ -75,7 +75,6 @@ def bias_share(mse: MeanAndError, bias_sq_corrected: MeanAndError, variance: Mea
 class LatentMeans(Metric):
     """Computes means of named quantities over latents, with standard errors, from sums over batches and ranks."""
 
-    full_state_update = False
     count: Tensor
     total: Tensor
     sq_total: Tensor

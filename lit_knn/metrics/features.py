@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.functional import adaptive_avg_pool2d, interpolate
 
 from lit_knn.common.errors import InputError
-from lit_knn.common.pixels import are_pictures, to_rgb_uint8
+from lit_knn.common.pixels import are_pictures, to_uint8
 
 # First digits of the SHA-256 hash of the published weights. The name of the weights' file ends with these digits.
 INCEPTION_SHA256 = "6726825d"
@@ -83,7 +83,7 @@ class NetworkExtractor(FeatureExtractor):
         cudnn = torch.backends.cudnn
         full = cudnn.flags(cudnn.enabled, cudnn.benchmark, cudnn.benchmark_limit, cudnn.deterministic, allow_tf32=False)
         with torch.autocast(images.device.type, enabled=False), full:
-            return self._extract(to_rgb_uint8(images))
+            return self._extract(to_uint8(images).expand(-1, 3, -1, -1))  # grey as in a PNG read as RGB
 
     @abstractmethod
     def _extract(self, pixels: Tensor) -> tuple[Tensor, Tensor | None]:

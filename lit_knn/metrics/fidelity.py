@@ -44,7 +44,6 @@ class FeatureSums(Metric):
     if `keep_features`, are gathered and sorted by the images' numbers.
     """
 
-    full_state_update = False
     feature_sum: Tensor
     outer_sum: Tensor
     count: Tensor

@@ -1,7 +1,6 @@
 """The latents and samples that are measured, and shared options of measurements."""
 
-import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -70,13 +69,6 @@ def check_not_empty(**options: Collection[object]) -> None:
         for key in value if isinstance(value, dict) else ():
             if not isinstance(key, str):
                 raise InputError(f"{name}: the name {key!r} is no text; put it in quotes")
-
-
-def check_names(names: Iterable[str]) -> None:
-    """Refuse names that cannot be a part of a file's name."""
-    for name in names:
-        if not re.fullmatch(r"[\w.+-]+", name):
-            raise InputError(f"a name must have letters, digits and _.+- only, got {name!r}")
 
 
 def bind_all(options: Mapping[str, Estimator], reference: ReferenceSet, t: float, source: bool = False) -> None:

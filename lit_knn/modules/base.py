@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from lit_knn.common.checkpoint_file import MODEL_KEY
-from lit_knn.common.deferred_checks import DeferredChecks, first_of, refuse
+from lit_knn.common.deferred_checks import DeferredChecks, refuse
 from lit_knn.common.distributed import in_every_process
 from lit_knn.common.errors import InputError, NonFiniteLossError, first_line, prefixed
 from lit_knn.common.memory import is_out_of_memory
@@ -246,7 +246,7 @@ class EstimatorTraining(pl.LightningModule):
                 f"t={level:.4g}; the last checkpoint is from before it"
             )
 
-        refuse("loss", bad.any().reshape(1), lambda: first_of(t, bad).reshape(1), failure)
+        refuse("loss", bad.any().reshape(1), lambda: t.index_select(0, bad.int().argmax(0, keepdim=True)), failure)
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
         """Log the training loss of the averaged weights; the noise is the same at every validation."""

@@ -17,7 +17,6 @@ NEEDED = ("state_dict", "global_step", "pytorch-lightning_version")
 NEEDED_BY_FIT = ("optimizer_states", "lr_schedulers", "loops")
 # `lit-knn average` writes this into its checkpoints.
 AVERAGE_KEY = "power_average"
-BATCH_PROGRESS = "epoch_loop.batch_progress"
 
 
 class WholeCheckpointIO(TorchCheckpointIO):

@@ -10,7 +10,7 @@ from pytorch_lightning.plugins.environments import SLURMEnvironment
 
 from lit_knn.common.distributed import in_every_process
 from lit_knn.common.errors import InputError, prefixed
-from lit_knn.runs.checkpoints import BATCH_PROGRESS, read_training
+from lit_knn.runs.checkpoints import read_training
 from lit_knn.runs.run import find_reference
 
 RUN_KEY = "run"
@@ -128,6 +128,6 @@ def repair_progress(checkpoint: dict[str, Any]) -> None:
 
     After a batch that an error cut short, Lightning's total counts would stay one ahead for good.
     """
-    progress = checkpoint["loops"]["fit_loop"][BATCH_PROGRESS]
+    progress = checkpoint["loops"]["fit_loop"]["epoch_loop.batch_progress"]
     for counts in (progress["total"], progress["current"]):
         counts.update(ready=counts["processed"], started=counts["processed"], completed=counts["processed"] - 1)

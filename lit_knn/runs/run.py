@@ -1,12 +1,10 @@
-"""Helpers for modules and callbacks: the data of a run, and progress bars."""
+"""Helpers for modules and callbacks: the data of a run."""
 
 import pytorch_lightning as pl
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
 from lit_knn.common.errors import InputError
-from lit_knn.common.progress import progress_bar
 from lit_knn.data.autoencoders import Autoencoder
 from lit_knn.reference import ReferenceSet
 
@@ -41,8 +39,3 @@ def decoded(trainer: pl.Trainer, samples: Tensor) -> Tensor:
         return samples
     with torch.no_grad():
         return autoencoder.decode(samples.float()).to(samples.device, torch.float32)
-
-
-def measuring_bar(trainer: pl.Trainer, total: int | None, description: str, unit: str, leave: bool = False) -> tqdm:
-    """Make a `progress_bar`; it is shown unless the run's bars are off."""
-    return progress_bar(total, description, unit, leave, shown=trainer.progress_bar_callback is not None)

@@ -34,6 +34,8 @@ CASES = [
     ("Memorisation", {"threshold": 2.0}, (), "threshold must be above 0 and at most 1, got 2.0"),
     ("HybridSampling", SWEEP | {"t_switch": [1.0, 0.002]}, (), "t_switch=0.002"),
     ("HybridSampling", SWEEP | {"estimators": {"one": made("OneSample")}}, (), "estimators.one cannot be used"),
+    ("HybridSampling", SWEEP | {"estimators": {"a/b": EXACT}}, (), "got 'a/b'"),
+    ("HybridSampling", SWEEP | {"estimators": {1: EXACT}}, (), "got 1"),
     ("HybridSampling", SWEEP | {"estimators": {"far": made("KNN", k=9999, n=8)}}, (), "k=9999"),
     ("HybridSampling", SWEEP | {"network": made("Network", path="rgb.pkl")}, (), "network cannot be used on images"),
     ("HybridSampling", SWEEP | {"network": made("Network", path="no.pkl")}, (), "path=no.pkl: no such file"),

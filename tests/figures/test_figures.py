@@ -239,6 +239,11 @@ def test_a_panel_has_the_runs_with_the_commonest_other_option_or_the_larger_one_
     runs.append(TrainingCurve("more", "KNN", 8, 64))
     assert [(run.k, run.n) for run in varied(runs, "k")] == [(8, 64), (64, 64), (512, 64)]
     assert [(run.k, run.n) for run in varied(runs, "n")] == [(512, 64), (512, 256)]
+    # A user's own estimator may have k alone.
+    runs = [TrainingCurve("", "KNN", 64, 256), *(TrainingCurve("", "Nearest", k, None) for k in (64, 128))]
+    assert [(run.k, run.n) for run in varied(runs, "k")] == [(64, None), (128, None)]
+    assert [(run.k, run.n) for run in varied(runs, "n")] == [(64, None), (64, 256)]
+    assert [(run.k, run.n) for run in varied(runs[:2], "k")] == [(64, 256)]
 
 
 def test_of_a_score_the_highest_is_the_best_and_a_tie_passes_nothing():

@@ -140,9 +140,15 @@ def test_a_resumed_run_goes_on_in_its_folder_and_loses_nothing(capsys):
     assert "| steps | 6 |" in capsys.readouterr().out
     # A measurement in the folder of the run leaves its configuration and its tables.
     kept = (RUN / "config.yaml").read_bytes()
-    main(["validate", *SMALL, *both, "--trainer.logger.version", RUN.name, "--ckpt_path", str(LAST)])
+    for batches in ("1", "2"):
+        limit = ["--trainer.limit_val_batches", batches]
+        main(["validate", *SMALL, *both, "--trainer.logger.version", RUN.name, "--ckpt_path", str(LAST), *limit])
     assert (RUN / "config.yaml").read_bytes() == kept
-    assert yaml.safe_load((RUN / "config_validate.yaml").read_text())["ckpt_path"] == str(LAST)
+    measured = [yaml.safe_load((RUN / f"config_validate{part}.yaml").read_text()) for part in ("_0", "")]
+    assert [(own["ckpt_path"], own["trainer"]["limit_val_batches"]) for own in measured] == [
+        (str(LAST), 1),
+        (str(LAST), 2),
+    ]
     assert len(RunFolder(RUN).earlier("config.yaml")) == 1
     assert [steps_of(RUN / f"metrics_{part}.csv", "train/loss") for part in (0, 1)] == [[0, 1, 2, 3], [4, 5]]
 

@@ -32,8 +32,6 @@ WARNINGS = (
     "Checkpoint directory .* exists and is not empty",
     # The table of the earlier part has been renamed.
     "Experiment logs directory .* exists and is not empty",
-    # A checkpoint holds the averaged weights as the model's; `validate` and `predict` use them.
-    "You're using the WeightAveraging callback, but loading a checkpoint outside the 'fit' stage",
     # `validate` and `predict` need no callback that wrote the checkpoint.
     "Be aware that when using `ckpt_path`,",
     # The batches of `predict` are seeds.

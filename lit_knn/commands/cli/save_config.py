@@ -33,13 +33,12 @@ class SaveConfig(SaveConfigCallback):
 
     def _save(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         run = RunFolder(Path(str(trainer.log_dir)))  # Every rank must read `log_dir`: it is a collective operation.
-        saves, earlier = not self.already_saved and trainer.is_global_zero, None
+        saves = not self.already_saved and trainer.is_global_zero
         if stage != "fit" and (run.path / CONFIG_NAME).is_file():
             self.config_filename = f"config_{trainer.state.fn.value}.yaml"  # type: ignore[union-attr]
-        elif saves:
-            earlier = run.keep_earlier(CONFIG_NAME)
+        earlier = run.keep_earlier(self.config_filename) if saves else None
         super().setup(trainer, pl_module, stage)
-        if earlier is not None and earlier.read_bytes() == (run.path / CONFIG_NAME).read_bytes():
+        if earlier is not None and earlier.read_bytes() == (run.path / self.config_filename).read_bytes():
             earlier.unlink()
 
     def save_config(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
