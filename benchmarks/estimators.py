@@ -2,13 +2,14 @@
 
     python -m benchmarks.estimators --data PATH [--t 1 3 10 20 80] [--batch 128] [--repeats 4] [--output STEM]
     python -m benchmarks.estimators --data PATH --estimators "SubspaceKNN, r=512" Exact
+    python -m benchmarks.estimators --data PATH --estimators Exact "three lines of PyTorch" --t 0.5 10 EDM --batch 64
 
 The plain method is the paper's: KNN with k = 2048 and n = 256, its index FAISS Flat in float32. The Markdown output has
 the mean squared error per dimension of each posterior mean against the exact one in float64, at each noise level
 (Eq. 15, eq:mse), and its ratio to the plain method's error at the same latents, both ± one standard error over the
-latents. It also has the time of a call: estimators take turns, and the first call of each is not timed. Peak memory is
-measured in a separate process for each estimator. `--output` also writes STEM.csv, STEM.md, and STEM.png and .pdf,
-error against time.
+latents; t = EDM is a batch at levels of EDM's training. It also has the time of a call: estimators take turns, and the
+first call of each is not timed. Peak memory is measured in a separate process for each estimator. `--output` also
+writes STEM.csv, STEM.md, and STEM.png and .pdf, error against time.
 """
 
 import argparse
@@ -25,17 +26,7 @@ from benchmarks.common import Entry, Output, Rows, ThreeLines, cell, markdown
 from lit_knn.common.errors import told_in_one_line
 from lit_knn.common.memory import process_bytes
 from lit_knn.data.reading import reference_from
-from lit_knn.estimators import (
-    KNN,
-    STF,
-    Estimator,
-    Exact,
-    MonteCarlo,
-    OneSample,
-    SubspaceKNN,
-    UniformSNIS,
-    Wiener,
-)
+from lit_knn.estimators import KNN, STF, Estimator, Exact, MonteCarlo, OneSample, SubspaceKNN, UniformSNIS, Wiener
 from lit_knn.figures import save_figure
 from lit_knn.figures.style import dress, looks
 from lit_knn.index import FaissIndex, SubspaceIndex, TorchIndex
@@ -44,9 +35,11 @@ from lit_knn.metrics.latents import NoisyLatents
 from lit_knn.metrics.measure import TIME, fixed_source, repeated_errors
 from lit_knn.referee.memory import in_own_process
 from lit_knn.reference import ReferenceSet
+from lit_knn.sampling.schedules import log_normal_sigmas
 
 PLAIN = "KNN, FAISS Flat"
 LEAST_SHOWN = 1e-13
+LEVELS = ("1", "2", "3", "5", "7", "10", "20", "80")
 
 
 def entries(k: int, n: int) -> dict[str, Entry]:
@@ -78,12 +71,19 @@ def bound(entry: Entry, images: Tensor) -> Estimator:
     return entry.estimator().bind(ReferenceSet(images, index=entry.search and entry.search()))
 
 
+def level(text: str) -> str:
+    """Check a noise level: a number, or EDM, which stands for those of its training."""
+    return text if text == "EDM" else f"{float(text):g}"
+
+
 def timed_errors(
-    estimators: Mapping[str, Estimator], images: Tensor, t: float, args: argparse.Namespace, exact: Estimator
+    estimators: Mapping[str, Estimator], images: Tensor, at: str, args: argparse.Namespace, exact: Estimator
 ) -> dict[str, dict[str, Tensor]]:
     """Measure errors and times with `repeated_errors` at all latents. The estimators' first calls are not counted."""
     found: dict[str, list[dict[str, Tensor]]] = {name: [] for name in estimators}
     for repeat in range(args.repeats + 1):
+        drawn = log_normal_sigmas(args.batch, generator=torch.Generator().manual_seed(repeat)).float()
+        t = drawn.view(-1, *[1] * (images.ndim - 1)) if at == "EDM" else float(at)
         z, x = NoisyLatents(ReferenceSet(images), args.batch, repeat).batch(range(args.batch), t)
         mu = z.double() if repeat == 0 else exact.posterior_mean(z.double(), t)
         for name, estimator in estimators.items():
@@ -105,13 +105,11 @@ def measure(images: Tensor, args: argparse.Namespace) -> Rows:
     for t in args.t:
         found = timed_errors(estimators, images, t, args, exact)
         for name, values in found.items():
-            (mse, mse_se), (share, share_se) = (
-                mean_and_error(values["mse"]),
-                share_and_error(values["mse"], found[PLAIN]["mse"]),
-            )
+            mse, mse_se = mean_and_error(values["mse"])
+            share, share_se = share_and_error(values["mse"], found[PLAIN]["mse"])
             row = {"t": t, "estimator": name, "mse": mse, "mse_se": mse_se, "share": share, "share_se": share_se}
             rows.append({**row, "seconds": values[TIME].mean().item() * args.batch / 1000})
-        print(f"t={t:g} measured", file=sys.stderr, flush=True)
+        print(f"t={t} measured", file=sys.stderr, flush=True)
     return rows
 
 
@@ -137,7 +135,7 @@ def table(rows: Rows, memory: dict[str, int]) -> str:
     levels = list(dict.fromkeys(row["t"] for row in rows))
     of = {(row["t"], row["estimator"]): row for row in rows}
     time = {name: np.mean([of[t, name]["seconds"] for t in levels]) for name in memory}
-    at = [f"t = {t:g}" for t in levels]
+    at = [f"t = {t}" for t in levels]
     errors = [["estimator", *(f"MSE, {head}" for head in at), "time", "of plain", "memory of one call"]]
     shares = [["estimator", *(f"MSE, {head}" for head in at)]]
     for name, mib in memory.items():
@@ -164,7 +162,7 @@ def pareto_figure(rows: Rows) -> Figure:
             bar = [[min(spread, error - max(error / 10, LEAST_SHOWN))], [spread]] if shown else None
             style = styles[row["estimator"]] | {"markersize": 6, "linestyle": "none", "linewidth": 1}
             axes.errorbar(row["seconds"], error, bar, label=row["estimator"], **style)
-        dress(axes, "xy", title=f"t = {t:g}")
+        dress(axes, "xy", title=f"t = {t}")
     for axes in figure.axes[-columns:]:
         axes.set_xlabel("seconds a call")
     figure.supylabel(f"MSE per dimension ± standard error (below {LEAST_SHOWN:g}: at {LEAST_SHOWN:g})")
@@ -178,7 +176,7 @@ def main() -> None:
     """Parse the command line, measure, print, and write the requested files."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True, help="prepared file, zip or folder of images, .npy or .npz")
-    parser.add_argument("--t", type=float, nargs="+", default=[1, 2, 3, 5, 7, 10, 20, 80], help="noise levels")
+    parser.add_argument("--t", type=level, nargs="+", default=list(LEVELS), help="noise levels, or EDM")
     parser.add_argument("--batch", type=int, default=128, help="latents per call")
     parser.add_argument("--repeats", type=int, default=4, help="calls averaged, each with new latents")
     parser.add_argument("--k", type=int, default=2048, help="neighbours")

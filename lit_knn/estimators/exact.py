@@ -184,14 +184,19 @@ def _group_sums(images: _Centred, z: Tensor, t: Tensor) -> tuple[Tensor, Tensor]
     # Without a rest, `top` would be −inf.
     top = rest.amax(1, keepdim=True).clamp(min=torch.finfo(torch.float32).min)
     log_top = (top.double() - half_sq_norm) / noise
-    maximum, total_near, sums = _nearest(images.part, z, t, near, needed, log_top)
+    maximum, total, sums = _nearest(images.part, z, t, near, needed, log_top)
+    # At low noise levels the nearest images have all the weight. A GPU would wait for the choice of the other latents.
+    share = log_top - maximum
+    wide = slice(None) if z.is_cuda else (share > math.log(LEFT_OUT / N)).nonzero()[:, 0]
     # Subtract `top` first, because only differences of large scores are precise.
-    rest.sub_(top).mul_((1 / noise).float().clamp(max=MOST_FACTOR)).add_((log_top - maximum).float())
+    factor = (1 / noise[wide]).float().clamp(max=MOST_FACTOR)
+    rest = rest[wide].sub_(top[wide]).mul_(factor).add_(share[wide].float())
     total_rest, sum_rest = _weighted_sum(images, rest)
-    total = total_near + total_rest
-    mean = sums.add_(sum_rest.mul_(images.unit)).reshape(z.shape)
-    column = (-1, *[1] * (z.ndim - 1))
-    mean = mean.add_(images.offset * total_rest.reshape(column)).div_(total.reshape(column))
+    total[wide] += total_rest
+    sums[wide] += sum_rest.mul_(images.unit)
+    mean, column = sums.reshape(z.shape), (-1, *[1] * (z.ndim - 1))
+    mean[wide] += images.offset * total_rest.reshape(column)
+    mean.div_(total.reshape(column))
     log_normaliser = (maximum + total.log()).squeeze(1)
     if not z.is_cuda and N > NEAREST and needed[:, -1].any():
         # More images than the `NEAREST` may need float64.
@@ -240,7 +245,7 @@ def _weighted_sum(images: _Centred, log_weights: Tensor) -> tuple[Tensor, Tensor
     stored, b, device, ids = len(images.half_sq_norms), len(log_weights), log_weights.device, None
     halves = log_weights.unflatten(1, (-1, stored)).unbind(1)
     if device.type != "cuda":  # A GPU would wait for the count.
-        weighs = log_weights.amax(0) > math.log(LEFT_OUT / images.part.N)
+        weighs = (log_weights > math.log(LEFT_OUT / images.part.N)).any(0)
         ids = weighs.unflatten(0, (-1, stored)).any(0).nonzero().squeeze(1)
         ids = None if len(ids) > MANY * stored else ids
     total, terms = torch.zeros(b, 1, dtype=torch.float64, device=device), 0

@@ -25,8 +25,8 @@ class NoisyLatents:
         order = torch.randperm(reference.N, device="cpu", generator=keyed_generator("cpu", seed, Stream.LATENT))
         self.ids = order[:num]
 
-    def batch(self, numbers: range, t: float) -> tuple[Tensor, Tensor]:
-        """Return the latents with these numbers at t, (B, *shape), float32, and the images x that they come from."""
+    def batch(self, numbers: range, t: float | Tensor) -> tuple[Tensor, Tensor]:
+        """Return the latents with these numbers, (B, *shape), float32, at t, also (B, 1, ...), and their images x."""
         x = self.reference.gather(self.ids[numbers.start : numbers.stop].to(self.reference.device))
         draws = (keyed_generator("cpu", self.seed, i, Stream.LATENT) for i in numbers)
         noise = [torch.randn(*x.shape[1:], generator=generator, dtype=x.dtype) for generator in draws]

@@ -56,7 +56,7 @@ def measure(
 
 
 def repeated_errors(
-    estimator: Estimator, repeats: int, z: Tensor, t: float, mu: Tensor, source: Source, key: tuple[int, ...]
+    estimator: Estimator, repeats: int, z: Tensor, t: float | Tensor, mu: Tensor, source: Source, key: tuple[int, ...]
 ) -> dict[str, Tensor]:
     """Estimate the posterior mean at z (B, *shape) `repeats` times, and compare with the exact one, `mu`, float64.
 

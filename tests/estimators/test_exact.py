@@ -56,6 +56,17 @@ def test_floats_far_from_0_keep_their_digits(t, monkeypatch):
     assert worst_near(ReferenceSet(mirrored, hflip=True), t) < 1e-11
 
 
+@pytest.mark.parametrize("centre", [0.0, 100.0])
+def test_latents_of_a_batch_of_many_levels_do_not_disturb_each_other(centre):
+    # The nearest images have all the weight of the first latents, and no image has much of the last ones'.
+    reference = ReferenceSet(torch.randn(3_000, 1, 4, 4, generator=seeded()) + centre, hflip=True)
+    x, t = all_images(reference), torch.logspace(-2, 2, 40, dtype=torch.float64)
+    z = (x[:40] + t.view(-1, 1, 1, 1) * torch.randn(40, 1, 4, 4, generator=seeded(1))).float()
+    mean, _ = exact.exact_sums(reference, z, t)
+    expected = torch.cat([posterior_mean(z[i : i + 1], x, float(t[i])) for i in range(40)])
+    assert (mean - expected).square().max() < 1e-12
+
+
 def taken():
     """The bytes that the first call keeps, for images of 123 MB, which are 983 MB in float64."""
     reference = ReferenceSet(torch.randint(256, (40_000, 3, 32, 32), dtype=torch.uint8))
