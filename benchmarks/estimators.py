@@ -73,7 +73,7 @@ def bound(entry: Entry, images: Tensor) -> Estimator:
 
 def level(text: str) -> str:
     """Check a noise level: a number, or EDM, which stands for those of its training."""
-    return text if text == "EDM" else f"{float(text):g}"
+    return text if text == "EDM" else repr(float(text)).removesuffix(".0")
 
 
 def timed_errors(

@@ -1,4 +1,4 @@
-"""Measure the memory of the machine, of processes and of tensors, and copy tensors to a GPU without waiting."""
+"""Measure the memory of the machine and of processes, and copy tensors to a GPU without waiting."""
 
 from contextlib import suppress
 from pathlib import Path

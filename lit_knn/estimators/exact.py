@@ -180,18 +180,20 @@ def _group_sums(images: _Centred, z: Tensor, t: Tensor) -> tuple[Tensor, Tensor]
     needed = torch.log_softmax(best / noise, dim=1) > (TOLERANCE / rounding).log() - 2 * rounding
     if z.is_cuda:
         needed.fill_(True)
-    rest = scores.scatter_(1, near, best.masked_fill_(needed, -torch.inf))
+    scores.scatter_(1, near, best.masked_fill_(needed, -torch.inf))
     # Without a rest, `top` would be −inf.
-    top = rest.amax(1, keepdim=True).clamp(min=torch.finfo(torch.float32).min)
+    top = scores.amax(1, keepdim=True).clamp(min=torch.finfo(torch.float32).min)
     log_top = (top.double() - half_sq_norm) / noise
     maximum, total, sums = _nearest(images.part, z, t, near, needed, log_top)
-    # At low noise levels the nearest images have all the weight. A GPU would wait for the choice of the other latents.
+    # At low noise levels the nearest images have all the weight. A GPU would wait for the count of the other latents,
+    # and a copy of most of the scores would take too much memory.
     share = log_top - maximum
-    wide = slice(None) if z.is_cuda else (share > math.log(LEFT_OUT / N)).nonzero()[:, 0]
+    count = len(z) if z.is_cuda else int((share > math.log(LEFT_OUT / N)).sum())
+    wide = slice(None) if 2 * count > len(z) else share[:, 0].topk(max(count, 1)).indices
     # Subtract `top` first, because only differences of large scores are precise.
     factor = (1 / noise[wide]).float().clamp(max=MOST_FACTOR)
-    rest = rest[wide].sub_(top[wide]).mul_(factor).add_(share[wide].float())
-    total_rest, sum_rest = _weighted_sum(images, rest)
+    scores = scores[wide].sub_(top[wide]).mul_(factor).add_(share[wide].float())
+    total_rest, sum_rest = _weighted_sum(images, scores)
     total[wide] += total_rest
     sums[wide] += sum_rest.mul_(images.unit)
     mean, column = sums.reshape(z.shape), (-1, *[1] * (z.ndim - 1))
@@ -245,7 +247,7 @@ def _weighted_sum(images: _Centred, log_weights: Tensor) -> tuple[Tensor, Tensor
     stored, b, device, ids = len(images.half_sq_norms), len(log_weights), log_weights.device, None
     halves = log_weights.unflatten(1, (-1, stored)).unbind(1)
     if device.type != "cuda":  # A GPU would wait for the count.
-        weighs = (log_weights > math.log(LEFT_OUT / images.part.N)).any(0)
+        weighs = log_weights.amax(0) > math.log(LEFT_OUT / images.part.N)
         ids = weighs.unflatten(0, (-1, stored)).any(0).nonzero().squeeze(1)
         ids = None if len(ids) > MANY * stored else ids
     total, terms = torch.zeros(b, 1, dtype=torch.float64, device=device), 0

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from typing import Self
+from typing import Any, Self
 
 import torch
 from torch import Generator, Tensor
@@ -30,7 +30,8 @@ class Parts(Estimator):
             if not isinstance(part, Estimator):
                 raise InputError(f"{type(self).__name__}: {name} must be an estimator, got {part!r}")
         vars(self).update(parts)
-        first, second = self.unbound = self.parts = tuple(parts.values())
+        self.options = parts
+        first, second = self.parts = tuple(parts.values())
         self.needs_reference = first.needs_reference or second.needs_reference
         self.deterministic = first.deterministic and second.deterministic
         self.uses_source = first.uses_source or second.uses_source
@@ -47,9 +48,10 @@ class Parts(Estimator):
 
     def by_class(self, wrap: Callable[[Estimator], Estimator]) -> Estimator:
         """Wrap each part, because a network and `OneSample` take labels themselves."""
-        options = self.settings()
-        options |= {name: part.by_class(wrap) for name, part in options.items() if isinstance(part, Estimator)}
-        return type(self)(**options)
+        wrapped: Any = copied_apart(self)
+        Parts.__init__(wrapped, **{name: part.by_class(wrap) for name, part in self.options.items()})
+        wrapped._arguments = wrapped.settings()
+        return wrapped
 
     def check_levels(self, lowest: float, highest: float) -> None:
         for part in self.parts:
@@ -59,7 +61,7 @@ class Parts(Estimator):
         super().bind(reference)
         with prefixed(type(self).__name__):
             self.parts = tuple(
-                copied_apart(part).bind(reference) if part.needs_reference else part for part in self.unbound
+                copied_apart(part).bind(reference) if part.needs_reference else part for part in self.options.values()
             )
         return self
 

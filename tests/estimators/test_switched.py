@@ -92,6 +92,23 @@ def test_a_mixture_has_its_shares_of_both_parts():
     torch.testing.assert_close(found.double(), expected, rtol=0, atol=1e-6)
 
 
+class Half(Switched):
+    """A user's estimator that makes its parts itself."""
+
+    def __init__(self, size=1.0):
+        super().__init__(OneSample(), Exact(), t=size * LEVEL)
+
+
+def test_a_users_own_switched_estimator_gets_classes_and_stays_what_it_is():
+    reference = labelled()
+    z, x = latents(reference)
+    labels = torch.arange(8) % 3
+    own = class_conditional(Half()).bind(reference)
+    assert type(own) is Half
+    expected = Switched(OneSample(), ByClass(Exact()), LEVEL).bind(reference).posterior_mean(z, T, x, labels=labels)
+    assert torch.equal(own.posterior_mean(z, T, x, labels=labels), expected)
+
+
 @pytest.mark.parametrize(
     "make",
     [
