@@ -48,6 +48,7 @@ class Parts(Estimator):
 
     def by_class(self, wrap: Callable[[Estimator], Estimator]) -> Estimator:
         """Wrap each part, because a network and `OneSample` take labels themselves."""
+        # A copy, because the constructor of a user's subclass may take other arguments than the parts.
         wrapped: Any = copied_apart(self)
         Parts.__init__(wrapped, **{name: part.by_class(wrap) for name, part in self.options.items()})
         wrapped._arguments = wrapped.settings()
