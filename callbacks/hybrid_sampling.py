@@ -114,7 +114,7 @@ class HybridSampling(Measurement):
         measured = dict.fromkeys((self.distance.metric, "copied_fraction", "mean_nearest_distance"), float)
         columns = {"method": str, "t_switch": float, **measured}
         columns |= {"num_samples": int, "num_steps": int, "seed": int, "seconds": float}
-        # Each distance has its own file, because a file with other columns would count as damaged.
+        # Each distance has its own file, because a file with other columns would be refused.
         path = self.folder / f"hybrid_sampling_{self.distance.metric}.csv"
         self._kept = KeptResults(path, columns, ("method", "t_switch"), self._describe())
 

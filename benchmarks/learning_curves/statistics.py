@@ -69,8 +69,8 @@ class Curves:
         return self.course(estimator, self.seeds(estimator)[0], "images"), runs.mean(0), spread
 
     def last(self, name: str) -> Callable[[str, int], float]:
-        """Return a function of (estimator, seed): the column at the last step."""
-        return lambda estimator, seed: float(self.column(estimator, seed, name)[-1])
+        """Return a function of (estimator, seed): the column at the last step of all."""
+        return lambda estimator, seed: float(self.course(estimator, seed, name)[-1])
 
     def by_hardware(self) -> dict[str, "Curves"]:
         """Return the runs of each processor, because times of two do not compare."""

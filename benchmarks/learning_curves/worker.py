@@ -34,7 +34,8 @@ class Worker:
         self.image_set, self.table, self.folder = image_set, table, folder
         folder.mkdir(parents=True, exist_ok=True)
         self.images = image_set.images()
-        self.quality = Quality(self.images, image_set.extractor, folder / "real_features.npy")
+        kept = folder / f"real_features_{self.images.real.fingerprint()[:12]}.npy"
+        self.quality = Quality(self.images, image_set.extractor, kept)
         self._measurements: dict[str, Measurements] = {}
 
     def settings(self, run: Run) -> str:

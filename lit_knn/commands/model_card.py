@@ -11,6 +11,7 @@ from lit_knn.commands.report import read_distances, table
 from lit_knn.common.errors import printable
 from lit_knn.common.pixels import are_pictures
 from lit_knn.common.tables import TITLES
+from lit_knn.runs.checkpoints import AVERAGE_KEY
 from lit_knn.runs.folder import CONFIG_NAME, RunFolder
 from lit_knn.runs.record import RECORD_NAME, read_record
 from lit_knn.runs.resumption import RUN_KEY
@@ -56,7 +57,9 @@ def collect(checkpoint: Mapping[Any, Any], run: Path) -> Facts:
         data = {**record.data, **data}
         versions = {"python": record.python, **record.packages, "revision": record.revision or "-"}
         parts = RunFolder(run).parts()
-    measured = {name: [p for p in points if p[0] <= seen] for name, points in read_distances(parts).items()}
+    # The tables of a run are measured with its usual average.
+    distances = {} if AVERAGE_KEY in checkpoint else read_distances(parts)
+    measured = {name: [p for p in points if p[0] <= seen] for name, points in distances.items()}
     metrics = {name: points[-1] for name, points in measured.items() if points}
     config = RunFolder(run).config() if (run / CONFIG_NAME).is_file() else {}
     settings = without_paths({name: config[name] for name in PARTS if name in config})
@@ -141,7 +144,7 @@ def _training(facts: Facts) -> list[str]:
 
 def _metrics(facts: Facts) -> list[str]:
     if not facts.metrics:
-        return ["None was measured in the run's folder."]
+        return ["No measurement of these weights was found."]
     rows = [["metric", "value", "measured at images seen"]]
     for name, (seen, value) in facts.metrics.items():
         rows.append([TITLES.get(name, name), f"{value:.6g}", f"{seen:,}"])

@@ -1,6 +1,7 @@
 """`lit-knn report RUN...` puts training runs side by side. The last folder of a resumed run stands for all."""
 
 import argparse
+import math
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -62,11 +63,15 @@ def read_distances(parts: Sequence[Path]) -> dict[str, Points]:
     """Read `fidelity.csv` of all parts of a training; the tables of `best` in the last part take precedence."""
     found: dict[str, dict[int, float]] = {}
     for part in parts:
-        for metric, points in _read_table(part / FIDELITY_CSV).items():
-            found.setdefault(metric, {}).update(points)
+        rows = _read_table(part / FIDELITY_CSV)
+        # The part before may have gone on after the checkpoint that this part began with.
+        begin = min((seen for points in rows.values() for seen in points), default=math.inf)
+        for metric in found.keys() | rows.keys():
+            earlier = {seen: value for seen, value in found.get(metric, {}).items() if seen < begin}
+            found[metric] = earlier | rows.get(metric, {})
     for path in sorted(parts[-1].glob(f"{CHECKPOINTS_PREFIX}*.csv")):
         found |= _read_table(path)
-    return {metric: sorted(points.items()) for metric, points in sorted(found.items())}
+    return {metric: sorted(points.items()) for metric, points in sorted(found.items()) if points}
 
 
 def _read_table(path: Path) -> dict[str, dict[int, float]]:

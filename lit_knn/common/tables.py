@@ -23,7 +23,7 @@ Row = dict[str, str | int | float]
 
 def keep_aside(path: Path, reason: str) -> None:
     """Rename a damaged file, and warn with its new name."""
-    names = (path.with_name(f"{path.stem}.damaged-{n}{path.suffix}") for n in range(1, 10_000))
+    names = (path.with_name(f"{path.name}.damaged-{n}") for n in range(1, 10_000))
     aside = next(name for name in names if not name.exists())
     path.replace(aside)
     warnings.warn(f"{path} is damaged ({reason}): kept as {aside}, and what it had is measured again", stacklevel=2)
@@ -74,19 +74,21 @@ class ResultsTable:
         self.key = key
 
     def load(self) -> list[Row]:
-        """Load the finished rows, on one rank. A file that is no table of these columns is renamed with a warning."""
+        """Load the finished rows, on one rank. A damaged file is renamed with a warning; other columns are refused."""
         if not self.path.exists():
             return []
         try:
             rows = read_rows(self.path)
-            if rows and list(rows[0]) != list(self.columns):
-                raise ValueError("it has other columns")
-            return [{name: kind(row[name]) for name, kind in self.columns.items()} for row in rows]
+            other = set(rows[0]) ^ set(self.columns) if rows else ()
+            if not other:
+                return [{name: kind(row[name]) for name, kind in self.columns.items()} for row in rows]
         except OSError as error:
             raise InputError(f"{self.path} cannot be read: {error.strerror}") from error
         except (ValueError, csv.Error) as error:  # InputError and UnicodeDecodeError are ValueErrors.
             keep_aside(self.path, str(error))
             return []
+        advice = "measure with the same settings, or rename that file"
+        raise InputError(f"{self.path} has other columns ({', '.join(sorted(other))}): {advice}")
 
     def append(self, row: Row) -> None:
         """Add a finished row, unless the table already has this key; only one rank may call this."""

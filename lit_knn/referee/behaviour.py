@@ -53,7 +53,7 @@ def check_conduct(own: Contestant, loaded: LoadedCase) -> None:
     """Refuse an estimator that fails, changes z or t, or draws from global generators, before long work."""
     for t in loaded.case.levels:
         z, x = loaded.z(t)[:FEW], loaded.x[:FEW].float()
-        kept, levels = z.clone(), torch.full((len(z),), t)
+        kept, levels = z.clone(), torch.full((len(z),), float(t))
         before = _global_states()
         own.mean(z, levels, x, _generator())
         if isinstance(own.estimator, OwnCallable):

@@ -202,6 +202,8 @@ def test_a_table_of_other_settings_is_not_mixed_with(run, capsys):
         (("--data", "PointsOnALine"), "data="),
     ):
         assert f"{RUN}/{TABLE} has results with {words}" in complaint(capsys, *options)
+    line = complaint(capsys, *fidelity("c.yaml", **plain, extra_metrics=["recall"]))
+    assert f"{RUN}/{TABLE} has other columns (recall)" in line
     assert (run / TABLE).read_bytes() == before
 
 

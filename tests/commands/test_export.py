@@ -112,9 +112,18 @@ def test_a_checkpoint_without_its_run_is_exported_too(run, tmp_path):
     _, text, _ = exported(alone, tmp_path / "digits")
     told = cells(text)
     assert (told["images seen"], told["trained by"]) == (["32"], ["-"])
-    assert "None was measured" in text
+    assert "No measurement of these weights" in text
     assert "## Configuration" not in text
     assert torch.equal(lit_knn.load(tmp_path / "digits").sample([1]), lit_knn.load(run).sample([1]))
+
+
+def test_the_distances_of_the_usual_average_are_not_those_of_another(run, tmp_path):
+    average = run / "averages" / "ema=0.050.ckpt"
+    average.parent.mkdir()
+    torch.save({**torch.load(last(run), weights_only=True), "power_average": {"length": 0.05}}, average)
+    _, text, _ = exported(average, tmp_path / "digits")
+    assert cells(text)["images seen"] == ["32"]
+    assert "No measurement of these weights" in text
 
 
 def test_an_interrupted_export_goes_on_and_nothing_else_is_exported_or_replaced(run, tmp_path, monkeypatch, capsys):

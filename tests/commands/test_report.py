@@ -114,6 +114,11 @@ def test_a_resumed_run_has_the_distances_of_its_earlier_parts(capsys):
         checkpoint = f"{name}/checkpoints/last.ckpt"
     rows, _ = report(capsys, "c", "a")
     assert rows["FID"] == ["3 at 100, at the end 5", "3 at 100"]
+    # "d" branches off "a" after 100 images. What "a" measured later is not of "d".
+    points = [(100, 3.0), (200, 1.0), (300, 1.5)]
+    write_rows("a/fidelity.csv", [{"images_seen": seen, "fid": fid, "kid": 0.1} for seen, fid in points])
+    leave_run("d", "STF", resumed_from="a/checkpoints/images_seen=100.ckpt", distances=[(150, 2.5), (250, 2.0)])
+    assert read_run("d").curve.distances == {"fid": [(100, 3.0), (150, 2.5), (250, 2.0)], "kid": [(100, 0.1)]}
 
 
 def test_the_picture_has_the_distances_over_millions_of_images_and_the_time_of_each_part():

@@ -49,9 +49,9 @@ def test_each_damaged_table_is_kept_beside_those_before(tmp_path):
     path = tmp_path / "a.csv"
     for number, row in enumerate(("1", "2,3,4", "5"), start=1):  # a row that was cut short, and one with too much
         path.write_text(f"step,fid\n{row}\n")
-        with pytest.warns(UserWarning, match=rf"a\.damaged-{number}\.csv"):
+        with pytest.warns(UserWarning, match=rf"a\.csv\.damaged-{number}"):
             assert undamaged_rows(path) == []
-        assert (tmp_path / f"a.damaged-{number}.csv").read_text() == f"step,fid\n{row}\n"
+        assert (tmp_path / f"a.csv.damaged-{number}").read_text() == f"step,fid\n{row}\n"
     assert undamaged_rows(path) == []
 
 

@@ -13,7 +13,6 @@ from tests.any_data import all_images
 from tests.every_estimator import every_estimator
 from tests.toys import noisy, pixels, two_groups
 
-
 # A hundredth of the 1e-9 that the docs promise. Each processor adds float32 products in an order of its own: a sum that
 # errs by 6e-13 on one errs by more on the next.
 BOUND = 1e-11

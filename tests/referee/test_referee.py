@@ -244,6 +244,10 @@ def test_a_bad_estimator_is_refused_in_one_line(measured, estimator, told):
     assert "\n" not in str(caught.value)
 
 
+def test_noise_levels_are_floats_even_where_a_case_names_integers(measured):
+    assert len(measured(lambda z, t, generator: z * (t**-2 * t.new_zeros(()))[0])) == 3
+
+
 # Cases
 
 
