@@ -124,7 +124,7 @@ class LastCheckpoint(StepCheckpoint):
         path = self.folder(trainer) / LAST_NAME
         if not path.exists() or (start is not None and path.samefile(start)):
             return
-        advice = "resume from it with --ckpt_path, move it, or give another folder or logger version"
+        advice = "resume from it with --ckpt_path, move its run's folder, or give another logger version"
         with prefixed("this run would overwrite a checkpoint"):
             saved = read_training(path)["global_step"]
         if saved > step:
@@ -156,7 +156,7 @@ class LastCheckpoint(StepCheckpoint):
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Save again after a validation, with what callbacks keep of it, as the best value so far."""
-        if self._fits(trainer) and self._saved_step == trainer.global_step:
+        if self._fits(trainer) and self._whole and self._saved_step == trainer.global_step:
             self.save(trainer)
 
     def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:

@@ -49,6 +49,9 @@ class BestCheckpoint(pl.Callback):
         self.fidelity.join(trainer, pl_module)
         self.fidelity.check()
         self._reference = self.fidelity.real()
+
+    def on_predict_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Open the tables. The model's options are known only after its setup."""
         self._kept, self._drawn = self._open(pl_module)
         for table in (self._kept, self._drawn):
             table.refuse_other_settings()
@@ -60,7 +63,7 @@ class BestCheckpoint(pl.Callback):
             return averages, "ema"
         return RunFolder(self.run).kept_checkpoints(self.folder, max_steps), "images_seen"
 
-    def _open(self, pl_module: pl.LightningModule) -> tuple[KeptResults, KeptResults]:
+    def _open(self, pl_module: Any) -> tuple[KeptResults, KeptResults]:
         """Open the tables of checkpoints and of further draws. All ranks call this: they describe the data together."""
         measure = self.fidelity.measure
         settings = {
@@ -70,7 +73,7 @@ class BestCheckpoint(pl.Callback):
             "mirrored": measure.mirrored,
             "data": self._reference.fingerprint(measure.mirrored),
             **({"kid_subset_size": measure.kid_subset_size} if "kid" in measure.extra_metrics else {}),
-            **{f"model.{name}": value for name, value in pl_module.hparams.items()},
+            **{f"model.{name}": value for name, value in pl_module.generative_model().options().items()},
         }
         settings = json.loads(json.dumps(settings, default=str))  # Settings read from a file have these types.
         names = [self.metric, *(("inception_score", "inception_score_std") if measure.extractor.num_logits else ())]
@@ -152,7 +155,8 @@ class BestCheckpoint(pl.Callback):
         values = ", ".join(f"{TITLES.get(name, name)} {best[name]:.4g}" for name in shown)
         print(
             f"\nBest of {len(rows)} checkpoints: {values}, step {best['step']:,}, {best['images_seen']:,} images seen\n"
-            f"  {best['checkpoint']}\n{self._summary(draws)}"
+            f"  {self.checkpoints.get(best[self._key], 'Its file is gone, so no further draws are made.')}\n"
+            f"{self._summary(draws)}"
             f"Rows:     {self._kept.path}\n"
             f"Pictures: {', '.join(map(str, pictures))}"
         )

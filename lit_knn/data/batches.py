@@ -17,10 +17,10 @@ class ReferenceBatches:
     `x` is (batch_size, *shape), float32, model space; `labels` is (batch_size,), int64, on the CPU, or None. The ranks
     together draw the same images as one rank with `world_size` times the batch size.
 
-    With `shuffle`, an epoch has all N images once, in random order, without the last images that do not fill a batch
-    on every rank. An iteration has as many batches as an epoch and starts at `batches_done`, also inside an epoch.
-    Without `shuffle`, every iteration has the same `num_images` images, drawn once from the seed; the last batch may
-    be smaller, and a remainder that cannot be split evenly over the ranks is left out.
+    With `shuffle`, an epoch has all N images once, in random order, without the last images that do not fill a step:
+    `accumulate` batches on every rank. An iteration has as many batches as an epoch and starts at `batches_done`, also
+    inside an epoch. Without `shuffle`, every iteration has the same `num_images` images, drawn once from the seed; the
+    last batch may be smaller, and a remainder that cannot be split evenly over the ranks is left out.
 
     `num_images` is over all ranks, and None, or a number above N, means all N. `batches_done` returns the number of
     batches drawn since training began; it is called when the first batch of an iteration is drawn.
@@ -35,6 +35,7 @@ class ReferenceBatches:
         num_images: int | None = None,
         rank: int = 0,
         world_size: int = 1,
+        accumulate: int = 1,
         batches_done: Callable[[], int] = lambda: 0,
     ) -> None:
         self.reference = reference
@@ -45,12 +46,12 @@ class ReferenceBatches:
         self._global_batch_size = batch_size * world_size
         self._batches_done = batches_done
         N = reference.N if shuffle or num_images is None else min(num_images, reference.N)
-        unit = self._global_batch_size if shuffle else world_size
+        unit = self._global_batch_size * accumulate if shuffle else world_size
         self._num_ids = N - N % unit
         if self._num_ids == 0:
-            needs = (
-                f"data.batch_size={batch_size} on {world_size} device(s) needs {unit} images, the reference set has {N}"
-            )
+            times = f" times accumulate_grad_batches={accumulate}" if accumulate > 1 else ""
+            step = f"data.batch_size={batch_size}{times} on {world_size} device(s)"
+            needs = f"{step} needs {unit} images, the reference set has {N}"
             raise InputError(needs if shuffle else f"{N} image(s) cannot be split over {world_size} devices")
 
     def __len__(self) -> int:

@@ -255,8 +255,9 @@ class EstimatorTraining(pl.LightningModule):
         self.log("val/loss", loss.mean(), batch_size=len(loss), sync_dist=True, prog_bar=True)
 
     def predict_step(self, batch: Tensor, batch_idx: int) -> Tensor:
-        """Draw samples for a batch of seeds (B,)."""
-        return self.sample(batch)
+        """Draw samples for a batch of seeds (B,), in float32 with any `trainer.precision`, as all measurements do."""
+        with torch.autocast(self.device.type, enabled=False):
+            return self.sample(batch)
 
     def _unpack(self, batch: Any) -> tuple[Tensor, Tensor | None]:
         x, class_label = (batch, None) if isinstance(batch, Tensor) else (*batch, None)[:2]

@@ -95,7 +95,13 @@ class RunFolder:
 
     def parts(self) -> list[Path]:
         """List the folders of the run, from that of its first part that is still there to this one."""
-        return [self.path, *(run.path for _, run in self.before() if (run.path / RECORD_NAME).is_file())][::-1]
+        found = [self.path]
+        for start, run in self.before():
+            if (run.path / RECORD_NAME).is_file():
+                found.append(run.path)
+            else:
+                rank_zero_warn(f"{self.path} was resumed from {start}, whose run is not there: its part is left out")
+        return found[::-1]
 
     def holds(self, checkpoint: str | Path) -> bool:
         """Tell whether a checkpoint is one of this run's own, in `checkpoints`."""

@@ -44,7 +44,7 @@ class Interruption(pl.Callback):
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Take over the signals. Lightning gives them back when the run ends."""
         self.stops = self._requeue_noted = 0
-        self._step = trainer.global_step
+        self._step, self._open = trainer.global_step, False
         self._noted = signal.SIGTERM if trainer.received_sigterm else 0
         self._trainer = trainer
         self._group = cpu_group()
@@ -68,7 +68,8 @@ class Interruption(pl.Callback):
     def on_train_batch_end(self, trainer: pl.Trainer, pl_module: Any, *_: Any) -> None:
         """Count the batch, and agree with the other ranks whether to stop; checkpoints are saved after that."""
         pl_module.finish_batch()
-        if trainer.global_step == self._step:
+        self._open = trainer.global_step == self._step
+        if self._open:
             return  # Gradients without their step would be lost.
         self._step = trainer.global_step
         self.stops, requeue = largest([self._noted, self._requeue_noted], self._group)
@@ -83,7 +84,7 @@ class Interruption(pl.Callback):
 
     def on_validation_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Let a signal end the run at once from now on, because the checkpoint before the validation is saved."""
-        self._ends_at_once = trainer.state.fn == "fit" and not trainer.sanity_checking
+        self._ends_at_once = trainer.state.fn == "fit" and not trainer.sanity_checking and not self._open
         if self._ends_at_once and (self.stops or self._noted):
             raise self._interrupted(self.stops or self._noted)
 
@@ -92,7 +93,8 @@ class Interruption(pl.Callback):
         self._ends_at_once = False
 
     def _interrupted(self, signum: int) -> RunInterrupted:
-        saved = (getattr(callback, "last_saved", None) for callback in self._trainer.checkpoint_callbacks)
+        # The last callback is `LastCheckpoint`. Others may have saved long ago.
+        saved = (getattr(callback, "last_saved", None) for callback in reversed(self._trainer.checkpoint_callbacks))
         return RunInterrupted(signum, self._trainer.global_step, next((path for path in saved if path), None))
 
     def _note(self, signum: int, frame: Any) -> None:

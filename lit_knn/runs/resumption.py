@@ -95,8 +95,10 @@ def check_same_run(checkpoint: dict[str, Any], now: dict[str, int | str]) -> Non
 
 
 def optimisation(trainer: pl.Trainer) -> dict[str, str]:
-    """Return the classes of optimiser and schedule, whose state a checkpoint holds."""
-    schedules = [type(config.scheduler).__name__ for config in trainer.lr_scheduler_configs]
+    """Return the classes of optimiser and schedule, whose state a checkpoint holds, and the length of the schedule."""
+    found = (config.scheduler for config in trainer.lr_scheduler_configs)
+    lengths = ((type(s).__name__, getattr(s, "total_steps", getattr(s, "T_max", None))) for s in found)
+    schedules = [name if steps is None else f"{name} of {steps} steps" for name, steps in lengths]
     optimizers = [type(optimizer).__name__ for optimizer in trainer.optimizers]
     return {"optimizer": ", ".join(optimizers), "lr_scheduler": ", ".join(schedules) or "none"}
 

@@ -122,6 +122,12 @@ def test_further_draws_of_the_best_checkpoint_have_seeds_of_their_own(run, capsy
     assert re.findall(r"The least, (\d),.* is (\d)\n", summary) == [("1", "4")]
     best("--draws", "3")
     assert rows("draws_fd_pixels.csv") == drawn
+    Path(chosen["checkpoint"]).unlink()
+    capsys.readouterr()
+    best("--draws", "4")
+    printed = capsys.readouterr().out
+    assert "of 3 draws" in printed
+    assert "Its file is gone" in printed
 
 
 def test_the_data_are_looked_at_once_and_finished_checkpoints_not_again(run, monkeypatch, capsys):
@@ -199,11 +205,13 @@ def test_a_table_of_other_settings_is_not_mixed_with(run, capsys):
         (fidelity(**{**plain, "num_samples": 71}), "num_samples=70, not 71"),
         (fidelity("a.yaml", **{**plain, "extractor": {"class_path": f"{here}.Renamed"}}), "extractor="),
         (fidelity("b.yaml", **plain, mirrored=True), "mirrored=False, not True"),
-        (("--data", "PointsOnALine"), "data="),
+        (("--data.train_images", "1000"), "data="),
+        (("--model.predict_steps", "2"), "model.num_steps=1, not 2"),
     ):
         assert f"{RUN}/{TABLE} has results with {words}" in complaint(capsys, *options)
     line = complaint(capsys, *fidelity("c.yaml", **plain, extra_metrics=["recall"]))
     assert f"{RUN}/{TABLE} has other columns (recall)" in line
+    best("--model.total_steps", "99")  # no option of sampling
     assert (run / TABLE).read_bytes() == before
 
 

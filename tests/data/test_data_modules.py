@@ -60,6 +60,10 @@ def test_each_epoch_has_every_image_once_in_another_order():
     short = [drawn(11, 4, batches_done=lambda e=e: 2 * e) for e in range(20)]
     assert {len(epoch) for epoch in short} == {2}
     assert set(flat(flat(short))) == set(range(11))
+    # The last step of an epoch has all its batches.
+    assert [len(drawn(43, 4, accumulate=n)) for n in (1, 3, 4, 10)] == [10, 9, 8, 10]
+    with pytest.raises(InputError, match=r"data.batch_size=4 times accumulate_grad_batches=11 on 1 .* needs 44 images"):
+        drawn(43, 4, accumulate=11)
     # The seed alone sets the order.
     assert torch.equal(torch.get_rng_state(), before)
     torch.manual_seed(1)

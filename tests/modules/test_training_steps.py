@@ -10,6 +10,7 @@ from lit_knn.callbacks import LastCheckpoint
 from lit_knn.common.errors import NonFiniteLossError
 from lit_knn.estimators import OneSample
 from lit_knn.modules import LitEDM, LitEstimator
+from lit_knn.nets import UNet
 from main import main
 from tests.command_lines import refusal_of
 from tests.interrupted_runs import At, edm, fit
@@ -62,6 +63,20 @@ def test_averages_are_logged_every_n_steps():
         shown = [max(low, 0.01), min(high, 50.0)]
         name = f"train/loss_t_{shown[0]:.3g}_to_{shown[1]:.3g}"
         assert logged[6][name] == pytest.approx(loss[band].mean().item(), rel=1e-4)
+
+
+def test_every_step_has_all_its_batches(tmp_path):
+    # 1,797 digits make 44 batches of 40, and no 15 times three.
+    whole = fit(tmp_path / "a", edm(), 30, limit_train_batches=1.0, limit_val_batches=0, accumulate_grad_batches=3)[1]
+    assert torch.load(whole, weights_only=True)["images_seen"] == 30 * 3 * 40
+
+
+def test_samples_are_drawn_in_float32_with_any_precision_of_the_training():
+    images, model = Images(), LitEDM(UNet(1, channels=8, multipliers=(1,), blocks=1), OneSample(), sampling_steps=2)
+    images.predict_dataloader = lambda: torch.utils.data.DataLoader(range(3), batch_size=3)
+    trainer = pl.Trainer(**TRAINER, precision="bf16-mixed")
+    (samples,) = trainer.predict(model, images)
+    assert torch.equal(samples, model.sample(range(3)))
 
 
 def test_every_validation_has_the_same_noise_and_no_two_steps_have():

@@ -1,7 +1,7 @@
 """A run that is interrupted and resumed is the uninterrupted run, and its options hold or are refused."""
 
 import signal
-from functools import cache
+from functools import cache, partial
 
 import pytest
 import pytorch_lightning as pl
@@ -75,6 +75,8 @@ def test_a_run_interrupted_in_a_batch_is_the_same_after_two_resumptions(make, ac
         (9, "on_validation_batch_end", interrupt, 9, 1),
         # The signal comes in the first batch of two, whose gradients would be lost: the run goes on to the second.
         (3, "on_train_batch_start", interrupt, 4, 2),
+        # After three batches of two a validation comes inside a step, which nothing has saved.
+        (1, "on_validation_start", interrupt, 2, 2),
     ],
 )
 def test_a_signal_ends_the_run_between_two_steps(step, hook, action, ends_at, accumulate, whole, tmp_path):
@@ -90,8 +92,18 @@ def test_a_signal_ends_the_run_between_two_steps(step, hook, action, ends_at, ac
     assert_same(resumed if ends_at < 9 else path, expected)
     measured = validations(*([tmp_path / "a", tmp_path / "b"] if ends_at < 9 else [tmp_path / "a"]))
     # An interrupted validation is not made up for: `validate` measures it.
-    missing = step - 1 if "validation" in hook else None
+    missing = step - 1 if "validation" in hook and accumulate == 1 else None
     assert measured == {at: value for at, value in validations(expected.parents[2]).items() if at != missing}
+
+
+def test_a_validation_inside_a_step_leaves_the_checkpoint_before_it(tmp_path):
+    def fail():
+        raise RuntimeError("on purpose")
+
+    with pytest.raises(RuntimeError, match="on purpose"):
+        fit(tmp_path, ict(), 9, every=1, at=At(1, "on_validation_end", fail), accumulate_grad_batches=2)
+    # The third batch is not counted: its gradients are in no checkpoint.
+    assert load(tmp_path / "run" / "checkpoints" / "last.ckpt")["batches_done"] == 2
 
 
 def test_an_error_inside_a_step_leaves_the_checkpoint_before_it(tmp_path):
@@ -136,10 +148,14 @@ def test_the_options_of_the_optimiser_hold_and_the_state_of_another_is_not_taken
     RAdam = torch.optim.RAdam
     _, plain = fit(tmp_path / "plain", other(RAdam), 2)
     _, halved = fit(tmp_path / "halved", other(RAdam, half), 2)
+    lengths = {steps: partial(OneCycleLR, max_lr=0.1, total_steps=steps) for steps in (2, 3)}
+    _, cycled = fit(tmp_path / "cycled", other(RAdam, lengths[2]), 2)
     for path, kind, schedule, said in (
         (plain, torch.optim.Adam, None, "optimizer RAdam, not of Adam"),
         (plain, RAdam, half, "lr_scheduler none, not of ExponentialLR"),
         (halved, RAdam, None, "lr_scheduler ExponentialLR, not of none"),
+        # Lightning would go on with the old length.
+        (cycled, RAdam, lengths[3], "lr_scheduler OneCycleLR of 2 steps, not of OneCycleLR of 3 steps"),
     ):
         with pytest.raises(InputError, match=f"the checkpoint has the state of {said}: give the same, or start a new"):
             fit(tmp_path / "refused", other(kind, schedule), 3, path)

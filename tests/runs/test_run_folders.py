@@ -101,8 +101,10 @@ def two_loggers(**arguments):
 
 
 def killer(**options):
-    """Options of a run that a signal ends."""
-    Path("killed.yaml").write_text(yaml.safe_dump({"trainer": {"callbacks": [killed("KilledAt", **options)]}}))
+    """Options of a run that a signal ends; it keeps a checkpoint at each second step."""
+    kept = {"class_path": "CheckpointByImages", "init_args": {"every_n_images": 32}}
+    callbacks = [kept, killed("KilledAt", **options)]
+    Path("killed.yaml").write_text(yaml.safe_dump({"trainer": {"callbacks": callbacks}}))
     return "-c", "killed.yaml"
 
 
@@ -288,6 +290,7 @@ def test_an_interrupted_command_says_the_command_that_goes_on(capsys):
         with pytest.raises(SystemExit) as stop:
             fit(6, *BARE, *resumed, *killer(step=step, hook="on_after_backward", signum=int(signal.SIGTERM)))
         assert stop.value.code == 143
+        assert LAST.with_name(f"images_seen={16 * step}.ckpt").exists()
         (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("interrupted")]
         assert line.startswith(f"interrupted by SIGTERM after step {step + 1}; to go on: lit-knn fit -c ")
         assert line.endswith(f"--ckpt_path {LAST}")
