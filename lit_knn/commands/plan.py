@@ -275,6 +275,7 @@ def network_parts(model: pl.LightningModule, trainer: pl.Trainer) -> list[Part]:
     modules = [model, *(value for value in held if isinstance(value, nn.Module))]
     count = sum(p.numel() for m in modules for p in m.parameters())
     weights = sum(p.nbytes for m in modules for p in m.parameters())
+    own = sum(p.nbytes for p in model.parameters())
     if not count:
         return []
     parts = [Part("network", weights, f"{count:,} parameters")]
@@ -287,11 +288,11 @@ def network_parts(model: pl.LightningModule, trainer: pl.Trainer) -> list[Part]:
     note = optimiser if optimiser in OPTIMISER_STATES else f"{optimiser}: 2 copies assumed"
     parts.append(Part("gradients", gradients, f"{trained:,} of them trained"))
     parts.append(Part("optimiser", OPTIMISER_STATES.get(optimiser, 2) * gradients, note))
-    parts.append(Part("averaged weights", weights))
+    parts.append(Part("averaged weights", own))
     callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
     lengths = sum(getattr(callback, "copies_of_weights", 0) for callback in callbacks)
     if lengths:
-        parts.append(Part("power-function averages", lengths * weights, f"{lengths} lengths"))
+        parts.append(Part("power-function averages", lengths * own, f"{lengths} lengths"))
     if trainer.world_size > 1:
         parts.append(Part("gradient exchange", gradients, "buckets of DDP"))
     return parts

@@ -174,8 +174,8 @@ class ReferenceDataModule(pl.LightningDataModule, ABC):
             return self._batches()
         if trainer.overfit_batches > 0:  # type: ignore[attr-defined]
             return self._batches(shuffle=False)
-        options = {"batches_done": lambda: trainer.lightning_module.batches_done}
-        return self._batches(accumulate=trainer.accumulate_grad_batches, **options)
+        accumulate = trainer.accumulate_grad_batches
+        return self._batches(accumulate=accumulate, batches_done=lambda: trainer.lightning_module.batches_done)
 
     def val_dataloader(self) -> ReferenceBatches:
         """Return batches of the same `val_images` images every time: of the held-out images, if there are any."""

@@ -173,7 +173,8 @@ class Estimator(RecordsArguments, ABC):
                 `lit_knn.nets.base.NO_CLASS`. With labels on the CPU, `ByClass` does not wait for a GPU.
 
         Returns:
-            (B, *shape), in the dtype of `z`, without gradient. `torch.func.jvp` gives the derivative of `Exact` alone.
+            (B, *shape), in the dtype of `z`, without gradient. `torch.func.jvp` gives the derivative of `Exact`
+            alone; on a GPU give it float64 z.
 
         Raises:
             InputError: a wrong shape, device or value of an argument or of the hook's result; `x_source` or labels are

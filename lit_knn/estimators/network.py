@@ -17,8 +17,8 @@ from lit_knn.sampling.loading import load_network
 class Network(Estimator):
     """Estimates E[x|z,σ] with the denoiser D(z, σ) of a trained EDM or flow network: biased and deterministic.
 
-    It needs no reference set and no randomness. Class-conditional networks take `labels`; without labels, or with the
-    label `NO_CLASS`, they run unconditionally.
+    It needs no reference set and no randomness. Class-conditional networks take `labels`. Those that were trained with
+    label dropout run unconditionally without labels; all do with the label `NO_CLASS`.
 
     Args:
         path: a published `.pkl` (none of its code is run), a file converted from it by `lit-knn convert`, a `.ckpt` of
@@ -48,6 +48,9 @@ class Network(Estimator):
         # Names of the classes 0, 1, …, with which `sampling_class` chooses one, or None.
         self.class_names: list[str] | None = getattr(self.denoiser.model, "class_names", None)
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Network":
+        return self  # Each copy of a module, as for an average, would copy the weights, which nobody changes.
+
     def settings(self) -> dict[str, Any]:
         # The weights are a setting, and the path is not.
         return {"denoiser": self.denoiser}
@@ -57,6 +60,8 @@ class Network(Estimator):
 
     def mean_of(self, query: Query) -> Tensor:
         if query.labels is None:
+            if self.num_classes and not self.denoiser.drops_labels:
+                raise InputError("Network: labels missing, and the net was never trained without")
             return super().mean_of(query)
         lowest, highest = query.labels.aminmax()
         if lowest < NO_CLASS or highest >= self.num_classes:

@@ -72,7 +72,8 @@ class Parts(Estimator):
         if first is None or second is None:
             return None
         arrays = {name: max(first.arrays.get(name, 0), size) for name, size in second.arrays.items()}
-        return Holdings(max(first.neighbours, second.neighbours), {**first.arrays, **arrays})
+        indexes = max(first.indexes, second.indexes)
+        return Holdings(max(first.neighbours, second.neighbours), {**first.arrays, **arrays}, indexes)
 
     def _posterior_mean(self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: Generator | None) -> Tensor:
         raise AssertionError("only the parts estimate")

@@ -37,7 +37,8 @@ class TorchIndex(Index):
         self.compute = check_compute(type(self).__name__, compute)
         self._values: Tensor | None = None
         # A vector is scale · (value + offset).
-        self._scale, self._offset = 1.0, 0.0
+        self._scale: float = 1.0
+        self._offset: float | Tensor = 0.0
 
     def build(self, vectors: Vectors) -> None:
         """Always build anew, because reading a file would take about as long."""
@@ -94,7 +95,14 @@ class FlatIndex(TorchIndex):
         super().__init__("float32")
 
     def build(self, vectors: Vectors) -> None:
-        self._hold(*self._stored(vectors, lambda x: x))
+        # float32 would lose the digits of values far from 0, and keeps those of differences from a mean.
+        self._offset = vectors.sample(min(vectors.N, 1024)).mean(0).to(next(iter(vectors.chunks())).device)
+        self._hold(*self._stored(vectors, lambda x: x - self._offset))
+
+    def to(self, device: torch.device) -> None:
+        super().to(device)
+        if isinstance(self._offset, Tensor):
+            self._offset = self._offset.to(device)
 
     def nbytes(self, N: int, d: int, device: torch.device) -> int:
         return 4 * N * (d + 1)

@@ -121,6 +121,7 @@ class FlowDenoiser(nn.Module):
     """
 
     fp16 = False  # whether it runs under autocast to float16
+    drops_labels = True  # whether its training hid some class labels
 
     def __init__(self, flow: FlowNetwork) -> None:
         super().__init__()

@@ -83,6 +83,7 @@ class EDMPrecond(nn.Module):
     """
 
     fp16 = False  # whether the model runs under autocast to float16
+    drops_labels = True  # whether its training hid some class labels
 
     def __init__(self, model: nn.Module, sigma_data: float = 0.5) -> None:
         super().__init__()

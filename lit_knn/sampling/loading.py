@@ -68,8 +68,8 @@ def load_network(
     Returns:
         `denoiser(z, sigma, class_label=None)`, on the CPU, in evaluation mode, without gradients.
     """
-    denoiser = _denoising_model(path, net)[1]
-    denoiser.fp16 = fp16
+    model, denoiser = _denoising_model(path, net)
+    denoiser.fp16, denoiser.drops_labels = fp16, model.drops_labels
     return denoiser.eval()
 
 

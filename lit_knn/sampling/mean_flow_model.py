@@ -60,7 +60,7 @@ class MeanFlowModel(GenerativeModel):
             InputError: r > t or r < 0; as `forward`.
         """
         t, labels = self.checked(z, t, class_label, *self.times_range())
-        r = torch.as_tensor(r, device=z.device).expand(len(z))
+        r = torch.as_tensor(r, dtype=t.dtype, device=z.device).expand(len(z))
         bad = ~((r >= 0) & (r <= t))
         if bad.any():
             raise InputError(f"r must be from 0 to t={t[bad][0].item():g}, got {r[bad][0].item():g}")

@@ -92,6 +92,7 @@ def test_a_trained_network_is_an_estimator_with_the_averaged_weights(family, tmp
     torch.testing.assert_close(network.score(z, sigma), score, rtol=1e-4, atol=1e-5)
     with pytest.raises(InputError, match="labels are 0 to 0, but the net has num_classes=0"):
         network.posterior_mean(z, sigma, labels=torch.zeros(4, dtype=torch.int64))
+    assert copy.deepcopy(network) is network  # An average of a module that it teaches does not copy its weights.
     # Its weights are its settings, wherever they lie.
     moved = Network(shutil.copy(tmp_path / "last.ckpt", tmp_path / "moved.ckpt"), copy.deepcopy(nets[1]))
     assert describe(moved) == describe(network)

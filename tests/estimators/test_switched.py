@@ -103,6 +103,9 @@ def test_a_users_own_switched_estimator_gets_classes_and_stays_what_it_is():
     reference = labelled()
     z, x = latents(reference)
     labels = torch.arange(8) % 3
+    # With label dropout the part that searches has an index of each class and one of all images.
+    for estimator in (KNN(), Mixed(OneSample(), KNN(), 0.3)):
+        assert class_conditional(estimator, True).holds(60, 16, True, torch.device("cpu")).indexes == 2
     own = class_conditional(Half()).bind(reference)
     assert type(own) is Half
     expected = Switched(OneSample(), ByClass(Exact()), LEVEL).bind(reference).posterior_mean(z, T, x, labels=labels)

@@ -101,6 +101,13 @@ def test_the_flat_index_and_all_components_find_what_faiss_finds():
     assert ReferenceSet(x, FlatIndex()).search(x, 1)[0].min() >= 0
 
 
+def test_the_flat_index_finds_neighbours_far_from_0():
+    x = torch.randn(300, 64, generator=torch.Generator().manual_seed(0)) + 2000
+    z = noisy(ReferenceSet(x), 0.5)
+    _, ids = ReferenceSet(x, FlatIndex()).search(z, 5)
+    assert torch.equal(ids, torch.cdist(z.double(), x.double()).topk(5, largest=False).indices)
+
+
 # Full precision, whatever the process allows
 
 MAKERS = {

@@ -8,8 +8,10 @@ from safetensors.torch import load_file
 from torch import nn
 
 from lit_knn.commands.entry import main
+from lit_knn.common.errors import InputError
 from lit_knn.estimators import Network
 from lit_knn.nets import ADM, DDPMpp, UNet
+from lit_knn.nets.base import NO_CLASS
 from lit_knn.nets.precond import EDMPrecond
 from lit_knn.sampling.loading import convert, load, load_network, write_exported
 from tests.edm_pickles import Call, edm_network, published, state_of, write
@@ -47,12 +49,16 @@ def test_every_kind_of_file_gives_the_network_that_was_written_ready_to_evaluate
         weights = [*denoiser.parameters(), *denoiser.buffers()]
         assert not any(weight.requires_grad for weight in weights)
         assert {(weight.dtype, weight.device.type) for weight in weights} == {(torch.float32, "cpu")}
-        unlabelled = network.posterior_mean(Z, SIGMA)
+        without = torch.full((len(Z),), NO_CLASS)
+        unlabelled = network.posterior_mean(Z, SIGMA, labels=without)
         for output in (denoiser(Z, SIGMA, LABELS), network.posterior_mean(Z, SIGMA, labels=LABELS)):
             torch.testing.assert_close(output, expected, rtol=0, atol=0)
             assert not output.requires_grad
         # The labels of one call do not stay for the next.
-        assert torch.equal(network.posterior_mean(Z, SIGMA), unlabelled)
+        assert torch.equal(network.posterior_mean(Z, SIGMA, labels=without), unlabelled)
+        if file.suffix != ".ckpt":  # This checkpoint does not say whether the training hid labels.
+            with pytest.raises(InputError, match="labels missing, and the net was never trained without"):
+                network.posterior_mean(Z, SIGMA)
         assert not torch.equal(unlabelled, expected)
     assert torch.equal(torch.get_rng_state(), state)  # loading a file must not change a seeded run's draws
 
