@@ -82,7 +82,10 @@ class SampleWriter(BasePredictionWriter):
         if not trainer.is_global_zero:
             return
         # A dict holds the arrays and no open file, because a process may open only about a thousand.
-        shards = [{**np.load(path)} for path in sorted(self._shards.iterdir())]
+        paths = sorted(self._shards.iterdir())
+        if len({path.name[:4] for path in paths}) < trainer.world_size:
+            raise InputError(f"SampleWriter: {self._shards} lacks batches of other machines: give a shared folder")
+        shards = [{**np.load(path)} for path in paths]
         names = ("seeds", "images", "drawn")
         seeds, images, drawn = (np.concatenate([shard[name] for shard in shards]) for name in names)
         order, drawn = np.argsort(seeds), np.sort(drawn)

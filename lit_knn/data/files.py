@@ -97,7 +97,7 @@ def _folder_names(path: Path) -> list[str]:
 
     names = []
     for folder, subfolders, files in os.walk(path, onerror=refuse, followlinks=True):
-        if Path(folder).resolve() in Path(folder).absolute().parents:  # Its images would count many times.
+        if Path(folder).resolve() in Path(os.path.abspath(folder)).parents:  # Its images would count many times.
             raise InputError(f"{printable(folder)} is a link to a folder above it")
         here = Path(folder).relative_to(path)
         names += [(here / name).as_posix() for name in files]

@@ -63,8 +63,8 @@ class Latents(ReferenceDataModule):
         self.class_names = self.images.class_names
         whole = ReferenceSet(images)
         with prefixed(type(self.autoencoder).__name__):
-            # It learns from all images, or from so many evenly spaced ones as 128 MB hold.
-            learned = sample_size(whole.N, whole.d, min(whole.N, whole.d))
+            # It learns from all images, or from evenly spaced ones: as many as 128 MB hold, and at least 2,048.
+            learned = sample_size(whole.N, whole.d, 1024)
             self.autoencoder.fit(whole.gather(torch.linspace(0, whole.N - 1, learned).long()))
             latents = self._read(whole) if self.path else encode_images(whole, self.autoencoder, self.encode_batch)
             _check_decoder(self.autoencoder, latents[:2], whole.shape)

@@ -56,6 +56,8 @@ class IndexCache:
 
     def _get(self, path: Path, build: Callable[[], Any]) -> tuple[Any, bool]:
         """Return the index, and whether the file holds it."""
+        if path.exists():  # It is complete, and its folder may be somebody else's.
+            return self._read(path), True
         with locked(path):  # A second run waits here, and then finds the index of the first.
             if not path.exists():
                 index = build()

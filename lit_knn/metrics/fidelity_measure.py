@@ -2,6 +2,7 @@
 
 import hashlib
 import sys
+import warnings
 from collections.abc import Iterable, Sequence
 from functools import partial
 from pathlib import Path
@@ -152,8 +153,11 @@ class FidelityMeasure:
         shown = bar(self._num_real(reference) // size, "Data", " images")
         real = self._statistics(batches, device, shown, with_logits=False)
         if path is not None and rank == 0:
-            save_tensors(path, **{**vars(real), "count": torch.tensor(real.count)})
-            print(f"Statistics of the data ({self.extractor.metric}) are kept in {path}", file=sys.stderr)
+            try:
+                save_tensors(path, **{**vars(real), "count": torch.tensor(real.count)})
+                print(f"Statistics of the data ({self.extractor.metric}) are kept in {path}", file=sys.stderr)
+            except OSError as error:
+                warnings.warn(f"{path} cannot be written: {error.strerror}; going on without", stacklevel=2)
         return real
 
     def _statistics(

@@ -18,6 +18,7 @@ from lit_knn.modules import LitEstimator
 from lit_knn.sampling.samplers import heun_sampler, seeded_noise
 from main import main
 from tests import ROOT
+from tests.interrupted_runs import file_size_limit
 from tests.ranks import run_main
 from tests.short_training import TRAINER
 from tests.watched import Images
@@ -58,6 +59,14 @@ def test_statistics_of_the_data_are_kept_and_damaged_ones_computed_anew(measure)
     np.save("images.npy", np.zeros((20, 3, 8, 8), np.uint8))
     measure(**CACHED)
     assert len(list(Path("cache").iterdir())) == 2
+
+
+def test_statistics_that_cannot_be_kept_are_used_all_the_same(measure):
+    # They take 295 kB. The pass over the data may have taken hours.
+    with file_size_limit(200_000), pytest.warns(UserWarning, match="cannot be written: File too large; going on"):
+        value = measure(**CACHED)[1]["fd_pixels"]
+    assert not list(Path("cache").iterdir())
+    assert measure(**FEW)[1]["fd_pixels"] == value
 
 
 def test_mirror_images_are_real_images_only_where_asked(measure):

@@ -92,6 +92,12 @@ def test_there_may_be_more_batches_than_open_files(monkeypatch, tmp_path):
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
 
+def test_batches_that_lie_on_another_machine_are_missed(monkeypatch, tmp_path):
+    monkeypatch.setattr(pl.Trainer, "world_size", 2)
+    with pytest.raises(InputError, match="lacks batches of other machines"):
+        predict(tmp_path / "out", "npz")
+
+
 def test_a_sample_that_is_not_finite_is_refused(tmp_path):
     with pytest.raises(InputError, match="the sample of seed 3 is not finite"):
         predict(tmp_path / "out", paint=lambda self, seed: picture(seed) / (seed != 3))

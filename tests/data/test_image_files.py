@@ -164,6 +164,14 @@ def test_a_link_to_a_folder_above_it_is_refused(tmp_path):
     assert refusal(read_image_files, folder) == f"{folder / 'again'} is a link to a folder above it"
 
 
+def test_a_folder_may_be_given_from_below(tmp_path, monkeypatch):
+    folder = write_folder(tmp_path / "images", FOLDERS)
+    expected, (first, *_) = read_image_files(folder, True), (path for path in folder.iterdir() if path.is_dir())
+    monkeypatch.chdir(first)
+    for there, here in zip(expected, read_image_files("..", True), strict=True):
+        np.testing.assert_array_equal(there, here)
+
+
 def test_folders_that_are_no_classes_are_refused(tmp_path):
     image = encoded(pixels(4, 4, 3))
     cases = {

@@ -91,6 +91,20 @@ class Halved(Autoencoder):
         return latents.repeat_interleave(1 if self.broken == "narrow" else 2, -1)
 
 
+def test_an_autoencoder_of_large_images_learns_from_few():
+    class Learns(Halved):
+        def fit(self, images):
+            self.learned = len(images)
+
+    class Large(Digits):
+        def load(self):
+            return torch.zeros(3000, 1, 128, 128, dtype=torch.uint8), None
+
+    # 128 MB hold 2,048 of them.
+    assert set_up(Latents(Large(), own := Learns())).reference.N == 3000
+    assert own.learned == 2048
+
+
 def test_latents_in_a_file_are_compared_with_the_images(tmp_path):
     latents = encode_images(set_up(Digits()).reference, Halved())
     path = str(tmp_path / "latents.npy")

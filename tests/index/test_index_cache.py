@@ -81,6 +81,16 @@ def test_a_damaged_file_is_told_with_its_name(tmp_path, size):
     assert "\n" not in str(error.value)
 
 
+def test_an_index_of_somebody_else_needs_no_lock(tmp_path):
+    first = started(tmp_path)
+    ((path, when),) = written(tmp_path).items()
+    lock = path.with_name(f".{path.name}.lock")
+    lock.unlink()
+    lock.mkdir()  # as one that this user may not open
+    assert equal(first, started(tmp_path))
+    assert written(tmp_path) == {path: when}
+
+
 def test_an_index_that_cannot_be_written_is_used_and_leaves_no_file(tmp_path, monkeypatch):
     import faiss
 

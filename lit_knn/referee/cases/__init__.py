@@ -18,7 +18,7 @@ CIFAR10_RECIPE = "a zip or folder of the 50,000 training images, or prepared one
 MILLION_RECIPE = "python -m benchmarks.generate_images CIFAR10.zip million.npy --images 1000000"
 LEVELS64 = (2, 5, 10, 20, 40, 80)
 CELEBA_RECIPE = "lit-knn prepare CELEBA_FOLDER celeba64.npy --size 64 --center-crop"
-IMAGENET_RECIPE = "lit-knn prepare IMAGENET_FOLDER imagenet64.npy --size 64 --center-crop"
+IMAGENET_RECIPE = "lit-knn prepare IMAGENET_FOLDER imagenet64.npy --size 64 --center-crop --rgb"
 
 
 @dataclass(frozen=True)
