@@ -43,11 +43,12 @@ def read_run(folder: str) -> Run:
     if time.images:
         rest = time.seconds - time.estimator_seconds
         ms_per_image = (1000 * time.estimator_seconds / time.images, 1000 * rest / time.images)
-    curve = TrainingCurve(folder, *estimator_of(settings), read_distances(run.parts()), ms_per_image)
+    estimator = estimator_of(settings, record.data.get("images", sys.maxsize))
+    curve = TrainingCurve(folder, *estimator, read_distances(run.parts()), ms_per_image)
     return Run(folder, config, record, curve)
 
 
-def estimator_of(settings: dict[str, Any]) -> tuple[str, int | None, int | None]:
+def estimator_of(settings: dict[str, Any], images: int) -> tuple[str, int | None, int | None]:
     """Return class name, k and n of the estimator of a run's configuration; "-" for a model without an estimator."""
     estimator = settings["model"].get("init_args", {}).get("estimator") or {}
     options, name = estimator.get("init_args") or {}, estimator.get("class_path", "-").rpartition(".")[2]
@@ -55,7 +56,7 @@ def estimator_of(settings: dict[str, Any]) -> tuple[str, int | None, int | None]
     for option, value in counts.items():
         default = getattr(getattr(estimators, name, None), option, None)
         if value is None and isinstance(default, Count):
-            counts[option] = default.default
+            counts[option] = min(default.default, images) if default.limit else default.default
     return name, counts.get("k"), counts.get("n")
 
 

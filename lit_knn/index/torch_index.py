@@ -37,14 +37,13 @@ class TorchIndex(Index):
         self.compute = check_compute(type(self).__name__, compute)
         self._values: Tensor | None = None
         # A vector is scale · (value + offset).
-        self._scale: float = 1.0
-        self._offset: float | Tensor = 0.0
+        self._scale, self._offset = 1.0, torch.tensor(0.0)
 
     def build(self, vectors: Vectors) -> None:
         """Always build anew, because reading a file would take about as long."""
         scale, offset = _units(rows for chunk in vectors.chunks() for rows in chunk.split(CHECKED_ROWS))
         self._hold(*self._stored(vectors, lambda x: (x / scale - offset).round().to(torch.int8)))
-        self._scale, self._offset = scale, offset
+        self._scale, self._offset = scale, torch.tensor(offset)
 
     def _stored(self, vectors: Vectors, code: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
         chunks = with_progress(vectors.chunks(), vectors.N, f"building {type(self).__name__}")
@@ -101,8 +100,7 @@ class FlatIndex(TorchIndex):
 
     def to(self, device: torch.device) -> None:
         super().to(device)
-        if isinstance(self._offset, Tensor):
-            self._offset = self._offset.to(device)
+        self._offset = self._offset.to(device)
 
     def nbytes(self, N: int, d: int, device: torch.device) -> int:
         return 4 * N * (d + 1)

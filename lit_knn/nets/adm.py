@@ -72,6 +72,8 @@ class ADM(ResidualUNet):
             if isinstance(layer, ADMBlock):
                 layer.start()
         zero_(self.out_conv)
+        if self.map_augment is not None:
+            nn.init.zeros_(self.map_augment.weight)
         if self.map_label is not None:
             nn.init.normal_(self.map_label.weight)  # a table of class embeddings
 

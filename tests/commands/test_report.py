@@ -59,6 +59,10 @@ def test_the_table_of_the_paper(capsys):
         leave_run("ict", "OneSample", 188.9 * 3600, 409_600_000),
         leave_run("stf", "STF", 185.8 * 3600, 409_600_000, n=None),  # the default, 256
     ]
+    few = json.loads(Path(leave_run("few", "KNN", k=None, n=None), "run.json").read_text())
+    few["data"]["images"] = 1797  # fewer than the default k
+    Path("few/run.json").write_text(json.dumps(few))
+    assert read_run("few").curve.method == "KNN k=1797, n=256"
     rows, printed = report(capsys, *paths)
     assert rows["estimator"] == ["KNN k=2048, n=256", "OneSample", "STF n=256"]
     assert rows["hours of training"] == ["220", "189", "186"]

@@ -104,7 +104,7 @@ _ALL = (
     Case("cifar10", "CIFAR-10", CIFAR10, CIFAR10_LEVELS, 256, 4, CIFAR10_RECIPE),
     Case("cifar10_flip", "CIFAR-10 with mirror images", CIFAR10, CIFAR10_LEVELS, 128, 4, CIFAR10_RECIPE, hflip=True),
     Case("million", "blends of CIFAR-10 images", (1_000_000, 3, 32, 32), (2, 5, 10, 20, 80), 64, 2, MILLION_RECIPE),
-    Case("celeba64", "CelebA, 64x64", (162_770, 3, 64, 64), LEVELS64, 64, 2, CELEBA_RECIPE),
+    Case("celeba64", "CelebA, 64x64", (202_599, 3, 64, 64), LEVELS64, 64, 2, CELEBA_RECIPE),
     Case("imagenet64", "ImageNet, 64x64", (1_281_167, 3, 64, 64), LEVELS64, 64, 2, IMAGENET_RECIPE),
 )
 CASES = {case.name: case for case in _ALL}
