@@ -101,7 +101,7 @@ def test_a_validation_inside_a_step_leaves_the_checkpoint_before_it(tmp_path):
         raise RuntimeError("on purpose")
 
     with pytest.raises(RuntimeError, match="on purpose"):
-        fit(tmp_path, ict(), 9, every=1, at=At(1, "on_validation_end", fail), accumulate_grad_batches=2)
+        fit(tmp_path, ict(), 9, every=1, at=At(1, "on_before_optimizer_step", fail), accumulate_grad_batches=2)
     # The third batch is not counted: its gradients are in no checkpoint.
     assert load(tmp_path / "run" / "checkpoints" / "last.ckpt")["batches_done"] == 2
 
