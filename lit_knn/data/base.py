@@ -109,9 +109,8 @@ class ReferenceDataModule(pl.LightningDataModule, ABC):
         """Load the data and make the reference set, once; refuse a batch size that is too large before training."""
         if self.reference is None:
             part = "held_out" if self.held_out else "train_images"
-            mapped = self.mapped or getattr(getattr(self, "images", None), "mapped", False)
-            if getattr(self, part) and (mapped or self.sharded):
-                kind = "data that are mapped from a file" if mapped else "data.sharded=true"
+            if getattr(self, part) and (self.mapped or self.sharded):
+                kind = f"{type(self).__name__}, which maps its file" if self.mapped else "data.sharded=true"
                 raise InputError(f"data.{part}={getattr(self, part)} does not work with {kind}: prepare fewer images")
             images, labels = self._loaded()
             if self.sharded:

@@ -50,6 +50,8 @@ class Latents(ReferenceDataModule):
         for option in ("hflip", "sharded", "held_out", "train_images"):
             if given := getattr(images, option):
                 raise InputError(f"data.images.{option}={given} is not used: it is an option of Latents")
+        if images.mapped and (self.held_out or self.train_images):  # Both parts would be copies in memory.
+            raise InputError(f"Latents of {type(images).__name__} take no data.held_out or data.train_images")
         self.images = images
         self.autoencoder = autoencoder
         self.path = path

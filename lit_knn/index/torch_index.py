@@ -57,6 +57,7 @@ class TorchIndex(Index):
     def to(self, device: torch.device) -> None:
         if self._values is not None and self._values.device != device:
             self._hold(self._values.to(device), self._half_sq_norms.to(device))
+            self._offset = self._offset.to(device)
 
     def search(self, queries: Tensor, k: int) -> tuple[Tensor, Tensor]:
         sq_dist, ids, _ = self._nearest(queries / self._scale - self._offset, k)
@@ -97,10 +98,6 @@ class FlatIndex(TorchIndex):
         # float32 would lose the digits of values far from 0, and keeps those of differences from a mean.
         self._offset = vectors.sample(min(vectors.N, 1024)).mean(0).to(next(iter(vectors.chunks())).device)
         self._hold(*self._stored(vectors, lambda x: x - self._offset))
-
-    def to(self, device: torch.device) -> None:
-        super().to(device)
-        self._offset = self._offset.to(device)
 
     def nbytes(self, N: int, d: int, device: torch.device) -> int:
         return 4 * N * (d + 1)

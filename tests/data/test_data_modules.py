@@ -241,7 +241,7 @@ PAIR = r"Loaded.load must return \(images, labels\)"
         (lambda: Numbers(seed=-1), "data.seed must be at least 0, got -1"),
         (lambda: Numbers(train_images=0), "data.train_images must be at least 1, got 0"),
         (lambda: Numbers(held_out=5, sharded=True), "data.held_out=5 does not work with data.sharded=true"),
-        (lambda: Prepared("a.npy", train_images=5), "data.train_images=5 does not work with data that are mapped"),
+        (lambda: Prepared("a.npy", train_images=5), "data.train_images=5 does not work with Prepared, which maps its"),
         (lambda: ImageFiles("absent.zip"), "data.path=absent.zip: absent.zip does not exist"),
         (lambda: Arrays("absent.npy"), "data.path=absent.npy: absent.npy does not exist"),
     ],

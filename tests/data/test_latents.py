@@ -10,7 +10,7 @@ from PIL import Image
 from sklearn.datasets import load_digits
 
 from lit_knn.common.errors import InputError
-from lit_knn.data import Digits, Latents
+from lit_knn.data import Digits, Latents, Prepared
 from lit_knn.data.autoencoders import PCA, Autoencoder
 from lit_knn.data.latents import encode_images
 from lit_knn.estimators import Exact
@@ -127,6 +127,7 @@ def test_latents_in_a_file_are_compared_with_the_images(tmp_path):
         (lambda: Latents(Digits(), Halved("nan")), "Halved: encode returned NaN or infinite values"),
         (lambda: Latents(Digits(), Halved("narrow")), r"decode must return images of shape \(2, 1, 8, 8\) for 2"),
         (lambda: Latents(Digits(), Halved(), hflip=True), r"data\.hflip=true would mirror latents"),
+        (lambda: Latents(Prepared("a.npy"), Halved(), held_out=5), r"Latents of Prepared take no data\.held_out"),
         (lambda: Latents(Digits(), Halved(), sharded=True), r"data\.sharded=true does not work with Latents"),
         (lambda: Latents(Digits(held_out=5), Halved()), r"data\.images\.held_out=5 is not used"),
         (lambda: Latents(Digits(), PCA((65,))), "has 65 components, but there are 1797 images of 64 values"),
