@@ -17,6 +17,8 @@ CHECKPOINTS_PREFIX = "checkpoints_"  # `checkpoints_<metric>.csv` lists the meas
 DRAWS_PREFIX = "draws_"  # `draws_<metric>.csv` lists further draws of samples of the best checkpoint
 # Names of metrics for people; other metrics are shown by their names in logs.
 TITLES = {"fid": "FID", "fd_pixels": "Fréchet distance on pixels", "inception_score": "Inception Score"}
+# Advice beside a table that was measured in another way.
+SAME_SETTINGS = "measure with the same settings, or rename that file"
 
 Row = dict[str, str | int | float]
 
@@ -87,8 +89,7 @@ class ResultsTable:
         except (ValueError, csv.Error) as error:  # InputError and UnicodeDecodeError are ValueErrors.
             keep_aside(self.path, str(error))
             return []
-        advice = "measure with the same settings, or rename that file"
-        raise InputError(f"{self.path} has other columns ({', '.join(sorted(other))}): {advice}")
+        raise InputError(f"{self.path} has other columns ({', '.join(sorted(other))}): {SAME_SETTINGS}")
 
     def append(self, row: Row) -> None:
         """Add a finished row, unless the table already has this key; only one rank may call this."""

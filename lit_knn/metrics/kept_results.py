@@ -15,7 +15,7 @@ from lit_knn.common.distributed import on_first_rank
 from lit_knn.common.errors import InputError
 from lit_knn.common.files import make_folder, written_whole
 from lit_knn.common.settings import fingerprint
-from lit_knn.common.tables import ResultsTable, Row
+from lit_knn.common.tables import SAME_SETTINGS, ResultsTable, Row
 
 
 class KeptResults:
@@ -49,8 +49,7 @@ class KeptResults:
         before = on_first_rank(lambda: json.loads(path.read_text()) if path.exists() else {})
         name = next((name for name in {**now, **before} if now.get(name) != before.get(name)), "settings")
         raise InputError(
-            f"{self.path} has results with {name}={before.get(name)}, not {now.get(name)}: "
-            "measure with the same settings, or rename that file"
+            f"{self.path} has results with {name}={before.get(name)}, not {now.get(name)}: {SAME_SETTINGS}"
         )
 
     def hash_of(self, *key: str | int | float) -> str:
