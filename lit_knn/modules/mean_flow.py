@@ -54,7 +54,7 @@ class LitMeanFlow(PosteriorRegression):
         label_dropout: probability of training an item without its class, for `guidance`.
         lr: learning rate of Adam.
         lr_ramp_up_images: images over which the learning rate grows linearly to `lr`; 0 for none.
-        ema_half_life_images: half-life of the averaged weights.
+        ema_half_life_images: half-life of the averaged weights; early on, 5 % of the images seen.
         sampling_steps: steps of the sampler, for pictures and `predict`.
         sampling_class: class to sample from a class-conditional net, by number or name; null draws one for each seed.
         guidance: weight ω of classifier-free guidance, which is part of the training: the velocities become
@@ -106,7 +106,8 @@ class LitMeanFlow(PosteriorRegression):
                 raise InputError(f"power must be at least 0, got {power}")
             if not 0 <= kappa < 1:
                 raise InputError(f"kappa must be at least 0 and below 1, got {kappa}")
-            conditioning.check_guidance(guidance / (1 - kappa))
+            conditioning.drops_labels = label_dropout > 0  # The net would drop other labels in each of its evaluations.
+            conditioning.check_guidance(round(guidance / (1 - kappa), 9))
 
     @property
     def estimators(self) -> dict[str, Estimator]:

@@ -10,7 +10,7 @@ from lit_knn.common.errors import InputError
 from lit_knn.data import Digits
 from lit_knn.estimators import KNN, OneSample
 from lit_knn.modules import LitECT, LitEDM, LitFlow, LitICT, LitMeanFlow
-from lit_knn.nets import UNet
+from lit_knn.nets import ADM, UNet
 from tests.networks import write_own, write_published, write_start
 from tests.short_training import train
 from tests.trained_runs import last
@@ -21,6 +21,9 @@ def unet(**options):
     return UNet(1, **{"channels": 8, "multipliers": (1, 2), "blocks": 1} | options)
 
 
+# A net that draws the labels it drops anew in each evaluation.
+DROPPING = {"net": ADM(8, 1, 32, (1,), 1, head_width=32, num_classes=3, label_dropout=0.1, augment_dim=8)}
+DROPPING |= {"class_conditional": True, "guidance": 0.2}
 CASES = [
     (LitICT, {"lr": math.inf}, "lr must be finite and above 0, got inf"),
     (LitICT, {"s0": 0}, "s0"),
@@ -40,6 +43,8 @@ CASES = [
     (LitMeanFlow, {"net": unet(augment_dim=8), "power": -1}, "power must be at least 0"),
     (LitMeanFlow, {"net": unet(augment_dim=8), "different": 1.5}, "different must be from 0 to 1"),
     (LitMeanFlow, {"net": unet(augment_dim=8), "kappa": 1}, "kappa must be at least 0 and below 1"),
+    (LitMeanFlow, DROPPING | {"kappa": 0.9}, "guidance=2.0 needs a network that was trained without classes"),
+    (LitMeanFlow, DROPPING | {"label_dropout": 0.1}, "label_dropout=0.1, but the net drops labels, too"),
     (LitECT, {"q": 1.0}, "q must be above 1 and finite, because the gap shrinks"),
     (LitECT, {"k": -1.0}, "k must be at least 0"),
     (LitECT, {"b": math.inf}, "b must be at least 0 and finite"),
@@ -114,6 +119,10 @@ def test_a_checkpoint_of_another_sigma_data_or_net_is_refused():
     LitEDM(unet(), OneSample()).check_checkpoint(saved)
     with pytest.raises(InputError, match=r"preconditioning: sigma_data is 0.5 in the checkpoint, 0.4 in LitEDM"):
         LitEDM(unet(), OneSample(), sigma_data=0.4).check_checkpoint(saved)
+    consistency = LitICT(unet(), OneSample(), sigma_min=0.01)
+    of_ict = {"state_dict": consistency.state_dict(), "hyper_parameters": {"sigma_data": 0.5, "sigma_min": 0.002}}
+    with pytest.raises(InputError, match=r"sigma_min is 0.002 in the checkpoint, 0.01 in LitICT"):
+        consistency.check_checkpoint(of_ict)
     saved["generative_model"] = {"kind": "flow"}
     with pytest.raises(InputError, match=r"another architecture: .*; the checkpoint is of a flow model"):
         LitEDM(WatchedNet(), OneSample()).check_checkpoint(saved)
