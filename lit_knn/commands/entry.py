@@ -5,7 +5,6 @@ import importlib
 import io
 import sys
 from collections.abc import Sequence
-from typing import Any
 
 import lit_knn
 from lit_knn.commands.cli.packaged_configs import with_packaged_configs
@@ -58,13 +57,6 @@ def main(args: Sequence[str] | None = None) -> None:
             goes_on = "; the same command goes on" if name in ("average", "export", "report", "prepare") else ""
             print(f"interrupted{goes_on}", file=sys.stderr)
             raise SystemExit(130) from None
-
-
-def make_cli(args: Sequence[str] | None = None, run: bool = True) -> Any:
-    """Parse a command line of a script; see `lit_knn.commands.cli.cli.make_cli`."""
-    from lit_knn.commands.cli import cli  # Its imports take seconds.
-
-    return cli.make_cli(args, run)
 
 
 def _at_home(arg: str) -> str:

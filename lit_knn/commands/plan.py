@@ -234,8 +234,6 @@ def estimator_parts(
         if own is None:
             unknown.append(Part(name, 0, "does not tell what else it holds: NOT KNOWN, not counted", counted=False))
             own = Holdings(neighbours=1)  # The estimator may search for neighbours.
-        if not isinstance(own, Holdings):
-            raise InputError(f"plan: {name}.holds must return Holdings or None, got {own!r}")
         if estimator.needs_reference:
             neighbours, indexes = max(neighbours, own.neighbours), max(indexes, own.indexes)
         for array, size in own.arrays.items():

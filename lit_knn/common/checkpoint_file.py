@@ -3,7 +3,6 @@
 import os
 import re
 import zipfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +14,6 @@ MODEL_KEY = "generative_model"
 """Key of the model's description in a checkpoint, with the prefix of the network's weights in `state_dict`."""
 CHECKPOINTS = "checkpoints"
 LAST_NAME = "last.ckpt"
-# A tensor may repeat its values, as expanded buffers do, and names may share tensors.
-MOST_EXPANDED = 64
 # `CheckpointByImages` gives its files these names.
 KEPT_NAME = re.compile(r"images_seen=(\d+)\.ckpt")
 
@@ -37,21 +34,7 @@ def read_checkpoint_file(path: str | os.PathLike[str], mmap: bool = False) -> di
         raise InputError(f"{path} {problem}") from error
     if not isinstance(content, dict):
         raise InputError(f"{path} is no checkpoint: it holds {type(content).__name__}, not a dict")
-    if sum(value.numel() * value.itemsize for value in _tensors(content)) > MOST_EXPANDED * path.stat().st_size:
-        raise InputError(f"{path}: its tensors are more than {MOST_EXPANDED} times as large as the file")
     return content
-
-
-def _tensors(content: Any) -> Iterator[torch.Tensor]:
-    """Yield the tensors in nested dicts, lists and tuples, which may hold themselves."""
-    waiting, entered = [content], set()
-    while waiting:
-        part = waiting.pop()
-        if isinstance(part, torch.Tensor):
-            yield part
-        elif isinstance(part, dict | list | tuple) and id(part) not in entered:
-            entered.add(id(part))
-            waiting.extend(part.values() if isinstance(part, dict) else part)
 
 
 def _check_zip(path: Path) -> None:

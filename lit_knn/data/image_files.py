@@ -114,9 +114,6 @@ def _listed_labels(files: Files) -> np.ndarray | None:
             raise InputError(f"{files.path}: {LABEL_FILE} must be at the root, found {printable(elsewhere[0])}")
         return None
     where, label_of = f"{files.path}: {LABEL_FILE}", {}
-    size, _ = files.stamp(LABEL_FILE)
-    if size > 2**16 + 2**10 * len(files.images):  # Some kB of a zip can hold gigabytes.
-        raise InputError(f"{where} has {size} bytes, too many for the labels of {len(files.images)} images")
     with reading(where, advice='; it must be {"labels": [[file name, integer], ...]}'):
         listed = json.loads(files.read(LABEL_FILE))["labels"]
         for entry in [] if listed is None else listed:

@@ -8,7 +8,6 @@ from typing import NamedTuple
 import torch
 from torch import Generator, Tensor
 
-from lit_knn.common.errors import InputError
 from lit_knn.common.memory import GPU_FACTOR
 from lit_knn.estimators.base import Estimator
 from lit_knn.estimators.counts import DEFAULT_N, Count
@@ -16,7 +15,6 @@ from lit_knn.index.precision import full_float32
 from lit_knn.reference import ReferenceSet
 from lit_knn.reference.gathered import Gathered, Images, Stored, stays_stored
 from lit_knn.theory.posterior import unnormalised_log_likelihood
-from lit_knn.theory.proposal import Proposal
 from lit_knn.theory.warp import Warp
 
 # Bytes of float32 images that are gathered at a time on a CPU. Passes over the images are fastest if this number is
@@ -70,10 +68,6 @@ class DrawingEstimator(Estimator):
     searches = False
     """Whether the draws come from the proposal of near images, Eq. 13 (eq:proposal)."""
 
-    def proposal(self, z: Tensor, t: Tensor, x_source: Tensor | None = None) -> Proposal:
-        """Build the proposal for z (B, *shape) at t (B,), if the estimator `searches`."""
-        raise NotImplementedError
-
     @abstractmethod
     def _draw(self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: Generator | None) -> Draws:
         """Draw the images of each z. The arguments are those of `_posterior_mean`, but `t` is (B,)."""
@@ -99,8 +93,6 @@ class DrawingEstimator(Estimator):
             # The hook may overwrite its arguments.
             source = None if source is None else source.clone()
             certificate = self._certify(z.clone(), t.clone(), source, None if self.deterministic else generator)
-        if any(part.shape != t.shape for part in certificate[1:]):
-            raise InputError(f"{type(self).__name__}: needs a Certificate of {len(z)} rows in each of its parts")
         return certificate._replace(mean=self._checked_mean(certificate.mean, z))
 
     def _posterior_mean(self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: Generator | None) -> Tensor:

@@ -50,7 +50,9 @@ class KNN(DrawingEstimator):
 
     def bind(self, reference: ReferenceSet) -> Self:
         super().bind(reference)
-        reference.try_search(self.k)
+        reference.build_index(self.k)
+        # Impossible settings raise InputError now, not in a step.
+        reference.search(torch.zeros(1, *reference.shape, device=reference.device), self.k)
         return self
 
     def holds(self, N: int, d: int, pixels: bool, device: torch.device) -> Holdings:

@@ -11,6 +11,7 @@ from functools import partial
 from itertools import chain
 from typing import Any
 
+import numpy as np
 import pytorch_lightning as pl
 import torch
 from pytorch_lightning.callbacks import WeightAveraging
@@ -78,20 +79,12 @@ class Averaging(WeightAveraging):
             self._average_model = MovingAverage(pl_module, self._of_run, self._decay)
 
 
-def relative_length(gamma: float) -> float:
-    """Return σ_rel = (γ+1)^(1/2) (γ+2)^(−1) (γ+3)^(−1/2), Eq. 123 of arXiv 2312.02696."""
-    return float((gamma + 1) ** 0.5 / (gamma + 2) / (gamma + 3) ** 0.5)
-
-
 def exponent(length: float) -> float:
-    """Return the γ of a relative length: the solution of Eq. 123 of arXiv 2312.02696, by bisection."""
+    """Return the γ of a relative length: σ_rel = (γ+1)^(1/2) (γ+2)^(−1) (γ+3)^(−1/2), Eq. 123 of arXiv 2312.02696."""
     if not 0 < length <= LONGEST:
         raise InputError(f"a relative length must be above 0 and at most {LONGEST:.4f}, the plain mean; got {length}")
-    # `relative_length` falls with γ ≥ 0, and is below 1/γ.
-    low, high = 0.0, 1 / length
-    while low < (middle := (low + high) / 2) < high:
-        low, high = (middle, high) if relative_length(middle) > length else (low, middle)
-    return low
+    t = length**-2  # (γ+2)² (γ+3) = t·(γ+1)
+    return max(float(np.roots([1, 7, 16 - t, 12 - t]).real.max()), 0.0)
 
 
 def checked_lengths(lengths: Sequence[float]) -> tuple[float, ...]:

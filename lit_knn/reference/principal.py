@@ -5,7 +5,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from lit_knn.common.errors import InputError
 from lit_knn.common.progress import with_progress
 from lit_knn.common.rng import Stream, keyed_generator
 from lit_knn.index.pca import PrincipalComponents, Projection, principal_components, project_images, sample_size
@@ -18,8 +17,6 @@ def components_of(reference: ReferenceSet, r: int) -> PrincipalComponents:
     All ranks use the components of the first rank, because other kinds of processors round differently and may find
     mirrored or rotated components.
     """
-    if not 1 <= r <= min(reference.N, reference.d):
-        raise InputError(f"r={r} must be between 1 and min(N, d) = min({reference.N}, {reference.d})")
 
     def make() -> PrincipalComponents:
         ids = torch.randperm(reference.N, device="cpu", generator=keyed_generator("cpu", Stream.SUBSET, 0))

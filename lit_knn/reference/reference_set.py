@@ -172,11 +172,6 @@ class ReferenceSet:
         self.index.build(Vectors(chunks, sample, stored, partial(self.fingerprint, False), self._index_shared))
         self.index.to(self.device)
 
-    def try_search(self, k: int) -> None:
-        """Build the neighbour index and search once, so that impossible settings raise InputError early."""
-        self.build_index(k)
-        self.search(torch.zeros(1, *self.shape, device=self.device), k)
-
     def search(self, z: Tensor, k: int) -> tuple[Tensor, Tensor]:
         """Find the k nearest images, 1 <= k <= N, of each z (B, *shape), model space.
 

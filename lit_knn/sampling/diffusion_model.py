@@ -75,10 +75,6 @@ class DiffusionModel(DenoisingModel):
         return options | self.guidance_options()
 
     @property
-    def net(self) -> nn.Module:
-        return self.network.model
-
-    @property
     def denoiser(self) -> EDMPrecond:
         return self.network
 

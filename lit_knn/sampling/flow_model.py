@@ -88,10 +88,6 @@ class FlowModel(DenoisingModel):
             **self.guidance_options(),
         }
 
-    @property
-    def net(self) -> nn.Module:
-        return self.network.model
-
     def times_range(self) -> tuple[float, float]:
         # The straight path has the noise level τ/(1 − τ), which is infinite at 1.
         return 0.0, math.nextafter(1.0, 0.0) if type(self.network.process) is LinearInterpolant else 1.0

@@ -47,10 +47,6 @@ class MeanFlowModel(GenerativeModel):
     def times_range(self) -> tuple[float, float]:
         return 0.0, 1.0
 
-    @property
-    def net(self) -> nn.Module:
-        return self.network.model
-
     def average_velocity(
         self, z: Tensor, r: Tensor | float, t: Tensor | float, class_label: Tensor | None = None
     ) -> Tensor:

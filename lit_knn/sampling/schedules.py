@@ -213,24 +213,12 @@ def consistency_weight(t: Tensor, t_prev: Tensor) -> Tensor:
     return 1 / (t - t_prev)
 
 
-def pseudo_huber(a: Tensor, b: Tensor, c: float | None = None) -> Tensor:
-    """iCT's metric d(a, b) = sqrt(‖a − b‖² + c²) − c over the whole vector of each item, (B,).
-
-    a and b are (B, *shape). c > 0 is by default 0.00054·sqrt(d), which is 0.03 on CIFAR-10.
-    """
-    difference = (a - b).flatten(1)
-    c = 0.00054 * math.sqrt(difference.shape[1]) if c is None else c
-    sq_norm = difference.square().sum(1)
-    # sqrt(s + c²) − c would lose digits for small s. This form keeps them.
-    return sq_norm / (torch.sqrt(sq_norm + c * c) + c)
-
-
 @dataclass(frozen=True)
 class PseudoHuber:
-    """`pseudo_huber` with its c as an option.
+    """iCT's metric d(a, b) = sqrt(‖a − b‖² + c²) − c over the whole vector of each item.
 
     Attributes:
-        c: smoothing, c > 0; None for 0.00054·sqrt(d).
+        c: smoothing, c > 0; None for 0.00054·sqrt(d), which is 0.03 on CIFAR-10.
     """
 
     c: float | None = None
@@ -241,13 +229,17 @@ class PseudoHuber:
             raise InputError(f"PseudoHuber: c, huber_c of LitICT, {accepted}, got {self.c}")
 
     def __call__(self, a: Tensor, b: Tensor) -> Tensor:
-        """Return the distance of each item, (B,)."""
-        return pseudo_huber(a, b, self.c)
+        """Return the distance of each item of a and b, (B, *shape): (B,)."""
+        difference = (a - b).flatten(1)
+        c = 0.00054 * math.sqrt(difference.shape[1]) if self.c is None else self.c
+        sq_norm = difference.square().sum(1)
+        # sqrt(s + c²) − c would lose digits for small s. This form keeps them.
+        return sq_norm / (torch.sqrt(sq_norm + c * c) + c)
 
 
 def euclidean(a: Tensor, b: Tensor) -> Tensor:
     """ECT's metric d(a, b) = ‖a − b‖ over the whole vector of each item, (B,): its adaptive weight with c = 0.
 
-    It is the limit c → 0 of `pseudo_huber`. The gradient has length 1. At a = b it is undefined, and 0 is returned.
+    It is the limit c → 0 of `PseudoHuber`. The gradient has length 1. At a = b it is undefined, and 0 is returned.
     """
     return torch.linalg.vector_norm((a - b).flatten(1), dim=1)

@@ -165,14 +165,8 @@ class LinearInterpolant(Process):
     def sigma(self, t: Tensor) -> Tensor:
         return t / (1 - t)
 
-    def sigma_derivative(self, t: Tensor) -> Tensor:
-        return (1 - t).square().reciprocal()
-
     def scale(self, t: Tensor) -> Tensor:
         return 1 - t
-
-    def scale_derivative(self, t: Tensor) -> Tensor:
-        return -torch.ones_like(t)
 
     def t_of_sigma(self, sigma: Tensor) -> Tensor:
         return sigma / (1 + sigma)

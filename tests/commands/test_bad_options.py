@@ -7,10 +7,11 @@ import pytest
 import torch
 
 from lit_knn.commands.cli import command
+from lit_knn.commands.cli.cli import make_cli
 from lit_knn.commands.cli.trainer_options import check_trainer_options
 from lit_knn.common.errors import InputError, one_line
 from lit_knn.nets import UNet
-from main import main, make_cli
+from main import main
 from tests.command_lines import DEMO, TINY, refusal_of
 from tests.image_files import refusal
 
@@ -106,22 +107,24 @@ def test_a_warning_of_ours_is_one_line_without_its_place_in_the_source():
     assert warnings.formatwarning("few images", UserWarning, command.__file__, 1).startswith(command.__file__)
 
 
+def failure_of(args, capsys):
+    """Run a command line in which the program fails, and return the last line that it prints."""
+    with pytest.raises(SystemExit) as stop:
+        main(args)
+    assert stop.value.code == 1
+    return capsys.readouterr().err.strip().splitlines()[-1]
+
+
 def test_a_fault_of_the_program_is_told_in_one_line_with_another_status(monkeypatch, capsys):
     monkeypatch.setattr("lit_knn.modules.ict.lognormal_step_probs", lambda *_: 1 / 0)
-    with pytest.raises(SystemExit) as stop:
-        main(["fit", "-c", DEMO, *TINY])
-    assert stop.value.code == 1
-    line = capsys.readouterr().err.strip().splitlines()[-1]
+    line = failure_of(["fit", "-c", DEMO, *TINY], capsys)
     assert line.startswith("error: fit: ")
     assert line.endswith("division by zero (the traceback: --debug)")
 
 
 def test_a_plug_in_that_fails_is_named(monkeypatch, capsys):
     monkeypatch.setattr("lit_knn.estimators.knn.KNN._draw", lambda *_: {}["missing"])
-    with pytest.raises(SystemExit) as stop:
-        main(["fit", "-c", DEMO, *TINY])
-    assert stop.value.code == 1
-    line = capsys.readouterr().err.strip().splitlines()[-1]
+    line = failure_of(["fit", "-c", DEMO, *TINY], capsys)
     assert line == "error: fit: KNN: KeyError: 'missing' (the traceback: --debug)"
 
 
@@ -133,10 +136,7 @@ class FailingNet(UNet):
 
 
 def test_a_network_that_fails_in_a_step_is_named(capsys):
-    with pytest.raises(SystemExit) as stop:
-        main(["fit", "-c", DEMO, *TINY, "--model.net", f"{__name__}.FailingNet"])
-    assert stop.value.code == 1
-    line = capsys.readouterr().err.strip().splitlines()[-1]
+    line = failure_of(["fit", "-c", DEMO, *TINY, "--model.net", f"{__name__}.FailingNet"], capsys)
     assert line == "error: fit: FailingNet.forward: IndexError: list index out of range (the traceback: --debug)"
 
 

@@ -17,8 +17,9 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tensorboard.plugins.hparams import plugin_data_pb2
 
 from lit_knn.commands.average import average
+from lit_knn.commands.cli.cli import make_cli
 from lit_knn.common.tables import read_rows
-from main import main, make_cli
+from main import main
 from tests import ROOT
 from tests.command_lines import DEMO, TINY, refusal_of
 from tests.image_files import image_folder

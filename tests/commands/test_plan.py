@@ -8,6 +8,7 @@ import pytest
 import torch
 from PIL import Image
 
+from lit_knn.commands.cli.cli import make_cli
 from lit_knn.commands.plan import Part, Plan, estimator_parts, make_plan
 from lit_knn.commands.trainer import Trainer
 from lit_knn.data import Arrays, Digits, PointsOnALine, Stored
@@ -15,7 +16,7 @@ from lit_knn.estimators import KNN, STF, SubspaceKNN
 from lit_knn.index import FaissIndex, SubspaceIndex, TorchIndex
 from lit_knn.reference import ReferenceSet
 from lit_knn.reference.principal import projection_of
-from main import main, make_cli
+from main import main
 from tests import ROOT
 from tests.command_lines import DEMO, TINY, refusal_of
 from tests.image_files import refusal
@@ -193,6 +194,7 @@ def test_the_64x64_runs_are_planned_before_their_data_are_there(name, N, tmp_pat
     main([*plan, "--images", str(N), "--image_shape", "[3,64,64]", "--gpu_gb", "80", *papers])
     printed = capsys.readouterr().out
     size = float(re.search(r"  index +(\S+) GB", printed)[1])
+    assert all(f"\n  {part} " in printed for part in ("network", "gradients", "optimiser"))
     assert "on a GPU of 80 GB that is given, not found here" in printed
     assert f"{N:,} x 3x64x64 uint8, copied to the device" in printed
     assert "mapped from the disk" in printed

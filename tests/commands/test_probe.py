@@ -5,6 +5,7 @@ import pytest
 import torch
 import yaml
 
+from lit_knn.commands.cli.cli import make_cli
 from lit_knn.commands.probe import conclude, constants, training_of
 from lit_knn.commands.trainer import Trainer
 from lit_knn.common.errors import InputError
@@ -16,7 +17,7 @@ from lit_knn.modules import LitEDM, LitEstimator, LitFlow, LitICT, LitMeanFlow
 from lit_knn.nets import UNet
 from lit_knn.reference import ReferenceSet
 from lit_knn.sampling.solvers import euler_step
-from main import main, make_cli
+from main import main
 from tests.command_lines import refusal_of
 from tests.toys import low_rank_vectors
 
@@ -66,7 +67,7 @@ def test_a_level_is_what_enumeration_says(by_class, tmp_path, monkeypatch):
     sets = [ReferenceSet(images[rows], labels=labels[rows]) for rows in (slice(60), slice(60, 80))]
     drawn = [NoisyLatents(own, 60, 0) for own in sets]
     table = probe.measure(drawn, by_class, [t, 1e4], tmp_path)
-    low = {name: values[0] for name, values in table.items()}
+    low, tenth = {name: values[0] for name, values in table.items()}, []
     for latents, loss, linear in ((drawn[0], None, "wiener"), (drawn[1], "held_out", "wiener_held_out")):
         z, x = (values.double().numpy() for values in latents.batch(range(len(latents.ids)), t))
         classes = latents.reference.labels[latents.ids]
@@ -83,8 +84,13 @@ def test_a_level_is_what_enumeration_says(by_class, tmp_path, monkeypatch):
             assert low["irreducible"][place] == pytest.approx(p @ ((own - p @ own) ** 2).mean(1), rel=1e-6)
             assert low["images"][place] == pytest.approx(np.exp(-(p * np.log(p + 1e-300)).sum()), rel=1e-6)
             assert low["collapsed"][place] == (p.max() > 0.99)
+            few = [p * ((np.arange(len(p)) % 10 == 0) | (np.arange(len(p)) == j)) for j in range(len(p))]
+            tenth.append(sum(p[j] for j, rest in enumerate(few) if rest.max() > 0.99 * rest.sum()))
             for level in table["variance"][0], table["irreducible"][1]:  # At t = 1e4 the posterior is uniform.
                 assert level[place] == pytest.approx(np.trace(covariance) / 12, rel=1e-3)
+    # A tenth has the drawn source, too, so its collapse has a probability.
+    deviation = sum(share * (1 - share) for share in tenth) ** 0.5
+    assert low["collapsed_tenth"].sum() == pytest.approx(sum(tenth), abs=4 * deviation)
     assert low["Exact"].max() < 1e-9  # It errs only by the rounding of float32.
     # One sample has the variance of the posterior on average, because its source is drawn from there.
     more = low["OneSample"] - low["irreducible"]

@@ -12,13 +12,14 @@ import yaml
 from PIL import Image
 
 from lit_knn.callbacks import RunRecord
+from lit_knn.commands.cli.cli import make_cli
 from lit_knn.commands.report import read_run
 from lit_knn.common.tables import write_rows
 from lit_knn.data import Digits
 from lit_knn.figures import run_comparison
 from lit_knn.runs.clock import TrainingTime
 from lit_knn.runs.record import Record
-from main import main, make_cli
+from main import main
 from tests.command_lines import DEMO, TINY, refusal_of
 
 pytestmark = pytest.mark.usefixtures("own_folder")

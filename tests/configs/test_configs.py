@@ -12,11 +12,12 @@ from pytorch_lightning.callbacks import ModelCheckpoint
 from pytorch_lightning.cli import LightningArgumentParser
 
 from lit_knn import estimators
+from lit_knn.commands.cli.cli import make_cli
 from lit_knn.estimators import Estimator
 from lit_knn.modules import LitEstimator, LitICT
 from lit_knn.modules.base import EstimatorTraining
 from lit_knn.nets import UNet
-from main import main, make_cli
+from main import main
 from tests.config_files import CONFIGS, RUNS, resolved
 from tests.image_files import encoded, pixels, write_folder
 from tests.networks import write_own, write_published

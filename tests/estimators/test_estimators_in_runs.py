@@ -10,6 +10,7 @@ import pytorch_lightning as pl
 import torch
 
 from lit_knn.callbacks import LastCheckpoint
+from lit_knn.commands.cli.cli import make_cli
 from lit_knn.commands.cli.command import OURS
 from lit_knn.common.errors import InputError
 from lit_knn.common.settings import describe
@@ -18,7 +19,7 @@ from lit_knn.estimators import Network, OneSample
 from lit_knn.modules import LitEDM
 from lit_knn.nets import ADM, DDPMpp, NCSNpp, UNet
 from lit_knn.reference import ReferenceSet
-from main import main, make_cli
+from main import main
 from tests import ROOT
 from tests.short_training import TRAINER
 from tests.toys import noisy, pixels
@@ -31,12 +32,7 @@ STEP += ["--trainer.enable_progress_bar", "false", "--trainer.enable_model_summa
 STEP += ["--model.net.channels", "8"]
 UNWARPED = ("monte_carlo", "patch_posterior", "pca_locality", "smoothed", "wiener")
 
-pytestmark = pytest.mark.filterwarnings("ignore:.* the default ")
-
-
-@pytest.fixture(autouse=True)
-def _work_in_a_folder_of_its_own(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+pytestmark = [pytest.mark.filterwarnings("ignore:.* the default "), pytest.mark.usefixtures("own_folder")]
 
 
 def of_warped(path, run):

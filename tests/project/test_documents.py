@@ -14,11 +14,11 @@ import numpy as np
 import pytest
 import torch
 
-from lit_knn.commands.cli.cli import CLI
+from lit_knn.commands.cli.cli import CLI, make_cli
 from lit_knn.common.errors import InputError
 from lit_knn.sampling.loading import load_network
 from lit_knn.theory.noise import Process
-from main import main, make_cli
+from main import main
 from tests.command_lines import ROOT, refusal_of
 from tests.networks import write_own, write_published
 from tests.trained_runs import leave_run
