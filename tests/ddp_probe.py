@@ -49,7 +49,7 @@ class DDPProbe(pl.Callback):
         weights = torch.cat([p.detach().double().flatten() for p in pl_module.parameters()])
         self.report |= {"world_size": trainer.world_size, "images_seen": pl_module.images_seen}
         self.report["weights"] = [float(part.sum()) for part in (weights, weights.square(), weights[::7])]
-        self.report["fd_pixels"] = float(trainer.callback_metrics["fd_pixels"])
+        self.report |= {name: float(trainer.callback_metrics[name]) for name in ("fd_pixels", "val/loss")}
         Path(self.folder, f"rank_{trainer.global_rank}.json").write_text(json.dumps(self.report))
 
 

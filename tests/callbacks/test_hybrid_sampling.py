@@ -12,12 +12,14 @@ from lit_knn.callbacks import HybridSampling
 from lit_knn.common.tables import read_rows
 from lit_knn.estimators import KNN, Exact, Wiener
 from lit_knn.figures import image_grid
+from lit_knn.index import FaissIndex
 from lit_knn.metrics import Pixels, kept_results
 from lit_knn.metrics.hybrid import HybridSamples
 from lit_knn.modules import LitEstimator
 from lit_knn.reference import ReferenceSet
 from lit_knn.sampling.samplers import seeded_noise
 from lit_knn.sampling.schedules import NoiseGrid
+from tests.commands.test_best_checkpoint import Renamed
 from tests.short_training import TRAINER
 from tests.watched import Asked, Images, OneOfSeveral, heun_levels, karras
 
@@ -151,7 +153,7 @@ def sweep(folder, model=None, data=None, rank=0, **options):
     """Run a small sweep and return its table."""
     settings = {"estimators": {"a": KNN(k=8, n=4)}, "num_samples": 5, "num_steps": 3, "batch_size": 3}
     settings |= {"cache_dir": None, "network": Exact(), **options}
-    callback = HybridSampling(t_switch=[2.0], folder=str(folder), extractor=Pixels(), **settings)
+    callback = HybridSampling(t_switch=[2.0], folder=str(folder), **{"extractor": Pixels(), **settings})
     run = {**TRAINER, "limit_val_batches": 1, "enable_checkpointing": False, "strategy": OneOfSeveral(rank, 2)}
     trainer = pl.Trainer(**{**run, "logger": pl.loggers.CSVLogger(folder / "log")}, callbacks=[callback])
     trainer.validate(LitEstimator(**(model or {})), data or Images(), verbose=False)
@@ -166,7 +168,10 @@ def test_a_point_is_of_its_data_grid_seed_estimators_and_options(tmp_path):
     others = Images()  # with one number changed
     others.x[59, 0, 3, 3] += 1
     others.reference = ReferenceSet(others.x)
+    indexed = Images()
+    indexed.reference = ReferenceSet(indexed.x, FaissIndex("SQ8"))
     changes = [{"threshold": 0.5}, {"batch_size": 2}, {"num_samples": 4}, {"num_steps": 4}, {"data": others}]
+    changes += [{"data": indexed}, {"extractor": Renamed()}]
     changes += [{"model": {"rho": 5.0, "seed": 1}}, {"model": {"rho": 5.0}}]
     for number, change in enumerate(changes, start=1):
         assert len(sweep(tmp_path, **change)) == 2 + 2 * number, change

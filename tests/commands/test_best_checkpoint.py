@@ -223,6 +223,8 @@ def test_an_appended_measurement_takes_the_place_of_the_runs_own(run, capsys):
     said = f"FID {float(least['fid']):.4g}, Inception Score {float(least['inception_score']):.4g}"
     assert f"Best of 4 checkpoints: {said}" in capsys.readouterr().out
     assert {"inception_score_std", "kid", "kid_std", "recall"} <= set(least)
+    other = fidelity(key="callbacks+", **options, cache_dir=None, extra_metrics=["kid", "recall"], kid_subset_size=20)
+    assert "has results with kid_subset_size=30, not 20" in complaint(capsys, *other)
     assert not (run / TABLE).exists()
     assert len(read_distances([run])["inception_score"]) == 4
 

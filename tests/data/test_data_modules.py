@@ -153,6 +153,7 @@ def test_cifar10_is_read_from_its_folder_and_prepared(tmp_path, monkeypatch):
     for images, labels in (data.load(), Prepared(str(tmp_path / "x.npy")).load()):
         np.testing.assert_array_equal(images, expected)
         assert labels.tolist() == [0, 9, 1, 8, 2, 7, 3, 6, 4, 5]
+    assert data.class_names == list("abcdefghij")
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "configs" / "data").glob("*.yaml")), ids=lambda path: path.stem)

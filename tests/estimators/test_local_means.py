@@ -153,7 +153,7 @@ def sizes(images):
     return PatchPosterior().bind(ReferenceSet(images)).sizes_in_use
 
 
-def test_sizes_are_those_of_known_fields():
+def test_sizes_are_those_of_known_fields(monkeypatch):
     # The levels lie around the deviation of a pixel. Of pixels that are all alike, many tell more at much noise.
     alike = sizes(3 * torch.randn(400, 1, 1, 1, generator=rng()).expand(-1, 2, 8, 8))
     images = pixels(200, (3, 16, 16))
@@ -168,6 +168,9 @@ def test_sizes_are_those_of_known_fields():
     assert alike[max(alike)] == 8
     assert smooth[0] < 8 < smooth[-1]
     assert set(sizes(torch.zeros(20, 1, 8, 8)).values()) == {8}  # the cheapest of equal means
+    # A subset comes from the whole set.
+    monkeypatch.setattr("lit_knn.estimators.patch_sizes.SPECTRUM_IMAGES", 50)
+    assert len(sizes(torch.cat([torch.full((50, 3, 16, 16), 127, dtype=torch.uint8), images]))) > 1
 
 
 @pytest.mark.parametrize("t", [0.1, 0.3, 1.0, 3.0, 10.0])

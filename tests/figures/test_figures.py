@@ -66,6 +66,7 @@ def test_figure_1_shows_the_posterior_and_the_proposal():
     assert list(latent.get_xdata()) == [1, 1]
     assert axes.get_ylim()[1] > max(*heights, *dots.get_ydata())
     assert f"{capped.sum() / likelihood.sum():.2f}" in axes.get_title()
+    assert "$k = 2$" in "".join([axes.get_title(), figure.get_suptitle()])
 
 
 def test_the_rows_of_figure_2_and_their_places():

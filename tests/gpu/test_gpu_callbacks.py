@@ -43,12 +43,11 @@ TRAINING = {
 # Every run has the last four.
 ELSEWHERE = {"PosteriorPicture", "SampleWriter", "LastCheckpoint", "RunRecord", "RunSummary"}
 
-pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore:.*rank-deficient")]
-
-
-@pytest.fixture(autouse=True)
-def _work_in_a_folder_of_its_own(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.filterwarnings("ignore:.*rank-deficient"),
+    pytest.mark.usefixtures("own_folder"),
+]
 
 
 def run(command, chosen, *args):

@@ -11,10 +11,6 @@ from tests.pretend_cuda import DeviceMismatch, world_of_nccl
 C = {"device": "cuda"}
 
 
-def eights(rows):
-    return torch.zeros(rows, 8, dtype=torch.int8, **C)
-
-
 BAD = {
     "pointwise": lambda: torch.randn(3, **C) + torch.randn(3),
     "stacked numbers": lambda: torch.stack([torch.ones((), **C), torch.ones(())]),
@@ -23,7 +19,6 @@ BAD = {
     "assigned values": lambda: torch.randn(3, **C).__setitem__(torch.tensor([0, 1], **C), torch.zeros(2)),
     "weights": lambda: nn.Linear(2, 2)(torch.randn(1, 2, **C)),
     "generator": lambda: torch.randn(3, generator=torch.Generator(), **C),
-    "int_mm of 16 rows": lambda: torch._int_mm(eights(16), eights(8)),
     "no kernel": lambda: torch.histogram(torch.zeros(3, **C), 2),
     "NumPy": lambda: np.asarray(torch.randn(3, **C)),
 }

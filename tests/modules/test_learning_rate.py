@@ -85,6 +85,10 @@ def test_a_schedule_sets_the_rate_of_every_step_alone():
     ("args", "told"),
     [
         (ADAM, "--optimizer.lr=0.001 and --model.lr=0.002 are two learning rates"),
+        (
+            [*WARMUP, "--optimizer.lr", "0.003", "--model.lr", "0.003"],
+            "--lr_scheduler.max_lr=0.002 and --model.lr=0.003 are",
+        ),
         (COSINE, "--lr_scheduler has no effect without --optimizer"),
         ([*ADAM, "--optimizer.lr", "0.002", *COSINE], "--model.lr_ramp_up_images=10000 sets the learning rate at"),
     ],

@@ -126,6 +126,9 @@ def test_average_writes_checkpoints_that_all_commands_take(trained, tmp_path, mo
     assert all(torch.equal(value, expected[name]) for name, value in made["state_dict"].items())
     with pytest.warns(UserWarning, match=r"--ema 0\.02: the nearest sum of 12 snapshot\(s\) has an error of 1\d%"):
         main(["average", str(run), "--ema", "0.02"])
+    assert "above 30%; stored are the lengths" in refusal_of(
+        ["average", str(run), "--ema", "0.28", "--images", "64"], capsys
+    )
 
 
 def snapshots(*folders):

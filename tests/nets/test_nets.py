@@ -227,7 +227,8 @@ def test_weights_of_song_s_networks_start_as_glorot_s(kind):
 
 
 def test_blocks_of_adm_start_as_their_shortcuts():
-    net = made(ADM, num_classes=50)
+    net = made(ADM, num_classes=50, augment_dim=9)
+    assert not net.map_augment.weight.any()
     blocks = [layer for layer in net.modules() if isinstance(layer, ADMBlock)]
     assert any(block.heads for block in blocks)
     for block in blocks:

@@ -6,7 +6,7 @@ ATen operation that touches one passes through `police.Police.run`, which
 
 * raises `DeviceMismatch` where CUDA would: an operation that mixes tensors of the two devices (0-dimensional CPU
   tensors may take part in most, and CPU index tensors may index a CUDA tensor), a generator of the other device, a
-  result on the device written into a CPU tensor, shapes that `_int_mm` and `mm(out_dtype=)` refuse, an operation
+  result on the device written into a CPU tensor, shapes that `mm(out_dtype=)` refuses, an operation
   without a CUDA kernel. PyTorch itself refuses `.numpy()`;
 * counts, per source line of the project, how often the host waits: `.item()`, `bool()`, `.tolist()`, `.cpu()`, blocking
   copies to the device, `nonzero`, boolean masks, `unique`, `multinomial` with checks, factorisations that look at an

@@ -40,13 +40,6 @@ CUDA_KEYS = ("CUDA", "CompositeExplicitAutograd", "CompositeExplicitAutogradNonF
 CUDA_KEYS += ("CompositeImplicitAutograd", "BackendSelect")
 
 
-def _int_mm(a, b):
-    # cuBLAS has kernels of all layouts only on some GPUs (PyTorch issue 169956).
-    if a.shape[0] <= 16 or a.shape[1] % 8 or b.shape[1] % 8 or not (a.is_contiguous() and b.T.is_contiguous()):
-        raise DeviceMismatch(f"_int_mm: CUDA wants over 16 rows, multiples of 8, rows @ columns: {a.shape, b.shape}")
-    return torch._int_mm(a, b)
-
-
 def _mm_dtype(a, b, out_dtype):
     if a.dtype != b.dtype or a.dtype not in (torch.bfloat16, torch.float16) or out_dtype != torch.float32:
         raise DeviceMismatch(f"mm: out_dtype={out_dtype} does not go with {a.dtype} @ {b.dtype}")
@@ -54,7 +47,7 @@ def _mm_dtype(a, b, out_dtype):
 
 
 # Operations that the CPU lacks or that CUDA restricts.
-SPECIAL = {"aten::_int_mm": _int_mm, "aten::mm.dtype": _mm_dtype, "aten::bmm.dtype": _mm_dtype}
+SPECIAL = {"aten::mm.dtype": _mm_dtype, "aten::bmm.dtype": _mm_dtype}
 
 
 class Op:

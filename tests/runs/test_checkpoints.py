@@ -53,6 +53,7 @@ def load(path):
         (3, {"max_steps": 7}, [3, 6, 7]),
         (4, {"max_steps": 4}, [4]),
         (3, {"max_steps": -1, "max_epochs": 2}, [3, 4]),
+        (3, {"max_steps": 7, "max_time": {"seconds": 0}, "min_steps": 2}, [1, 2]),
         (1, {"max_steps": 3, "accumulate_grad_batches": 2}, [1, 2, 3]),
     ],
 )

@@ -61,9 +61,11 @@ def test_two_processes_train_the_demo(tmp_path):
     assert ranks[0]["weights"] == ranks[1]["weights"]
     assert ranks[0]["weights"] != single["weights"]
     assert {rank["images_seen"] for rank in (*ranks, single)} == {4 * 32}
-    # Samples are split over the ranks. Every rank knows the distance of all samples, so it can monitor it.
+    # Samples are split over the ranks. Every rank knows the values of all ranks together, so it can monitor them.
     assert list((tmp_path / "two").rglob("best.ckpt"))
-    assert ranks[0]["fd_pixels"] == ranks[1]["fd_pixels"]
+    assert [ranks[0][name] for name in ("fd_pixels", "val/loss")] == [
+        ranks[1][name] for name in ("fd_pixels", "val/loss")
+    ]
     # With half of the images on each rank, the results are the same as with all images on both.
     sharded = run_demo(tmp_path / "sharded", 2, "--data.sharded", "true")
     for seen, expected in zip(sharded, ranks, strict=True):

@@ -1,5 +1,6 @@
 """A run that is interrupted and resumed is the uninterrupted run, and its options hold or are refused."""
 
+import os
 import signal
 from functools import cache, partial
 
@@ -7,7 +8,7 @@ import pytest
 import pytorch_lightning as pl
 import torch
 from pytorch_lightning.plugins.environments import SLURMEnvironment
-from torch.optim.lr_scheduler import ExponentialLR, OneCycleLR
+from torch.optim.lr_scheduler import CosineAnnealingLR, ExponentialLR, OneCycleLR
 
 from lit_knn.commands.trainer import Trainer
 from lit_knn.common.errors import InputError
@@ -96,6 +97,16 @@ def test_a_signal_ends_the_run_between_two_steps(step, hook, action, ends_at, ac
     assert measured == {at: value for at, value in validations(expected.parents[2]).items() if at != missing}
 
 
+def test_a_second_ctrl_c_ends_the_process_at_once(tmp_path, monkeypatch):
+    def end(status):
+        raise RuntimeError(f"ended with {status}")
+
+    monkeypatch.setattr("lit_knn.runs.interruption.SECONDS_BETWEEN_TWO", -1.0)
+    monkeypatch.setattr(os, "_exit", end)
+    with pytest.raises(RuntimeError, match="ended with 130"):
+        fit(tmp_path, ict(), 9, at=At(3, "on_after_backward", twice))
+
+
 def test_a_validation_inside_a_step_leaves_the_checkpoint_before_it(tmp_path):
     def fail():
         raise RuntimeError("on purpose")
@@ -150,12 +161,15 @@ def test_the_options_of_the_optimiser_hold_and_the_state_of_another_is_not_taken
     _, halved = fit(tmp_path / "halved", other(RAdam, half), 2)
     lengths = {steps: partial(OneCycleLR, max_lr=0.1, total_steps=steps) for steps in (2, 3)}
     _, cycled = fit(tmp_path / "cycled", other(RAdam, lengths[2]), 2)
+    cosines = {steps: partial(CosineAnnealingLR, T_max=steps) for steps in (2, 3)}
+    _, cosine = fit(tmp_path / "cosine", other(RAdam, cosines[2]), 2)
     for path, kind, schedule, said in (
         (plain, torch.optim.Adam, None, "optimizer RAdam, not of Adam"),
         (plain, RAdam, half, "lr_scheduler none, not of ExponentialLR"),
         (halved, RAdam, None, "lr_scheduler ExponentialLR, not of none"),
         # Lightning would go on with the old length.
         (cycled, RAdam, lengths[3], "lr_scheduler OneCycleLR of 2 steps, not of OneCycleLR of 3 steps"),
+        (cosine, RAdam, cosines[3], "lr_scheduler CosineAnnealingLR of 2 steps, not of CosineAnnealingLR of 3 steps"),
     ):
         with pytest.raises(InputError, match=f"the checkpoint has the state of {said}: give the same, or start a new"):
             fit(tmp_path / "refused", other(kind, schedule), 3, path)
@@ -199,8 +213,9 @@ def resume(path, data=None, model=None, **options):
 def test_options_and_data_that_change_the_meaning_of_the_counts_are_refused(tmp_path):
     _, path = fit(tmp_path / "a", ict(), 1)
     _, of_classes = fit(tmp_path / "b", conditional(), 1)
-    of_ranks = tmp_path / "two.ckpt"
-    torch.save({**load(path), "run": {**load(path)["run"], "ranks": 2}}, of_ranks)
+    of_ranks, of_shards = tmp_path / "two.ckpt", tmp_path / "shards.ckpt"
+    for file, own in ((of_ranks, {"ranks": 2}), (of_shards, {"shards": "0" * 16})):
+        torch.save({**load(path), "run": {**load(path)["run"], **own}}, file)
     for checkpoint, said, options in (
         (path, "--seed_everything 0, not 1", {"model": ict(seed=1)}),
         (path, "--data.batch_size 40, not 20", {"data": Digits(batch_size=20)}),
@@ -209,6 +224,7 @@ def test_options_and_data_that_change_the_meaning_of_the_counts_are_refused(tmp_
         (path, r"images with the hash [0-9a-f]{16}, not [0-9a-f]{16};", {"data": Changed(images=255)}),
         (of_classes, "class labels with the hash", {"data": Changed(labels=9), "model": conditional()}),
         (of_ranks, r"ranks \(.*\) 2, not 1", {}),
+        (of_shards, "images with the hash 0{16}, not", {"data": Digits(batch_size=40, sharded=True)}),
     ):
         with pytest.raises(InputError, match=said):
             resume(checkpoint, **options)

@@ -285,10 +285,11 @@ def test_two_processes_do_not_train_in_one_folder(capsys):
 
 
 def test_an_interrupted_command_says_the_command_that_goes_on(capsys):
+    spaced = ["--model.net.multipliers", "[1, 1]"]
     # The second command has resumed already, and so says the newer checkpoint alone.
     for step, *resumed in [(2,), (4, "--ckpt_path", str(LAST))]:
         with pytest.raises(SystemExit) as stop:
-            fit(6, *BARE, *resumed, *killer(step=step, hook="on_after_backward", signum=int(signal.SIGTERM)))
+            fit(6, *BARE, *spaced, *resumed, *killer(step=step, hook="on_after_backward", signum=int(signal.SIGTERM)))
         assert stop.value.code == 143
         assert LAST.with_name(f"images_seen={16 * step}.ckpt").exists()
         (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("interrupted")]

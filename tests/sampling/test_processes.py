@@ -231,6 +231,7 @@ def test_processes_that_do_not_fit_are_refused(tmp_path, monkeypatch, capsys):
     for make, message in (
         (lambda: lit(EDM()), r"LitFlow: process=EDM has the noise levels 0\.0001 to 0\.9999 at the times"),
         (lambda: lit(VP(), OwnOutput), "LitFlow: process=VP needs an output of lit_knn"),
+        (lambda: VP(beta_min=0.0), "VP: need beta_d >= 0 and beta_min > 0, got beta_d=19.9 and beta_min=0.0"),
         (lambda: LitEstimator(process=Bounded()), r"LitEstimator: Bounded: no t has the noise level σ\(t\)=80"),
         (lambda: LitEDM(UNet(1, 8, (1,)), OneSample(), process=Bounded()), "LitEDM: Bounded: no t has the noise level"),
     ):

@@ -15,7 +15,6 @@ from lit_knn.sampling.schedules import (
     ict_num_steps,
     karras_sigmas,
     lognormal_step_probs,
-    pseudo_huber,
 )
 
 
@@ -58,20 +57,20 @@ def test_consistency_weight_is_the_inverse_gap():
 def test_pseudo_huber_is_of_the_whole_vector_and_has_its_limits():
     a = torch.tensor([[3.0, 4.0], [0.0, 1.0]]).reshape(2, 1, 1, 2)
     expected = [math.sqrt(26) - 1, math.sqrt(2) - 1]
-    np.testing.assert_allclose(pseudo_huber(a, torch.zeros_like(a), 1.0), expected, rtol=1e-6)
-    np.testing.assert_allclose(pseudo_huber(torch.zeros_like(a), a, 1.0), expected, rtol=1e-6)
+    np.testing.assert_allclose(PseudoHuber(1.0)(a, torch.zeros_like(a)), expected, rtol=1e-6)
+    np.testing.assert_allclose(PseudoHuber(1.0)(torch.zeros_like(a), a), expected, rtol=1e-6)
     c, direction = 0.03, torch.randn(1, 3, 8, 8, dtype=torch.float64)
     direction, zero = direction / direction.norm(), torch.zeros_like(direction)
     # Quadratic for small distances, linear for large ones, and a 3-4-5 triangle.
     for length, value in ((1e-6, 1e-12 / (2 * c)), (1e6, 1e6 - c), (0.04, 0.05 - 0.03)):
-        assert pseudo_huber(length * direction, zero, c).item() == pytest.approx(value, rel=1e-6)
+        assert PseudoHuber(c)(length * direction, zero).item() == pytest.approx(value, rel=1e-6)
     # The default is c = 0.00054·√d, 0.03 on CIFAR-10. Far from zero d(a, b) = ‖a − b‖ − c.
     a = torch.full((1, 3, 32, 32), 100.0, dtype=torch.float64)
-    c = 100 * math.sqrt(3072) - pseudo_huber(a, torch.zeros_like(a)).item()
+    c = 100 * math.sqrt(3072) - PseudoHuber()(a, torch.zeros_like(a)).item()
     assert c == pytest.approx(0.03, abs=0.0005)
     assert c == pytest.approx(0.00054 * math.sqrt(3072), rel=1e-4)
     a = torch.randn(2, 5, dtype=torch.float64, requires_grad=True)
-    assert torch.autograd.gradcheck(lambda a: pseudo_huber(a, torch.zeros(2, 5, dtype=torch.float64), 0.3), a)
+    assert torch.autograd.gradcheck(lambda a: PseudoHuber(0.3)(a, torch.zeros_like(a)), a)
 
 
 def test_the_euclidean_metric_is_the_limit_of_the_pseudo_huber_and_both_have_a_gradient_everywhere():
@@ -79,8 +78,7 @@ def test_the_euclidean_metric_is_the_limit_of_the_pseudo_huber_and_both_have_a_g
     expected = [math.dist(*(x.flatten().tolist() for x in pair)) for pair in zip(a, b, strict=True)]
     torch.testing.assert_close(euclidean(a, b), torch.tensor(expected, dtype=torch.float64))
     torch.testing.assert_close(PseudoHuber(1e-9)(a, b), euclidean(a, b))
-    assert torch.equal(PseudoHuber()(a, b), pseudo_huber(a, b))
-    for metric in (euclidean, pseudo_huber):
+    for metric in (euclidean, PseudoHuber()):
         point = torch.ones(2, 3, requires_grad=True)
         metric(point, torch.tensor([[1.0, 1.0, 1.0], [1.0, 1.0, 3.0]])).sum().backward()
         # Far away the gradient has norm 1, whatever the distance.
