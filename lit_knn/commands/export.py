@@ -38,7 +38,7 @@ def export(
     model = load(file, net)
     checkpoint = read_checkpoint_file(file, mmap=True)
     with prefixed(os.fspath(file)):
-        facts = collect(checkpoint, file.resolve().parent.parent)
+        facts = collect(checkpoint, file)
     config = {"library_name": "lit_knn", "format": FORMAT, "format_version": VERSION, "model": model.description()}
     config_text = json.dumps({**config, "training": asdict(facts)}, indent=2) + "\n"
     card = model_card(folder.resolve().name, model, facts)

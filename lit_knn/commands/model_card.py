@@ -7,7 +7,7 @@ from typing import Any
 
 import yaml
 
-from lit_knn.commands.report import read_distances, table
+from lit_knn.commands.report import read_average, read_distances, table
 from lit_knn.common.errors import printable
 from lit_knn.common.pixels import are_pictures
 from lit_knn.common.tables import TITLES
@@ -44,8 +44,9 @@ class Facts:
     config: dict[str, Any]  # the parts of config.yaml that make the weights, without paths of the machine
 
 
-def collect(checkpoint: Mapping[Any, Any], run: Path) -> Facts:
-    """Collect the available facts of a checkpoint and of its run folder."""
+def collect(checkpoint: Mapping[Any, Any], file: Path) -> Facts:
+    """Collect the available facts of a checkpoint from its content, and from the run folder that holds its file."""
+    run = file.resolve().parent.parent
     time, found = checkpoint.get("training_time") or {}, checkpoint.get(RUN_KEY) or {}
     steps, seen = int(checkpoint.get("global_step", 0)), int(checkpoint.get("images_seen", 0))
     hours, hardware = float(time.get("seconds", 0)) / 3600, list(time.get("hardware", ()))
@@ -58,7 +59,8 @@ def collect(checkpoint: Mapping[Any, Any], run: Path) -> Facts:
         versions = {"python": record.python, **record.packages, "revision": record.revision or "-"}
         parts = RunFolder(run).parts()
     # The tables of a run are measured with its usual average.
-    distances = {} if AVERAGE_KEY in checkpoint else read_distances(parts)
+    own = checkpoint.get(AVERAGE_KEY)
+    distances = read_average(file.parent, own["length"]) if own else read_distances(parts)
     measured = {name: [p for p in points if p[0] <= seen] for name, points in distances.items()}
     metrics = {name: points[-1] for name, points in measured.items() if points}
     config = RunFolder(run).config() if (run / CONFIG_NAME).is_file() else {}

@@ -12,7 +12,7 @@ from lit_knn import estimators
 from lit_knn.commands.cli.save_config import pairs
 from lit_knn.common.errors import InputError
 from lit_knn.common.files import written_whole
-from lit_knn.common.tables import CHECKPOINTS_PREFIX, FIDELITY_CSV, TITLES, read_rows
+from lit_knn.common.tables import AVERAGES_PREFIX, CHECKPOINTS_PREFIX, FIDELITY_CSV, TITLES, read_rows
 from lit_knn.data.files import reading
 from lit_knn.estimators.counts import Count
 from lit_knn.figures.style import save_figure
@@ -21,7 +21,7 @@ from lit_knn.runs.folder import RunFolder
 from lit_knn.runs.record import RECORD_NAME, Record, read_record
 
 # All other columns of the tables are metrics, but for deviations, `…_std`.
-POINT_COLUMNS = {"step", "images_seen", "num_samples", "checkpoint", "seconds", "settings"}
+POINT_COLUMNS = {"step", "images_seen", "num_samples", "checkpoint", "seconds", "settings", "ema"}
 
 
 @dataclass(frozen=True)
@@ -75,12 +75,18 @@ def read_distances(parts: Sequence[Path]) -> dict[str, Points]:
     return {metric: sorted(points.items()) for metric, points in sorted(found.items()) if points}
 
 
-def _read_table(path: Path) -> dict[str, dict[int, float]]:
-    """Read the values of each metric by the images seen, from a table that may be missing."""
+def read_average(folder: Path, length: float) -> dict[str, Points]:
+    """Read what `best` measured of the average of a relative length, from the tables in the folder of averages."""
+    tables = [_read_table(path, length) for path in sorted(folder.glob(f"{AVERAGES_PREFIX}*.csv"))]
+    return {metric: sorted(points.items()) for found in tables for metric, points in sorted(found.items())}
+
+
+def _read_table(path: Path, length: float | None = None) -> dict[str, dict[int, float]]:
+    """Read the values of each metric by the images seen, from a table that may be missing; of one average if given."""
     found: dict[str, dict[int, float]] = {}
     with reading(path):  # Somebody may have edited it.
         for row in read_rows(path) if path.is_file() else ():
-            for metric in row.keys() - POINT_COLUMNS:
+            for metric in row.keys() - POINT_COLUMNS if length in (None, float(row.get("ema", 0))) else ():
                 if row[metric] not in ("", "nan") and not metric.endswith("_std"):
                     found.setdefault(metric, {})[int(row["images_seen"])] = float(row[metric])
     return found

@@ -124,6 +124,11 @@ def test_the_distances_of_the_usual_average_are_not_those_of_another(run, tmp_pa
     _, text, _ = exported(average, tmp_path / "digits")
     assert cells(text)["images seen"] == ["32"]
     assert "No measurement of these weights" in text
+    measured = "ema,step,images_seen,num_samples,checkpoint,fid,seconds,settings\n"
+    measured += "".join(f"{ema},1,32,70,x,{fid},1,a\n" for ema, fid in ((0.05, 7.5), (0.1, 6.5)))
+    average.with_name("averages_fid.csv").write_text(measured)
+    _, text, _ = exported(average, tmp_path / "measured")
+    assert cells(text)["FID"] == ["7.5", "32"]
 
 
 def test_an_interrupted_export_goes_on_and_nothing_else_is_exported_or_replaced(run, tmp_path, monkeypatch, capsys):
