@@ -123,6 +123,7 @@ def peak_memory_of_each(args: argparse.Namespace) -> dict[str, int]:
 def peak_memory(name: str | None, args: argparse.Namespace) -> int:
     """Call an entry once at B = args.batch, unless `name` is None; return this process's peak resident MiB (Linux)."""
     images = reference_from(args.data).images
+    images.amax()  # Pages of a mapped file count as memory once they are read.
     z, x = NoisyLatents(ReferenceSet(images), args.batch, 0).batch(range(args.batch), 10.0)
     if name is not None:
         bound(chosen(args)[name], images).posterior_mean(z, 10.0, x_source=x)

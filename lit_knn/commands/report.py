@@ -17,6 +17,7 @@ from lit_knn.data.files import reading
 from lit_knn.estimators.counts import Count
 from lit_knn.figures.style import save_figure
 from lit_knn.figures.training_curves import Points, TrainingCurve, best_point, figure4, run_comparison, varied
+from lit_knn.metrics.fidelity_measure import HELD_OUT
 from lit_knn.runs.folder import RunFolder
 from lit_knn.runs.record import RECORD_NAME, Record, read_record
 
@@ -87,7 +88,7 @@ def _read_table(path: Path, length: float | None = None) -> dict[str, dict[int, 
     with reading(path):  # Somebody may have edited it.
         for row in read_rows(path) if path.is_file() else ():
             for metric in row.keys() - POINT_COLUMNS if length in (None, float(row.get("ema", 0))) else ():
-                if row[metric] not in ("", "nan") and not metric.endswith("_std"):
+                if row[metric] not in ("", "nan") and not metric.removesuffix(HELD_OUT).endswith("_std"):
                     found.setdefault(metric, {})[int(row["images_seen"])] = float(row[metric])
     return found
 

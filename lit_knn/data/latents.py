@@ -25,7 +25,7 @@ class Latents(ReferenceDataModule):
 
     Args:
         images: data module of the images; its images and labels are used, and its index and sizes of batches are not.
-        autoencoder: an `lit_knn.data.autoencoders.Autoencoder`.
+        autoencoder: an `lit_knn.data.autoencoders.Autoencoder`. One that learns gets held-out images, too.
         path: an .npy file with the latents of all images in their order, which `encode_images` made; null to encode at
             every start.
         encode_batch: images that are encoded at a time.

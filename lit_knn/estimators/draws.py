@@ -9,6 +9,7 @@ import torch
 from torch import Generator, Tensor
 
 from lit_knn.common.memory import GPU_FACTOR
+from lit_knn.common.rng import following
 from lit_knn.estimators.base import Estimator
 from lit_knn.estimators.counts import DEFAULT_N, Count
 from lit_knn.index.precision import full_float32
@@ -89,7 +90,7 @@ class DrawingEstimator(Estimator):
         t, source = query.t.flatten(), query.x_source if self.uses_source else None
         if len(z) == 0 and not self._asked_with_others():
             return Certificate(z.clone(), t, t, t)
-        with full_float32():
+        with full_float32(), following(None if self.deterministic else generator):
             # The hook may overwrite its arguments.
             source = None if source is None else source.clone()
             certificate = self._certify(z.clone(), t.clone(), source, None if self.deterministic else generator)

@@ -76,6 +76,7 @@ class KNN(DrawingEstimator):
         """Add the source of each z as one more neighbour, or id −1 if the source is not needed."""
         source = self.reference.locate(x_source).unsqueeze(1)
         source_sq_dist = self._exact_sq_dist(z, source)
+        sq_dist = torch.where(ids == source, source_sq_dist, sq_dist)
         # Do not add a source that is farther than all neighbours, because this source would lower the tail.
         farthest = torch.where(ids >= 0, sq_dist, -torch.inf).amax(1, keepdim=True)
         missed = (source >= 0) & (ids != source).all(1, keepdim=True) & (source_sq_dist < farthest)

@@ -85,13 +85,10 @@ class SubspaceKNN(DrawingEstimator):
         return projection_of(reference, self.r, self._dtype(reference.device))
 
     def _dtype(self, device: torch.device) -> torch.dtype:
-        if device.type != "cpu":
-            return compute_dtype("SubspaceKNN", self.compute, device)
-        # A CPU rounds the sum of a bfloat16 product to 8 bits. If more than n images lie within that rounding, such as
-        # frames of a video, the source of z is not gathered. A GPU keeps the sum in float32.
-        if self.compute == "bfloat16":
+        # If more than n images lie within the rounding of a CPU's sums, the source of z is not gathered.
+        if device.type == "cpu" and self.compute == "bfloat16":
             raise InputError("SubspaceKNN: compute=bfloat16: a CPU rounds the sums of such products; use float32")
-        return torch.float32
+        return compute_dtype("SubspaceKNN", self.compute, device)
 
     def _warped_mean(self, z: Tensor, t: Tensor, warp: Warp, x_source: Tensor, generator: Generator | None) -> Tensor:
         t = t.flatten()

@@ -23,9 +23,12 @@ def check_compute(owner: str, compute: str) -> str:
 
 
 def compute_dtype(owner: str, compute: str, device: torch.device) -> torch.dtype:
-    """Return the type that the option `compute` means on a device. `auto` means the fastest native type."""
+    """Return the type that the option `compute` means: `auto` is bfloat16 on a GPU that multiplies it, else float32.
+
+    A CPU rounds the sums of bfloat16 products to 8 bits, so near images such as frames of a video change places.
+    """
     if compute == "auto":
-        return torch.bfloat16 if is_native(torch.bfloat16, device) else torch.float32
+        return torch.bfloat16 if device.type == "cuda" and is_native(torch.bfloat16, device) else torch.float32
     dtype: torch.dtype = getattr(torch, compute)
     if not is_native(dtype, device):
         raise InputError(f"{owner}: compute={compute}: this {device.type} does not multiply it natively; use float32")

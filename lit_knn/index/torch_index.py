@@ -23,12 +23,12 @@ class TorchIndex(Index):
 
     It multiplies all N vectors with each query, chunk by chunk, on the device of the vectors. k has no limit.
 
-    The search is approximate: `bfloat16` rounds the query to 8 bits, and floats are held in 8 bits. `search_recall` of
-    `callbacks.EstimatorError` measures the loss.
+    The search is approximate: `bfloat16` rounds the query to 8 bits, and a CPU the sums, too; floats are held in 8
+    bits. `search_recall` of `callbacks.EstimatorError` measures the loss.
 
     Args:
-        compute: number type of the products: `bfloat16`, `float32`, or `auto` for the fastest that the device
-            multiplies natively.
+        compute: number type of the products: `float32`, `bfloat16`, or `auto`: bfloat16 on a GPU that multiplies it,
+            else float32.
     """
 
     built_on_cpu = False

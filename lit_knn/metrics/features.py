@@ -14,6 +14,7 @@ from torch.nn.functional import adaptive_avg_pool2d, interpolate
 
 from lit_knn.common.errors import InputError
 from lit_knn.common.pixels import are_pictures, to_uint8
+from lit_knn.index.precision import full_float32
 
 # First digits of the SHA-256 hash of the published weights. The name of the weights' file ends with these digits.
 INCEPTION_SHA256 = "6726825d"
@@ -79,10 +80,10 @@ class NetworkExtractor(FeatureExtractor):
     @torch.no_grad()
     def __call__(self, images: Tensor) -> tuple[Tensor, Tensor | None]:
         # Images may come from a network in lower precision. All devices use the same statistics of the data, so no
-        # device may round convolutions to TF32.
+        # device may round products to TF32.
         cudnn = torch.backends.cudnn
         full = cudnn.flags(cudnn.enabled, cudnn.benchmark, cudnn.benchmark_limit, cudnn.deterministic, allow_tf32=False)
-        with torch.autocast(images.device.type, enabled=False), full:
+        with full_float32(), full:
             return self._extract(to_uint8(images).expand(-1, 3, -1, -1))  # grey as in a PNG read as RGB
 
     @abstractmethod

@@ -105,7 +105,10 @@ def feature_statistics(
     nothing = torch.zeros(0, extractor.num_features, device=device)
     sums.update(torch.zeros(0, dtype=torch.int64), nothing, nothing.new_zeros(0, num_logits))
     for numbers, images in batches:
-        features, logits = extractor(images.to(device))
+        images = images.to(device)
+        features, logits = extractor(images)
+        # As a picture, a pixel that is not finite would be black.
+        features = features.where(images.flatten(1).isfinite().all(1, keepdim=True), torch.nan)
         sums.update(numbers, features, logits if num_logits else None)
         advance(len(images))
     return sums.compute()
@@ -151,10 +154,12 @@ def frechet_distance_of_statistics(a: FeatureStatistics, b: FeatureStatistics) -
 
 def _factor(cov: Tensor) -> Tensor:
     """Return F, (features, r), with cov = F Fᵀ. The rank r of few images is far below the number of features."""
-    values, vectors = torch.linalg.eigh(cov)
+    # LAPACK may fail on a matrix of rounding errors alone, that of images which are all alike.
+    scale = cov.abs().amax().clamp(min=1e-300)
+    values, vectors = torch.linalg.eigh(cov / scale)
     # Below its rounding error, an eigenvalue is noise. A covariance has no negative ones.
     kept = values > torch.finfo(values.dtype).eps * len(values) * values[-1].clamp(min=0)
-    return vectors[:, kept] * values[kept].sqrt()
+    return vectors[:, kept] * (values[kept] * scale).sqrt()
 
 
 def inception_score(logits: Tensor) -> dict[str, float]:

@@ -27,7 +27,7 @@ COLUMNS = (
     *("cpu", "cores", "memory_gb", "date"),
 )
 MACHINE = ("cpu", "cores", "memory_gb")
-IDENTITY = ("case", "name", "settings", "t", "batch", "threads", *MACHINE)
+IDENTITY = ("case", "name", "settings", "t", "latents", "repeats", "batch", "threads", *MACHINE)
 """Rows that agree in these columns are measurements of the same thing; the later ones replace the earlier ones."""
 
 Rows = list[dict[str, Any]]

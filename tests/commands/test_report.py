@@ -89,7 +89,7 @@ def test_distances_are_the_best_and_the_last_and_more_samples_win(capsys):
         assert picture.size[0] > 2000
     # A later table without values of a metric hides none of an earlier one.
     # A deviation is no metric.
-    write_rows("b/fidelity.csv", [{"images_seen": 100, "fid": 9.0, "kid": 0.1, "kid_std": 0.01}])
+    write_rows("b/fidelity.csv", [{"images_seen": 100, "fid": 9.0, "kid": 0.1, "kid_std": 1, "kid_std_held_out": 1}])
     write_rows("b/checkpoints_fid.csv", [{"images_seen": 100, "fid": 2.5, "kid": ""}])
     assert read_run(b).curve.distances == {"fid": [(100, 2.5)], "kid": [(100, 0.1)]}
 

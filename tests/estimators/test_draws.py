@@ -14,6 +14,7 @@ from lit_knn.estimators import (
     Switched,
 )
 from lit_knn.index import FaissIndex
+from lit_knn.index.torch_index import FlatIndex
 from lit_knn.reference import ReferenceSet
 from lit_knn.theory.proposal import dense_log_q
 from tests.any_data import all_images, enumerated_mean
@@ -110,6 +111,44 @@ def few_lists(index=None):
     """Images whose index searches one of forty lists and so misses most of them."""
     images = torch.randint(0, 256, (400, 3, 4, 4), generator=rng()).to(torch.uint8)
     return ReferenceSet(images, index or FaissIndex("IVF40,Flat", nprobe=1), hflip=True)
+
+
+def test_a_source_that_a_rough_search_puts_behind_the_first_neighbours_keeps_its_likelihood():
+    # The search sees one component alone. The likelihood needs the distance in all of them.
+    x = torch.cat([torch.linspace(0, 1, 60)[:, None], 9 * torch.randn(60, 3, generator=rng())], 1)
+    reference = ReferenceSet(x, FirstComponent())
+    mean = KNN(60, 60, include_source=True).bind(reference).posterior_mean(x + 0.01, 0.1, x, rng())
+    torch.testing.assert_close(mean, x, rtol=0, atol=1e-3)
+
+
+class FirstComponent(FlatIndex):
+    """Searches by the first component of vectors, but locates them by all."""
+
+    def build(self, vectors):
+        super().build(vectors)
+        self.few = torch.cat([*vectors.chunks()])[:, 0]
+
+    def search(self, queries, k):
+        sq_dist, ids = (queries[:, :1] - self.few).square().sort(1)
+        return sq_dist[:, :k], ids[:, :k]
+
+    def locate(self, queries):
+        return super().search(queries, 1)
+
+
+class Careless(KNN):
+    """Draws without the generator that it gets."""
+
+    def _draw(self, z, t, x_source, generator):
+        return super()._draw(z, t, x_source, None)
+
+
+def test_a_certificate_is_of_the_mean_whatever_the_draws_come_from():
+    estimator = Careless(8, 4).bind(vectors())
+    z = latents(estimator.reference, 2.0)[2]
+    means = [estimator.certified_mean(z, 2.0, generator=rng(3)).mean for _ in range(2)]
+    assert torch.equal(means[0], means[1])
+    assert torch.equal(means[0], estimator.posterior_mean(z, 2.0, generator=rng(3)))
 
 
 @pytest.mark.parametrize(

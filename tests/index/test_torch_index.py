@@ -90,6 +90,17 @@ def test_types_that_a_gpu_multiplies_depend_on_its_generation(generation, native
     assert is_native(torch.float32, torch.device("cuda"))
 
 
+def test_a_cpu_tells_near_images_apart_by_default(monkeypatch):
+    # Its bfloat16 products would round their sums to 8 bits, on processors that have them.
+    monkeypatch.setattr("lit_knn.index.precision.is_native", lambda *_: True)
+    frames = pixels(N=1).repeat(40, 1, 1, 1)
+    frames.flatten(1)[torch.arange(40), torch.arange(40)] ^= 8
+    for index in (TorchIndex(), SubspaceIndex(39)):
+        reference = ReferenceSet(frames, index)
+        z = reference.gather(torch.arange(40)).requires_grad_()  # as for guidance
+        assert reference.search(z, 1)[1][:, 0].tolist() == list(range(40))
+
+
 def test_the_flat_index_and_all_components_find_what_faiss_finds():
     x = torch.randn(300, 20, generator=torch.Generator().manual_seed(0))
     z = noisy(ReferenceSet(x), 0.5)

@@ -14,6 +14,8 @@ from lit_knn.common.errors import InputError
 from lit_knn.metrics import DINOv2, EfficientNetLite0, FidelityMeasure, InceptionV3, Pixels
 from lit_knn.metrics.fidelity import (
     FeatureSums,
+    feature_statistics,
+    frechet_distance,
     frechet_distance_of_statistics,
     inception_score,
     kernel_distance,
@@ -113,6 +115,17 @@ def test_efficientnet_knows_a_flower_from_noise_in_full_precision_whatever_the_r
         again, _ = extractor(model_space(picture))
     assert torch.equal(again, features)
     assert not features.requires_grad
+
+
+def test_pictures_that_are_not_finite_are_refused_and_equal_ones_have_a_distance():
+    extractor, images = EfficientNetLite0(), torch.rand(6, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    # The covariance of equal pictures is rounding errors alone.
+    assert frechet_distance(images[:1].expand(64, -1, -1, -1), images, extractor) > 0
+    real = feature_statistics([(torch.arange(6), images)], extractor, "cpu")
+    images[3, 0, 0, 0] = torch.nan  # It would be a black pixel.
+    broken = feature_statistics([(torch.arange(6), images)], extractor, "cpu")
+    with pytest.raises(InputError, match="features of the first set, of 6 images, are not finite"):
+        frechet_distance_of_statistics(broken, real)
 
 
 HUB = """

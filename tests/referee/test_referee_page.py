@@ -75,7 +75,7 @@ def test_the_error_over_all_levels_is_the_worst_and_the_time_the_mean(tmp_path):
     _, (entry,) = results_of(tmp_path, rows)
     assert (entry.error, entry.time) == (pytest.approx(9), 3)
     # The error bar is that of the worst level.
-    figure = error_against_time(*results_of(tmp_path, [*rows[::2], rows[1] | {"mse_se": 3e-3}]))
+    figure = error_against_time(*results_of(tmp_path, [*rows[::2], rows[1] | {"mse_ratio_se": 3}]))
     (reach,) = figure.axes[0].containers[0].lines[2][1].get_segments()
     assert reach[:, 1] == pytest.approx([6, 12])
     # At t = 1 all are exact to rounding, the reference, too. At t = 2 the ratio is 0.1 for both.

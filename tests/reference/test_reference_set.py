@@ -83,6 +83,7 @@ def test_hflip_search_equals_a_doubled_set(k, float_images):
     images[4, :, :, 3:] = images[4, :, :, :3].flip(-1)  # its own mirror image: both ids must be found
     images = images.float() / 64 if float_images else images
     flipped, doubled = ReferenceSet(images, hflip=True), ReferenceSet(torch.cat([images, images.flip(-1)]))
+    assert ReferenceSet(torch.zeros(2, 16, 4, 4), hflip=True).N == 4  # narrow latents of many channels
     z = latents_near(doubled, b=8)
     z = torch.cat([z, z.flip(-1), doubled.gather(torch.tensor([4, 34]))])
     sq_dist, ids = flipped.search(z, k)

@@ -69,7 +69,10 @@ def _points(results: Results, entries: Sequence[Ranked], t: float | None = None)
         if t is None:
             # The standard error is that of the ratio at the noise level of the worst one.
             worst = min(results.levels, key=lambda t: abs(counted_ratio(entry, t, results) - error))
-            standard_error = entry.value(worst, "mse_se") / counted(reference_mse(entry, worst, results))
+            reference = reference_mse(entry, worst, results)
+            standard_error = entry.value(worst, "mse_se") / counted(reference)
+            if min(entry.value(worst, "mse"), reference) > ROUNDING:  # It is the plain ratio, that of paired latents.
+                standard_error = entry.value(worst, "mse_ratio_se")
             times = (ranked.time, entry.mean("time_ratio_low"), entry.mean("time_ratio_high"))
         else:
             error, standard_error = counted(entry.value(t, "mse")), entry.value(t, "mse_se")

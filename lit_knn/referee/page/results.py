@@ -13,7 +13,7 @@ Row = dict[str, str]
 CASE = ("case", "data", "N", "d")
 MACHINE_AND_THREADS = (*MACHINE, "threads")
 # Rows of a case that agree in these columns are of one entry.
-ENTRY = ("name", "settings", "origin", *MACHINE_AND_THREADS, "batch")
+ENTRY = ("name", "settings", "origin", *MACHINE_AND_THREADS, "latents", "repeats", "batch")
 
 
 @dataclass
