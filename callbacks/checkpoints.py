@@ -8,7 +8,7 @@ from pytorch_lightning.callbacks import Checkpoint
 from pytorch_lightning.utilities import rank_zero_warn
 from torch.optim import Optimizer
 
-from lit_knn.common.checkpoint_file import CHECKPOINTS, LAST_NAME
+from lit_knn.common.checkpoint_file import CHECKPOINTS, LAST_NAME, kept_in
 from lit_knn.common.distributed import on_first_rank
 from lit_knn.common.errors import InputError, NonFiniteLossError, check_at_least, prefixed
 from lit_knn.common.files import make_folder
@@ -86,6 +86,11 @@ class CheckpointByImages(StepCheckpoint):
         super().__init__(dirpath)
         self.every_n_images = every_n_images
         self._passed = 0
+
+    def check_overwrites(self, trainer: pl.Trainer, step: int, start: str | None) -> None:
+        """Raise InputError if a new run would add to the kept checkpoints of another one."""
+        if step == 0 and kept_in(folder := self.folder(trainer)):
+            raise InputError(f"CheckpointByImages: {folder} has checkpoints of another training; give another dirpath")
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: Any) -> None:
         super().on_train_start(trainer, pl_module)

@@ -55,6 +55,11 @@ class BestCheckpoint(pl.Callback):
         self._kept, self._drawn = self._open(pl_module)
         for table in (self._kept, self._drawn):
             table.refuse_other_settings()
+        for place, path in self.checkpoints.items() if self._key == "ema" else ():
+            row = self._kept.find(place)
+            if row is not None and row["images_seen"] != (seen := read_training(path)["images_seen"]):
+                told = f"{path} is of {seen} images, and its row in {self._kept.path} of {row['images_seen']}"
+                raise InputError(f"{told}: move that table away")
 
     def _find(self, max_steps: int) -> tuple[dict[Any, Path], str]:
         """Return the checkpoints by images seen, or the averages by relative length, and the name of that column."""

@@ -74,9 +74,8 @@ class Averaging(WeightAveraging):
         self._of_run, self._decay = device, decay
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Copy the module when a fit begins."""
-        if stage == "fit":
-            self._average_model = MovingAverage(pl_module, self._of_run, self._decay)
+        """Copy the module when a fit begins. Other commands get averaged weights from the checkpoint."""
+        self._average_model = MovingAverage(pl_module, self._of_run, self._decay) if stage == "fit" else None
 
 
 def exponent(length: float) -> float:

@@ -308,7 +308,7 @@ def _check_images(images: Tensor, hflip: bool) -> None:
     if images.ndim < 2 or images.numel() == 0:
         raise InputError(f"images must be (N, *shape) with N >= 1, got shape {tuple(images.shape)}")
     pixels = images.dtype == torch.uint8
-    channels_last = pixels and images.ndim == 4 and images.shape[1] > 4 >= images.shape[3]
+    channels_last = images.ndim == 4 and min(images.shape[1:3]) > 4 >= images.shape[3]
     if not pixels and not images.is_floating_point():
         raise InputError(f"images must be uint8 or float, got {images.dtype}")
     if (hflip or pixels) and (images.ndim != 4 or channels_last):

@@ -37,8 +37,10 @@ class WholeCheckpointIO(TorchCheckpointIO):
         path = Path(path)
         try:
             remove_partial(path)  # A run that was killed may have left one. Only the first rank writes.
-            with written_whole(path) as partial, partial.open("wb") as file:
-                torch.save(checkpoint, file)
+            with written_whole(path) as partial:
+                with partial.open("wb") as file:
+                    torch.save(checkpoint, file)
+                read_checkpoint_file(partial, mmap=True)  # A state of other types would be lost: no command reads it.
         except (OSError, RuntimeError) as error:
             # PyTorch raises a RuntimeError of its own while it handles the error of the file, which has the reason.
             reason = error if isinstance(error, OSError) else error.__context__

@@ -5,7 +5,9 @@ import fcntl
 import os
 import pkgutil
 import re
+import shlex
 import shutil
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +22,7 @@ from lit_knn.common.checkpoint_file import CHECKPOINTS, LAST_NAME, kept_in
 from lit_knn.common.errors import InputError
 from lit_knn.common.files import at_home
 from lit_knn.runs.checkpoints import read_training
-from lit_knn.runs.record import RECORD_NAME
+from lit_knn.runs.record import RECORD_NAME, read_record
 
 CONFIG_NAME = "config.yaml"
 METRICS_NAME = "metrics.csv"
@@ -117,6 +119,10 @@ class RunFolder:
             return True
         return same and seed in (None, config.get("seed_everything", seed))
 
+    def repeats(self) -> bool:
+        """Tell whether this process has the run's command line, as a SLURM job that is queued again has."""
+        return read_record(self.path).command == shlex.join(sys.argv)
+
     def kept_checkpoints(self, folder: str | Path | None = None, max_steps: int = -1) -> dict[int, Path]:
         """Find the checkpoints that `CheckpointByImages` kept, and the last one; return paths by the images seen.
 
@@ -156,6 +162,8 @@ class RunFolder:
             except InputError as error:
                 rank_zero_warn(f"the run was resumed from {error}; what was kept before it is missing")
                 break
+            # The earlier run may have gone on since.
+            until = min(until, *found)
             earlier = {seen: path for seen, path in kept_in(run.path / name).items() if seen <= until}
             found = {**earlier, **found}
         return dict(sorted(found.items()))
@@ -232,7 +240,7 @@ def choose_folder(
             version = run.path.resolve().name
     elif command in ("fit", "plan") and (job := job_folder()):
         stopped = (RunFolder(path.parent.parent) for path in parent.glob(f"*/{job}/hpc_ckpt_*.ckpt"))
-        version = next((run.path.name for run in stopped if run.trained(model, seed)), None)
+        version = next((run.path.name for run in stopped if run.trained(model, seed) and run.repeats()), None)
     pattern = re.compile(rf"{re.escape(stem)}_(\d+)")
     while True:
         numbers = [int(match[1]) for path in parent.glob("*") if (match := pattern.fullmatch(path.name))]

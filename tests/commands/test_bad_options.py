@@ -58,6 +58,7 @@ FILES = [
     (b"trainer:\n  callbacks:\n    - {class_path: A, class_path: B}\n", "line 3: the key class_path is there twice"),
     (b"trainer: [\n", "bad.yaml, line 2: "),
     (b"trainer: !!python/object/apply:os.system [ls]\n", "bad.yaml, line 1: could not determine a constructor"),
+    (b"model:\n  init_args:\n    seed: 1\n", "bad.yaml: model.seed is set by seed_everything: give that option"),
     (b"", "bad.yaml holds no options"),
     (b"seed_everything: 1\ntrainer:\n", "trainer holds no options"),
     (b"# caf\xe9\n", "--config bad.yaml cannot be read: 'utf-8' codec can't decode byte 0xe9 in position 5"),

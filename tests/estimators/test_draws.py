@@ -117,12 +117,13 @@ def test_a_source_that_a_rough_search_puts_behind_the_first_neighbours_keeps_its
     # The search sees one component alone. The likelihood needs the distance in all of them.
     x = torch.cat([torch.linspace(0, 1, 60)[:, None], 9 * torch.randn(60, 3, generator=rng())], 1)
     reference = ReferenceSet(x, FirstComponent())
-    mean = KNN(60, 60, include_source=True).bind(reference).posterior_mean(x + 0.01, 0.1, x, rng())
-    torch.testing.assert_close(mean, x, rtol=0, atol=1e-3)
+    z = x + torch.tensor([0.4, 0.0, 0.0, 0.0])
+    mean = KNN(60, 60, include_source=True).bind(reference).posterior_mean(z, 0.4, x, rng())
+    assert (mean - x).abs().amax(1).median() < 1e-3  # Some of the other images are near, too.
 
 
 class FirstComponent(FlatIndex):
-    """Searches by the first component of vectors, but locates them by all."""
+    """Searches by the first component of vectors, with distances that are too large, but locates them by all."""
 
     def build(self, vectors):
         super().build(vectors)
@@ -130,7 +131,7 @@ class FirstComponent(FlatIndex):
 
     def search(self, queries, k):
         sq_dist, ids = (queries[:, :1] - self.few).square().sort(1)
-        return sq_dist[:, :k], ids[:, :k]
+        return 25 * sq_dist[:, :k], ids[:, :k]
 
     def locate(self, queries):
         return super().search(queries, 1)

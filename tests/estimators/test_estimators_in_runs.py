@@ -100,7 +100,7 @@ OWN = """
 from lit_knn.estimators import Estimator
 
 class Own(Estimator):
-    def __init__(self, n: int = 30) -> None:
+    def __init__(self, n: int = 30, m: int = 1) -> None:
         self.count = n
     def _posterior_mean(self, z, t, x_source, generator):
         return z
@@ -108,7 +108,7 @@ class Own(Estimator):
 
 
 # tests/project/test_extending.py trains with an own estimator.
-@pytest.mark.parametrize("given", [[], ["--model.estimator.n", "3"]])
+@pytest.mark.parametrize("given", [[], ["--model.estimator.n", "3"], ["--model.estimator.m", "3"]])
 def test_an_own_estimator_is_told_of_options_that_stick(given, tmp_path, monkeypatch, recwarn):
     (tmp_path / "own_count.py").write_text(OWN)
     monkeypatch.syspath_prepend(tmp_path)
@@ -118,5 +118,5 @@ def test_an_own_estimator_is_told_of_options_that_stick(given, tmp_path, monkeyp
     assert all(OURS in Path(warning.filename).parents for warning in warned)
     told = [str(warning.message) for warning in warned]
     expected = "--model.estimator own_count.Own takes over n=64 of the config's KNN; for other values give "
-    assert told == ([] if given else [expected + "--model.estimator.n …"])
+    assert told == ([] if "--model.estimator.n" in given else [expected + "--model.estimator.n …"])
     sys.modules.pop("own_count")

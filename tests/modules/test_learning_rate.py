@@ -44,7 +44,8 @@ def test_learning_rate_and_average_follow_the_images_with_accumulation(kind, bat
     history = History()
     callbacks = [history, LastCheckpoint(dirpath=str(tmp_path))]
     trainer = pl.Trainer(max_steps=8, accumulate_grad_batches=2, callbacks=callbacks, **TRAINER)
-    trainer.fit(kind(WatchedNet(), OneSample(), lr=0.1, **options), Images(batch_size))
+    model = kind(WatchedNet(), OneSample(), lr=0.1, **options)
+    trainer.fit(model, Images(batch_size))
     values, images, rates = zip(*history.steps, strict=True)
     assert len({0.3, *values}) == 9
     assert list(images[:4]) == counts
@@ -56,6 +57,9 @@ def test_learning_rate_and_average_follow_the_images_with_accumulation(kind, bat
         average = decay * average + (1 - decay) * value
     (saved,) = torch.load(tmp_path / "last.ckpt", weights_only=False)["state_dict"].values()
     assert saved.item() == pytest.approx(average, rel=1e-5)
+    # The same trainer evaluates the averaged weights of the checkpoint.
+    trainer.validate(model, Images(batch_size), ckpt_path=tmp_path / "last.ckpt", verbose=False)
+    assert model.network.value.item() == saved.item()
 
 
 def test_the_config_of_warm_up_and_cosine_ends_at_0_after_its_steps(tmp_path):

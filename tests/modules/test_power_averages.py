@@ -124,6 +124,9 @@ def test_average_writes_checkpoints_that_all_commands_take(trained, tmp_path, mo
     until = read_snapshots(kept_in(run / "snapshots"))[:8]
     expected = average(until, fit_length(until, 0.08).weights)
     assert all(torch.equal(value, expected[name]) for name, value in made["state_dict"].items())
+    shutil.copy("until/ema=0.080.ckpt", files[1])
+    line = refusal_of(["best", "--run", str(run), "--checkpoints", str(run / "averages")], capsys)
+    assert "ema=0.100.ckpt is of 512 images, and its row in " in line
     with pytest.warns(UserWarning, match=r"--ema 0\.02: the nearest sum of 12 snapshot\(s\) has an error of 1\d%"):
         main(["average", str(run), "--ema", "0.02"])
     assert "above 30%; stored are the lengths" in refusal_of(

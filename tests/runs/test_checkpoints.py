@@ -176,6 +176,10 @@ def test_kept_checkpoints_of_a_resumed_run_end_where_it_went_on_and_have_the_end
         found = RunFolder(tmp_path / "b").kept_checkpoints(max_steps=max_steps)
         assert list(found) == [100, 200, 250, 350, *end]
         assert [path.parent.parent.name for path in found.values()] == ["a", "a", "b", "b", *["b"] * len(end)]
+    # The first run goes on beyond the other's end.
+    write_run(tmp_path / "d", [100, 200, 300, 400], (400, 40))
+    write_run(tmp_path / "e", [250, 350], (350, 35), str(tmp_path / "d" / "checkpoints" / "last.ckpt"))
+    assert list(RunFolder(tmp_path / "e").kept_checkpoints()) == [100, 200, 250, 350]
     write_run(tmp_path / "c", [100, 200], (200, 20))
     assert [path.name for path in RunFolder(tmp_path / "c").kept_checkpoints(max_steps=20).values()] == [
         "images_seen=100.ckpt",
@@ -264,6 +268,9 @@ def test_a_full_disk_keeps_the_old_checkpoint(good, tmp_path):
         WholeCheckpointIO().save_checkpoint(content, path)
     assert path.read_bytes() == good
     assert os.listdir(tmp_path) == ["last.ckpt"]
+    with pytest.raises(InputError, match=r"names the global pathlib\.\S+, which is refused"):
+        WholeCheckpointIO().save_checkpoint({"state": Path("best.ckpt")}, path)  # Nothing could read it again.
+    assert path.read_bytes() == good
     # There is room again. A checkpoint that was read before is another one.
     io = WholeCheckpointIO()
     io.save_checkpoint(content, path)

@@ -324,6 +324,9 @@ def test_a_job_that_slurm_queues_again_goes_on_in_its_folder_and_another_job_doe
     assert steps_in(LAST) == 6
     assert read_record(RUN).images_seen == 96
     assert len(RunFolder(RUN).earlier("config.yaml")) == 1
+    monkeypatch.setattr(sys, "argv", ["lit-knn", "fit", "--model.lr=0.1"])  # Another command of the same script.
+    fit(1, *BARE, "--model.lr", "0.1")
+    assert names(RUN.parent) == ["knn_0", "knn_1", "knn_2", "knn_3"]
 
 
 @pytest.mark.parametrize(
@@ -386,6 +389,12 @@ def test_last_is_of_a_run_with_the_same_estimator_and_seed(capsys):
     line = refused(capsys, 2, "--ckpt_path", "last", "--model.estimator", "Exact")
     wanted = "it needs a whole one of a run with this name, model, estimator and --seed"
     assert f"found none in runs/demo; {wanted}" in line
+
+
+def test_two_runs_do_not_keep_checkpoints_in_one_folder(capsys):
+    own = ["--trainer.limit_val_batches", "0", "--trainer.callbacks.dirpath", "kept"]
+    fit(2, *own)
+    assert "kept has checkpoints of another training" in refused(capsys, 2, *own)
 
 
 def test_a_longer_run_is_not_overwritten(capsys):

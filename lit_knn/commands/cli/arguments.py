@@ -43,7 +43,10 @@ def kept_options(
         if not ESTIMATOR_OPTION.fullmatch(option) or not all(part.isidentifier() for part in name.split(".")):
             continue
         with suppress(Exception):  # Without an estimator in a config, no class was replaced.
-            before = _class_at(parse([*args[:i], *args[i + (1 if equals else 2) :]]), option)
+            others = [*args[:i], *args[i + (1 if equals else 2) :]]
+            own_options = [j for j, other in enumerate(others) if other.startswith(f"{option}.")]
+            gone = {*own_options, *(j + 1 for j in own_options if "=" not in others[j])}
+            before = _class_at(parse([other for j, other in enumerate(others) if j not in gone]), option)
             now = _class_at(options, option)
             own = {other.partition("=")[0] for other in args}
             kept = {
