@@ -163,7 +163,7 @@ class RunFolder:
                 rank_zero_warn(f"the run was resumed from {error}; what was kept before it is missing")
                 break
             # The earlier run may have gone on since.
-            until = min(until, *found)
+            until = min([until, *found])
             earlier = {seen: path for seen, path in kept_in(run.path / name).items() if seen <= until}
             found = {**earlier, **found}
         return dict(sorted(found.items()))
@@ -221,7 +221,7 @@ def choose_folder(
 
     VERSION is that of a TensorBoard or CSV logger, if it is given. A fit that resumes from the `last.ckpt` of a run of
     this name, with the same model and estimator, goes on in the folder of that run. So does a job that SLURM has queued
-    again, with the same `seed`. A `predict` with a checkpoint of a run of this name gets a folder `predict_N` in that
+    again, with the same command. A `predict` with a checkpoint of a run of this name gets a folder `predict_N` in that
     run's folder. Any other run gets a new folder: the class of its estimator with a number, such as `one_sample_0`.
     Only the first process makes it; the trainer tells the others.
     """
