@@ -416,7 +416,7 @@ def test_a_table_of_another_protocol_or_data_is_refused(tmp_path):
 
 def test_a_row_replaces_one_of_the_same_measurement_alone(tmp_path):
     # A row of the same estimator, settings and machine is measured again; any other row is another measurement.
-    same = {"case", "name", "settings", "t", "batch", "threads", "cpu", "cores", "memory_gb"}
+    same = {"case", "name", "settings", "t", "latents", "repeats", "batch", "threads", "cpu", "cores", "memory_gb"}
     row = dict.fromkeys(COLUMNS, "1") | {"protocol": 1}
     for column in set(COLUMNS) - {"protocol", "data"}:
         path = tmp_path / f"{column}.csv"
