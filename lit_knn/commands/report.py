@@ -12,12 +12,11 @@ from lit_knn import estimators
 from lit_knn.commands.cli.save_config import pairs
 from lit_knn.common.errors import InputError
 from lit_knn.common.files import written_whole
-from lit_knn.common.tables import AVERAGES_PREFIX, CHECKPOINTS_PREFIX, FIDELITY_CSV, TITLES, read_rows
+from lit_knn.common.tables import AVERAGES_PREFIX, CHECKPOINTS_PREFIX, FIDELITY_CSV, HELD_OUT, TITLES, read_rows
 from lit_knn.data.files import reading
 from lit_knn.estimators.counts import Count
 from lit_knn.figures.style import save_figure
 from lit_knn.figures.training_curves import Points, TrainingCurve, best_point, figure4, run_comparison, varied
-from lit_knn.metrics.fidelity_measure import HELD_OUT
 from lit_knn.runs.folder import RunFolder
 from lit_knn.runs.record import RECORD_NAME, Record, read_record
 
@@ -87,7 +86,9 @@ def _read_table(path: Path, length: float | None = None) -> dict[str, dict[int, 
     found: dict[str, dict[int, float]] = {}
     with reading(path):  # Somebody may have edited it.
         for row in read_rows(path) if path.is_file() else ():
-            for metric in row.keys() - POINT_COLUMNS if length in (None, float(row.get("ema", 0))) else ():
+            if length is not None and float(row["ema"]) != length:
+                continue
+            for metric in row.keys() - POINT_COLUMNS:
                 if row[metric] not in ("", "nan") and not metric.removesuffix(HELD_OUT).endswith("_std"):
                     found.setdefault(metric, {})[int(row["images_seen"])] = float(row[metric])
     return found

@@ -17,6 +17,7 @@ CHECKPOINTS_PREFIX = "checkpoints_"  # `checkpoints_<metric>.csv` lists the meas
 DRAWS_PREFIX = "draws_"  # `draws_<metric>.csv` lists further draws of samples of the best checkpoint
 # Names of metrics for people; other metrics are shown by their names in logs.
 TITLES = {"fid": "FID", "fd_pixels": "Fréchet distance on pixels", "inception_score": "Inception Score"}
+HELD_OUT = "_held_out"  # suffix of metrics that compare with held-out images
 # Advice beside a table that was measured in another way.
 SAME_SETTINGS = "measure with the same settings, or rename that file"
 

@@ -14,6 +14,7 @@ from tqdm import tqdm
 from lit_knn.common.distributed import broadcast, on_first_rank, rank_and_size, warn_on_first_rank
 from lit_knn.common.errors import InputError, check_at_least
 from lit_knn.common.progress import Bar, progress_bar
+from lit_knn.common.tables import HELD_OUT
 from lit_knn.metrics.features import FeatureExtractor, InceptionV3
 from lit_knn.metrics.fidelity import (
     INCEPTION_SCORE_SPLITS,
@@ -28,7 +29,6 @@ from lit_knn.metrics.kept_results import load_tensors, save_tensors
 from lit_knn.reference import ReferenceSet
 
 EXTRA_METRICS = ("kid", "precision", "recall")
-HELD_OUT = "_held_out"
 
 
 class FidelityMeasure:

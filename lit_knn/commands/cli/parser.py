@@ -76,13 +76,13 @@ def load(text: str, path: str | None = None) -> Any:
         raise InputError(f"{path}, line {mark.line + 1}: {error.problem or error.context}") from error
     if path is not None and not isinstance(value, dict):
         raise InputError(f"{path} holds no options: it must have lines like `trainer:`")
-    for part in ("model", "data") if path is not None else ():
+    if path is None:
+        return None if value == "None" else value
+    for part in ("model", "data"):
         own = value.get(part)
         if isinstance(own, dict) and "seed" in {**own, **(own.get("init_args") or {})}:  # It would be replaced.
             raise InputError(f"{path}: {part}.seed is set by seed_everything: give that option")
-    if path is not None:
-        return with_packaged_parts(value, Path(path).parent)
-    return None if value == "None" else value
+    return with_packaged_parts(value, Path(path).parent)
 
 
 def _refuse_double_keys(node: yaml.Node | None) -> None:
