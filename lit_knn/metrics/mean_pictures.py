@@ -18,7 +18,7 @@ def mean_pictures(
     num_images: int = 1,
     seed: int = 0,
 ) -> dict[str, Tensor]:
-    """Estimate the posterior means at `num_images` z, with the same images and noise at all levels t, and bind for it.
+    """Bind the estimators, and estimate the means at `num_images` z, with equal images and noise at all t.
 
     Returns the rows of Figure 2 by name, (levels, images, *shape), model space, on the CPU: z / sqrt(1 + t²), the exact
     mean, and each estimate of it.

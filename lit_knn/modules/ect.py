@@ -39,8 +39,7 @@ class LitECT(ConsistencyTraining):
         estimator: score estimator; `setup` binds it to the data module's reference set.
         start: the trained network: a published `.pkl` (none of its code is run), a `.safetensors` that `lit-knn
             convert` or `export` wrote, a `.ckpt` of `LitEDM` (its averaged weights), or the folder of such a run. Null
-            only with `--ckpt_path`, whose weights then count: so a tuned model needs no file but its own checkpoint,
-            and `net`.
+            only with `--ckpt_path`, which then gives the weights: a tuned model needs only its checkpoint, and `net`.
         net: the architecture, for instance with another dropout; it gets the weights of `start`. Its `augment_dim` must
             be 0: there is no augmentation here, and the file's layer for augmentation labels is left out. Null builds
             the architecture that the file stores.

@@ -22,9 +22,9 @@ RANKING = (
     "error against time at that t. A mean that cannot be told from 0 is a limit, as in < 1e-9."
 )
 CERTIFICATES = (
-    "Some estimators state the squared error of each estimate. The table has the stated over the actual error: 1 is "
-    "honest, less promises too much. The spread is the standard deviation of the stated errors over the latents, of "
-    "their mean."
+    "Some estimators state the squared error of each estimate. The table divides the stated by the actual error; below "
+    "1, an estimator promises too much. The spread is the stated errors' standard deviation over the latents, divided "
+    "by their mean."
 )
 USUAL = (
     "themselves for the same generator, draw from no other one, leave z and t as they were, do without the image that "
