@@ -55,6 +55,10 @@ class Fidelity(Measurement):
         self.held_out = held_out
         self.last_values: dict[str, float] = {}
 
+    @property
+    def logged(self) -> Sequence[str]:  # type: ignore[override]
+        return self.measure.names
+
     def check(self) -> None:
         self.measure.prepare(self.real(), self.num_samples)
 
@@ -90,9 +94,11 @@ class Fidelity(Measurement):
         rows = undamaged_rows(path)
         # The last row must be from this validation, not from an earlier measurement.
         fits = rows and all(rows[-1].get(name) == value for name, value in point.items())
-        if not fits or rows[-1].get(self.measure.metric):
+        own = {name: f"{value:.6g}" for name, value in self.last_values.items()}
+        # Another callback may have measured the same names, such as `precision`, on other features.
+        if not fits or rows[-1].get(self.measure.metric) or any(rows[-1].get(n) not in (None, "", own[n]) for n in own):
             rows.append(point)
-        rows[-1] |= {name: f"{value:.6g}" for name, value in self.last_values.items()}
+        rows[-1] |= own
         write_rows(path, rows)
 
 

@@ -36,7 +36,8 @@ class Measurement(pl.Callback):
     # Others refuse `fit`, because each validation would overwrite the results of the last one.
     in_fit = False
     model_class: type[pl.LightningModule] = pl.LightningModule
-    outputs: Sequence[str] = ()  # files that must not be in the run's folder yet
+    outputs: Sequence[str] = ()  # files that must not be in the run's folder yet, nor another callback's
+    logged: Sequence[str] = ()  # names of values that another callback may log, too
 
     def check(self) -> None:
         """Check settings and data before any long work."""
@@ -57,6 +58,9 @@ class Measurement(pl.Callback):
             # The first rank decides, so that all ranks stop.
             taken = broadcast(next((file for file in self.outputs if (self.run_folder / file).exists()), None))
             with prefixed(name):
+                for file in self.outputs:
+                    if any(file in other.outputs for other in self._later()):
+                        raise InputError(f"another callback of this run also writes {file}")
                 if taken is not None:
                     where = self.run_folder / taken
                     raise InputError(f"{where} exists; nothing is overwritten, use another folder")
@@ -102,11 +106,20 @@ class Measurement(pl.Callback):
         """Log values of samples. Every rank must call this with the same values, so that every rank can monitor them.
 
         Loggers get `samples/NAME`, beside the pictures of samples; callbacks that monitor a value know it as NAME.
-        The progress bar has those in `shown`.
+        The progress bar has those in `shown`. If several callbacks measure a value, the last one logs it: Lightning
+        would log their mean.
         """
+        later = {name for other in self._later() for name in other.logged}
         for name, value in values.items():
+            if name in later:
+                continue
             self.module.log(name, value, prog_bar=name in shown, rank_zero_only=True, logger=False)
             self.module.log(f"samples/{name}", value, rank_zero_only=True)
+
+    def _later(self) -> list["Measurement"]:
+        """Return the measurements that stand behind this one."""
+        callbacks = self.trainer.callbacks  # type: ignore[attr-defined]
+        return [other for other in callbacks[callbacks.index(self) + 1 :] if isinstance(other, Measurement)]
 
     def save_figure(self, figure: Figure, name: str, tag: str | None = None) -> Path:
         """Write NAME.png and NAME.pdf to the run's folder, and give the loggers the picture. Returns the first path."""

@@ -36,6 +36,7 @@ class Memorisation(Measurement):
         self.batch_size = batch_size
         self.num_pairs = num_pairs
         self.metric = MemorisationMetric(threshold)
+        self.logged = self.metric.names
 
     def check(self) -> None:
         check_search(self.reference.to(self.device))

@@ -81,11 +81,8 @@ class BestCheckpoint(pl.Callback):
             **{f"model.{name}": value for name, value in pl_module.generative_model().options().items()},
         }
         settings = json.loads(json.dumps(settings, default=str))  # Settings read from a file have these types.
-        names = [self.metric, *(("inception_score", "inception_score_std") if measure.extractor.num_logits else ())]
-        extra = (n for m in measure.extra_metrics for n in ((m, "kid_std") if m == "kid" else (m,)))
-        names += [n + measure.suffix for n in extra]
         columns = {"step": int, "images_seen": int, **({"ema": float} if self._key == "ema" else {}), "checkpoint": str}
-        columns |= dict.fromkeys(names, float) | {"num_samples": int, "seconds": float}
+        columns |= dict.fromkeys(measure.names, float) | {"num_samples": int, "seconds": float}
         folder, prefix = self.run, CHECKPOINTS_PREFIX
         if self._key == "ema":
             folder, prefix = Path(str(self.folder)), AVERAGES_PREFIX

@@ -95,6 +95,8 @@ def _described(value: Any) -> Any:
         return {"mapping": [[_described(name), _described(part)] for name, part in value.items()]}
     if isinstance(value, (list, tuple)):
         return [_described(part) for part in value]
+    if type(value).__module__.startswith("lit_knn.") and hasattr(value, "__dict__"):  # such as a noise process
+        return [_name(type(value)), _described(vars(value))]
     return _unlike_any_other()
 
 

@@ -32,6 +32,7 @@ def error_terms(error_sum: Tensor, sq_error_sum: Tensor, repeats: int) -> ErrorT
     if repeats == 1:
         return ErrorTerms(mse, bias_sq, bias_sq, torch.zeros_like(mse))
     variance = (mse - bias_sq) * repeats / (repeats - 1)
+    variance = variance.where(variance > 1e-12 * mse, 0.0)  # The rest is rounding.
     return ErrorTerms(mse, bias_sq, bias_sq - variance / repeats, variance)
 
 

@@ -57,13 +57,20 @@ class FidelityMeasure:
         self.extra_metrics, self.kid_subset_size = tuple(extra_metrics), kid_subset_size
         self.cache_dir, self.mirrored = cache_dir, mirrored
         self.suffix = HELD_OUT if held_out else ""
-        self._ready = False
+        self._of: ReferenceSet | None = None
         self._real: FeatureStatistics | None = None
 
     @property
     def metric(self) -> str:
         """Name of the distance: the extractor's, and `_held_out` for held-out images."""
         return self.extractor.metric + self.suffix
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of all values that a call returns."""
+        scores = ("inception_score", "inception_score_std") if self.extractor.num_logits else ()
+        extra = (n for m in self.extra_metrics for n in ((m, "kid_std") if m == "kid" else (m,)))
+        return self.metric, *scores, *(n + self.suffix for n in extra)
 
     def prepare(self, reference: ReferenceSet, num_images: int) -> None:
         """Load the extractor and check that `num_images` images can be compared with the data, before any long work."""
@@ -101,16 +108,16 @@ class FidelityMeasure:
         device: torch.device | str = "cpu",
         bar: Bar = progress_bar,
     ) -> dict[str, float]:
-        """Compare images with the data, the same in all calls; all ranks call it, after `prepare`.
+        """Compare images with the data; all ranks call it, after `prepare`.
 
         `batches` are this rank's share of the images, as in `feature_statistics`, read one at a time under a progress
         bar that `bar` makes. `total` is the number of images over all ranks, None if the caller shows a bar. The result
         has the distance under the name `metric`, the Inception Score and the extra metrics.
         """
         self.extractor.load(reference.shape, device)
-        if not self._ready:
+        if self._of is not reference:
             self._real = self._real_statistics(reference, device, bar)
-            self._ready = True
+            self._of = reference
         own_share = None if total is None else total // rank_and_size()[1]
         generated = self._statistics(batches, device, bar(own_share, "Samples", " images"), with_logits=True)
         return on_first_rank(lambda: self._values(generated))

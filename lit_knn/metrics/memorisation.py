@@ -65,7 +65,7 @@ def memorisation(
     """
     metric = MemorisationMetric(threshold).to(reference.device)
     for batch in samples.split(batch_size):
-        metric.update(nearest_images(batch, reference))
+        metric.update(nearest_images(batch.to(reference.device), reference))
     return metric.compute()
 
 

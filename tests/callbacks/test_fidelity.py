@@ -106,6 +106,26 @@ def test_each_measurement_is_logged_and_is_a_row(measure, shown):
     assert [(row["step"], row["fid"]) for row in read_rows(table)] == [("2", "9.5"), ("0", "")]
 
 
+class Halves(Pixels):
+    """The left half of each image."""
+
+    metric = "fd_halves"
+
+    def __call__(self, images):
+        return super().__call__(images * (torch.arange(8) < 4))
+
+
+def test_of_two_callbacks_that_measure_one_name_each_has_its_row_and_the_last_one_logs(validate, shown):
+    options = {**FEW, "extra_metrics": ["recall"]}
+    halves = {**options, "extractor": {"class_path": f"{__name__}.Halves"}}
+    estimator = ["--model.estimator", "Exact", "--model.sampling_steps", "4"]
+    run = validate({"Fidelity": options, "fidelity.Fidelity": halves, "Memorisation": {"num_samples": 9}}, *estimator)
+    whole, half = read_rows(run / "fidelity.csv")
+    assert 0 < float(whole["recall"]) != float(half["recall"]) > 0
+    assert shown(run)[1]["samples/recall"] == [pytest.approx(float(half["recall"]), rel=1e-4)]
+    assert whole["fd_halves"] == half["fd_pixels"] == ""
+
+
 @pytest.mark.filterwarnings("ignore:.*rank-deficient")
 def test_the_distance_is_to_images_in_no_reference_set_and_copies_are_of_the_training_images(validate, shown):
     size = {"num_samples": 60, "batch_size": 25}

@@ -57,6 +57,11 @@ def test_what_does_not_fit_is_refused(callback, options, args, words, command, c
     assert not list(Path().rglob("*.csv"))
 
 
+def test_two_tables_of_one_name_are_refused(command, capsys):
+    both = command({"EstimatorError": CURVE, "estimator_error.EstimatorError": CURVE})
+    assert "EstimatorError: another callback of this run also writes estimator_error.csv" in refusal_of(both, capsys)
+
+
 def test_fit_is_refused(command, capsys):
     command({"MeanPicture": MEANS})
     line = refusal_of(["fit", "-c", DEMO, "-c", "callbacks.yaml"], capsys)

@@ -13,6 +13,7 @@ from lit_knn.common.errors import InputError
 from lit_knn.common.files import written_whole
 from lit_knn.common.settings import RecordsArguments, describe, fingerprint
 from lit_knn.common.tables import ResultsTable, read_rows, undamaged_rows, write_rows
+from lit_knn.theory.noise import VP
 
 
 def test_a_file_is_on_the_disk_before_it_has_its_name(tmp_path, monkeypatch):
@@ -70,6 +71,7 @@ class Thing(RecordsArguments):
 
 def test_values_that_python_or_memory_holds_alike_are_described_apart():
     values = [0, False, None, 0.0, "0", [0], {"a": 0}, torch.zeros(2), torch.zeros(2, dtype=torch.int32)]
+    values += [VP(beta_min=0.1), VP(beta_min=0.2)]
     values += [torch.zeros(1, 2), torch.zeros(4, dtype=torch.float16), torch.float32, torch.float64]
     values += [nn.LeakyReLU(0.1), nn.LeakyReLU(0.2), nn.Sequential(nn.LeakyReLU(0.2)), nn.ELU(0.2)]  # without weights
     described = [fingerprint(describe(Thing(value))) for value in values]

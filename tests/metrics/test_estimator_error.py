@@ -30,6 +30,8 @@ def test_terms_are_those_of_numpy_and_the_share_of_the_bias_is_that_of_their_lat
     np.testing.assert_allclose(terms.bias_sq, (errors.mean(0) ** 2).mean(1))
     np.testing.assert_allclose(terms.variance, errors.var(0, ddof=1).mean(1))
     np.testing.assert_allclose(terms.bias_sq_corrected + terms.variance, terms.mse)
+    alike = error_terms(sum([tensor[0]] * 7), sum([tensor[0].square().sum(1)] * 7), 7)
+    assert torch.equal(alike.variance, torch.zeros(40))  # In float64 the difference of equal numbers may be rounding.
     means = LatentMeans(("mse", "bias_sq_corrected", "variance"))
     means.update(**terms._asdict())
     assert bias_share(**means.compute()) == pytest.approx(share_and_error(terms.bias_sq_corrected, terms.mse))

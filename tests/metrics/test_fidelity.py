@@ -204,8 +204,12 @@ def test_only_the_metrics_that_were_asked_for_are_returned(dark, tmp_path):
     def measured(extractor=Pixels, **options):
         distance, reference = FidelityMeasure(extractor(), 16, **options), ReferenceSet(dark)
         distance.prepare(reference, 30)
-        images = ReferenceSet(255 - dark).gather(torch.arange(30))
-        return distance(reference, [(torch.arange(30), images)], None)
+        bright = ReferenceSet(255 - dark)
+        images = bright.gather(torch.arange(30))
+        found = [distance(real, [(torch.arange(30), images)], None) for real in (bright, reference)]
+        # A second data set does not count with the statistics of the first.
+        assert 2 * found[0][distance.metric] < found[1][distance.metric]
+        return found[1]
 
     plain = measured(cache_dir=str(tmp_path))
     assert plain.keys() == {"fd_pixels"}
@@ -219,7 +223,7 @@ def test_only_the_metrics_that_were_asked_for_are_returned(dark, tmp_path):
     assert few.keys() == many.keys() == {"fd_pixels", "kid", "kid_std"}
     assert few["fd_pixels"] == pytest.approx(plain["fd_pixels"])
     assert few["kid_std"] > 1.5 * many["kid_std"]
-    assert len(list(tmp_path.iterdir())) == 2
+    assert len(list(tmp_path.iterdir())) == 4
 
 
 @pytest.mark.parametrize(
