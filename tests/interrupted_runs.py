@@ -64,7 +64,8 @@ def fit(folder, model, steps, ckpt_path=None, at=None, every=100, **options):
     logger = options.pop("logger", None) or CSVLogger(folder, name=None, version="run", flush_logs_every_n_steps=1)
     often = {"limit_train_batches": 4, "val_check_interval": 3, "check_val_every_n_epoch": None, "log_every_n_steps": 1}
     options = {"default_root_dir": folder, "logger": logger, "callbacks": callbacks, **QUIET, **often, **options}
-    trainer, data, status = Trainer(max_steps=steps, **options), Digits(batch_size=40, val_images=32), 0
+    data, status = options.pop("data", None) or Digits(batch_size=40, val_images=32), 0
+    trainer = Trainer(max_steps=steps, **options)
     try:
         trainer.fit(model, data, ckpt_path=ckpt_path)
     except SystemExit as stop:

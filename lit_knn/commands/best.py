@@ -11,11 +11,13 @@ from pytorch_lightning.utilities import rank_zero_info, rank_zero_warn
 from lit_knn.callbacks import Fidelity
 from lit_knn.common.distributed import on_first_rank
 from lit_knn.common.errors import InputError, check_at_least, prefixed
+from lit_knn.common.settings import describe
 from lit_knn.common.tables import AVERAGES_PREFIX, CHECKPOINTS_PREFIX, DRAWS_PREFIX, TITLES, Row
 from lit_knn.figures import average_curve, checkpoint_curve, save_figure
 from lit_knn.metrics.kept_results import KeptResults
 from lit_knn.runs.checkpoints import read_training
 from lit_knn.runs.folder import RunFolder, averages_in
+from lit_knn.runs.run import data_autoencoder
 
 
 class BestCheckpoint(pl.Callback):
@@ -78,6 +80,7 @@ class BestCheckpoint(pl.Callback):
             "mirrored": measure.mirrored,
             "data": self._reference.fingerprint(measure.mirrored),
             **({"kid_subset_size": measure.kid_subset_size} if "kid" in measure.extra_metrics else {}),
+            **({} if (coder := data_autoencoder(pl_module.trainer)) is None else {"autoencoder": describe(coder)}),
             **{f"model.{name}": value for name, value in pl_module.generative_model().options().items()},
         }
         settings = json.loads(json.dumps(settings, default=str))  # Settings read from a file have these types.

@@ -7,11 +7,12 @@ from math import prod
 from torch import Tensor
 
 from lit_knn.common.errors import InputError
+from lit_knn.common.settings import RecordsArguments
 from lit_knn.index.pca import PrincipalComponents, principal_components
 from lit_knn.index.precision import full_float32
 
 
-class Autoencoder(ABC):
+class Autoencoder(RecordsArguments, ABC):
     """Maps images to latents and back. A subclass implements `encode` and `decode`, which draw no random numbers.
 
     Latents should have about the standard deviation that the model expects, `sigma_data` of `LitEDM`: multiply them by

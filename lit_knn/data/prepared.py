@@ -16,7 +16,7 @@ if TYPE_CHECKING:  # Preparing needs no torch, which takes seconds to load.
     from torch import Tensor
 
 PARTIAL_SUFFIX = ".partial"
-AGAIN = ": delete the .npy and the .json, and prepare them again"
+AGAIN = ": if lit-knn prepare made both files, delete them and prepare again; --data Arrays reads other arrays"
 
 
 class Description(NamedTuple):

@@ -103,7 +103,7 @@ def _partial_file(out: Path) -> Iterator[io.BufferedRandom]:
     """Open the file that becomes `out`, locked for this process. A write error says what the user can do."""
     path, description = _beside(out, PARTIAL_SUFFIX), out.with_suffix(".json")
     if description.exists() and not path.exists():
-        raise InputError(f"{description} is there already: delete it, or name another .npy file")
+        raise InputError(f"{description} is there already: name another .npy file")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with open(os.open(path, os.O_RDWR | os.O_CREAT, 0o666), "r+b") as file:

@@ -35,7 +35,7 @@ class Conditioning:
         if class_conditional != (num_classes > 0):
             raise InputError(f"class_conditional={class_conditional}, but the net has num_classes={num_classes}")
         # The names come later, from the data or a checkpoint.
-        if sampling_class is not None and not (isinstance(sampling_class, str) and num_classes):
+        if sampling_class is not None and not num_classes:
             class_number("sampling_class", net, sampling_class)
         if not 0 <= label_dropout < 1:
             raise InputError(f"label_dropout must be at least 0 and below 1, got {label_dropout}")
@@ -58,7 +58,9 @@ class Conditioning:
 
     def chosen_class(self) -> int | None:
         """Return the number of the class of all samples, or None; raise InputError for an unknown name."""
-        chosen = self._sampling_class
+        chosen, named = self._sampling_class, [name for name in self.class_names or () if name.isdecimal()]
+        if named and isinstance(chosen, int):  # YAML makes a number of a name such as 010.
+            chosen = next((name for name in named if int(name) == chosen), str(chosen))
         return None if chosen is None else class_number("sampling_class", self._net, chosen)
 
     def check_data(self, reference: ReferenceSet, class_names: list[str] | None) -> None:

@@ -1,6 +1,7 @@
 """Checks what a training starts from and would overwrite, and repairs the counts of a checkpoint."""
 
 import hashlib
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -10,8 +11,9 @@ from pytorch_lightning.plugins.environments import SLURMEnvironment
 
 from lit_knn.common.distributed import in_every_process
 from lit_knn.common.errors import InputError, prefixed
+from lit_knn.common.settings import flat_settings
 from lit_knn.runs.checkpoints import read_training
-from lit_knn.runs.run import find_reference
+from lit_knn.runs.run import data_autoencoder, find_reference
 
 RUN_KEY = "run"
 # The count of batches means other images and other noise if one of these changes.
@@ -24,6 +26,7 @@ MUST_AGREE = {
     "data": "images with the hash",
     "shards": "images with the hash",
     "labels": "class labels with the hash",
+    "autoencoder": "--data.autoencoder",
 }
 # So many digits tell data sets apart.
 HASH_DIGITS = 16
@@ -73,7 +76,12 @@ def describe_run(trainer: pl.Trainer, pl_module: Any, datamodule: Any = None) ->
     if reference is not None:
         # A set in shards has another hash, and a run may go on with it.
         hashed = "shards" if reference.sharded else "data"
-        known |= {"images": reference.N, hashed: reference.fingerprint()[:HASH_DIGITS]}
+        # The last bits of latents depend on the device and the number of threads.
+        images = getattr(datamodule, "image_reference", None) or reference
+        known |= {"images": reference.N, hashed: images.fingerprint()[:HASH_DIGITS]}
+        if (coder := data_autoencoder(trainer)) is not None:
+            plain = {n: v for n, v in flat_settings("autoencoder", coder).items() if isinstance(v, (int, float, str))}
+            known["autoencoder"] = json.dumps(plain)
         if getattr(pl_module, "conditioning", None) and reference.labels is not None:
             known["labels"] = hashlib.sha256(reference.labels.cpu().numpy().tobytes()).hexdigest()[:HASH_DIGITS]
     return {name: v if isinstance(v, str) else int(v) for name, v in known.items() if v is not None}

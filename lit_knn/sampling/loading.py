@@ -269,7 +269,7 @@ def convert(in_path: str | os.PathLike[str], out_path: str | os.PathLike[str]) -
 
     Returns the model that was written.
     """
-    out_path = Path(out_path)
+    out_path = Path(out_path).expanduser()
     if out_path.suffix != ".safetensors":
         raise InputError(f"{out_path}: the output must be named .safetensors")
     if out_path.exists():

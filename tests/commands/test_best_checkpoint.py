@@ -230,7 +230,7 @@ def test_an_appended_measurement_takes_the_place_of_the_runs_own(run, capsys):
 
 
 @pytest.mark.filterwarnings("ignore:.*rank-deficient")
-def test_the_images_are_those_that_a_validation_compares_with(run):
+def test_the_images_are_those_that_a_validation_compares_with(run, capsys):
     """These are held-out ones, and not latents."""
     code = {"class_path": "lit_knn.data.autoencoders.PCA", "init_args": {"latent_shape": [1, 8, 8]}}
     images = {"class_path": "lit_knn.data.Digits", "init_args": {"batch_size": 32, "val_images": 32}}
@@ -244,6 +244,7 @@ def test_the_images_are_those_that_a_validation_compares_with(run):
     (measured,) = read_rows(Path("runs/table1_digits/knn_1/fidelity.csv"))
     for name in ("fd_pixels_held_out", "recall_held_out"):
         assert float(found[name]) == pytest.approx(float(measured[name]), rel=1e-5)
+    assert "has results with autoencoder=" in complaint(capsys, *config, "--data.autoencoder.scale", "2")
 
 
 def test_what_cannot_be_measured_is_said_in_one_line_before_samples_are_drawn(run, capsys, monkeypatch):

@@ -1,5 +1,7 @@
 """Class-conditional training: labels reach network and estimator, and samples have a class."""
 
+from types import SimpleNamespace
+
 import pytest
 import pytorch_lightning as pl
 import torch
@@ -7,6 +9,8 @@ import torch
 from lit_knn.common.errors import InputError
 from lit_knn.estimators import KNN, STF, Exact, OneSample
 from lit_knn.modules import LitEDM, LitFlow, LitICT
+from lit_knn.modules.conditioning import Conditioning
+from lit_knn.nets.base import name_classes
 from lit_knn.reference.classes import classes_of
 from tests.short_training import TRAINER, train
 from tests.watched import Asked, Labelled, WatchedNet
@@ -70,3 +74,14 @@ def test_samples_have_the_class_of_their_seed_or_the_chosen_one(kind):
     assert (drawn.bincount(minlength=3) - 100).abs().max() < 40
     for chosen in (0, 2):
         assert classes([7, 234], sampling_class=chosen).tolist() == [chosen, chosen]
+
+
+def test_a_number_that_is_the_name_of_a_class_chooses_this_class():
+    net, names = SimpleNamespace(num_classes=12), sorted(map(str, range(1, 13)))  # as folders sort: 1, 10, 11, 12, 2
+    chosen = [Conditioning(net, class_conditional=True, sampling_class=number) for number in (10, 12, 0)]
+    name_classes(net, names)
+    assert [one.chosen_class() for one in chosen[:2]] == [1, 3]
+    with pytest.raises(InputError, match="sampling_class='0' is no class"):
+        chosen[2].chosen_class()
+    name_classes(net, [f"{int(name):03}" for name in names])
+    assert chosen[0].chosen_class() == 1

@@ -12,7 +12,8 @@ from torch.optim.lr_scheduler import CosineAnnealingLR, ExponentialLR, OneCycleL
 
 from lit_knn.commands.trainer import Trainer
 from lit_knn.common.errors import InputError
-from lit_knn.data import Digits
+from lit_knn.data import Digits, Latents
+from lit_knn.data.autoencoders import PCA
 from lit_knn.estimators import KNN, OneSample
 from lit_knn.modules import LitEDM, LitMeanFlow
 from lit_knn.nets import UNet
@@ -200,6 +201,19 @@ class Changed(Digits):
         return tuple(part if change is None else change - part for change, part in pairs)
 
 
+class OfThisDevice(PCA):
+    rounding = 0.0  # Latents of another device or number of threads have other last bits.
+
+    def encode(self, images):
+        return super().encode(images) * (1 + self.rounding)
+
+
+def latents(scale, rounding=0.0):
+    data = Latents(Digits(), OfThisDevice((1, 8, 8), scale), batch_size=40)
+    data.autoencoder.rounding = rounding
+    return data
+
+
 def conditional():
     return LitEDM(UNet(1, channels=4, multipliers=(1,), blocks=1, num_classes=10), OneSample(), class_conditional=True)
 
@@ -213,6 +227,7 @@ def resume(path, data=None, model=None, **options):
 def test_options_and_data_that_change_the_meaning_of_the_counts_are_refused(tmp_path):
     _, path = fit(tmp_path / "a", ict(), 1)
     _, of_classes = fit(tmp_path / "b", conditional(), 1)
+    of_latents = fit(tmp_path / "c", ict(), 1, data=latents(0.5))[1]
     of_ranks, of_shards = tmp_path / "two.ckpt", tmp_path / "shards.ckpt"
     for file, own in ((of_ranks, {"ranks": 2}), (of_shards, {"shards": "0" * 16})):
         torch.save({**load(path), "run": {**load(path)["run"], **own}}, file)
@@ -223,6 +238,7 @@ def test_options_and_data_that_change_the_meaning_of_the_counts_are_refused(tmp_
         (path, "number of images of the data 1797, not 3594", {"data": Digits(batch_size=40, hflip=True)}),
         (path, r"images with the hash [0-9a-f]{16}, not [0-9a-f]{16};", {"data": Changed(images=255)}),
         (of_classes, "class labels with the hash", {"data": Changed(labels=9), "model": conditional()}),
+        (of_latents, r"--data.autoencoder .*\"autoencoder.scale\": 0.5.*, not .*: 0.25", {"data": latents(0.25)}),
         (of_ranks, r"ranks \(.*\) 2, not 1", {}),
         (of_shards, "images with the hash 0{16}, not", {"data": Digits(batch_size=40, sharded=True)}),
     ):
@@ -232,6 +248,7 @@ def test_options_and_data_that_change_the_meaning_of_the_counts_are_refused(tmp_
     assert resume(path, Changed(labels=9)) == 2
     assert resume(path, Digits(batch_size=40, sharded=True)) == 2
     assert resume(of_classes, model=conditional()) == 2
+    assert resume(of_latents, latents(0.5, 1e-6)) == 2
 
 
 def test_slurm_queues_a_job_again_between_two_batches(whole, tmp_path, monkeypatch):
