@@ -14,6 +14,11 @@ def gaussian_mean(y, sigma):
     return ((S**2 * y + sigma**2 * M) / (S**2 + sigma**2)).to(y.dtype)
 
 
+def trajectory(process, c, t):
+    """z(t) on the PF-ODE's trajectory that keeps (z/s − M) / sqrt(S² + σ²) = c."""
+    return process.scale(t) * (M + c * (S**2 + process.sigma(t) ** 2).sqrt())
+
+
 def gaussian_sample(noise, sigma_min=0.002, sigma_max=80.0):
     """The exact flow from σ_max to σ_min, and the posterior mean there."""
     y = M + (sigma_max * noise - M) * math.sqrt((S**2 + sigma_min**2) / (S**2 + sigma_max**2))

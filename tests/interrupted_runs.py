@@ -81,9 +81,13 @@ def tensors(content, name=""):
     return {name: content}
 
 
+def load(path):
+    return torch.load(path, weights_only=True)
+
+
 def state(path):
     """Read what a resumed run must share with the uninterrupted one: weights, averages, optimiser and counts."""
-    checkpoint = torch.load(path, weights_only=True)
+    checkpoint = load(path)
     kept = ("state_dict", "current_model_state", "averaging_state", "optimizer_states", "global_step", "images_seen")
     return tensors({name: checkpoint[name] for name in (*kept, "batches_done", "epoch")})
 

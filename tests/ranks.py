@@ -33,13 +33,7 @@ class Done(NamedTuple):
 
 
 def run_ranks(module, folder, how, ranks):
-    """Run `module.main(rank, ranks, folder, how)` for all ranks at once; return exit status and errors of each."""
-    done = run_probe(module, folder, how, ranks)
-    return done.codes, done.errors
-
-
-def run_probe(module, folder, how=None, ranks=1):
-    """Do the same, and return the outputs too."""
+    """Run `module.main(rank, ranks, folder, how)` for all ranks at once."""
     return _run([(_probe, (module, rank, ranks, folder, how)) for rank in range(ranks)], ROOT, {})
 
 

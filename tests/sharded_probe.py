@@ -9,16 +9,7 @@ import torch.distributed as dist
 
 from lit_knn.common.errors import InputError
 from lit_knn.common.rng import keyed_generator
-from lit_knn.estimators import (
-    KNN,
-    STF,
-    Exact,
-    MonteCarlo,
-    SubspaceKNN,
-    Switched,
-    UniformSNIS,
-    Wiener,
-)
+from lit_knn.estimators import KNN, STF, Exact, MonteCarlo, SubspaceKNN, Switched, UniformSNIS, Wiener
 from lit_knn.index import FaissIndex, TorchIndex
 from lit_knn.reference.classes import classes_of
 from lit_knn.reference.principal import projection_of

@@ -25,6 +25,11 @@ def pixels(N=300, shape=(3, 6, 6), seed=0):
     return (smooth * 235 + 20 * torch.rand(N, *shape, generator=generator)).to(torch.uint8)
 
 
+def speckles(N, shape, seed=0):
+    """Pictures of independent random pixels, (N, *shape) uint8."""
+    return torch.randint(0, 256, (N, *shape), dtype=torch.uint8, generator=rng(seed))
+
+
 def noisy(x, t, seed=1):
     """Make z = x + t·ε; t is a scalar or (N,)."""
     noise = torch.randn(x.shape, generator=torch.Generator().manual_seed(seed))

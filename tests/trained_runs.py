@@ -4,6 +4,7 @@ from pathlib import Path
 
 import torch
 from filelock import FileLock
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from main import main
 from tests.command_lines import ROOT, TINY
@@ -37,7 +38,11 @@ def leave_run(folder, kind, *args):
     options = ["-c", str(ROOT / "configs" / f"{CONFIGS[kind]}.yaml"), *TINY, "--model.net.dropout", "0.5", *args]
     main(["fit", *options, "--trainer.logger.save_dir", str(folder), "--trainer.logger.name", kind])
     run = Path(folder) / kind / "knn_0"
-    change_checkpoint(run, lambda checkpoint: randomise(checkpoint["state_dict"]))
+    checkpoint, generator = torch.load(last(run), weights_only=True), torch.Generator().manual_seed(1)
+    # The last layer starts at zero, so that barely trained networks give nearly the same images.
+    for value in checkpoint["state_dict"].values():
+        value.copy_(0.1 * torch.randn(value.shape, generator=generator))
+    torch.save(checkpoint, last(run))
     return run, options
 
 
@@ -45,15 +50,8 @@ def last(run):
     return run / "checkpoints" / "last.ckpt"
 
 
-def change_checkpoint(run, change):
-    """Rewrite the run's last checkpoint after `change(checkpoint)`."""
-    checkpoint = torch.load(last(run), weights_only=True)
-    change(checkpoint)
-    torch.save(checkpoint, last(run))
-
-
-def randomise(state_dict):
-    # The last layer starts at zero, so that barely trained networks give nearly the same images.
-    generator = torch.Generator().manual_seed(1)
-    for value in state_dict.values():
-        value.copy_(0.1 * torch.randn(value.shape, generator=generator))
+def events_of(run):
+    """What TensorBoard has of a run: its events, and the values by name, {name: [value]}."""
+    events = EventAccumulator(str(run))
+    events.Reload()
+    return events, {name: [event.value for event in events.Scalars(name)] for name in events.Tags()["scalars"]}

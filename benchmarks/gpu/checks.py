@@ -1,7 +1,7 @@
 """Checks every path on a device against float64 on the CPU, before anything is timed."""
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,17 +12,7 @@ from benchmarks.common import Rows, markdown
 from benchmarks.gpu.images import synthetic_images
 from benchmarks.gpu.timing import why
 from lit_knn.common.rng import keyed_generator
-from lit_knn.estimators import (
-    KNN,
-    STF,
-    ByClass,
-    Estimator,
-    Exact,
-    MonteCarlo,
-    SubspaceKNN,
-    UniformSNIS,
-    Wiener,
-)
+from lit_knn.estimators import KNN, STF, ByClass, Estimator, Exact, MonteCarlo, SubspaceKNN, UniformSNIS, Wiener
 from lit_knn.index import Index, SubspaceIndex, TorchIndex
 from lit_knn.reference import ReferenceSet
 
@@ -85,16 +75,12 @@ def measure(N: int, shape: tuple[int, int, int], device: torch.device) -> Rows:
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("high")
     try:
-        return list(_measured(N, shape, device))
+        images = synthetic_images(N, shape, torch.device("cpu"))
+        rows = [{"path": name} | outcome(check, images, device) for name, check in _checks().items()]
+        recall = _tried(lambda: _recall(TorchIndex(), images, device))
+        return [*rows, {"path": "TorchIndex, recall of the 64 nearest"} | recall]
     finally:
         torch.set_float32_matmul_precision(before)
-
-
-def _measured(N: int, shape: tuple[int, int, int], device: torch.device) -> Iterator[dict[str, Any]]:
-    images = synthetic_images(N, shape, torch.device("cpu"))
-    for name, check in _checks().items():
-        yield {"path": name} | outcome(check, images, device)
-    yield {"path": "TorchIndex, recall of the 64 nearest"} | _tried(lambda: _recall(TorchIndex(), images, device))
 
 
 def outcome(check: Check, images: Tensor, device: torch.device) -> dict[str, Any]:
@@ -114,8 +100,8 @@ def _error(check: Check, images: Tensor, device: torch.device) -> dict[str, Any]
     N = len(images)
     labels = torch.arange(N) % CLASSES if check.labels else None
     values = images.float() / 127.5 - 1 if check.floats else images
-    here = ReferenceSet(values, _made(check), labels=labels, hflip=check.hflip)
-    there = ReferenceSet(values.to(device), _made(check), labels=labels, hflip=check.hflip)
+    here = ReferenceSet(values, check.index and check.index(), labels=labels, hflip=check.hflip)
+    there = ReferenceSet(values.to(device), check.index and check.index(), labels=labels, hflip=check.hflip)
     estimator = check.make(N)
     on_cpu, on_device = copy.deepcopy(estimator).bind(here), copy.deepcopy(estimator).bind(there)
     worst, limit = 0.0, EXACT if check.exact else FACTOR
@@ -131,10 +117,6 @@ def _error(check: Check, images: Tensor, device: torch.device) -> dict[str, Any]
             worst = max(worst, 1.0 if both_none else max(mse, NO_ERROR) / max(other, NO_ERROR))
     what = "squared error" if check.exact else "of the CPU's squared error"
     return {"passed": worst <= limit, "measured": f"{worst:.2g} {what}", "limit": f"{limit:g}"}
-
-
-def _made(check: Check) -> Index | None:
-    return None if check.index is None else check.index()
 
 
 def _latents(reference: ReferenceSet, t: float, number: int) -> tuple[Tensor, Tensor, Tensor | None]:

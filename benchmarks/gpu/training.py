@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 
 import pytorch_lightning as pl
 import torch
-from torch import nn
 
 from benchmarks.common import Rows, markdown, number
 from benchmarks.gpu.images import synthetic_images
@@ -67,19 +66,6 @@ class StepClock(pl.Callback):
             self.values = pl_module.monitor.read()
 
 
-class Images(pl.LightningDataModule):
-    """Training batches of a reference set."""
-
-    def __init__(self, reference: ReferenceSet, batch_size: int) -> None:
-        super().__init__()
-        self.reference = reference
-        self.batch_size = batch_size
-
-    def train_dataloader(self) -> ReferenceBatches:
-        """Return shuffled batches."""
-        return ReferenceBatches(self.reference, self.batch_size)
-
-
 def _ict(size: Size) -> pl.LightningModule:
     net = NCSNpp(32, 3, size.channels, (2, 2, 2), size.blocks, (16,), dropout=0.3, fourier_scale=0.02)
     return LitICT(net, OneSample())
@@ -136,18 +122,13 @@ def _trained(
                 enable_progress_bar=False, enable_checkpointing=False, enable_model_summary=False,
                 callbacks=[*callbacks, clock],
             )  # fmt: skip
-            trainer.fit(model, Images(reference, size.batch_size))
+            trainer.fit(model, ReferenceBatches(reference, size.batch_size))
         wait(device)
-    finally:
-        _forget(model)
+    finally:  # Free the memory of the model.
+        model.cpu()
+        torch._dynamo.reset()
     peak = torch.cuda.max_memory_allocated(device) / MIB if device.type == "cuda" else float("nan")
     return {"images_per_s": clock.values["train/images_per_s"], "peak_mib": peak}
-
-
-def _forget(model: nn.Module) -> None:
-    """Free the memory of a model that has been measured."""
-    model.cpu()
-    torch._dynamo.reset()
 
 
 def step_ms(rows: Rows, images: int, d: int) -> float:

@@ -37,17 +37,13 @@ def targets(name: str, module: str) -> dict[str, Callable[[], PlugIns]]:
         del parts["STF"]
         parts |= {str(share): partial(Mixed, OneSample(), Exact(), share) for share in (0.5, 0.94)}
         pairs = [("OneSample", own) for own in ("KNN", "0.5", "0.94", "Exact")] + [("Exact", "OneSample")]
-    made: dict[str, Callable[[], PlugIns]] = {own: partial(_single, part) for own, part in parts.items()}
-    made |= {f"{one}, {other}": partial(_pair, parts[one], parts[other]) for one, other in pairs}
+    made: dict[str, Callable[[], PlugIns]] = {own: partial(_plug_ins, estimator=part) for own, part in parts.items()}
+    made |= {f"{one}, {other}": partial(_plug_ins, estimator=parts[one], tangent=parts[other]) for one, other in pairs}
     return made if name in COMPLETE else {own: made[own] for own in EXTREMES}
 
 
-def _single(part: Callable[[], Estimator]) -> PlugIns:
-    return {"estimator": part()}
-
-
-def _pair(target: Callable[[], Estimator], tangent: Callable[[], Estimator]) -> PlugIns:
-    return {"estimator": target(), "tangent": tangent()}
+def _plug_ins(**parts: Callable[[], Estimator]) -> PlugIns:
+    return {name: part() for name, part in parts.items()}
 
 
 class Run(NamedTuple):

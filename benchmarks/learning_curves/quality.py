@@ -9,7 +9,7 @@ from torch import Tensor
 
 from benchmarks.learning_curves.sets import Images
 from lit_knn.common.files import written_whole
-from lit_knn.metrics import FeatureExtractor, Pixels
+from lit_knn.metrics import FeatureExtractor
 from lit_knn.metrics.fidelity import FeatureStatistics, frechet_distance_of_statistics, precision_recall
 from lit_knn.metrics.memorisation import memorisation
 from lit_knn.reference import ReferenceSet
@@ -28,7 +28,7 @@ class Quality:
     """
 
     def __init__(self, images: Images, extractor: FeatureExtractor | None, kept: Path) -> None:
-        self.training, self.extractor, self.pixels = images.training, extractor, Pixels()
+        self.training, self.extractor = images.training, extractor
         self.real_pixels = statistics(_first(images.real, images.real.N).flatten(1))
         if extractor is None:
             return

@@ -275,12 +275,7 @@ class Estimator(RecordsArguments, ABC):
         return self.needs_reference and self.reference.sharded
 
     def _checked(
-        self,
-        z: Tensor,
-        t: Tensor | float,
-        x_source: Tensor | None,
-        generator: Generator | None,
-        labels: Tensor | None,
+        self, z: Tensor, t: Tensor | float, x_source: Tensor | None, generator: Generator | None, labels: Tensor | None
     ) -> Query:
         """Check the arguments of a call."""
         need = self._need

@@ -75,11 +75,7 @@ class DrawingEstimator(Estimator):
 
     @torch.no_grad()
     def certified_mean(
-        self,
-        z: Tensor,
-        t: Tensor | float,
-        x_source: Tensor | None = None,
-        generator: Generator | None = None,
+        self, z: Tensor, t: Tensor | float, x_source: Tensor | None = None, generator: Generator | None = None
     ) -> Certificate:
         """Compute `posterior_mean` together with an estimate of its error.
 

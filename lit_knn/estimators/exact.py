@@ -35,8 +35,8 @@ CHUNK_BYTES, CHUNK = 3 * 2**20, {"cpu": 512, "cuda": 8192}
 SCORE_BYTES, MIN_LATENTS, GPU_SCORE_ARRAYS = 64 * 2**20, 64, 4
 # Memory plans for a GPU count the scores of this many latents.
 PLANNED_LATENTS = 1024
-# Upper bound of 1/t² in float32. Above it only the best image is likely. Weights below e^LEAST_LOG would be denormal
-# numbers, which are slow.
+# Bounds of 1/t² in float32: above the first only the best image is likely, below its inverse all images are. Weights
+# below e^LEAST_LOG would be denormal numbers, which are slow.
 MOST_FACTOR, LEAST_LOG = 1e37, -80.0
 
 
@@ -47,7 +47,7 @@ class Exact(Estimator):
     images, or to all images if more than 32 share the posterior. Its squared error per dimension is far below 1e-9 of
     the set's variance. On a GPU the CPU would have to wait for the choice, so `Exact` always repeats the nearest 32
     images of each z, and computes a set of floats entirely in float64. Memory stays bounded for any B and N, apart from
-    the norms of the images.
+    the norms of the images and their scores for 64 latents.
     """
 
     deterministic = True
@@ -191,7 +191,7 @@ def _group_sums(images: _Centred, z: Tensor, t: Tensor) -> tuple[Tensor, Tensor]
     count = len(z) if z.is_cuda else int((share > math.log(LEFT_OUT / N)).sum())
     wide = slice(None) if 2 * count > len(z) else share[:, 0].topk(max(count, 1)).indices
     # Subtract `top` first, because only differences of large scores are precise.
-    factor = (1 / noise[wide]).float().clamp(max=MOST_FACTOR)
+    factor = (1 / noise[wide]).float().clamp(1 / MOST_FACTOR, MOST_FACTOR)
     scores = scores[wide].sub_(top[wide]).mul_(factor).add_(share[wide].float())
     total_rest, sum_rest = _weighted_sum(images, scores)
     total[wide] += total_rest

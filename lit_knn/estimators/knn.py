@@ -27,8 +27,8 @@ class KNN(DrawingEstimator):
 
     At small t the likeliest image is the source of z, which training knows. With `include_source`, the source becomes
     a neighbour if the search missed it and it is nearer than the farthest one found. Unlike in STF, the source is
-    weighted by p/q like any other draw, so the estimate stays consistent. With exact search, this option does not
-    change any bit of the result.
+    weighted by p/q like any other draw, so the estimate stays consistent. With exact search, this option
+    changes only the rounding of the result.
 
     Args:
         k: neighbours searched per z, at most N; null for the paper's 2048, or N if that is less. FAISS on a GPU finds
@@ -46,7 +46,11 @@ class KNN(DrawingEstimator):
 
     def __init__(self, k: int | None = None, n: int | None = None, include_source: bool = False) -> None:
         self.k, self.n = k, n
-        self.include_source = self.uses_source = include_source
+        self.include_source = include_source
+
+    @property
+    def uses_source(self) -> bool:  # type: ignore[override]
+        return self.include_source
 
     def bind(self, reference: ReferenceSet) -> Self:
         super().bind(reference)

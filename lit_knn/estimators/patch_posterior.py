@@ -40,20 +40,20 @@ class PatchPosterior(Estimator):
     deterministic = True
 
     def __init__(self, size: int | dict[float, int] | None = None) -> None:
+        checked_sizes(size)
         self.size = size
-        self._given = checked_sizes(size)
         # The size of each noise level, known after `bind`. Other levels take the size of the nearest one in log t.
         self.sizes_in_use: dict[float, int] = {}
 
     def bind(self, reference: ReferenceSet) -> Self:
         if len(reference.shape) != 3:
             raise InputError(f"PatchPosterior: needs images (C, H, W), got data of shape {reference.shape}")
-        largest = max(reference.shape[1:])
-        for size in (self._given or {}).values():
+        given, largest = checked_sizes(self.size), max(reference.shape[1:])
+        for size in (given or {}).values():
             if size > largest:
                 raise InputError(f"PatchPosterior: size={size} is more than {largest}, which sees a whole image")
         super().bind(reference)
-        self.sizes_in_use = self._given or sizes_of(reference)
+        self.sizes_in_use = given or sizes_of(reference)
         return self
 
     def holds(self, N: int, d: int, pixels: bool, device: torch.device) -> Holdings:

@@ -55,7 +55,7 @@ class PCALocality(Estimator):
         if isinstance(threshold, bool) or not isinstance(threshold, (int, float)) or not 0 <= threshold <= 1:
             raise InputError(f"PCALocality: threshold must be from 0 to 1, got {threshold!r}")
         self.threshold = threshold
-        self._last: tuple[float, torch.device, list[Tile]] | None = None
+        self._last: tuple[float, torch.device, float, list[Tile]] | None = None
 
     def bind(self, reference: ReferenceSet) -> Self:
         super().bind(reference)
@@ -70,12 +70,12 @@ class PCALocality(Estimator):
         """Return the masks at noise level t. Those of the last level are kept, because samplers repeat a level."""
         # Read the attribute once, because another thread may replace it.
         last = self._last
-        if last is None or last[:2] != (t, self.reference.device):
+        if last is None or last[:3] != (t, self.reference.device, self.threshold):
             variances, basis = covariance_of(self.reference)
             weights = ((basis * (variances / (variances + t**2))) @ basis.T).abs_()  # C·(C + t²I)⁻¹, the Wiener filter
             masks = weights >= self.threshold * weights.amax(1, keepdim=True)
-            self._last = last = t, self.reference.device, tiles_of(masks, self.reference.shape)
-        return last[2]
+            self._last = last = t, self.reference.device, self.threshold, tiles_of(masks, self.reference.shape)
+        return last[3]
 
     def _posterior_mean(self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: Generator | None) -> Tensor:
         mean = torch.empty(z.shape, dtype=torch.float64, device=z.device)

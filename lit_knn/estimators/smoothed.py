@@ -33,8 +33,6 @@ class Smoothed(Estimator):
     """
 
     def __init__(self, estimator: Estimator, width: float, n: int = 16) -> None:
-        if not isinstance(estimator, Estimator):
-            raise InputError(f"Smoothed: estimator must be an estimator, got {estimator!r}")
         if estimator.takes_labels:
             name = type(estimator).__name__
             raise InputError(f"Smoothed: {name} takes labels itself; for classes use ByClass(Smoothed(...))")
@@ -43,7 +41,10 @@ class Smoothed(Estimator):
         self.estimator, self.width, self.n = estimator, width, check_count("Smoothed", "n", n)
         self.part = estimator
         self.needs_reference, self.uses_source = estimator.needs_reference, estimator.uses_source
-        self.deterministic = estimator.deterministic and width == 0
+
+    @property
+    def deterministic(self) -> bool:  # type: ignore[override]
+        return self.estimator.deterministic and self.width == 0
 
     def check_levels(self, lowest: float, highest: float) -> None:
         self.estimator.check_levels(lowest, highest)

@@ -26,9 +26,6 @@ class Parts(Estimator):
     """
 
     def __init__(self, **parts: Estimator) -> None:
-        for name, part in parts.items():
-            if not isinstance(part, Estimator):
-                raise InputError(f"{type(self).__name__}: {name} must be an estimator, got {part!r}")
         vars(self).update(parts)
         self.options = parts
         first, second = self.parts = tuple(parts.values())

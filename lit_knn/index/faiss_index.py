@@ -74,11 +74,7 @@ class FaissIndex(Index):
     """
 
     def __init__(
-        self,
-        factory: str = "Flat",
-        nprobe: int | None = None,
-        lossless: bool = False,
-        cache_dir: str | None = None,
+        self, factory: str = "Flat", nprobe: int | None = None, lossless: bool = False, cache_dir: str | None = None
     ) -> None:
         kind = KIND.fullmatch(factory)
         if kind is None:

@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from lit_knn.reference.reference_set import chunk_rows
 from lit_knn.reference.streaming import all_sq_dist, batches_of
 from lit_knn.theory import bounds
 from lit_knn.theory.posterior import log_posterior, unnormalised_log_likelihood
@@ -38,6 +39,13 @@ def _diagnose(estimator: Any, z: Tensor, t: float, mu: Tensor) -> SearchDiagnost
     proposal = estimator.proposal(z, torch.full((len(z),), t, dtype=torch.float64, device=z.device))
     sq_dist, sq_deviation = all_sq_dist(reference, z), all_sq_dist(reference, mu)
     log_p = log_posterior(sq_dist, t)
+    # The likeliest image and μ nearly cancel, and p²/q may be huge there: add up the shares of the other images.
+    best = log_p.argmax(1, keepdim=True)
+    rest = log_p.exp().scatter(1, best, 0.0)
+    shift = -rest.sum(1, keepdim=True) * reference.take(best).flatten(1)
+    for start, x in reference.chunks(chunk_rows(reference.d)):
+        shift += rest[:, start : start + len(x)] @ x.flatten(1).double()
+    sq_deviation.scatter_(1, best, shift.square().sum(1, keepdim=True))
 
     found, ids = proposal.ids >= 0, proposal.ids.clamp(min=0)
     # Neighbours are counted by distance, not by id, because several images may be at the k-th distance.

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lit_knn.common.errors import InputError, first_line, prefixed
+from lit_knn.common.errors import InputError, first_line
 from lit_knn.nets.adm import ADM
 from lit_knn.nets.base import ImageNetwork
 from lit_knn.nets.song_unet import DDPMpp, NCSNpp
@@ -52,10 +52,3 @@ def load_weights(net: nn.Module, weights: Mapping[str, Tensor], assign: bool = F
     except RuntimeError as error:
         reason = " ".join(str(error).split())[:300]
         raise InputError(f"the weights do not fit the architecture: {reason}") from error
-
-
-def check_image_shape(net: nn.Module, shape: tuple[int, ...]) -> None:
-    """Raise InputError if one of our networks cannot take images of this shape."""
-    if isinstance(net, ImageNetwork):
-        with prefixed("image_shape"):
-            net.check_shape(shape)

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from lit_knn.common.checkpoint_file import CHECKPOINTS, MODEL_KEY, last_checkpoint, read_checkpoint_file
 from lit_knn.common.errors import InputError, first_line, prefixed
 from lit_knn.common.files import written_whole
-from lit_knn.nets.architecture import build_network, check_image_shape, load_weights
-from lit_knn.nets.base import name_classes
+from lit_knn.nets.architecture import build_network, load_weights
+from lit_knn.nets.base import ImageNetwork, name_classes
 from lit_knn.nets.flow import FlowDenoiser
 from lit_knn.nets.precond import EDMPrecond
 from lit_knn.nets.published.configs import architecture_from_config
@@ -142,7 +142,9 @@ def build(
     missing = model.options().keys() - options.keys()
     if missing:
         raise InputError(f"a model of kind {kind} needs the option {min(missing)}")
-    check_image_shape(made, model.image_shape)
+    if isinstance(made, ImageNetwork):
+        with prefixed("image_shape"):
+            made.check_shape(model.image_shape)
     return (model.float() if net is None else model).eval().requires_grad_(False)
 
 

@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 import yaml
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from main import main
 from tests.networks import write_own
@@ -42,19 +41,6 @@ def validate(command):
         return events.parent
 
     return run
-
-
-@pytest.fixture
-def shown():
-    """`shown(run)`: the names of the pictures and the values by name, {name: [value]}, that TensorBoard has."""
-
-    def read(run):
-        events = EventAccumulator(str(run))
-        events.Reload()
-        scalars = {name: [event.value for event in events.Scalars(name)] for name in events.Tags()["scalars"]}
-        return set(events.Tags()["images"]), scalars
-
-    return read
 
 
 @pytest.fixture

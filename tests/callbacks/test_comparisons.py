@@ -8,6 +8,7 @@ from PIL import Image
 
 from lit_knn.common.tables import read_rows
 from tests.command_lines import refusal_of
+from tests.trained_runs import events_of
 
 ESTIMATORS = {
     "KNN": {"class_path": "KNN", "init_args": {"k": 32, "n": 8}},
@@ -17,7 +18,7 @@ ESTIMATORS = {
 CURVE = {"estimators": ESTIMATORS, "noise_levels": [0.5, 5.0], "num_z": 20, "repeats": 3, "batch_size": 8}
 
 
-def test_a_run_leaves_the_table_of_errors_with_figure_3_and_its_peaks(validate, shown):
+def test_a_run_leaves_the_table_of_errors_with_figure_3_and_its_peaks(validate):
     folder = validate({"EstimatorError": {**CURVE, "resample_source": True}})
     rows = {(row["estimator"], float(row["t"])): row for row in read_rows(folder / "estimator_error.csv")}
     assert list(rows) == [(name, t) for t in (0.5, 5.0) for name in ESTIMATORS]
@@ -35,8 +36,8 @@ def test_a_run_leaves_the_table_of_errors_with_figure_3_and_its_peaks(validate, 
     assert 0 < float(stf["bias_share_se"]) < 1
     assert np.asarray(Image.open(folder / "figure3.png").convert("L")).std() > 5
     assert (folder / "figure3.pdf").read_bytes().startswith(b"%PDF")
-    pictures, logged = shown(folder)
-    assert pictures == {"estimator/figure3"}
+    events, logged = events_of(folder)
+    assert events.Tags()["images"] == ["estimator/figure3"]
     parts = {f"{error}/{name}" for error in ("mse", "bias_sq", "variance") for name in ESTIMATORS} - {"variance/exact"}
     assert {name for name in logged if "peak" in name} == {f"estimator/peak_score_{part}" for part in parts}
     for part in parts:

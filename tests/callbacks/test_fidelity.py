@@ -21,6 +21,7 @@ from tests import ROOT
 from tests.interrupted_runs import file_size_limit
 from tests.ranks import run_main
 from tests.short_training import TRAINER
+from tests.trained_runs import events_of
 from tests.watched import Images
 
 PIXELS = {"class_path": "lit_knn.metrics.Pixels"}
@@ -86,10 +87,10 @@ def test_mirror_images_are_real_images_only_where_asked(measure):
             np.testing.assert_allclose(kept["cov"], np.cov(real.reshape(len(real), -1), rowvar=False), atol=1e-6)
 
 
-def test_each_measurement_is_logged_and_is_a_row(measure, shown):
+def test_each_measurement_is_logged_and_is_a_row(measure):
     where, extra = ["--trainer.logger.version", "one"], {"extra_metrics": ["kid", "precision", "recall"]}
     run, first = measure(*where, kid_subset_size=20, **extra)
-    _, logged = shown(run)
+    _, logged = events_of(run)
     for name in ("fd_pixels", "kid", "kid_std", "precision", "recall"):
         assert float(first[name]) == pytest.approx(logged[f"samples/{name}"][0], rel=1e-4)
     assert (first["num_samples"], first["images_seen"], first["checkpoint"]) == ("30", "0", "")
@@ -127,7 +128,7 @@ def test_of_two_callbacks_that_measure_one_name_each_has_its_row_and_the_last_on
 
 
 @pytest.mark.filterwarnings("ignore:.*rank-deficient")
-def test_the_distance_is_to_images_in_no_reference_set_and_copies_are_of_the_training_images(validate, shown):
+def test_the_distance_is_to_images_in_no_reference_set_and_copies_are_of_the_training_images(validate):
     size = {"num_samples": 60, "batch_size": 25}
     both = {"Fidelity": {**FEW, **size}, "PixelFrechetDistance": {**size, "held_out": True}, "Memorisation": size}
     data = ["--data.held_out", "100", "--data.train_images", "300", "--data.batch_size", "50"]
@@ -137,10 +138,10 @@ def test_the_distance_is_to_images_in_no_reference_set_and_copies_are_of_the_tra
     exact = Exact().bind(data.reference)
     samples = heun_sampler(exact.posterior_mean, seeded_noise(range(60), (1, 8, 8)))
     distance = frechet_distance(samples, data.held_out_reference, Pixels())
-    pictures, logged = shown(run)
+    events, logged = events_of(run)
     assert logged["samples/fd_pixels_held_out"] == [pytest.approx(distance, rel=1e-3)]
     assert logged["samples/copied_fraction"][0] > 0.9
-    assert pictures == {"samples/memorisation"}
+    assert events.Tags()["images"] == ["samples/memorisation"]
     # The two callbacks share a row.
     (row,) = read_rows(run / "fidelity.csv")
     assert float(row["fd_pixels_held_out"]) > float(row["fd_pixels"]) > 0

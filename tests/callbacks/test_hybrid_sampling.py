@@ -21,6 +21,7 @@ from lit_knn.sampling.samplers import seeded_noise
 from lit_knn.sampling.schedules import NoiseGrid
 from tests.commands.test_best_checkpoint import Renamed
 from tests.short_training import TRAINER
+from tests.trained_runs import events_of
 from tests.watched import Asked, Images, OneOfSeveral, heun_levels, karras
 
 GRID = {"sigma_min": 0.03, "sigma_max": 12.0, "rho": 4.0}
@@ -97,7 +98,7 @@ def values(path):
     return {(row["method"], row["t_switch"]): [float(row[name]) for name in measured] for row in read_rows(path)}
 
 
-def test_a_sweep_shows_every_point_and_goes_on_where_it_was_interrupted(validate, network, shown, monkeypatch):
+def test_a_sweep_shows_every_point_and_goes_on_where_it_was_interrupted(validate, network, monkeypatch):
     asked, original = [], HybridSamples.draw
 
     def watched(self, estimator, t_switch, seeds):
@@ -120,7 +121,7 @@ def test_a_sweep_shows_every_point_and_goes_on_where_it_was_interrupted(validate
         assert Image.open(grid).size[0] > 4 * 32
     assert np.asarray(Image.open(run / "hybrid_sampling.png").convert("L")).std() > 5
     assert (run / "hybrid_sampling.pdf").read_bytes().startswith(b"%PDF")
-    assert {"hybrid_sampling", "samples/KNN/t_switch=1"} <= shown(run)[0]
+    assert {"hybrid_sampling", "samples/KNN/t_switch=1"} <= set(events_of(run)[0].Tags()["images"])
     with pytest.raises((KeyboardInterrupt, SystemExit)):
         validate({"HybridSampling": options})
     assert [method for method, _ in values(Path("results", RESULTS))] == ["KNN", "STF"]

@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugins.hparams import plugin_data_pb2
 
 from lit_knn.commands.average import average
@@ -23,7 +22,7 @@ from main import main
 from tests import ROOT
 from tests.command_lines import DEMO, TINY, refusal_of
 from tests.image_files import image_folder
-from tests.trained_runs import last
+from tests.trained_runs import events_of, last
 
 pytestmark = pytest.mark.usefixtures("own_folder")
 TABLE = ["--trainer.logger", "CSVLogger", "--trainer.logger.save_dir", "runs"]
@@ -40,12 +39,6 @@ def run(trained_run, tmp_path):
 def fit_demo(*args, steps=4):
     every = str(max(steps // 2, 1))
     main(["fit", "-c", DEMO, *TINY, "--trainer.max_steps", str(steps), "--trainer.val_check_interval", every, *args])
-
-
-def events_of(run):
-    events = EventAccumulator(str(run))
-    events.Reload()
-    return events, {name: [event.value for event in events.Scalars(name)] for name in events.Tags()["scalars"]}
 
 
 def test_a_fit_leaves_all_that_is_promised_and_validate_measures_what_its_end_measured(capsys):

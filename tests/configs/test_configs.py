@@ -13,6 +13,7 @@ from pytorch_lightning.cli import LightningArgumentParser
 
 from lit_knn import estimators
 from lit_knn.commands.cli.cli import make_cli
+from lit_knn.data import ReferenceDataModule
 from lit_knn.estimators import Estimator
 from lit_knn.modules import LitEstimator, LitICT
 from lit_knn.modules.base import EstimatorTraining
@@ -23,7 +24,7 @@ from tests.image_files import encoded, pixels, write_folder
 from tests.networks import write_own, write_published
 
 EVALUATED = sorted((CONFIGS / "evaluate").glob("f*d*.yaml"))
-PART_TYPES = {"data": pl.LightningDataModule, "models": torch.nn.Module, "estimators": Estimator}
+PART_TYPES = {"data": ReferenceDataModule, "models": torch.nn.Module, "estimators": Estimator}
 
 
 def unfilled_weights():
@@ -70,16 +71,20 @@ def test_every_run_is_made_and_stored_under_the_name_of_its_config(path):
     sorted(p for folder in PART_TYPES for p in (CONFIGS / folder).glob("*.yaml")),
     ids=lambda p: str(p.relative_to(CONFIGS)),
 )
-def test_every_part_is_made_and_an_estimator_spells_every_argument(path):
+def test_every_part_is_made_and_spells_every_argument_of_an_estimator_or_of_data(path):
     kind, parser, config = PART_TYPES[path.parent.name], LightningArgumentParser(), yaml.safe_load(path.read_text())
     parser.add_subclass_arguments(kind, "part")
+    parsed = parser.parse_args(["--part", str(path)])
     with unfilled_weights():
-        part = parser.instantiate_classes(parser.parse_args(["--part", str(path)])).part
+        part = parser.instantiate_classes(parsed).part
     assert isinstance(part, kind)
     assert path.read_text().startswith("#")
     if kind is Estimator:  # A new class_path keeps arguments that it shares with the old one.
         cls = getattr(estimators, config["class_path"].rsplit(".", 1)[1])
         assert set(config.get("init_args", {})) == set(inspect.signature(cls).parameters) - {"args", "kwargs"}
+    if kind is ReferenceDataModule:  # All but the seed, which the application sets from --seed_everything.
+        assert "seed" not in config["init_args"]
+        assert parsed.part.init_args.as_dict() == {"seed": 0, **config["init_args"]}
 
 
 # Published numbers of parameters. Table 2's network has a layer of 9 x 128 for the augmentation labels. EDM's networks

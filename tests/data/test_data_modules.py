@@ -5,8 +5,6 @@ import types
 import numpy as np
 import pytest
 import torch
-import yaml
-from jsonargparse import ArgumentParser
 from sklearn.datasets import load_digits
 
 from lit_knn.common.errors import InputError
@@ -15,7 +13,6 @@ from lit_knn.data.batches import ReferenceBatches
 from lit_knn.data.prepared_writer import prepare
 from lit_knn.index import FaissIndex
 from lit_knn.reference import ReferenceSet
-from tests import ROOT
 from tests.image_files import write_cifar10
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -154,18 +151,6 @@ def test_cifar10_is_read_from_its_folder_and_prepared(tmp_path, monkeypatch):
         np.testing.assert_array_equal(images, expected)
         assert labels.tolist() == [0, 9, 1, 8, 2, 7, 3, 6, 4, 5]
     assert data.class_names == list("abcdefghij")
-
-
-@pytest.mark.parametrize("path", sorted((ROOT / "configs" / "data").glob("*.yaml")), ids=lambda path: path.stem)
-def test_data_configs_spell_every_argument(path):
-    parser = ArgumentParser(exit_on_error=False)
-    parser.add_subclass_arguments(ReferenceDataModule, "data")
-    given = yaml.safe_load(path.read_text())
-    parsed = parser.parse_object({"data": given})
-    # The files set every argument except the seed; the application sets it from --seed_everything.
-    assert parsed.data.init_args.as_dict() == {"seed": 0, **given["init_args"]}
-    assert "seed" not in given["init_args"]
-    assert isinstance(parser.instantiate_classes(parsed).data, ReferenceDataModule)
 
 
 # Options

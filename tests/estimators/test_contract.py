@@ -28,9 +28,9 @@ from lit_knn.estimators import (
 from lit_knn.index import FaissIndex
 from lit_knn.metrics import error_curve
 from lit_knn.reference import ReferenceSet, ShardedReferenceSet
-from tests.toys import unwarped
+from tests.toys import rng, speckles, unwarped
 
-T = 3.0
+T, IMAGES = 3.0, speckles(60, (1, 4, 4))
 MAKERS = {
     "Exact": Exact,
     "KNN": lambda: KNN(k=6, n=8),
@@ -53,16 +53,8 @@ MAKERS = {
 EVERY = pytest.mark.parametrize("name", MAKERS)
 
 
-def rng(seed=0):
-    return torch.Generator().manual_seed(seed)
-
-
-def images(N=60):
-    return torch.randint(0, 256, (N, 1, 4, 4), dtype=torch.uint8, generator=rng())
-
-
 def by_two_classes(N=60):
-    return ReferenceSet(images(N), labels=torch.arange(N) % 2)
+    return ReferenceSet(speckles(N, (1, 4, 4)), labels=torch.arange(N) % 2)
 
 
 def latents(reference, B=24):
@@ -73,7 +65,7 @@ def latents(reference, B=24):
 @EVERY
 def test_the_flags_are_right(name):
     # This search misses images, so proposing the source as well makes a difference.
-    reference, estimator = ReferenceSet(images(), index=FaissIndex("IVF20,Flat", 1)), MAKERS[name]()
+    reference, estimator = ReferenceSet(IMAGES, index=FaissIndex("IVF20,Flat", 1)), MAKERS[name]()
     x, z = latents(reference)
     if estimator.needs_reference:
         with pytest.raises(InputError, match="is used before bind"):
@@ -89,7 +81,7 @@ def test_the_flags_are_right(name):
 
 @EVERY
 def test_an_answer_has_the_form_of_z_whatever_surrounds_the_call(name):
-    reference = ReferenceSet(images())
+    reference = ReferenceSet(IMAGES)
     (x, z), estimator = latents(reference), MAKERS[name]()
     assert estimator.bind(reference) is estimator
     for dtype in (torch.float32, torch.float64, torch.bfloat16):
@@ -124,7 +116,7 @@ def test_an_answer_has_the_form_of_z_whatever_surrounds_the_call(name):
 
 @EVERY
 def test_copies_share_the_set_and_another_set_leaves_no_trace(name):
-    first, second = ReferenceSet(images()), by_two_classes(45)
+    first, second = ReferenceSet(IMAGES), by_two_classes(45)
     first.build_index()
     (x, z), estimator = latents(first), MAKERS[name]().bind(first)
 
@@ -190,7 +182,7 @@ def test_a_hook_may_overwrite_its_arguments_and_gets_no_source_unannounced():
         seen.append(x_source)
         return z.zero_() if x_source is None else z.zero_() + x_source.mul_(2) * t.mul_(3)
 
-    estimator, unchanged = Own(hook).bind(ReferenceSet(images())), unwarped(torch.zeros(4, 2, dtype=torch.bool))
+    estimator, unchanged = Own(hook).bind(ReferenceSet(IMAGES)), unwarped(torch.zeros(4, 2, dtype=torch.bool))
     z, x, t = torch.ones(4, 1, 4, 4), torch.ones(4, 1, 4, 4), torch.full((4,), 2.0, dtype=torch.float64)
     estimator.posterior_mean(z, t, x)
     assert seen == [None]
@@ -204,7 +196,7 @@ def test_a_hook_may_overwrite_its_arguments_and_gets_no_source_unannounced():
 
 
 def test_draws_without_the_generator_repeat_with_it_and_differ_from_call_to_call():
-    reference = ReferenceSet(images())
+    reference = ReferenceSet(IMAGES)
     (_, z), own = latents(reference), Own(lambda z, *_: z + torch.randn_like(z)).bind(reference)
     before, generator, again = torch.get_rng_state(), rng(), rng()
     first, second = (own.posterior_mean(z, T, None, generator) for _ in range(2))
@@ -229,7 +221,7 @@ class Shrunk(KNN):
 )
 def test_an_estimator_that_does_not_say_it_is_shardable_refuses_shards(estimator):
     with pytest.raises(InputError, match="needs the whole reference set on each rank, this one is sharded"):
-        estimator.bind(ShardedReferenceSet(images()))
+        estimator.bind(ShardedReferenceSet(IMAGES))
 
 
 class Remembering(Estimator):
@@ -249,5 +241,5 @@ def test_what_an_estimator_keeps_of_a_class_is_kept_apart():
     mean = (
         ByClass(Remembering()).bind(by_two_classes()).posterior_mean(torch.zeros(2, 1, 4, 4), T, labels=torch.arange(2))
     )
-    expected = torch.stack([images()[label::2].float().mean(0) / 127.5 - 1 for label in range(2)])
+    expected = torch.stack([IMAGES[label::2].float().mean(0) / 127.5 - 1 for label in range(2)])
     torch.testing.assert_close(mean, expected)

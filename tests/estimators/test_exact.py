@@ -11,15 +11,11 @@ from lit_knn.reference import ReferenceSet, streaming
 from lit_knn.theory.posterior import posterior_mean
 from tests.any_data import all_images
 from tests.every_estimator import every_estimator
-from tests.toys import noisy, pixels, two_groups
+from tests.toys import noisy, pixels, rng, two_groups
 
 # A hundredth of the 1e-9 that the docs promise. Each processor adds float32 products in an order of its own: a sum that
 # errs by 6e-13 on one errs by more on the next.
 BOUND = 1e-11
-
-
-def seeded(seed=0):
-    return torch.Generator().manual_seed(seed)
 
 
 def worst(reference, z, t):
@@ -30,7 +26,7 @@ def worst(reference, z, t):
 
 def worst_near(reference, t):
     """The same, for latents of some images."""
-    x = reference.gather(torch.randint(reference.N, (16,), generator=seeded(1)))
+    x = reference.gather(torch.randint(reference.N, (16,), generator=rng(1)))
     return worst(reference, noisy(x, t, seed=2), t)
 
 
@@ -40,8 +36,8 @@ def test_it_is_the_enumerated_mean(kind, t):
     images = {
         "smooth": pixels(N=400),
         "two groups": two_groups(N=300),
-        "noise": torch.randint(256, (500, 3, 16, 16), dtype=torch.uint8, generator=seeded()),
-        "floats": torch.randn(300, 2, 6, 6, generator=seeded()),
+        "noise": torch.randint(256, (500, 3, 16, 16), dtype=torch.uint8, generator=rng()),
+        "floats": torch.randn(300, 2, 6, 6, generator=rng()),
     }[kind]
     for hflip in (False, True):
         assert worst_near(ReferenceSet(images, hflip=hflip), t) < BOUND
@@ -52,20 +48,20 @@ def test_floats_far_from_0_keep_their_digits(t, monkeypatch):
     # Plain products in float32 have errors of 1e-4 and 1e-7 at t = 0.5. Differences from the mean need no float64.
     with monkeypatch.context() as context:
         context.delattr(exact, "float_sums")
-        assert worst_near(ReferenceSet(torch.randn(20_000, 16, generator=seeded()) + 100), t) < BOUND
-    sides = 60 * torch.randint(2, (20_000, 1), generator=seeded(3)) - 30
-    clusters = ReferenceSet(torch.randn(20_000, 16, generator=seeded()) + sides)
+        assert worst_near(ReferenceSet(torch.randn(20_000, 16, generator=rng()) + 100), t) < BOUND
+    sides = 60 * torch.randint(2, (20_000, 1), generator=rng(3)) - 30
+    clusters = ReferenceSet(torch.randn(20_000, 16, generator=rng()) + sides)
     assert worst_near(clusters, t) < 10 * BOUND  # the variance is 900
-    mirrored = torch.randn(3_000, 1, 4, 4, generator=seeded()) + torch.arange(4) * 50
+    mirrored = torch.randn(3_000, 1, 4, 4, generator=rng()) + torch.arange(4) * 50
     assert worst_near(ReferenceSet(mirrored, hflip=True), t) < BOUND
 
 
 @pytest.mark.parametrize("centre", [0.0, 100.0])
 def test_latents_of_a_batch_of_many_levels_do_not_disturb_each_other(centre):
     # The nearest images have all the weight of the first latents, and no image has much of the last ones'.
-    reference = ReferenceSet(torch.randn(3_000, 1, 4, 4, generator=seeded()) + centre, hflip=True)
+    reference = ReferenceSet(torch.randn(3_000, 1, 4, 4, generator=rng()) + centre, hflip=True)
     x, t = all_images(reference), torch.logspace(-3, 1, 40, dtype=torch.float64)
-    z = (x[:40] + t.view(-1, 1, 1, 1) * torch.randn(40, 1, 4, 4, generator=seeded(1))).float()
+    z = (x[:40] + t.view(-1, 1, 1, 1) * torch.randn(40, 1, 4, 4, generator=rng(1))).float()
     mean, _ = exact.exact_sums(reference, z, t)
     expected = torch.cat([posterior_mean(z[i : i + 1], x, float(t[i])) for i in range(40)])
     assert (mean - expected).square().flatten(1).mean(1).max() < BOUND
@@ -95,30 +91,30 @@ def test_pieces_are_whole_tiles_of_a_gpu(monkeypatch):
 @pytest.mark.parametrize("t", [0.005, 0.05, 0.5])
 def test_many_near_points_of_few_dimensions(t):
     # Far more than 32 points share the posterior, and one float32 sum over 50,000 would lose five digits.
-    assert worst_near(ReferenceSet(torch.randn(50_000, 2, generator=seeded())), t) < BOUND
+    assert worst_near(ReferenceSet(torch.randn(50_000, 2, generator=rng())), t) < BOUND
 
 
 @pytest.mark.parametrize("t", [0.002, 0.05, 1.0, 10.0])
 def test_more_copies_of_an_image_than_are_computed_again(t):
-    images = torch.randint(256, (10, 3, 32, 32), dtype=torch.uint8, generator=seeded()).repeat_interleave(50, 0)
+    images = torch.randint(256, (10, 3, 32, 32), dtype=torch.uint8, generator=rng()).repeat_interleave(50, 0)
     assert worst_near(ReferenceSet(images, hflip=True), t) < BOUND
 
 
 @pytest.mark.parametrize("t", [0.002, 0.005, 0.02])
 def test_ties_of_more_images_than_are_computed_again(t):
     # At d = 12,288 and small t, float32 rounds the log-likelihoods by up to a hundred.
-    pair = torch.randint(256, (2, 3, 64, 64), dtype=torch.uint8, generator=seeded())
+    pair = torch.randint(256, (2, 3, 64, 64), dtype=torch.uint8, generator=rng())
     pair[1] = pair[0]
     pair[1, 0, 0, :8] ^= 1
-    far = torch.randint(256, (50, 3, 64, 64), dtype=torch.uint8, generator=seeded(3))
+    far = torch.randint(256, (50, 3, 64, 64), dtype=torch.uint8, generator=rng(3))
     between = ReferenceSet(pair).gather(torch.arange(2)).mean(0, keepdim=True)
-    z = between + t * torch.randn(8, 3, 64, 64, generator=seeded(1))
+    z = between + t * torch.randn(8, 3, 64, 64, generator=rng(1))
     assert worst(ReferenceSet(torch.cat([pair.repeat_interleave(50, 0), far])), z, t) < 1e-20
 
 
 def test_what_only_many_images_together_weigh_is_not_lost():
     # Each of 20,000 images has at most 1/30,000 of the largest weight, so that one long float32 sum would lose them.
-    images = torch.randint(100, 102, (20_000, 1, 4, 4), dtype=torch.uint8, generator=seeded())
+    images = torch.randint(100, 102, (20_000, 1, 4, 4), dtype=torch.uint8, generator=rng())
     images[:40] = 20
     reference = ReferenceSet(images)
     x = all_images(reference)
@@ -145,11 +141,11 @@ def test_pieces_of_any_size_give_the_same_mean(name, monkeypatch):
     reference, t = ReferenceSet(pixels(60, (1, 4, 4)), hflip=True), torch.logspace(-1, 1, 4).repeat(10)
     x = reference.gather(torch.arange(40))
     estimator, z = MAKERS[name]().bind(reference), noisy(x, t)
-    whole = estimator.posterior_mean(z, t, x, seeded())
+    whole = estimator.posterior_mean(z, t, x, rng())
     for module, limits in LITTLE.items():
         for limit, value in limits.items():
             monkeypatch.setattr(module, limit, value)
-    again = MAKERS[name]().bind(ReferenceSet(pixels(60, (1, 4, 4)), hflip=True)).posterior_mean(z, t, x, seeded())
+    again = MAKERS[name]().bind(ReferenceSet(pixels(60, (1, 4, 4)), hflip=True)).posterior_mean(z, t, x, rng())
     # Sums in another order of float32 numbers up to 1.
     torch.testing.assert_close(again, whole, rtol=0, atol=1e-5)
 

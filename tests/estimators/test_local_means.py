@@ -13,14 +13,10 @@ from lit_knn.estimators.patch_sizes import extent, power_spectrum
 from lit_knn.reference import ReferenceSet
 from lit_knn.theory.posterior import posterior_mean
 from tests.any_data import all_images
-from tests.toys import low_rank_vectors, noisy, pixels
+from tests.toys import low_rank_vectors, noisy, pixels, rng
 
 LEVELS = torch.tensor([1e-6, 0.02, 0.3, 1.0, 1.0, 5.0, 80.0, 1e4])
 SHAPE = (2, 7, 6)
-
-
-def rng(seed=0):
-    return torch.Generator().manual_seed(seed)
 
 
 def latents(data, t=LEVELS):
@@ -146,6 +142,16 @@ def test_a_table_gives_the_size_of_the_nearest_level_in_log_t():
     ours = PatchPosterior({0.1: 1, 10.0: 5}).bind(data).posterior_mean(z, t)
     small, large = (PatchPosterior(size).bind(data).posterior_mean(z, t) for size in (1, 5))
     torch.testing.assert_close(ours, torch.cat([small[:2], large[2:]]), atol=1e-6, rtol=0)
+    # An option may change after the construction.
+    for changed, name, value, made in (
+        (PatchPosterior(1).bind(data), "size", 5, PatchPosterior(5)),
+        (PCALocality(0.02).bind(data), "threshold", 0.5, PCALocality(0.5)),
+    ):
+        before = changed.posterior_mean(z, 0.9)
+        setattr(changed, name, value)
+        found = (changed.bind(data) if name == "size" else changed).posterior_mean(z, 0.9)
+        assert torch.equal(found, made.bind(data).posterior_mean(z, 0.9))
+        assert not torch.equal(found, before)
     assert describe(PatchPosterior({0.1: 1, 10.0: 5})) != describe(PatchPosterior({0.1: 3, 10.0: 5}))
 
 

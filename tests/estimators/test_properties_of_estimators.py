@@ -10,10 +10,7 @@ from lit_knn.index import TorchIndex
 from lit_knn.reference import ReferenceSet
 from lit_knn.theory.proposal import dense_log_q
 from tests.any_data import all_images, enumerated_mean, log_posterior, problems, tolerance
-
-
-def seeded(seed=0):
-    return torch.Generator().manual_seed(seed)
+from tests.toys import rng
 
 
 @given(problems())
@@ -22,7 +19,7 @@ def test_exact_means_are_the_enumerated_ones(problem):
     expected, most = enumerated_mean(reference, z, t), tolerance(reference)
     N, d = reference.N, reference.d
     for estimator in (Exact(), SubspaceKNN(min(N, d), N, "float32")):
-        mean = estimator.bind(reference).posterior_mean(z, t, generator=seeded())
+        mean = estimator.bind(reference).posterior_mean(z, t, generator=rng())
         torch.testing.assert_close(mean.double(), expected, atol=most, rtol=0, msg=lambda m, e=estimator: f"{e}: {m}")
     q = dense_log_q(KNN(N, 1).bind(reference).proposal(z.double(), t)).exp()
     torch.testing.assert_close(q.sum(1), torch.ones(len(z), dtype=torch.float64))
@@ -41,14 +38,14 @@ def test_sampled_means_are_finite_repeatable_and_among_the_images(problem, data)
     # The means of weighted images are convex combinations.
     weighted = [KNN(k, n), UniformSNIS(n), STF(n), MonteCarlo(n), KNN(k, n, include_source=True)]
     for estimator in [*weighted, SubspaceKNN(r, n, "float32"), Wiener(r), OneSample()]:
-        mean = estimator.bind(reference).posterior_mean(z, t, source, seeded(1))
+        mean = estimator.bind(reference).posterior_mean(z, t, source, rng(1))
         assert mean.shape == z.shape
         assert mean.isfinite().all(), estimator
-        assert torch.equal(mean, estimator.posterior_mean(z, t, source, seeded(1))), estimator
+        assert torch.equal(mean, estimator.posterior_mean(z, t, source, rng(1))), estimator
         if estimator in weighted:
             assert ((low <= mean) & (mean <= high)).all(), estimator
         if hasattr(estimator, "certified_mean"):
-            certificate = estimator.certified_mean(z, t, source, seeded(1))
+            certificate = estimator.certified_mean(z, t, source, rng(1))
             assert torch.equal(certificate.mean, mean), estimator
             assert (certificate.sq_error >= 0).all(), estimator
             assert (certificate.largest_weight <= 1 + 1e-9).all(), estimator

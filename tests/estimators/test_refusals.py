@@ -53,13 +53,11 @@ REFUSED = [
     (lambda: STF(n=0), "STF: n must be at least 1, got 0"),
     (lambda: KNN(k=2.5), "KNN: k must be an integer, got 2.5"),
     (lambda: Smoothed(Exact(), -1.0), "width must be finite and at least 0, got -1.0"),
-    (lambda: Smoothed("exact", 1.0), "estimator must be an estimator, got 'exact'"),
     (lambda: PCALocality(1.5), "threshold must be from 0 to 1, got 1.5"),
     (lambda: PatchPosterior(2.5), "size must be an integer, got 2.5"),
     (lambda: PatchPosterior({0: 3}), "noise levels of size must be finite and above 0, got 0"),
     (lambda: SubspaceKNN(compute="float16"), "compute='float16' must be one of auto, float32, bfloat16"),
     *[(lambda t=t: Switched(OneSample(), Exact(), t), "t must be finite and above 0") for t in (0, "1")],
-    (lambda: Switched(OneSample(), 3, 1.0), "above must be an estimator, got 3"),
     (lambda: Mixed(OneSample(), Exact(), 1.5), "share must be from 0 to 1, got 1.5"),
     # sets
     (lambda: KNN(k=61).bind(reference()), "k=61 is more than the 60 images"),

@@ -6,13 +6,9 @@ import torch
 
 from lit_knn.estimators import Wiener
 from lit_knn.reference import ReferenceSet
-from tests.toys import low_rank_vectors, noisy
+from tests.toys import low_rank_vectors, noisy, rng
 
 N, D = 300, 8
-
-
-def rng(seed=0):
-    return torch.Generator().manual_seed(seed)
 
 
 def skewed_vectors():

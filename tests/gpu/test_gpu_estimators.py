@@ -127,6 +127,12 @@ def test_means_of_classes_are_as_good_as_on_the_cpu(name, kind):
         assert error(mean, expected) <= FACTOR * error(theirs, expected) + FLOOR
 
 
+def test_the_exact_mean_at_any_noise_is_finite():
+    reference = SETS["pixels"]().to(torch.device("cuda"))
+    mean = Exact().bind(reference).posterior_mean(torch.zeros(1, *reference.shape, device="cuda"), 1e30)
+    torch.testing.assert_close(mean.cpu().flatten(), reference.mean().cpu().float(), atol=1e-6, rtol=0)
+
+
 def test_latents_on_another_device_are_refused():
     reference = SETS["pixels"]()
     z, _ = latents(reference)
@@ -196,7 +202,7 @@ def main(rank, world_size, folder, how):
 def test_shards_on_two_gpus_are_the_whole_set_on_the_cpu(tmp_path):
     if not active and torch.cuda.device_count() < 2:
         pytest.skip("NCCL needs one GPU for each rank")
-    codes, errors = run_ranks("tests.gpu.test_gpu_estimators", tmp_path, "nccl", 2)
+    codes, _, errors = run_ranks("tests.gpu.test_gpu_estimators", tmp_path, "nccl", 2)
     assert codes == [0, 0], errors
     reports = [torch.load(tmp_path / f"rank_{rank}.pt") for rank in range(2)]
     for setting in ("pixels", "mirrored"):

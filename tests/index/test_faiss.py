@@ -7,7 +7,7 @@ import torch
 from lit_knn.common.errors import InputError
 from lit_knn.index import FaissIndex, SubspaceIndex
 from lit_knn.reference import ReferenceSet
-from tests.toys import low_rank_vectors, noisy
+from tests.toys import low_rank_vectors, noisy, speckles
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*images are few")
 N, D, R = 400, 40, 6
@@ -96,10 +96,6 @@ def test_the_default_is_a_fiftieth_of_the_lists_and_a_lookup_leaves_the_next_sea
 # Lossless codes of 8 bits
 
 
-def pixels(n=300, shape=(3, 4, 4)):
-    return torch.randint(0, 256, (n, *shape), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
-
-
 def relative_error(images, index, t):
     """The largest error of a squared distance when all images are found."""
     x = images.double() / 127.5 - 1
@@ -114,16 +110,16 @@ def relative_error(images, index, t):
 @pytest.mark.parametrize(("shape", "t"), [((3, 4, 4), 0.5), ((1, 5, 5), 0.5), ((1, 5, 5), 20.0)])
 @pytest.mark.parametrize(("factory", "nprobe"), [("SQ8", None), ("IVF4,SQ8", 4)])
 def test_lossless_distances_to_pixels_are_exact(factory, nprobe, shape, t):
-    error = relative_error(pixels(shape=shape), FaissIndex(factory, nprobe, lossless=True), t)
+    error = relative_error(speckles(300, shape), FaissIndex(factory, nprobe, lossless=True), t)
     assert error < 2e-6
     if t < 1:  # at larger t an error of half a grey level is not visible
-        assert relative_error(pixels(shape=shape), FaissIndex(factory, nprobe), t) > 100 * error
+        assert relative_error(speckles(300, shape), FaissIndex(factory, nprobe), t) > 100 * error
 
 
 @pytest.mark.parametrize("row", [0, 299])
 @pytest.mark.parametrize("value", [0.3, 1 + 2 / 255])  # the second is on the grid of grey levels but outside the range
 def test_lossless_codes_refuse_floats_also_if_all_values_but_one_are_pixels(row, value):
-    images = pixels().float() / 127.5 - 1
+    images = speckles(300, (3, 4, 4)).float() / 127.5 - 1
     images[row, 0, 0, 0] = value
     reference = ReferenceSet(images, FaissIndex("IVF4,SQ8", lossless=True))
     with pytest.raises(InputError, match=rf"lossless=True needs uint8 images, the data holds the float {value:.6g}$"):
@@ -135,7 +131,7 @@ def test_lossless_codes_refuse_floats_also_if_all_values_but_one_are_pixels(row,
 def test_lossless_lists_from_a_cache_are_exact_on_a_gpu(tmp_path):
     for _ in range(2):
         index = FaissIndex("IVF4,SQ8", 4, lossless=True, cache_dir=str(tmp_path))
-        reference = ReferenceSet(pixels(), index).to("cuda")
+        reference = ReferenceSet(speckles(300, (3, 4, 4)), index).to("cuda")
         z = reference.gather(torch.arange(20, device="cuda")) + 0.5
         sq_dist, ids = reference.search(z, 300)
         true = enumerated(z, reference.gather(torch.arange(300, device="cuda"))).gather(1, ids)

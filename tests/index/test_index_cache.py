@@ -135,7 +135,7 @@ def test_a_file_system_without_locks_goes_on_without(tmp_path, monkeypatch):
 
 def run(folder, how, ranks=2):
     """Run processes that build one index. Returns what each reports, its exit status and its errors."""
-    codes, errors = run_ranks("tests.index_probe", folder, how, ranks)
+    codes, _, errors = run_ranks("tests.index_probe", folder, how, ranks)
     reports = [folder / f"rank_{rank}.json" for rank in range(ranks)]
     return [json.loads(path.read_text()) for path in reports if path.exists()], codes, errors
 

@@ -35,18 +35,13 @@ def snippets(page, language="python"):
     return [code for name, code in FENCED.findall(TEXTS[page]) if name == language]
 
 
-@pytest.fixture
-def files(tmp_path, monkeypatch):
-    """A folder with the runs, checkpoints and networks that the pages name."""
+def test_the_snippets_of_a_page_run_in_their_order(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    torch.manual_seed(0)
+    # The runs, checkpoints and networks that the pages name
     write_published("edm-cifar10-32x32-cond-vp.pkl")
     write_own("last.ckpt", channels=8)
     leave_run("runs", "ict")
     Path("runs/ict").rename("runs/demo")
-
-
-def test_the_snippets_of_a_page_run_in_their_order(files):
     own = load_network("edm-cifar10-32x32-cond-vp.pkl")
     shape = (2, own.model.in_channels, own.model.image_size, own.model.image_size)
     names = {page: {} for page in RUN}

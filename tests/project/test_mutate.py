@@ -3,8 +3,6 @@
 import subprocess
 from collections import Counter
 
-import pytest
-
 from tests.mutate import CAUGHT, LISTS, ROOT, SURVIVED, UNUSABLE, Fault, Results, Verdict, judge, misfit, read_faults
 
 TESTS = "tests/test_toy.py"
@@ -19,17 +17,12 @@ FAULTS = [
 WORDS = [CAUGHT, SURVIVED, SURVIVED, UNUSABLE, UNUSABLE, UNUSABLE]
 
 
-@pytest.fixture
-def toy(tmp_path):
-    root = tmp_path / "toy"
-    (root / "tests").mkdir(parents=True)
-    (root / "toy.py").write_text('total = 0\n\n\ndef add(a, b):\n    """A sum."""\n    return a + b\n')
-    (root / TESTS).write_text("from toy import add\n\n\ndef test_add():\n    assert add(2, 3) == 5\n")
-    subprocess.run(["git", "init", "-q"], cwd=root, check=True)
-    return root
-
-
-def test_planted_faults_are_judged_and_undone(toy, tmp_path):
+def test_planted_faults_are_judged_and_undone(tmp_path):
+    toy = tmp_path / "toy"
+    (toy / "tests").mkdir(parents=True)
+    (toy / "toy.py").write_text('total = 0\n\n\ndef add(a, b):\n    """A sum."""\n    return a + b\n')
+    (toy / TESTS).write_text("from toy import add\n\n\ndef test_add():\n    assert add(2, 3) == 5\n")
+    subprocess.run(["git", "init", "-q"], cwd=toy, check=True)
     before = (toy / "toy.py").read_text()
     results = Results(tmp_path / "kept.jsonl", toy)
     verdicts = judge(FAULTS, toy, results)

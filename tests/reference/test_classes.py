@@ -10,14 +10,10 @@ from lit_knn.estimators import KNN, STF, ByClass, Exact, MonteCarlo, SubspaceKNN
 from lit_knn.index import FaissIndex, TorchIndex
 from lit_knn.reference import ReferenceSet
 from lit_knn.reference.classes import classes_of, lie_together
-from tests.toys import enumerate_class_mean, noisy
+from tests.toys import enumerate_class_mean, noisy, rng
 
 # The classes have unequal sizes, and their labels do not start at 0.
 SIZES = {2: 11, 3: 40, 7: 25}
-
-
-def rng(seed=0):
-    return torch.Generator().manual_seed(seed)
 
 
 def toy_set(sort=True, **options):

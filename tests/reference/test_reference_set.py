@@ -12,13 +12,10 @@ from lit_knn.estimators import KNN
 from lit_knn.index import FaissIndex, FlatIndex, TorchIndex
 from lit_knn.reference import ReferenceSet
 from tests.config_files import RUNS, resolved
-from tests.toys import noisy
+from tests.toys import noisy, speckles
 
 WITH_FLIPS = pytest.mark.parametrize("hflip", [False, True])
-
-
-def pixels(n=30, c=3, h=4, w=6):
-    return torch.randint(0, 256, (n, c, h, w), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+PIXELS = speckles(30, (3, 4, 6))
 
 
 def latents_near(reference, b=5, t=0.5):
@@ -31,7 +28,7 @@ def sklearn_search(x, z, k):
     return dist**2, ids
 
 
-@pytest.mark.parametrize("images", [pixels(), pixels().float() / 100, pixels().flatten(1) / 100.0])
+@pytest.mark.parametrize("images", [PIXELS, PIXELS.float() / 100, PIXELS.flatten(1) / 100.0])
 def test_flat_search_matches_scikit_learn(images):
     reference = ReferenceSet(images)
     x = images.float() / 127.5 - 1 if images.dtype == torch.uint8 else images
@@ -57,7 +54,7 @@ def test_pixels_scale_to_model_space_and_float_values_are_taken_as_they_are():
 
 @WITH_FLIPS
 def test_images_come_by_ids_of_any_shape_in_chunks_and_in_the_shares_of_ranks(hflip):
-    images, labels = pixels(), torch.arange(30) % 7
+    images, labels = PIXELS, torch.arange(30) % 7
     reference, twice = ReferenceSet(images, hflip=hflip, labels=labels.numpy()), 1 + hflip
     assert torch.equal(reference.labels, labels.repeat(twice))
     everything = images.numpy() / np.float32(127.5) - 1
@@ -79,7 +76,7 @@ def test_images_come_by_ids_of_any_shape_in_chunks_and_in_the_shares_of_ranks(hf
 
 @pytest.mark.parametrize(("k", "float_images"), [(1, False), (5, True), (31, False), (60, True)])
 def test_hflip_search_equals_a_doubled_set(k, float_images):
-    images = pixels()
+    images = PIXELS.clone()
     images[4, :, :, 3:] = images[4, :, :, :3].flip(-1)  # its own mirror image: both ids must be found
     images = images.float() / 64 if float_images else images
     flipped, doubled = ReferenceSet(images, hflip=True), ReferenceSet(torch.cat([images, images.flip(-1)]))
@@ -120,7 +117,7 @@ NAN_FAR_DOWN = torch.zeros(5000, 2).index_put((torch.tensor(4500), torch.tensor(
         (torch.zeros(3, 8, 8, 3, dtype=torch.uint8), {"hflip": True}, "C, H, W"),
         (torch.zeros(3, 8, 8, 3), {"hflip": True}, "C, H, W"),
         (torch.zeros(3, 5), {"hflip": True}, "hflip"),
-        (pixels(), {"labels": torch.arange(29)}, "30"),
+        (PIXELS, {"labels": torch.arange(29)}, "30"),
     ],
 )
 def test_bad_images_are_refused(images, options, words):
@@ -183,7 +180,7 @@ def test_two_sets_with_one_index_search_their_own_images():
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("index", [None, FlatIndex()], ids=["default", "given"])
-@pytest.mark.parametrize(("images", "on_cuda"), [(pixels(), TorchIndex), (pixels().float() / 100, FlatIndex)])
+@pytest.mark.parametrize(("images", "on_cuda"), [(PIXELS, TorchIndex), (PIXELS.float() / 100, FlatIndex)])
 def test_the_default_index_is_that_of_the_device_and_a_given_one_moves(images, on_cuda, index):
     if images.is_floating_point():
         images[-1] = 1e4  # In 8 bits all other images would be one.
@@ -209,4 +206,4 @@ class FindsThree(TorchIndex):
 
 def test_a_k_that_the_index_cannot_find_is_refused_before_the_build():
     with pytest.raises(InputError, match="k=4 is more than 3"):
-        KNN(k=4, n=2).bind(ReferenceSet(pixels(), FindsThree("float32")))
+        KNN(k=4, n=2).bind(ReferenceSet(PIXELS, FindsThree("float32")))

@@ -18,7 +18,7 @@ from tests.toys import all_warped
 @pytest.fixture(scope="module", params=[2, 4])
 def ranks(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp("sharded")
-    codes, errors = run_ranks("tests.sharded_probe", folder, "well", request.param)
+    codes, _, errors = run_ranks("tests.sharded_probe", folder, "well", request.param)
     assert codes == [0] * request.param, errors
     return [torch.load(folder / f"rank_{rank}.pt") for rank in range(request.param)]
 
@@ -91,7 +91,7 @@ def test_ranks_agree_on_the_whole_and_hold_and_send_what_is_stated(ranks):
     ],
 )
 def test_a_rank_that_fails_stops_the_others(tmp_path, how, codes, message):
-    seen, errors = run_ranks("tests.sharded_probe", tmp_path, how, 2)
+    seen, _, errors = run_ranks("tests.sharded_probe", tmp_path, how, 2)
     assert seen == codes, errors
     assert errors[0].splitlines()[-1].startswith(message)
     assert how != "killed" or "GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME" in errors[0]

@@ -22,7 +22,7 @@ from lit_knn.modules import LitEDM
 from lit_knn.runs.checkpoints import WholeCheckpointIO, read_training
 from lit_knn.runs.folder import RunFolder
 from tests import interrupted_runs
-from tests.interrupted_runs import file_size_limit, ict
+from tests.interrupted_runs import file_size_limit, ict, load
 from tests.short_training import TRAINER
 from tests.watched import Images, OneOfSeveral, WatchedNet
 
@@ -41,10 +41,6 @@ def fit(*callbacks, net=None, ckpt_path=None, **options):
     """Train with 30 images a batch and two batches an epoch."""
     trainer = pl.Trainer(**{**TRAINER, "callbacks": list(callbacks), **options})
     trainer.fit(LitEDM(net or WatchedNet(), OneSample(), lr=0.1, lr_ramp_up_images=0), Images(), ckpt_path=ckpt_path)
-
-
-def load(path):
-    return torch.load(path, weights_only=True)
 
 
 @pytest.mark.parametrize(
@@ -207,18 +203,14 @@ def written(write, *args, **options):
     return file.getvalue()
 
 
-def contents(good):
-    return torch.load(io.BytesIO(good), weights_only=True)
-
-
 def changed(good, *without, **values):
     """The checkpoint with other values, and without some."""
-    content = {**contents(good), **values}
+    content = {**load(io.BytesIO(good)), **values}
     return written(torch.save, {name: value for name, value in content.items() if name not in without})
 
 
 def not_finite(good):
-    content = contents(good)
+    content = load(io.BytesIO(good))
     next(iter(content["state_dict"].values())).flatten()[0] = float("nan")
     return written(torch.save, content)
 

@@ -192,7 +192,7 @@ def test_an_error_or_a_signal_on_one_rank_ends_all(tmp_path):
     done = run_main(["fit", "-c", DEMO, *TINY, "-c", "failing.yaml", "--trainer.max_steps", "50"], 2, check=False)
     assert done.codes == [2, 1]  # A rank that waited would be killed.
     assert "one rank fails" in done.errors[1]
-    codes, errors = run_ranks("tests.ddp_probe", tmp_path, 1, ranks=2)
+    codes, _, errors = run_ranks("tests.ddp_probe", tmp_path, 1, ranks=2)
     assert codes == [0, 0], errors
     assert [(tmp_path / f"{rank}.txt").read_text() for rank in range(2)] == ["SIGTERM", "SIGTERM"]
 

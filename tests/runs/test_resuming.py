@@ -18,11 +18,7 @@ from lit_knn.estimators import KNN, OneSample
 from lit_knn.modules import LitEDM, LitMeanFlow
 from lit_knn.nets import UNet
 from lit_knn.runs.resumption import requeued_checkpoint
-from tests.interrupted_runs import QUIET, At, assert_same, edm, fit, ict, interrupt, validations
-
-
-def load(path):
-    return torch.load(path, weights_only=True)
+from tests.interrupted_runs import QUIET, At, assert_same, edm, fit, ict, interrupt, load, validations
 
 
 @pytest.fixture(scope="module")

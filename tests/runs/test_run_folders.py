@@ -14,7 +14,6 @@ import pytest
 import torch
 import yaml
 from pytorch_lightning.loggers import CSVLogger
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from lit_knn.common.errors import InputError
 from lit_knn.common.tables import read_rows
@@ -23,6 +22,7 @@ from lit_knn.runs.record import read_record
 from main import main
 from tests.command_lines import DEMO, ROOT, TINY, refusal_of
 from tests.interrupted_runs import killed
+from tests.trained_runs import events_of
 
 SMALL = ["-c", DEMO, *TINY, "--model.net.channels", "4", "--model.net.multipliers", "[1]", "--data.batch_size", "16"]
 SMALL += ["--trainer.log_every_n_steps", "1", "--trainer.val_check_interval", "2"]
@@ -121,8 +121,7 @@ def test_a_resumed_run_goes_on_in_its_folder_and_loses_nothing(capsys):
     assert names(RUN.parent) == ["knn_0"]
     assert steps_in(LAST) == 6
     assert len(list(RUN.glob("events.out.*"))) == 2
-    events = EventAccumulator(str(RUN))
-    events.Reload()
+    events, _ = events_of(RUN)
     assert [event.step for event in events.Scalars("train/loss")] == list(range(6))
     assert steps_of(RUN / "metrics_0.csv", "train/loss") == [0, 1, 2, 3]
     assert steps_of(RUN / "metrics.csv", "train/loss") == [4, 5]

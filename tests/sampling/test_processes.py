@@ -22,7 +22,7 @@ from lit_knn.sampling.schedules import NoiseGrid
 from lit_knn.sampling.solvers import euler_step, heun_step
 from lit_knn.theory.noise import EDM, LINEAR_PROCESS, VP, LinearInterpolant, Process, per_item
 from main import main
-from tests.gaussian_flow import M, S, gaussian_mean, latents, slope
+from tests.gaussian_flow import M, S, gaussian_mean, latents, slope, trajectory
 from tests.trained_runs import leave_run
 
 
@@ -44,15 +44,10 @@ TIMES = torch.tensor([1e-3, 0.1, 0.5, 0.9, 0.999], dtype=torch.float64)
 # Flows
 
 
-def on_trajectory(process, c, t):
-    """z(t) of the flow of data N(M, S²) that keeps c: z = s·(M + c·sqrt(S² + σ²))."""
-    return process.scale(t) * (M + c * (S**2 + process.sigma(t) ** 2).sqrt())
-
-
 def end_of_flow(process, noise, low, high):
     """The exact flow from the noise at `high` to `low`, and the posterior mean there."""
     start = process.noise_std(high) * noise / process.scale(high)
-    z = on_trajectory(process, (start - M) / (S**2 + process.sigma(high) ** 2).sqrt(), low)
+    z = trajectory(process, (start - M) / (S**2 + process.sigma(high) ** 2).sqrt(), low)
     return gaussian_mean(z / process.scale(low), process.sigma(low).expand(len(z)))
 
 
@@ -87,7 +82,7 @@ def gaussian_flow(kind, process):
 def test_every_output_gives_the_velocity_of_the_process(process):
     c = latents(5, 3)
     t = per_item(TIMES, c).expand(c.shape).contiguous()
-    z, expected = torch.func.jvp(lambda t: on_trajectory(process, c, t), (t,), (torch.ones_like(t),))
+    z, expected = torch.func.jvp(lambda t: trajectory(process, c, t), (t,), (torch.ones_like(t),))
     y, sigma = z / process.scale(t), process.sigma(TIMES)
     mu = gaussian_mean(y, sigma)
     for kind in (VelocityOutput, DataOutput, EDMOutput):

@@ -5,12 +5,7 @@ import pytest
 import torch
 from scipy.special import softmax
 
-from lit_knn.theory.posterior import (
-    cross_sq_dist,
-    direct_sq_dist,
-    log_posterior,
-    posterior_mean,
-)
+from lit_knn.theory.posterior import cross_sq_dist, direct_sq_dist, log_posterior, posterior_mean
 
 N, B, D = 7, 4, 3
 

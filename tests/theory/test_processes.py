@@ -7,16 +7,11 @@ import pytest
 import torch
 
 from lit_knn.theory.noise import EDM, VP, LinearInterpolant, Process, forward_noise, under_process
-from tests.gaussian_flow import M, S, gaussian_mean
+from tests.gaussian_flow import gaussian_mean, trajectory
 
 PROCESSES = [EDM(), VP(), VP(beta_d=0.0, beta_min=2.0), LinearInterpolant()]
 TIMES = torch.tensor([0.01, 0.1, 0.3, 0.5, 0.8, 0.99], dtype=torch.float64)
 every_process = pytest.mark.parametrize("process", PROCESSES, ids=lambda p: f"{type(p).__name__}{vars(p) or ''}")
-
-
-def trajectory(process, c, t):
-    """z(t) on the PF-ODE's trajectory that keeps (z/s − M) / sqrt(S² + σ²) = c, for data N(M, S²)."""
-    return process.scale(t) * (M + c * (S**2 + process.sigma(t) ** 2).sqrt())
 
 
 @every_process
