@@ -154,6 +154,11 @@ class LastCheckpoint(StepCheckpoint):
         self._whole = trainer.global_step > self._step
         super().on_train_batch_end(trainer, pl_module, *args)
 
+    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Save if a callback has stopped the run since the batch."""
+        if trainer.should_stop and self._saved_step != trainer.global_step:
+            self.save(trainer)
+
     def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Save before a validation, which may be long, so that one can interrupt it."""
         if self._fits(trainer) and self._whole and self._saved_step != trainer.global_step and trainer.global_step:

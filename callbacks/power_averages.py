@@ -22,8 +22,8 @@ DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.
 class PowerAverages(pl.Callback):
     """Track power-function averages of the weights beside the usual one, and store snapshots of them (EDM2).
 
-    `lit-knn average RUN --ema 0.07` makes a checkpoint of another length from the snapshots. A snapshot is
-    written each time the images seen pass a multiple of `every_n_images`, and at the end of the training. Between two
+    `lit-knn average RUN --ema 0.07` makes a checkpoint of another length from the snapshots. A snapshot is written
+    each time the images seen pass a multiple of `every_n_images`, and after `max_steps` or `max_epochs`. Between two
     snapshots no step waits for a GPU. See docs/training.md.
 
     Args:

@@ -90,9 +90,7 @@ def fit_length(snapshots: Sequence[Snapshot], length: float) -> Fit:
     stored = [Profile(exponent(each), s["images_seen"]) for s in snapshots for each in s["lengths"]]
     fitted = fit(stored, Profile(exponent(length), snapshots[-1]["images_seen"]))
     problem = f"--ema {length:g}: the nearest sum of {len(snapshots)} snapshot(s) has an error of {fitted.residual:.0%}"
-    advice = (
-        f"stored are the lengths {snapshots[-1]['lengths']}; more snapshots, by a smaller every_n_images, reach further"
-    )
+    advice = f"stored are the lengths {snapshots[-1]['lengths']}; a smaller every_n_images reaches further"
     if fitted.residual > REFUSED:
         raise InputError(f"{problem}, above {REFUSED:.0%}; {advice}")
     if fitted.residual > WARNED:

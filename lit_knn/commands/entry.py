@@ -47,7 +47,7 @@ def main(args: Sequence[str] | None = None) -> None:
         try:
             if name in ALONE:
                 importlib.import_module(f"lit_knn.commands.{name}").main(with_packaged_configs(given[1:]))
-            elif name and not name.startswith("-") and name not in COMMANDS:
+            elif name not in COMMANDS:
                 raise InputError(f"there is no command {name!r}; the commands are {', '.join(COMMANDS)}")
             else:
                 from lit_knn.commands.cli import command

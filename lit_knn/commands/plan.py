@@ -9,7 +9,7 @@ import pytorch_lightning as pl
 import torch
 from torch import Tensor, nn
 
-from lit_knn.common.errors import InputError
+from lit_knn.common.errors import InputError, check_at_least
 from lit_knn.common.memory import machine_bytes, process_bytes, work_bytes
 from lit_knn.data import ReferenceDataModule, Stored
 from lit_knn.estimators import Estimator, Holdings
@@ -168,6 +168,7 @@ class NotBuilt(Index):
 
 def _stored(datamodule: ReferenceDataModule, images: int | None, image_shape: list[int] | None) -> Stored:
     """Return size and layout of the images, from the data unless both are given."""
+    check_at_least(1, images=1 if images is None else images, image_shape=min(image_shape or [1]))
     if images is not None and image_shape is not None:
         return Stored((images, *image_shape), mapped=datamodule.mapped)
     try:

@@ -145,9 +145,7 @@ def conclude(t: np.ndarray, table: Columns, training: Training) -> list[str]:
     for own in reversed(TARGETS):
         left, error = share_and_error(in_loss @ table[own], in_loss @ table["irreducible"])
         ms = (near.mean(1) @ means[f"{own}_ms"]).item()
-        cost = f"{ms:.2g} ms an image" + (
-            f", {ms / pass_ms:.0%} of a pass of the network" if pass_ms < math.inf else ""
-        )
+        cost = f"{ms:.2g} ms an image" + (f", {ms / pass_ms:.0%} of a network pass" if pass_ms < math.inf else "")
         lines.append(f"{own} removes {1 - left:.2%} ± {error:.2%} of the target noise of {name}; it costs {cost}.")
     beyond = f"{outside:.1%} of the noise levels are outside those measured, and count as the nearest one."
     return [

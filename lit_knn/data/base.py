@@ -173,7 +173,8 @@ class ReferenceDataModule(pl.LightningDataModule, ABC):
         if trainer is None:
             return self._batches()
         if trainer.overfit_batches > 0:  # type: ignore[attr-defined]
-            return self._batches(shuffle=False)
+            progress = trainer.fit_loop.epoch_loop.batch_progress
+            return self._batches(shuffle=False, batches_done=lambda: progress.current.ready)
         accumulate = trainer.accumulate_grad_batches
         return self._batches(accumulate=accumulate, batches_done=lambda: trainer.lightning_module.batches_done)
 

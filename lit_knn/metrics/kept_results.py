@@ -46,11 +46,9 @@ class KeptResults:
         if other is None:
             return
         path = self._settings_path(other)
-        before = on_first_rank(lambda: json.loads(path.read_text()) if path.exists() else {})
-        name = next((name for name in {**now, **before} if now.get(name) != before.get(name)), "settings")
-        raise InputError(
-            f"{self.path} has results with {name}={before.get(name)}, not {now.get(name)}: {SAME_SETTINGS}"
-        )
+        old = on_first_rank(lambda: json.loads(path.read_text()) if path.exists() else {})
+        name = next((name for name in {**now, **old} if now.get(name) != old.get(name)), "settings")
+        raise InputError(f"{self.path} has results with {name}={old.get(name)}, not {now.get(name)}: {SAME_SETTINGS}")
 
     def hash_of(self, *key: str | int | float) -> str:
         """Return the hash of the settings of a result, given the values of its key."""

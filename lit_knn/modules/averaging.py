@@ -20,8 +20,9 @@ from torch.optim.swa_utils import AveragedModel
 
 from lit_knn.common.errors import InputError
 
-# σ_rel of γ = 0, the plain mean of all weights. Longer averages would prefer the weights of the beginning.
-LONGEST = 12**-0.5
+# σ_rel of γ = 0, the plain mean of all weights: 12^(−1/2), rounded up so that users can give it. Longer averages would
+# prefer the weights of the beginning.
+LONGEST = 0.2887
 
 
 class MovingAverage(AveragedModel):
@@ -81,7 +82,7 @@ class Averaging(WeightAveraging):
 def exponent(length: float) -> float:
     """Return the γ of a relative length: σ_rel = (γ+1)^(1/2) (γ+2)^(−1) (γ+3)^(−1/2), Eq. 123 of arXiv 2312.02696."""
     if not 0 < length <= LONGEST:
-        raise InputError(f"a relative length must be above 0 and at most {LONGEST:.4f}, the plain mean; got {length}")
+        raise InputError(f"a relative length must be above 0 and at most {LONGEST}, the plain mean; got {length}")
     t = length**-2  # (γ+2)² (γ+3) = t·(γ+1)
     return max(float(np.roots([1, 7, 16 - t, 12 - t]).real.max()), 0.0)
 

@@ -151,7 +151,6 @@ class EstimatorTraining(pl.LightningModule):
         # A trainer that goes on counts on; the count of a checkpoint is loaded later.
         self.batches_done = self.trainer.fit_loop.epoch_loop.batch_progress.total.processed  # type: ignore[attr-defined]
         reference = find_reference(self.trainer)
-        # `predict` needs no estimator.
         needing = [own for own in self.estimators.values() if own.needs_reference and stage != "predict"]
         if reference is not None:
             with prefixed(type(self).__name__):
@@ -195,17 +194,15 @@ class EstimatorTraining(pl.LightningModule):
         """Store the image shape. If both the data and a checkpoint give a shape, the two must be equal."""
         shape = tuple(shape)
         if self.image_shape not in (None, shape):
-            raise InputError(
-                f"the images of the checkpoint and of the data differ in shape: {self.image_shape}, {shape}"
-            )
+            raise InputError(f"the images of checkpoint and data differ in shape: {self.image_shape}, {shape}")
         self.image_shape = shape
 
     # Training
 
     @property
     def step(self) -> int:
-        """Number of optimiser steps taken. Outside a fit, this is the number in the loaded checkpoint."""
-        return max(self.trainer.global_step, self.loaded_step)
+        """Number of optimiser steps taken. Outside a fit, this is the number of the fit or checkpoint before."""
+        return self.trainer.global_step if self.trainer.state.fn == "fit" else self.loaded_step
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         """Do one step. `batch` is x (B, *shape) or (x, class_label).
@@ -241,10 +238,8 @@ class EstimatorTraining(pl.LightningModule):
         bad, step = ~loss.isfinite(), self.trainer.global_step
 
         def failure(check: int, level: float, where: str) -> NonFiniteLossError:
-            return NonFiniteLossError(
-                f"the loss is not finite{where or f' at step {step}'}, first at noise level "
-                f"t={level:.4g}; the last checkpoint is from before it"
-            )
+            place = f"{where or f' at step {step}'}, first at noise level t={level:.4g}"
+            return NonFiniteLossError(f"the loss is not finite{place}; the last checkpoint is from before it")
 
         refuse("loss", bad.any().reshape(1), lambda: t.index_select(0, bad.int().argmax(0, keepdim=True)), failure)
 
@@ -309,14 +304,15 @@ class EstimatorTraining(pl.LightningModule):
         ]
 
     def on_train_start(self) -> None:
-        """Give the optimiser the options of this run; a checkpoint has those of the interrupted one.
-
-        With a scheduler the learning rate is part of the state, so it stays as in the checkpoint.
-        """
-        if not self.trainer.lr_scheduler_configs:
-            groups = [group for optimizer in self.trainer.optimizers for group in optimizer.param_groups]
-            for group, given in zip(groups, self._given_options, strict=True):
-                group.update(given)
+        """Give the optimiser the options of this run, but for those that a scheduler sets."""
+        planned = {"lr", "betas", "momentum"} if self.trainer.lr_scheduler_configs else set()
+        groups = [group for optimizer in self.trainer.optimizers for group in optimizer.param_groups]
+        for group, given in zip(groups, self._given_options, strict=True):
+            for name in ("initial_lr", "max_lr"):
+                if group.get(name) != given.get(name):
+                    told = f"its schedule has {name}={group.get(name)}, not {given.get(name)}"
+                    raise InputError(f"--ckpt_path: {told}: give the same, or start a new run")
+            group.update({name: value for name, value in given.items() if name not in planned})
         self._last_step = self.trainer.global_step
 
     def on_validation_start(self) -> None:
@@ -349,6 +345,7 @@ class EstimatorTraining(pl.LightningModule):
     def on_train_end(self) -> None:
         """Read the checks of the last steps."""
         self.checks.raise_first()
+        self.loaded_step = self.trainer.global_step
 
     def interval_metrics(self) -> dict[str, float]:
         """Return more values to log beside the averages. Subclasses define these values."""
@@ -418,10 +415,8 @@ def check_preconditioning(owner: str, saved: Mapping[str, Any], **own: float) ->
     """Raise InputError for the first value that differs from the one among a checkpoint's options, if it is there."""
     for name, ours in own.items():
         if saved.get(name, ours) != ours:
-            raise InputError(
-                f"the checkpoint is of another preconditioning: {name} is {saved[name]} in the checkpoint, {ours} in "
-                f"{owner}"
-            )
+            told = f"{name} is {saved[name]} in the checkpoint, {ours} in {owner}"
+            raise InputError(f"the checkpoint is of another preconditioning: {told}")
 
 
 def _check_architecture(own: dict[str, Tensor], saved: dict[str, Tensor], kind: str | None) -> None:

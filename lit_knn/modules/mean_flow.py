@@ -172,8 +172,8 @@ class LitMeanFlow(PosteriorRegression):
         def average(z: Tensor, r: Tensor, t: Tensor) -> Tensor:
             return self.flow(z, t, class_label, r, augment_label)
 
-        # The fused kernels of attention have no forward derivative.
-        with sdpa_kernel(SDPBackend.MATH):
+        # The fused kernels of attention have no forward derivative, and a CPU's group norm mixes number types in it.
+        with sdpa_kernel(SDPBackend.MATH), torch.autocast("cpu", enabled=False):
             u, derivative = torch.func.jvp(average, (z, r, t), (tangent, torch.zeros_like(r), torch.ones_like(t)))[:2]
         wanted = velocity - per_item(t - r, z).to(z.dtype) * derivative.detach()
         return (u - wanted).square().flatten(1).mean(1)

@@ -79,9 +79,7 @@ class ADM(ResidualUNet):
 
     def heads(self, width: int) -> int:
         if self.head_width < 1 or width % self.head_width:
-            raise InputError(
-                f"ADM: head_width must divide the {width} channels of a block that attends, got {self.head_width}"
-            )
+            raise InputError(f"ADM: head_width must divide the {width} channels of attention, got {self.head_width}")
         return width // self.head_width
 
     def embed(self, noise_label: Tensor, classes: Tensor | None, augment_label: Tensor | None) -> Tensor:

@@ -271,8 +271,8 @@ def newest_checkpoint(
         try:
             return path, read_training(path, to_resume)
         except InputError as error:
-            rank_zero_warn(f"{error}; an older checkpoint is used")
-    looked = f"{len(paths)} damaged ones" if paths else "none"
+            rank_zero_warn(f"{error}; it is left out")
+    looked = f"{len(paths)} damaged" if paths else "none"
     wanted = "name, model and estimator" if seed is None else f"name, model, estimator and --seed_everything {seed}"
     raise InputError(f"--ckpt_path last: found {looked} in {parent}; it needs a whole one of a run with this {wanted}")
 

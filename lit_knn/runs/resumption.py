@@ -96,10 +96,9 @@ def check_same_run(checkpoint: dict[str, Any], now: dict[str, int | str]) -> Non
     before = checkpoint.get(RUN_KEY, {})
     for name, what in MUST_AGREE.items():
         if name in before and name in now and before[name] != now[name]:
-            raise InputError(
-                f"the checkpoint is of a run with {what} {before[name]}, not {now[name]}; with another value its "
-                "batches and noise would not continue: give the same, or start a new run"
-            )
+            told = f"the checkpoint is of a run with {what} {before[name]}, not {now[name]}"
+            advice = "give the same, or start a new run"
+            raise InputError(f"{told}; with another value its batches and noise would not continue: {advice}")
 
 
 def optimisation(trainer: pl.Trainer) -> dict[str, str]:
@@ -138,6 +137,10 @@ def repair_progress(checkpoint: dict[str, Any]) -> None:
 
     After a batch that an error cut short, Lightning's total counts would stay one ahead for good.
     """
-    progress = checkpoint["loops"]["fit_loop"]["epoch_loop.batch_progress"]
+    fit_loop = checkpoint["loops"]["fit_loop"]
+    progress = fit_loop["epoch_loop.batch_progress"]
+    if progress["current"]["ready"] > progress["current"]["processed"]:  # The error's batch was counted already.
+        progress["is_last_batch"] = False
+        fit_loop["epoch_loop.state_dict"]["_batches_that_stepped"] -= 1
     for counts in (progress["total"], progress["current"]):
         counts.update(ready=counts["processed"], started=counts["processed"], completed=counts["processed"] - 1)

@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 import torch
+import yaml
+from pytorch_lightning.loggers import CSVLogger
 
 from lit_knn.commands.cli import command
 from lit_knn.commands.cli.cli import make_cli
@@ -45,6 +47,21 @@ OPTIONS = [
 
 
 pytestmark = pytest.mark.usefixtures("own_folder")
+
+
+def test_a_logger_of_a_list_that_cannot_be_made_says_why(monkeypatch, capsys):
+    monkeypatch.setattr(CSVLogger, "__init__", lambda self, save_dir, version: 1 / 0)
+    loggers = [{"class_path": f"pytorch_lightning.loggers.{name}Logger"} for name in ("TensorBoard", "CSV")]
+    loggers = [{**logger, "init_args": {"save_dir": "runs"}} for logger in loggers]
+    Path("loggers.yaml").write_text(yaml.safe_dump({"trainer": {"logger": loggers}}))
+    line = refusal_of(["fit", "-c", DEMO, *TINY, "-c", "loggers.yaml"], capsys)
+    assert "CSVLogger: ZeroDivisionError: division by zero" in line
+    assert len(line) < 300
+
+
+def test_a_command_line_without_a_command_lists_all(capsys):
+    for args in ([], ["-c", DEMO]):
+        assert "the commands are fit, validate, predict, plan, probe, " in refusal_of(args, capsys)
 
 
 @pytest.mark.parametrize(("options", "message"), OPTIONS, ids=[options for options, _ in OPTIONS])
@@ -167,7 +184,7 @@ def test_the_error_has_a_line_of_its_own_below_a_progress_bar(capsys):
 
 
 def test_a_limit_of_0_is_refused_where_the_command_would_do_nothing():
-    for subcommand, limit in (("fit", "train"), ("validate", "val"), ("predict", "predict")):
-        options = {f"limit_{limit}_batches": 0}
-        assert f"limit_{limit}_batches must be above 0" in refusal(check_trainer_options, options, subcommand)
+    limits = {"limit_train_batches": "fit", "limit_val_batches": "validate", "limit_predict_batches": "predict"}
+    for limit, subcommand in (limits | dict.fromkeys(("max_steps", "max_epochs"), "fit")).items():
+        assert f"{limit} must be above 0" in refusal(check_trainer_options, {limit: 0}, subcommand)
     check_trainer_options({"limit_val_batches": 0}, "fit")

@@ -6,7 +6,7 @@ import pytest
 import pytorch_lightning as pl
 import torch
 
-from lit_knn.callbacks import LastCheckpoint
+from lit_knn.callbacks import CheckpointByImages, LastCheckpoint
 from lit_knn.estimators import OneSample
 from lit_knn.modules import LitEDM, LitICT
 from main import main
@@ -42,7 +42,7 @@ def test_learning_rate_and_average_follow_the_images_with_accumulation(kind, bat
     by_images = kind is LitEDM
     options = {"lr_ramp_up_images": 170, "ema_half_life_images": 15} if by_images else {"ema_decay": 0.8}
     history = History()
-    callbacks = [history, LastCheckpoint(dirpath=str(tmp_path))]
+    callbacks = [history, LastCheckpoint(dirpath=str(tmp_path)), CheckpointByImages(1, str(tmp_path))]
     trainer = pl.Trainer(max_steps=8, accumulate_grad_batches=2, callbacks=callbacks, **TRAINER)
     model = kind(WatchedNet(), OneSample(), lr=0.1, **options)
     trainer.fit(model, Images(batch_size))
@@ -59,7 +59,9 @@ def test_learning_rate_and_average_follow_the_images_with_accumulation(kind, bat
     assert saved.item() == pytest.approx(average, rel=1e-5)
     # The same trainer evaluates the averaged weights of the checkpoint.
     trainer.validate(model, Images(batch_size), ckpt_path=tmp_path / "last.ckpt", verbose=False)
-    assert model.network.value.item() == saved.item()
+    assert (model.network.value.item(), model.step) == (saved.item(), 8)
+    trainer.validate(model, Images(batch_size), ckpt_path=tmp_path / f"images_seen={counts[1]}.ckpt", verbose=False)
+    assert (model.images_seen, model.step) == (counts[1], 2)  # Not the step of the fit before.
 
 
 def test_the_config_of_warm_up_and_cosine_ends_at_0_after_its_steps(tmp_path):

@@ -68,6 +68,7 @@ def explicit(thetas, length, end):
 def test_an_average_made_afterwards_is_the_one_of_the_training(trained):
     thetas, snapshots = trajectory(trained / RUN), read_snapshots(kept_in(trained / RUN / "snapshots"))
     assert [s["images_seen"] for s in snapshots] == list(range(EVERY, STEPS * BATCH + 1, EVERY))
+    assert exponent(0.2887) == 0  # The longest length that the messages name.
     for length, last in [(0.05, 12), (0.07, 12), (0.1, 12), (0.15, 12), (0.15, 8)]:
         end = snapshots[last - 1]["images_seen"]
         found = fit_length(snapshots[:last], length)

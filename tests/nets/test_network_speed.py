@@ -113,3 +113,11 @@ def test_mixed_precision_stays_near_full_precision(name, precision):
     assert all(parameter.isfinite().all() for parameter in model.parameters())
     assert mixed == pytest.approx(full, rel=0.05)
     assert mixed != full
+
+
+def test_a_mean_flow_trains_in_mixed_precision_on_a_cpu():
+    model = LitMeanFlow(UNet(1, channels=8, multipliers=(1,), blocks=1, augment_dim=8), OneSample())
+    before = [parameter.clone() for parameter in model.parameters()]
+    train(model, Digits(batch_size=8), 2, plugins=[MixedPrecision("bf16-mixed", "cpu")])
+    assert all(parameter.isfinite().all() for parameter in model.parameters())
+    assert any(not torch.equal(*pair) for pair in zip(before, model.parameters(), strict=True))

@@ -62,6 +62,15 @@ def test_the_last_checkpoint_is_saved_every_n_steps_and_at_the_end(every, option
     assert checkpoint["images_seen"] == steps[-1] * 30 * options.get("accumulate_grad_batches", 1)
 
 
+def test_a_run_that_ends_after_an_epoch_keeps_its_last_step(tmp_path):
+    class Stop(pl.Callback):
+        def on_train_epoch_end(self, trainer, pl_module):
+            trainer.should_stop = True
+
+    fit(LastCheckpoint(100, str(tmp_path)), Stop(), max_steps=9)
+    assert load(tmp_path / "last.ckpt")["global_step"] == 2
+
+
 def test_checkpoints_by_images_are_those_that_pass_a_multiple_after_a_resume_too(tmp_path):
     def kept(folder, steps, **options):
         """Train, and return the images seen of the kept checkpoints by the step."""

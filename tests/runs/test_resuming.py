@@ -63,6 +63,22 @@ def test_a_run_interrupted_in_a_batch_is_the_same_after_two_resumptions(make, ac
     assert [list(validations(tmp_path / n)) for n in "123"] == [[2], [5], [8]]
 
 
+def test_an_error_in_the_last_batch_of_an_epoch_shortens_no_run(tmp_path):
+    options = {"max_epochs": 3}
+    _, whole = fit(tmp_path / "whole", ict(), -1, **options)
+    _, first = fit(tmp_path / "a", ict(), -1, at=At(7, "on_after_backward", broken_off), **options)
+    assert load(first)["global_step"] == 7
+    assert_same(fit(tmp_path / "b", ict(), -1, first, **options)[1], whole)
+    assert validations(tmp_path / "a", tmp_path / "b") == validations(tmp_path / "whole")
+
+
+def test_a_run_on_the_same_few_batches_goes_on_with_the_next_one(tmp_path):
+    options = {"limit_train_batches": None, "overfit_batches": 4}
+    _, whole = fit(tmp_path / "whole", ict(), 6, **options)
+    _, first = fit(tmp_path / "a", ict(), 6, at=At(2, "on_train_batch_end", interrupt), **options)
+    assert_same(fit(tmp_path / "b", ict(), 6, first, **options)[1], whole)
+
+
 @pytest.mark.parametrize(
     ("step", "hook", "action", "ends_at", "accumulate"),
     [
@@ -171,8 +187,11 @@ def test_the_options_of_the_optimiser_hold_and_the_state_of_another_is_not_taken
         with pytest.raises(InputError, match=f"the checkpoint has the state of {said}: give the same, or start a new"):
             fit(tmp_path / "refused", other(kind, schedule), 3, path)
         assert not list((tmp_path / "refused").rglob("*.ckpt"))
-    _, resumed = fit(tmp_path / "resumed", other(RAdam, half), 3, halved)
-    assert load(resumed)["optimizer_states"][0]["param_groups"][0]["lr"] == pytest.approx(0.1 / 2**3)
+    _, resumed = fit(tmp_path / "resumed", other(partial(RAdam, weight_decay=0.2), half), 3, halved)
+    (group,) = load(resumed)["optimizer_states"][0]["param_groups"]
+    assert (group["lr"], group["weight_decay"]) == (pytest.approx(0.1 / 2**3), 0.2)
+    with pytest.raises(InputError, match=r"its schedule has initial_lr=0\.1, not 0\.3: give the same"):
+        fit(tmp_path / "refused", other(lambda weights, lr: RAdam(weights, lr=0.3), half), 3, halved)
 
 
 def test_a_schedule_that_ends_before_the_training_is_refused_at_its_start(tmp_path):

@@ -355,7 +355,7 @@ def test_a_signal_ends_a_command_without_training_at_once(command, hook, signum,
 # `--ckpt_path last`, and what would be lost
 
 
-@pytest.mark.filterwarnings("ignore:.*an older checkpoint is used")
+@pytest.mark.filterwarnings("ignore:.*it is left out")
 def test_last_is_the_newest_whole_checkpoint_of_the_name(capsys):
     assert "--ckpt_path last: found none in runs/demo; it needs" in refused(capsys, 1, "--ckpt_path", "last")
     for number, name in enumerate(("knn_9", "knn_10", "knn_8")):

@@ -227,7 +227,12 @@ class CLI(LightningCLI):
     def instantiate_classes(self) -> None:
         """Make all objects; `construct` explains why an object cannot be made."""
         self.parser.add_instantiator(construct, object)
-        super().instantiate_classes()
+        try:
+            super().instantiate_classes()
+        except ValueError as error:  # Of a list, the parser chains another reason than the true one.
+            if not str(error).startswith("Does not validate"):
+                raise
+            raise refusal(error) from error
 
     def instantiate_trainer(self, **kwargs: Any) -> pl.Trainer:
         """Show progress over the whole run, unless the options set another bar or no bar; record a training run."""

@@ -14,7 +14,7 @@ FRAMES = (
     *("Subclass types expect", "a class path (str)", "a dict with"),
 )
 # If there is another reason, these lines only report that another reading of the value failed.
-VAGUE = ("Expected a path but", "Expected a <class 'NoneType'>", "Not a valid subclass of")
+VAGUE = ("Expected a path but", "Expected a <class 'NoneType'>", "Expected a <class 'bool'>", "Not a valid subclass of")
 LONGEST_VALUE = 200
 KEY = re.compile(r'Parser key "([\w.+]+)"')
 NO_CLASS = re.compile(r"(?:Expected a dot import path string|Unexpected import path format): (\S+)")
@@ -47,7 +47,7 @@ def condense(message: str) -> str:
         reason = f"{owners[-1]}: {reason}"
     values = [line.removeprefix("Given value: ") for _, line in lines if line.startswith("Given value: ")]
     value = next(iter([*re.findall(r"Expected a path but (\S+) either", message), *values[-1:]]), "")
-    told = value.startswith(("NestedArg", "Namespace")) or value in reason
+    told = value.startswith(("NestedArg", "Namespace", "[<")) or value in reason
     given = "" if told else f" (given: {value[:LONGEST_VALUE]})"
     return (f"--{option}: " if option else "") + reason + given
 
