@@ -116,14 +116,14 @@ class Halves(Pixels):
         return super().__call__(images * (torch.arange(8) < 4))
 
 
-def test_of_two_callbacks_that_measure_one_name_each_has_its_row_and_the_last_one_logs(validate, shown):
+def test_of_two_callbacks_that_measure_one_name_each_has_its_row_and_the_last_one_logs(validate):
     options = {**FEW, "extra_metrics": ["recall"]}
     halves = {**options, "extractor": {"class_path": f"{__name__}.Halves"}}
     estimator = ["--model.estimator", "Exact", "--model.sampling_steps", "4"]
     run = validate({"Fidelity": options, "fidelity.Fidelity": halves, "Memorisation": {"num_samples": 9}}, *estimator)
     whole, half = read_rows(run / "fidelity.csv")
     assert 0 < float(whole["recall"]) != float(half["recall"]) > 0
-    assert shown(run)[1]["samples/recall"] == [pytest.approx(float(half["recall"]), rel=1e-4)]
+    assert events_of(run)[1]["samples/recall"] == [pytest.approx(float(half["recall"]), rel=1e-4)]
     assert whole["fd_halves"] == half["fd_pixels"] == ""
 
 
