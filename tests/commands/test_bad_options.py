@@ -49,13 +49,17 @@ OPTIONS = [
 pytestmark = pytest.mark.usefixtures("own_folder")
 
 
-def test_a_logger_of_a_list_that_cannot_be_made_says_why(monkeypatch, capsys):
-    monkeypatch.setattr(CSVLogger, "__init__", lambda self, save_dir, version: 1 / 0)
-    loggers = [{"class_path": f"pytorch_lightning.loggers.{name}Logger"} for name in ("TensorBoard", "CSV")]
-    loggers = [{**logger, "init_args": {"save_dir": "runs"}} for logger in loggers]
+class BrokenLogger(CSVLogger):
+    def __init__(self, save_dir: str = "runs", name: str = "mine", version: str | None = None) -> None:
+        raise RuntimeError("on purpose")
+
+
+def test_a_logger_of_a_list_that_cannot_be_made_says_why(capsys):
+    paths = "pytorch_lightning.loggers.CSVLogger", f"{__name__}.BrokenLogger"
+    loggers = [{"class_path": path, "init_args": {"save_dir": "runs"}} for path in paths]
     Path("loggers.yaml").write_text(yaml.safe_dump({"trainer": {"logger": loggers}}))
     line = refusal_of(["fit", "-c", DEMO, *TINY, "-c", "loggers.yaml"], capsys)
-    assert "CSVLogger: ZeroDivisionError: division by zero" in line
+    assert "BrokenLogger: RuntimeError: on purpose" in line
     assert len(line) < 300
 
 

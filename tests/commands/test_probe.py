@@ -47,7 +47,7 @@ def test_a_probe_goes_on_and_its_settings_are_taken_by_a_fit(tmp_path, monkeypat
     assert [t for t, _ in measured] == pytest.approx([0.1, 8**0.5, 80.0])  # Each level once.
     # With the levels of a run the kept measurement serves, too. The default share that is held out is 180 of 1,797.
     text, rows, settings = run("-c", "table2/digits", "--held_out", "0.5", "--data.held_out", "180")
-    assert text.count(" of the target noise of LitEDM; it costs ") == text.count(" of a pass of the net") == 3
+    assert text.count(" of the target noise of LitEDM; it costs ") == text.count(" of a network pass") == 3
     assert (rows[0]["KNN"], rows[0]["collapsed"], rows[0]["latents"]) == ("", "1.0", "16")
     cli = make_cli(["-c", "table2/digits", "-c", str(tmp_path / "probe.yaml"), CPU], run=False)
     assert cli.model.hparams.sigma_data == settings["sigma_data"] == pytest.approx(0.75, rel=0.01)

@@ -4,6 +4,7 @@ import types
 
 import numpy as np
 import pytest
+import pytorch_lightning as pl
 import torch
 from sklearn.datasets import load_digits
 
@@ -107,7 +108,7 @@ def test_mirrored_images_are_part_of_the_epoch_in_model_space_with_their_labels(
 def test_overfitting_repeats_the_same_batches():
     data = Numbers(batch_size=4)
     data.setup()
-    data.trainer = types.SimpleNamespace(overfit_batches=2, global_rank=0, world_size=1)
+    data.trainer = pl.Trainer(overfit_batches=2, logger=False, enable_checkpointing=False, accelerator="cpu")
     first, second = (numbers_of(data.train_dataloader()) for _ in range(2))
     assert first == second
 

@@ -23,7 +23,7 @@ from pytorch_lightning.utilities.exceptions import MisconfigurationException
 from lit_knn.callbacks import LastCheckpoint, RunRecord, RunSummary, SampleWriter, StepProgressBar
 from lit_knn.commands.cli import trainer_options
 from lit_knn.commands.cli.arguments import as_dict, check_linked, kept_options
-from lit_knn.commands.cli.messages import refusal
+from lit_knn.commands.cli.messages import VAGUE, refusal
 from lit_knn.commands.cli.packaged_configs import with_packaged_configs
 from lit_knn.commands.cli.parser import Parser, construct, load
 from lit_knn.commands.cli.save_config import SaveConfig
@@ -31,7 +31,7 @@ from lit_knn.commands.entry import COMMANDS
 from lit_knn.commands.plan import check_fits
 from lit_knn.commands.trainer import Trainer
 from lit_knn.common.checkpoint_file import last_checkpoint
-from lit_knn.common.errors import InputError, prefixed
+from lit_knn.common.errors import InputError, causes, prefixed
 from lit_knn.data import ReferenceDataModule
 from lit_knn.runs.checkpoints import WholeCheckpointIO, read_training
 from lit_knn.runs.folder import (
@@ -229,10 +229,10 @@ class CLI(LightningCLI):
         self.parser.add_instantiator(construct, object)
         try:
             super().instantiate_classes()
-        except ValueError as error:  # Of a list, the parser chains another reason than the true one.
-            if not str(error).startswith("Does not validate"):
+        except ValueError as error:
+            if not str([*causes(error)][-1]).startswith(VAGUE):
                 raise
-            raise refusal(error) from error
+            raise refusal(error) from error  # Of a list, the parser chains another reason than the true one.
 
     def instantiate_trainer(self, **kwargs: Any) -> pl.Trainer:
         """Show progress over the whole run, unless the options set another bar or no bar; record a training run."""
