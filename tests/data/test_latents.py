@@ -113,8 +113,11 @@ def test_latents_in_a_file_are_compared_with_the_images(tmp_path):
     assert torch.equal(set_up(Latents(Digits(), Halved(), path=path)).reference.gather(torch.arange(5)), latents[:5])
     for wrong, words in (
         (latents[1:], "holds 1796 latents for 1797 images"),
-        # Ranks that took turns have left their parts one behind the other: the ends are in place.
-        (torch.cat([latents[::2], latents[1::2]]), "its latents are not those of the images in their order"),
+        # Of an even number, latents of ranks that took turns have both ends in place.
+        (
+            torch.cat([latents[:1], latents[1:-1].flip(0), latents[-1:]]),
+            "its latents are not those of the images in their order",
+        ),
         (latents[..., 1:], "its latents are not those of the images"),
     ):
         np.save(path, wrong)
