@@ -114,10 +114,7 @@ def test_latents_in_a_file_are_compared_with_the_images(tmp_path):
     for wrong, words in (
         (latents[1:], "holds 1796 latents for 1797 images"),
         # Of an even number, latents of ranks that took turns have both ends in place.
-        (
-            torch.cat([latents[:1], latents[1:-1].flip(0), latents[-1:]]),
-            "its latents are not those of the images in their order",
-        ),
+        (torch.cat([latents[:1], latents[1:-1].flip(0), latents[-1:]]), "its latents .* of the images in their order"),
         (latents[..., 1:], "its latents are not those of the images"),
     ):
         np.save(path, wrong)

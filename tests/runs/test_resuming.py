@@ -64,11 +64,10 @@ def test_a_run_interrupted_in_a_batch_is_the_same_after_two_resumptions(make, ac
 
 
 def test_an_error_in_the_last_batch_of_an_epoch_shortens_no_run(tmp_path):
-    options = {"max_epochs": 3}
-    _, whole = fit(tmp_path / "whole", ict(), -1, **options)
-    _, first = fit(tmp_path / "a", ict(), -1, at=At(7, "on_after_backward", broken_off), **options)
+    _, whole = fit(tmp_path / "whole", ict(), -1, max_epochs=3)
+    _, first = fit(tmp_path / "a", ict(), -1, at=At(7, "on_after_backward", broken_off), max_epochs=3)
     assert load(first)["global_step"] == 7
-    assert_same(fit(tmp_path / "b", ict(), -1, first, **options)[1], whole)
+    assert_same(fit(tmp_path / "b", ict(), -1, first, max_epochs=3)[1], whole)
     assert validations(tmp_path / "a", tmp_path / "b") == validations(tmp_path / "whole")
 
 
