@@ -51,7 +51,7 @@ def last(run):
 
 
 def events_of(run):
-    """What TensorBoard has of a run: its events, and the values by name, {name: [value]}."""
+    """Read what TensorBoard has of a run: its events, and the values by name, {name: [value]}."""
     events = EventAccumulator(str(run))
     events.Reload()
     return events, {name: [event.value for event in events.Scalars(name)] for name in events.Tags()["scalars"]}

@@ -113,7 +113,7 @@ def test_latents_in_a_file_are_compared_with_the_images(tmp_path):
     assert torch.equal(set_up(Latents(Digits(), Halved(), path=path)).reference.gather(torch.arange(5)), latents[:5])
     for wrong, words in (
         (latents[1:], "holds 1796 latents for 1797 images"),
-        # Of an even number, latents of ranks that took turns have both ends in place.
+        # Ranks that take turns leave both ends of an even number of latents in place.
         (torch.cat([latents[:1], latents[1:-1].flip(0), latents[-1:]]), "its latents .* of the images in their order"),
         (latents[..., 1:], "its latents are not those of the images"),
     ):
