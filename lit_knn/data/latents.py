@@ -70,7 +70,7 @@ class Latents(ReferenceDataModule):
             self.autoencoder.fit(whole.gather(torch.linspace(0, whole.N - 1, learned).long()))
             latents = self._read(whole) if self.path else encode_images(whole, self.autoencoder, self.encode_batch)
             _check_decoder(self.autoencoder, latents[:2], whole.shape)
-        self.image_reference, self.held_out_image_reference = self.sets(images, None)
+        self.image_reference, self.held_out_image_reference = self.sets(images, None, None, self.images.sha256)
         return latents, labels
 
     def _read(self, images: ReferenceSet) -> Tensor:

@@ -5,8 +5,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from lit_knn.reference.reference_set import chunk_rows
-from lit_knn.reference.streaming import all_sq_dist, batches_of
+from lit_knn.reference.streaming import all_sq_dist, batches_of, stream_sq_dist
 from lit_knn.theory import bounds
 from lit_knn.theory.posterior import log_posterior, unnormalised_log_likelihood
 from lit_knn.theory.proposal import dense_log_q
@@ -25,7 +24,7 @@ class SearchDiagnostics(NamedTuple):
 
 @torch.no_grad()
 def search_diagnostics(estimator: Any, z: Tensor, t: float, mu: Tensor) -> SearchDiagnostics:
-    """Enumerate the posterior and the proposal at each z (B, *shape); this costs two products of z and all images.
+    """Enumerate the posterior and the proposal at each z (B, *shape); this costs three products with all images.
 
     The estimator `searches`; `mu` (B, *shape), float64, is the exact mean. The theorems assume exact search. The
     proposal is that of the search alone, even if the estimator adds the source of z to it.
@@ -37,14 +36,15 @@ def search_diagnostics(estimator: Any, z: Tensor, t: float, mu: Tensor) -> Searc
 def _diagnose(estimator: Any, z: Tensor, t: float, mu: Tensor) -> SearchDiagnostics:
     reference, k, n = estimator.reference, estimator.k, estimator.n
     proposal = estimator.proposal(z, torch.full((len(z),), t, dtype=torch.float64, device=z.device))
-    sq_dist, sq_deviation = all_sq_dist(reference, z), all_sq_dist(reference, mu)
-    log_p = log_posterior(sq_dist, t)
+    sq_dist = all_sq_dist(reference, z)
+    sq_deviation, log_p = torch.empty_like(sq_dist), log_posterior(sq_dist, t)
     # The likeliest image and μ nearly cancel, and p²/q may be huge there: add up the shares of the other images.
     best = log_p.argmax(1, keepdim=True)
     rest = log_p.exp().scatter(1, best, 0.0)
     shift = -rest.sum(1, keepdim=True) * reference.take(best).flatten(1)
-    for start, x in reference.chunks(chunk_rows(reference.d)):
-        shift += rest[:, start : start + len(x)] @ x.flatten(1).double()
+    for rows, x, own in stream_sq_dist(reference, mu):
+        sq_deviation[:, rows] = own
+        shift += rest[:, rows] @ x.double()
     sq_deviation.scatter_(1, best, shift.square().sum(1, keepdim=True))
 
     found, ids = proposal.ids >= 0, proposal.ids.clamp(min=0)

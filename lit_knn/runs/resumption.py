@@ -80,8 +80,8 @@ def describe_run(trainer: pl.Trainer, pl_module: Any, datamodule: Any = None) ->
         images = getattr(datamodule, "image_reference", None) or reference
         known |= {"images": reference.N, hashed: images.fingerprint()[:HASH_DIGITS]}
         if (coder := data_autoencoder(trainer)) is not None:
-            plain = {n: v for n, v in flat_settings("autoencoder", coder).items() if isinstance(v, (int, float, str))}
-            known["autoencoder"] = json.dumps(plain)
+            settings = flat_settings("autoencoder", coder)
+            known["autoencoder"] = json.dumps(settings, default=lambda part: type(part).__name__)
         if getattr(pl_module, "conditioning", None) and reference.labels is not None:
             known["labels"] = hashlib.sha256(reference.labels.cpu().numpy().tobytes()).hexdigest()[:HASH_DIGITS]
     return {name: v if isinstance(v, str) else int(v) for name, v in known.items() if v is not None}

@@ -174,9 +174,8 @@ def test_the_command_plans_and_starts_nothing(tmp_path, monkeypatch, capsys):
         assert caught.value.code == 1
         assert "DOES NOT FIT" in capsys.readouterr().out
     for number in ("0", "-5"):
-        assert f"images must be at least 1, got {number}" in refusal_of(
-            ["plan", "-c", DEMO, "--images", number], capsys
-        )
+        line = refusal_of(["plan", "-c", DEMO, "--images", number], capsys)
+        assert f"images must be at least 1, got {number}" in line
     machines = ["--trainer.num_nodes", "2"]  # Without a launcher a fit would be refused.
     for options in ([], ["--trainer.accelerator", "gpu"], machines):
         main(["plan", "-c", DEMO, "--gpu_gb", "80", *options])

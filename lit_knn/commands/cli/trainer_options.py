@@ -19,9 +19,9 @@ from lit_knn.common.errors import InputError, check_at_least, prefixed
 
 # Lightning takes 0 for these counts of steps, and the training then fails or, below 0, counts wrongly.
 COUNTS = ("accumulate_grad_batches", "log_every_n_steps", "val_check_interval")
-# With 0 for these, the command would do nothing.
-WORK = {"fit": ("limit_train_batches", "max_steps", "max_epochs"), "validate": ("limit_val_batches",)}
-WORK["predict"] = ("limit_predict_batches",)
+# With 0 for these, their command would do nothing.
+WORK = dict.fromkeys(("limit_train_batches", "max_steps", "max_epochs"), "fit")
+WORK |= {"limit_val_batches": "validate", "limit_predict_batches": "predict"}
 PRECISIONS = ("32-true", "32", "16-mixed", "16", "bf16-mixed", "bf16")
 UNKNOWN_OPTION = re.compile(r"unrecognized arguments: --(trainer\.)?(\w+)(?![\w.])")
 OF_A_COMMAND = ("seed_everything", "ckpt_path", "print_config", "optimizer", "lr_scheduler")
@@ -30,8 +30,8 @@ NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")
 
 def check_trainer_options(options: Mapping[str, Any], command: str) -> None:
     """Refuse the first option of the trainer that is out of its range."""
-    for name in WORK.get(command, ()):
-        if options.get(name) == 0:
+    for name, its_command in WORK.items():
+        if command == its_command and options.get(name) == 0:
             raise InputError(f"trainer.{name} must be above 0: {command} would do nothing")
     with prefixed("trainer"):
         check_at_least(1, **{name: options[name] for name in COUNTS if type(options.get(name)) is int})
