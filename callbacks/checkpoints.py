@@ -13,7 +13,7 @@ from lit_knn.common.distributed import on_first_rank
 from lit_knn.common.errors import InputError, NonFiniteLossError, check_at_least, prefixed
 from lit_knn.common.files import make_folder
 from lit_knn.modules.base import EstimatorTraining
-from lit_knn.runs.checkpoints import is_end_of_training, read_training
+from lit_knn.runs.checkpoints import read_training
 from lit_knn.runs.folder import expanded
 from lit_knn.runs.interruption import stop_signal
 
@@ -118,11 +118,12 @@ class LastCheckpoint(StepCheckpoint):
         super().__init__(dirpath)
         self.every_n_steps = every_n_steps
         self._saved_step = -1
-        self._whole = True  # No gradients are open and no step is half done.
+        self._whole = False  # True if no gradients are open and no step is half done.
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         super().on_train_start(trainer, pl_module)
-        self._saved_step, self._whole = -1, True
+        # An error before the first step saves nothing: the callbacks may not have taken the checkpoint's state.
+        self._saved_step, self._whole = trainer.global_step, True
 
     def check_overwrites(self, trainer: pl.Trainer, step: int, start: str | None) -> None:
         """Raise InputError if this run, from `step` and the checkpoint `start`, would overwrite a longer one."""
@@ -141,7 +142,8 @@ class LastCheckpoint(StepCheckpoint):
 
     def name_of_file(self, trainer: pl.Trainer, pl_module: Any) -> str | None:
         """Ask for a file every `every_n_steps` steps and at the last, before averaged weights replace the current."""
-        ends = trainer.should_stop or is_end_of_training(trainer) or stop_signal(trainer)
+        last_batch = trainer.is_last_batch and trainer.current_epoch + 1 == trainer.max_epochs
+        ends = trainer.should_stop or last_batch or trainer.global_step == trainer.max_steps or stop_signal(trainer)
         return LAST_NAME if ends or trainer.global_step % self.every_n_steps == 0 else None
 
     def on_before_optimizer_step(
@@ -161,7 +163,7 @@ class LastCheckpoint(StepCheckpoint):
 
     def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Save before a validation, which may be long, so that one can interrupt it."""
-        if self._fits(trainer) and self._whole and self._saved_step != trainer.global_step and trainer.global_step:
+        if self._fits(trainer) and self._whole and self._saved_step != trainer.global_step:
             self.save(trainer)
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -171,7 +173,7 @@ class LastCheckpoint(StepCheckpoint):
 
     def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
         """Save on an error in training between two steps. Saving needs all ranks, and an error may be of one alone."""
-        between = self._whole and trainer.training and trainer.global_step > max(self._saved_step, 0)
+        between = self._whole and trainer.training and trainer.global_step > self._saved_step
         if trainer.world_size > 1 or not between:
             return
         try:

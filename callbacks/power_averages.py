@@ -13,7 +13,7 @@ from lit_knn.common.distributed import on_first_rank
 from lit_knn.common.errors import InputError, check_at_least, prefixed
 from lit_knn.common.files import make_folder
 from lit_knn.modules.averaging import TrackedAverages, checked_lengths, make_snapshot
-from lit_knn.runs.checkpoints import WholeCheckpointIO, is_end_of_training
+from lit_knn.runs.checkpoints import WholeCheckpointIO
 from lit_knn.runs.folder import SNAPSHOTS_FOLDER
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
@@ -23,7 +23,7 @@ class PowerAverages(pl.Callback):
     """Track power-function averages of the weights beside the usual one, and store snapshots of them (EDM2).
 
     `lit-knn average RUN --ema 0.07` makes a checkpoint of another length from the snapshots. A snapshot is written
-    each time the images seen pass a multiple of `every_n_images`, and after `max_steps` or `max_epochs`. Between two
+    each time the images seen pass a multiple of `every_n_images`, and at the end of the training. Between two
     snapshots no step waits for a GPU. See docs/training.md.
 
     Args:
@@ -86,18 +86,25 @@ class PowerAverages(pl.Callback):
         assert self._tracked is not None
         seen, self._step = pl_module.images_seen, trainer.global_step
         self._tracked.update(pl_module, seen - pl_module.images_of_step, seen)
-        passed = seen // self.every_n_images
-        if passed == self._passed and not is_end_of_training(trainer):
-            return
-        self._passed = passed
+        if seen // self.every_n_images > self._passed:
+            self._passed = seen // self.every_n_images
+            self._write(trainer, pl_module)
+
+    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Write the last snapshot, also of a training that ends before `max_steps`."""
+        self._write(trainer, pl_module)
+
+    def _write(self, trainer: pl.Trainer, pl_module: Any) -> None:
+        assert self._tracked is not None
         snapshot = make_snapshot(trainer, pl_module, self._tracked, DTYPES[self.dtype])
         if snapshot is None:
             problem = f"an average is not finite in {self.dtype}; no snapshot is written"
             rank_zero_warn(f"PowerAverages: at step {trainer.global_step} {problem}")
             return
         # `kept_in` finds files of this name.
-        path = self._folder / f"images_seen={seen}.ckpt"
-        on_first_rank(lambda: WholeCheckpointIO().save_checkpoint(snapshot, path))
+        path = self._folder / f"images_seen={snapshot['images_seen']}.ckpt"
+        if not getattr(trainer, "fast_dev_run", False):  # The next trial would find it.
+            on_first_rank(lambda: WholeCheckpointIO().save_checkpoint(snapshot, path))
 
     def state_dict(self) -> dict[str, Any]:
         return {} if self._tracked is None else self._tracked.state_dict()

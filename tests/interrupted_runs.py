@@ -56,10 +56,7 @@ def interrupt(signum=signal.SIGINT):
 
 
 def fit(folder, model, steps, ckpt_path=None, at=None, every=100, **options):
-    """Train as the command line does, with four batches an epoch.
-
-    Returns the exit status of an interruption, or 0, and the last checkpoint.
-    """
+    """Train as the command line does, with four batches an epoch; return the exit status and the last checkpoint."""
     callbacks = [LastCheckpoint(every), *options.pop("callbacks", ()), *([] if at is None else [at])]
     logger = options.pop("logger", None) or CSVLogger(folder, name=None, version="run", flush_logs_every_n_steps=1)
     often = {"limit_train_batches": 4, "val_check_interval": 3, "check_val_every_n_epoch": None, "log_every_n_steps": 1}

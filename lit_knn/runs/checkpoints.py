@@ -3,7 +3,6 @@
 from pathlib import Path
 from typing import Any
 
-import pytorch_lightning as pl
 import torch
 from lightning_fabric.plugins.io.torch_io import TorchCheckpointIO
 from torch import Tensor
@@ -72,9 +71,3 @@ def read_training(path: str | Path, to_resume: bool = False) -> dict[str, Any]:
         if not value.isfinite().all():
             raise InputError(f"{path} has weights that are not finite: {name}")
     return checkpoint
-
-
-def is_end_of_training(trainer: pl.Trainer) -> bool:
-    """Tell whether this step is the last one that the options ask for."""
-    last_batch = trainer.is_last_batch and trainer.current_epoch + 1 == trainer.max_epochs
-    return trainer.global_step == trainer.max_steps or last_batch

@@ -172,8 +172,9 @@ def test_snapshots_weigh_each_step_by_its_images_and_a_resumed_run_has_those_of_
 
 def test_averages_need_the_whole_training_and_a_folder_without_later_snapshots(tmp_path):
     _, path = fit(tmp_path / "a", edm(), 2)
-    with pytest.raises(InputError, match="PowerAverages: the checkpoint, of 80 images, has no such averages"):
-        fit(tmp_path / "b", edm(), 4, path, callbacks=[PowerAverages()])
+    for _ in range(2):  # A refused run leaves the checkpoint as it was.
+        with pytest.raises(InputError, match="PowerAverages: the checkpoint, of 80 images, has no such averages"):
+            fit(tmp_path / "a", edm(), 4, path, callbacks=[PowerAverages()])
     own = {"lengths": [0.1], "every_n_images": 40}
     _, path = fit(tmp_path / "c", edm(), 2, callbacks=[PowerAverages(**own)])
     with pytest.raises(InputError, match=r"PowerAverages: .* averages of the lengths \[0\.1\], not \[0\.05, 0\.1\]"):
@@ -185,6 +186,11 @@ def test_averages_need_the_whole_training_and_a_folder_without_later_snapshots(t
     with pytest.warns(UserWarning, match=r"images_seen=400\.ckpt is removed: this training resumes from 80 images"):
         fit(tmp_path / "c", edm(), 3, path, callbacks=[PowerAverages(**own)])
     assert list(kept_in(tmp_path / "c" / "run" / "snapshots")) == [40, 80, 120]
+    # A training that is stopped early has a last snapshot, too.
+    fit(tmp_path / "e", edm(), 3, callbacks=[PowerAverages()], max_time={"microseconds": 1})
+    assert list(kept_in(tmp_path / "e" / "run" / "snapshots")) == [40]
+    for _ in range(2):  # A trial leaves none for the next trial to find.
+        fit(tmp_path / "f", edm(), 1, callbacks=[PowerAverages()], fast_dev_run=True)
 
 
 def test_two_ranks_write_one_average_of_both_and_16_bits_are_rounded_once(tmp_path, monkeypatch):
