@@ -22,6 +22,12 @@ from lit_knn.sampling.solvers import PosteriorMean
 from lit_knn.theory.noise import forward_noise
 
 
+def check_not_augmented(net: nn.Module | None) -> None:
+    """Raise InputError if the net has a layer for augmentation labels: it gets no gradient, which many ranks refuse."""
+    if augment_dim := getattr(net, "augment_dim", 0):
+        raise InputError(f"the net has augment_dim={augment_dim}, but there is no augmentation: set it to 0")
+
+
 class ConsistencyTraining(EstimatorTraining):
     """Consistency matching, Eq. 7 (eq:CM), with the score of any estimator.
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from lit_knn.common.errors import InputError, prefixed
 from lit_knn.estimators import Estimator
 from lit_knn.modules.conditioning import Conditioning
-from lit_knn.modules.consistency import ConsistencyTraining
+from lit_knn.modules.consistency import ConsistencyTraining, check_not_augmented
 from lit_knn.sampling.loading import load_network_to_tune
 from lit_knn.sampling.samplers import EDM_GRID
 from lit_knn.sampling.schedules import TuningSchedule, check_log_normal, euclidean, log_normal_sigmas
@@ -134,9 +134,7 @@ class LitECT(ConsistencyTraining):
 
 def _started_network(start: str | PathLike[str] | None, net: nn.Module | None, sigma_data: float) -> nn.Module:
     """Return `net` with the weights of `start`, or the architecture that this file stores; see `LitECT`."""
-    augment_dim = getattr(net, "augment_dim", 0)
-    if augment_dim:
-        raise InputError(f"the net has augment_dim={augment_dim}, but tuning has no augmentation: set it to 0")
+    check_not_augmented(net)
     if start is None:
         if net is None:
             raise InputError("start=null needs net, the architecture of the checkpoint")

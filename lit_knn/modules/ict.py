@@ -12,7 +12,7 @@ from lit_knn.common.errors import InputError, prefixed
 from lit_knn.common.memory import moved
 from lit_knn.estimators import Estimator
 from lit_knn.modules.conditioning import Conditioning
-from lit_knn.modules.consistency import ConsistencyTraining
+from lit_knn.modules.consistency import ConsistencyTraining, check_not_augmented
 from lit_knn.sampling.schedules import NoiseGrid, PseudoHuber, ict_num_steps, lognormal_step_probs
 from lit_knn.sampling.solvers import heun_step
 
@@ -68,6 +68,7 @@ class LitICT(ConsistencyTraining):
         seed: int = 0,
     ) -> None:
         with prefixed("LitICT"):
+            check_not_augmented(net)
             grid = NoiseGrid(sigma_min, sigma_max, rho)
             conditioning = Conditioning(net, class_conditional, sampling_class)
             super().__init__(net, estimator, solver, PseudoHuber(huber_c), grid, conditioning, sigma_data, sigma_min)

@@ -62,11 +62,6 @@ class PosteriorRegression(EstimatorTraining):
         self.augmentation = augmentation
         if warped not in ("posterior", "source"):
             raise InputError(f"warped={warped!r} must be posterior or source")
-        if augmentation is not None and warped == "posterior" and not estimator.can_warp:
-            raise InputError(
-                f"{type(estimator).__name__} cannot estimate the posterior of warped images: set warped to "
-                "source, whose target is the item itself, or augmentation to null"
-            )
         given, taken = getattr(augmentation, "label_dim", 0) + self.time_labels, getattr(net, "augment_dim", 0)
         if given != taken:
             times = f" and the second time {self.time_labels}" if self.time_labels else ""
@@ -76,8 +71,12 @@ class PosteriorRegression(EstimatorTraining):
             )
 
     def check_training_options(self) -> None:
-        """Raise InputError for an option of the optimiser or of the average that is out of its range."""
+        """Raise InputError for an option that is out of its range, or an estimator that does not fit the others."""
         h = self.hparams
+        for option, own in self.estimators.items():
+            if self.augmentation is not None and h.warped == "posterior" and not own.can_warp:
+                told = f"{option} cannot estimate the posterior of warped images: set warped to source"
+                raise InputError(f"{told}, whose target is the item itself, or augmentation to null")
         check_positive(lr=h.lr, ema_half_life_images=h.ema_half_life_images)
         if h.lr_ramp_up_images < 0:
             raise InputError(f"lr_ramp_up_images must be at least 0, got {h.lr_ramp_up_images}")

@@ -8,8 +8,9 @@ from torch import nn
 from lit_knn.callbacks import PowerAverages, SampleGrid
 from lit_knn.common.errors import InputError
 from lit_knn.data import Digits
-from lit_knn.estimators import KNN, OneSample
+from lit_knn.estimators import KNN, MonteCarlo, OneSample
 from lit_knn.modules import LitECT, LitEDM, LitFlow, LitICT, LitMeanFlow
+from lit_knn.modules.augmentation import GeometricAugmentation
 from lit_knn.nets import ADM, UNet
 from tests.networks import write_own, write_published, write_start
 from tests.short_training import train
@@ -24,12 +25,14 @@ def unet(**options):
 # A net that draws the labels it drops anew in each evaluation.
 DROPPING = {"net": ADM(8, 1, 32, (1,), 1, head_width=32, num_classes=3, label_dropout=0.1, augment_dim=8)}
 DROPPING |= {"class_conditional": True, "guidance": 0.2}
+WARPING = {"net": unet(augment_dim=17), "tangent": MonteCarlo(4), "augmentation": GeometricAugmentation()}
 CASES = [
     (LitICT, {"lr": math.inf}, "lr must be finite and above 0, got inf"),
     (LitICT, {"s0": 0}, "s0"),
     (LitICT, {"total_steps": 0}, "total_steps"),
     (LitICT, {"sigma_min": 100.0}, "sigma_min"),
     (LitICT, {"predict_steps": 3}, "predict_steps=3 must be between 1 and"),
+    (LitICT, {"net": unet(augment_dim=9)}, "the net has augment_dim=9, but there is no augmentation"),
     (LitICT, {"huber_c": 0.0}, "huber_c of LitICT, must be finite and above 0"),
     (LitICT, {"huber_c": math.inf}, "huber_c of LitICT, must be finite and above 0"),
     (LitICT, {"sampling_sigmas": (80.0, 0.002)}, "sampling_sigmas"),
@@ -43,6 +46,7 @@ CASES = [
     (LitMeanFlow, {"net": unet(augment_dim=8), "power": -1}, "power must be at least 0"),
     (LitMeanFlow, {"net": unet(augment_dim=8), "different": 1.5}, "different must be from 0 to 1"),
     (LitMeanFlow, {"net": unet(augment_dim=8), "kappa": 1}, "kappa must be at least 0 and below 1"),
+    (LitMeanFlow, WARPING, "tangent cannot estimate the posterior of warped images"),
     (LitMeanFlow, DROPPING | {"kappa": 0.9}, "guidance=2.0 needs a network that was trained without classes"),
     (LitMeanFlow, DROPPING | {"label_dropout": 0.1}, "label_dropout=0.1, but the net drops labels, too"),
     (LitECT, {"q": 1.0}, "q must be above 1 and finite, because the gap shrinks"),
@@ -53,7 +57,7 @@ CASES = [
     (LitECT, {"k": 1e300}, "k=1e[+]300, .* leave r = 0 at all t up to 80 in the last stage, so r never approaches t"),
     (LitECT, {"P_mean": 1000.0}, "P_mean=1000.0 and P_std=2.0 draw noise levels beyond the range of float32"),
     (LitECT, {"sigma_data": 0.3}, r"start=.*own\.ckpt was trained with sigma_data=0.5, not 0.3"),
-    (LitECT, {"net": unet(augment_dim=9)}, "the net has augment_dim=9, but tuning has no augmentation"),
+    (LitECT, {"net": unet(augment_dim=9)}, "the net has augment_dim=9, but there is no augmentation"),
     (LitECT, {"net": unet(channels=16)}, r"start=.*own\.ckpt: the weights do not fit the architecture"),
     (LitECT, {"start": None, "net": None}, "start=null needs net"),
     (LitECT, {"start": "none.pkl"}, r"start=none\.pkl: no such file"),
