@@ -22,7 +22,7 @@ class RunSummary(pl.Callback):
         lines: list[str] = []
         for callback in trainer.callbacks:  # type: ignore[attr-defined]
             if isinstance(callback, Fidelity):
-                lines.extend(f"{TITLES.get(name, name)}: {value:.3f}" for name, value in callback.last_values.items())
+                lines.extend(f"{TITLES.get(name, name)}: {value:#.4g}" for name, value in callback.last_values.items())
             elif isinstance(callback, ModelCheckpoint) and callback.monitor is not None and callback.best_model_path:
                 lines.append(f"Best {callback.monitor}: {_short(callback.best_model_path)}")
             elif isinstance(callback, LastCheckpoint):

@@ -72,6 +72,7 @@ class EstimatorTraining(pl.LightningModule):
         self.loaded_step = 0
         self._time_before_resuming = TrainingTime()
         self._resumed_run: dict[str, Any] = {}
+        self._resumed_groups: list[dict[str, Any]] = []
 
     def fitted(self, estimator: Estimator) -> Estimator:
         """Return an estimator for the items of this module. Raises InputError if its own levels do not fit."""
@@ -294,7 +295,7 @@ class EstimatorTraining(pl.LightningModule):
         plain = {name: value for name, value in options.items() if isinstance(value, (bool, int, float, str))}
         run = {**describe_run(self.trainer, self), **optimisation(self.trainer), "step": self.loaded_step}
         check_ranks({**run, **plain, **{name: getattr(self.trainer, name) for name in SAME_ON_RANKS}})
-        check_optimisation(self.trainer, self._resumed_run)
+        check_optimisation(self.trainer, self._resumed_run, self._resumed_groups)
         self.monitor.restart()
         self.checks = DeferredChecks()
         self._given_options = [
@@ -308,10 +309,6 @@ class EstimatorTraining(pl.LightningModule):
         planned = {"lr", "betas", "momentum"} if self.trainer.lr_scheduler_configs else set()
         groups = [group for optimizer in self.trainer.optimizers for group in optimizer.param_groups]
         for group, given in zip(groups, self._given_options, strict=True):
-            for name in ("initial_lr", "max_lr"):
-                if group.get(name) != given.get(name):
-                    told = f"its schedule has {name}={group.get(name)}, not {given.get(name)}"
-                    raise InputError(f"--ckpt_path: {told}: give the same, or start a new run")
             group.update({name: value for name, value in given.items() if name not in planned})
         self._last_step = self.trainer.global_step
 
@@ -395,6 +392,7 @@ class EstimatorTraining(pl.LightningModule):
         if trains:
             check_same_run(checkpoint, describe_run(self.trainer, self))
             self._resumed_run = checkpoint.get(RUN_KEY, {})
+            self._resumed_groups = [g for state in checkpoint["optimizer_states"] for g in state["param_groups"]]
             self.batches_done = checkpoint["batches_done"]
             repair_progress(checkpoint)
 

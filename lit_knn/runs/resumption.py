@@ -3,6 +3,7 @@
 import hashlib
 import json
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -110,12 +111,18 @@ def optimisation(trainer: pl.Trainer) -> dict[str, str]:
     return {"optimizer": ", ".join(optimizers), "lr_scheduler": ", ".join(schedules) or "none"}
 
 
-def check_optimisation(trainer: pl.Trainer, before: dict[str, Any]) -> None:
-    """Refuse other classes than `before`, whose states the checkpoint has, and a schedule that is too short."""
+def check_optimisation(trainer: pl.Trainer, before: dict[str, Any], groups: Sequence[dict[str, Any]]) -> None:
+    """Refuse other classes than `before`, rates other than those of the saved `groups`, and a schedule too short."""
     for name, now in optimisation(trainer).items():
         if before.get(name, now) != now:
             told = f"the checkpoint has the state of {name} {before[name]}, not of {now}"
             raise InputError(f"--ckpt_path: {told}: give the same, or start a new run")
+    now_groups = (group for optimizer in trainer.optimizers for group in optimizer.param_groups)
+    for saved, group in zip(groups, now_groups, strict=False):  # A new run has no saved groups.
+        for name in ("initial_lr", "max_lr"):
+            if saved.get(name) != group.get(name):
+                told = f"its schedule has {name}={saved.get(name)}, not {group.get(name)}"
+                raise InputError(f"--ckpt_path: {told}: give the same, or start a new run")
     for config in trainer.lr_scheduler_configs:
         steps = getattr(config.scheduler, "total_steps", None)
         if steps is not None and config.interval == "step" and steps * config.frequency < trainer.max_steps:

@@ -124,6 +124,11 @@ def test_a_resumed_run_has_the_distances_of_its_earlier_parts(capsys):
     write_rows("a/fidelity.csv", [{"images_seen": seen, "fid": fid, "kid": 0.1} for seen, fid in points])
     leave_run("d", "STF", resumed_from="a/checkpoints/images_seen=100.ckpt", distances=[(150, 2.5), (250, 2.0)])
     assert read_run("d").curve.distances == {"fid": [(100, 3.0), (150, 2.5), (250, 2.0)], "kid": [(100, 0.1)]}
+    # The checkpoint tells where "f" begins, before it has measured anything.
+    Path("a/checkpoints").mkdir()
+    torch.save({"images_seen": 100}, "a/checkpoints/images_seen=100.ckpt")
+    leave_run("f", "STF", resumed_from="a/checkpoints/images_seen=100.ckpt")
+    assert read_run("f").curve.distances == {"fid": [(100, 3.0)], "kid": [(100, 0.1)]}
     with pytest.warns(UserWarning, match="e was resumed from gone/checkpoints/last.ckpt, whose run is not there"):
         read_run(leave_run("e", "STF", resumed_from="gone/checkpoints/last.ckpt"))
 

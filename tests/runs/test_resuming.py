@@ -191,6 +191,7 @@ def test_the_options_of_the_optimiser_hold_and_the_state_of_another_is_not_taken
     assert (group["lr"], group["weight_decay"]) == (pytest.approx(0.1 / 2**3), 0.2)
     with pytest.raises(InputError, match=r"its schedule has initial_lr=0\.1, not 0\.3: give the same"):
         fit(tmp_path / "refused", other(lambda weights, lr: RAdam(weights, lr=0.3), half), 3, halved)
+    assert not list((tmp_path / "refused").rglob("*.ckpt"))
 
 
 def test_a_schedule_that_ends_before_the_training_is_refused_at_its_start(tmp_path):
