@@ -12,14 +12,16 @@ from lit_knn.index import Index
 from lit_knn.reference import ReferenceSet
 
 
-def reference_from(path: str | os.PathLike[str], index: Index | None = None, hflip: bool = False) -> ReferenceSet:
-    """Read images from a zip, folder, .npy or .npz. Prepared images, with a .json beside them, stay on the disk."""
+def reference_from(
+    path: str | os.PathLike[str], index: Index | None = None, hflip: bool = False, floats_as_is: bool = False
+) -> ReferenceSet:
+    """Read a zip, folder, .npy or .npz (latents: `floats_as_is`). Prepared images, with a .json, stay on the disk."""
     path = Path(path).expanduser()
     if path.suffix == ".npy" and path.with_suffix(".json").exists():
         prepared = read_prepared(path)
         return ReferenceSet(prepared.images, index, hflip, prepared.labels, prepared.sha256)
-    read = read_array_file if path.suffix in (".npy", ".npz") else read_image_files
-    images, labels = read(path)[:2]
+    of_arrays = path.suffix in (".npy", ".npz")
+    images, labels = read_array_file(path, floats_as_is) if of_arrays else read_image_files(path)[:2]
     return ReferenceSet(images, index, hflip, labels)
 
 

@@ -93,6 +93,8 @@ class Estimator(RecordsArguments, ABC):
         super().__init_subclass__(**kwargs)
         if "shardable" not in vars(cls):
             cls.shardable = False
+        if "_posterior_mean" in vars(cls) and "_warped_mean" not in vars(cls):  # That of the base is another mean.
+            cls._warped_mean = Estimator._warped_mean  # type: ignore[method-assign]
 
     @abstractmethod
     def _posterior_mean(self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: Generator | None) -> Tensor:
@@ -261,7 +263,7 @@ class Estimator(RecordsArguments, ABC):
         # Scores and weights stay in full precision, even if the network trains in a lower one.
         try:
             with full_float32():
-                return self.mean_of(query)
+                return self._checked_mean(self.mean_of(query), query.z)
         except InputError:
             raise
         except Exception as error:

@@ -117,5 +117,5 @@ class Switched(Parts):
             rows = chosen.flatten().nonzero()[:, 0]
             # On a sharded set a part answers for zero rows, too, because other ranks wait for it.
             if len(rows) or part._asked_with_others():
-                result[rows] = part.mean_of(query.rows(rows))
+                result[rows] = part.mean_of(query.rows(rows)).to(result.dtype)
         return result

@@ -18,6 +18,7 @@ from lit_knn.data.image_files import count_image_files, read_image_files
 from lit_knn.data.image_source import Options
 from lit_knn.data.prepared import read_prepared, verify
 from lit_knn.data.prepared_writer import prepare
+from lit_knn.data.reading import reference_from
 from tests.image_files import encoded, labels_json, pixels, refusal, write_folder, write_zip
 
 LABELS = st.integers(0, 2**31 - 1)
@@ -261,7 +262,9 @@ def test_floats_that_look_like_images_by_mistake_need_a_word(tmp_path, array, mi
     path = tmp_path / "a.npy"
     np.save(path, array)
     assert mistake is None or mistake in refusal(read_array_file, path)
-    np.testing.assert_array_equal(Arrays(str(path), floats_as_is=mistake is not None).load()[0], array)
+    as_is = mistake is not None
+    for images in (Arrays(str(path), floats_as_is=as_is).load()[0], reference_from(path, floats_as_is=as_is).images):
+        np.testing.assert_array_equal(images, array)
 
 
 @pytest.mark.parametrize(

@@ -151,6 +151,15 @@ class Own(Estimator):
         return self.hook(z, t, x_source, generator)
 
 
+class OwnMeanOf(Own):
+    """A user's estimator that looks at labels itself."""
+
+    takes_labels = True
+
+    def mean_of(self, query):
+        return self.hook(query.z)
+
+
 @pytest.mark.parametrize(
     ("hook", "said"),
     [
@@ -168,11 +177,16 @@ def test_what_is_no_mean_of_each_z_is_refused(hook, said):
         lambda: estimator.warped_mean(z, T, unchanged, z),
         # The parts of ByClass have other estimators' rows to be mixed up with.
         lambda: ByClass(Own(hook)).bind(reference).posterior_mean(z, T, labels=torch.tensor([0, 1, 0, 1])),
+        lambda: OwnMeanOf(hook).bind(reference).posterior_mean(z, T),
     ):
-        with pytest.raises(InputError, match=r"^Own: "):
+        with pytest.raises(InputError, match=r"^Own(MeanOf)?: "):
             call()
     with pytest.raises(InputError, match=said):
         estimator.posterior_mean(z, T)
+    wide = OwnMeanOf(lambda z: z.double()).bind(reference)
+    assert Switched(wide, wide, T).bind(reference).posterior_mean(z, T).dtype == z.dtype
+    # Without its own `_warped_mean`, it would give warped items the mean of `Own`.
+    assert not type("Other", (Own,), {"_posterior_mean": lambda *_: None})(hook).can_warp
 
 
 def test_a_hook_may_overwrite_its_arguments_and_gets_no_source_unannounced():
@@ -237,9 +251,23 @@ class Remembering(Estimator):
         return (mean + self.in_order[0] + next(iter(self.once))).view(z[:1].shape).expand_as(z) / 3
 
 
-def test_what_an_estimator_keeps_of_a_class_is_kept_apart():
-    mean = (
-        ByClass(Remembering()).bind(by_two_classes()).posterior_mean(torch.zeros(2, 1, 4, 4), T, labels=torch.arange(2))
-    )
+class Holding(Estimator):
+    """The mean of another estimator, which it binds itself."""
+
+    def __init__(self, part):
+        self.part = part
+
+    def bind(self, reference):
+        self.part.bind(reference)
+        return super().bind(reference)
+
+    def _posterior_mean(self, z, t, x_source, generator):
+        return self.part.posterior_mean(z, t)
+
+
+@pytest.mark.parametrize("estimator", [Remembering(), Holding(Remembering())])
+def test_what_an_estimator_keeps_of_a_class_is_kept_apart(estimator):
+    bound = ByClass(estimator).bind(by_two_classes())
+    mean = bound.posterior_mean(torch.zeros(2, 1, 4, 4), T, labels=torch.arange(2))
     expected = torch.stack([IMAGES[label::2].float().mean(0) / 127.5 - 1 for label in range(2)])
     torch.testing.assert_close(mean, expected)
