@@ -8,6 +8,8 @@ from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from lit_knn.common.errors import InputError
 from lit_knn.common.memory import process_bytes
 from lit_knn.common.rng import keyed_generator
@@ -20,15 +22,16 @@ from lit_knn.reference import ReferenceSet
 
 def in_own_process(work: Callable[..., Any], *args: Any) -> Any:
     """Run `work(*args)` in a new process and return its result. An error there is raised here."""
-    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+    spawn, threads = multiprocessing.get_context("spawn"), (torch.get_num_threads(),)
+    with ProcessPoolExecutor(1, spawn, torch.set_num_threads, threads) as pool:
         try:
             return pool.submit(work, *args).result()
         except BrokenProcessPool as error:
             raise InputError(f"{args[0]}: the process that measures its memory was killed") from error
 
 
-def peak_mib(name: str, make: Make, case: Case, data: Path | None, batch: int) -> int:
-    """Bind and call an estimator in this process; return the MiB that it took beyond the images (Linux)."""
+def peak_mib(name: str, make: Make, case: Case, data: Path | None, batch: int) -> int | str:
+    """Bind and call an estimator in this process; return the MiB that it took beyond the images, "" if unknown."""
     reference = case.reference_set(data)
     x, noise = case.draw(reference, min(batch, case.latents))
     t = case.levels[len(case.levels) // 2]
@@ -41,7 +44,8 @@ def peak_mib(name: str, make: Make, case: Case, data: Path | None, batch: int) -
         Path("/proc/self/clear_refs").write_text("5")
     before = process_bytes("VmRSS")
     Contestant.bound(name, estimator, images).mean(z, t, x.float(), keyed_generator("cpu", 0))
-    return max(process_bytes("VmHWM") - before, 0) // 2**20
+    peak = process_bytes("VmHWM")  # Only Linux tells it.
+    return max(peak - before, 0) // 2**20 if peak else ""
 
 
 def copy_of_set(reference: ReferenceSet, index: Index) -> ReferenceSet:

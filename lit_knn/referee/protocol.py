@@ -15,7 +15,7 @@ from tqdm import tqdm
 
 from lit_knn.common.errors import InputError
 from lit_knn.common.extras import is_installed
-from lit_knn.common.files import locked
+from lit_knn.common.files import locked, make_folder
 from lit_knn.common.progress import progress_bar
 from lit_knn.common.rng import Stream, keyed_generator
 from lit_knn.estimators import KNN, DrawingEstimator, Estimator
@@ -86,10 +86,11 @@ def referee(
         if case not in CASES:
             raise InputError(f"--case {case}: no such case; there are {', '.join(CASES)}")
         case = CASES[case]
+    if output is not None:
+        make_folder(output.parent)
     loaded = load_case(case, data, options.latents, options.cache)
     if output is not None:
-        output.parent.mkdir(parents=True, exist_ok=True)
-        with locked(output):  # It needs a folder that can be written to, which is known so before long work.
+        with locked(output):
             check_fits(output, case.name, loaded.reference.fingerprint()[:12])
     if options.threads is not None:
         torch.set_num_threads(options.threads)

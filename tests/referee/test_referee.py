@@ -257,6 +257,8 @@ def test_means_are_computed_once(loaded, cache, monkeypatch):
     assert all(torch.equal(again.means[t], loaded.means[t]) for t in loaded.case.levels)
     with pytest.raises(TypeError):
         load_case(replace(loaded.case, levels=(0.5, 2, 9)), None, 32, cache)
+    with pytest.raises(FileExistsError):  # A folder that cannot be made is known before the long work.
+        load_case(replace(loaded.case, levels=(0.5, 2, 9)), None, 32, Path(__file__))
 
 
 @pytest.mark.parametrize("name", ["digits", "toy2d"])
@@ -429,3 +431,5 @@ def test_memory_is_in_mib(monkeypatch, loaded):
     taken = {"VmRSS": 100 * 2**20, "VmHWM": 350 * 2**20}
     monkeypatch.setattr(memory, "process_bytes", taken.__getitem__)
     assert memory.peak_mib("exact", lambda: (Exact(), exact_index()), loaded.case, None, 4) == 250
+    monkeypatch.setattr(memory, "process_bytes", lambda *_: 0)  # as on a Mac
+    assert memory.peak_mib("exact", lambda: (Exact(), exact_index()), loaded.case, None, 4) == ""

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from lit_knn.common.errors import InputError
+from lit_knn.common.files import make_folder
 from lit_knn.common.progress import progress_bar
 from lit_knn.estimators.exact import float_sums
 from lit_knn.metrics.kept_results import load_tensors, save_tensors
@@ -98,6 +99,7 @@ def _with_means(case: Case, reference: ReferenceSet, number: int, cache: Path | 
     folder = cache or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lit_knn" / "referee"
     path = folder / f"{case.name}-{number}-{hashlib.sha256(words.encode()).hexdigest()[:12]}.npz"
     if not (kept := load_tensors(path)):
+        make_folder(folder)
         kept = {f"mean{i}": mean for i, mean in enumerate(exact_means(reference, x, noise, case.levels))}
         save_tensors(path, **kept)
     return LoadedCase(case, reference, x, noise, {t: kept[f"mean{i}"] for i, t in enumerate(case.levels)})
