@@ -13,7 +13,7 @@ from lit_knn.metrics import ErrorCurve
 from lit_knn.metrics.latents import noise_grid
 
 CSV_NAME, FIGURE_NAME = "estimator_error.csv", "figure3"
-# The logger gets the largest value over the noise levels of these columns, which are the terms of Eq. 15 (eq:MSE).
+# The logger gets the largest value over the noise levels of these columns, which are the terms of Eq. 15 (eq:mse).
 PEAKS = ("score_mse", "score_bias_sq", "score_variance")
 
 

@@ -128,7 +128,7 @@ class EDM(Regression):
     module, fixed = LitEDM, NOT_MEASURED
 
     def options(self, steps: int) -> dict[str, Any]:
-        """See `Kind.options`; the options of configs/table2/digits.yaml."""
+        """See `Kind.options`; those of configs/table2/digits.yaml, but for sampling steps and augmentation."""
         return {"lr": 2e-3, "lr_ramp_up_images": 10_000, "ema_half_life_images": 20_000, "sampling_steps": 12}
 
     def levels(self, size: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
@@ -143,7 +143,7 @@ class Flow(Regression):
     module, fixed, process = LitFlow, NOT_MEASURED, LINEAR_PROCESS
 
     def options(self, steps: int) -> dict[str, Any]:
-        """See `Kind.options`; the options of configs/flow/digits.yaml."""
+        """See `Kind.options`; those of configs/flow/digits.yaml, but for sampling steps and augmentation."""
         return EDM().options(steps)
 
     def levels(self, size: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:

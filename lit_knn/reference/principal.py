@@ -12,7 +12,7 @@ from lit_knn.reference.reference_set import ReferenceSet, chunk_rows
 
 
 def components_of(reference: ReferenceSet, r: int) -> PrincipalComponents:
-    """Compute the r leading principal components from a seeded subset of the images (or of the first rank's shard).
+    """Compute the r leading principal components from a seeded subset of the images.
 
     All ranks use the components of the first rank, because other kinds of processors round differently and may find
     mirrored or rotated components.
