@@ -66,7 +66,6 @@ def write_cifar10(folder: Path, monkeypatch) -> np.ndarray:
     base = folder / TorchvisionCIFAR10.base_folder
     base.mkdir()
     for i in range(5):
-        content = {"data": rows[i], "labels": [i, 9 - i]}
-        (base / f"data_batch_{i + 1}").write_bytes(pickle.dumps(content))
+        (base / f"data_batch_{i + 1}").write_bytes(pickle.dumps({"data": rows[i], "labels": [i, 9 - i]}))
     (base / "batches.meta").write_bytes(pickle.dumps({"label_names": list("abcdefghij")}))
     return rows.reshape(10, 3, 32, 32)

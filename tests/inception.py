@@ -26,7 +26,6 @@ def write_random_weights(path):
 
 def blobs(number, seed):
     """Colourful, smooth and different pictures, uint8 (number, 3, 32, 32)."""
-    generator = torch.Generator().manual_seed(seed)
-    coarse = torch.rand(number, 3, 3, 3, generator=generator)
+    coarse = torch.rand(number, 3, 3, 3, generator=torch.Generator().manual_seed(seed))
     smooth = torch.nn.functional.interpolate(coarse, size=(32, 32), mode="bicubic", align_corners=False)
     return (smooth.clamp(0, 1) * 255).round().to(torch.uint8)

@@ -32,8 +32,7 @@ CACHED = {**FEW, "cache_dir": "cache"}
 @pytest.fixture
 def measure(validate):
     """`measure(*args, **options)` measures the fidelity of a few samples; returns the run and the last row."""
-    colours = np.random.default_rng(0).integers(0, 256, (40, 3, 8, 8), dtype=np.uint8)
-    np.save("images.npy", colours)
+    np.save("images.npy", np.random.default_rng(0).integers(0, 256, (40, 3, 8, 8), dtype=np.uint8))
     data = ["--data", "Arrays", "--data.path", "images.npy", "--data.batch_size", "8"]
 
     def measured(*args, **options):

@@ -51,10 +51,9 @@ def trained(tmp_path_factory):
 
 
 @pytest.fixture
-def run(trained, tmp_path, monkeypatch, blank_figures):
+def run(trained, own_folder, blank_figures):
     """A copy of the trained run in the working directory."""
-    shutil.copytree(trained, tmp_path, dirs_exist_ok=True)
-    monkeypatch.chdir(tmp_path)
+    shutil.copytree(trained, ".", dirs_exist_ok=True)
     return Path(RUN)
 
 
@@ -218,8 +217,7 @@ def test_a_table_of_other_settings_is_not_mixed_with(run, capsys):
 def test_an_appended_measurement_takes_the_place_of_the_runs_own(run, capsys):
     options = {"num_samples": 60, "extractor": {"class_path": "tests.commands.test_best_checkpoint.Scored"}}
     best(*fidelity(key="callbacks+", **options, cache_dir=None, extra_metrics=["kid", "recall"], kid_subset_size=30))
-    table = rows("checkpoints_fid.csv")
-    least = min(table, key=lambda row: float(row["fid"]))
+    least = min(rows("checkpoints_fid.csv"), key=lambda row: float(row["fid"]))
     said = f"FID {float(least['fid']):.4g}, Inception Score {float(least['inception_score']):.4g}"
     assert f"Best of 4 checkpoints: {said}" in capsys.readouterr().out
     assert {"inception_score_std", "kid", "kid_std", "recall"} <= set(least)

@@ -126,14 +126,12 @@ def test_table1_run_trains_on_a_folder_of_images_with_flips_and_ivf(tmp_path):
 @pytest.mark.slow
 def test_the_demo_reaches_its_figure(capsys):
     main(["fit", "-c", DEMO])
-    printed = capsys.readouterr().out
-    assert float(printed.rsplit("Fréchet distance on pixels:", 1)[1].split()[0]) <= 0.6
+    assert float(capsys.readouterr().out.rsplit("Fréchet distance on pixels:", 1)[1].split()[0]) <= 0.6
 
 
 def test_a_run_shorter_than_its_validation_interval_is_validated_at_its_end():
     # Lightning counts batches there, of which a step may have several.
-    often = ["--trainer.val_check_interval", "1000", "--trainer.accumulate_grad_batches", "2"]
-    fit_demo(*often, steps=3)
+    fit_demo("--trainer.val_check_interval", "1000", "--trainer.accumulate_grad_batches", "2", steps=3)
     assert [path.name[:12] for path in Path("runs/demo/knn_0/samples").glob("*_1-step.png")] == ["step_0000003"]
 
 

@@ -35,8 +35,7 @@ def run(tmp_path_factory):
 
 def exported(run, folder):
     main(["export", str(run), str(folder)])
-    card = (folder / "README.md").read_text()
-    _, front, text = card.split("---\n", 2)
+    _, front, text = (folder / "README.md").read_text().split("---\n", 2)
     return yaml.safe_load(front), text, json.loads((folder / "config.json").read_text())
 
 
@@ -131,8 +130,7 @@ def test_the_distances_of_the_usual_average_are_not_those_of_another(run, tmp_pa
     assert cells(text)["FID"] == ["7.5", "32"]
 
 
-def test_an_interrupted_export_goes_on_and_nothing_else_is_exported_or_replaced(run, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
+def test_an_interrupted_export_goes_on_and_nothing_else_is_exported_or_replaced(run, tmp_path, own_folder, capsys):
     with file_size_limit(10_000):
         line = refusal_of(["export", str(run), "out"], capsys)
     assert "cannot be written" in line
@@ -156,8 +154,7 @@ def test_an_interrupted_export_goes_on_and_nothing_else_is_exported_or_replaced(
     assert not Path("new").exists()
 
 
-def test_a_home_that_the_shell_left_is_expanded(run, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
+def test_a_home_that_the_shell_left_is_expanded(run, tmp_path, own_folder, monkeypatch, capsys):
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     main(["export", str(run), "~/out"])
     main(["report", str(run), "--output=~/table"])

@@ -46,11 +46,8 @@ def test_networks_count_for_parameters_gradients_two_moments_and_an_average():
 def test_ranks_shards_and_options_change_what_they_should(monkeypatch):
     plain, weights = plan_of("demo.yaml"), 4 * 704_705
     lengths = ["--trainer.callbacks+", "lit_knn.callbacks.PowerAverages", "--trainer.callbacks.lengths", "[0.05, 0.1]"]
-    more = parts_of(
-        plan_of(
-            "demo.yaml", "--trainer.precision", "bf16-mixed", "--optimizer", "SGD", "--optimizer.lr", "3e-3", *lengths
-        )
-    )
+    options = ["--trainer.precision", "bf16-mixed", "--optimizer", "SGD", "--optimizer.lr", "3e-3"]
+    more = parts_of(plan_of("demo.yaml", *options, *lengths))
     added = {"program": more["program"], "optimiser": 0, "power-function averages": 2 * weights}
     assert more == parts_of(plain) | added
     two = plan_of("demo.yaml", "--trainer.devices", "2")
@@ -160,8 +157,7 @@ def test_data_modules_know_their_size_before_they_load_or_need_it_given(tmp_path
 # The command
 
 
-def test_the_command_plans_and_starts_nothing(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
+def test_the_command_plans_and_starts_nothing(tmp_path, own_folder, capsys):
     main(["plan", "-c", DEMO])
     printed = capsys.readouterr().out
     assert "704,705 parameters" in printed
@@ -186,8 +182,7 @@ def test_the_command_plans_and_starts_nothing(tmp_path, monkeypatch, capsys):
 @pytest.mark.parametrize(
     ("name", "N"), [("celeba64", 202_599), pytest.param("imagenet64", 1_281_167, marks=pytest.mark.slow)]
 )
-def test_the_64x64_runs_are_planned_before_their_data_are_there(name, N, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
+def test_the_64x64_runs_are_planned_before_their_data_are_there(name, N, tmp_path, own_folder, capsys):
     plan = ["plan", "-c", str(CONFIGS / name / "ict_knn.yaml"), "--trainer.accelerator", "cpu"]
     error = refusal_of(plan, capsys)
     assert error.startswith(f"error: plan: data.path=data/{name}.npy")

@@ -41,9 +41,8 @@ def test_a_table_has_the_columns_of_all_its_rows(tmp_path):
     write_rows(tmp_path / "a.csv", rows)
     read = read_rows(tmp_path / "a.csv")
     assert list(read[0]) == ["step", "fid", "kid", "note"]
-    assert [{name: value for name, value in row.items() if value} for row in read] == [
-        {name: str(value) for name, value in row.items()} for row in rows
-    ]
+    expected = [{name: str(value) for name, value in row.items()} for row in rows]
+    assert [{name: value for name, value in row.items() if value} for row in read] == expected
 
 
 def test_each_damaged_table_is_kept_beside_those_before(tmp_path):

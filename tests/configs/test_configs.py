@@ -189,8 +189,7 @@ SAID = [
 def test_the_header_of_a_config_tells_its_options(name, words, option, value):
     path = CONFIGS / f"{name}.yaml"
     assert words in path.read_text()
-    found = [own for place, own in options(resolved(path)).items() if place[-1] == option]
-    assert value in found
+    assert value in [own for place, own in options(resolved(path)).items() if place[-1] == option]
 
 
 @pytest.mark.usefixtures("trained_networks")

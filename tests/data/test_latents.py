@@ -52,9 +52,8 @@ def test_held_out_latents_and_images_are_the_same_items_at_any_scale():
 
 
 @pytest.mark.filterwarnings("ignore:.*rank-deficient")
-def test_samples_are_decoded_for_files_and_distances(tmp_path, monkeypatch):
+def test_samples_are_decoded_for_files_and_distances(own_folder):
     # The samples of this estimator are training images, so that their distance tells whether they are decoded.
-    monkeypatch.chdir(tmp_path)
     code = {"class_path": "lit_knn.data.autoencoders.PCA", "init_args": {"latent_shape": [1, 8, 8]}}
     data = {"images": "lit_knn.data.Digits", "autoencoder": code, "predict_samples": 8}
     distance = {"class_path": "callbacks.PixelFrechetDistance", "init_args": {"num_samples": 300, "batch_size": 150}}
@@ -140,8 +139,7 @@ def test_bad_autoencoders_and_options_are_refused(make, words):
         make().setup()
 
 
-def test_a_training_on_latents_shows_images(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
+def test_a_training_on_latents_shows_images(own_folder, capsys):
     grid = {"class_path": "lit_knn.callbacks.SampleGrid", "init_args": {"num_samples": 4, "num_steps": [2]}}
     trainer = {"callbacks": [grid], "enable_progress_bar": False, "max_steps": 1, "val_check_interval": 1}
     Path("grid.yaml").write_text(yaml.safe_dump({"trainer": trainer}))

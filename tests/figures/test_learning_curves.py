@@ -147,8 +147,7 @@ def test_images_to_reach_a_value_are_interpolated_in_its_logarithm():
 
 def test_a_run_that_lacks_the_last_measurement_is_compared_at_the_one_before():
     runs = curves({("OneSample", 0): (8, 2), ("Exact", 0): (4,)})
-    difference = runs.difference(runs.last("fd_pixels"), "Exact", "OneSample", 1)
-    assert difference.mean == -4
+    assert runs.difference(runs.last("fd_pixels"), "Exact", "OneSample", 1).mean == -4
 
 
 def test_times_are_compared_on_one_processor_alone():

@@ -69,8 +69,7 @@ def test_every_measurement_leaves_its_results():
     args = ["--data", "Arrays", "--data.path", "images.npy", "--data.batch_size", "20", "--data.val_images", "20"]
     args += ["--data.index", "TorchIndex", "--model", "LitEstimator", "--model.estimator", "Exact"]
     folder = run("validate", MEASURING, *args, "--model.sampling_steps", "3")
-    tables = {path.name for path in folder.rglob("*.csv")}
-    assert {"estimator_error.csv", "metrics.csv"} <= tables
+    assert {"estimator_error.csv", "metrics.csv"} <= {path.name for path in folder.rglob("*.csv")}
     numbers = {name: value for name, value in read_rows(folder / "metrics.csv")[-1].items() if value}
     assert {"samples/fd_pixels", "samples/kid", "samples/precision", "samples/copied_fraction"} <= numbers.keys()
     assert all(math.isfinite(float(value)) for value in numbers.values())

@@ -81,8 +81,7 @@ class Recorded(pl.Callback):
 
 # The step of a flow is that of EDM, but for the output of the network.
 @pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow if n == "flow" else ()) for n in MODULES])
-def test_no_step_between_two_logs_waits(stand_in, name, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_no_step_between_two_logs_waits(stand_in, name, tmp_path, own_folder):
     recorded = Recorded(stand_in)
     callbacks = [recorded, StepProgressBar(), LastCheckpoint(dirpath=str(tmp_path)), PowerAverages()]
     shown = {"enable_progress_bar": True, "log_every_n_steps": 8, "default_root_dir": tmp_path}

@@ -97,5 +97,4 @@ def test_variances_are_about_the_given_mean():
         found = principal_components(sample, mean, r)
         total = found.variances.sum() + (6 - r) * found.residual_variance
         assert total.item() == pytest.approx((sample - mean).square().sum(1).mean().item(), rel=1e-4)
-        along = ((sample - mean) @ found.basis).square().mean(0)
-        torch.testing.assert_close(found.variances, along)
+        torch.testing.assert_close(found.variances, ((sample - mean) @ found.basis).square().mean(0))

@@ -39,8 +39,7 @@ def test_finds_the_nearest_of_pictures(compute, hflip, t):
     assert (sq_dist.diff(dim=1) >= 0).all()
     # Rounding the query changes a distance by at most a few per cent of the distances' spread.
     found = (reference.gather(ids) - z.unsqueeze(1)).double().flatten(2).square().sum(2)
-    tolerance = {"float32": 1e-5, "bfloat16": 0.05}[compute]
-    assert ((sq_dist - found).abs() / found.mean()).max() < tolerance
+    assert ((sq_dist - found).abs() / found.mean()).max() < {"float32": 1e-5, "bfloat16": 0.05}[compute]
     assert (found.sort(1).values / expected).max() < 1.1
 
 

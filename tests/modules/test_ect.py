@@ -23,8 +23,7 @@ def tiny_unet(**options):
 def watched(folder, estimator, **options):
     """A LitECT whose network records its calls."""
     net = WatchedNet()
-    start = write_start(folder / "start.ckpt", net)
-    return LitECT(estimator, start, net, **options), net
+    return LitECT(estimator, write_start(folder / "start.ckpt", net), net, **options), net
 
 
 def consistency(z, t):

@@ -28,9 +28,8 @@ def test_loss_and_gradient_are_those_of_the_formulas(estimator, sigma_data, accu
     losses, gradients, expected = recorded(model, "losses"), [], []
     model.on_before_optimizer_step = lambda *_: gradients.append(net.value.grad.item())
     train(model, data, 1, accumulate_grad_batches=accumulated)
-    batches = data.train_dataloader()
     # The network's first call is its trial.
-    for call, x, (_, (loss, _)) in zip(net.calls[1:], batches, losses, strict=True):
+    for call, x, (_, (loss, _)) in zip(net.calls[1:], data.train_dataloader(), losses, strict=True):
         z, sigma = undone(call, sigma_data)
         norm = (sigma**2 + sigma_data**2).sqrt()
         c_out = sigma_data * sigma / norm

@@ -99,6 +99,5 @@ def test_a_schedule_sets_the_rate_of_every_step_alone():
         ([*ADAM, "--optimizer.lr", "0.002", *COSINE], "--model.lr_ramp_up_images=10000 sets the learning rate at"),
     ],
 )
-def test_contradictions_are_refused(args, told, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
+def test_contradictions_are_refused(args, told, own_folder, capsys):
     assert told in refusal_of(["fit", "-c", EDM, *TINY, *args], capsys)

@@ -74,8 +74,7 @@ def test_every_step_has_all_its_batches(tmp_path):
 def test_samples_are_drawn_in_float32_with_any_precision_of_the_training():
     images, model = Images(), LitEDM(UNet(1, channels=8, multipliers=(1,), blocks=1), OneSample(), sampling_steps=2)
     images.predict_dataloader = lambda: torch.utils.data.DataLoader(range(3), batch_size=3)
-    trainer = pl.Trainer(**TRAINER, precision="bf16-mixed")
-    (samples,) = trainer.predict(model, images)
+    (samples,) = pl.Trainer(**TRAINER, precision="bf16-mixed").predict(model, images)
     assert torch.equal(samples, model.sample(range(3)))
 
 

@@ -98,8 +98,7 @@ def test_half_precision_is_computed_where_it_is_asked_for_alone(tmp_path):
     seen = []
     for denoiser in (load_network(path), load_network(path, fp16=True), Network(path, fp16=True).denoiser):
         last = [layer for layer in denoiser.model.modules() if isinstance(layer, nn.Conv2d)][-1]
-        embedded = denoiser.model.map_layer1
-        for layer in (last, embedded):
+        for layer in (last, denoiser.model.map_layer1):
             layer.register_forward_hook(lambda module, inputs, output: seen.append(output.dtype))
         error = (denoiser(Z, SIGMA, LABELS) - evaluated(net)).norm() / evaluated(net).norm()
         assert error < 1e-2

@@ -216,8 +216,7 @@ def assert_glorot(layer, gain, name):
 
 @SONG
 def test_weights_of_song_s_networks_start_as_glorot_s(kind):
-    net = made(kind, channels=32, num_classes=5, augment_dim=9)
-    for path, layer in net.named_modules():
+    for path, layer in made(kind, channels=32, num_classes=5, augment_dim=9).named_modules():
         name = path.rpartition(".")[2]
         if isinstance(layer, nn.Conv2d | nn.Linear):
             small = name in ("8x8_aux_conv", "conv1", "proj")

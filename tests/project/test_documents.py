@@ -35,8 +35,7 @@ def snippets(page, language="python"):
     return [code for name, code in FENCED.findall(TEXTS[page]) if name == language]
 
 
-def test_the_snippets_of_a_page_run_in_their_order(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_the_snippets_of_a_page_run_in_their_order(own_folder):
     # The runs, checkpoints and networks that the pages name
     write_published("edm-cifar10-32x32-cond-vp.pkl")
     write_own("last.ckpt", channels=8)
@@ -231,8 +230,7 @@ def test_an_objective_that_is_no_scalar_is_refused(answer, got, outside, capsys)
     assert line == f"error: Own: objective must return a scalar tensor, got {got}"
 
 
-def test_the_other_snippets_of_the_page_run(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_the_other_snippets_of_the_page_run(own_folder):
     names = {}
     for name, code in SNIPPETS:
         if not name:

@@ -71,8 +71,7 @@ def test_the_configs_of_an_installed_package_are_found_in_it(wheel, tmp_path):
     assert said == [str(tmp_path / "lit_knn" / "configs"), *packaged_configs.names()]
 
 
-def test_a_config_is_found_by_its_name_and_a_file_of_the_users_wins(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_a_config_is_found_by_its_name_and_a_file_of_the_users_wins(tmp_path, own_folder):
     names = ["demo", "demo.yaml", "configs/demo.yaml", "./configs/demo.yaml"]
     for name in names:
         assert with_packaged_configs(["fit", "-c", name]) == ["fit", "-c", DEMO]
@@ -90,8 +89,7 @@ def test_a_config_is_found_by_its_name_and_a_file_of_the_users_wins(tmp_path, mo
     assert with_packaged_configs(["-c", names[2]]) == ["-c", names[2]]
 
 
-def test_an_unknown_config_tells_what_there_is(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_an_unknown_config_tells_what_there_is(own_folder):
     assert "did you mean table1/ict_knn" in refusal(with_packaged_configs, ["-c", "table1/ict_kn"])
     message = refusal(with_packaged_configs, ["-c", "nothing"])
     assert "demo, " in message

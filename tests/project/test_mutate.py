@@ -24,8 +24,7 @@ def test_planted_faults_are_judged_and_undone(tmp_path):
     (toy / TESTS).write_text("from toy import add\n\n\ndef test_add():\n    assert add(2, 3) == 5\n")
     subprocess.run(["git", "init", "-q"], cwd=toy, check=True)
     before = (toy / "toy.py").read_text()
-    results = Results(tmp_path / "kept.jsonl", toy)
-    verdicts = judge(FAULTS, toy, results)
+    verdicts = judge(FAULTS, toy, Results(tmp_path / "kept.jsonl", toy))
     assert [verdict.word for verdict in verdicts] == WORDS
     assert (toy / "toy.py").read_text() == before
     # The second run reads the verdicts of the first; an edit of the tests makes them void.

@@ -118,9 +118,8 @@ def test_the_page_holds_every_entry_escaped(tmp_path):
 
 
 def test_pictures_have_a_panel_for_each_level_error_bars_and_the_front(tmp_path):
-    rows = [
-        row(n, t, mse, time) for t in (1.0, 5.0) for n, mse, time in (("a", 1e-2, 1), ("b", 1e-4, 2), ("c", 1e-3, 3))
-    ]
+    entries = ("a", 1e-2, 1), ("b", 1e-4, 2), ("c", 1e-3, 3)
+    rows = [row(name, t, mse, time) for t in (1.0, 5.0) for name, mse, time in entries]
     rows[0] |= {"mse_se": 2e-2}
     figure = error_against_time(*results_of(tmp_path, rows))
     panels = [axes for axes in figure.axes if axes.get_visible()]

@@ -36,8 +36,7 @@ def checked(run, path, estimator, *options):
     return cli
 
 
-def test_every_command_refuses_images_larger_than_the_memory(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
+def test_every_command_refuses_images_larger_than_the_memory(tmp_path, own_folder, capsys):
     path = sparse_images(tmp_path, 1.5)
     size, there = f"images {1.5 * machine_bytes() / 1e9:.4g} GB", f"more than the {machine_bytes() / 1e9:.4g} GB"
     for run, name in ((DEMO, "Exact"), (CONDITIONAL, "ByClass")):

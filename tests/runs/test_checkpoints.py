@@ -186,10 +186,8 @@ def test_kept_checkpoints_of_a_resumed_run_end_where_it_went_on_and_have_the_end
     write_run(tmp_path / "e", [250, 350], (350, 35), str(tmp_path / "d" / "checkpoints" / "last.ckpt"))
     assert list(RunFolder(tmp_path / "e").kept_checkpoints()) == [100, 200, 250, 350]
     write_run(tmp_path / "c", [100, 200], (200, 20))
-    assert [path.name for path in RunFolder(tmp_path / "c").kept_checkpoints(max_steps=20).values()] == [
-        "images_seen=100.ckpt",
-        "images_seen=200.ckpt",
-    ]
+    found = RunFolder(tmp_path / "c").kept_checkpoints(max_steps=20)
+    assert [path.name for path in found.values()] == ["images_seen=100.ckpt", "images_seen=200.ckpt"]
 
 
 # Files
@@ -242,8 +240,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("kind", BAD)
-def test_files_that_are_no_checkpoints_are_refused_in_one_line(kind, good, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_files_that_are_no_checkpoints_are_refused_in_one_line(kind, good, own_folder):
     make, words = BAD[kind]
     path = Path("a.ckpt")
     path.write_bytes(make(good))

@@ -146,10 +146,8 @@ def test_a_resumed_run_goes_on_in_its_folder_and_loses_nothing(capsys):
         main(["validate", *SMALL, *both, "--trainer.logger.version", RUN.name, "--ckpt_path", str(LAST), *limit])
     assert (RUN / "config.yaml").read_bytes() == kept
     measured = [yaml.safe_load((RUN / f"config_validate{part}.yaml").read_text()) for part in ("_0", "")]
-    assert [(own["ckpt_path"], own["trainer"]["limit_val_batches"]) for own in measured] == [
-        (str(LAST), 1),
-        (str(LAST), 2),
-    ]
+    told = [(own["ckpt_path"], own["trainer"]["limit_val_batches"]) for own in measured]
+    assert told == [(str(LAST), 1), (str(LAST), 2)]
     assert len(RunFolder(RUN).earlier("config.yaml")) == 1
     assert [steps_of(RUN / f"metrics_{part}.csv", "train/loss") for part in (0, 1)] == [[0, 1, 2, 3], [4, 5]]
 
@@ -185,10 +183,9 @@ def test_runs_without_a_logger_do_not_share_a_folder(monkeypatch, capsys):
     assert names("runs") == ["lightning_logs"]
     # A folder of one's own for checkpoints stays, and so does the wish for none.
     monkeypatch.setenv("PLACE", "mine")
-    fit(2, *BARE, "--trainer.logger", "false", "--last_checkpoint.dirpath", "$PLACE")
-    assert "would overwrite" in refused(
-        capsys, 1, *BARE, "--trainer.logger", "false", "--last_checkpoint.dirpath", "$PLACE"
-    )
+    own = [*BARE, "--trainer.logger", "false", "--last_checkpoint.dirpath", "$PLACE"]
+    fit(2, *own)
+    assert "would overwrite" in refused(capsys, 1, *own)
     fit(1, *BARE, "--trainer.logger", "false", "--trainer.enable_checkpointing", "false")
     assert names("mine") == ["last.ckpt"]
     assert not list(runs.glob("knn_[23]/checkpoints"))

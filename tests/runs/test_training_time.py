@@ -63,11 +63,8 @@ def test_parts_of_a_resumed_run_add_up_without_validations_and_setup(tmp_path, c
     path = None
     for part, interrupt_at, steps, status in (("a", 4, 4, "interrupted"), ("b", None, 9, "finished")):
         model = LitICT(net(), SlowEstimator(clock), solver=euler_step)
-        callbacks, often = (
-            [SlowRun(clock, interrupt_at), RunRecord()],
-            {"val_check_interval": 2, "log_every_n_steps": 3},
-        )
-        _, path = fit(tmp_path / part, model, 9, path, callbacks=callbacks, num_sanity_val_steps=1, **often)
+        often = {"val_check_interval": 2, "log_every_n_steps": 3, "num_sanity_val_steps": 1}
+        _, path = fit(tmp_path / part, model, 9, path, callbacks=[SlowRun(clock, interrupt_at), RunRecord()], **often)
         record = json.loads((tmp_path / part / "run" / "run.json").read_text())
         assert record["time"]["seconds"] == steps * (STEP + ESTIMATE)
         assert record["time"]["estimator_seconds"] == steps * ESTIMATE
@@ -78,8 +75,7 @@ def test_parts_of_a_resumed_run_add_up_without_validations_and_setup(tmp_path, c
 
 
 def test_averages_of_an_interval_are_by_time_and_by_band_of_noise_levels(clock):
-    device = torch.device("cpu")
-    monitor = TrainingMonitor(NoiseGrid(0.01, 100.0), device)
+    monitor = TrainingMonitor(NoiseGrid(0.01, 100.0), torch.device("cpu"))
     clock.now += 7
     monitor.restart()
     for loss in (1.0, 2.0, 6.0):

@@ -77,8 +77,7 @@ def test_w_1_is_the_conditional_model_and_w_0_the_unconditional_one_to_the_last_
     assert "guidance" not in model.options()
     with pytest.raises(InputError, match="class_label=3, but the net has num_classes=3: give a number from 0 to 2"):
         model.sample(seeds, class_label=[0, 3, 1, 1])
-    fixed = make(sampling_class=0)
-    assert torch.equal(fixed.sample(seeds, class_label=labels), own)
+    assert torch.equal(make(sampling_class=0).sample(seeds, class_label=labels), own)
     z, t = torch.randn(4, 1, 4, 4), torch.full((4,), 0.3)
     none, conditional = model(z, t), model(z, t, labels)
     mixed = model.guided_network(labels, 2.0)(z, t)

@@ -67,8 +67,7 @@ class Gaussian(nn.Module):
             y = z / c_in
             return (gaussian_mean(y, sigma) - c_skip * y) / c_out
         t = per_item(self.process.t_of_sigma(sigma), z)
-        s = self.process.scale(t)
-        mu = gaussian_mean(z / s, sigma)
+        mu = gaussian_mean(z / self.process.scale(t), sigma)
         return mu if self.kind is DataOutput else self.process.velocity(z, t, mu)
 
 
