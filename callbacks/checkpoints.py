@@ -6,7 +6,6 @@ from typing import Any
 import pytorch_lightning as pl
 from pytorch_lightning.callbacks import Checkpoint
 from pytorch_lightning.utilities import rank_zero_warn
-from torch.optim import Optimizer
 
 from lit_knn.common.checkpoint_file import CHECKPOINTS, LAST_NAME, kept_in
 from lit_knn.common.distributed import on_first_rank
@@ -146,9 +145,7 @@ class LastCheckpoint(StepCheckpoint):
         ends = trainer.should_stop or last_batch or trainer.global_step == trainer.max_steps or stop_signal(trainer)
         return LAST_NAME if ends or trainer.global_step % self.every_n_steps == 0 else None
 
-    def on_before_optimizer_step(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, optimizer: Optimizer
-    ) -> None:
+    def on_before_optimizer_step(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *_: Any) -> None:
         """From now on the weights change."""
         self._whole = False
 

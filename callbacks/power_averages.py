@@ -63,10 +63,8 @@ class PowerAverages(pl.Callback):
         """Check that the averages begin with the training, and that the folder has no later snapshots."""
         seen = pl_module.images_seen
         if seen and not self._resumed:
-            raise InputError(
-                f"PowerAverages: the checkpoint, of {seen} images, has no such averages, and they need the whole "
-                "training: leave the callback out, or start a new training"
-            )
+            told = f"the checkpoint, of {seen} images, has no such averages, and they need the whole training"
+            raise InputError(f"PowerAverages: {told}: leave the callback out, or start a new training")
         self._passed, self._step = seen // self.every_n_images, trainer.global_step
         on_first_rank(lambda: self._remove_later(seen))
 

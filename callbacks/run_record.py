@@ -38,9 +38,7 @@ class RunRecord(pl.Callback):
                 rank_zero_warn(f"{error}; where this run began is lost")
         self._write(trainer, pl_module)
 
-    def on_save_checkpoint(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
-    ) -> None:
+    def on_save_checkpoint(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *_: Any) -> None:
         self._write(trainer, pl_module)
 
     def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:

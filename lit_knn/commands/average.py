@@ -136,11 +136,9 @@ def write_averages(run: Path, lengths: Sequence[float], images: int | None = Non
 
 def main(args: Sequence[str] | None = None) -> None:
     """Make the averages of a command line."""
-    parser = argparse.ArgumentParser(
-        prog="lit-knn average",
-        description="Make averages of the weights of a run after its training, of any length, from the snapshots that "
-        "lit_knn.callbacks.PowerAverages stored. `validate` and `predict --ckpt_path` take them. See docs/training.md.",
-    )
+    about = "Make averages of the weights of a run after its training, of any length, from the snapshots of "
+    about += "lit_knn.callbacks.PowerAverages. `validate` and `predict --ckpt_path` take them. See docs/training.md."
+    parser = argparse.ArgumentParser(prog="lit-knn average", description=about)
     add = parser.add_argument
     add("run", metavar="RUN", type=Path, help="folder of a run; if it was resumed, the last folder")
     lengths = "relative lengths: standard deviation of the average's profile as a share of the training, 0.01 to 0.28"

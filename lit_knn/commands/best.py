@@ -172,8 +172,6 @@ class BestCheckpoint(pl.Callback):
             return ""
         name, values = TITLES.get(self.metric, self.metric), ", ".join(f"{value:.4g}" for value in draws)
         mean = sum(draws[1:]) / (len(draws) - 1)
-        return (
-            f"{name} of {len(draws)} draws: {values}. The least, {min(draws):.4g}, is what EDM's authors report. "
-            f"The mean of the draws that did not choose the checkpoint is {mean:.4g}\n"
-            f"Draws:    {self._drawn.path}\n"
-        )
+        told = f"{name} of {len(draws)} draws: {values}. The least, {min(draws):.4g}, is what EDM's authors report. "
+        told += f"The mean of the draws that did not choose the checkpoint is {mean:.4g}"
+        return f"{told}\nDraws:    {self._drawn.path}\n"

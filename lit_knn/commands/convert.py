@@ -8,10 +8,8 @@ from lit_knn.sampling.loading import convert
 
 def main(args: Sequence[str] | None = None) -> None:
     """Convert one file on the command line."""
-    parser = argparse.ArgumentParser(
-        prog="lit-knn convert",
-        description="Convert a published EDM network (.pkl) to safetensors, executing none of its code.",
-    )
+    about = "Convert a published EDM network (.pkl) to safetensors, executing none of its code."
+    parser = argparse.ArgumentParser(prog="lit-knn convert", description=about)
     parser.add_argument("input", help="the published .pkl file")
     parser.add_argument("output", help="the .safetensors file to write; must not exist")
     options = parser.parse_args(args)

@@ -2,9 +2,9 @@
 
 import argparse
 import json
-import os
 from collections.abc import Sequence
 from dataclasses import asdict
+from os import PathLike
 from pathlib import Path
 
 import torch
@@ -20,9 +20,7 @@ from lit_knn.sampling.loading import FORMAT, VERSION, WEIGHTS_NAME, find_file, l
 CONFIG_NAME, CARD_NAME = "config.json", "README.md"
 
 
-def export(
-    source: str | os.PathLike[str], folder: str | os.PathLike[str], net: nn.Module | None = None
-) -> GenerativeModel:
+def export(source: str | PathLike[str], folder: str | PathLike[str], net: nn.Module | None = None) -> GenerativeModel:
     """Write the model of a run into a folder that `lit_knn.load` reads: weights, configuration and model card.
 
     Args:
@@ -37,7 +35,7 @@ def export(
         raise InputError(f"export: {source} must be the folder of a training run or a checkpoint (.ckpt)")
     model = load(file, net)
     checkpoint = read_checkpoint_file(file, mmap=True)
-    with prefixed(os.fspath(file)):
+    with prefixed(str(file)):
         facts = collect(checkpoint, file)
     config = {"library_name": "lit_knn", "format": FORMAT, "format_version": VERSION, "model": model.description()}
     config_text = json.dumps({**config, "training": asdict(facts)}, indent=2) + "\n"
@@ -70,10 +68,8 @@ def _holds(path: Path, model: GenerativeModel) -> bool:
 
 def main(args: Sequence[str] | None = None) -> None:
     """Export the run on the command line."""
-    parser = argparse.ArgumentParser(
-        prog="lit-knn export",
-        description="Write a trained model for others: weights as safetensors, a configuration and a model card.",
-    )
+    about = "Write a trained model for others: weights as safetensors, a configuration and a model card."
+    parser = argparse.ArgumentParser(prog="lit-knn export", description=about)
     parser.add_argument("source", metavar="RUN", help="folder of a training run, such as runs/demo/knn_0, or a .ckpt")
     parser.add_argument("folder", metavar="FOLDER", help="folder of the three files; none of them is overwritten")
     options = parser.parse_args(args)

@@ -140,11 +140,9 @@ def check_fits(trainer: pl.Trainer, model: pl.LightningModule, datamodule: pl.Li
     for counted, (where, needed, there) in zip((parts, host), plan.needed, strict=False):
         if there is not None and needed > there:
             told = ", ".join(f"{part.name} {part.bytes / GB:.4g} GB" for part in counted if part.bytes)
-            names = ", ".join(dict.fromkeys(type(e).__name__ for e in estimators_of(trainer, model)))
-            raise InputError(
-                f"{names or type(datamodule).__name__}: the set does not fit: {told} for each of {ranks} rank(s), more "
-                f"than the {there / GB:.4g} GB of {where}; `lit-knn plan` shows what a run needs"
-            )
+            owners = [type(e).__name__ for e in estimators_of(trainer, model)] or [type(datamodule).__name__]
+            told = f"{', '.join(dict.fromkeys(owners))}: the set does not fit: {told} for each of {ranks} rank(s)"
+            raise InputError(f"{told}, more than the {there / GB:.4g} GB of {where}; `plan` shows what a run needs")
 
 
 class NotBuilt(Index):

@@ -30,24 +30,18 @@ Use it with --data Prepared --data.path OUT, or configs/data/prepared.yaml.
 
 def main(args: Sequence[str] | None = None) -> None:
     """Run one command line. Raises InputError for bad input."""
-    parser = argparse.ArgumentParser(
-        "lit-knn prepare",
-        description="Write images, changed as asked, to an .npy file that runs read by page, with a .json beside it.",
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    about = "Write images, changed as asked, to an .npy file that runs read by page, with a .json beside it."
+    kept = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser("lit-knn prepare", description=about, epilog=EPILOG, formatter_class=kept)
     parser.add_argument("source", metavar="SOURCE", nargs="?", help=".zip file or folder")
     parser.add_argument("out", metavar="OUT", nargs="?", help="the .npy file to write")
     parser.add_argument("--verify", metavar="FILE", help="compare all pixels of a prepared FILE with its hash, and end")
     parser.add_argument("--size", type=int, metavar="S", help="resize to S x S with antialiasing (Lanczos)")
     parser.add_argument("--center-crop", action="store_true", help="first cut the largest square out of the middle")
     parser.add_argument("--rgb", action="store_true", help="make grayscale, CMYK and transparent images RGB")
-    parser.add_argument(
-        "--labels-from-folders",
-        action="store_true",
-        help="label each image with the place of its folder among all, sorted by name, from 0, and keep the names; "
-        "each image must lie directly in the folder of its class",
-    )
+    told = "label each image with the place of its folder among all, sorted by name, from 0, and keep the names; "
+    told += "each image must lie directly in the folder of its class"
+    parser.add_argument("--labels-from-folders", action="store_true", help=told)
     parser.add_argument("--workers", type=int, metavar="W", help="threads that decode; default: one for each CPU")
     options = parser.parse_args(args)
     if options.out is None if options.verify is None else options.source is not None:

@@ -102,10 +102,8 @@ def _about(name: str) -> str:
     case, known = CASES[name], len(recorded(CASES[name]))
     size, levels = " x ".join(map(str, case.shape[1:])), " ".join(f"{t:g}" for t in case.levels)
     data = "makes its data" if case.recipe is None else f"--data: {case.recipe}"
-    return (
-        f"{name}: {case.about}; N = {case.N:,}, {size}; t = {levels}; {case.latents} latents\n"
-        f"    reference estimator KNN(k={case.k}, n={case.n}); {data}; {known or 'not'} recorded"
-    )
+    told = f"{name}: {case.about}; N = {case.N:,}, {size}; t = {levels}; {case.latents} latents"
+    return f"{told}\n    reference estimator KNN(k={case.k}, n={case.n}); {data}; {known or 'not'} recorded"
 
 
 def _text(rows: Rows) -> str:

@@ -192,11 +192,9 @@ def trainings(folders: Sequence[str]) -> list[str]:
 
 def main(args: Sequence[str] | None = None) -> None:
     """Print the report of the runs on the command line, and write it with its pictures."""
-    parser = argparse.ArgumentParser(
-        prog="lit-knn report",
-        description="Put training runs side by side: distances, speed, data, versions, and the settings that differ. "
-        "Runs that differ in k or n are also drawn as in Figure 4.",
-    )
+    about = "Put training runs side by side: distances, speed, data, versions, and the settings that differ. "
+    about += "Runs that differ in k or n are also drawn as in Figure 4."
+    parser = argparse.ArgumentParser(prog="lit-knn report", description=about)
     parser.add_argument("runs", nargs="+", metavar="RUN", help="folder of a training run, such as runs/demo/knn_0")
     told = "path of the files; their names end in .md, .png and .pdf"
     parser.add_argument("--output", default="report", type=lambda path: path.removesuffix(".md"), help=told)

@@ -80,15 +80,11 @@ def _checked_floats(path: Path, array: np.ndarray, as_is: bool) -> np.ndarray:
         row = next(i for i, item in enumerate(array) if not np.isfinite(item).all())
         raise InputError(f"{path}: the array holds a value that is not a finite float32 (first in item {row})")
     if not as_is and _channels_last(array.shape):
-        raise InputError(
-            f"{path}: float array of shape {array.shape} looks like images with the channels last; floats are never "
-            "rearranged: give (N, C, H, W), or set floats_as_is if this shape is meant"
-        )
+        told = f"{path}: float array of shape {array.shape} looks like images with the channels last"
+        raise InputError(f"{told}; floats are never rearranged: give (N, C, H, W), or set floats_as_is if it is meant")
     if not as_is and array.ndim == 4 and array.shape[1] in (1, 3) and (low < -1 or low >= 0 or high > 1):
-        raise InputError(
-            f"{path}: float images with values from {low:g} to {high:g}; floats are never rescaled: give uint8, "
-            "or floats in [-1, 1], or set floats_as_is if these values are meant"
-        )
+        told = f"{path}: float images with values from {low:g} to {high:g}; floats are never rescaled"
+        raise InputError(f"{told}: give uint8, or floats in [-1, 1], or set floats_as_is if these values are meant")
     return array
 
 

@@ -62,10 +62,8 @@ class Count:
             return wanted
         most, what = self.limit(N, d)
         if given is not None and given > most:
-            raise InputError(
-                f"{type(estimator).__name__}: {self.name}={given} is more than {what} of the reference set: give "
-                f"{self.name} <= {most}, or null for the default, which is taken down"
-            )
+            told = f"{type(estimator).__name__}: {self.name}={given} is more than {what} of the reference set"
+            raise InputError(f"{told}: give {self.name} <= {most}, or null for the default, which is taken down")
         return min(wanted, most)
 
 

@@ -65,10 +65,8 @@ class Network(Estimator):
             return super().mean_of(query)
         lowest, highest = query.labels.aminmax()
         if lowest < NO_CLASS or highest >= self.num_classes:
-            raise InputError(
-                f"Network: labels are {lowest.item()} to {highest.item()}, but the net has "
-                f"num_classes={self.num_classes}"
-            )
+            told = f"Network: labels are {lowest.item()} to {highest.item()}"
+            raise InputError(f"{told}, but the net has num_classes={self.num_classes}")
         conditioned = copy.copy(self)
         conditioned._labels = moved(query.labels, query.z.device)
         return Estimator.mean_of(conditioned, query)

@@ -147,10 +147,8 @@ def _downloaded_inception() -> Path:
     try:
         torch.hub.load_state_dict_from_url(URL_INCEPTION_V3, **options)
     except OSError as error:
-        raise InputError(
-            f"InceptionV3: {URL_INCEPTION_V3} could not be downloaded ({error}); put that file at {path}, or "
-            "anywhere and give its path as `weights` of InceptionV3"
-        ) from error
+        told = f"InceptionV3: {URL_INCEPTION_V3} could not be downloaded ({error}); put that file at {path}"
+        raise InputError(f"{told}, or anywhere and give its path as `weights` of InceptionV3") from error
     return path
 
 

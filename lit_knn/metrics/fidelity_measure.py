@@ -87,15 +87,11 @@ class FidelityMeasure:
         if {"precision", "recall"} & set(self.extra_metrics) and fewest < 4:
             raise InputError(f"precision and recall need at least 4 images, there are {fewest}")
         if fewest <= num_features:
-            warn_on_first_rank(
-                f"{self.metric}: {fewest} images give a rank-deficient covariance of {num_features} features; compare "
-                "it only between equal numbers of images"
-            )
+            told = f"{fewest} images give a rank-deficient covariance of {num_features} features"
+            warn_on_first_rank(f"{self.metric}: {told}; compare it only between equal numbers of images")
         if isinstance(self.extractor, InceptionV3) and not self.extractor.is_published:
-            warn_on_first_rank(
-                f"fid: weights={self.extractor.weights} are not the published ones, so neither are FID and Inception "
-                "Score comparable with published values"
-            )
+            told = f"fid: weights={self.extractor.weights} are not the published ones"
+            warn_on_first_rank(f"{told}, so neither are FID and Inception Score comparable with published values")
 
     def _num_real(self, reference: ReferenceSet) -> int:
         return reference.N // 2 if reference.hflip and not self.mirrored else reference.N

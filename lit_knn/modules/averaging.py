@@ -137,10 +137,8 @@ class TrackedAverages:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from the averages of a checkpoint. Raises InputError if they have other lengths."""
         if state["lengths"] != self.lengths:
-            raise InputError(
-                f"the checkpoint has averages of the lengths {state['lengths']}, not {self.lengths}: they need the "
-                "whole training, so give the same"
-            )
+            told = f"the checkpoint has averages of the lengths {state['lengths']}, not {self.lengths}"
+            raise InputError(f"{told}: they need the whole training, so give the same")
         for average, saved in zip(self._averages, state["averages"], strict=True):
             average.load_state_dict(saved)
 

@@ -298,11 +298,8 @@ class EstimatorTraining(pl.LightningModule):
         check_optimisation(self.trainer, self._resumed_run, self._resumed_groups)
         self.monitor.restart()
         self.checks = DeferredChecks()
-        self._given_options = [
-            {name: value for name, value in group.items() if name != "params"}
-            for optimizer in self.trainer.optimizers
-            for group in optimizer.param_groups
-        ]
+        groups = [group for optimizer in self.trainer.optimizers for group in optimizer.param_groups]
+        self._given_options = [{name: v for name, v in group.items() if name != "params"} for group in groups]
 
     def on_train_start(self) -> None:
         """Give the optimiser the options of this run, but for those that a scheduler sets."""

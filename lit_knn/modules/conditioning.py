@@ -76,10 +76,8 @@ class Conditioning:
             # With more classes than the data, samples would be of classes that do not exist.
             gap = next((label for label in range(found[-1]) if label not in found), None)
             mend = f"give it {len(found)}" if gap is None else f"no image has the label {gap}, renumber the labels"
-            raise InputError(
-                f"the labels of the data are {found[0]} to {found[-1]}, but the net has num_classes="
-                f"{self.num_classes}: {mend}"
-            )
+            told = f"the labels of the data are {found[0]} to {found[-1]}"
+            raise InputError(f"{told}, but the net has num_classes={self.num_classes}: {mend}")
         if class_names is not None:
             name_classes(self._net, class_names)
         self.chosen_class()  # An unknown name is refused before the work.

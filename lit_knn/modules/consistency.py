@@ -67,11 +67,8 @@ class ConsistencyTraining(EstimatorTraining):
         check_positive(lr=h.lr, P_std=h.P_std, sigma_data=h.sigma_data)
         if not 0 <= h.ema_decay < 1:
             raise InputError(f"ema_decay must be in [0, 1), got {h.ema_decay}")
-        if not 1 <= h.predict_steps <= len(h.sampling_sigmas):
-            raise InputError(
-                f"predict_steps={h.predict_steps} must be between 1 and the number of sampling_sigmas, "
-                f"{len(h.sampling_sigmas)}"
-            )
+        if not 1 <= h.predict_steps <= (most := len(h.sampling_sigmas)):
+            raise InputError(f"predict_steps={h.predict_steps} must be between 1 and the {most} sampling_sigmas")
         check_sampling_sigmas(h.sampling_sigmas, self.consistency_function.sigma_min)
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
@@ -109,11 +106,9 @@ class ConsistencyTraining(EstimatorTraining):
         with torch.no_grad(), keyed_default_rng(x.device, *key, Stream.DROPOUT):
             teacher = self.consistency_function(z_hat, r, class_label)
             if drawn_so_far(x.device) != drawn:
-                raise InputError(
-                    f"{type(self).__name__}: the net draws other random numbers with gradients than without, so "
-                    "student and teacher cannot share dropout masks; if it is compiled, torch.compile has given up on "
-                    "one of the two"
-                )
+                told = f"{type(self).__name__}: the net draws other random numbers with gradients than without"
+                told += ", so student and teacher cannot share dropout masks"
+                raise InputError(f"{told}; if it is compiled, torch.compile has given up on one of the two")
         distance = self.metric(student, teacher)
         if distance.shape != t.shape:
             raise InputError(f"metric must return the distance of each item, {tuple(t.shape)}, got {distance.shape}")

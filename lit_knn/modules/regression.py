@@ -65,10 +65,8 @@ class PosteriorRegression(EstimatorTraining):
         given, taken = getattr(augmentation, "label_dim", 0) + self.time_labels, getattr(net, "augment_dim", 0)
         if given != taken:
             times = f" and the second time {self.time_labels}" if self.time_labels else ""
-            raise InputError(
-                f"augmentation={type(augmentation).__name__} gives {given - self.time_labels} labels{times}, but the "
-                f"net has augment_dim={taken}"
-            )
+            told = f"augmentation={type(augmentation).__name__} gives {given - self.time_labels} labels{times}"
+            raise InputError(f"{told}, but the net has augment_dim={taken}")
 
     def check_training_options(self) -> None:
         """Raise InputError for an option that is out of its range, or an estimator that does not fit the others."""

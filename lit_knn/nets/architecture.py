@@ -21,10 +21,8 @@ def architecture_of(net: nn.Module) -> dict[str, Any] | None:
     """Describe one of our networks as {"class": …, "options": {…}}, which JSON can hold; None for other networks."""
     if type(net) not in KNOWN.values():
         return None
-    return {
-        "class": type(net).__name__,
-        "options": {name: getattr(net, name) for name in signature(type(net)).parameters},
-    }
+    options = {name: getattr(net, name) for name in signature(type(net)).parameters}
+    return {"class": type(net).__name__, "options": options}
 
 
 def build_network(architecture: Mapping[str, Any], weights: Mapping[str, Tensor]) -> nn.Module:

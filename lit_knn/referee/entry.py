@@ -9,8 +9,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Self
 
-import torch
-from torch import Tensor
+from torch import Generator, Tensor
 
 from lit_knn.common.errors import InputError, first_line
 from lit_knn.common.settings import RecordsArguments
@@ -19,7 +18,7 @@ from lit_knn.index import Index
 from lit_knn.reference import ReferenceSet
 
 ADAPTERS = "lit_knn.referee.adapters"
-Mean = Callable[[Tensor, Tensor, torch.Generator], Tensor]
+Mean = Callable[[Tensor, Tensor, Generator], Tensor]
 """(z, t, generator) -> mean: t is (B,) float32, and all randomness comes from the generator."""
 Make = Callable[[], tuple[Estimator, Index]]
 """Makes an estimator, not yet bound, and the index for it."""
@@ -48,7 +47,7 @@ class OwnCallable(Estimator):
             self.function = self.target(reference)
         return self
 
-    def call(self, z: Tensor, t: Tensor, generator: torch.Generator | None) -> Tensor:
+    def call(self, z: Tensor, t: Tensor, generator: Generator | None) -> Tensor:
         """Call the user's code with these very tensors."""
         assert self.function is not None
         mean = self.function(z, t, generator)  # type: ignore[arg-type]
@@ -56,9 +55,7 @@ class OwnCallable(Estimator):
             raise InputError(f"its estimate must be of a float type, got {mean.dtype}")
         return mean
 
-    def _posterior_mean(
-        self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: torch.Generator | None
-    ) -> Tensor:
+    def _posterior_mean(self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: Generator | None) -> Tensor:
         return self.call(z, t.flatten().float(), generator)
 
 

@@ -65,10 +65,8 @@ class Stored(NamedTuple):
         return centre.double() + self.deviation(weights, centre)
 
     def deviation(self, weights: Tensor, centre: Tensor) -> Tensor:
-        own = weights if self.source is None else weights[:, 1:]
-        total = compiled(stored_deviation)(
-            self.reference.images, self.reference.hflip, self.ids, own.float(), centre.float()
-        )
+        own, stored = weights if self.source is None else weights[:, 1:], self.reference
+        total = compiled(stored_deviation)(stored.images, stored.hflip, self.ids, own.float(), centre.float())
         if self.source is None:
             return total
         return total + weighted_deviation(weights[:, :1], self.source.unsqueeze(1).float(), centre)

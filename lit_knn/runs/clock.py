@@ -27,12 +27,9 @@ class TrainingTime:
     hardware: tuple[str, ...] = ()
 
     def __add__(self, other: "TrainingTime") -> "TrainingTime":
-        return TrainingTime(
-            self.seconds + other.seconds,
-            self.images + other.images,
-            self.estimator_seconds + other.estimator_seconds,
-            tuple(dict.fromkeys((*self.hardware, *other.hardware))),
-        )
+        seconds, estimator = self.seconds + other.seconds, self.estimator_seconds + other.estimator_seconds
+        hardware = tuple(dict.fromkeys((*self.hardware, *other.hardware)))
+        return TrainingTime(seconds, self.images + other.images, estimator, hardware)
 
     @property
     def images_per_second(self) -> float:

@@ -192,10 +192,8 @@ class TuningSchedule:
     def check_reaches(self, highest: float) -> None:
         """Raise InputError if r = 0 at all t up to `highest`, even in the last stage: r would never approach t."""
         if not self.teacher_level(torch.tensor([highest], dtype=torch.float64), self.stages).item() > 0:
-            raise InputError(
-                f"q={self.q}, k={self.k}, b={self.b} and stages={self.stages} leave r = 0 at all t up to "
-                f"{highest:g} in the last stage, so r never approaches t: raise q or stages, or lower k"
-            )
+            told = f"q={self.q}, k={self.k}, b={self.b} and stages={self.stages} leave r = 0 at all t up to {highest:g}"
+            raise InputError(f"{told} in the last stage, so r never approaches t: raise q or stages, or lower k")
 
     def teacher_level(self, t: Tensor, stage: int) -> Tensor:
         """Return r for t (B,) float64, 0 <= r < t, in a stage."""

@@ -100,10 +100,8 @@ def hint_of_option(message: str) -> str:
 def warn_of_unused_gpu(options: Mapping[str, Any]) -> None:
     """Warn if a run that takes any device is on the CPU, although the machine has an NVIDIA driver."""
     if options.get("accelerator") in (None, "auto") and NVIDIA_DRIVER.exists() and not torch.cuda.is_available():
-        rank_zero_warn(
-            f"this machine has an NVIDIA driver, but PyTorch {torch.__version__} finds no GPU, so the run is on the "
-            "CPU; the driver may be too old for this PyTorch, see docs/troubleshooting.md"
-        )
+        told = f"this machine has an NVIDIA driver, but PyTorch {torch.__version__} finds no GPU"
+        rank_zero_warn(f"{told}, so the run is on the CPU; the driver may be too old, see docs/troubleshooting.md")
 
 
 def check_learning_rate(options: Mapping[str, Any]) -> None:
@@ -118,10 +116,8 @@ def check_learning_rate(options: Mapping[str, Any]) -> None:
         raise InputError("--lr_scheduler has no effect without --optimizer: give the optimiser, too")
     ramp = model.get("lr_ramp_up_images")
     if options.get("lr_scheduler") and ramp:
-        raise InputError(
-            f"--model.lr_ramp_up_images={ramp} sets the learning rate at every step, so that --lr_scheduler would have "
-            "no effect: set it to 0, and warm up by the schedule"
-        )
+        told = f"--model.lr_ramp_up_images={ramp} sets the learning rate at every step"
+        raise InputError(f"{told}, so --lr_scheduler would have no effect: set it to 0, and warm up by the schedule")
 
 
 def explain(error: Exception, options: Mapping[str, Any]) -> str:

@@ -13,8 +13,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, ClassVar, NamedTuple, Self
 
-import torch
-from torch import Tensor
+from torch import Generator, Tensor
 
 from lit_knn.common.errors import InputError
 from lit_knn.estimators import Estimator
@@ -119,7 +118,5 @@ class Adapter(Estimator):
         """Compute the mean of z (B, *shape), float32, by the checkout's code; x is its source if `uses_source`."""
         return self.theirs(z, t.float())
 
-    def _posterior_mean(
-        self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: torch.Generator | None
-    ) -> Tensor:
+    def _posterior_mean(self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: Generator | None) -> Tensor:
         return self._mean(z.float(), t.flatten(), None if x_source is None else x_source.float())
