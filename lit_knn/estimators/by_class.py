@@ -95,7 +95,7 @@ def class_conditional(estimator: Estimator, unlabelled: bool = False) -> Estimat
 
 
 def copied_apart(estimator: Estimator) -> Estimator:
-    """Copy an estimator with its dicts, lists, sets and estimators, so that the copies of two classes share nothing."""
+    """Copy an estimator with its dicts, lists, sets and estimators, so that two classes share no results."""
     made = copy.copy(estimator)
     held = {name: value for name, value in vars(made).items() if isinstance(value, (dict, list, set, Estimator))}
     vars(made).update({n: copied_apart(v) if isinstance(v, Estimator) else copy.copy(v) for n, v in held.items()})
