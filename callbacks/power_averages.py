@@ -84,7 +84,8 @@ class PowerAverages(pl.Callback):
         assert self._tracked is not None
         seen, self._step = pl_module.images_seen, trainer.global_step
         self._tracked.update(pl_module, seen - pl_module.images_of_step, seen)
-        if seen // self.every_n_images > self._passed:
+        # The last one comes before a validation, because an interrupted validation is not done again.
+        if seen // self.every_n_images > self._passed or trainer.global_step == trainer.max_steps:
             self._passed = seen // self.every_n_images
             self._write(trainer, pl_module)
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from lit_knn import estimators
 from lit_knn.commands.cli.save_config import pairs
-from lit_knn.common.checkpoint_file import read_checkpoint_file
+from lit_knn.common.checkpoint_file import KEPT_NAME, read_checkpoint_file
 from lit_knn.common.errors import InputError
 from lit_knn.common.files import written_whole
 from lit_knn.common.tables import AVERAGES_PREFIX, CHECKPOINTS_PREFIX, FIDELITY_CSV, HELD_OUT, TITLES, read_rows
@@ -70,8 +70,10 @@ def read_distances(parts: Sequence[Path]) -> dict[str, Points]:
         # The part before may have gone on after the checkpoint that this part began with.
         begin = min((seen for points in rows.values() for seen in points), default=math.inf)
         if found and (start := RunFolder(part).start()) is not None:
+            named = KEPT_NAME.fullmatch(Path(start).name)
             with suppress(InputError):  # It may be gone.
-                begin = min(begin, read_checkpoint_file(start, mmap=True).get("images_seen", 0) + 1)
+                seen = int(named[1]) if named else read_checkpoint_file(start, mmap=True).get("images_seen", 0)
+                begin = min(begin, seen + 1)
         for metric in found.keys() | rows.keys():
             earlier = {seen: value for seen, value in found.get(metric, {}).items() if seen < begin}
             found[metric] = earlier | rows.get(metric, {})

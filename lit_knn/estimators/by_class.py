@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Callable
-from typing import Self
+from typing import Any, Self
 
 import torch
 from torch import Generator, Tensor
@@ -79,7 +79,7 @@ class ByClass(Estimator):
                 number = len(self.parts) - self.unlabelled
                 raise InputError(f"label {label} is none of the {number} classes of the reference set")
             mean = self.parts[label].mean_of(query.rows(rows))
-            result[moved(rows, result.device)] = mean
+            result[moved(rows, result.device)] = mean.to(result.dtype)
         return result
 
     def _posterior_mean(self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: Generator | None) -> Tensor:
@@ -94,9 +94,19 @@ def class_conditional(estimator: Estimator, unlabelled: bool = False) -> Estimat
     return estimator.by_class(lambda part: ByClass(part, unlabelled))
 
 
-def copied_apart(estimator: Estimator) -> Estimator:
-    """Copy an estimator with its dicts, lists, sets and estimators, so that two classes share no results."""
-    made = copy.copy(estimator)
-    held = {name: value for name, value in vars(made).items() if isinstance(value, (dict, list, set, Estimator))}
-    vars(made).update({n: copied_apart(v) if isinstance(v, Estimator) else copy.copy(v) for n, v in held.items()})
-    return made
+def copied_apart(value: Any, copies: dict[int, Any] | None = None) -> Any:
+    """Copy an estimator with the dicts, lists, sets and estimators that it holds, so that two classes share no results.
+
+    An estimator that it holds twice is copied once: `copies` has the copies by the id of the original.
+    """
+    copies = {} if copies is None else copies
+    if isinstance(value, Estimator):
+        if id(value) not in copies:
+            copies[id(value)] = made = copy.copy(value)
+            vars(made).update({name: copied_apart(held, copies) for name, held in vars(made).items()})
+        return copies[id(value)]
+    if type(value) in (list, tuple):
+        return type(value)(copied_apart(held, copies) for held in value)
+    if type(value) is dict:
+        return {key: copied_apart(held, copies) for key, held in value.items()}
+    return copy.copy(value) if isinstance(value, (dict, list, set)) else value

@@ -149,6 +149,7 @@ class EstimatorTraining(pl.LightningModule):
         device = self.trainer.strategy.root_device
         check_device(device)
         self.monitor = TrainingMonitor(self.grid, device)
+        self._resumed_run, self._resumed_groups = {}, []
         # A trainer that goes on counts on; the count of a checkpoint is loaded later.
         self.batches_done = self.trainer.fit_loop.epoch_loop.batch_progress.total.processed  # type: ignore[attr-defined]
         reference = find_reference(self.trainer)

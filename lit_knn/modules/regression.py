@@ -71,8 +71,8 @@ class PosteriorRegression(EstimatorTraining):
     def check_training_options(self) -> None:
         """Raise InputError for an option that is out of its range, or an estimator that does not fit the others."""
         h = self.hparams
-        for option, own in self.estimators.items():
-            if self.augmentation is not None and h.warped == "posterior" and not own.can_warp:
+        for option, own in self.estimators.items() if self.augmentation and h.warped == "posterior" else ():
+            if not own.can_warp:
                 told = f"{option} cannot estimate the posterior of warped images: set warped to source"
                 raise InputError(f"{told}, whose target is the item itself, or augmentation to null")
         check_positive(lr=h.lr, ema_half_life_images=h.ema_half_life_images)

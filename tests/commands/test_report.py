@@ -126,8 +126,8 @@ def test_a_resumed_run_has_the_distances_of_its_earlier_parts(capsys):
     assert read_run("d").curve.distances == {"fid": [(100, 3.0), (150, 2.5), (250, 2.0)], "kid": [(100, 0.1)]}
     # The checkpoint tells where "f" begins, before it has measured anything.
     Path("a/checkpoints").mkdir()
-    torch.save({"images_seen": 100}, "a/checkpoints/images_seen=100.ckpt")
-    leave_run("f", "STF", resumed_from="a/checkpoints/images_seen=100.ckpt")
+    torch.save({"images_seen": 100}, "a/checkpoints/last.ckpt")
+    leave_run("f", "STF", resumed_from="a/checkpoints/last.ckpt")
     assert read_run("f").curve.distances == {"fid": [(100, 3.0)], "kid": [(100, 0.1)]}
     with pytest.warns(UserWarning, match="e was resumed from gone/checkpoints/last.ckpt, whose run is not there"):
         read_run(leave_run("e", "STF", resumed_from="gone/checkpoints/last.ckpt"))

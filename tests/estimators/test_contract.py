@@ -185,6 +185,8 @@ def test_what_is_no_mean_of_each_z_is_refused(hook, said):
         estimator.posterior_mean(z, T)
     wide = OwnMeanOf(lambda z: z.double()).bind(reference)
     assert Switched(wide, wide, T).bind(reference).posterior_mean(z, T).dtype == z.dtype
+    wide.takes_labels = False
+    assert ByClass(wide).bind(reference).posterior_mean(z, T, labels=torch.arange(4) % 2).dtype == z.dtype
     # Without its own `_warped_mean`, it would give warped items the mean of `Own`.
     assert not type("Other", (Own,), {"_posterior_mean": lambda *_: None})(hook).can_warp
 
@@ -252,17 +254,17 @@ class Remembering(Estimator):
 
 
 class Holding(Estimator):
-    """The mean of another estimator, which it binds itself."""
+    """The mean of another estimator, which it binds itself, and holds twice."""
 
     def __init__(self, part):
-        self.part = part
+        self.part, self.parts = part, [part]
 
     def bind(self, reference):
         self.part.bind(reference)
         return super().bind(reference)
 
     def _posterior_mean(self, z, t, x_source, generator):
-        return self.part.posterior_mean(z, t)
+        return self.parts[0].posterior_mean(z, t)
 
 
 @pytest.mark.parametrize("estimator", [Remembering(), Holding(Remembering())])

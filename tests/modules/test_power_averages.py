@@ -189,6 +189,8 @@ def test_averages_need_the_whole_training_and_a_folder_without_later_snapshots(t
     # A training that is stopped early has a last snapshot, too.
     fit(tmp_path / "e", edm(), 3, callbacks=[PowerAverages()], max_time={"microseconds": 1})
     assert list(kept_in(tmp_path / "e" / "run" / "snapshots")) == [40]
+    fit(tmp_path / "g", edm(), 3, at=At(3, "on_validation_start", interrupt), callbacks=[PowerAverages()])
+    assert list(kept_in(tmp_path / "g" / "run" / "snapshots")) == [120]
     for _ in range(2):  # A trial leaves none for the next trial to find.
         fit(tmp_path / "f", edm(), 1, callbacks=[PowerAverages()], fast_dev_run=True)
 
