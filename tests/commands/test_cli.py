@@ -124,6 +124,7 @@ def test_table1_run_trains_on_a_folder_of_images_with_flips_and_ivf(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)  # Two cores take five minutes, one core more.
 def test_the_demo_reaches_its_figure(capsys):
     main(["fit", "-c", DEMO])
     assert float(capsys.readouterr().out.rsplit("Fréchet distance on pixels:", 1)[1].split()[0]) <= 0.6
