@@ -90,8 +90,9 @@ class PowerAverages(pl.Callback):
             self._write(trainer, pl_module)
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Write the last snapshot, also of a training that ends before `max_steps`."""
-        self._write(trainer, pl_module)
+        """Write the last snapshot of a training that ends before `max_steps`."""
+        if trainer.global_step != trainer.max_steps:
+            self._write(trainer, pl_module)
 
     def _write(self, trainer: pl.Trainer, pl_module: Any) -> None:
         assert self._tracked is not None
