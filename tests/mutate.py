@@ -3,13 +3,17 @@
     python -m tests.mutate                     # all faults of tests/faults/*.yaml
     python -m tests.mutate theory snis         # the faults whose list, file or description contains one of the words
 
-Each entry of a list has the keys `file`, `fault` (what is wrong, in one line), `old` (text that the file has once),
-`new`, `tests` (arguments of pytest) and perhaps `harmless` (why no test should notice).
+Each entry of a list has the keys `file`, `fault` (what is wrong, in one line), `old` (code that the file has once),
+`new`, `tests` (arguments of pytest) and perhaps `function` (where `old` is, if the file has it more than once; a method
+is `Class.name`) and `harmless` (why no test should notice). Where lines break does not matter: code is found by its
+tokens.
 """
 
 import argparse
+import ast
 import hashlib
 import importlib
+import io
 import json
 import os
 import shutil
@@ -17,7 +21,8 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable
+import tokenize
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from multiprocessing import get_context
 from pathlib import Path
@@ -45,6 +50,7 @@ class Fault(NamedTuple):
     tests: str
     harmless: str = ""
     listed: str = ""
+    function: str = ""
 
     def __str__(self) -> str:
         return f"{self.listed}: {self.file}: {self.fault}"
@@ -53,12 +59,65 @@ class Fault(NamedTuple):
         """Return the text of the file with the fault. Raises ValueError if the entry does not fit the file."""
         if not self.old:
             return text
-        if (found := text.count(self.old)) != 1:
-            raise ValueError(f"`old` occurs {found} times")
-        text = text.replace(self.old, self.new)
+        before, searched, after = parts_by_function(text, self.function)
+        start, end = span_of(searched, self.old)
+        text = before + searched[:start] + self.new + searched[end:] + after
         if self.file.endswith(".py"):
             compile(text, self.file, "exec")  # An error of syntax would look like a fault that was caught.
         return text
+
+
+def parts_by_function(text: str, name: str) -> tuple[str, str, str]:
+    """Split a file into what is before a function, the function, and what is after it. The empty name is all."""
+    if not name:
+        return "", text, ""
+    places = [node for path, node in functions(ast.parse(text)) if path == name]
+    if len(places) != 1:
+        raise ValueError(f"{len(places)} functions have the name {name}")
+    lines = text.splitlines(keepends=True)
+    start, end = places[0].lineno - 1, places[0].end_lineno
+    return "".join(lines[:start]), "".join(lines[start:end]), "".join(lines[end:])
+
+
+def functions(tree: ast.AST, above: str = "") -> Iterator[tuple[str, ast.FunctionDef]]:
+    """Yield all functions below a node with their names, such as `Class.method`."""
+    for node in ast.iter_child_nodes(tree):
+        path = above
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+            path = f"{above}.{node.name}".lstrip(".")
+        if isinstance(node, ast.FunctionDef):
+            yield path, node
+        yield from functions(node, path)
+
+
+def span_of(text: str, code: str) -> tuple[int, int]:
+    """Find where `text` has `code`: as it is, or else with other line breaks. Raises ValueError unless once."""
+    if text.count(code) == 1:
+        start = text.index(code)
+        return start, start + len(code)
+    places, wanted = tokens(text), [word for word, _, _ in tokens(code)]
+    words = [word for word, _, _ in places]
+    starts = [i for i in range(len(words)) if wanted and words[i : i + len(wanted)] == wanted]
+    if len(starts) != 1:
+        raise ValueError(f"`old` occurs {max(text.count(code), len(starts))} times")
+    return places[starts[0]][1], places[starts[0] + len(wanted) - 1][2]
+
+
+def tokens(text: str) -> list[tuple[str, int, int]]:
+    """Return the tokens of a piece of Python with their places, without line breaks and commas before a bracket."""
+    offsets = [0]
+    for line in text.splitlines(keepends=True):
+        offsets.append(offsets[-1] + len(line))
+    places: list[tuple[str, int, int]] = []
+    with suppress(tokenize.TokenError, IndentationError):  # A piece may end within brackets.
+        for token in tokenize.generate_tokens(io.StringIO(text).readline):
+            if not token.string.strip() or token.type == tokenize.COMMENT:
+                continue
+            if token.string in ")]}" and places and places[-1][0] == ",":
+                places.pop()
+            (row, column), (last, end) = token.start, token.end
+            places.append((token.string, offsets[row - 1] + column, offsets[last - 1] + end))
+    return places
 
 
 class Verdict(NamedTuple):

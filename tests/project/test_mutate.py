@@ -3,6 +3,8 @@
 import subprocess
 from collections import Counter
 
+import pytest
+
 from tests.mutate import CAUGHT, LISTS, ROOT, SURVIVED, UNUSABLE, Fault, Results, Verdict, judge, misfit, read_faults
 
 TESTS = "tests/test_toy.py"
@@ -32,6 +34,21 @@ def test_planted_faults_are_judged_and_undone(tmp_path):
     assert kept.known[kept.key(FAULTS[0])] == Verdict(CAUGHT)
     (toy / TESTS).write_text("def test_nothing():\n    pass\n")
     assert judge(FAULTS[:1], toy, Results(tmp_path / "kept.jsonl", toy)) == [Verdict(SURVIVED)]
+
+
+def test_faults_are_found_by_function_and_tokens():
+    method = "class A:\n    def f(x):\n        return g(\n            x,\n            1,\n        )\n\n\n"
+    function = "def f(x):\n    return g(x, 1)\n"
+    fault = Fault("toy.py", "another number", "g(x, 1)", "g(x, 2)", TESTS)
+    planted = "class A:\n    def f(x):\n        return g(x, 2)\n\n\n"
+
+    assert fault.planted(method) == planted
+    assert fault._replace(function="A.f").planted(method + function) == planted + function
+    assert fault._replace(function="f").planted(method + function) == method + function.replace("1", "2")
+    with pytest.raises(ValueError, match="0 functions have the name h"):
+        fault._replace(function="h").planted(method + function)
+    with pytest.raises(ValueError, match="2 times"):
+        fault.planted(function + function)
 
 
 def test_every_listed_fault_fits_its_file():
