@@ -42,6 +42,19 @@ class OneBadItem(WatchedNet):
         return output + bad
 
 
+class Tripled(nn.Module):
+    """u = 3z, so that du/dt along a velocity is three times that velocity."""
+
+    augment_dim = 8  # those of the second time
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.tensor(3.0))
+
+    def forward(self, z, noise_label, class_label=None, augment_label=None):
+        return self.weight * z
+
+
 class Images(pl.LightningDataModule):
     """Sixty images of 1x4x4 in two batches; training and validation see the same batches."""
 

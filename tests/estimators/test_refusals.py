@@ -57,8 +57,9 @@ REFUSED = [
     (lambda: PatchPosterior(2.5), "size must be an integer, got 2.5"),
     (lambda: PatchPosterior({0: 3}), "noise levels of size must be finite and above 0, got 0"),
     (lambda: SubspaceKNN(compute="float16"), "compute='float16' must be one of auto, float32, bfloat16"),
-    *[(lambda t=t: Switched(OneSample(), Exact(), t), "t must be finite and above 0") for t in (0, "1")],
+    *[(lambda t=t: Switched(OneSample(), Exact(), t), "t must be finite and above 0") for t in (0, "1", True)],
     (lambda: Mixed(OneSample(), Exact(), 1.5), "share must be from 0 to 1, got 1.5"),
+    (lambda: Mixed(OneSample(), Exact(), True), "share must be from 0 to 1, got True"),
     # sets
     (lambda: KNN(k=61).bind(reference()), "k=61 is more than the 60 images"),
     (lambda: Smoothed(KNN(k=61), 1.0).bind(reference()), "Smoothed: KNN: k=61 is more than the 60 images"),

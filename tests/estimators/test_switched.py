@@ -24,9 +24,10 @@ from lit_knn.modules import LitEDM, LitFlow
 from lit_knn.modules.time_distributions import UniformTimes
 from lit_knn.nets import UNet
 from lit_knn.reference import ReferenceSet
-from lit_knn.theory.noise import LinearInterpolant
+from lit_knn.theory.noise import VP, LinearInterpolant
 from tests.any_data import enumerated_mean
-from tests.toys import all_warped, enumerate_class_mean, noisy, pixels
+from tests.toys import all_warped, enumerate_class_mean, noisy, pixels, rng
+from tests.watched import Asked
 
 LEVEL = 1.5
 # The level itself belongs to the part above.
@@ -90,6 +91,17 @@ def test_a_mixture_has_its_shares_of_both_parts():
     expected = 0.7 * x + 0.3 * enumerate_class_mean(reference, z, T, reference.labels[: len(z)])
     found = mean.posterior_mean(z, T, x, labels=reference.labels[: len(z)])
     torch.testing.assert_close(found.double(), expected, rtol=0, atol=1e-6)
+    for share, part in ((0, OneSample()), (1, Exact())):
+        end = Mixed(OneSample(), Exact(), share).bind(reference).posterior_mean(z, T, x)
+        torch.testing.assert_close(end, part.bind(reference).posterior_mean(z, T, x))
+
+
+def test_the_parts_of_a_mixture_draw_one_after_the_other():
+    reference, generator = labelled(), rng()
+    z, x = latents(reference)
+    first, second = (STF(8).bind(reference).posterior_mean(z, T, x, generator) for _ in range(2))
+    mean = Mixed(STF(8), STF(8), 0.5).bind(reference).posterior_mean(z, T, x, rng())
+    torch.testing.assert_close(mean, (first + second) / 2)
 
 
 class Half(Switched):
@@ -160,12 +172,13 @@ def net(num_classes=0):
     return UNet(1, channels=8, multipliers=(1,), blocks=1, num_classes=num_classes)
 
 
-# The flow reaches the levels of its times.
+# A flow reaches the levels of its times; those of VP are σ² = exp(19.9·t²/2 + 0.1·t) − 1.
 @pytest.mark.parametrize(
     ("make", "outside", "inside"),
     [
         (lambda own: LitEDM(net(), own), 81, 80.0),
         (lambda own: LitFlow(net(), own, times=UniformTimes(0.1, 0.9)), 0.11, 0.12),
+        (lambda own: LitFlow(net(), own, times=UniformTimes(0.1, 0.9), process=VP()), 0.33, 0.35),
     ],
 )
 def test_a_level_that_a_run_never_reaches_is_refused(make, outside, inside):
@@ -193,6 +206,9 @@ def test_parts_stay_the_user_s_and_tell_their_memory_and_shards():
     held = Switched(Far(1.0, one), Far(1.0, other), 1.0).holds(100, 5, True, torch.device("cpu"))
     assert held == Holdings(4, {"a": 7, "b": 2, "c": 1})
     assert Switched(Far(1.0, one), Far(1.0), 1.0).holds(100, 5, True, torch.device("cpu")) is None
+    # A sampler needs the classes of a network, whichever part it is.
+    for parts in ((OneSample(), Asked(3)), (Asked(3), OneSample())):
+        assert Switched(*parts, 1.0).num_classes == 3
 
     class OwnSwitched(Switched):
         pass

@@ -8,19 +8,28 @@ import torch
 
 from lit_knn.common.errors import InputError
 from lit_knn.estimators import KNN, STF, Exact, OneSample
-from lit_knn.modules import LitEDM, LitFlow, LitICT
+from lit_knn.modules import LitEDM, LitFlow, LitICT, LitMeanFlow
 from lit_knn.modules.conditioning import Conditioning
 from lit_knn.nets.base import name_classes
 from lit_knn.reference.classes import classes_of
 from tests.short_training import TRAINER, train
 from tests.watched import Asked, Labelled, WatchedNet
 
-KINDS = pytest.mark.parametrize("kind", [LitICT, LitEDM, LitFlow])
+KINDS = pytest.mark.parametrize("kind", [LitICT, LitEDM, LitFlow, LitMeanFlow])
+
+
+def watched_net(kind, num_classes):
+    """A network that records its inputs; that of a mean flow gets a second time."""
+    net = WatchedNet(num_classes=num_classes)
+    net.augment_dim = getattr(kind, "time_labels", 0)
+    return net
 
 
 def conditional(kind, estimator, **options):
     """A network that records its inputs, and the conditional model around it."""
-    net = WatchedNet(num_classes=3)
+    net = watched_net(kind, 3)
+    if kind is LitMeanFlow:
+        options["tangent"] = Exact()
     return net, kind(net, estimator, class_conditional=True, **options)
 
 
@@ -35,11 +44,15 @@ def test_network_and_estimator_are_given_the_labels_of_the_batch(kind):
     assert all(labels == data.labels.tolist() for labels in estimator.labels)
 
 
+@pytest.mark.parametrize(
+    ("kind", "more"), [(LitEDM, {}), (LitMeanFlow, {"tangent": OneSample()})], ids=["EDM", "MeanFlow"]
+)
 @pytest.mark.parametrize("by_class", [True, False])
-def test_the_error_of_the_target_is_against_the_exact_mean_of_its_class_if_it_has_one(by_class):
+def test_the_error_of_the_target_is_against_the_exact_mean_of_its_class_if_it_has_one(by_class, kind, more):
     def target_mse(estimator, **options):
-        net = WatchedNet(num_classes=3 if by_class else 0)
-        model = LitEDM(net, estimator, class_conditional=by_class, **options)
+        net = watched_net(kind, 3 if by_class else 0)
+        options |= more
+        model = kind(net, estimator, class_conditional=by_class, **options)
         return train(model, Labelled(), 1, limit_val_batches=1).callback_metrics.get("val/target_mse")
 
     assert target_mse(Exact()) < 1e-12

@@ -1,6 +1,7 @@
 """LitMeanFlow: its identity on closed forms, target and tangent, times, weights, guidance, sampling, two ranks."""
 
 import math
+from itertools import pairwise
 
 import pytest
 import pytorch_lightning as pl
@@ -11,17 +12,19 @@ from torch import nn
 from lit_knn.common.errors import InputError
 from lit_knn.estimators import Exact, OneSample
 from lit_knn.modules import LitMeanFlow
-from lit_knn.modules.time_distributions import UniformTimes
+from lit_knn.modules.augmentation import GeometricAugmentation
+from lit_knn.modules.time_distributions import LogitNormalTimes, UniformTimes
 from lit_knn.nets import ADM, DDPMpp, UNet
 from lit_knn.nets.average_velocity import GAP_FEATURES, AverageVelocity
 from lit_knn.nets.base import NO_CLASS
 from lit_knn.sampling import MeanFlowModel
+from lit_knn.sampling.samplers import seeded_noise
 from lit_knn.theory.posterior import posterior_mean
 from tests.command_lines import ROOT, TINY
 from tests.ranks import run_main
 from tests.short_training import train
 from tests.toys import rng
-from tests.watched import Images
+from tests.watched import Asked, Images, Tripled, WatchedNet
 
 MEAN, STD = 0.4, 0.6  # of the Gaussian
 SMALL = {"channels": 8, "multipliers": [1], "blocks": 1, "attention_at": [8], "augment_dim": GAP_FEATURES}
@@ -83,10 +86,13 @@ def test_the_exact_average_velocity_has_no_loss_and_samples_in_any_number_of_ste
     torch.testing.assert_close(
         model.average_velocity(z, 0.2, 0.7), (z - gaussian_map(z, *map(torch.tensor, (0.2, 0.7)))) / 0.5
     )
+    whole = z - gaussian_map(z, *map(torch.tensor, (0.0, 1.0)))
+    torch.testing.assert_close(model.average_velocity(z, 0.0, 1.0), whole, rtol=0, atol=1e-5)
     for t in (0.01, 0.99):  # float32 rounds one down and the other up
         assert model.average_velocity(z, t, t).shape == z.shape
-    with pytest.raises(InputError, match=r"r must be from 0 to t=0.5, got 0.6"):
-        model.average_velocity(z, 0.6, 0.5)
+    for r in (0.6, -0.1):
+        with pytest.raises(InputError, match=f"r must be from 0 to t=0.5, got {r}"):
+            model.average_velocity(z, r, 0.5)
 
 
 @pytest.mark.parametrize(
@@ -110,24 +116,15 @@ def test_the_derivative_of_our_networks_is_that_of_finite_differences(net):
     # The central difference errs by h² times third derivatives, here about 1e-6.
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-8)
     # One time alone is the velocity.
-    assert torch.equal(module.flow(z, t), module.flow(z, t, r=t))
+    velocity = module.flow(z, t, r=t)
+    assert torch.equal(module.flow(z, t), velocity)
+    torch.testing.assert_close(module.evaluate_network(z, t / (1 - t)), velocity)
 
 
-class Tripled(nn.Module):
-    """u = 3z, so that du/dt along a velocity is three times that velocity."""
-
-    augment_dim = GAP_FEATURES
-
-    def __init__(self):
-        super().__init__()
-        self.weight = nn.Parameter(torch.tensor(3.0))
-
-    def forward(self, z, noise_label, class_label=None, augment_label=None):
-        return self.weight * z
-
-
+# Without a tangent the target's one estimate, here a random one, is in both places.
 @pytest.mark.parametrize(
-    ("estimator", "tangent"), [(OneSample(), None), (OneSample(), Exact()), (Exact(), OneSample())]
+    ("estimator", "tangent"),
+    [(OneSample(), None), (OneSample(), Exact()), (Exact(), OneSample()), (Asked(), None)],
 )
 def test_the_estimator_is_in_the_target_and_the_other_one_in_the_tangent(estimator, tangent):
     data, seen = Images(60), {}
@@ -135,13 +132,14 @@ def test_the_estimator_is_in_the_target_and_the_other_one_in_the_tangent(estimat
     module.errors = lambda *args: seen.update(args=args) or LitMeanFlow.errors(module, *args)
     module.objective = lambda loss, x: seen.update(loss=loss.detach()) or loss.mean()
     module.on_before_optimizer_step = lambda *_: seen.update(gradient=module.network.weight.grad.item())
-    train(module, data, 1)
+    logged = train(module, data, 1, log_every_n_steps=1).callback_metrics
     z, r, t, *_, class_label, augment_label = seen["args"]
     assert (class_label, augment_label) == (None, None)
 
     def velocity(own):
         x = data.x.double()
-        mean = posterior_mean(z / column(1 - t, x), x, t / (1 - t)) if isinstance(own, Exact) else x
+        mean = own.drawn[0].double() if isinstance(own, Asked) else x
+        mean = posterior_mean(z / column(1 - t, x), x, t / (1 - t)) if isinstance(own, Exact) else mean
         return (z - mean) / column(t, x)
 
     wanted = velocity(estimator) - column(t - r, z) * 3 * velocity(tangent or estimator)
@@ -150,19 +148,49 @@ def test_the_estimator_is_in_the_target_and_the_other_one_in_the_tangent(estimat
     torch.testing.assert_close(seen["loss"].double(), expected, rtol=1e-3, atol=1e-4)
     # The target has no gradient.
     assert seen["gradient"] == pytest.approx(2 * ((3 * z - wanted) * z).mean().item(), rel=1e-3)
+    # The loss is logged by t in four equal bands.
+    for low, high in pairwise(torch.linspace(0.2, 0.9, 5).tolist()):
+        band = seen["loss"][(t > low) & (t <= high)]
+        assert logged[f"train/loss_t_{low:.3g}_to_{high:.3g}"] == pytest.approx(band.mean().item(), rel=1e-4)
 
 
-def test_the_two_times_are_two_draws_in_order_and_a_share_of_them_is_equal():
-    module = LitMeanFlow(unet(), OneSample(), different=0.6)
+def test_dropout_differs_in_each_step_and_repeats_with_the_run():
+    def masks(seed):
+        torch.manual_seed(seed)
+        net = WatchedNet(dropout=0.5)
+        net.augment_dim = GAP_FEATURES
+        train(LitMeanFlow(net, OneSample()), Images(60), 2)
+        return [output != 0 for *_, output in net.calls[-2:]]
+
+    first, second = masks(0)
+    assert not torch.equal(first, second)
+    assert all(torch.equal(*pair) for pair in zip((first, second), masks(1), strict=True))
+
+
+@pytest.mark.parametrize("times", [None, UniformTimes(0.3, 0.8), LogitNormalTimes(-1.0, 1.5, 0.2, 0.5)])
+def test_the_two_times_are_two_draws_in_order_and_a_share_of_them_is_equal(times):
+    module = LitMeanFlow(unet(), OneSample(), times=times, different=0.6)
     t = module.draw_times(20_000, rng())
     r = module.draw_lower(t, rng(1))
     assert (r <= t).all()
+    assert (t.dtype, r.dtype) == (torch.float64, torch.float64)
+    assert torch.equal(module.draw_lower(t, rng(1)), r)
     assert (r == t).double().mean().item() == pytest.approx(0.4, abs=5 * (0.24 / 20_000) ** 0.5)
     draws = module.grid.draw(40_000, rng(2)).reshape(2, -1)
     assert stats.ks_2samp(t.numpy(), draws.amax(0).numpy()).pvalue > 0.01
     below, smaller = (r / t)[r < t].numpy(), (draws.amin(0) / draws.amax(0)).numpy()
     assert stats.ks_2samp(below, smaller).pvalue > 0.01
     assert torch.equal(LitMeanFlow(unet(), OneSample(), different=0).draw_lower(t, rng()), t)
+
+
+def test_the_defaults_are_those_of_the_paper():
+    module = LitMeanFlow(unet(), OneSample())
+    h = module.hparams
+    # arXiv 2505.13447, CIFAR-10: 10,000 steps of warm-up with 1,024 images, and 0.99995 as the decay of such a step.
+    assert h.lr_ramp_up_images == 10_000 * 1024
+    assert 0.5 ** (1024 / h.ema_half_life_images) == pytest.approx(0.99995, abs=5e-8)
+    assert (h.lr, h.different, h.power) == (6e-4, 0.75, 0.75)
+    assert (module.grid.mean, module.grid.std) == (-2, 2)
 
 
 @pytest.mark.parametrize("power", [0.0, 0.75, 1.0])
@@ -178,9 +206,9 @@ def test_the_weight_is_a_constant_power_of_the_squared_error(power):
 
 
 class ByLabel(nn.Module):
-    """u = 1, 2, … for the classes 0, 1, …, and 5 without a class."""
+    """u = c·z, where c is 1, 2, … for the classes 0, 1, …, and 5 without a class; plus the augmentation labels."""
 
-    augment_dim, num_classes = GAP_FEATURES, 2
+    augment_dim, num_classes = GAP_FEATURES + 9, 2
 
     def __init__(self):
         super().__init__()
@@ -189,22 +217,42 @@ class ByLabel(nn.Module):
     def forward(self, z, noise_label, class_label=None, augment_label=None):
         labels = torch.full((len(z),), NO_CLASS) if class_label is None else class_label
         value = torch.where(labels == NO_CLASS, 5, labels + 1)
-        return self.weight * column(value, z) + 0 * z
+        return self.weight * column(value, z) * z + column(augment_label[:, GAP_FEATURES:].sum(1), z)
 
 
-def test_guidance_mixes_the_velocity_with_the_networks_own():
-    options = {"class_conditional": True, "label_dropout": 0.1}
-    module = LitMeanFlow(ByLabel(), OneSample(), guidance=1.5, kappa=0.25, **options)
-    z, t = torch.randn(3, 1, 2, 2, generator=rng()), torch.tensor([0.3, 0.5, 0.9], dtype=torch.float64)
-    labels, mean = torch.tensor([0, 1, NO_CLASS]), torch.zeros(3, 1, 2, 2)
-    found = module.errors(z, t, t, mean, mean, labels)
-    velocity, own = z / column(t, z), column(torch.tensor([1.0, 2.0, 5.0]), z)
-    wanted = torch.where(column(labels, z) == NO_CLASS, velocity, 1.5 * velocity + 0.25 * own - 0.75 * 5)
-    torch.testing.assert_close(found, (own - wanted).square().flatten(1).mean(1))
+@pytest.mark.parametrize(("guidance", "kappa"), [(1.5, 0.25), (1.0, 0.5), (2.0, 0.0)])
+def test_guidance_mixes_both_velocities_with_the_networks_own(guidance, kappa):
+    options = {"class_conditional": True, "augmentation": GeometricAugmentation()}
+    module = LitMeanFlow(ByLabel(), OneSample(), guidance=guidance, kappa=kappa, label_dropout=0.1, **options)
+    r, t = (torch.tensor(each, dtype=torch.float64) for each in ([0.1, 0.5, 0.6], [0.3, 0.5, 0.9]))
+    z, mean, direction = (torch.randn(3, 1, 2, 2, generator=rng(seed), dtype=torch.float64) for seed in range(3))
+    labels, shift = torch.tensor([0, 1, NO_CLASS]), torch.randn(3, 9, generator=rng(3), dtype=torch.float64)
+    found = module.errors(z, r, t, mean, direction, labels, shift)
+    factor, moved = column(torch.tensor([1.0, 2.0, 5.0]), z), column(shift.sum(1), z)
+    own, without = factor * z + moved, 5 * z + moved
+
+    def guided(mean):
+        velocity = (z - mean) / column(t, z)
+        mixed = guidance * velocity + kappa * own + (1 - guidance - kappa) * without
+        return torch.where(column(labels, z) == NO_CLASS, velocity, mixed)
+
+    # Along a velocity w, u = c·z changes by c·w.
+    difference = own - guided(mean) + column(t - r, z) * factor * guided(direction)
+    torch.testing.assert_close(found, difference.square().flatten(1).mean(1))
+    # The target has no gradient.
+    found.sum().backward()
+    expected = (2 * difference * factor * z).flatten(1).mean(1).sum()
+    assert module.network.weight.grad.item() == pytest.approx(expected.item(), rel=1e-5)
+
+
+def test_guidance_needs_dropped_labels_and_is_only_trained():
+    options = {"class_conditional": True, "augmentation": GeometricAugmentation()}
     with pytest.raises(InputError, match=r"guidance=2\.0 needs a network that was trained without classes"):
-        LitMeanFlow(ByLabel(), OneSample(), guidance=2.0, class_conditional=True)
+        LitMeanFlow(ByLabel(), OneSample(), guidance=2.0, **options)
+    LitMeanFlow(ByLabel(), OneSample(), guidance=0.75, kappa=0.25, **options)  # Its effective weight is 1.
     model = MeanFlowModel(AverageVelocity(ByLabel()), (1, 2, 2))
-    torch.testing.assert_close(model.sample([3], class_label=1), model.sample([3], class_label=0) - 1)
+    noise = seeded_noise([3], (1, 2, 2))
+    torch.testing.assert_close(model.sample([3], class_label=1), -noise)
     with pytest.raises(InputError, match="guidance from training"):
         model.sample([0], guidance=2.0)
 

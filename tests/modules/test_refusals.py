@@ -3,6 +3,7 @@
 import math
 
 import pytest
+import pytorch_lightning as pl
 from torch import nn
 
 from lit_knn.callbacks import PowerAverages, SampleGrid
@@ -11,6 +12,7 @@ from lit_knn.data import Digits
 from lit_knn.estimators import KNN, MonteCarlo, OneSample
 from lit_knn.modules import LitECT, LitEDM, LitFlow, LitICT, LitMeanFlow
 from lit_knn.modules.augmentation import GeometricAugmentation
+from lit_knn.modules.time_distributions import LogitNormalTimes
 from lit_knn.nets import ADM, UNet
 from tests.networks import write_own, write_published, write_start
 from tests.short_training import train
@@ -46,6 +48,10 @@ CASES = [
     (LitMeanFlow, {"net": unet(augment_dim=8), "power": -1}, "power must be at least 0"),
     (LitMeanFlow, {"net": unet(augment_dim=8), "different": 1.5}, "different must be from 0 to 1"),
     (LitMeanFlow, {"net": unet(augment_dim=8), "kappa": 1}, "kappa must be at least 0 and below 1"),
+    (LitMeanFlow, {"net": unet(augment_dim=8), "sampling_steps": 0}, "sampling_steps must be finite and above 0"),
+    (LogitNormalTimes, {"std": 0.0}, "std must be above 0, got 0.0"),
+    (LogitNormalTimes, {"mean": math.inf}, "mean must be finite, got inf"),
+    (LogitNormalTimes, {"mean": -1e3}, "there is no probability between low=0.0001 and high=0.9999"),
     (LitMeanFlow, WARPING, "tangent cannot estimate the posterior of warped images"),
     (LitMeanFlow, DROPPING | {"kappa": 0.9}, "guidance=2.0 needs a network that was trained without classes"),
     (LitMeanFlow, DROPPING | {"label_dropout": 0.1}, "label_dropout=0.1, but the net drops labels, too"),
@@ -69,7 +75,8 @@ CASES = [
 
 @pytest.mark.parametrize(("kind", "options", "message"), CASES, ids=lambda value: getattr(value, "__name__", None))
 def test_an_option_out_of_range_is_named(kind, options, message, tmp_path):
-    given = {} if kind is PowerAverages else {"net": unet(), "estimator": OneSample()}
+    trains = issubclass(kind, pl.LightningModule)
+    given = {"net": unet(), "estimator": OneSample()} if trains else {}
     given |= {"start": write_own(tmp_path / "own.ckpt")} if kind is LitECT else {}
     with pytest.raises(InputError, match=f"^{kind.__name__}: .*{message}") as caught:
         kind(**given | options)

@@ -1,0 +1,41 @@
+"""Averages of weights: what they do with buffers and counts, and which averages of a checkpoint go on."""
+
+import pytest
+import torch
+from torch import nn
+
+from lit_knn.common.errors import InputError
+from lit_knn.modules.averaging import MovingAverage, TrackedAverages
+
+CPU = torch.device("cpu")
+
+
+def test_buffers_are_averaged_and_counts_are_copied():
+    net = nn.BatchNorm1d(2)
+    average = MovingAverage(net, CPU, lambda: 0.75)
+    for value in (1.0, 2.0, 4.0):
+        for tensor in (net.weight, net.running_mean):
+            tensor.data.fill_(value)
+        net.num_batches_tracked.fill_(10 * int(value))
+        average.update_parameters(net)
+    # The first update copies: 1, then 0.75·1 + 0.25·2, then 0.75·1.25 + 0.25·4.
+    for tensor in (average.module.weight, average.module.running_mean):
+        assert tensor.tolist() == [1.9375, 1.9375]
+    assert average.module.num_batches_tracked.item() == 40
+
+
+def test_averages_of_a_checkpoint_keep_their_order_of_lengths():
+    net = nn.Linear(1, 1, bias=False)
+    saved = TrackedAverages(net, CPU, [0.05, 0.2])
+    for before, now in ((0, 40), (40, 80)):
+        net.weight.data.fill_(now)
+        saved.update(net, before, now)
+    loaded = TrackedAverages(net, CPU, [0.05, 0.2])
+    loaded.load_state_dict(saved.state_dict())
+    short, long = (average["weight"].item() for average in saved.weights())
+    # The shorter average holds more of the last weights.
+    assert 40 < long < short < 80
+    assert [average["weight"].item() for average in loaded.weights()] == [short, long]
+    for other in ([0.2, 0.05], [0.05]):
+        with pytest.raises(InputError, match=r"has averages of the lengths \[0\.05, 0\.2\]"):
+            TrackedAverages(net, CPU, other).load_state_dict(saved.state_dict())
