@@ -4,8 +4,10 @@ import pytest
 import torch
 from torch import nn
 
+from lit_knn.callbacks import PowerAverages
 from lit_knn.common.errors import InputError
 from lit_knn.modules.averaging import MovingAverage, TrackedAverages
+from tests.interrupted_runs import edm, fit
 
 CPU = torch.device("cpu")
 
@@ -39,3 +41,22 @@ def test_averages_of_a_checkpoint_keep_their_order_of_lengths():
     for other in ([0.2, 0.05], [0.05]):
         with pytest.raises(InputError, match=r"has averages of the lengths \[0\.05, 0\.2\]"):
             TrackedAverages(net, CPU, other).load_state_dict(saved.state_dict())
+
+
+def test_a_snapshot_rounds_float32_alone_and_is_finite(tmp_path):
+    def snapshots_with(name, value):
+        model = edm()
+        model.register_buffer("large", value)
+        half = PowerAverages([0.1], dtype="float16")
+        fit(tmp_path / name, model, 1, callbacks=[half])
+        paths = (tmp_path / name / "run" / "snapshots").iterdir()
+        return [torch.load(path, weights_only=True) for path in paths]
+
+    large = torch.tensor(1e6, dtype=torch.float64)
+    (snapshot,) = snapshots_with("wide", large)
+    (average,) = snapshot["averages"]
+    assert torch.equal(average.pop("large"), large)
+    assert {value.dtype for value in average.values()} == {torch.float16}
+    # 1e6 is beyond the range of float16.
+    with pytest.warns(UserWarning, match="not finite in float16; no snapshot is written"):
+        assert snapshots_with("narrow", large.float()) == []

@@ -68,6 +68,7 @@ CASES = [
     (LitECT, {"start": None, "net": None}, "start=null needs net"),
     (LitECT, {"start": "none.pkl"}, r"start=none\.pkl: no such file"),
     (PowerAverages, {"lengths": [0.5]}, "a relative length must be above 0"),
+    (PowerAverages, {"lengths": [0.1, 0.1]}, "relative lengths must be different numbers, at least one"),
     (PowerAverages, {"every_n_images": 0}, "every_n_images must be at least 1, got 0"),
     (PowerAverages, {"dtype": "int8"}, "dtype=int8 is not one of float32, float16, bfloat16"),
 ]
