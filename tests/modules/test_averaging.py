@@ -1,4 +1,4 @@
-"""Averages of weights: what they do with buffers and counts, and which averages of a checkpoint go on."""
+"""Averages of weights: buffers and counts, the order of lengths, and what a snapshot rounds."""
 
 import pytest
 import torch

@@ -45,10 +45,12 @@ def test_network_and_estimator_are_given_the_labels_of_the_batch(kind):
 
 
 @pytest.mark.parametrize(
-    ("kind", "more"), [(LitEDM, {}), (LitMeanFlow, {"tangent": OneSample()})], ids=["EDM", "MeanFlow"]
+    ("kind", "more"),
+    [(LitEDM, {}), (LitMeanFlow, {"tangent": OneSample()})],
+    ids=["EDM", "MeanFlow"],
 )
 @pytest.mark.parametrize("by_class", [True, False])
-def test_the_error_of_the_target_is_against_the_exact_mean_of_its_class_if_it_has_one(by_class, kind, more):
+def test_the_targets_error_is_against_the_exact_mean_of_its_class(by_class, kind, more):
     def target_mse(estimator, **options):
         net = watched_net(kind, 3 if by_class else 0)
         options |= more

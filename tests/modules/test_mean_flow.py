@@ -138,8 +138,11 @@ def test_the_estimator_is_in_the_target_and_the_other_one_in_the_tangent(estimat
 
     def velocity(own):
         x = data.x.double()
-        mean = own.drawn[0].double() if isinstance(own, Asked) else x
-        mean = posterior_mean(z / column(1 - t, x), x, t / (1 - t)) if isinstance(own, Exact) else mean
+        mean = x
+        if isinstance(own, Asked):
+            mean = own.drawn[0].double()
+        if isinstance(own, Exact):
+            mean = posterior_mean(z / column(1 - t, x), x, t / (1 - t))
         return (z - mean) / column(t, x)
 
     wanted = velocity(estimator) - column(t - r, z) * 3 * velocity(tangent or estimator)
@@ -150,8 +153,9 @@ def test_the_estimator_is_in_the_target_and_the_other_one_in_the_tangent(estimat
     assert seen["gradient"] == pytest.approx(2 * ((3 * z - wanted) * z).mean().item(), rel=1e-3)
     # The loss is logged by t in four equal bands.
     for low, high in pairwise(torch.linspace(0.2, 0.9, 5).tolist()):
-        band = seen["loss"][(t > low) & (t <= high)]
-        assert logged[f"train/loss_t_{low:.3g}_to_{high:.3g}"] == pytest.approx(band.mean().item(), rel=1e-4)
+        band, name = (t > low) & (t <= high), f"train/loss_t_{low:.3g}_to_{high:.3g}"
+        mean = seen["loss"][band].mean()
+        assert logged[name].item() == pytest.approx(mean.item(), rel=1e-4)
 
 
 def test_dropout_differs_in_each_step_and_repeats_with_the_run():
@@ -186,7 +190,8 @@ def test_the_two_times_are_two_draws_in_order_and_a_share_of_them_is_equal(times
 def test_the_defaults_are_those_of_the_paper():
     module = LitMeanFlow(unet(), OneSample())
     h = module.hparams
-    # arXiv 2505.13447, CIFAR-10: 10,000 steps of warm-up with 1,024 images, and 0.99995 as the decay of such a step.
+    # arXiv 2505.13447, CIFAR-10: 10,000 steps of warm-up with 1,024 images. 0.99995 is the decay
+    # of such a step.
     assert h.lr_ramp_up_images == 10_000 * 1024
     assert 0.5 ** (1024 / h.ema_half_life_images) == pytest.approx(0.99995, abs=5e-8)
     assert (h.lr, h.different, h.power) == (6e-4, 0.75, 0.75)
@@ -206,7 +211,7 @@ def test_the_weight_is_a_constant_power_of_the_squared_error(power):
 
 
 class ByLabel(nn.Module):
-    """u = c·z, where c is 1, 2, … for the classes 0, 1, …, and 5 without a class; plus the augmentation labels."""
+    """u = c·z + the sum of the augmentation labels; c is 1 and 2 for the classes, and 5 for none."""
 
     augment_dim, num_classes = GAP_FEATURES + 9, 2
 
@@ -217,30 +222,35 @@ class ByLabel(nn.Module):
     def forward(self, z, noise_label, class_label=None, augment_label=None):
         labels = torch.full((len(z),), NO_CLASS) if class_label is None else class_label
         value = torch.where(labels == NO_CLASS, 5, labels + 1)
-        return self.weight * column(value, z) * z + column(augment_label[:, GAP_FEATURES:].sum(1), z)
+        shift = augment_label[:, GAP_FEATURES:].sum(1)
+        return self.weight * column(value, z) * z + column(shift, z)
 
 
 @pytest.mark.parametrize(("guidance", "kappa"), [(1.5, 0.25), (1.0, 0.5), (2.0, 0.0)])
 def test_guidance_mixes_both_velocities_with_the_networks_own(guidance, kappa):
-    options = {"class_conditional": True, "augmentation": GeometricAugmentation()}
-    module = LitMeanFlow(ByLabel(), OneSample(), guidance=guidance, kappa=kappa, label_dropout=0.1, **options)
-    r, t = (torch.tensor(each, dtype=torch.float64) for each in ([0.1, 0.5, 0.6], [0.3, 0.5, 0.9]))
-    z, mean, direction = (torch.randn(3, 1, 2, 2, generator=rng(seed), dtype=torch.float64) for seed in range(3))
-    labels, shift = torch.tensor([0, 1, NO_CLASS]), torch.randn(3, 9, generator=rng(3), dtype=torch.float64)
-    found = module.errors(z, r, t, mean, direction, labels, shift)
-    factor, moved = column(torch.tensor([1.0, 2.0, 5.0]), z), column(shift.sum(1), z)
-    own, without = factor * z + moved, 5 * z + moved
+    options = {"class_conditional": True, "label_dropout": 0.1}
+    options |= {"augmentation": GeometricAugmentation(), "guidance": guidance, "kappa": kappa}
+    module = LitMeanFlow(ByLabel(), OneSample(), **options)
+    r, t = torch.tensor([[0.1, 0.5, 0.6], [0.3, 0.5, 0.9]], dtype=torch.float64)
+    z, mean, direction = torch.randn(3, 3, 1, 2, 2, generator=rng(), dtype=torch.float64)
+    labels = torch.tensor([0, 1, NO_CLASS])
+    augment_label = torch.randn(3, 9, generator=rng(1), dtype=torch.float64)
+    errors = module.errors(z, r, t, mean, direction, labels, augment_label)
+
+    factor, shift = column(torch.tensor([1.0, 2.0, 5.0]), z), column(augment_label.sum(1), z)
+    conditional, unconditional = factor * z + shift, 5 * z + shift
 
     def guided(mean):
         velocity = (z - mean) / column(t, z)
-        mixed = guidance * velocity + kappa * own + (1 - guidance - kappa) * without
-        return torch.where(column(labels, z) == NO_CLASS, velocity, mixed)
+        rest = kappa * conditional + (1 - guidance - kappa) * unconditional
+        return torch.where(column(labels, z) == NO_CLASS, velocity, guidance * velocity + rest)
 
     # Along a velocity w, u = c·z changes by c·w.
-    difference = own - guided(mean) + column(t - r, z) * factor * guided(direction)
-    torch.testing.assert_close(found, difference.square().flatten(1).mean(1))
+    difference = conditional - guided(mean) + column(t - r, z) * factor * guided(direction)
+    torch.testing.assert_close(errors, difference.square().flatten(1).mean(1))
+
     # The target has no gradient.
-    found.sum().backward()
+    errors.sum().backward()
     expected = (2 * difference * factor * z).flatten(1).mean(1).sum()
     assert module.network.weight.grad.item() == pytest.approx(expected.item(), rel=1e-5)
 
@@ -249,7 +259,8 @@ def test_guidance_needs_dropped_labels_and_is_only_trained():
     options = {"class_conditional": True, "augmentation": GeometricAugmentation()}
     with pytest.raises(InputError, match=r"guidance=2\.0 needs a network that was trained without classes"):
         LitMeanFlow(ByLabel(), OneSample(), guidance=2.0, **options)
-    LitMeanFlow(ByLabel(), OneSample(), guidance=0.75, kappa=0.25, **options)  # Its effective weight is 1.
+    # An effective weight of 1 needs none.
+    LitMeanFlow(ByLabel(), OneSample(), guidance=0.75, kappa=0.25, **options)
     model = MeanFlowModel(AverageVelocity(ByLabel()), (1, 2, 2))
     noise = seeded_noise([3], (1, 2, 2))
     torch.testing.assert_close(model.sample([3], class_label=1), -noise)
