@@ -10,6 +10,10 @@ from pathlib import Path
 from lit_knn.common.extras import missing
 from lit_knn.common.memory import is_out_of_memory
 
+PACKAGE = Path(__file__).parents[1]
+# Names of this program's source files begin so. The callbacks of a checkout without links lie beside the package.
+OURS = (f"{PACKAGE}/", f"{PACKAGE.parent}/callbacks/")
+
 
 class InputError(ValueError):
     """Bad input. The message has one line: the option or file, the value, and the rule that it breaks.
@@ -87,7 +91,7 @@ def one_line(error: BaseException, doing: str = "") -> tuple[str, int]:
 def _plug_in(error: BaseException) -> str:
     """Name the innermost function that an error left and that is neither of this program nor of a package; or ''."""
     paths = sysconfig.get_paths()
-    known = (str(Path(__file__).parents[1]), paths["stdlib"], paths["purelib"], paths["platlib"], "<")
+    known = (*OURS, paths["stdlib"], paths["purelib"], paths["platlib"], "<")
     codes = [frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__)]
     return next((code.co_qualname for code in codes[::-1] if not code.co_filename.startswith(known)), "")
 

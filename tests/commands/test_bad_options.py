@@ -14,6 +14,7 @@ from lit_knn.commands.cli.trainer_options import check_trainer_options
 from lit_knn.common.errors import InputError, one_line
 from lit_knn.nets import UNet
 from main import main
+from tests import ROOT
 from tests.command_lines import DEMO, TINY, refusal_of
 from tests.image_files import refusal
 
@@ -125,6 +126,8 @@ def test_debug_shows_the_traceback_and_nothing_else_does(capsys):
 def test_a_warning_of_ours_is_one_line_without_its_place_in_the_source():
     with command._quiet():
         assert warnings.formatwarning("few images", UserWarning, command.__file__, 1) == "warning: few images\n"
+        callback = str(ROOT / "callbacks" / "fidelity.py")  # There it lies in an archive, which has no links.
+        assert warnings.formatwarning("few images", UserWarning, callback, 1) == "warning: few images\n"
         assert warnings.formatwarning("few images", UserWarning, "other.py", 1).startswith("other.py:1: UserWarning: ")
     assert warnings.formatwarning("few images", UserWarning, command.__file__, 1).startswith(command.__file__)
 

@@ -1,18 +1,15 @@
-"""An installation without the checkout: the wheel, the command, the configs by name, and what works without extras."""
+"""An installation: the command, the configs by name, what works without extras, and which Pythons it names."""
 
 import ast
 import re
-import shutil
 import subprocess
 import sys
 import tomllib
-import zipfile
 
 import pytest
 from packaging.requirements import Requirement
 
 from lit_knn.commands import entry
-from lit_knn.commands.cli import packaged_configs
 from lit_knn.commands.cli.cli import CLI
 from lit_knn.commands.cli.packaged_configs import with_packaged_configs, with_packaged_parts
 from lit_knn.common import extras
@@ -37,38 +34,6 @@ def requirements(extra):
                 yield from requirements(inner)
         else:
             yield found
-
-
-@pytest.fixture(scope="module")
-def wheel(tmp_path_factory):
-    # A copy, because the build leaves files behind.
-    source, built = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
-    for name in ("lit_knn", "callbacks", "configs"):
-        shutil.copytree(ROOT / name, source / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
-        shutil.copy(ROOT / name, source)
-    code = "import sys; from setuptools.build_meta import build_wheel; build_wheel(sys.argv[1])"
-    subprocess.run([sys.executable, "-W", "ignore", "-c", code, built], cwd=source, capture_output=True, check=True)
-    (path,) = built.glob("*.whl")
-    return zipfile.ZipFile(path)
-
-
-def test_the_wheel_holds_every_module_config_and_record_and_nothing_else_by_a_common_name(wheel):
-    files = {name for name in wheel.namelist() if ".dist-info/" not in name}
-    expected = {path.relative_to(ROOT).as_posix() for path in (ROOT / "lit_knn").rglob("*") if path.is_file()}
-    linked = [*(ROOT / "configs").rglob("*.yaml"), *(ROOT / "callbacks").glob("*.py")]
-    expected = {name for name in expected if "__pycache__" not in name}
-    expected |= {f"lit_knn/{path.relative_to(ROOT).as_posix()}" for path in linked}
-    assert files == expected
-    assert "lit_knn/py.typed" in files
-
-
-def test_the_configs_of_an_installed_package_are_found_in_it(wheel, tmp_path):
-    wheel.extractall(tmp_path)
-    code = "from lit_knn.commands.cli import packaged_configs as p; print(p.folder(), *p.names())"
-    command = [sys.executable, "-P", "-c", f"import sys; sys.path.insert(0, {str(tmp_path)!r}); {code}"]
-    said = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True).stdout.split()
-    assert said == [str(tmp_path / "lit_knn" / "configs"), *packaged_configs.names()]
 
 
 def test_a_config_is_found_by_its_name_and_a_file_of_the_users_wins(tmp_path, own_folder):
@@ -150,6 +115,14 @@ def test_estimators_work_with_torch_and_numpy_alone_and_commands_say_what_is_mis
 
 def modules_of(extra):
     return {MODULES.get(found.name, found.name.replace("-", "_")) for found in requirements(extra)}
+
+
+def test_the_classifiers_name_all_pythons_from_the_oldest():
+    versions = [line.rpartition(" ")[2] for line in PROJECT["classifiers"] if " :: Python :: 3." in line]
+    oldest = PROJECT["requires-python"].removeprefix(">=3.")
+    # All requirements have wheels for these.
+    assert versions == [f"3.{minor}" for minor in range(int(oldest), 15)]
+    assert f"3.{sys.version_info.minor}" in versions
 
 
 def test_every_import_is_a_requirement_and_every_extra_is_known():

@@ -17,13 +17,14 @@ HEAVY = LIGHTNING | {"faiss", "jsonargparse", "torchvision", "sklearn", "tqdm", 
 HEAVY |= {"torchmetrics"}
 LIGHT_LAYERS = LAYERS[: LAYERS.index("metrics")]
 # `rglob` does not follow the link `lit_knn/callbacks`.
-FILES = sorted([*(ROOT / "lit_knn").rglob("*.py"), *(ROOT / "lit_knn" / "callbacks").glob("*.py")])
+FILES = sorted([*(ROOT / "lit_knn").rglob("*.py"), *(ROOT / "callbacks").glob("*.py")])
 ROOMS = [path for path in FILES if path.parent != ROOT / "lit_knn"]
 
 
 def layer_of(path):
-    """The folder directly in `lit_knn`."""
-    return path.relative_to(ROOT / "lit_knn").parts[0]
+    """The folder directly in `lit_knn`, or `callbacks`."""
+    folder, *inner = path.relative_to(ROOT).parts
+    return inner[0] if folder == "lit_knn" else folder
 
 
 @cache

@@ -9,15 +9,13 @@ import time
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 from pytorch_lightning.utilities import rank_zero_only
 from pytorch_lightning.utilities.exceptions import SIGTERMException
 
-import lit_knn
 from lit_knn.commands.cli.cli import make_cli
-from lit_knn.common.errors import LostProcessError, NonFiniteLossError, is_lost, one_line
+from lit_knn.common.errors import OURS, LostProcessError, NonFiniteLossError, is_lost, one_line
 from lit_knn.runs.interruption import RunInterrupted
 
 # Starts of warnings of Lightning and PyTorch about their own code, or about things that this program does on purpose.
@@ -40,8 +38,6 @@ WARNINGS = (
 # Advertisements for other products, and reports that nothing happened.
 LINES = ("💡 Tip", "TPU available: False", "Found current_model_state in the checkpoint")
 LOGGERS = ("pytorch_lightning.utilities.rank_zero", "lightning_fabric.utilities.rank_zero")
-
-OURS = Path(lit_knn.__file__).parent
 
 # Launchers set the number of processes in these variables.
 SIZES = ("WORLD_SIZE", "SLURM_NTASKS", "JSM_NAMESPACE_SIZE")
@@ -90,7 +86,7 @@ def _quiet() -> Iterator[None]:
     formatted = warnings.formatwarning
 
     def without_place(message: Any, category: type[Warning], filename: str, *place: Any, **more: Any) -> str:
-        if issubclass(category, UserWarning) and OURS in Path(filename).parents:
+        if issubclass(category, UserWarning) and filename.startswith(OURS):
             return f"warning: {message}\n"
         return formatted(message, category, filename, *place, **more)
 

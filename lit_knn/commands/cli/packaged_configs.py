@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import lit_knn
 from lit_knn.common.errors import InputError
+from lit_knn.common.extras import WHOLE_PROJECT
 from lit_knn.data.files import reading
 
 CONFIG_OPTIONS = ("-c", "--config")
@@ -19,8 +21,18 @@ NAMED_FILE = re.compile(r"[\w./-]+\.yaml")
 
 
 def folder() -> Path:
-    """Return the folder of the configs: in the package if it was installed from a wheel, else in the checkout."""
-    return (Path(__file__).parents[2] / "configs").resolve()
+    """Return the folder of the configs: in the package if it was installed from a wheel, else in the checkout.
+
+    Raises:
+        InputError: the folder is missing.
+    """
+    for place in lit_knn.__path__:
+        configs = Path(place) / "configs"
+
+        if configs.is_dir():
+            return configs.resolve()
+
+    raise InputError(f"the configs of lit_knn are missing; {WHOLE_PROJECT}")
 
 
 def names() -> list[str]:
