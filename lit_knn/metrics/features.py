@@ -8,6 +8,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import adaptive_avg_pool2d, interpolate
@@ -182,10 +183,24 @@ class EfficientNetLite0(NetworkExtractor):
         return "efficientnet-lite0-57934424"
 
 
+def resized_by_pillow(pixels: Tensor, side: int) -> Tensor:
+    """Resize pixels (B, 3, H, W), uint8, by Pillow's bicubic filter on the CPU: (B, 3, side, side), uint8."""
+    from PIL import Image
+
+    resized = pixels.new_empty(len(pixels), side, side, 3, device="cpu")
+
+    for place, image in enumerate(pixels.permute(0, 2, 3, 1).cpu().numpy()):
+        picture = Image.fromarray(image).resize((side, side), Image.Resampling.BICUBIC)
+        resized[place] = torch.from_numpy(np.array(picture))
+
+    return resized.permute(0, 3, 1, 2).to(pixels.device)
+
+
 class DINOv2(NetworkExtractor):
     """DINOv2's ViT-L/14; the Fréchet distance of its features is FD-DINOv2 (Stein et al. 2023, arXiv 2306.04675).
 
-    Images are resized as in the authors' `dgm-eval`: by PIL's bicubic rule with antialiasing, to whole pixel values.
+    Pillow resizes the images, as in the authors' `dgm-eval`: its bicubic filter works on bytes, and rounds after the
+    rows and again after the columns. PyTorch's filter rounds some bytes otherwise.
     torch.hub downloads the network's code from facebookresearch/dinov2, and runs it.
 
     Args:
@@ -215,15 +230,12 @@ class DINOv2(NetworkExtractor):
         return network
 
     def _extract(self, pixels: Tensor) -> tuple[Tensor, Tensor | None]:
-        # PIL rounds after the rows, and again after the columns.
-        x = pixels.float()
-        for size in ((x.shape[2], 224), (224, 224)):
-            x = interpolate(x, size=size, mode="bicubic", antialias=True).clamp(0, 255).round()
+        x = resized_by_pillow(pixels, 224).float()
         mean, std = (x.new_tensor(values).reshape(3, 1, 1) for values in (IMAGENET_MEAN, IMAGENET_STD))
         return self.network((x / 255 - mean) / std), None
 
     def fingerprint(self) -> str:
-        return f"dinov2-vit-l-14 bicubic {self._identity}"
+        return f"dinov2-vit-l-14 pillow-bicubic {self._identity}"
 
     @cached_property
     def _identity(self) -> str:

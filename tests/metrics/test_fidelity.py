@@ -157,6 +157,7 @@ def test_dinov2_sees_images_as_the_published_measurement_prepares_them(monkeypat
     monkeypatch.setenv("TORCH_HOME", str(tmp_path))
     torch.save({"factor": torch.tensor(2.0)}, weights)
     extractor, photo = DINOv2(weights), Image.fromarray(load_sample_image("flower.jpg"))
+    noise = np.random.default_rng(0)
     # dgm-eval of Stein et al. 2023, in the terms of PIL and torchvision.
     published = transforms.Compose(
         [
@@ -165,14 +166,17 @@ def test_dinov2_sees_images_as_the_published_measurement_prepares_them(monkeypat
             transforms.Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
         ]
     )
-    for side in (32, 400):  # one set is enlarged, and one made smaller
-        small = photo.crop((150, 60, 550, 460)).resize((side, side))
-        image = torch.from_numpy(np.array(small)).permute(2, 0, 1)[None]
-        extractor.load(tuple(image.shape[1:]), "cpu")
-        features, logits = extractor(model_space(image))
+    sizes = [(32, 32), (33, 47), (64, 64), (128, 96), (224, 224), (256, 256), (400, 400)]
+    for size in sizes:  # Small images are enlarged, and large ones made smaller.
+        cut = photo.crop((150, 60, 550, 460)).resize(size[::-1])
+        pictures = [cut, Image.fromarray(noise.integers(0, 256, (*size, 3), dtype=np.uint8))]
+        images = torch.stack([torch.from_numpy(np.array(picture)).permute(2, 0, 1) for picture in pictures])
+        extractor.load(tuple(images.shape[1:]), "cpu")
+        features, logits = extractor(model_space(images))
         assert logits is None
-        # PIL's sums are of integers, so a pixel may be rounded to the next of 255 values, over a deviation of 0.224.
-        torch.testing.assert_close(features, 2 * published(small).flatten()[None], rtol=0, atol=2 * 1.01 / 255 / 0.224)
+        expected = torch.stack([published(picture).flatten() for picture in pictures])
+        # One of 255 grey levels is 2 / 255 / 0.229 = 0.034, so every byte is the same.
+        torch.testing.assert_close(features, 2 * expected, rtol=0, atol=1e-5)
     torch.save({"factor": torch.tensor(3.0)}, tmp_path / "other.pth")
     assert DINOv2(tmp_path / "other.pth").fingerprint() != extractor.fingerprint() != DINOv2().fingerprint()
     with pytest.raises(InputError, match=r"DINOv2: weights=gone\.pth: no such file"):
