@@ -108,6 +108,30 @@ def test_knn_has_the_variance_of_eq_12_within_both_bounds():
     assert values["effective_sample_size"].tolist() == pytest.approx([8.0] * 200, rel=1e-4)
 
 
+@pytest.mark.parametrize(
+    ("estimator", "least", "most"),
+    [
+        (KNN(k=5, n=4), 0.1, 0.6),
+        (KNN(k=5, n=8), 0.4, 0.8),
+        (KNN(k=5, n=32), 0.85, 1.15),
+        (KNN(k=5, n=256), 0.85, 1.15),
+        (MonteCarlo(n=2), 0.85, 1.15),
+    ],
+    ids=["knn-4", "knn-8", "knn-32", "knn-256", "monte-carlo-2"],
+)
+def test_a_certificate_holds_from_an_effective_size_of_20(estimator, least, most):
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(40, 3, generator=generator)
+    z = x + 0.4 * torch.randn(40, 3, generator=generator)
+    many = z.repeat(100, 1)
+    certificate = estimator.bind(ReferenceSet(x)).certified_mean(many, 0.4, generator=generator)
+    error = (certificate.mean.double() - posterior_mean(many, x, 0.4)).square().mean(1)
+    # 4,000 errors with heavy tails: their mean is known to about 5 per cent.
+    assert least < certificate.sq_error.mean() / error.mean() < most
+    if isinstance(estimator, KNN):
+        assert (certificate.effective_sample_size.mean() > 15) == (estimator.n >= 32)
+
+
 def test_the_source_counts_as_bias_while_it_is_fixed_and_as_variance_once_it_is_drawn():
     fixed, variance = run_measure(OneSample(), repeats=1)
     torch.testing.assert_close(fixed["bias_sq"], fixed["mse"])
