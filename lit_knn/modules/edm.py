@@ -49,8 +49,10 @@ class LitEDM(PosteriorRegression):
         label_dropout: probability of training an item without its class, for `guidance`; its target is then the mean
             over all images. EDM's networks have an option of this name, whose target stays the mean over the class.
         lr: learning rate of Adam.
-        lr_ramp_up_images: images over which the learning rate grows linearly to `lr`; 0 for none.
-        ema_half_life_images: half-life of the averaged weights.
+        lr_ramp_up_images: images over which the learning rate grows linearly to `lr`; 0 for none. The current batch
+            counts.
+        ema_half_life_images: half-life of the averaged weights; early on, 5 % of the images seen, which include the
+            current batch.
         P_mean: mean of ln σ.
         P_std: standard deviation of ln σ.
         sigma_data: standard deviation of the data.

@@ -51,8 +51,10 @@ class LitFlow(PosteriorRegression):
         class_conditional: give the net and the estimator class labels; the net's `num_classes` must fit the data.
         label_dropout: probability of training an item without its class, for `guidance`, as of `LitEDM`.
         lr: learning rate of Adam.
-        lr_ramp_up_images: images over which the learning rate grows linearly to `lr`; 0 for none.
-        ema_half_life_images: half-life of the averaged weights; early on, 5 % of the images seen.
+        lr_ramp_up_images: images over which the learning rate grows linearly to `lr`; 0 for none. The current batch
+            counts.
+        ema_half_life_images: half-life of the averaged weights; early on, 5 % of the images seen, which include the
+            current batch.
         sampler: `lit_knn.sampling.flow_times.FixedSteps`, for pictures and `predict`; null for its Heun steps.
         sampling_steps: steps of the sampler.
         sampling_class: class to sample from a class-conditional net, by number or name; null draws one for each seed.

@@ -114,7 +114,7 @@ class PosteriorRegression(EstimatorTraining):
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
         """Set the learning rate. It grows linearly with the images seen, including this step's, so it is never 0.
 
-        A schedule sets it alone.
+        EDM's code counts the images before the step. A schedule sets the rate alone.
         """
         if self.trainer.lr_scheduler_configs:
             return
@@ -123,7 +123,10 @@ class PosteriorRegression(EstimatorTraining):
             group["lr"] = self.hparams.lr * (min(self.images_seen / ramp, 1.0) if ramp else 1.0)
 
     def average_decay(self) -> float:
-        """EDM's decay; the half-life is `ema_half_life_images` or 5 % of the images seen, whichever is less."""
+        """EDM's decay; the half-life is `ema_half_life_images` or 5 % of the images seen, whichever is less.
+
+        The images seen include this step's. EDM's code counts those before it, so that its first decay is 0.
+        """
         half_life = min(self.hparams.ema_half_life_images, AVERAGE_RAMP_UP * self.images_seen)
         return 0.5 ** (self.images_of_step / max(half_life, 1e-8))
 
