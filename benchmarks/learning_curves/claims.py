@@ -1,6 +1,6 @@
 """Published claims about better targets, judged by paired differences over seeds."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -10,8 +10,6 @@ from benchmarks.learning_curves.statistics import Curves, Interval
 HOLDS, FAILS, OPEN = "holds", "does not hold", "not significant"
 LOWER, EQUAL = "lower", "equal"
 PLAIN, NEIGHBOURS, CLOSED_FORM = "OneSample", ("KNN",), ("Exact",)
-# One sample as the target of a mean flow, and the exact velocity as its tangent.
-MARGINAL_TANGENT = "OneSample, Exact"
 
 
 class Judged(NamedTuple):
@@ -20,7 +18,7 @@ class Judged(NamedTuple):
     Attributes:
         source: who claims it.
         claim: what is claimed, in words.
-        pair: the estimators, first minus second.
+        pair: the estimators or groups of estimators, first minus second.
         difference: its t-interval; for means of logarithms a ratio is e to the power of it.
         verdict: `HOLDS`, `FAILS` or `OPEN`.
     """
@@ -30,6 +28,37 @@ class Judged(NamedTuple):
     pair: tuple[str, str]
     difference: Interval
     verdict: str
+
+
+class Contrast(NamedTuple):
+    """Two groups of a mean flow's pairs of target and tangent, whose means are compared, and the groups' names."""
+
+    group: list[str]
+    others: list[str]
+    names: tuple[str, str]
+
+
+class Contrasts(NamedTuple):
+    """What a mean flow's pairs tell about targets, whatever the tangent, and about tangents of one-sample targets."""
+
+    targets: Contrast
+    tangents: Contrast
+
+
+def contrasts(estimators: Sequence[str]) -> Contrasts | None:
+    """Return the contrasts of a mean flow, or None for estimators without such pairs.
+
+    A name of a pair is "target, tangent"; one name alone is both.
+    """
+    plain_target = [name for name in estimators if name.partition(", ")[0] == PLAIN]
+    better_target = [name for name in estimators if name not in plain_target]
+    better_tangent = [name for name in plain_target if name != PLAIN]
+
+    if PLAIN not in plain_target or not better_target or not better_tangent:
+        return None
+
+    targets = Contrast(better_target, plain_target, ("better targets", "one-sample targets"))
+    return Contrasts(targets, Contrast(better_tangent, [PLAIN], ("better tangents", "one-sample tangent")))
 
 
 def judge(curves: Curves, comparisons: int = 1) -> list[Judged]:
@@ -45,16 +74,28 @@ def _claims(curves: Curves, comparisons: int) -> Iterator[Judged]:
 
     if PLAIN not in curves.estimators or len(curves.estimators) < 2:
         return
-    for name in [each for each in curves.estimators if each in NEIGHBOURS]:
-        yield _compared(curves, "the paper", "better samples at the end", last, name, PLAIN, LOWER, comparisons)
+
+    pooled = contrasts(curves.estimators)
+    better = [Contrast([name], [PLAIN], (name, PLAIN)) for name in curves.estimators if name in NEIGHBOURS]
+
+    if pooled:  # A single one of a mean flow's pairs is chosen from many.
+        better = [pooled.targets]
+
+    for each in better:
+        yield _compared(curves, "the paper", "better samples at the end", last, each, LOWER, comparisons)
         claim = f"faster convergence (mean ln {curves.quality})"
-        yield _compared(curves, "the paper", claim, course, name, PLAIN, LOWER, comparisons)
+        yield _compared(curves, "the paper", claim, course, each, LOWER, comparisons)
+
     claim = "stochastic and closed-form targets end equal"
+
     for name in [each for each in curves.estimators if each in CLOSED_FORM]:
-        yield _compared(curves, "2506.03719", claim, last, PLAIN, name, EQUAL, comparisons)
-    if MARGINAL_TANGENT in curves.estimators:
-        claim = "a marginal tangent samples better"
-        yield _compared(curves, "2512.02012", claim, last, MARGINAL_TANGENT, PLAIN, LOWER, comparisons)
+        pair = Contrast([PLAIN], [name], (PLAIN, name))
+        yield _compared(curves, "2506.03719", claim, last, pair, EQUAL, comparisons)
+
+    if pooled:
+        claim = "a tangent nearer to the marginal one samples better"
+        yield _compared(curves, "2512.02012", claim, last, pooled.tangents, LOWER, comparisons)
+
     yield from _best_variance(curves, comparisons)
 
 
@@ -70,7 +111,8 @@ def _best_variance(curves: Curves, comparisons: int) -> Iterator[Judged]:
     others = [name for name in curves.estimators if variance[name] > variance[least]]
     best = min(others, key=lambda name: curves.band(name, curves.quality)[1][-1])
     claim, last = "the least variance is not the best sample", curves.last(curves.quality)
-    yield _compared(curves, "2605.09235", claim, last, best, least, LOWER, comparisons * len(others))
+    pair = Contrast([best], [least], (best, least))
+    yield _compared(curves, "2605.09235", claim, last, pair, LOWER, comparisons * len(others))
 
 
 def _compared(
@@ -78,12 +120,11 @@ def _compared(
     source: str,
     claim: str,
     value: Callable[[str, int], float],
-    one: str,
-    other: str,
+    pair: Contrast,
     claimed: str,
     comparisons: int,
 ) -> Judged:
-    difference = curves.difference(value, one, other, comparisons)
+    difference = curves.contrast(value, pair.group, pair.others, comparisons)
     # An interval around 0 does not show that two are equal: it bounds how much they may differ.
     wanted = {LOWER: {-1: HOLDS, 0: OPEN, 1: FAILS}, EQUAL: {-1: FAILS, 0: "no significant difference", 1: FAILS}}
-    return Judged(source, claim, (one, other), difference, wanted[claimed][difference.sign])
+    return Judged(source, claim, pair.names, difference, wanted[claimed][difference.sign])

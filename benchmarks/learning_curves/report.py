@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from benchmarks.common import markdown
-from benchmarks.learning_curves.claims import CLOSED_FORM, judge
+from benchmarks.learning_curves.claims import CLOSED_FORM, Contrasts, contrasts, judge
 from benchmarks.learning_curves.grid import MODULES, Run, targets
 from benchmarks.learning_curves.picture import picture, samples_picture
 from benchmarks.learning_curves.statistics import Curves, Interval
@@ -94,6 +94,15 @@ def _of_module(module: str, curves: Curves) -> str:
         "the first estimator's at the end.",
         _differences(curves),
     ]
+
+    if pooled := contrasts(curves.estimators):
+        parts += [
+            "Pooled over the pairs of target and tangent, at the last step: the mean of one group minus that of the "
+            "other, paired over seeds. The tangents are those of one-sample targets. Each 95 % t-interval holds alone; "
+            "bold if it excludes 0.",
+            _pooled(curves, pooled),
+        ]
+
     return "\n\n".join(parts)
 
 
@@ -128,6 +137,17 @@ def _differences(curves: Curves) -> str:
     for one, other in pairs:
         cells = [_told(curves.difference(curves.last(name), one, other, len(pairs))) for name in names]
         lines.append([f"{one} − {other}", *cells, _spread(curves, one, share) if other == first else ""])
+    return markdown(lines)
+
+
+def _pooled(curves: Curves, pooled: Contrasts) -> str:
+    names = [name for name in COMPARED if curves.measured(name)]
+    lines = [["contrast", *(FINAL[name] for name in names)]]
+
+    for each in pooled:
+        differences = [curves.contrast(curves.last(name), each.group, each.others) for name in names]
+        lines.append([" − ".join(each.names), *map(_told, differences)])
+
     return markdown(lines)
 
 

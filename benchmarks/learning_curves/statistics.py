@@ -118,7 +118,24 @@ class Curves:
 
     def difference(self, value: Callable[[str, int], float], one: str, other: str, comparisons: int = 1) -> Interval:
         """Compare two estimators by the differences of runs with the same seed; see `interval`."""
-        return interval([value(one, seed) - value(other, seed) for seed in self.seeds(one, other)], comparisons)
+        return self.contrast(value, [one], [other], comparisons)
+
+    def contrast(
+        self,
+        value: Callable[[str, int], float],
+        group: Sequence[str],
+        others: Sequence[str],
+        comparisons: int = 1,
+    ) -> Interval:
+        """Compare the means of two groups of estimators by the differences of runs with the same seed."""
+        differences = []
+
+        for seed in self.seeds(*group, *others):
+            mean = np.mean([value(name, seed) for name in group])
+            mean_of_others = np.mean([value(name, seed) for name in others])
+            differences.append(float(mean - mean_of_others))
+
+        return interval(differences, comparisons)
 
 
 def derived(row: Row) -> dict[str, Any]:

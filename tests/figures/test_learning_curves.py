@@ -12,7 +12,7 @@ from scipy.stats import ttest_rel
 from torch import nn
 
 from benchmarks.learning_curves.__main__ import main
-from benchmarks.learning_curves.claims import judge
+from benchmarks.learning_curves.claims import contrasts, judge
 from benchmarks.learning_curves.kinds import KINDS
 from benchmarks.learning_curves.measurements import Measurements
 from benchmarks.learning_curves.sets import Images, Lengths
@@ -109,7 +109,7 @@ def test_the_error_of_a_regression_is_its_loss_with_enumerated_targets(name, sev
 # Statistics of the report
 
 
-def curves(values):
+def curves(values, estimators=("OneSample", "STF", "KNN", "Exact")):
     """Two measurements of each run; `values` gives their Fréchet distances by (estimator, seed)."""
     rest = {"one_sample_variance": 2.0, "gradient_norm_sq": 4.0, "fd_features": math.nan}
     rest |= {"estimator_seconds": 1.0, "seconds": 4.0}
@@ -120,7 +120,7 @@ def curves(values):
         for (name, seed), pair in values.items()
         for step, value in enumerate(pair, start=1)
     ]
-    return Curves(rows, ["OneSample", "STF", "KNN", "Exact"])
+    return Curves(rows, estimators)
 
 
 def test_intervals_are_those_of_scipy_over_paired_seeds():
@@ -131,6 +131,22 @@ def test_intervals_are_those_of_scipy_over_paired_seeds():
         wanted = ttest_rel(*own.values()).confidence_interval(confidence)
         assert (found.mean - found.half_width, found.mean + found.half_width) == pytest.approx(tuple(wanted))
         assert found.sign == (-1 if confidence < 0.99 else 0)
+
+
+def test_pairs_of_a_mean_flow_are_pooled_by_seed():
+    names = ["OneSample", "Exact", "OneSample, KNN", "OneSample, Exact", "Exact, OneSample"]
+    values = np.random.default_rng(0).uniform(1, 2, size=(len(names), 4))
+    runs = curves({(name, seed): (9, values[i, seed]) for i, name in enumerate(names) for seed in range(4)}, names)
+    targets, tangents = contrasts(names)
+    groups = [(targets, [1, 4], [0, 2, 3]), (tangents, [2, 3], [0])]
+    for pooled, better, plain in groups:
+        difference = runs.contrast(runs.last("fd_pixels"), pooled.group, pooled.others)
+        low, high = ttest_rel(values[better].mean(0), values[plain].mean(0)).confidence_interval()
+        assert difference.mean - difference.half_width == pytest.approx(low)
+        assert difference.mean + difference.half_width == pytest.approx(high)
+    judged = {each.claim: each.pair for each in judge(runs)}
+    assert judged["better samples at the end"] == ("better targets", "one-sample targets")
+    assert contrasts(["OneSample", "STF", "KNN", "Exact"]) is None
 
 
 def test_images_to_reach_a_value_are_interpolated_in_its_logarithm():
