@@ -29,8 +29,9 @@ class LitECT(ConsistencyTraining):
     posterior mean itself, as in the training of the EDM network; from stage to stage r approaches t
     (`lit_knn.sampling.schedules.TuningSchedule`).
 
-    With `OneSample` this is ECT: then ẑ = x + rε. A better estimate of the score has less variance. SCT (arXiv
-    2410.18958) uses the estimator `STF`.
+    With `OneSample` this is ECT: then ẑ = x + rε. A better estimate of the score has less variance, but also another
+    optimum, because neither metric is quadratic: where r = 0, `euclidean` leads to the geometric median of the
+    posterior with `OneSample`, and to its mean with `Exact`. SCT (arXiv 2410.18958) uses the estimator `STF`.
 
     The preconditioning is EDM's, so that the first step starts with f = D. It is the consistency function with
     sigma_min = 0, where f(z, 0) = z.

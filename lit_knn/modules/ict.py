@@ -20,6 +20,9 @@ from lit_knn.sampling.solvers import heun_step
 class LitICT(ConsistencyTraining):
     """Consistency matching with the score of any estimator. Defaults are the paper's (tab:hyperparams).
 
+    The pseudo-Huber metric is not quadratic, so the optimum depends on the noise of the estimate. Estimators without
+    bias differ by more than variance.
+
     Args:
         net: any module `net(z_scaled, noise_label, class_label=None)`.
         estimator: score estimator; `setup` binds it to the data module's reference set.

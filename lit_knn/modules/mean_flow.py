@@ -32,10 +32,13 @@ class LitMeanFlow(PosteriorRegression):
     v̂ = (z − μ̂)/t is the velocity of z = (1 − t)x + tε, with the estimator's posterior mean μ̂. The derivative along the
     flow, du/dt = ∂u/∂z·v̂' + ∂u/∂t, needs a velocity, too: that of `tangent`. MeanFlow puts ε − x, the velocity of one
     sample, into both places (`OneSample`). The identity holds for the marginal velocity E[ε − x | z], which `Exact`
-    computes. Both estimates are unbiased in both places. In the tangent, noise is multiplied by ∂u/∂z. Improved mean
-    flows (arXiv 2512.02012) have the network's own guess as the tangent, which is biased.
+    computes. Both estimates leave E[Δ], the mean of Δ = u − û, unbiased, in both places. In the tangent, noise is
+    multiplied by ∂u/∂z. Improved mean flows (arXiv 2512.02012) have the network's own guess as the tangent, which is
+    biased.
 
     Each item's squared error ‖Δ‖² is weighted by 1/(‖Δ‖² + 1e-3)^power. The logged loss is ‖Δ‖²/d without the weight.
+    With a power above 0 the optimum solves E[Δ/(‖Δ‖² + 1e-3)^power] = 0 in place of E[Δ] = 0, so that it depends on
+    the noise of Δ. `OneSample` and `Exact` then have different optima, and differ by more than variance.
 
     Defaults are the paper's for CIFAR-10: Adam at 6e-4, 10,000 steps of warm-up and an EMA decay of 0.99995 at a batch
     of 1,024, logit-normal times (−2, 2), r ≠ t for 75 % of the items, and a power of 0.75.
@@ -53,8 +56,10 @@ class LitMeanFlow(PosteriorRegression):
         class_conditional: give the net and the estimators class labels; the net's `num_classes` must fit the data.
         label_dropout: probability of training an item without its class, for `guidance`.
         lr: learning rate of Adam.
-        lr_ramp_up_images: images over which the learning rate grows linearly to `lr`; 0 for none.
-        ema_half_life_images: half-life of the averaged weights; early on, 5 % of the images seen.
+        lr_ramp_up_images: images over which the learning rate grows linearly to `lr`; 0 for none. The current batch
+            counts.
+        ema_half_life_images: half-life of the averaged weights; early on, 5 % of the images seen, which include the
+            current batch.
         sampling_steps: steps of the sampler, for pictures and `predict`.
         sampling_class: class to sample from a class-conditional net, by number or name; null draws one for each seed.
         guidance: weight ω of classifier-free guidance, which is part of the training: the velocities become

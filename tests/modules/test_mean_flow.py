@@ -210,6 +210,22 @@ def test_the_weight_is_a_constant_power_of_the_squared_error(power):
     torch.testing.assert_close(objective.detach(), (expected * loss.detach()).sum())
 
 
+def test_a_power_above_0_moves_the_optimum_with_the_noise():
+    # One pixel, and velocities 0 and 1 with the posterior 4 : 1. Their mean is the optimum of the exact target.
+    velocities, x = torch.tensor([0.0, 0.0, 0.0, 0.0, 1.0]), torch.zeros(5, 1, 1, 1)
+
+    def slope(power, u):
+        u = torch.tensor(u, requires_grad=True)
+        module = LitMeanFlow(unet(), OneSample(), power=power)
+        (gradient,) = torch.autograd.grad(module.objective((u - velocities).square(), x), u)
+        return gradient.item()
+
+    assert slope(0.0, 0.2) == pytest.approx(0, abs=1e-6)
+    assert slope(0.75, 0.2) > 0.1
+    # 4u/(u² + c)^0.75 = (1 − u)/((1 − u)² + c)^0.75 has its root at u = 0.0014, near the most likely velocity.
+    assert slope(0.75, 0.0005) < 0 < slope(0.75, 0.002)
+
+
 class ByLabel(nn.Module):
     """u = c·z + the sum of the augmentation labels; c is 1 and 2 for the classes, and 5 for none."""
 
