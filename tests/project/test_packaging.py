@@ -48,7 +48,8 @@ def checkout(folder, links):
 
 
 def built(kind, source, folder):
-    """Build a wheel, an editable wheel or a source distribution (`sdist`), and return its path."""
+    """Build a wheel, an editable wheel or a source distribution (`sdist`) into a new folder, and return its path."""
+    folder.mkdir()
     code = f"import sys; from setuptools.build_meta import build_{kind} as build; build(sys.argv[1])"
     command = [sys.executable, "-W", "ignore", "-c", code, folder]
     subprocess.run(command, cwd=source, capture_output=True, check=True)
@@ -81,28 +82,31 @@ def clone(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def wheel(archive, tmp_path_factory):
-    return built("wheel", archive, tmp_path_factory.mktemp("wheel"))
+    return built("wheel", archive, tmp_path_factory.mktemp("built") / "wheel")
 
 
 def test_the_wheel_of_an_archive_has_every_file_and_no_other(wheel):
-    rooms = [path for path in (ROOT / "lit_knn").rglob("*") if path.is_file() and path.name not in BESIDE]
-    expected = {path.relative_to(ROOT).as_posix() for path in rooms}
-    beside = [*(ROOT / "callbacks").glob("*.py"), *(ROOT / "configs").rglob("*.yaml")]
-    expected |= {f"lit_knn/{path.relative_to(ROOT).as_posix()}" for path in beside}
-    assert files_of(wheel) == {name for name in expected if "__pycache__" not in name}
-    assert {"lit_knn/py.typed", "lit_knn/configs/demo.yaml"} <= files_of(wheel)
+    expected = set()
+
+    for path in (ROOT / "lit_knn").rglob("*"):
+        if path.is_file() and path.name not in BESIDE and path.suffix != ".pyc":
+            expected.add(path.relative_to(ROOT).as_posix())
+
+    for pattern in ("callbacks/*.py", "configs/**/*.yaml"):
+        for path in ROOT.glob(pattern):
+            expected.add(f"lit_knn/{path.relative_to(ROOT).as_posix()}")
+
+    files = files_of(wheel)
+    assert files == expected
+    assert {"lit_knn/py.typed", "lit_knn/configs/demo.yaml"} <= files
 
 
 def test_wheels_of_a_clone_and_an_sdist_have_the_same_files(wheel, clone, tmp_path):
-    folders = [tmp_path / name for name in ("sdist", "unpacked", "wheel", "from_sdist")]
-    for folder in folders:
-        folder.mkdir()
+    assert files_of(built("wheel", clone, tmp_path / "wheel")) == files_of(wheel)
 
-    assert files_of(built("wheel", clone, folders[2])) == files_of(wheel)
-
-    shutil.unpack_archive(built("sdist", clone, folders[0]), folders[1], filter="data")
-    (source,) = folders[1].iterdir()
-    assert files_of(built("wheel", source, folders[3])) == files_of(wheel)
+    shutil.unpack_archive(built("sdist", clone, tmp_path / "sdist"), tmp_path / "unpacked", filter="data")
+    (source,) = (tmp_path / "unpacked").iterdir()
+    assert files_of(built("wheel", source, tmp_path / "from_sdist")) == files_of(wheel)
 
 
 def test_an_installed_wheel_finds_its_configs(wheel, tmp_path):
@@ -113,9 +117,7 @@ def test_an_installed_wheel_finds_its_configs(wheel, tmp_path):
 
 def test_an_editable_installation_of_an_archive_trains(archive, tmp_path):
     installed, work = tmp_path / "installed", tmp_path / "work"
-    for folder in (installed, work, tmp_path / "wheel"):
-        folder.mkdir()
-
+    work.mkdir()
     zipfile.ZipFile(built("editable", archive, tmp_path / "wheel")).extractall(installed)
     two_steps = ["--trainer.max_steps", "2", "-c", str(ROOT / "tests" / "tiny.yaml"), "--model.net.channels", "8"]
     lines = printed(installed, FIND, MAIN, args=["fit", "-c", "demo", *two_steps], cwd=work)
@@ -138,15 +140,18 @@ def test_a_copy_of_lit_knn_alone_says_what_to_do(archive, tmp_path):
     lines = printed(tmp_path, MAIN, args=["prepare", "-c", "demo"], status=2)
     assert lines == [f"error: the configs of lit_knn are missing; {advice}"]
     # `fit` ends so, too, but imports Lightning first.
-    told = "from lit_knn.common.errors import told_in_one_line as told\nwith told(): import lit_knn.callbacks"
-    assert printed(tmp_path, told, status=2) == [f"error: lit_knn.callbacks is missing; {advice}"]
+    code = "from lit_knn.common.errors import told_in_one_line\nwith told_in_one_line(): import lit_knn.callbacks"
+    assert printed(tmp_path, code, status=2) == [f"error: lit_knn.callbacks is missing; {advice}"]
 
 
 def test_every_package_is_named_once():
-    folders = {path.parent for path in (ROOT / "lit_knn").rglob("__init__.py")}
-    names = {".".join(folder.relative_to(ROOT).parts) for folder in folders}
-    listed = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["setuptools"]["packages"]
-    assert sorted(listed) == sorted(names | {f"lit_knn.{name}" for name in BESIDE})
+    names = ["lit_knn.callbacks", "lit_knn.configs"]
+
+    for path in (ROOT / "lit_knn").rglob("__init__.py"):
+        names.append(".".join(path.parent.relative_to(ROOT).parts))
+
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    assert project["tool"]["setuptools"]["packages"] == sorted(names)
 
 
 @pytest.mark.skipif(not find_spec("mypy"), reason="needs mypy")
