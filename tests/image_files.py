@@ -45,6 +45,11 @@ def write_zip(path: Path, files: dict[str, bytes]) -> Path:
     return path
 
 
+def both(folder: Path, files: dict[str, bytes]) -> list[Path]:
+    """Write files as a folder and as a zip."""
+    return [write_folder(folder / "folder", files), write_zip(folder / "images.zip", files)]
+
+
 def labels_json(labels) -> dict[str, bytes]:
     return {"dataset.json": json.dumps({"labels": labels}).encode()}
 

@@ -1,97 +1,212 @@
 """Images, latents or vectors in NumPy files: `.npy` and `.npz`."""
 
 import os
-from collections.abc import Iterable
+from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
 from lit_knn.common.errors import InputError, printable
-from lit_knn.data.files import existing, reading
+from lit_knn.data.files import existing, reading, say
+from lit_knn.data.labels import class_numbers
 
 KIND = " as NumPy arrays"
+IMAGE_KEYS = ("images", "arr_0")
+# ADM's samples have their labels in arr_1.
+LABEL_KEYS = ("labels", "label", "arr_1")
 
 
-def read_array_file(path: str | os.PathLike[str], floats_as_is: bool = False) -> tuple[np.ndarray, np.ndarray | None]:
-    """Read images, latents or vectors from one NumPy file.
+class Loaded(NamedTuple):
+    """The arrays of a file, before they are checked."""
 
-    uint8 arrays are images of 1 or 3 channels, (N, C, H, W). An array (N, H, W, C) is moved to this layout if its last
-    axis is 1 or 3 long and axis 1 is not. Floats (N, *shape) become float32, and are never rescaled or rearranged.
+    array: np.ndarray
+    labels: np.ndarray | None
+    key: str  # of the array, "" in an .npy file
+    label_key: str  # "" without labels
+    others: list[str]  # the keys that are not read
 
-    An .npz file has the array under `images`, `arr_0` or, for a single array, any name, and optionally `labels`, (N,)
-    integers. `floats_as_is` also accepts floats that look like images by mistake, see `Arrays`. The result is the array
-    (N, *shape), uint8 or float32, and `labels` (N,), int64, or None.
+
+def read_array_file(
+    path: str | os.PathLike[str], floats_as_is: bool = False, labels_used: bool = False
+) -> tuple[np.ndarray, np.ndarray | None]:
+    """Read images, latents or vectors from one NumPy file. One line says what was taken.
+
+    uint8 arrays are images of 1 or 3 channels, (N, C, H, W). An array (N, H, W, C) is moved to this
+    layout if its last axis is 1 or 3 long and axis 1 is not. Floats (N, *shape) become float32, and
+    are never rescaled or rearranged.
+
+    An .npz file has the array under `images`, `arr_0` or, for a single array, any name, and perhaps
+    labels, (N,) integers, under `labels`, `label` or, beside `arr_0`, `arr_1`.
+
+    Args:
+        path: the file.
+        floats_as_is: also accept floats that look like images by mistake, see `Arrays`.
+        labels_used: whether labels are needed. Otherwise labels that are no numbers of classes are
+            left out, and the line says so.
+
+    Returns:
+        The array (N, *shape), uint8 or float32, and labels (N,), int64, or None.
     """
     path = existing(path)
     with reading(path, KIND):
-        array, labels = _load_arrays(path)
+        loaded = _load_arrays(path)
+    array = loaded.array
     if array.ndim < 2 or 0 in array.shape:
-        raise InputError(f"{path}: the array must be (N, *shape) and not empty, got shape {array.shape}")
+        rule = "the array must be (N, *shape) and not empty"
+        raise InputError(f"{path}: {rule}, got shape {array.shape}")
+
     if array.dtype == np.uint8:
-        array = np.ascontiguousarray(np.moveaxis(array, 3, 1) if _channels_last(array.shape) else array)
-        if array.ndim != 4 or array.shape[1] not in (1, 3):
-            raise InputError(f"{path}: uint8 images must be (N, C, H, W) with 1 or 3 channels, got shape {array.shape}")
+        images = _channels_first(path, array)
     elif np.issubdtype(array.dtype, np.floating):
-        array = _checked_floats(path, array, floats_as_is)
+        images = _checked_floats(path, array, floats_as_is)
     else:
         raise InputError(f"{path}: the array must be uint8 or float, got {array.dtype}")
-    return array, None if labels is None else _checked_labels(path, labels, len(array))
+
+    labels, about_labels = _labels(path, loaded, labels_used)
+    others = ", ".join(map(printable, loaded.others))
+    not_read = f"not read: {others}" if others else ""
+    say(f"{path}: {'; '.join(filter(None, [_described(loaded), about_labels, not_read]))}")
+    return images, labels
 
 
 def array_file_shape(path: str | os.PathLike[str]) -> tuple[tuple[int, ...], int]:
-    """Return the shape that `read_array_file` gives for an .npy file, and the bytes of each value, without reading."""
+    """Return the shape that `read_array_file` gives for an .npy file, without reading the values.
+
+    Also return the bytes of each value.
+    """
     path = existing(path)
     with reading(path, KIND):
         array = np.load(path, mmap_mode="r")
         shape = len(array), *array.shape[1:]
+
     if array.dtype != np.uint8:
         return shape, 4
-    return (shape[0], shape[3], *shape[1:3]) if _channels_last(shape) else shape, 1
+    if _channels_last(shape):
+        return (shape[0], shape[3], *shape[1:3]), 1
+    return shape, 1
 
 
-def _load_arrays(path: Path) -> tuple[np.ndarray, np.ndarray | None]:
+def _load_arrays(path: Path) -> Loaded:
+    """Load the array and the labels of a file."""
     if path.suffix.lower() not in (".npy", ".npz"):
-        raise InputError(f"{path} is neither an .npy nor an .npz file")
+        advice = "; a folder or zip of images is read with --data ImageFiles"
+        raise InputError(f"{path} is neither an .npy nor an .npz file{advice}")
+
     loaded = np.load(path)
     if isinstance(loaded, np.ndarray):
-        return loaded, None
+        return Loaded(loaded, None, "", "", [])
+
     with loaded:
-        return loaded[_array_key(path, loaded.files)], loaded["labels"] if "labels" in loaded.files else None
+        key = _array_key(path, loaded.files)
+        label_key = _label_key(loaded.files, key)
+        labels = loaded[label_key] if label_key else None
+        others = [other for other in loaded.files if other not in (key, label_key)]
+        return Loaded(loaded[key], labels, key, label_key, others)
 
 
-def _array_key(path: Path, keys: Iterable[str]) -> str:
-    others = [key for key in keys if key != "labels"]
-    chosen = [key for key in ("images", "arr_0") if key in others][:1] or others
-    if len(chosen) != 1:
-        found = ", ".join(map(printable, keys)) or "nothing"
-        raise InputError(f"{path} must hold the array under the key images, arr_0 or as the only array, found: {found}")
-    return chosen[0]
+def _array_key(path: Path, keys: Sequence[str]) -> str:
+    """Return the key of the array."""
+    for key in IMAGE_KEYS:
+        if key in keys:
+            return key
+
+    others = [key for key in keys if key not in LABEL_KEYS]
+    if len(others) != 1:
+        names = ", ".join(map(printable, keys)) or "nothing"
+        rule = "must hold the array under the key images, arr_0 or as the only array"
+        raise InputError(f"{path} {rule}, found: {names}")
+    return others[0]
+
+
+def _label_key(keys: Sequence[str], array_key: str) -> str:
+    """Return the key of the labels, "" if there are none."""
+    for key in LABEL_KEYS:
+        if key in keys and (key != "arr_1" or array_key == "arr_0"):
+            return key
+    return ""
+
+
+def _labels(path: Path, loaded: Loaded, used: bool) -> tuple[np.ndarray | None, str]:
+    """Return the labels, and what to say about them."""
+    if loaded.labels is None:
+        if used:
+            keys = ", ".join(map(printable, filter(None, [loaded.key, *loaded.others])))
+            has = f"the file has {keys}" if keys else "an .npy file has none"
+            rule = f"labels are read from the keys {', '.join(LABEL_KEYS)} of an .npz file"
+            raise InputError(f"{path} has no labels: {rule}; {has}")
+        return None, ""
+
+    try:
+        labels = class_numbers(loaded.labels, len(loaded.array))
+    except InputError as error:
+        if used:
+            raise InputError(f"{path}: {loaded.label_key}: {error}") from error
+        return None, f"{loaded.label_key}: left out, because {error}"
+    return labels, f"{loaded.label_key}: labels"
+
+
+def _described(loaded: Loaded) -> str:
+    """Say what was taken from a file: "arr_0: 50,000 images, NHWC, 32x32 with 3 channels"."""
+    array = loaded.array
+    key = f"{printable(loaded.key)}: " if loaded.key else ""
+    if array.dtype != np.uint8:
+        shape = "x".join(map(str, array.shape[1:]))
+        return f"{key}{len(array):,} items of {shape} values, {array.dtype}, as they are"
+
+    if _channels_last(array.shape):
+        height, width, channels = array.shape[1:]
+        layout = "NHWC"
+    else:
+        channels, height, width = array.shape[1:]
+        # With one or three columns, the last axis could be the channels.
+        layout = "NCHW (not NHWC)" if width in (1, 3) else "NCHW"
+    size = f"{width}x{height} with {channels} channel{'s' if channels > 1 else ''}"
+    return f"{key}{len(array):,} images, {layout}, {size}"
 
 
 def _channels_last(shape: tuple[int, ...]) -> bool:
     return len(shape) == 4 and shape[1] not in (1, 3) and shape[3] in (1, 3)
 
 
+def _channels_first(path: Path, array: np.ndarray) -> np.ndarray:
+    """Return uint8 images as (N, C, H, W)."""
+    if _channels_last(array.shape):
+        array = np.moveaxis(array, 3, 1)
+    if array.ndim == 3:
+        advice = "; gray images (N, H, W) need the axis of the channel: images[:, None]"
+    elif array.ndim == 4 and 4 in (array.shape[1], array.shape[3]):
+        advice = "; transparency is not read, put the images on a colour first"
+    else:
+        advice = ""
+    if array.ndim != 4 or array.shape[1] not in (1, 3):
+        rule = "uint8 images must be (N, C, H, W) with 1 or 3 channels"
+        raise InputError(f"{path}: {rule}, got shape {array.shape}{advice}")
+    return np.ascontiguousarray(array)
+
+
 def _checked_floats(path: Path, array: np.ndarray, as_is: bool) -> np.ndarray:
+    """Return floats as float32; refuse values that float32 cannot hold, and likely mistakes."""
     with np.errstate(over="ignore"):
         array = np.ascontiguousarray(array, np.float32)
+
     low, high = array.min(), array.max()
     if not (np.isfinite(low) and np.isfinite(high)):
         row = next(i for i, item in enumerate(array) if not np.isfinite(item).all())
-        raise InputError(f"{path}: the array holds a value that is not a finite float32 (first in item {row})")
-    if not as_is and _channels_last(array.shape):
-        told = f"{path}: float array of shape {array.shape} looks like images with the channels last"
-        raise InputError(f"{told}; floats are never rearranged: give (N, C, H, W), or set floats_as_is if it is meant")
-    if not as_is and array.ndim == 4 and array.shape[1] in (1, 3) and (low < -1 or low >= 0 or high > 1):
-        told = f"{path}: float images with values from {low:g} to {high:g}; floats are never rescaled"
-        raise InputError(f"{told}: give uint8, or floats in [-1, 1], or set floats_as_is if these values are meant")
+        rule = "the array holds a value that is not a finite float32"
+        raise InputError(f"{path}: {rule} (first in item {row})")
+
+    if as_is:
+        return array
+
+    if _channels_last(array.shape):
+        looks = f"float array of shape {array.shape} looks like images with the channels last"
+        advice = "give (N, C, H, W), or set floats_as_is if it is meant"
+        raise InputError(f"{path}: {looks}; floats are never rearranged: {advice}")
+
+    is_image = array.ndim == 4 and array.shape[1] in (1, 3)
+    if is_image and (low < -1 or low >= 0 or high > 1):
+        values = f"float images with values from {low:g} to {high:g}"
+        advice = "give uint8, or floats in [-1, 1], or set floats_as_is if these values are meant"
+        raise InputError(f"{path}: {values}; floats are never rescaled: {advice}")
     return array
-
-
-def _checked_labels(path: Path, labels: np.ndarray, N: int) -> np.ndarray:
-    if labels.shape != (N,) or not np.issubdtype(labels.dtype, np.integer):
-        raise InputError(f"{path}: labels must be {N} integers, got {labels.dtype} of shape {labels.shape}")
-    if labels.min() < 0 or labels.max() >= 2**31:
-        bad = labels[(labels < 0) | (labels >= 2**31)][0]
-        raise InputError(f"{path}: labels must be from 0 to {2**31 - 1}, got {bad}")
-    return labels.astype(np.int64)

@@ -9,11 +9,12 @@ import torch
 from torch import Tensor
 
 from lit_knn.common.distributed import in_every_process, rank_and_size
-from lit_knn.common.errors import InputError, check_at_least
+from lit_knn.common.errors import InputError, check_at_least, prefixed
 from lit_knn.common.memory import moved
 from lit_knn.common.rng import Stream, keyed_generator
 from lit_knn.data.autoencoders import Autoencoder
 from lit_knn.data.batches import ReferenceBatches, SeedBatches
+from lit_knn.data.labels import check_class_names, usable_labels
 from lit_knn.index import Index
 from lit_knn.reference import ReferenceSet
 from lit_knn.reference.sharded import ShardedReferenceSet, shard_rows
@@ -113,12 +114,24 @@ class ReferenceDataModule(pl.LightningDataModule, ABC):
                 kind = f"{type(self).__name__}, which maps its file" if self.mapped else "data.sharded=true"
                 raise InputError(f"data.{part}={getattr(self, part)} does not work with {kind}: prepare fewer images")
             images, labels = self._loaded()
+            if isinstance(labels, Tensor):
+                labels = labels.cpu()
+            with prefixed(type(self).__name__):
+                labels = usable_labels(labels, len(images), self.labels_used)
+                check_class_names(self.class_names or [])
+
             if self.sharded:
                 self.reference = self._shard(torch.as_tensor(images), labels)
             else:
                 self.reference, self.held_out_reference = self.sets(images, labels, self.index, self.sha256)
         if stage == "fit":
             self.train_dataloader()
+
+    @property
+    def labels_used(self) -> bool:
+        """Whether the model takes labels. Otherwise labels that are no classes are left out."""
+        model = getattr(self.trainer, "lightning_module", None)
+        return bool(getattr(model, "conditioning", None))
 
     def sets(
         self, images: Images, labels: Labels, index: Index | None = None, sha256: str | None = None

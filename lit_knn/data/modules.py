@@ -92,8 +92,9 @@ class CIFAR10(ReferenceDataModule):
 
 
 class ImageFiles(ReferenceDataModule):
-    """PNG and JPEG files of one size, RGB or grayscale, in a zip or a folder, in the layout of EDM's data sets.
+    """Image files of one size, RGB or grayscale, in a zip or a folder, in the layout of EDM's data sets.
 
+    PNG, JPEG, WebP, BMP, GIF and TIFF are read. One line counts the other image files, and those of several frames.
     Labels come from `dataset.json` at the root, if there is one: {"labels": [["00000/img00000.png", 6], ...]}.
 
     Args:
@@ -108,7 +109,8 @@ class ImageFiles(ReferenceDataModule):
         self.labels_from_folders = labels_from_folders
 
     def load(self) -> tuple[Images, Labels]:
-        images, labels, self.class_names = _read(read_image_files, self.path, self.labels_from_folders)
+        how = (self.labels_from_folders, self.labels_used)
+        images, labels, self.class_names = _read(read_image_files, self.path, *how)
         return images, labels
 
     def stored(self) -> Stored:
@@ -133,6 +135,9 @@ class Prepared(ReferenceDataModule):
     def load(self) -> tuple[Images, Labels]:
         prepared = _read(read_prepared, self.path)
         self.sha256, self.class_names = prepared.sha256, prepared.class_names
+        if self.labels_used and prepared.labels is None:
+            advice = "prepare it with a dataset.json, or with --labels-from-folders"
+            raise InputError(f"data.path={self.path} has no labels: {advice}")
         return prepared.images, prepared.labels
 
     def stored(self) -> Stored:
@@ -149,7 +154,7 @@ class Arrays(ReferenceDataModule):
 
     Args:
         path: an .npy file, or an .npz file. Its array has the name `images` or `arr_0`, or any name if it is the only
-            one; integer `labels` are optional.
+            one; integer `labels` are optional, beside `arr_0` also as `arr_1`.
         floats_as_is: accept also floats that look like wrong images: 1 or 3 channels, and values outside [-1, 1],
             none below 0, or the channels last.
     """
@@ -160,7 +165,7 @@ class Arrays(ReferenceDataModule):
         self.floats_as_is = floats_as_is
 
     def load(self) -> tuple[Images, Labels]:
-        return _read(read_array_file, self.path, self.floats_as_is)
+        return _read(read_array_file, self.path, self.floats_as_is, self.labels_used)
 
     def stored(self) -> Stored | None:
         if not self.path.lower().endswith(".npy"):  # The arrays of an .npz file are compressed.

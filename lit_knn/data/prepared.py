@@ -50,6 +50,11 @@ def read_prepared(path: str | os.PathLike[str]) -> PreparedImages:
     """Open prepared images; they stay on the disk, and no pixel is read."""
     import torch
 
+    path = Path(path).expanduser()
+    if path.suffix != ".npy" and path.exists():
+        kind = "--data Arrays" if path.suffix == ".npz" else "--data ImageFiles"
+        raise InputError(f"{path} is no file of lit-knn prepare: read it with {kind}")
+
     path = npy_path(path)
     pixels, description = open_prepared(path)
     labels = None if description.labels is None else np.array(description.labels)

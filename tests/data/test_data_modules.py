@@ -206,12 +206,34 @@ def test_train_images_are_a_draw_that_grows_and_leaves_the_held_out_images_alone
     assert held_out[0] == held_out[1] == held_out[2], "networks of all seeds compare"
 
 
+@pytest.mark.parametrize("labels", [np.eye(43), np.arange(43) - 1, torch.rand(43), np.arange(42)])
+def test_labels_that_are_no_classes_are_left_out_unless_used(labels, capsys):
+    images = torch.zeros(43, 1)
+    data = Loaded((images, labels))
+    data.setup()
+    assert data.reference.labels is None
+    assert "labels must be" in capsys.readouterr().err
+    data = Loaded((images, labels))
+    data.trainer = types.SimpleNamespace(lightning_module=types.SimpleNamespace(conditioning=True))
+    with pytest.raises(InputError, match="Loaded: labels must be"):
+        data.setup()
+
+
 class Loaded(Numbers):
     """Data whose `load` returns something else."""
 
     def __init__(self, loaded):
         super().__init__()
         self.load = lambda: loaded
+
+
+def named(names):
+    """Data whose classes have these names."""
+
+    class Named(Numbers):
+        class_names = names
+
+    return Named()
 
 
 PAIR = r"Loaded.load must return \(images, labels\)"
@@ -229,6 +251,12 @@ PAIR = r"Loaded.load must return \(images, labels\)"
         (lambda: Numbers(train_images=0), "data.train_images must be at least 1, got 0"),
         (lambda: Numbers(held_out=5, sharded=True), "data.held_out=5 does not work with data.sharded=true"),
         (lambda: Prepared("a.npy", train_images=5), "data.train_images=5 does not work with Prepared, which maps its"),
+        (lambda: named([0, 1]), "Named: class_names must be texts, got 0"),
+        (lambda: named(["a\nb", "c"]), "Named: the name of a class is 'a"),
+        (
+            lambda: named(["e\N{COMBINING ACUTE ACCENT}", "\N{LATIN SMALL LETTER E WITH ACUTE}"]),
+            "Named: 2 classes have the",
+        ),
         (lambda: ImageFiles("absent.zip"), "data.path=absent.zip: absent.zip does not exist"),
         (lambda: Arrays("absent.npy"), "data.path=absent.npy: absent.npy does not exist"),
     ],

@@ -19,7 +19,7 @@ from lit_knn.data.image_source import Options
 from lit_knn.data.prepared import read_prepared, verify
 from lit_knn.data.prepared_writer import prepare
 from lit_knn.data.reading import reference_from
-from tests.image_files import encoded, labels_json, pixels, refusal, write_folder, write_zip
+from tests.image_files import both, encoded, labels_json, pixels, refusal, write_folder, write_zip
 
 LABELS = st.integers(0, 2**31 - 1)
 # Names of files in a zip: any text that is no path, no hidden file, and different for every image.
@@ -54,10 +54,6 @@ def test_images_of_a_zip_come_back_sorted_with_their_labels(names, height, width
 # Folders and zips of images
 
 
-def both(tmp_path: Path, files: dict[str, bytes]) -> list[Path]:
-    return [write_folder(tmp_path / "folder", files), write_zip(tmp_path / "images.zip", files)]
-
-
 def test_folders_are_searched_without_hidden_and_other_files(tmp_path):
     pictures = pixels(3, 4, 6, 3)
     files = {name: encoded(pictures[i]) for i, name in ((1, "a/1.png"), (2, "b/0.PNG"), (0, "a/0.png"))}
@@ -79,8 +75,6 @@ def test_a_palette_has_its_colours_and_jpeg_its_loss(tmp_path):
     palette.save(tmp_path / "palette" / "0.png")
     colours = np.array([[255, 0, 0], [0, 255, 0], [0, 0, 255], [9, 8, 7]], np.uint8)[np.asarray(palette)]
     np.testing.assert_array_equal(read_image_files(tmp_path / "palette")[0][0], np.moveaxis(colours, -1, 0))
-    palette.save(tmp_path / "palette" / "0.png", transparency=0)
-    assert "palette with transparency" in refusal(read_image_files, tmp_path / "palette")
     flat = np.full((8, 8, 3), (200, 100, 50), np.uint8)
     images, *_ = read_image_files(write_folder(tmp_path / "jpeg", {"0.jpeg": encoded(flat, "JPEG")}))
     assert np.abs(images[0].astype(int) - np.moveaxis(flat, -1, 0)).max() <= 3
@@ -99,14 +93,26 @@ def test_mixed_and_damaged_images_are_refused_by_name(tmp_path):
             assert f"{path}: sub/bad.jpg" in refusal(read_image_files, path)
 
 
+def test_all_bad_files_are_named_at_once(tmp_path):
+    cut, good = encoded(pixels(8, 8, 3))[:-40], encoded(pixels(8, 8, 3))
+    files = {f"{i:02}.png": cut for i in range(13)} | {"empty.png": b"", "good.png": good}
+    told = refusal(read_image_files, write_folder(tmp_path / "s", files))
+    assert "14 of 15 image files are bad: 00.png cannot be read as an image" in told
+    assert "09.png" in told
+    assert "10.png" not in told
+    assert told.endswith("; and 4 more; lit-knn prepare --skip-bad leaves such files out")
+
+
 @pytest.mark.filterwarnings("ignore:Duplicate name")
-@pytest.mark.parametrize("name", ["./a.png", "dataset.json"])
+@pytest.mark.parametrize("name", ["./a.png", ".\\a.png", "dataset.json"])
 def test_a_zip_that_holds_a_name_twice_is_refused(tmp_path, name):
     image = encoded(pixels(4, 4))
     path = write_zip(tmp_path / "a.zip", {"a.png": image, **labels_json(None)})
     with zipfile.ZipFile(path, "a") as archive:
         archive.writestr(name, image)
-    assert f"holds two files of the name {name.removeprefix('./')}" in refusal(read_image_files, path)
+    told = refusal(read_image_files, path)
+    assert "holds two files of the name" in told
+    assert told.endswith(name[-5:])
 
 
 @pytest.mark.parametrize(
@@ -120,10 +126,54 @@ def test_a_zip_that_holds_a_name_twice_is_refused(tmp_path, name):
         ([["a.png", 1], ["b.png", 1], ["c.png", 2]], "it names c.png, which is no image"),
     ],
 )
-def test_labels_that_do_not_match_the_images_are_refused(tmp_path, labels, part):
+def test_labels_that_do_not_match_are_refused_if_they_are_used(tmp_path, labels, part, capsys):
     image = encoded(pixels(2, 2, 3))
-    files = {"a.png": image, "b.png": image, **labels_json(labels)}
-    assert part in refusal(read_image_files, write_folder(tmp_path, files))
+    path = write_folder(tmp_path / "s", {"a.png": image, "b.png": image, **labels_json(labels)})
+    assert part in refusal(read_image_files, path, labels_used=True)
+    for found in (read_image_files(path)[1], prepare(path, tmp_path / "x.npy").labels):
+        assert found is None
+    said = capsys.readouterr().err
+    assert said.count("it is left out, and the images have no labels\n") == 1
+    assert part in said
+
+
+def test_a_label_file_of_another_program_is_left_out(tmp_path):
+    image = encoded(pixels(2, 2, 3))
+    for name, content in (("camera", [["a.png", [1.0, 0.0]]]), ("nnu-net", {"background": 0, "liver": 1})):
+        path = write_folder(tmp_path / name, {"a.png": image, **labels_json(content)})
+        assert read_image_files(path)[1] is None
+    below = write_folder(tmp_path / "below", {"in/a.png": image} | {"in/dataset.json": b"{}"})
+    assert read_image_files(below)[1] is None
+    assert "dataset.json must be at the root" in refusal(read_image_files, below, labels_used=True)
+    (below / "in" / "dataset.json").unlink()
+    assert "has no labels: list them in dataset.json" in refusal(read_image_files, below, labels_used=True)
+
+
+def test_names_agree_in_both_unicode_forms_and_with_backslashes(tmp_path):
+    composed, apart = "caf\N{LATIN SMALL LETTER E WITH ACUTE}", "cafe\N{COMBINING ACUTE ACCENT}"
+    image = encoded(pixels(2, 2, 3))
+    for i, (stored, listed) in enumerate(((composed, apart), (apart, composed))):
+        labels = labels_json([["b\\0.png", 3], [f"{listed}\\0.png", 5]])
+        for path in both(tmp_path / str(i), {"b/0.png": image, f"{stored}\\0.png": image, **labels}):
+            assert read_image_files(path)[1].tolist() == [3, 5]
+            # Keyboards write the composed form.
+            assert read_image_files(path, True)[1:][1] == ["b", composed]
+
+
+@pytest.mark.parametrize(
+    ("folder", "message"),
+    [
+        ("e\N{COMBINING ACUTE ACCENT}", "2 classes have the name \N{LATIN SMALL LETTER E WITH ACUTE}"),
+        ("two\nlines", r"the name of a class is 'two\nlines': an option cannot hold this text"),
+        ("caf\udce9", r"the name of a class is 'caf\udce9'"),
+    ],
+)
+def test_classes_whose_names_no_option_reaches_are_refused(tmp_path, folder, message):
+    image = encoded(pixels(2, 2, 3))
+    names = (folder, "\N{LATIN SMALL LETTER E WITH ACUTE}", "b")
+    path = write_folder(tmp_path / "s", {f"{name}/0.png": image for name in names})
+    assert message in refusal(read_image_files, path, True)
+    assert len(read_image_files(path)[0]) == 3
 
 
 # Labels from folders. Sorted by full path, the images of "a" come after those of "a-b".
@@ -176,6 +226,10 @@ def test_folders_that_are_no_classes_are_refused(tmp_path):
     image = encoded(pixels(4, 4, 3))
     cases = {
         "beside": (FOLDERS | {"b.png": image}, "b.png is in none"),
+        "outer": (
+            {f"all/{name}": image for name in FOLDERS},
+            "10/0.png is 2 folders deep: give the folder all, or a zip",
+        ),
         "deep": (FOLDERS | {"dog/big/7.png": image}, "dog/big/7.png is 2 folders deep"),
         "empty": (FOLDERS | {"notes/readme.txt": b""}, "the folder notes holds no image"),
         "one": ({"cat/0.png": image, ".hidden/0.png": image}, "there is only cat"),
@@ -276,10 +330,7 @@ def test_floats_that_look_like_images_by_mistake_need_a_word(tmp_path, array, mi
         (np.zeros((0, 3, 8, 8), np.uint8), [], "not empty"),
         (np.zeros((4, 8, 8), np.uint8), [0] * 4, "must be (N, C, H, W) with 1 or 3 channels, got shape (4, 8, 8)"),
         (np.array([{}, {}]), [0, 0], "cannot be read as NumPy arrays: Object arrays cannot be loaded"),
-        (np.zeros((4, 2)), [0, 1, 2], "labels must be 4 integers"),
-        (np.zeros((4, 2)), [0.0] * 4, "labels must be 4 integers"),
-        (np.zeros((4, 2)), [0, 1, 2, -1], "labels must be from 0 to 2147483647, got -1"),
-        (np.zeros((4, 2)), [0, 1, 2, 2**31], "labels must be from 0 to 2147483647, got 2147483648"),
+        (np.zeros((4, 4, 8, 8), np.uint8), [0] * 4, "transparency is not read"),
     ],
 )
 def test_arrays_that_cannot_be_meant_are_refused(tmp_path, array, labels, part):
@@ -288,6 +339,51 @@ def test_arrays_that_cannot_be_meant_are_refused(tmp_path, array, labels, part):
     message = refusal(read_array_file, path)
     assert part in message
     assert str(path) in message
+
+
+@pytest.mark.parametrize(
+    ("labels", "part"),
+    [
+        ([0, 1, 2], "labels must be 4 integers"),
+        ([0.0] * 4, "labels must be 4 integers"),
+        (np.eye(4), "labels must be 4 integers, got float64 of shape (4, 4); for one-hot labels give labels.argmax(1)"),
+        ([0, 1, 2, -1], "labels must be from 0 to 2147483647, got -1"),
+        ([0, 1, 2, 2**31], "labels must be from 0 to 2147483647, got 2147483648"),
+        (None, "has no labels: labels are read from the keys labels, label, arr_1 of an .npz file; the file has x, y"),
+    ],
+)
+def test_labels_of_arrays_that_are_no_classes_are_refused_if_used(tmp_path, labels, part, capsys):
+    path = tmp_path / "a.npz"
+    np.savez(path, images=pixels(4, 3, 2, 2), **({} if labels is None else {"labels": np.array(labels)}), y=np.zeros(4))
+    assert part.replace("x, y", "images, y") in refusal(read_array_file, path, labels_used=True)
+    assert read_array_file(path)[1] is None
+    said = capsys.readouterr().err
+    assert labels is None or f"labels: left out, because {part}" in said
+    assert said.endswith("; not read: y\n")
+
+
+def test_one_line_says_what_was_taken_from_arrays(tmp_path, capsys):
+    cases = {
+        "adm.npz": (
+            {"arr_0": pixels(4, 8, 6, 3), "arr_1": np.arange(4)},
+            "arr_0: 4 images, NHWC, 6x8 with 3 channels; arr_1: labels",
+        ),
+        "own.npz": (
+            {"x": pixels(4, 1, 8, 6), "label": np.arange(4)},
+            "x: 4 images, NCHW, 6x8 with 1 channel; label: labels",
+        ),
+        "thin.npz": ({"x": pixels(4, 3, 8, 3)}, "x: 4 images, NCHW (not NHWC), 3x8 with 3 channels"),
+        "more.npz": (
+            {"arr_0": pixels(4, 3, 8, 8), "mu": np.zeros(4)},
+            "arr_0: 4 images, NCHW, 8x8 with 3 channels; not read: mu",
+        ),
+        "latents.npz": ({"z": np.zeros((4, 5, 2))}, "z: 4 items of 5x2 values, float64, as they are"),
+    }
+    for name, (arrays, line) in cases.items():
+        np.savez(tmp_path / name, **arrays)
+        _, labels = read_array_file(tmp_path / name)
+        assert capsys.readouterr().err == f"{tmp_path / name}: {line}\n"
+        assert (labels is None) == ("label" not in line) or labels.tolist() == [0, 1, 2, 3]
 
 
 def test_array_files_that_cannot_be_read_are_refused(tmp_path):

@@ -1,0 +1,197 @@
+"""Class labels and names of classes: from dataset.json, from folders and from arrays."""
+
+import json
+import unicodedata
+from collections import Counter
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from lit_knn.common.errors import InputError, printable
+from lit_knn.data.file_names import is_hidden
+from lit_knn.data.files import Files, reading, say, with_slashes
+
+LABEL_FILE = "dataset.json"
+LARGEST = 2**31 - 1
+# (N,) int64 and the names of the classes 0, 1, …; each may be None.
+NamedLabels = tuple[np.ndarray | None, list[str] | None]
+
+
+def image_labels(files: Files, from_folders: bool, used: bool = False) -> NamedLabels:
+    """Return the labels of `files.images`, (N,) int64, and the names of the classes.
+
+    `dataset.json` at the root, if any, has one label for each image: {"labels": [["a/0.png", 6],
+    ...]}, or {"labels": null}. With `from_folders` it is not read. The folders are then numbered in
+    the order of their names, from 0, as torchvision's `ImageFolder` does, and each image must lie
+    directly in the folder of its class.
+
+    Args:
+        files: of a folder or zip.
+        from_folders: label each image by its folder.
+        used: whether labels are needed. Otherwise a `dataset.json` without class labels, such as
+            one with camera poses, is left out, and a line says so.
+    """
+    if from_folders:
+        return _folder_labels(files)
+
+    try:
+        labels = _listed_labels(files)
+    except InputError as error:
+        if used:
+            raise
+        say(f"{error}; it is left out, and the images have no labels")
+        return None, None
+
+    if used and labels is None:
+        advice = f"list them in {LABEL_FILE}, or set labels_from_folders"
+        raise InputError(f"{files.path} has no labels: {advice}")
+    return labels, None
+
+
+def class_numbers(labels: np.ndarray, N: int) -> np.ndarray:
+    """Return labels (N,) as int64; raise InputError if they are no numbers of classes, from 0."""
+    if labels.shape != (N,) or labels.dtype.kind not in "iub":
+        is_one_hot = labels.ndim == 2 and len(labels) == N
+        advice = "; for one-hot labels give labels.argmax(1)" if is_one_hot else ""
+        what = f"{labels.dtype} of shape {labels.shape}"
+        raise InputError(f"labels must be {N} integers, got {what}{advice}")
+
+    wrong = labels[(labels < 0) | (labels > LARGEST)]
+    if wrong.size:
+        raise InputError(f"labels must be from 0 to {LARGEST}, got {wrong[0]}")
+    return labels.astype(np.int64)
+
+
+def usable_labels(labels: ArrayLike | None, N: int, used: bool) -> np.ndarray | None:
+    """Return the labels of a data module as numbers of classes, (N,) int64.
+
+    Labels that are no classes are refused if they are `used`. Otherwise a line says that they are
+    left out, and the result is None.
+    """
+    if labels is None:
+        return None
+
+    try:
+        return class_numbers(np.asarray(labels), N)
+    except InputError as error:
+        if used:
+            raise
+        say(f"data: {error}; the labels are left out")
+        return None
+
+
+def check_class_names(names: Sequence[str]) -> None:
+    """Refuse names of classes that the text of an option cannot hold or cannot tell apart."""
+    for name in names:
+        if not isinstance(name, str):
+            raise InputError(f"class_names must be texts, got {name!r:.80}")
+
+        kinds = {unicodedata.category(character) for character in name}
+        if not name or not kinds.isdisjoint(("Cc", "Cs")):  # Control characters, and no UTF-8.
+            rule = "an option cannot hold this text, so rename the class"
+            raise InputError(f"the name of a class is {name!r}: {rule}")
+
+    for name, number in Counter(map(_composed, names)).items():
+        if number > 1:
+            rule = "an option cannot tell apart what differs only in its Unicode form"
+            raise InputError(f"{number} classes have the name {printable(name)}: {rule}")
+
+
+def _composed(name: str) -> str:
+    """Return the form of a name that keyboards type: macOS stores é as e and an accent."""
+    return unicodedata.normalize("NFC", name)
+
+
+def _folder_labels(files: Files) -> tuple[np.ndarray, list[str]]:
+    """Number the folders of the images, and check that each is a class."""
+    where = f"{files.path}: labels from folders"
+
+    # Folders such as `train` and `test` above the classes would become the classes.
+    odd = next((name for name in files.images if name.count("/") != 1), None)
+    if odd is not None:
+        place = f"{odd.count('/')} folders deep" if "/" in odd else "in none"
+        rule = "need each image directly in the folder of its class"
+        advice = _advice_for_one_folder(files)
+        raise InputError(f"{where} {rule}; {printable(odd)} is {place}{advice}")
+
+    folder_of = [name.partition("/")[0] for name in files.images]
+    classes, labels = np.unique(folder_of, return_inverse=True)
+    _check_all_have_images(files, where, set(classes))
+    if len(classes) == 1:
+        only = printable(classes[0])
+        raise InputError(f"{where} need several folders, there is only {only}")
+
+    names = [_composed(name) for name in classes.tolist()]
+    check_class_names(names)
+    return labels.astype(np.int64), names
+
+
+def _advice_for_one_folder(files: Files) -> str:
+    """Say what to do if the classes lie in one folder, as in a zip of a folder."""
+    outer = {name.partition("/")[0] for name in files.images}
+    if len(outer) > 1 or any(name.count("/") != 2 for name in files.images):
+        return ""
+    return f": give the folder {printable(outer.pop())}, or a zip of what is in it"
+
+
+def _check_all_have_images(files: Files, where: str, classes: set[str]) -> None:
+    """Refuse folders that would be classes of no image."""
+    inside = (name for name in files.names if "/" in name and not is_hidden(name))
+    folders = {name.partition("/")[0] for name in inside}
+    empty = sorted(folders - classes)
+    if empty:
+        raise InputError(f"{where}: the folder {printable(empty[0])} holds no image that is read")
+
+
+def _listed_labels(files: Files) -> np.ndarray | None:
+    """Return the labels of `dataset.json`, or None if there is none or it has none."""
+    if LABEL_FILE not in files.names:
+        elsewhere = [name for name in files.names if name.endswith(f"/{LABEL_FILE}")]
+        if elsewhere:
+            place = printable(elsewhere[0])
+            raise InputError(f"{files.path}: {LABEL_FILE} must be at the root, found {place}")
+        return None
+
+    where = f"{files.path}: {LABEL_FILE}"
+    with reading(where, advice='; it must be {"labels": [[file name, integer], ...]}'):
+        listed = json.loads(files.read(LABEL_FILE))["labels"]
+        if listed is None:
+            return None
+        label_of = _label_by_name(where, listed)
+    return _in_order(where, label_of, files)
+
+
+def _label_by_name(where: str, listed: Sequence[object]) -> dict[str, int]:
+    """Check the entries of `dataset.json`, and return the label of each name."""
+    label_of: dict[str, int] = {}
+    for entry in listed:
+        match entry:
+            # In Python, True is an integer.
+            case [str(listed_name), int(label)] if type(label) is int and 0 <= label <= LARGEST:
+                name = with_slashes(listed_name)
+                if name not in label_of:
+                    label_of[name] = label
+                    continue
+        rule = "must list each image once, as [file name, integer from 0]"
+        raise InputError(f"{where} {rule}, but has {entry!r:.80}")
+    return label_of
+
+
+def _in_order(where: str, label_of: dict[str, int], files: Files) -> np.ndarray:
+    """Return the labels of the images in their order. Names may have another Unicode form."""
+    count = f"{where} has {len(label_of)} labels for {len(files.images)} images"
+    label_of_form = {_composed(name): label for name, label in label_of.items()}
+
+    labels = np.empty(len(files.images), np.int64)
+    for i, name in enumerate(files.images):
+        label = label_of.get(name, label_of_form.get(_composed(name)))
+        if label is None:
+            raise InputError(f"{count}; it lacks {printable(name)}")
+        labels[i] = label
+
+    known = set(map(_composed, [*files.images, *files.left_out]))
+    unknown = sorted(label_of_form.keys() - known)
+    if unknown:
+        raise InputError(f"{count}; it names {printable(unknown[0])}, which is no image")
+    return labels
