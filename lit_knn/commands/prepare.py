@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from lit_knn.data.decoding import Options
-from lit_knn.data.prepared import Description, verify
+from lit_knn.data.prepared import Description, skipped_path, verify
 from lit_knn.data.prepared_writer import prepare
 
 EPILOG = """
@@ -16,7 +16,8 @@ the image files that are left out: those of other formats, and those of several 
 turned as its Exif tag says.
 
 Only one block of images is in memory at a time. After an interruption the same command goes on
-where it stopped.
+where it stopped. All bad files are named in one pass, and what is done is kept: without them, or
+with --skip-bad, the command goes on.
 
 OUT appears when it is complete: pixels, uint8 (N, C, H, W), which every tool reads, and beside it a
 .json with the labels, the names of the classes, the origin and a hash of all pixels. A run does not
@@ -54,7 +55,7 @@ def main(args: Sequence[str] | None = None) -> None:
         labels_from_folders=options.labels_from_folders,
         background=options.background,
     )
-    made = prepare(options.source, options.out, changes, options.workers)
+    made = prepare(options.source, options.out, changes, options.workers, skip_bad=options.skip_bad)
     print(_summary(Path(options.out).expanduser(), made))
 
 
@@ -89,6 +90,9 @@ def _parser() -> argparse.ArgumentParser:
     labels += "keep the names; each image must lie directly in the folder of its class"
     add("--labels-from-folders", action="store_true", help=labels)
 
+    skips = "leave out files that are damaged or cannot be images of this set, and write their "
+    skips += "names to a .skipped.txt beside OUT"
+    add("--skip-bad", action="store_true", help=skips)
     add("--workers", type=int, metavar="W", help="threads that decode; default: one for each CPU")
     return parser
 
@@ -98,4 +102,10 @@ def _summary(out: Path, made: Description) -> str:
     N, channels, height, width = made.shape
     labels = "without" if made.labels is None else "with"
     size = out.stat().st_size / 1e9
-    return f"{out}: {N:,} images of {width}x{height}x{channels}, {labels} labels, {size:.2f} GB"
+    held = f"{out}: {N:,} images of {width}x{height}x{channels}, {labels} labels, {size:.2f} GB"
+
+    skipped = skipped_path(out)
+    if not skipped.exists():
+        return held
+    number = len(skipped.read_text(encoding="utf-8").splitlines())
+    return f"{held}; {number:,} bad files are left out, see {skipped.name}"

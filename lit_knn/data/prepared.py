@@ -46,6 +46,11 @@ def npy_path(path: str | os.PathLike[str]) -> Path:
     return path
 
 
+def skipped_path(out: Path) -> Path:
+    """Return the path of the text file that names the bad files that `--skip-bad` left out."""
+    return out.with_suffix(".skipped.txt")
+
+
 def read_prepared(path: str | os.PathLike[str]) -> PreparedImages:
     """Open prepared images; they stay on the disk, and no pixel is read."""
     import torch

@@ -1,0 +1,176 @@
+"""The partial file of a preparation, and the record of what it holds."""
+
+import errno
+import fcntl
+import hashlib
+import io
+import json
+import math
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lit_knn.common.errors import InputError
+from lit_knn.common.files import remove_partial, written_whole
+from lit_knn.data.image_source import Source
+from lit_knn.data.prepared import PARTIAL_SUFFIX
+
+RECORD_SUFFIX = f"{PARTIAL_SUFFIX}.json"
+
+
+class Record:
+    """What the partial file of `out` holds; `OUT.partial.json` keeps it.
+
+    Args:
+        images: all images of the source.
+        out: the file to make.
+
+    Attributes:
+        shape: (C, H, W) of the images; None before the first.
+        done: number of images in the file.
+        bad: stamp and problem of the bad files, by name, in the order of the source.
+    """
+
+    def __init__(self, images: Source, out: Path) -> None:
+        self.images = images
+        self.out = out
+        self.shape: tuple[int, ...] | None = None
+        self.done = 0
+        self.bad: dict[str, list[str]] = {}
+        # After each block: the images in the file, and a hash of their stamps.
+        self._blocks: list[list[Any]] = []
+        self._stamps = hashlib.sha256()
+
+    def candidates(self) -> list[int]:
+        """Return the numbers of the images that are not known to be bad; the first are done."""
+        return [i for i, name in enumerate(self.images.names) if name not in self.bad]
+
+    def add(self, i: int) -> None:
+        """Count image i, which comes next in the file."""
+        self._stamps.update(self._stamp(i).encode(errors="surrogateescape"))
+        self.done += 1
+
+    def add_bad(self, i: int, problem: str) -> None:
+        """Keep that file i is bad."""
+        self.bad[self.images.names[i]] = [self._stamp(i), problem]
+
+    def end_block(self) -> None:
+        """Note that the images up to here are in the file."""
+        self._blocks.append([self.done, self._stamps.hexdigest()])
+
+    def write(self) -> None:
+        """Write the record to its file."""
+        fields = {
+            "options": self.images.origin["options"],
+            "shape": self.shape,
+            "blocks": self._blocks,
+            "bad": self.bad,
+        }
+        write_json(beside(self.out, RECORD_SUFFIX), fields)
+
+    def read(self, file_bytes: int) -> None:
+        """Take over what an interrupted preparation has done, up to the first image that changed.
+
+        Args:
+            file_bytes: size of the partial file.
+        """
+        path = beside(self.out, RECORD_SUFFIX)
+        if not path.exists():
+            return
+
+        fields = json.loads(path.read_text(encoding="utf-8"))
+        if fields["options"] == self.images.origin["options"] and fields["shape"] is not None:
+            self._take_over(fields, file_bytes)
+
+        if self.done:
+            print(f"{self.out}: going on after {self.done:,} images", file=sys.stderr)
+        elif fields["blocks"]:
+            again = "was begun with other images or in another way: starting again"
+            print(f"{self.out} {again}", file=sys.stderr)
+
+    def _take_over(self, fields: Mapping[str, Any], file_bytes: int) -> None:
+        """Take over the blocks before the first image that changed."""
+        for i, name in enumerate(self.images.names):
+            known = fields["bad"].get(name)
+            if known is not None and known[0] == self._stamp(i):
+                self.bad[name] = known
+
+        shape, candidates = tuple(fields["shape"]), self.candidates()
+        in_file = (file_bytes - len(npy_header(1, shape))) // math.prod(shape)
+        stamps = self._stamps.copy()
+        for done, expected in fields["blocks"]:
+            if done > min(in_file, len(candidates)):
+                return
+            for i in candidates[self.done : done]:
+                stamps.update(self._stamp(i).encode(errors="surrogateescape"))
+            if stamps.hexdigest() != expected:
+                return
+            self.shape, self.done, self._stamps = shape, done, stamps.copy()
+            self.end_block()
+
+    def _stamp(self, i: int) -> str:
+        if self.images.stamp is None:
+            return f"{self.images.origin['fingerprint']} {i}"
+        return self.images.stamp(i)
+
+
+def npy_header(N: int, shape: tuple[int, ...]) -> bytes:
+    """Return the header of N images of `shape`, (C, H, W), uint8. Its length is that of any N."""
+    start = io.BytesIO()
+    fields = {"descr": "|u1", "fortran_order": False, "shape": (N, *shape)}
+    np.lib.format.write_array_header_1_0(start, fields)
+    return start.getvalue()
+
+
+def beside(out: Path, suffix: str) -> Path:
+    """Return the path of a file that belongs to `out`."""
+    return out.with_name(out.name + suffix)
+
+
+def write_json(path: Path, content: dict[str, Any]) -> None:
+    """Write a JSON file that is whole or absent."""
+    with written_whole(path) as partial:
+        partial.write_text(json.dumps(content) + "\n", encoding="utf-8")
+
+
+@contextmanager
+def partial_file(out: Path) -> Iterator[io.BufferedRandom]:
+    """Open the file that becomes `out`, locked for this process.
+
+    A write error says what the user can do.
+    """
+    path, description = beside(out, PARTIAL_SUFFIX), out.with_suffix(".json")
+    if description.exists() and not path.exists():
+        raise InputError(f"{description} is there already: name another .npy file")
+
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with open(os.open(path, os.O_RDWR | os.O_CREAT, 0o666), "r+b") as file:
+            _lock(file, out)
+            # This process has opened the finished file, or begun a new partial one.
+            if out.exists():
+                path.unlink(missing_ok=True)
+                raise InputError(f"{out} has just been prepared by another process")
+            for written in (beside(out, RECORD_SUFFIX), description):
+                remove_partial(written)
+            yield file
+    except OSError as error:
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+        advice = "; what is done is kept: make room and give the same command again"
+        problem = f"{out} cannot be written: {error.strerror}"
+        raise InputError(problem + (advice if full else "")) from error
+
+
+def _lock(file: io.BufferedRandom, out: Path) -> None:
+    """Refuse a file that another process writes. The system frees the lock when a process dies."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        raise InputError(f"{out} is being prepared by another process") from error
+    except OSError:
+        pass  # This file system knows no locks.
