@@ -11,16 +11,15 @@ from torch import Tensor
 from lit_knn.common.distributed import in_every_process, rank_and_size
 from lit_knn.common.errors import InputError, check_at_least, prefixed
 from lit_knn.common.memory import moved
-from lit_knn.common.rng import Stream, keyed_generator
 from lit_knn.data.autoencoders import Autoencoder
 from lit_knn.data.batches import ReferenceBatches, SeedBatches
 from lit_knn.data.labels import check_class_names, usable_labels
+from lit_knn.data.parts import Labels, Part, shard_of, split_off
 from lit_knn.index import Index
 from lit_knn.reference import ReferenceSet
 from lit_knn.reference.sharded import ShardedReferenceSet, shard_rows
 
 Images = np.ndarray | Tensor
-Labels = np.ndarray | Tensor | None
 
 
 class Stored(NamedTuple):
@@ -107,12 +106,12 @@ class ReferenceDataModule(pl.LightningDataModule, ABC):
         return False
 
     def setup(self, stage: str | None = None) -> None:
-        """Load the data and make the reference set, once; refuse a batch size that is too large before training."""
+        """Load the data and make the reference set, once.
+
+        Raises:
+            InputError: the data do not fit the options; a batch size too large, before training.
+        """
         if self.reference is None:
-            part = "held_out" if self.held_out else "train_images"
-            if getattr(self, part) and (self.mapped or self.sharded):
-                kind = f"{type(self).__name__}, which maps its file" if self.mapped else "data.sharded=true"
-                raise InputError(f"data.{part}={getattr(self, part)} does not work with {kind}: prepare fewer images")
             images, labels = self._loaded()
             if isinstance(labels, Tensor):
                 labels = labels.cpu()
@@ -121,9 +120,12 @@ class ReferenceDataModule(pl.LightningDataModule, ABC):
                 check_class_names(self.class_names or [])
 
             if self.sharded:
-                self.reference = self._shard(torch.as_tensor(images), labels)
+                training, held_out = self._parts(images, labels, self.sha256, self.mapped)
+                self.reference = self._shard(training)
+                self.held_out_reference = self._set(held_out, None)
             else:
-                self.reference, self.held_out_reference = self.sets(images, labels, self.index, self.sha256)
+                sets = self.sets(images, labels, self.index, self.sha256)
+                self.reference, self.held_out_reference = sets
         if stage == "fit":
             self.train_dataloader()
 
@@ -134,25 +136,39 @@ class ReferenceDataModule(pl.LightningDataModule, ABC):
         return bool(getattr(model, "conditioning", None))
 
     def sets(
-        self, images: Images, labels: Labels, index: Index | None = None, sha256: str | None = None
+        self,
+        images: Images,
+        labels: Labels,
+        index: Index | None = None,
+        sha256: str | None = None,
+        mapped: bool | None = None,
     ) -> tuple[ReferenceSet, ReferenceSet | None]:
-        """Make the reference set, and that of the held-out images, in the order of the data; every call draws alike."""
-        if not self.held_out and self.train_images is None:
-            return ReferenceSet(images, index, self.hflip, labels, sha256), None
-        N, wanted = len(images), self.held_out + (self.train_images or 1)
-        if wanted > N:
-            both = "" if self.train_images is None else f" and data.train_images={self.train_images}"
-            raise InputError(f"data.held_out={self.held_out}{both} needs at least {wanted} images, there are {N}")
-        order = torch.randperm(N, device="cpu", generator=keyed_generator("cpu", Stream.HELD_OUT, 0))
+        """Make the reference set and that of the held-out images, None for none.
 
-        def part(drawn: Tensor, index: Index | None) -> ReferenceSet:
-            rows = drawn.sort().values
-            # NumPy would take a tensor of one row for a number.
-            kept = None if labels is None else torch.as_tensor(labels)[rows]
-            return ReferenceSet(torch.as_tensor(images)[rows], index, self.hflip, kept)
+        Both are in the order of the data, and every call draws alike.
 
-        training = order[self.held_out : None if self.train_images is None else wanted]
-        return part(training, index), part(order[: self.held_out], None) if self.held_out else None
+        Args:
+            images: all images, (N, *shape).
+            labels: (N,) integers, or None.
+            index: index of the reference set.
+            sha256: hash of the images' bytes, if known.
+            mapped: whether the images stay on the disk, so that the parts are views; None for
+                the data's `mapped`.
+        """
+        mapped = self.mapped if mapped is None else mapped
+        training, held_out = self._parts(images, labels, sha256, mapped)
+        reference = self._set(training, index)
+        assert reference is not None
+        return reference, self._set(held_out, None)
+
+    def _parts(self, images: Images, labels: Labels, sha256: str | None, mapped: bool) -> tuple[Part, Part | None]:
+        whole = Part(images, labels, sha256)
+        return split_off(whole, self.held_out, self.train_images, mapped)
+
+    def _set(self, part: Part | None, index: Index | None) -> ReferenceSet | None:
+        if part is None:
+            return None
+        return ReferenceSet(part.images, index, self.hflip, part.labels, part.sha256)
 
     def _loaded(self) -> tuple[Images, Labels]:
         """Call `load` on every rank. If one rank fails, all stop at once instead of waiting in the first collective."""
@@ -163,16 +179,16 @@ class ReferenceDataModule(pl.LightningDataModule, ABC):
                 return images, labels
         raise InputError(f"{type(self).__name__}.load must return (images, labels): arrays, or None for labels")
 
-    def _shard(self, images: Tensor, labels: Labels) -> ShardedReferenceSet:
-        world_size = self._rank_and_world_size()[1]
-        if len(images) < world_size:
-            raise InputError(f"data.sharded=true on {world_size} devices needs as many images, there are {len(images)}")
-        rows = shard_rows(len(images), *rank_and_size())  # A process that plans is alone.
-        # A copy frees the memory of the other shards. A mapped file needs no copy, because it takes no memory.
-        shard = images[rows] if self.mapped else images[rows].clone()
-        kept = None if labels is None else labels[rows]
-        sha256 = None if self.sha256 is None else f"{self.sha256}, {rows}"
-        return ShardedReferenceSet(shard, self.index, self.hflip, kept, sha256)
+    def _shard(self, part: Part) -> ShardedReferenceSet:
+        """Make the shard of this rank."""
+        N, world_size = len(part.images), self._rank_and_world_size()[1]
+        if world_size > N:
+            needs = f"data.sharded=true on {world_size} devices needs as many images"
+            raise InputError(f"{needs}, there are {N}")
+
+        rows = shard_rows(N, *rank_and_size())  # A process that plans is alone.
+        shard = shard_of(part, rows, self.mapped)
+        return ShardedReferenceSet(shard.images, self.index, self.hflip, shard.labels, shard.sha256)
 
     def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int) -> Any:
         """Move the images alone: with labels on the host, `ByClass` finds the rows of a class without waiting."""

@@ -50,8 +50,6 @@ class Latents(ReferenceDataModule):
         for option in ("hflip", "sharded", "held_out", "train_images"):
             if given := getattr(images, option):
                 raise InputError(f"data.images.{option}={given} is not used: it is an option of Latents")
-        if images.mapped and (self.held_out or self.train_images):  # Both parts would be copies in memory.
-            raise InputError(f"Latents of {type(images).__name__} take no data.held_out or data.train_images")
         self.images = images
         self.autoencoder = autoencoder
         self.path = path
@@ -61,6 +59,7 @@ class Latents(ReferenceDataModule):
         self.images.prepare_data()
 
     def load(self) -> tuple[Images, Labels]:
+        self.images.trainer = self.trainer  # It tells whether labels are used.
         images, labels = self.images.load()
         self.class_names = self.images.class_names
         whole = ReferenceSet(images)
@@ -70,7 +69,9 @@ class Latents(ReferenceDataModule):
             self.autoencoder.fit(whole.gather(torch.linspace(0, whole.N - 1, learned).long()))
             latents = self._read(whole) if self.path else encode_images(whole, self.autoencoder, self.encode_batch)
             _check_decoder(self.autoencoder, latents[:2], whole.shape)
-        self.image_reference, self.held_out_image_reference = self.sets(images, None, None, self.images.sha256)
+        mapped, sha256 = self.images.mapped, self.images.sha256
+        sets = self.sets(images, None, sha256=sha256, mapped=mapped)
+        self.image_reference, self.held_out_image_reference = sets
         return latents, labels
 
     def _read(self, images: ReferenceSet) -> Tensor:

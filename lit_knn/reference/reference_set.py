@@ -5,7 +5,7 @@ import hashlib
 import math
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from functools import partial
-from typing import Any, Self, TypeVar
+from typing import Any, Self, TypeVar, cast
 
 import numpy as np
 import torch
@@ -16,6 +16,7 @@ from lit_knn.common.rng import Stream, keyed_generator
 from lit_knn.index import Index, default_index
 from lit_knn.index.base import Vectors, numbered
 from lit_knn.index.precision import full_float32
+from lit_knn.reference.row_view import RowView
 
 T = TypeVar("T")
 
@@ -32,7 +33,8 @@ class ReferenceSet:
     Args:
         images: uint8 (N, C, H, W), whose pixel p becomes p / 127.5 − 1; or float (N, *shape), which is stored as
             float32 and not rescaled (latents, toys). A tensor or a NumPy array. uint8 and float32 are not copied, so
-            do not change them afterwards. They may be a file mapped by `read_prepared`.
+            do not change them afterwards. They may be a file mapped by `read_prepared`,
+            or some of its rows, as a `RowView`.
         index: neighbour index; built at the first search or by `build_index`. Default: the best for the device of
             the images, on a CPU exact search; see `default_index`.
         hflip: also count the mirror image (last axis flipped) of every image, without storing it: id i + N/2 is the
@@ -56,13 +58,14 @@ class ReferenceSet:
 
     def __init__(
         self,
-        images: Tensor | np.ndarray,
+        images: Tensor | np.ndarray | RowView,
         index: Index | None = None,
         hflip: bool = False,
         labels: Tensor | np.ndarray | None = None,
         sha256: str | None = None,
     ) -> None:
-        images = torch.as_tensor(images).detach()
+        # A view has what this class uses of a tensor.
+        images = cast(Tensor, images) if isinstance(images, RowView) else torch.as_tensor(images).detach()
         _check_images(images, hflip)
         # Check values after the conversion, because a float64 value may be too large for float32.
         self.images = images if images.dtype == torch.uint8 else images.float()
@@ -126,7 +129,8 @@ class ReferenceSet:
 
     def subset(self, rows: Tensor | slice, label: int) -> "ReferenceSet":
         """Make a set of some stored images of one class; `rows` are on the CPU, and a slice makes a view."""
-        images = self.images[rows]
+        view: Any = self.images
+        images = view.part(rows) if isinstance(view, RowView) else view[rows]
         labels = torch.full((len(images),), label)
         part = ReferenceSet(images, copy.copy(self._given_index), self.hflip, labels)
         part.label, part.told = label, self.told

@@ -12,6 +12,7 @@ from lit_knn.common.distributed import Exchange, in_every_process, packed, unpac
 from lit_knn.common.errors import InputError
 from lit_knn.index import Index
 from lit_knn.reference.reference_set import ReferenceSet, expand_labels
+from lit_knn.reference.row_view import RowView
 
 
 def shard_rows(N: int, rank: int, size: int) -> slice:
@@ -50,7 +51,7 @@ class ShardedReferenceSet(ReferenceSet):
 
     def __init__(
         self,
-        images: Tensor | np.ndarray,
+        images: Tensor | np.ndarray | RowView,
         index: Index | None = None,
         hflip: bool = False,
         labels: Tensor | np.ndarray | None = None,

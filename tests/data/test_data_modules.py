@@ -249,8 +249,7 @@ PAIR = r"Loaded.load must return \(images, labels\)"
         (lambda: Numbers(batch_size=44), "data.batch_size=44"),
         (lambda: Numbers(seed=-1), "data.seed must be at least 0, got -1"),
         (lambda: Numbers(train_images=0), "data.train_images must be at least 1, got 0"),
-        (lambda: Numbers(held_out=5, sharded=True), "data.held_out=5 does not work with data.sharded=true"),
-        (lambda: Prepared("a.npy", train_images=5), "data.train_images=5 does not work with Prepared, which maps its"),
+        (lambda: Numbers(held_out=42), "data.held_out=42 leaves 1 of 43 images to train on"),
         (lambda: named([0, 1]), "Named: class_names must be texts, got 0"),
         (lambda: named(["a\nb", "c"]), "Named: the name of a class is 'a"),
         (

@@ -13,10 +13,13 @@ from lit_knn.common.errors import InputError
 from lit_knn.data import Digits, Latents, Prepared
 from lit_knn.data.autoencoders import PCA, Autoencoder
 from lit_knn.data.latents import encode_images
+from lit_knn.data.prepared_writer import prepare
 from lit_knn.estimators import Exact
 from lit_knn.figures import captioned, image_grid
+from lit_knn.reference.row_view import RowView
 from main import main
 from tests import ROOT
+from tests.image_files import image_folder
 
 
 def set_up(data):
@@ -76,6 +79,19 @@ def test_samples_are_decoded_for_files_and_distances(own_folder):
     assert Path("out/grid.png").is_file()
 
 
+def test_latents_of_a_prepared_file_are_held_out_with_their_images(tmp_path):
+    prepare(image_folder(tmp_path / "source", 20, (6, 4)), tmp_path / "x.npy")
+    data = set_up(Latents(Prepared(str(tmp_path / "x.npy")), Halved(), held_out=5))
+    for latents, images in (
+        (data.reference, data.image_reference),
+        (data.held_out_reference, data.held_out_image_reference),
+    ):
+        rows = torch.arange(latents.N)
+        assert torch.equal(latents.gather(rows), images.gather(rows)[..., ::2])
+        assert isinstance(images.images, RowView)
+    assert (data.reference.N, data.held_out_reference.N) == (15, 5)
+
+
 class Halved(Autoencoder):
     """Every second pixel; `broken` chooses what is wrong."""
 
@@ -128,7 +144,6 @@ def test_latents_in_a_file_are_compared_with_the_images(tmp_path):
         (lambda: Latents(Digits(), Halved("nan")), "Halved: encode returned NaN or infinite values"),
         (lambda: Latents(Digits(), Halved("narrow")), r"decode must return images of shape \(2, 1, 8, 8\) for 2"),
         (lambda: Latents(Digits(), Halved(), hflip=True), r"data\.hflip=true would mirror latents"),
-        (lambda: Latents(Prepared("a.npy"), Halved(), held_out=5), r"Latents of Prepared take no data\.held_out"),
         (lambda: Latents(Digits(), Halved(), sharded=True), r"data\.sharded=true does not work with Latents"),
         (lambda: Latents(Digits(held_out=5), Halved()), r"data\.images\.held_out=5 is not used"),
         (lambda: Latents(Digits(), PCA((65,))), "has 65 components, but there are 1797 images of 64 values"),
