@@ -1,9 +1,11 @@
 """Checks the options and data of class-conditional training and sampling, and draws the class of each sample."""
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+from pytorch_lightning.utilities import rank_zero_warn
 from torch import Tensor
 
 from lit_knn.common.errors import InputError
@@ -13,6 +15,12 @@ from lit_knn.reference import ReferenceSet
 from lit_knn.sampling.guidance import check_guidance
 from lit_knn.sampling.samplers import seeded_classes
 
+NUMBER = re.compile(r"-?[0-9]+")
+# A name in quotes, for names that the command line would read as something else.
+QUOTED = re.compile(r"(['\"])(.*)\1", re.DOTALL)
+# The command line reads these words as no value.
+NULLS = ("null", "Null", "NULL", "None", "~")
+
 
 class Conditioning:
     """Says whether a model gets class labels, and checks that its network and its data allow this setting.
@@ -20,7 +28,8 @@ class Conditioning:
     Args:
         net: its network, or the `Network` that samples; it has `num_classes` if it knows classes.
         class_conditional: whether the model gets labels.
-        sampling_class: class of all samples, by number or by name; None draws one for each seed.
+        sampling_class: class of all samples, by name or by number; None draws one for each seed. A
+            name wins over a number. If a name of a class is a number, other numbers are refused.
         label_dropout: probability of training an item without its class.
 
     Attributes:
@@ -29,14 +38,11 @@ class Conditioning:
     """
 
     def __init__(
-        self, net: Any, class_conditional: bool, sampling_class: int | str | None, label_dropout: float = 0.0
+        self, net: Any, class_conditional: bool, sampling_class: str | int | None, label_dropout: float = 0.0
     ) -> None:
         num_classes = getattr(net, "num_classes", 0)
         if class_conditional != (num_classes > 0):
             raise InputError(f"class_conditional={class_conditional}, but the net has num_classes={num_classes}")
-        # The names come later, from the data or a checkpoint.
-        if sampling_class is not None and not num_classes:
-            class_number("sampling_class", net, sampling_class)
         if not 0 <= label_dropout < 1:
             raise InputError(f"label_dropout must be at least 0 and below 1, got {label_dropout}")
         if label_dropout and not class_conditional:
@@ -46,7 +52,10 @@ class Conditioning:
         self.label_dropout = label_dropout
         self.drops_labels = bool(label_dropout or getattr(net, "label_dropout", 0))
         self.num_classes = num_classes
-        self._net, self._sampling_class = net, sampling_class
+        self._net = net
+        self._sampling_class = None if sampling_class is None else str(sampling_class)
+        if not num_classes:  # The names come later, from the data or a checkpoint.
+            self.chosen_class()
 
     def __bool__(self) -> bool:
         return self.num_classes > 0
@@ -57,11 +66,24 @@ class Conditioning:
         return getattr(self._net, "class_names", None)
 
     def chosen_class(self) -> int | None:
-        """Return the number of the class of all samples, or None; raise InputError for an unknown name."""
-        chosen, named = self._sampling_class, [name for name in self.class_names or () if name.isdecimal()]
-        if named and isinstance(chosen, int):  # YAML makes a number of a name such as 010.
-            chosen = next((name for name in named if int(name) == chosen), str(chosen))
-        return None if chosen is None else class_number("sampling_class", self._net, chosen)
+        """Return the number of the class of all samples, or None.
+
+        Raises InputError if there is no such class.
+        """
+        text, names = self._sampling_class, self.class_names or []
+        if text is None:
+            return None
+
+        quoted = QUOTED.fullmatch(text)
+        if text not in names and quoted and quoted[2] in names:
+            text = quoted[2]
+
+        # Beside a class called 1, the number 2 might mean the second class or a class called 2.
+        named_by_number = any(NUMBER.fullmatch(name) for name in names)
+        if NUMBER.fullmatch(text) and not named_by_number:
+            return class_number("sampling_class", self._net, int(text))
+
+        return class_number("sampling_class", self._net, text)
 
     def check_data(self, reference: ReferenceSet, class_names: list[str] | None) -> None:
         """Check labels and classes of the data, and take over the names of its classes, if it has any."""
@@ -80,7 +102,16 @@ class Conditioning:
             raise InputError(f"{told}, but the net has num_classes={self.num_classes}: {mend}")
         if class_names is not None:
             name_classes(self._net, class_names)
+        self._warn_of_hidden_names()
         self.chosen_class()  # An unknown name is refused before the work.
+
+    def _warn_of_hidden_names(self) -> None:
+        """Warn if no class is chosen, and the command line reads the name of one as no class."""
+        for name in self.class_names or ():
+            if name in NULLS and self._sampling_class is None:
+                option = f"--model.sampling_class \"'{name}'\""
+                hidden = f"the command line reads {name} as no class"
+                rank_zero_warn(f"{hidden}; the class {name} is {option}")
 
     def check_guidance(self, guidance: float) -> None:
         """Raise InputError if the model has no classes to guide to, or is never trained without them."""

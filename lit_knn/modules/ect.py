@@ -62,7 +62,8 @@ class LitECT(ConsistencyTraining):
         sigma_data: standard deviation of the data; that of `start`.
         sampling_sigmas: noise levels of multi-step sampling; an m-step sample uses the first m.
         predict_steps: sampling steps of `predict`.
-        sampling_class: class to sample from a class-conditional net, by number or name; null draws one for each seed.
+        sampling_class: class to sample from a class-conditional net, by name or else by number;
+            null draws one for each seed.
         seed: first part of the key of every random draw.
     """
 
@@ -86,7 +87,7 @@ class LitECT(ConsistencyTraining):
         sigma_data: float = 0.5,
         sampling_sigmas: Sequence[float] = (80.0, 0.821),
         predict_steps: int = 1,
-        sampling_class: int | str | None = None,
+        sampling_class: str | None = None,
         seed: int = 0,
     ) -> None:
         with prefixed("LitECT"):

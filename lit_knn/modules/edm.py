@@ -60,7 +60,8 @@ class LitEDM(PosteriorRegression):
         sigma_max: largest noise level of the sampler.
         rho: exponent of the sampler's grid.
         sampling_steps: steps of the Heun sampler, for pictures and `predict`.
-        sampling_class: class to sample from a class-conditional net, by number or name; null draws one for each seed.
+        sampling_class: class to sample from a class-conditional net, by name or else by number;
+            null draws one for each seed.
         guidance: weight w of classifier-free guidance in sampling, see `lit_knn.sampling.guidance.guided`. 1 is the
             class-conditional model, 0 the unconditional one; others than 1 need `label_dropout`.
         process: noise process whose probability flow the sampler integrates: `lit_knn.theory.noise.EDM`, `VP` or
@@ -91,7 +92,7 @@ class LitEDM(PosteriorRegression):
         sigma_max: float = 80.0,
         rho: float = 7.0,
         sampling_steps: int = 18,
-        sampling_class: int | str | None = None,
+        sampling_class: str | None = None,
         guidance: float = 1.0,
         process: Process | None = None,
         measure_target: bool = True,

@@ -31,7 +31,8 @@ class LitEstimator(pl.LightningModule):
         sigma_max: largest noise level of the sampler.
         rho: exponent of the sampler's grid.
         sampling_steps: steps of the Heun sampler.
-        sampling_class: class to sample from a `Network` with classes, by number or name; null draws one per seed.
+        sampling_class: class to sample from a `Network` with classes, by name or else by number;
+            null draws one for each seed.
         process: noise process whose probability flow `predict` integrates; see `LitEDM`.
         seed: first part of the key of every random draw.
     """
@@ -48,7 +49,7 @@ class LitEstimator(pl.LightningModule):
         sigma_max: float = 80.0,
         rho: float = 7.0,
         sampling_steps: int = 18,
-        sampling_class: int | str | None = None,
+        sampling_class: str | None = None,
         process: Process | None = None,
         seed: int = 0,
     ) -> None:

@@ -57,7 +57,8 @@ class LitFlow(PosteriorRegression):
             current batch.
         sampler: `lit_knn.sampling.flow_times.FixedSteps`, for pictures and `predict`; null for its Heun steps.
         sampling_steps: steps of the sampler.
-        sampling_class: class to sample from a class-conditional net, by number or name; null draws one for each seed.
+        sampling_class: class to sample from a class-conditional net, by name or else by number;
+            null draws one for each seed.
         guidance: weight of classifier-free guidance in sampling, as of `LitEDM`.
         process: noise process z = s(τ)(x + σ(τ)ε) with times between 0 and 1: `lit_knn.theory.noise.LinearInterpolant`,
             the straight path, or `VP`; null for the straight path. The velocity of every process is
@@ -83,7 +84,7 @@ class LitFlow(PosteriorRegression):
         ema_half_life_images: int = 887_000,
         sampler: FixedSteps | None = None,
         sampling_steps: int = 50,
-        sampling_class: int | str | None = None,
+        sampling_class: str | None = None,
         guidance: float = 1.0,
         process: Process | None = None,
         measure_target: bool = True,

@@ -43,7 +43,8 @@ class LitICT(ConsistencyTraining):
         huber_c: c of the pseudo-Huber metric; None for 0.00054·sqrt(d).
         sampling_sigmas: noise levels of multi-step sampling; an m-step sample uses the first m.
         predict_steps: sampling steps of `predict`.
-        sampling_class: class to sample from a class-conditional net, by number or name; null draws one for each seed.
+        sampling_class: class to sample from a class-conditional net, by name or else by number;
+            null draws one for each seed.
         seed: first part of the key of every random draw.
     """
 
@@ -67,7 +68,7 @@ class LitICT(ConsistencyTraining):
         huber_c: float | None = None,
         sampling_sigmas: Sequence[float] = (80.0, 0.821),
         predict_steps: int = 1,
-        sampling_class: int | str | None = None,
+        sampling_class: str | None = None,
         seed: int = 0,
     ) -> None:
         with prefixed("LitICT"):

@@ -61,7 +61,8 @@ class LitMeanFlow(PosteriorRegression):
         ema_half_life_images: half-life of the averaged weights; early on, 5 % of the images seen, which include the
             current batch.
         sampling_steps: steps of the sampler, for pictures and `predict`.
-        sampling_class: class to sample from a class-conditional net, by number or name; null draws one for each seed.
+        sampling_class: class to sample from a class-conditional net, by name or else by number;
+            null draws one for each seed.
         guidance: weight ω of classifier-free guidance, which is part of the training: the velocities become
             ω·v̂ + kappa·u(z, t, t; class) + (1 − ω − kappa)·u(z, t, t; none). Sampling then needs one evaluation a step.
             An effective weight other than 1 needs `label_dropout`.
@@ -90,7 +91,7 @@ class LitMeanFlow(PosteriorRegression):
         lr_ramp_up_images: int = 10_240_000,
         ema_half_life_images: int = 14_200_000,
         sampling_steps: int = 1,
-        sampling_class: int | str | None = None,
+        sampling_class: str | None = None,
         guidance: float = 1.0,
         kappa: float = 0.0,
         measure_target: bool = True,

@@ -1,6 +1,7 @@
 """The base of our networks. It checks the options, which are dataclass fields, and the shape of the images."""
 
 import difflib
+import unicodedata
 from collections.abc import Sequence
 from typing import Any
 
@@ -60,12 +61,21 @@ def class_number(option: str, net: object, label: object) -> int:
         numbers = f": give a number from 0 to {number - 1}" if number else ""
         raise InputError(f"{option}={label!r:.80}, but the net has num_classes={number}{numbers}")
     if names is None:
-        raise InputError(f"{option}={label!r:.80}, but the net has num_classes={number} without names: give a number")
+        advice = " without names: give a number" if number else ""
+        raise InputError(f"{option}={label!r:.80}, but the net has num_classes={number}{advice}")
+    # Unicode has two forms of an accented letter, and systems differ in the one that they store.
+    alike = [name for name in names if _normal_form(name) == _normal_form(label)]
+    if label not in names and len(alike) == 1:
+        label = alike[0]
     if label not in names:
         near = difflib.get_close_matches(label, names, n=1)
         told = f"did you mean {near[0]}?" if near else f"the classes are {', '.join(names):.200}"
         raise InputError(f"{option}={label!r:.80} is no class; {told}")
     return names.index(label)
+
+
+def _normal_form(name: str) -> str:
+    return unicodedata.normalize("NFC", name)
 
 
 def check_options(name: str, options: dict[str, Any]) -> None:

@@ -1,5 +1,7 @@
 """Class-conditional training: labels reach network and estimator, and samples have a class."""
 
+import unicodedata
+import warnings
 from types import SimpleNamespace
 
 import pytest
@@ -91,12 +93,54 @@ def test_samples_have_the_class_of_their_seed_or_the_chosen_one(kind):
         assert classes([7, 234], sampling_class=chosen).tolist() == [chosen, chosen]
 
 
-def test_a_number_that_is_the_name_of_a_class_chooses_this_class():
-    net, names = SimpleNamespace(num_classes=12), sorted(map(str, range(1, 13)))  # as folders sort: 1, 10, 11, 12, 2
-    chosen = [Conditioning(net, class_conditional=True, sampling_class=number) for number in (10, 12, 0)]
+NUMBERED = ["01", "1", "1e3", "null", "two words"]
+ACCENTED = unicodedata.normalize("NFD", "café")
+
+
+@pytest.mark.parametrize(
+    ("names", "text", "expected"),
+    [
+        (NUMBERED, "1", 1),
+        (NUMBERED, 1, 1),
+        (NUMBERED, "01", 0),
+        (NUMBERED, "1e3", 2),
+        (NUMBERED, "'null'", 3),
+        (NUMBERED, "two words", 4),
+        (["a", "b", "c"], "1", 1),
+        (["a", "b", "'b'"], "'b'", 2),
+        (["a", "b", ACCENTED], "café", 2),
+    ],
+)
+def test_an_exact_name_wins_over_a_number(names, text, expected):
+    net = SimpleNamespace(num_classes=len(names))
+    conditioning = Conditioning(net, class_conditional=True, sampling_class=text)
     name_classes(net, names)
-    assert [one.chosen_class() for one in chosen[:2]] == [1, 3]
-    with pytest.raises(InputError, match="sampling_class='0' is no class"):
-        chosen[2].chosen_class()
-    name_classes(net, [f"{int(name):03}" for name in names])
-    assert chosen[0].chosen_class() == 1
+    assert conditioning.chosen_class() == expected
+
+
+@pytest.mark.parametrize(
+    ("names", "text", "words"),
+    [
+        (NUMBERED, "2", "sampling_class='2' is no class"),
+        (NUMBERED, "1_000", "sampling_class='1_000' is no class"),
+        (["001", "010"], 10, r"sampling_class='10' is no class; did you mean 010\?"),
+        (["a", "b"], "2", "sampling_class=2, .*: give a number from 0 to 1"),
+        (["a", "b"], "true", "sampling_class='true' is no class"),
+    ],
+)
+def test_a_text_that_is_no_name_is_no_other_class(names, text, words):
+    net = SimpleNamespace(num_classes=len(names))
+    name_classes(net, names)
+    with pytest.raises(InputError, match=words):
+        Conditioning(net, class_conditional=True, sampling_class=text).chosen_class()
+
+
+def test_a_name_that_the_command_line_hides_is_told():
+    data = Labelled(class_names=["a", "b", "None"])
+    for chosen, count in ((None, 1), ("a", 0)):
+        net = WatchedNet(num_classes=3)
+        model = LitEDM(net, OneSample(), class_conditional=True, sampling_class=chosen)
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            train(model, data, 1)
+        assert sum("the class None is --model.sampling_class \"'None'\"" in str(w.message) for w in told) == count

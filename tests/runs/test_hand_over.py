@@ -114,7 +114,7 @@ def test_a_class_is_chosen_or_drawn_from_the_seed(kind, runs):
 
 
 def test_the_name_of_a_folder_is_a_class_from_prepare_to_sample(tmp_path, capsys):
-    files = {f"{name}/{i}.png": encoded(pixels(8, 8)) for name in ("tower", "cat", "house") for i in range(8)}
+    files = {f"{name}/{i}.png": encoded(pixels(8, 8)) for name in ("tower", "01", "1") for i in range(8)}
     data, exported = str(tmp_path / "places.npy"), tmp_path / "exported"
     main(["prepare", str(write_zip(tmp_path / "places.zip", files)), data, "--labels-from-folders"])
     more = ["--data", "Prepared", "--data.path", data, "--data.batch_size", "8", "--model.estimator.k", "8"]
@@ -122,11 +122,11 @@ def test_the_name_of_a_folder_is_a_class_from_prepare_to_sample(tmp_path, capsys
     run, options = leave_run(tmp_path / "runs", "edm_classes", *more)
     main(["export", str(run), str(exported)])
     for model in map(lit_knn.load, (run, exported)):
-        assert model.class_names == ["cat", "house", "tower"]
+        assert model.class_names == ["01", "1", "tower"]
         expected = model.sample(SEEDS, 2, class_label=2)
         assert not torch.equal(model.sample(SEEDS, 2, class_label=0), expected)
         assert torch.equal(model.sample(SEEDS, 2, class_label="tower"), expected)
-        mixed = model.sample(SEEDS, 2, ["tower", "cat", 2, "house", 0])
+        mixed = model.sample(SEEDS, 2, ["tower", "01", 2, "1", 0])
         assert torch.equal(mixed, model.sample(SEEDS, 2, [2, 0, 2, 1, 0]))
         with pytest.raises(InputError, match=r"class_label='Tower' is no class; did you mean tower\?"):
             model.sample(SEEDS, class_label="Tower")
@@ -134,16 +134,21 @@ def test_the_name_of_a_folder_is_a_class_from_prepare_to_sample(tmp_path, capsys
     options += ["--ckpt_path", str(last(run)), *few]
     published = ["--model", "LitEstimator", "--model.estimator", "Network", "--model.estimator.path", str(exported)]
     published += ["--data", "Prepared", "--data.path", data, "--trainer.accelerator", "cpu", *few]
-    for given, folder, chosen in ((options, "by_name", "tower"), (options, "2", "2"), (published, "network", "tower")):
-        main(["predict", *given, str(tmp_path / folder), "--model.sampling_class", chosen])
+    in_file = tmp_path / "chosen.yaml"
+    in_file.write_text("model: {init_args: {sampling_class: 01}}")  # YAML's number 1
     names = [f"{seed:06d}.png" for seed in SEEDS]
-    for folder in ("by_name", "network"):
-        rows = read_rows(tmp_path / folder / "classes.csv")
-        assert rows == [{"file": name, "class": "2", "name": "tower"} for name in names]
-    # The pictures are the images of the library.
-    images = to_uint8(lit_knn.load(exported).sample(SEEDS, class_label=2)).squeeze(1).numpy()
-    for folder in ("by_name", "2", "network"):
-        assert all(np.array_equal(Image.open(tmp_path / folder / n), i) for n, i in zip(names, images, strict=True))
+    for label, name, given in (
+        (2, "tower", [*options, str(tmp_path / "tower"), "--model.sampling_class", "tower"]),
+        (1, "1", [*published, str(tmp_path / "1"), "--model.sampling_class", "1"]),
+        (0, "01", [*options, str(tmp_path / "01"), "-c", str(in_file)]),
+    ):
+        main(["predict", *given])
+        rows = read_rows(tmp_path / name / "classes.csv")
+        assert rows == [{"file": file, "class": str(label), "name": name} for file in names]
+        # The pictures are the images of the library.
+        images = to_uint8(lit_knn.load(exported).sample(SEEDS, class_label=name)).squeeze(1).numpy()
+        files = [np.array(Image.open(tmp_path / name / file)) for file in names]
+        assert np.array_equal(np.stack(files), images)
     capsys.readouterr()
     line = refusal_of(["predict", *options, str(tmp_path / "bad"), "--model.sampling_class", "towr"], capsys)
     assert "sampling_class='towr' is no class; did you mean tower?" in line

@@ -13,11 +13,14 @@ from torch import nn
 from lit_knn import nets
 from lit_knn.commands.cli.packaged_configs import with_packaged_parts
 from lit_knn.common.errors import InputError, first_line
+from lit_knn.modules.conditioning import NULLS
 
 NETWORKS = re.compile(r"known\s+subclasses:\s+torch\.nn\.Module\b[^)]*")
 NOT_ACCEPTED = re.compile(r"Option '([\w.]+)' is not accepted")
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _load_yaml = jsonargparse.get_loader("yaml")
+# These options are names. YAML reads some names in a file as something else: 010 as 8, yes as true.
+NAMES = ("sampling_class",)
 
 
 class Parser(LightningArgumentParser):
@@ -62,13 +65,15 @@ def construct(kind: type, *args: Any, **kwargs: Any) -> Any:
 
 
 def load(text: str, path: str | None = None) -> Any:
-    """Load a file or a value like the parser's own loader, but refuse a repeated key; `None` also means null.
+    """Load a file or a value like the parser's own loader, but refuse a repeated key.
 
     `path` is the file after `-c`. For other files the parser adds the name to a `YAMLError`.
     """
     try:
-        _refuse_double_keys(yaml.compose(text, Loader=LOADER))
+        node = yaml.compose(text, Loader=LOADER)
+        _refuse_double_keys(node)
         value = _load_yaml(text)
+        _keep_names(node, value)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         if path is None or mark is None:
@@ -77,12 +82,38 @@ def load(text: str, path: str | None = None) -> Any:
     if path is not None and not isinstance(value, dict):
         raise InputError(f"{path} holds no options: it must have lines like `trainer:`")
     if path is None:
-        return None if value == "None" else value
+        return _of_text(text, value)
     for part in ("model", "data"):
         own = value.get(part)
         if isinstance(own, dict) and "seed" in {**own, **(own.get("init_args") or {})}:  # It would be replaced.
             raise InputError(f"{path}: {part}.seed is set by seed_everything: give that option")
     return with_packaged_parts(value, Path(path).parent)
+
+
+def _of_text(text: str, value: Any) -> Any:
+    """Return the value of an option's text.
+
+    `None` means null, too. What YAML takes for a comment, such as #3, is a text.
+    """
+    if text.strip() in NULLS:
+        return None
+
+    return text if value is None else value
+
+
+def _keep_names(node: yaml.Node | None, value: Any) -> None:
+    """Replace, in place, the values of options that are names by their text; null stays."""
+    if isinstance(node, yaml.SequenceNode) and isinstance(value, list):
+        for part, item in zip(node.value, value, strict=False):
+            _keep_names(part, item)
+
+    if isinstance(node, yaml.MappingNode) and isinstance(value, dict):
+        for key, part in node.value:
+            name = str(key.value)
+            if name in NAMES and isinstance(part, yaml.ScalarNode) and value.get(name) is not None:
+                value[name] = part.value
+            else:
+                _keep_names(part, value.get(name))
 
 
 def _refuse_double_keys(node: yaml.Node | None) -> None:
