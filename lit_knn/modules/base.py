@@ -19,6 +19,7 @@ from lit_knn.common.settings import flat_settings
 from lit_knn.estimators import ByClass, Estimator, class_conditional
 from lit_knn.modules.averaging import Averaging
 from lit_knn.modules.conditioning import Conditioning
+from lit_knn.modules.data_scale import warn_of_scale
 from lit_knn.reference import ReferenceSet
 from lit_knn.runs.clock import TrainingMonitor, TrainingTime, hardware_name
 from lit_knn.runs.interruption import Interruption
@@ -160,10 +161,19 @@ class EstimatorTraining(pl.LightningModule):
             if stage != "predict":
                 reference.to(device)
             self._set_image_shape(reference.shape)  # An index takes longer, so it comes later.
+            if stage == "fit":
+                self.check_scale(reference)
             for own in needing:
                 self._bind(own, reference)
         elif needing:
             self._set_image_shape(needing[0].reference.shape)
+
+    def check_scale(self, reference: ReferenceSet) -> None:
+        """Warn if the data's standard deviation is far from `sigma_data`, the one that the module expects."""
+        if "sigma_data" in self.hparams:
+            advice = "scale the data, or give --model.sigma_data {deviation} and noise levels to match"
+            expected = float(self.hparams.sigma_data)
+            warn_of_scale(reference, expected, "sigma_data is", f"{advice}, as lit-knn probe shows")
 
     def _bind(self, own: Estimator, reference: ReferenceSet) -> None:
         if self.conditioning:

@@ -11,6 +11,8 @@ from lit_knn.common.errors import InputError, prefixed
 from lit_knn.estimators import Estimator
 from lit_knn.modules.conditioning import Conditioning
 from lit_knn.modules.consistency import ConsistencyTraining, check_not_augmented
+from lit_knn.modules.data_scale import warn_of_scale
+from lit_knn.reference import ReferenceSet
 from lit_knn.sampling.loading import load_network_to_tune
 from lit_knn.sampling.samplers import EDM_GRID
 from lit_knn.sampling.schedules import TuningSchedule, check_log_normal, euclidean, log_normal_sigmas
@@ -112,6 +114,11 @@ class LitECT(ConsistencyTraining):
         if not self._has_weights:
             raise InputError("LitECT: start=null has no trained network: give a start, or --ckpt_path to go on")
         super().on_fit_start()
+
+    def check_scale(self, reference: ReferenceSet) -> None:
+        """Warn if the data's standard deviation is far from `sigma_data`, that of the data of `start`."""
+        sigma_data = self.consistency_function.sigma_data
+        warn_of_scale(reference, sigma_data, "sigma_data is", "scale the data as those of start")
 
     def draw_levels(self, size: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         """Draw t from the log-normal distribution, and map it to r; each is (size,) float64."""

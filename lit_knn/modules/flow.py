@@ -11,9 +11,11 @@ from lit_knn.common.errors import InputError, prefixed
 from lit_knn.estimators import Estimator
 from lit_knn.modules.augmentation import GeometricAugmentation
 from lit_knn.modules.conditioning import Conditioning
+from lit_knn.modules.data_scale import warn_of_scale
 from lit_knn.modules.regression import PosteriorRegression
 from lit_knn.modules.time_distributions import TimeDistribution, UniformTimes
 from lit_knn.nets.flow import OUTPUTS, FlowNetwork, VelocityOutput
+from lit_knn.reference import ReferenceSet
 from lit_knn.sampling import FlowModel
 from lit_knn.sampling.flow_model import check_flow_process
 from lit_knn.sampling.flow_times import FixedSteps
@@ -132,6 +134,14 @@ class LitFlow(PosteriorRegression):
         """Compute ‖v(z, τ) − v̂‖²/d of each item, (B,); v̂ is (z − μ̂)/τ on the straight path."""
         velocity = self.process.velocity(z, per_item(t, z), target).to(z.dtype)
         return (self.flow(z, t, class_label, augment_label) - velocity).square().flatten(1).mean(1)
+
+    def check_scale(self, reference: ReferenceSet) -> None:
+        """Warn if the data's standard deviation is far from that of `output`, or of the noise, 1."""
+        expected = getattr(self.flow, "sigma_data", None)
+        if expected is None:
+            warn_of_scale(reference, 1.0, "a flow expects", "scale the data")
+        else:
+            warn_of_scale(reference, expected, "sigma_data of output is", "scale the data")
 
     def generative_model(self) -> FlowModel:
         h = self.hparams

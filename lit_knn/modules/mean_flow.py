@@ -14,10 +14,12 @@ from lit_knn.common.rng import Stream, keyed_default_rng
 from lit_knn.estimators import Estimator
 from lit_knn.modules.augmentation import GeometricAugmentation
 from lit_knn.modules.conditioning import Conditioning
+from lit_knn.modules.data_scale import warn_of_scale
 from lit_knn.modules.regression import PosteriorRegression
 from lit_knn.modules.time_distributions import LogitNormalTimes, TimeDistribution
 from lit_knn.nets.average_velocity import GAP_FEATURES, AverageVelocity
 from lit_knn.nets.base import NO_CLASS
+from lit_knn.reference import ReferenceSet
 from lit_knn.sampling import MeanFlowModel
 from lit_knn.sampling.model import check_positive
 from lit_knn.theory.noise import LINEAR_PROCESS, per_item
@@ -202,6 +204,10 @@ class LitMeanFlow(PosteriorRegression):
         """Weight each item's ‖Δ‖² by 1/(‖Δ‖² + c)^power, without gradient, and take the mean."""
         errors = loss * x[0].numel()
         return (errors / (errors.detach() + WEIGHT_FLOOR) ** self.hparams.power).mean()
+
+    def check_scale(self, reference: ReferenceSet) -> None:
+        """Warn if the data's standard deviation is far from that of the noise, 1."""
+        warn_of_scale(reference, 1.0, "a flow expects", "scale the data")
 
     def generative_model(self) -> MeanFlowModel:
         chosen = self.conditioning.chosen_class()

@@ -1,0 +1,81 @@
+"""Data of another scale than a module expects are told in one line before the first step."""
+
+import math
+import warnings
+
+import numpy as np
+import pytest
+import torch
+
+from lit_knn.estimators import OneSample
+from lit_knn.modules import LitECT, LitEDM, LitFlow, LitICT, LitMeanFlow
+from lit_knn.modules.data_scale import deviation
+from lit_knn.nets import UNet
+from lit_knn.nets.flow import EDMOutput
+from lit_knn.reference import ReferenceSet, ShardedReferenceSet
+from main import main
+from tests.command_lines import DEMO, TINY
+from tests.networks import write_own
+from tests.short_training import train
+from tests.toys import pixels, rng
+from tests.watched import Images
+
+KINDS = {
+    "ict": (LitICT, 0.5, "sigma_data is 0.5"),
+    "edm": (LitEDM, 0.5, "sigma_data is 0.5"),
+    "ect": (LitECT, 0.5, "sigma_data is 0.5"),
+    "flow": (LitFlow, 1.0, "a flow expects 1"),
+    "flow, data": (LitFlow, 0.5, "sigma_data of output is 0.5"),
+    "mean flow": (LitMeanFlow, 1.0, "a flow expects 1"),
+}
+
+
+def told(kind, scale, folder):
+    """Fit for one step on images of this deviation; return the lines about it."""
+    made, data = KINDS[kind][0], Images()
+    data.x = data.dataset = scale * torch.nn.functional.normalize(data.x, dim=0) * math.sqrt(60)
+    data.reference = ReferenceSet(data.x)
+    net = UNet(1, channels=8, multipliers=(1, 2), blocks=1, augment_dim=8 * (kind == "mean flow"))
+    options = {"start": write_own(folder / "own.ckpt")} if kind == "ect" else {"net": net}
+    options |= {"output": EDMOutput} if kind == "flow, data" else {}
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        train(made(estimator=OneSample(), **options), data, 1)
+    lines = [str(warning.message) for warning in said]
+    return [line for line in lines if "deviation" in line]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_deviation_far_from_the_expected_one_is_told(kind, tmp_path):
+    _, expected, words = KINDS[kind]
+    for factor in (1 / 15, 1 / 3.4, 3.4):
+        (line,) = told(kind, factor * expected, tmp_path)
+        assert line.startswith(f"the data's deviation is {factor * expected:.2g}, {words}: scale the data")
+    for factor in (1 / 2.5, 1, 2.5):
+        assert told(kind, factor * expected, tmp_path) == []
+
+
+def test_the_deviation_is_that_of_all_values():
+    images = pixels(5000, (3, 8, 8))
+    expected = (images.double() / 127.5 - 1).std(correction=0).item()
+    assert deviation(ReferenceSet(images, hflip=True)) == pytest.approx(expected, rel=0.03)
+    assert deviation(ShardedReferenceSet(images)) == pytest.approx(expected, rel=0.03)
+    # Classes that follow each other differ most.
+    sorted_by_class = torch.cat([torch.randn(900, 5000, generator=rng()) + level for level in (-9, 0, 9)])
+    assert deviation(ReferenceSet(sorted_by_class)) == pytest.approx(math.sqrt(55), rel=0.02)
+    assert deviation(ReferenceSet(torch.ones(1, 4))) == 0
+
+
+def test_fit_and_plan_tell_it_and_images_are_silent(own_folder, recwarn):
+    latents = 0.033 * np.random.default_rng(0).standard_normal((64, 1, 8, 8))
+    np.save("latents.npy", latents.astype(np.float32))
+    other = ["--data", "Arrays", "--data.path", "latents.npy", "--data.batch_size", "16"]
+    line = "the data's deviation is 0.033, sigma_data is 0.5: scale the data, or give "
+    line += "--model.sigma_data 0.033 and noise levels to match, as lit-knn probe shows"
+    for command in ("fit", "plan"):
+        main([command, "-c", DEMO, *TINY, *other, "--trainer.callbacks", "[]"])
+        assert sum(str(warning.message) == line for warning in recwarn) == 1
+        recwarn.clear()
+    for config in ("demo", "table2/digits", "flow/digits", "meanflow/digits"):
+        main(["plan", "-c", config])
+    assert not any("deviation" in str(warning.message) for warning in recwarn)
