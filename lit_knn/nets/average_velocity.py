@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from lit_knn.common.errors import InputError
+from lit_knn.nets.base import labels_for
 
 GAP_FEATURES = 8
 """Number of augmentation labels that hold the second time."""
@@ -52,5 +53,6 @@ class AverageVelocity(nn.Module):
         features = torch.cos(math.pi * waves * gap[:, None]).to(z.dtype)
         if augment_label is None:
             augment_label = features.new_zeros(len(z), self.augment_dim - GAP_FEATURES)
-        labels = torch.cat([features, augment_label.to(z.dtype)], dim=1)
-        return self.model(z, (4 * t - 2).to(z.dtype), class_label, labels).to(z.dtype)
+        augment_label = torch.cat([features, augment_label.to(z.dtype)], dim=1)
+        class_label = labels_for(self.model, class_label, z)
+        return self.model(z, (4 * t - 2).to(z.dtype), class_label, augment_label).to(z.dtype)

@@ -5,12 +5,13 @@ import unicodedata
 from collections.abc import Sequence
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from lit_knn.common.errors import InputError
 
 NO_CLASS = -1
-"""Label of an item without a class: the network gets no class, and the target averages over all images."""
+"""Label of an item without a class; the target of such an item averages over all images."""
 
 # The smallest allowed value of each integer option.
 LEAST = {"in_channels": 1, "channels": 1, "blocks": 1, "num_classes": 0, "augment_dim": 0}
@@ -41,6 +42,17 @@ class ImageNetwork(nn.Module):
         if shape[1] % self.factor or shape[2] % self.factor:
             sides = f"{shape[1]}x{shape[2]}"
             raise InputError(f"{name}: image sides {sides} are not divisible by {self.factor} (multipliers)")
+
+
+def labels_for(net: nn.Module, class_label: Tensor | None, z: Tensor) -> Tensor | None:
+    """Return the labels that a network gets for z (B, *shape).
+
+    A network with classes always gets labels: `NO_CLASS` for each item in the place of None.
+    """
+    if class_label is None and getattr(net, "num_classes", 0):
+        return torch.full((len(z),), NO_CLASS, device=z.device)
+
+    return class_label
 
 
 def name_classes(net: Any, names: object) -> None:

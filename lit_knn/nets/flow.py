@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from lit_knn.common.errors import InputError
+from lit_knn.nets.base import labels_for
 from lit_knn.nets.precond import EDMPrecond
 from lit_knn.theory.noise import LINEAR_PROCESS, LinearInterpolant, Process, per_item
 
@@ -43,6 +44,7 @@ class FlowNetwork(nn.Module):
         """Map z (B, *shape) at tau (B,) or () to the velocity, (B, *shape) float32."""
         z = z.float()
         tau = per_item(tau, z).flatten().double().expand(len(z))
+        class_label = labels_for(self.model, class_label, z)
         labels = (class_label,) if augment_label is None else (class_label, augment_label)
         return self.velocity(z, tau, labels).to(torch.float32)
 

@@ -6,6 +6,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from lit_knn.nets.base import labels_for
 from lit_knn.theory.noise import per_item
 
 
@@ -38,11 +39,16 @@ def coefficients(t: Tensor, sigma_data: float, sigma_min: float = 0.0) -> Coeffi
     )
 
 
-def preconditioned(net: nn.Module, c: Coefficients, z: Tensor, *labels: Tensor | None) -> Tensor:
+def preconditioned(
+    net: nn.Module, c: Coefficients, z: Tensor, class_label: Tensor | None, *augment_label: Tensor
+) -> Tensor:
     """Return c_skip·z + c_out·F(c_in·z, c_noise, *labels), (B, *shape) float32."""
     c_skip, c_out, c_in = (per_item(value.float(), z) for value in c[:3])
     z = z.float()
-    return c_skip * z + c_out * net(c_in * z, c.c_noise.float(), *labels).to(torch.float32)
+    class_label = labels_for(net, class_label, z)
+    output = net(c_in * z, c.c_noise.float(), class_label, *augment_label)
+
+    return c_skip * z + c_out * output.to(torch.float32)
 
 
 class ConsistencyFunction(nn.Module):
@@ -95,7 +101,7 @@ class EDMPrecond(nn.Module):
     ) -> Tensor:
         """Map z (B, *shape) at sigma, (B,), (B, 1, …, 1) or a number, to the denoised (B, *shape), float32."""
         c = coefficients(per_item(sigma, z).flatten().double().expand(len(z)), self.sigma_data)
-        labels = (class_label,) if augment_label is None else (class_label, augment_label)
+        augmented = () if augment_label is None else (augment_label,)
         # `autocast(enabled=self.fp16)` would be wrong, because a disabled autocast switches off the trainer's autocast.
         with torch.autocast(z.device.type, torch.float16) if self.fp16 else nullcontext():
-            return preconditioned(self.model, c, z, *labels)
+            return preconditioned(self.model, c, z, class_label, *augmented)

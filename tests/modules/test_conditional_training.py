@@ -9,10 +9,10 @@ import pytorch_lightning as pl
 import torch
 
 from lit_knn.common.errors import InputError
-from lit_knn.estimators import KNN, STF, Exact, OneSample
+from lit_knn.estimators import KNN, STF, Exact, Network, OneSample
 from lit_knn.modules import LitEDM, LitFlow, LitICT, LitMeanFlow
 from lit_knn.modules.conditioning import Conditioning
-from lit_knn.nets.base import name_classes
+from lit_knn.nets.base import NO_CLASS, name_classes
 from lit_knn.reference.classes import classes_of
 from tests.short_training import TRAINER, train
 from tests.watched import Asked, Labelled, WatchedNet
@@ -44,6 +44,48 @@ def test_network_and_estimator_are_given_the_labels_of_the_batch(kind):
     assert all(torch.equal(labels, data.labels) for labels in given)
     assert estimator.labels
     assert all(labels == data.labels.tolist() for labels in estimator.labels)
+
+
+class NeedsLabels(WatchedNet):
+    """A network that cannot run without labels, and that counts the items without a class."""
+
+    augment_dim, without = 0, 0
+
+    def forward(self, z_scaled, noise_label, class_label, augment_label=None):
+        assert class_label.shape == (len(z_scaled),)
+        assert class_label.dtype == torch.int64
+        self.without += int((class_label == NO_CLASS).sum())
+        return super().forward(z_scaled, noise_label, class_label, augment_label)
+
+
+@pytest.mark.parametrize("kind", [LitICT, LitEDM, LitFlow, LitMeanFlow])
+def test_a_network_with_classes_always_gets_labels(kind):
+    net, data = NeedsLabels(num_classes=3), Labelled()
+    net.augment_dim = 8 * (kind is LitMeanFlow)
+    options = {} if kind is LitICT else {"label_dropout": 0.5}
+    model = kind(net, OneSample(), class_conditional=True, **options)
+    train(model, data, 1, limit_val_batches=1)
+    dropped = net.without - 1  # the trial before the training
+    assert dropped == 0 if kind is LitICT else 10 < dropped < 50
+    sampler, z = model.generative_model(), torch.zeros(5, 1, 4, 4)
+    net.without = 0
+    sampler(z, 0.5)
+    assert net.without == 5
+    sampler.sample(range(5), 1, class_label=2)
+    assert net.without == 5
+    if kind in (LitEDM, LitFlow):
+        for guidance, count in ((2.0, 5), (0.0, 5)):
+            net.without = 0
+            sampler.sample(range(5), 1, class_label=2, guidance=guidance)
+            assert net.without == count
+        Network(sampler.eval()).posterior_mean(z, 1.0)
+        assert net.without == 10
+
+
+def test_a_network_without_classes_gets_no_labels():
+    net = WatchedNet()
+    train(LitEDM(net, OneSample()), Labelled(), 1)
+    assert net.labels == [None, None]
 
 
 @pytest.mark.parametrize(
