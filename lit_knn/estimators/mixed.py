@@ -1,6 +1,6 @@
 """An estimator that mixes two others."""
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from lit_knn.common.errors import InputError
 from lit_knn.estimators.base import Estimator, Query
@@ -14,14 +14,14 @@ class Mixed(Parts):
     the family of arXiv 2605.09235, whose β is `share`. Its bias is that of the parts; each part draws on its own.
 
     Args:
-        first: estimator with the weight 1 − share.
-        second: estimator with the weight `share`.
+        first: estimator with the weight 1 − share, or in Python a module for `Network`.
+        second: estimator with the weight `share`, likewise.
         share: from 0 to 1.
     """
 
     shardable = Parts.shardable
 
-    def __init__(self, first: Estimator, second: Estimator, share: float) -> None:
+    def __init__(self, first: Estimator | nn.Module, second: Estimator | nn.Module, share: float) -> None:
         super().__init__(first=first, second=second)
         if isinstance(share, bool) or not isinstance(share, (int, float)) or not 0 <= share <= 1:
             raise InputError(f"Mixed: share must be from 0 to 1, got {share!r}")

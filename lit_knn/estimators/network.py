@@ -10,26 +10,41 @@ from torch import Generator, Tensor, nn
 from lit_knn.common.errors import InputError
 from lit_knn.common.memory import moved
 from lit_knn.estimators.base import Estimator, Holdings, Query
-from lit_knn.nets.base import NO_CLASS
+from lit_knn.nets.average_velocity import AverageVelocity
+from lit_knn.nets.base import NO_CLASS, ImageNetwork, labels_for
+from lit_knn.nets.flow import FlowDenoiser, FlowNetwork
+from lit_knn.nets.precond import ConsistencyFunction, EDMPrecond
+from lit_knn.sampling import GenerativeModel
 from lit_knn.sampling.loading import load_network
+from lit_knn.sampling.model import DenoisingModel
+
+OURS = (EDMPrecond, FlowDenoiser)
+
+
+# Modules of ours that are no denoisers, although they take the same arguments.
+NO_DENOISERS = (ImageNetwork, ConsistencyFunction, FlowNetwork, AverageVelocity, GenerativeModel)
 
 
 class Network(Estimator):
-    """Estimates E[x|z,σ] with the denoiser D(z, σ) of a trained EDM or flow network: biased and deterministic.
+    """Estimates E[x|z,σ] with the denoiser D(z, σ) of a trained network: biased and deterministic.
 
-    It needs no reference set and no randomness. Class-conditional networks take `labels`. Those that were trained with
-    label dropout run unconditionally without labels; all do with the label `NO_CLASS`.
+    It needs no reference set and no randomness. Class-conditional networks take `labels`. Those that
+    were trained with label dropout run unconditionally without labels; all do with the label
+    `NO_CLASS`.
 
     Args:
-        path: a published `.pkl` (none of its code is run), a file converted from it by `lit-knn convert`, a `.ckpt` of
-            `LitEDM` or `LitFlow`, whose averaged weights are used, or the folder of such a run.
+        path: a published `.pkl` (none of its code is run), a file converted from it by `lit-knn
+            convert`, a `.ckpt` of `LitEDM` or `LitFlow`, whose averaged weights are used, or the
+            folder of such a run. In Python also a module in evaluation mode: a model of
+            `lit_knn.load`, or any denoiser `module(z, sigma)` with sigma (B,), in the type of z, or
+            `module(z, sigma, class_label)` if it has `num_classes`. It is not copied.
         net: the architecture, for a `.ckpt` that does not store it; null for published networks.
-        fp16: compute the network, except its embedding, in float16, as EDM's own code does on GPUs for files with
-            `use_fp16`. The weights stay in float32.
+        fp16: compute the network, except its embedding, in float16, as EDM's own code does on GPUs
+            for files with `use_fp16`. The weights stay in float32. Only for files.
 
     Raises:
-        InputError: the file is missing, cannot be read, or holds another architecture; it stores no architecture and
-            `net` is not given.
+        InputError: the file is missing, cannot be read, or holds another architecture; it stores no
+            architecture and `net` is not given; the module is no denoiser.
     """
 
     needs_reference = False
@@ -39,14 +54,27 @@ class Network(Estimator):
 
     _labels: Tensor | None = None
 
-    def __init__(self, path: str | PathLike[str], net: nn.Module | None = None, fp16: bool = False) -> None:
-        try:
-            self.denoiser = load_network(path, net, fp16)
-        except InputError as error:
-            raise InputError(f"Network: path={error}") from error
-        self.num_classes = getattr(self.denoiser.model, "num_classes", 0)
+    def __init__(
+        self,
+        path: str | PathLike[str] | nn.Module,
+        net: nn.Module | None = None,
+        fp16: bool = False,
+    ) -> None:
+        if isinstance(path, nn.Module):
+            if net is not None or fp16:
+                raise InputError("Network: net and fp16 are options of files, but a module is given")
+            self.denoiser = denoiser_of(path)
+        else:
+            try:
+                self.denoiser = load_network(path, net, fp16)
+            except InputError as error:
+                raise InputError(f"Network: path={error}") from error
+
+        ours = isinstance(self.denoiser, OURS)
+        knows_classes: Any = self.denoiser.model if ours else self.denoiser
+        self.num_classes = int(getattr(knows_classes, "num_classes", 0))
         # Names of the classes 0, 1, …, with which `sampling_class` chooses one, or None.
-        self.class_names: list[str] | None = getattr(self.denoiser.model, "class_names", None)
+        self.class_names: list[str] | None = getattr(knows_classes, "class_names", None)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Network":
         return self  # Each copy of a module, as for an average, would copy the weights, which nobody changes.
@@ -60,7 +88,7 @@ class Network(Estimator):
 
     def mean_of(self, query: Query) -> Tensor:
         if query.labels is None:
-            if self.num_classes and not self.denoiser.drops_labels:
+            if self.num_classes and not getattr(self.denoiser, "drops_labels", True):
                 raise InputError("Network: labels missing, and the net was never trained without")
             return super().mean_of(query)
         lowest, highest = query.labels.aminmax()
@@ -72,6 +100,29 @@ class Network(Estimator):
         return Estimator.mean_of(conditioned, query)
 
     def _posterior_mean(self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: Generator | None) -> Tensor:
-        if next(self.denoiser.parameters()).device != z.device:  # `to` walks through all modules, which takes time.
+        if self.denoiser.training:
+            raise InputError("Network: the module is in training mode: call its eval() first")
+
+        weight = next(self.denoiser.parameters(), None)
+        if weight is not None and weight.device != z.device:  # `to` walks through all modules, which takes time.
             self.denoiser.to(z.device)
-        return self.denoiser(z, t.flatten(), self._labels)
+
+        sigma = t.flatten()
+        if isinstance(self.denoiser, OURS):
+            return self.denoiser(z, sigma, self._labels)
+
+        sigma = sigma.to(z.dtype)
+        labels = labels_for(self.denoiser, self._labels, z)
+        return self.denoiser(z, sigma) if labels is None else self.denoiser(z, sigma, labels)
+
+
+def denoiser_of(module: nn.Module) -> nn.Module:
+    """Return the denoiser D(z, σ) of a module. Raises InputError if it is a module of ours that has none."""
+    if isinstance(module, DenoisingModel):
+        return module.denoiser.train(module.training)
+    if isinstance(module, NO_DENOISERS):
+        kind = type(module).__name__
+        told = f"Network: {kind} is no denoiser D(z, sigma)"
+        raise InputError(f"{told}: give one such as EDMPrecond(net), or a diffusion or flow model")
+
+    return module

@@ -5,11 +5,12 @@ from collections.abc import Callable
 from typing import Any, Self
 
 import torch
-from torch import Generator, Tensor
+from torch import Generator, Tensor, nn
 
 from lit_knn.common.errors import InputError, prefixed
 from lit_knn.estimators.base import Estimator, Holdings, Query
 from lit_knn.estimators.by_class import copied_apart
+from lit_knn.estimators.network import Network
 from lit_knn.reference import ReferenceSet
 
 
@@ -19,16 +20,19 @@ class Parts(Estimator):
     A subclass implements `mean_of`.
 
     Args:
-        parts: the two estimators, by the names of their options.
+        parts: the two estimators, by the names of their options; a module becomes a `Network`.
 
     Attributes:
         parts: the estimators, or after `bind` the bound copies.
     """
 
-    def __init__(self, **parts: Estimator) -> None:
-        vars(self).update(parts)
-        self.options = parts
-        first, second = self.parts = tuple(parts.values())
+    def __init__(self, **parts: Estimator | nn.Module) -> None:
+        self.options: dict[str, Estimator] = {}
+        for name, part in parts.items():
+            self.options[name] = Network(part) if isinstance(part, nn.Module) else part
+
+        vars(self).update(self.options)
+        first, second = self.parts = tuple(self.options.values())
         self.needs_reference = first.needs_reference or second.needs_reference
         self.deterministic = first.deterministic and second.deterministic
         self.uses_source = first.uses_source or second.uses_source
@@ -87,14 +91,14 @@ class Switched(Parts):
     together.
 
     Args:
-        below: estimator of the lower noise levels.
-        above: estimator of the higher noise levels.
+        below: estimator of the lower noise levels, or in Python a module for `Network`.
+        above: estimator of the higher noise levels, likewise.
         t: the switch level, in units of the noise level σ.
     """
 
     shardable = Parts.shardable
 
-    def __init__(self, below: Estimator, above: Estimator, t: float) -> None:
+    def __init__(self, below: Estimator | nn.Module, above: Estimator | nn.Module, t: float) -> None:
         super().__init__(below=below, above=above)
         if isinstance(t, bool) or not isinstance(t, (int, float)) or not 0 < t < math.inf:
             raise InputError(f"Switched: t must be finite and above 0, got {t!r}")

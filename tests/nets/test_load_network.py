@@ -9,10 +9,13 @@ from torch import nn
 
 from lit_knn.commands.entry import main
 from lit_knn.common.errors import InputError
-from lit_knn.estimators import Network
+from lit_knn.estimators import Exact, Network, Switched
 from lit_knn.nets import ADM, DDPMpp, UNet
 from lit_knn.nets.base import NO_CLASS
-from lit_knn.nets.precond import EDMPrecond
+from lit_knn.nets.flow import VelocityOutput
+from lit_knn.nets.precond import ConsistencyFunction, EDMPrecond
+from lit_knn.reference import ReferenceSet
+from lit_knn.sampling import ConsistencyModel
 from lit_knn.sampling.loading import convert, load, load_network, write_exported
 from tests.edm_pickles import Call, edm_network, published, state_of, write
 from tests.image_files import refusal
@@ -171,3 +174,61 @@ def test_a_conversion_that_is_refused_is_one_line_and_replaces_nothing(tmp_path,
         assert capsys.readouterr() == ("", message)
     assert kept.read_text() == "kept"
     assert sorted(file.name for file in tmp_path.iterdir()) == ["a.pkl", "kept.safetensors"]
+
+
+class Denoiser(nn.Module):
+    """A denoiser of one's own: the posterior mean of Gaussian data, shifted by the class."""
+
+    def __init__(self, num_classes=0):
+        super().__init__()
+        self.num_classes = num_classes
+        self.weight = nn.Parameter(torch.ones(()))
+
+    def forward(self, z, sigma, class_label=None):
+        assert sigma.dtype == z.dtype
+        shift = 0.0 if class_label is None else class_label.reshape(-1, 1, 1, 1).to(z.dtype)
+        return self.weight * z / (1 + sigma.reshape(-1, 1, 1, 1) ** 2) + shift
+
+
+def test_a_module_is_an_estimator_and_a_part_of_one():
+    mine, z, sigma = Denoiser().eval(), Z, SIGMA
+    expected = mine(Z, SIGMA).detach()
+    assert torch.equal(Network(mine).posterior_mean(z, sigma), expected)
+    reference = ReferenceSet(torch.randn(50, 3, 16, 16))
+    exact = Exact().bind(reference).posterior_mean(z, sigma)
+    for below in (mine, Network(mine)):
+        switched = Switched(below=below, above=Exact(), t=2.0).bind(reference)
+        # Levels 0.1, 2 and 50.
+        assert torch.equal(switched.posterior_mean(z, sigma), torch.cat([expected[:1], exact[1:]]))
+    conditional = Network(Denoiser(num_classes=3).eval())
+    assert conditional.num_classes == 3
+    for labels, shift in ((LABELS, LABELS), (None, torch.full((3,), NO_CLASS))):
+        mean = conditional.posterior_mean(z, sigma, labels=labels)
+        torch.testing.assert_close(mean, expected + shift.reshape(-1, 1, 1, 1))
+    # The network goes on learning.
+    with torch.no_grad():
+        mine.weight.mul_(2)
+    torch.testing.assert_close(Network(mine).posterior_mean(z, sigma), 2 * expected)
+
+
+def test_a_loaded_model_is_the_estimator_of_its_file(tmp_path):
+    path = write_start(tmp_path / "a.ckpt", small(), image_shape=(3, 16, 16))
+    expected = Network(path).posterior_mean(Z, SIGMA, labels=LABELS)
+    for module in (load(path), load_network(path)):
+        assert torch.equal(Network(module).posterior_mean(Z, SIGMA, labels=LABELS), expected)
+
+
+def test_a_module_that_is_no_denoiser_is_refused():
+    raw = UNet(3, channels=8).eval()
+    for module in (
+        raw,
+        ConsistencyFunction(raw),
+        VelocityOutput(raw),
+        ConsistencyModel(ConsistencyFunction(raw), (3, 16, 16)),
+    ):
+        with pytest.raises(InputError, match=rf"Network: {type(module).__name__} is no denoiser D\(z, sigma\): give"):
+            Switched(module, Exact(), 1.0)
+    with pytest.raises(InputError, match="net and fp16 are options of files"):
+        Network(EDMPrecond(raw), fp16=True)
+    with pytest.raises(InputError, match=r"the module is in training mode: call its eval\(\) first"):
+        Network(EDMPrecond(raw).train()).posterior_mean(Z, SIGMA)
