@@ -4,9 +4,9 @@ from typing import Any
 
 import pytorch_lightning as pl
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from lit_knn.common.errors import InputError
+from lit_knn.common.errors import InputError, first_line
 from lit_knn.modules import LitMeanFlow
 
 
@@ -39,7 +39,22 @@ class NetworkSpeed(pl.Callback):
         if self.compile and isinstance(pl_module, LitMeanFlow):  # PyTorch says nothing, and runs it as it is.
             raise InputError("NetworkSpeed: PyTorch does not compile forward derivatives, which LitMeanFlow takes")
         network: nn.Module = pl_module.network
+        if self.compile:
+            self._try_compiler(trainer.strategy.root_device)
         if self.channels_last:
             network.to(memory_format=torch.channels_last)
         if self.compile:
             network.compile(backend=self.backend)
+
+    def _try_compiler(self, device: torch.device) -> None:
+        """Compile a small function before the long work; without a compiler it fails like the network."""
+        try:
+            torch.compile(_double, backend=self.backend)(torch.ones(2, device=device))
+        except Exception as error:  # Backends raise errors of their own.
+            told = f"NetworkSpeed: torch.compile with backend={self.backend} does not work here"
+            advice = "install what it needs, such as g++, or give compile=false"
+            raise InputError(f"{told} ({first_line(error):.200}): {advice}") from error
+
+
+def _double(values: Tensor) -> Tensor:
+    return 2 * values

@@ -65,7 +65,8 @@ class PosteriorRegression(EstimatorTraining):
         given, taken = getattr(augmentation, "label_dim", 0) + self.time_labels, getattr(net, "augment_dim", 0)
         if given != taken:
             times = f" and the second time {self.time_labels}" if self.time_labels else ""
-            told = f"augmentation={type(augmentation).__name__} gives {given - self.time_labels} labels{times}"
+            name = "null" if augmentation is None else type(augmentation).__name__
+            told = f"augmentation={name} gives {given - self.time_labels} labels{times}"
             raise InputError(f"{told}, but the net has augment_dim={taken}")
 
     def check_training_options(self) -> None:

@@ -40,6 +40,7 @@ CASES = [
     (LitICT, {"sampling_sigmas": (80.0, 0.002)}, "sampling_sigmas"),
     (LitICT, {"sigma_max": 20.0}, "sampling_sigmas begin at 80.0, but no level above sigma_max=20.0 is trained"),
     (LitEDM, {"lr_ramp_up_images": -1}, "lr_ramp_up_images must be at least 0"),
+    (LitEDM, {"net": unet(augment_dim=9)}, "augmentation=null gives 0 labels, but the net has augment_dim=9"),
     (LitEDM, {"class_conditional": True}, "class_conditional=True, but the net has num_classes=0"),
     (LitEDM, {"sampling_class": "a"}, "sampling_class='a', but .* num_classes=0"),
     (LitFlow, {"output": nn.Identity}, "output=Identity makes Identity, not a FlowNetwork"),

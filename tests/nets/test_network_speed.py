@@ -57,6 +57,15 @@ def test_a_forward_derivative_is_not_compiled_in_vain():
         train(model, Digits(batch_size=8), 1, callbacks=[NetworkSpeed()])
 
 
+def test_a_compiler_that_does_not_work_is_told_before_the_first_step():
+    words = r"NetworkSpeed: torch.compile with backend=none does not work here \(Invalid backend.*\): install what"
+    model = LitEDM(small_net(), OneSample())
+    with pytest.raises(InputError, match=words) as caught:
+        train(model, Digits(batch_size=8), 1, callbacks=[NetworkSpeed(backend="none")])
+    assert "\n" not in str(caught.value)
+    assert model.images_seen == 0
+
+
 class Masks(nn.Module):
     """Returns its output and its masks, two of dropout around one of whole items."""
 
