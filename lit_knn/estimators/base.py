@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, Self
 
 import torch
-from torch import Generator, Tensor
+from torch import Generator, Tensor, nn
 
 from lit_knn.common.deferred_checks import deferring
 from lit_knn.common.errors import InputError
@@ -95,6 +95,18 @@ class Estimator(RecordsArguments, ABC):
             cls.shardable = False
         if "_posterior_mean" in vars(cls) and "_warped_mean" not in vars(cls):  # That of the base is another mean.
             cls._warped_mean = Estimator._warped_mean  # type: ignore[method-assign]
+
+    def __repr__(self) -> str:
+        """Show the class and its options; a network is shown by its class, and null is left out."""
+        shown = []
+        for name, value in RecordsArguments.settings(self).items():
+            # A class without a constructor has no arguments; Python calls these args and kwargs.
+            if value is None or (type(value) in (tuple, dict) and not value):
+                continue
+            text = type(value).__name__ if isinstance(value, nn.Module) else repr(value)
+            shown.append(f"{name}={text}")
+
+        return f"{type(self).__name__}({', '.join(shown)})"
 
     @abstractmethod
     def _posterior_mean(self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: Generator | None) -> Tensor:
@@ -237,6 +249,31 @@ class Estimator(RecordsArguments, ABC):
         wide = z.to(torch.promote_types(z.dtype, torch.float32))
         mean = under_process(self.posterior_mean, process)(wide, t, x_source, generator, labels)
         return score_from_mean(mean.double(), z.double(), t, process).to(z.dtype)
+
+    @torch.no_grad()
+    def log_density(self, z: Tensor, t: Tensor | float, labels: Tensor | None = None) -> Tensor:
+        """Return log p_t(z), the natural logarithm of Eq. 1 (eq:marginal), (B,) float64.
+
+        p_t(z) = 1/N · Σ (2πt²)^(−d/2) exp(−‖z − x‖²/2t²) is a density over model space, over all N
+        images, mirrored ones included. With labels it is that of the class. The gradient of its
+        logarithm is `score`. The arguments are those of `posterior_mean`.
+
+        Raises:
+            InputError: the estimator does not compute a density; as `posterior_mean`.
+        """
+        self._need(self.has_density, "it computes no density; Exact and ByClass(Exact()) do")
+        query = self._checked(z, t, None, None, labels)
+        with full_float32():
+            return self.log_density_of(query)
+
+    @property
+    def has_density(self) -> bool:
+        """Tells whether `log_density` works."""
+        return type(self).log_density_of is not Estimator.log_density_of
+
+    def log_density_of(self, query: Query) -> Tensor:
+        """Hook for `log_density`: (B,) float64. The arguments are checked."""
+        raise NotImplementedError
 
     def mean_of(self, query: Query) -> Tensor:
         """Compute the mean for checked arguments. This method ignores labels.

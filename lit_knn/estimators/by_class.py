@@ -1,7 +1,7 @@
 """Wrapper that lets any estimator average over the images of each z's class."""
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Self
 
 import torch
@@ -70,17 +70,32 @@ class ByClass(Estimator):
         again = {f"{name} of all images": size for name, size in held.arrays.items()}
         return held._replace(arrays={**held.arrays, **again}, indexes=2)
 
+    @property
+    def has_density(self) -> bool:
+        return self.estimator.has_density
+
     def mean_of(self, query: Query) -> Tensor:
+        result = torch.empty_like(query.z)
+        for part, rows in self._rows(query):
+            mean = part.mean_of(query.rows(rows))
+            result[moved(rows, result.device)] = mean.to(result.dtype)
+        return result
+
+    def log_density_of(self, query: Query) -> Tensor:
+        result = query.z.new_zeros(len(query.z), dtype=torch.float64)
+        for part, rows in self._rows(query):
+            result[moved(rows, result.device)] = part.log_density_of(query.rows(rows))
+        return result
+
+    def _rows(self, query: Query) -> Iterator[tuple[Estimator, Tensor]]:
+        """Yield the part of each label, and the rows of its items."""
         if query.labels is None:
             raise InputError("ByClass: labels missing: it needs the class of each z")
-        result = torch.empty_like(query.z)
         for label, rows in rows_by_label(query.labels).items():
             if label not in self.parts:
                 number = len(self.parts) - self.unlabelled
                 raise InputError(f"label {label} is none of the {number} classes of the reference set")
-            mean = self.parts[label].mean_of(query.rows(rows))
-            result[moved(rows, result.device)] = mean.to(result.dtype)
-        return result
+            yield self.parts[label], rows
 
     def _posterior_mean(self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: Generator | None) -> Tensor:
         raise AssertionError("only the parts estimate")

@@ -7,7 +7,7 @@ import torch
 from torch import Generator, Tensor
 
 from lit_knn.common.memory import work_bytes
-from lit_knn.estimators.base import Estimator, Holdings
+from lit_knn.estimators.base import Estimator, Holdings, Query
 from lit_knn.index.precision import is_native, matmul_float32, whole_tiles
 from lit_knn.reference import ReferenceSet
 from lit_knn.reference.streaming import batches_of, stream_sq_dist
@@ -63,6 +63,14 @@ class Exact(Estimator):
 
     def _posterior_mean(self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: Generator | None) -> Tensor:
         return _join(*self.reference.over_shards(exact_sums, z, t.flatten()))
+
+    def log_density_of(self, query: Query) -> Tensor:
+        t = query.t.flatten()
+        _, log_normalisers = self.reference.over_shards(exact_sums, query.z, t)
+        log_sum = torch.logsumexp(log_normalisers, dim=0)
+        log_gaussian = -self.reference.d * (t.log() + 0.5 * math.log(2 * math.pi))
+
+        return log_sum - math.log(self.reference.N) + log_gaussian
 
     def _warped_mean(self, z: Tensor, t: Tensor, warp: Warp, x_source: Tensor, generator: Generator | None) -> Tensor:
         """Compute in float64, and resample every image for each z. This costs N times as much as warping a batch."""

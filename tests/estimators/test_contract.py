@@ -211,6 +211,34 @@ def test_a_hook_may_overwrite_its_arguments_and_gets_no_source_unannounced():
     assert (t == 2).all()
 
 
+class Shrunk(KNN):
+    """An own estimator that changes one of ours, and may read the images of this rank alone."""
+
+
+@pytest.mark.parametrize(
+    ("estimator", "shown"),
+    [
+        (KNN(k=6), "KNN(k=6, n=256, include_source=False)"),
+        (Exact(), "Exact()"),
+        (ByClass(STF(n=8)), "ByClass(estimator=STF(n=8), unlabelled=False)"),
+        (Switched(OneSample(), Exact(), 2.0), "Switched(below=OneSample(), above=Exact(), t=2.0)"),
+        (Shrunk(k=4, n=5), "Shrunk(k=4, n=5, include_source=False)"),
+        (
+            Mixed(torch.nn.Identity(), Exact(), 0.5),
+            "Mixed(first=Network(path=Identity, fp16=False), second=Exact(), share=0.5)",
+        ),
+    ],
+)
+def test_an_estimator_shows_its_options(estimator, shown):
+    assert repr(estimator) == shown
+
+
+def test_a_default_that_a_small_set_reduces_is_shown_reduced():
+    with pytest.warns(UserWarning, match="going on with k=60"):
+        estimator = KNN().bind(ReferenceSet(IMAGES))
+    assert repr(estimator) == "KNN(k=60, n=256, include_source=False)"
+
+
 def test_draws_without_the_generator_repeat_with_it_and_differ_from_call_to_call():
     reference = ReferenceSet(IMAGES)
     (_, z), own = latents(reference), Own(lambda z, *_: z + torch.randn_like(z)).bind(reference)
@@ -223,10 +251,6 @@ def test_draws_without_the_generator_repeat_with_it_and_differ_from_call_to_call
     own.deterministic = True
     with pytest.raises(InputError, match=r"own: Own says that it is deterministic, but two calls differ"):
         error_curve({"own": own}, reference, [T], num_z=4, repeats=2)
-
-
-class Shrunk(KNN):
-    """An own estimator that changes one of ours, and may read the images of this rank alone."""
 
 
 # `tests/reference/test_sharded.py` compares the shardable estimators on several ranks with the whole set.

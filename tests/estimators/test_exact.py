@@ -1,13 +1,16 @@
 """The exact mean by float32 products with float64 repairs, against enumeration in float64; and pieces of all sizes."""
 
+import math
+
 import pytest
 import torch
 
 from lit_knn.common import memory
+from lit_knn.common.errors import InputError
 from lit_knn.common.memory import process_bytes
-from lit_knn.estimators import Exact, MonteCarlo, draws, exact, patch_posterior, pca_locality
+from lit_knn.estimators import ByClass, Exact, MonteCarlo, Switched, draws, exact, patch_posterior, pca_locality
 from lit_knn.referee.memory import in_own_process
-from lit_knn.reference import ReferenceSet, streaming
+from lit_knn.reference import ReferenceSet, ShardedReferenceSet, streaming
 from lit_knn.theory.posterior import posterior_mean
 from tests.any_data import all_images
 from tests.every_estimator import every_estimator
@@ -122,6 +125,54 @@ def test_what_only_many_images_together_weigh_is_not_lost():
     weights = torch.softmax(-torch.cdist(z.flatten(1), x.flatten(1)).square() / (2 * 0.25**2), 1)
     assert (weights[:, 40:].sum(1) > 2e-3).all()
     assert worst(reference, z, 0.25) < 1e-9
+
+
+def enumerated_density(x, z, t):
+    """log p_t(z) by enumeration in float64, from PyTorch's own normal density."""
+    x, z = x.flatten(1).double(), z.flatten(1).double()
+    log_p = torch.distributions.Normal(x, t).log_prob(z.unsqueeze(1)).sum(2)
+    return torch.logsumexp(log_p, 1) - math.log(len(x))
+
+
+@pytest.mark.parametrize("t", [1e-30, 0.002, 0.2, 1.0, 5.0, 80.0])
+@pytest.mark.parametrize("kind", ["pixels", "floats far from 0", "shard"])
+def test_the_log_density_is_the_enumerated_one(kind, t):
+    if kind == "pixels":
+        reference = ReferenceSet(pixels(N=300, shape=(1, 8, 8)), hflip=True)
+    else:
+        made = ReferenceSet if kind == "floats far from 0" else ShardedReferenceSet
+        reference = made(torch.randn(300, 12, generator=rng()) + 50)
+    x = reference.gather(torch.arange(reference.N))
+    z = noisy(x[::20], t)
+    density = Exact().bind(reference).log_density(z, t)
+    assert density.dtype == torch.float64
+    assert density.shape == (len(z),)
+    # Scores in float32 round log-likelihoods of up to 1,000.
+    assert (density - enumerated_density(x, z, t)).abs().max() < 1e-4
+
+
+def test_the_density_integrates_to_1_and_its_gradient_is_the_score():
+    estimator = Exact().bind(ReferenceSet(torch.tensor([[-0.6], [0.1], [0.7]])))
+    z = torch.linspace(-6, 6, 6001, dtype=torch.float64).unsqueeze(1)
+    density = estimator.log_density(z, 0.3)
+    assert torch.trapezoid(density.exp(), z[:, 0]).item() == pytest.approx(1, abs=1e-9)
+    (slope,) = torch.gradient(density, spacing=(z[:, 0],))
+    torch.testing.assert_close(slope[1:-1], estimator.score(z, 0.3)[1:-1, 0], rtol=0, atol=1e-3)
+
+
+def test_the_density_of_a_class_is_that_over_its_images_and_others_have_none():
+    images, labels = torch.randn(60, 3, generator=rng()), torch.arange(60) % 2
+    reference, z = ReferenceSet(images, labels=labels), torch.randn(4, 3, generator=rng(1))
+    chosen = torch.tensor([0, 1, 1, -1])
+    by_class = ByClass(Exact(), unlabelled=True).bind(reference).log_density(z, 0.5, labels=chosen)
+    for row, own in enumerate((images[::2], images[1::2], images[1::2], images)):
+        expected = enumerated_density(own, z[row : row + 1], 0.5).item()
+        assert by_class[row].item() == pytest.approx(expected, abs=1e-5)
+    for other in (MonteCarlo(4), ByClass(MonteCarlo(4)), Switched(Exact(), Exact(), 1.0)):
+        with pytest.raises(InputError, match=r"it computes no density; Exact and ByClass\(Exact\(\)\) do"):
+            other.bind(reference).log_density(z, 0.5)
+    with pytest.raises(InputError, match="labels missing"):
+        ByClass(Exact()).bind(reference).log_density(z, 0.5)
 
 
 # Memory for a few images or latents at a time.
