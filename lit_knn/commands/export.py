@@ -2,16 +2,20 @@
 
 import argparse
 import json
-from collections.abc import Sequence
+import os
+import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from os import PathLike
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
 
 from lit_knn.commands.model_card import collect, model_card
-from lit_knn.common.checkpoint_file import read_checkpoint_file
+from lit_knn.commands.own_network import network_of_run
+from lit_knn.common.checkpoint_file import MODEL_KEY, read_checkpoint_file
 from lit_knn.common.errors import InputError, prefixed
 from lit_knn.common.files import written_whole
 from lit_knn.sampling import GenerativeModel
@@ -27,14 +31,18 @@ def export(source: str | PathLike[str], folder: str | PathLike[str], net: nn.Mod
         source: the folder of a training run, or a checkpoint. The averaged weights are written.
         folder: where the three files go; it is made if needed. No file is overwritten; files of an export that was
             interrupted are kept if they are the same.
-        net: the raw network, if it is not from `lit_knn.nets`. Users must also have it to load the folder.
+        net: the raw network, if it is not from `lit_knn.nets`; None makes the one that the run's
+            config.yaml names, which runs the user's own code. Users must also have it to load the
+            folder.
     """
     source, folder = Path(source), Path(folder)
     file = find_file(source)
     if file.suffix != ".ckpt":
         raise InputError(f"export: {source} must be the folder of a training run or a checkpoint (.ckpt)")
-    model = load(file, net)
     checkpoint = read_checkpoint_file(file, mmap=True)
+    if net is None and is_foreign(checkpoint):
+        net = network_of_run(run_of(file))
+    model = load(file, net)
     with prefixed(str(file)):
         facts = collect(checkpoint, file)
     config = {"library_name": "lit_knn", "format": FORMAT, "format_version": VERSION, "model": model.description()}
@@ -55,6 +63,17 @@ def export(source: str | PathLike[str], folder: str | PathLike[str], net: nn.Mod
     return model
 
 
+def run_of(file: Path) -> Path:
+    """Return the folder of the run that a checkpoint lies in."""
+    return file.resolve().parent.parent
+
+
+def is_foreign(checkpoint: Mapping[Any, Any]) -> bool:
+    """Tell whether the network of a checkpoint is a class that lit_knn does not have."""
+    description = checkpoint.get(MODEL_KEY)
+    return isinstance(description, dict) and description.get("architecture") is None
+
+
 def _holds(path: Path, model: GenerativeModel) -> bool:
     """Tell whether an exported file holds the weights and the description of the model."""
     try:
@@ -72,6 +91,17 @@ def main(args: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="lit-knn export", description=about)
     parser.add_argument("source", metavar="RUN", help="folder of a training run, such as runs/demo/knn_0, or a .ckpt")
     parser.add_argument("folder", metavar="FOLDER", help="folder of the three files; none of them is overwritten")
+    told = "class path of a network of your own, or YAML with its class_path and init_args; "
+    told += "by default the one in the config.yaml of the run"
+    parser.add_argument("--net", metavar="CLASS", help=told)
     options = parser.parse_args(args)
-    model = export(options.source, options.folder)
+
+    # Classes of one's own are in files of the current folder.
+    if sys.path[0] not in ("", os.getcwd()):
+        sys.path.insert(0, os.getcwd())
+    net = None
+    if options.net is not None:
+        net = network_of_run(run_of(find_file(options.source)), options.net)
+
+    model = export(options.source, options.folder, net)
     print(f"{model!r}\nExported: {options.folder}/{{{WEIGHTS_NAME}, {CONFIG_NAME}, {CARD_NAME}}}")

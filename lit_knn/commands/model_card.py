@@ -1,5 +1,6 @@
 """The model card of an exported model: collects what is known of its training, and writes it as Markdown."""
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,6 +43,7 @@ class Facts:
     metrics: dict[str, tuple[int, float]]  # the last (images seen, value) that was measured up to these weights
     versions: dict[str, str]
     config: dict[str, Any]  # the parts of config.yaml that make the weights, without paths of the machine
+    autoencoder: str = ""  # the class that decodes the samples, if they are latents
 
 
 def collect(checkpoint: Mapping[Any, Any], file: Path) -> Facts:
@@ -67,7 +69,21 @@ def collect(checkpoint: Mapping[Any, Any], file: Path) -> Facts:
     settings = without_paths({name: config[name] for name in PARTS if name in config})
     if trainer := settings.get("trainer"):
         settings["trainer"] = {name: trainer[name] for name in OF_THE_TRAINER if name in trainer}
-    return Facts(steps, seen, hours, hardware, data, metrics, versions, settings)
+    decoder = _autoencoder(found, settings)
+    return Facts(steps, seen, hours, hardware, data, metrics, versions, settings, decoder)
+
+
+def _autoencoder(run: Mapping[str, Any], settings: Mapping[str, Any]) -> str:
+    """Return the class of the autoencoder of a training, with its path if it is known; "" for none."""
+    if "autoencoder" not in run:
+        return ""
+
+    data = settings.get("data") or {}
+    told = (data.get("init_args") or {}).get("autoencoder")
+    if isinstance(told, dict) and "class_path" in told:
+        return str(told["class_path"])
+
+    return str(json.loads(run["autoencoder"])["autoencoder"])
 
 
 def without_paths(value: Any) -> Any:
@@ -83,8 +99,9 @@ def without_paths(value: Any) -> Any:
 def model_card(name: str, model: GenerativeModel, facts: Facts) -> str:
     """Write the card of a model; `name` is that of the folder that holds it."""
     name = printable(name)
-    lines = ["---", *_front_matter(model), "---", "", f"# {name}", "", f"`{model!r}`, trained with lit_knn.", ""]
-    lines += ["## Use", "", *_use(name, model), "", "## Network", "", *_network(model), ""]
+    lines = ["---", *_front_matter(model, facts), "---", "", f"# {name}", ""]
+    lines += [f"`{model!r}`, trained with lit_knn.", ""]
+    lines += ["## Use", "", *_use(name, model, facts), "", "## Network", "", *_network(model, facts), ""]
     lines += ["## Training", "", *_training(facts), ""]
     lines += ["## Metrics", "", *_metrics(facts), ""]
     if facts.config:
@@ -93,38 +110,88 @@ def model_card(name: str, model: GenerativeModel, facts: Facts) -> str:
     return "\n".join(lines)
 
 
-def _front_matter(model: GenerativeModel) -> list[str]:
+def _front_matter(model: GenerativeModel, facts: Facts) -> list[str]:
     front: dict[str, Any] = {"library_name": "lit_knn"}
-    if are_pictures(model.image_shape):
+    tags = ["lit_knn", "pytorch", *TAGS.get(model.kind, [])]
+    # The Hub has a pipeline of unconditional images, and none of images of a class.
+    if model.num_classes:
+        tags.append("class-conditional")
+    elif are_pictures(model.image_shape) and not facts.autoencoder:
         front["pipeline_tag"] = "unconditional-image-generation"
-    front["tags"] = ["lit_knn", "pytorch", *TAGS.get(model.kind, [])]
+    front["tags"] = tags
+
     licence = "# The licence is yours to choose, and the data may limit it: add a line such as `license: cc-by-4.0`."
     return [licence, *yaml.safe_dump(front, sort_keys=False).splitlines()]
 
 
-def _use(name: str, model: GenerativeModel) -> list[str]:
+def _use(name: str, model: GenerativeModel, facts: Facts) -> list[str]:
     shape = ", ".join(map(str, model.image_shape))
-    net = ", net=..." if model.description()["architecture"] is None else ""
+    own, made = own_class(model), ""
+    imports = ["import lit_knn"]
+    if own:
+        package, _, kind = own.rpartition(".")
+        imports.append(f"from {package} import {kind}  # not in this folder: its authors have it")
+        options = [f"{option}={value!r}" for option, value in _own_options(facts).items()]
+        made = f", net={kind}({', '.join(options)})"
+
     lines = [
         "```python",
-        "import lit_knn",
+        *imports,
         "",
-        f'model = lit_knn.load("{name}"{net})  # the folder of this card',
-        f"images = model.sample(seeds=range(16))  # (16, {shape}) float32, model space",
+        f'model = lit_knn.load("{name}"{made})  # the folder of this card',
+        f"samples = model.sample(seeds=range(16))  # (16, {shape}) float32, {_space(model, facts)}",
         "```",
         "",
-        "An image depends on its seed alone. Pixels p from 0 to 255 are p / 127.5 - 1 in model space.",
+        "A sample depends on its seed alone.",
     ]
+    lines[-1] += f" {_meaning(model, facts)}"
     if model.num_classes:
         by_name = " by number or name (`model.class_names`)" if model.class_names else ""
-        lines[-1] += f" `class_label` chooses one of {model.num_classes} classes{by_name}; without it the seed does."
+        lines[-1] += f" The model is class-conditional: `class_label` chooses one of {model.num_classes} classes"
+        lines[-1] += f"{by_name}; without it the seed does."
+
     return lines
 
 
-def _network(model: GenerativeModel) -> list[str]:
-    architecture = model.description()["architecture"] or {"class": type(model.net).__name__, "options": {}}
+def own_class(model: GenerativeModel) -> str:
+    """Return the class path of a network that lit_knn does not have; "" for our own networks."""
+    if model.description()["architecture"] is not None:
+        return ""
+
+    kind = type(model.net)
+    return f"{kind.__module__}.{kind.__qualname__}"
+
+
+def _own_options(facts: Facts) -> dict[str, Any]:
+    """Return the options of the network in the configuration of the run, as far as it is known."""
+    init_args = (facts.config.get("model") or {}).get("init_args") or {}
+    return (init_args.get("net") or {}).get("init_args") or {}
+
+
+def _space(model: GenerativeModel, facts: Facts) -> str:
+    pictures = are_pictures(model.image_shape) and not facts.autoencoder
+    return "model space" if pictures else "as the training data"
+
+
+def _meaning(model: GenerativeModel, facts: Facts) -> str:
+    """Say what the numbers of a sample are."""
+    if facts.autoencoder:
+        decoder = printable(facts.autoencoder)
+        return f"Samples are latents, not images: decode them with the training's `{decoder}`."
+    if are_pictures(model.image_shape):
+        return "Pixels p from 0 to 255 are p / 127.5 - 1 in model space."
+
+    return "If the training data were latents, decode the samples with their autoencoder."
+
+
+def _network(model: GenerativeModel, facts: Facts) -> list[str]:
+    architecture = model.description()["architecture"]
+    if architecture is None:
+        architecture = {"class": own_class(model), "options": _own_options(facts)}
     options = {"class": architecture["class"], **architecture["options"], **model.options()}
-    return table([["option", "value"], *([name, str(value)] for name, value in options.items())])
+    rows = [[name, printable(str(value))] for name, value in options.items()]
+
+    return table([["option", "value"], *rows])
 
 
 def _training(facts: Facts) -> list[str]:

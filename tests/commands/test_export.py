@@ -3,17 +3,19 @@
 import json
 import os
 import re
+import sys
 from pathlib import Path
 
 import pytest
 import torch
 import yaml
+from safetensors.torch import load_file
 
 import lit_knn
 from lit_knn.commands.model_card import without_paths
 from lit_knn.common.tables import write_rows
 from main import main
-from tests.command_lines import refusal_of
+from tests.command_lines import ROOT, refusal_of
 from tests.interrupted_runs import file_size_limit
 from tests.networks import write_published
 from tests.trained_runs import last, leave_run
@@ -54,7 +56,9 @@ def test_the_folder_holds_weights_configuration_and_card(run, tmp_path, capsys, 
     assert front["library_name"] == config["library_name"] == "lit_knn"
     assert "consistency-model" in front["tags"]
     assert "license" not in front
-    assert front["pipeline_tag"] == "unconditional-image-generation"
+    assert "class-conditional" in front["tags"]
+    assert "pipeline_tag" not in front  # The Hub has none of images of a class.
+    assert "The model is class-conditional: `class_label` chooses one of 10 classes;" in text
     model = lit_knn.load(tmp_path / "digits")
     assert config["model"] == model.description()
     # The example of the card works as it stands.
@@ -62,8 +66,8 @@ def test_the_folder_holds_weights_configuration_and_card(run, tmp_path, capsys, 
     monkeypatch.chdir(tmp_path)
     names = {}
     exec(compile(snippet, "README.md", "exec"), names)
-    assert torch.equal(names["images"], model.sample(range(16)))
-    assert f"({', '.join(map(str, names['images'].shape))})" in snippet
+    assert torch.equal(names["samples"], model.sample(range(16)))
+    assert f"({', '.join(map(str, names['samples'].shape))})" in snippet
     # No path of the machine is told.
     everything = "".join((tmp_path / "digits" / name).read_bytes().decode(errors="replace") for name in FILES)
     for told in ("secret", "/home", "/tmp", str(run.parent), str(tmp_path), os.getcwd()):
@@ -164,3 +168,81 @@ def test_a_home_that_the_shell_left_is_expanded(run, tmp_path, own_folder, monke
     assert line == "error: ~nobody-of-this-name/out: there is no such user"
     main(["plan", "-c", "demo", "--model.estimator.k=~"])  # YAML's null
     assert "fits" in capsys.readouterr().out
+
+
+OWN_NET = """
+import torch
+from torch import nn
+
+class Small(nn.Module):
+    def __init__(self, channels: int = 16) -> None:
+        super().__init__()
+        self.first, self.last = nn.Conv2d(2, channels, 3, padding=1), nn.Conv2d(channels, 1, 3, padding=1)
+
+    def forward(self, z_scaled, noise_label, class_label=None):
+        label = noise_label.reshape(-1, 1, 1, 1).expand(len(z_scaled), 1, *z_scaled.shape[2:])
+        return self.last(self.first(torch.cat([z_scaled, label.to(z_scaled.dtype)], 1)).relu())
+"""
+
+
+@pytest.fixture
+def own_run(tmp_path, own_folder, monkeypatch):
+    """A run with a network of the user's own, in a file of the current folder."""
+    Path("small_net.py").write_text(OWN_NET)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    made = ["--model.net", "small_net.Small", "--model.net.channels", "5", "--model.augmentation", "null"]
+    made += ["--model.estimator", "OneSample", "--trainer.callbacks", "[]", "--trainer.max_steps", "1"]
+    main(["fit", "-c", "table2/digits", *made, "--trainer.accelerator", "cpu"])
+    yield Path("runs/table2_digits/one_sample_0")
+    sys.modules.pop("small_net", None)
+
+
+def test_a_network_of_ones_own_is_exported_by_the_config_or_its_class(own_run, capsys):
+    front, text, config = exported(own_run, Path("out"))
+    assert front["pipeline_tag"] == "unconditional-image-generation"
+    told = cells(text)
+    assert (told["class"], told["channels"]) == (["small_net.Small"], ["5"])
+    assert config["training"]["config"]["model"]["init_args"]["net"]["class_path"] == "small_net.Small"
+    # The example of the card works where the class is at hand.
+    (snippet,) = re.findall(r"^```python\n(.*?)^```", text, flags=re.DOTALL | re.MULTILINE)
+    assert "from small_net import Small" in snippet
+    names = {}
+    exec(compile(snippet, "README.md", "exec"), names)
+    # A checkpoint that left its run has no config.
+    alone = Path("elsewhere/last.ckpt")
+    alone.parent.mkdir()
+    alone.write_bytes(last(own_run).read_bytes())
+    net = "{class_path: small_net.Small, init_args: {channels: 5}}"
+    main(["export", str(alone), "again", "--net", net])
+    main(["export", str(own_run), "by_name", "--net", "small_net.Small"])
+    whole, *others = (load_file(f"{folder}/model.safetensors") for folder in ("out", "again", "by_name"))
+    for weights in others:
+        assert all(torch.equal(weights[name], value) for name, value in whole.items())
+    assert cells(Path("again/README.md").read_text())["class"] == ["small_net.Small"]
+    for options, words in (
+        ([], "no config.yaml that names its network: give --net, the class path of the network"),
+        (["--net", "small_net.Smal"], "--net: module 'small_net' has no attribute 'Smal'; did you mean"),
+        (["--net", "small_net.Small"], "the weights do not fit the architecture"),
+        (["--net", "{class_path: small_net.Small, init_args: {width: 5}}"], "width"),
+    ):
+        assert words in refusal_of(["export", str(alone), "bad", *options], capsys)
+    assert not Path("bad").exists()
+
+
+def test_a_card_of_latents_says_that_they_must_be_decoded(tmp_path):
+    latents = ["--data", str(ROOT / "configs" / "data" / "digits_latents.yaml"), "--data.batch_size", "32"]
+    run, _ = leave_run(tmp_path, "ict", *latents, "--trainer.callbacks", "[]")
+    front, text, _ = exported(run, tmp_path / "out")
+    assert "pipeline_tag" not in front
+    assert "Samples are latents, not images: decode them with the training's `lit_knn.data.autoencoders.PCA`." in text
+    assert "127.5" not in text
+
+
+def test_an_exported_mean_flow_keeps_its_class(tmp_path):
+    options = ["--model.net.num_classes", "10", "--model.class_conditional", "true", "--model.sampling_class", "3"]
+    run, _ = leave_run(tmp_path, "mean_flow", *options)
+    main(["export", str(run), str(tmp_path / "out")])
+    for model in (lit_knn.load(run), lit_knn.load(tmp_path / "out")):
+        chosen, other = (model.sample(range(4), class_label=label) for label in (3, 4))
+        assert torch.equal(model.sample(range(4)), chosen)
+        assert not torch.equal(chosen, other)

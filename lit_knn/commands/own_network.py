@@ -1,0 +1,67 @@
+"""Makes a network of the user's own for `lit-knn export`, as its class path or a run's config.yaml says."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+from torch import nn
+
+from lit_knn.common.errors import InputError, first_line, prefixed
+from lit_knn.runs.folder import CONFIG_NAME, RunFolder
+
+HINT = "give --net, the class path of the network, such as mine.Net"
+
+
+def network_of_run(run: Path, given: str | None = None) -> nn.Module:
+    """Make the network of a run, with new weights. Code of the user's own runs, from the current folder.
+
+    Args:
+        run: the folder of the run; its config.yaml has the options of the network.
+        given: class path of the network, or YAML with `class_path` and `init_args`; None for the
+            network that config.yaml names.
+
+    Raises:
+        InputError: there is no such class; it cannot be made; nothing names a network.
+    """
+    stored = _stored(run)
+    if given is None:
+        if stored is None:
+            raise InputError(f"{run} has no {CONFIG_NAME} that names its network: {HINT}")
+        return _made(stored, f"{run / CONFIG_NAME}: model.net")
+
+    try:
+        told = yaml.safe_load(given)
+    except yaml.YAMLError as error:
+        raise InputError(f"--net {given!r:.80}: {first_line(error)}") from error
+
+    if isinstance(told, str):
+        known = stored is not None and stored.get("class_path") == told
+        told = stored if known else {"class_path": told}
+
+    return _made(told, "--net")
+
+
+def _stored(run: Path) -> Mapping[str, Any] | None:
+    """Read the network from the configuration of a run, or return None if it is not there."""
+    if not (run / CONFIG_NAME).is_file():
+        return None
+
+    model = RunFolder(run).config()["model"]
+    return (model.get("init_args") or {}).get("net")
+
+
+def _made(told: Any, owner: str) -> nn.Module:
+    # Loading them takes a second, which the networks of lit_knn do not need.
+    from jsonargparse import ArgumentParser
+
+    from lit_knn.commands.cli.messages import refusal
+
+    parser = ArgumentParser(exit_on_error=False)
+    parser.add_subclass_arguments(nn.Module, "net", required=True)
+    with prefixed(owner):
+        try:
+            parsed = parser.parse_object({"net": told})
+        except Exception as error:  # The class may be a user's.
+            raise refusal(error) from error
+        return parser.instantiate_classes(parsed).net
