@@ -49,7 +49,8 @@ def labels_for(net: nn.Module, class_label: Tensor | None, z: Tensor) -> Tensor 
 
     A network with classes always gets labels: `NO_CLASS` for each item in the place of None.
     """
-    if class_label is None and getattr(net, "num_classes", 0):
+    num_classes: Any = getattr(net, "num_classes", 0)
+    if class_label is None and num_classes:
         return torch.full((len(z),), NO_CLASS, device=z.device)
 
     return class_label
