@@ -7,7 +7,7 @@ from typing import Any
 import yaml
 from torch import nn
 
-from lit_knn.common.errors import InputError, first_line, prefixed
+from lit_knn.common.errors import InputError, first_line
 from lit_knn.runs.folder import CONFIG_NAME, RunFolder
 
 HINT = "give --net, the class path of the network, such as mine.Net"
@@ -59,9 +59,8 @@ def _made(told: Any, owner: str) -> nn.Module:
 
     parser = ArgumentParser(exit_on_error=False)
     parser.add_subclass_arguments(nn.Module, "net", required=True)
-    with prefixed(owner):
-        try:
-            parsed = parser.parse_object({"net": told})
-        except Exception as error:  # The class may be a user's.
-            raise refusal(error) from error
-        return parser.instantiate_classes(parsed).net
+    try:
+        return parser.instantiate_classes(parser.parse_object({"net": told})).net
+    except Exception as error:  # The class may be a user's.
+        reason = str(refusal(error)).removeprefix("--net: ")
+        raise InputError(f"{owner}: {reason}") from error

@@ -221,7 +221,7 @@ def test_a_network_of_ones_own_is_exported_by_the_config_or_its_class(own_run, c
     assert cells(Path("again/README.md").read_text())["class"] == ["small_net.Small"]
     for options, words in (
         ([], "no config.yaml that names its network: give --net, the class path of the network"),
-        (["--net", "small_net.Smal"], "--net: module 'small_net' has no attribute 'Smal'; did you mean"),
+        (["--net", "small_net.Smal"], "error: --net: module 'small_net' has no attribute 'Smal'; did you mean"),
         (["--net", "small_net.Small"], "the weights do not fit the architecture"),
         (["--net", "{class_path: small_net.Small, init_args: {width: 5}}"], "width"),
     ):
