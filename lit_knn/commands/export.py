@@ -91,9 +91,9 @@ def main(args: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="lit-knn export", description=about)
     parser.add_argument("source", metavar="RUN", help="folder of a training run, such as runs/demo/knn_0, or a .ckpt")
     parser.add_argument("folder", metavar="FOLDER", help="folder of the three files; none of them is overwritten")
-    told = "class path of a network of your own, or YAML with its class_path and init_args; "
-    told += "by default the one in the config.yaml of the run"
-    parser.add_argument("--net", metavar="CLASS", help=told)
+    about = "class path of a network of your own, or YAML with its class_path and init_args; "
+    about += "by default the one in the config.yaml of the run"
+    parser.add_argument("--net", metavar="CLASS", help=about)
     options = parser.parse_args(args)
 
     # Classes of one's own are in files of the current folder.

@@ -79,9 +79,9 @@ def _autoencoder(run: Mapping[str, Any], settings: Mapping[str, Any]) -> str:
         return ""
 
     data = settings.get("data") or {}
-    told = (data.get("init_args") or {}).get("autoencoder")
-    if isinstance(told, dict) and "class_path" in told:
-        return str(told["class_path"])
+    coder = (data.get("init_args") or {}).get("autoencoder")
+    if isinstance(coder, dict) and "class_path" in coder:
+        return str(coder["class_path"])
 
     return str(json.loads(run["autoencoder"])["autoencoder"])
 
@@ -126,19 +126,19 @@ def _front_matter(model: GenerativeModel, facts: Facts) -> list[str]:
 
 def _use(name: str, model: GenerativeModel, facts: Facts) -> list[str]:
     shape = ", ".join(map(str, model.image_shape))
-    own, made = own_class(model), ""
+    class_path, net = own_class(model), ""
     imports = ["import lit_knn"]
-    if own:
-        package, _, kind = own.rpartition(".")
+    if class_path:
+        package, _, kind = class_path.rpartition(".")
         imports.append(f"from {package} import {kind}  # not in this folder: its authors have it")
         options = [f"{option}={value!r}" for option, value in _own_options(facts).items()]
-        made = f", net={kind}({', '.join(options)})"
+        net = f", net={kind}({', '.join(options)})"
 
     lines = [
         "```python",
         *imports,
         "",
-        f'model = lit_knn.load("{name}"{made})  # the folder of this card',
+        f'model = lit_knn.load("{name}"{net})  # the folder of this card',
         f"samples = model.sample(seeds=range(16))  # (16, {shape}) float32, {_space(model, facts)}",
         "```",
         "",

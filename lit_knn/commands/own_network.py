@@ -13,33 +13,33 @@ from lit_knn.runs.folder import CONFIG_NAME, RunFolder
 HINT = "give --net, the class path of the network, such as mine.Net"
 
 
-def network_of_run(run: Path, given: str | None = None) -> nn.Module:
+def network_of_run(run: Path, text: str | None = None) -> nn.Module:
     """Make the network of a run, with new weights. Code of the user's own runs, from the current folder.
 
     Args:
         run: the folder of the run; its config.yaml has the options of the network.
-        given: class path of the network, or YAML with `class_path` and `init_args`; None for the
+        text: class path of the network, or YAML with `class_path` and `init_args`; None for the
             network that config.yaml names.
 
     Raises:
         InputError: there is no such class; it cannot be made; nothing names a network.
     """
     stored = _stored(run)
-    if given is None:
+    if text is None:
         if stored is None:
             raise InputError(f"{run} has no {CONFIG_NAME} that names its network: {HINT}")
         return _made(stored, f"{run / CONFIG_NAME}: model.net")
 
     try:
-        told = yaml.safe_load(given)
+        spec = yaml.safe_load(text)
     except yaml.YAMLError as error:
-        raise InputError(f"--net {given!r:.80}: {first_line(error)}") from error
+        raise InputError(f"--net {text!r:.80}: {first_line(error)}") from error
 
-    if isinstance(told, str):
-        known = stored is not None and stored.get("class_path") == told
-        told = stored if known else {"class_path": told}
+    if isinstance(spec, str):
+        is_stored = stored is not None and stored.get("class_path") == spec
+        spec = stored if is_stored else {"class_path": spec}
 
-    return _made(told, "--net")
+    return _made(spec, "--net")
 
 
 def _stored(run: Path) -> Mapping[str, Any] | None:
@@ -51,7 +51,8 @@ def _stored(run: Path) -> Mapping[str, Any] | None:
     return (model.get("init_args") or {}).get("net")
 
 
-def _made(told: Any, owner: str) -> nn.Module:
+def _made(spec: Any, owner: str) -> nn.Module:
+    """Make the network of a class path and its options; `owner` names them in errors."""
     # Loading them takes a second, which the networks of lit_knn do not need.
     from jsonargparse import ArgumentParser
 
@@ -60,7 +61,7 @@ def _made(told: Any, owner: str) -> nn.Module:
     parser = ArgumentParser(exit_on_error=False)
     parser.add_subclass_arguments(nn.Module, "net", required=True)
     try:
-        return parser.instantiate_classes(parser.parse_object({"net": told})).net
+        return parser.instantiate_classes(parser.parse_object({"net": spec})).net
     except Exception as error:  # The class may be a user's.
         reason = str(refusal(error)).removeprefix("--net: ")
         raise InputError(f"{owner}: {reason}") from error

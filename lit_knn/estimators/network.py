@@ -70,11 +70,13 @@ class Network(Estimator):
             except InputError as error:
                 raise InputError(f"Network: path={error}") from error
 
-        ours = isinstance(self.denoiser, OURS)
-        knows_classes: Any = self.denoiser.model if ours else self.denoiser
-        self.num_classes = int(getattr(knows_classes, "num_classes", 0))
+        raw: Any = self.denoiser
+        if isinstance(self.denoiser, OURS):
+            raw = self.denoiser.model
+
+        self.num_classes = int(getattr(raw, "num_classes", 0))
         # Names of the classes 0, 1, …, with which `sampling_class` chooses one, or None.
-        self.class_names: list[str] | None = getattr(knows_classes, "class_names", None)
+        self.class_names: list[str] | None = getattr(raw, "class_names", None)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Network":
         return self  # Each copy of a module, as for an average, would copy the weights, which nobody changes.
@@ -121,8 +123,7 @@ def denoiser_of(module: nn.Module) -> nn.Module:
     if isinstance(module, DenoisingModel):
         return module.denoiser.train(module.training)
     if isinstance(module, NO_DENOISERS):
-        kind = type(module).__name__
-        told = f"Network: {kind} is no denoiser D(z, sigma)"
-        raise InputError(f"{told}: give one such as EDMPrecond(net), or a diffusion or flow model")
+        problem = f"Network: {type(module).__name__} is no denoiser D(z, sigma)"
+        raise InputError(f"{problem}: give one such as EDMPrecond(net), or a diffusion or flow model")
 
     return module

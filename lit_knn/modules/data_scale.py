@@ -39,6 +39,6 @@ def warn_of_scale(reference: ReferenceSet, expected: float, owner: str, advice: 
     if expected / FACTOR <= measured <= expected * FACTOR:
         return
 
-    known = f"{measured:.2g}"
-    told = f"the data's deviation is {known}, {owner} {expected:g}"
-    rank_zero_warn(f"{told}: {advice.format(deviation=known)}")
+    rounded = f"{measured:.2g}"
+    problem = f"the data's deviation is {rounded}, {owner} {expected:g}"
+    rank_zero_warn(f"{problem}: {advice.format(deviation=rounded)}")

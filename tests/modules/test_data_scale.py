@@ -30,7 +30,7 @@ KINDS = {
 }
 
 
-def told(kind, scale, folder):
+def lines_of_fit(kind, scale, folder):
     """Fit for one step on images of this deviation; return the lines about it."""
     made, data = KINDS[kind][0], Images()
     data.x = data.dataset = scale * torch.nn.functional.normalize(data.x, dim=0) * math.sqrt(60)
@@ -38,21 +38,21 @@ def told(kind, scale, folder):
     net = UNet(1, channels=8, multipliers=(1, 2), blocks=1, augment_dim=8 * (kind == "mean flow"))
     options = {"start": write_own(folder / "own.ckpt")} if kind == "ect" else {"net": net}
     options |= {"output": EDMOutput} if kind == "flow, data" else {}
-    with warnings.catch_warnings(record=True) as said:
+    with warnings.catch_warnings(record=True) as raised:
         warnings.simplefilter("always")
         train(made(estimator=OneSample(), **options), data, 1)
-    lines = [str(warning.message) for warning in said]
+    lines = [str(warning.message) for warning in raised]
     return [line for line in lines if "deviation" in line]
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_deviation_far_from_the_expected_one_is_told(kind, tmp_path):
+def test_a_deviation_far_from_the_expected_one_is_lines_of_fit(kind, tmp_path):
     _, expected, words = KINDS[kind]
     for factor in (1 / 15, 1 / 3.4, 3.4):
-        (line,) = told(kind, factor * expected, tmp_path)
+        (line,) = lines_of_fit(kind, factor * expected, tmp_path)
         assert line.startswith(f"the data's deviation is {factor * expected:.2g}, {words}: scale the data")
     for factor in (1 / 2.5, 1, 2.5):
-        assert told(kind, factor * expected, tmp_path) == []
+        assert lines_of_fit(kind, factor * expected, tmp_path) == []
 
 
 def test_the_deviation_is_that_of_all_values():
