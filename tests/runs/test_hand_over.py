@@ -288,12 +288,13 @@ def test_a_network_of_a_users_own_is_given(tmp_path):
     main(["fit", "-c", DEMO, *TINY[:2], *options, *place])
     run, out = tmp_path / "own" / "one_sample_0", tmp_path / "out"
     with pytest.raises(InputError, match=r"last\.ckpt: the file does not tell the architecture .*: give net"):
-        export(run, out)
-    assert not out.exists()
+        lit_knn.load(run)
     model = lit_knn.load(run, net=Foreign())
-    export(run, out, net=Foreign())
-    assert torch.equal(lit_knn.load(out, net=Foreign()).sample(SEEDS), model.sample(SEEDS))
-    assert "net=..." in (out / "README.md").read_text()
+    export(run, out)
+    export(run, tmp_path / "given", net=Foreign())
+    for folder in (out, tmp_path / "given"):
+        assert torch.equal(lit_knn.load(folder, net=Foreign()).sample(SEEDS), model.sample(SEEDS))
+        assert "from tests.runs.test_hand_over import Foreign" in (folder / "README.md").read_text()
     with pytest.raises(InputError, match="the weights do not fit the architecture"):
         lit_knn.load(run, net=UNet(1, channels=8))
 
