@@ -2,7 +2,6 @@
 
 import copy
 import shutil
-import sys
 
 import pytest
 import pytorch_lightning as pl
@@ -10,14 +9,13 @@ import torch
 
 from lit_knn.callbacks import LastCheckpoint
 from lit_knn.commands.cli.cli import make_cli
-from lit_knn.common.errors import OURS, InputError
+from lit_knn.common.errors import InputError
 from lit_knn.common.settings import describe
 from lit_knn.data import Digits
 from lit_knn.estimators import Network, OneSample
 from lit_knn.modules import LitEDM
 from lit_knn.nets import ADM, DDPMpp, NCSNpp, UNet
 from lit_knn.reference import ReferenceSet
-from main import main
 from tests import ROOT
 from tests.short_training import TRAINER
 from tests.toys import noisy, pixels
@@ -92,29 +90,3 @@ def test_a_trained_network_is_an_estimator_with_the_averaged_weights(family, tmp
     assert describe(moved) == describe(network)
     next(moved.denoiser.parameters()).data += 1
     assert describe(moved) != describe(network)
-
-
-OWN = """
-from lit_knn.estimators import Estimator
-
-class Own(Estimator):
-    def __init__(self, n: int = 30, m: int = 1) -> None:
-        self.count = n
-    def _posterior_mean(self, z, t, x_source, generator):
-        return z
-"""
-
-
-# tests/project/test_extending.py trains with an own estimator.
-@pytest.mark.parametrize("given", [[], ["--model.estimator.n", "3"], ["--model.estimator.m", "3"]])
-def test_an_own_estimator_is_told_of_options_that_stick(given, tmp_path, monkeypatch, recwarn):
-    (tmp_path / "own_count.py").write_text(OWN)
-    monkeypatch.syspath_prepend(tmp_path)
-    main(["plan", "-c", "demo", "--model.estimator", "own_count.Own", *given])
-    warned = [warning for warning in recwarn if "takes over" in str(warning.message)]
-    # The command prints the place of a warning unless it is in the package.
-    assert all(warning.filename.startswith(OURS) for warning in warned)
-    told = [str(warning.message) for warning in warned]
-    expected = "--model.estimator own_count.Own takes over n=64 of the config's KNN; for other values give "
-    assert told == ([] if "--model.estimator.n" in given else [expected + "--model.estimator.n …"])
-    sys.modules.pop("own_count")

@@ -22,10 +22,11 @@ from pytorch_lightning.utilities.exceptions import MisconfigurationException
 
 from lit_knn.callbacks import LastCheckpoint, RunRecord, RunSummary, SampleWriter, StepProgressBar
 from lit_knn.commands.cli import trainer_options
-from lit_knn.commands.cli.arguments import as_dict, check_linked, kept_options
+from lit_knn.commands.cli.arguments import as_dict, check_linked
 from lit_knn.commands.cli.messages import VAGUE, refusal
 from lit_knn.commands.cli.packaged_configs import with_packaged_configs
 from lit_knn.commands.cli.parser import Parser, construct, load
+from lit_knn.commands.cli.replaced import forget_losses, notes_of_losses
 from lit_knn.commands.cli.save_config import SaveConfig
 from lit_knn.commands.entry import COMMANDS
 from lit_knn.commands.plan import check_fits
@@ -118,6 +119,7 @@ class CLI(LightningCLI):
         """Parse the arguments; `best` also reads the configuration of its run."""
         args = with_packaged_configs(args)
         check_linked(args)
+        forget_losses()
         try:
             self.config = parser.parse_args(with_config_of_run(args))
         except argparse.ArgumentError as error:
@@ -131,11 +133,7 @@ class CLI(LightningCLI):
         trainer_options.check_trainer_options(options["trainer"], "fit" if command in (None, "plan") else command)
         trainer_options.check_learning_rate(options)
 
-        def parse(others: Sequence[str]) -> dict[str, Any]:
-            parsed = as_dict(parser.parse_args(with_config_of_run(others)))
-            return parsed if command is None else parsed[command]
-
-        for note in kept_options(args, options, parse):
+        for note in notes_of_losses(options):
             warnings.warn(note, stacklevel=1)
 
     def _parse_ckpt_path(self) -> None:
