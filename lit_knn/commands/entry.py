@@ -1,6 +1,7 @@
 """The command `lit-knn`: finds the module of a subcommand, and imports no other one."""
 
 import argparse
+import difflib
 import importlib
 import io
 import sys
@@ -29,6 +30,8 @@ COMMANDS = {
     "convert": "convert a published EDM network to safetensors",
     "referee": "measure estimators on frozen cases",
 }
+# Other programs call these commands so.
+OTHER_NAMES = {"train": "fit", "test": "validate", "sample": "predict", "generate": "predict"}
 EPILOG = """Configs: `-c demo` is configs/demo.yaml of lit_knn, `-c my.yaml` a file of yours.
 More about a command: lit-knn COMMAND --help. --debug: also show the traceback of an error."""
 
@@ -42,13 +45,16 @@ def main(args: Sequence[str] | None = None) -> None:
     name = given[0] if given else ""
     if name in ("-h", "--help", "--version"):
         _parser().parse_args(given[:1])
+    if name in ("", "help"):
+        _parser().print_help()
+        return
     with told_in_one_line(name, debug):
         given = [_at_home(arg) for arg in given]
         try:
             if name in ALONE:
                 importlib.import_module(f"lit_knn.commands.{name}").main(with_packaged_configs(given[1:]))
             elif name not in COMMANDS:
-                raise InputError(f"there is no command {name!r}; the commands are {', '.join(COMMANDS)}")
+                raise InputError(_no_command(given))
             else:
                 from lit_knn.commands.cli import command
 
@@ -57,6 +63,18 @@ def main(args: Sequence[str] | None = None) -> None:
             goes_on = "; the same command goes on" if name in ("average", "export", "report", "prepare") else ""
             print(f"interrupted{goes_on}", file=sys.stderr)
             raise SystemExit(130) from None
+
+
+def _no_command(args: Sequence[str]) -> str:
+    """Say what is wrong with a command line that does not begin with a command."""
+    name, all_commands = args[0], f"the commands are {', '.join(COMMANDS)}"
+    if name.startswith("-"):
+        command = next((arg for arg in args if arg in COMMANDS), "COMMAND")
+        return f"the command comes first: lit-knn {command} {name} …; {all_commands}"
+
+    near = [OTHER_NAMES[name]] if name in OTHER_NAMES else difflib.get_close_matches(name, COMMANDS, n=1)
+    hint = f"did you mean {near[0]}?" if near else all_commands
+    return f"there is no command {name!r}; {hint}"
 
 
 def _at_home(arg: str) -> str:

@@ -65,6 +65,13 @@ def last_checkpoint(run: str | Path) -> Path:
         return folder / LAST_NAME
     if kept := kept_in(folder):
         return kept[max(kept)]
-    runs = sorted(checkpoints.parent.name for checkpoints in Path(run).glob(f"*/{CHECKPOINTS}"))
-    hint = f"; it holds the runs {', '.join(runs):.200}" if runs else ""
-    raise InputError(f"{run} has neither {CHECKPOINTS}/{LAST_NAME} nor a kept checkpoint (images_seen=N.ckpt){hint}")
+    rule = f"has neither {CHECKPOINTS}/{LAST_NAME} nor a kept checkpoint (images_seen=N.ckpt)"
+    raise InputError(f"{run} {rule}{hint_of_runs(run)}")
+
+
+def hint_of_runs(folder: str | Path) -> str:
+    """Return what to add to the message that a folder is no run's: the runs that it holds, if any."""
+    parent = Path(folder)
+    found = [*parent.glob(f"*/{CHECKPOINTS}"), *parent.glob(f"*/*/{CHECKPOINTS}")]
+    runs = sorted(checkpoints.parent.relative_to(parent).as_posix() for checkpoints in found)
+    return f"; it holds the runs {', '.join(runs):.200}" if runs else ""

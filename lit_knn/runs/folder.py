@@ -18,7 +18,7 @@ from pytorch_lightning.loggers import CSVLogger, TensorBoardLogger
 from pytorch_lightning.plugins.environments import SLURMEnvironment
 from pytorch_lightning.utilities import rank_zero_only, rank_zero_warn
 
-from lit_knn.common.checkpoint_file import CHECKPOINTS, LAST_NAME, kept_in
+from lit_knn.common.checkpoint_file import CHECKPOINTS, LAST_NAME, hint_of_runs, kept_in
 from lit_knn.common.errors import InputError
 from lit_knn.common.files import at_home
 from lit_knn.runs.checkpoints import read_training
@@ -55,7 +55,8 @@ class RunFolder:
         """Read a configuration; raise InputError if it is missing or not that of a training run."""
         path = self.path / name
         if not path.is_file():
-            raise InputError(f"{path} does not exist; give the folder of a training run, as runs/x/knn_0")
+            hint = hint_of_runs(self.path) or "; give the folder of a training run, as runs/x/knn_0"
+            raise InputError(f"{path} does not exist{hint}")
         try:
             config = yaml.safe_load(path.read_text(encoding="utf-8"))
         except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:

@@ -1,5 +1,6 @@
 """Bad command lines: each ends in one line and exit status 2, without a traceback, and writes nothing."""
 
+import os
 import warnings
 from pathlib import Path
 
@@ -23,6 +24,28 @@ OPTIONS = [
     ("--trainer.accelerator tpu", "trainer.accelerator=tpu"),
     ("--trainer.num_nodes 2", "trainer.num_nodes=2 needs a launcher"),
     ("--trainer.precision 16-true", "trainer.precision=16-true is not one of 32-true, bf16-mixed and 16-mixed"),
+    ("--trainer.max_steps -5", "`max_steps` must be a non-negative integer or -1 (infinite steps). You passed in -5."),
+    ("--trainer.strategy foo", "You selected an invalid strategy name: `strategy='foo'`."),
+    ("--model.estimator.k many", "error: --model.estimator.k: must be a whole number, got many"),
+    ("--model.estimator.k 1e3", "error: --model.estimator.k: must be a whole number, got 1e3; write 1000"),
+    ("--trainer.max_steps 1.5", "error: --trainer.max_steps: must be a whole number, got 1.5"),
+    ("--model.lr fast", "error: --model.lr: must be a number, got fast"),
+    ("--optimizer Adam --optimizer.lr x", "error: --optimizer.lr: must be a number, got x"),
+    ("--data.hflip maybe", "error: --data.hflip: must be true or false, got maybe"),
+    ("--model.net.multipliers 1-2", "error: --model.net.multipliers: must be a list, such as [1, 2], got 1-2"),
+    ("--sample_writer.format jpg", "error: --sample_writer.format: must be png or npz, got jpg"),
+    ("--trainer.limit_val_batches x", "must be a share, such as 0.5 or a whole number, got x"),
+    ("--data.index.r 3", "error: --data.index: there is no object that could have this option: give a class first"),
+    ("--data.index FaissIndx", "FaissIndx is neither a class nor a file; did you mean FaissIndex?"),
+    ("--optimizer Adamm", "error: --optimizer: Adamm is neither a class nor a file; did you mean Adam?"),
+    ("--trainer.callbacks+ Fidelty", "Fidelty is neither a class nor a file; did you mean Fidelity?"),
+    ("--trainer.callbacks.num_sample 3", "SampleGrid: Option 'num_sample' is not accepted; did you mean num_samples?"),
+    ("--model lit_knn.modules.LitIct", "has no attribute 'LitIct'; did you mean lit_knn.modules.LitICT?"),
+    ("--modle.lr 0.1", "did you mean --model.lr?"),
+    ("--confg demo", "did you mean --config?"),
+    ("--trainer.epochs 3", "did you mean --trainer.max_epochs or --trainer.min_epochs?"),
+    ("--last_checkpoint.every_steps 3", "did you mean --last_checkpoint.every_n_steps?"),
+    ("demo", "error: unrecognized arguments: demo; each config needs an option of its own: -c demo"),
     ("--trainer.accumulate_grad_batches 0", "trainer: accumulate_grad_batches must be at least 1, got 0"),
     ("--trainer.log_every_n_steps -1", "trainer: log_every_n_steps must be at least 1, got -1"),
     ("--trainer.val_check_interval 0", "trainer: val_check_interval must be at least 1, got 0"),
@@ -64,9 +87,35 @@ def test_a_logger_of_a_list_that_cannot_be_made_says_why(capsys):
     assert len(line) < 300
 
 
-def test_a_command_line_without_a_command_lists_all(capsys):
-    for args in ([], ["-c", DEMO]):
-        assert "the commands are fit, validate, predict, plan, probe, " in refusal_of(args, capsys)
+def test_the_program_alone_shows_its_help(capsys):
+    main([])
+    assert capsys.readouterr().out.startswith("usage: lit-knn COMMAND ")
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        ("foo", "there is no command 'foo'; the commands are fit, validate, predict, plan, probe, "),
+        ("fti -c demo", "there is no command 'fti'; did you mean fit?"),
+        ("train -c demo", "there is no command 'train'; did you mean fit?"),
+        ("-c demo", "the command comes first: lit-knn COMMAND -c …; the commands are fit, "),
+        ("--trainer.max_steps 1 fit -c demo", "the command comes first: lit-knn fit --trainer.max_steps …; "),
+        ("fit", "say what to train: -c demo, or -c and a file of yours; --data and --model are missing"),
+        ("validate", "say what to measure: -c demo, or -c and a file of yours; --data and --model are missing"),
+        ("fit --data Digits", "--model is missing: give it, or a config that has it, such as -c demo"),
+        ("best", "--run is missing: give the folder of a training run"),
+    ],
+)
+def test_a_command_line_that_lacks_something_says_what(args, message, tmp_path, capsys):
+    assert refusal_of(args.split(), capsys).startswith(f"error: {message}")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_value_that_is_not_utf8_is_named(capsys):
+    line = refusal_of(
+        ["fit", "-c", DEMO, *TINY, "--data", "ImageFiles", "--data.path", os.fsdecode(b"caf\xe9")], capsys
+    )
+    assert line == r"error: --data.path caf\xe9: not UTF-8; rename the file or the folder"
 
 
 @pytest.mark.parametrize(("options", "message"), OPTIONS, ids=[options for options, _ in OPTIONS])
@@ -79,6 +128,7 @@ FILES = [
     (b"model:\n  init_args:\n    lr: 1\n    lr: 2\n", "bad.yaml, line 4: the key lr is there twice"),
     (b"trainer:\n  callbacks:\n    - {class_path: A, class_path: B}\n", "line 3: the key class_path is there twice"),
     (b"trainer: [\n", "bad.yaml, line 2: "),
+    (b"trainer:\n\tmax_steps: 1\n", "bad.yaml, line 2: a tab; YAML takes spaces alone"),
     (b"trainer: !!python/object/apply:os.system [ls]\n", "bad.yaml, line 1: could not determine a constructor"),
     (b"model:\n  init_args:\n    seed: 1\n", "bad.yaml: model.seed is set by seed_everything: give that option"),
     (b"", "bad.yaml holds no options"),

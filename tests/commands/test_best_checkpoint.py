@@ -247,7 +247,8 @@ def test_the_images_are_those_that_a_validation_compares_with(run, capsys):
 
 def test_what_cannot_be_measured_is_said_in_one_line_before_samples_are_drawn(run, capsys, monkeypatch):
     monkeypatch.setattr("callbacks.Fidelity.samples", lambda *_: pytest.fail("samples were drawn"))
-    assert "config.yaml does not exist; give the folder of a training run" in complaint(capsys, run="runs")
+    assert "runs/config.yaml does not exist; it holds the runs table1_digits/knn_0" in complaint(capsys, run="runs")
+    assert "nowhere/config.yaml does not exist; give the folder of a training run" in complaint(capsys, run="nowhere")
     line = complaint(capsys, "--trainer.callbacks", "[]")
     assert "the run has no lit_knn.callbacks.Fidelity; add -c configs/evaluate/fid.yaml" in line
     assert "the checkpoint is of another architecture" in complaint(capsys, "--model.net.channels", "16")

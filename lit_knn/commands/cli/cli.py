@@ -3,7 +3,6 @@
 import argparse
 import importlib
 import pkgutil
-import re
 import sys
 import warnings
 from collections.abc import Sequence
@@ -14,20 +13,26 @@ from typing import Any, NoReturn
 import pytorch_lightning as pl
 import torch
 import yaml
-from jsonargparse import set_loader
+from jsonargparse import Namespace, set_loader
 from pytorch_lightning.callbacks import ProgressBar
 from pytorch_lightning.cli import LightningArgumentParser, LightningCLI
 from pytorch_lightning.loggers import CSVLogger, TensorBoardLogger
 from pytorch_lightning.utilities.exceptions import MisconfigurationException
 
-from lit_knn.callbacks import LastCheckpoint, RunRecord, RunSummary, SampleWriter, StepProgressBar
+from lit_knn.callbacks import RunRecord, RunSummary, StepProgressBar
 from lit_knn.commands.cli import trainer_options
-from lit_knn.commands.cli.arguments import as_dict, check_linked
+from lit_knn.commands.cli.arguments import (
+    as_dict,
+    check_linked,
+    check_text,
+    with_config_of_run,
+)
 from lit_knn.commands.cli.messages import VAGUE, refusal
 from lit_knn.commands.cli.packaged_configs import with_packaged_configs
 from lit_knn.commands.cli.parser import Parser, construct, load
 from lit_knn.commands.cli.replaced import forget_losses, notes_of_losses
 from lit_knn.commands.cli.save_config import SaveConfig
+from lit_knn.commands.cli.unknown import OF_EVERY_RUN, hint_of_unknown
 from lit_knn.commands.entry import COMMANDS
 from lit_knn.commands.plan import check_fits
 from lit_knn.commands.trainer import Trainer
@@ -54,9 +59,6 @@ for module in NAMED:
     importlib.import_module(f"lit_knn.{module}")
 set_loader("yaml", load, exceptions=(yaml.YAMLError,))
 
-# Every run has these callbacks. Their options begin with these names: `--last_checkpoint.every_n_steps 500`.
-OF_EVERY_RUN = {"last_checkpoint": LastCheckpoint, "sample_writer": SampleWriter}
-
 # Count runs in batches, not in epochs, because an epoch of a small set takes only a second.
 TRAINER_DEFAULTS = {
     "default_root_dir": "runs",
@@ -68,8 +70,6 @@ TRAINER_DEFAULTS = {
 # These commands neither train nor read a checkpoint of a run.
 MEASURES = ("best", "probe")
 
-# `best` uses these parts of a run's configuration; the other parts say how its training was started.
-PARTS_OF_A_RUN = ("seed_everything", "model", "data", "trainer")
 # Lightning also seeds NumPy, whose seeds have 32 bits.
 LARGEST_SEED = 2**32 - 1
 DEBUG_HELP = "--debug: also show the traceback of an error"
@@ -119,17 +119,20 @@ class CLI(LightningCLI):
         """Parse the arguments; `best` also reads the configuration of its run."""
         args = with_packaged_configs(args)
         check_linked(args)
+        check_text(args)
         forget_losses()
         try:
             self.config = parser.parse_args(with_config_of_run(args))
         except argparse.ArgumentError as error:
-            told = str(refusal(error))
-            raise InputError(told + trainer_options.hint_of_option(told)) from error
+            message = str(refusal(error))
+            raise InputError(message + hint_of_unknown(message)) from error
+
         command = self.config.get("subcommand")
-        parsed = as_dict(self.config)
-        options = parsed if command is None else parsed[command]
-        if not isinstance(options["trainer"], dict):
+        parsed = self.config if command is None else self.config[command]
+        if not isinstance(parsed["trainer"], Namespace):
             raise InputError("trainer holds no options: it must have lines like `max_steps: 1000`")
+
+        options = as_dict(parsed)
         trainer_options.check_trainer_options(options["trainer"], "fit" if command in (None, "plan") else command)
         trainer_options.check_learning_rate(options)
 
@@ -302,19 +305,6 @@ def make_cli(args: Sequence[str] | None = None, run: bool = True) -> CLI:
         args=given,
         run=run,
     )
-
-
-def with_config_of_run(args: Sequence[str]) -> list[str]:
-    """Insert the configuration of the run into `best --run RUN …`; `probe` without a config needs no model."""
-    if args and args[0] == "probe" and not any(re.match(r"-c|--config|--model\b", arg) for arg in args):
-        return ["probe", "--model", "LitEstimator", *args[1:]]
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.add_argument("--run")
-    run = parser.parse_known_args(list(args[1:]))[0].run if args and args[0] == "best" else None
-    if run is None:
-        return list(args)
-    config = {name: value for name, value in RunFolder(Path(run)).config().items() if name in PARTS_OF_A_RUN}
-    return ["best", "-c", yaml.safe_dump(config), *args[1:]]
 
 
 def _refuse(error: InputError) -> NoReturn:

@@ -17,6 +17,8 @@ from lit_knn.modules.conditioning import NULLS
 
 NETWORKS = re.compile(r"known\s+subclasses:\s+torch\.nn\.Module\b[^)]*")
 NOT_ACCEPTED = re.compile(r"Option '([\w.]+)' is not accepted")
+# The loader's message for a tab, among others.
+NO_TOKEN = "found character that cannot start any token"
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _load_yaml = jsonargparse.get_loader("yaml")
 # These options are names. YAML reads some names in a file as something else: 010 as 8, yes as true.
@@ -78,7 +80,10 @@ def load(text: str, path: str | None = None) -> Any:
         mark = error.problem_mark or error.context_mark
         if path is None or mark is None:
             raise
-        raise InputError(f"{path}, line {mark.line + 1}: {error.problem or error.context}") from error
+        problem = error.problem or error.context
+        if problem == NO_TOKEN and "\t" in text.splitlines()[mark.line]:
+            problem = "a tab; YAML takes spaces alone"
+        raise InputError(f"{path}, line {mark.line + 1}: {problem}") from error
     if path is not None and not isinstance(value, dict):
         raise InputError(f"{path} holds no options: it must have lines like `trainer:`")
     if path is None:

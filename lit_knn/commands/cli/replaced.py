@@ -1,7 +1,7 @@
 """The rule for a class that replaces another one: it starts from its own defaults.
 
-The parser itself would keep every option of the same name, even if it means something else. So a network on the
-command line would silently get the channels of the config's network.
+The parser itself would keep every option of the same name, even if it means something else. So a
+network on the command line would silently get the channels of the config's network.
 """
 
 import inspect
@@ -34,7 +34,7 @@ _discard_misfits = _typehints.discard_init_args_on_class_path_change
 
 
 def declaring_class(kind: type, option: str) -> type | None:
-    """Return the class whose constructor has the option: the class itself, or a base class that gets it."""
+    """Return the class whose constructor has the option: the class itself or a base class."""
     for base in kind.__mro__:
         if "__init__" in vars(base) and option in _parameters(base):
             return base
@@ -48,8 +48,8 @@ def _parameters(kind: type) -> Mapping[str, inspect.Parameter]:
 def stays(old: type, new: type, name: str, value: Any) -> bool:
     """Return whether an option of the old class also holds for the new one.
 
-    An option that both inherit stays, such as the batch size of data. So do the network and the estimator of a model,
-    and the folder and the name of a logger, which are those of the run.
+    An option that both inherit stays, such as the batch size of data. So do the network and the
+    estimator of a model, and the folder and the name of a logger, which are those of the run.
     """
     if issubclass(new, Logger):
         return True
@@ -60,7 +60,10 @@ def stays(old: type, new: type, name: str, value: Any) -> bool:
 
 
 def _discard_options(parser_or_action: Any, before: Any, now: Any) -> None:
-    """Remove from the class before, in place, the options that do not stay. The parser then adds those given now."""
+    """Remove from the class before, in place, the options that do not stay.
+
+    The parser then adds the options that are given now.
+    """
     before_args, now_args = (before or {}).get("init_args"), now.get("init_args")
     if not before_args:
         return
@@ -95,7 +98,7 @@ def forget_losses() -> None:
 
 
 def notes_of_losses(options: Mapping[str, Any]) -> Iterator[str]:
-    """Yield a line for each class that now has a default of its own where the class before had another value.
+    """Yield a line for each class that has its own default where the old one had another value.
 
     Args:
         options: the parsed command line, of plain dictionaries.

@@ -1,12 +1,8 @@
 """Checks trainer options and learning rates whose errors Lightning reports late or never."""
 
 import os
-import re
 from collections.abc import Mapping
-from difflib import get_close_matches
-from inspect import signature
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytorch_lightning as pl
@@ -14,7 +10,6 @@ import torch
 from pytorch_lightning.plugins.environments import LightningEnvironment, SLURMEnvironment
 from pytorch_lightning.utilities import rank_zero_warn
 
-from lit_knn import data, estimators, modules
 from lit_knn.common.errors import InputError, check_at_least, prefixed
 
 # Lightning takes 0 for these counts of steps, and the training then fails or, below 0, counts wrongly.
@@ -23,8 +18,6 @@ COUNTS = ("accumulate_grad_batches", "log_every_n_steps", "val_check_interval")
 WORK = dict.fromkeys(("limit_train_batches", "max_steps", "max_epochs"), "fit")
 WORK |= {"limit_val_batches": "validate", "limit_predict_batches": "predict"}
 PRECISIONS = ("32-true", "32", "16-mixed", "16", "bf16-mixed", "bf16")
-UNKNOWN_OPTION = re.compile(r"unrecognized arguments: --(trainer\.)?(\w+)(?![\w.])")
-OF_A_COMMAND = ("seed_everything", "ckpt_path", "print_config", "optimizer", "lr_scheduler")
 NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")
 
 
@@ -76,25 +69,6 @@ def validated_at_the_end(options: Mapping[str, Any]) -> dict[str, int]:
     batches = steps * (options["accumulate_grad_batches"] or 1)
     counts = type(every) is int and options["check_val_every_n_epoch"] is None
     return {"val_check_interval": batches} if counts and 0 < batches < every else {}
-
-
-def hint_of_option(message: str) -> str:
-    """Return what to add to the message that an option is unknown: the options that may be meant."""
-    if not (unknown := UNKNOWN_OPTION.match(message)):
-        return ""
-    name, of_trainer = unknown[2], signature(pl.Trainer).parameters
-
-    def has_it(room: ModuleType) -> bool:
-        kinds = (getattr(room, kind) for kind in room.__all__)
-        return any(name in signature(kind).parameters for kind in kinds if isinstance(kind, type))
-
-    if unknown[1] or name in of_trainer:
-        meant = [f"trainer.{near}" for near in get_close_matches(name, of_trainer, n=1)]
-    else:  # One option sets the seeds of all parts.
-        rooms = {"model": modules, "model.estimator": estimators, "data": data} if name != "seed" else {}
-        meant = [f"{part}.{name}" for part, room in rooms.items() if has_it(room)]
-        meant = meant or [option for option in OF_A_COMMAND if option.startswith(name)]
-    return f"; did you mean {' or '.join(f'--{option}' for option in meant)}?" if meant else ""
 
 
 def warn_of_unused_gpu(options: Mapping[str, Any]) -> None:
