@@ -1,13 +1,19 @@
 """Lightning's trainer with safe checkpoints and three more subcommands, `plan`, `probe` and `best`."""
 
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import pytorch_lightning as pl
 from jsonargparse.typing import restricted_number_type
 from lightning_fabric.plugins.io.torch_io import TorchCheckpointIO
-from pytorch_lightning.callbacks import ModelCheckpoint, ProgressBar
+from pytorch_lightning.callbacks import (
+    BatchSizeFinder,
+    LearningRateFinder,
+    ModelCheckpoint,
+    ProgressBar,
+)
 from pytorch_lightning.trainer.states import TrainerFn
 
 from lit_knn.callbacks import Fidelity, LastCheckpoint
@@ -28,6 +34,23 @@ Share: Any = float if TYPE_CHECKING else restricted_number_type("Share", float, 
 Batches: TypeAlias = int | Share
 
 
+# What to do in place of Lightning's tuners. They train for some steps, load a checkpoint of their own,
+# and begin again. But here a run never goes on with another batch size, and counts all its steps.
+TUNERS = {
+    LearningRateFinder: "compare short runs, such as --trainer.max_steps 200 --model.lr 1e-3",
+    BatchSizeFinder: "give --data.batch_size; lit-knn plan says what fits",
+}
+
+
+def check_no_tuner(callbacks: Sequence[pl.Callback]) -> None:
+    """Refuse Lightning's tuners."""
+    for callback in callbacks:
+        for kind, advice in TUNERS.items():
+            if isinstance(callback, kind):
+                name = type(callback).__name__
+                raise InputError(f"trainer.callbacks: {name} does not work here: {advice}")
+
+
 def _do_nothing() -> None:
     """Do nothing. A lambda in its place could not be sent to the processes that `ddp_spawn` starts."""
 
@@ -42,6 +65,8 @@ class Trainer(pl.Trainer):
         limit_val_batches: how much of each validation to use, likewise: `1` is one batch, and `1.0` is all.
         limit_predict_batches: how many of the batches of samples to draw, likewise.
         overfit_batches: train and validate on the same first batches, this number or share of them; 0 trains on all.
+        precision: 32-true, which is the default, bf16-mixed or 16-mixed.
+        callbacks: called during the run; Lightning's tuners are refused.
         kwargs: see Lightning's trainer.
     """
 
@@ -55,15 +80,21 @@ class Trainer(pl.Trainer):
         limit_val_batches: Batches | None = None,
         limit_predict_batches: Batches | None = None,
         overfit_batches: Batches = 0.0,
+        precision: int | str | None = None,
+        callbacks: list[pl.Callback] | pl.Callback | None = None,
         **kwargs: Any,
     ) -> None:
+        callbacks = [callbacks] if isinstance(callbacks, pl.Callback) else list(callbacks or ())
+        check_no_tuner(callbacks)
         if kwargs.get("enable_checkpointing") is False:  # The command line gives every run a LastCheckpoint.
-            kwargs["callbacks"] = [c for c in kwargs.get("callbacks") or () if not isinstance(c, LastCheckpoint)]
+            callbacks = [each for each in callbacks if not isinstance(each, LastCheckpoint)]
         super().__init__(
             limit_train_batches=limit_train_batches,
             limit_val_batches=limit_val_batches,
             limit_predict_batches=limit_predict_batches,
             overfit_batches=overfit_batches,
+            precision=precision,  # type: ignore[arg-type]  # The command line checks it.
+            callbacks=callbacks,
             **kwargs,
         )
         if type(self.strategy.checkpoint_io) is TorchCheckpointIO:

@@ -254,6 +254,8 @@ class CLI(LightningCLI):
             kwargs["default_root_dir"] = str(self._run.path / job)
         try:
             trainer = super().instantiate_trainer(**{"callbacks": callbacks, **kwargs})
+        except InputError:
+            raise
         except (ValueError, RuntimeError, TypeError, ImportError, MisconfigurationException) as error:
             raise InputError(trainer_options.explain(error, options)) from error
         if self.subcommand != "plan":  # A plan starts no process, and may be made far from the machines.
