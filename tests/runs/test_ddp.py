@@ -167,9 +167,9 @@ def test_a_process_that_fails_says_why_unless_another_does(rank, local_rank, fir
     parents = [7, 7 if first_goes_on else 1]
     monkeypatch.setattr(os, "getppid", lambda: parents.pop(0) if len(parents) > 1 else parents[0])
     with pytest.raises(SystemExit):
-        main(["fit", "-c", DEMO, "--data", "ImageFiles", "--data.path", "no.zip"])
+        main(["fit", "-c", "no.yaml"])
     errors = [line for line in capsys.readouterr().err.splitlines() if "error" in line]
-    assert errors == ([f"error: rank {rank}: data.path=no.zip: no.zip does not exist"] if says else [])
+    assert errors == ([f"error: rank {rank}: --config no.yaml: no such file"] if says else [])
 
 
 @pytest.mark.parametrize("name", ["LOCAL_RANK", "SLURM_PROCID"])

@@ -27,6 +27,7 @@ from lit_knn.commands.cli.arguments import (
     check_text,
     with_config_of_run,
 )
+from lit_knn.commands.cli.launch import check_processes
 from lit_knn.commands.cli.messages import VAGUE, refusal
 from lit_knn.commands.cli.packaged_configs import with_packaged_configs
 from lit_knn.commands.cli.parser import Parser, construct, load
@@ -259,7 +260,7 @@ class CLI(LightningCLI):
         except (ValueError, RuntimeError, TypeError, ImportError, MisconfigurationException) as error:
             raise InputError(trainer_options.explain(error, options)) from error
         if self.subcommand != "plan":  # A plan starts no process, and may be made far from the machines.
-            trainer_options.check_processes(trainer)
+            check_processes(trainer)
         trainer_options.warn_of_unused_gpu(options)
         if self._run is not None:
             trainer.write_into(self._run.path)  # type: ignore[attr-defined]

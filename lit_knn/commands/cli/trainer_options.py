@@ -1,13 +1,10 @@
 """Checks trainer options and learning rates whose errors Lightning reports late or never."""
 
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import pytorch_lightning as pl
 import torch
-from pytorch_lightning.plugins.environments import LightningEnvironment, SLURMEnvironment
 from pytorch_lightning.utilities import rank_zero_warn
 
 from lit_knn.common.errors import InputError, check_at_least, prefixed
@@ -34,33 +31,6 @@ def check_trainer_options(options: Mapping[str, Any], command: str) -> None:
     precision = options.get("precision")
     if precision is not None and str(precision) not in PRECISIONS:
         raise InputError(f"trainer.precision={precision} is not one of 32-true, bf16-mixed and 16-mixed")
-
-
-def check_processes(trainer: pl.Trainer) -> None:
-    """Refuse options that would make each launched process train its own model, or wait forever for the others."""
-    asked = trainer.num_devices * trainer.num_nodes
-    if torch.distributed.is_torchelastic_launched():
-        launcher, started = "torchrun", int(os.environ["WORLD_SIZE"])
-        fits = started == asked and trainer.num_devices == int(os.environ["LOCAL_WORLD_SIZE"])
-    elif SLURMEnvironment.detect():
-        launcher, started = "srun", int(os.environ["SLURM_NTASKS"])
-        if started > 1 and not {"SLURM_STEP_ID", "SLURM_STEPID"} & os.environ.keys():
-            advice = "write `srun lit-knn …` into the batch script"
-            raise InputError(f"SLURM_NTASKS={started}, but srun has not started this process: {advice}")
-        fits = started == asked
-    else:
-        # Each of several machines must know its number.
-        environment = getattr(trainer.strategy, "cluster_environment", None)
-        told = all(name in os.environ for name in ("MASTER_ADDR", "NODE_RANK"))
-        if trainer.num_nodes > 1 and not told and isinstance(environment, LightningEnvironment | None):
-            needed = "a launcher, torchrun or srun, or MASTER_ADDR and NODE_RANK in the environment of each machine"
-            raise InputError(f"trainer.num_nodes={trainer.num_nodes} needs {needed}")
-        return
-    if not fits:
-        raise InputError(
-            f"{launcher} has started {started} processes, but trainer.num_nodes={trainer.num_nodes} and "
-            f"trainer.devices={trainer.num_devices} ask for {asked}: give the machines and the processes of each"
-        )
 
 
 def validated_at_the_end(options: Mapping[str, Any]) -> dict[str, int]:
