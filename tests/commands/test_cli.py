@@ -143,6 +143,24 @@ def test_an_integer_counts_batches_and_a_fraction_is_a_share_of_them(given, batc
     assert cli.trainer.num_val_batches == [batches]
 
 
+def test_one_option_sets_the_samples_of_all_callbacks(capsys):
+    table = ["-c", DEMO, *TINY, "--samples", "33", "--trainer.callbacks+", "Memorisation", "--trainer.logger", "false"]
+    distance, grid, memorisation = make_cli(table, run=False).trainer.callbacks[1:4]
+    assert (distance.num_samples, memorisation.num_samples, grid.num_samples) == (33, 33, 9)
+    fit_demo("--samples", "40", steps=1)
+    settings = Path("runs/demo/knn_0/config.yaml").read_text()
+    assert "num_samples: 40" in settings
+    assert "\nsamples: null\n" in settings
+    assert [row["num_samples"] for row in read_rows(Path("runs/demo/knn_0/fidelity.csv"))] == ["40"]
+    none, fit = ["--trainer.callbacks", "[]"], ["fit", "-c", DEMO, *TINY]
+    assert "--samples 40: no callback of this run measures samples" in refusal_of(
+        [*fit, "--samples", "40", *none], capsys
+    )
+    assert "PixelFrechetDistance: num_samples must be at least 2, got 1" in refusal_of([*fit, "--samples", "1"], capsys)
+    line = refusal_of(["predict", "-c", DEMO, *TINY, "--samples", "40"], capsys)
+    assert "--samples 40 is for fit and validate: give --data.predict_samples 40" in line
+
+
 def test_a_file_in_the_current_folder_comes_before_an_installed_package_of_its_name(tmp_path, monkeypatch, capsys):
     installed = tmp_path / "site" / "estimators_of_mine"
     installed.mkdir(parents=True)

@@ -32,6 +32,7 @@ from lit_knn.commands.cli.messages import VAGUE, refusal
 from lit_knn.commands.cli.packaged_configs import with_packaged_configs
 from lit_knn.commands.cli.parser import Parser, construct, load
 from lit_knn.commands.cli.replaced import forget_losses, notes_of_losses
+from lit_knn.commands.cli.samples import SAMPLES_HELP, set_samples
 from lit_knn.commands.cli.save_config import SaveConfig
 from lit_knn.commands.cli.unknown import OF_EVERY_RUN, hint_of_unknown
 from lit_knn.commands.entry import COMMANDS
@@ -108,6 +109,7 @@ class CLI(LightningCLI):
         parser.link_arguments("seed_everything", "data.init_args.seed", compute_fn=_seed)
         for option, callback in OF_EVERY_RUN.items():
             parser.add_lightning_class_args(callback, option)
+        parser.add_argument("--samples", type=int | None, default=None, help=SAMPLES_HELP)
 
     @staticmethod
     def subcommands() -> dict[str, set[str]]:
@@ -132,6 +134,7 @@ class CLI(LightningCLI):
         parsed = self.config if command is None else self.config[command]
         if not isinstance(parsed["trainer"], Namespace):
             raise InputError("trainer holds no options: it must have lines like `max_steps: 1000`")
+        set_samples(parsed, command)
 
         options = as_dict(parsed)
         trainer_options.check_trainer_options(options["trainer"], "fit" if command in (None, "plan") else command)

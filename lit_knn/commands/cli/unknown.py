@@ -24,7 +24,7 @@ GROUPS = (
     "last_checkpoint",
     "sample_writer",
 )
-OF_A_COMMAND = ("config", "seed_everything", "ckpt_path", "print_config", *GROUPS)
+OF_A_COMMAND = ("config", "seed_everything", "ckpt_path", "print_config", "samples", *GROUPS)
 # Every run has these callbacks. Their options begin with these names.
 OF_EVERY_RUN = {"last_checkpoint": LastCheckpoint, "sample_writer": SampleWriter}
 
