@@ -1,5 +1,9 @@
-"""Draw rows of results as matplotlib figures, including those of the paper. The modules hold more than these names."""
+"""Draw rows of results as matplotlib figures, including those of the paper.
 
+The modules hold more than these names.
+"""
+
+from lit_knn.figures.best_curve import average_curve, checkpoint_curve
 from lit_knn.figures.figure1 import figure1
 from lit_knn.figures.figure2 import figure2
 from lit_knn.figures.figure3 import figure3
@@ -7,7 +11,7 @@ from lit_knn.figures.figure5 import figure5
 from lit_knn.figures.image_grid import captioned, image_grid
 from lit_knn.figures.probe import probe_figure
 from lit_knn.figures.style import save_figure
-from lit_knn.figures.training_curves import average_curve, checkpoint_curve, figure4, run_comparison
+from lit_knn.figures.training_curves import figure4, run_comparison
 
 __all__ = [
     "average_curve",

@@ -12,86 +12,164 @@ from lit_knn.figures.style import dress, looks
 
 QUANTITIES = {"mse": "MSE", "bias_sq_corrected": "squared bias", "variance": "variance"}
 PREFIXES = {"score": "score, per dimension", "mu": "posterior mean, per dimension"}
-# The axis reaches `DECADES` below the peak of each curve, but at most `ABOVE` and `BELOW` decades from the middle peak.
+# The axis reaches `DECADES` below the peak of each curve, but at most `ABOVE` and `BELOW` decades
+# from the middle peak.
 DECADES, ABOVE, BELOW = 4.0, 6.0, 10.0
 # A bias within this number of standard errors of 0 may be 0.
-UNTOLD = 2.0
+UNCERTAIN = 2.0
 # Distance between the rows of marks for zeros, as a share of the axis.
 MARK_STEP = 0.03
 ZERO_MARKER = "x"
 
+Row = Mapping[str, Any]
 
-def figure3(rows: Sequence[Mapping[str, Any]]) -> Figure:
-    """Draw score errors above and posterior mean errors below, one column per quantity, one colour per estimator.
 
-    `rows` are those of `estimator_error.csv`, one for each estimator and noise level. The squared bias is the corrected
-    one. Where it is within two standard errors of 0, a hollow mark shows its upper limit, two standard errors above the
-    estimate or, if that is negative, above 0. Bands are one standard error. A logarithmic axis cannot show exact zeros:
-    they are marks at the foot, in one row per estimator.
+def figure3(rows: Sequence[Row]) -> Figure:
+    """Draw score errors above and posterior mean errors below, one column per quantity.
+
+    `rows` are those of `estimator_error.csv`, one for each estimator and noise level. Each
+    estimator has one colour. The squared bias is the corrected one. Where it is within two standard
+    errors of 0, a hollow mark shows its upper limit, two standard errors above the estimate or, if
+    that is negative, above 0. Bands are one standard error. A logarithmic axis cannot show exact
+    zeros: they are marks at the foot, in one row per estimator.
     """
-    styles = looks(row["estimator"] for row in rows)
     figure = Figure(figsize=(11, 6.6), layout="constrained")
     grid = figure.subplots(2, 3, sharex=True, sharey="row")
     any_zero = any_limit = False
+
     for row_of_axes, (prefix, label) in zip(grid, PREFIXES.items(), strict=True):
-        for axes, (quantity, title) in zip(row_of_axes, QUANTITIES.items(), strict=True):
-            dress(axes, "xy", **({"title": title} if prefix == "score" else {"xlabel": "noise level $t$"}))
-            for i, (name, style) in enumerate(styles.items()):
-                own = sorted((row for row in rows if row["estimator"] == name), key=lambda row: row["t"])
-                column = f"{prefix}_{quantity}"
-                _draw_curve(axes, own, column, style)
-                any_limit |= "bias" in quantity and _mark_limits(axes, own, column, style)
-                any_zero |= _mark_zeros(axes, [row["t"] for row in own if row[column] == 0], i, style)
+        for axes, quantity in zip(row_of_axes, QUANTITIES, strict=True):
+            limits, zeros = _draw_panel(axes, rows, f"{prefix}_{quantity}")
+            any_limit |= limits
+            any_zero |= zeros
         row_of_axes[0].set_ylabel(label)
         _fit_limits(row_of_axes[0], rows, f"{prefix}_mse")
-    handles, labels = grid[0][0].get_legend_handles_labels()
-    special = [("o", "hollow: bias below this", any_limit), (ZERO_MARKER, "at the foot: 0", any_zero)]
-    for marker, label, there in special:
-        if there:
-            mark = Line2D([], [], color="0.4", marker=marker, markersize=3, fillstyle="none", linestyle="none")
-            handles, labels = [*handles, mark], [*labels, label]
-    figure.legend(handles, labels, loc="outside lower center", ncols=7, columnspacing=1.4, frameon=False)
+
+    for upper, lower, title in zip(*grid, QUANTITIES.values(), strict=True):
+        upper.set_title(title)
+        lower.set_xlabel("noise level $t$")
+
+    _draw_legend(figure, any_limit, any_zero)
     return figure
 
 
-def _draw_curve(axes: Axes, rows: Sequence[Mapping[str, Any]], column: str, style: dict[str, Any]) -> None:
-    """Draw one curve, with gaps for values that are unknown, have no logarithm, or are biases within their error."""
-    t, values, errors = [], [], []
+def _draw_panel(axes: Axes, rows: Sequence[Row], column: str) -> tuple[bool, bool]:
+    """Draw one column of the table; return whether there are upper limits, and whether zeros."""
+    dress(axes, "xy")
+    any_limit = any_zero = False
+
+    for number, (name, style) in enumerate(looks(row["estimator"] for row in rows).items()):
+        of_estimator = [row for row in rows if row["estimator"] == name]
+        of_estimator.sort(key=lambda row: row["t"])
+        _draw_curve(axes, of_estimator, column, style)
+
+        if "bias" in column:
+            any_limit |= _mark_limits(axes, of_estimator, column, style)
+        zeros = [row["t"] for row in of_estimator if row[column] == 0]
+        any_zero |= _mark_zeros(axes, zeros, number, style)
+    return any_limit, any_zero
+
+
+def _draw_legend(figure: Figure, any_limit: bool, any_zero: bool) -> None:
+    """Draw the legend of all panels, which also explains the marks that they have."""
+    handles, labels = figure.axes[0].get_legend_handles_labels()
+    marks = []
+    if any_limit:
+        marks.append(("o", "hollow: bias below this"))
+    if any_zero:
+        marks.append((ZERO_MARKER, "at the foot: 0"))
+
+    for marker, label in marks:
+        mark = Line2D([], [], color="0.4", marker=marker, markersize=3, linestyle="none")
+        mark.set_fillstyle("none")
+        handles.append(mark)
+        labels.append(label)
+
+    figure.legend(
+        handles,
+        labels,
+        loc="outside lower center",
+        ncols=7,
+        columnspacing=1.4,
+        frameon=False,
+    )
+
+
+def _draw_curve(axes: Axes, rows: Sequence[Row], column: str, style: dict[str, Any]) -> None:
+    """Draw one curve and its band.
+
+    It has gaps where values are unknown, have no logarithm, or are biases within their error.
+    """
+    t, values, low, high = [], [], [], []
     for row in rows:
-        value, error = (math.nan if row[name] == "" else row[name] for name in (column, f"{column}_se"))
-        hidden = not value > 0 or ("bias" in column and value < UNTOLD * error)
+        value = _number(row[column])
+        error = _number(row[f"{column}_se"])
+        uncertain_bias = "bias" in column and value < UNCERTAIN * error
+        if uncertain_bias or not value > 0:
+            value = math.nan
+        if not math.isfinite(error):
+            error = 0.0
+
         t.append(row["t"])
-        values.append(math.nan if hidden else value)
-        errors.append(error if math.isfinite(error) else 0.0)
+        values.append(value)
+        low.append(max(value - error, value / 10))
+        high.append(value + error)
+
     (line,) = axes.plot(t, values, label=rows[0]["estimator"], **style)
-    low = [max(value - error, value / 10) for value, error in zip(values, errors, strict=True)]
-    high = [value + error for value, error in zip(values, errors, strict=True)]
     axes.fill_between(t, low, high, color=line.get_color(), alpha=0.15, linewidth=0)
 
 
-def _mark_limits(axes: Axes, rows: Sequence[Mapping[str, Any]], column: str, style: dict[str, Any]) -> bool:
+def _number(field: Any) -> float:
+    """Return the number of a field of the table; NaN if it is empty."""
+    return math.nan if field == "" else field
+
+
+def _mark_limits(axes: Axes, rows: Sequence[Row], column: str, style: dict[str, Any]) -> bool:
     """Mark the upper limits of biases that may be 0; return True if there are any."""
-    known = [(row["t"], row[column], row[f"{column}_se"]) for row in rows if row[column] != ""]
-    limits = [(t, max(value, 0.0) + UNTOLD * error) for t, value, error in known if value < UNTOLD * error]
+    t, limits = [], []
+    for row in rows:
+        value = _number(row[column])
+        margin = UNCERTAIN * _number(row[f"{column}_se"])
+        if value < margin:
+            t.append(row["t"])
+            limits.append(max(value, 0.0) + margin)
+
+    hollow = {"linestyle": "none", "fillstyle": "none", "markersize": 4}
     if limits:
-        axes.plot(*zip(*limits, strict=True), **style | {"linestyle": "none", "fillstyle": "none", "markersize": 4})
+        axes.plot(t, limits, **style | hollow)
     return len(limits) > 0
 
 
 def _mark_zeros(axes: Axes, t: Sequence[float], number: int, style: dict[str, Any]) -> bool:
-    """Mark the noise levels of an estimator's zeros at the foot of the axes; return True if there are zeros."""
+    """Mark the zeros of an estimator at the foot of the axes; return True if there are any."""
     if t:
-        marks = Line2D(t, [MARK_STEP * (number + 1)] * len(t), **style)
-        marks.set(linestyle="none", fillstyle="none", marker=ZERO_MARKER, transform=axes.get_xaxis_transform())
+        height = MARK_STEP * (number + 1)
+        marks = Line2D(t, [height] * len(t), **style)
+        marks.set(linestyle="none", fillstyle="none", marker=ZERO_MARKER)
+        marks.set_transform(axes.get_xaxis_transform())
         axes.add_line(marks)
     return len(t) > 0
 
 
-def _fit_limits(axes: Axes, rows: Sequence[Mapping[str, Any]], column: str) -> None:
-    """Show each curve down to `DECADES` below its peak, except curves far from the others, such as rounding errors."""
-    shown = [(row["estimator"], row[column]) for row in rows if math.isfinite(row[column]) and row[column] > 0]
-    if shown:
-        peaks = sorted(max(value for other, value in shown if other == name) for name in {name for name, _ in shown})
-        middle, lowest = peaks[len(peaks) // 2], min(value for _, value in shown)
-        floor = max(lowest / 3, peaks[0] / 10**DECADES, middle / 10**BELOW)
-        axes.set_ylim(floor, min(3 * peaks[-1], middle * 10**ABOVE))
+def _fit_limits(axes: Axes, rows: Sequence[Row], column: str) -> None:
+    """Show each curve down to `DECADES` below its peak.
+
+    Curves far from the others, such as rounding errors, leave the picture.
+    """
+    peaks: dict[str, float] = {}
+    lowest = math.inf
+    for row in rows:
+        name, value = row["estimator"], row[column]
+        if math.isfinite(value) and value > 0:
+            peaks[name] = max(value, peaks.get(name, 0.0))
+            lowest = min(value, lowest)
+    if not peaks:
+        return
+
+    ascending = sorted(peaks.values())
+    smallest, largest = ascending[0], ascending[-1]
+    middle = ascending[len(ascending) // 2]
+
+    floor = max(lowest / 3, smallest / 10**DECADES, middle / 10**BELOW)
+    ceiling = min(3 * largest, middle * 10**ABOVE)
+    axes.set_ylim(floor, ceiling)

@@ -9,21 +9,28 @@ from lit_knn.figures.style import dress, looks
 
 
 def figure5(rows: Sequence[Row], metric: str, baseline: str) -> Figure:
-    """Draw the distance to the data and the copied fraction against t_switch, one line for each method.
+    """Draw the distance to the data and the copied fraction against t_switch, a line per method.
 
-    The rows have `method`, `t_switch`, `copied_fraction` and a distance, the column `metric`. The method `baseline` is
-    dashed and grey.
+    Args:
+        rows: each has `method`, `t_switch`, `copied_fraction` and a distance.
+        metric: the column of the distance.
+        baseline: the method that is dashed and grey.
     """
     figure = Figure(figsize=(9, 3.6), layout="constrained")
     left, right = figure.subplots(1, 2)
     styles = looks(str(row["method"]) for row in rows)
+    if baseline in styles:
+        styles[baseline] |= {"color": "0.5", "linestyle": "--", "marker": ""}
+
     for axes, column in ((left, metric), (right, "copied_fraction")):
         for method, style in styles.items():
-            points = sorted((row["t_switch"], row[column]) for row in rows if row["method"] == method)
-            dashed = {"color": "0.5", "linestyle": "--", "marker": ""} if method == baseline else {}
-            axes.plot(*zip(*points, strict=True), label=method, **style | dashed)
+            points = [(row["t_switch"], row[column]) for row in rows if row["method"] == method]
+            t_switch, values = zip(*sorted(points), strict=True)
+            axes.plot(t_switch, values, label=method, **style)
         dress(axes, "x", xlabel="$t_{\\mathrm{switch}}$", ylabel=column.replace("_", " "))
-    # The axis is linear: a logarithmic one would exaggerate the differences between draws of equal quality.
+
+    # The axis is linear: a logarithmic one would exaggerate the differences between draws of equal
+    # quality.
     left.set(ylim=(0, None), ylabel=TITLES.get(metric, metric))
     right.set_ylim(-0.03, 1.03)
     left.legend()

@@ -15,21 +15,33 @@ LETTERS, MARGIN = 12, 4
 
 
 def image_grid(images: Tensor, columns: int | None = None) -> Tensor:
-    """Tile images (B, C, H, W) in model space into one picture (3, H', W') in [0, 1], nearly square by default."""
-    from torchvision.utils import make_grid  # It takes seconds to import, also for figures without a grid.
+    """Tile images into one picture.
+
+    Args:
+        images: (B, C, H, W), in model space.
+        columns: images in a row; None for a picture that is nearly square.
+
+    Returns:
+        (3, H', W'), in [0, 1].
+    """
+    # It takes seconds to import, also for figures without a grid.
+    from torchvision.utils import make_grid
 
     enlarge = max(-(-MIN_SIDE // images.shape[-1]), 1)
     pixels = to_uint8(images).cpu().float() / 255
     pixels = pixels.repeat_interleave(enlarge, 2).repeat_interleave(enlarge, 3)
-    return make_grid(pixels, nrow=columns or max(round(len(images) ** 0.5), 1), padding=2, pad_value=1.0)
+
+    columns = columns or max(round(len(images) ** 0.5), 1)
+    return make_grid(pixels, nrow=columns, padding=2, pad_value=1.0)
 
 
 def captioned(picture: Tensor, caption: str) -> Tensor:
-    """Write one line of text below a picture (3, H, W) in [0, 1]; a picture narrower than its text becomes wider."""
+    """Write one line of text below a picture (3, H, W) in [0, 1]; a narrow one becomes wider."""
     font = ImageFont.load_default(LETTERS)
     left, _, right, bottom = map(round, font.getbbox(caption))
     _, H, W = picture.shape
     size = max(W, right - left + 2 * MARGIN), H + bottom + 2 * MARGIN
+
     canvas = Image.new("RGB", size, "white")
     ImageDraw.Draw(canvas).text((MARGIN - left, H + MARGIN), caption, fill="black", font=font)
     written = torch.from_numpy(np.array(canvas)).permute(2, 0, 1).float() / 255
@@ -38,10 +50,18 @@ def captioned(picture: Tensor, caption: str) -> Tensor:
 
 
 def pair_grid(upper: Tensor, lower: Tensor) -> Tensor:
-    """Tile pairs of images (n, C, H, W), n >= 1, in model space: each row of upper images is above its lower images."""
+    """Tile pairs of images, so that each row of upper images is above its lower images.
+
+    Args:
+        upper: (n, C, H, W), n >= 1, in model space.
+        lower: of the same shape.
+    """
     columns = min(len(upper), PAIRS_PER_ROW)
-    rows = zip(upper.split(columns), lower.split(columns), strict=True)
-    return torch.cat([image_grid(torch.cat([_filled(a, columns), _filled(b, columns)]), columns) for a, b in rows], 1)
+    parts = []
+    for above, below in zip(upper.split(columns), lower.split(columns), strict=True):
+        pair = torch.cat([_filled(above, columns), _filled(below, columns)])
+        parts.append(image_grid(pair, columns))
+    return torch.cat(parts, 1)
 
 
 def _filled(images: Tensor, columns: int) -> Tensor:

@@ -1,9 +1,11 @@
 """The picture of `lit-knn probe`: what better targets would bring on a data set."""
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from lit_knn.figures.style import dress, looks
@@ -15,28 +17,93 @@ PANELS: dict[str, dict[str, str]] = {
         "held_out": "mean of this set (Exact), at images held out",
         "irreducible": "least loss on this set = noise of OneSample",
     },
-    "Noise that an estimator leaves, as a share of OneSample's": {name: name for name in ("STF", "KNN", "SubspaceKNN")},
-    "Over how many images the posterior spreads": {"images": "exponential of the exact posterior's entropy"},
+    "Noise that an estimator leaves, as a share of OneSample's": {
+        "STF": "STF",
+        "KNN": "KNN",
+        "SubspaceKNN": "SubspaceKNN",
+    },
+    "Over how many images the posterior spreads": {
+        "images": "exponential of the exact posterior's entropy",
+    },
+}
+# No axis goes below this: smaller values are rounding, or as good as 0.
+LOWEST = 1e-6
+# A legend stands below its panel and the words of its axis, because curves go anywhere.
+BELOW_PANEL: dict[str, Any] = {
+    "loc": "upper left",
+    "bbox_to_anchor": (0, -0.15),
+    "frameon": False,
+    "fontsize": "small",
 }
 
 
 def probe_figure(rows: Sequence[Mapping[str, Any]], sigma: np.ndarray) -> Figure:
-    """Draw the rows of `probe.csv` over the noise level, with the noise levels `sigma` of a training."""
-    figure = Figure(figsize=(11, 7), layout="constrained")
+    """Draw a probe over the noise level.
+
+    Args:
+        rows: those of `probe.csv`; NaN where a value cannot be told.
+        sigma: draws from the noise levels of a training.
+    """
+    figure = Figure(figsize=(11, 8.5), layout="constrained")
     *panels, training = figure.subplots(2, 2, sharex=True).T.flat
-    t, curve = [row["t"] for row in rows], {name: [row[name] for row in rows] for name in rows[0]}
+
     for axes, (title, columns) in zip(panels, PANELS.items(), strict=True):
-        for (name, label), style in zip(columns.items(), looks(columns.values()).values(), strict=True):
-            if name in curve:
-                axes.errorbar(t, curve[name], curve[f"{name}_se"], label=label, **style)
-        dress(axes, "xy", title=title)
-        axes.set_ylim(bottom=max(axes.get_ylim()[0], 1e-9))
-        axes.legend(frameon=False)
-    counts, edges = np.histogram(sigma, np.geomspace(t[0], t[-1], 80))
-    training.stairs(counts / max(counts.max(), 1), edges, fill=True, color="0.8", label="noise levels of the training")
-    training.plot(t, curve["collapsed"], "k-", label="posteriors that are one image: better targets buy nothing")
-    training.plot(t, curve["collapsed_tenth"], "k:", label="the same with a tenth of the images")
-    dress(training, "x", title="What a training meets", ylim=(0, 1.4), yticks=(0, 0.5, 1))
-    training.legend(frameon=False, loc="upper right")
-    figure.supxlabel("noise level $t$", fontsize="medium")
+        _draw_panel(axes, rows, columns)
+        axes.set_title(title)
+
+    _draw_training(training, rows, sigma)
+    for axes in (panels[1], training):
+        axes.set_xlabel("noise level $t$")
     return figure
+
+
+def _draw_panel(axes: Axes, rows: Sequence[Mapping[str, Any]], columns: Mapping[str, str]) -> None:
+    """Draw columns with their standard errors; the legend says what is below the axis."""
+    dress(axes, "xy")
+    styles = looks(columns.values())
+    t = [row["t"] for row in rows]
+    shown = [name for name in columns if name in rows[0]]
+
+    curves = {}
+    for name in shown:
+        values = [row[name] for row in rows]
+        errors = [row[f"{name}_se"] for row in rows]
+        curves[name] = axes.errorbar(t, values, errors, **styles[columns[name]])
+
+    bottom, top = axes.get_ylim()
+    bottom = max(bottom, LOWEST)
+    for name in shown:
+        note = _note_on_hidden([row[name] for row in rows], bottom)
+        curves[name].set_label(columns[name] + note)
+
+    axes.set_ylim(bottom, top)
+    axes.legend(**BELOW_PANEL)
+
+
+def _note_on_hidden(values: Sequence[float], bottom: float) -> str:
+    """Say at how many noise levels a curve is below the axis; empty if at none."""
+    known = [value for value in values if not math.isnan(value)]
+    hidden = [value for value in known if value < bottom]
+    if not hidden:
+        return ""
+    if len(hidden) == len(known):
+        return f"\n(below the axis, at most {max(known):.1g})"
+    return f"\n(below the axis at {len(hidden)} of {len(known)} levels)"
+
+
+def _draw_training(axes: Axes, rows: Sequence[Mapping[str, Any]], sigma: np.ndarray) -> None:
+    """Draw the noise levels of a training, and the share of collapsed posteriors."""
+    t = [row["t"] for row in rows]
+    counts, edges = np.histogram(sigma, np.geomspace(t[0], t[-1], 80))
+    heights = counts / max(counts.max(), 1)
+    axes.stairs(heights, edges, fill=True, color="0.8", label="noise levels of the training")
+
+    collapsed = [row["collapsed"] for row in rows]
+    label = "posteriors that are one image: better targets buy nothing"
+    axes.plot(t, collapsed, "k-", label=label)
+
+    of_a_tenth = [row["collapsed_tenth"] for row in rows]
+    axes.plot(t, of_a_tenth, "k:", label="the same with a tenth of the images")
+
+    dress(axes, "x", title="What a training meets", ylim=(0, 1.05), yticks=(0, 0.5, 1))
+    axes.legend(**BELOW_PANEL)

@@ -2,6 +2,7 @@
 
 import io
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -273,6 +274,44 @@ def test_runs_side_by_side_have_their_values_times_and_colours():
     assert legend(figure.legends[0]) == ["a KNN k=8, n=4", "b STF n=3"]
 
 
+def test_a_run_has_the_look_of_its_estimator_between_others():
+    names, colours = ["KNN k=8", "STF", "KNN k=16"], [PALETTE[name][0] for name in ("KNN", "STF")]
+    runs = [TrainingCurve("a", "KNN", 8), TrainingCurve("b", "STF"), TrainingCurve("c", "KNN", 16)]
+    runs = [replace(run, distances={"fid": [(1000, 1.0 + i)]}) for i, run in enumerate(runs)]
+    figure = run_comparison(runs)
+    lines, bars = figure.axes[0].lines, figure.axes[1].patches
+    assert [line.get_ydata()[0] for line in lines] == [1.0, 2.0, 3.0]
+    # The second KNN is a lighter blue, and neither STF's orange nor a square.
+    assert [line.get_marker() for line in lines] == [PALETTE[name][1] for name in ("KNN", "STF", "KNN")]
+    assert [colour(line) for line in lines[:2]] == colours
+    lighter = [max(to_rgb(lines[2].get_color())[i], to_rgb(colours[0])[i]) for i in range(3)]
+    assert to_rgb(lines[2].get_color()) == pytest.approx(lighter)
+    assert colour(lines[2]) not in colours
+    assert [to_hex(bar.get_facecolor()).upper() for bar in bars[::2]] == [colour(line) for line in lines]
+
+    upper, _ = figure4(runs).axes
+    labels, expected = legend(upper.get_legend()), dict(zip(names, lines, strict=True))
+    assert sorted(labels) == sorted(names)
+    for handle, label in zip(upper.get_legend().get_lines(), labels, strict=True):
+        assert handle.get_marker() == expected[label].get_marker()
+    of_stf = next(line for line in upper.lines if line.get_label() == "STF")
+    assert (colour(of_stf), of_stf.get_ydata()[0]) == (colours[1], 2.0)
+
+
+def test_the_estimators_part_of_a_bar_is_what_the_axis_says():
+    runs = [TrainingCurve(name, name, ms_per_image=(2.0, 5.0)) for name in ("KNN", "Exact")]
+    runs = [replace(run, distances={"fid": [(1000, 1.0)]}) for run in runs]
+    times = run_comparison(runs).axes[-1]
+    assert times.get_xlabel() == "ms per image (hatched: estimator)"
+    rest, estimator = times.patches[::2], times.patches[1::2]
+    assert [(bar.get_x(), bar.get_width(), bar.get_hatch()) for bar in rest] == 2 * [(0, 5, None)]
+    assert [(bar.get_x(), bar.get_width(), bar.get_hatch()) for bar in estimator] == 2 * [(5, 2, "////")]
+    # The pattern is seen beside every colour: it is in the run's colour on white.
+    for bar, plain in zip(estimator, rest, strict=True):
+        assert to_hex(bar.get_facecolor()) == "#ffffff"
+        assert bar.get_edgecolor() == plain.get_facecolor()
+
+
 def test_the_curves_of_checkpoints_and_averages_mark_the_best_at_its_place():
     axes = checkpoint_curve([(500_000, 9.0), (5_000_000, 4.0), (7_500_000, 6.0)], (5_000_000, 4.0), "fid", "").axes[0]
     curve, best = axes.lines
@@ -296,10 +335,13 @@ def test_the_picture_of_a_probe_has_its_columns_and_the_levels_of_a_training():
         for own in rows:
             own |= {name: place * own["t"], f"{name}_se": place / 100}
     *panels, training = probe_figure(rows, np.array([1.0, 1.0, 5.0])).axes
-    found = {bars.get_label(): bars for axes in panels for bars in axes.containers}
-    assert set(found) == set(columns.values())
+    drawn_bars = {bars.get_label(): bars for axes in panels for bars in axes.containers}
+    assert set(drawn_bars) == set(columns.values())
+    for name in ("STF", "KNN", "SubspaceKNN"):
+        line = drawn_bars[name].lines[0]
+        assert (colour(line), line.get_marker()) == PALETTE[name]
     for place, label in enumerate(columns.values(), start=1):
-        line, _, (error,) = found[label].lines
+        line, _, (error,) = drawn_bars[label].lines
         assert [*zip(*line.get_data(), strict=True)] == [(t, place * t) for t in (0.1, 1.0, 10.0)]
         assert error.get_segments()[1][:, 1] == pytest.approx([place * 0.99, place * 1.01])
     values, edges, _ = training.patches[0].get_data()
@@ -311,6 +353,27 @@ def test_the_picture_of_a_probe_has_its_columns_and_the_levels_of_a_training():
     ]
     assert {axes.get_xscale() for axes in (*panels, training)} == {"log"}
     assert training.get_yscale() == "linear"
+
+
+def test_the_legend_of_a_probe_names_what_is_below_the_axis():
+    columns = [name for panel in PANELS.values() for name in panel]
+    values = {"STF": [math.nan, 0.5, 0.1], "KNN": [math.nan, 1e-12, 1e-2], "SubspaceKNN": [1e-15, 2e-15, 0.0]}
+    values |= {"irreducible": [0.0, 1e-10, 0.2], "images": [1.0, 2.0, 9.0]}
+    rows = [{"t": t, "collapsed": 1, "collapsed_tenth": 1} for t in (0.1, 1.0, 10.0)]
+    for name in columns:
+        for own, value in zip(rows, values.get(name, [0.1] * 3), strict=True):
+            own |= {name: value, f"{name}_se": math.nan}
+    left, right, lower_left, _ = probe_figure(rows, np.ones(3)).axes
+    assert legend(lower_left.get_legend()) == [
+        "STF",
+        "KNN\n(below the axis at 1 of 2 levels)",
+        "SubspaceKNN\n(below the axis, at most 2e-15)",
+    ]
+    assert legend(left.get_legend())[2] == (
+        "least loss on this set = noise of OneSample\n(below the axis at 2 of 3 levels)"
+    )
+    assert left.get_ylim()[0] == lower_left.get_ylim()[0] == 1e-6
+    assert legend(right.get_legend()) == ["exponential of the exact posterior's entropy"]
 
 
 # Samples and networks
