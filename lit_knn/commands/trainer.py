@@ -71,6 +71,8 @@ class Trainer(pl.Trainer):
     """
 
     _run_folder: Path | None = None
+    # The arguments of the command that made this trainer, as they were typed.
+    command_line: Sequence[str] = ()
     probe = probe
 
     def __init__(

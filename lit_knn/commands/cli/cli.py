@@ -120,6 +120,7 @@ class CLI(LightningCLI):
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
         """Parse the arguments; `best` also reads the configuration of its run."""
+        self._command_line = list(args)
         args = with_packaged_configs(args)
         check_linked(args)
         check_text(args)
@@ -196,6 +197,10 @@ class CLI(LightningCLI):
         self._begin()
 
     before_predict = before_validate
+
+    def before_probe(self) -> None:
+        """Tell the probe its own command, from which it makes that of the training."""
+        self.trainer.command_line = self._command_line  # type: ignore[attr-defined]
 
     def _check_checkpoint(self) -> None:
         """Check that the checkpoint's weights are for this model, and keep them for Lightning's own loading."""

@@ -1,0 +1,139 @@
+"""Measures one noise level of a probe: posteriors, and the errors and times of estimators."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from lit_knn.common.errors import InputError
+from lit_knn.common.rng import Stream, keyed_generator
+from lit_knn.estimators import Estimator
+from lit_knn.metrics.enumeration import SOURCES, Columns, posterior
+from lit_knn.metrics.latents import NoisyLatents
+from lit_knn.metrics.measure import TIME, repeated_errors
+from lit_knn.reference import ReferenceSet
+from lit_knn.reference.classes import rows_by_label
+
+LINEAR = "wiener"
+LOSS = "loss"
+
+# Latents at a time, and bytes of their probabilities. Batches are large because each of them
+# converts all images twice.
+BATCH_SIZE = 256
+POSTERIOR_BYTES = 128 * 2**20
+
+Bound = dict[str, dict[int, Estimator]]  # bound estimators, by name and class
+
+
+def measure_sets(
+    latents: Sequence[NoisyLatents],
+    by_class: bool,
+    bound: Bound,
+    number: int,
+    t: float,
+) -> Columns:
+    """Measure one noise level: all estimators at images to train on, `wiener` at held-out ones.
+
+    Args:
+        latents: those of the images to train on, and perhaps those of held-out images.
+        by_class: take each posterior over the images of the latent's class.
+        bound: estimators by name and class, bound to the images to train on.
+        number: number of the noise level.
+        t: the noise level.
+    """
+    columns = measure_level(latents[0], by_class, bound, number, t)
+    columns.pop(LOSS)
+
+    linear = {LINEAR: bound[LINEAR]}
+    for held_out in latents[1:]:
+        rest = measure_level(held_out, by_class, linear, number, t)
+        columns["held_out"] = rest[LOSS]
+        columns["wiener_held_out"] = rest[LINEAR]
+    return columns
+
+
+@torch.no_grad()
+def measure_level(
+    latents: NoisyLatents,
+    by_class: bool,
+    bound: Bound,
+    number: int,
+    t: float,
+) -> Columns:
+    """Measure one noise level at one set of latents.
+
+    Every draw is a function of (seed, batch, number of the level, estimator).
+
+    Args:
+        latents: the latents, of images to train on or of held-out images.
+        by_class: take each posterior over the images of the latent's class.
+        bound: estimators by name and class, bound to the images to train on. Their source is drawn
+            from the posterior.
+        number: number of the noise level.
+        t: the noise level.
+
+    Returns:
+        Columns of docs/probe.md, (latents,) each, by class in the order of the classes; and `loss`,
+        the squared distance from the posterior's mean to the image of the latent.
+
+    Raises:
+        InputError: all images of a latent's class are held out.
+    """
+    z, x = latents.batch(range(len(latents.ids)), t)
+    sets = {label: estimator.reference for label, estimator in bound[LINEAR].items()}
+    labels = torch.zeros_like(latents.ids)
+    if by_class:
+        labels = torch.as_tensor(latents.reference.labels)[latents.ids]
+
+    parts = []
+    for batch, (label, rows) in enumerate(batches(labels, sets)):
+        key = latents.seed, batch, number
+        generator = keyed_generator(z.device, *key, Stream.SOURCE)
+        mean, sources, part = posterior(sets[label], z[rows], t, generator)
+        part[LOSS] = (mean - x[rows]).square().flatten(1).mean(1)
+        for place, (name, of_class) in enumerate(bound.items()):
+            estimator = of_class[label]
+            varies = estimator.uses_source or not estimator.deterministic
+            repeats = SOURCES if varies else 1
+            # A linear denoiser is compared with the image, a target with the posterior's mean.
+            truth = x[rows].double() if name == LINEAR else mean
+
+            errors = repeated_errors(
+                estimator,
+                repeats,
+                z[rows],
+                t,
+                truth,
+                source=sources.__getitem__,
+                key=(*key, place),
+            )
+            part[name] = errors["mse"]
+            part[f"{name}_ms"] = errors[TIME]
+        parts.append(part)
+
+    return {name: torch.cat([part[name] for part in parts]).cpu() for name in parts[0]}
+
+
+def batches(labels: Tensor, sets: dict[int, ReferenceSet]) -> list[tuple[int, Tensor]]:
+    """Divide latents into batches of one class each: pairs of the class and the rows, (b,) int64.
+
+    Args:
+        labels: (latents,), the class of each latent.
+        sets: the images to train on, by class.
+
+    Raises:
+        InputError: a class has no images to train on.
+    """
+    absent = set(labels.tolist()) - sets.keys()
+    if absent:
+        reason = f"all images of class {min(absent)} are held out"
+        raise InputError(f"probe: {reason}; give a smaller held_out")
+
+    most_images = max(images.N for images in sets.values())
+    size = max(min(BATCH_SIZE, POSTERIOR_BYTES // (8 * most_images)), 1)
+
+    pairs = []
+    for label, rows in rows_by_label(labels).items():
+        for part in rows.split(size):
+            pairs.append((label, part))
+    return pairs
