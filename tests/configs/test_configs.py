@@ -181,6 +181,7 @@ SAID = [
     ("ect/digits", "halves every 75 steps", "stage_steps", 75),
     ("table1/ict_knn", "every 2.5 million images", "every_n_images", 2_500_000),
     ("estimators/stable_velocity", "so the switch is\n# at t = 1", "t", 1),
+    ("estimators/mixed", "near β = 0.94", "share", 0.94),
     ("estimators/stable_velocity", "n = 256 is the published capacity", "n", 256),
 ]
 
@@ -239,6 +240,9 @@ SETTINGS = {
     "evaluate/memorisation": {"threshold": 1 / 3},
     "analytic/samples_digits": {"threshold": 1 / 3},
     "figure5/cifar10": {"threshold": 1 / 3, "num_steps": 18},
+    # arXiv 2605.09235, version 2, abstract. At β = 1 the tangent is the marginal velocity.
+    "estimators/mixed": {"share": 0.94, "first.class_path": "lit_knn.estimators.OneSample"}
+    | {"second.class_path": "lit_knn.estimators.Exact"},
     "celeba64/estimator_error": {"one sample.init_args.n": 1},
 }
 
