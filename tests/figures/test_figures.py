@@ -162,6 +162,10 @@ def test_zeros_are_marks_at_the_foot_and_gaps_in_the_curve():
     mse, _, variance = lower(rows)
     assert marks(mse) == {knn: LEVELS[:2], stf: LEVELS[:1]}
     assert marks(variance) == {knn: LEVELS[:2], stf: LEVELS}
+    # Each estimator has a row of its own.
+    rows = [set(line.get_ydata()) for line in variance.lines if line.get_marker() == "x"]
+    assert sorted(map(max, rows)) == pytest.approx([0.03, 0.06])
+    assert [len(row) for row in rows] == [1, 1]
     assert [math.isnan(value) for value in drawn(mse)["KNN"]] == [True, True, False, False]
     assert 0 < mse.get_ylim()[0] < mse.get_ylim()[1] < math.inf
 

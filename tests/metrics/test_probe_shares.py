@@ -109,6 +109,6 @@ def test_what_is_left_is_weighted_and_its_time_is_not():
 
 
 def test_the_cheapest_estimator_leaves_less_than_a_hundredth():
-    left = {"a": Remainder(0.01, 0, 1.0), "b": Remainder(0.009, 0, 3.0), "c": Remainder(0, 0, 2.0)}
-    assert cheapest(left) == "c"
+    left = {"a": Remainder(0.01, 0, 1.0), "b": Remainder(0.009, 0, 2.0), "c": Remainder(0, 0, 3.0)}
+    assert cheapest(left) == "b"
     assert cheapest({"a": left["a"], "d": Remainder(math.nan, math.nan, 0.1)}) is None

@@ -71,6 +71,20 @@ def test_sentences_follow_from_the_curves():
     assert best == "SubspaceKNN"
 
 
+def test_levels_where_targets_pay_begin_at_the_collapse():
+    # There is noise below the collapse, too: a quarter of it.
+    table = table_of(curves(1 + 0 * T) | {"collapsed": T < 1 / 9})
+    sigma = np.repeat([1 / 64, 1.0], [250, 750])
+    text, _ = text_of(table, sigma)
+    assert "to level 4; above it STF leaves less than 1 %" in text
+    assert "75.0% of the target noise of a run is between these levels." in text
+
+    # At t = 4 too few latents carry the noise: the levels beside it, 2 and 8, have 0.02 and 0.005.
+    table["irreducible"][T == 4, 10:] = 0
+    text, _ = text_of(table, sigma)
+    assert f"to level {2 * 4 ** (2 / 3):.3g}; above it STF leaves less than 1 %" in text
+
+
 def test_a_training_below_the_collapse_has_nothing_to_gain():
     table = table_of(curves(1.0 * (T > 1 / 9)) | {"collapsed": T < 1 / 9})
     for above, nothing in ((9, True), (11, False)):
