@@ -12,9 +12,10 @@ from lit_knn.common.distributed import on_first_rank
 from lit_knn.common.errors import InputError, NonFiniteLossError, check_at_least, prefixed
 from lit_knn.common.files import make_folder
 from lit_knn.modules.base import EstimatorTraining
-from lit_knn.runs.checkpoints import read_training
+from lit_knn.runs.checkpoints import WholeCheckpointIO, read_training
 from lit_knn.runs.folder import expanded
 from lit_knn.runs.interruption import stop_signal
+from lit_knn.runs.states import check_states, owners_of
 
 
 class StepCheckpoint(Checkpoint):
@@ -123,6 +124,11 @@ class LastCheckpoint(StepCheckpoint):
         super().on_train_start(trainer, pl_module)
         # An error before the first step saves nothing: the callbacks may not have taken the checkpoint's state.
         self._saved_step, self._whole = trainer.global_step, True
+        # This callback is behind the others, whose states are there now.
+        checkpoint_io = trainer.strategy.checkpoint_io
+        if isinstance(checkpoint_io, WholeCheckpointIO):
+            checkpoint_io.owners = owners_of(trainer)
+            check_states(trainer, checkpoint_io.owners)
 
     def check_overwrites(self, trainer: pl.Trainer, step: int, start: str | None) -> None:
         """Raise InputError if this run, from `step` and the checkpoint `start`, would overwrite a longer one."""
@@ -136,8 +142,8 @@ class LastCheckpoint(StepCheckpoint):
             raise InputError(f"{path} has {saved} steps, and this run, from step {step}, would overwrite it: {advice}")
 
     def save(self, trainer: pl.Trainer, name: str = LAST_NAME) -> None:
+        self._saved_step = trainer.global_step  # A save that fails is not tried again.
         super().save(trainer, name)
-        self._saved_step = trainer.global_step
 
     def name_of_file(self, trainer: pl.Trainer, pl_module: Any) -> str | None:
         """Ask for a file every `every_n_steps` steps and at the last, before averaged weights replace the current."""

@@ -2,18 +2,15 @@
 
 import hashlib
 import json
-import re
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import pytorch_lightning as pl
-from pytorch_lightning.plugins.environments import SLURMEnvironment
 
 from lit_knn.common.distributed import in_every_process
 from lit_knn.common.errors import InputError, prefixed
 from lit_knn.common.settings import flat_settings
-from lit_knn.runs.checkpoints import read_training
+from lit_knn.runs.job import is_of_job
 from lit_knn.runs.run import data_autoencoder, find_reference
 
 RUN_KEY = "run"
@@ -37,28 +34,17 @@ def check_fit(
     trainer: Any, model: pl.LightningModule, datamodule: Any, start: str | None, checkpoint: dict[str, Any] | None
 ) -> None:
     """Refuse a checkpoint of other options or with too many steps, and a fit that would overwrite a longer one."""
-    requeued = requeued_checkpoint(trainer) if start is None else None
-    if requeued is not None:
-        start, checkpoint = str(requeued), read_training(requeued, to_resume=True)
     step = 0 if checkpoint is None else checkpoint["global_step"]
     if checkpoint is not None:
         with prefixed(f"--ckpt_path {start}"):
             check_same_run(checkpoint, describe_run(trainer, model, datamodule))
         if 0 <= trainer.max_steps < step:
             raise InputError(f"--trainer.max_steps {trainer.max_steps}: {start} has {step} steps already; give more")
-    if trainer.is_global_zero and requeued is None:  # A requeued run only repeats its own last steps.
+    requeued = start is not None and is_of_job(start)
+    if trainer.is_global_zero and not requeued:  # A requeued run only repeats its own last steps.
         for callback in trainer.checkpoint_callbacks:
             if hasattr(callback, "check_overwrites"):
                 callback.check_overwrites(trainer, step, start)
-
-
-def requeued_checkpoint(trainer: pl.Trainer) -> Path | None:
-    """Return the checkpoint that Lightning resumes from if SLURM has queued this job again, or None."""
-    if not SLURMEnvironment.detect():
-        return None
-    paths = Path(trainer.default_root_dir).glob("hpc_ckpt_*.ckpt")
-    found = {int(match[1]): path for path in paths if (match := re.fullmatch(r"hpc_ckpt_(\d+)\.ckpt", path.name))}
-    return found[max(found)] if found else None
 
 
 def describe_run(trainer: pl.Trainer, pl_module: Any, datamodule: Any = None) -> dict[str, int | str]:

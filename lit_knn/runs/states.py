@@ -1,0 +1,185 @@
+"""Checks that what callbacks, data and modules keep in a checkpoint can be read again."""
+
+import io
+from collections import OrderedDict, deque
+from collections.abc import Mapping
+from pathlib import PurePath
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytorch_lightning as pl
+import torch
+from torch import Tensor, nn
+
+from lit_knn.common.distributed import on_first_rank
+from lit_knn.common.errors import InputError
+
+PLAIN = (type(None), bool, int, float, str, bytes, Tensor, nn.Parameter)
+CONTAINERS = (dict, OrderedDict, list, tuple, set)
+# No checkpoint is of use without these parts, which Lightning writes.
+NEEDED = ("state_dict", "loops", "optimizer_states", "lr_schedulers")
+# Each entry of these parts belongs to one owner, or is one option.
+PARTS_OF_SEVERAL = ("callbacks", "hyper_parameters", "datamodule_hyper_parameters")
+READABLE = "numbers, text, tensors, or lists and dicts of these"
+# A message names so many values.
+NAMED = 3
+
+Keys = tuple[Any, ...]
+# The names of those who keep something in a checkpoint, by where they keep it.
+Owners = Mapping[Keys, str]
+
+
+class Unreadable(NamedTuple):
+    """A value in a checkpoint that no command could read, because reading it could run code."""
+
+    keys: Keys  # where it is, from the outermost key
+    value: Any
+    is_key: bool = False  # it is a key of the dictionary at `keys`
+
+
+def unreadable(checkpoint: Mapping[str, Any]) -> list[Unreadable]:
+    """Return the values of a checkpoint that `torch.load` would refuse, the outer ones first."""
+    problems: list[Unreadable] = []
+    waiting: deque[tuple[Keys, Any]] = deque([((), checkpoint)])
+    seen = set()
+
+    while waiting:
+        keys, value = waiting.popleft()
+        if id(value) in seen or type(value) in PLAIN:
+            continue
+
+        if type(value) not in CONTAINERS:
+            if not _can_be_read(value):
+                problems.append(Unreadable(keys, value))
+            continue
+
+        seen.add(id(value))  # A list may hold itself.
+        if not isinstance(value, dict):
+            waiting.extend(((*keys, number), part) for number, part in enumerate(value))
+            continue
+
+        for name, part in value.items():
+            waiting.append(((*keys, name), part))
+            if not _can_be_read(name):
+                problems.append(Unreadable(keys, name, is_key=True))
+
+    return problems
+
+
+def _can_be_read(value: Any) -> bool:
+    """Tell whether `torch.load` reads a value that `torch.save` has written."""
+    if type(value) in PLAIN:
+        return True
+    file = io.BytesIO()
+    try:
+        torch.save(value, file)
+        file.seek(0)
+        torch.load(file, weights_only=True)
+    except Exception:  # A user's class can fail in any way.
+        return False
+    return True
+
+
+def without(checkpoint: dict[str, Any], problems: list[Unreadable]) -> dict[str, Any] | None:
+    """Return the checkpoint without the states that hold these values, or None if it needs one."""
+    reduced = dict(checkpoint)
+
+    for part, *more in {problem.keys[:2] for problem in problems}:
+        if part in NEEDED:
+            return None
+        if part in PARTS_OF_SEVERAL and more:
+            reduced[part] = {name: v for name, v in reduced[part].items() if name != more[0]}
+        else:
+            reduced.pop(part, None)
+
+    return reduced
+
+
+def explained(problems: list[Unreadable], owners: Owners) -> str:
+    """Say in one line who keeps which value that cannot be read, and what to keep in its place."""
+    lines = [_explained(problem, owners) for problem in problems[:NAMED]]
+    more = len(problems) - NAMED
+    if more > 0:
+        lines.append(f"and {more} more")
+    return "; ".join(lines)
+
+
+def _explained(problem: Unreadable, owners: Owners) -> str:
+    """Say who keeps this value, and what to keep in its place."""
+    keys = problem.keys
+    length = next((n for n in (2, 1) if keys[:n] in owners), 0)
+    owner = owners.get(keys[:length], "the checkpoint")
+
+    inside = ".".join(map(str, keys[length:]))
+    what = f"its state `{inside}`" if inside else "its state"
+    if problem.is_key:
+        what = f"a key of {what}"
+
+    kind = type(problem.value)
+    return f"{owner}: {what} is {_name(kind)}; give {_instead(problem.value)}"
+
+
+def _instead(value: Any) -> str:
+    """Return what to keep in the place of a value."""
+    if isinstance(value, np.generic):
+        value = value.item()
+    if isinstance(value, PurePath):
+        return "str"
+    if isinstance(value, np.ndarray):
+        return "a list or a tensor"
+    plain = next((kind for kind in (*PLAIN, *CONTAINERS) if isinstance(value, kind)), None)
+    return READABLE if plain is None else plain.__name__
+
+
+def check_states(trainer: pl.Trainer, owners: Owners) -> None:
+    """Raise InputError if a checkpoint of the run as it is now could not be read.
+
+    Every rank must call it.
+    """
+    try:
+        # Lightning has no public name for making a checkpoint without writing it.
+        checkpoint = trainer._checkpoint_connector.dump_checkpoint(weights_only=False)
+    except InputError:
+        raise
+    except Exception:  # A user's hook may need a step first. If not, the first save reports it.
+        return
+    problems = unreadable(checkpoint)
+    on_first_rank(lambda: _refuse(problems, owners))
+
+
+def _refuse(problems: list[Unreadable], owners: Owners) -> None:
+    if problems:
+        raise InputError(explained(problems, owners))
+
+
+def owners_of(trainer: pl.Trainer) -> dict[Keys, str]:
+    """Return the classes that keep something in the checkpoints of a run, by where they keep it."""
+    module, data = trainer.lightning_module, getattr(trainer, "datamodule", None)
+    callbacks: list[pl.Callback] = trainer.callbacks  # type: ignore[attr-defined]
+
+    # This hook of callbacks and module may add any key. Ours add readable ones.
+    parts: list[pl.LightningModule | pl.Callback] = [module, *callbacks]
+    hooks = [part for part in parts if not _is_known(part.on_save_checkpoint)]
+    adding = " or ".join(_name(type(part)) for part in hooks)
+
+    owners: dict[Keys, str] = {}
+    for callback in callbacks:
+        owners[("callbacks", callback.state_key)] = _name(type(callback))
+    owners[("hyper_parameters",)] = _name(type(module))
+    owners[("optimizer_states",)] = "the optimiser"
+    owners[("lr_schedulers",)] = "the schedule of the learning rate"
+    owners[()] = adding or "the checkpoint"
+    if data is not None:
+        owners[("datamodule_hyper_parameters",)] = _name(type(data))
+        owners[(type(data).__qualname__,)] = _name(type(data))
+    return owners
+
+
+def _is_known(hook: Any) -> bool:
+    return hook.__module__.partition(".")[0] in ("lit_knn", "callbacks", "pytorch_lightning")
+
+
+def _name(kind: type) -> str:
+    """Return the name of a class with that of its module, as options name it."""
+    module = "" if kind.__module__ in ("builtins", "__main__") else f"{kind.__module__}."
+    return module + kind.__qualname__
