@@ -10,6 +10,7 @@ from torch import Tensor
 from lit_knn.common.checkpoint_file import read_checkpoint_file
 from lit_knn.common.errors import InputError, first_line
 from lit_knn.common.files import remove_partial, written_whole
+from lit_knn.runs.states import Owners, explained, unreadable, without
 
 # `global_step` and the version are in every checkpoint of Lightning; only a `fit` needs the rest.
 NEEDED = ("state_dict", "global_step", "pytorch-lightning_version")
@@ -22,6 +23,8 @@ class WholeCheckpointIO(TorchCheckpointIO):
     """Replaces a checkpoint only when the new one is complete on the disk, and reads only undamaged ones."""
 
     _kept: tuple[str, dict[str, Any]] | None = None
+    # The names of those who keep states in the checkpoints, see `owners_of`.
+    owners: Owners | None = None
 
     def keep(self, path: str | Path, checkpoint: dict[str, Any]) -> None:
         """Keep a checkpoint that was read and checked until it is loaded, so that it is read once."""
@@ -32,14 +35,34 @@ class WholeCheckpointIO(TorchCheckpointIO):
         return {}
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None) -> None:
-        """Write a checkpoint beside its target, then rename it. If the disk is full, an old one stays as it was."""
+        """Write a checkpoint beside its target, then rename it.
+
+        Raises:
+            InputError: the file cannot be written; an old one stays as it was. Or a state could not
+                be read again; the checkpoint is then written without it, to keep the run's work.
+        """
         path = Path(path)
+        problems = unreadable(checkpoint)
+        if not problems:
+            self._write(checkpoint, path)
+            return
+
+        problem = explained(problems, self.owners or {})
+        reduced = without(checkpoint, problems)
+        if reduced is None:
+            raise InputError(f"{problem}; {path} is not written")
+        self._write(reduced, path)
+        raise InputError(f"{problem}; {path} is saved without this")
+
+    def _write(self, checkpoint: dict[str, Any], path: Path) -> None:
+        """Write a checkpoint of which all parts can be read."""
         try:
             remove_partial(path)  # A run that was killed may have left one. Only the first rank writes.
             with written_whole(path) as partial:
                 with partial.open("wb") as file:
                     torch.save(checkpoint, file)
-                read_checkpoint_file(partial, mmap=True)  # A state of other types would be lost: no command reads it.
+                # A file that no command reads replaces none.
+                read_checkpoint_file(partial, mmap=True)
         except (OSError, RuntimeError) as error:
             # PyTorch raises a RuntimeError of its own while it handles the error of the file, which has the reason.
             reason = error if isinstance(error, OSError) else error.__context__

@@ -5,9 +5,7 @@ import fcntl
 import os
 import pkgutil
 import re
-import shlex
 import shutil
-import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,13 +13,13 @@ from typing import Any
 
 import yaml
 from pytorch_lightning.loggers import CSVLogger, TensorBoardLogger
-from pytorch_lightning.plugins.environments import SLURMEnvironment
-from pytorch_lightning.utilities import rank_zero_only, rank_zero_warn
+from pytorch_lightning.utilities import rank_zero_warn
 
 from lit_knn.common.checkpoint_file import CHECKPOINTS, LAST_NAME, hint_of_runs, kept_in
 from lit_knn.common.errors import InputError
 from lit_knn.common.files import at_home
 from lit_knn.runs.checkpoints import read_training
+from lit_knn.runs.job import is_first_process, is_of_job
 from lit_knn.runs.record import RECORD_NAME, read_record
 
 CONFIG_NAME = "config.yaml"
@@ -34,7 +32,7 @@ DEFAULT_NAME = "lightning_logs"
 # Loggers call what groups their runs by one of these options.
 NAMES = ("project", "experiment_name", "name")
 # A run writes these files before its first step.
-WRITTEN_FIRST = (CONFIG_NAME, LOCK_NAME, "hparams.yaml", "events.out.tfevents.*")
+WRITTEN_FIRST = (CONFIG_NAME, RECORD_NAME, LOCK_NAME, "hparams.yaml", "events.out.tfevents.*")
 WORDS = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 # `lit-knn average` gives its files these names.
 AVERAGE_NAME = re.compile(r"ema=(0\.\d+)\.ckpt")
@@ -120,10 +118,6 @@ class RunFolder:
             return True
         return same and seed in (None, config.get("seed_everything", seed))
 
-    def repeats(self) -> bool:
-        """Tell whether this process has the run's command line, as a SLURM job that is queued again has."""
-        return read_record(self.path).command == shlex.join(sys.argv)
-
     def kept_checkpoints(self, folder: str | Path | None = None, max_steps: int = -1) -> dict[int, Path]:
         """Find the checkpoints that `CheckpointByImages` kept, and the last one; return paths by the images seen.
 
@@ -194,11 +188,24 @@ class RunFolder:
     def remove_unused(self) -> None:
         """Remove the folders that were made for a run that did not begin, if they hold no more than its settings."""
         files = [path for path in self.path.rglob("*") if not path.is_dir()]
-        if self.made and all(any(path.match(pattern) for pattern in WRITTEN_FIRST) for path in files):
+        if (
+            self.made
+            and not self._has_trained()
+            and all(any(path.match(pattern) for pattern in WRITTEN_FIRST) for path in files)
+        ):
             shutil.rmtree(self.path, ignore_errors=True)
             with contextlib.suppress(OSError):  # A folder with other files stays.
                 for folder in self.made[1:]:
                     folder.rmdir()
+
+    def _has_trained(self) -> bool:
+        """Tell whether the record of the run has a step, as far as one can read."""
+        if not (self.path / RECORD_NAME).is_file():
+            return False
+        try:
+            return read_record(self.path).step > 0
+        except InputError:
+            return True
 
 
 def folder_of_name(trainer: Mapping[str, Any]) -> Path:
@@ -215,33 +222,26 @@ def expanded(path: str | os.PathLike[str]) -> Path:
     return Path(at_home(os.path.expandvars(path)))
 
 
-def choose_folder(
-    trainer: Options, model: Options, command: str = "fit", checkpoint: str | None = None, seed: int | None = None
-) -> RunFolder:
-    """Choose the folder of a run, from the options of its trainer and its model, and make it, except for a plan.
+def choose_folder(trainer: Options, model: Options, command: str = "fit", checkpoint: str | None = None) -> RunFolder:
+    """Choose the folder of a run, from the options of its trainer and its model.
 
-    VERSION is that of a TensorBoard or CSV logger, if it is given. A fit that resumes from the `last.ckpt` of a run of
-    this name, with the same model and estimator, goes on in the folder of that run. So does a job that SLURM has queued
-    again, with the same command. A `predict` with a checkpoint of a run of this name gets a folder `predict_N` in that
-    run's folder. Any other run gets a new folder: the class of its estimator with a number, such as `one_sample_0`.
-    Only the first process makes it; the trainer tells the others.
+    VERSION is that of a TensorBoard or CSV logger, if it is given. A fit that resumes from the
+    `last.ckpt` of a run of this name, with the same model and estimator, goes on in the folder of
+    that run. So does a job that SLURM has queued again. A `predict` with a checkpoint of a run of
+    this name gets a folder `predict_N` in that run's folder. Any other run gets a new folder: the
+    class of its estimator with a number, such as `one_sample_0`. The first process makes it, but
+    not for a plan.
     """
-    parent, version, stem = folder_of_name(trainer), None, version_stem(model)
-    given = [v for options in _loggers(trainer, FILE_LOGGERS) if (v := options.get("version")) is not None]
-    if given:
-        version = given[0] if isinstance(given[0], str) else f"version_{given[0]}"
-        if version in ("", "..") or Path(version).name != version:
-            raise InputError(f"trainer.logger.version must be the name of a folder, got {version!r:.80}")
-    elif checkpoint is not None and command in ("fit", "plan", "predict"):
+    parent, version, stem = folder_of_name(trainer), given_version(trainer), version_stem(model)
+    if version is None and checkpoint is not None and command in ("fit", "plan", "predict"):
         run = RunFolder(Path(checkpoint).parent.parent)
         here = (run.path / CONFIG_NAME).is_file() and run.path.resolve().parent == parent.resolve()
+        goes_on = Path(checkpoint) == run.path / CHECKPOINTS / LAST_NAME or is_of_job(checkpoint)
         if here and command == "predict":
             parent, stem = parent / run.path.resolve().name, command
-        elif here and Path(checkpoint) == run.path / CHECKPOINTS / LAST_NAME and run.trained(model):
+        elif here and goes_on and run.trained(model):
             version = run.path.resolve().name
-    elif command in ("fit", "plan") and (job := job_folder()):
-        stopped = (RunFolder(path.parent.parent) for path in parent.glob(f"*/{job}/hpc_ckpt_*.ckpt"))
-        version = next((run.path.name for run in stopped if run.trained(model, seed) and run.repeats()), None)
+
     pattern = re.compile(rf"{re.escape(stem)}_(\d+)")
     while True:
         numbers = [int(match[1]) for path in parent.glob("*") if (match := pattern.fullmatch(path.name))]
@@ -258,24 +258,16 @@ def choose_folder(
                 raise
 
 
-def newest_checkpoint(
-    trainer: Mapping[str, Any], model: Mapping[str, Any], to_resume: bool, seed: int | None = None
-) -> tuple[Path, dict[str, Any]]:
-    """Return the newest whole `last.ckpt` of a run's name, model and estimator, and its content.
-
-    Runs that compare estimators or seeds may share a name. Damaged checkpoints are left out with a warning.
-    """
-    parent = folder_of_name(trainer)
-    found = [path for path in parent.glob(f"*/{CHECKPOINTS}/{LAST_NAME}") if path.is_file()]
-    paths = [path for path in found if RunFolder(path.parent.parent).trained(model, seed)]
-    for path in sorted(paths, key=lambda path: path.stat().st_mtime_ns, reverse=True):
-        try:
-            return path, read_training(path, to_resume)
-        except InputError as error:
-            rank_zero_warn(f"{error}; it is left out")
-    looked = f"{len(paths)} damaged" if paths else "none"
-    wanted = "name, model and estimator" if seed is None else f"name, model, estimator and --seed_everything {seed}"
-    raise InputError(f"--ckpt_path last: found {looked} in {parent}; it needs a whole one of a run with this {wanted}")
+def given_version(trainer: Options) -> str | None:
+    """Return the name of the folder that a TensorBoard or CSV logger gives to the run, or None."""
+    versions = (options.get("version") for options in _loggers(trainer, FILE_LOGGERS))
+    version = next((value for value in versions if value is not None), None)
+    if version is None:
+        return None
+    name = version if isinstance(version, str) else f"version_{version}"
+    if name in ("", "..") or Path(name).name != name:
+        raise InputError(f"trainer.logger.version must be the name of a folder, got {name!r:.80}")
+    return name
 
 
 def averages_in(folder: str | Path) -> dict[float, Path]:
@@ -289,17 +281,6 @@ def version_stem(model: Mapping[str, Any]) -> str:
     estimator = _estimator(model)
     named = model if estimator is None or not estimator.get("class_path") else estimator
     return WORDS.sub("_", named["class_path"].rpartition(".")[2]).lower().removeprefix("lit_")
-
-
-def job_folder() -> str | None:
-    """Name the folder, in that of a run, of the checkpoint that a SLURM job goes on from when it is queued again."""
-    return f"slurm_{os.environ.get('SLURM_JOB_ID')}" if SLURMEnvironment.detect() else None
-
-
-def is_first_process() -> bool:
-    """Tell whether this is the first process of a run, before there is a trainer."""
-    node = os.environ.get("NODE_RANK", os.environ.get("GROUP_RANK", "0"))
-    return rank_zero_only.rank == 0 and node == "0"  # type: ignore[attr-defined]
 
 
 def _loggers(trainer: Mapping[str, Any], kinds: tuple[type, ...] = (object,)) -> list[Mapping[str, Any]]:

@@ -76,7 +76,7 @@ def test_samples_are_decoded_for_files_and_distances(own_folder):
     images = np.load("out/samples.npz")["images"].astype(float)[..., 0]
     digits = np.rint(load_digits().images * (255 / 16))
     assert np.abs(images[:, None] - digits[None]).max((2, 3)).min(1).max() <= 2
-    assert Path("out/grid.png").is_file()
+    assert Path("out_grid.png").is_file()
 
 
 def test_latents_of_a_prepared_file_are_held_out_with_their_images(tmp_path):

@@ -5,7 +5,6 @@ import signal
 from functools import cache, partial
 
 import pytest
-import pytorch_lightning as pl
 import torch
 from pytorch_lightning.plugins.environments import SLURMEnvironment
 from torch.optim.lr_scheduler import CosineAnnealingLR, ExponentialLR, OneCycleLR
@@ -17,7 +16,6 @@ from lit_knn.data.autoencoders import PCA
 from lit_knn.estimators import KNN, OneSample
 from lit_knn.modules import LitEDM, LitMeanFlow
 from lit_knn.nets import UNet
-from lit_knn.runs.resumption import requeued_checkpoint
 from tests.interrupted_runs import QUIET, At, assert_same, edm, fit, ict, interrupt, load, validations
 
 
@@ -272,16 +270,9 @@ def test_slurm_queues_a_job_again_between_two_batches(whole, tmp_path, monkeypat
     command.write_text(f"#!/bin/sh\necho $@ > {tmp_path}/said\n")
     command.chmod(0o755)
     monkeypatch.setenv("PATH", str(command.parent), prepend=":")
-    # A job that SLURM has queued again resumes from its newest checkpoint.
-    (tmp_path / "old").mkdir()
-    for number in (2, 9, 10):
-        (tmp_path / "old" / f"hpc_ckpt_{number}.ckpt").touch()
-    trainer = pl.Trainer(default_root_dir=tmp_path / "old", logger=False, accelerator="cpu", enable_checkpointing=False)
-    assert requeued_checkpoint(trainer) is None  # SLURM has not started this process.
     job = {"JOB_ID": "77", "PROCID": "0", "LOCALID": "0", "NODEID": "0", "NTASKS": "1", "JOB_NAME": "a"}
     for name, value in job.items():
         monkeypatch.setenv(f"SLURM_{name}", value)
-    assert requeued_checkpoint(trainer) == tmp_path / "old" / "hpc_ckpt_10.ckpt"
     at = At(4, "on_after_backward", lambda: interrupt(signal.SIGUSR1))
     plugins = [SLURMEnvironment(auto_requeue=True, requeue_signal=signal.SIGUSR1)]
     status, path = fit(tmp_path / "a", ict(), 9, at=at, plugins=plugins)

@@ -313,7 +313,9 @@ def test_a_job_that_slurm_queues_again_goes_on_in_its_folder_and_another_job_doe
     assert names(RUN.parent) == ["knn_0", "knn_1"]
     assert steps_in(last("knn_1")) == 1
     monkeypatch.setenv("SLURM_JOB_ID", "77")
-    fit(1, *BARE, "--seed_everything", "5")  # Another run of the same script.
+    said = "earlier part in runs/demo/knn_0 with other options: --seed_everything 0, now 5"
+    with pytest.warns(UserWarning, match=said):
+        fit(1, *BARE, "--seed_everything", "5")  # Another run of the same script.
     assert names(RUN.parent) == ["knn_0", "knn_1", "knn_2"]
     fit(6, *BARE)
     assert names(RUN.parent) == ["knn_0", "knn_1", "knn_2"]
@@ -383,7 +385,7 @@ def test_last_is_of_a_run_with_the_same_estimator_and_seed(capsys):
         fit(2, *BARE, "--ckpt_path", "last", *options)
         assert start_of(version) == str(last(version))
     line = refused(capsys, 2, "--ckpt_path", "last", "--model.estimator", "Exact")
-    wanted = "it needs a whole one of a run with this name, model, estimator and --seed"
+    wanted = "it needs a whole one of a run with this name, model, estimator, data and --seed"
     assert f"found none in runs/demo; {wanted}" in line
 
 

@@ -49,11 +49,10 @@ from lit_knn.runs.folder import (
     choose_folder,
     expanded,
     folder_of_name,
-    is_first_process,
-    job_folder,
-    newest_checkpoint,
 )
+from lit_knn.runs.job import is_first_process, job_folder
 from lit_knn.runs.resumption import check_fit
+from lit_knn.runs.starts import checkpoint_of_job, newest_checkpoint
 
 # The command line knows the classes of these modules by bare names: `--data ImageFiles`, `--model.help LitICT`.
 NAMED = ["data.modules", "data.latents", "modules", "nets", "modules.augmentation", "modules.time_distributions"]
@@ -160,10 +159,11 @@ class CLI(LightningCLI):
         if path is None and not fits and trained:
             raise InputError(f"--ckpt_path is missing: {command} needs a trained model")
         try:
-            if path == "last":
-                seed = options.seed_everything if fits else None
-                newest = newest_checkpoint(as_dict(options.trainer), as_dict(options.model), fits, seed)
-                options.ckpt_path, self._checkpoint = str(newest[0]), newest[1]
+            start = checkpoint_of_job(self._as_saved()) if fits and job_folder() else None
+            if start is None and path == "last":
+                start = newest_checkpoint(self._as_saved(), fits)
+            if start is not None:
+                options.ckpt_path, self._checkpoint = str(start[0]), start[1]
             elif path is not None:
                 with prefixed("--ckpt_path"):
                     options.ckpt_path = str(last_checkpoint(path)) if Path(path).is_dir() else path
@@ -172,6 +172,11 @@ class CLI(LightningCLI):
             if options.trainer.num_nodes == 1:
                 raise
             self._refused = error  # Only this machine may lack the file: the others would wait for it in vain.
+
+    def _as_saved(self) -> dict[str, Any]:
+        """Return the options as the run's config.yaml will have them."""
+        text = self.parser.dump(self.config, skip_none=False)
+        return yaml.safe_load(text)[self.config.subcommand]
 
     @staticmethod
     def configure_optimizers(lightning_module: pl.LightningModule, optimizer: Any, lr_scheduler: Any = None) -> Any:
@@ -191,6 +196,10 @@ class CLI(LightningCLI):
     def before_fit(self) -> None:
         self.before_plan()
         self._begin()
+        job = job_folder()
+        if self._run is not None and job is not None and is_first_process():
+            # If the job is queued again, it finds its run by this.
+            (self._run.path / job).mkdir(exist_ok=True)
 
     def before_validate(self) -> None:
         self._check_checkpoint()
@@ -278,7 +287,7 @@ class CLI(LightningCLI):
         """Set the run's folder, and pass the run's name to the loggers that write into it."""
         options = as_dict(self.config)[self.subcommand]
         command, checkpoint = str(self.subcommand), options["ckpt_path"]
-        self._run = choose_folder(options["trainer"], options["model"], command, checkpoint, options["seed_everything"])
+        self._run = choose_folder(options["trainer"], options["model"], command, checkpoint)
         self._version = str(self._run.path.relative_to(folder_of_name(options["trainer"])))
         if self.subcommand == "fit" and is_first_process():
             self._run.lock()

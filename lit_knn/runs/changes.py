@@ -1,0 +1,165 @@
+"""Compares the options of two runs: which differ, and which of these change what a run trains."""
+
+import filecmp
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+# These options, and those below them, change when a run measures, logs and saves, what it shows,
+# how long it trains and on which devices. Its steps stay the same, so a run can go on with others.
+HARMLESS = (
+    *("ckpt_path", "weights_only", "last_checkpoint", "sample_writer", "trainer.logger"),
+    *("trainer.default_root_dir", "trainer.enable_checkpointing", "trainer.enable_progress_bar"),
+    *("trainer.enable_model_summary", "trainer.enable_autolog_hparams", "trainer.profiler"),
+    *("trainer.log_every_n_steps", "trainer.val_check_interval", "trainer.check_val_every_n_epoch"),
+    *("trainer.num_sanity_val_steps", "trainer.limit_val_batches", "trainer.limit_test_batches"),
+    *("trainer.limit_predict_batches", "trainer.detect_anomaly", "trainer.max_time"),
+    *("trainer.max_steps", "trainer.min_steps", "trainer.max_epochs", "trainer.min_epochs"),
+    *("trainer.accelerator", "trainer.strategy", "data.num_workers", "data.pin_memory"),
+    *("data.cache_dir", "data.val_images", "data.predict_samples", "data.index.cache_dir"),
+    *("model.sampling_steps", "model.sampling_sigmas", "model.sampling_class"),
+    *("model.predict_steps", "model.guidance", "model.measure_target"),
+)
+# These callbacks watch a training, or end it; so do all of lit_knn but one, which needs it whole.
+WATCHERS: tuple[str, ...] = ("DeviceStatsMonitor", "EarlyStopping", "LearningRateMonitor", "ModelCheckpoint")
+WATCHERS += ("ModelSummary", "OnExceptionCheckpoint", "RichModelSummary", "RichProgressBar")
+WATCHERS += ("ThroughputMonitor", "Timer", "TQDMProgressBar")
+OF_THE_WHOLE_TRAINING = "PowerAverages"
+# Lightning's other names of a precision.
+PRECISIONS = {None: "32-true", "32": "32-true", "16": "16-mixed", "bf16": "bf16-mixed"}
+# These options of a data module set how its images are used. The other options set what they are.
+USES: tuple[str, ...] = ("batch_size", "index", "sharded", "seed", "val_images", "predict_samples", "encode_batch")
+USES += ("num_workers", "pin_memory", "cache_dir")
+# These options choose some of the images; a command that does not train is free to choose others.
+CHOICES = ("hflip", "held_out", "train_images")
+
+Options = Mapping[str, Any]
+# An option's name on the command line, with its two values.
+Changes = dict[str, tuple[Any, Any]]
+
+
+def changes(before: Options, now: Options) -> Changes:
+    """Return the options in which two configurations differ.
+
+    A path to the same bytes is the same value.
+
+    Args:
+        before: the configuration of a run, as its config.yaml has it.
+        now: another one.
+    """
+    old, new = _flat(_simplified(before)), _flat(_simplified(now))
+    pairs = {name: (old.get(name), new.get(name)) for name in {**old, **new}}
+    return {name: pair for name, pair in pairs.items() if not _same(name, *pair)}
+
+
+def harmful(different: Options) -> list[str]:
+    """Return the names of those options that change what a run trains."""
+    below = tuple(f"{name}." for name in HARMLESS)
+    return [name for name in different if not f"{name}.".startswith(below)]
+
+
+def data_changes(before: Options, now: Options, trains: bool) -> Changes:
+    """Return the options in which two configurations describe other data.
+
+    Args:
+        before: the configuration of a run, as its config.yaml has it.
+        now: another one.
+        trains: the data are for a training, so the choice of images counts, too.
+    """
+    ignored = set(USES if trains else USES + CHOICES)
+    different = changes({"data": before.get("data")}, {"data": now.get("data")})
+
+    described = {}
+    for name, pair in different.items():
+        # null is the data module's own choice.
+        if None not in pair and ignored.isdisjoint(name.split(".")):
+            described[name] = pair
+    return described
+
+
+def described(different: Changes, limit: int = 3) -> str:
+    """Say in one line which options differ: `--model.lr 0.003, now 0.1`."""
+    lines = [f"--{name} {old}, now {new}" for name, (old, new) in different.items()]
+    more = len(lines) - limit
+    if more > 0:
+        lines = [*lines[:limit], f"and {more} more"]
+    return "; ".join(lines)
+
+
+def _simplified(options: Options) -> dict[str, Any]:
+    """Leave out callbacks that only watch, and bring values with several names to one."""
+    trainer = dict(options.get("trainer") or {})
+    callbacks = trainer.get("callbacks") or []
+    if isinstance(callbacks, Mapping):
+        callbacks = [callbacks]
+    trainer["callbacks"] = dict(enumerate(each for each in callbacks if not _watches(each)))
+
+    precision = trainer.get("precision")
+    trainer["precision"] = PRECISIONS.get(precision and str(precision), precision)
+
+    # The same number of ranks may be spread over machines in another way.
+    devices, nodes = trainer.get("devices"), trainer.get("num_nodes")
+    if type(devices) is int and type(nodes) is int:
+        trainer["devices"], trainer["num_nodes"] = devices * nodes, 1
+    return {**options, "trainer": trainer}
+
+
+def _watches(callback: Any) -> bool:
+    """Tell whether the recipe of a callback is of one that changes nothing in the steps."""
+    path = callback.get("class_path") if isinstance(callback, Mapping) else callback
+    package, _, name = str(path).rpartition(".")
+    if package.startswith("lit_knn.callbacks"):
+        return name != OF_THE_WHOLE_TRAINING
+    return package.startswith("pytorch_lightning.callbacks") and name in WATCHERS
+
+
+def _flat(options: Any, name: str = "") -> dict[str, Any]:
+    """Return options by their names on the command line.
+
+    `model.net` is the class of the net, and `model.net.channels` one of its options.
+    """
+    return dict(_pairs(options, name))
+
+
+def _pairs(options: Any, name: str) -> Iterator[tuple[str, Any]]:
+    """Yield name and value of each option in a nested configuration, whose own name is `name`."""
+    if isinstance(options, list) and any(isinstance(part, Mapping) for part in options):
+        options = dict(enumerate(options))
+    if not isinstance(options, Mapping):
+        yield name, options
+        return
+
+    if "class_path" in options:
+        yield name, options["class_path"]
+        options = options.get("init_args") or {}
+    for part, value in options.items():
+        yield from _pairs(value, f"{name}.{part}" if name else str(part))
+
+
+def _same(name: str, before: Any, now: Any) -> bool:
+    """Tell whether two values of an option mean the same."""
+    if before == now:
+        return True
+    if not isinstance(before, str) or not isinstance(now, str):
+        return False
+    old, new = Path(before).expanduser(), Path(now).expanduser()
+    if not new.exists():
+        return False
+    # Data that have moved: the checkpoint has a hash of the images, and other ones are refused.
+    if not old.exists():
+        return name.startswith("data.")
+    return _same_bytes(old, new)
+
+
+def _same_bytes(one: Path, other: Path) -> bool:
+    """Tell whether two files hold the same bytes; of folders, names and sizes must do."""
+    if one.samefile(other):
+        return True
+    if one.is_dir() and other.is_dir():
+        return _sizes(one) == _sizes(other)
+    return one.is_file() and other.is_file() and filecmp.cmp(one, other, shallow=False)
+
+
+def _sizes(folder: Path) -> dict[Path, int]:
+    files = (path for path in folder.rglob("*") if path.is_file())
+    return {path.relative_to(folder): path.stat().st_size for path in files}

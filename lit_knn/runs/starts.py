@@ -1,0 +1,169 @@
+"""Finds the checkpoint that a run starts from: the newest of its name, or that of its SLURM job."""
+
+import os
+import shlex
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from pytorch_lightning.utilities import rank_zero_info, rank_zero_warn
+
+from lit_knn.common.checkpoint_file import CHECKPOINTS, LAST_NAME
+from lit_knn.common.errors import InputError
+from lit_knn.runs.changes import Changes, changes, data_changes, described, harmful
+from lit_knn.runs.checkpoints import read_training
+from lit_knn.runs.folder import RunFolder, folder_of_name, given_version
+from lit_knn.runs.job import job_folder
+from lit_knn.runs.record import read_record
+
+# A checkpoint with its content.
+Start = tuple[Path, dict[str, Any]]
+
+
+def newest_checkpoint(options: Mapping[str, Any], to_resume: bool) -> Start:
+    """Return the newest whole `last.ckpt` of a run's name, model, estimator and data.
+
+    Runs that compare estimators or seeds may share a name. Damaged checkpoints are left out with
+    a warning.
+
+    Args:
+        options: the configuration of this run, as its config.yaml will have it.
+        to_resume: a training goes on, so the seed and the choice of images must agree, too.
+    """
+    parent = folder_of_name(options["trainer"])
+    seed = options["seed_everything"] if to_resume else None
+    paths = [path for path in parent.glob(f"*/{CHECKPOINTS}/{LAST_NAME}") if path.is_file()]
+    newest_first = sorted(paths, key=lambda path: path.stat().st_mtime_ns, reverse=True)
+
+    damaged, of_other_data = 0, ""
+    for path in newest_first:
+        run = RunFolder(path.parent.parent)
+        if not run.trained(options["model"], seed):
+            continue
+        different = _data_changes(run, options, to_resume)
+        if different:
+            of_other_data = of_other_data or f"; {run.path} has other data: {described(different)}"
+            continue
+        try:
+            content = read_training(path, to_resume)
+        except InputError as error:
+            rank_zero_warn(f"{error}; it is left out")
+            damaged += 1
+            continue
+        rank_zero_info(f"--ckpt_path last: {path}")
+        return path, content
+
+    looked = f"{damaged} damaged" if damaged else "none"
+    same = "name, model, estimator and data"
+    if seed is not None:
+        same = f"name, model, estimator, data and --seed_everything {seed}"
+    needed = f"it needs a whole one of a run with this {same}"
+    raise InputError(f"--ckpt_path last: found {looked} in {parent}; {needed}{of_other_data}")
+
+
+def _data_changes(run: RunFolder, options: Mapping[str, Any], trains: bool) -> Changes:
+    """Return the options in which the run's data are other data, as far as one can read."""
+    try:
+        return data_changes(run.config(), options, trains)
+    except InputError:
+        return {}
+
+
+class Part(NamedTuple):
+    """A run of this job."""
+
+    run: RunFolder
+    repeats: bool  # it has the command line of this process, its model, its estimator and its seed
+    finished: bool
+    different: Changes  # options that have other values in this process
+
+
+def checkpoint_of_job(options: Mapping[str, Any]) -> Start | None:
+    """Return the checkpoint from which a job that is queued again goes on, or None.
+
+    A job may run several commands. So the earlier part has the same command line, or is not
+    finished and has the same options but for harmless ones, see `lit_knn.runs.changes`. Changed
+    options are named, and so is a part with options that this run cannot go on with.
+
+    Args:
+        options: the configuration of this run, as its config.yaml will have it.
+    """
+    parts = _parts_of_job(options)
+    for part in parts:
+        if part.repeats and (not part.finished or _queued_again(part.run)):
+            start = newest_of_job(part.run)
+            if start is not None:
+                _tell_of_changes(part)
+                return start
+
+    if options["ckpt_path"] is not None:  # Another command, which says itself where it starts.
+        return None
+
+    others = []
+    for part in parts:
+        start = None if part.repeats or part.finished else newest_of_job(part.run)
+        if start is None:
+            continue
+        if not harmful(part.different):
+            _tell_of_changes(part)
+            return start
+        others.append((part, start[0]))
+
+    if others:
+        _tell_of_other(*min(others, key=lambda other: len(harmful(other[0].different))))
+    return None
+
+
+def _parts_of_job(options: Mapping[str, Any]) -> list[Part]:
+    """Return the runs of this job that have this run's name, the newest first."""
+    job, version = job_folder(), given_version(options["trainer"])
+    if job is None:
+        return []
+    marks = folder_of_name(options["trainer"]).glob(f"{version or '*'}/{job}")
+    newest_first = sorted(marks, key=lambda path: path.stat().st_mtime_ns, reverse=True)
+
+    parts = []
+    for mark in newest_first:
+        run = RunFolder(mark.parent)
+        try:
+            before, record = run.config(), read_record(run.path)
+        except InputError:  # It ended before its first step.
+            continue
+        different = changes(before, options)
+        different.pop("ckpt_path", None)
+        same = run.trained(options["model"], options["seed_everything"])
+        repeats = same and record.command == shlex.join(sys.argv)
+        parts.append(Part(run, repeats, record.status == "finished", different))
+    return parts
+
+
+def _queued_again(run: RunFolder) -> bool:
+    """Tell whether SLURM has queued this job again; if not, the same command makes another run."""
+    restarts = os.environ.get("SLURM_RESTART_COUNT", "0")
+    return restarts != "0" or any((run.path / str(job_folder())).iterdir())
+
+
+def newest_of_job(run: RunFolder) -> Start | None:
+    """Return the newest undamaged checkpoint of a run: that of SLURM's signal, or the last one."""
+    paths = [*run.path.glob(f"{job_folder()}/hpc_ckpt_*.ckpt"), run.path / CHECKPOINTS / LAST_NAME]
+    existing = [path for path in paths if path.is_file()]
+    for path in sorted(existing, key=lambda path: path.stat().st_mtime_ns, reverse=True):
+        try:
+            return path, read_training(path, to_resume=True)
+        except InputError as error:
+            rank_zero_warn(f"{error}; it is left out")
+    return None
+
+
+def _tell_of_changes(part: Part) -> None:
+    if part.different:
+        changed = described(part.different)
+        rank_zero_warn(f"this job goes on in {part.run.path} with changed options: {changed}")
+
+
+def _tell_of_other(part: Part, checkpoint: Path) -> None:
+    different = {name: part.different[name] for name in harmful(part.different)}
+    problem = f"an earlier part in {part.run.path} with other options: {described(different)}"
+    advice = f"this run starts anew, and --ckpt_path {checkpoint} would go on from there"
+    rank_zero_warn(f"this job has {problem}; {advice}")
