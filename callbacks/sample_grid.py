@@ -6,21 +6,22 @@ import pytorch_lightning as pl
 
 from lit_knn.callbacks.measurement import Measurement
 from lit_knn.common.errors import check_at_least, prefixed
-from lit_knn.common.pixels import are_pictures
-from lit_knn.figures import captioned, image_grid
+from lit_knn.figures import captioned, sample_picture
 from lit_knn.modules.base import EstimatorTraining
 from lit_knn.runs.run import decoded
 
 
 class SampleGrid(Measurement):
-    """At each validation, write grids of samples from fixed seeds as PNG files and to TensorBoard.
+    """At each validation, draw samples of fixed seeds, into PNG files and for the loggers.
 
-    It needs images of 1 or 3 channels, or latents that the data's autoencoder decodes to such images. The model must
-    have `sample(seeds, num_steps)` and `step`.
+    Images of 1 or 3 channels become a grid, also those that the data's autoencoder decodes from
+    latents; points (2,) a scatter plot; and series (1, L) lines. Other shapes get no picture. The
+    model must have `sample(seeds, num_steps)` and `step`.
 
     Args:
-        num_samples: images in a grid; the seeds are 0 to num_samples − 1.
-        num_steps: numbers of sampling steps; each gives one grid. null is the model's own number, or its sampler's.
+        num_samples: samples in a picture; the seeds are 0 to num_samples − 1.
+        num_steps: numbers of sampling steps; each gives one picture. null is the model's own number, or
+            its sampler's.
     """
 
     in_fit = True
@@ -45,10 +46,11 @@ class SampleGrid(Measurement):
         self.last_paths = []
         for steps in self.num_steps if self.is_first else ():
             images = decoded(self.trainer, self.module.sample(range(self.num_samples), steps))
-            if not are_pictures(images.shape[1:]):
+            picture = sample_picture(images)
+            if picture is None:
                 return
             name = "default" if steps is None else f"{steps}-step"
             path = self.run_folder / "samples" / f"step_{self.module.step:07d}_{name}.png"
-            picture = captioned(image_grid(images), f"{len(images):,} samples, step {self.module.step:,}")
+            picture = captioned(picture, f"{len(images):,} samples, step {self.module.step:,}")
             self.save_picture(picture, path, f"samples/{name}", int(self.module.step))
             self.last_paths.append(path)

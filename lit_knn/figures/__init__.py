@@ -10,6 +10,7 @@ from lit_knn.figures.figure3 import figure3
 from lit_knn.figures.figure5 import figure5
 from lit_knn.figures.image_grid import captioned, image_grid
 from lit_knn.figures.probe import probe_figure
+from lit_knn.figures.sample_picture import sample_picture
 from lit_knn.figures.style import save_figure
 from lit_knn.figures.training_curves import figure4, run_comparison
 
@@ -25,5 +26,6 @@ __all__ = [
     "image_grid",
     "probe_figure",
     "run_comparison",
+    "sample_picture",
     "save_figure",
 ]

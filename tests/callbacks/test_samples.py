@@ -13,6 +13,8 @@ from PIL import Image
 from lit_knn.callbacks import SampleGrid, SampleWriter
 from lit_knn.common.errors import InputError
 from lit_knn.common.tables import read_rows
+from lit_knn.data.image_files import read_image_files
+from lit_knn.figures import sample_picture
 from lit_knn.modules.conditioning import Conditioning
 from lit_knn.sampling.samplers import seeded_classes
 from tests.interrupted_runs import file_size_limit
@@ -64,11 +66,11 @@ def predict(folder, format="png", **attributes):
 
 
 def test_each_png_is_the_sample_of_the_seed_in_its_name(tmp_path):
-    assert predict(tmp_path / "out") == sorted([*(f"{seed:06d}.png" for seed in SEEDS), "grid.png"])
+    assert predict(tmp_path / "out") == sorted(f"{seed:06d}.png" for seed in SEEDS)
     for seed in SEEDS:
         assert np.array_equal(np.asarray(Image.open(tmp_path / "out" / f"{seed:06d}.png")), pixels(seed))
     # The grid has the first 64 seeds in their order, in rows of two, each pixel six times as large.
-    grid = np.asarray(Image.open(tmp_path / "out" / "grid.png"))
+    grid = np.asarray(Image.open(tmp_path / "out_grid.png"))
     assert np.array_equal(grid[2:26:6, 2:38:6], pixels(0))
     assert np.array_equal(grid[2:26:6, 40:76:6], pixels(1))
     assert np.array_equal(grid[28:52:6, 2:38:6], pixels(2))
@@ -87,7 +89,7 @@ def test_there_may_be_more_batches_than_open_files(monkeypatch, tmp_path):
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/dev/fd")) + 50, limits[1]))
     try:
-        assert predict(tmp_path / "out", "npz") == ["grid.png", "samples.npz"]
+        assert predict(tmp_path / "out", "npz") == ["samples.npz"]
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
@@ -107,20 +109,35 @@ def test_images_of_a_conditional_model_have_their_classes(tmp_path):
     classes = Conditioning(SimpleNamespace(num_classes=10), class_conditional=True, sampling_class=None)
     expected = seeded_classes(sorted(SEEDS), 10, torch.device("cpu")).tolist()
     assert len(set(expected)) > 2
-    assert "classes.csv" in predict(tmp_path / "png", conditioning=classes)
-    rows = read_rows(tmp_path / "png" / "classes.csv")
+    assert "dataset.json" in predict(tmp_path / "png", conditioning=classes)
+    rows = read_rows(tmp_path / "png_classes.csv")
     assert [row["file"] for row in rows] == [f"{seed:06d}.png" for seed in sorted(SEEDS)]
     assert [int(row["class"]) for row in rows] == expected
-    assert predict(tmp_path / "npz", "npz", conditioning=classes) == ["grid.png", "samples.npz"]
+    # The samples are a data set of images with labels.
+    images, labels, _ = read_image_files(tmp_path / "png")
+    assert np.array_equal(images[:3].transpose(0, 2, 3, 1), [pixels(seed) for seed in range(3)])
+    assert labels.tolist() == expected
+    assert predict(tmp_path / "npz", "npz", conditioning=classes) == ["samples.npz"]
     with np.load(tmp_path / "npz" / "samples.npz") as file:
         assert file["labels"].tolist() == expected
     # With guidance 0 it is the unconditional model.
-    assert "classes.csv" not in predict(tmp_path / "without", conditioning=classes, hparams={"guidance": 0.0})
+    assert "dataset.json" not in predict(tmp_path / "without", conditioning=classes, hparams={"guidance": 0.0})
+    assert not (tmp_path / "without_classes.csv").exists()
+
+
+@pytest.mark.parametrize("name", ["out_grid.png", "out_classes.csv", "out/1.png"])
+def test_no_earlier_sample_or_picture_is_overwritten(name, tmp_path):
+    (tmp_path / "out").mkdir()
+    (tmp_path / name).write_bytes(b"mine")
+    with pytest.raises(InputError, match=r"SampleWriter: .*(is not empty|exists); nothing"):
+        predict(tmp_path / "out")
+    assert (tmp_path / name).read_bytes() == b"mine"
 
 
 def test_latents_are_written_as_they_are(tmp_path):
     latents = {"paint": lambda self, seed: torch.full((5, 2, 2), 3.25 * int(seed))}
     assert predict(tmp_path / "out", **latents) == ["samples.npz"]
+    assert os.listdir(tmp_path) == ["out"]
     with np.load(tmp_path / "out" / "samples.npz") as file:
         assert file["images"].shape == (7, 5, 2, 2)
         assert file["images"].dtype == np.float32
@@ -155,3 +172,41 @@ def test_grids_have_the_samples_and_steps_of_the_options_and_the_step_of_their_v
         found = np.asarray(Image.open(path))
         assert np.array_equal(found[2:26:6, 2:38:6], pixels(10 * steps))
         assert np.array_equal(found[28:52:6, 40:76:6], pixels(3 + 10 * steps))
+
+
+def inked(picture):
+    """Tell which pixels (H, W) are neither white nor the grey of the axes."""
+    return (picture.amax(0) - picture.amin(0)).numpy() > 0.2
+
+
+def test_points_and_series_are_drawn_where_they_are(tmp_path):
+    cross = torch.tensor([[-1.0, 0.0], [1.0, 0.0], [0.0, 1.0], [0.0, -1.0]])
+    rows, columns = np.nonzero(inked(sample_picture(cross)))
+    assert np.ptp(columns) == pytest.approx(np.ptp(rows), abs=3)  # The axes have one unit.
+    rows, columns = np.nonzero(inked(sample_picture(cross[:2])))
+    assert np.ptp(columns) > 10 * np.ptp(rows)
+    # A series that rises is a line from the lower left to the upper right.
+    rising = torch.linspace(0, 1, 50)
+    rows, columns = np.nonzero(inked(sample_picture(rising.repeat(1, 1, 1))))
+    assert np.corrcoef(rows, columns)[0, 1] < -0.95
+    # Four of them stand in two rows, with room between them.
+    ink = inked(sample_picture(rising.repeat(4, 1, 1)))
+    for across in (0, 1):
+        used = ink.any(across)
+        assert np.count_nonzero(np.diff(used.astype(int)) == 1) == 2
+    assert sample_picture(torch.zeros(4, 5)) is None
+    drawn = {"paint": lambda self, seed: torch.tensor([float(seed), 1.0])}
+    assert predict(tmp_path / "out", **drawn) == ["samples.npz"]
+    assert inked(torch.from_numpy(np.asarray(Image.open(tmp_path / "out_grid.png")) / 255).permute(2, 0, 1)).any()
+
+
+def test_a_validation_draws_points_too(tmp_path):
+    class Points(Painter):
+        def sample(self, seeds, num_steps=None):
+            return torch.randn(len(seeds), 2)
+
+    grids = SampleGrid(num_samples=9, num_steps=(1,))
+    options = {**TRAINER, "limit_val_batches": 1, "enable_checkpointing": False, "default_root_dir": tmp_path}
+    pl.Trainer(**options, callbacks=[grids]).validate(Points(), Images(), verbose=False)
+    (path,) = grids.last_paths
+    assert np.asarray(Image.open(path)).std() > 5
