@@ -232,15 +232,13 @@ SETTINGS = {
     "meanflow/cifar10": {"max_steps": 800_000, "lr": 6e-4, "lr_ramp_up_images": 10_240_000, "dropout": 0.2}
     | {"batch_size": 64, "accumulate_grad_batches": 16, "ema_half_life_images": 14_200_000}
     | {"times.init_args.mean": -2, "times.init_args.std": 2, "different": 0.75, "power": 0.75},
-    # The least error of a gradient in arXiv 2605.09235.
-    "estimators/mixed": {"share": 0.94},
     "table2/published": {"sampling_steps": 18, "sigma_min": 0.002, "sigma_max": 80, "rho": 7}
     | {"Fidelity.init_args.num_samples": 50_000},
     # Yoon et al. 2023: a copy is nearer to one image than a third of its distance to the next.
     "evaluate/memorisation": {"threshold": 1 / 3},
     "analytic/samples_digits": {"threshold": 1 / 3},
     "figure5/cifar10": {"threshold": 1 / 3, "num_steps": 18},
-    # arXiv 2605.09235, version 2, abstract. At β = 1 the tangent is the marginal velocity.
+    # The least error of a gradient, arXiv 2605.09235, version 2, abstract. At β = 1 the tangent is the marginal velocity.
     "estimators/mixed": {"share": 0.94, "first.class_path": "lit_knn.estimators.OneSample"}
     | {"second.class_path": "lit_knn.estimators.Exact"},
     "celeba64/estimator_error": {"one sample.init_args.n": 1},

@@ -97,6 +97,7 @@ def test_average_writes_checkpoints_that_all_commands_take(trained, tmp_path, mo
     assert all(torch.allclose(made[name], tracked[name], rtol=1e-5, atol=1e-6) for name in made)
     config = ["-c", str(run / "config.yaml"), "--ckpt_path", str(files[0])]
     main(["validate", *config])
+    assert not Path("runs/table2_digits/knn_1/snapshots").exists()  # Only a training has averages.
     main(["predict", *config, "--data.predict_samples", "2"])
     assert len(list((run / "predict_0" / "predictions").glob("0*.png"))) == 2
     (row,) = read_rows(Path("runs/table2_digits/knn_1/fidelity.csv"))
@@ -171,10 +172,10 @@ def test_snapshots_weigh_each_step_by_its_images_and_a_resumed_run_has_those_of_
 
 
 def test_averages_need_the_whole_training_and_a_folder_without_later_snapshots(tmp_path):
-    _, path = fit(tmp_path / "a", edm(), 2)
+    _, without = fit(tmp_path / "a", edm(), 2)
     for _ in range(2):  # A refused run leaves the checkpoint as it was.
         with pytest.raises(InputError, match="PowerAverages: the checkpoint, of 80 images, has no such averages"):
-            fit(tmp_path / "a", edm(), 4, path, callbacks=[PowerAverages()])
+            fit(tmp_path / "a", edm(), 4, without, callbacks=[PowerAverages()])
     own = {"lengths": [0.1], "every_n_images": 40}
     _, path = fit(tmp_path / "c", edm(), 2, callbacks=[PowerAverages(**own)])
     with pytest.raises(InputError, match=r"PowerAverages: .* averages of the lengths \[0\.1\], not \[0\.05, 0\.1\]"):
@@ -184,15 +185,45 @@ def test_averages_need_the_whole_training_and_a_folder_without_later_snapshots(t
     # A resumed training makes the later ones again.
     (tmp_path / "c" / "run" / "snapshots" / "images_seen=400.ckpt").write_bytes(b"")
     with pytest.warns(UserWarning, match=r"images_seen=400\.ckpt is removed: this training resumes from 80 images"):
-        fit(tmp_path / "c", edm(), 3, path, callbacks=[PowerAverages(**own)])
+        fit(tmp_path / "c", edm(), 3, path, callbacks=[tracked := PowerAverages(**own)])
     assert list(kept_in(tmp_path / "c" / "run" / "snapshots")) == [40, 80, 120]
-    # A training that is stopped early has a last snapshot, too.
+    # The next training of the same callback knows nothing of the last one.
+    with pytest.raises(InputError, match="PowerAverages: the checkpoint, of 80 images, has no such averages"):
+        fit(tmp_path / "b", edm(), 4, without, callbacks=[tracked])
+
+
+def test_the_last_snapshot_is_written_once_and_before_a_validation(tmp_path):
+    # A training that is stopped early has one, too.
     fit(tmp_path / "e", edm(), 3, callbacks=[PowerAverages()], max_time={"microseconds": 1})
     assert list(kept_in(tmp_path / "e" / "run" / "snapshots")) == [40]
     fit(tmp_path / "g", edm(), 3, at=At(3, "on_validation_start", interrupt), callbacks=[PowerAverages()])
     assert list(kept_in(tmp_path / "g" / "run" / "snapshots")) == [120]
+    path, files = tmp_path / "h" / "run" / "snapshots" / "images_seen=120.ckpt", []
+    at = At(3, "on_validation_start", lambda: files.append(path.stat().st_ino))
+    fit(tmp_path / "h", edm(), 3, at=at, callbacks=[PowerAverages()])
+    assert files == [path.stat().st_ino]
     for _ in range(2):  # A trial leaves none for the next trial to find.
         fit(tmp_path / "f", edm(), 1, callbacks=[PowerAverages()], fast_dev_run=True)
+
+
+def test_an_average_beyond_16_bits_is_told_and_makes_no_snapshot(tmp_path):
+    def run(folder, dtype):
+        model = edm()
+        model.register_buffer("large", torch.tensor(1e5))  # float16 ends at 65,504.
+        fit(folder, model, 1, callbacks=[PowerAverages(every_n_images=40, dtype=dtype)])
+        return read_snapshots(kept_in(folder / "run" / "snapshots"))
+
+    with pytest.warns(UserWarning, match=r"PowerAverages: at step 1 an average is not finite in float16; no snapshot"):
+        assert run(tmp_path / "a", "float16") == []
+    # bfloat16 holds as large numbers as float32.
+    (snapshot,) = run(tmp_path / "b", "bfloat16")
+    assert {value.dtype for value in snapshot["averages"][0].values()} == {torch.bfloat16}
+
+
+def test_the_usual_snapshots_are_those_of_edm2():
+    usual = PowerAverages()
+    assert usual.lengths == (0.05, 0.10)
+    assert 40 * usual.every_n_images == 200_000_000
 
 
 def test_two_ranks_write_one_average_of_both_and_16_bits_are_rounded_once(tmp_path, monkeypatch):

@@ -81,6 +81,7 @@ WITH_CONFIG = ("fit", "validate", "predict", "plan", "best", "probe")
 OF_FILES = sorted(command for command in ALL if command.split()[0] not in WITH_CONFIG)
 # `tests/configs/test_configs.py` makes every config, so that a command without options is known to work.
 COMMANDS = sorted(c for c in ALL if not re.fullmatch(r"\w+ -c configs/\S+", c) and c not in OF_FILES)
+FILES_OF_USERS = ("edm.pkl", "mine.yaml", "probe_edm/probe.yaml")
 OF_SUBCOMMANDS = ("--ckpt_path", "--images", "--image_shape", "--gpu_gb", "--run", "--checkpoints", "--out")
 
 
@@ -89,12 +90,15 @@ def test_every_command_is_parsed(command, tmp_path, monkeypatch):
     subcommand, *args = shlex.split(command)
     write_published(tmp_path / "edm.pkl")
     (tmp_path / "mine.yaml").write_text(snippets("docs/command_line.md", "yaml")[0])
+    # `probe --out probe_edm` writes such a file.
+    (tmp_path / "probe_edm").mkdir()
+    (tmp_path / "probe_edm/probe.yaml").write_text("model: {init_args: {sigma_max: 40}}")
     for option in OF_SUBCOMMANDS:
         if option in args:
             del args[args.index(option) : args.index(option) + 2]
     if subcommand == "probe" and "-c" not in args:  # it needs no model
         args = ["--model", "LitEstimator", *args]
-    args = [str(tmp_path / arg) if arg in ("edm.pkl", "mine.yaml") else arg for arg in args]
+    args = [str(tmp_path / arg) if arg in FILES_OF_USERS else arg for arg in args]
     if subcommand == "best":  # the run's folder has its config
         args = ["-c", "configs/table1/ict_knn.yaml", *args]
     monkeypatch.chdir(ROOT)
