@@ -55,7 +55,7 @@ def probe(
         levels: number of noise levels, evenly spaced in their logarithm.
         latents: noisy latents at each level, each from another image.
         held_out: share of the images to keep out, to see how far the posterior is from theirs; not
-            of prepared data.
+            of sharded data.
         by_class: take posteriors over the images of the latent's class; a class-conditional model
             does anyway.
         t_min: lowest noise level.
@@ -100,7 +100,7 @@ def draw_latents(
 
     Args:
         data: the data. If it holds out no images, the share `held_out` of them is kept out here,
-            except of mapped and sharded data, which that would copy.
+            except of sharded data, of which each rank has some.
         held_out: share of the images.
         num: number of latents of each set; all images of a smaller set get one.
         device: where the images go.
@@ -109,8 +109,7 @@ def draw_latents(
     assert data.reference is not None
     sets = data.reference, data.held_out_reference
 
-    copies = not (data.mapped or data.sharded)
-    if held_out > 0 and not data.held_out and copies:
+    if held_out > 0 and not data.held_out and not data.sharded:
         images = data.reference.images
         data.held_out = max(round(held_out * len(images)), 1)
         data.train_images = None

@@ -85,11 +85,15 @@ def _part(whole: Part, drawn: Tensor, mapped: bool, name: str) -> Part:
     """Return the images of the rows `drawn`, in the order of the data."""
     rows = drawn.sort().values
     images, labels, sha256 = whole
-    images = torch.as_tensor(images)
+    if isinstance(images, RowView):
+        part: Tensor | RowView = images.part(rows)
+    else:
+        part = torch.as_tensor(images)
+        part = RowView(part, rows) if mapped else part[rows]
 
     if labels is not None:
         # NumPy would take a tensor of one row for a number.
         labels = torch.as_tensor(labels)[rows]
     if sha256 is not None:
         sha256 = f"{sha256}, {name}"
-    return Part(RowView(images, rows) if mapped else images[rows], labels, sha256)
+    return Part(part, labels, sha256)

@@ -238,7 +238,7 @@ SETTINGS = {
     "evaluate/memorisation": {"threshold": 1 / 3},
     "analytic/samples_digits": {"threshold": 1 / 3},
     "figure5/cifar10": {"threshold": 1 / 3, "num_steps": 18},
-    # The least error of a gradient, arXiv 2605.09235, version 2, abstract. At β = 1 the tangent is the marginal velocity.
+    # The least error of a gradient: the abstract of arXiv 2605.09235v2. At β = 1 the tangent is the marginal velocity.
     "estimators/mixed": {"share": 0.94, "first.class_path": "lit_knn.estimators.OneSample"}
     | {"second.class_path": "lit_knn.estimators.Exact"},
     "celeba64/estimator_error": {"one sample.init_args.n": 1},

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from lit_knn.commands.probe import draw_latents
 from lit_knn.data import Arrays, Prepared
 from lit_knn.data.image_files import read_image_files
 from lit_knn.data.prepared_writer import prepare
@@ -91,6 +92,20 @@ def test_classes_of_a_view_are_views(files):
         assert isinstance(part.images, RowView)
         rows = (whole.labels == label).nonzero()[:, 0]
         assert torch.equal(part.gather(torch.arange(part.N)), whole.gather(rows))
+
+
+@pytest.mark.parametrize("options", [{}, {"train_images": 30}], ids=str)
+def test_a_probe_holds_out_images_of_a_file_as_of_memory(files, options):
+    of_file = draw_latents(Prepared(files[0], **options), 0.2, 5, torch.device("cpu"))
+    of_memory = draw_latents(Arrays(files[1], **options), 0.2, 5, torch.device("cpu"))
+    assert len(of_file) == len(of_memory) == 2
+
+    for view, copy in zip(of_file, of_memory, strict=True):
+        assert isinstance(view.reference.images, RowView)
+        assert torch.equal(view.batch(range(5), 1.0)[0], copy.batch(range(5), 1.0)[0])
+    first, second = (part.reference.images.rows.tolist() for part in of_file)
+    assert len(second) == 8 - 2 * len(options)
+    assert not {*first} & {*second}
 
 
 def test_ranks_share_the_parts_of_a_file(files):
