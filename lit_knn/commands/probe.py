@@ -15,7 +15,7 @@ from torch import Tensor
 
 from lit_knn.commands.next_run import command_of_next_run
 from lit_knn.commands.probed_training import training_of
-from lit_knn.common.errors import check_at_least
+from lit_knn.common.errors import InputError, check_at_least
 from lit_knn.common.files import written_whole
 from lit_knn.common.tables import text_table, write_rows
 from lit_knn.data import ReferenceDataModule
@@ -64,7 +64,9 @@ def probe(
     """
     check_device(self.strategy.root_device)
     check_at_least(2, latents=latents)
-    check_at_least(0, held_out=held_out)
+    if not 0 <= held_out < 1:
+        rule = "is a share of the images, at least 0 and below 1"
+        raise InputError(f"held_out {rule}, got {held_out:g}; --data.held_out is a number of them")
     model.trainer = self
     folder = Path(out).expanduser()
     t = noise_grid(levels, t_min, t_max)

@@ -56,6 +56,15 @@ class EstimatorTraining(pl.LightningModule):
     """
 
     hparams: Any
+    # Options that change samples or measurements, and no step of a training. A run can go on with
+    # other values of them.
+    untrained_options: tuple[str, ...] = (
+        "sampling_steps",
+        "sampling_sigmas",
+        "sampling_class",
+        "predict_steps",
+        "measure_target",
+    )
 
     def __init__(self, estimator: Estimator, grid: LevelRange, conditioning: Conditioning) -> None:
         super().__init__()

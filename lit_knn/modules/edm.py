@@ -73,6 +73,7 @@ class LitEDM(PosteriorRegression):
     """
 
     grid: NoiseGrid
+    untrained_options = (*PosteriorRegression.untrained_options, "guidance")
 
     def __init__(
         self,

@@ -70,6 +70,7 @@ class LitFlow(PosteriorRegression):
     """
 
     grid: TimeDistribution
+    untrained_options = (*PosteriorRegression.untrained_options, "guidance")
 
     def __init__(
         self,

@@ -1,12 +1,14 @@
 """Compares the options of two runs: which differ, and which of these change what a run trains."""
 
 import filecmp
+import pkgutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 # These options, and those below them, change when a run measures, logs and saves, what it shows,
 # how long it trains and on which devices. Its steps stay the same, so a run can go on with others.
+# A module names its own such options, `untrained_options`.
 HARMLESS = (
     *("ckpt_path", "weights_only", "last_checkpoint", "sample_writer", "trainer.logger"),
     *("trainer.default_root_dir", "trainer.enable_checkpointing", "trainer.enable_progress_bar"),
@@ -17,8 +19,6 @@ HARMLESS = (
     *("trainer.max_steps", "trainer.min_steps", "trainer.max_epochs", "trainer.min_epochs"),
     *("trainer.accelerator", "trainer.strategy", "data.num_workers", "data.pin_memory"),
     *("data.cache_dir", "data.val_images", "data.predict_samples", "data.index.cache_dir"),
-    *("model.sampling_steps", "model.sampling_sigmas", "model.sampling_class"),
-    *("model.predict_steps", "model.guidance", "model.measure_target"),
 )
 # These callbacks watch a training, or end it; so do all of lit_knn but one, which needs it whole.
 WATCHERS: tuple[str, ...] = ("DeviceStatsMonitor", "EarlyStopping", "LearningRateMonitor", "ModelCheckpoint")
@@ -52,9 +52,21 @@ def changes(before: Options, now: Options) -> Changes:
     return {name: pair for name, pair in pairs.items() if not _same(name, *pair)}
 
 
-def harmful(different: Options) -> list[str]:
-    """Return the names of those options that change what a run trains."""
-    below = tuple(f"{name}." for name in HARMLESS)
+def harmful(different: Options, model: Options) -> list[str]:
+    """Return the names of those options that change what a run trains.
+
+    Args:
+        different: options by name, see `changes`.
+        model: the configuration of the run's module. Its class says which of its options do not
+            count.
+    """
+    untrained: tuple[str, ...] = ()
+    if "class_path" in model:
+        kind = pkgutil.resolve_name(model["class_path"])
+        untrained = getattr(kind, "untrained_options", ())
+
+    harmless = [*HARMLESS, *(f"model.{name}" for name in untrained)]
+    below = tuple(f"{name}." for name in harmless)
     return [name for name in different if not f"{name}.".startswith(below)]
 
 

@@ -77,6 +77,7 @@ class Part(NamedTuple):
     repeats: bool  # it has the command line of this process, its model, its estimator and its seed
     finished: bool
     different: Changes  # options that have other values in this process
+    harmful: list[str]  # names of those that change what is trained
 
 
 def checkpoint_of_job(options: Mapping[str, Any]) -> Start | None:
@@ -105,13 +106,13 @@ def checkpoint_of_job(options: Mapping[str, Any]) -> Start | None:
         start = None if part.repeats or part.finished else newest_of_job(part.run)
         if start is None:
             continue
-        if not harmful(part.different):
+        if not part.harmful:
             _tell_of_changes(part)
             return start
         others.append((part, start[0]))
 
     if others:
-        _tell_of_other(*min(others, key=lambda other: len(harmful(other[0].different))))
+        _tell_of_other(*min(others, key=lambda other: len(other[0].harmful)))
     return None
 
 
@@ -134,7 +135,8 @@ def _parts_of_job(options: Mapping[str, Any]) -> list[Part]:
         different.pop("ckpt_path", None)
         same = run.trained(options["model"], options["seed_everything"])
         repeats = same and record.command == shlex.join(sys.argv)
-        parts.append(Part(run, repeats, record.status == "finished", different))
+        finished = record.status == "finished"
+        parts.append(Part(run, repeats, finished, different, harmful(different, options["model"])))
     return parts
 
 
@@ -163,7 +165,7 @@ def _tell_of_changes(part: Part) -> None:
 
 
 def _tell_of_other(part: Part, checkpoint: Path) -> None:
-    different = {name: part.different[name] for name in harmful(part.different)}
+    different = {name: part.different[name] for name in part.harmful}
     problem = f"an earlier part in {part.run.path} with other options: {described(different)}"
     advice = f"this run starts anew, and --ckpt_path {checkpoint} would go on from there"
     rank_zero_warn(f"this job has {problem}; {advice}")

@@ -10,21 +10,30 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import pytorch_lightning as pl
+import torch
 import yaml
 
+from lit_knn.commands.trainer import Trainer
+from lit_knn.data import Digits
+from lit_knn.estimators import OneSample
+from lit_knn.modules import LitEDM, LitFlow, LitMeanFlow
+from lit_knn.nets import UNet
 from lit_knn.runs.changes import changes, data_changes, described, harmful
 from lit_knn.runs.folder import RunFolder
 from lit_knn.runs.record import read_record
 from lit_knn.runs.starts import newest_of_job
 from main import main
 from tests.command_lines import DEMO, TINY, refusal_of
-from tests.interrupted_runs import assert_same, killed
+from tests.interrupted_runs import QUIET, assert_same, killed
 
 SMALL = ["-c", DEMO, *TINY, "--model.net.channels", "4", "--model.net.multipliers", "[1]"]
 SMALL += ["--data.batch_size", "16", "--trainer.limit_val_batches", "0", "--trainer.callbacks", "[]"]
 RUNS = Path("runs/demo")
 LAST = RUNS / "knn_0" / "checkpoints" / "last.ckpt"
 WATCH = ["--trainer.callbacks+", "LearningRateMonitor"]
+# What makes a model class-conditional, with guidance.
+OF_CLASSES = ["--model.net.num_classes", "10", "--model.class_conditional", "true", "--model.label_dropout", "0.1"]
 
 pytestmark = pytest.mark.usefixtures("own_folder")
 
@@ -36,8 +45,8 @@ def enter_job(monkeypatch, number, restarts=0):
         monkeypatch.setenv(f"SLURM_{name}", value)
 
 
-def train(monkeypatch, steps, *args):
-    command = ["fit", *SMALL, "--trainer.max_steps", str(steps), *map(str, args)]
+def train(monkeypatch, steps, *args, config=DEMO):
+    command = ["fit", "-c", config, *SMALL[2:], "--trainer.max_steps", str(steps), *map(str, args)]
     monkeypatch.setattr(sys, "argv", ["lit-knn", *command])
     main(command)
 
@@ -180,6 +189,44 @@ def test_the_newest_whole_checkpoint_of_a_job_counts(fit):
     assert runs() == ["knn_0", "knn_1"]
 
 
+@pytest.mark.parametrize(("kind", "goes_on"), [("flow", True), ("meanflow", False)])
+def test_guidance_of_samples_may_change_and_that_of_a_training_may_not(kind, goes_on, job, fit):
+    job(77)
+    fit(1, *OF_CLASSES, config=f"{kind}/digits")
+    folder = Path("runs", f"{kind}_digits")
+    record = read_record(folder / "knn_0")
+    record.status = "interrupted"
+    record.write(folder / "knn_0")
+
+    with pytest.warns(UserWarning, match=r"this job .*--model\.guidance 1\.0, now 2\.0"):
+        fit(2, *OF_CLASSES, "--model.guidance", "2", config=f"{kind}/digits")
+    assert len([*folder.iterdir()]) == (1 if goes_on else 2)
+
+
+@pytest.mark.parametrize("kind", [LitEDM, LitFlow, LitMeanFlow])
+def test_options_that_a_job_may_change_change_no_step(kind):
+    def losses(**options):
+        torch.manual_seed(0)
+        augment_dim = 8 if kind is LitMeanFlow else 0
+        net = UNet(1, channels=4, multipliers=(1,), blocks=1, num_classes=10, augment_dim=augment_dim)
+        options = {"class_conditional": True, "label_dropout": 0.5, **options}
+        watch = Watch()
+        quiet = {"logger": False, "enable_checkpointing": False, "callbacks": [watch], **QUIET}
+        Trainer(max_steps=2, limit_val_batches=0, **quiet).fit(kind(net, OneSample(), **options), Digits(batch_size=8))
+        return watch.losses
+
+    class Watch(pl.Callback):
+        def __init__(self):
+            self.losses = []
+
+        def on_train_batch_end(self, trainer, pl_module, outputs, *_):
+            self.losses.append(float(outputs["loss"]))
+
+    others = {"sampling_steps": 3, "sampling_class": "2", "guidance": 2.0, "measure_target": False}
+    same = [name for name, value in others.items() if losses(**{name: value}) == losses()]
+    assert same == [name for name in others if name in kind.untrained_options]
+
+
 # Which options differ
 
 
@@ -207,7 +254,7 @@ def test_values_in_other_words_are_the_same_values():
     teachers = [
         write_config(model={"estimator": {"class_path": "N", "init_args": {"path": p}}}) for p in ("no", "a.npy")
     ]
-    assert harmful(changes(*teachers)) == ["model.estimator.path"]
+    assert harmful(changes(*teachers), {}) == ["model.estimator.path"]
 
 
 def test_the_same_ranks_may_be_on_other_machines():
@@ -215,8 +262,8 @@ def test_the_same_ranks_may_be_on_other_machines():
         return write_config(trainer={"devices": devices, "num_nodes": nodes})
 
     assert changes(spread(8, 1), spread(4, 2)) == {}
-    assert harmful(changes(spread(8, 1), spread(4, 1))) == ["trainer.devices"]
-    assert harmful(changes(spread("auto", 1), spread(4, 1))) == ["trainer.devices"]
+    assert harmful(changes(spread(8, 1), spread(4, 1)), {}) == ["trainer.devices"]
+    assert harmful(changes(spread("auto", 1), spread(4, 1)), {}) == ["trainer.devices"]
 
 
 def test_of_callbacks_only_those_that_watch_may_change():
@@ -227,7 +274,7 @@ def test_of_callbacks_only_those_that_watch_may_change():
     watching += ["pytorch_lightning.callbacks.EarlyStopping"]
     assert changes(callbacks(), callbacks(*watching)) == {}
     for name in ("lit_knn.callbacks.PowerAverages", "mine.Watch", "pytorch_lightning.callbacks.ModelPruning"):
-        assert harmful(changes(callbacks(), callbacks(*watching, name))) == ["trainer.callbacks.0"]
+        assert harmful(changes(callbacks(), callbacks(*watching, name)), {}) == ["trainer.callbacks.0"]
     single = write_config(trainer={"callbacks": {"class_path": watching[0]}})
     assert changes(single, callbacks()) == {}
 
