@@ -84,7 +84,41 @@ def test_variables_that_fit_are_no_obstacle(variables, devices, monkeypatch):
     check_processes(trainer(devices))
 
 
-def trainer(devices):
+OTHER_MACHINE = {"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500", "NODE_RANK": "1"}
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [
+        {**TORCHRUN, "GROUP_RANK": "1", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2"},
+        OTHER_MACHINE,
+        # A launcher with one process on each machine, which starts the other one
+        {**OTHER_MACHINE, "RANK": "1", "WORLD_SIZE": "2"},
+    ],
+)
+def test_two_machines_of_two_devices_are_no_obstacle(variables, monkeypatch):
+    set_variables(variables, monkeypatch)
+    check_processes(trainer(2, num_nodes=2))
+
+
+@pytest.mark.parametrize(
+    ("variables", "message"),
+    [
+        # Four machines with a process each
+        ({**TORCHRUN, "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "1"}, "torchrun has started 4 processes, but "),
+        ({**TORCHRUN, "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}, "torchrun has started 2 processes, but "),
+        ({**OTHER_MACHINE, "NODE_RANK": "2"}, "the environment has NODE_RANK=2, but "),
+        ({"MASTER_ADDR": "10.0.0.1"}, r"num_nodes=2 needs a launcher, .* or MASTER_ADDR and NODE_RANK"),
+    ],
+)
+def test_processes_on_other_machines_must_fit(variables, message, monkeypatch):
+    set_variables(variables, monkeypatch)
+    with pytest.raises(ValueError, match=message):
+        check_processes(trainer(2, num_nodes=2))
+
+
+def trainer(devices, num_nodes=1):
     strategy = "ddp" if devices > 1 else "auto"
     options = {"enable_progress_bar": False, "enable_model_summary": False, "enable_checkpointing": False}
-    return pl.Trainer(accelerator="cpu", devices=devices, strategy=strategy, logger=False, **options)
+    options |= {"num_nodes": num_nodes, "strategy": strategy, "logger": False}
+    return pl.Trainer(accelerator="cpu", devices=devices, **options)

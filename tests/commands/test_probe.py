@@ -11,9 +11,10 @@ import yaml
 
 from lit_knn import estimators
 from lit_knn.commands.next_run import PARTS, PROBE_OPTIONS, command_of_next_run
-from lit_knn.commands.probe import options_of
+from lit_knn.commands.probe import draw_latents, options_of
 from lit_knn.commands.probed_training import training_of
 from lit_knn.commands.trainer import Trainer
+from lit_knn.data import Digits, PointsOnALine
 from lit_knn.estimators import OneSample
 from lit_knn.metrics import probe
 from lit_knn.metrics.edm_constants import Constant
@@ -72,6 +73,7 @@ def test_a_probe_goes_on_and_its_settings_are_taken_by_a_fit(tmp_path, monkeypat
     assert "Fewer than 20 latents carry the target noise of EDM" in text
     assert {row[name] for row in rows for name in probe.TARGETS} == {""}
     assert "nan" not in text
+    assert "_ms" not in text
     assert [t for t, _ in measured] == pytest.approx([0.1, 8**0.5, 80.0])  # Each level once.
 
     # With the levels of a run the same measurement serves. 180 of 1,797 are held out by default.
@@ -156,14 +158,34 @@ def test_the_next_command_knows_options_and_estimators_of_a_probe():
 
 def test_bad_options_are_refused(tmp_path, capsys):
     rules = {
-        "--held_out=1": "data.held_out=1797 needs at least 1798",
+        "--held_out=1": "held_out is a share of the images, at least 0 and below 1, got 1; --data.held_out is a",
+        "--held_out=180": "below 1, got 180; --data.held_out is a number of them",
         "--latents=1": "at least 2",
-        "--held_out=-0.1": "held_out must be at least 0, got -0.1",
+        "--held_out=-0.1": "held_out is a share of the images, at least 0 and below 1, got -0.1",
+        "--held_out=.nan": "below 1, got nan",
     }
     for option, rule in rules.items():
-        args = ["probe", "--data", "Digits", CPU, option, "--out", str(tmp_path / "probe")]
+        # The data are read later.
+        data = ["--data", "ImageFiles", "--data.path", str(tmp_path / "none")]
+        args = ["probe", *data, CPU, option, "--out", str(tmp_path / "probe")]
         assert rule in refusal_of(args, capsys)
     assert not (tmp_path / "probe").exists()
+
+
+def test_images_are_held_out_of_those_to_train_on():
+    def images(latents):
+        return latents.reference.images.flatten(1)
+
+    data = Digits(train_images=100)
+    data.setup()
+    every = data.reference.images.flatten(1)
+    parts = draw_latents(Digits(train_images=100), 0.25, 1000, torch.device("cpu"))
+    assert [len(images(part)) for part in parts] == [75, 25]
+    assert torch.equal(torch.cat([*map(images, parts)]).unique(dim=0), every.unique(dim=0))
+
+    # A tenth of four images is one.
+    few = draw_latents(PointsOnALine(num_points=4), 0.1, 1000, torch.device("cpu"))
+    assert [len(images(part)) for part in few] == [3, 1]
 
 
 # What it takes from a training
@@ -210,19 +232,25 @@ def test_consistency_training_counts_with_its_last_levels():
 
 
 class SlowNet(UNet):
-    """A network on a clock of its own, which runs 3 ms for each image and more the first time."""
+    """A network on a clock of its own: an image takes 3 ms forward, 4 ms backward, more the first time."""
 
     seconds, warm_up = 0.0, 10.0
 
     def forward(self, z, *labels, **more):
         SlowNet.seconds += 0.003 * len(z) + SlowNet.warm_up
         SlowNet.warm_up = 0.0
-        return super().forward(z, *labels, **more)
+        output = super().forward(z, *labels, **more)
+        output.register_hook(lambda _: SlowNet.wait(0.004 * len(z)))
+        return output
+
+    @classmethod
+    def wait(cls, seconds):
+        cls.seconds += seconds
 
 
 def test_a_pass_of_the_network_is_timed_for_one_image(monkeypatch):
     monkeypatch.setattr("time.perf_counter", lambda: SlowNet.seconds)
-    assert of(LitEDM(SlowNet(1, 8), OneSample())).pass_ms == pytest.approx(3)
+    assert of(LitEDM(SlowNet(1, 8), OneSample())).pass_ms == pytest.approx(7)
 
 
 def test_settings_are_those_that_the_module_has(tmp_path):

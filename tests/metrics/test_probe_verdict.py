@@ -85,6 +85,16 @@ def test_levels_where_targets_pay_begin_at_the_collapse():
     assert f"to level {2 * 4 ** (2 / 3):.3g}; above it STF leaves less than 1 %" in text
 
 
+def test_levels_are_counted_and_noise_is_weighted():
+    table = table_of(curves(1 + 0 * T) | {"collapsed": T < 1 / 9})
+    # 3 % of the levels are below those measured, and 7 % above.
+    sigma = np.repeat([1.0, 16.0, 1 / 100, 100.0], [500, 400, 30, 70])
+    text, _ = text_of(table, sigma, np.where(sigma > 10, 2.0, 1.0))
+    assert "10.0% of the noise levels of a run are outside those measured" in text
+    # The noise at t = 1 is 500 of 500 + 2 · 400 + 30 + 2 · 70.
+    assert f"{500 / 1470:.1%} of the target noise of a run is between these levels." in text
+
+
 def test_a_training_below_the_collapse_has_nothing_to_gain():
     table = table_of(curves(1.0 * (T > 1 / 9)) | {"collapsed": T < 1 / 9})
     for above, nothing in ((9, True), (11, False)):

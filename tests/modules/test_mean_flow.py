@@ -158,6 +158,16 @@ def test_the_estimator_is_in_the_target_and_the_other_one_in_the_tangent(estimat
         assert logged[name].item() == pytest.approx(mean.item(), rel=1e-4)
 
 
+def test_the_logged_error_is_that_of_the_target_and_not_of_the_tangent():
+    def target_mse(estimator, tangent):
+        module = LitMeanFlow(Tripled(), estimator, tangent, UniformTimes(0.2, 0.9))
+        return train(module, Images(60), 1, limit_val_batches=1).callback_metrics["val/target_mse"]
+
+    # The float32 targets of `Exact` are rounded.
+    assert target_mse(Exact(), OneSample()) < 1e-9
+    assert target_mse(OneSample(), Exact()) > 1e-3
+
+
 def test_dropout_differs_in_each_step_and_repeats_with_the_run():
     def masks(seed):
         torch.manual_seed(seed)
@@ -280,6 +290,7 @@ def test_guidance_needs_dropped_labels_and_is_only_trained():
     model = MeanFlowModel(AverageVelocity(ByLabel()), (1, 2, 2))
     noise = seeded_noise([3], (1, 2, 2))
     torch.testing.assert_close(model.sample([3], class_label=1), -noise)
+    torch.testing.assert_close(model.average_velocity(noise, 0.0, 1.0, torch.tensor([1])), 2 * noise)
     with pytest.raises(InputError, match="guidance from training"):
         model.sample([0], guidance=2.0)
 
