@@ -194,6 +194,15 @@ def test_points_and_series_are_drawn_where_they_are(tmp_path):
     for across in (0, 1):
         used = ink.any(across)
         assert np.count_nonzero(np.diff(used.astype(int)) == 1) == 2
+    # They stand along the rows, in the order of the samples: where one rises, ink is at many heights.
+    for number, (is_low, is_right) in enumerate(((False, False), (False, True), (True, False), (True, True))):
+        series = torch.zeros(4, 1, 50)
+        series[number] = rising
+        ink = inked(sample_picture(series))
+        height, middle = ink.shape[0], ink.shape[1] // 2
+        heights = [half.any(1).nonzero()[0] for half in (ink[:, :middle], ink[:, middle:])]
+        assert (len(heights[1]) > len(heights[0])) == is_right
+        assert (heights[is_right].mean() > height / 2) == is_low
     assert sample_picture(torch.zeros(4, 5)) is None
     drawn = {"paint": lambda self, seed: torch.tensor([float(seed), 1.0])}
     assert predict(tmp_path / "out", **drawn) == ["samples.npz"]

@@ -68,9 +68,10 @@ def test_images_of_a_path_of_any_kind_are_the_same_set(whole):
 
 
 def test_center_crop_takes_the_middle_and_resizing_keeps_the_mean(tmp_path):
-    # A wide image has other colours outside its middle square; only that square may have an effect.
+    # A wide image has other colours outside its middle square; only that square may have an effect. So has a tall one.
     wide = np.zeros((40, 80, 3), np.uint8)
     wide[:, 20:60] = 90
+    tall = wide.transpose(1, 0, 2)
     smooth = np.tile(np.linspace(0, 240, 64, dtype=np.uint8), (64, 1))
     # Each pixel is about the mean of the 8x8 pixels under it; Lanczos rings a little at the border.
     means = torch.tensor(smooth.astype(float)).view(8, 8, 8, 8).mean((1, 3))
@@ -79,10 +80,19 @@ def test_center_crop_takes_the_middle_and_resizing_keeps_the_mean(tmp_path):
         prepare(source, tmp_path / f"{i}.npy", Options(size=8))
         images = read_prepared(tmp_path / f"{i}.npy").images
         assert (images[0].double() - means)[:, :, 1:-1].abs().max() <= 2
-    write_folder(source, {"0.png": encoded(wide)})
+    write_folder(source, {"0.png": encoded(wide), "1.png": encoded(tall)})
     assert "0.png is 80x40, which --size 8 would squeeze" in refusal(prepare, source, tmp_path / "x.npy", Options(8))
     prepare(source, tmp_path / "x.npy", Options(size=8, center_crop=True))
-    assert (read_prepared(tmp_path / "x.npy").images[0] == 90).all()
+    assert (read_prepared(tmp_path / "x.npy").images == 90).all()
+
+
+def test_a_file_on_another_background_is_not_the_same(tmp_path):
+    source, out = tmp_path / "s", tmp_path / "x.npy"
+    source.mkdir()
+    Image.new("RGBA", (4, 4)).save(source / "0.png")
+    prepare(source, out, Options(rgb=True, background="black"))
+    assert "was made of other images or in another way" in refusal(prepare, source, out, Options(rgb=True))
+    assert (read_prepared(out).images == 0).all()
 
 
 def test_rgb_makes_gray_cmyk_and_transparent_images_alike(tmp_path):

@@ -143,6 +143,18 @@ def test_another_run_of_a_job_starts_anew_and_says_why(options, said, fit):
     assert (steps_of("knn_0"), steps_of("knn_1")) == (3, 1)
 
 
+@pytest.mark.usefixtures("stopped")
+def test_of_two_earlier_parts_the_nearest_one_is_named(fit):
+    newer = shutil.copytree(RUNS / "knn_0", RUNS / "knn_1")
+    options = yaml.safe_load((newer / "config.yaml").read_text())
+    options["data"]["init_args"]["batch_size"] = 8
+    (newer / "config.yaml").write_text(yaml.safe_dump(options))
+    os.utime(newer / "slurm_77")
+    with pytest.warns(UserWarning, match=r"part in runs/demo/knn_0 with other options: --model\.lr 0\.003, now 0\.1;"):
+        fit(1, "--model.lr", "0.1")
+    assert runs() == ["knn_0", "knn_1", "knn_2"]
+
+
 def test_a_job_repeats_a_finished_run_unless_queued_again(job, fit):
     job(77)
     for version in ("knn_0", "knn_1"):  # The same command twice in one job.
