@@ -377,6 +377,11 @@ def test_one_line_says_what_was_taken_from_arrays(tmp_path, capsys):
             {"arr_0": pixels(4, 3, 8, 8), "mu": np.zeros(4)},
             "arr_0: 4 images, NCHW, 8x8 with 3 channels; not read: mu",
         ),
+        # Only beside arr_0 is arr_1 known to be labels.
+        "named.npz": (
+            {"images": pixels(4, 3, 8, 8), "arr_1": np.arange(4)},
+            "images: 4 images, NCHW, 8x8 with 3 channels; not read: arr_1",
+        ),
         "latents.npz": ({"z": np.zeros((4, 5, 2))}, "z: 4 items of 5x2 values, float64, as they are"),
     }
     for name, (arrays, line) in cases.items():
