@@ -14,7 +14,7 @@ from lit_knn.callbacks import SampleGrid, SampleWriter
 from lit_knn.common.errors import InputError
 from lit_knn.common.tables import read_rows
 from lit_knn.data.image_files import read_image_files
-from lit_knn.figures import sample_picture
+from lit_knn.figures import captioned, sample_picture
 from lit_knn.modules.conditioning import Conditioning
 from lit_knn.sampling.samplers import seeded_classes
 from tests.interrupted_runs import file_size_limit
@@ -74,6 +74,16 @@ def test_each_png_is_the_sample_of_the_seed_in_its_name(tmp_path):
     assert np.array_equal(grid[2:26:6, 2:38:6], pixels(0))
     assert np.array_equal(grid[2:26:6, 40:76:6], pixels(1))
     assert np.array_equal(grid[28:52:6, 2:38:6], pixels(2))
+
+
+def test_a_grid_says_how_many_of_the_samples_it_shows(monkeypatch, tmp_path):
+    monkeypatch.setitem(globals(), "SEEDS", list(range(70)))
+    predict(tmp_path / "out")
+    grid = np.asarray(Image.open(tmp_path / "out_grid.png"))
+    grid_height = 8 * (4 * 6 + 2) + 2
+    blank = torch.ones(3, grid_height, grid.shape[1])
+    expected = captioned(blank, "64 of 70 samples")[:, grid_height:]
+    assert np.array_equal(grid[grid_height:], np.rint(expected.permute(1, 2, 0).numpy() * 255))
 
 
 @pytest.mark.parametrize(("format", "name"), [("png", "000005.png"), ("npz", "batches/0000_000000.npz")])

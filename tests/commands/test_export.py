@@ -241,7 +241,8 @@ def test_a_card_of_latents_says_that_they_must_be_decoded(tmp_path):
 def test_an_exported_mean_flow_keeps_its_class(tmp_path):
     options = ["--model.net.num_classes", "10", "--model.class_conditional", "true", "--model.sampling_class", "3"]
     run, _ = leave_run(tmp_path, "mean_flow", *options)
-    main(["export", str(run), str(tmp_path / "out")])
+    front, _, _ = exported(run, tmp_path / "out")
+    assert {"flow-matching", "meanflow"} <= {*front["tags"]}
     for model in (lit_knn.load(run), lit_knn.load(tmp_path / "out")):
         chosen, other = (model.sample(range(4), class_label=label) for label in (3, 4))
         assert torch.equal(model.sample(range(4)), chosen)

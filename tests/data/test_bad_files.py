@@ -139,6 +139,17 @@ def test_other_sizes_and_colours_are_not_bad_files(tmp_path):
         assert words in refusal(prepare, source, tmp_path / "x.npy", skip_bad=True)
 
 
+def test_a_list_of_skipped_files_is_of_the_last_preparation(tmp_path):
+    source, out = tmp_path / "s", tmp_path / "x.npy"
+    write_folder(source, {"a.png": encoded(pixels(4, 4)), "b.png": b""})
+    prepare(source, out, skip_bad=True)
+    assert (tmp_path / "x.skipped.txt").read_text().startswith("b.png")
+    for path in (source / "b.png", out, tmp_path / "x.json"):
+        path.unlink()
+    prepare(source, out)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["s", "x.json", "x.npy"]
+
+
 def test_a_class_whose_images_are_all_bad_is_refused(tmp_path):
     files = {"cat/0.png": encoded(pixels(4, 4)), "cow/0.png": b"", "dog/0.png": encoded(pixels(4, 4))}
     options = Options(labels_from_folders=True)

@@ -93,6 +93,9 @@ def test_the_exact_average_velocity_has_no_loss_and_samples_in_any_number_of_ste
     for r in (0.6, -0.1):
         with pytest.raises(InputError, match=f"r must be from 0 to t=0.5, got {r}"):
             model.average_velocity(z, r, 0.5)
+    for evaluate in (model, lambda z, t: model.average_velocity(z, 0.0, t)):
+        with pytest.raises(InputError, match=r"the noise level must be above 0 and from 0 to 1, got 1\.01"):
+            evaluate(z, 1.01)
 
 
 @pytest.mark.parametrize(
