@@ -54,6 +54,14 @@ def test_a_level_is_what_enumeration_says(by_class, tmp_path, monkeypatch):
     assert 0 < more.mean().abs() < 4 * more.std() / 60**0.5
 
 
+def test_the_variance_is_that_of_the_data_at_low_levels_too(tmp_path, monkeypatch):
+    monkeypatch.setattr(probe, "TARGETS", {"OneSample": OneSample})
+    images = low_rank_vectors(60)
+    table = probe.measure([NoisyLatents(ReferenceSet(images), 10, 0)], False, [0.01, 0.02], tmp_path)
+    variance = images.double().var(0, correction=0).mean().item()
+    assert table["variance"].flatten().tolist() == pytest.approx([variance] * 20, rel=1e-5)
+
+
 def posterior(x, z, t):
     """Probabilities of x (N, d) at z (d,), in NumPy."""
     log_p = -((z - x) ** 2).sum(1) / (2 * t**2)
