@@ -361,7 +361,7 @@ def test_the_picture_of_a_probe_has_its_columns_and_the_levels_of_a_training():
 
 def test_the_legend_of_a_probe_names_what_is_below_the_axis():
     columns = [name for panel in PANELS.values() for name in panel]
-    values = {"STF": [math.nan, 0.5, 0.1], "KNN": [math.nan, 1e-12, 1e-2], "SubspaceKNN": [1e-15, 2e-15, 0.0]}
+    values = {"STF": [math.nan, 0.5, 0.1], "KNN": [math.nan, 1e-12, 1e-2], "SubspaceKNN": [math.nan, 2e-15, 0.0]}
     values |= {"irreducible": [0.0, 1e-10, 0.2], "images": [1.0, 2.0, 9.0]}
     rows = [{"t": t, "collapsed": 1, "collapsed_tenth": 1} for t in (0.1, 1.0, 10.0)]
     for name in columns:
