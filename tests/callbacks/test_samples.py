@@ -85,6 +85,12 @@ def test_a_grid_says_how_many_of_the_samples_it_shows(monkeypatch, tmp_path):
     expected = captioned(blank, "64 of 70 samples")[:, grid_height:]
     assert np.array_equal(grid[grid_height:], np.rint(expected.permute(1, 2, 0).numpy() * 255))
 
+    # A scatter plot has room for more.
+    predict(tmp_path / "points", paint=lambda self, seed: torch.tensor([float(seed), 1.0]))
+    plot = np.asarray(Image.open(tmp_path / "points_grid.png"))
+    text = captioned(torch.ones(3, 480, 480), "70 of 70 samples")[:, 480:]
+    assert np.array_equal(plot[480:], np.rint(text.permute(1, 2, 0).numpy() * 255))
+
 
 @pytest.mark.parametrize(("format", "name"), [("png", "000005.png"), ("npz", "batches/0000_000000.npz")])
 def test_a_full_disk_leaves_no_part_of_a_file(format, name, tmp_path):
