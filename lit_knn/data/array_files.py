@@ -61,7 +61,8 @@ def read_array_file(
     elif np.issubdtype(array.dtype, np.floating):
         images = _checked_floats(path, array, floats_as_is)
     else:
-        raise InputError(f"{path}: the array must be uint8 or float, got {array.dtype}")
+        advice = "give images as uint8, and other numbers as float32"
+        raise InputError(f"{path}: the array must be uint8 or float, got {array.dtype}; {advice}")
 
     labels, about_labels = _labels(path, loaded, labels_used)
     others = ", ".join(map(printable, loaded.others))
@@ -70,12 +71,16 @@ def read_array_file(
     return images, labels
 
 
-def array_file_shape(path: str | os.PathLike[str]) -> tuple[tuple[int, ...], int]:
-    """Return the shape that `read_array_file` gives for an .npy file, without reading the values.
+def array_file_shape(path: str | os.PathLike[str]) -> tuple[tuple[int, ...], int] | None:
+    """Return the shape that `read_array_file` gives, and the bytes of each value.
 
-    Also return the bytes of each value.
+    It reads no values. For an .npz file it returns None, because its arrays are compressed.
     """
     path = existing(path)
+    _check_suffix(path)
+    if path.suffix.lower() == ".npz":
+        return None
+
     with reading(path, KIND):
         array = np.load(path, mmap_mode="r")
         shape = len(array), *array.shape[1:]
@@ -89,10 +94,7 @@ def array_file_shape(path: str | os.PathLike[str]) -> tuple[tuple[int, ...], int
 
 def _load_arrays(path: Path) -> Loaded:
     """Load the array and the labels of a file."""
-    if path.suffix.lower() not in (".npy", ".npz"):
-        advice = "; a folder or zip of images is read with --data ImageFiles"
-        raise InputError(f"{path} is neither an .npy nor an .npz file{advice}")
-
+    _check_suffix(path)
     loaded = np.load(path)
     if isinstance(loaded, np.ndarray):
         return Loaded(loaded, None, "", "", [])
@@ -103,6 +105,12 @@ def _load_arrays(path: Path) -> Loaded:
         labels = loaded[label_key] if label_key else None
         others = [other for other in loaded.files if other not in (key, label_key)]
         return Loaded(loaded[key], labels, key, label_key, others)
+
+
+def _check_suffix(path: Path) -> None:
+    if path.suffix.lower() not in (".npy", ".npz"):
+        advice = "; a folder or zip of images is read with --data ImageFiles"
+        raise InputError(f"{path} is neither an .npy nor an .npz file{advice}")
 
 
 def _array_key(path: Path, keys: Sequence[str]) -> str:

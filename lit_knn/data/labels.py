@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import ArrayLike
 
-from lit_knn.common.errors import InputError, printable
+from lit_knn.common.errors import InputError, prefixed, printable
 from lit_knn.data.file_names import is_hidden
 from lit_knn.data.files import Files, reading, say, with_slashes
 
@@ -52,15 +52,24 @@ def image_labels(files: Files, from_folders: bool, used: bool = False) -> NamedL
 def class_numbers(labels: np.ndarray, N: int) -> np.ndarray:
     """Return labels (N,) as int64; raise InputError if they are no numbers of classes, from 0."""
     if labels.shape != (N,) or labels.dtype.kind not in "iub":
-        is_one_hot = labels.ndim == 2 and len(labels) == N
-        advice = "; for one-hot labels give labels.argmax(1)" if is_one_hot else ""
         what = f"{labels.dtype} of shape {labels.shape}"
-        raise InputError(f"labels must be {N} integers, got {what}{advice}")
+        raise InputError(f"labels must be {N} integers, got {what}{_advice_for_shape(labels, N)}")
 
     wrong = labels[(labels < 0) | (labels > LARGEST)]
     if wrong.size:
         raise InputError(f"labels must be from 0 to {LARGEST}, got {wrong[0]}")
     return labels.astype(np.int64)
+
+
+def _advice_for_shape(labels: np.ndarray, N: int) -> str:
+    """Say how to make integers (N,) of labels in another layout."""
+    if labels.ndim != 2 or len(labels) != N:
+        return ""
+
+    # The largest of one value is always the first, so argmax would make all classes 0.
+    if labels.shape[1] == 1:
+        return "; give labels[:, 0]"
+    return "; for one-hot labels give labels.argmax(1)"
 
 
 def usable_labels(labels: ArrayLike | None, N: int, used: bool) -> np.ndarray | None:
@@ -123,7 +132,8 @@ def _folder_labels(files: Files) -> tuple[np.ndarray, list[str]]:
         raise InputError(f"{where} need several folders, there is only {only}")
 
     names = [_composed(name) for name in classes.tolist()]
-    check_class_names(names)
+    with prefixed(where):
+        check_class_names(names)
     return labels.astype(np.int64), names
 
 
@@ -155,7 +165,11 @@ def _listed_labels(files: Files) -> np.ndarray | None:
 
     where = f"{files.path}: {LABEL_FILE}"
     with reading(where, advice='; it must be {"labels": [[file name, integer], ...]}'):
-        listed = json.loads(files.read(LABEL_FILE))["labels"]
+        content = json.loads(files.read(LABEL_FILE))
+        if "labels" not in content:
+            raise ValueError("it has no key labels")
+
+        listed = content["labels"]
         if listed is None:
             return None
         label_of = _label_by_name(where, listed)

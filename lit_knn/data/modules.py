@@ -168,10 +168,8 @@ class Arrays(ReferenceDataModule):
         return _read(read_array_file, self.path, self.floats_as_is, self.labels_used)
 
     def stored(self) -> Stored | None:
-        if not self.path.lower().endswith(".npy"):  # The arrays of an .npz file are compressed.
-            return None
-        shape, value_bytes = _read(array_file_shape, self.path)
-        return Stored(shape, value_bytes)
+        known = _read(array_file_shape, self.path)
+        return None if known is None else Stored(*known)
 
 
 def _read(reader: Callable[..., T], path: str, *options: Any) -> T:

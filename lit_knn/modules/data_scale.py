@@ -1,4 +1,4 @@
-"""Warns of data whose scale is far from the one that a module expects."""
+"""Warns of data whose scale or centre is far from the one that a module expects."""
 
 import torch
 from pytorch_lightning.utilities import rank_zero_warn
@@ -16,18 +16,23 @@ FACTOR = 3.0
 MOST_IMAGES, MOST_VALUES, LEAST_IMAGES = 1024, 2**22, 16
 
 
-def deviation(reference: ReferenceSet) -> float:
-    """Estimate the standard deviation of all values, model space, from evenly spaced images."""
+def mean_and_deviation(reference: ReferenceSet) -> tuple[float, float]:
+    """Estimate the mean and the standard deviation of all values, model space.
+
+    The estimate is from evenly spaced images.
+    """
     images: Tensor = reference.local.images
     size = min(max(MOST_VALUES // reference.d, LEAST_IMAGES), MOST_IMAGES, len(images))
     rows = torch.linspace(0, len(images) - 1, size, device=images.device).long()
     values = to_model_space(images[rows]).double()
 
-    return values.std(correction=0).item()
+    return values.mean().item(), values.std(correction=0).item()
 
 
 def warn_of_scale(reference: ReferenceSet, expected: float, owner: str, advice: str) -> None:
     """Warn once, on the first rank, if the data deviate far more or far less than expected.
+
+    Also warn if their mean is far from 0, where the modules expect it.
 
     Args:
         reference: the training data.
@@ -35,10 +40,15 @@ def warn_of_scale(reference: ReferenceSet, expected: float, owner: str, advice: 
         owner: what expects it, in words that `expected` follows, such as "sigma_data is".
         advice: what the user can do; {deviation} in it stands for the data's deviation.
     """
-    measured = deviation(reference)
-    if expected / FACTOR <= measured <= expected * FACTOR:
-        return
-
+    mean, measured = mean_and_deviation(reference)
     rounded = f"{measured:.2g}"
     problem = f"the data's deviation is {rounded}, {owner} {expected:g}"
-    rank_zero_warn(f"{problem}: {advice.format(deviation=rounded)}")
+
+    if measured == 0:
+        rank_zero_warn(f"{problem}: all values are {mean:.2g}, look at the data")
+    elif not expected / FACTOR <= measured <= expected * FACTOR:
+        rank_zero_warn(f"{problem}: {advice.format(deviation=rounded)}")
+
+    # The mean of pixels in [-1, 1] is never so far from 0.
+    if abs(mean) > expected * FACTOR:
+        rank_zero_warn(f"the data's mean is {mean:.2g}, far from 0: subtract it from the data")

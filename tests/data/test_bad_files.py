@@ -48,6 +48,10 @@ def test_all_bad_files_are_named_in_one_pass(source, tmp_path):
     assert "0008.png is empty; 0022.png cannot be read as an image" in told
     assert told.endswith("; remove them, or leave them out with --skip-bad; what is done is kept")
     assert "is not finished" in refusal(read_prepared, tmp_path / "x.npy")
+    (tmp_path / "one").mkdir()
+    (tmp_path / "one" / "a.png").write_bytes(b"")
+    told_of_one = refusal(prepare, tmp_path / "one", tmp_path / "y.npy")
+    assert told_of_one.endswith("a.png is empty; remove it, or leave it out with --skip-bad; what is done is kept")
     # The second time no file is read again.
     assert refusal(reads_of, source, tmp_path / "x.npy") == told
 

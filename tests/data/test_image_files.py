@@ -325,7 +325,7 @@ def test_floats_that_look_like_images_by_mistake_need_a_word(tmp_path, array, mi
     ("array", "labels", "part"),
     [
         (np.array([[1.0, 2.0], [np.nan, 1.0]]), [0, 0], "first in item 1"),
-        (np.zeros((4, 2), np.int64), [0] * 4, "must be uint8 or float, got int64"),
+        (np.zeros((4, 2), np.int64), [0] * 4, "got int64; give images as uint8, and other numbers as float32"),
         (np.zeros(4), [0] * 4, "(N, *shape)"),
         (np.zeros((0, 3, 8, 8), np.uint8), [], "not empty"),
         (np.zeros((4, 8, 8), np.uint8), [0] * 4, "must be (N, C, H, W) with 1 or 3 channels, got shape (4, 8, 8)"),
@@ -347,6 +347,8 @@ def test_arrays_that_cannot_be_meant_are_refused(tmp_path, array, labels, part):
         ([0, 1, 2], "labels must be 4 integers"),
         ([0.0] * 4, "labels must be 4 integers"),
         (np.eye(4), "labels must be 4 integers, got float64 of shape (4, 4); for one-hot labels give labels.argmax(1)"),
+        # argmax(1) would make them all 0.
+        ([[0], [1], [2], [0]], "labels must be 4 integers, got int64 of shape (4, 1); give labels[:, 0]"),
         ([0, 1, 2, -1], "labels must be from 0 to 2147483647, got -1"),
         ([0, 1, 2, 2**31], "labels must be from 0 to 2147483647, got 2147483648"),
         (None, "has no labels: labels are read from the keys labels, label, arr_1 of an .npz file; the file has x, y"),
@@ -393,7 +395,9 @@ def test_one_line_says_what_was_taken_from_arrays(tmp_path, capsys):
 
 def test_array_files_that_cannot_be_read_are_refused(tmp_path):
     (tmp_path / "a.txt").write_text("1 2")
-    assert "neither an .npy nor an .npz" in refusal(read_array_file, tmp_path / "a.txt")
+    for call in (read_array_file, array_file_shape, lambda path: Arrays(str(path)).stored()):
+        assert "neither an .npy nor an .npz" in refusal(call, tmp_path / "a.txt")
+    assert "missing.npz does not exist" in refusal(Arrays(str(tmp_path / "missing.npz")).stored)
     good = pixels(4, 3, 8, 8)
     np.save(tmp_path / "a.npy", good)
     np.savez(tmp_path / "a.npz", images=good)

@@ -9,7 +9,7 @@ import torch
 
 from lit_knn.estimators import OneSample
 from lit_knn.modules import LitECT, LitEDM, LitFlow, LitICT, LitMeanFlow
-from lit_knn.modules.data_scale import deviation
+from lit_knn.modules.data_scale import mean_and_deviation
 from lit_knn.nets import UNet
 from lit_knn.nets.flow import EDMOutput
 from lit_knn.reference import ReferenceSet, ShardedReferenceSet
@@ -30,10 +30,11 @@ KINDS = {
 }
 
 
-def lines_of_fit(kind, scale, folder):
-    """Fit for one step on images of this deviation; return the lines about it."""
+def lines_of_fit(kind, scale, folder, shift=0.0):
+    """Fit for one step on images of this deviation and mean; return the lines about them."""
     made, data = KINDS[kind][0], Images()
-    data.x = data.dataset = scale * torch.nn.functional.normalize(data.x, dim=0) * math.sqrt(60)
+    unit = torch.nn.functional.normalize(data.x - data.x.mean(0), dim=0) * math.sqrt(60)
+    data.x = data.dataset = scale * unit + shift
     data.reference = ReferenceSet(data.x)
     net = UNet(1, channels=8, multipliers=(1, 2), blocks=1, augment_dim=8 * (kind == "mean flow"))
     options = {"start": write_own(folder / "own.ckpt")} if kind == "ect" else {"net": net}
@@ -42,7 +43,7 @@ def lines_of_fit(kind, scale, folder):
         warnings.simplefilter("always")
         train(made(estimator=OneSample(), **options), data, 1)
     lines = [str(warning.message) for warning in raised]
-    return [line for line in lines if "deviation" in line]
+    return [line for line in lines if line.startswith("the data's")]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -55,15 +56,30 @@ def test_a_deviation_far_from_the_expected_one_is_lines_of_fit(kind, tmp_path):
         assert lines_of_fit(kind, factor * expected, tmp_path) == []
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_mean_far_from_0_is_told(kind, tmp_path):
+    expected = KINDS[kind][1]
+    for factor in (-40, 3.4):
+        (line,) = lines_of_fit(kind, expected, tmp_path, shift=factor * expected)
+        assert line == f"the data's mean is {factor * expected:.2g}, far from 0: subtract it from the data"
+    for factor in (-2, 2):
+        assert lines_of_fit(kind, expected, tmp_path, shift=factor * expected) == []
+
+
+def test_equal_values_are_told_without_a_scale_to_set(tmp_path):
+    (line,) = lines_of_fit("edm", 0, tmp_path, shift=-1)
+    assert line == "the data's deviation is 0, sigma_data is 0.5: all values are -1, look at the data"
+
+
 def test_the_deviation_is_that_of_all_values():
     images = pixels(5000, (3, 8, 8))
     expected = (images.double() / 127.5 - 1).std(correction=0).item()
-    assert deviation(ReferenceSet(images, hflip=True)) == pytest.approx(expected, rel=0.03)
-    assert deviation(ShardedReferenceSet(images)) == pytest.approx(expected, rel=0.03)
+    assert mean_and_deviation(ReferenceSet(images, hflip=True))[1] == pytest.approx(expected, rel=0.03)
+    assert mean_and_deviation(ShardedReferenceSet(images))[1] == pytest.approx(expected, rel=0.03)
     # Classes that follow each other differ most.
     sorted_by_class = torch.cat([torch.randn(900, 5000, generator=rng()) + level for level in (-9, 0, 9)])
-    assert deviation(ReferenceSet(sorted_by_class)) == pytest.approx(math.sqrt(55), rel=0.02)
-    assert deviation(ReferenceSet(torch.ones(1, 4))) == 0
+    assert mean_and_deviation(ReferenceSet(sorted_by_class))[1] == pytest.approx(math.sqrt(55), rel=0.02)
+    assert mean_and_deviation(ReferenceSet(torch.ones(1, 4))) == (1, 0)
 
 
 def test_fit_and_plan_tell_it_and_images_are_silent(own_folder, recwarn):
