@@ -27,13 +27,13 @@ from lit_knn.runs.run import decoded
 GRID_SAMPLES = 64
 # A scatter plot has room for more points.
 GRID_POINTS = 2000
-GRID_ENDING, CLASSES_ENDING = "grid.png", "classes.csv"
+GRID_ENDING, CLASSES_NAME = "grid.png", "classes.csv"
 
 
 class SampleWriter(BasePredictionWriter):
     """Write the samples of `predict` batch by batch, and a picture of the first ones.
 
-    The folder holds the samples alone, so that other programs can measure it. The picture is
+    The folder holds no other picture, so that other programs can measure it. The picture is
     beside it, in `FOLDER_grid.png`: a grid of images, a scatter plot of points (2,), or the lines
     of series (1, L).
 
@@ -42,7 +42,7 @@ class SampleWriter(BasePredictionWriter):
             (N, H, W, C), and `seeds`. An autoencoder of the data decodes latents first. Other latents and vectors are
             always written as `npz`, float32, not rescaled. The classes of a class-conditional model
             are `labels` of the `npz`, or, in EDM's layout, `dataset.json` among the images, which
-            `ImageFiles` reads. With their names they are in `FOLDER_classes.csv` beside the folder.
+            `ImageFiles` reads. With their names they are in `classes.csv` there.
             With guidance 0 samples have no class.
         folder: output folder, empty or new; by default `predictions/` in the run's folder.
     """
@@ -71,9 +71,8 @@ class SampleWriter(BasePredictionWriter):
         """Say what is in the way of the samples, if anything is."""
         if self._folder.exists() and any(self._folder.iterdir()):
             return f"folder={self._folder} is not empty; nothing in it is overwritten"
-        for ending in (GRID_ENDING, CLASSES_ENDING):
-            if self._beside(ending).exists():
-                return f"{self._beside(ending)} exists; nothing is overwritten, give another folder"
+        if self._beside(GRID_ENDING).exists():
+            return f"{self._beside(GRID_ENDING)} exists; nothing is overwritten, give another folder"
         return None
 
     def _beside(self, ending: str) -> Path:
@@ -157,7 +156,7 @@ class SampleWriter(BasePredictionWriter):
         if names:
             for row in rows:
                 row["name"] = printable(names[row["class"]])
-        write_rows(self._beside(CLASSES_ENDING), rows)
+        write_rows(self._folder / CLASSES_NAME, rows)
 
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         if stage == "predict":

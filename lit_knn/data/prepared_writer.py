@@ -137,9 +137,12 @@ def _first_shape(record: Record) -> tuple[int, ...]:
 def _bad_images(record: Record) -> InputError:
     """Return the error that names the bad files."""
     problems = [problem for _, problem in record.bad.values()]
+    number = len(record.images.names)
     which = "them" if len(problems) > 1 else "it"
     advice = f"remove {which}, or leave {which} out with --skip-bad; what is done is kept"
-    error = bad_images(problems, len(record.images.names), advice)
+    if len(problems) == number:
+        advice = "no image is left to prepare"
+    error = bad_images(problems, number, advice)
     return InputError(f"{record.images.origin['source']}: {error}")
 
 

@@ -48,12 +48,18 @@ def test_all_bad_files_are_named_in_one_pass(source, tmp_path):
     assert "0008.png is empty; 0022.png cannot be read as an image" in told
     assert told.endswith("; remove them, or leave them out with --skip-bad; what is done is kept")
     assert "is not finished" in refusal(read_prepared, tmp_path / "x.npy")
-    (tmp_path / "one").mkdir()
-    (tmp_path / "one" / "a.png").write_bytes(b"")
-    told_of_one = refusal(prepare, tmp_path / "one", tmp_path / "y.npy")
-    assert told_of_one.endswith("a.png is empty; remove it, or leave it out with --skip-bad; what is done is kept")
     # The second time no file is read again.
     assert refusal(reads_of, source, tmp_path / "x.npy") == told
+
+
+def test_what_to_do_fits_the_number_of_bad_files(tmp_path):
+    files = {"a.png": b"", "b.png": encoded(pixels(4, 4, 3))}
+    told = refusal(prepare, write_folder(tmp_path / "one", files), tmp_path / "x.npy")
+    assert told == "one: a.png is empty; remove it, or leave it out with --skip-bad; what is done is kept"
+    folder = write_folder(tmp_path / "all", {"a.png": b"", "b.png": b""})
+    for skip_bad in (False, True):
+        told = refusal(prepare, folder, tmp_path / "y.npy", skip_bad=skip_bad)
+        assert told.endswith("b.png is empty; no image is left to prepare")
 
 
 def test_bad_files_are_left_out_and_named_beside_the_file(source, tmp_path, capsys):

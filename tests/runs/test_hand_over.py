@@ -143,7 +143,7 @@ def test_the_name_of_a_folder_is_a_class_from_prepare_to_sample(tmp_path, capsys
         (0, "01", [*options, str(tmp_path / "01"), "-c", str(in_file)]),
     ):
         main(["predict", *given])
-        rows = read_rows(tmp_path / f"{name}_classes.csv")
+        rows = read_rows(tmp_path / name / "classes.csv")
         assert rows == [{"file": file, "class": str(label), "name": name} for file in names]
         # The pictures are the images of the library.
         images = to_uint8(lit_knn.load(exported).sample(SEEDS, class_label=name)).squeeze(1).numpy()

@@ -1,5 +1,6 @@
 """Checks trainer options and learning rates whose errors Lightning reports late or never."""
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -64,9 +65,19 @@ def check_learning_rate(options: Mapping[str, Any]) -> None:
         raise InputError(f"{told}, so --lr_scheduler would have no effect: set it to 0, and warm up by the schedule")
 
 
+def _about_tasks_of_slurm() -> str:
+    """Say which variables of SLURM do not fit. Lightning takes them for options of a batch script."""
+    names = ("SLURM_NTASKS", "SLURM_NTASKS_PER_NODE")
+    known = " and ".join(f"{name}={os.environ[name]}" for name in names if name in os.environ)
+    problem = f"the environment has {known}, which does not fit these options"
+    return f"{problem}: unset it, or give `#SBATCH --ntasks-per-node` the number of devices"
+
+
 def explain(error: Exception, options: Mapping[str, Any]) -> str:
     """Return Lightning's reason for refusing trainer options, and the values of the options for devices."""
     names = ("accelerator", "devices", "strategy", "precision")
     given = [f"trainer.{name}={options.get(name)}" for name in names if options.get(name) not in (None, "auto")]
     reason = " ".join(str(error).split()) or type(error).__name__
+    if "--ntasks-per-node" in reason:
+        reason = _about_tasks_of_slurm()
     return f"trainer: {reason} ({', '.join(given)})" if given else f"trainer: {reason}"
