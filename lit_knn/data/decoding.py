@@ -26,6 +26,10 @@ class BadImageError(InputError):
     """A file that no option can make an image of this set, such as a damaged one."""
 
 
+class UnreadFileError(BadImageError):
+    """A file that the system could not read this time, such as one without permission."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Options:
     """The changes made to each image, and the source of its label."""
@@ -101,11 +105,21 @@ def decode(read: Callable[[str], bytes], name: str, options: Options | None = No
 
     Raises:
         BadImageError: the file is damaged, has several frames or more than 8 bits a channel.
+        UnreadFileError: the system cannot read the file.
         InputError: the image needs other options, such as `rgb` for transparent parts.
     """
     options, shown = options or Options(), printable(name)
     try:
-        image = _upright(_opened(read(name), shown))
+        content = read(name)
+    except OSError as error:
+        raise UnreadFileError(f"{shown} cannot be read: {first_line(error):.300}") from error
+    except MemoryError:
+        raise
+    except Exception as error:  # Zips have checksums, and may be damaged.
+        raise BadImageError(f"{shown} cannot be read: {first_line(error):.300}") from error
+
+    try:
+        image = _upright(_opened(content, shown))
         image = options.sized(options.coloured(image, shown), shown)
         pixels = np.asarray(image)
     except (InputError, MemoryError):

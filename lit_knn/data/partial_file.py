@@ -17,6 +17,7 @@ import numpy as np
 
 from lit_knn.common.errors import InputError
 from lit_knn.common.files import remove_partial, written_whole
+from lit_knn.data.decoding import BadImageError, UnreadFileError
 from lit_knn.data.image_source import Source
 from lit_knn.data.prepared import PARTIAL_SUFFIX
 
@@ -55,9 +56,10 @@ class Record:
         self._stamps.update(self._stamp(i).encode(errors="surrogateescape"))
         self.done += 1
 
-    def add_bad(self, i: int, problem: str) -> None:
-        """Keep that file i is bad."""
-        self.bad[self.images.names[i]] = [self._stamp(i), problem]
+    def add_bad(self, i: int, error: BadImageError) -> None:
+        """Keep that file i is bad. One that could not be read is tried again next time."""
+        stamp = "" if isinstance(error, UnreadFileError) else self._stamp(i)
+        self.bad[self.images.names[i]] = [stamp, str(error)]
 
     def end_block(self) -> None:
         """Note that the images up to here are in the file."""

@@ -130,7 +130,7 @@ def _first_shape(record: Record) -> tuple[int, ...]:
         try:
             return record.images.read(i).shape
         except BadImageError as error:
-            record.add_bad(i, str(error))
+            record.add_bad(i, error)
     raise _bad_images(record)
 
 
@@ -182,7 +182,7 @@ def _blocks(record: Record, shape: tuple[int, ...], size: int, workers: int) -> 
             for i, image in zip(block, pool.map(read, block), strict=True):
                 bar.update()
                 if isinstance(image, BadImageError):
-                    record.add_bad(i, str(image))
+                    record.add_bad(i, image)
                     continue
                 pixels += image.tobytes()
                 record.add(i)

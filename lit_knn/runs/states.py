@@ -9,10 +9,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytorch_lightning as pl
 import torch
+from pytorch_lightning.utilities import rank_zero_warn
 from torch import Tensor, nn
 
 from lit_knn.common.distributed import on_first_rank
-from lit_knn.common.errors import InputError
+from lit_knn.common.errors import InputError, one_line
 
 PLAIN = (type(None), bool, int, float, str, bytes, Tensor, nn.Parameter)
 CONTAINERS = (dict, OrderedDict, list, tuple, set)
@@ -141,7 +142,9 @@ def check_states(trainer: pl.Trainer, owners: Owners) -> None:
         checkpoint = trainer._checkpoint_connector.dump_checkpoint(weights_only=False)
     except InputError:
         raise
-    except Exception:  # A user's hook may need a step first. If not, the first save reports it.
+    except Exception as error:  # A user's hook may need a step first.
+        advice = "the first save ends the run if this is still so"
+        rank_zero_warn(f"no checkpoint can be made before the first step: {one_line(error)[0]}; {advice}")
         return
     problems = unreadable(checkpoint)
     on_first_rank(lambda: _refuse(problems, owners))

@@ -1,6 +1,7 @@
 """Preparing with bad files: all are named in one pass, what is done is kept, and the result is the same."""
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -60,6 +61,25 @@ def test_what_to_do_fits_the_number_of_bad_files(tmp_path):
     for skip_bad in (False, True):
         told = refusal(prepare, folder, tmp_path / "y.npy", skip_bad=skip_bad)
         assert told.endswith("b.png is empty; no image is left to prepare")
+
+
+def test_a_file_that_the_system_could_not_read_is_tried_again(tmp_path, monkeypatch):
+    folder = image_folder(tmp_path / "source", number=12)
+    whole, denied = Path.open, ["0007.png"]
+
+    def limited(path, *args, **options):
+        if path.name in denied:
+            raise PermissionError(13, "Permission denied", str(path))
+        return whole(path, *args, **options)
+
+    monkeypatch.setattr(Path, "open", limited)
+    told = refusal(prepare, folder, tmp_path / "x.npy", block_images=5)
+    assert "source: 0007.png cannot be read: Permission denied; remove it" in told
+    # Permission changes neither size nor date of a file. The first block is kept.
+    denied.clear()
+    assert reads_of(folder, tmp_path / "x.npy") == list(range(5, 12))
+    prepare(folder, tmp_path / "again.npy")
+    assert_same(tmp_path / "again.npy", tmp_path / "x.npy")
 
 
 def test_bad_files_are_left_out_and_named_beside_the_file(source, tmp_path, capsys):

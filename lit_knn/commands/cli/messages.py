@@ -126,7 +126,8 @@ def _in_words(reasons: Sequence[str], typed: str) -> str:
     if not value or value.startswith("NestedArg"):
         value = next((match[3] for match in types if match[3]), "")
     choices = " or ".join(dict.fromkeys(allowed))
-    return f"must be {choices}, got {value[:LONGEST_VALUE]}{_whole(value, names)}"
+    advice = _whole(value, names) + _quoted(value, names)
+    return f"must be {choices}, got {value[:LONGEST_VALUE]}{advice}"
 
 
 def _whole(value: str, names: set[str]) -> str:
@@ -136,6 +137,13 @@ def _whole(value: str, names: set[str]) -> str:
     except ValueError:
         return ""
     return f"; write {int(float(value))}" if is_whole else ""
+
+
+def _quoted(value: str, names: set[str]) -> str:
+    """Return how to write a text that the parser reads as a list or as names with values."""
+    if "str" in names and value.startswith(("[", "{")):
+        return "; put a text like this into two pairs of quotes, such as \"'[a]'\""
+    return ""
 
 
 def _explained(reason: str) -> str:

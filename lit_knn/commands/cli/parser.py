@@ -116,7 +116,8 @@ def _keep_names(node: yaml.Node | None, value: Any) -> None:
         for key, part in node.value:
             name = str(key.value)
             if name in NAMES and isinstance(part, yaml.ScalarNode) and value.get(name) is not None:
-                value[name] = part.value
+                # In quotes of YAML, null is a text. The parser reads each text once more.
+                value[name] = f"'{part.value}'" if part.value in NULLS else part.value
             else:
                 _keep_names(part, value.get(name))
 
