@@ -8,12 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import pytorch_lightning as pl
 from jsonargparse.typing import restricted_number_type
 from lightning_fabric.plugins.io.torch_io import TorchCheckpointIO
-from pytorch_lightning.callbacks import (
-    BatchSizeFinder,
-    LearningRateFinder,
-    ModelCheckpoint,
-    ProgressBar,
-)
+from pytorch_lightning.callbacks import ModelCheckpoint, ProgressBar
 from pytorch_lightning.trainer.states import TrainerFn
 
 from lit_knn.callbacks import Fidelity, LastCheckpoint
@@ -25,6 +20,7 @@ from lit_knn.common.checkpoint_file import CHECKPOINTS
 from lit_knn.common.errors import InputError
 from lit_knn.data import ReferenceDataModule
 from lit_knn.index import FlatIndex
+from lit_knn.modules.tuners import check_no_tuner
 from lit_knn.runs.checkpoints import WholeCheckpointIO
 from lit_knn.runs.interruption import EndAtSigterm
 
@@ -32,23 +28,6 @@ from lit_knn.runs.interruption import EndAtSigterm
 # one batch, `1`, as the whole epoch, `1.0`. No other union has this type.
 Share: Any = float if TYPE_CHECKING else restricted_number_type("Share", float, ("<", math.inf))
 Batches: TypeAlias = int | Share
-
-
-# What to do in place of Lightning's tuners. They train for some steps, load a checkpoint of their own,
-# and begin again. But here a run never goes on with another batch size, and counts all its steps.
-TUNERS = {
-    LearningRateFinder: "compare short runs, such as --trainer.max_steps 200 --model.lr 1e-3",
-    BatchSizeFinder: "give --data.batch_size; lit-knn plan says what fits",
-}
-
-
-def check_no_tuner(callbacks: Sequence[pl.Callback]) -> None:
-    """Refuse Lightning's tuners."""
-    for callback in callbacks:
-        for kind, advice in TUNERS.items():
-            if isinstance(callback, kind):
-                name = type(callback).__name__
-                raise InputError(f"trainer.callbacks: {name} does not work here: {advice}")
 
 
 def _do_nothing() -> None:

@@ -20,6 +20,7 @@ from lit_knn.estimators import ByClass, Estimator, class_conditional
 from lit_knn.modules.averaging import Averaging
 from lit_knn.modules.conditioning import Conditioning
 from lit_knn.modules.data_scale import warn_of_scale
+from lit_knn.modules.tuners import check_no_tuner
 from lit_knn.reference import ReferenceSet
 from lit_knn.runs.clock import TrainingMonitor, TrainingTime, hardware_name
 from lit_knn.runs.interruption import Interruption
@@ -147,6 +148,7 @@ class EstimatorTraining(pl.LightningModule):
 
         The other callback counts the batches, and ends the run between two batches if it is interrupted.
         """
+        check_no_tuner(self.trainer.callbacks)  # type: ignore[attr-defined]
         if self.trainer.state.fn != "fit":
             return []
         return [Averaging(self.trainer.strategy.root_device, self.average_decay), Interruption()]

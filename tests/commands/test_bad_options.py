@@ -69,6 +69,9 @@ OPTIONS = [
     ("--k 5", "did you mean --model.k or --model.estimator.k?"),
     ("--model.estimator.k 1798 --trainer.logger false", "KNN: k=1798 is more than the 1797 images"),
     ("--trainer.gradient_clip_val -1", "trainer.gradient_clip_val must be at least 0, got -1"),
+    ("--trainer.gradient_clip_val .nan", "trainer.gradient_clip_val must be at least 0, got nan"),
+    ("--ckpt_path=", "error: --ckpt_path is empty"),
+    ("--model.sampling_class [a]", "must be text, got ['a']; put a text like this into two pairs of quotes, such as"),
     ("-c nowhere.yaml", "--config nowhere.yaml: no such file"),
 ]  # fmt: skip
 

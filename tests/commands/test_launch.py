@@ -6,7 +6,7 @@ from pytorch_lightning.utilities import rank_zero_only
 
 from lit_knn.commands.cli.launch import check_processes
 from main import main
-from tests.command_lines import DEMO, TINY
+from tests.command_lines import DEMO, TINY, refusal_of
 
 pytestmark = pytest.mark.usefixtures("own_folder")
 
@@ -33,6 +33,14 @@ def test_variables_of_two_processes_refuse_one_device(command, rank, tmp_path, m
     (line,) = [line for line in capsys.readouterr().err.splitlines() if "rror" in line]
     assert stop.value.code == 2
     assert f"the environment has RANK={rank} and WORLD_SIZE=2, but {ONE}" in line
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("more", [{}, {"SLURM_JOB_ID": "7", "SLURM_JOB_NAME": "x", "SLURM_PROCID": "0"}])
+def test_a_left_number_of_tasks_is_named(more, tmp_path, monkeypatch, capsys):
+    set_variables({"SLURM_NTASKS": "2", **more}, monkeypatch)
+    line = refusal_of(["fit", "-c", DEMO, *TINY], capsys)
+    assert "the environment has SLURM_NTASKS=2, which does not fit these options: unset it, or give " in line
     assert not list(tmp_path.iterdir())
 
 

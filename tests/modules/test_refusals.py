@@ -4,6 +4,7 @@ import math
 
 import pytest
 import pytorch_lightning as pl
+from pytorch_lightning.tuner import Tuner
 from torch import nn
 
 from lit_knn.callbacks import PowerAverages, SampleGrid
@@ -15,7 +16,7 @@ from lit_knn.modules.augmentation import GeometricAugmentation
 from lit_knn.modules.time_distributions import LogitNormalTimes
 from lit_knn.nets import ADM, UNet
 from tests.networks import write_own, write_published, write_start
-from tests.short_training import train
+from tests.short_training import TRAINER, train
 from tests.trained_runs import last
 from tests.watched import Labelled, WatchedNet
 
@@ -146,3 +147,12 @@ def test_a_grid_of_steps_that_the_sampler_does_not_take_is_refused_before_the_fi
     with pytest.raises(InputError, match="SampleGrid: num_steps must be an integer from 1 to"):
         train(model, Digits(batch_size=32), 1, callbacks=[SampleGrid(4, (2**25,))])
     assert model.images_seen == 0
+
+
+@pytest.mark.parametrize("name", ["lr_find", "scale_batch_size"])
+def test_a_tuner_of_lightning_is_refused_by_name_and_leaves_no_file(name, tmp_path):
+    options = {**TRAINER, "max_steps": 2, "enable_checkpointing": False, "default_root_dir": tmp_path}
+    tune = getattr(Tuner(pl.Trainer(**options)), name)
+    with pytest.raises(InputError, match=r"trainer.callbacks: \w+Finder does not work here: "):
+        tune(LitEDM(unet(), OneSample()), datamodule=Digits(batch_size=8))
+    assert not list(tmp_path.iterdir())

@@ -156,6 +156,8 @@ class CLI(LightningCLI):
         trained = getattr(pkgutil.resolve_name(options.model.class_path), "needs_checkpoint", True)
         if not trained and (command == "fit" or path is not None):
             raise InputError(f"{options.model.class_path} has nothing to train: validate it without --ckpt_path")
+        if path == "":  # It would be the current folder. A variable of the shell may be unset.
+            raise InputError("--ckpt_path is empty")
         if path is None and not fits and trained:
             raise InputError(f"--ckpt_path is missing: {command} needs a trained model")
         try:

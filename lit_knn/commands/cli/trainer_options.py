@@ -27,7 +27,7 @@ def check_trainer_options(options: Mapping[str, Any], command: str) -> None:
     with prefixed("trainer"):
         check_at_least(1, **{name: options[name] for name in COUNTS if type(options.get(name)) is int})
     clip = options.get("gradient_clip_val")
-    if clip is not None and clip < 0:  # Lightning would not clip at all.
+    if clip is not None and not clip >= 0:  # Lightning would not clip at all, or fail at NaN.
         raise InputError(f"trainer.gradient_clip_val must be at least 0, got {clip}")
     precision = options.get("precision")
     if precision is not None and str(precision) not in PRECISIONS:
