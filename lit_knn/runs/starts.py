@@ -17,6 +17,8 @@ from lit_knn.runs.folder import RunFolder, folder_of_name, given_version
 from lit_knn.runs.job import job_folder
 from lit_knn.runs.record import read_record
 
+# With other values of these, a checkpoint is refused.
+FIXED = ("seed_everything", "data", "trainer.accumulate_grad_batches", "trainer.devices")
 # A checkpoint with its content.
 Start = tuple[Path, dict[str, Any]]
 
@@ -167,5 +169,7 @@ def _tell_of_changes(part: Part) -> None:
 def _tell_of_other(part: Part, checkpoint: Path) -> None:
     different = {name: part.different[name] for name in part.harmful}
     problem = f"an earlier part in {part.run.path} with other options: {described(different)}"
-    advice = f"this run starts anew, and --ckpt_path {checkpoint} would go on from there"
+    kept = [f"--{name} {old} " for name, (old, _) in different.items() if name.startswith(FIXED)]
+    resuming = f"{''.join(kept)}--ckpt_path {checkpoint}"
+    advice = f"this run starts anew, and {resuming} would go on from there"
     rank_zero_warn(f"this job has {problem}; {advice}")

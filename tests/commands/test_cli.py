@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -16,8 +17,9 @@ from PIL import Image
 from tensorboard.plugins.hparams import plugin_data_pb2
 
 from lit_knn.commands.average import average
-from lit_knn.commands.cli.cli import make_cli
+from lit_knn.commands.cli.cli import CLI, make_cli
 from lit_knn.common.tables import read_rows
+from lit_knn.modules.conditioning import Conditioning
 from main import main
 from tests import ROOT
 from tests.command_lines import DEMO, TINY, refusal_of
@@ -296,3 +298,17 @@ main(["fit"])
 """
     ended = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", "interrupted\n")
+
+
+@pytest.mark.parametrize("written", ["'null'", '"None"', "'~'", "01", "'[a]'", "null"])
+def test_a_class_of_a_config_file_is_the_text_in_its_quotes(written, tmp_path, monkeypatch):
+    monkeypatch.setattr(CLI, "instantiate_classes", lambda self: None)
+    mine = tmp_path / "mine.yaml"
+    mine.write_text(f"model: {{init_args: {{sampling_class: {written}}}}}")
+    parsed = make_cli(["-c", DEMO, "-c", str(mine)], run=False).config
+    chosen = parsed["model"]["init_args"]["sampling_class"]
+
+    names = ["null", "None", "~", "01", "[a]"]
+    net = SimpleNamespace(num_classes=len(names), class_names=names)
+    number = Conditioning(net, class_conditional=True, sampling_class=chosen).chosen_class()
+    assert number == (None if written == "null" else names.index(written.strip("'\"")))

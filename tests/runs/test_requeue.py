@@ -125,20 +125,21 @@ def test_a_requeued_job_goes_on_with_other_harmless_options(fit):
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "said", "kept"),
     [
-        (["--model.lr", "0.1", "--trainer.val_check_interval", "9"], "--model.lr 0.003, now 0.1"),
-        (["--seed_everything", "5"], "--seed_everything 0, now 5"),
+        (["--model.lr", "0.1", "--trainer.val_check_interval", "9"], "--model.lr 0.003, now 0.1", ""),
+        # A checkpoint of another seed is refused.
+        (["--seed_everything", "5"], "--seed_everything 0, now 5", "--seed_everything 0 "),
     ],
     ids=lambda value: value[0] if isinstance(value, list) else None,
 )
 @pytest.mark.usefixtures("stopped")
-def test_another_run_of_a_job_starts_anew_and_says_why(options, said, fit):
+def test_another_run_of_a_job_starts_anew_and_says_why(options, said, kept, fit):
     with pytest.warns(UserWarning, match="this job") as warned:
         fit(1, *options)
     (line,) = told_of_job(warned)
     assert line.startswith(f"this job has an earlier part in runs/demo/knn_0 with other options: {said}; this run")
-    assert line.endswith(f"--ckpt_path {LAST} would go on from there")
+    assert line.endswith(f"; this run starts anew, and {kept}--ckpt_path {LAST} would go on from there")
     assert runs() == ["knn_0", "knn_1"]
     assert (steps_of("knn_0"), steps_of("knn_1")) == (3, 1)
 
