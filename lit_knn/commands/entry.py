@@ -4,6 +4,7 @@ import argparse
 import difflib
 import importlib
 import io
+import os
 import sys
 from collections.abc import Sequence
 
@@ -30,6 +31,8 @@ COMMANDS = {
     "convert": "convert a published EDM network to safetensors",
     "referee": "measure estimators on frozen cases",
 }
+# Lightning reads these variables of launchers as numbers when it is imported.
+RANKS = ("RANK", "LOCAL_RANK", "SLURM_PROCID", "JSM_NAMESPACE_RANK")
 # Other programs call these commands so.
 OTHER_NAMES = {"train": "fit", "test": "validate", "sample": "predict", "generate": "predict"}
 EPILOG = """Configs: `-c demo` is configs/demo.yaml of lit_knn, `-c my.yaml` a file of yours.
@@ -56,6 +59,7 @@ def main(args: Sequence[str] | None = None) -> None:
             elif name not in COMMANDS:
                 raise InputError(_no_command(given))
             else:
+                _check_ranks()
                 from lit_knn.commands.cli import command
 
                 command.main(given)
@@ -63,6 +67,14 @@ def main(args: Sequence[str] | None = None) -> None:
             goes_on = "; the same command goes on" if name in ("average", "export", "report", "prepare") else ""
             print(f"interrupted{goes_on}", file=sys.stderr)
             raise SystemExit(130) from None
+
+
+def _check_ranks() -> None:
+    """Refuse a rank that is no number, such as an empty one."""
+    for name in RANKS:
+        rank = os.environ.get(name)
+        if rank is not None and not rank.isdecimal():
+            raise InputError(f"the environment has {name}={rank}, which is no number: unset it")
 
 
 def _no_command(args: Sequence[str]) -> str:

@@ -36,6 +36,13 @@ def test_variables_of_two_processes_refuse_one_device(command, rank, tmp_path, m
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize("name", ["RANK", "LOCAL_RANK"])
+def test_a_rank_that_is_no_number_is_named(name, monkeypatch, capsys):
+    set_variables({name: ""}, monkeypatch)
+    line = refusal_of(["fit", "-c", DEMO, *TINY], capsys)
+    assert line == f"error: the environment has {name}=, which is no number: unset it"
+
+
 @pytest.mark.parametrize("more", [{}, {"SLURM_JOB_ID": "7", "SLURM_JOB_NAME": "x", "SLURM_PROCID": "0"}])
 def test_a_left_number_of_tasks_is_named(more, tmp_path, monkeypatch, capsys):
     set_variables({"SLURM_NTASKS": "2", **more}, monkeypatch)
