@@ -102,6 +102,8 @@ def advice_for(path: Path) -> str:
     if suffix in (".npy", ".npz"):
         prepared = "--data Prepared, if lit-knn prepare made it, and otherwise with --data Arrays"
         return f": read it with {prepared if suffix == '.npy' else '--data Arrays'}"
+    if suffix == ".zip":
+        return ": give the zip itself"
     if suffix in ARCHIVES:
         return ": unpack it into a folder"
     if suffix in IMAGE_SUFFIXES or suffix in OTHER_IMAGES:

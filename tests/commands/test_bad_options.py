@@ -71,6 +71,7 @@ OPTIONS = [
     ("--trainer.gradient_clip_val -1", "trainer.gradient_clip_val must be at least 0, got -1"),
     ("--trainer.gradient_clip_val .nan", "trainer.gradient_clip_val must be at least 0, got nan"),
     ("--ckpt_path=", "error: --ckpt_path is empty"),
+    ("--data ImageFiles --data.path [a]", "error: --data.path: must be text, got ['a']"),
     ("--model.sampling_class [a]", "must be text, got ['a']; put a text like this into two pairs of quotes, such as"),
     ("-c nowhere.yaml", "--config nowhere.yaml: no such file"),
 ]  # fmt: skip

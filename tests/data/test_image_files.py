@@ -115,6 +115,12 @@ def test_a_zip_that_holds_a_name_twice_is_refused(tmp_path, name):
     assert told.endswith(name[-5:])
 
 
+def test_a_dataset_json_of_another_program_says_what_it_lacks(tmp_path):
+    files = {"a.png": encoded(pixels(4, 4)), "dataset.json": b'{"images": [], "annotations": []}'}
+    told = refusal(read_image_files, write_folder(tmp_path / "coco", files), labels_used=True)
+    assert told.endswith('cannot be read: it has no key labels; it must be {"labels": [[file name, integer], ...]}')
+
+
 @pytest.mark.parametrize(
     ("labels", "part"),
     [

@@ -219,6 +219,7 @@ def test_a_folder_without_images_says_what_it_has(tmp_path):
         "empty": ({}, "it is empty"),
         "hidden": ({".a.png": b""}, "it is empty"),
         "bare": ({"0": b"", "1": b""}, "2 of its files have no suffix: images need that of their format"),
+        "zips": ({"train.zip": b"", "test.zip": b""}, "2 of its files have .zip: give the zip itself"),
         "photos": ({"a.heic": b"", "b.heic": b""}, "2 of 2 image files are left out: 2 .heic"),
         "cifar": ({"cifar-10-batches-py/data_batch_1": b""}, "CIFAR-10 is read by --data CIFAR10"),
     }

@@ -48,6 +48,7 @@ WORDS |= {"str": "text", "NoneType": "null"}
 WORDS |= dict.fromkeys(("list", "tuple", "Sequence", "Iterable"), A_LIST)
 WORDS |= dict.fromkeys(("dict", "Mapping"), "names with values, such as {a: 1}")
 REQUIRED = re.compile(r"the following arguments are required: (.+)")
+QUOTES = "; put a text like this into two pairs of quotes, such as \"'[a]'\""
 PURPOSES = {"fit": "train", "validate": "measure", "predict": "sample from"}
 
 
@@ -69,7 +70,9 @@ def condense(message: str) -> str:
     begin = f"--{option}: " if option else ""
     value = _given_value(message)
     if words := _in_words(reasons, value):
-        return f"{begin}{words}"
+        # The parser reads some names of classes as a list, or as names with values.
+        hint = QUOTES if option.endswith("sampling_class") and words.startswith("must be text") else ""
+        return f"{begin}{words}{hint}"
 
     reason = "; ".join(reasons)
     said = _explained(reason)
@@ -126,8 +129,7 @@ def _in_words(reasons: Sequence[str], typed: str) -> str:
     if not value or value.startswith("NestedArg"):
         value = next((match[3] for match in types if match[3]), "")
     choices = " or ".join(dict.fromkeys(allowed))
-    advice = _whole(value, names) + _quoted(value, names)
-    return f"must be {choices}, got {value[:LONGEST_VALUE]}{advice}"
+    return f"must be {choices}, got {value[:LONGEST_VALUE]}{_whole(value, names)}"
 
 
 def _whole(value: str, names: set[str]) -> str:
@@ -137,13 +139,6 @@ def _whole(value: str, names: set[str]) -> str:
     except ValueError:
         return ""
     return f"; write {int(float(value))}" if is_whole else ""
-
-
-def _quoted(value: str, names: set[str]) -> str:
-    """Return how to write a text that the parser reads as a list or as names with values."""
-    if "str" in names and value.startswith(("[", "{")):
-        return "; put a text like this into two pairs of quotes, such as \"'[a]'\""
-    return ""
 
 
 def _explained(reason: str) -> str:
