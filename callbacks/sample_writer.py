@@ -71,8 +71,9 @@ class SampleWriter(BasePredictionWriter):
         """Say what is in the way of the samples, if anything is."""
         if self._folder.exists() and any(self._folder.iterdir()):
             return f"folder={self._folder} is not empty; nothing in it is overwritten"
-        if self._beside(GRID_ENDING).exists():
-            return f"{self._beside(GRID_ENDING)} exists; nothing is overwritten, give another folder"
+        picture = self._beside(GRID_ENDING)
+        if picture.exists():
+            return f"{picture} exists; nothing is overwritten, give another folder"
         return None
 
     def _beside(self, ending: str) -> Path:

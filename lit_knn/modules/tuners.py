@@ -7,8 +7,9 @@ from pytorch_lightning.callbacks import BatchSizeFinder, LearningRateFinder
 
 from lit_knn.common.errors import InputError
 
-# What to do in place of Lightning's tuners. They train for some steps, load a checkpoint of their own,
-# and begin again. But here a run never goes on with another batch size, and counts all its steps.
+# What to do in place of Lightning's tuners. They train for some steps, load a checkpoint of their
+# own, and begin again. But here a run never goes on with another batch size, and counts all its
+# steps.
 TUNERS = {
     LearningRateFinder: "compare short runs, such as --trainer.max_steps 200 --model.lr 1e-3",
     BatchSizeFinder: "give --data.batch_size; lit-knn plan says what fits",

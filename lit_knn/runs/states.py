@@ -143,8 +143,8 @@ def check_states(trainer: pl.Trainer, owners: Owners) -> None:
     except InputError:
         raise
     except Exception as error:  # A user's hook may need a step first.
-        advice = "the first save ends the run if this is still so"
-        rank_zero_warn(f"no checkpoint can be made before the first step: {one_line(error)[0]}; {advice}")
+        problem = f"no checkpoint can be made before the first step: {one_line(error)[0]}"
+        rank_zero_warn(f"{problem}; the first save ends the run if this is still so")
         return
     problems = unreadable(checkpoint)
     on_first_rank(lambda: _refuse(problems, owners))

@@ -71,7 +71,8 @@ def condense(message: str) -> str:
     value = _given_value(message)
     if words := _in_words(reasons, value):
         # The parser reads some names of classes as a list, or as names with values.
-        hint = QUOTES if option.endswith("sampling_class") and words.startswith("must be text") else ""
+        is_name = option.endswith("sampling_class") and words.startswith("must be text")
+        hint = QUOTES if is_name else ""
         return f"{begin}{words}{hint}"
 
     reason = "; ".join(reasons)

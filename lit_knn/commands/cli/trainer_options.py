@@ -66,7 +66,7 @@ def check_learning_rate(options: Mapping[str, Any]) -> None:
 
 
 def _about_tasks_of_slurm() -> str:
-    """Say which variables of SLURM do not fit. Lightning takes them for options of a batch script."""
+    """Say which variables of SLURM do not fit. Lightning names options of a batch script."""
     names = ("SLURM_NTASKS", "SLURM_NTASKS_PER_NODE")
     known = " and ".join(f"{name}={os.environ[name]}" for name in names if name in os.environ)
     problem = f"the environment has {known}, which does not fit these options"
