@@ -7,6 +7,7 @@ if TYPE_CHECKING:
     from lit_knn.data.batches import SeedBatches
     from lit_knn.data.latents import Latents
     from lit_knn.data.modules import CIFAR10, Arrays, Digits, ImageFiles, PointsOnALine, Prepared
+    from lit_knn.data.own_images import OwnImages
 
 __all__ = [
     "CIFAR10",
@@ -14,6 +15,7 @@ __all__ = [
     "Digits",
     "ImageFiles",
     "Latents",
+    "OwnImages",
     "PointsOnALine",
     "Prepared",
     "ReferenceDataModule",
@@ -26,6 +28,7 @@ def __getattr__(name: str) -> Any:
     # The command `prepare` reads files alone: it loads neither torch nor Lightning.
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from lit_knn.data import base, batches, latents, modules
+    from lit_knn.data import base, batches, latents, modules, own_images
 
-    return next(vars(module)[name] for module in (modules, base, batches, latents) if name in vars(module))
+    rooms = (modules, base, batches, latents, own_images)
+    return next(vars(room)[name] for room in rooms if name in vars(room))

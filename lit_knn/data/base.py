@@ -90,6 +90,8 @@ class ReferenceDataModule(pl.LightningDataModule, ABC):
     held_out_image_reference: ReferenceSet | None = None
     # The hash of the images' bytes, if `load` knows it without reading them.
     sha256: str | None = None
+    # True if labels are needed even if no model takes them.
+    needs_labels = False
     # Names of the classes 0, 1, …, if `load` knows them.
     class_names: list[str] | None = None
 
@@ -100,6 +102,11 @@ class ReferenceDataModule(pl.LightningDataModule, ABC):
     def stored(self) -> Stored | None:
         """Return the size and layout of the images, for the planner, or None if they are not known before `load`."""
         return None
+
+    def read_labels(self) -> Labels:
+        """Read the labels, (N,) integers; data modules that can read them alone override it."""
+        self.needs_labels = True
+        return self.load()[1]
 
     def downloads(self) -> bool:
         """Return whether a run would first download the data."""
@@ -131,9 +138,9 @@ class ReferenceDataModule(pl.LightningDataModule, ABC):
 
     @property
     def labels_used(self) -> bool:
-        """Whether the model takes labels. Otherwise labels that are no classes are left out."""
+        """Whether labels are needed. Otherwise labels that are no classes are left out."""
         model = getattr(self.trainer, "lightning_module", None)
-        return bool(getattr(model, "conditioning", None))
+        return self.needs_labels or bool(getattr(model, "conditioning", None))
 
     def sets(
         self,

@@ -43,6 +43,14 @@ def count_image_files(path: str | os.PathLike[str]) -> tuple[int, ...]:
         return len(files.images), *decode(files.read, files.images[0]).shape
 
 
+def read_image_labels(
+    path: str | os.PathLike[str], labels_from_folders: bool = False
+) -> np.ndarray | None:
+    """Return the labels of `read_image_files`, without its images; refuse images without labels."""
+    with opened(path) as files:
+        return image_labels(files, labels_from_folders, used=True)[0]
+
+
 def check_same_size(first: str, shape: tuple[int, ...], name: str, other: tuple[int, ...]) -> None:
     """Refuse the image `name` of shape `other`, (C, H, W), if `first` has another `shape`."""
     if other != shape:

@@ -74,6 +74,9 @@ class Latents(ReferenceDataModule):
         self.image_reference, self.held_out_image_reference = sets
         return latents, labels
 
+    def read_labels(self) -> Labels:
+        return self.images.read_labels()
+
     def _read(self, images: ReferenceSet) -> Tensor:
         assert self.path is not None
         latents = torch.from_numpy(read_array_file(self.path, floats_as_is=True)[0])

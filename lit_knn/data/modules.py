@@ -11,7 +11,7 @@ from lit_knn.common.errors import InputError, prefixed
 from lit_knn.common.rng import keyed_generator
 from lit_knn.data.array_files import array_file_shape, read_array_file
 from lit_knn.data.base import Images, Labels, ReferenceDataModule, Stored, check_data
-from lit_knn.data.image_files import count_image_files, read_image_files
+from lit_knn.data.image_files import count_image_files, read_image_files, read_image_labels
 from lit_knn.data.prepared import read_prepared
 from lit_knn.data.reading import read_digits
 from lit_knn.reference.classes import lie_together
@@ -112,6 +112,9 @@ class ImageFiles(ReferenceDataModule):
         how = (self.labels_from_folders, self.labels_used)
         images, labels, self.class_names = _read(read_image_files, self.path, *how)
         return images, labels
+
+    def read_labels(self) -> Labels:
+        return _read(read_image_labels, self.path, self.labels_from_folders)
 
     def stored(self) -> Stored:
         return Stored(_read(count_image_files, self.path), by_class=self.labels_from_folders)

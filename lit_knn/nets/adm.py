@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lit_knn.common.errors import InputError
+from lit_knn.nets.base import NumberOfData, NumbersOfData
 from lit_knn.nets.layers import PositionalEmbedding, ResidualBlock, group_norm, zero_
 from lit_knn.nets.residual_unet import ResidualUNet, linear
 
@@ -49,9 +50,9 @@ class ADM(ResidualUNet):
     taps = (1, 1)
     last_decoder_block_attends_alone = False
 
-    image_size: int = 64
+    image_size: NumberOfData = 64
     channels: int = 192
-    multipliers: Sequence[int] = (1, 2, 3, 4)
+    multipliers: NumbersOfData = (1, 2, 3, 4)
     blocks: int = 3
     attention_at: Sequence[int] = (32, 16, 8)
     dropout: float = 0.1

@@ -3,7 +3,7 @@
 import difflib
 import unicodedata
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +12,15 @@ from lit_knn.common.errors import InputError
 
 NO_CLASS = -1
 """Label of an item without a class; the target of such an item averages over all images."""
+
+if TYPE_CHECKING:
+    NumberOfData = int
+    NumbersOfData = Sequence[int]
+else:
+    # A config may say null for such an option. The command line then puts in its place what the
+    # data have, and no network sees None.
+    NumberOfData = int | None
+    NumbersOfData = Sequence[int] | None
 
 # The smallest allowed value of each integer option.
 LEAST = {"in_channels": 1, "channels": 1, "blocks": 1, "num_classes": 0, "augment_dim": 0}
@@ -26,9 +35,7 @@ class ImageNetwork(nn.Module):
     Its `__post_init__` first calls the `__post_init__` of this class, and then makes the layers.
     """
 
-    in_channels: int
-    factor = 1
-    """The sides of an image must be divisible by this number."""
+    in_channels: NumberOfData
 
     def __post_init__(self) -> None:
         check_options(type(self).__name__, vars(self))
@@ -39,9 +46,6 @@ class ImageNetwork(nn.Module):
         name = type(self).__name__
         if len(shape) != 3 or shape[0] != self.in_channels:
             raise InputError(f"{name}: in_channels={self.in_channels}, but the images have the shape {tuple(shape)}")
-        if shape[1] % self.factor or shape[2] % self.factor:
-            sides = f"{shape[1]}x{shape[2]}"
-            raise InputError(f"{name}: image sides {sides} are not divisible by {self.factor} (multipliers)")
 
 
 def labels_for(net: nn.Module, class_label: Tensor | None, z: Tensor) -> Tensor | None:
@@ -93,6 +97,11 @@ def _normal_form(name: str) -> str:
 
 def check_options(name: str, options: dict[str, Any]) -> None:
     """Raise InputError for an option that is out of its range; NaN is out of every range."""
+    for option, value in options.items():
+        if value is None:
+            advice = "give it; only a config of a run takes it from the data"
+            raise InputError(f"{name}: {option} is None: {advice}")
+
     for option, least in LEAST.items():
         if not options.get(option, least) >= least:
             raise InputError(f"{name}: {option} must be at least {least}, got {options[option]}")

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from lit_knn.common.deferred_checks import refuse
 from lit_knn.common.errors import InputError
-from lit_knn.nets.base import NO_CLASS, ImageNetwork
+from lit_knn.nets.base import NO_CLASS, ImageNetwork, NumberOfData, NumbersOfData
 from lit_knn.nets.layers import Direction, ResidualBlock
 
 
@@ -38,14 +38,14 @@ class ResidualUNet(ImageNetwork):
     taps: ClassVar[tuple[float, ...]]  # low-pass filter of all resampling
     last_decoder_block_attends_alone: ClassVar[bool]
 
-    image_size: int = 32
-    in_channels: int = 3
+    image_size: NumberOfData = 32
+    in_channels: NumberOfData = 3
     channels: int = 128
-    multipliers: Sequence[int] = (2, 2, 2)
+    multipliers: NumbersOfData = (2, 2, 2)
     blocks: int = 4
     attention_at: Sequence[int] = (16,)
     dropout: float = 0.13
-    num_classes: int = 0
+    num_classes: NumberOfData = 0
     label_dropout: float = 0.0
     augment_dim: int = 0
 

@@ -1,4 +1,4 @@
-"""A compact U-Net for the demo and the tests: 8x8 to 64x64 images of any channel count."""
+"""A compact U-Net for the demo, small photographs and the tests: images of any size and channel count."""
 
 import math
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lit_knn.nets.base import NO_CLASS, ImageNetwork
+from lit_knn.nets.base import NO_CLASS, ImageNetwork, NumberOfData, NumbersOfData
 from lit_knn.nets.layers import zero_
 
 
@@ -23,25 +23,24 @@ class UNet(ImageNetwork):
         in_channels: channels of the images, 3 for colour, 1 for grey.
         channels: width at full resolution.
         multipliers: width at each resolution in units of `channels`; each entry after the first halves the
-            image, whose sides must be divisible by 2^(entries − 1).
+            image. An odd side is rounded up.
         blocks: residual blocks per resolution.
         dropout: dropout probability inside the blocks (the paper trains with 0.3 on CIFAR-10).
         num_classes: number of class labels, 0 for an unconditional network.
         augment_dim: width of the augmentation labels, 0 for none.
     """
 
-    in_channels: int = 3
+    in_channels: NumberOfData = 3
     channels: int = 32
-    multipliers: Sequence[int] = (1, 2, 2)
+    multipliers: NumbersOfData = (1, 2, 2)
     blocks: int = 2
     dropout: float = 0.0
-    num_classes: int = 0
+    num_classes: NumberOfData = 0
     augment_dim: int = 0
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self.multipliers = list(self.multipliers)
-        self.factor = 2 ** (len(self.multipliers) - 1)
         widths, embedding = [self.channels * m for m in self.multipliers], 4 * self.channels
         self.embedding = NoiseEmbedding(self.channels, embedding, self.num_classes, self.augment_dim)
         block = partial(ResBlock, embedding=embedding, dropout=self.dropout)
@@ -89,7 +88,10 @@ class UNet(ImageNetwork):
         for layer in self.middle:
             h = layer(h, embedding)
         for layer in self.up:
-            h = layer(h if isinstance(layer, Upsample) else torch.cat([h, skips.pop()], 1), embedding)
+            if isinstance(layer, Upsample):
+                h = layer(h, skips[-1].shape[2:])
+            else:
+                h = layer(torch.cat([h, skips.pop()], 1), embedding)
         return self.conv_out(F.silu(self.norm_out(h)))
 
 
@@ -181,14 +183,14 @@ class Attention(nn.Module):
 
 
 class Downsample(nn.Module):
-    """Halves the size of the image with a strided convolution."""
+    """Halves the size of the image with a strided convolution; odd sides are rounded up."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
         self.conv = nn.Conv2d(width, width, 3, stride=2, padding=1)
 
     def forward(self, h: Tensor, embedding: Tensor) -> Tensor:
-        """Map (B, width, H, W) to (B, width, H/2, W/2); the embedding is not used."""
+        """Map (B, width, H, W) to (B, width, ⌈H/2⌉, ⌈W/2⌉); the embedding is not used."""
         return self.conv(h)
 
 
@@ -199,9 +201,11 @@ class Upsample(nn.Module):
         super().__init__()
         self.conv = nn.Conv2d(width, width, 3, padding=1)
 
-    def forward(self, h: Tensor, embedding: Tensor) -> Tensor:
-        """Map (B, width, H, W) to (B, width, 2H, 2W); the embedding is not used."""
-        return self.conv(F.interpolate(h, scale_factor=2.0, mode="nearest"))
+    def forward(self, h: Tensor, size: Sequence[int]) -> Tensor:
+        """Map (B, width, H, W) to (B, width, *size), where a side of `size` is 2H or 2H − 1."""
+        height, width = size
+        doubled = F.interpolate(h, scale_factor=2.0, mode="nearest")
+        return self.conv(doubled[:, :, :height, :width])
 
 
 def _norm(width: int) -> nn.GroupNorm:

@@ -27,6 +27,7 @@ from lit_knn.commands.cli.arguments import (
     check_text,
     with_config_of_run,
 )
+from lit_knn.commands.cli.from_data import fill_network
 from lit_knn.commands.cli.launch import check_processes
 from lit_knn.commands.cli.messages import VAGUE, refusal
 from lit_knn.commands.cli.packaged_configs import with_packaged_configs
@@ -55,7 +56,7 @@ from lit_knn.runs.resumption import check_fit
 from lit_knn.runs.starts import checkpoint_of_job, newest_checkpoint
 
 # The command line knows the classes of these modules by bare names: `--data ImageFiles`, `--model.help LitICT`.
-NAMED = ["data.modules", "data.latents", "modules", "nets", "modules.augmentation", "modules.time_distributions"]
+NAMED = ["data.modules", "data.own_images", "data.latents", "modules", "nets", "modules.augmentation", "modules.time_distributions"]
 for module in NAMED:
     importlib.import_module(f"lit_knn.{module}")
 set_loader("yaml", load, exceptions=(yaml.YAMLError,))
@@ -135,6 +136,7 @@ class CLI(LightningCLI):
         if not isinstance(parsed["trainer"], Namespace):
             raise InputError("trainer holds no options: it must have lines like `max_steps: 1000`")
         set_samples(parsed, command)
+        fill_network(parsed)
 
         options = as_dict(parsed)
         trainer_options.check_trainer_options(options["trainer"], "fit" if command in (None, "plan") else command)

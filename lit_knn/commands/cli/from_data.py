@@ -1,0 +1,110 @@
+"""Puts numbers of the data in the place of null options of the network, before any object is made.
+
+The settings of the run then have the numbers, so it resumes and loads like any other run.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytorch_lightning as pl
+from jsonargparse import ArgumentParser, Namespace
+
+from lit_knn.commands.cli.arguments import as_dict
+from lit_knn.commands.cli.messages import refusal
+from lit_knn.common.errors import InputError
+from lit_knn.data import ReferenceDataModule
+from lit_knn.data.files import say
+from lit_knn.data.labels import class_numbers
+
+# The data have a number for these options of a network.
+OPTIONS = ("in_channels", "image_size", "num_classes", "multipliers")
+# Attention at the coarsest resolution compares all positions, so it should have few.
+COARSEST_SIDE = 8
+
+
+def fill_network(options: Namespace) -> None:
+    """Replace null options of the model's network by what the data have, in place; a line says so.
+
+    The labels are read only if the model is class-conditional.
+
+    Args:
+        options: the parsed options of a command.
+
+    Raises:
+        InputError: the data are no images, or have no labels for a class-conditional model.
+    """
+    model = options.model.get("init_args") or Namespace()
+    net = model.get("net")
+    net_args = net.get("init_args") if isinstance(net, Namespace) else None
+    names = [name for name in OPTIONS if net_args and name in net_args and net_args[name] is None]
+    if not names:
+        return
+
+    data = _made(options.data)
+    shape = tuple(options.get("image_shape") or _image_shape(data))
+    if len(shape) != 3:
+        rule = f"{', '.join(names)} can be taken from images alone: give numbers"
+        raise InputError(f"--model.net: {rule}; the data are of shape {shape}")
+
+    num_classes = 0
+    described = f"{shape[0]} channel{'s' if shape[0] > 1 else ''}, {shape[2]}x{shape[1]}"
+    if model.get("class_conditional") and "num_classes" in names:
+        num_classes = _count_classes(data)
+        described += f", {num_classes} classes"
+
+    values = numbers_of_data(shape, num_classes)
+    net["init_args"].update({name: values[name] for name in names})
+    taken = ", ".join(f"{name}={values[name]}" for name in names)
+    say(f"{_name(data)}: {described}; the network gets {taken}")
+
+
+def numbers_of_data(shape: Sequence[int], num_classes: int) -> dict[str, Any]:
+    """Return a network's options for images of `shape`, (C, H, W), by their names.
+
+    The sides are halved until the longer one is near 8, but at least once.
+    """
+    channels, height, width = shape
+    side = max(height, width)
+    halvings = max(1, round(math.log2(side / COARSEST_SIDE)))
+    values = (channels, side, num_classes, [1] + [2] * halvings)
+    return dict(zip(OPTIONS, values, strict=True))
+
+
+def _made(options: Namespace) -> ReferenceDataModule:
+    """Make the data module once more, only to ask it. It loads nothing by itself."""
+    parser = ArgumentParser(exit_on_error=False)
+    parser.add_subclass_arguments(pl.LightningDataModule, "data", required=True)
+    try:
+        data = parser.instantiate_classes(parser.parse_object({"data": as_dict(options)})).data
+    except Exception as error:  # The class may be a user's.
+        raise refusal(error) from error
+
+    if not isinstance(data, ReferenceDataModule):
+        rule = "null options of the network need a ReferenceDataModule"
+        raise InputError(f"--model.net: {rule}, the data are {type(data).__name__}")
+    return data
+
+
+def _image_shape(data: ReferenceDataModule) -> tuple[int, ...]:
+    """Return the shape of one image; of many data the names and the first image tell it."""
+    stored = data.stored()
+    if stored is None:
+        data.prepare_data()
+        return tuple(data.load()[0].shape[1:])
+    return tuple(stored.shape[1:])
+
+
+def _count_classes(data: ReferenceDataModule) -> int:
+    """Return the number of classes. The model checks later that their numbers have no gap."""
+    data.prepare_data()
+    labels = data.read_labels()
+    if labels is None:
+        raise InputError("class_conditional=True, but the data has no labels")
+    labels = np.asarray(labels)
+    return len(np.unique(class_numbers(labels, len(labels))))
+
+
+def _name(data: ReferenceDataModule) -> str:
+    return str(getattr(data, "path", None) or type(data).__name__)
