@@ -36,9 +36,12 @@ def fill_network(options: Namespace) -> None:
         InputError: the data are no images, or have no labels for a class-conditional model.
     """
     model = options.model.get("init_args") or Namespace()
-    net = model.get("net")
+    net: Any = model.get("net")
     net_args = net.get("init_args") if isinstance(net, Namespace) else None
-    names = [name for name in OPTIONS if net_args and name in net_args and net_args[name] is None]
+    if net_args is None:
+        return
+
+    names = [name for name in OPTIONS if name in net_args and net_args[name] is None]
     if not names:
         return
 
@@ -55,7 +58,8 @@ def fill_network(options: Namespace) -> None:
         described += f", {num_classes} classes"
 
     values = numbers_of_data(shape, num_classes)
-    net["init_args"].update({name: values[name] for name in names})
+    for name in names:
+        net_args[name] = values[name]
     taken = ", ".join(f"{name}={values[name]}" for name in names)
     say(f"{_name(data)}: {described}; the network gets {taken}")
 
@@ -63,12 +67,13 @@ def fill_network(options: Namespace) -> None:
 def numbers_of_data(shape: Sequence[int], num_classes: int) -> dict[str, Any]:
     """Return a network's options for images of `shape`, (C, H, W), by their names.
 
-    The sides are halved until the longer one is near 8, but at least once.
+    The sides are halved until the longer one is near 8, but at least once. The width doubles twice.
     """
     channels, height, width = shape
     side = max(height, width)
     halvings = max(1, round(math.log2(side / COARSEST_SIDE)))
-    values = (channels, side, num_classes, [1] + [2] * halvings)
+    widths = [1, 2] + [4] * (halvings - 1)
+    values = (channels, side, num_classes, widths)
     return dict(zip(OPTIONS, values, strict=True))
 
 
