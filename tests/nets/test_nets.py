@@ -320,6 +320,17 @@ def test_a_consistency_model_is_bitwise_the_identity_at_t_min(t_min, dtype):
     assert torch.equal(model(z, torch.full((4,), t_min, dtype=dtype)), z)
 
 
+@pytest.mark.parametrize("sides", [(20, 20), (33, 33), (5, 7), (9, 16), (1, 1)])
+def test_a_unet_takes_images_of_any_size(sides):
+    net = awake(made(UNet, multipliers=(1, 2, 2)))
+    z = torch.randn(2, 3, *sides, requires_grad=True)
+    output = net(z, torch.zeros(2))
+    assert output.shape == z.shape
+    # Each pixel of the output depends on the pixel at its place, and each one of the input counts.
+    (gradient,) = torch.autograd.grad(output.square().sum(), z)
+    assert (gradient != 0).all()
+
+
 # What is refused
 
 CALLS = [
@@ -328,7 +339,7 @@ CALLS = [
     (ADM, {"augment_label": torch.zeros(3, 5)}, r"augment_dim=9, but the augmentation labels are \(3, 5\)"),
     (DDPMpp, {"z_scaled": torch.zeros(3, 3, 16, 16)}, "image_size=8, but the images are 16x16"),
     (ADM, {"z_scaled": torch.zeros(3, 1, 8, 8)}, r"in_channels=3, but the images have the shape \(1, 8, 8\)"),
-    (UNet, {"z_scaled": torch.zeros(3, 3, 8, 9)}, "image sides 8x9 are not divisible by 2"),
+    (UNet, {"z_scaled": torch.zeros(3, 1, 8, 9)}, r"in_channels=3, but the images have the shape \(1, 8, 9\)"),
 ]
 
 
@@ -343,6 +354,8 @@ def test_bad_inputs_are_named():
     ("kind", "options", "message"),
     [
         (UNet, {"channels": 0}, "UNet: channels must be at least 1, got 0"),
+        (UNet, {"in_channels": None}, "UNet: in_channels is None: give it; only a config of a run takes it from"),
+        (DDPMpp, {"image_size": None}, "DDPMpp: image_size is None: give it"),
         (UNet, {"dropout": 1.0}, r"dropout must be in \[0, 1\), got 1.0"),
         (NCSNpp, {"image_size": 30}, "image_size must be a multiple of 4 with 3 multipliers, got 30"),
         (ADM, {"channels": 32, "multipliers": (1, 1, 1)}, "head_width must divide the 32 channels .* got 64"),
