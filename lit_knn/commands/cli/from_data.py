@@ -82,7 +82,7 @@ def _made(options: Namespace) -> ReferenceDataModule:
     parser = ArgumentParser(exit_on_error=False)
     parser.add_subclass_arguments(pl.LightningDataModule, "data", required=True)
     try:
-        data = parser.instantiate_classes(parser.parse_object({"data": as_dict(options)})).data
+        data = parser.instantiate(parser.parse_object({"data": as_dict(options)})).data
     except Exception as error:  # The class may be a user's.
         raise refusal(error) from error
 

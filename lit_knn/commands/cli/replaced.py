@@ -28,6 +28,9 @@ class Loss:
     default: Any  # of the new class
 
 
+# If these options of a network are null, they are taken from the data.
+TAKEN_FROM_DATA = ("in_channels", "num_classes")
+
 # The losses of one command line. The parser applies the rule several times to one replacement.
 _losses: list[Loss] = []
 _discard_misfits = _typehints.discard_init_args_on_class_path_change
@@ -49,9 +52,10 @@ def stays(old: type, new: type, name: str, value: Any) -> bool:
     """Return whether an option of the old class also holds for the new one.
 
     An option that both inherit stays, such as the batch size of data. So do the network and the
-    estimator of a model, and the folder and the name of a logger, which are those of the run.
+    estimator of a model, and the folder and the name of a logger, which are those of the run. A
+    network whose channels and classes are taken from the data is replaced by another such one.
     """
-    if issubclass(new, Logger):
+    if issubclass(new, Logger) or (name in TAKEN_FROM_DATA and value is None):
         return True
 
     has_class = isinstance(value, Namespace) and "class_path" in value
