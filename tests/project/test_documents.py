@@ -16,10 +16,12 @@ import torch
 
 from lit_knn.commands.cli.cli import CLI, make_cli
 from lit_knn.common.errors import InputError
+from lit_knn.data.prepared_writer import prepare
 from lit_knn.sampling.loading import load_network
 from lit_knn.theory.noise import Process
 from main import main
 from tests.command_lines import ROOT, refusal_of
+from tests.image_files import image_folder
 from tests.networks import write_own, write_published
 from tests.trained_runs import leave_run
 
@@ -81,7 +83,7 @@ WITH_CONFIG = ("fit", "validate", "predict", "plan", "best", "probe")
 OF_FILES = sorted(command for command in ALL if command.split()[0] not in WITH_CONFIG)
 # `tests/configs/test_configs.py` makes every config, so that a command without options is known to work.
 COMMANDS = sorted(c for c in ALL if not re.fullmatch(r"\w+ -c configs/\S+", c) and c not in OF_FILES)
-FILES_OF_USERS = ("edm.pkl", "mine.yaml", "probe_edm/probe.yaml")
+FILES_OF_USERS = ("edm.pkl", "mine.yaml", "photos.npy", "probe_edm/probe.yaml")
 OF_SUBCOMMANDS = ("--ckpt_path", "--images", "--image_shape", "--gpu_gb", "--run", "--checkpoints", "--out")
 
 
@@ -90,6 +92,9 @@ def test_every_command_is_parsed(command, tmp_path, monkeypatch):
     subcommand, *args = shlex.split(command)
     write_published(tmp_path / "edm.pkl")
     (tmp_path / "mine.yaml").write_text(snippets("docs/command_line.md", "yaml")[0])
+    # `prepare` writes such a file. A config may take numbers from it.
+    image_folder(tmp_path / "photos")
+    prepare(tmp_path / "photos", tmp_path / "photos.npy")
     # `probe --out probe_edm` writes such a file.
     (tmp_path / "probe_edm").mkdir()
     (tmp_path / "probe_edm/probe.yaml").write_text("model: {init_args: {sigma_max: 40}}")
