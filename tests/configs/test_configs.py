@@ -20,7 +20,7 @@ from lit_knn.modules.base import EstimatorTraining
 from lit_knn.nets import UNet
 from main import main
 from tests.config_files import CONFIGS, RUNS, resolved
-from tests.image_files import encoded, image_folder, pixels, write_folder
+from tests.image_files import encoded, pixels, write_folder
 from tests.networks import write_own, write_published
 
 EVALUATED = sorted((CONFIGS / "evaluate").glob("f*d*.yaml"))
@@ -56,9 +56,11 @@ def test_every_run_is_made_and_stored_under_the_name_of_its_config(path):
     options = {"table2/published": ("--model.estimator.path", "data/edm-cifar10-32x32-uncond-vp.pkl")}
     options |= {"distillation/cifar10": options["table2/published"], "ect/cifar10": ("--model.net", "null")}
     if path.parent.name == "photos":  # Their networks have the channels of the data.
-        image_folder(Path("photos"))
-        options[f"photos/{path.stem}"] = ("--data.path", "photos")
+        write_folder(Path("photos"), {f"{i}.png": encoded(pixels(9, 12)) for i in range(4)})
+        options[f"photos/{path.stem}"] = ("--data.path", "photos", "--data.batch_size", "4")
     cli = parse(path, *options.get(str(path.relative_to(CONFIGS).with_suffix("")), ()))
+    if path.parent.name == "photos":
+        assert cli.config.model.init_args.net.init_args.in_channels == 1
     assert isinstance(cli.model, EstimatorTraining | LitEstimator)
     assert isinstance(cli.datamodule, pl.LightningDataModule)
     assert path.read_text().startswith("#")
