@@ -56,7 +56,8 @@ from lit_knn.runs.resumption import check_fit
 from lit_knn.runs.starts import checkpoint_of_job, newest_checkpoint
 
 # The command line knows the classes of these modules by bare names: `--data ImageFiles`, `--model.help LitICT`.
-NAMED = ["data.modules", "data.own_images", "data.latents", "modules", "nets", "modules.augmentation", "modules.time_distributions"]
+NAMED = ["data.modules", "data.own_images", "data.latents", "modules", "nets"]
+NAMED += ["modules.augmentation", "modules.time_distributions"]
 for module in NAMED:
     importlib.import_module(f"lit_knn.{module}")
 set_loader("yaml", load, exceptions=(yaml.YAMLError,))
