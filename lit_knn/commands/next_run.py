@@ -6,14 +6,17 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
+from lit_knn.common.pixels import are_pictures
 from lit_knn.modules import LitEstimator
 
 # Options of `probe` alone; a test compares them with its signature.
 PROBE_OPTIONS = ("levels", "latents", "held_out", "by_class", "t_min", "t_max", "out")
 CONFIG = ("-c", "--config")
-# This run trains any images with even sides, if the command names their channels. Of larger ones it
-# would take long to compare all pixels.
+# This run trains any images, if the command names their channels. Of larger ones it would take long
+# to compare all pixels.
 SMALL_RUN, LARGEST_SIDE = "table2/digits", 32
+# This run takes its channels from the data, and compares features of pictures of any size.
+PICTURE_RUN = "photos/edm"
 # Configs of the estimators that a probe can name.
 PARTS = {
     "OneSample": "estimators/one_sample.yaml",
@@ -42,23 +45,21 @@ def command_of_next_run(
     """
     options = without(trainer.command_line[1:], PROBE_OPTIONS)
     has_config = any(re.match(r"-c|--config|--model\b", option) for option in options)
-    small = len(shape) == 3 and all(is_small(side) for side in shape[1:])
+    small = len(shape) == 3 and max(shape[1:]) <= LARGEST_SIDE
+    has_run = small or are_pictures(tuple(shape))
 
-    if isinstance(model, LitEstimator) and (has_config or not small):
+    if isinstance(model, LitEstimator) and (has_config or not has_run):
         return f"Next, with the config of a training: lit-knn fit -c CONFIG -c {settings}"
-    if not has_config:
+    if not has_config and small:
         options = ["-c", SMALL_RUN, *options, "--model.net.in_channels", str(shape[0])]
+    elif not has_config:
+        options = ["-c", PICTURE_RUN, *options]
 
     place = after_last_config(options)
     options[place:place] = ["-c", str(settings)]
     if estimator is not None:
         options += ["--model.estimator", PARTS[estimator]]
     return f"Next: {shlex.join(['lit-knn', 'fit', *options])}"
-
-
-def is_small(side: int) -> bool:
-    """Tell whether the network of the small run takes images with this side, and in short time."""
-    return side % 2 == 0 and side <= LARGEST_SIDE
 
 
 def without(args: Sequence[str], names: Collection[str]) -> list[str]:
