@@ -1,7 +1,10 @@
-"""Shared parts of the benchmarks: entries, the simplest rival, tables and output files."""
+"""Shared parts of the benchmarks: entries, the simplest rival, tables, output files and processes."""
 
 import math
+import multiprocessing
 from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
@@ -41,6 +44,17 @@ class ThreeLines(Estimator):
     ) -> Tensor:
         log_p = (z.flatten(1) @ self.x.T - self.half_sq_norms) / t.flatten(1).float() ** 2
         return (torch.softmax(log_p, dim=1) @ self.x).reshape(z.shape)
+
+
+def in_own_process(work: Callable[..., Any], *args: Any) -> Any:
+    """Run `work(*args)` in a new process and return its result. An error there is raised here."""
+    spawn, threads = multiprocessing.get_context("spawn"), (torch.get_num_threads(),)
+
+    with ProcessPoolExecutor(1, spawn, torch.set_num_threads, threads) as pool:
+        try:
+            return pool.submit(work, *args).result()
+        except BrokenProcessPool as error:
+            raise InputError("a process was killed; memory may be short") from error
 
 
 def markdown(table: Sequence[Sequence[str]]) -> str:

@@ -22,7 +22,7 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from benchmarks.common import Entry, Output, Rows, ThreeLines, cell, markdown
+from benchmarks.common import Entry, Output, Rows, ThreeLines, cell, in_own_process, markdown
 from lit_knn.common.errors import told_in_one_line
 from lit_knn.common.memory import process_bytes
 from lit_knn.data.reading import reference_from
@@ -33,7 +33,6 @@ from lit_knn.index import FaissIndex, SubspaceIndex, TorchIndex
 from lit_knn.metrics.estimator_error import mean_and_error, share_and_error
 from lit_knn.metrics.latents import NoisyLatents
 from lit_knn.metrics.measure import TIME, fixed_source, repeated_errors
-from lit_knn.referee.memory import in_own_process
 from lit_knn.reference import ReferenceSet
 from lit_knn.sampling.schedules import log_normal_sigmas
 

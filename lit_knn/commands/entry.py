@@ -15,7 +15,7 @@ from lit_knn.common.files import at_home
 
 DEBUG = "--debug"
 # These modules have parsers of their own, and need no trainer. `prepare` imports no torch.
-ALONE = ("average", "export", "report", "prepare", "convert", "referee")
+ALONE = ("average", "export", "report", "prepare", "convert")
 # `cli` parses the other commands.
 COMMANDS = {
     "fit": "train a model",
@@ -29,7 +29,6 @@ COMMANDS = {
     "export": "write a trained model for others",
     "prepare": "make one file of many images",
     "convert": "convert a published EDM network to safetensors",
-    "referee": "measure estimators on frozen cases",
 }
 # Lightning reads these variables of launchers as numbers when it is imported.
 RANKS = ("RANK", "LOCAL_RANK", "SLURM_PROCID", "JSM_NAMESPACE_RANK")

@@ -29,9 +29,7 @@ class Stream(IntEnum):
     HYBRID = 16  # (seed, first sample, ·): the estimator that begins hybrid samples
     FORWARD = 17  # (seed, first sample, ·): the images that begin hybrid samples instead of an estimator
     NETWORK = 18  # (seed, first sample, ·): the network that ends hybrid samples
-    ORDER = 19  # (seed, repeat, ·): order of the latents in a repeat of the referee
     PROBE = 20  # (seed, ·): levels of a training that a probe is for
-    BEHAVIOUR = 30  # (seed, ·): the referee's examination of behaviour
     HELD_OUT = 0x68656C64  # (·, 0): which images are held out
     SUBSET = 0x737562736574  # (·, 0): representative subset of a set, for its components or the training of its index
     TRAINING_ORDER = 0x747261696E  # (·, seed, epoch): order of the training images

@@ -2,6 +2,6 @@
 
 from lit_knn.index.base import Index
 from lit_knn.index.faiss_index import FaissIndex
-from lit_knn.index.torch_index import FlatIndex, SubspaceIndex, TorchIndex, default_index, exact_index
+from lit_knn.index.torch_index import FlatIndex, SubspaceIndex, TorchIndex, default_index
 
-__all__ = ["FaissIndex", "FlatIndex", "Index", "SubspaceIndex", "TorchIndex", "default_index", "exact_index"]
+__all__ = ["FaissIndex", "FlatIndex", "Index", "SubspaceIndex", "TorchIndex", "default_index"]

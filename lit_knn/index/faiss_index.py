@@ -259,11 +259,6 @@ def import_faiss() -> Any:
     return faiss
 
 
-def use_threads(number: int) -> None:
-    """Set the number of threads of searches. FAISS has a pool of its own, so PyTorch's setting does not reach it."""
-    import_faiss().omp_set_num_threads(number)
-
-
 @cache
 def _resources(device_number: int) -> Any:
     """Return the GPU resources that all indexes of one GPU share. Else each of 1000 classes would reserve memory."""

@@ -5,11 +5,11 @@ import math
 import pytest
 import torch
 
+from benchmarks.common import in_own_process
 from lit_knn.common import memory
 from lit_knn.common.errors import InputError
 from lit_knn.common.memory import process_bytes
 from lit_knn.estimators import ByClass, Exact, MonteCarlo, Switched, draws, exact, patch_posterior, pca_locality
-from lit_knn.referee.memory import in_own_process
 from lit_knn.reference import ReferenceSet, ShardedReferenceSet, streaming
 from lit_knn.theory.posterior import posterior_mean
 from tests.any_data import all_images

@@ -7,7 +7,7 @@ from tests import ROOT
 
 # The list goes from the bottom room to the top. A module may import from its own folder and from earlier ones.
 LAYERS = ["common", "theory", "index", "reference", "nets", "sampling", "estimators", "metrics", "figures", "data"]
-LAYERS += ["runs", "modules", "callbacks", "referee", "commands"]
+LAYERS += ["runs", "modules", "callbacks", "commands"]
 # Only these folders import Lightning, and one file imports `faiss`.
 LIGHTNING_LAYERS = LAYERS[LAYERS.index("data") :]
 LIGHTNING = {"pytorch_lightning", "lightning"}
