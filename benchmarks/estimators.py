@@ -93,12 +93,12 @@ def timed_errors(
     }
 
 
-def measure(images: Tensor, args: argparse.Namespace) -> Rows:
-    """Measure one row for each noise level and estimator.
+def measure(estimators: Mapping[str, Estimator], images: Tensor, args: argparse.Namespace) -> Rows:
+    """Measure one row for each noise level and bound estimator. The plain method is among them.
 
-    Columns: `mse` and `share`, its ratio to the plain method's, with standard errors (`_se`), and `seconds` per call.
+    Columns: `mse` and `share`, its ratio to the plain method's, with standard errors (`_se`), and
+    `seconds` per call.
     """
-    estimators = {name: bound(entry, images) for name, entry in chosen(args).items()}
     exact = Exact().bind(ReferenceSet(images))
     rows: Rows = []
     for t in args.t:
@@ -187,7 +187,8 @@ def main() -> None:
     args = parser.parse_args()
     images = reference_from(args.data).images
     output = Output(args.output, "csv", "md", "png", "pdf")
-    rows = measure(images, args)
+    estimators = {name: bound(entry, images) for name, entry in chosen(args).items()}
+    rows = measure(estimators, images, args)
     output.write_rows(rows)  # Rows are saved before memory is measured, because that may fail.
     text = table(rows, peak_memory_of_each(args))
     shape = f"N = {len(images)}, d = {images[0].numel()}, B = {args.batch}, k = {args.k}, n = {args.n}"

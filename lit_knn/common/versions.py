@@ -7,6 +7,7 @@ from importlib import metadata
 from pathlib import Path
 
 CPU_INFO = Path("/proc/cpuinfo")
+CHECKOUT = Path(__file__).parents[2]
 # The packages whose versions can change the numbers of a run.
 PACKAGES = ["lit-knn", "torch", "torchvision", "pytorch-lightning", "numpy", "faiss-gpu", "faiss-cpu", "torchmetrics"]
 PACKAGES += ["torch-fidelity", "jsonargparse"]
@@ -21,9 +22,8 @@ def package_versions() -> dict[str, str]:
     return found
 
 
-def revision() -> str | None:
-    """Return the Git revision of the program's checkout, with `-dirty` if files were changed; None without Git."""
-    checkout = Path(__file__).parents[2]
+def revision(checkout: Path = CHECKOUT) -> str | None:
+    """Return the Git revision of a checkout, with `-dirty` if files were changed; None without Git."""
     # A folder of packages may lie inside a checkout of something else.
     if not (checkout / ".git").exists():
         return None

@@ -4,7 +4,7 @@ import argparse
 
 import torch
 
-from benchmarks.estimators import PLAIN, entries, measure, pareto_figure, table
+from benchmarks.estimators import PLAIN, bound, entries, measure, pareto_figure, table
 from lit_knn.figures import save_figure
 
 
@@ -13,7 +13,8 @@ def test_every_estimator_is_measured_with_standard_errors(tmp_path):
     args = argparse.Namespace(
         k=100, n=16, t=["0.1", "12", "EDM"], batch=8, repeats=2, estimators=list(entries(100, 16))
     )
-    rows = measure(images, args)
+    estimators = {name: bound(entry, images) for name, entry in entries(100, 16).items()}
+    rows = measure(estimators, images, args)
     by_name = {(row["estimator"], row["t"]): row for row in rows}
     assert {name for name, _ in by_name} == set(entries(100, 16))
     assert (by_name[PLAIN, "12"]["share"], by_name[PLAIN, "12"]["share_se"]) == (1, 0)

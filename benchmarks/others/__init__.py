@@ -1,0 +1,1 @@
+"""Runs other people's estimators beside ours: see `benchmarks.others.__main__`."""
