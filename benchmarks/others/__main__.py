@@ -106,7 +106,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--data", type=Path, required=True, help="digits, or images in a file or folder")
+    parser.add_argument("--data", type=Path, required=True, help="digits, or file or folder of images")
     parser.add_argument("--knn-score", type=Path, metavar="FOLDER", help="plai-group/knn-score")
     parser.add_argument("--stf", type=Path, metavar="FOLDER", help="Newbeeer/stf")
     parser.add_argument("--golddiff", type=Path, metavar="FOLDER", help="shangxinyi/GoldDiff")
@@ -125,8 +125,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Measure, print the tables and write the requested files."""
     args = parse(argv)
     images = images_of(args.data)
-    args.k = args.k or min(2048, len(images) // 4)
-    args.n = args.n or min(256, len(images) // 4)
+    args.k = min(2048, len(images) // 4) if args.k is None else args.k
+    args.n = min(256, len(images) // 4) if args.n is None else args.n
     args.r = min(512, images[0].numel() // 2)
     args.t = [f"{float(t):g}" for t in args.t]
 
