@@ -106,7 +106,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--data", type=Path, required=True, help="digits, or file or folder of images")
+    parser.add_argument("--data", type=Path, required=True, help="digits, or a path of images")
     parser.add_argument("--knn-score", type=Path, metavar="FOLDER", help="plai-group/knn-score")
     parser.add_argument("--stf", type=Path, metavar="FOLDER", help="Newbeeer/stf")
     parser.add_argument("--golddiff", type=Path, metavar="FOLDER", help="shangxinyi/GoldDiff")
