@@ -30,11 +30,11 @@ class GoldDiff(OthersEstimator):
         images = self.reference.take(torch.arange(N))
         size = {"resolution": width, "in_channels": channels}
         data = SimpleNamespace(name="images", dataloader=images.split(256), **size)
-        params = {"k_min": N // 20, "k_max": N // 10, "low_res_dim": 16, "mask_threshold": 0.03}
+        sizes = {"k_min": N // 20, "k_max": N // 10, "low_res_dim": 16, "mask_threshold": 0.03}
 
         # They write the covariance of the data into a folder and read it again.
         with TemporaryDirectory() as folder:
-            params["wiener_path"] = folder
+            params = {**sizes, "wiener_path": folder}
             return their_class(data, "cpu", 10, params=params).train(data)
 
     def mean(self, z: Tensor, t: Tensor, x: Tensor | None) -> Tensor:
