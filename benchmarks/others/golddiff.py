@@ -28,13 +28,13 @@ class GoldDiff(OthersEstimator):
     def make(self, their_class: Any) -> Any:
         N, (channels, _, width) = self.reference.N, self.reference.shape
         images = self.reference.take(torch.arange(N))
-        size = {"resolution": width, "in_channels": channels}
-        data = SimpleNamespace(name="images", dataloader=images.split(256), **size)
-        sizes = {"k_min": N // 20, "k_max": N // 10, "low_res_dim": 16, "mask_threshold": 0.03}
+        form = {"resolution": width, "in_channels": channels}
+        data = SimpleNamespace(name="images", dataloader=images.split(256), **form)
+        settings = {"k_min": N // 20, "k_max": N // 10, "low_res_dim": 16, "mask_threshold": 0.03}
 
         # They write the covariance of the data into a folder and read it again.
         with TemporaryDirectory() as folder:
-            params = {**sizes, "wiener_path": folder}
+            params = {**settings, "wiener_path": folder}
             return their_class(data, "cpu", 10, params=params).train(data)
 
     def mean(self, z: Tensor, t: Tensor, x: Tensor | None) -> Tensor:
