@@ -154,12 +154,20 @@ def frechet_distance_of_statistics(a: FeatureStatistics, b: FeatureStatistics) -
 
 def _factor(cov: Tensor) -> Tensor:
     """Return F, (features, r), with cov = F Fᵀ. The rank r of few images is far below the number of features."""
-    # LAPACK may fail on a matrix of rounding errors alone, that of images which are all alike.
-    scale = cov.abs().amax().clamp(min=1e-300)
-    values, vectors = torch.linalg.eigh(cov / scale)
+    # LAPACK may fail on rows of zeros, those of features that are equal in all images.
+    varies = cov.diagonal() > 0
+    part = cov[varies][:, varies]
+    if len(part) == 0:
+        return cov.new_zeros(len(cov), 0)
+
+    # It may also fail on a matrix of rounding errors alone, that of images which are all alike.
+    scale = part.abs().amax().clamp(min=1e-300)
+    values, vectors = torch.linalg.eigh(part / scale)
     # Below its rounding error, an eigenvalue is noise. A covariance has no negative ones.
-    kept = values > torch.finfo(values.dtype).eps * len(values) * values[-1].clamp(min=0)
-    return vectors[:, kept] * (values[kept] * scale).sqrt()
+    kept = values > torch.finfo(values.dtype).eps * len(cov) * values[-1].clamp(min=0)
+    factor = cov.new_zeros(len(cov), int(kept.sum()))
+    factor[varies] = vectors[:, kept] * (values[kept] * scale).sqrt()
+    return factor
 
 
 def inception_score(logits: Tensor) -> dict[str, float]:

@@ -86,8 +86,9 @@ def test_an_index_on_a_gpu_finds_what_it_found_before_and_comes_back(factory, mo
 # Configs. Nothing is built.
 
 ON_GPUS = [path for path in RUNS if resolved(path)["trainer"].get("accelerator") != "cpu"]
-# Data that are not at hand: CelebA, ImageNet, and as many images of one's own as ImageNet has.
+# Data that are not at hand: CelebA, ImageNet, photos, and as many images of one's own as ImageNet has.
 SIZES = {"data/celeba64.npy": (202_599, 3, 64, 64), "data/imagenet64.npy": (1_281_167, 3, 64, 64)}
+SIZES["photos.npy"] = (100_000, 3, 64, 64)
 OWN = SIZES["data/imagenet64.npy"]
 
 
