@@ -16,7 +16,8 @@ from lit_knn.common.errors import InputError
 from lit_knn.common.files import written_whole
 from lit_knn.common.tables import AVERAGES_PREFIX, CHECKPOINTS_PREFIX, FIDELITY_CSV, HELD_OUT, TITLES, read_rows
 from lit_knn.data.files import reading
-from lit_knn.estimators.counts import Count
+from lit_knn.estimators.base import Estimator
+from lit_knn.estimators.counts import DEFAULTS
 from lit_knn.figures.style import save_figure
 from lit_knn.figures.training_curves import Points, TrainingCurve, best_point, figure4, run_comparison, varied
 from lit_knn.runs.folder import RunFolder
@@ -55,10 +56,12 @@ def estimator_of(settings: dict[str, Any], images: int) -> tuple[str, int | None
     estimator = settings["model"].get("init_args", {}).get("estimator") or {}
     options, name = estimator.get("init_args") or {}, estimator.get("class_path", "-").rpartition(".")[2]
     counts = {option: options[option] for option in ("k", "n") if option in options}
+    # A run keeps null for a default. The classes of this package tell what it stands for.
+    kind = getattr(estimators, name, Estimator)
     for option, value in counts.items():
-        default = getattr(getattr(estimators, name, None), option, None)
-        if value is None and isinstance(default, Count):
-            counts[option] = min(default.default, images) if default.limit else default.default
+        if value is None and kind is not Estimator:
+            default = DEFAULTS[option]
+            counts[option] = min(default, images) if option in kind.limits else default
     return name, counts.get("k"), counts.get("n")
 
 

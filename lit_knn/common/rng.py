@@ -61,7 +61,7 @@ def keyed_default_rng(device: torch.device, *key: int) -> Iterator[None]:
 
 
 @contextmanager
-def following(generator: torch.Generator | None) -> Iterator[None]:
+def seeded_from(generator: torch.Generator | None) -> Iterator[None]:
     """Seed PyTorch's default generators from the state of `generator` inside the block, and restore them after it.
 
     If the block does not use `generator`, it is advanced, so that the next block draws other numbers.
@@ -77,7 +77,7 @@ def following(generator: torch.Generator | None) -> Iterator[None]:
         torch.rand(1, generator=generator, device=generator.device)
 
 
-def drawn_so_far(device: torch.device) -> bytes:
+def rng_state(device: torch.device) -> bytes:
     """Return the state of PyTorch's default generator of a device. The state is on the CPU, so this does not wait."""
     state = torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
     return state.numpy().tobytes()

@@ -1,28 +1,22 @@
 """The contract of a score estimator: a subclass implements one method, and this file does the rest."""
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, Self
+from typing import Any, ClassVar, NamedTuple, Self
 
 import torch
 from torch import Generator, Tensor, nn
 
-from lit_knn.common.deferred_checks import deferring
 from lit_knn.common.errors import InputError
-from lit_knn.common.memory import moved
-from lit_knn.common.rng import following
+from lit_knn.common.rng import seeded_from
 from lit_knn.common.settings import RecordsArguments
-from lit_knn.estimators.counts import fit_counts
+from lit_knn.estimators.checks import Query, check_warp, checked_mean, checked_query, refusal
+from lit_knn.estimators.counts import Limit, fit_counts
 from lit_knn.index.precision import full_float32
 from lit_knn.reference import ReferenceSet
-from lit_knn.reference.reference_set import LARGEST_VALUE
-from lit_knn.theory.noise import EDM_PROCESS, Process, per_item, under_process
+from lit_knn.theory.noise import EDM_PROCESS, Process, under_process
 from lit_knn.theory.posterior import score_from_mean
 from lit_knn.theory.warp import Warp
-
-# Latents in float32 cannot have a noise level outside the range of float32.
-LEAST_T, MOST_T = torch.finfo(torch.float32).tiny, torch.finfo(torch.float32).max
 
 
 class Holdings(NamedTuple):
@@ -36,25 +30,6 @@ class Holdings(NamedTuple):
 
     indexes: int = 1
     """Indexes that hold all images."""
-
-
-class Query(NamedTuple):
-    """The checked arguments of one call."""
-
-    z: Tensor  # (B, *shape), noisy latents
-    t: Tensor  # (B, 1, …, 1), float64, their noise levels, in the shape of `z`
-    x_source: Tensor | None = None  # (B, *shape), the clean x of each z
-    generator: Generator | None = None  # source of all randomness; None stands for PyTorch's own
-    labels: Tensor | None = None  # (B,), int64, the class of each z, on the CPU or with `z`
-    warp: Warp | None = None  # B maps of images, for the mean of warped images
-
-    def rows(self, rows: Tensor) -> "Query":
-        """Select the items `rows`, (b,) int64, on the CPU or with `z`."""
-        own = moved(rows, self.z.device)
-        source = None if self.x_source is None else self.x_source[own]
-        labels = None if self.labels is None else self.labels[rows.to(self.labels.device)]
-        warp = None if self.warp is None else self.warp.rows(own)
-        return Query(self.z[own], self.t[own], source, self.generator, labels, warp)
 
 
 class Estimator(RecordsArguments, ABC):
@@ -86,6 +61,9 @@ class Estimator(RecordsArguments, ABC):
     them equally often on every rank, and never reads `images`. A subclass does not inherit the flag, because its code
     may break these rules. It must set the flag itself.
     """
+
+    limits: ClassVar[Mapping[str, Limit]] = {}
+    """Options that count images or components, with their limits. `bind` reduces their defaults to these limits."""
 
     _reference: ReferenceSet | None = None
 
@@ -194,7 +172,7 @@ class Estimator(RecordsArguments, ABC):
             InputError: a wrong shape, device or value of an argument or of the hook's result; `x_source` or labels are
                 missing, unknown or not supported.
         """
-        return self._answer(self._checked(z, t, x_source, generator, labels))
+        return self._answer(checked_query(self, z, t, x_source, generator, labels))
 
     @torch.no_grad()
     def warped_mean(
@@ -212,13 +190,8 @@ class Estimator(RecordsArguments, ABC):
         once. The weights are exact, so sampling estimators stay consistent. `warp` holds the maps of the B items, and
         `x_source` (B, C, H, W) the images before warping; the other arguments are those of `posterior_mean`.
         """
-        query = self._checked(z, t, x_source, generator, labels)
-        self._need(self.can_warp, "cannot estimate the posterior of warped images")
-        self._need(z.ndim == 4, f"only images (B, C, H, W) can be warped, got z of shape {tuple(z.shape)}")
-        self._need(x_source is not None, "the mean of warped images needs x_source, the clean images")
-        flips, theta = (tuple(part.shape) for part in warp)
-        fits = (flips, theta) == ((len(z), 2), (len(z), 2, 3))
-        self._need(fits, f"warp must have {len(z)} maps, got flips {flips} and theta {theta}")
+        query = checked_query(self, z, t, x_source, generator, labels)
+        check_warp(self, z, x_source, warp)
         # The proposal is computed from z and x_source, and half precision would round this computation.
         wide, x_source = (part.to(torch.promote_types(part.dtype, torch.float32)) for part in (z, x_source))
         return self._answer(query._replace(z=wide, x_source=x_source, warp=warp)).to(z.dtype)
@@ -239,12 +212,11 @@ class Estimator(RecordsArguments, ABC):
         σ. `t` is the time of `process`, by default EDM, σ(t) = t and s(t) = 1. The other arguments and the
         result are those of `posterior_mean`.
         """
-        t = self._checked(z, t, x_source, generator, labels).t.flatten()
+        t = checked_query(self, z, t, x_source, generator, labels).t.flatten()
         sigma = process.sigma(t)
         bad = ~((sigma > 0) & sigma.isfinite())
         if bad.any():
-            level = f"{type(process).__name__} has no finite noise level at t={t[bad][0].item()}"
-            raise InputError(f"{type(self).__name__}: {level}")
+            raise refusal(self, f"{type(process).__name__} has no finite noise level at t={t[bad][0].item()}")
         # In half precision, the mean's rounding error exceeds a small t. The score would be this error divided by t².
         wide = z.to(torch.promote_types(z.dtype, torch.float32))
         mean = under_process(self.posterior_mean, process)(wide, t, x_source, generator, labels)
@@ -261,8 +233,9 @@ class Estimator(RecordsArguments, ABC):
         Raises:
             InputError: the estimator does not compute a density; as `posterior_mean`.
         """
-        self._need(self.has_density, "it computes no density; Exact and ByClass(Exact()) do")
-        query = self._checked(z, t, None, None, labels)
+        if not self.has_density:
+            raise refusal(self, "it computes no density; Exact and ByClass(Exact()) do")
+        query = checked_query(self, z, t, None, None, labels)
         with full_float32():
             return self.log_density_of(query)
 
@@ -282,25 +255,28 @@ class Estimator(RecordsArguments, ABC):
         """
         # The hook may overwrite its arguments.
         z, t = query.z.clone(), query.t.clone()
-        wanted = query.x_source if self.uses_source or query.warp is not None else None
-        source = None if wanted is None else wanted.clone()
+        source = None
+        if query.x_source is not None and (self.uses_source or query.warp is not None):
+            source = query.x_source.clone()
+
         generator = None if self.deterministic else query.generator
         # Without latents, as on a rank that only answers for its shard, do not advance the generator.
-        with following(generator if len(z) else None):
+        with seeded_from(generator if len(z) else None):
             if query.warp is None:
                 mean = self._posterior_mean(z, t, source, generator)
             else:
                 assert source is not None
                 mean = self._warped_mean(z, t, query.warp, source, generator)
-            return self._checked_mean(mean, query.z)
+        return checked_mean(self, mean, query.z)
 
     def _answer(self, query: Query) -> Tensor:
         if len(query.z) == 0 and not self._asked_with_others():
             return query.z.clone()
+
         # Scores and weights stay in full precision, even if the network trains in a lower one.
         try:
             with full_float32():
-                return self._checked_mean(self.mean_of(query), query.z)
+                mean = self.mean_of(query)
         except InputError:
             raise
         except Exception as error:
@@ -309,67 +285,11 @@ class Estimator(RecordsArguments, ABC):
                 raise RuntimeError(f"{type(self).__name__} raised StopIteration") from error
             raise
 
+        # The method of this class has checked its result.
+        if type(self).mean_of is not Estimator.mean_of:
+            mean = checked_mean(self, mean, query.z)
+        return mean
+
     def _asked_with_others(self) -> bool:
         """Return whether other ranks wait for this rank's part of the set, even if the batch of this rank is empty."""
         return self.needs_reference and self.reference.sharded
-
-    def _checked(
-        self, z: Tensor, t: Tensor | float, x_source: Tensor | None, generator: Generator | None, labels: Tensor | None
-    ) -> Query:
-        """Check the arguments of a call."""
-        need = self._need
-        got = z.dtype if isinstance(z, Tensor) else type(z).__name__
-        need(isinstance(z, Tensor) and z.is_floating_point(), f"z must be float, got {got}")
-        if self.needs_reference:
-            reference = self.reference
-            shape, device = reference.shape, reference.device
-            wanted = ", ".join(map(str, shape))
-            need(z.shape[1:] == shape and z.ndim > 1, f"z must be (B, {wanted}), got {tuple(z.shape)}")
-            need(z.device == device, f"z is on {z.device}, the reference set on {device}: call reference.to()")
-        if x_source is not None:
-            need(x_source.shape == z.shape, f"x_source has shape {tuple(x_source.shape)}, z has {tuple(z.shape)}")
-            need(x_source.is_floating_point(), f"x_source must be float, in model space, got {x_source.dtype}")
-        if labels is not None:
-            by_class = f"ByClass({type(self).__name__}(...))"
-            need(self.takes_labels, f"labels are given, but it averages over all classes; use {by_class}")
-            fits = labels.dtype == torch.int64 and labels.shape == (len(z),)
-            need(fits, f"labels must be ({len(z)},) int64, got {tuple(labels.shape)} {labels.dtype}")
-        t = per_item(t, z).double()
-        fits = t.ndim == 0 or t.shape[0] in (1, len(z))
-        need(fits, f"t must be a scalar or ({len(z)},), got {tuple(t.flatten().shape)}")
-        self._check_values(z, t, x_source)
-        return Query(z, t.expand(len(z), *[1] * (z.ndim - 1)), x_source, generator, labels)
-
-    def _need(self, holds: bool, rule: str) -> None:
-        if not holds:
-            raise InputError(f"{type(self).__name__}: {rule}")
-
-    def _check_values(self, z: Tensor, t: Tensor, x_source: Tensor | None) -> None:
-        """Refuse values for which there is no mean. On a GPU a training step checks only its loss, which they spoil."""
-        if t.numel() == 0 or deferring(t.device):
-            return
-        parts = {"z": z, "x_source": x_source}
-        sizes = {what: _size(part) for what, part in parts.items() if part is not None}
-        # One transfer brings all values from a GPU. A comparison with NaN is false.
-        low, high, *largest = torch.stack([*torch.aminmax(t), *sizes.values()]).tolist()
-        value = high if low >= LEAST_T else low
-        between = f" and between {LEAST_T:.3g} and {MOST_T:.3g}" if value > 0 else ""
-        self._need(low >= LEAST_T and high <= MOST_T, f"t must be finite and above 0{between}, got {value}")
-        for what, size in zip(sizes, largest, strict=True):
-            limit = f"{size:.3g}, float32 can square sums up to {LARGEST_VALUE:g}"
-            got = limit if math.isfinite(size) else "a value that is not finite"
-            self._need(size <= LARGEST_VALUE, f"{what} holds {got}")
-
-    def _checked_mean(self, mean: Tensor, z: Tensor) -> Tensor:
-        """Return the mean of a hook in the dtype of `z`. It must be finite, and have the shape and device of `z`."""
-        wanted = f"{tuple(z.shape)} on {z.device}"
-        got = f"{tuple(mean.shape)} on {mean.device}" if isinstance(mean, Tensor) else type(mean).__name__
-        self._need(got == wanted, f"the posterior mean must be a tensor {wanted}, got {got}")
-        # On a GPU this check would wait. The next call refuses the value, and so does the loss of a training step.
-        self._need(mean.is_cuda or bool(_size(mean) < torch.inf), "the estimate of the posterior mean is not finite")
-        return mean.to(z.dtype)
-
-
-def _size(values: Tensor) -> Tensor:
-    """Return the largest absolute value, a float64 scalar; NaN if one value is NaN."""
-    return values.detach().abs().amax().double() if values.numel() else values.new_zeros((), dtype=torch.float64)

@@ -9,7 +9,8 @@ from torch import Generator, Tensor
 
 from lit_knn.common.errors import InputError, prefixed
 from lit_knn.common.memory import moved
-from lit_knn.estimators.base import Estimator, Holdings, Query
+from lit_knn.estimators.base import Estimator, Holdings
+from lit_knn.estimators.checks import Query
 from lit_knn.nets.base import NO_CLASS
 from lit_knn.reference import ReferenceSet
 from lit_knn.reference.classes import classes_of, rows_by_label

@@ -1,4 +1,4 @@
-"""Options that count images or components. A given count is fixed. A small reference set reduces a default count."""
+"""Options that count images or components. A number that the user gave is fixed; a small set reduces a default."""
 
 import warnings
 from collections.abc import Callable
@@ -9,13 +9,12 @@ from lit_knn.common.distributed import rank_and_size
 from lit_knn.common.errors import InputError
 from lit_knn.reference import ReferenceSet
 
-# The paper's hyperparameters (tab:hyperparams): "KNN search size 2048", "Estimator batch size 256".
-DEFAULT_K, DEFAULT_N = 2048, 256
-# This default is our own: on CIFAR-10 at t >= 2, r = 256 has 3 to 8 times the error and takes 0.9 times as long.
-DEFAULT_R = 512
+# k and n are the paper's (tab:hyperparams): "KNN search size 2048", "Estimator batch size 256". r is our own: on
+# CIFAR-10 at t >= 2, r = 256 has 3 to 8 times the error and takes 0.9 times as long.
+DEFAULTS = {"k": 2048, "n": 256, "r": 512}
 
 Limit = Callable[[int, int], tuple[int, str]]
-"""(N, d) -> the upper limit of a count for N images of dimension d, and a text that describes it."""
+"""(N, d) -> the largest count for N images of dimension d, and a text that describes it."""
 
 
 def of_images(N: int, d: int) -> tuple[int, str]:
@@ -28,65 +27,15 @@ def of_components(N: int, d: int) -> tuple[int, str]:
     return min(N, d), f"min(N, d) = min({N}, {d})"
 
 
-class Count:
-    """Descriptor for an estimator option that counts images or components.
-
-    Reading the option from an estimator gives the number in effect: the given number, or else the default, reduced to
-    the limit of the bound reference set. Set the option to a number, or to None for the default.
-
-    Args:
-        default: the number if none is given.
-        limit: `of_images`, `of_components`, or None if there is no limit.
-    """
-
-    def __init__(self, default: int, limit: Limit | None = None) -> None:
-        self.default, self.limit = default, limit
-
-    def __set_name__(self, owner: type, name: str) -> None:
-        self.name = name
-
-    def __get__(self, estimator: Any, owner: type) -> Any:
-        if estimator is None:
-            return self
-        bound = estimator._reference
-        return self.within(estimator, *(None, None) if bound is None else (bound.N, bound.d))
-
-    def __set__(self, estimator: Any, value: int | None) -> None:
-        vars(estimator)[self.name] = None if value is None else check_count(type(estimator).__name__, self.name, value)
-
-    def within(self, estimator: Any, N: int | None, d: int | None) -> int:
-        """Return the number for N images of dimension d, or without a set. It must not exceed the limit."""
-        given = vars(estimator).get(self.name)
-        wanted = self.default if given is None else given
-        if self.limit is None or N is None or d is None:
-            return wanted
-        most, what = self.limit(N, d)
-        if given is not None and given > most:
-            told = f"{type(estimator).__name__}: {self.name}={given} is more than {what} of the reference set"
-            raise InputError(f"{told}: give {self.name} <= {most}, or null for the default, which is taken down")
-        return min(wanted, most)
+class Default(int):
+    """The number of an option that the user left at null."""
 
 
-def fit_counts(estimator: Any, reference: ReferenceSet) -> None:
-    """Check the counts of an estimator against a set, and warn about each default that is reduced."""
-    kind = type(estimator)
-    counts = [count for name in vars(estimator) if isinstance(count := getattr(kind, name, None), Count)]
-    # All counts are checked before the first warning.
-    for count, number in [(count, count.within(estimator, reference.N, reference.d)) for count in counts]:
-        about = f"{kind.__name__}.{count.name}"
-        if count.limit is None or number >= count.default or vars(estimator)[count.name] is not None:
-            continue
-        where, going_on = "the reference set", f"with {count.name}={number}"
-        if reference.label is not None:
-            # One warning serves all classes of a set.
-            if about in reference.told:
-                continue
-            reference.told.add(about)
-            where, going_on = f"class {reference.label}", "in each class with as many as it has"
-        if rank_and_size()[0] == 0:
-            more = f"the default {count.name}={count.default} is more than {count.limit(reference.N, reference.d)[1]}"
-            # This stack level is the caller of `bind`.
-            warnings.warn(f"{kind.__name__}: {more} of {where}; going on {going_on}", stacklevel=4)
+def count(estimator: Any, option: str, value: int | None) -> int:
+    """Return the number that the user gave for an option, or the `Default` for None."""
+    if value is None:
+        return Default(DEFAULTS[option])
+    return check_count(type(estimator).__name__, option, value)
 
 
 def check_count(owner: str, option: str, value: int) -> int:
@@ -96,3 +45,55 @@ def check_count(owner: str, option: str, value: int) -> int:
     if value < 1:
         raise InputError(f"{owner}: {option} must be at least 1, got {value}")
     return int(value)
+
+
+def fitted_count(estimator: Any, option: str, N: int, d: int) -> int:
+    """Return the number of an option for N images of dimension d.
+
+    A default is reduced to the limit of the option, `estimator.limits[option]`.
+
+    Raises:
+        InputError: a number that the user gave is above the limit.
+    """
+    number = getattr(estimator, option)
+    most, limit = estimator.limits[option](N, d)
+
+    if isinstance(number, Default):
+        # The set before this one may have been smaller.
+        return Default(min(DEFAULTS[option], most))
+
+    if number > most:
+        problem = f"{type(estimator).__name__}: {option}={number} is more than {limit} of the reference set"
+        raise InputError(f"{problem}: give {option} <= {most}, or null for the default, which is taken down")
+    return int(number)
+
+
+def fit_counts(estimator: Any, reference: ReferenceSet) -> None:
+    """Set the counts of an estimator to those for a set, and warn about each default that is reduced."""
+    numbers = {}
+    for option in estimator.limits:
+        numbers[option] = fitted_count(estimator, option, reference.N, reference.d)
+
+    # All counts have been checked before the first one changes.
+    for option, number in numbers.items():
+        setattr(estimator, option, number)
+        if isinstance(number, Default) and number < DEFAULTS[option]:
+            _warn_of_reduced(type(estimator).__name__, option, number, estimator.limits[option], reference)
+
+
+def _warn_of_reduced(name: str, option: str, number: int, limit: Limit, reference: ReferenceSet) -> None:
+    """Warn once, on the first rank. One warning serves all classes of a set."""
+    where = "the reference set"
+    going_on = f"with {option}={number}"
+
+    if reference.label is not None:
+        if (name, option) in reference.warned:
+            return
+        reference.warned.add((name, option))
+        where = f"class {reference.label}"
+        going_on = "in each class with as many as it has"
+
+    if rank_and_size()[0] == 0:
+        problem = f"the default {option}={DEFAULTS[option]} is more than {limit(reference.N, reference.d)[1]}"
+        # This stack level is the caller of `bind`.
+        warnings.warn(f"{name}: {problem} of {where}; going on {going_on}", stacklevel=5)

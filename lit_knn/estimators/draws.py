@@ -1,7 +1,7 @@
 """Estimators that draw n images for each z: they weight the images, average them, and certify the mean."""
 
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -9,9 +9,9 @@ import torch
 from torch import Generator, Tensor
 
 from lit_knn.common.memory import GPU_FACTOR
-from lit_knn.common.rng import following
+from lit_knn.common.rng import seeded_from
 from lit_knn.estimators.base import Estimator
-from lit_knn.estimators.counts import DEFAULT_N, Count
+from lit_knn.estimators.checks import checked_mean, checked_query
 from lit_knn.index.precision import full_float32
 from lit_knn.reference import ReferenceSet
 from lit_knn.reference.gathered import Gathered, Images, Stored, stays_stored
@@ -63,16 +63,13 @@ class Certificate(NamedTuple):
 
 
 class DrawingEstimator(Estimator):
-    """An estimator that draws images for each z and averages them. A subclass implements `_draw`."""
-
-    n = Count(DEFAULT_N)
-    """Number of images drawn for each z. Images may repeat, so n may exceed the size of the set."""
+    """An estimator that draws images for each z and averages them, so that it can say how far off its mean is."""
 
     searches = False
     """Whether the draws come from the proposal of near images, Eq. 13 (eq:proposal)."""
 
     @abstractmethod
-    def _draw(self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: Generator | None) -> Draws:
+    def draw(self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: Generator | None) -> Draws:
         """Draw the images of each z. The arguments are those of `_posterior_mean`, but `t` is (B,)."""
 
     @torch.no_grad()
@@ -85,54 +82,71 @@ class DrawingEstimator(Estimator):
         (eq:SNIS_Var), with the weights of the draws in place of the posterior. It holds for large n: `Certificate`
         says from which effective sample size on.
         """
-        query = self._checked(z, t, x_source, generator, None)
-        t, source = query.t.flatten(), query.x_source if self.uses_source else None
+        query = checked_query(self, z, t, x_source, generator)
+        t = query.t.flatten()
         if len(z) == 0 and not self._asked_with_others():
             return Certificate(z.clone(), t, t, t)
-        with full_float32(), following(None if self.deterministic else generator):
-            # The hook may overwrite its arguments.
-            source = None if source is None else source.clone()
-            certificate = self._certify(z.clone(), t.clone(), source, None if self.deterministic else generator)
-        return certificate._replace(mean=self._checked_mean(certificate.mean, z))
 
-    def _posterior_mean(self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: Generator | None) -> Tensor:
-        t = t.flatten()
-        return self._mean(self._draw(z, t, x_source, generator), z, t)
+        # The hook may overwrite its arguments.
+        source = query.x_source.clone() if self.uses_source and query.x_source is not None else None
+        generator = None if self.deterministic else generator
+        with full_float32(), seeded_from(generator):
+            draws = self.draw(z.clone(), t.clone(), source, generator)
+            certificate = self._certificate(draws, z, t)
+        return certificate._replace(mean=checked_mean(self, certificate.mean, z))
 
-    def _warped_mean(self, z: Tensor, t: Tensor, warp: Warp, x_source: Tensor, generator: Generator | None) -> Tensor:
-        t = t.flatten()
-        query = warp.query(z, t, x_source, self.reference.mean())
-        draws = self._draw(*query, x_source if self.uses_source else None, generator)
-        # The mean of warped images is the warped mean, so one resampling serves all n images.
-        return warp.apply(self._mean(draws, z, t, warp).to(x_source.dtype))
+    def _certificate(self, draws: Draws, z: Tensor, t: Tensor) -> Certificate:
+        """Average the draws of z at t (B,), and estimate the error."""
+        return certificate_of(self.reference, draws, z, t)
 
-    def _mean(self, draws: Draws, z: Tensor, t: Tensor, warp: Warp | None = None) -> Tensor:
-        # `warp` changes the weights, not the images.
-        parts = self._weighted(draws, z, t, warp)
-        return in_order(((rows, (images.mean(weights),)) for rows, images, weights in parts), len(z))[0]
 
-    def _certify(self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: Generator | None) -> Certificate:
-        draws = self._draw(z, t, x_source, generator)
+def weighted_mean(reference: ReferenceSet, draws: Draws, z: Tensor, t: Tensor, warp: Warp | None = None) -> Tensor:
+    """Average the drawn images, weighted by likelihood times their factor, Eq. 11 (eq:SNIS_estimator): (B, *shape).
 
-        def part(rows: Tensor, images: Images, weights: Tensor) -> tuple[Tensor, ...]:
-            mean, single = images.mean(weights), weights
-            if draws.copies is not None:
-                single = weights / draws.copies[rows, : images.places].clamp(min=1)
-            spread = 1 / (weights * single).sum(1), single.amax(1)
-            return mean, *spread, sq_error(weights, single, images, mean)
+    `z` is (B, *shape), and `t` is (B,). `warp` changes the likelihoods, not the images.
+    """
+    results = ResultRows(len(z))
+    for rows, images in drawn_images(reference, draws, warp):
+        weights = weights_of(draws, images, rows, z, t)
+        results.put(rows, images.mean(weights))
+    return results.columns[0]
 
-        parts = ((each[0], part(*each)) for each in self._weighted(draws, z, t))
-        return Certificate(*in_order(parts, len(z)))
 
-    def _weighted(
-        self, draws: Draws, z: Tensor, t: Tensor, warp: Warp | None = None
-    ) -> Iterator[tuple[Tensor, Images, Tensor]]:
-        """Yield rows of z (b,), in any order, their images, and the weights (b, p), Eq. 11 (eq:SNIS_estimator)."""
-        for rows, images in drawn_images(self.reference, draws, warp):
-            log_weights = draws.log_factor[rows, : images.places]
-            if not draws.of_posterior:
-                log_weights = log_weights + unnormalised_log_likelihood(images.sq_dist(z[rows]), t[rows])
-            yield rows, images, torch.softmax(log_weights, dim=1)
+def weights_of(draws: Draws, images: Images, rows: Tensor, z: Tensor, t: Tensor) -> Tensor:
+    """Return the weights of the images of some rows of z, (b, p), float64, which sum to 1."""
+    log_weights = draws.log_factor[rows, : images.places]
+    if not draws.of_posterior:
+        log_weights = log_weights + unnormalised_log_likelihood(images.sq_dist(z[rows]), t[rows])
+    return torch.softmax(log_weights, dim=1)
+
+
+def warped_weighted_mean(
+    estimator: DrawingEstimator, z: Tensor, t: Tensor, warp: Warp, x_source: Tensor, generator: Generator | None
+) -> Tensor:
+    """Average warped images: the hook `_warped_mean` of the estimators whose draws are near z."""
+    t = t.flatten()
+    near_z, near_t = warp.query(z, t, x_source, estimator.reference.mean())
+    draws = estimator.draw(near_z, near_t, x_source if estimator.uses_source else None, generator)
+
+    # The mean of warped images is the warped mean, so one resampling serves all n images.
+    mean = weighted_mean(estimator.reference, draws, z, t, warp)
+    return warp.apply(mean.to(x_source.dtype))
+
+
+def certificate_of(reference: ReferenceSet, draws: Draws, z: Tensor, t: Tensor) -> Certificate:
+    """Average independent draws like `weighted_mean`, and estimate the error of the mean."""
+    results = ResultRows(len(z))
+    for rows, images in drawn_images(reference, draws):
+        weights = weights_of(draws, images, rows, z, t)
+        mean = images.mean(weights)
+
+        # Weights of single draws, because one place may stand for several.
+        single = weights
+        if draws.copies is not None:
+            single = weights / draws.copies[rows, : images.places].clamp(min=1)
+        sample_size = 1 / (weights * single).sum(1)
+        results.put(rows, mean, sample_size, single.amax(1), sq_error(weights, single, images, mean))
+    return Certificate(*results.columns)
 
 
 def drawn_images(reference: ReferenceSet, draws: Draws, warp: Warp | None = None) -> Iterator[tuple[Tensor, Images]]:
@@ -203,14 +217,24 @@ def sq_error(weights: Tensor, single: Tensor, images: Images, mean: Tensor) -> T
     return torch.where(left > 0, variance, 0.0) / mean.shape[1:].numel()
 
 
-def in_order(parts: Iterable[tuple[Tensor, tuple[Tensor, ...]]], count: int) -> list[Tensor]:
-    """Put the results of parts into the order of all `count` rows, each part as soon as it comes.
+class ResultRows:
+    """Results of pieces, put into the order of all rows, each piece as soon as it comes.
 
-    Parts that wait would lie between the gathered images in memory, and each piece would need new pages.
+    Pieces that wait would lie between the gathered images in memory, and each piece would need new pages.
+
+    Attributes:
+        columns: the results of all rows, (count, ...) each.
     """
-    results: list[Tensor] = []
-    for rows, columns in parts:
-        results = results or [column.new_empty(count, *column.shape[1:]) for column in columns]
-        for result, column in zip(results, columns, strict=True):
-            result[rows] = column
-    return results
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self.columns: list[Tensor] = []
+
+    def put(self, rows: Tensor, *parts: Tensor) -> None:
+        """Put the results of the rows (b,), which are (b, ...) each."""
+        if not self.columns:
+            for part in parts:
+                self.columns.append(part.new_empty(self.count, *part.shape[1:]))
+
+        for column, part in zip(self.columns, parts, strict=True):
+            column[rows] = part

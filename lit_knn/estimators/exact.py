@@ -7,7 +7,8 @@ import torch
 from torch import Generator, Tensor
 
 from lit_knn.common.memory import work_bytes
-from lit_knn.estimators.base import Estimator, Holdings, Query
+from lit_knn.estimators.base import Estimator, Holdings
+from lit_knn.estimators.checks import Query
 from lit_knn.index.precision import is_native, matmul_float32, whole_tiles
 from lit_knn.reference import ReferenceSet
 from lit_knn.reference.streaming import batches_of, stream_sq_dist

@@ -1,13 +1,14 @@
 """The nearest-neighbour estimator, Algorithm 1 of the paper."""
 
-from typing import Self
+from collections.abc import Mapping
+from typing import ClassVar, Self
 
 import torch
 from torch import Generator, Tensor
 
 from lit_knn.estimators.base import Holdings
-from lit_knn.estimators.counts import DEFAULT_K, Count, of_images
-from lit_knn.estimators.draws import DrawingEstimator, Draws, merged
+from lit_knn.estimators.counts import Limit, count, fitted_count, of_images
+from lit_knn.estimators.draws import DrawingEstimator, Draws, merged, warped_weighted_mean, weighted_mean
 from lit_knn.reference import ReferenceSet
 from lit_knn.theory.posterior import direct_sq_dist
 from lit_knn.theory.proposal import Proposal, neighbour_proposal, sample_proposal
@@ -41,16 +42,13 @@ class KNN(DrawingEstimator):
 
     searches = True
     shardable = True
-
-    k = Count(DEFAULT_K, of_images)
+    limits: ClassVar[Mapping[str, Limit]] = {"k": of_images}
 
     def __init__(self, k: int | None = None, n: int | None = None, include_source: bool = False) -> None:
-        self.k, self.n = k, n
+        self.k = count(self, "k", k)
+        self.n = count(self, "n", n)
         self.include_source = include_source
-
-    @property
-    def uses_source(self) -> bool:  # type: ignore[override]
-        return self.include_source
+        self.uses_source = include_source
 
     def bind(self, reference: ReferenceSet) -> Self:
         super().bind(reference)
@@ -60,32 +58,45 @@ class KNN(DrawingEstimator):
         return self
 
     def holds(self, N: int, d: int, pixels: bool, device: torch.device) -> Holdings:
-        return Holdings(neighbours=KNN.k.within(self, N, d))
+        return Holdings(neighbours=fitted_count(self, "k", N, d))
+
+    def _posterior_mean(self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: Generator | None) -> Tensor:
+        t = t.flatten()
+        draws = self.draw(z, t, x_source, generator)
+        return weighted_mean(self.reference, draws, z, t)  # Eq. 11
+
+    _warped_mean = warped_weighted_mean
+
+    def draw(self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: Generator | None) -> Draws:
+        proposal = self.proposal(z, t, x_source)
+        ids, log_q = sample_proposal(proposal, self.n, generator)
+        # The weights are p/q.
+        return merged(ids, -log_q)
 
     def proposal(self, z: Tensor, t: Tensor, x_source: Tensor | None = None) -> Proposal:
-        """Build the proposal for z (B, *shape) at t (B,), Eq. 13 (eq:proposal)."""
+        """Build the proposal for z (B, *shape) at t (B,), Eq. 13 (eq:proposal), with the source of each z if given."""
         sq_dist, ids = self.reference.search(z, self.k)
         sq_dist = sq_dist.double()
-        sq_dist[:, :RECOMPUTED_NEIGHBOURS] = self._exact_sq_dist(z, ids[:, :RECOMPUTED_NEIGHBOURS])
+        nearest = ids[:, :RECOMPUTED_NEIGHBOURS]
+        sq_dist[:, :RECOMPUTED_NEIGHBOURS] = self._exact_sq_dist(z, nearest)
+
         if x_source is not None:
             sq_dist, ids = self._with_source(z, x_source, sq_dist, ids)
         return neighbour_proposal(sq_dist, ids, t, self.reference.N)
-
-    def _draw(self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: Generator | None) -> Draws:
-        proposal = self.proposal(z, t, x_source if self.include_source else None)
-        ids, log_q = sample_proposal(proposal, self.n, generator)
-        return merged(ids, -log_q)
 
     def _with_source(self, z: Tensor, x_source: Tensor, sq_dist: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
         """Add the source of each z as one more neighbour, or id −1 if the source is not needed."""
         source = self.reference.locate(x_source).unsqueeze(1)
         source_sq_dist = self._exact_sq_dist(z, source)
         sq_dist = torch.where(ids == source, source_sq_dist, sq_dist)
+
         # Do not add a source that is farther than all neighbours, because this source would lower the tail.
         farthest = torch.where(ids >= 0, sq_dist, -torch.inf).amax(1, keepdim=True)
         missed = (source >= 0) & (ids != source).all(1, keepdim=True) & (source_sq_dist < farthest)
+
         sq_dist = torch.cat([sq_dist, torch.where(missed, source_sq_dist, torch.inf)], 1)
-        return sq_dist, torch.cat([ids, torch.where(missed, source, -1)], 1)
+        ids = torch.cat([ids, torch.where(missed, source, -1)], 1)
+        return sq_dist, ids
 
     def _exact_sq_dist(self, z: Tensor, ids: Tensor) -> Tensor:
         """Compute ‖z − x‖² from z (B, *shape) to the images of `ids` (B, n), inf for id −1: (B, n), float64."""

@@ -3,7 +3,8 @@
 from torch import Tensor, nn
 
 from lit_knn.common.errors import InputError
-from lit_knn.estimators.base import Estimator, Query
+from lit_knn.estimators.base import Estimator
+from lit_knn.estimators.checks import Query
 from lit_knn.estimators.switched import Parts
 
 

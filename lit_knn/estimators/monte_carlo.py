@@ -3,8 +3,9 @@
 import torch
 from torch import Generator, Tensor
 
-from lit_knn.estimators.base import Estimator, Holdings
-from lit_knn.estimators.draws import DrawingEstimator, Draws, merged
+from lit_knn.estimators.base import Holdings
+from lit_knn.estimators.counts import count
+from lit_knn.estimators.draws import DrawingEstimator, Draws, merged, weighted_mean
 from lit_knn.reference.streaming import all_sq_dist, batches_of
 from lit_knn.theory.posterior import unnormalised_log_likelihood
 
@@ -19,15 +20,17 @@ class MonteCarlo(DrawingEstimator):
         n: draws per z; null for 256.
     """
 
-    _warped_mean = Estimator._warped_mean
-
     def __init__(self, n: int | None = None) -> None:
-        self.n = n
+        self.n = count(self, "n", n)
 
     def holds(self, N: int, d: int, pixels: bool, device: torch.device) -> Holdings:
         return Holdings()
 
-    def _draw(self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: Generator | None) -> Draws:
+    def _posterior_mean(self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: Generator | None) -> Tensor:
+        t = t.flatten()
+        return weighted_mean(self.reference, self.draw(z, t, x_source, generator), z, t)
+
+    def draw(self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: Generator | None) -> Draws:
         ids = self.posterior_ids(z, t, generator)
         return merged(ids, torch.zeros_like(ids, dtype=torch.float64), of_posterior=True)
 

@@ -9,7 +9,8 @@ from torch import Generator, Tensor, nn
 
 from lit_knn.common.errors import InputError
 from lit_knn.common.memory import moved
-from lit_knn.estimators.base import Estimator, Holdings, Query
+from lit_knn.estimators.base import Estimator, Holdings
+from lit_knn.estimators.checks import Query
 from lit_knn.nets.average_velocity import AverageVelocity
 from lit_knn.nets.base import NO_CLASS, ImageNetwork, labels_for
 from lit_knn.nets.flow import FlowDenoiser, FlowNetwork

@@ -9,8 +9,9 @@ from torch import Generator, Tensor
 
 from lit_knn.common.errors import InputError, prefixed
 from lit_knn.common.memory import work_bytes
-from lit_knn.estimators.base import Estimator, Holdings, Query
+from lit_knn.estimators.base import Estimator, Holdings
 from lit_knn.estimators.by_class import copied_apart
+from lit_knn.estimators.checks import Query
 from lit_knn.estimators.counts import check_count
 from lit_knn.reference import ReferenceSet
 
@@ -38,7 +39,8 @@ class Smoothed(Estimator):
             raise InputError(f"Smoothed: {name} takes labels itself; for classes use ByClass(Smoothed(...))")
         if isinstance(width, bool) or not isinstance(width, (int, float)) or not 0 <= width < math.inf:
             raise InputError(f"Smoothed: width must be finite and at least 0, got {width!r}")
-        self.estimator, self.width, self.n = estimator, width, check_count("Smoothed", "n", n)
+        self.estimator, self.width = estimator, width
+        self.n = check_count("Smoothed", "n", n)
         self.part = estimator
         self.needs_reference, self.uses_source = estimator.needs_reference, estimator.uses_source
 

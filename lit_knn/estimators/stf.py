@@ -4,7 +4,8 @@ import torch
 from torch import Generator, Tensor
 
 from lit_knn.estimators.base import Holdings
-from lit_knn.estimators.draws import DrawingEstimator, Draws
+from lit_knn.estimators.counts import count
+from lit_knn.estimators.draws import DrawingEstimator, Draws, warped_weighted_mean, weighted_mean
 
 
 class UniformSNIS(DrawingEstimator):
@@ -19,14 +20,20 @@ class UniformSNIS(DrawingEstimator):
     shardable = True
 
     def __init__(self, n: int | None = None) -> None:
-        self.n = n
+        self.n = count(self, "n", n)
 
     def holds(self, N: int, d: int, pixels: bool, device: torch.device) -> Holdings:
         return Holdings()
 
-    def _draw(self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: Generator | None) -> Draws:
-        size = len(z), self.n - (x_source is not None)
-        ids = torch.randint(self.reference.N, size, device=z.device, generator=generator)
+    def _posterior_mean(self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: Generator | None) -> Tensor:
+        t = t.flatten()
+        return weighted_mean(self.reference, self.draw(z, t, x_source, generator), z, t)
+
+    _warped_mean = warped_weighted_mean
+
+    def draw(self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: Generator | None) -> Draws:
+        others = self.n if x_source is None else self.n - 1
+        ids = torch.randint(self.reference.N, (len(z), others), device=z.device, generator=generator)
         # A source is weighted as if it were one of the draws.
         log_factor = torch.zeros(len(z), self.n, dtype=torch.float64, device=z.device)
         return Draws(ids=ids, log_factor=log_factor, source=x_source)

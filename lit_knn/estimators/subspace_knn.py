@@ -1,8 +1,9 @@
 """The subspace estimator: the leading principal components of all images give the proposal and a correction."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Self
+from typing import ClassVar, Self
 
 import torch
 from torch import Generator, Tensor
@@ -10,8 +11,8 @@ from torch import Generator, Tensor
 from lit_knn.common.errors import InputError
 from lit_knn.common.memory import work_bytes
 from lit_knn.estimators.base import Holdings
-from lit_knn.estimators.counts import DEFAULT_N, DEFAULT_R, Count, of_components, of_images
-from lit_knn.estimators.draws import Certificate, DrawingEstimator, Draws, in_order
+from lit_knn.estimators.counts import Limit, count, fitted_count, of_components, of_images
+from lit_knn.estimators.draws import Certificate, DrawingEstimator, Draws, ResultRows, drawn_images, weights_of
 from lit_knn.index.pca import Projection
 from lit_knn.index.precision import check_compute, compute_dtype, matmul_float32
 from lit_knn.reference import ReferenceSet
@@ -62,12 +63,11 @@ class SubspaceKNN(DrawingEstimator):
     """
 
     shardable = True
-
-    r = Count(DEFAULT_R, of_components)
-    n = Count(DEFAULT_N, of_images)
+    limits: ClassVar[Mapping[str, Limit]] = {"r": of_components, "n": of_images}
 
     def __init__(self, r: int | None = None, n: int | None = None, compute: str = "auto") -> None:
-        self.r, self.n = r, n
+        self.r = count(self, "r", r)
+        self.n = count(self, "n", n)
         self.compute = check_compute("SubspaceKNN", compute)
 
     def bind(self, reference: ReferenceSet) -> Self:
@@ -76,7 +76,7 @@ class SubspaceKNN(DrawingEstimator):
         return self
 
     def holds(self, N: int, d: int, pixels: bool, device: torch.device) -> Holdings:
-        r, dtype = SubspaceKNN.r.within(self, N, d), self._dtype(device)
+        r, dtype = fitted_count(self, "r", N, d), self._dtype(device)
         size = N * (r * dtype.itemsize + 4) + 4 * r * d
         return Holdings(arrays={f"r={r} coordinates, {str(dtype).removeprefix('torch.')}": size})
 
@@ -90,34 +90,46 @@ class SubspaceKNN(DrawingEstimator):
             raise InputError("SubspaceKNN: compute=bfloat16: a CPU rounds the sums of such products; use float32")
         return compute_dtype("SubspaceKNN", self.compute, device)
 
+    def _posterior_mean(self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: Generator | None) -> Tensor:
+        t = t.flatten()
+        draws = self.draw(z, t, x_source, generator)
+        return self._corrected_mean(draws, z, t)
+
     def _warped_mean(self, z: Tensor, t: Tensor, warp: Warp, x_source: Tensor, generator: Generator | None) -> Tensor:
         t = t.flatten()
-        query = warp.query(z, t, x_source, self.reference.mean())
+        near_z, near_t = warp.query(z, t, x_source, self.reference.mean())
         # The proposal only approximates the posterior of warped images, so images with negligible shares may be likely.
-        draws = self._draw(*query, None, generator, negligible_share=0.0)
-        return warp.apply(self._mean(draws, z, t, warp).to(x_source.dtype))
+        draws = self.draw(near_z, near_t, None, generator, negligible_share=0.0)
+        return warp.apply(self._corrected_mean(draws, z, t, warp).to(x_source.dtype))
 
-    def _mean(self, draws: Draws, z: Tensor, t: Tensor, warp: Warp | None = None) -> Tensor:
+    def _corrected_mean(self, draws: SubspaceDraws, z: Tensor, t: Tensor, warp: Warp | None = None) -> Tensor:
+        """Average the drawn images (Eq. 11), minus the known effect of the drawing."""
         # With float32 images, a float64 mean would differ from the mean of the certificate.
         wide = torch.promote_types(z.dtype, torch.float32)
-        parts = (
-            (rows, (images.mean(weights).to(wide), self._excess(weights, draws, rows)))
-            for rows, images, weights in self._weighted(draws, z, t, warp)
-        )
-        mean, excess = in_order(parts, len(z))
+        results = ResultRows(len(z))
+        for rows, images in drawn_images(self.reference, draws, warp):
+            weights = weights_of(draws, images, rows, z, t)
+            results.put(rows, images.mean(weights).to(wide), self._excess(weights, draws, rows))
+
+        mean, excess = results.columns
         # Use one product for all rows, because P is large: reading P again for every few rows would be slow.
         return mean - self._projection().components.expand(excess).view(mean.shape)
 
-    def _certify(self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: Generator | None) -> Certificate:
-        draws, parts, wide = self._draw(z, t, x_source, generator), [], torch.promote_types(z.dtype, torch.float32)
-        for rows, images, weights in self._weighted(draws, z, t):
+    def _certificate(self, draws: Draws, z: Tensor, t: Tensor) -> Certificate:
+        assert isinstance(draws, SubspaceDraws)
+        wide = torch.promote_types(z.dtype, torch.float32)
+        results = ResultRows(len(z))
+        for rows, images in drawn_images(self.reference, draws):
+            weights = weights_of(draws, images, rows, z, t)
             excess = self._projection().components.expand(self._excess(weights, draws, rows)).view(-1, *z.shape[1:])
             mean = images.mean(weights).to(wide) - excess
-            spread = 1 / weights.square().sum(1), weights.amax(1)
-            parts.append((rows, (mean, *spread, self._sq_error(weights, images, mean, excess, draws, rows))))
-        return Certificate(*in_order(parts, len(z)))
 
-    def _draw(
+            sample_size = 1 / weights.square().sum(1)
+            sq_error = self._sq_error(weights, images, mean, excess, draws, rows)
+            results.put(rows, mean, sample_size, weights.amax(1), sq_error)
+        return Certificate(*results.columns)
+
+    def draw(
         self,
         z: Tensor,
         t: Tensor,
@@ -132,10 +144,10 @@ class SubspaceKNN(DrawingEstimator):
         rows_of_piece = max(work_bytes(z.device) // (4 * self.reference.N), MIN_ROWS)
         num_pieces = max(-(-len(z) // rows_of_piece), 1)
         log_share = math.log(negligible_share) if negligible_share > 0 else -math.inf
-        pieces = [
-            self._draw_rows(projection, *rows, log_share, generator)
-            for rows in zip(y.tensor_split(num_pieces), t.tensor_split(num_pieces), strict=True)
-        ]
+
+        pieces = []
+        for y_rows, t_rows in zip(y.tensor_split(num_pieces), t.tensor_split(num_pieces), strict=True):
+            pieces.append(self._draw_rows(projection, y_rows, t_rows, log_share, generator))
         ids, log_factor, sampled, rest_mean = (torch.cat(part) for part in zip(*pieces, strict=True))
         return SubspaceDraws(ids=ids, log_factor=log_factor, sampled=sampled, rest_mean=rest_mean)
 
@@ -165,9 +177,8 @@ class SubspaceKNN(DrawingEstimator):
             mean[some] = _mean_of_rest(rest[some], coordinates)
         return mean
 
-    def _excess(self, weights: Tensor, draws: Draws, rows: Tensor) -> Tensor:
+    def _excess(self, weights: Tensor, draws: SubspaceDraws, rows: Tensor) -> Tensor:
         """Return the known error that the drawing causes in the mean of y: (b, r), float32."""
-        assert isinstance(draws, SubspaceDraws)
         ids, sampled = (part[rows, : weights.shape[1]] for part in (draws.ids, draws.sampled))
         mean = _sums_of_drawn(ids, sampled, self._projection().coordinates)
         mean.div_(sampled.sum(1, keepdim=True).clamp_(min=1))

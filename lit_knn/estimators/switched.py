@@ -8,8 +8,9 @@ import torch
 from torch import Generator, Tensor, nn
 
 from lit_knn.common.errors import InputError, prefixed
-from lit_knn.estimators.base import Estimator, Holdings, Query
+from lit_knn.estimators.base import Estimator, Holdings
 from lit_knn.estimators.by_class import copied_apart
+from lit_knn.estimators.checks import Query
 from lit_knn.estimators.network import Network
 from lit_knn.reference import ReferenceSet
 

@@ -1,12 +1,13 @@
 """The linear estimator of the posterior mean."""
 
-from typing import Self
+from collections.abc import Mapping
+from typing import ClassVar, Self
 
 import torch
 from torch import Generator, Tensor
 
 from lit_knn.estimators.base import Estimator, Holdings
-from lit_knn.estimators.counts import DEFAULT_R, Count, of_components
+from lit_knn.estimators.counts import Limit, count, fitted_count, of_components
 from lit_knn.reference import ReferenceSet
 from lit_knn.reference.principal import components_of
 
@@ -27,13 +28,12 @@ class Wiener(Estimator):
         r: principal components, at most min(N, d); null for 512, or min(N, d) if that is less.
     """
 
-    r = Count(DEFAULT_R, of_components)
-
     deterministic = True
     shardable = True
+    limits: ClassVar[Mapping[str, Limit]] = {"r": of_components}
 
     def __init__(self, r: int | None = None) -> None:
-        self.r = r
+        self.r = count(self, "r", r)
 
     def bind(self, reference: ReferenceSet) -> Self:
         super().bind(reference)
@@ -41,7 +41,7 @@ class Wiener(Estimator):
         return self
 
     def holds(self, N: int, d: int, pixels: bool, device: torch.device) -> Holdings:
-        r = Wiener.r.within(self, N, d)
+        r = fitted_count(self, "r", N, d)
         return Holdings(arrays={f"r={r} components": 4 * r * d})
 
     def _posterior_mean(self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: Generator | None) -> Tensor:

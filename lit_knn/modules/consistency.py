@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from lit_knn.common.errors import InputError
 from lit_knn.common.memory import moved
-from lit_knn.common.rng import Stream, drawn_so_far, keyed_default_rng, keyed_generator
+from lit_knn.common.rng import Stream, rng_state, keyed_default_rng, keyed_generator
 from lit_knn.estimators import Estimator
 from lit_knn.modules.base import EstimatorTraining, check_preconditioning
 from lit_knn.modules.conditioning import Conditioning
@@ -96,23 +96,42 @@ class ConsistencyTraining(EstimatorTraining):
         """Compute Eq. 7 (eq:CM), d(f(z, t), f⁻(ẑ, r)) / (t − r), for each item, (B,), and t, (B,) float64."""
         generator = keyed_generator(x.device, *key)
         t, r = self.draw_levels(len(x), generator)
-        z = forward_noise(x, t, torch.randn(x.shape, device=x.device, generator=generator))
+        noise = torch.randn(x.shape, device=x.device, generator=generator)
+        z = forward_noise(x, t, noise)
         z_hat = self.step_down(z, t, r, self.posterior_mean(x, class_label, generator))
-        if class_label is not None:
-            class_label = moved(class_label, x.device)
-        with keyed_default_rng(x.device, *key, Stream.DROPOUT):
-            student = self.consistency_function(z, t, class_label)
-            drawn = drawn_so_far(x.device)
-        with torch.no_grad(), keyed_default_rng(x.device, *key, Stream.DROPOUT):
-            teacher = self.consistency_function(z_hat, r, class_label)
-            if drawn_so_far(x.device) != drawn:
-                told = f"{type(self).__name__}: the net draws other random numbers with gradients than without"
-                told += ", so student and teacher cannot share dropout masks"
-                raise InputError(f"{told}; if it is compiled, torch.compile has given up on one of the two")
+
+        student, teacher = self._student_and_teacher((z, t), (z_hat, r), class_label, key)
         distance = self.metric(student, teacher)
         if distance.shape != t.shape:
             raise InputError(f"metric must return the distance of each item, {tuple(t.shape)}, got {distance.shape}")
         return consistency_weight(t, r).float() * distance, t
+
+    def _student_and_teacher(
+        self,
+        at_student: tuple[Tensor, Tensor],
+        at_teacher: tuple[Tensor, Tensor],
+        class_label: Tensor | None,
+        key: tuple[int, ...],
+    ) -> tuple[Tensor, Tensor]:
+        """Evaluate the consistency function at (z, t), and without gradient at (ẑ, r), with equal dropout masks."""
+        device = at_student[0].device
+        if class_label is not None:
+            class_label = moved(class_label, device)
+
+        with keyed_default_rng(device, *key, Stream.DROPOUT):
+            student = self.consistency_function(*at_student, class_label)
+            rng_of_student = rng_state(device)
+
+        with torch.no_grad(), keyed_default_rng(device, *key, Stream.DROPOUT):
+            teacher = self.consistency_function(*at_teacher, class_label)
+            rng_of_teacher = rng_state(device)
+
+        if rng_of_teacher != rng_of_student:
+            problem = "the net draws other random numbers with gradients than without"
+            problem += ", so student and teacher cannot share dropout masks"
+            advice = "if it is compiled, torch.compile has given up on one of the two"
+            raise InputError(f"{type(self).__name__}: {problem}; {advice}")
+        return student, teacher
 
     def generative_model(self) -> ConsistencyModel:
         h, shape, chosen = self.hparams, self.known_image_shape(), self.conditioning.chosen_class()

@@ -77,7 +77,8 @@ class ReferenceSet:
         self.N = len(images) * (2 if hflip else 1)
         self.labels = expand_labels(labels, len(images), hflip)
         self._sha256 = sha256
-        self.told: set[str] = set()
+        # Reduced defaults that all classes of the set have been warned of, by estimator and option.
+        self.warned: set[tuple[str, str]] = set()
         self._index_shared = True  # whether all processes of a distributed run hold these images
         self._given_index = copy.copy(index)
         self.index = self._unbuilt_index() if index is None else index
@@ -133,7 +134,7 @@ class ReferenceSet:
         images = view.part(rows) if isinstance(view, RowView) else view[rows]
         labels = torch.full((len(images),), label)
         part = ReferenceSet(images, copy.copy(self._given_index), self.hflip, labels)
-        part.label, part.told = label, self.told
+        part.label, part.warned = label, self.warned
         part._rows = rows if isinstance(rows, slice) else None
         # Processes of a distributed run use classes at different times, and must not wait for each other.
         part._index_shared = False

@@ -205,7 +205,7 @@ def test_a_fault_of_the_program_is_told_in_one_line_with_another_status(monkeypa
 
 
 def test_a_plug_in_that_fails_is_named(monkeypatch, capsys):
-    monkeypatch.setattr("lit_knn.estimators.knn.KNN._draw", lambda *_: {}["missing"])
+    monkeypatch.setattr("lit_knn.estimators.knn.KNN.draw", lambda *_: {}["missing"])
     line = failure_of(["fit", "-c", DEMO, *TINY], capsys)
     assert line == "error: fit: KNN: KeyError: 'missing' (the traceback: --debug)"
 

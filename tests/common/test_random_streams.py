@@ -6,7 +6,7 @@ from collections import deque
 import pytest
 import torch
 
-from lit_knn.common.rng import Stream, following, keyed_default_rng, keyed_generator, seed_from_key
+from lit_knn.common.rng import Stream, keyed_default_rng, keyed_generator, seed_from_key, seeded_from
 from lit_knn.estimators import Estimator, OneSample
 from lit_knn.metrics import error_curve
 from lit_knn.modules import LitEDM, LitICT
@@ -42,7 +42,7 @@ def test_blocks_that_follow_a_generator_draw_other_numbers_and_repeat_with_it():
     def draws():
         generator, drawn = keyed_generator("cpu", 3), []
         for _ in range(3):
-            with following(generator):
+            with seeded_from(generator):
                 drawn.append(torch.rand(1).item())
         return drawn
 

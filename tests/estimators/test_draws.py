@@ -132,8 +132,8 @@ class FirstComponent(FlatIndex):
 class Careless(KNN):
     """Draws without the generator that it gets."""
 
-    def _draw(self, z, t, x_source, generator):
-        return super()._draw(z, t, x_source, None)
+    def draw(self, z, t, x_source, generator):
+        return super().draw(z, t, x_source, None)
 
 
 def test_a_certificate_is_of_the_mean_whatever_the_draws_come_from():

@@ -8,6 +8,7 @@ import torch
 from lit_knn.common.errors import InputError
 from lit_knn.common.settings import describe
 from lit_knn.estimators import KNN, STF, ByClass, MonteCarlo, SubspaceKNN, UniformSNIS, Wiener
+from lit_knn.estimators.counts import DEFAULTS
 from lit_knn.reference import ReferenceSet
 from tests.toys import low_rank_vectors, noisy
 
@@ -36,7 +37,7 @@ def test_a_small_set_takes_down_a_default_and_refuses_a_number_of_ones_own(kind,
     said = bound(estimator, reference)
     assert len(said) == len(counts)
     for line, (name, number) in zip(said, counts.items(), strict=True):
-        assert line.startswith(f"{kind.__name__}: the default {name}={getattr(kind, name).default} is more than ")
+        assert line.startswith(f"{kind.__name__}: the default {name}={DEFAULTS[name]} is more than ")
         assert line.endswith(f" of the reference set; going on with {name}={number}")
     assert not bound(given, reference)
     means = [

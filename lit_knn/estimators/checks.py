@@ -1,0 +1,165 @@
+"""Checks of what an estimator gets and of what it returns. A value that is refused would spoil a training silently."""
+
+import math
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Generator, Tensor
+
+from lit_knn.common.deferred_checks import deferring
+from lit_knn.common.errors import InputError
+from lit_knn.common.memory import moved
+from lit_knn.reference.reference_set import LARGEST_VALUE
+from lit_knn.theory.noise import per_item
+from lit_knn.theory.warp import Warp
+
+if TYPE_CHECKING:
+    from lit_knn.estimators.base import Estimator
+
+# Latents in float32 cannot have a noise level outside the range of float32.
+LEAST_T, MOST_T = torch.finfo(torch.float32).tiny, torch.finfo(torch.float32).max
+
+
+class Query(NamedTuple):
+    """The checked arguments of one call."""
+
+    z: Tensor  # (B, *shape), noisy latents
+    t: Tensor  # (B, 1, …, 1), float64, their noise levels, in the shape of `z`
+    x_source: Tensor | None = None  # (B, *shape), the clean x of each z
+    generator: Generator | None = None  # source of all randomness; None stands for PyTorch's own
+    labels: Tensor | None = None  # (B,), int64, the class of each z, on the CPU or with `z`
+    warp: Warp | None = None  # B maps of images, for the mean of warped images
+
+    def rows(self, rows: Tensor) -> "Query":
+        """Select the items `rows`, (b,) int64, on the CPU or with `z`."""
+        x_source, labels, warp = self.x_source, self.labels, self.warp
+        if labels is not None:
+            labels = labels[rows.to(labels.device)]
+
+        rows = moved(rows, self.z.device)
+        if x_source is not None:
+            x_source = x_source[rows]
+        if warp is not None:
+            warp = warp.rows(rows)
+        return Query(self.z[rows], self.t[rows], x_source, self.generator, labels, warp)
+
+
+def refusal(estimator: "Estimator", problem: str) -> InputError:
+    """Make the error of a call: the name of the class, and what is wrong."""
+    return InputError(f"{type(estimator).__name__}: {problem}")
+
+
+def checked_query(
+    estimator: "Estimator",
+    z: Tensor,
+    t: Tensor | float,
+    x_source: Tensor | None,
+    generator: Generator | None,
+    labels: Tensor | None = None,
+) -> Query:
+    """Check the arguments of a call, `Estimator.posterior_mean`.
+
+    Raises:
+        InputError: a wrong type, shape, device or value.
+    """
+    if not isinstance(z, Tensor) or not z.is_floating_point():
+        kind = z.dtype if isinstance(z, Tensor) else type(z).__name__
+        raise refusal(estimator, f"z must be float, got {kind}")
+
+    if estimator.needs_reference:
+        _check_fits_set(estimator, z)
+    if x_source is not None:
+        _check_source(estimator, x_source, z)
+    if labels is not None:
+        _check_labels(estimator, labels, z)
+
+    t = per_item(t, z).double()
+    if t.ndim > 0 and t.shape[0] not in (1, len(z)):
+        raise refusal(estimator, f"t must be a scalar or ({len(z)},), got {tuple(t.flatten().shape)}")
+
+    # On a GPU a training step checks only its loss, which wrong values spoil.
+    if t.numel() > 0 and not deferring(t.device):
+        _check_values(estimator, z, t, x_source)
+    return Query(z, t.expand(len(z), *[1] * (z.ndim - 1)), x_source, generator, labels)
+
+
+def _check_fits_set(estimator: "Estimator", z: Tensor) -> None:
+    reference = estimator.reference
+    if z.ndim == 1 or z.shape[1:] != reference.shape:
+        shape = ", ".join(str(size) for size in reference.shape)
+        raise refusal(estimator, f"z must be (B, {shape}), got {tuple(z.shape)}")
+
+    if z.device != reference.device:
+        device = reference.device
+        raise refusal(estimator, f"z is on {z.device}, the reference set on {device}: call reference.to()")
+
+
+def _check_source(estimator: "Estimator", x_source: Tensor, z: Tensor) -> None:
+    if x_source.shape != z.shape:
+        raise refusal(estimator, f"x_source has shape {tuple(x_source.shape)}, z has {tuple(z.shape)}")
+    if not x_source.is_floating_point():
+        raise refusal(estimator, f"x_source must be float, in model space, got {x_source.dtype}")
+
+
+def _check_labels(estimator: "Estimator", labels: Tensor, z: Tensor) -> None:
+    if not estimator.takes_labels:
+        by_class = f"ByClass({type(estimator).__name__}(...))"
+        raise refusal(estimator, f"labels are given, but it averages over all classes; use {by_class}")
+
+    if labels.dtype != torch.int64 or labels.shape != (len(z),):
+        raise refusal(estimator, f"labels must be ({len(z)},) int64, got {tuple(labels.shape)} {labels.dtype}")
+
+
+def _check_values(estimator: "Estimator", z: Tensor, t: Tensor, x_source: Tensor | None) -> None:
+    """Refuse values for which there is no mean."""
+    sizes = {"z": largest_size(z)}
+    if x_source is not None:
+        sizes["x_source"] = largest_size(x_source)
+
+    # One transfer brings all values from a GPU. A comparison with NaN is false.
+    low, high, *values = torch.stack([*torch.aminmax(t), *sizes.values()]).tolist()
+    if not (low >= LEAST_T and high <= MOST_T):
+        value = high if low >= LEAST_T else low
+        between = f" and between {LEAST_T:.3g} and {MOST_T:.3g}" if value > 0 else ""
+        raise refusal(estimator, f"t must be finite and above 0{between}, got {value}")
+
+    for name, size in zip(sizes, values, strict=True):
+        if not math.isfinite(size):
+            raise refusal(estimator, f"{name} holds a value that is not finite")
+        if size > LARGEST_VALUE:
+            limit = f"float32 can square sums up to {LARGEST_VALUE:g}"
+            raise refusal(estimator, f"{name} holds {size:.3g}, {limit}")
+
+
+def checked_mean(estimator: "Estimator", mean: Any, z: Tensor) -> Tensor:
+    """Return the mean of a hook in the dtype of `z`. It must be finite, and have the shape and device of `z`."""
+    if not isinstance(mean, Tensor) or mean.shape != z.shape or mean.device != z.device:
+        result = f"{tuple(mean.shape)} on {mean.device}" if isinstance(mean, Tensor) else type(mean).__name__
+        expected = f"{tuple(z.shape)} on {z.device}"
+        raise refusal(estimator, f"the posterior mean must be a tensor {expected}, got {result}")
+
+    # On a GPU this check would wait. The next call refuses the value, and so does the loss of a training step.
+    if not mean.is_cuda and not largest_size(mean) < torch.inf:
+        raise refusal(estimator, "the estimate of the posterior mean is not finite")
+    return mean.to(z.dtype)
+
+
+def check_warp(estimator: "Estimator", z: Tensor, x_source: Tensor | None, warp: Warp) -> None:
+    """Check the arguments that only `Estimator.warped_mean` has."""
+    if not estimator.can_warp:
+        raise refusal(estimator, "cannot estimate the posterior of warped images")
+    if z.ndim != 4:
+        raise refusal(estimator, f"only images (B, C, H, W) can be warped, got z of shape {tuple(z.shape)}")
+    if x_source is None:
+        raise refusal(estimator, "the mean of warped images needs x_source, the clean images")
+
+    flips, theta = tuple(warp.flips.shape), tuple(warp.theta.shape)
+    if (flips, theta) != ((len(z), 2), (len(z), 2, 3)):
+        raise refusal(estimator, f"warp must have {len(z)} maps, got flips {flips} and theta {theta}")
+
+
+def largest_size(values: Tensor) -> Tensor:
+    """Return the largest absolute value, a float64 scalar; NaN if one value is NaN."""
+    if values.numel() == 0:
+        return values.new_zeros((), dtype=torch.float64)
+    return values.detach().abs().amax().double()
