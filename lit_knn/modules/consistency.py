@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from lit_knn.common.errors import InputError
 from lit_knn.common.memory import moved
-from lit_knn.common.rng import Stream, rng_state, keyed_default_rng, keyed_generator
+from lit_knn.common.rng import Stream, keyed_default_rng, keyed_generator, rng_state
 from lit_knn.estimators import Estimator
 from lit_knn.modules.base import EstimatorTraining, check_preconditioning
 from lit_knn.modules.conditioning import Conditioning
