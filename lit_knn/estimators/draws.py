@@ -152,39 +152,73 @@ def certificate_of(reference: ReferenceSet, draws: Draws, z: Tensor, t: Tensor) 
 def drawn_images(reference: ReferenceSet, draws: Draws, warp: Warp | None = None) -> Iterator[tuple[Tensor, Images]]:
     """Yield rows (b,) and their images, in bounded memory, in any order.
 
-    Each piece has rows with similar numbers of used places. On a GPU, unused places are gathered, too, because the host
-    would wait for their number. A sharded set first fetches all images at once, each image once.
+    On CUDA the images stay in the set if they can. A sharded set first fetches all images at once, each image once.
     """
-    ids, B, n = draws.ids, *draws.ids.shape
-    place = torch.arange(n, device=ids.device)
-    is_used = draws.log_factor[:, draws.log_factor.shape[1] - n :] > -torch.inf
-    used = (is_used * (place + 1)).amax(1) if n else ids.new_zeros(B)
+    ids = draws.ids
+    used = used_places(draws)
     if reference.sharded:
         # Unused places get the first image of the row, which is fetched anyway.
+        place = torch.arange(ids.shape[1], device=ids.device)
         ids = torch.where(place < used.unsqueeze(1), ids, ids[:, :1])
+
     local, ids = reference.fetch(ids)
     if warp is None and stays_stored(local):
-        yield torch.arange(B, device=ids.device), Stored(local, ids, draws.source)
+        yield torch.arange(len(ids), device=ids.device), Stored(local, ids, draws.source)
         return
+
     if not ids.is_cuda:
         # The C library returns memory to the system once the free memory exceeds twice the largest array freed so far.
         # New pages for each piece would take as long as the sums. So free a larger array first, without writing to it.
         torch.empty(6 * GATHER_BYTES, dtype=torch.uint8)
-    order = used.argsort()
-    sizes = [n] * B if ids.is_cuda else used[order].tolist()
-    budget = GATHER_BYTES * (GPU_FACTOR if ids.is_cuda else 1) // (4 * reference.d)
-    start = 0
-    # Yield once even when empty, so that callers can join the results.
-    while start < B or start == 0:
-        stop = min(start + 1, B)
-        while stop < B and sizes[stop] <= 2 * sizes[start] and (stop + 1 - start) * sizes[stop] <= budget:
-            stop += 1
-        rows = order[start:stop]
-        x = local.take(ids[rows, : sizes[stop - 1] if B else n])
+
+    for rows, places in pieces(used, ids.shape[1], reference.d):
+        x = local.take(ids[rows, :places])
         if draws.source is not None:
-            x = torch.cat([draws.source[rows].unsqueeze(1).to(x.dtype), x], 1)
+            source = draws.source[rows].unsqueeze(1)
+            x = torch.cat([source.to(x.dtype), x], 1)
         yield rows, Gathered(x, None if warp is None else warp.rows(rows))
-        start = max(stop, 1)
+
+
+def used_places(draws: Draws) -> Tensor:
+    """Count the places of each row up to the last one that is used, (B,)."""
+    B, p = draws.ids.shape
+    if p == 0:
+        return draws.ids.new_zeros(B)
+
+    is_used = draws.log_factor[:, -p:] > -torch.inf
+    place = torch.arange(p, device=draws.ids.device)
+    return (is_used * (place + 1)).amax(1)
+
+
+def pieces(used: Tensor, p: int, d: int) -> Iterator[tuple[Tensor, int]]:
+    """Yield rows with similar numbers of used places, and the largest of these numbers.
+
+    The images of a piece take at most `GATHER_BYTES`. On a GPU all p places count, because the host would wait for
+    their number. An empty batch has one empty piece, so that callers can join the results.
+
+    Args:
+        used: (B,), see `used_places`.
+        p: places of each row.
+        d: dimension of an image.
+    """
+    B = len(used)
+    order = used.argsort()
+    images = GATHER_BYTES // (4 * d)
+    if used.is_cuda:
+        sizes = [p] * B
+        images = GPU_FACTOR * GATHER_BYTES // (4 * d)
+    else:
+        sizes = used[order].tolist()
+
+    if B == 0:
+        yield order, p
+    start = 0
+    while start < B:
+        stop = start + 1
+        while stop < B and sizes[stop] <= 2 * sizes[start] and (stop + 1 - start) * sizes[stop] <= images:
+            stop += 1
+        yield order[start:stop], sizes[stop - 1]
+        start = stop
 
 
 def merged(ids: Tensor, log_factor: Tensor, of_posterior: bool = False) -> Draws:

@@ -28,12 +28,17 @@ class Parts(Estimator):
     """
 
     def __init__(self, **parts: Estimator | nn.Module) -> None:
-        self.options: dict[str, Estimator] = {}
+        options = {}
         for name, part in parts.items():
-            self.options[name] = Network(part) if isinstance(part, nn.Module) else part
+            options[name] = Network(part) if isinstance(part, nn.Module) else part
+        self._hold(options)
 
-        vars(self).update(self.options)
-        first, second = self.parts = tuple(self.options.values())
+    def _hold(self, options: dict[str, Estimator]) -> None:
+        """Take the two estimators, and the flags that follow from theirs."""
+        self.options = options
+        vars(self).update(options)
+        first, second = self.parts = tuple(options.values())
+
         self.needs_reference = first.needs_reference or second.needs_reference
         self.deterministic = first.deterministic and second.deterministic
         self.uses_source = first.uses_source or second.uses_source
@@ -50,9 +55,10 @@ class Parts(Estimator):
 
     def by_class(self, wrap: Callable[[Estimator], Estimator]) -> Estimator:
         """Wrap each part, because a network and `OneSample` take labels themselves."""
-        # A copy, because the constructor of a user's subclass may take other arguments than the parts.
+        options = {name: part.by_class(wrap) for name, part in self.options.items()}
+        # The constructor of a user's subclass may take other arguments than the parts, so this is a copy.
         wrapped: Any = copied_apart(self)
-        Parts.__init__(wrapped, **{name: part.by_class(wrap) for name, part in self.options.items()})
+        wrapped._hold(options)
         wrapped._arguments = wrapped.settings()
         return wrapped
 
