@@ -8,7 +8,8 @@ from typing import Any
 
 import yaml
 
-from lit_knn.commands.report import read_average, read_distances, table
+from lit_knn.commands.report_page import table
+from lit_knn.commands.report_runs import read_average, read_distances
 from lit_knn.common.errors import printable
 from lit_knn.common.pixels import are_pictures
 from lit_knn.common.tables import TITLES

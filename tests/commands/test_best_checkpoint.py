@@ -14,7 +14,7 @@ from pytorch_lightning.strategies import SingleDeviceStrategy
 
 import lit_knn
 from lit_knn.commands.best import BestCheckpoint
-from lit_knn.commands.report import read_distances
+from lit_knn.commands.report_runs import read_distances
 from lit_knn.common.tables import read_rows
 from lit_knn.data import Digits
 from lit_knn.metrics import FidelityMeasure, Pixels

@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from sklearn.datasets import load_digits
 
 from lit_knn import estimators
-from lit_knn.commands.report import read_run
+from lit_knn.commands.report_runs import read_run
 from lit_knn.common.tables import write_rows
 from lit_knn.data import Digits
 from lit_knn.estimators import KNN, Estimator, Exact, OneSample

@@ -1,0 +1,154 @@
+"""The page of `lit-knn report` in Markdown: runs side by side, and the settings that differ."""
+
+from collections.abc import Sequence
+
+from lit_knn.commands.report_runs import Run
+from lit_knn.common.tables import TITLES
+from lit_knn.figures.training_curves import best_point
+
+
+def markdown(runs: Sequence[Run]) -> str:
+    """Make the report; times are compared with those of the first one-sample run, or else of the first run."""
+    baseline = runs[0]
+    for run in reversed(runs):
+        if run.curve.estimator == "OneSample":
+            baseline = run
+
+    columns = [cells(run, runs, baseline) for run in runs]
+    results = []
+    for label in columns[0]:
+        results.append([label, *(column[label] for column in columns)])
+
+    lines = ["# Training runs", "", *table(results), ""]
+    lines.append(f"Time per image is relative to {baseline.folder} ({baseline.curve.method}), without validations.")
+    if len(runs) > 1:
+        lines.append("Trainings of other seeds show how much of a difference between the distances is chance.")
+
+    lines += ["", "## Settings that differ", ""]
+    rows = differences(runs)
+    if rows:
+        header = ["setting", *(run.folder for run in runs)]
+        lines += table([header, *rows])
+    else:
+        lines.append("None.")
+    return "\n".join(lines) + "\n"
+
+
+def cells(run: Run, runs: Sequence[Run], baseline: Run) -> dict[str, str]:
+    """Return the column of a run in the first table, by row label. The labels are those of all `runs`."""
+    record = run.record
+    time = record.time
+    speed = "-"
+    share = "-"
+    if time.seconds:
+        speed = f"{time.images_per_second:.4g}"
+        share = f"{time.estimator_share:.1%}"
+
+    return {
+        "run": run.folder,
+        "estimator": run.curve.method,
+        "seed": str(run.config.get("seed_everything", "-")),
+        "status": record.status,
+        "steps": f"{record.step:,}",
+        "images seen": f"{record.images_seen:,}",
+        **distance_cells(run, runs),
+        "hours of training": f"{time.seconds / 3600:.3g}",
+        "images/s": speed,
+        "estimator's share": share,
+        "time per image": _relative_time(run, baseline),
+        "memory, GPU": f"{record.memory_gb:.2f} GB, {record.gpu_memory_gb:.2f} GB",
+        "hardware": "; ".join(time.hardware) or "-",
+        "data": _data_cell(run),
+        "revision": record.revision or "-",
+        "started": record.started,
+    }
+
+
+def _relative_time(run: Run, baseline: Run) -> str:
+    speed = run.record.time.images_per_second
+    speed_of_baseline = baseline.record.time.images_per_second
+    if speed > 0 and speed_of_baseline > 0:
+        return f"{speed_of_baseline / speed:.1%}"
+    return "-"
+
+
+def _data_cell(run: Run) -> str:
+    data = run.record.data
+    text = str(data.get("class", "-"))
+    if "images" not in data:
+        return text
+
+    shape = "x".join(str(size) for size in data["shape"])
+    flipped = " flipped" if data["hflip"] else ""
+    # The first digits of the fingerprint distinguish other images.
+    return f"{text} {data['images']:,} x {shape}{flipped} ({data['fingerprint'][:8]})"
+
+
+def distance_cells(run: Run, runs: Sequence[Run]) -> dict[str, str]:
+    """Return best and last value of each metric; runs of unequal lengths are also compared at the last common point."""
+    metrics: dict[str, None] = {}
+    for each in runs:
+        metrics.update(dict.fromkeys(each.curve.distances))
+
+    result = {}
+    for metric in metrics:
+        title = TITLES.get(metric, metric)
+        points = run.curve.distances.get(metric, [])
+        result[title] = "-"
+        if points:
+            best, last = best_point(points, metric), points[-1]
+            result[title] = f"{best[1]:.4g} at {best[0]:,}"
+            if best != last:
+                result[title] += f", at the end {last[1]:.4g}"
+
+        images = last_common_point(metric, runs)
+        if images is not None:
+            value = dict(points).get(images)
+            result[f"{title} at {images:,} images"] = "-" if value is None else f"{value:.4g}"
+    return result
+
+
+def last_common_point(metric: str, runs: Sequence[Run]) -> int | None:
+    """Return the most images at which all runs with this metric measured it; None if they end at the same number."""
+    measured = []
+    for run in runs:
+        if metric in run.curve.distances:
+            measured.append({images for images, _ in run.curve.distances[metric]})
+
+    shared = set.intersection(*measured)
+    ends = {max(images) for images in measured}
+    if not shared or len(ends) == 1:
+        return None
+    return max(shared)
+
+
+def differences(runs: Sequence[Run]) -> list[list[str]]:
+    """List what differs between the runs: settings, then versions and number of processes."""
+    configs = [run.config for run in runs]
+    versions = []
+    for run in runs:
+        versions.append({"python": run.record.python, "processes": run.record.processes, **run.record.packages})
+
+    rows = []
+    for sources in (configs, versions):
+        names: dict[str, None] = {}
+        for source in sources:
+            names.update(dict.fromkeys(source))
+
+        for name in names:
+            values = [str(source.get(name, "-")) for source in sources]
+            if len(set(values)) > 1:
+                rows.append([name, *values])
+    return rows
+
+
+def table(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Make the lines of a Markdown table; the first row is the header."""
+    lines = []
+    for row in rows:
+        # A cell is one line, and a bar would end it.
+        escaped = [" ".join(cell.split()).replace("|", "\\|") for cell in row]
+        lines.append("| " + " | ".join(escaped) + " |")
+
+    lines.insert(1, "|" + "---|" * len(rows[0]))
+    return lines

@@ -1,0 +1,157 @@
+"""Reading of the folders of training runs for `lit-knn report`."""
+
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lit_knn import estimators
+from lit_knn.commands.cli.save_config import pairs
+from lit_knn.common.checkpoint_file import KEPT_NAME, read_checkpoint_file
+from lit_knn.common.errors import InputError
+from lit_knn.common.tables import AVERAGES_PREFIX, CHECKPOINTS_PREFIX, FIDELITY_CSV, HELD_OUT, read_rows
+from lit_knn.data.files import reading
+from lit_knn.estimators.base import Estimator
+from lit_knn.estimators.counts import DEFAULTS
+from lit_knn.figures.training_curves import Points, TrainingCurve
+from lit_knn.runs.folder import RunFolder
+from lit_knn.runs.record import Record, read_record
+
+# All other columns of the tables are metrics, but for deviations, `…_std`.
+POINT_COLUMNS = {"step", "images_seen", "num_samples", "checkpoint", "seconds", "settings", "ema"}
+
+Distances = dict[str, dict[int, float]]
+"""The values of each metric, by the images seen."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """Holds what is in the folder of a training run; `config` has all settings but null, by dotted names."""
+
+    folder: str
+    config: dict[str, Any]
+    record: Record
+    curve: TrainingCurve
+
+
+def read_run(folder: str) -> Run:
+    """Read the folder of a training run; raise InputError if a file is missing or damaged."""
+    run = RunFolder(Path(folder))
+    settings = run.config()
+    record = read_record(run.path)
+
+    config: dict[str, Any] = {}
+    for name, value in settings.items():
+        config.update(pairs(name, value))
+
+    name, k, n = estimator_of(settings, record.data.get("images", sys.maxsize))
+    distances = read_distances(run.parts())
+    return Run(folder, config, record, TrainingCurve(folder, name, k, n, distances, ms_per_image(record)))
+
+
+def ms_per_image(record: Record) -> tuple[float, float]:
+    """Return the milliseconds per image of the estimator, and of the rest of a training."""
+    time = record.time
+    if not time.images:
+        return 0.0, 0.0
+
+    rest = time.seconds - time.estimator_seconds
+    return 1000 * time.estimator_seconds / time.images, 1000 * rest / time.images
+
+
+def estimator_of(settings: dict[str, Any], images: int) -> tuple[str, int | None, int | None]:
+    """Return class name, k and n of the estimator of a run's configuration; "-" for a model without an estimator."""
+    estimator = settings["model"].get("init_args", {}).get("estimator") or {}
+    options = estimator.get("init_args") or {}
+    name = estimator.get("class_path", "-").rpartition(".")[2]
+    # The classes of this package tell what null stands for.
+    kind = getattr(estimators, name, None)
+
+    counts: dict[str, int | None] = {}
+    for option in ("k", "n"):
+        value = options.get(option)
+        if value is None and option in options and kind is not None and issubclass(kind, Estimator):
+            value = DEFAULTS[option]
+            if option in kind.limits:
+                value = min(value, images)
+        counts[option] = value
+    return name, counts["k"], counts["n"]
+
+
+def read_distances(parts: Sequence[Path]) -> dict[str, Points]:
+    """Read `fidelity.csv` of all parts of a training; the tables of `best` in the last part take precedence."""
+    distances: Distances = {}
+    for part in parts:
+        rows = _read_table(part / FIDELITY_CSV)
+        if distances:
+            distances = _before(distances, _first_image(part, rows))
+        for metric, points in rows.items():
+            distances[metric] = distances.get(metric, {}) | points
+
+    for path in sorted(parts[-1].glob(f"{CHECKPOINTS_PREFIX}*.csv")):
+        distances |= _read_table(path)
+    return _as_points(distances)
+
+
+def _first_image(part: Path, rows: Distances) -> float:
+    """Return the number of images at which a part of a training takes over from the part before.
+
+    The part before may have gone on after the checkpoint that this part began with.
+    """
+    begin = float("inf")
+    for points in rows.values():
+        begin = min(begin, *points)
+
+    start = RunFolder(part).start()
+    if start is not None:
+        kept_name = KEPT_NAME.fullmatch(Path(start).name)
+        # The checkpoint may have been removed.
+        with suppress(InputError):
+            if kept_name:
+                seen = int(kept_name[1])
+            else:
+                seen = read_checkpoint_file(start, mmap=True).get("images_seen", 0)
+            begin = min(begin, seen + 1)
+    return begin
+
+
+def _before(distances: Distances, begin: float) -> Distances:
+    """Return the values that were measured before so many images."""
+    earlier = {}
+    for metric, points in distances.items():
+        earlier[metric] = {seen: value for seen, value in points.items() if seen < begin}
+    return earlier
+
+
+def read_average(folder: Path, length: float) -> dict[str, Points]:
+    """Read what `best` measured of the average of a relative length, from the tables in the folder of averages."""
+    distances: Distances = {}
+    for path in sorted(folder.glob(f"{AVERAGES_PREFIX}*.csv")):
+        distances |= _read_table(path, length)
+    return _as_points(distances)
+
+
+def _as_points(distances: Distances) -> dict[str, Points]:
+    """Sort metrics by name, and their values by images; leave out what has no value."""
+    return {metric: sorted(points.items()) for metric, points in sorted(distances.items()) if points}
+
+
+def _read_table(path: Path, length: float | None = None) -> Distances:
+    """Read a table that may be missing; only the rows of one average, if its relative length is given."""
+    if not path.is_file():
+        return {}
+
+    distances: Distances = {}
+    # Somebody may have edited the table.
+    with reading(path):
+        for row in read_rows(path):
+            if length is not None and float(row["ema"]) != length:
+                continue
+            for metric in row.keys() - POINT_COLUMNS:
+                is_deviation = metric.removesuffix(HELD_OUT).endswith("_std")
+                if row[metric] not in ("", "nan") and not is_deviation:
+                    points = distances.setdefault(metric, {})
+                    points[int(row["images_seen"])] = float(row[metric])
+    return distances
