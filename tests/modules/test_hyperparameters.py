@@ -9,8 +9,8 @@ import pytest
 import torch
 import yaml
 
-import lit_knn.estimators
 from lit_knn.estimators import OneSample
+from lit_knn.estimators.counts import DEFAULTS
 from lit_knn.modules import LitEDM, LitICT
 from tests.config_files import CONFIGS, resolved
 from tests.watched import WatchedNet
@@ -64,7 +64,7 @@ def option(config, key):
     if isinstance(value, dict):
         value = value["class_path"]
     if value is None and owner.startswith("lit_knn.estimators."):
-        return getattr(getattr(lit_knn.estimators, owner.rpartition(".")[2]), part).default
+        return DEFAULTS[part]
     return value.rpartition(".")[2] if isinstance(value, str) and value.startswith("lit_knn.") else value
 
 
