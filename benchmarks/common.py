@@ -84,7 +84,9 @@ class Output:
 
     def __init__(self, stem: Path | None, *ends: str) -> None:
         self.stem = stem
-        taken = next((path for path in map(self.path, ends) if path is not None and path.exists()), None)
+        taken = next(
+            (path for path in map(self.path, ends) if path is not None and path.exists()), None
+        )
         if taken is not None:
             raise InputError(f"--output: {taken} exists; nothing is overwritten")
         if stem is not None:

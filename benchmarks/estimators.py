@@ -26,7 +26,17 @@ from benchmarks.common import Entry, Output, Rows, ThreeLines, cell, in_own_proc
 from lit_knn.common.errors import told_in_one_line
 from lit_knn.common.memory import process_bytes
 from lit_knn.data.reading import reference_from
-from lit_knn.estimators import KNN, STF, Estimator, Exact, MonteCarlo, OneSample, SubspaceKNN, UniformSNIS, Wiener
+from lit_knn.estimators import (
+    KNN,
+    STF,
+    Estimator,
+    Exact,
+    MonteCarlo,
+    OneSample,
+    SubspaceKNN,
+    UniformSNIS,
+    Wiener,
+)
 from lit_knn.figures import save_figure
 from lit_knn.figures.style import dress, looks
 from lit_knn.index import FaissIndex, SubspaceIndex, TorchIndex
@@ -76,12 +86,18 @@ def level(text: str) -> str:
 
 
 def timed_errors(
-    estimators: Mapping[str, Estimator], images: Tensor, at: str, args: argparse.Namespace, exact: Estimator
+    estimators: Mapping[str, Estimator],
+    images: Tensor,
+    at: str,
+    args: argparse.Namespace,
+    exact: Estimator,
 ) -> dict[str, dict[str, Tensor]]:
     """Measure errors and times with `repeated_errors` at all latents. The estimators' first calls are not counted."""
     found: dict[str, list[dict[str, Tensor]]] = {name: [] for name in estimators}
     for repeat in range(args.repeats + 1):
-        drawn = log_normal_sigmas(args.batch, generator=torch.Generator().manual_seed(repeat)).float()
+        drawn = log_normal_sigmas(
+            args.batch, generator=torch.Generator().manual_seed(repeat)
+        ).float()
         t = drawn.view(-1, *[1] * (images.ndim - 1)) if at == "EDM" else float(at)
         z, x = NoisyLatents(ReferenceSet(images), args.batch, repeat).batch(range(args.batch), t)
         mu = z.double() if repeat == 0 else exact.posterior_mean(z.double(), t)
@@ -106,7 +122,14 @@ def measure(estimators: Mapping[str, Estimator], images: Tensor, args: argparse.
         for name, values in found.items():
             mse, mse_se = mean_and_error(values["mse"])
             share, share_se = share_and_error(values["mse"], found[PLAIN]["mse"])
-            row = {"t": t, "estimator": name, "mse": mse, "mse_se": mse_se, "share": share, "share_se": share_se}
+            row = {
+                "t": t,
+                "estimator": name,
+                "mse": mse,
+                "mse_se": mse_se,
+                "share": share,
+                "share_se": share_se,
+            }
             rows.append({**row, "seconds": values[TIME].mean().item() * args.batch / 1000})
         print(f"t={t} measured", file=sys.stderr, flush=True)
     return rows
@@ -136,12 +159,16 @@ def table(rows: Rows, memory: dict[str, int]) -> str:
     of = {(row["t"], row["estimator"]): row for row in rows}
     time = {name: np.mean([of[t, name]["seconds"] for t in levels]) for name in memory}
     at = [f"t = {t}" for t in levels]
-    errors = [["estimator", *(f"MSE, {head}" for head in at), "time", "of plain", "memory of one call"]]
+    errors = [
+        ["estimator", *(f"MSE, {head}" for head in at), "time", "of plain", "memory of one call"]
+    ]
     shares = [["estimator", *(f"MSE, {head}" for head in at)]]
     for name, mib in memory.items():
         own = [of[t, name] for t in levels]
         mse = (cell(row["mse"], row["mse_se"]) for row in own)
-        errors.append([name, *mse, f"{time[name]:.3f} s", f"{time[name] / time[PLAIN]:.2f}", f"{mib} MiB"])
+        errors.append(
+            [name, *mse, f"{time[name]:.3f} s", f"{time[name] / time[PLAIN]:.2f}", f"{mib} MiB"]
+        )
         shares.append([name, *(cell(row["share"], row["share_se"]) for row in own)])
     return f"{markdown(errors)}\n\nSquared error as a share of the plain method's:\n\n{markdown(shares)}"
 
@@ -160,12 +187,18 @@ def pareto_figure(rows: Rows) -> Figure:
             error, spread = max(row["mse"], LEAST_SHOWN), row["mse_se"]
             shown = spread > 0 and error > LEAST_SHOWN
             bar = [[min(spread, error - max(error / 10, LEAST_SHOWN))], [spread]] if shown else None
-            style = styles[row["estimator"]] | {"markersize": 6, "linestyle": "none", "linewidth": 1}
+            style = styles[row["estimator"]] | {
+                "markersize": 6,
+                "linestyle": "none",
+                "linewidth": 1,
+            }
             axes.errorbar(row["seconds"], error, bar, label=row["estimator"], **style)
         dress(axes, "xy", title=f"t = {t}")
     for axes in figure.axes[-columns:]:
         axes.set_xlabel("seconds a call")
-    figure.supylabel(f"MSE per dimension ± standard error (below {LEAST_SHOWN:g}: at {LEAST_SHOWN:g})")
+    figure.supylabel(
+        f"MSE per dimension ± standard error (below {LEAST_SHOWN:g}: at {LEAST_SHOWN:g})"
+    )
     handles, labels = figure.axes[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=5, fontsize=8)
     return figure
@@ -174,15 +207,28 @@ def pareto_figure(rows: Rows) -> Figure:
 @told_in_one_line()
 def main() -> None:
     """Parse the command line, measure, print, and write the requested files."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, required=True, help="prepared file, zip or folder of images, .npy or .npz")
-    parser.add_argument("--t", type=level, nargs="+", default=list(LEVELS), help="noise levels, or EDM")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--data",
+        type=Path,
+        required=True,
+        help="prepared file, zip or folder of images, .npy or .npz",
+    )
+    parser.add_argument(
+        "--t", type=level, nargs="+", default=list(LEVELS), help="noise levels, or EDM"
+    )
     parser.add_argument("--batch", type=int, default=128, help="latents per call")
-    parser.add_argument("--repeats", type=int, default=4, help="calls averaged, each with new latents")
+    parser.add_argument(
+        "--repeats", type=int, default=4, help="calls averaged, each with new latents"
+    )
     parser.add_argument("--k", type=int, default=2048, help="neighbours")
     parser.add_argument("--n", type=int, default=256, help="images gathered")
     names = list(entries(1, 1))
-    parser.add_argument("--estimators", nargs="+", choices=names, default=names, help="which, besides the plain one")
+    parser.add_argument(
+        "--estimators", nargs="+", choices=names, default=names, help="which, besides the plain one"
+    )
     parser.add_argument("--output", type=Path, help="stem of the files to write")
     args = parser.parse_args()
     images = reference_from(args.data).images
@@ -191,7 +237,9 @@ def main() -> None:
     rows = measure(estimators, images, args)
     output.write_rows(rows)  # Rows are saved before memory is measured, because that may fail.
     text = table(rows, peak_memory_of_each(args))
-    shape = f"N = {len(images)}, d = {images[0].numel()}, B = {args.batch}, k = {args.k}, n = {args.n}"
+    shape = (
+        f"N = {len(images)}, d = {images[0].numel()}, B = {args.batch}, k = {args.k}, n = {args.n}"
+    )
     output.tell(f"{shape}, {torch.get_num_threads()} threads, torch {torch.__version__}\n\n{text}")
     if args.output is not None:
         save_figure(pareto_figure(rows), args.output)

@@ -52,7 +52,9 @@ class Recipe:
         group = np.arange(number) * groups // number
         # Each group has its own part of the source; the parts are as equal as whole images allow.
         first, last = group * len(order) // groups, (group + 1) * len(order) // groups
-        places = first[:, None] + (rng.random((number, 2)) * (last - first)[:, None]).astype(np.int64)
+        places = first[:, None] + (rng.random((number, 2)) * (last - first)[:, None]).astype(
+            np.int64
+        )
         self.ids = order[places]
         self.weights = rng.integers(WEIGHT_UNIT // 2, WEIGHT_UNIT + 1, number, np.uint16)
         self.shifts = rng.integers(0, 2 * MAX_SHIFT + 1, (number, 2, 2), np.uint8)
@@ -61,7 +63,12 @@ class Recipe:
 
 
 def generated_source(
-    images: np.ndarray, labels: np.ndarray | None, number: int, size: int | None, classes: int | None, seed: int
+    images: np.ndarray,
+    labels: np.ndarray | None,
+    number: int,
+    size: int | None,
+    classes: int | None,
+    seed: int,
 ) -> Source:
     """Make a `Source` of generated images for `write_prepared`. `Recipe` explains `number`, `classes` and `seed`.
 
@@ -81,7 +88,9 @@ def generated_source(
     margin = ((0, 0), (0, 0), (MAX_SHIFT, MAX_SHIFT), (MAX_SHIFT, MAX_SHIFT))
     padded = np.pad(images, margin, mode="reflect" if min(height, width) > MAX_SHIFT else "edge")
     recipe = Recipe(labels, number, classes, seed)
-    rows, columns = (None, None) if size is None else (resizing(height, size), resizing(width, size))
+    rows, columns = (
+        (None, None) if size is None else (resizing(height, size), resizing(width, size))
+    )
 
     def part(i: int, which: int) -> np.ndarray:
         top, left = recipe.shifts[i, which]
@@ -91,7 +100,9 @@ def generated_source(
     def read(i: int) -> np.ndarray:
         weight = recipe.weights[i : i + 1]
         # The largest value is 255·256 + 128, which fits 16 bits.
-        blend = part(i, 0) * weight + part(i, 1) * (WEIGHT_UNIT - weight) + np.uint16(WEIGHT_UNIT // 2)
+        blend = (
+            part(i, 0) * weight + part(i, 1) * (WEIGHT_UNIT - weight) + np.uint16(WEIGHT_UNIT // 2)
+        )
         image = (blend // WEIGHT_UNIT).astype(np.uint8)
         if rows is None or columns is None:
             return image
@@ -109,7 +120,9 @@ def generated_source(
 def resizing(old: int, new: int) -> np.ndarray:
     """Return the matrix (new, old), float32, that resizes one axis by bilinear interpolation with antialiasing."""
     columns = torch.eye(old).reshape(1, 1, old, old)
-    resized = torch.nn.functional.interpolate(columns, size=(new, old), mode="bilinear", antialias=True)
+    resized = torch.nn.functional.interpolate(
+        columns, size=(new, old), mode="bilinear", antialias=True
+    )
     return resized[0, 0].numpy()
 
 
@@ -124,18 +137,29 @@ def generate(args: argparse.Namespace) -> Description:
 
 def main(args: Sequence[str] | None = None) -> None:
     """Run one command line; bad input ends it with one line and exit status 2."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("source", type=Path, metavar="SOURCE", help="zip or folder of images")
     parser.add_argument("out", type=Path, metavar="OUT", help="the prepared file to write")
     parser.add_argument("--images", type=int, required=True, metavar="N", help="images to make")
-    parser.add_argument("--size", type=int, metavar="S", help="resize to S x S, bilinear with antialiasing")
-    parser.add_argument("--classes", type=int, metavar="K", help="classes, in their order; default: labels of SOURCE")
+    parser.add_argument(
+        "--size", type=int, metavar="S", help="resize to S x S, bilinear with antialiasing"
+    )
+    parser.add_argument(
+        "--classes",
+        type=int,
+        metavar="K",
+        help="classes, in their order; default: labels of SOURCE",
+    )
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args(args)
     with told_in_one_line():
         made = generate(options)
     N, channels, height, width = made.shape
-    print(f"{options.out}: {N:,} images of {width}x{height}x{channels}, {options.out.stat().st_size / 1e9:.2f} GB")
+    print(
+        f"{options.out}: {N:,} images of {width}x{height}x{channels}, {options.out.stat().st_size / 1e9:.2f} GB"
+    )
 
 
 if __name__ == "__main__":

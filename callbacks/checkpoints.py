@@ -36,12 +36,17 @@ class StepCheckpoint(Checkpoint):
     def folder(self, trainer: pl.Trainer) -> Path:
         """Return the folder of the checkpoints."""
         own = self.dirpath
-        return expanded(own) if own else Path(trainer.log_dir or trainer.default_root_dir) / CHECKPOINTS
+        return (
+            expanded(own)
+            if own
+            else Path(trainer.log_dir or trainer.default_root_dir) / CHECKPOINTS
+        )
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Make the folder before the training, because a checkpoint may be saved only after hours."""
         if stage == "fit":
-            folder = self.folder(trainer)  # All ranks ask, because Lightning's `log_dir` is a broadcast.
+            # All ranks ask, because Lightning's `log_dir` is a broadcast.
+            folder = self.folder(trainer)
             self.dirpath = str(folder)
             on_first_rank(lambda: make_folder(folder))
 
@@ -49,7 +54,9 @@ class StepCheckpoint(Checkpoint):
         self._step = trainer.global_step
         self.last_saved = None
 
-    def on_train_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *_: Any) -> None:
+    def on_train_batch_end(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, *_: Any
+    ) -> None:
         """Save if the batch ended a step that asks for it; other batches only add gradients."""
         if trainer.global_step > self._step:
             self._step = trainer.global_step
@@ -58,7 +65,8 @@ class StepCheckpoint(Checkpoint):
 
     def save(self, trainer: pl.Trainer, name: str) -> None:
         """Save the training as it is; all ranks must call this."""
-        if getattr(trainer, "fast_dev_run", False):  # `--ckpt_path last` would find the checkpoint of this trial.
+        # `--ckpt_path last` would find the checkpoint of this trial.
+        if getattr(trainer, "fast_dev_run", False):
             return
         path, module = str(Path(str(self.dirpath)) / name), trainer.lightning_module
         if all(weight.isfinite().all() for weight in module.parameters()):
@@ -66,8 +74,11 @@ class StepCheckpoint(Checkpoint):
             self.last_saved = path
             return
         if isinstance(module, EstimatorTraining):
-            module.checks.raise_first()  # On a GPU the value that spoilt them may not have been told yet.
-        rank_zero_warn(f"the weights are not finite at step {trainer.global_step}; {path} is not written")
+            # On a GPU the value that spoilt them may not have been told yet.
+            module.checks.raise_first()
+        rank_zero_warn(
+            f"the weights are not finite at step {trainer.global_step}; {path} is not written"
+        )
 
 
 class CheckpointByImages(StepCheckpoint):
@@ -90,7 +101,9 @@ class CheckpointByImages(StepCheckpoint):
     def check_overwrites(self, trainer: pl.Trainer, step: int, start: str | None) -> None:
         """Raise InputError if a new run would add to the kept checkpoints of another one."""
         if step == 0 and kept_in(folder := self.folder(trainer)):
-            raise InputError(f"CheckpointByImages: {folder} has checkpoints of another training; give another dirpath")
+            raise InputError(
+                f"CheckpointByImages: {folder} has checkpoints of another training; give another dirpath"
+            )
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: Any) -> None:
         super().on_train_start(trainer, pl_module)
@@ -135,11 +148,15 @@ class LastCheckpoint(StepCheckpoint):
         path = self.folder(trainer) / LAST_NAME
         if not path.exists() or (start is not None and path.samefile(start)):
             return
-        advice = "resume from it with --ckpt_path, move its run's folder, or give another logger version"
+        advice = (
+            "resume from it with --ckpt_path, move its run's folder, or give another logger version"
+        )
         with prefixed("this run would overwrite a checkpoint"):
             saved = read_training(path)["global_step"]
         if saved > step:
-            raise InputError(f"{path} has {saved} steps, and this run, from step {step}, would overwrite it: {advice}")
+            raise InputError(
+                f"{path} has {saved} steps, and this run, from step {step}, would overwrite it: {advice}"
+            )
 
     def save(self, trainer: pl.Trainer, name: str = LAST_NAME) -> None:
         self._saved_step = trainer.global_step  # A save that fails is not tried again.
@@ -148,14 +165,23 @@ class LastCheckpoint(StepCheckpoint):
     def name_of_file(self, trainer: pl.Trainer, pl_module: Any) -> str | None:
         """Ask for a file every `every_n_steps` steps and at the last, before averaged weights replace the current."""
         last_batch = trainer.is_last_batch and trainer.current_epoch + 1 == trainer.max_epochs
-        ends = trainer.should_stop or last_batch or trainer.global_step == trainer.max_steps or stop_signal(trainer)
+        ends = (
+            trainer.should_stop
+            or last_batch
+            or trainer.global_step == trainer.max_steps
+            or stop_signal(trainer)
+        )
         return LAST_NAME if ends or trainer.global_step % self.every_n_steps == 0 else None
 
-    def on_before_optimizer_step(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *_: Any) -> None:
+    def on_before_optimizer_step(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, *_: Any
+    ) -> None:
         """From now on the weights change."""
         self._whole = False
 
-    def on_train_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *args: Any) -> None:
+    def on_train_batch_end(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, *args: Any
+    ) -> None:
         self._whole = trainer.global_step > self._step
         super().on_train_batch_end(trainer, pl_module, *args)
 
@@ -174,7 +200,9 @@ class LastCheckpoint(StepCheckpoint):
         if self._fits(trainer) and self._whole and self._saved_step == trainer.global_step:
             self.save(trainer)
 
-    def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
+    def on_exception(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException
+    ) -> None:
         """Save on an error in training between two steps. Saving needs all ranks, and an error may be of one alone."""
         between = self._whole and trainer.training and trainer.global_step > self._saved_step
         if trainer.world_size > 1 or not between:

@@ -71,7 +71,9 @@ class EstimatorError(Measurement):
             for error in PEAKS:
                 values = [row[error] for row in own if row[error] != ""]
                 if values:  # An estimator without randomness has an MSE alone.
-                    self.module.log(f"estimator/peak_{error}/{name}", max(values), rank_zero_only=True)
+                    self.module.log(
+                        f"estimator/peak_{error}/{name}", max(values), rank_zero_only=True
+                    )
             peak = max(own, key=lambda row: row["score_mse"])
             error = f"{peak['score_mse']:.1e} ± {peak['score_mse_se']:.1e}"
             rank_zero_info(f"Peak score MSE of {name}: {error}, at t = {peak['t']:.3g}")

@@ -64,7 +64,9 @@ class Fidelity(Measurement):
 
     def evaluate(self) -> None:
         samples = self.samples(self.module)
-        self.last_values = self.measure(self.real(), samples, self.num_samples, self.device, self.bar)
+        self.last_values = self.measure(
+            self.real(), samples, self.num_samples, self.device, self.bar
+        )
         self.log_values(self.last_values, shown=(self.measure.metric, "inception_score"))
         if self.is_first:
             self._write()
@@ -78,7 +80,9 @@ class Fidelity(Measurement):
     def real(self) -> ReferenceSet:
         """Return the real images; those of latents are the images that the latents are of."""
         reference = self.real_images(self.held_out, may_be_sharded=True)
-        images = getattr(self.data, "held_out_image_reference" if self.held_out else "image_reference", None)
+        images = getattr(
+            self.data, "held_out_image_reference" if self.held_out else "image_reference", None
+        )
         return reference if images is None else images
 
     def _write(self) -> None:
@@ -88,7 +92,9 @@ class Fidelity(Measurement):
             "images_seen": str(self.module.images_seen),
             "num_samples": str(self.num_samples),
             # In training, the weights differ from those of the checkpoint that the run resumed from.
-            "checkpoint": "" if self.trainer.state.fn == "fit" else str(self.trainer.ckpt_path or ""),
+            "checkpoint": ""
+            if self.trainer.state.fn == "fit"
+            else str(self.trainer.ckpt_path or ""),
         }
         path = self.run_folder / FIDELITY_CSV
         rows = undamaged_rows(path)
@@ -96,7 +102,11 @@ class Fidelity(Measurement):
         fits = rows and all(rows[-1].get(name) == value for name, value in point.items())
         own = {name: f"{value:.6g}" for name, value in self.last_values.items()}
         # Another callback may have measured the same names, such as `precision`, on other features.
-        if not fits or rows[-1].get(self.measure.metric) or any(rows[-1].get(n) not in (None, "", own[n]) for n in own):
+        if (
+            not fits
+            or rows[-1].get(self.measure.metric)
+            or any(rows[-1].get(n) not in (None, "", own[n]) for n in own)
+        ):
             rows.append(point)
         rows[-1] |= own
         write_rows(path, rows)
@@ -113,5 +123,7 @@ class PixelFrechetDistance(Fidelity):
         held_out: compare with the held-out images of the data, and log `fd_pixels_held_out`.
     """
 
-    def __init__(self, num_samples: int = 5000, batch_size: int = 500, held_out: bool = False) -> None:
+    def __init__(
+        self, num_samples: int = 5000, batch_size: int = 500, held_out: bool = False
+    ) -> None:
         super().__init__(num_samples, batch_size, Pixels(), cache_dir=None, held_out=held_out)

@@ -82,7 +82,9 @@ class HybridSampling(Measurement):
         for name in estimators:
             # Names are parts of the names of files. YAML reads some as numbers.
             if not isinstance(name, str) or not re.fullmatch(r"[\w.+-]+", name):
-                raise InputError(f"a name must be a text of letters, digits and _.+- only, got {name!r}")
+                raise InputError(
+                    f"a name must be a text of letters, digits and _.+- only, got {name!r}"
+                )
         if FORWARD in estimators:
             raise InputError(f"an estimator cannot be called {FORWARD!r}, which is the baseline")
         check_not_empty(t_switch=t_switch)
@@ -95,14 +97,19 @@ class HybridSampling(Measurement):
         self.num_steps = num_steps
         self.batch_size = batch_size
         self.threshold = threshold
-        self.distance = FidelityMeasure(extractor, batch_size, cache_dir=cache_dir, held_out=held_out)
+        self.distance = FidelityMeasure(
+            extractor, batch_size, cache_dir=cache_dir, held_out=held_out
+        )
         self.held_out = held_out
 
     def check(self) -> None:
         grid, reference = self.module.grid, self.reference.to(self.device)
         for t in self.t_switch:
             hybrid_sigmas(t, self.num_steps, grid)  # This refuses a level outside of the grid.
-        parts = {"network": self.network, **{f"estimators.{name}": own for name, own in self.estimators.items()}}
+        parts = {
+            "network": self.network,
+            **{f"estimators.{name}": own for name, own in self.estimators.items()},
+        }
         for option, estimator in parts.items():
             with prefixed(option):
                 estimator.check_levels(*grid.noise_range())
@@ -111,7 +118,9 @@ class HybridSampling(Measurement):
         self._samples = HybridSamples(self.network, reference, self.num_steps, grid, self.seed)
         self._real = self.real_images(self.held_out)
         self.distance.prepare(self._real, self.num_samples)
-        measured = dict.fromkeys((self.distance.metric, "copied_fraction", "mean_nearest_distance"), float)
+        measured = dict.fromkeys(
+            (self.distance.metric, "copied_fraction", "mean_nearest_distance"), float
+        )
         columns = {"method": str, "t_switch": float, **measured}
         columns |= {"num_samples": int, "num_steps": int, "seed": int, "seconds": float}
         # Each distance has its own file, because a file with other columns would be refused.
@@ -121,14 +130,20 @@ class HybridSampling(Measurement):
     def evaluate(self) -> None:
         points = [(method, t) for t in self.t_switch for method in (*self.estimators, FORWARD)]
         todo = [point for point in points if self._kept.find(*point) is None]
-        rank_zero_info(f"Hybrid sampling: {len(points) - len(todo)} of {len(points)} points are finished")
-        with self.bar(len(todo) * self.num_samples, "Hybrid sampling", " samples", leave=True) as bar:
+        rank_zero_info(
+            f"Hybrid sampling: {len(points) - len(todo)} of {len(points)} points are finished"
+        )
+        with self.bar(
+            len(todo) * self.num_samples, "Hybrid sampling", " samples", leave=True
+        ) as bar:
             for method, t_switch in todo:
                 bar.set_description(f"{method}, t_switch={t_switch:g}")
                 self._kept.add(self._measure(method, t_switch, bar))
         if self.is_first:
             rows = [row for point in points if (row := self._kept.find(*point)) is not None]
-            picture = self.save_figure(figure5(rows, self.distance.metric, FORWARD), "hybrid_sampling")
+            picture = self.save_figure(
+                figure5(rows, self.distance.metric, FORWARD), "hybrid_sampling"
+            )
             rank_zero_info(f"Results: {self._kept.path}\nPicture: {picture}")
 
     def _measure(self, method: str, t_switch: float, bar: tqdm) -> Row:
@@ -141,7 +156,10 @@ class HybridSampling(Measurement):
                 memorisation.update(nearest_images(samples, reference))
                 if seeds[0] == 0 and are_pictures(samples.shape[1:]):
                     name = f"{method}_t{t_switch:g}_{self._kept.hash_of(method)}.png"
-                    grid, tag = image_grid(samples[:GRID_SAMPLES]), f"samples/{method}/t_switch={t_switch:g}"
+                    grid, tag = (
+                        image_grid(samples[:GRID_SAMPLES]),
+                        f"samples/{method}/t_switch={t_switch:g}",
+                    )
                     self.save_picture(grid, self.folder / "samples" / name, tag)
                 bar.update(min(len(seeds) * self.trainer.world_size, bar.total - bar.n))
                 yield seeds, samples
@@ -149,15 +167,30 @@ class HybridSampling(Measurement):
         metric = self.distance.metric
         distance = self.distance(self._real, drawn(), None, reference.device, self.bar)[metric]
         measured = {metric: distance, **memorisation.compute()}
-        row: Row = {"method": method, "t_switch": t_switch, **measured, "num_samples": self.num_samples}
-        return row | {"num_steps": self.num_steps, "seed": self.seed, "seconds": round(time.monotonic() - start, 2)}
+        row: Row = {
+            "method": method,
+            "t_switch": t_switch,
+            **measured,
+            "num_samples": self.num_samples,
+        }
+        return row | {
+            "num_steps": self.num_steps,
+            "seed": self.seed,
+            "seconds": round(time.monotonic() - start, 2),
+        }
 
     def _describe(self) -> dict[tuple[str], dict[str, Any]]:
         """Describe everything that the results of each method depend on."""
-        estimators = {**{name: describe(own) for name, own in self.estimators.items()}, FORWARD: None}
+        estimators = {
+            **{name: describe(own) for name, own in self.estimators.items()},
+            FORWARD: None,
+        }
         shared: dict[str, Any] = {
             "network": describe(self.network),
-            "data": {"images": self.reference.fingerprint(), "index": describe(self.reference.index)},
+            "data": {
+                "images": self.reference.fingerprint(),
+                "index": describe(self.reference.index),
+            },
             "held_out": self._real.fingerprint() if self.held_out else None,
             "extractor": self.distance.extractor.fingerprint(),
             "num_samples": self.num_samples,

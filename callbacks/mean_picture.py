@@ -43,13 +43,21 @@ class MeanPicture(Measurement):
 
     def check(self) -> None:
         if not are_pictures(self.reference.shape):
-            raise InputError(f"the data must be images of 1 or 3 channels, not {self.reference.shape}")
+            raise InputError(
+                f"the data must be images of 1 or 3 channels, not {self.reference.shape}"
+            )
         if self.num_images > self.reference.N:
-            raise InputError(f"num_images={self.num_images} is more than the {self.reference.N} images of the data")
+            raise InputError(
+                f"num_images={self.num_images} is more than the {self.reference.N} images of the data"
+            )
 
     def evaluate(self) -> None:
         # Every rank computes them, because one rank builds a cached index for all ranks.
-        rows = mean_pictures(self.estimators, self.reference, self.levels, self.num_images, self.seed)
+        rows = mean_pictures(
+            self.estimators, self.reference, self.levels, self.num_images, self.seed
+        )
         for i in range(self.num_images) if self.is_first else ():
             figure = figure2({name: images[:, i] for name, images in rows.items()}, self.levels)
-            rank_zero_info(f"Posterior means are in {self.save_figure(figure, f'figure2_{i}', f'figure2/{i}')}")
+            rank_zero_info(
+                f"Posterior means are in {self.save_figure(figure, f'figure2_{i}', f'figure2/{i}')}"
+            )

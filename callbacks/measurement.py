@@ -36,7 +36,8 @@ class Measurement(pl.Callback):
     # Others refuse `fit`, because each validation would overwrite the results of the last one.
     in_fit = False
     model_class: type[pl.LightningModule] = pl.LightningModule
-    outputs: Sequence[str] = ()  # files that must not be in the run's folder yet, nor another callback's
+    # files that must not be in the run's folder yet, nor another callback's
+    outputs: Sequence[str] = ()
     logged: Sequence[str] = ()  # names of values that another callback may log, too
 
     def check(self) -> None:
@@ -56,7 +57,9 @@ class Measurement(pl.Callback):
                 raise InputError(f"{name}: needs the model {self.model_class.__name__}, got {got}")
             self.join(trainer, pl_module)
             # The first rank decides, so that all ranks stop.
-            taken = broadcast(next((file for file in self.outputs if (self.run_folder / file).exists()), None))
+            taken = broadcast(
+                next((file for file in self.outputs if (self.run_folder / file).exists()), None)
+            )
             with prefixed(name):
                 for file in self.outputs:
                     if any(file in other.outputs for other in self._later()):
@@ -93,14 +96,20 @@ class Measurement(pl.Callback):
     def real_images(self, held_out: bool, may_be_sharded: bool = False) -> ReferenceSet:
         """Return the images that samples are compared with: the held-out ones, or those of the reference set."""
         reference = data_reference(self.trainer, may_be_sharded)
-        kept: ReferenceSet | None = getattr(self.data, "held_out_reference", None) if held_out else reference
+        kept: ReferenceSet | None = (
+            getattr(self.data, "held_out_reference", None) if held_out else reference
+        )
         if kept is None:
-            raise InputError("held_out=true: the data holds no images out: set data.held_out to their number")
+            raise InputError(
+                "held_out=true: the data holds no images out: set data.held_out to their number"
+            )
         return kept
 
     def bar(self, total: int | None, description: str, unit: str, leave: bool = False) -> tqdm:
         """Make a `progress_bar`; it is shown unless the run's bars are off."""
-        return progress_bar(total, description, unit, leave, shown=self.trainer.progress_bar_callback is not None)
+        return progress_bar(
+            total, description, unit, leave, shown=self.trainer.progress_bar_callback is not None
+        )
 
     def log_values(self, values: Mapping[str, float], shown: Sequence[str] = ()) -> None:
         """Log values of samples. Every rank must call this with the same values, so that every rank can monitor them.
@@ -119,7 +128,11 @@ class Measurement(pl.Callback):
     def _later(self) -> list["Measurement"]:
         """Return the measurements that stand behind this one."""
         callbacks = self.trainer.callbacks  # type: ignore[attr-defined]
-        return [other for other in callbacks[callbacks.index(self) + 1 :] if isinstance(other, Measurement)]
+        return [
+            other
+            for other in callbacks[callbacks.index(self) + 1 :]
+            if isinstance(other, Measurement)
+        ]
 
     def save_figure(self, figure: Figure, name: str, tag: str | None = None) -> Path:
         """Write NAME.png and NAME.pdf to the run's folder, and give the loggers the picture. Returns the first path."""
@@ -145,7 +158,9 @@ def _show(trainer: pl.Trainer, pixels: np.ndarray, tag: str, step: int = 0) -> N
         if isinstance(logger, TensorBoardLogger):
             logger.experiment.add_image(tag, pixels, step, dataformats="HWC")
         elif isinstance(logger, MLFlowLogger):
-            logger.experiment.log_image(logger.run_id, pixels, artifact_file=f"{tag}/step_{step}.png")
+            logger.experiment.log_image(
+                logger.run_id, pixels, artifact_file=f"{tag}/step_{step}.png"
+            )
         # W&B's logger has this method, and so have loggers of other packages.
         elif callable(log_image := getattr(logger, "log_image", None)):
             log_image(key=tag, images=[pixels], step=step)

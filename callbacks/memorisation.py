@@ -28,7 +28,11 @@ class Memorisation(Measurement):
 
     @prefixed("Memorisation")
     def __init__(
-        self, num_samples: int = 1000, batch_size: int = 500, threshold: float = 1 / 3, num_pairs: int = 32
+        self,
+        num_samples: int = 1000,
+        batch_size: int = 500,
+        threshold: float = 1 / 3,
+        num_pairs: int = 32,
     ) -> None:
         check_at_least(1, num_samples=num_samples, batch_size=batch_size)
         check_at_least(0, num_pairs=num_pairs)
@@ -46,7 +50,9 @@ class Memorisation(Measurement):
         self.metric.to(reference.device).reset()
         likest = LikestPairs(self.num_pairs, reference)
         with self.bar(share, "Memorisation", " samples") as bar:
-            for seeds, samples in draw_samples(self.module.sample, self.num_samples, self.batch_size):
+            for seeds, samples in draw_samples(
+                self.module.sample, self.num_samples, self.batch_size
+            ):
                 nearest = nearest_images(samples, reference)
                 self.metric.update(nearest)
                 likest.update(samples, nearest)

@@ -27,7 +27,9 @@ class NetworkSpeed(pl.Callback):
         backend: backend of `torch.compile`.
     """
 
-    def __init__(self, compile: bool = True, channels_last: bool = True, backend: str = "inductor") -> None:
+    def __init__(
+        self, compile: bool = True, channels_last: bool = True, backend: str = "inductor"
+    ) -> None:
         self.compile = compile
         self.channels_last = channels_last
         self.backend = backend
@@ -36,8 +38,11 @@ class NetworkSpeed(pl.Callback):
         """Change the network before DDP reads it, and in place, so that its parameters keep their names."""
         if stage != "fit":
             return
-        if self.compile and isinstance(pl_module, LitMeanFlow):  # PyTorch says nothing, and runs it as it is.
-            raise InputError("NetworkSpeed: PyTorch does not compile forward derivatives, which LitMeanFlow takes")
+        # PyTorch says nothing, and runs it as it is.
+        if self.compile and isinstance(pl_module, LitMeanFlow):
+            raise InputError(
+                "NetworkSpeed: PyTorch does not compile forward derivatives, which LitMeanFlow takes"
+            )
         network: nn.Module = pl_module.network
         if self.compile:
             self._try_compiler(trainer.strategy.root_device)

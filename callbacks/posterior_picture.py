@@ -23,7 +23,9 @@ class PosteriorPicture(Measurement):
     outputs = ("figure1.png",)
 
     @prefixed("PosteriorPicture")
-    def __init__(self, k: int = 8, z: float = 0.12, noise_levels: tuple[float, ...] = (0.02, 0.2, 3.0)) -> None:
+    def __init__(
+        self, k: int = 8, z: float = 0.12, noise_levels: tuple[float, ...] = (0.02, 0.2, 3.0)
+    ) -> None:
         self.knn = KNN(k=k, n=1)
         self.z = float(z)
         self.levels = noise_grid(noise_levels, 0, 0)
@@ -35,5 +37,7 @@ class PosteriorPicture(Measurement):
 
     def evaluate(self) -> None:
         if self.is_first:
-            picture = self.save_figure(figure1(self.knn, self.reference, self.z, self.levels), "figure1")
+            picture = self.save_figure(
+                figure1(self.knn, self.reference, self.z, self.levels), "figure1"
+            )
             rank_zero_info(f"Posterior and proposal are in {picture}")

@@ -38,7 +38,10 @@ class PowerAverages(pl.Callback):
 
     @prefixed("PowerAverages")
     def __init__(
-        self, lengths: Sequence[float] = (0.05, 0.10), every_n_images: int = 5_000_000, dtype: str = "float32"
+        self,
+        lengths: Sequence[float] = (0.05, 0.10),
+        every_n_images: int = 5_000_000,
+        dtype: str = "float32",
     ) -> None:
         self.lengths = checked_lengths(lengths)
         self.copies_of_weights = len(self.lengths)  # on the device, for `plan`
@@ -55,7 +58,10 @@ class PowerAverages(pl.Callback):
         """Copy the module and make the folder of the snapshots when a fit begins."""
         if stage != "fit":
             return
-        self._tracked, self._resumed = TrackedAverages(pl_module, trainer.strategy.root_device, self.lengths), False
+        self._tracked, self._resumed = (
+            TrackedAverages(pl_module, trainer.strategy.root_device, self.lengths),
+            False,
+        )
         self._folder = Path(trainer.log_dir or trainer.default_root_dir) / SNAPSHOTS_FOLDER
         on_first_rank(lambda: make_folder(self._folder))
 
@@ -64,7 +70,9 @@ class PowerAverages(pl.Callback):
         seen = pl_module.images_seen
         if seen and not self._resumed:
             told = f"the checkpoint, of {seen} images, has no such averages, and they need the whole training"
-            raise InputError(f"PowerAverages: {told}: leave the callback out, or start a new training")
+            raise InputError(
+                f"PowerAverages: {told}: leave the callback out, or start a new training"
+            )
         self._passed, self._step = seen // self.every_n_images, trainer.global_step
         on_first_rank(lambda: self._remove_later(seen))
 
@@ -72,9 +80,13 @@ class PowerAverages(pl.Callback):
         """Remove the snapshots after the checkpoint that the run resumes from, which the run makes again."""
         later = [path for images, path in kept_in(self._folder).items() if images > seen]
         if later and not seen:
-            raise InputError(f"PowerAverages: {later[0]} is of another training: move {self._folder} away")
+            raise InputError(
+                f"PowerAverages: {later[0]} is of another training: move {self._folder} away"
+            )
         for path in later:
-            rank_zero_warn(f"{path} is removed: this training resumes from {seen} images, and makes it again")
+            rank_zero_warn(
+                f"{path} is removed: this training resumes from {seen} images, and makes it again"
+            )
             path.unlink()
 
     def on_train_batch_end(self, trainer: pl.Trainer, pl_module: Any, *args: Any) -> None:

@@ -31,7 +31,9 @@ class StepProgressBar(TQDMProgressBar):
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Keep counting steps."""
 
-    def on_train_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *_: Any) -> None:
+    def on_train_batch_end(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, *_: Any
+    ) -> None:
         bar = self.train_progress_bar
         if trainer.global_step > bar.n:
             # Reading a value waits for a GPU, so there the values change with the log.
@@ -45,11 +47,15 @@ class StepProgressBar(TQDMProgressBar):
     ) -> dict[str, int | str | float | dict[str, float]]:
         """Add the loss of the latest batch. Lightning's own way to show it would read it after each batch."""
         loss = trainer.callback_metrics.get("train/loss")
-        shown = super().get_metrics(trainer, pl_module) | ({} if loss is None else {"train/loss": loss.item()})
+        shown = super().get_metrics(trainer, pl_module) | (
+            {} if loss is None else {"train/loss": loss.item()}
+        )
         shown.pop("v_num", None)  # It would be the last four letters of the version.
         return shown
 
-    def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
+    def on_exception(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException
+    ) -> None:
         """Close the bars on the screen, so that the message of the error gets a line of its own."""
         for name in ("val_progress_bar", "predict_progress_bar", "train_progress_bar"):
             with suppress(TypeError):  # The run has no such bar.

@@ -24,7 +24,11 @@ class RunRecord(pl.Callback):
         self._folder, reference = trainer.log_dir, find_reference(trainer)
         data: dict[str, Any] = {"class": type(getattr(trainer, "datamodule", None)).__name__}
         if reference is not None:
-            data |= {"images": reference.N, "shape": list(reference.shape), "hflip": reference.hflip}
+            data |= {
+                "images": reference.N,
+                "shape": list(reference.shape),
+                "hflip": reference.hflip,
+            }
             data["fingerprint"] = reference.fingerprint()
         if not trainer.is_global_zero:
             return
@@ -38,12 +42,18 @@ class RunRecord(pl.Callback):
                 rank_zero_warn(f"{error}; where this run began is lost")
         self._write(trainer, pl_module)
 
-    def on_save_checkpoint(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *_: Any) -> None:
+    def on_save_checkpoint(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, *_: Any
+    ) -> None:
         self._write(trainer, pl_module)
 
-    def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
+    def on_exception(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException
+    ) -> None:
         stopped = isinstance(exception, (KeyboardInterrupt, SystemExit))
-        self._write(trainer, pl_module, "interrupted" if stopped else f"failed: {first_line(exception)}")
+        self._write(
+            trainer, pl_module, "interrupted" if stopped else f"failed: {first_line(exception)}"
+        )
 
     def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self._write(trainer, pl_module, "finished")

@@ -22,8 +22,15 @@ class RunSummary(pl.Callback):
         lines: list[str] = []
         for callback in trainer.callbacks:  # type: ignore[attr-defined]
             if isinstance(callback, Fidelity):
-                lines.extend(f"{TITLES.get(name, name)}: {value:#.4g}" for name, value in callback.last_values.items())
-            elif isinstance(callback, ModelCheckpoint) and callback.monitor is not None and callback.best_model_path:
+                lines.extend(
+                    f"{TITLES.get(name, name)}: {value:#.4g}"
+                    for name, value in callback.last_values.items()
+                )
+            elif (
+                isinstance(callback, ModelCheckpoint)
+                and callback.monitor is not None
+                and callback.best_model_path
+            ):
                 lines.append(f"Best {callback.monitor}: {_short(callback.best_model_path)}")
             elif isinstance(callback, LastCheckpoint):
                 # A resumed run that had no step left to do has saved none.
@@ -33,7 +40,9 @@ class RunSummary(pl.Callback):
                 lines.extend(f"Samples:      {_short(path)}" for path in callback.last_paths)
         for logger in trainer.loggers:
             if isinstance(logger, TensorBoardLogger):
-                lines.append(f"TensorBoard:  tensorboard --logdir {quote(str(_short(Path(logger.log_dir).parent)))}")
+                lines.append(
+                    f"TensorBoard:  tensorboard --logdir {quote(str(_short(Path(logger.log_dir).parent)))}"
+                )
         print("\n".join(["", *lines]))
 
 

@@ -82,24 +82,38 @@ class SampleWriter(BasePredictionWriter):
         return place.with_name(f"{place.name}_{ending}")
 
     def write_on_batch_end(
-        self, trainer: pl.Trainer, pl_module: Any, result: Tensor, indices: Any, batch: Tensor, batch_idx: int, *_: Any
+        self,
+        trainer: pl.Trainer,
+        pl_module: Any,
+        result: Tensor,
+        indices: Any,
+        batch: Tensor,
+        batch_idx: int,
+        *_: Any,
     ) -> None:
         """Write one batch of samples and its seeds to a file; raise InputError if a sample is not finite."""
         images = decoded(trainer, result).cpu().float()
         finite = images.isfinite().flatten(1).all(1)
         if not finite.all():  # They would become pictures of one colour.
             seed = batch.cpu()[~finite][0].item()
-            raise InputError(f"SampleWriter: the sample of seed {seed} is not finite: check weights and noise levels")
+            raise InputError(
+                f"SampleWriter: the sample of seed {seed} is not finite: check weights and noise levels"
+            )
         is_picture = are_pictures(images.shape[1:])
         drawn = batch.cpu()
-        arrays = {"seeds": drawn.numpy(), "images": (to_uint8(images) if is_picture else images).numpy()}
+        arrays = {
+            "seeds": drawn.numpy(),
+            "images": (to_uint8(images) if is_picture else images).numpy(),
+        }
         if is_picture and self.format == "png":
             for seed, image in zip(batch.tolist(), arrays["images"], strict=True):
                 with written_whole(self._folder / f"{seed:06d}.png", flush=False) as partial:
                     to_pil_image(image.transpose(1, 2, 0)).save(partial)
             keep = arrays["seeds"] < GRID_SAMPLES
             arrays = {name: array[keep] for name, array in arrays.items()}
-        with written_whole(self._shards / f"{trainer.global_rank:04d}_{batch_idx:06d}.npz") as partial:
+        with written_whole(
+            self._shards / f"{trainer.global_rank:04d}_{batch_idx:06d}.npz"
+        ) as partial:
             np.savez(partial, drawn=drawn.numpy(), **arrays)  # type: ignore[arg-type]
 
     def on_predict_epoch_end(self, trainer: pl.Trainer, pl_module: Any) -> None:
@@ -110,7 +124,9 @@ class SampleWriter(BasePredictionWriter):
         # A dict holds the arrays and no open file, because a process may open only about a thousand.
         paths = sorted(self._shards.iterdir())
         if len({path.name[:4] for path in paths}) < trainer.world_size:
-            raise InputError(f"SampleWriter: {self._shards} lacks batches of other machines: give a shared folder")
+            raise InputError(
+                f"SampleWriter: {self._shards} lacks batches of other machines: give a shared folder"
+            )
         shards = [{**np.load(path)} for path in paths]
         names = ("seeds", "images", "drawn")
         seeds, images, drawn = (np.concatenate([shard[name] for shard in shards]) for name in names)
@@ -146,7 +162,9 @@ class SampleWriter(BasePredictionWriter):
         with written_whole(self._beside(GRID_ENDING)) as partial:
             save_image(captioned(picture, caption), partial)
 
-    def _write_classes(self, seeds: np.ndarray, classes: np.ndarray, names: Sequence[str] | None) -> None:
+    def _write_classes(
+        self, seeds: np.ndarray, classes: np.ndarray, names: Sequence[str] | None
+    ) -> None:
         """Write the class of each PNG file: for programs in EDM's layout, for people with its name."""
         files = [f"{seed:06d}.png" for seed in seeds]
         labels = [[file, int(c)] for file, c in zip(files, classes, strict=True)]

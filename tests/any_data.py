@@ -10,7 +10,16 @@ from lit_knn.reference import ReferenceSet
 
 # Exponents of noise levels: from where z is x to where all images are alike, and the ends of float32.
 EXPONENTS = st.one_of(st.floats(-4, 4), st.sampled_from([-37.5, -20.0, -10.0, 8.0, 12.0]))
-STYLES = ("random", "random", "duplicates", "near duplicates", "constant", "extremes", "one far away", "heavy tails")
+STYLES = (
+    "random",
+    "random",
+    "duplicates",
+    "near duplicates",
+    "constant",
+    "extremes",
+    "one far away",
+    "heavy tails",
+)
 
 
 @st.composite
@@ -32,7 +41,11 @@ def images(draw, min_N=1, max_N=24):
     elif style == "near duplicates":  # frames of a video, or copies with flipped bits
         x = x[torch.randint(0, max(N // 3, 1), (N,), generator=generator)]
         flipped = (torch.rand(x.shape, generator=generator) < 0.1).long()
-        x = x + 1e-3 * scale * torch.randn(x.shape, generator=generator) if x.is_floating_point() else x ^ flipped
+        x = (
+            x + 1e-3 * scale * torch.randn(x.shape, generator=generator)
+            if x.is_floating_point()
+            else x ^ flipped
+        )
     elif style == "heavy tails" and x.is_floating_point():
         x = x / torch.rand(N, *[1] * (x.ndim - 1), generator=generator)
     elif style == "constant":

@@ -19,7 +19,11 @@ def refusal_of(args, capsys):
     with pytest.raises(SystemExit) as stop:
         main(args)
     assert stop.value.code == 2
-    lines = [line for line in capsys.readouterr().err.splitlines() if line.strip() and not line.startswith(HARMLESS)]
+    lines = [
+        line
+        for line in capsys.readouterr().err.splitlines()
+        if line.strip() and not line.startswith(HARMLESS)
+    ]
     lines = [line for line in lines if not any(layout in line for layout in LAYOUTS)]
     assert len(lines) == 1, lines
     assert lines[0].startswith("error: ")

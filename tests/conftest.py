@@ -17,7 +17,12 @@ import torch
 from hypothesis import HealthCheck, settings
 
 # The same examples each time; nothing is kept in files, and slow machines change nothing.
-repeatable = {"derandomize": True, "deadline": None, "database": None, "suppress_health_check": list(HealthCheck)}
+repeatable = {
+    "derandomize": True,
+    "deadline": None,
+    "database": None,
+    "suppress_health_check": list(HealthCheck),
+}
 settings.register_profile("repeatable", max_examples=40, **repeatable)
 settings.load_profile("repeatable")
 torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
@@ -40,7 +45,9 @@ def _leaves_no_checkpoints():
     folder = Path.cwd() / "checkpoints"
     there = folder.exists()
     yield
-    assert there or not folder.exists(), f"the test left {folder}: give enable_checkpointing=False or a folder"
+    assert there or not folder.exists(), (
+        f"the test left {folder}: give enable_checkpointing=False or a folder"
+    )
 
 
 @pytest.hookimpl(wrapper=True)

@@ -48,8 +48,12 @@ class DDPProbe(pl.Callback):
     def on_train_end(self, trainer, pl_module) -> None:
         weights = torch.cat([p.detach().double().flatten() for p in pl_module.parameters()])
         self.report |= {"world_size": trainer.world_size, "images_seen": pl_module.images_seen}
-        self.report["weights"] = [float(part.sum()) for part in (weights, weights.square(), weights[::7])]
-        self.report |= {name: float(trainer.callback_metrics[name]) for name in ("fd_pixels", "val/loss")}
+        self.report["weights"] = [
+            float(part.sum()) for part in (weights, weights.square(), weights[::7])
+        ]
+        self.report |= {
+            name: float(trainer.callback_metrics[name]) for name in ("fd_pixels", "val/loss")
+        }
         Path(self.folder, f"rank_{trainer.global_rank}.json").write_text(json.dumps(self.report))
 
 
@@ -61,9 +65,13 @@ class FailingRank(pl.Callback):
 
 def main(rank, world_size, folder, how):
     """Give SIGTERM to the rank `how`, and write the signal that ends the run after the batch."""
-    dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=world_size)
+    dist.init_process_group(
+        "gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=world_size
+    )
     strategy = SimpleNamespace(launcher=None)
-    trainer = SimpleNamespace(received_sigterm=rank == how, strategy=strategy, global_step=0, is_global_zero=rank == 0)
+    trainer = SimpleNamespace(
+        received_sigterm=rank == how, strategy=strategy, global_step=0, is_global_zero=rank == 0
+    )
     interruption = Interruption()
     interruption.on_train_start(trainer, None)
     trainer.global_step = 1

@@ -61,7 +61,12 @@ def number(value, core="numpy.core"):
 
 def persistent(class_name, marker=None, kwargs=None, **attributes):
     """An object as EDM reduces it; the source text of its module would write the file `marker` if it were run."""
-    meta = {"type": "class", "version": 6, "module_src": f"open({str(marker)!r}, 'w')", "class_name": class_name}
+    meta = {
+        "type": "class",
+        "version": 6,
+        "module_src": f"open({str(marker)!r}, 'w')",
+        "class_name": class_name,
+    }
     state = {"_init_args": (), "_init_kwargs": {} if kwargs is None else kwargs, **attributes}
     return Call("torch_utils.persistence", "_reconstruct_persistent_obj", {**meta, "state": state})
 
@@ -86,7 +91,11 @@ def state_of(module, *names):
 
 def edm_network(net, use_fp16=False, sigma_data=0.5, marker=None):
     """One of this project's networks in the format of a published file, so that `net` can be read back."""
-    families = {DDPMpp: ("SongUNet", DDPMPP_OPTIONS), NCSNpp: ("SongUNet", NCSNPP_OPTIONS), ADM: ("DhariwalUNet", {})}
+    families = {
+        DDPMpp: ("SongUNet", DDPMPP_OPTIONS),
+        NCSNpp: ("SongUNet", NCSNPP_OPTIONS),
+        ADM: ("DhariwalUNet", {}),
+    }
     model_type, family = families[type(net)]
     config = {**family, **{name: getattr(net, option) for name, option in OPTIONS.items()}}
     interface = {name: config[name] for name in INTERFACE}
@@ -103,7 +112,10 @@ def _tree(part, class_name=None, kwargs=None):
         container = nn.ModuleDict()
         container.__dict__["_modules"] = {**children, "none": None}
         return container
-    parameters, buffers = dict(part.named_parameters(recurse=False)), dict(part.named_buffers(recurse=False))
+    parameters, buffers = (
+        dict(part.named_parameters(recurse=False)),
+        dict(part.named_buffers(recurse=False)),
+    )
     # EDM's constructors keep some numbers of NumPy.
     kwargs = {"init_weight": number(np.sqrt(1 / 3))} if kwargs is None else kwargs
     return module(class_name or type(part).__name__, parameters, buffers, children, kwargs=kwargs)
@@ -113,10 +125,16 @@ def network(marker=None):
     """A small network in the format, and its weights by their names in the file."""
     net = DDPMpp(16, channels=4, multipliers=(1,), blocks=1, attention_at=(), num_classes=10)
     ema = edm_network(net, marker=marker)
-    return ema, {f"model.{name}": value.detach().clone() for name, value in net.state_dict().items()}
+    return ema, {
+        f"model.{name}": value.detach().clone() for name, value in net.state_dict().items()
+    }
 
 
 def published(ema, marker=None):
     """The dict that a published file has around its network."""
     loss = persistent("EDMLoss", marker, P_mean=-1.2, P_std=1.2, sigma_data=0.5)
-    return {"ema": ema, "loss_fn": loss, "dataset_kwargs": Call("dnnlib.util", "EasyDict", {"path": "cifar10.zip"})}
+    return {
+        "ema": ema,
+        "loss_fn": loss,
+        "dataset_kwargs": Call("dnnlib.util", "EasyDict", {"path": "cifar10.zip"}),
+    }

@@ -35,7 +35,9 @@ def write_folder(path: Path, files: dict[str, bytes]) -> Path:
 def image_folder(path: Path, number: int = 20, size: tuple[int, int] = (6, 5)) -> Path:
     """Write pictures of random pixels, 0000.png and so on, with labels 0 to 3 in their order."""
     files = {f"{i:04d}.png": encoded(pixels(*size, 3)) for i in range(number)}
-    return write_folder(path, files | labels_json([[name, i * 4 // number] for i, name in enumerate(files)]))
+    return write_folder(
+        path, files | labels_json([[name, i * 4 // number] for i, name in enumerate(files)])
+    )
 
 
 def write_zip(path: Path, files: dict[str, bytes]) -> Path:
@@ -65,12 +67,16 @@ def write_cifar10(folder: Path, monkeypatch) -> np.ndarray:
     """Five small batches in the format of CIFAR-10; checksums are not checked."""
     from torchvision.datasets import CIFAR10 as TorchvisionCIFAR10
 
-    monkeypatch.setattr(TorchvisionCIFAR10, "_check_integrity", lambda self: (folder / self.base_folder).exists())
+    monkeypatch.setattr(
+        TorchvisionCIFAR10, "_check_integrity", lambda self: (folder / self.base_folder).exists()
+    )
     monkeypatch.setattr("torchvision.datasets.cifar.check_integrity", lambda *_: True)
     rows = np.random.default_rng(0).integers(0, 256, (5, 2, 3072), dtype=np.uint8)
     base = folder / TorchvisionCIFAR10.base_folder
     base.mkdir()
     for i in range(5):
-        (base / f"data_batch_{i + 1}").write_bytes(pickle.dumps({"data": rows[i], "labels": [i, 9 - i]}))
+        (base / f"data_batch_{i + 1}").write_bytes(
+            pickle.dumps({"data": rows[i], "labels": [i, 9 - i]})
+        )
     (base / "batches.meta").write_bytes(pickle.dumps({"label_names": list("abcdefghij")}))
     return rows.reshape(10, 3, 32, 32)

@@ -10,7 +10,9 @@ def write_random_weights(path):
     torch.save({}, path)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(FeatureExtractorInceptionV3, "load_state_dict", lambda self, state: None)
-        network = FeatureExtractorInceptionV3("inception-v3-compat", ["2048"], feature_extractor_weights_path=str(path))
+        network = FeatureExtractorInceptionV3(
+            "inception-v3-compat", ["2048"], feature_extractor_weights_path=str(path)
+        )
     torch.manual_seed(0)
     for module in network.modules():
         # The weights are so large that pictures get different features, and logits of more than one class.
@@ -27,5 +29,7 @@ def write_random_weights(path):
 def blobs(number, seed):
     """Colourful, smooth and different pictures, uint8 (number, 3, 32, 32)."""
     coarse = torch.rand(number, 3, 3, 3, generator=torch.Generator().manual_seed(seed))
-    smooth = torch.nn.functional.interpolate(coarse, size=(32, 32), mode="bicubic", align_corners=False)
+    smooth = torch.nn.functional.interpolate(
+        coarse, size=(32, 32), mode="bicubic", align_corners=False
+    )
     return (smooth.clamp(0, 1) * 255).round().to(torch.uint8)

@@ -81,7 +81,9 @@ def main(rank, world_size, folder, how):
         cache = folder / "store" / "within a file"
     index = Spied("IVF4,SQ8", cache_dir=str(cache))
     index.how = how
-    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=world_size)
+    dist.init_process_group(
+        "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=world_size
+    )
     distributed.ARRIVAL = timedelta(seconds=2)
     if how == "absent" and rank == 1:
         raise SystemExit(3)
@@ -93,8 +95,17 @@ def main(rank, world_size, folder, how):
         dist.destroy_process_group()
         raise SystemExit(2) from None
     sq_dist, ids = reference.search(queries(), 50)
-    mapped = [line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines() if ".index" in line]
-    report = {"builds": index.builds, "sq_dist": sq_dist.tolist(), "ids": ids.tolist(), "mapped": sorted(set(mapped))}
+    mapped = [
+        line.split()[-1]
+        for line in Path("/proc/self/maps").read_text().splitlines()
+        if ".index" in line
+    ]
+    report = {
+        "builds": index.builds,
+        "sq_dist": sq_dist.tolist(),
+        "ids": ids.tolist(),
+        "mapped": sorted(set(mapped)),
+    }
     resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
     (folder / f"rank_{rank}.json").write_text(json.dumps(report))
     # The run's process group still works.

@@ -19,7 +19,12 @@ from lit_knn.modules import LitEDM, LitICT
 from lit_knn.nets import UNet
 from lit_knn.sampling.solvers import euler_step
 
-QUIET = {"accelerator": "cpu", "enable_progress_bar": False, "enable_model_summary": False, "num_sanity_val_steps": 0}
+QUIET = {
+    "accelerator": "cpu",
+    "enable_progress_bar": False,
+    "enable_model_summary": False,
+    "num_sanity_val_steps": 0,
+}
 
 
 def net():
@@ -33,7 +38,12 @@ def ict(**options):
 
 
 def edm(**options):
-    return LitEDM(net(), OneSample(), lr=1e-2, **{"lr_ramp_up_images": 300, "ema_half_life_images": 90, **options})
+    return LitEDM(
+        net(),
+        OneSample(),
+        lr=1e-2,
+        **{"lr_ramp_up_images": 300, "ema_half_life_images": 90, **options},
+    )
 
 
 class At(pl.Callback):
@@ -57,10 +67,28 @@ def interrupt(signum=signal.SIGINT):
 
 def fit(folder, model, steps, ckpt_path=None, at=None, every=100, **options):
     """Train as the command line does, with four batches an epoch; return the exit status and the last checkpoint."""
-    callbacks = [LastCheckpoint(every), *options.pop("callbacks", ()), *([] if at is None else [at])]
-    logger = options.pop("logger", None) or CSVLogger(folder, name=None, version="run", flush_logs_every_n_steps=1)
-    often = {"limit_train_batches": 4, "val_check_interval": 3, "check_val_every_n_epoch": None, "log_every_n_steps": 1}
-    options = {"default_root_dir": folder, "logger": logger, "callbacks": callbacks, **QUIET, **often, **options}
+    callbacks = [
+        LastCheckpoint(every),
+        *options.pop("callbacks", ()),
+        *([] if at is None else [at]),
+    ]
+    logger = options.pop("logger", None) or CSVLogger(
+        folder, name=None, version="run", flush_logs_every_n_steps=1
+    )
+    often = {
+        "limit_train_batches": 4,
+        "val_check_interval": 3,
+        "check_val_every_n_epoch": None,
+        "log_every_n_steps": 1,
+    }
+    options = {
+        "default_root_dir": folder,
+        "logger": logger,
+        "callbacks": callbacks,
+        **QUIET,
+        **often,
+        **options,
+    }
     data, status = options.pop("data", None) or Digits(batch_size=40, val_images=32), 0
     trainer = Trainer(max_steps=steps, **options)
     try:
@@ -74,7 +102,9 @@ def tensors(content, name=""):
     """All numbers of a checkpoint by the names of their places, except times, paths and the packages' versions."""
     if isinstance(content, dict | list | tuple):
         items = content.items() if isinstance(content, dict) else enumerate(content)
-        return {n: value for key, inner in items for n, value in tensors(inner, f"{name}/{key}").items()}
+        return {
+            n: value for key, inner in items for n, value in tensors(inner, f"{name}/{key}").items()
+        }
     return {name: content}
 
 
@@ -85,7 +115,14 @@ def load(path):
 def state(path):
     """Read what a resumed run must share with the uninterrupted one: weights, averages, optimiser and counts."""
     checkpoint = load(path)
-    kept = ("state_dict", "current_model_state", "averaging_state", "optimizer_states", "global_step", "images_seen")
+    kept = (
+        "state_dict",
+        "current_model_state",
+        "averaging_state",
+        "optimizer_states",
+        "global_step",
+        "images_seen",
+    )
     return tensors({name: checkpoint[name] for name in (*kept, "batches_done", "epoch")})
 
 
@@ -97,7 +134,11 @@ def assert_same_numbers(ours, theirs):
     """Compare what `tensors` returned."""
     assert ours.keys() == theirs.keys()
     for name, value in ours.items():
-        same = torch.equal(value, theirs[name]) if isinstance(value, torch.Tensor) else value == theirs[name]
+        same = (
+            torch.equal(value, theirs[name])
+            if isinstance(value, torch.Tensor)
+            else value == theirs[name]
+        )
         assert same, name
 
 

@@ -31,7 +31,15 @@ from typing import NamedTuple
 ROOT = Path(__file__).parent.parent
 LISTS = ROOT / "tests" / "faults"
 # One process imports these packages, and every run of the tests is its fork. None of them imports the project.
-PRELOADED = ["torch", "pytorch_lightning", "faiss", "torchmetrics", "torchvision", "matplotlib.pyplot", "jsonargparse"]
+PRELOADED = [
+    "torch",
+    "pytorch_lightning",
+    "faiss",
+    "torchmetrics",
+    "torchvision",
+    "matplotlib.pyplot",
+    "jsonargparse",
+]
 PRELOADED += ["pytest", "scipy.stats", "sklearn.datasets", "torch.utils.tensorboard"]
 CAUGHT, SURVIVED, UNUSABLE = "caught", "survived", "unusable"
 # Exit status of pytest: passed; an internal error, wrong options, or no test, which means that no test has judged the
@@ -63,7 +71,8 @@ class Fault(NamedTuple):
         start, end = span_of(searched, self.old)
         text = before + searched[:start] + self.new + searched[end:] + after
         if self.file.endswith(".py"):
-            compile(text, self.file, "exec")  # An error of syntax would look like a fault that was caught.
+            # An error of syntax would look like a fault that was caught.
+            compile(text, self.file, "exec")
         return text
 
 
@@ -131,7 +140,10 @@ def read_faults(folder: Path, words: Iterable[str] = ("",)) -> list[Fault]:
     """Read the faults in all lists of a folder that contain one of the words."""
     import yaml
 
-    lists = {path.stem: yaml.safe_load(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("*.yaml"))}
+    lists = {
+        path.stem: yaml.safe_load(path.read_text(encoding="utf-8"))
+        for path in sorted(folder.glob("*.yaml"))
+    }
     faults = [Fault(**entry, listed=name) for name, entries in lists.items() for entry in entries]
     return [fault for fault in faults if any(word.lower() in str(fault).lower() for word in words)]
 
@@ -145,7 +157,15 @@ def copy_project(root: Path, target: Path) -> None:
             (target / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(root / name, target / name, follow_symlinks=False)
     # Python compares these files with the source's hash. A time of writing would miss a fault planted within a second.
-    compiling = [sys.executable, "-m", "compileall", "-q", "--invalidation-mode", "checked-hash", str(target)]
+    compiling = [
+        sys.executable,
+        "-m",
+        "compileall",
+        "-q",
+        "--invalidation-mode",
+        "checked-hash",
+        str(target),
+    ]
     subprocess.run(compiling, check=False, stdout=subprocess.DEVNULL)
 
 
@@ -162,11 +182,18 @@ def run_tests(root: Path, tests: list[str], log: Path) -> None:
         os.dup2(output, stream)
     os.chdir(root)
     # The fork has the modules of the tree that the user works in. Processes that the tests start must not import it.
-    for name in [name for name in sys.modules if name.partition(".")[0] in ("tests", "lit_knn", "callbacks", "main")]:
+    for name in [
+        name
+        for name in sys.modules
+        if name.partition(".")[0] in ("tests", "lit_knn", "callbacks", "main")
+    ]:
         del sys.modules[name]
     sys.modules["__main__"].__spec__ = None
     sys.modules["__main__"].__dict__.pop("__file__", None)
-    sys.path[:] = [str(root), *(entry for entry in sys.path if Path(entry or ".").resolve() not in (root, ROOT))]
+    sys.path[:] = [
+        str(root),
+        *(entry for entry in sys.path if Path(entry or ".").resolve() not in (root, ROOT)),
+    ]
     sys.dont_write_bytecode = True
     os.environ.update(PYTHONDONTWRITEBYTECODE="1", PYTHONPATH=str(root))
     sys.exit(int(pytest.main([*tests, "-x", "-q", "-p", "no:cacheprovider"])))
@@ -176,7 +203,9 @@ def tried(fault: Fault, copy: Path, seconds: float) -> Verdict:
     """Plant a fault in a copy of the project, and return what its tests say within so many seconds."""
     text = (copy / fault.file).read_text(encoding="utf-8")
     (copy / fault.file).write_text(fault.planted(text), encoding="utf-8")
-    process = FORK.Process(target=run_tests, args=(copy, fault.tests.split(), copy.with_suffix(".log")))
+    process = FORK.Process(
+        target=run_tests, args=(copy, fault.tests.split(), copy.with_suffix(".log"))
+    )
     process.start()
     try:
         process.join(seconds)
@@ -246,7 +275,9 @@ def judge(faults: list[Fault], root: Path, results: Results, seconds: float = 30
     return verdicts
 
 
-def report(faults: list[Fault], verdicts: list[Verdict], broken: set[str]) -> tuple[list[str], bool]:
+def report(
+    faults: list[Fault], verdicts: list[Verdict], broken: set[str]
+) -> tuple[list[str], bool]:
     """Write the lines of the summary, and tell whether every fault was caught or is harmless."""
     lines, counts = [], dict.fromkeys((CAUGHT, SURVIVED, UNUSABLE, "harmless"), 0)
     for fault, (word, why) in zip(faults, verdicts, strict=True):
@@ -261,17 +292,33 @@ def report(faults: list[Fault], verdicts: list[Verdict], broken: set[str]) -> tu
             lines.append(f"{word}: {fault}{why and f' ({why})'}")
     counted = counts[CAUGHT] + counts[SURVIVED]
     share = f"{100 * counts[CAUGHT] / max(counted, 1):.1f} %"
-    lines.append(f"caught {counts[CAUGHT]} of {counted} faults ({share}); {counts['harmless']} harmless")
+    lines.append(
+        f"caught {counts[CAUGHT]} of {counted} faults ({share}); {counts['harmless']} harmless"
+    )
     return lines, not counts[SURVIVED] and not counts[UNUSABLE]
 
 
 def main(args: list[str] | None = None) -> int:
     """Run one command line. The exit status is 1 if a fault survives that is not harmless, or cannot be planted."""
     parser = argparse.ArgumentParser("python -m tests.mutate", description=__doc__.splitlines()[0])
-    parser.add_argument("words", nargs="*", metavar="FILTER", default=[""], help="plant only faults with such a word")
-    parser.add_argument("--limit", type=float, default=300, metavar="SECONDS", help="longest run (default: 300)")
+    parser.add_argument(
+        "words",
+        nargs="*",
+        metavar="FILTER",
+        default=[""],
+        help="plant only faults with such a word",
+    )
+    parser.add_argument(
+        "--limit", type=float, default=300, metavar="SECONDS", help="longest run (default: 300)"
+    )
     kept = Path(tempfile.gettempdir(), f"lit_knn-faults-{os.getuid()}.jsonl")
-    parser.add_argument("--results", type=Path, default=kept, metavar="FILE", help=f"kept verdicts (default: {kept})")
+    parser.add_argument(
+        "--results",
+        type=Path,
+        default=kept,
+        metavar="FILE",
+        help=f"kept verdicts (default: {kept})",
+    )
     options = parser.parse_args(args)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # Running tests are then ended, too.
     faults = read_faults(LISTS, options.words)
@@ -281,7 +328,9 @@ def main(args: list[str] | None = None) -> int:
     files = sorted({test for fault in faults for test in fault.tests.split()})
     clean = [Fault(test.partition("::")[0], "no fault", "", "", test) for test in files]
     verdicts = judge(clean + faults, ROOT, Results(options.results, ROOT), options.limit)
-    broken = {test for test, verdict in zip(files, verdicts, strict=False) if verdict.word != SURVIVED}
+    broken = {
+        test for test, verdict in zip(files, verdicts, strict=False) if verdict.word != SURVIVED
+    }
     lines, good = report(faults, verdicts[len(clean) :], broken)
     print(*lines, sep="\n")
     return 0 if good else 1

@@ -14,7 +14,13 @@ from tests.edm_pickles import edm_network, published, write
 def small_published(family=DDPMpp, image_size=32, in_channels=3, channels=8, **options):
     """A small network of a published family with random weights."""
     torch.manual_seed(0)
-    options = {"multipliers": [1, 1], "blocks": 1, "attention_at": [image_size // 2], "augment_dim": 9, **options}
+    options = {
+        "multipliers": [1, 1],
+        "blocks": 1,
+        "attention_at": [image_size // 2],
+        "augment_dim": 9,
+        **options,
+    }
     net = family(image_size, in_channels, channels, **options)
     for parameter in net.parameters():  # the last layers start at or near zero
         torch.nn.init.normal_(parameter, std=0.05)
@@ -33,7 +39,10 @@ def write_start(path, net, sigma_data=0.5, image_shape=(1, 8, 8)):
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     weights = {f"denoiser.model.{name}": value.clone() for name, value in net.state_dict().items()}
-    told = {**DiffusionModel(EDMPrecond(net, sigma_data), image_shape).description(), "prefix": "denoiser.model."}
+    told = {
+        **DiffusionModel(EDMPrecond(net, sigma_data), image_shape).description(),
+        "prefix": "denoiser.model.",
+    }
     torch.save({"state_dict": weights, MODEL_KEY: told}, path)
     return path
 

@@ -64,7 +64,9 @@ def run_torchrun(args, ranks):
 
 def _run(works, folder, environment):
     with tempfile.TemporaryDirectory() as logs:
-        files = [[Path(logs, f"{rank}.{kind}") for kind in ("out", "err")] for rank in range(len(works))]
+        files = [
+            [Path(logs, f"{rank}.{kind}") for kind in ("out", "err")] for rank in range(len(works))
+        ]
         processes = [
             SERVER.Process(target=_begin, args=(work, args, folder, environment, *paths))
             for (work, args), paths in zip(works, files, strict=True)
@@ -117,7 +119,9 @@ def _torchrun(args, ranks):
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
     where = {"rdzv_backend": "c10d", "rdzv_endpoint": "localhost:0"}
-    elastic_launch(LaunchConfig(1, 1, ranks, start_method="fork", max_restarts=0, **where), _of_torchrun)(args)
+    elastic_launch(
+        LaunchConfig(1, 1, ranks, start_method="fork", max_restarts=0, **where), _of_torchrun
+    )(args)
 
 
 def _of_torchrun(args):

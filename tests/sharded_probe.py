@@ -9,7 +9,16 @@ import torch.distributed as dist
 
 from lit_knn.common.errors import InputError
 from lit_knn.common.rng import keyed_generator
-from lit_knn.estimators import KNN, STF, Exact, MonteCarlo, SubspaceKNN, Switched, UniformSNIS, Wiener
+from lit_knn.estimators import (
+    KNN,
+    STF,
+    Exact,
+    MonteCarlo,
+    SubspaceKNN,
+    Switched,
+    UniformSNIS,
+    Wiener,
+)
 from lit_knn.index import FaissIndex, TorchIndex
 from lit_knn.reference.classes import classes_of
 from lit_knn.reference.principal import projection_of
@@ -57,7 +66,9 @@ def answers(reference, setting, rank):
     found = [reference.search(z, k) for k in (1, 7, K, reference.N)]
     ids = torch.randint(reference.N, (len(z), 9), generator=keyed_generator("cpu", rank, 6))
     means = {
-        f"{name}, t={t}": estimator().bind(reference).posterior_mean(z, t, x, keyed_generator("cpu", rank, 7))
+        f"{name}, t={t}": estimator()
+        .bind(reference)
+        .posterior_mean(z, t, x, keyed_generator("cpu", rank, 7))
         for name, estimator in ESTIMATORS.items()
         for t in TIMES
     }
@@ -69,8 +80,12 @@ def answers(reference, setting, rank):
         warp = all_warped(x).warp
         for name in ("KNN", "STF", "SubspaceKNN", "Switched", "Exact"):
             estimator = ESTIMATORS[name]().bind(reference)
-            means[f"{name}, warped"] = estimator.warped_mean(z, 2.0, warp, x, keyed_generator("cpu", rank, 7))
-    certificate = KNN(K, 16).bind(reference).certified_mean(z, 0.5, x, keyed_generator("cpu", rank, 7))
+            means[f"{name}, warped"] = estimator.warped_mean(
+                z, 2.0, warp, x, keyed_generator("cpu", rank, 7)
+            )
+    certificate = (
+        KNN(K, 16).bind(reference).certified_mean(z, 0.5, x, keyed_generator("cpu", rank, 7))
+    )
     return {
         "found": found,
         "gathered": reference.gather(ids),
@@ -116,12 +131,17 @@ class Failing(FaissIndex):
 def shard_of(setting, rank, world_size, index):
     rows = shard_rows(N, rank, world_size)
     return ShardedReferenceSet(
-        images(setting)[rows].clone(), index, hflip=setting == "mirrored", labels=torch.arange(N)[rows]
+        images(setting)[rows].clone(),
+        index,
+        hflip=setting == "mirrored",
+        labels=torch.arange(N)[rows],
     )
 
 
 def main(rank, world_size, folder, setting):
-    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=world_size)
+    dist.init_process_group(
+        "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=world_size
+    )
     try:
         if setting in ("error", "killed"):
             index = Failing("Flat")
@@ -132,19 +152,27 @@ def main(rank, world_size, folder, setting):
         else:
             report = {}
             for kind in SHAPES:
-                reference = shard_of(kind, rank, world_size, FaissIndex("Flat", cache_dir=str(folder / "cache")))
+                reference = shard_of(
+                    kind, rank, world_size, FaissIndex("Flat", cache_dir=str(folder / "cache"))
+                )
                 report[kind] = answers(reference, kind, rank)
                 # Only one rank calls it, because the others need not take part.
-                report[kind]["share"] = list(reference.share(rank, world_size, 10)) if rank == 0 else []
+                report[kind]["share"] = (
+                    list(reference.share(rank, world_size, 10)) if rank == 0 else []
+                )
                 dist.barrier()
-                report[kind]["share"] = report[kind]["share"] or list(reference.share(rank, world_size, 10))
+                report[kind]["share"] = report[kind]["share"] or list(
+                    reference.share(rank, world_size, 10)
+                )
             # Every rank has the same queries, because TorchIndex rounds a query relative to the largest of its batch.
             reference = shard_of("pixels", rank, world_size, TorchIndex("float32"))
             report["TorchIndex"] = reference.search(latents("pixels", 0)[0], K)
             report["refusals"] = refusals(reference)
             report["stored"] = (len(reference.images), reference.N, reference.images.nbytes)
             report["traffic"] = traffic(reference)
-            report["coordinates"] = projection_of(shard_of("pixels", rank, world_size, None), 4).coordinates
+            report["coordinates"] = projection_of(
+                shard_of("pixels", rank, world_size, None), 4
+            ).coordinates
             report["fingerprint"] = reference.fingerprint()
             mirrored = shard_of("mirrored", rank, world_size, None)
             report["fingerprints"] = [mirrored.fingerprint(mirrored=each) for each in (True, False)]

@@ -13,6 +13,8 @@ TRAINER = {
 
 
 def train(model, data, steps, **trainer_args):
-    trainer = pl.Trainer(max_steps=steps, **{**TRAINER, "enable_checkpointing": False, **trainer_args})
+    trainer = pl.Trainer(
+        max_steps=steps, **{**TRAINER, "enable_checkpointing": False, **trainer_args}
+    )
     trainer.fit(model, data)
     return trainer

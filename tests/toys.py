@@ -49,13 +49,17 @@ def all_warped(x, seed=2):
 def enumerate_class_mean(reference, z, t, labels):
     """Eq. 8 in float64; each row averages over the images with its label."""
     x = reference.gather(torch.arange(reference.N)).flatten(1).double()
-    log_p = -torch.cdist(z.flatten(1).double(), x).square() / (2 * torch.as_tensor(t).double().reshape(-1, 1) ** 2)
+    log_p = -torch.cdist(z.flatten(1).double(), x).square() / (
+        2 * torch.as_tensor(t).double().reshape(-1, 1) ** 2
+    )
     log_p = log_p.masked_fill(reference.labels != labels[:, None], -torch.inf)
     return (torch.softmax(log_p, 1) @ x).reshape(z.shape)
 
 
 def two_groups(N=200, side=8, levels=4):
     """Almost black and almost white images: at noise levels between them, a small change of z moves the mean far."""
-    images = torch.randint(levels, (N, 3, side, side), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    images = torch.randint(
+        levels, (N, 3, side, side), dtype=torch.uint8, generator=torch.Generator().manual_seed(0)
+    )
     images[::2] = 255 - images[::2]
     return images

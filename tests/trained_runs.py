@@ -19,7 +19,14 @@ CONFIGS = {
     "mean_flow": "meanflow/digits",
 }
 # Two validations, and a log of each step.
-STEPS = ["--trainer.max_steps", "4", "--trainer.val_check_interval", "2", "--trainer.log_every_n_steps", "1"]
+STEPS = [
+    "--trainer.max_steps",
+    "4",
+    "--trainer.val_check_interval",
+    "2",
+    "--trainer.log_every_n_steps",
+    "1",
+]
 
 
 def shared_run(root, kind):
@@ -35,10 +42,20 @@ def shared_run(root, kind):
 
 def leave_run(folder, kind, *args):
     """Train for one step, then replace the weights in the checkpoint; returns the run's folder and its options."""
-    options = ["-c", str(ROOT / "configs" / f"{CONFIGS[kind]}.yaml"), *TINY, "--model.net.dropout", "0.5", *args]
+    options = [
+        "-c",
+        str(ROOT / "configs" / f"{CONFIGS[kind]}.yaml"),
+        *TINY,
+        "--model.net.dropout",
+        "0.5",
+        *args,
+    ]
     main(["fit", *options, "--trainer.logger.save_dir", str(folder), "--trainer.logger.name", kind])
     run = Path(folder) / kind / "knn_0"
-    checkpoint, generator = torch.load(last(run), weights_only=True), torch.Generator().manual_seed(1)
+    checkpoint, generator = (
+        torch.load(last(run), weights_only=True),
+        torch.Generator().manual_seed(1),
+    )
     # The last layer starts at zero, so that barely trained networks give nearly the same images.
     for value in checkpoint["state_dict"].values():
         value.copy_(0.1 * torch.randn(value.shape, generator=generator))
@@ -54,4 +71,6 @@ def events_of(run):
     """Read what TensorBoard has of a run: its events, and the values by name, {name: [value]}."""
     events = EventAccumulator(str(run))
     events.Reload()
-    return events, {name: [event.value for event in events.Scalars(name)] for name in events.Tags()["scalars"]}
+    return events, {
+        name: [event.value for event in events.Scalars(name)] for name in events.Tags()["scalars"]
+    }

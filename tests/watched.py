@@ -104,7 +104,9 @@ def undone(call, sigma_data=0.5):
 def karras(levels, sigma_min, sigma_max, rho):
     """EDM's grid, Karras et al. 2022, Eq. 5: descending, float64."""
     place = torch.arange(levels, dtype=torch.float64) / (levels - 1)
-    return (sigma_max ** (1 / rho) + place * (sigma_min ** (1 / rho) - sigma_max ** (1 / rho))) ** rho
+    return (
+        sigma_max ** (1 / rho) + place * (sigma_min ** (1 / rho) - sigma_max ** (1 / rho))
+    ) ** rho
 
 
 class Asked(Estimator):

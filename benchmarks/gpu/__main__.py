@@ -89,7 +89,9 @@ def main(argv: list[str] | None = None) -> int:
     given = None if args.data is None else reference_from(args.data).images
     sets = _sets(scale.sets, given, args.images, args.batch)
     results = Results(output)
-    results.add("check", "checks", lambda: checks.measure(scale.checked, scale.sets[0].shape, device))
+    results.add(
+        "check", "checks", lambda: checks.measure(scale.checked, scale.sets[0].shape, device)
+    )
     train = partial(training.measure, scale.training, device)
     results.add("training", "training", lambda: train(training.PRECISIONS, time_is_left))
     rates: list[Roofline] = []
@@ -105,7 +107,11 @@ def main(argv: list[str] | None = None) -> int:
     for own in sets:
         results.add("estimator", f"estimators on {own.N:,} images", partial(on_images, *own))
     if scale.compiles:  # Compilers take minutes, so that they come last.
-        results.add("training", "compiled training", lambda: train(training.COMPILED, partial(time_is_left, COMPILING)))
+        results.add(
+            "training",
+            "compiled training",
+            lambda: train(training.COMPILED, partial(time_is_left, COMPILING)),
+        )
     results.tell(". ".join([_hardware(device), *(each.told() for each in rates)]) + ".")
     for problem in (problems := results.problems()):
         print(f"error: {problem}", file=sys.stderr)
@@ -135,7 +141,9 @@ class Results:
             if not is_out_of_memory(error):  # A small GPU cannot hold the largest set.
                 self._failed.append(f"{what}: {end}")
         print(f"{what}: {end}", file=sys.stderr, flush=True)
-        self._output.write_rows([{"part": part, **row} for part, rows in self._parts.items() for row in rows])
+        self._output.write_rows(
+            [{"part": part, **row} for part, rows in self._parts.items() for row in rows]
+        )
 
     def tell(self, title: str) -> None:
         """Print and write the tables."""
@@ -148,7 +156,11 @@ class Results:
         """Return what failed, in one line each."""
         checked, trained, measured = self._parts.values()
         failed = [row["path"] for row in checked if not row["passed"]]
-        found = [f"{len(failed)} of {len(checked)} checks failed: {', '.join(failed)}"] if failed else []
+        found = (
+            [f"{len(failed)} of {len(checked)} checks failed: {', '.join(failed)}"]
+            if failed
+            else []
+        )
         for row in (*trained, *measured):
             if row["note"].startswith(FAILED):
                 found.append(f"{row.get('model') or row['estimator']}: {row['note']}")
@@ -156,14 +168,24 @@ class Results:
 
 
 def _parse(argv: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, help="prepared file, zip or folder of images, .npy or .npz")
-    parser.add_argument("--images", type=int, nargs="+", help="numbers of images (default: three sets, or all data)")
-    parser.add_argument("--batch", type=int, nargs="+", help="latents per call (default: 32, 128 and 1024)")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--data", type=Path, help="prepared file, zip or folder of images, .npy or .npz"
+    )
+    parser.add_argument(
+        "--images", type=int, nargs="+", help="numbers of images (default: three sets, or all data)"
+    )
+    parser.add_argument(
+        "--batch", type=int, nargs="+", help="latents per call (default: 32, 128 and 1024)"
+    )
     parser.add_argument("--k", type=int, default=2048, help="neighbours of KNN")
     parser.add_argument("--n", type=int, default=256, help="images gathered per latent")
     parser.add_argument("--r", type=int, default=512, help="principal components of SubspaceKNN")
-    parser.add_argument("--minutes", type=float, default=7.0, help="nothing new is measured after this time")
+    parser.add_argument(
+        "--minutes", type=float, default=7.0, help="nothing new is measured after this time"
+    )
     parser.add_argument("--output", type=Path, help="stem of the files to write")
     args = parser.parse_args(argv)
     for option in ("k", "n", "r", "batch", "minutes", "images"):
@@ -175,7 +197,10 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
 
 
 def _sets(
-    sets: Sequence[Images], given: torch.Tensor | None, numbers: list[int] | None, batches: list[int] | None
+    sets: Sequence[Images],
+    given: torch.Tensor | None,
+    numbers: list[int] | None,
+    batches: list[int] | None,
 ) -> list[Images]:
     """Return the sets with the numbers of images and latents of the command line, as far as they are given."""
     if given is not None:
@@ -189,7 +214,11 @@ def _sets(
 
 
 def _hardware(device: torch.device) -> str:
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU, {torch.get_num_threads()} threads"
+    name = (
+        torch.cuda.get_device_name(device)
+        if device.type == "cuda"
+        else f"CPU, {torch.get_num_threads()} threads"
+    )
     return f"{name}, torch {torch.__version__}, `{' '.join(['python -m benchmarks.gpu', *sys.argv[1:]])}`"
 
 

@@ -12,7 +12,17 @@ from benchmarks.common import Rows, markdown
 from benchmarks.gpu.images import synthetic_images
 from benchmarks.gpu.timing import why
 from lit_knn.common.rng import keyed_generator
-from lit_knn.estimators import KNN, STF, ByClass, Estimator, Exact, MonteCarlo, SubspaceKNN, UniformSNIS, Wiener
+from lit_knn.estimators import (
+    KNN,
+    STF,
+    ByClass,
+    Estimator,
+    Exact,
+    MonteCarlo,
+    SubspaceKNN,
+    UniformSNIS,
+    Wiener,
+)
 from lit_knn.index import Index, SubspaceIndex, TorchIndex
 from lit_knn.reference import ReferenceSet
 
@@ -76,7 +86,9 @@ def measure(N: int, shape: tuple[int, int, int], device: torch.device) -> Rows:
     torch.set_float32_matmul_precision("high")
     try:
         images = synthetic_images(N, shape, torch.device("cpu"))
-        rows = [{"path": name} | outcome(check, images, device) for name, check in _checks().items()]
+        rows = [
+            {"path": name} | outcome(check, images, device) for name, check in _checks().items()
+        ]
         recall = _tried(lambda: _recall(TorchIndex(), images, device))
         return [*rows, {"path": "TorchIndex, recall of the 64 nearest"} | recall]
     finally:
@@ -101,7 +113,9 @@ def _error(check: Check, images: Tensor, device: torch.device) -> dict[str, Any]
     labels = torch.arange(N) % CLASSES if check.labels else None
     values = images.float() / 127.5 - 1 if check.floats else images
     here = ReferenceSet(values, check.index and check.index(), labels=labels, hflip=check.hflip)
-    there = ReferenceSet(values.to(device), check.index and check.index(), labels=labels, hflip=check.hflip)
+    there = ReferenceSet(
+        values.to(device), check.index and check.index(), labels=labels, hflip=check.hflip
+    )
     estimator = check.make(N)
     on_cpu, on_device = copy.deepcopy(estimator).bind(here), copy.deepcopy(estimator).bind(there)
     worst, limit = 0.0, EXACT if check.exact else FACTOR
@@ -119,7 +133,9 @@ def _error(check: Check, images: Tensor, device: torch.device) -> dict[str, Any]
     return {"passed": worst <= limit, "measured": f"{worst:.2g} {what}", "limit": f"{limit:g}"}
 
 
-def _latents(reference: ReferenceSet, t: float, number: int) -> tuple[Tensor, Tensor, Tensor | None]:
+def _latents(
+    reference: ReferenceSet, t: float, number: int
+) -> tuple[Tensor, Tensor, Tensor | None]:
     """Make latents at noise level t, their sources and labels, on the CPU."""
     generator = keyed_generator("cpu", number)
     ids = torch.randint(reference.N, (LATENTS_PER_LEVEL,), generator=generator)
@@ -144,10 +160,14 @@ def _sq_dist(z: Tensor, x: Tensor) -> Tensor:
     return torch.cdist(*both, compute_mode="donot_use_mm_for_euclid_dist").square()
 
 
-def _mse(estimator: Estimator, truth: Tensor, z: Tensor, t: float, x: Tensor, labels: Tensor | None) -> float:
+def _mse(
+    estimator: Estimator, truth: Tensor, z: Tensor, t: float, x: Tensor, labels: Tensor | None
+) -> float:
     """Return the mean squared error per dimension."""
     labels = None if labels is None else labels.to(z.device)
-    mean = estimator.posterior_mean(z, t, x_source=x, generator=keyed_generator(z.device, 1), labels=labels)
+    mean = estimator.posterior_mean(
+        z, t, x_source=x, generator=keyed_generator(z.device, 1), labels=labels
+    )
     return (mean.cpu().double() - truth).square().mean().item()
 
 
@@ -159,12 +179,21 @@ def _recall(index: Index, images: Tensor, device: torch.device) -> dict[str, Any
     sq_dist = _sq_dist(z, x)
     true = sq_dist.topk(64, dim=1, largest=False).indices
     _, found = there.search(z.to(device), 64)
-    share = sum(torch.isin(a, b).float().mean().item() for a, b in zip(true, found.cpu(), strict=True)) / len(true)
-    return {"passed": share >= LEAST_RECALL, "measured": f"{share:.3f}", "limit": f"at least {LEAST_RECALL}"}
+    share = sum(
+        torch.isin(a, b).float().mean().item() for a, b in zip(true, found.cpu(), strict=True)
+    ) / len(true)
+    return {
+        "passed": share >= LEAST_RECALL,
+        "measured": f"{share:.3f}",
+        "limit": f"at least {LEAST_RECALL}",
+    }
 
 
 def table(rows: Rows) -> str:
     """Make a Markdown table."""
     lines = [["path", "measured", "limit", "passed"]]
-    lines += [[row["path"], row["measured"], row["limit"], "yes" if row["passed"] else "**no**"] for row in rows]
+    lines += [
+        [row["path"], row["measured"], row["limit"], "yes" if row["passed"] else "**no**"]
+        for row in rows
+    ]
     return markdown(lines)

@@ -14,7 +14,17 @@ from benchmarks.gpu.timing import measured, peak_mib, release, why
 from lit_knn.common.deferred_checks import DeferredChecks
 from lit_knn.common.errors import InputError
 from lit_knn.common.rng import keyed_generator
-from lit_knn.estimators import KNN, STF, ByClass, Estimator, Exact, MonteCarlo, OneSample, SubspaceKNN, UniformSNIS
+from lit_knn.estimators import (
+    KNN,
+    STF,
+    ByClass,
+    Estimator,
+    Exact,
+    MonteCarlo,
+    OneSample,
+    SubspaceKNN,
+    UniformSNIS,
+)
 from lit_knn.index import FaissIndex, Index, SubspaceIndex, TorchIndex
 from lit_knn.reference import ReferenceSet
 from lit_knn.sampling import heun_step
@@ -66,9 +76,14 @@ ENTRIES = {
         lambda s: KNN(s.k, s.n), roofline.knn_in_components, lambda s: SubspaceIndex(min(s.r, 256))
     ),
     # Without the compiler, PyTorch gathers the drawn images before it reads them.
-    "KNN, gathered": Measured(lambda s: KNN(s.k, s.n), roofline.knn, lambda s: TorchIndex(), eager=True),
+    "KNN, gathered": Measured(
+        lambda s: KNN(s.k, s.n), roofline.knn, lambda s: TorchIndex(), eager=True
+    ),
     "KNN, by class": Measured(
-        lambda s: ByClass(KNN(min(s.k, 512), s.n)), roofline.knn_by_class, lambda s: TorchIndex(), by_class=True
+        lambda s: ByClass(KNN(min(s.k, 512), s.n)),
+        roofline.knn_by_class,
+        lambda s: TorchIndex(),
+        by_class=True,
     ),
     "KNN, FAISS Flat": Measured(lambda s: KNN(s.k, s.n), roofline.knn, _faiss),
     "SubspaceKNN": Measured(lambda s: SubspaceKNN(s.r, s.n), roofline.subspace_knn),
@@ -79,7 +94,11 @@ ENTRIES = {
 
 
 def measure(
-    sizes: Sequence[Sizes], images: Tensor, rates: Roofline, seconds: float, time_is_left: Callable[[], bool]
+    sizes: Sequence[Sizes],
+    images: Tensor,
+    rates: Roofline,
+    seconds: float,
+    time_is_left: Callable[[], bool],
 ) -> Rows:
     """Measure each estimator on images (N, C, H, W), with one index for all sizes, which differ in B alone.
 
@@ -90,14 +109,21 @@ def measure(
         bound: Estimator | None = None
         for own in sizes:
             calls = CALLS["Heun"] if entry.step else 1
-            row = {"estimator": name, **own._asdict(), "calls": calls, "least_ms": rates.least_ms(entry.work(own))}
+            row = {
+                "estimator": name,
+                **own._asdict(),
+                "calls": calls,
+                "least_ms": rates.least_ms(entry.work(own)),
+            }
             row["note"] = "" if time_is_left() else "no time left"
             if not row["note"]:
                 try:
                     bound = _bound(entry, own, images) if bound is None else bound
                     row |= _measured(entry, bound, own, seconds)
                     row["of_roofline"] = row["ms"] / row["least_ms"]
-                except Exception as error:  # Compilers, libraries and drivers raise errors of many types.
+                except (
+                    Exception
+                ) as error:  # Compilers, libraries and drivers raise errors of many types.
                     row["note"] = why(error)
             rows.append(row)
         del bound
@@ -108,11 +134,15 @@ def measure(
 def _bound(entry: Measured, sizes: Sizes, images: Tensor) -> Estimator:
     classes = max(sizes.N // roofline.IMAGES_OF_A_CLASS, 1)
     labels = torch.arange(sizes.N) * classes // sizes.N if entry.by_class else None
-    reference = ReferenceSet(images, None if entry.index is None else entry.index(sizes), labels=labels)
+    reference = ReferenceSet(
+        images, None if entry.index is None else entry.index(sizes), labels=labels
+    )
     return entry.make(sizes).bind(reference)
 
 
-def _measured(entry: Measured, estimator: Estimator, sizes: Sizes, seconds: float) -> dict[str, float]:
+def _measured(
+    entry: Measured, estimator: Estimator, sizes: Sizes, seconds: float
+) -> dict[str, float]:
     """Measure a call as a training step makes it, which checks its loss alone."""
     reference = estimator.reference
     device = reference.device
@@ -126,7 +156,9 @@ def _measured(entry: Measured, estimator: Estimator, sizes: Sizes, seconds: floa
         return estimator.posterior_mean(z, t, x, generator, labels)
 
     def call() -> Tensor:
-        return heun_step(z, NOISE_LEVEL, NOISE_LEVEL / 2, mean) if entry.step else mean(z, NOISE_LEVEL)
+        return (
+            heun_step(z, NOISE_LEVEL, NOISE_LEVEL / 2, mean) if entry.step else mean(z, NOISE_LEVEL)
+        )
 
     stance = torch.compiler.set_stance("force_eager" if entry.eager else "default")
     with stance, DeferredChecks().collect(0):
@@ -138,9 +170,24 @@ def table(rows: Rows, step_ms: Callable[[int, int], float]) -> str:
     if not rows:
         return ""
     shares = [f"share of a step of {name}" for name in CALLS]
-    lines = [["estimator", "images", "B", "ms", "host, ms", "roofline, ms", "ratio", *shares, "memory, MiB"]]
+    lines = [
+        [
+            "estimator",
+            "images",
+            "B",
+            "ms",
+            "host, ms",
+            "roofline, ms",
+            "ratio",
+            *shares,
+            "memory, MiB",
+        ]
+    ]
     for row in rows:
-        start, least = [row["estimator"], f"{row['N']:,} x {row['d']:,}", str(row["B"])], f"{row['least_ms']:.3g}"
+        start, least = (
+            [row["estimator"], f"{row['N']:,} x {row['d']:,}", str(row["B"])],
+            f"{row['least_ms']:.3g}",
+        )
         if "ms" in row:
             step, call = step_ms(row["B"], row["d"]), row["ms"] / row["calls"]
             lines.append([

@@ -13,7 +13,9 @@ CHUNK = 8192
 CONTRAST = 60.0
 
 
-def synthetic_images(N: int, shape: tuple[int, int, int], device: torch.device, seed: int = 0) -> Tensor:
+def synthetic_images(
+    N: int, shape: tuple[int, int, int], device: torch.device, seed: int = 0
+) -> Tensor:
     """Make smooth random images: waves whose amplitude falls with their frequency, as in photographs.
 
     Args:
@@ -27,14 +29,18 @@ def synthetic_images(N: int, shape: tuple[int, int, int], device: torch.device, 
     """
     channels, height, width = shape
     down, across = (_waves(size, device) for size in (height, width))
-    frequency = torch.arange(height, device=device).unsqueeze(1) + torch.arange(width, device=device)
+    frequency = torch.arange(height, device=device).unsqueeze(1) + torch.arange(
+        width, device=device
+    )
     amplitude = 1.0 / (1.0 + frequency)
     amplitude *= CONTRAST / amplitude.norm()
     images = torch.empty(N, *shape, dtype=torch.uint8, device=device)
     generator = keyed_generator(device, seed)
     for start in range(0, N, CHUNK):
         rows = images[start : start + CHUNK]
-        coefficients = torch.randn(len(rows), channels, height, width, device=device, generator=generator)
+        coefficients = torch.randn(
+            len(rows), channels, height, width, device=device, generator=generator
+        )
         pictures = down.T @ (coefficients * amplitude) @ across
         rows.copy_((pictures + 127.5).round_().clamp_(0, 255))
     return images

@@ -55,21 +55,33 @@ class Roofline:
     def __init__(self, device: torch.device, size: int = 8192, copied_bytes: int = 2**30) -> None:
         source = torch.zeros(copied_bytes, dtype=torch.uint8, device=device)
         target = torch.empty_like(source)
-        self.bytes_per_ms = 2 * copied_bytes / measured(lambda: target.copy_(source), device, SECONDS_PER_RATE).ms
+        self.bytes_per_ms = (
+            2 * copied_bytes / measured(lambda: target.copy_(source), device, SECONDS_PER_RATE).ms
+        )
         self.products_per_ms = {}
-        for dtype, side in ((torch.bfloat16, size), (torch.float32, size // 2), (torch.float64, size // 8)):
+        for dtype, side in (
+            (torch.bfloat16, size),
+            (torch.float32, size // 2),
+            (torch.float64, size // 8),
+        ):
             a, b = torch.randn(2, side, side, device=device).to(dtype)
-            self.products_per_ms[dtype] = 2 * side**3 / measured(partial(torch.mm, a, b), device, SECONDS_PER_RATE).ms
+            self.products_per_ms[dtype] = (
+                2 * side**3 / measured(partial(torch.mm, a, b), device, SECONDS_PER_RATE).ms
+            )
 
     def least_ms(self, phases: Sequence[Phase]) -> float:
         """Return the least milliseconds that the phases take one after the other."""
         return sum(
-            max(phase.bytes / self.bytes_per_ms, phase.products / self.products_per_ms[phase.dtype]) for phase in phases
+            max(phase.bytes / self.bytes_per_ms, phase.products / self.products_per_ms[phase.dtype])
+            for phase in phases
         )
 
     def told(self) -> str:
         """Return the rates in one line."""
-        rates = (f"{str(dtype)[6:]} {rate / 1e9:.3g} TFLOP/s" for dtype, rate in self.products_per_ms.items())
+        rates = (
+            f"{str(dtype)[6:]} {rate / 1e9:.3g} TFLOP/s"
+            for dtype, rate in self.products_per_ms.items()
+        )
         return f"copies {self.bytes_per_ms / 1e6:.4g} GB/s, products in " + ", ".join(rates)
 
 
@@ -96,7 +108,10 @@ def knn_in_components(s: Sizes) -> list[Phase]:
 def knn_by_class(s: Sizes) -> list[Phase]:
     """Search like `knn`, but each z only in the images of its class."""
     images = min(IMAGES_OF_A_CLASS, s.N)
-    return [Phase(min(s.B * images, s.N) * s.d + 8 * s.B * images, 2 * s.B * images * s.d), *gathered(s)]
+    return [
+        Phase(min(s.B * images, s.N) * s.d + 8 * s.B * images, 2 * s.B * images * s.d),
+        *gathered(s),
+    ]
 
 
 def subspace_knn(s: Sizes) -> list[Phase]:

@@ -54,7 +54,10 @@ class StepClock(pl.Callback):
 
     def on_train_batch_end(self, trainer: pl.Trainer, pl_module: Any, *_: Any) -> None:
         """Start after the warm-up, and stop after the last step."""
-        start, stop = trainer.global_step >= self.warm_up and not self.started, trainer.global_step >= trainer.max_steps
+        start, stop = (
+            trainer.global_step >= self.warm_up and not self.started,
+            trainer.global_step >= trainer.max_steps,
+        )
         if not (start or stop):
             return
         if pl_module.device.type == "cuda":
@@ -67,19 +70,26 @@ class StepClock(pl.Callback):
 
 
 def _ict(size: Size) -> pl.LightningModule:
-    net = NCSNpp(32, 3, size.channels, (2, 2, 2), size.blocks, (16,), dropout=0.3, fourier_scale=0.02)
+    net = NCSNpp(
+        32, 3, size.channels, (2, 2, 2), size.blocks, (16,), dropout=0.3, fourier_scale=0.02
+    )
     return LitICT(net, OneSample())
 
 
 def _edm(size: Size) -> pl.LightningModule:
-    return LitEDM(DDPMpp(32, 3, size.channels, (2, 2, 2), size.blocks, (16,), dropout=0.13), OneSample())
+    return LitEDM(
+        DDPMpp(32, 3, size.channels, (2, 2, 2), size.blocks, (16,), dropout=0.13), OneSample()
+    )
 
 
 MODELS: dict[str, Callable[[Size], pl.LightningModule]] = {"iCT, NCSN++": _ict, "EDM, DDPM++": _edm}
 
 
 def measure(
-    size: Size, device: torch.device, precisions: Mapping[str, tuple[str, bool]], time_is_left: Callable[[], bool]
+    size: Size,
+    device: torch.device,
+    precisions: Mapping[str, tuple[str, bool]],
+    time_is_left: Callable[[], bool],
 ) -> Rows:
     """Train each model in each precision with the one-sample estimator; one row each."""
     images = synthetic_images(size.N, SHAPE, device)
@@ -89,8 +99,12 @@ def measure(
             row: dict[str, Any] = {"model": name, "precision": precision, "note": ""}
             if time_is_left():
                 try:
-                    row |= _trained(make(size), ReferenceSet(images), size, device, lightning_name, compiled)
-                except Exception as error:  # Compilers, libraries and drivers raise errors of many types.
+                    row |= _trained(
+                        make(size), ReferenceSet(images), size, device, lightning_name, compiled
+                    )
+                except (
+                    Exception
+                ) as error:  # Compilers, libraries and drivers raise errors of many types.
                     # A machine may lack what a compiler needs.
                     row["note"] = first_line(error) if compiled else why(error)
                 release(device)
@@ -101,12 +115,18 @@ def measure(
 
 
 def _trained(
-    model: pl.LightningModule, reference: ReferenceSet, size: Size, device: torch.device, precision: str, compiled: bool
+    model: pl.LightningModule,
+    reference: ReferenceSet,
+    size: Size,
+    device: torch.device,
+    precision: str,
+    compiled: bool,
 ) -> dict[str, Any]:
     """Train a few steps. Returns the images per second and the peak of memory."""
     callbacks: list[pl.Callback] = []
     if compiled:
-        from lit_knn.callbacks import NetworkSpeed  # This package also needs matplotlib and torchvision.
+        # This package also needs matplotlib and torchvision.
+        from lit_knn.callbacks import NetworkSpeed
 
         callbacks.append(NetworkSpeed())
     clock = StepClock(size.warm_up)
@@ -147,5 +167,7 @@ def table(rows: Rows) -> str:
             lines.append([row["model"], row["precision"], row["note"], "", ""])
             continue
         ratio = f"{speed / base:.2f}" if base else ""
-        lines.append([row["model"], row["precision"], f"{speed:.4g}", ratio, number(row["peak_mib"])])
+        lines.append(
+            [row["model"], row["precision"], f"{speed:.4g}", ratio, number(row["peak_mib"])]
+        )
     return markdown(lines)

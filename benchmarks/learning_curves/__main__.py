@@ -37,7 +37,9 @@ def main(arguments: list[str] | None = None) -> None:
         # With another number of threads, sums are rounded otherwise, and rows of different processes would not compare.
         torch.set_num_threads(1)
         image_set = digits() if args.set == "digits" else cifar16(args.set, args.images, args.kept)
-        changed = {name: value for name in Lengths._fields if (value := getattr(args, name)) is not None}
+        changed = {
+            name: value for name in Lengths._fields if (value := getattr(args, name)) is not None
+        }
         image_set = replace(image_set, lengths=image_set.lengths._replace(**changed).checked())
         runs = runs_of(args.set, args.modules, args.estimators, args.seeds)
         Worker(image_set, table, args.checkpoints).run_all(runs)
@@ -45,20 +47,34 @@ def main(arguments: list[str] | None = None) -> None:
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
     """Read the options."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--set", choices=list(NEIGHBOURS), default="digits")
     parser.add_argument("--output", type=Path, required=True, help="the table, a .csv file")
     parser.add_argument("--images", type=Path, help="cifar16: zip or folder of CIFAR-10 at 32x32")
-    parser.add_argument("--kept", type=Path, help="cifar16: .npz file of the images at 16x16, made if it is not there")
-    parser.add_argument("--checkpoints", type=Path, default=Path("runs/learning_curves"), help="their folder")
-    parser.add_argument("--modules", nargs="+", default=list(MODULES), help="modules, in this order")
+    parser.add_argument(
+        "--kept",
+        type=Path,
+        help="cifar16: .npz file of the images at 16x16, made if it is not there",
+    )
+    parser.add_argument(
+        "--checkpoints", type=Path, default=Path("runs/learning_curves"), help="their folder"
+    )
+    parser.add_argument(
+        "--modules", nargs="+", default=list(MODULES), help="modules, in this order"
+    )
     parser.add_argument("--estimators", nargs="+", help="estimators; by default all of the set")
     parser.add_argument("--seeds", type=int, default=5, help="number of seeds")
     for name in Lengths._fields:
         parser.add_argument(
-            f"--{name.replace('_', '-')}", type=int, help="instead of the set's, see Lengths in sets.py"
+            f"--{name.replace('_', '-')}",
+            type=int,
+            help="instead of the set's, see Lengths in sets.py",
         )
-    parser.add_argument("--report", action="store_true", help="only write tables and picture of the rows")
+    parser.add_argument(
+        "--report", action="store_true", help="only write tables and picture of the rows"
+    )
     return parser.parse_args(arguments)
 
 

@@ -58,7 +58,9 @@ def contrasts(estimators: Sequence[str]) -> Contrasts | None:
         return None
 
     targets = Contrast(better_target, plain_target, ("better targets", "one-sample targets"))
-    return Contrasts(targets, Contrast(better_tangent, [PLAIN], ("better tangents", "one-sample tangent")))
+    return Contrasts(
+        targets, Contrast(better_tangent, [PLAIN], ("better tangents", "one-sample tangent"))
+    )
 
 
 def judge(curves: Curves, comparisons: int = 1) -> list[Judged]:
@@ -76,13 +78,17 @@ def _claims(curves: Curves, comparisons: int) -> Iterator[Judged]:
         return
 
     pooled = contrasts(curves.estimators)
-    better = [Contrast([name], [PLAIN], (name, PLAIN)) for name in curves.estimators if name in NEIGHBOURS]
+    better = [
+        Contrast([name], [PLAIN], (name, PLAIN)) for name in curves.estimators if name in NEIGHBOURS
+    ]
 
     if pooled:  # A single one of a mean flow's pairs is chosen from many.
         better = [pooled.targets]
 
     for each in better:
-        yield _compared(curves, "the paper", "better samples at the end", last, each, LOWER, comparisons)
+        yield _compared(
+            curves, "the paper", "better samples at the end", last, each, LOWER, comparisons
+        )
         claim = f"faster convergence (mean ln {curves.quality})"
         yield _compared(curves, "the paper", claim, course, each, LOWER, comparisons)
 
@@ -126,5 +132,8 @@ def _compared(
 ) -> Judged:
     difference = curves.contrast(value, pair.group, pair.others, comparisons)
     # An interval around 0 does not show that two are equal: it bounds how much they may differ.
-    wanted = {LOWER: {-1: HOLDS, 0: OPEN, 1: FAILS}, EQUAL: {-1: FAILS, 0: "no significant difference", 1: FAILS}}
+    wanted = {
+        LOWER: {-1: HOLDS, 0: OPEN, 1: FAILS},
+        EQUAL: {-1: FAILS, 0: "no significant difference", 1: FAILS},
+    }
     return Judged(source, claim, pair.names, difference, wanted[claimed][difference.sign])

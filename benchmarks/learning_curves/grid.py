@@ -30,15 +30,23 @@ def targets(name: str, module: str) -> dict[str, Callable[[], PlugIns]]:
         "KNN": lambda: KNN(NEIGHBOURS[name], n=64),
         "Exact": Exact,
     }
-    if name == "cifar16":  # Below t = 0.8 the posterior is the source alone, so that the enumeration can be spared.
+    # Below t = 0.8 the posterior is the source alone, so that the enumeration can be spared.
+    if name == "cifar16":
         parts["Switched"] = lambda: Switched(below=OneSample(), above=Exact(), t=0.8)
     pairs: list[tuple[str, str]] = []
     if module == "MeanFlow":
         del parts["STF"]
         parts |= {str(share): partial(Mixed, OneSample(), Exact(), share) for share in (0.5, 0.94)}
-        pairs = [("OneSample", own) for own in ("KNN", "0.5", "0.94", "Exact")] + [("Exact", "OneSample")]
-    made: dict[str, Callable[[], PlugIns]] = {own: partial(_plug_ins, estimator=part) for own, part in parts.items()}
-    made |= {f"{one}, {other}": partial(_plug_ins, estimator=parts[one], tangent=parts[other]) for one, other in pairs}
+        pairs = [("OneSample", own) for own in ("KNN", "0.5", "0.94", "Exact")] + [
+            ("Exact", "OneSample")
+        ]
+    made: dict[str, Callable[[], PlugIns]] = {
+        own: partial(_plug_ins, estimator=part) for own, part in parts.items()
+    }
+    made |= {
+        f"{one}, {other}": partial(_plug_ins, estimator=parts[one], tangent=parts[other])
+        for one, other in pairs
+    }
     return made if name in COMPLETE else {own: made[own] for own in EXTREMES}
 
 
@@ -58,7 +66,9 @@ class Run(NamedTuple):
         return "-".join(map(str, self))
 
 
-def runs_of(name: str, modules: Sequence[str], estimators: Sequence[str] | None, seeds: int) -> list[Run]:
+def runs_of(
+    name: str, modules: Sequence[str], estimators: Sequence[str] | None, seeds: int
+) -> list[Run]:
     """List the runs of a set, all of seed 0 first, so that a picture of everything exists early.
 
     `estimators` are those of the modules that have them; None stands for all.
@@ -68,13 +78,19 @@ def runs_of(name: str, modules: Sequence[str], estimators: Sequence[str] | None,
     """
     known = {module: list(targets(name, module)) for module in MODULES}
     everywhere = {each for names in known.values() for each in names}
-    for option, given, allowed in (("--modules", modules, MODULES), ("--estimators", estimators or (), everywhere)):
+    for option, given, allowed in (
+        ("--modules", modules, MODULES),
+        ("--estimators", estimators or (), everywhere),
+    ):
         unknown = next((each for each in given if each not in allowed), None)
         if unknown is not None:
             raise InputError(f"{option} {unknown}: {name} has {', '.join(sorted(allowed))}")
     if seeds < 1:
         raise InputError(f"--seeds must be at least 1, got {seeds}")
-    chosen = {module: [each for each in known[module] if each in (estimators or known[module])] for module in modules}
+    chosen = {
+        module: [each for each in known[module] if each in (estimators or known[module])]
+        for module in modules
+    }
     return [
         Run(name, module, estimator, seed)
         for seed in range(seeds)

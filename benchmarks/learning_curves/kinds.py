@@ -27,7 +27,14 @@ from lit_knn.sampling.schedules import (
     lognormal_step_probs,
 )
 from lit_knn.sampling.solvers import heun_step
-from lit_knn.theory.noise import EDM_PROCESS, LINEAR_PROCESS, Process, forward_noise, per_item, under_process
+from lit_knn.theory.noise import (
+    EDM_PROCESS,
+    LINEAR_PROCESS,
+    Process,
+    forward_noise,
+    per_item,
+    under_process,
+)
 
 # These streams are the last parts of keys; those of training and of the measurements in lit_knn are below 20.
 LATENTS, SOURCES, REPEATS, INITIAL_WEIGHTS = 30, 31, 32, 33
@@ -75,7 +82,9 @@ class Kind(ABC):
     def options(self, steps: int) -> dict[str, Any]:
         """Return the module's options for a run of `steps` steps, in JSON types."""
 
-    def make(self, net: nn.Module, plug_ins: PlugIns, seed: int, steps: int, start: Path | None) -> EstimatorTraining:
+    def make(
+        self, net: nn.Module, plug_ins: PlugIns, seed: int, steps: int, start: Path | None
+    ) -> EstimatorTraining:
         """Make the module for a run of `steps` steps, from the checkpoint `start` if the kind tunes."""
         options = {**self.options(steps), **self.fixed, **({"start": start} if self.tunes else {})}
         if getattr(net, "num_classes", 0) > 0:
@@ -87,7 +96,9 @@ class Kind(ABC):
         """Draw times t and lower levels, (size,) float64 each, from the module's distribution in training."""
 
     @abstractmethod
-    def losses(self, module: Any, latents: Latents, source: Tensor, generator: torch.Generator) -> Tensor:
+    def losses(
+        self, module: Any, latents: Latents, source: Tensor, generator: torch.Generator
+    ) -> Tensor:
         """Compute the training loss of each latent, (B,), with a target drawn afresh."""
 
     @abstractmethod
@@ -102,7 +113,10 @@ class Kind(ABC):
         """Draw latents of images of the set; they are the same for all estimators and seeds."""
         generator = keyed_generator("cpu", size, part, LATENTS)
         ids = torch.randint(reference.N, (size,), generator=generator)
-        x, label = reference.gather(ids), None if reference.labels is None else reference.labels[ids]
+        x, label = (
+            reference.gather(ids),
+            None if reference.labels is None else reference.labels[ids],
+        )
         t, lower = self.levels(size, generator)
         z = forward_noise(x, t, torch.randn(x.shape, generator=generator), self.process)
         return Latents(x, z, t, lower, label)
@@ -111,12 +125,18 @@ class Kind(ABC):
 class Regression(Kind):
     """A module whose exact target is the posterior mean, Eq. 8 (eq:posterior_mean). Its error has the loss's weight."""
 
-    def losses(self, module: Any, latents: Latents, source: Tensor, generator: torch.Generator) -> Tensor:
+    def losses(
+        self, module: Any, latents: Latents, source: Tensor, generator: torch.Generator
+    ) -> Tensor:
         mean = under_process(module.estimator.posterior_mean, self.process)
-        return self.errors(module, latents, mean(latents.z, latents.t, source, generator, latents.label))
+        return self.errors(
+            module, latents, mean(latents.z, latents.t, source, generator, latents.label)
+        )
 
     def exact_output(self, latents: Latents, exact: Estimator) -> Tensor:
-        return under_process(exact.posterior_mean, self.process)(latents.z, latents.t, None, None, latents.label)
+        return under_process(exact.posterior_mean, self.process)(
+            latents.z, latents.t, None, None, latents.label
+        )
 
     def errors(self, module: Any, latents: Latents, wanted: Tensor) -> Tensor:
         return module.item_losses(latents.z, latents.t, wanted, latents.label, None)
@@ -129,7 +149,12 @@ class EDM(Regression):
 
     def options(self, steps: int) -> dict[str, Any]:
         """See `Kind.options`; those of configs/table2/digits.yaml, but for sampling steps and augmentation."""
-        return {"lr": 2e-3, "lr_ramp_up_images": 10_000, "ema_half_life_images": 20_000, "sampling_steps": 12}
+        return {
+            "lr": 2e-3,
+            "lr_ramp_up_images": 10_000,
+            "ema_half_life_images": 20_000,
+            "sampling_steps": 12,
+        }
 
     def levels(self, size: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         """See `Kind.levels`; EDM's default."""
@@ -159,7 +184,9 @@ class Consistency(Kind):
     def steps(self, lengths: Lengths) -> int:
         return lengths.consistency_steps
 
-    def losses(self, module: Any, latents: Latents, source: Tensor, generator: torch.Generator) -> Tensor:
+    def losses(
+        self, module: Any, latents: Latents, source: Tensor, generator: torch.Generator
+    ) -> Tensor:
         """See `Kind.losses`; Eq. 7 (eq:CM) at fixed (z, t)."""
 
         def mean(z: Tensor, t: Tensor) -> Tensor:
@@ -172,7 +199,9 @@ class Consistency(Kind):
         return consistency_weight(t, lower).float() * module.metric(student, teacher)
 
     def errors(self, module: Any, latents: Latents, wanted: Tensor) -> Tensor:
-        return (module.consistency_function(latents.z, latents.t) - wanted).square().flatten(1).mean(1)
+        return (
+            (module.consistency_function(latents.z, latents.t) - wanted).square().flatten(1).mean(1)
+        )
 
     def exact_output(self, latents: Latents, exact: Estimator) -> Tensor:
         """See `Kind.exact_output`: the end of the probability flow from (z, t)."""
@@ -186,7 +215,14 @@ class ICT(Consistency):
 
     def options(self, steps: int) -> dict[str, Any]:
         """See `Kind.options`; the options of configs/table1/digits.yaml."""
-        return {"lr": 3e-3, "ema_decay": 0.995, "total_steps": steps, "s0": 10, "s1": 20, "P_mean": -0.5}
+        return {
+            "lr": 3e-3,
+            "ema_decay": 0.995,
+            "total_steps": steps,
+            "s0": 10,
+            "s1": 20,
+            "P_mean": -0.5,
+        }
 
     def levels(self, size: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         """See `Kind.levels`; the pairs of neighbours of the last and finest grid."""
@@ -234,7 +270,9 @@ class MeanFlow(Kind):
         pairs = torch.stack([times.draw(size, generator), times.draw(size, generator)])
         return pairs.amax(0), pairs.amin(0)
 
-    def losses(self, module: Any, latents: Latents, source: Tensor, generator: torch.Generator) -> Tensor:
+    def losses(
+        self, module: Any, latents: Latents, source: Tensor, generator: torch.Generator
+    ) -> Tensor:
         """See `Kind.losses`; MeanFlow's identity at fixed (z, r, t)."""
         _, z, t, r, _ = latents
 
@@ -242,21 +280,35 @@ class MeanFlow(Kind):
             return under_process(estimator.posterior_mean, self.process)(z, t, source, generator)
 
         target = mean(module.estimator)
-        return module.errors(z, r, t, target, target if module.tangent is None else mean(module.tangent))
+        return module.errors(
+            z, r, t, target, target if module.tangent is None else mean(module.tangent)
+        )
 
     def errors(self, module: Any, latents: Latents, wanted: Tensor) -> Tensor:
-        return (module.flow(latents.z, latents.t, r=latents.lower) - wanted).square().flatten(1).mean(1)
+        return (
+            (module.flow(latents.z, latents.t, r=latents.lower) - wanted)
+            .square()
+            .flatten(1)
+            .mean(1)
+        )
 
     def exact_output(self, latents: Latents, exact: Estimator) -> Tensor:
         """See `Kind.exact_output`: the average velocity of the exact flow, integrated in the EDM process."""
-        z, (t, r) = latents.z.double(), (per_item(each, latents.z) for each in (latents.t, latents.lower))
+        z, (t, r) = (
+            latents.z.double(),
+            (per_item(each, latents.z) for each in (latents.t, latents.lower)),
+        )
         sigma, low = (self.process.sigma(each) for each in (latents.t, latents.lower))
         end = (1 - r) * flow_end((z / (1 - t)), sigma, exact.posterior_mean, low)
         return ((z - end) / (t - r)).to(latents.z.dtype)
 
 
 def flow_end(
-    z: Tensor, t: Tensor, mean: Callable[[Tensor, Tensor], Tensor], low: Tensor | None = None, rho: float = 7.0
+    z: Tensor,
+    t: Tensor,
+    mean: Callable[[Tensor, Tensor], Tensor],
+    low: Tensor | None = None,
+    rho: float = 7.0,
 ) -> Tensor:
     """Integrate Eq. 3 (eq:pfode) from each item's t (B,) down to `low` (B,), or to σ_min, in float64: (B, *shape).
 
@@ -273,4 +325,10 @@ def flow_end(
 
 
 # In the order of the report.
-KINDS: dict[str, Kind] = {"EDM": EDM(), "flow": Flow(), "iCT": ICT(), "ECT": ECT(), "MeanFlow": MeanFlow()}
+KINDS: dict[str, Kind] = {
+    "EDM": EDM(),
+    "flow": Flow(),
+    "iCT": ICT(),
+    "ECT": ECT(),
+    "MeanFlow": MeanFlow(),
+}

@@ -19,7 +19,12 @@ from lit_knn.theory.noise import Process, under_process
 
 # Parts of the keys of latents: of the error, of the gradient, and of held-out images.
 HELD, PAIRS, NEW = 0, 1, 2
-GRADIENT_COLUMNS = ("gradient_variance", "gradient_variance_se", "gradient_norm_sq", "one_sample_variance")
+GRADIENT_COLUMNS = (
+    "gradient_variance",
+    "gradient_variance_se",
+    "gradient_norm_sq",
+    "one_sample_variance",
+)
 
 
 class GradientMoments(NamedTuple):
@@ -45,7 +50,9 @@ def gradient_moments(gradients: Iterable[Tensor]) -> GradientMoments:
     deviations = (g - mean).square().sum(1) * (repeats / (repeats - 1))
     variance = deviations.mean()
     norm_sq = mean.square().sum() - variance / repeats
-    return GradientMoments(variance.item(), (deviations.std() / repeats**0.5).item(), norm_sq.item())
+    return GradientMoments(
+        variance.item(), (deviations.std() / repeats**0.5).item(), norm_sq.item()
+    )
 
 
 def flat_gradient(objective: Callable[[], Tensor], parameters: Iterable[nn.Parameter]) -> Tensor:
@@ -54,7 +61,9 @@ def flat_gradient(objective: Callable[[], Tensor], parameters: Iterable[nn.Param
         own = [each for each in parameters if each.requires_grad]
         found = torch.autograd.grad(objective(), own, allow_unused=True)
     pairs = zip(found, own, strict=True)
-    return torch.cat([(torch.zeros_like(p) if g is None else g.detach()).flatten() for g, p in pairs])
+    return torch.cat(
+        [(torch.zeros_like(p) if g is None else g.detach()).flatten() for g, p in pairs]
+    )
 
 
 class Measurements:
@@ -70,13 +79,17 @@ class Measurements:
         quality: measures the samples.
     """
 
-    def __init__(self, kind: Kind, images: Images, lengths: Lengths, quality: Quality | None = None) -> None:
+    def __init__(
+        self, kind: Kind, images: Images, lengths: Lengths, quality: Quality | None = None
+    ) -> None:
         self.kind, self.lengths, self.quality = kind, lengths, quality
         reference = images.training
         self.held = kind.latents(reference, lengths.held, HELD)
         exact = Exact() if reference.labels is None else class_conditional(Exact())
         self.wanted = kind.exact_output(self.held, exact.bind(reference))
-        self.new = None if images.held_out is None else kind.latents(images.held_out, lengths.held, NEW)
+        self.new = (
+            None if images.held_out is None else kind.latents(images.held_out, lengths.held, NEW)
+        )
         self.pairs = kind.latents(reference, lengths.pairs, PAIRS)
         if reference.labels is None:
             self.sources = posterior_sources(reference, kind.process, self.pairs, lengths.repeats)
@@ -84,7 +97,10 @@ class Measurements:
     @torch.no_grad()
     def errors(self, module: EstimatorTraining) -> dict[str, float]:
         """Compute the error at the held latents, and the loss with one-sample targets at latents of held-out images."""
-        row = {"val_error": self.kind.errors(module, self.held, self.wanted).mean().item(), "held_out_loss": math.nan}
+        row = {
+            "val_error": self.kind.errors(module, self.held, self.wanted).mean().item(),
+            "held_out_loss": math.nan,
+        }
         if self.new is not None:
             with one_sample_targets(module):
                 losses = self.kind.losses(module, self.new, self.new.x, torch.Generator())
@@ -101,7 +117,9 @@ class Measurements:
 
         Repeat r has the r-th source of each pair, drawn from the exact posterior, and its own randomness.
         """
-        return gradient_moments(self._gradient(module, repeat) for repeat in range(self.lengths.repeats))
+        return gradient_moments(
+            self._gradient(module, repeat) for repeat in range(self.lengths.repeats)
+        )
 
     def _gradient(self, module: Any, repeat: int) -> Tensor:
         generator = keyed_generator("cpu", repeat, REPEATS)
@@ -133,7 +151,9 @@ def one_sample_targets(module: Any) -> Iterator[None]:
         vars(module).update(own)
 
 
-def posterior_sources(reference: ReferenceSet, process: Process, latents: Latents, repeats: int) -> Tensor:
+def posterior_sources(
+    reference: ReferenceSet, process: Process, latents: Latents, repeats: int
+) -> Tensor:
     """Draw images from the exact posterior of each latent, Eq. 2 (eq:posterior): (B, repeats, *shape).
 
     At a fixed z the source of z is random, and this is its distribution. Given a source from it, the one-sample target
@@ -141,4 +161,6 @@ def posterior_sources(reference: ReferenceSet, process: Process, latents: Latent
     """
     estimator = MonteCarlo(n=repeats).bind(reference)
     generator = keyed_generator("cpu", len(latents.z), repeats, SOURCES)
-    return reference.gather(under_process(estimator.posterior_ids, process)(latents.z, latents.t, generator))
+    return reference.gather(
+        under_process(estimator.posterior_ids, process)(latents.z, latents.t, generator)
+    )

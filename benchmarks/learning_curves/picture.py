@@ -19,7 +19,11 @@ PANELS = {
 
 def picture(curves: Mapping[str, Curves]) -> Figure:
     """Draw mean ± standard deviation over seeds, for each module. A variance of 0 has no place on the axis."""
-    panels = [name for name in PANELS if name == "quality" or all(own.measured(name) for own in curves.values())]
+    panels = [
+        name
+        for name in PANELS
+        if name == "quality" or all(own.measured(name) for own in curves.values())
+    ]
     figure = Figure(figsize=(3.7 * len(panels), 2.7 * len(curves) + 0.5), layout="constrained")
     grid = figure.subplots(len(curves), len(panels), squeeze=False)
     for row, (module, own) in zip(grid, curves.items(), strict=True):
@@ -28,8 +32,18 @@ def picture(curves: Mapping[str, Curves]) -> Figure:
         row[0].set_ylabel(module)
     for axes, name in zip(grid[0], panels, strict=True):
         axes.set_title(PANELS[name], fontsize="medium")
-    lines = {name: line for axes in grid.flat for line, name in zip(*axes.get_legend_handles_labels(), strict=True)}
-    figure.legend(lines.values(), lines.keys(), loc="outside lower center", ncols=min(len(lines), 5), frameon=False)
+    lines = {
+        name: line
+        for axes in grid.flat
+        for line, name in zip(*axes.get_legend_handles_labels(), strict=True)
+    }
+    figure.legend(
+        lines.values(),
+        lines.keys(),
+        loc="outside lower center",
+        ncols=min(len(lines), 5),
+        frameon=False,
+    )
     return figure
 
 
@@ -37,8 +51,12 @@ def samples_picture(samples: Mapping[str, np.ndarray]) -> Figure:
     """Draw samples of the same noise: a row of images (n, C, H, W), uint8, for each estimator."""
     count = min(map(len, samples.values()))
     figure = Figure(figsize=(0.62 * count + 1.2, 0.62 * len(samples)), layout="constrained")
-    for row, (name, images) in zip(figure.subplots(len(samples), squeeze=False)[:, 0], samples.items(), strict=True):
-        row.imshow(np.concatenate(images[:count].transpose(0, 2, 3, 1), axis=1).squeeze(), cmap="gray")
+    for row, (name, images) in zip(
+        figure.subplots(len(samples), squeeze=False)[:, 0], samples.items(), strict=True
+    ):
+        row.imshow(
+            np.concatenate(images[:count].transpose(0, 2, 3, 1), axis=1).squeeze(), cmap="gray"
+        )
         row.set(xticks=[], yticks=[])
         row.set_ylabel(name, rotation=0, ha="right", va="center", fontsize="small")
         row.spines[:].set_visible(False)
@@ -56,5 +74,7 @@ def _draw(axes: Axes, curves: Curves, name: str) -> None:
             continue
         axes.plot(images / divisor, mean, label=estimator, **style)
         low = np.maximum(mean - spread, mean / 10)
-        axes.fill_between(images / divisor, low, mean + spread, color=style["color"], alpha=0.18, linewidth=0)
+        axes.fill_between(
+            images / divisor, low, mean + spread, color=style["color"], alpha=0.18, linewidth=0
+        )
     dress(axes, "y", xlabel=f"images seen ({unit})")

@@ -10,7 +10,11 @@ from torch import Tensor
 from benchmarks.learning_curves.sets import Images
 from lit_knn.common.files import written_whole
 from lit_knn.metrics import FeatureExtractor
-from lit_knn.metrics.fidelity import FeatureStatistics, frechet_distance_of_statistics, precision_recall
+from lit_knn.metrics.fidelity import (
+    FeatureStatistics,
+    frechet_distance_of_statistics,
+    precision_recall,
+)
 from lit_knn.metrics.memorisation import memorisation
 from lit_knn.reference import ReferenceSet
 
@@ -40,7 +44,9 @@ class Quality:
         assert images.held_out is not None
         self.real_features, self.real_statistics = real, statistics(real)
         same = images.training.N == images.real.N
-        self.training_features = real if same else self._features(_first(images.training, REAL_FEATURES))
+        self.training_features = (
+            real if same else self._features(_first(images.training, REAL_FEATURES))
+        )
         # New images of the same kind have this distance to the training images.
         self.nearest_of_new = self._nearest(self._features(_first(images.held_out, 1_000)))
 
@@ -55,9 +61,13 @@ class Quality:
         copied = memorisation(samples, self.training, batch_size=128)["copied_fraction"]
         row = {"fd_pixels": self.fd_pixels(samples), "copied_fraction": copied}
         if self.extractor is None:
-            return row | dict.fromkeys(("fd_features", "precision", "recall", "nearest_features"), math.nan)
+            return row | dict.fromkeys(
+                ("fd_features", "precision", "recall", "nearest_features"), math.nan
+            )
         features = self._features(samples)
-        row["fd_features"] = frechet_distance_of_statistics(statistics(features), self.real_statistics)
+        row["fd_features"] = frechet_distance_of_statistics(
+            statistics(features), self.real_statistics
+        )
         row |= precision_recall(features, self.real_features[: len(features)])
         return row | {"nearest_features": self._nearest(features) / self.nearest_of_new}
 

@@ -30,7 +30,14 @@ FINAL = {
 }
 TIMES = {"cpu_seconds": "CPU s", "estimator_share": "estimator's share"}
 # What estimators are compared by.
-COMPARED = ("fd_features", "fd_pixels", "fd_pixels_two_steps", "recall", "held_out_loss", "val_error")
+COMPARED = (
+    "fd_features",
+    "fd_pixels",
+    "fd_pixels_two_steps",
+    "recall",
+    "held_out_loss",
+    "val_error",
+)
 
 
 def report(table: CurveTable) -> str:
@@ -42,11 +49,18 @@ def report(table: CurveTable) -> str:
     rows = table.load()
     names = {str(row["set"]) for row in rows}
     if len(names) != 1:
-        raise InputError(f"--report: {table.path} must have the rows of one set, it has {sorted(names) or 'none'}")
+        raise InputError(
+            f"--report: {table.path} must have the rows of one set, it has {sorted(names) or 'none'}"
+        )
     (name,) = names
     modules = [module for module in MODULES if any(row["module"] == module for row in rows)]
-    curves = {m: Curves([row for row in rows if row["module"] == m], list(targets(name, m))) for m in modules}
-    text = "\n\n".join([_claims(curves), *(_of_module(module, own) for module, own in curves.items())])
+    curves = {
+        m: Curves([row for row in rows if row["module"] == m], list(targets(name, m)))
+        for m in modules
+    }
+    text = "\n\n".join(
+        [_claims(curves), *(_of_module(module, own) for module, own in curves.items())]
+    )
     for module, own in curves.items():
         files = {each: table.pictures(Run(name, module, each, 0)) for each in own.estimators}
         shown = {each: np.load(path) for each, path in files.items() if path.exists()}
@@ -64,7 +78,11 @@ def _claims(curves: Mapping[str, Curves]) -> str:
     for module, own in curves.items():
         for each in judge(own, comparisons):
             one, other = each.pair
-            cells = [f"{one} − {other}", _told(each.difference), f"{each.verdict} ({each.difference.seeds} seeds)"]
+            cells = [
+                f"{one} − {other}",
+                _told(each.difference),
+                f"{each.verdict} ({each.difference.seeds} seeds)",
+            ]
             lines.append([each.claim, each.source, module, *cells])
     about = (
         "Claims, judged by paired differences over seeds of the Fréchet distance on features, or on pixels where "
@@ -73,7 +91,11 @@ def _claims(curves: Mapping[str, Curves]) -> str:
         "interval lies on one side of 0. Training and noise of the samples vary with the seed, so an interval covers "
         "both; the latents of the errors are the same for all."
     )
-    return f"{about}\n\n{markdown(lines)}" if len(lines) > 1 else f"{about} No pair has two common seeds yet."
+    return (
+        f"{about}\n\n{markdown(lines)}"
+        if len(lines) > 1
+        else f"{about} No pair has two common seeds yet."
+    )
 
 
 def _of_module(module: str, curves: Curves) -> str:
@@ -120,7 +142,9 @@ def _equal_time(curves: Curves, seconds: float) -> str:
     lines = [["estimator", *TIMES.values(), *(FINAL[name] for name in names)]]
     for estimator in curves.estimators:
         values = [*map(curves.last, TIMES), *(curves.at_seconds(name, seconds) for name in names)]
-        lines.append([estimator, *(_spread(curves, estimator, value, "not measured") for value in values)])
+        lines.append(
+            [estimator, *(_spread(curves, estimator, value, "not measured") for value in values)]
+        )
     return markdown(lines)
 
 
@@ -129,14 +153,20 @@ def _differences(curves: Curves) -> str:
     lines = [["difference", *(FINAL[name] for name in names), "share"]]
     first, *others = curves.estimators
     pairs = [(each, first) for each in others]
-    pairs += [(each, best) for best in CLOSED_FORM if best in others for each in others if each != best]
+    pairs += [
+        (each, best) for best in CLOSED_FORM if best in others for each in others if each != best
+    ]
     pairs = [pair for pair in pairs if curves.seeds(*pair)]
     if not pairs:
         return "No pair has a common seed yet."
     share = curves.images_to_reach(curves.quality, first)
     for one, other in pairs:
-        cells = [_told(curves.difference(curves.last(name), one, other, len(pairs))) for name in names]
-        lines.append([f"{one} − {other}", *cells, _spread(curves, one, share) if other == first else ""])
+        cells = [
+            _told(curves.difference(curves.last(name), one, other, len(pairs))) for name in names
+        ]
+        lines.append(
+            [f"{one} − {other}", *cells, _spread(curves, one, share) if other == first else ""]
+        )
     return markdown(lines)
 
 
@@ -145,13 +175,17 @@ def _pooled(curves: Curves, pooled: Contrasts) -> str:
     lines = [["contrast", *(FINAL[name] for name in names)]]
 
     for each in pooled:
-        differences = [curves.contrast(curves.last(name), each.group, each.others) for name in names]
+        differences = [
+            curves.contrast(curves.last(name), each.group, each.others) for name in names
+        ]
         lines.append([" − ".join(each.names), *map(_told, differences)])
 
     return markdown(lines)
 
 
-def _spread(curves: Curves, estimator: str, value: Callable[[str, int], float], missing: str = "not reached") -> str:
+def _spread(
+    curves: Curves, estimator: str, value: Callable[[str, int], float], missing: str = "not reached"
+) -> str:
     values = np.array([value(estimator, seed) for seed in curves.seeds(estimator)])
     known = values[~np.isnan(values)]
     if not len(known):

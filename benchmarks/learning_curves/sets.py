@@ -62,10 +62,14 @@ class Lengths(NamedTuple):
         for name, value in self._asdict().items():
             least = 2 if name == "repeats" else 1
             if value < least:
-                raise InputError(f"--{name.replace('_', '-')} must be at least {least}, got {value}")
+                raise InputError(
+                    f"--{name.replace('_', '-')} must be at least {least}, got {value}"
+                )
         for name in ("steps", "consistency_steps"):
             if (steps := getattr(self, name)) % self.measurements:
-                raise InputError(f"--measurements {self.measurements} must divide --{name.replace('_', '-')} {steps}")
+                raise InputError(
+                    f"--measurements {self.measurements} must divide --{name.replace('_', '-')} {steps}"
+                )
         return self
 
 
@@ -102,7 +106,9 @@ def digits() -> ImageSet:
         return Images(training, None, training)
 
     net = partial(UNet, in_channels=1, channels=16, multipliers=(1, 2), blocks=1)
-    return ImageSet("digits", images, net, Lengths(steps=600, consistency_steps=600, measurements=5))
+    return ImageSet(
+        "digits", images, net, Lengths(steps=600, consistency_steps=600, measurements=5)
+    )
 
 
 def cifar16(name: str, source: Path | None, kept: Path | None) -> ImageSet:
@@ -128,7 +134,9 @@ def cifar16(name: str, source: Path | None, kept: Path | None) -> ImageSet:
     with np.load(kept, allow_pickle=False) as stored:
         pixels, labels = stored["images"], stored["labels"]
     if pixels.dtype != np.uint8 or pixels.ndim != 4 or pixels.shape[1:] != (3, 16, 16):
-        raise InputError(f"--kept {kept}: needs uint8 images (N, 3, 16, 16), got {pixels.dtype} {pixels.shape}")
+        raise InputError(
+            f"--kept {kept}: needs uint8 images (N, 3, 16, 16), got {pixels.dtype} {pixels.shape}"
+        )
     own = CIFAR16[name]
     by_class = own.get("by_class", False)
 
@@ -142,9 +150,15 @@ def cifar16(name: str, source: Path | None, kept: Path | None) -> ImageSet:
         held_out = ReferenceSet(x[held], labels=y[held] if by_class else None)
         return Images(training, held_out, ReferenceSet(x[rest]))
 
-    net = partial(UNet, in_channels=3, channels=16, multipliers=(1, 2, 2), blocks=1, num_classes=10 * by_class)
-    lengths = Lengths(steps=6_000, consistency_steps=3_000, measurements=3, samples=5_000, held=2_000)
-    return ImageSet(name, images_of_set, net, lengths._replace(**own.get("lengths", {})), EfficientNetLite0())
+    net = partial(
+        UNet, in_channels=3, channels=16, multipliers=(1, 2, 2), blocks=1, num_classes=10 * by_class
+    )
+    lengths = Lengths(
+        steps=6_000, consistency_steps=3_000, measurements=3, samples=5_000, held=2_000
+    )
+    return ImageSet(
+        name, images_of_set, net, lengths._replace(**own.get("lengths", {})), EfficientNetLite0()
+    )
 
 
 def averaged(images: np.ndarray) -> np.ndarray:

@@ -36,9 +36,13 @@ class Curves:
     def __init__(self, rows: Sequence[Row], estimators: Sequence[str]) -> None:
         self._rows: dict[tuple[str, int], list[dict[str, Any]]] = {}
         for row in sorted(rows, key=lambda row: row["step"]):
-            self._rows.setdefault((str(row["estimator"]), int(row["seed"])), []).append(derived(row))
+            self._rows.setdefault((str(row["estimator"]), int(row["seed"])), []).append(
+                derived(row)
+            )
         self.estimators = [name for name in estimators if any(own == name for own, _ in self._rows)]
-        self.steps = set.intersection(*({row["step"] for row in own} for own in self._rows.values()))
+        self.steps = set.intersection(
+            *({row["step"] for row in own} for own in self._rows.values())
+        )
 
     def measured(self, name: str) -> bool:
         """Tell whether a column has numbers."""
@@ -60,7 +64,9 @@ class Curves:
 
     def course(self, estimator: str, seed: int, name: str) -> np.ndarray:
         """Return a column of one run at the steps of all."""
-        return np.array([row[name] for row in self._rows[estimator, seed] if row["step"] in self.steps], float)
+        return np.array(
+            [row[name] for row in self._rows[estimator, seed] if row["step"] in self.steps], float
+        )
 
     def band(self, estimator: str, name: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return images seen, and mean and standard deviation over seeds (NaN for one) of a column."""
@@ -76,7 +82,10 @@ class Curves:
         """Return the runs of each processor, because times of two do not compare."""
         rows = [row for run in self._rows.values() for row in run]
         names = sorted({row["hardware"] for row in rows})
-        return {name: Curves([row for row in rows if row["hardware"] == name], self.estimators) for name in names}
+        return {
+            name: Curves([row for row in rows if row["hardware"] == name], self.estimators)
+            for name in names
+        }
 
     def common_seconds(self) -> float:
         """Return the processor's time that every run reached."""
@@ -89,7 +98,9 @@ class Curves:
         """
 
         def value(estimator: str, seed: int) -> float:
-            times, values = (self.column(estimator, seed, column) for column in ("cpu_seconds", name))
+            times, values = (
+                self.column(estimator, seed, column) for column in ("cpu_seconds", name)
+            )
             return float(np.exp(np.interp(seconds, times, np.log(values), left=np.nan)))
 
         return value
@@ -112,11 +123,15 @@ class Curves:
                 return float(images[0] / images[-1])
             logs = np.log(values[first - 1 : first + 1])
             share = (logs[0] - math.log(goal)) / (logs[0] - logs[1])
-            return float((images[first - 1] + share * (images[first] - images[first - 1])) / images[-1])
+            return float(
+                (images[first - 1] + share * (images[first] - images[first - 1])) / images[-1]
+            )
 
         return value
 
-    def difference(self, value: Callable[[str, int], float], one: str, other: str, comparisons: int = 1) -> Interval:
+    def difference(
+        self, value: Callable[[str, int], float], one: str, other: str, comparisons: int = 1
+    ) -> Interval:
         """Compare two estimators by the differences of runs with the same seed; see `interval`."""
         return self.contrast(value, [one], [other], comparisons)
 
@@ -140,7 +155,10 @@ class Curves:
 
 def derived(row: Row) -> dict[str, Any]:
     """Add the gradient's variance by one sample's, its noise by its norm, and the estimator's share of the time."""
-    variance, norm = float(row["gradient_variance"]), math.sqrt(max(float(row["gradient_norm_sq"]), 0.0))
+    variance, norm = (
+        float(row["gradient_variance"]),
+        math.sqrt(max(float(row["gradient_norm_sq"]), 0.0)),
+    )
     added = {
         "variance_ratio": variance / float(row["one_sample_variance"]),
         "relative_noise": math.sqrt(variance) / norm if norm else math.nan,
@@ -161,4 +179,8 @@ def interval(differences: Sequence[float], comparisons: int = 1) -> Interval:
     if len(values) < 2:
         return Interval(float(values.mean()) if len(values) else math.nan, math.inf, len(values))
     quantile = student.isf((1 - CONFIDENCE) / 2 / comparisons, len(values) - 1)
-    return Interval(float(values.mean()), float(quantile * values.std(ddof=1) / math.sqrt(len(values))), len(values))
+    return Interval(
+        float(values.mean()),
+        float(quantile * values.std(ddof=1) / math.sqrt(len(values))),
+        len(values),
+    )

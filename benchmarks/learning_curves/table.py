@@ -76,7 +76,10 @@ class CurveTable(ResultsTable):
         """Add the rows of a finished run, if the file does not have them."""
         with locked(self.path):
             if run not in self.finished():
-                write_rows(self.path, [*self.load(), *({name: row[name] for name in self.columns} for row in rows)])
+                write_rows(
+                    self.path,
+                    [*self.load(), *({name: row[name] for name in self.columns} for row in rows)],
+                )
 
     def pictures(self, run: Run) -> Path:
         """Return the file for the first samples of a run, beside the table."""

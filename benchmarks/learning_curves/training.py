@@ -56,7 +56,9 @@ class Measure(pl.Callback):
         self._cpu_seconds, self._since = 0.0, math.nan  # NaN while the clock stands
 
     def _elapsed(self) -> float:
-        return self._cpu_seconds + (0.0 if math.isnan(self._since) else time.process_time() - self._since)
+        return self._cpu_seconds + (
+            0.0 if math.isnan(self._since) else time.process_time() - self._since
+        )
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a checkpoint needs to go on: the rows and the time so far."""
@@ -98,7 +100,9 @@ class Measure(pl.Callback):
                 np.save(file, to_uint8(samples[:PICTURES]).numpy())
         row: Row = {**measurements.quality.measure(samples), "fd_pixels_two_steps": math.nan}
         if measurements.kind.few_steps:
-            row["fd_pixels_two_steps"] = measurements.quality.fd_pixels(measurements.samples(module, 2))
+            row["fd_pixels_two_steps"] = measurements.quality.fd_pixels(
+                measurements.samples(module, 2)
+            )
         return row
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: Any) -> None:
@@ -134,7 +138,10 @@ def train(
         net = image_set.net(**kind.net_options)
     module = kind.make(net, targets(run.set, run.module)[run.estimator](), run.seed, steps, start)
     data = Loaded(reference, batch_size=lengths.batch_size, seed=run.seed, val_images=lengths.held)
-    measure, every = [Measure(measurements, pictures)] if measurements else [], steps // lengths.measurements
+    measure, every = (
+        [Measure(measurements, pictures)] if measurements else [],
+        steps // lengths.measurements,
+    )
     # Lightning orders callbacks so that the checkpoint after a validation holds its row.
     last = LastCheckpoint(every_n_steps=every, dirpath=str(folder))
     trainer = Trainer(

@@ -41,10 +41,16 @@ class Worker:
     def settings(self, run: Run) -> str:
         """Return the fingerprint of everything that a run's numbers depend on, except its name in the table."""
         lengths, kind = self.image_set.lengths, KINDS[run.module]
-        net = {name: list(tensor.shape) for name, tensor in self.image_set.net(**kind.net_options).state_dict().items()}
+        net = {
+            name: list(tensor.shape)
+            for name, tensor in self.image_set.net(**kind.net_options).state_dict().items()
+        }
         reference = self.images.training
         parts = [reference.fingerprint(), lengths._asdict(), describe(reference.index), net]
-        own = {name: describe(part) for name, part in targets(run.set, run.module)[run.estimator]().items()}
+        own = {
+            name: describe(part)
+            for name, part in targets(run.set, run.module)[run.estimator]().items()
+        }
         parts += [own, kind.options(kind.steps(lengths))]
         return fingerprint([*parts, self.settings(before(run))] if kind.tunes else parts)
 
@@ -84,11 +90,14 @@ class Worker:
 
     def _ended(self, run: Run) -> bool:
         path, steps = self._checkpoint(run), self.image_set.lengths.steps
-        return path.exists() and bool(torch.load(path, weights_only=True, mmap=True)["global_step"] == steps)
+        return path.exists() and bool(
+            torch.load(path, weights_only=True, mmap=True)["global_step"] == steps
+        )
 
     def _train(self, run: Run) -> None:
         kind, lengths, start = KINDS[run.module], self.image_set.lengths, time.process_time()
-        if run in self.table.finished():  # Another run needs its checkpoint, which is not on this machine.
+        # Another run needs its checkpoint, which is not on this machine.
+        if run in self.table.finished():
             train(run, self.image_set, None, self.images.training, self._checkpoint(run).parent)
             return
         if run.module not in self._measurements:
@@ -96,7 +105,9 @@ class Worker:
         tuned = self._checkpoint(before(run)) if kind.tunes else None
         measurements, folder = self._measurements[run.module], self._checkpoint(run).parent
         pictures = self.table.pictures(run) if run.seed == 0 else None
-        rows = train(run, self.image_set, measurements, self.images.training, folder, tuned, pictures)
+        rows = train(
+            run, self.image_set, measurements, self.images.training, folder, tuned, pictures
+        )
         more: Row = {
             "images_before": lengths.steps * lengths.batch_size if kind.tunes else 0,
             "settings": self.settings(run),

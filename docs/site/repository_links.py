@@ -31,7 +31,11 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
             if path.suffix == ".md":
                 queue.append(path)
             name = posixpath.join(BELOW, path.relative_to(root).as_posix())
-            files.append(File.generated(config, name, abs_src_path=str(path), inclusion=InclusionLevel.NOT_IN_NAV))
+            files.append(
+                File.generated(
+                    config, name, abs_src_path=str(path), inclusion=InclusionLevel.NOT_IN_NAV
+                )
+            )
     return files
 
 
@@ -46,7 +50,11 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         outside = path.is_relative_to(root) and not path.is_relative_to(docs)
         if not outside and source.is_relative_to(docs):
             return match[0]
-        target = posixpath.join(BELOW, path.relative_to(root)) if outside else path.relative_to(docs).as_posix()
+        target = (
+            posixpath.join(BELOW, path.relative_to(root))
+            if outside
+            else path.relative_to(docs).as_posix()
+        )
         return match[1] + posixpath.relpath(target, here or ".")
 
     return LINK.sub(moved, markdown)

@@ -39,7 +39,8 @@ class Fit(NamedTuple):
     """The weights that combine averages into another one."""
 
     weights: np.ndarray  # (n,), float64, of sum 1
-    residual: float  # L2 norm of the profile's error as a share of that of the profile; below 1e-7 it is rounding
+    # L2 norm of the profile's error as a share of that of the profile; below 1e-7 it is rounding
+    residual: float
 
 
 def inner_product(a: Profile, b: Profile) -> float:
@@ -98,7 +99,9 @@ def fit_length(snapshots: Sequence[Snapshot], length: float) -> Fit:
     return fitted
 
 
-def write_averages(run: Path, lengths: Sequence[float], images: int | None = None, folder: Path | None = None) -> None:
+def write_averages(
+    run: Path, lengths: Sequence[float], images: int | None = None, folder: Path | None = None
+) -> None:
     """Make averages of a run, and print what was written. The options are those of `main`."""
     with prefixed("--ema"):
         lengths = checked_lengths(lengths)
@@ -108,12 +111,17 @@ def write_averages(run: Path, lengths: Sequence[float], images: int | None = Non
         raise InputError(f"--images {images}: there is no such snapshot; the nearest are {nearest}")
     folder = run / AVERAGES_FOLDER if folder is None else folder
     # A length has at least three digits in the name: ema=0.050.ckpt.
-    names = [f"{length:.3f}" if float(f"{length:.3f}") == length else repr(length) for length in lengths]
+    names = [
+        f"{length:.3f}" if float(f"{length:.3f}") == length else repr(length) for length in lengths
+    ]
     files = [folder / f"ema={name}.ckpt" for name in names]
     chosen = [path for seen, path in paths.items() if images is None or seen <= images]
-    snapshots = [read_checkpoint_file(path, mmap=True) for path in chosen]  # Tensors are loaded when they are used.
+    # Tensors are loaded when they are used.
+    snapshots = [read_checkpoint_file(path, mmap=True) for path in chosen]
     fits, last = [fit_length(snapshots, length) for length in lengths], snapshots[-1]
-    print(f"{len(snapshots)} snapshots, up to {last['images_seen']:,} images seen, of the lengths {last['lengths']}")
+    print(
+        f"{len(snapshots)} snapshots, up to {last['images_seen']:,} images seen, of the lengths {last['lengths']}"
+    )
     header = {name: value for name, value in last.items() if name not in ("lengths", "averages")}
     made = {
         path: {"length": length, "residual": fitted.residual, "snapshots": len(snapshots)}
@@ -124,13 +132,21 @@ def write_averages(run: Path, lengths: Sequence[float], images: int | None = Non
     for path in there:
         found = read_checkpoint_file(path, mmap=True)
         if found.get(AVERAGE_KEY) != made[path] or found.get("images_seen") != last["images_seen"]:
-            raise InputError(f"{path} is another average; nothing is overwritten, give another --output")
+            raise InputError(
+                f"{path} is another average; nothing is overwritten, give another --output"
+            )
     for path, fitted in zip(files, fits, strict=True):
         if path not in there:
             # `validate` and `predict` accept this checkpoint; a training cannot resume from it.
-            checkpoint = {**header, "state_dict": average(snapshots, fitted.weights), AVERAGE_KEY: made[path]}
+            checkpoint = {
+                **header,
+                "state_dict": average(snapshots, fitted.weights),
+                AVERAGE_KEY: made[path],
+            }
             WholeCheckpointIO().save_checkpoint(checkpoint, path)
-        print(f"{path}: error of the profile {fitted.residual:.2g}{', is there already' if path in there else ''}")
+        print(
+            f"{path}: error of the profile {fitted.residual:.2g}{', is there already' if path in there else ''}"
+        )
     print(f"Written: {len(files) - len(there)} average(s), into {folder}")
 
 
@@ -143,8 +159,18 @@ def main(args: Sequence[str] | None = None) -> None:
     add("run", metavar="RUN", type=Path, help="folder of a run; if it was resumed, the last folder")
     lengths = "relative lengths: standard deviation of the average's profile as a share of the training, 0.01 to 0.28"
     add("--ema", nargs="+", type=float, required=True, metavar="LENGTH", help=lengths)
-    add("--images", type=int, metavar="N", help="average up to the snapshot of N images seen; by default the last")
-    add("--output", type=Path, metavar="FOLDER", help=f"folder of the checkpoints; by default RUN/{AVERAGES_FOLDER}")
+    add(
+        "--images",
+        type=int,
+        metavar="N",
+        help="average up to the snapshot of N images seen; by default the last",
+    )
+    add(
+        "--output",
+        type=Path,
+        metavar="FOLDER",
+        help=f"folder of the checkpoints; by default RUN/{AVERAGES_FOLDER}",
+    )
     options = parser.parse_args(args)
     with prefixed("average"):
         write_averages(options.run, options.ema, options.images, options.output)

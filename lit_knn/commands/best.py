@@ -38,7 +38,9 @@ class BestCheckpoint(pl.Callback):
         metric: name of the metric; the best checkpoint has the lowest value.
     """
 
-    def __init__(self, fidelity: Fidelity, run: str, folder: str | None = None, draws: int = 1) -> None:
+    def __init__(
+        self, fidelity: Fidelity, run: str, folder: str | None = None, draws: int = 1
+    ) -> None:
         check_at_least(1, draws=draws)
         self.fidelity, self.run, self.folder, self.draws = fidelity, Path(run), folder, draws
         self.damaged: list[str] = []
@@ -59,7 +61,9 @@ class BestCheckpoint(pl.Callback):
             table.refuse_other_settings()
         for place, path in self.checkpoints.items() if self._key == "ema" else ():
             row = self._kept.find(place)
-            if row is not None and row["images_seen"] != (seen := read_training(path)["images_seen"]):
+            if row is not None and row["images_seen"] != (
+                seen := read_training(path)["images_seen"]
+            ):
                 told = f"{path} is of {seen} images, and its row in {self._kept.path} of {row['images_seen']}"
                 raise InputError(f"{told}: move that table away")
 
@@ -79,26 +83,51 @@ class BestCheckpoint(pl.Callback):
             "extra_metrics": list(measure.extra_metrics),
             "mirrored": measure.mirrored,
             "data": self._reference.fingerprint(measure.mirrored),
-            **({"kid_subset_size": measure.kid_subset_size} if "kid" in measure.extra_metrics else {}),
-            **({} if (coder := data_autoencoder(pl_module.trainer)) is None else {"autoencoder": describe(coder)}),
-            **{f"model.{name}": value for name, value in pl_module.generative_model().options().items()},
+            **(
+                {"kid_subset_size": measure.kid_subset_size}
+                if "kid" in measure.extra_metrics
+                else {}
+            ),
+            **(
+                {}
+                if (coder := data_autoencoder(pl_module.trainer)) is None
+                else {"autoencoder": describe(coder)}
+            ),
+            **{
+                f"model.{name}": value
+                for name, value in pl_module.generative_model().options().items()
+            },
         }
-        settings = json.loads(json.dumps(settings, default=str))  # Settings read from a file have these types.
-        columns = {"step": int, "images_seen": int, **({"ema": float} if self._key == "ema" else {}), "checkpoint": str}
+        # Settings read from a file have these types.
+        settings = json.loads(json.dumps(settings, default=str))
+        columns = {
+            "step": int,
+            "images_seen": int,
+            **({"ema": float} if self._key == "ema" else {}),
+            "checkpoint": str,
+        }
         columns |= dict.fromkeys(measure.names, float) | {"num_samples": int, "seconds": float}
         folder, prefix = self.run, CHECKPOINTS_PREFIX
         if self._key == "ema":
             folder, prefix = Path(str(self.folder)), AVERAGES_PREFIX
-        kept = KeptResults(folder / f"{prefix}{self.metric}.csv", columns, (self._key,), {(): settings})
+        kept = KeptResults(
+            folder / f"{prefix}{self.metric}.csv", columns, (self._key,), {(): settings}
+        )
         path = folder / f"{DRAWS_PREFIX}{self.metric}.csv"
         return kept, KeptResults(path, columns | {"draw": int}, (self._key, "draw"), {(): settings})
 
     def on_predict_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Measure the remaining checkpoints, then draw and print the result."""
-        todo = {place: path for place, path in self.checkpoints.items() if self._kept.find(place) is None}
+        todo = {
+            place: path
+            for place, path in self.checkpoints.items()
+            if self._kept.find(place) is None
+        }
         done = len(self.checkpoints) - len(todo)
         rank_zero_info(f"{done} of {len(self.checkpoints)} checkpoints are measured already")
-        with self.fidelity.bar(len(self.checkpoints), "Checkpoints", " checkpoints", leave=True) as bar:
+        with self.fidelity.bar(
+            len(self.checkpoints), "Checkpoints", " checkpoints", leave=True
+        ) as bar:
             bar.unit_scale = False  # Checkpoints are too few for units such as k.
             bar.update(done)
             for place, path in todo.items():
@@ -114,7 +143,9 @@ class BestCheckpoint(pl.Callback):
         if trainer.is_global_zero:
             self._conclude(rows, best, values)
 
-    def _further_draws(self, trainer: pl.Trainer, pl_module: pl.LightningModule, best: Any) -> list[Any]:
+    def _further_draws(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, best: Any
+    ) -> list[Any]:
         """Measure further draws of samples of the best checkpoint; return their values."""
         place, path = best[self._key], self.checkpoints.get(best[self._key])
         missing = [n for n in range(2, self.draws + 1) if self._drawn.find(place, n) is None]
@@ -140,13 +171,21 @@ class BestCheckpoint(pl.Callback):
         pl_module.load_state_dict(checkpoint["state_dict"])
         return True
 
-    def _measure(self, trainer: pl.Trainer, pl_module: Any, place: float, path: Path, draw: int = 1) -> Row:
+    def _measure(
+        self, trainer: pl.Trainer, pl_module: Any, place: float, path: Path, draw: int = 1
+    ) -> Row:
         """Measure samples of the loaded weights."""
         start, fidelity = time.monotonic(), self.fidelity
         with prefixed(str(path)):
             samples, device = fidelity.samples(pl_module, draw), trainer.strategy.root_device
-            values = fidelity.measure(self._reference, samples, fidelity.num_samples, device, fidelity.bar)
-        row: Row = {"step": int(pl_module.step), "images_seen": int(pl_module.images_seen), self._key: place}
+            values = fidelity.measure(
+                self._reference, samples, fidelity.num_samples, device, fidelity.bar
+            )
+        row: Row = {
+            "step": int(pl_module.step),
+            "images_seen": int(pl_module.images_seen),
+            self._key: place,
+        }
         row |= {"checkpoint": str(path), **values, "num_samples": fidelity.num_samples}
         return row | {"seconds": round(time.monotonic() - start, 2)}
 
@@ -170,7 +209,10 @@ class BestCheckpoint(pl.Callback):
         """Describe all draws of the best checkpoint. The first chose it, so only the others are a fair measurement."""
         if len(draws) < 2:
             return ""
-        name, values = TITLES.get(self.metric, self.metric), ", ".join(f"{value:.4g}" for value in draws)
+        name, values = (
+            TITLES.get(self.metric, self.metric),
+            ", ".join(f"{value:.4g}" for value in draws),
+        )
         mean = sum(draws[1:]) / (len(draws) - 1)
         told = f"{name} of {len(draws)} draws: {values}. The least, {min(draws):.4g}, is what EDM's authors report. "
         told += f"The mean of the draws that did not choose the checkpoint is {mean:.4g}"

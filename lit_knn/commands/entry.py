@@ -54,7 +54,9 @@ def main(args: Sequence[str] | None = None) -> None:
         given = [_at_home(arg) for arg in given]
         try:
             if name in ALONE:
-                importlib.import_module(f"lit_knn.commands.{name}").main(with_packaged_configs(given[1:]))
+                importlib.import_module(f"lit_knn.commands.{name}").main(
+                    with_packaged_configs(given[1:])
+                )
             elif name not in COMMANDS:
                 raise InputError(_no_command(given))
             else:
@@ -63,7 +65,11 @@ def main(args: Sequence[str] | None = None) -> None:
 
                 command.main(given)
         except KeyboardInterrupt:
-            goes_on = "; the same command goes on" if name in ("average", "export", "report", "prepare") else ""
+            goes_on = (
+                "; the same command goes on"
+                if name in ("average", "export", "report", "prepare")
+                else ""
+            )
             print(f"interrupted{goes_on}", file=sys.stderr)
             raise SystemExit(130) from None
 
@@ -83,7 +89,11 @@ def _no_command(args: Sequence[str]) -> str:
         command = next((arg for arg in args if arg in COMMANDS), "COMMAND")
         return f"the command comes first: lit-knn {command} {name} …; {all_commands}"
 
-    near = [OTHER_NAMES[name]] if name in OTHER_NAMES else difflib.get_close_matches(name, COMMANDS, n=1)
+    near = (
+        [OTHER_NAMES[name]]
+        if name in OTHER_NAMES
+        else difflib.get_close_matches(name, COMMANDS, n=1)
+    )
     hint = f"did you mean {near[0]}?" if near else all_commands
     return f"there is no command {name!r}; {hint}"
 

@@ -19,12 +19,22 @@ from lit_knn.common.checkpoint_file import MODEL_KEY, read_checkpoint_file
 from lit_knn.common.errors import InputError, prefixed
 from lit_knn.common.files import written_whole
 from lit_knn.sampling import GenerativeModel
-from lit_knn.sampling.loading import FORMAT, VERSION, WEIGHTS_NAME, find_file, load, read_exported, write_exported
+from lit_knn.sampling.loading import (
+    FORMAT,
+    VERSION,
+    WEIGHTS_NAME,
+    find_file,
+    load,
+    read_exported,
+    write_exported,
+)
 
 CONFIG_NAME, CARD_NAME = "config.json", "README.md"
 
 
-def export(source: str | PathLike[str], folder: str | PathLike[str], net: nn.Module | None = None) -> GenerativeModel:
+def export(
+    source: str | PathLike[str], folder: str | PathLike[str], net: nn.Module | None = None
+) -> GenerativeModel:
     """Write the model of a run into a folder that `lit_knn.load` reads: weights, configuration and model card.
 
     Args:
@@ -38,21 +48,35 @@ def export(source: str | PathLike[str], folder: str | PathLike[str], net: nn.Mod
     source, folder = Path(source), Path(folder)
     file = find_file(source)
     if file.suffix != ".ckpt":
-        raise InputError(f"export: {source} must be the folder of a training run or a checkpoint (.ckpt)")
+        raise InputError(
+            f"export: {source} must be the folder of a training run or a checkpoint (.ckpt)"
+        )
     checkpoint = read_checkpoint_file(file, mmap=True)
     if net is None and is_foreign(checkpoint):
         net = network_of_run(run_of(file))
     model = load(file, net)
     with prefixed(str(file)):
         facts = collect(checkpoint, file)
-    config = {"library_name": "lit_knn", "format": FORMAT, "format_version": VERSION, "model": model.description()}
+    config = {
+        "library_name": "lit_knn",
+        "format": FORMAT,
+        "format_version": VERSION,
+        "model": model.description(),
+    }
     config_text = json.dumps({**config, "training": asdict(facts)}, indent=2) + "\n"
     card = model_card(folder.resolve().name, model, facts)
-    weights, texts = folder / WEIGHTS_NAME, {folder / CONFIG_NAME: config_text, folder / CARD_NAME: card}
+    weights, texts = (
+        folder / WEIGHTS_NAME,
+        {folder / CONFIG_NAME: config_text, folder / CARD_NAME: card},
+    )
     there = [path for path in (weights, *texts) if path.exists()]
     for path in there:
-        if not (_holds(path, model) if path == weights else path.read_bytes() == texts[path].encode()):
-            raise InputError(f"export: {path} is there already; nothing is overwritten, use another folder")
+        if not (
+            _holds(path, model) if path == weights else path.read_bytes() == texts[path].encode()
+        ):
+            raise InputError(
+                f"export: {path} is there already; nothing is overwritten, use another folder"
+            )
     # The largest file comes first: if the disk is full, nothing is left behind.
     if weights not in there:
         write_exported(weights, model)
@@ -81,7 +105,9 @@ def _holds(path: Path, model: GenerativeModel) -> bool:
     except InputError:
         return False
     own = model.net.state_dict()
-    same = description == json.loads(json.dumps(model.description())) and weights.keys() == own.keys()
+    same = (
+        description == json.loads(json.dumps(model.description())) and weights.keys() == own.keys()
+    )
     return same and all(torch.equal(value, own[name]) for name, value in weights.items())
 
 
@@ -89,8 +115,14 @@ def main(args: Sequence[str] | None = None) -> None:
     """Export the run on the command line."""
     about = "Write a trained model for others: weights as safetensors, a configuration and a model card."
     parser = argparse.ArgumentParser(prog="lit-knn export", description=about)
-    parser.add_argument("source", metavar="RUN", help="folder of a training run, such as runs/demo/knn_0, or a .ckpt")
-    parser.add_argument("folder", metavar="FOLDER", help="folder of the three files; none of them is overwritten")
+    parser.add_argument(
+        "source",
+        metavar="RUN",
+        help="folder of a training run, such as runs/demo/knn_0, or a .ckpt",
+    )
+    parser.add_argument(
+        "folder", metavar="FOLDER", help="folder of the three files; none of them is overwritten"
+    )
     about = "class path of a network of your own, or YAML with its class_path and init_args; "
     about += "by default the one in the config.yaml of the run"
     parser.add_argument("--net", metavar="CLASS", help=about)

@@ -21,9 +21,21 @@ from lit_knn.sampling import GenerativeModel
 
 # The other parts of a configuration, and the trainer's other options, do not change the weights.
 PARTS = ("seed_everything", "model", "data", "trainer")
-OF_THE_TRAINER = ("max_steps", "precision", "devices", "num_nodes", "accumulate_grad_batches", "gradient_clip_val")
+OF_THE_TRAINER = (
+    "max_steps",
+    "precision",
+    "devices",
+    "num_nodes",
+    "accumulate_grad_batches",
+    "gradient_clip_val",
+)
 # These facts of the data are in a checkpoint; the card gives them these names.
-OF_THE_DATA = {"images": "images", "data": "hash", "shards": "hash of the shards", "labels": "hash of the labels"}
+OF_THE_DATA = {
+    "images": "images",
+    "data": "hash",
+    "shards": "hash of the shards",
+    "labels": "hash of the labels",
+}
 TAGS = {
     "consistency": ["consistency-model"],
     "diffusion": ["diffusion-model", "edm"],
@@ -40,10 +52,13 @@ class Facts:
     images_seen: int
     hours: float  # of the training steps, without validations
     hardware: list[str]
-    data: dict[str, Any]  # number and hash of the images, and with a record class, shape and fingerprint of the data
-    metrics: dict[str, tuple[int, float]]  # the last (images seen, value) that was measured up to these weights
+    # number and hash of the images, and with a record class, shape and fingerprint of the data
+    data: dict[str, Any]
+    # the last (images seen, value) that was measured up to these weights
+    metrics: dict[str, tuple[int, float]]
     versions: dict[str, str]
-    config: dict[str, Any]  # the parts of config.yaml that make the weights, without paths of the machine
+    # the parts of config.yaml that make the weights, without paths of the machine
+    config: dict[str, Any]
     autoencoder: str = ""  # the class that decodes the samples, if they are latents
 
 
@@ -102,12 +117,28 @@ def model_card(name: str, model: GenerativeModel, facts: Facts) -> str:
     name = printable(name)
     lines = ["---", *_front_matter(model, facts), "---", "", f"# {name}", ""]
     lines += [f"`{model!r}`, trained with lit_knn.", ""]
-    lines += ["## Use", "", *_use(name, model, facts), "", "## Network", "", *_network(model, facts), ""]
+    lines += [
+        "## Use",
+        "",
+        *_use(name, model, facts),
+        "",
+        "## Network",
+        "",
+        *_network(model, facts),
+        "",
+    ]
     lines += ["## Training", "", *_training(facts), ""]
     lines += ["## Metrics", "", *_metrics(facts), ""]
     if facts.config:
         text = yaml.safe_dump(facts.config, sort_keys=False, allow_unicode=True)
-        lines += ["## Configuration", "", "```yaml", *text.replace("```", "'''").splitlines(), "```", ""]
+        lines += [
+            "## Configuration",
+            "",
+            "```yaml",
+            *text.replace("```", "'''").splitlines(),
+            "```",
+            "",
+        ]
     return "\n".join(lines)
 
 
@@ -148,7 +179,9 @@ def _use(name: str, model: GenerativeModel, facts: Facts) -> list[str]:
     lines[-1] += f" {_meaning(model, facts)}"
     if model.num_classes:
         by_name = " by number or name (`model.class_names`)" if model.class_names else ""
-        lines[-1] += f" The model is class-conditional: `class_label` chooses one of {model.num_classes} classes"
+        lines[-1] += (
+            f" The model is class-conditional: `class_label` chooses one of {model.num_classes} classes"
+        )
         lines[-1] += f"{by_name}; without it the seed does."
 
     return lines
@@ -218,4 +251,8 @@ def _metrics(facts: Facts) -> list[str]:
     rows = [["metric", "value", "measured at images seen"]]
     for name, (seen, value) in facts.metrics.items():
         rows.append([TITLES.get(name, name), f"{value:.6g}", f"{seen:,}"])
-    return [*(printable(line) for line in table(rows)), "", f"The weights have seen {facts.images_seen:,} images."]
+    return [
+        *(printable(line) for line in table(rows)),
+        "",
+        f"The weights have seen {facts.images_seen:,} images.",
+    ]

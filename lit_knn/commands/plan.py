@@ -21,7 +21,16 @@ from lit_knn.modules.base import EstimatorTraining
 CUDA_CONTEXT_BYTES = 600 * 2**20
 GB = 1e9
 # Number of copies of each parameter that the state of an optimiser holds.
-OPTIMISER_STATES = {"SGD": 0, "Adam": 2, "AdamW": 2, "RAdam": 2, "NAdam": 2, "Adamax": 2, "RMSprop": 1, "Adagrad": 1}
+OPTIMISER_STATES = {
+    "SGD": 0,
+    "Adam": 2,
+    "AdamW": 2,
+    "RAdam": 2,
+    "NAdam": 2,
+    "Adamax": 2,
+    "RMSprop": 1,
+    "Adagrad": 1,
+}
 # Number of work arrays of bounded size that an estimator may hold at the same time.
 WORK_ARRAYS = 4
 
@@ -64,7 +73,9 @@ class Plan:
         """For each memory: its name, the bytes needed and the bytes available."""
         on_cpu = self.device.type == "cpu"
         # The ranks of a machine hold each shared part once.
-        held = sum(p.bytes * (1 if p.shared else self.ranks) for p in (self.parts if on_cpu else self.host))
+        held = sum(
+            p.bytes * (1 if p.shared else self.ranks) for p in (self.parts if on_cpu else self.host)
+        )
         machine = ("the machine", held, self.host_memory)
         return [machine] if on_cpu else [("each device", self.total, self.device_memory), machine]
 
@@ -75,17 +86,28 @@ class Plan:
 
     def __str__(self) -> str:
         given = f"a GPU of {(self.device_memory or 0) / GB:g} GB that is given, not found here"
-        lines = [f"Each of {self.ranks} rank(s) of a machine, on {given if self.elsewhere else self.device.type}:"]
+        lines = [
+            f"Each of {self.ranks} rank(s) of a machine, on {given if self.elsewhere else self.device.type}:"
+        ]
         lines += [*map(str, self.parts), str(Part("total", self.total))]
         if self.device.type != "cpu":
-            lines += ["  and in the memory of the machine, until it is on the device:", *map(str, self.host)]
+            lines += [
+                "  and in the memory of the machine, until it is on the device:",
+                *map(str, self.host),
+            ]
         lines.append("Not counted: activations of the network, which grow with the batch.")
-        fits = "fits" if all(part.counted for part in self.parts) else "fits, apart from what is NOT KNOWN"
+        fits = (
+            "fits"
+            if all(part.counted for part in self.parts)
+            else "fits, apart from what is NOT KNOWN"
+        )
         for name, needed, there in self.needed:
             if there is None:
                 verdict = "whose memory is not known"
             else:
-                verdict = f"which has {there / GB:.2f} GB: {fits if needed <= there else 'DOES NOT FIT'}"
+                verdict = (
+                    f"which has {there / GB:.2f} GB: {fits if needed <= there else 'DOES NOT FIT'}"
+                )
             lines.append(f"{needed / GB:.2f} GB on {name}, {verdict}")
         return "\n".join(lines)
 
@@ -110,7 +132,9 @@ def make_plan(
     program = Part("program", max(base, 0), "Python, PyTorch, Lightning: this process now")
     if device.type == "cpu":
         # The index is built before there are gradients, so only the excess over the needs of training counts.
-        excess = sum(part.bytes for part in loading if part.temporary) - sum(part.bytes for part in network[1:])
+        excess = sum(part.bytes for part in loading if part.temporary) - sum(
+            part.bytes for part in network[1:]
+        )
         building = Part("building the index", max(excess, 0), "beyond what training needs later")
         parts = [*held, order, *network, program, building]
     else:
@@ -121,7 +145,9 @@ def make_plan(
     return Plan(device, parts, [*loading, order, program], of_device, of_machine, ranks, elsewhere)
 
 
-def check_fits(trainer: pl.Trainer, model: pl.LightningModule, datamodule: pl.LightningDataModule | None) -> None:
+def check_fits(
+    trainer: pl.Trainer, model: pl.LightningModule, datamodule: pl.LightningDataModule | None
+) -> None:
     """Refuse a run whose images and arrays of estimators exceed the memory. Only sizes that are known count."""
     if not isinstance(datamodule, ReferenceDataModule):
         return
@@ -139,10 +165,16 @@ def check_fits(trainer: pl.Trainer, model: pl.LightningModule, datamodule: pl.Li
     plan = Plan(device, parts, host, device_memory(device), machine_bytes(), ranks)
     for counted, (where, needed, there) in zip((parts, host), plan.needed, strict=False):
         if there is not None and needed > there:
-            told = ", ".join(f"{part.name} {part.bytes / GB:.4g} GB" for part in counted if part.bytes)
-            owners = [type(e).__name__ for e in estimators_of(trainer, model)] or [type(datamodule).__name__]
+            told = ", ".join(
+                f"{part.name} {part.bytes / GB:.4g} GB" for part in counted if part.bytes
+            )
+            owners = [type(e).__name__ for e in estimators_of(trainer, model)] or [
+                type(datamodule).__name__
+            ]
             told = f"{', '.join(dict.fromkeys(owners))}: the set does not fit: {told} for each of {ranks} rank(s)"
-            raise InputError(f"{told}, more than the {there / GB:.4g} GB of {where}; `plan` shows what a run needs")
+            raise InputError(
+                f"{told}, more than the {there / GB:.4g} GB of {where}; `plan` shows what a run needs"
+            )
 
 
 class NotBuilt(Index):
@@ -158,13 +190,17 @@ class NotBuilt(Index):
         pass
 
     def search(self, queries: Tensor, k: int) -> tuple[Tensor, Tensor]:
-        return queries.new_zeros(len(queries), k), torch.arange(k, device=queries.device).expand(len(queries), k)
+        return queries.new_zeros(len(queries), k), torch.arange(k, device=queries.device).expand(
+            len(queries), k
+        )
 
     def to(self, device: torch.device) -> None:
         pass
 
 
-def _stored(datamodule: ReferenceDataModule, images: int | None, image_shape: list[int] | None) -> Stored:
+def _stored(
+    datamodule: ReferenceDataModule, images: int | None, image_shape: list[int] | None
+) -> Stored:
     """Return size and layout of the images, from the data unless both are given."""
     check_at_least(1, images=1 if images is None else images, image_shape=min(image_shape or [1]))
     if images is not None and image_shape is not None:
@@ -172,9 +208,13 @@ def _stored(datamodule: ReferenceDataModule, images: int | None, image_shape: li
     try:
         stored = datamodule.stored()
     except InputError as error:
-        raise InputError(f"plan: {error}; without the data give --images and --image_shape") from error
+        raise InputError(
+            f"plan: {error}; without the data give --images and --image_shape"
+        ) from error
     if stored is None:
-        raise InputError(f"plan: {type(datamodule).__name__} does not tell its size; give --images and --image_shape")
+        raise InputError(
+            f"plan: {type(datamodule).__name__} does not tell its size; give --images and --image_shape"
+        )
     return stored._replace(shape=(images or stored.shape[0], *(image_shape or stored.shape[1:])))
 
 
@@ -198,11 +238,21 @@ def data_parts(
     loaded = Part("images", 0 if own.mapped else size, f"{what}, {where}")
     estimators = estimators_of(trainer, model)
     held, building = estimator_parts(estimators, datamodule, own, device, ranks)
-    if getattr(model, "conditioning", None) and not own.by_class and any(e.needs_reference for e in estimators):
-        held.insert(0, Part("images by class", size, "copies, which data sorted by class do not need"))
+    if (
+        getattr(model, "conditioning", None)
+        and not own.by_class
+        and any(e.needs_reference for e in estimators)
+    ):
+        held.insert(
+            0, Part("images by class", size, "copies, which data sorted by class do not need")
+        )
     if not own.mapped and (others := total * image_bytes - size):
-        building.append(Part("other images", others, "until this rank has chosen its own", temporary=True))
-    on_device = loaded if device.type == "cpu" else Part("images", size, f"{what}, copied to the device")
+        building.append(
+            Part("other images", others, "until this rank has chosen its own", temporary=True)
+        )
+    on_device = (
+        loaded if device.type == "cpu" else Part("images", size, f"{what}, copied to the device")
+    )
     return [on_device, *held], [loaded, *building]
 
 
@@ -221,7 +271,11 @@ def device_memory(device: torch.device) -> float | None:
 
 
 def estimator_parts(
-    estimators: Sequence[Estimator], data: ReferenceDataModule, stored: Stored, device: torch.device, ranks: int = 1
+    estimators: Sequence[Estimator],
+    data: ReferenceDataModule,
+    stored: Stored,
+    device: torch.device,
+    ranks: int = 1,
 ) -> tuple[list[Part], list[Part]]:
     """Plan the memory of estimators besides the images of one rank: on `device`, and on the machine until bound."""
     N, d = stored.shape[0], math.prod(stored.shape[1:])
@@ -231,44 +285,77 @@ def estimator_parts(
     for estimator in estimators:
         own, name = estimator.holds(all_images, d, pixels, device), type(estimator).__name__
         if own is None:
-            unknown.append(Part(name, 0, "does not tell what else it holds: NOT KNOWN, not counted", counted=False))
+            unknown.append(
+                Part(
+                    name,
+                    0,
+                    "does not tell what else it holds: NOT KNOWN, not counted",
+                    counted=False,
+                )
+            )
             own = Holdings(neighbours=1)  # The estimator may search for neighbours.
         if estimator.needs_reference:
             neighbours, indexes = max(neighbours, own.neighbours), max(indexes, own.indexes)
         for array, size in own.arrays.items():
             arrays[array] = max(size, arrays.get(array, 0))
-    held, building = _index_parts(data, N, d, neighbours, device, ranks, pixels) if neighbours else ([], [])
+    held, building = (
+        _index_parts(data, N, d, neighbours, device, ranks, pixels) if neighbours else ([], [])
+    )
     held, building = indexes * held, indexes * building
     held += [Part(array, size) for array, size in sorted(arrays.items())]
     if any(estimator.needs_reference for estimator in estimators):
-        held.append(Part("work arrays", WORK_ARRAYS * work_bytes(device), "of the estimators, about", estimated=True))
+        held.append(
+            Part(
+                "work arrays",
+                WORK_ARRAYS * work_bytes(device),
+                "of the estimators, about",
+                estimated=True,
+            )
+        )
     return [*held, *unknown], building
 
 
 def _index_parts(
-    data: ReferenceDataModule, N: int, d: int, neighbours: int, device: torch.device, ranks: int, pixels: bool
+    data: ReferenceDataModule,
+    N: int,
+    d: int,
+    neighbours: int,
+    device: torch.device,
+    ranks: int,
+    pixels: bool,
 ) -> tuple[list[Part], list[Part]]:
     """Plan the index of N images on `device`, and the machine's memory during its build."""
     index = default_index(device, pixels) if data.index is None else data.index
     index.check(N, d, device, min(neighbours, N))
     shared = index.shared and ranks == 1  # With shards, each rank has its own index.
     size, sample = index.nbytes(N, d, device), index.build_bytes(N, d)
-    words = [value for name, value in index.settings().items() if isinstance(value, str) and name != "cache_dir"]
+    words = [
+        value
+        for name, value in index.settings().items()
+        if isinstance(value, str) and name != "cache_dir"
+    ]
     note = " ".join([type(index).__name__, *words])
     note += "" if size is not None else ": size NOT KNOWN, not counted"
-    held = Part("index", size or 0, note, shared=shared and device.type == "cpu", counted=size is not None)
+    held = Part(
+        "index", size or 0, note, shared=shared and device.type == "cpu", counted=size is not None
+    )
     # Some indexes are built in the memory of the machine, whatever the device.
     if index.built_on_cpu or device.type == "cpu":
         built = Part("index", index.nbytes(N, d, torch.device("cpu")) or 0, note, shared=shared)
     else:
         built = Part("index", 0, f"{note}, built on the device")
-    return [held], [built, Part("index training", sample, "until it is built", temporary=True, shared=shared)]
+    return [held], [
+        built,
+        Part("index training", sample, "until it is built", temporary=True, shared=shared),
+    ]
 
 
 def network_parts(model: pl.LightningModule, trainer: pl.Trainer) -> list[Part]:
     """Plan the network and the needs of its training, except activations. Without training, plan only the network."""
     # The networks inside estimators are measured, not trained.
-    held = [value for estimator in estimators_of(trainer, model) for value in _attributes(estimator)]
+    held = [
+        value for estimator in estimators_of(trainer, model) for value in _attributes(estimator)
+    ]
     modules = [model, *(value for value in held if isinstance(value, nn.Module))]
     count = sum(p.numel() for m in modules for p in m.parameters())
     weights = sum(p.nbytes for m in modules for p in m.parameters())

@@ -24,7 +24,10 @@ def trainings(folders: Sequence[str]) -> list[str]:
 
     for folder in folders:
         if folder not in recorded:
-            print(f"left out: {folder} has no {RECORD_NAME}, which every training writes", file=sys.stderr)
+            print(
+                f"left out: {folder} has no {RECORD_NAME}, which every training writes",
+                file=sys.stderr,
+            )
     return recorded
 
 
@@ -55,10 +58,16 @@ def main(args: Sequence[str] | None = None) -> None:
     about = "Put training runs side by side: distances, speed, data, versions, and the settings that differ. "
     about += "Runs that differ in k or n are also drawn as in Figure 4."
     parser = argparse.ArgumentParser(prog="lit-knn report", description=about)
-    parser.add_argument("runs", nargs="+", metavar="RUN", help="folder of a training run, such as runs/demo/knn_0")
+    parser.add_argument(
+        "runs", nargs="+", metavar="RUN", help="folder of a training run, such as runs/demo/knn_0"
+    )
     about_output = "path of the files; their names end in .md, .png and .pdf"
-    parser.add_argument("--output", default="report", type=lambda path: path.removesuffix(".md"), help=about_output)
-    parser.add_argument("--overwrite", action="store_true", help="replace files of an earlier report")
+    parser.add_argument(
+        "--output", default="report", type=lambda path: path.removesuffix(".md"), help=about_output
+    )
+    parser.add_argument(
+        "--overwrite", action="store_true", help="replace files of an earlier report"
+    )
     options = parser.parse_args(args)
 
     runs = [read_run(folder) for folder in trainings(options.runs)]

@@ -20,9 +20,13 @@ def markdown(runs: Sequence[Run]) -> str:
         results.append([label, *(column[label] for column in columns)])
 
     lines = ["# Training runs", "", *table(results), ""]
-    lines.append(f"Time per image is relative to {baseline.folder} ({baseline.curve.method}), without validations.")
+    lines.append(
+        f"Time per image is relative to {baseline.folder} ({baseline.curve.method}), without validations."
+    )
     if len(runs) > 1:
-        lines.append("Trainings of other seeds show how much of a difference between the distances is chance.")
+        lines.append(
+            "Trainings of other seeds show how much of a difference between the distances is chance."
+        )
 
     lines += ["", "## Settings that differ", ""]
     rows = differences(runs)
@@ -127,7 +131,9 @@ def differences(runs: Sequence[Run]) -> list[list[str]]:
     configs = [run.config for run in runs]
     versions = []
     for run in runs:
-        versions.append({"python": run.record.python, "processes": run.record.processes, **run.record.packages})
+        versions.append(
+            {"python": run.record.python, "processes": run.record.processes, **run.record.packages}
+        )
 
     rows = []
     for sources in (configs, versions):

@@ -11,7 +11,13 @@ from lit_knn import estimators
 from lit_knn.commands.cli.save_config import pairs
 from lit_knn.common.checkpoint_file import KEPT_NAME, read_checkpoint_file
 from lit_knn.common.errors import InputError
-from lit_knn.common.tables import AVERAGES_PREFIX, CHECKPOINTS_PREFIX, FIDELITY_CSV, HELD_OUT, read_rows
+from lit_knn.common.tables import (
+    AVERAGES_PREFIX,
+    CHECKPOINTS_PREFIX,
+    FIDELITY_CSV,
+    HELD_OUT,
+    read_rows,
+)
 from lit_knn.data.files import reading
 from lit_knn.estimators.base import Estimator
 from lit_knn.estimators.counts import DEFAULTS
@@ -48,7 +54,9 @@ def read_run(folder: str) -> Run:
 
     name, k, n = estimator_of(settings, record.data.get("images", sys.maxsize))
     distances = read_distances(run.parts())
-    return Run(folder, config, record, TrainingCurve(folder, name, k, n, distances, ms_per_image(record)))
+    return Run(
+        folder, config, record, TrainingCurve(folder, name, k, n, distances, ms_per_image(record))
+    )
 
 
 def ms_per_image(record: Record) -> tuple[float, float]:
@@ -135,7 +143,9 @@ def read_average(folder: Path, length: float) -> dict[str, Points]:
 
 def _as_points(distances: Distances) -> dict[str, Points]:
     """Sort metrics by name, and their values by images; leave out what has no value."""
-    return {metric: sorted(points.items()) for metric, points in sorted(distances.items()) if points}
+    return {
+        metric: sorted(points.items()) for metric, points in sorted(distances.items()) if points
+    }
 
 
 def _read_table(path: Path, length: float | None = None) -> Distances:

@@ -67,7 +67,8 @@ class Trainer(pl.Trainer):
     ) -> None:
         callbacks = [callbacks] if isinstance(callbacks, pl.Callback) else list(callbacks or ())
         check_no_tuner(callbacks)
-        if kwargs.get("enable_checkpointing") is False:  # The command line gives every run a LastCheckpoint.
+        # The command line gives every run a LastCheckpoint.
+        if kwargs.get("enable_checkpointing") is False:
             callbacks = [each for each in callbacks if not isinstance(each, LastCheckpoint)]
         super().__init__(
             limit_train_batches=limit_train_batches,
@@ -180,7 +181,9 @@ class Trainer(pl.Trainer):
         callbacks: list[pl.Callback] = self.callbacks
         measures = [callback for callback in callbacks if isinstance(callback, Fidelity)]
         if not measures:
-            raise InputError("best: the run has no lit_knn.callbacks.Fidelity; add -c configs/evaluate/fid.yaml")
+            raise InputError(
+                "best: the run has no lit_knn.callbacks.Fidelity; add -c configs/evaluate/fid.yaml"
+            )
         best = BestCheckpoint(measures[-1], run, checkpoints, draws)
         bars = [callback for callback in callbacks if isinstance(callback, ProgressBar)]
         for bar in bars:
@@ -191,4 +194,6 @@ class Trainer(pl.Trainer):
         datamodule.predict_samples, self.limit_predict_batches = self.world_size, 1
         self.predict(model, datamodule=datamodule, return_predictions=False)
         if best.damaged:
-            raise InputError(f"{len(best.damaged)} checkpoint(s) are not measured: {'; '.join(best.damaged)}")
+            raise InputError(
+                f"{len(best.damaged)} checkpoint(s) are not measured: {'; '.join(best.damaged)}"
+            )

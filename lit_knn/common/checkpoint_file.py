@@ -30,7 +30,11 @@ def read_checkpoint_file(path: str | os.PathLike[str], mmap: bool = False) -> di
         content = torch.load(path, map_location="cpu", mmap=mmap, weights_only=True)
     except Exception as error:  # A hostile file can raise any exception.
         refused = re.search(r"GLOBAL (\S+)", str(error))
-        problem = f"names the global {refused[1]}, which is refused" if refused else "is damaged, or no checkpoint"
+        problem = (
+            f"names the global {refused[1]}, which is refused"
+            if refused
+            else "is damaged, or no checkpoint"
+        )
         raise InputError(f"{path} {problem}") from error
     if not isinstance(content, dict):
         raise InputError(f"{path} is no checkpoint: it holds {type(content).__name__}, not a dict")

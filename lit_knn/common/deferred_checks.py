@@ -47,7 +47,11 @@ class DeferredChecks:
         """Raise the earliest failure; within a step, that of the first check. Waits for the device once."""
         checks = [(key, i) for key, first in self._first.items() for i in range(len(first))]
         rows = torch.cat(list(self._first.values())).tolist() if checks else []
-        failed = [(step, value, *check) for (step, value), check in zip(rows, checks, strict=True) if step >= 0]
+        failed = [
+            (step, value, *check)
+            for (step, value), check in zip(rows, checks, strict=True)
+            if step >= 0
+        ]
         if failed:
             step, value, key, i = min(failed, key=lambda each: each[0])
             raise self._failures[key](i, value, f" at step {step:.0f}")

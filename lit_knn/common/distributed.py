@@ -98,8 +98,12 @@ def _together(work: Callable[[], T], group: Any) -> list[Any]:
         error = raised
     outcomes: list[Any] = [None] * dist.get_world_size()
     with _losing_no_process():
-        message = str(error) if isinstance(error, InputError) else f"{type(error).__name__}: {error}"
-        dist.all_gather_object(outcomes, (result, socket.gethostname(), error and message), group=group)
+        message = (
+            str(error) if isinstance(error, InputError) else f"{type(error).__name__}: {error}"
+        )
+        dist.all_gather_object(
+            outcomes, (result, socket.gethostname(), error and message), group=group
+        )
     if error is not None:
         raise error
     for rank, (_, host, message) in enumerate(outcomes):
@@ -114,7 +118,9 @@ def _patient_group() -> Iterator[Any]:
     with _losing_no_process():
         # The first group waits minutes for all to arrive, the second longer for their work. Both are closed last,
         # because a process that closes a group early looks lost to the others.
-        groups = [dist.new_group(backend="gloo", timeout=timeout) for timeout in (ARRIVAL, PATIENCE)]
+        groups = [
+            dist.new_group(backend="gloo", timeout=timeout) for timeout in (ARRIVAL, PATIENCE)
+        ]
     try:
         yield groups[1]
     finally:
@@ -176,7 +182,8 @@ class Exchange:
 
     def __init__(self) -> None:
         self.rank, self.size = rank_and_size()
-        self.bytes_sent = 0  # by this rank so far, without the row counts (8 bytes per rank and call)
+        # by this rank so far, without the row counts (8 bytes per rank and call)
+        self.bytes_sent = 0
 
     def agree_on_rows(self, sent: Tensor) -> tuple[list[int], list[int]]:
         """Exchange row counts: sent (size,) int64. Returns the numbers of rows sent to and received from each rank."""
@@ -213,7 +220,9 @@ class Exchange:
 
 def packed(tensors: Sequence[Tensor]) -> Tensor:
     """Join tensors (B, ...) of any types to bytes (B, b), uint8, so that one collective sends them all."""
-    rows = [tensor.reshape(len(tensor), math.prod(tensor.shape[1:])).contiguous() for tensor in tensors]
+    rows = [
+        tensor.reshape(len(tensor), math.prod(tensor.shape[1:])).contiguous() for tensor in tensors
+    ]
     return torch.cat([row.view(torch.uint8) for row in rows], dim=1)
 
 
@@ -222,4 +231,7 @@ def unpacked(rows: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
     sizes = [math.prod(tensor.shape[1:]) * tensor.element_size() for tensor in like]
     # A copy starts at an address that is aligned for every type.
     parts = [part.clone(memory_format=torch.contiguous_format) for part in rows.split(sizes, dim=1)]
-    return [part.view(t.dtype).reshape(len(rows), *t.shape[1:]) for part, t in zip(parts, like, strict=True)]
+    return [
+        part.view(t.dtype).reshape(len(rows), *t.shape[1:])
+        for part, t in zip(parts, like, strict=True)
+    ]

@@ -71,16 +71,21 @@ def one_line(error: BaseException, doing: str = "") -> tuple[str, int]:
     if isinstance(error, ImportError) and (lacking := missing(error)):
         return lacking, 2
     for cause in filter(is_out_of_memory, causes(error)):
-        return printable(f"not enough memory: {' '.join(str(cause).split())}; `plan` shows what a run needs"), 2
+        return printable(
+            f"not enough memory: {' '.join(str(cause).split())}; `plan` shows what a run needs"
+        ), 2
     if isinstance(error, OSError):
         names = [str(name) for name in (error.filename, error.filename2) if name]
-        return printable(": ".join([*(names or ["a file cannot be read or written"]), first_line(error)])), 2
+        return printable(
+            ": ".join([*(names or ["a file cannot be read or written"]), first_line(error)])
+        ), 2
     if is_lost(error):
         return "another process ended in training; resume from the last checkpoint", 2
     # Compare the name of Lightning's class, because this module does not import Lightning.
     if isinstance(error, NonFiniteLossError) or type(error).__name__ == "MisconfigurationException":
         return printable(" ".join(str(error).split())), 2
-    while error.__cause__ is not None:  # The parser wraps the error of a constructor in one with the class's options.
+    # The parser wraps the error of a constructor in one with the class's options.
+    while error.__cause__ is not None:
         error = error.__cause__
     # The notes name the parts in which a plug-in failed, the innermost first.
     parts = reversed(getattr(error, "__notes__", None) or [_plug_in(error)])
@@ -93,7 +98,9 @@ def _plug_in(error: BaseException) -> str:
     paths = sysconfig.get_paths()
     known = (*OURS, paths["stdlib"], paths["purelib"], paths["platlib"], "<")
     codes = [frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__)]
-    return next((code.co_qualname for code in codes[::-1] if not code.co_filename.startswith(known)), "")
+    return next(
+        (code.co_qualname for code in codes[::-1] if not code.co_filename.startswith(known)), ""
+    )
 
 
 def is_lost(error: BaseException) -> bool:

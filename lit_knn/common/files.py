@@ -38,7 +38,8 @@ def written_whole(path: str | os.PathLike[str], flush: bool = True) -> Iterator[
         mode = partial.stat().st_mode
         partial.unlink()
         yield partial
-        if partial.stat().st_mode != mode:  # Some libraries write files that only their owner can read.
+        # Some libraries write files that only their owner can read.
+        if partial.stat().st_mode != mode:
             partial.chmod(mode)
         if flush:
             with partial.open("rb") as file:
@@ -56,7 +57,9 @@ def written_whole(path: str | os.PathLike[str], flush: bool = True) -> Iterator[
 
 def remove_partial(path: Path) -> None:
     """Remove files of processes that were killed in `written_whole(path)`. No running process may be inside it."""
-    for partial in path.parent.glob(f".{glob.escape(path.stem)}.*.partial{glob.escape(path.suffix)}"):
+    for partial in path.parent.glob(
+        f".{glob.escape(path.stem)}.*.partial{glob.escape(path.suffix)}"
+    ):
         partial.unlink(missing_ok=True)
 
 

@@ -11,7 +11,12 @@ if TYPE_CHECKING:
 # Files with the memory limit of a container, for control groups of version 2 and 1. A file has a number or `max`.
 CONTAINER_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 # PyTorch raises a plain RuntimeError if the machine's memory is short. These are texts of its allocators.
-OUT_OF_MEMORY = ("can't allocate memory", "not enough memory", "out of memory", "Storage size calculation overflowed")
+OUT_OF_MEMORY = (
+    "can't allocate memory",
+    "not enough memory",
+    "out of memory",
+    "Storage size calculation overflowed",
+)
 # Maximum bytes of one work array on a CPU. Larger arrays get new memory at each use, and writing to new pages costs
 # more than the products. On a GPU, PyTorch keeps freed memory, and long kernels are fastest.
 WORK_BYTES = 16 * 2**20
@@ -60,4 +65,6 @@ def _field(path: Path, name: str) -> int | None:
         lines = path.read_text().splitlines()
     except OSError:
         return None
-    return next((1024 * int(line.split()[1]) for line in lines if line.startswith(f"{name}:")), None)
+    return next(
+        (1024 * int(line.split()[1]) for line in lines if line.startswith(f"{name}:")), None
+    )

@@ -4,7 +4,8 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:  # `import lit_knn` needs only torch and NumPy, and preparing images does not need torch.
+# `import lit_knn` needs only torch and NumPy, and preparing images does not need torch.
+if TYPE_CHECKING:
     from torch import Tensor
     from tqdm import tqdm
 
@@ -16,7 +17,12 @@ Bar = Callable[[int | None, str, str], "tqdm"]
 
 
 def progress_bar(
-    total: int | None, description: str, unit: str, leave: bool = False, shown: bool | None = None, delay: float = 0.0
+    total: int | None,
+    description: str,
+    unit: str,
+    leave: bool = False,
+    shown: bool | None = None,
+    delay: float = 0.0,
 ) -> "tqdm":
     """Make a bar on the first rank, by default on a terminal; none if `total` is None. `unit` starts with a space."""
     from tqdm import tqdm
@@ -26,7 +32,13 @@ def progress_bar(
     shown = sys.stderr.isatty() if shown is None else shown
     shown = shown and rank_and_size()[0] == 0 and total is not None
     between = 0.1 if sys.stderr.isatty() else SECONDS_BETWEEN_LINES_IN_A_FILE
-    options = {"desc": description, "unit": unit, "unit_scale": True, "mininterval": between, "leave": leave}
+    options = {
+        "desc": description,
+        "unit": unit,
+        "unit_scale": True,
+        "mininterval": between,
+        "leave": leave,
+    }
     return tqdm(total=total, disable=not shown, delay=delay, **options)
 
 

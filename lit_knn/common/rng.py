@@ -27,11 +27,13 @@ class Stream(IntEnum):
     SOURCE = 11  # (seed, batch, level, ·): resampled sources of measured latents
     ESTIMATOR = 12  # (seed, batch, level, estimator, repeat, ·) and others: a measured estimator
     HYBRID = 16  # (seed, first sample, ·): the estimator that begins hybrid samples
-    FORWARD = 17  # (seed, first sample, ·): the images that begin hybrid samples instead of an estimator
+    # (seed, first sample, ·): the images that begin hybrid samples instead of an estimator
+    FORWARD = 17
     NETWORK = 18  # (seed, first sample, ·): the network that ends hybrid samples
     PROBE = 20  # (seed, ·): levels of a training that a probe is for
     HELD_OUT = 0x68656C64  # (·, 0): which images are held out
-    SUBSET = 0x737562736574  # (·, 0): representative subset of a set, for its components or the training of its index
+    # (·, 0): representative subset of a set, for its components or the training of its index
+    SUBSET = 0x737562736574
     TRAINING_ORDER = 0x747261696E  # (·, seed, epoch): order of the training images
     VALIDATION_ORDER = 0x76616C6964  # (·, seed): order of the validation images
 
@@ -39,7 +41,9 @@ class Stream(IntEnum):
 def seed_from_key(*key: int) -> int:
     """Hash the non-negative integers in `key` to a well-mixed 63-bit seed, by NumPy's SeedSequence."""
     # SeedSequence pads with zeros. Without the length, (5, 1) and (5, 1, 0, 0) would give the same seed.
-    return int(np.random.SeedSequence((len(key), *key)).generate_state(1, np.uint64)[0] >> np.uint64(1))
+    return int(
+        np.random.SeedSequence((len(key), *key)).generate_state(1, np.uint64)[0] >> np.uint64(1)
+    )
 
 
 def keyed_generator(device: torch.device | str, *key: int) -> torch.Generator:

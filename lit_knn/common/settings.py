@@ -31,7 +31,10 @@ class RecordsArguments:
         bound.apply_defaults()
         # Copy lists and dictionaries, because the constructor may change its arguments.
         given = list(bound.arguments.items())[1:]
-        made._arguments = {name: copy.copy(value) if type(value) in (list, dict) else value for name, value in given}
+        made._arguments = {
+            name: copy.copy(value) if type(value) in (list, dict) else value
+            for name, value in given
+        }
         return made
 
     def given(self) -> dict[str, Any]:
@@ -41,7 +44,10 @@ class RecordsArguments:
     def settings(self) -> dict[str, Any]:
         """Return the constructor's arguments with the current values of the attributes of the same names, if any."""
         # Only attributes of the object count, because a class attribute does not hold the constructor's argument.
-        return {name: getattr(self, name) if name in vars(self) else value for name, value in self.given().items()}
+        return {
+            name: getattr(self, name) if name in vars(self) else value
+            for name, value in self.given().items()
+        }
 
 
 def flat_settings(name: str, part: RecordsArguments) -> dict[str, Any]:
@@ -49,7 +55,9 @@ def flat_settings(name: str, part: RecordsArguments) -> dict[str, Any]:
     found: dict[str, Any] = {name: type(part).__name__}
     for own, value in part.settings().items():
         option = f"{name}.{own}"
-        found |= flat_settings(option, value) if isinstance(value, RecordsArguments) else {option: value}
+        found |= (
+            flat_settings(option, value) if isinstance(value, RecordsArguments) else {option: value}
+        )
     return found
 
 
@@ -58,13 +66,21 @@ def describe(thing: RecordsArguments) -> dict[str, Any]:
 
     Any other value becomes a unique string, so that a result with such a value is never used again.
     """
-    given, described = thing.given(), {name: _described(value) for name, value in thing.settings().items()}
-    for name in described.keys() & given.keys():  # A class may have settings of its own instead of its arguments.
+    given, described = (
+        thing.given(),
+        {name: _described(value) for name, value in thing.settings().items()},
+    )
+    # A class may have settings of its own instead of its arguments.
+    for name in described.keys() & given.keys():
         # An attribute may hold the default that None stands for, but it may also keep only a part of its argument.
         if given[name] is not None and (passed := _described(given[name])) != described[name]:
             described[name] = {"now": described[name], "given": passed}
     # An object may hold a network although its constructor was given only the name of a file.
-    held = {name: part for name, part in vars(thing).items() if isinstance(part, nn.Module) and name not in described}
+    held = {
+        name: part
+        for name, part in vars(thing).items()
+        if isinstance(part, nn.Module) and name not in described
+    }
     described |= {name: _described(part) for name, part in held.items()}
     if thing._arguments is None or isinstance(thing, nn.Module):
         described["unknown"] = _unlike_any_other()
@@ -83,7 +99,9 @@ def _described(value: Any) -> Any:
     if isinstance(value, RecordsArguments):
         return describe(value)
     if isinstance(value, nn.Module):
-        return _hash(json.dumps([[path, *_of_module(part)] for path, part in value.named_modules()]).encode())
+        return _hash(
+            json.dumps([[path, *_of_module(part)] for path, part in value.named_modules()]).encode()
+        )
     if isinstance(value, Tensor) and value.layout == torch.strided:
         plain = value.detach().cpu().resolve_conj().resolve_neg().contiguous()
         return f"{value.dtype} {tuple(value.shape)} {_hash(plain.view(-1).view(torch.uint8).numpy().tobytes())}"
@@ -95,7 +113,8 @@ def _described(value: Any) -> Any:
         return {"mapping": [[_described(name), _described(part)] for name, part in value.items()]}
     if isinstance(value, (list, tuple)):
         return [_described(part) for part in value]
-    if type(value).__module__.startswith("lit_knn.") and hasattr(value, "__dict__"):  # such as a noise process
+    # such as a noise process
+    if type(value).__module__.startswith("lit_knn.") and hasattr(value, "__dict__"):
         return [_name(type(value)), _described(vars(value))]
     return _unlike_any_other()
 

@@ -53,7 +53,9 @@ class PCA(Autoencoder):
         flat, r = images.flatten(1), prod(self.latent_shape)
         if r > min(flat.shape):
             there = f"{len(flat)} images of {flat.shape[1]} values"
-            raise InputError(f"latent_shape={list(self.latent_shape)} has {r} components, but there are {there}")
+            raise InputError(
+                f"latent_shape={list(self.latent_shape)} has {r} components, but there are {there}"
+            )
         self._components = principal_components(flat, flat.mean(0), r)
         self._shape = tuple(images.shape[1:])
 
@@ -67,4 +69,6 @@ class PCA(Autoencoder):
     def decode(self, latents: Tensor) -> Tensor:
         assert self._components is not None, "decode needs fit(images) first"
         components = self._components.to(latents.device)
-        return (components.expand(latents.flatten(1) / self.scale) + components.mean).reshape(-1, *self._shape)
+        return (components.expand(latents.flatten(1) / self.scale) + components.mean).reshape(
+            -1, *self._shape
+        )

@@ -27,8 +27,10 @@ class Stored(NamedTuple):
 
     shape: tuple[int, ...]  # (N, *shape)
     value_bytes: int = 1  # 1 for uint8, 4 for floats
-    mapped: bool = False  # the images stay on the disk; pages are read when used, and a machine's ranks share them
-    by_class: bool = False  # the images are known to be in order of class, so that classes need no copies
+    # the images stay on the disk; pages are read when used, and a machine's ranks share them
+    mapped: bool = False
+    # the images are known to be in order of class, so that classes need no copies
+    by_class: bool = False
 
 
 class ReferenceDataModule(pl.LightningDataModule, ABC):
@@ -66,7 +68,11 @@ class ReferenceDataModule(pl.LightningDataModule, ABC):
         train_images: int | None = None,
     ) -> None:
         super().__init__()
-        positive = {"batch_size": batch_size, "predict_samples": predict_samples, "val_images": val_images}
+        positive = {
+            "batch_size": batch_size,
+            "predict_samples": predict_samples,
+            "val_images": val_images,
+        }
         check_data(1, **positive, train_images=1 if train_images is None else train_images)
         check_data(0, seed=seed, held_out=held_out)
         self.batch_size = batch_size
@@ -168,7 +174,9 @@ class ReferenceDataModule(pl.LightningDataModule, ABC):
         assert reference is not None
         return reference, self._set(held_out, None)
 
-    def _parts(self, images: Images, labels: Labels, sha256: str | None, mapped: bool) -> tuple[Part, Part | None]:
+    def _parts(
+        self, images: Images, labels: Labels, sha256: str | None, mapped: bool
+    ) -> tuple[Part, Part | None]:
         whole = Part(images, labels, sha256)
         return split_off(whole, self.held_out, self.train_images, mapped)
 
@@ -184,7 +192,9 @@ class ReferenceDataModule(pl.LightningDataModule, ABC):
         match loaded[0]:
             case (np.ndarray() | Tensor() as images, np.ndarray() | Tensor() | None as labels):
                 return images, labels
-        raise InputError(f"{type(self).__name__}.load must return (images, labels): arrays, or None for labels")
+        raise InputError(
+            f"{type(self).__name__}.load must return (images, labels): arrays, or None for labels"
+        )
 
     def _shard(self, part: Part) -> ShardedReferenceSet:
         """Make the shard of this rank."""
@@ -197,7 +207,9 @@ class ReferenceDataModule(pl.LightningDataModule, ABC):
         shard = shard_of(part, rows, self.mapped)
         return ShardedReferenceSet(shard.images, self.index, self.hflip, shard.labels, shard.sha256)
 
-    def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int) -> Any:
+    def transfer_batch_to_device(
+        self, batch: Any, device: torch.device, dataloader_idx: int
+    ) -> Any:
         """Move the images alone: with labels on the host, `ByClass` finds the rows of a class without waiting."""
         if isinstance(batch, Tensor):
             return moved(batch, device)
@@ -212,7 +224,9 @@ class ReferenceDataModule(pl.LightningDataModule, ABC):
             progress = trainer.fit_loop.epoch_loop.batch_progress
             return self._batches(shuffle=False, batches_done=lambda: progress.current.ready)
         accumulate = trainer.accumulate_grad_batches
-        return self._batches(accumulate=accumulate, batches_done=lambda: trainer.lightning_module.batches_done)
+        return self._batches(
+            accumulate=accumulate, batches_done=lambda: trainer.lightning_module.batches_done
+        )
 
     def val_dataloader(self) -> ReferenceBatches:
         """Return batches of the same `val_images` images every time: of the held-out images, if there are any."""
@@ -230,7 +244,9 @@ class ReferenceDataModule(pl.LightningDataModule, ABC):
         return ReferenceBatches(images or self.reference, self.batch_size, **options)
 
     def _rank_and_world_size(self) -> tuple[int, int]:
-        return (0, 1) if self.trainer is None else (self.trainer.global_rank, self.trainer.world_size)
+        return (
+            (0, 1) if self.trainer is None else (self.trainer.global_rank, self.trainer.world_size)
+        )
 
 
 def check_data(least: int, **options: int) -> None:

@@ -52,7 +52,9 @@ class ReferenceBatches:
             times = f" times accumulate_grad_batches={accumulate}" if accumulate > 1 else ""
             step = f"data.batch_size={batch_size}{times} on {world_size} device(s)"
             needs = f"{step} needs {unit} images, the reference set has {N}"
-            raise InputError(needs if shuffle else f"{N} image(s) cannot be split over {world_size} devices")
+            raise InputError(
+                needs if shuffle else f"{N} image(s) cannot be split over {world_size} devices"
+            )
 
     def __len__(self) -> int:
         return -(-self._num_ids // self._global_batch_size)
@@ -62,8 +64,14 @@ class ReferenceBatches:
         labels = self.reference.labels
         epoch, first = divmod(self._batches_done(), len(self))
         for batches in (range(first, len(self)), range(first)):
-            key = (Stream.TRAINING_ORDER, self.seed, epoch) if self.shuffle else (Stream.VALIDATION_ORDER, self.seed)
-            order = torch.randperm(self.reference.N, device="cpu", generator=keyed_generator("cpu", *key))
+            key = (
+                (Stream.TRAINING_ORDER, self.seed, epoch)
+                if self.shuffle
+                else (Stream.VALIDATION_ORDER, self.seed)
+            )
+            order = torch.randperm(
+                self.reference.N, device="cpu", generator=keyed_generator("cpu", *key)
+            )
             order = order[: self._num_ids]
             # One copy for an epoch, because a copy for each batch would wait for the GPU.
             on_device = moved(order, self.reference.device)
@@ -86,7 +94,9 @@ class SeedBatches:
 
     def __init__(self, num_seeds: int, batch_size: int, rank: int = 0, world_size: int = 1) -> None:
         if num_seeds < world_size:
-            raise InputError(f"data.predict_samples={num_seeds} must be at least the number of devices, {world_size}")
+            raise InputError(
+                f"data.predict_samples={num_seeds} must be at least the number of devices, {world_size}"
+            )
         self._batches = torch.arange(rank, num_seeds, world_size).split(batch_size)
 
     def __len__(self) -> int:

@@ -81,7 +81,9 @@ def nothing_read(path: Path, names: Sequence[str], left_out: Mapping[str, str]) 
         return f"{problem}; {left_out_line([], left_out)}"
 
     if path.name == CIFAR10_FOLDER or f"{CIFAR10_FOLDER}/" in names:
-        advice = "CIFAR-10 is read by --data CIFAR10, or by lit-knn prepare, from the folder that has"
+        advice = (
+            "CIFAR-10 is read by --data CIFAR10, or by lit-knn prepare, from the folder that has"
+        )
         return f"{problem}; {advice} {CIFAR10_FOLDER}"
 
     files = [name for name in names if not name.endswith("/") and not is_hidden(name)]
@@ -90,7 +92,9 @@ def nothing_read(path: Path, names: Sequence[str], left_out: Mapping[str, str]) 
 
     suffix, number = Counter(map(_suffix, files)).most_common(1)[0]
     if not suffix:
-        return f"{problem}; {number:,} of its files have no suffix: images need that of their format"
+        return (
+            f"{problem}; {number:,} of its files have no suffix: images need that of their format"
+        )
 
     advice = advice_for(Path(f"file{suffix}"))
     return f"{problem}; {number:,} of its files have {printable(suffix)}{advice}"

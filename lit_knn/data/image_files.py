@@ -43,7 +43,9 @@ def count_image_files(path: str | os.PathLike[str]) -> tuple[int, ...]:
         return len(files.images), *decode(files.read, files.images[0]).shape
 
 
-def read_image_labels(path: str | os.PathLike[str], labels_from_folders: bool = False) -> np.ndarray | None:
+def read_image_labels(
+    path: str | os.PathLike[str], labels_from_folders: bool = False
+) -> np.ndarray | None:
     """Return the labels of `read_image_files`, without its images; refuse images without labels."""
     with opened(path) as files:
         return image_labels(files, labels_from_folders, used=True)[0]

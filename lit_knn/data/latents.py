@@ -43,13 +43,17 @@ class Latents(ReferenceDataModule):
     ) -> None:
         super().__init__(**kwargs)
         if self.hflip:
-            raise InputError("data.hflip=true would mirror latents, which are not those of mirrored images")
+            raise InputError(
+                "data.hflip=true would mirror latents, which are not those of mirrored images"
+            )
         if self.sharded:
             raise InputError("data.sharded=true does not work with Latents")
         check_data(1, encode_batch=encode_batch)
         for option in ("hflip", "sharded", "held_out", "train_images"):
             if given := getattr(images, option):
-                raise InputError(f"data.images.{option}={given} is not used: it is an option of Latents")
+                raise InputError(
+                    f"data.images.{option}={given} is not used: it is an option of Latents"
+                )
         self.images = images
         self.autoencoder = autoencoder
         self.path = path
@@ -67,7 +71,11 @@ class Latents(ReferenceDataModule):
             # It learns from all images, or from evenly spaced ones: as many as 128 MB hold, and at least 2,048.
             learned = sample_size(whole.N, whole.d, 1024)
             self.autoencoder.fit(whole.gather(torch.linspace(0, whole.N - 1, learned).long()))
-            latents = self._read(whole) if self.path else encode_images(whole, self.autoencoder, self.encode_batch)
+            latents = (
+                self._read(whole)
+                if self.path
+                else encode_images(whole, self.autoencoder, self.encode_batch)
+            )
             _check_decoder(self.autoencoder, latents[:2], whole.shape)
         mapped, sha256 = self.images.mapped, self.images.sha256
         sets = self.sets(images, None, sha256=sha256, mapped=mapped)
@@ -81,13 +89,17 @@ class Latents(ReferenceDataModule):
         assert self.path is not None
         latents = torch.from_numpy(read_array_file(self.path, floats_as_is=True)[0])
         if len(latents) != images.N:
-            raise InputError(f"data.path={self.path} holds {len(latents)} latents for {images.N} images")
+            raise InputError(
+                f"data.path={self.path} holds {len(latents)} latents for {images.N} images"
+            )
         # Latents that ranks wrote in turns may have their first and last one in place.
         some = torch.linspace(0, images.N - 1, min(images.N, 16)).long()
         expected = _encoded(self.autoencoder, images.gather(some))
         alike = expected.shape[1:] == latents.shape[1:]
         if not alike or (latents[some] - expected).norm() > FILE_TOLERANCE * expected.norm():
-            raise InputError(f"data.path={self.path}: its latents are not those of the images in their order")
+            raise InputError(
+                f"data.path={self.path}: its latents are not those of the images in their order"
+            )
         return latents
 
 
@@ -102,7 +114,9 @@ def _encoded(autoencoder: Autoencoder, images: Tensor) -> Tensor:
     """Encode images (B, *shape) and check the latents: (B, *latent_shape), float32, on the CPU."""
     latents = autoencoder.encode(images)
     fits = isinstance(latents, Tensor) and latents.ndim > 1 and len(latents) == len(images)
-    return _checked("encode", latents, fits, f"a tensor of {len(images)} latents").to("cpu", torch.float32)
+    return _checked("encode", latents, fits, f"a tensor of {len(images)} latents").to(
+        "cpu", torch.float32
+    )
 
 
 @torch.no_grad()

@@ -47,7 +47,9 @@ class PointsOnALine(ReferenceDataModule):
         generator = keyed_generator("cpu", self.seed)
         component = torch.randint(3, (self.num_points,), generator=generator)
         centre, width = torch.tensor([[-0.6, 0.1, 0.7], [0.2, 0.2, 0.15]])[:, component]
-        return (centre + width * torch.randn(self.num_points, generator=generator)).unsqueeze(1), component
+        return (centre + width * torch.randn(self.num_points, generator=generator)).unsqueeze(
+            1
+        ), component
 
     def stored(self) -> Stored:
         return Stored((self.num_points, 1), value_bytes=4)
@@ -88,7 +90,9 @@ class CIFAR10(ReferenceDataModule):
             return TorchvisionCIFAR10(self.root, train=True, download=download)
         except (RuntimeError, OSError) as error:
             advice = f": {error}" if download else "; put it there or set data.download to true"
-            raise InputError(f"data.root={self.root} has no intact cifar-10-batches-py{advice}") from error
+            raise InputError(
+                f"data.root={self.root} has no intact cifar-10-batches-py{advice}"
+            ) from error
 
 
 class ImageFiles(ReferenceDataModule):

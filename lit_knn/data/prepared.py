@@ -32,7 +32,8 @@ class Description(NamedTuple):
 class PreparedImages(NamedTuple):
     """Prepared images that are open for reading."""
 
-    images: "Tensor"  # (N, C, H, W), uint8, read-only, memory-mapped: a machine's processes share the pages
+    # (N, C, H, W), uint8, read-only, memory-mapped: a machine's processes share the pages
+    images: "Tensor"
     labels: np.ndarray | None  # (N,), int64, in memory
     sha256: str  # hash of the pixels
     class_names: list[str] | None  # of the classes 0, 1, …
@@ -85,7 +86,11 @@ def open_prepared(path: Path) -> tuple[np.memmap, Description]:
     """Map the pixels of prepared images, read their description, and check that the two fit, without reading pixels."""
     if not path.is_file():
         unfinished = path.with_name(path.name + PARTIAL_SUFFIX).exists()
-        what, how = ("is not finished: run its", " again") if unfinished else ("is no file: make one with", "")
+        what, how = (
+            ("is not finished: run its", " again")
+            if unfinished
+            else ("is no file: make one with", "")
+        )
         raise InputError(f"{path} {what} lit-knn prepare{how}")
     with reading(path, advice=AGAIN):
         pixels = np.lib.format.open_memmap(path, mode="r")
@@ -94,7 +99,12 @@ def open_prepared(path: Path) -> tuple[np.memmap, Description]:
         fields = json.loads(beside.read_text(encoding="utf-8"))
         description = Description(**{**fields, "shape": tuple(fields["shape"])})
         labels = np.array([] if description.labels is None else description.labels)
-    if (pixels.dtype, pixels.ndim, pixels.shape, pixels.flags.c_contiguous) != (np.uint8, 4, description.shape, True):
+    if (pixels.dtype, pixels.ndim, pixels.shape, pixels.flags.c_contiguous) != (
+        np.uint8,
+        4,
+        description.shape,
+        True,
+    ):
         raise InputError(f"{path} is not what {beside.name} says{AGAIN}")
     whole = labels.dtype == np.int64 and labels.shape == description.shape[:1] and labels.min() >= 0
     if description.labels is not None and not whole:

@@ -13,7 +13,10 @@ from lit_knn.reference import ReferenceSet
 
 
 def reference_from(
-    path: str | os.PathLike[str], index: Index | None = None, hflip: bool = False, floats_as_is: bool = False
+    path: str | os.PathLike[str],
+    index: Index | None = None,
+    hflip: bool = False,
+    floats_as_is: bool = False,
 ) -> ReferenceSet:
     """Read a zip, folder, .npy or .npz (latents: `floats_as_is`). Prepared images, with a .json, stay on the disk."""
     path = Path(path).expanduser()
@@ -21,7 +24,9 @@ def reference_from(
         prepared = read_prepared(path)
         return ReferenceSet(prepared.images, index, hflip, prepared.labels, prepared.sha256)
     of_arrays = path.suffix in (".npy", ".npz")
-    images, labels = read_array_file(path, floats_as_is) if of_arrays else read_image_files(path)[:2]
+    images, labels = (
+        read_array_file(path, floats_as_is) if of_arrays else read_image_files(path)[:2]
+    )
     return ReferenceSet(images, index, hflip, labels)
 
 

@@ -71,7 +71,8 @@ class Estimator(RecordsArguments, ABC):
         super().__init_subclass__(**kwargs)
         if "shardable" not in vars(cls):
             cls.shardable = False
-        if "_posterior_mean" in vars(cls) and "_warped_mean" not in vars(cls):  # That of the base is another mean.
+        # That of the base is another mean.
+        if "_posterior_mean" in vars(cls) and "_warped_mean" not in vars(cls):
             cls._warped_mean = Estimator._warped_mean  # type: ignore[method-assign]
 
     def __repr__(self) -> str:
@@ -87,7 +88,9 @@ class Estimator(RecordsArguments, ABC):
         return f"{type(self).__name__}({', '.join(shown)})"
 
     @abstractmethod
-    def _posterior_mean(self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: Generator | None) -> Tensor:
+    def _posterior_mean(
+        self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: Generator | None
+    ) -> Tensor:
         """Hook for `posterior_mean` that a subclass implements. The hook may overwrite its checked arguments.
 
         Draws without the generator are reproducible, too, because PyTorch's own generator is seeded from the caller's
@@ -103,7 +106,9 @@ class Estimator(RecordsArguments, ABC):
             (B, *shape), of any float type.
         """
 
-    def _warped_mean(self, z: Tensor, t: Tensor, warp: Warp, x_source: Tensor, generator: Generator | None) -> Tensor:
+    def _warped_mean(
+        self, z: Tensor, t: Tensor, warp: Warp, x_source: Tensor, generator: Generator | None
+    ) -> Tensor:
         """Hook for `warped_mean`. Its arguments are those of `_posterior_mean`; `x_source` is always given."""
         raise NotImplementedError
 
@@ -114,7 +119,9 @@ class Estimator(RecordsArguments, ABC):
             InputError: the settings do not fit the set, such as k > N; it is sharded, and the estimator not shardable.
         """
         if reference.sharded and not self.shardable:
-            raise InputError(f"{type(self).__name__} needs the whole reference set on each rank, this one is sharded")
+            raise InputError(
+                f"{type(self).__name__} needs the whole reference set on each rank, this one is sharded"
+            )
         fit_counts(self, reference)
         self._reference = reference
         return self
@@ -193,7 +200,9 @@ class Estimator(RecordsArguments, ABC):
         query = checked_query(self, z, t, x_source, generator, labels)
         check_warp(self, z, x_source, warp)
         # The proposal is computed from z and x_source, and half precision would round this computation.
-        wide, x_source = (part.to(torch.promote_types(part.dtype, torch.float32)) for part in (z, x_source))
+        wide, x_source = (
+            part.to(torch.promote_types(part.dtype, torch.float32)) for part in (z, x_source)
+        )
         return self._answer(query._replace(z=wide, x_source=x_source, warp=warp)).to(z.dtype)
 
     @torch.no_grad()
@@ -216,7 +225,9 @@ class Estimator(RecordsArguments, ABC):
         sigma = process.sigma(t)
         bad = ~((sigma > 0) & sigma.isfinite())
         if bad.any():
-            raise refusal(self, f"{type(process).__name__} has no finite noise level at t={t[bad][0].item()}")
+            raise refusal(
+                self, f"{type(process).__name__} has no finite noise level at t={t[bad][0].item()}"
+            )
         # In half precision, the mean's rounding error exceeds a small t. The score would be this error divided by t².
         wide = z.to(torch.promote_types(z.dtype, torch.float32))
         mean = under_process(self.posterior_mean, process)(wide, t, x_source, generator, labels)
@@ -281,7 +292,8 @@ class Estimator(RecordsArguments, ABC):
             raise
         except Exception as error:
             error.add_note(type(self).__name__)
-            if isinstance(error, StopIteration):  # Lightning would take it for the end of the data, and never end.
+            # Lightning would take it for the end of the data, and never end.
+            if isinstance(error, StopIteration):
                 raise RuntimeError(f"{type(self).__name__} raised StopIteration") from error
             raise
 

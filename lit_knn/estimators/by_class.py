@@ -95,10 +95,14 @@ class ByClass(Estimator):
         for label, rows in rows_by_label(query.labels).items():
             if label not in self.parts:
                 number = len(self.parts) - self.unlabelled
-                raise InputError(f"label {label} is none of the {number} classes of the reference set")
+                raise InputError(
+                    f"label {label} is none of the {number} classes of the reference set"
+                )
             yield self.parts[label], rows
 
-    def _posterior_mean(self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: Generator | None) -> Tensor:
+    def _posterior_mean(
+        self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: Generator | None
+    ) -> Tensor:
         raise AssertionError("only the parts estimate")
 
 
@@ -119,7 +123,9 @@ def copied_apart(value: Any, copies: dict[int, Any] | None = None) -> Any:
     if isinstance(value, Estimator):
         if id(value) not in copies:
             copies[id(value)] = made = copy.copy(value)
-            vars(made).update({name: copied_apart(held, copies) for name, held in vars(made).items()})
+            vars(made).update(
+                {name: copied_apart(held, copies) for name, held in vars(made).items()}
+            )
         return copies[id(value)]
     if type(value) in (list, tuple):
         return type(value)(copied_apart(held, copies) for held in value)

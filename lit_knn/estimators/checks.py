@@ -75,7 +75,9 @@ def checked_query(
 
     t = per_item(t, z).double()
     if t.ndim > 0 and t.shape[0] not in (1, len(z)):
-        raise refusal(estimator, f"t must be a scalar or ({len(z)},), got {tuple(t.flatten().shape)}")
+        raise refusal(
+            estimator, f"t must be a scalar or ({len(z)},), got {tuple(t.flatten().shape)}"
+        )
 
     # On a GPU a training step checks only its loss, which wrong values spoil.
     if t.numel() > 0 and not deferring(t.device):
@@ -91,12 +93,16 @@ def _check_fits_set(estimator: "Estimator", z: Tensor) -> None:
 
     if z.device != reference.device:
         device = reference.device
-        raise refusal(estimator, f"z is on {z.device}, the reference set on {device}: call reference.to()")
+        raise refusal(
+            estimator, f"z is on {z.device}, the reference set on {device}: call reference.to()"
+        )
 
 
 def _check_source(estimator: "Estimator", x_source: Tensor, z: Tensor) -> None:
     if x_source.shape != z.shape:
-        raise refusal(estimator, f"x_source has shape {tuple(x_source.shape)}, z has {tuple(z.shape)}")
+        raise refusal(
+            estimator, f"x_source has shape {tuple(x_source.shape)}, z has {tuple(z.shape)}"
+        )
     if not x_source.is_floating_point():
         raise refusal(estimator, f"x_source must be float, in model space, got {x_source.dtype}")
 
@@ -104,10 +110,14 @@ def _check_source(estimator: "Estimator", x_source: Tensor, z: Tensor) -> None:
 def _check_labels(estimator: "Estimator", labels: Tensor, z: Tensor) -> None:
     if not estimator.takes_labels:
         by_class = f"ByClass({type(estimator).__name__}(...))"
-        raise refusal(estimator, f"labels are given, but it averages over all classes; use {by_class}")
+        raise refusal(
+            estimator, f"labels are given, but it averages over all classes; use {by_class}"
+        )
 
     if labels.dtype != torch.int64 or labels.shape != (len(z),):
-        raise refusal(estimator, f"labels must be ({len(z)},) int64, got {tuple(labels.shape)} {labels.dtype}")
+        raise refusal(
+            estimator, f"labels must be ({len(z)},) int64, got {tuple(labels.shape)} {labels.dtype}"
+        )
 
 
 def _check_values(estimator: "Estimator", z: Tensor, t: Tensor, x_source: Tensor | None) -> None:
@@ -134,7 +144,11 @@ def _check_values(estimator: "Estimator", z: Tensor, t: Tensor, x_source: Tensor
 def checked_mean(estimator: "Estimator", mean: Any, z: Tensor) -> Tensor:
     """Return the mean of a hook in the dtype of `z`. It must be finite, and have the shape and device of `z`."""
     if not isinstance(mean, Tensor) or mean.shape != z.shape or mean.device != z.device:
-        result = f"{tuple(mean.shape)} on {mean.device}" if isinstance(mean, Tensor) else type(mean).__name__
+        result = (
+            f"{tuple(mean.shape)} on {mean.device}"
+            if isinstance(mean, Tensor)
+            else type(mean).__name__
+        )
         expected = f"{tuple(z.shape)} on {z.device}"
         raise refusal(estimator, f"the posterior mean must be a tensor {expected}, got {result}")
 
@@ -149,13 +163,17 @@ def check_warp(estimator: "Estimator", z: Tensor, x_source: Tensor | None, warp:
     if not estimator.can_warp:
         raise refusal(estimator, "cannot estimate the posterior of warped images")
     if z.ndim != 4:
-        raise refusal(estimator, f"only images (B, C, H, W) can be warped, got z of shape {tuple(z.shape)}")
+        raise refusal(
+            estimator, f"only images (B, C, H, W) can be warped, got z of shape {tuple(z.shape)}"
+        )
     if x_source is None:
         raise refusal(estimator, "the mean of warped images needs x_source, the clean images")
 
     flips, theta = tuple(warp.flips.shape), tuple(warp.theta.shape)
     if (flips, theta) != ((len(z), 2), (len(z), 2, 3)):
-        raise refusal(estimator, f"warp must have {len(z)} maps, got flips {flips} and theta {theta}")
+        raise refusal(
+            estimator, f"warp must have {len(z)} maps, got flips {flips} and theta {theta}"
+        )
 
 
 def largest_size(values: Tensor) -> Tensor:

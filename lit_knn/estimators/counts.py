@@ -64,7 +64,9 @@ def fitted_count(estimator: Any, option: str, N: int, d: int) -> int:
 
     if number > most:
         problem = f"{type(estimator).__name__}: {option}={number} is more than {limit} of the reference set"
-        raise InputError(f"{problem}: give {option} <= {most}, or null for the default, which is taken down")
+        raise InputError(
+            f"{problem}: give {option} <= {most}, or null for the default, which is taken down"
+        )
     return int(number)
 
 
@@ -78,10 +80,14 @@ def fit_counts(estimator: Any, reference: ReferenceSet) -> None:
     for option, number in numbers.items():
         setattr(estimator, option, number)
         if isinstance(number, Default) and number < DEFAULTS[option]:
-            _warn_of_reduced(type(estimator).__name__, option, number, estimator.limits[option], reference)
+            _warn_of_reduced(
+                type(estimator).__name__, option, number, estimator.limits[option], reference
+            )
 
 
-def _warn_of_reduced(name: str, option: str, number: int, limit: Limit, reference: ReferenceSet) -> None:
+def _warn_of_reduced(
+    name: str, option: str, number: int, limit: Limit, reference: ReferenceSet
+) -> None:
     """Warn once, on the first rank. One warning serves all classes of a set."""
     where = "the reference set"
     going_on = f"with {option}={number}"

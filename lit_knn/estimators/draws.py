@@ -69,12 +69,18 @@ class DrawingEstimator(Estimator):
     """Whether the draws come from the proposal of near images, Eq. 13 (eq:proposal)."""
 
     @abstractmethod
-    def draw(self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: Generator | None) -> Draws:
+    def draw(
+        self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: Generator | None
+    ) -> Draws:
         """Draw the images of each z. The arguments are those of `_posterior_mean`, but `t` is (B,)."""
 
     @torch.no_grad()
     def certified_mean(
-        self, z: Tensor, t: Tensor | float, x_source: Tensor | None = None, generator: Generator | None = None
+        self,
+        z: Tensor,
+        t: Tensor | float,
+        x_source: Tensor | None = None,
+        generator: Generator | None = None,
     ) -> Certificate:
         """Compute `posterior_mean` together with an estimate of its error.
 
@@ -100,7 +106,9 @@ class DrawingEstimator(Estimator):
         return certificate_of(self.reference, draws, z, t)
 
 
-def weighted_mean(reference: ReferenceSet, draws: Draws, z: Tensor, t: Tensor, warp: Warp | None = None) -> Tensor:
+def weighted_mean(
+    reference: ReferenceSet, draws: Draws, z: Tensor, t: Tensor, warp: Warp | None = None
+) -> Tensor:
     """Average the drawn images, weighted by likelihood times their factor, Eq. 11 (eq:SNIS_estimator): (B, *shape).
 
     `z` is (B, *shape), and `t` is (B,). `warp` changes the likelihoods, not the images.
@@ -121,7 +129,12 @@ def weights_of(draws: Draws, images: Images, rows: Tensor, z: Tensor, t: Tensor)
 
 
 def warped_weighted_mean(
-    estimator: DrawingEstimator, z: Tensor, t: Tensor, warp: Warp, x_source: Tensor, generator: Generator | None
+    estimator: DrawingEstimator,
+    z: Tensor,
+    t: Tensor,
+    warp: Warp,
+    x_source: Tensor,
+    generator: Generator | None,
 ) -> Tensor:
     """Average warped images: the hook `_warped_mean` of the estimators whose draws are near z."""
     t = t.flatten()
@@ -145,11 +158,15 @@ def certificate_of(reference: ReferenceSet, draws: Draws, z: Tensor, t: Tensor) 
         if draws.copies is not None:
             single = weights / draws.copies[rows, : images.places].clamp(min=1)
         sample_size = 1 / (weights * single).sum(1)
-        results.put(rows, mean, sample_size, single.amax(1), sq_error(weights, single, images, mean))
+        results.put(
+            rows, mean, sample_size, single.amax(1), sq_error(weights, single, images, mean)
+        )
     return Certificate(*results.columns)
 
 
-def drawn_images(reference: ReferenceSet, draws: Draws, warp: Warp | None = None) -> Iterator[tuple[Tensor, Images]]:
+def drawn_images(
+    reference: ReferenceSet, draws: Draws, warp: Warp | None = None
+) -> Iterator[tuple[Tensor, Images]]:
     """Yield rows (b,) and their images, in bounded memory, in any order.
 
     On CUDA the images stay in the set if they can. A sharded set first fetches all images at once, each image once.
@@ -215,7 +232,11 @@ def pieces(used: Tensor, p: int, d: int) -> Iterator[tuple[Tensor, int]]:
     start = 0
     while start < B:
         stop = start + 1
-        while stop < B and sizes[stop] <= 2 * sizes[start] and (stop + 1 - start) * sizes[stop] <= images:
+        while (
+            stop < B
+            and sizes[stop] <= 2 * sizes[start]
+            and (stop + 1 - start) * sizes[stop] <= images
+        ):
             stop += 1
         yield order[start:stop], sizes[stop - 1]
         start = stop
@@ -226,7 +247,8 @@ def merged(ids: Tensor, log_factor: Tensor, of_posterior: bool = False) -> Draws
 
     `ids` is (B, n); `log_factor` is (B, n), float64, and equal for equal ids; `of_posterior` is as in `Draws`.
     """
-    if ids.is_cuda:  # It rereads an image from its cache, which is faster than finding the repetitions.
+    # It rereads an image from its cache, which is faster than finding the repetitions.
+    if ids.is_cuda:
         return Draws(ids=ids, log_factor=log_factor, of_posterior=of_posterior)
     ids, order = ids.sort(1)
     new = torch.ones_like(ids, dtype=torch.bool)
@@ -234,7 +256,12 @@ def merged(ids: Tensor, log_factor: Tensor, of_posterior: bool = False) -> Draws
     place = new.cumsum(1) - 1
     copies = torch.zeros_like(log_factor).scatter_add_(1, place, torch.ones_like(log_factor))
     log_factor = log_factor.scatter(1, place, log_factor.gather(1, order)) + copies.log()
-    return Draws(ids=ids.scatter(1, place, ids), log_factor=log_factor, copies=copies, of_posterior=of_posterior)
+    return Draws(
+        ids=ids.scatter(1, place, ids),
+        log_factor=log_factor,
+        copies=copies,
+        of_posterior=of_posterior,
+    )
 
 
 def sq_error(weights: Tensor, single: Tensor, images: Images, mean: Tensor) -> Tensor:

@@ -60,9 +60,13 @@ class Exact(Estimator):
         if not pixels:
             return Holdings()
         scores = min(score_bytes(N, device), 4 * N * PLANNED_LATENTS)
-        return Holdings(arrays={"norms of the images": 4 * N, f"scores of {PLANNED_LATENTS} latents": scores})
+        return Holdings(
+            arrays={"norms of the images": 4 * N, f"scores of {PLANNED_LATENTS} latents": scores}
+        )
 
-    def _posterior_mean(self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: Generator | None) -> Tensor:
+    def _posterior_mean(
+        self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: Generator | None
+    ) -> Tensor:
         return _join(*self.reference.over_shards(exact_sums, z, t.flatten()))
 
     def log_density_of(self, query: Query) -> Tensor:
@@ -73,18 +77,26 @@ class Exact(Estimator):
 
         return log_sum - math.log(self.reference.N) + log_gaussian
 
-    def _warped_mean(self, z: Tensor, t: Tensor, warp: Warp, x_source: Tensor, generator: Generator | None) -> Tensor:
+    def _warped_mean(
+        self, z: Tensor, t: Tensor, warp: Warp, x_source: Tensor, generator: Generator | None
+    ) -> Tensor:
         """Compute in float64, and resample every image for each z. This costs N times as much as warping a batch."""
 
-        def mean(part: ReferenceSet, z: Tensor, t: Tensor, flips: Tensor, theta: Tensor) -> tuple[Tensor, Tensor]:
+        def mean(
+            part: ReferenceSet, z: Tensor, t: Tensor, flips: Tensor, theta: Tensor
+        ) -> tuple[Tensor, Tensor]:
             return float_sums(part, z, t, Warp(flips.bool(), theta))
 
         # Some backends of torch.distributed cannot send bool.
-        joined = _join(*self.reference.over_shards(mean, z, t.flatten(), warp.flips.byte(), warp.theta))
+        joined = _join(
+            *self.reference.over_shards(mean, z, t.flatten(), warp.flips.byte(), warp.theta)
+        )
         return warp.apply(joined.to(x_source.dtype))
 
 
-def float_sums(reference: ReferenceSet, z: Tensor, t: Tensor, warp: Warp | None = None) -> tuple[Tensor, Tensor]:
+def float_sums(
+    reference: ReferenceSet, z: Tensor, t: Tensor, warp: Warp | None = None
+) -> tuple[Tensor, Tensor]:
     """Compute E[x|z,t], Eq. 8 (eq:posterior_mean), for z (B, *shape) at t (B,). The memory does not grow with B or N.
 
     With B maps A, `warp`, the likelihoods use A x, but the mean is still over x. Returns the mean (B, *shape), and the
@@ -100,7 +112,9 @@ def float_sums(reference: ReferenceSet, z: Tensor, t: Tensor, warp: Warp | None 
     return mu.reshape(z.shape), log_normaliser
 
 
-def _stream(reference: ReferenceSet, z: Tensor, t: Tensor, warp: Warp | None) -> tuple[Tensor, Tensor]:
+def _stream(
+    reference: ReferenceSet, z: Tensor, t: Tensor, warp: Warp | None
+) -> tuple[Tensor, Tensor]:
     """Compute `float_sums` for one batch. The mean is (B, d)."""
     maximum = torch.full((len(z), 1), -math.inf, dtype=torch.float64, device=z.device)
     normaliser = torch.zeros_like(maximum)
@@ -126,7 +140,9 @@ def exact_sums(part: ReferenceSet, z: Tensor, t: Tensor) -> tuple[Tensor, Tensor
         group = min(group, max(work_bytes(z.device) // (16 * part.d), MIN_LATENTS))
     images = _Centred(part, min(group, len(z)))
     groups = zip(z.split(group), t.double().split(group), strict=True)
-    parts = [_group_sums(images, *rows) for rows in groups] if len(z) else [(z.double(), t.double())]
+    parts = (
+        [_group_sums(images, *rows) for rows in groups] if len(z) else [(z.double(), t.double())]
+    )
     means, log_normalisers = (torch.cat(each) for each in zip(*parts, strict=True))
     return means, log_normalisers
 
@@ -151,7 +167,11 @@ class _Centred:
             # Mirrored images need a centre that is its own mirror image.
             mean = (mean + mean.flip(-1)) / 2 if part.hflip else mean
             self.offset, self.centre = mean, mean.flatten()
-        size = CHUNK_BYTES // part.d if device.type == "cpu" else work_bytes(device) // max(part.d, latents)
+        size = (
+            CHUNK_BYTES // part.d
+            if device.type == "cpu"
+            else work_bytes(device) // max(part.d, latents)
+        )
         self.step = min(whole_tiles(size // 4), CHUNK[device.type])
         self.half_sq_norms = part.cached("half squared norms", self._half_sq_norms)
 
@@ -162,7 +182,12 @@ class _Centred:
         buffer = torch.empty(self.step, self.part.d, dtype=self.dtype, device=self.part.device)
         for rows in every if ids is None else ids.split(self.step):
             stored = self.part.images[rows].flatten(1)
-            yield rows, stored if self.centre is None else buffer[: len(stored)].copy_(stored).sub_(self.centre)
+            yield (
+                rows,
+                stored
+                if self.centre is None
+                else buffer[: len(stored)].copy_(stored).sub_(self.centre),
+            )
 
     def _is_far_from_0(self) -> bool:
         """Return whether the mean has more than half of the images' squared norms. Otherwise centring gains little."""
@@ -181,10 +206,17 @@ def _group_sums(images: _Centred, z: Tensor, t: Tensor) -> tuple[Tensor, Tensor]
     """Compute `exact_sums` of some latents."""
     N, noise = images.part.N, (t / images.unit).square().unsqueeze(1)
     centred = z.double() - images.offset
-    half_sq_norm = torch.linalg.vector_norm(centred.flatten(1), dim=1, keepdim=True).div_(images.unit).square_() / 2
+    half_sq_norm = (
+        torch.linalg.vector_norm(centred.flatten(1), dim=1, keepdim=True)
+        .div_(images.unit)
+        .square_()
+        / 2
+    )
     scores = _scores(images, centred.float().div_(images.unit))
     best, near = scores.topk(min(NEAREST, N), dim=1)
-    rounding = ROUNDING * (best.abs().amax(1, keepdim=True) + 2 * images.half_sq_norms.amax()) / noise
+    rounding = (
+        ROUNDING * (best.abs().amax(1, keepdim=True) + 2 * images.half_sq_norms.amax()) / noise
+    )
     # The true log-likelihood of an image may be higher by twice the rounding.
     needed = torch.log_softmax(best / noise, dim=1) > (TOLERANCE / rounding).log() - 2 * rounding
     if z.is_cuda:
@@ -235,7 +267,11 @@ def _nearest(
 
     Returns the logarithm of the likelihood of weight 1, (b, 1), at least `log_top`; Σ w, (b, 1); and Σ w x, (b, d).
     """
-    maximum, total, sums = log_top.clone(), torch.zeros_like(log_top), log_top.new_zeros(len(z), part.d)
+    maximum, total, sums = (
+        log_top.clone(),
+        torch.zeros_like(log_top),
+        log_top.new_zeros(len(z), part.d),
+    )
     step = max(work_bytes(z.device) // (16 * ids.shape[1] * part.d), 1)
     for start in range(0, len(z), step):
         rows = slice(start, start + step)
@@ -243,7 +279,9 @@ def _nearest(
         if k > 0:
             x = part.take(ids[rows, :k]).flatten(2).double()
             sq_dist = (x - z[rows].flatten(1).unsqueeze(1)).square_().sum(2)
-            log_p = unnormalised_log_likelihood(sq_dist, t[rows]).masked_fill_(~needed[rows, :k], -torch.inf)
+            log_p = unnormalised_log_likelihood(sq_dist, t[rows]).masked_fill_(
+                ~needed[rows, :k], -torch.inf
+            )
             maximum[rows] = torch.maximum(maximum[rows], log_p.amax(1, keepdim=True))
             weights = (log_p - maximum[rows]).exp_()
             total[rows] = weights.sum(1, keepdim=True)

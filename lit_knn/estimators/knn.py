@@ -8,7 +8,13 @@ from torch import Generator, Tensor
 
 from lit_knn.estimators.base import Holdings
 from lit_knn.estimators.counts import Limit, count, fitted_count, of_images
-from lit_knn.estimators.draws import DrawingEstimator, Draws, merged, warped_weighted_mean, weighted_mean
+from lit_knn.estimators.draws import (
+    DrawingEstimator,
+    Draws,
+    merged,
+    warped_weighted_mean,
+    weighted_mean,
+)
 from lit_knn.reference import ReferenceSet
 from lit_knn.theory.posterior import direct_sq_dist
 from lit_knn.theory.proposal import Proposal, neighbour_proposal, sample_proposal
@@ -44,7 +50,9 @@ class KNN(DrawingEstimator):
     shardable = True
     limits: ClassVar[Mapping[str, Limit]] = {"k": of_images}
 
-    def __init__(self, k: int | None = None, n: int | None = None, include_source: bool = False) -> None:
+    def __init__(
+        self, k: int | None = None, n: int | None = None, include_source: bool = False
+    ) -> None:
         self.k = count(self, "k", k)
         self.n = count(self, "n", n)
         self.include_source = include_source
@@ -60,14 +68,18 @@ class KNN(DrawingEstimator):
     def holds(self, N: int, d: int, pixels: bool, device: torch.device) -> Holdings:
         return Holdings(neighbours=fitted_count(self, "k", N, d))
 
-    def _posterior_mean(self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: Generator | None) -> Tensor:
+    def _posterior_mean(
+        self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: Generator | None
+    ) -> Tensor:
         t = t.flatten()
         draws = self.draw(z, t, x_source, generator)
         return weighted_mean(self.reference, draws, z, t)  # Eq. 11
 
     _warped_mean = warped_weighted_mean
 
-    def draw(self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: Generator | None) -> Draws:
+    def draw(
+        self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: Generator | None
+    ) -> Draws:
         proposal = self.proposal(z, t, x_source)
         ids, log_q = sample_proposal(proposal, self.n, generator)
         # The weights are p/q.
@@ -84,7 +96,9 @@ class KNN(DrawingEstimator):
             sq_dist, ids = self._with_source(z, x_source, sq_dist, ids)
         return neighbour_proposal(sq_dist, ids, t, self.reference.N)
 
-    def _with_source(self, z: Tensor, x_source: Tensor, sq_dist: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
+    def _with_source(
+        self, z: Tensor, x_source: Tensor, sq_dist: Tensor, ids: Tensor
+    ) -> tuple[Tensor, Tensor]:
         """Add the source of each z as one more neighbour, or id −1 if the source is not needed."""
         source = self.reference.locate(x_source).unsqueeze(1)
         source_sq_dist = self._exact_sq_dist(z, source)

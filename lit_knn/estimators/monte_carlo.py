@@ -26,11 +26,15 @@ class MonteCarlo(DrawingEstimator):
     def holds(self, N: int, d: int, pixels: bool, device: torch.device) -> Holdings:
         return Holdings()
 
-    def _posterior_mean(self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: Generator | None) -> Tensor:
+    def _posterior_mean(
+        self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: Generator | None
+    ) -> Tensor:
         t = t.flatten()
         return weighted_mean(self.reference, self.draw(z, t, x_source, generator), z, t)
 
-    def draw(self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: Generator | None) -> Draws:
+    def draw(
+        self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: Generator | None
+    ) -> Draws:
         ids = self.posterior_ids(z, t, generator)
         return merged(ids, torch.zeros_like(ids, dtype=torch.float64), of_posterior=True)
 
@@ -40,6 +44,8 @@ class MonteCarlo(DrawingEstimator):
         for rows in batches_of(z, self.reference.N):
             sq_dist = all_sq_dist(self.reference, z[rows])
             cdf = torch.softmax(unnormalised_log_likelihood(sq_dist, t[rows]), dim=1).cumsum(1)
-            u = torch.rand(len(cdf), self.n, dtype=torch.float64, device=z.device, generator=generator)
+            u = torch.rand(
+                len(cdf), self.n, dtype=torch.float64, device=z.device, generator=generator
+            )
             ids[rows] = torch.searchsorted(cdf / cdf[:, -1:], u, right=True)
         return ids

@@ -63,7 +63,9 @@ class Network(Estimator):
     ) -> None:
         if isinstance(path, nn.Module):
             if net is not None or fp16:
-                raise InputError("Network: net and fp16 are options of files, but a module is given")
+                raise InputError(
+                    "Network: net and fp16 are options of files, but a module is given"
+                )
             self.denoiser = denoiser_of(path)
         else:
             try:
@@ -80,7 +82,8 @@ class Network(Estimator):
         self.class_names: list[str] | None = getattr(raw, "class_names", None)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Network":
-        return self  # Each copy of a module, as for an average, would copy the weights, which nobody changes.
+        # Each copy of a module, as for an average, would copy the weights, which nobody changes.
+        return self
 
     def settings(self) -> dict[str, Any]:
         # The weights are a setting, and the path is not.
@@ -102,12 +105,15 @@ class Network(Estimator):
         conditioned._labels = moved(query.labels, query.z.device)
         return Estimator.mean_of(conditioned, query)
 
-    def _posterior_mean(self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: Generator | None) -> Tensor:
+    def _posterior_mean(
+        self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: Generator | None
+    ) -> Tensor:
         if self.denoiser.training:
             raise InputError("Network: the module is in training mode: call its eval() first")
 
         weight = next(self.denoiser.parameters(), None)
-        if weight is not None and weight.device != z.device:  # `to` walks through all modules, which takes time.
+        # `to` walks through all modules, which takes time.
+        if weight is not None and weight.device != z.device:
             self.denoiser.to(z.device)
 
         sigma = t.flatten()
@@ -125,6 +131,8 @@ def denoiser_of(module: nn.Module) -> nn.Module:
         return module.denoiser.train(module.training)
     if isinstance(module, NO_DENOISERS):
         problem = f"Network: {type(module).__name__} is no denoiser D(z, sigma)"
-        raise InputError(f"{problem}: give one such as EDMPrecond(net), or a diffusion or flow model")
+        raise InputError(
+            f"{problem}: give one such as EDMPrecond(net), or a diffusion or flow model"
+        )
 
     return module

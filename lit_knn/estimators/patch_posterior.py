@@ -47,11 +47,15 @@ class PatchPosterior(Estimator):
 
     def bind(self, reference: ReferenceSet) -> Self:
         if len(reference.shape) != 3:
-            raise InputError(f"PatchPosterior: needs images (C, H, W), got data of shape {reference.shape}")
+            raise InputError(
+                f"PatchPosterior: needs images (C, H, W), got data of shape {reference.shape}"
+            )
         given, largest = checked_sizes(self.size), max(reference.shape[1:])
         for size in (given or {}).values():
             if size > largest:
-                raise InputError(f"PatchPosterior: size={size} is more than {largest}, which sees a whole image")
+                raise InputError(
+                    f"PatchPosterior: size={size} is more than {largest}, which sees a whole image"
+                )
         super().bind(reference)
         self.sizes_in_use = given or sizes_of(reference)
         return self
@@ -59,13 +63,17 @@ class PatchPosterior(Estimator):
     def holds(self, N: int, d: int, pixels: bool, device: torch.device) -> Holdings:
         return Holdings()
 
-    def _posterior_mean(self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: Generator | None) -> Tensor:
+    def _posterior_mean(
+        self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: Generator | None
+    ) -> Tensor:
         t = t.flatten()
         sizes = self._sizes_at(t)
         mean = torch.empty_like(z, dtype=torch.float64)
         for size in sorted(set(sizes)):
             rows = [row for row, own in enumerate(sizes) if own == size]
-            windows = math.prod(length - min(size, length) + 1 for length in self.reference.shape[1:])
+            windows = math.prod(
+                length - min(size, length) + 1 for length in self.reference.shape[1:]
+            )
             step = min(max(STATE_BYTES // (8 * (2 * windows + 4 * self.reference.d)), 1), ITEMS)
             for start in range(0, len(rows), step):
                 part = torch.tensor(rows[start : start + step], device=z.device)
@@ -77,7 +85,9 @@ class PatchPosterior(Estimator):
         sizes = self.sizes_in_use
         if len(sizes) == 1:
             return [*sizes.values()] * len(t)
-        return [sizes[min(sizes, key=lambda own: abs(math.log(own / level)))] for level in t.tolist()]
+        return [
+            sizes[min(sizes, key=lambda own: abs(math.log(own / level)))] for level in t.tolist()
+        ]
 
     def _mean_at(self, z: Tensor, t: Tensor, size: int) -> Tensor:
         """Estimate the mean with patches of one size. Returns float64, in the shape of z."""
@@ -91,7 +101,10 @@ class PatchPosterior(Estimator):
         maxima = torch.full((columns, rows, len(z), 1), -torch.inf, dtype=dtype, device=z.device)
         normalisers = torch.zeros_like(maxima, dtype=torch.float64)
         for x in self._chunks(len(z)):
-            keys, ones = with_half_squares(x, dtype), x.new_ones(1, 1, x.shape[3]).expand(rows, -1, -1).mT
+            keys, ones = (
+                with_half_squares(x, dtype),
+                x.new_ones(1, 1, x.shape[3]).expand(rows, -1, -1).mT,
+            )
             for left, (maximum, normaliser) in enumerate(zip(maxima, normalisers, strict=True)):
                 log_weights = _log_weights(queries, keys, left, h, w)
                 new_maximum = torch.maximum(maximum, log_weights.amax(2, keepdim=True))
@@ -113,7 +126,9 @@ class PatchPosterior(Estimator):
         """Stream images (H, W, C, n), with n such that the log weights of a column of windows fit the cache."""
         channels, height, width = self.reference.shape
         floats = max(8 * height * items, height * width * (channels + 1))
-        for _, x in self.reference.chunks(max(work_bytes(self.reference.device) // (8 * floats), 1)):
+        for _, x in self.reference.chunks(
+            max(work_bytes(self.reference.device) // (8 * floats), 1)
+        ):
             yield images_last(x)
 
 
@@ -123,7 +138,9 @@ def _log_weights(queries: Tensor, keys: Tensor, left: int, h: int, w: int) -> Te
     `queries` are `scaled_latents`. Each row of pixels is one product, which up to h windows share.
     """
     columns = slice(left, left + w)
-    return sliding_sums(torch.bmm(queries[:, columns].flatten(1, 2).mT, keys[:, columns].flatten(1, 2)), h)
+    return sliding_sums(
+        torch.bmm(queries[:, columns].flatten(1, 2).mT, keys[:, columns].flatten(1, 2)), h
+    )
 
 
 def over_pixels(weights: Tensor, size: int) -> Tensor:

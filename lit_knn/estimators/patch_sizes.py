@@ -27,17 +27,27 @@ def checked_sizes(size: Any) -> dict[float, int] | None:
         return None
     table = size if isinstance(size, Mapping) else {1.0: size}
     if not table:
-        raise InputError(f"PatchPosterior: size must be a number, a table of noise levels or null, got {size}")
+        raise InputError(
+            f"PatchPosterior: size must be a number, a table of noise levels or null, got {size}"
+        )
     for level, own in table.items():
-        if isinstance(level, bool) or not isinstance(level, (int, float)) or not 0 < level < math.inf:
-            raise InputError(f"PatchPosterior: the noise levels of size must be finite and above 0, got {level!r}")
+        if (
+            isinstance(level, bool)
+            or not isinstance(level, (int, float))
+            or not 0 < level < math.inf
+        ):
+            raise InputError(
+                f"PatchPosterior: the noise levels of size must be finite and above 0, got {level!r}"
+            )
         check_count("PatchPosterior", "size", own)
     return {float(level): own for level, own in table.items()}
 
 
 def sizes_of(reference: ReferenceSet) -> dict[float, int]:
     """Compute the sizes from a seeded subset of the images."""
-    order = torch.randperm(reference.N, device="cpu", generator=keyed_generator("cpu", Stream.SUBSET, 0))
+    order = torch.randperm(
+        reference.N, device="cpu", generator=keyed_generator("cpu", Stream.SUBSET, 0)
+    )
     x = reference.take(order[:SPECTRUM_IMAGES].to(reference.device)).double()
     x -= reference.mean().double().reshape(reference.shape)
     spectrum = power_spectrum(x)
@@ -87,7 +97,10 @@ def extent(spectrum: Tensor, t: float) -> int:
     response = torch.fft.ifft2(gain).real
     variance = spectrum.mean((1, 2))
     possible = (variance * noise / (variance + noise)).sum() - (noise * gain).mean((1, 2)).sum()
-    offsets = [torch.fft.fftfreq(length, 1 / length, device=spectrum.device).abs() for length in spectrum.shape[1:]]
+    offsets = [
+        torch.fft.fftfreq(length, 1 / length, device=spectrum.device).abs()
+        for length in spectrum.shape[1:]
+    ]
     distance = torch.maximum(offsets[0][:, None], offsets[1])
     last = max(spectrum.shape[1:]) // 2
     for radius in range(last - 1):

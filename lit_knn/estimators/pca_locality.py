@@ -24,7 +24,8 @@ class Tile(NamedTuple):
     pixels: Tensor  # (g,), output pixels
     common: Tensor  # (a,), pixels that all their masks contain
     others: Tensor  # (u,), pixels that some of their masks contain
-    masks: Tensor  # (g, u), float32, whether the mask of each output pixel contains each of `others`
+    # (g, u), float32, whether the mask of each output pixel contains each of `others`
+    masks: Tensor
 
 
 class PCALocality(Estimator):
@@ -52,7 +53,11 @@ class PCALocality(Estimator):
     deterministic = True
 
     def __init__(self, threshold: float = 0.02) -> None:
-        if isinstance(threshold, bool) or not isinstance(threshold, (int, float)) or not 0 <= threshold <= 1:
+        if (
+            isinstance(threshold, bool)
+            or not isinstance(threshold, (int, float))
+            or not 0 <= threshold <= 1
+        ):
             raise InputError(f"PCALocality: threshold must be from 0 to 1, got {threshold!r}")
         self.threshold = threshold
         self._last: tuple[float, torch.device, float, list[Tile]] | None = None
@@ -72,12 +77,20 @@ class PCALocality(Estimator):
         last = self._last
         if last is None or last[:3] != (t, self.reference.device, self.threshold):
             variances, basis = covariance_of(self.reference)
-            weights = ((basis * (variances / (variances + t**2))) @ basis.T).abs_()  # C·(C + t²I)⁻¹, the Wiener filter
+            # C·(C + t²I)⁻¹, the Wiener filter
+            weights = ((basis * (variances / (variances + t**2))) @ basis.T).abs_()
             masks = weights >= self.threshold * weights.amax(1, keepdim=True)
-            self._last = last = t, self.reference.device, self.threshold, tiles_of(masks, self.reference.shape)
+            self._last = last = (
+                t,
+                self.reference.device,
+                self.threshold,
+                tiles_of(masks, self.reference.shape),
+            )
         return last[3]
 
-    def _posterior_mean(self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: Generator | None) -> Tensor:
+    def _posterior_mean(
+        self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: Generator | None
+    ) -> Tensor:
         mean = torch.empty(z.shape, dtype=torch.float64, device=z.device)
         levels, level_of = t.flatten().unique(return_inverse=True)
         for number, level in enumerate(levels.tolist()):
@@ -125,11 +138,15 @@ def local_means(reference: ReferenceSet, z: Tensor, t: float, tiles: list[Tile])
             log_weights = _log_weights(tile, z, x, half_squares, work)
             old = maximum[tile.pixels]
             new = torch.maximum(old, log_weights.amax(2))
-            weights = log_weights.sub_(new.to(dtype).unsqueeze(2)).clamp_(min=LEAST_LOG_WEIGHT).exp_()
+            weights = (
+                log_weights.sub_(new.to(dtype).unsqueeze(2)).clamp_(min=LEAST_LOG_WEIGHT).exp_()
+            )
             values = x.index_select(0, tile.pixels)
             values = torch.stack([values, torch.ones_like(values)], 1)
             rescale = (old - new).exp().unsqueeze(1)
-            sums[tile.pixels] = sums[tile.pixels] * rescale + torch.bmm(values, weights.transpose(1, 2))
+            sums[tile.pixels] = sums[tile.pixels] * rescale + torch.bmm(
+                values, weights.transpose(1, 2)
+            )
             maximum[tile.pixels] = new
     return (sums[:, 0] / sums[:, 1]).T
 
@@ -142,7 +159,9 @@ def _log_weights(tile: Tile, z: Tensor, x: Tensor, half_squares: Tensor, work: T
     """
     masks, g = tile.masks.to(x.dtype), len(tile.pixels)
     # Every mask contains `common`: (B, c), without the rest.
-    shared = z[:, tile.common] @ x.index_select(0, tile.common) - half_squares.index_select(0, tile.common).sum(0)
+    shared = z[:, tile.common] @ x.index_select(0, tile.common) - half_squares.index_select(
+        0, tile.common
+    ).sum(0)
     # One product for all z and all pixels of the tile.
     factors = (masks.unsqueeze(1) * z[:, tile.others]).flatten(0, 1)
     own = work[: len(factors) * x.shape[1]].view(len(factors), -1)

@@ -36,8 +36,14 @@ class Smoothed(Estimator):
     def __init__(self, estimator: Estimator, width: float, n: int = 16) -> None:
         if estimator.takes_labels:
             name = type(estimator).__name__
-            raise InputError(f"Smoothed: {name} takes labels itself; for classes use ByClass(Smoothed(...))")
-        if isinstance(width, bool) or not isinstance(width, (int, float)) or not 0 <= width < math.inf:
+            raise InputError(
+                f"Smoothed: {name} takes labels itself; for classes use ByClass(Smoothed(...))"
+            )
+        if (
+            isinstance(width, bool)
+            or not isinstance(width, (int, float))
+            or not 0 <= width < math.inf
+        ):
             raise InputError(f"Smoothed: width must be finite and at least 0, got {width!r}")
         self.estimator, self.width = estimator, width
         self.n = check_count("Smoothed", "n", n)
@@ -61,7 +67,9 @@ class Smoothed(Estimator):
     def holds(self, N: int, d: int, pixels: bool, device: torch.device) -> Holdings | None:
         return self.estimator.holds(N, d, pixels, device)
 
-    def _posterior_mean(self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: Generator | None) -> Tensor:
+    def _posterior_mean(
+        self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: Generator | None
+    ) -> Tensor:
         if self.width == 0:
             return self.part.mean_of(Query(z, t, x_source, generator))
         total = torch.zeros(z.shape, dtype=torch.float64, device=z.device)
@@ -79,5 +87,7 @@ class Smoothed(Estimator):
         pairs = max(work_bytes(z.device) // (2 * 8 * z.numel()), 1)
         for start in range(0, self.n, 2 * pairs):
             draws = min(2 * pairs, self.n - start)
-            noise = torch.randn((draws + 1) // 2, *z.shape, dtype=z.dtype, device=z.device, generator=generator)
+            noise = torch.randn(
+                (draws + 1) // 2, *z.shape, dtype=z.dtype, device=z.device, generator=generator
+            )
             yield z + self.width * torch.cat([noise, -noise])[:draws]

@@ -25,15 +25,21 @@ class UniformSNIS(DrawingEstimator):
     def holds(self, N: int, d: int, pixels: bool, device: torch.device) -> Holdings:
         return Holdings()
 
-    def _posterior_mean(self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: Generator | None) -> Tensor:
+    def _posterior_mean(
+        self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: Generator | None
+    ) -> Tensor:
         t = t.flatten()
         return weighted_mean(self.reference, self.draw(z, t, x_source, generator), z, t)
 
     _warped_mean = warped_weighted_mean
 
-    def draw(self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: Generator | None) -> Draws:
+    def draw(
+        self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: Generator | None
+    ) -> Draws:
         others = self.n if x_source is None else self.n - 1
-        ids = torch.randint(self.reference.N, (len(z), others), device=z.device, generator=generator)
+        ids = torch.randint(
+            self.reference.N, (len(z), others), device=z.device, generator=generator
+        )
         # A source is weighted as if it were one of the draws.
         log_factor = torch.zeros(len(z), self.n, dtype=torch.float64, device=z.device)
         return Draws(ids=ids, log_factor=log_factor, source=x_source)

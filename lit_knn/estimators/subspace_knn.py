@@ -12,7 +12,14 @@ from lit_knn.common.errors import InputError
 from lit_knn.common.memory import work_bytes
 from lit_knn.estimators.base import Holdings
 from lit_knn.estimators.counts import Limit, count, fitted_count, of_components, of_images
-from lit_knn.estimators.draws import Certificate, DrawingEstimator, Draws, ResultRows, drawn_images, weights_of
+from lit_knn.estimators.draws import (
+    Certificate,
+    DrawingEstimator,
+    Draws,
+    ResultRows,
+    drawn_images,
+    weights_of,
+)
 from lit_knn.index.pca import Projection
 from lit_knn.index.precision import check_compute, compute_dtype, matmul_float32
 from lit_knn.reference import ReferenceSet
@@ -87,22 +94,30 @@ class SubspaceKNN(DrawingEstimator):
     def _dtype(self, device: torch.device) -> torch.dtype:
         # If more than n images lie within the rounding of a CPU's sums, the source of z is not gathered.
         if device.type == "cpu" and self.compute == "bfloat16":
-            raise InputError("SubspaceKNN: compute=bfloat16: a CPU rounds the sums of such products; use float32")
+            raise InputError(
+                "SubspaceKNN: compute=bfloat16: a CPU rounds the sums of such products; use float32"
+            )
         return compute_dtype("SubspaceKNN", self.compute, device)
 
-    def _posterior_mean(self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: Generator | None) -> Tensor:
+    def _posterior_mean(
+        self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: Generator | None
+    ) -> Tensor:
         t = t.flatten()
         draws = self.draw(z, t, x_source, generator)
         return self._corrected_mean(draws, z, t)
 
-    def _warped_mean(self, z: Tensor, t: Tensor, warp: Warp, x_source: Tensor, generator: Generator | None) -> Tensor:
+    def _warped_mean(
+        self, z: Tensor, t: Tensor, warp: Warp, x_source: Tensor, generator: Generator | None
+    ) -> Tensor:
         t = t.flatten()
         near_z, near_t = warp.query(z, t, x_source, self.reference.mean())
         # The proposal only approximates the posterior of warped images, so images with negligible shares may be likely.
         draws = self.draw(near_z, near_t, None, generator, negligible_share=0.0)
         return warp.apply(self._corrected_mean(draws, z, t, warp).to(x_source.dtype))
 
-    def _corrected_mean(self, draws: SubspaceDraws, z: Tensor, t: Tensor, warp: Warp | None = None) -> Tensor:
+    def _corrected_mean(
+        self, draws: SubspaceDraws, z: Tensor, t: Tensor, warp: Warp | None = None
+    ) -> Tensor:
         """Average the drawn images (Eq. 11), minus the known effect of the drawing."""
         # With float32 images, a float64 mean would differ from the mean of the certificate.
         wide = torch.promote_types(z.dtype, torch.float32)
@@ -121,7 +136,11 @@ class SubspaceKNN(DrawingEstimator):
         results = ResultRows(len(z))
         for rows, images in drawn_images(self.reference, draws):
             weights = weights_of(draws, images, rows, z, t)
-            excess = self._projection().components.expand(self._excess(weights, draws, rows)).view(-1, *z.shape[1:])
+            excess = (
+                self._projection()
+                .components.expand(self._excess(weights, draws, rows))
+                .view(-1, *z.shape[1:])
+            )
             mean = images.mean(weights).to(wide) - excess
 
             sample_size = 1 / weights.square().sum(1)
@@ -146,20 +165,33 @@ class SubspaceKNN(DrawingEstimator):
         log_share = math.log(negligible_share) if negligible_share > 0 else -math.inf
 
         pieces = []
-        for y_rows, t_rows in zip(y.tensor_split(num_pieces), t.tensor_split(num_pieces), strict=True):
+        for y_rows, t_rows in zip(
+            y.tensor_split(num_pieces), t.tensor_split(num_pieces), strict=True
+        ):
             pieces.append(self._draw_rows(projection, y_rows, t_rows, log_share, generator))
-        ids, log_factor, sampled, rest_mean = (torch.cat(part) for part in zip(*pieces, strict=True))
+        ids, log_factor, sampled, rest_mean = (
+            torch.cat(part) for part in zip(*pieces, strict=True)
+        )
         return SubspaceDraws(ids=ids, log_factor=log_factor, sampled=sampled, rest_mean=rest_mean)
 
     def _draw_rows(
-        self, projection: Projection, y: Tensor, t: Tensor, log_share: float, generator: Generator | None
+        self,
+        projection: Projection,
+        y: Tensor,
+        t: Tensor,
+        log_share: float,
+        generator: Generator | None,
     ) -> tuple[Tensor, ...]:
         """Choose the images of some rows, given y = P'(z − mean), (b, r): the tensors of their `SubspaceDraws`."""
         coordinates, noise = projection.coordinates, t.square()
-        log_q = matmul_float32(y.to(coordinates.dtype), coordinates.T).sub_(projection.half_sq_norms)
+        log_q = matmul_float32(y.to(coordinates.dtype), coordinates.T).sub_(
+            projection.half_sq_norms
+        )
         log_q.div_(noise.unsqueeze(1).float().clamp_(min=LEAST_NOISE))
         key = "largest norm in coordinates", self.r, coordinates.dtype
-        largest_norm = self.reference.cached(key, lambda: (2 * projection.half_sq_norms.max()).sqrt())
+        largest_norm = self.reference.cached(
+            key, lambda: (2 * projection.half_sq_norms.max()).sqrt()
+        )
         # Largest rounding error of the low-precision product. Rounding must not make likely images look negligible.
         rounding = torch.finfo(coordinates.dtype).eps * y.norm(dim=1) * largest_norm / noise
         draws = stratified_draws(log_q, self.n, log_share - 2 * rounding.double(), generator)
@@ -187,7 +219,13 @@ class SubspaceKNN(DrawingEstimator):
         return share * (mean - draws.rest_mean[rows])
 
     def _sq_error(
-        self, weights: Tensor, images: Images, mean: Tensor, excess: Tensor, draws: SubspaceDraws, rows: Tensor
+        self,
+        weights: Tensor,
+        images: Images,
+        mean: Tensor,
+        excess: Tensor,
+        draws: SubspaceDraws,
+        rows: Tensor,
     ) -> Tensor:
         """Estimate the squared error per dimension, (b,), float64, from the spread of the draws' contributions.
 
@@ -201,7 +239,9 @@ class SubspaceKNN(DrawingEstimator):
         share = weights.sum(1, keepdim=True) / count.clamp(min=1).unsqueeze(1)
         along = projection.coordinates[ids].float()
         from_mean = along - projection.components.project(mean).unsqueeze(1)
-        from_rest = torch.where(sampled.unsqueeze(2), along - draws.rest_mean[rows].unsqueeze(1), 0.0)
+        from_rest = torch.where(
+            sampled.unsqueeze(2), along - draws.rest_mean[rows].unsqueeze(1), 0.0
+        )
         squares = (
             weights.square() * images.sq_dist(mean)
             - 2 * weights * share * (from_mean * from_rest).sum(2)
@@ -212,7 +252,9 @@ class SubspaceKNN(DrawingEstimator):
         total = (images.deviation(weights, mean) - excess).flatten(1)
         centred = squares - total.double().square().sum(1) / count.clamp(min=1)
         # The sum of squares is expanded, so rounding may make it negative.
-        variance = torch.where(count > 1, centred * count / (count - 1).clamp(min=1), squares).clamp(min=0)
+        variance = torch.where(
+            count > 1, centred * count / (count - 1).clamp(min=1), squares
+        ).clamp(min=0)
         return variance / self.reference.d
 
 
@@ -220,7 +262,9 @@ def _sums_of_drawn(ids: Tensor, sampled: Tensor, coordinates: Tensor) -> Tensor:
     """Sum the coordinates (N, r) of each row's drawn images, `ids` (B, n) where `sampled`: (B, r), float32."""
     if coordinates.dtype == torch.float32:
         # This operation reads the coordinates in place.
-        return torch.nn.functional.embedding_bag(ids, coordinates, mode="sum", per_sample_weights=sampled.float())
+        return torch.nn.functional.embedding_bag(
+            ids, coordinates, mode="sum", per_sample_weights=sampled.float()
+        )
     return torch.bmm(sampled.float().unsqueeze(1), coordinates[ids].float()).squeeze(1)
 
 
@@ -231,6 +275,8 @@ def _mean_of_rest(rest: Tensor, coordinates: Tensor) -> Tensor:
     """
     # Each row is divided by its largest value. Otherwise bfloat16 might round all values of a tiny row to 0.
     largest, dtype = rest.amax(1, keepdim=True).clamp_(min=TINY), coordinates.dtype
-    rest = torch.div(rest, largest, out=rest if dtype == rest.dtype else torch.empty_like(rest, dtype=dtype))
+    rest = torch.div(
+        rest, largest, out=rest if dtype == rest.dtype else torch.empty_like(rest, dtype=dtype)
+    )
     total = rest.sum(1, keepdim=True, dtype=torch.float32).clamp_(min=TINY)
     return matmul_float32(rest, coordinates).div_(total)

@@ -70,7 +70,8 @@ class Parts(Estimator):
         super().bind(reference)
         with prefixed(type(self).__name__):
             self.parts = tuple(
-                copied_apart(part).bind(reference) if part.needs_reference else part for part in self.options.values()
+                copied_apart(part).bind(reference) if part.needs_reference else part
+                for part in self.options.values()
             )
         return self
 
@@ -79,11 +80,17 @@ class Parts(Estimator):
         first, second = (part.holds(N, d, pixels, device) for part in self.parts)
         if first is None or second is None:
             return None
-        arrays = {name: max(first.arrays.get(name, 0), size) for name, size in second.arrays.items()}
+        arrays = {
+            name: max(first.arrays.get(name, 0), size) for name, size in second.arrays.items()
+        }
         indexes = max(first.indexes, second.indexes)
-        return Holdings(max(first.neighbours, second.neighbours), {**first.arrays, **arrays}, indexes)
+        return Holdings(
+            max(first.neighbours, second.neighbours), {**first.arrays, **arrays}, indexes
+        )
 
-    def _posterior_mean(self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: Generator | None) -> Tensor:
+    def _posterior_mean(
+        self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: Generator | None
+    ) -> Tensor:
         raise AssertionError("only the parts estimate")
 
 
@@ -105,7 +112,9 @@ class Switched(Parts):
 
     shardable = Parts.shardable
 
-    def __init__(self, below: Estimator | nn.Module, above: Estimator | nn.Module, t: float) -> None:
+    def __init__(
+        self, below: Estimator | nn.Module, above: Estimator | nn.Module, t: float
+    ) -> None:
         super().__init__(below=below, above=above)
         if isinstance(t, bool) or not isinstance(t, (int, float)) or not 0 < t < math.inf:
             raise InputError(f"Switched: t must be finite and above 0, got {t!r}")
@@ -113,7 +122,9 @@ class Switched(Parts):
 
     def check_levels(self, lowest: float, highest: float) -> None:
         if not lowest <= self.t <= highest:
-            raise InputError(f"Switched: t={self.t} is outside the noise levels of the run, {lowest:g} to {highest:g}")
+            raise InputError(
+                f"Switched: t={self.t} is outside the noise levels of the run, {lowest:g} to {highest:g}"
+            )
         super().check_levels(lowest, highest)
 
     def mean_of(self, query: Query) -> Tensor:

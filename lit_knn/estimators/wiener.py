@@ -44,7 +44,9 @@ class Wiener(Estimator):
         r = fitted_count(self, "r", N, d)
         return Holdings(arrays={f"r={r} components": 4 * r * d})
 
-    def _posterior_mean(self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: Generator | None) -> Tensor:
+    def _posterior_mean(
+        self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: Generator | None
+    ) -> Tensor:
         p = components_of(self.reference, self.r)
         # Keep float64: in float32 a small t² would be 0, and the ratio 0/0 if the images do not vary.
         noise = t.reshape(-1, 1).square()

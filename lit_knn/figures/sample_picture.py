@@ -56,7 +56,9 @@ def _lines(series: np.ndarray) -> Figure:
     axes = figure.subplots()
     for i, values in enumerate(series):
         row, column = divmod(i, columns)
-        axes.plot(column * width + np.arange(length), values - row * height, color=COLOUR, linewidth=0.8)
+        axes.plot(
+            column * width + np.arange(length), values - row * height, color=COLOUR, linewidth=0.8
+        )
     axes.set_axis_off()
     return figure
 

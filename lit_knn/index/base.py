@@ -13,8 +13,10 @@ from lit_knn.common.settings import RecordsArguments
 class Vectors(NamedTuple):
     """The input of `Index.build`."""
 
-    chunks: Callable[[], Iterable[Tensor]]  # yields all N vectors in order, (c, d) float32 each; may be called again
-    sample: Callable[[int], Tensor]  # (m) -> (m, d) float32, a seeded random subset of m <= N vectors, for training
+    # yields all N vectors in order, (c, d) float32 each; may be called again
+    chunks: Callable[[], Iterable[Tensor]]
+    # (m) -> (m, d) float32, a seeded random subset of m <= N vectors, for training
+    sample: Callable[[int], Tensor]
     N: int
     fingerprint: Callable[[], str]  # returns a name that only these vectors have; may take seconds
     shared: bool = True  # whether all processes of a distributed run build from these vectors

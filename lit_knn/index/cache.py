@@ -17,7 +17,9 @@ from lit_knn.index.base import Vectors
 class IndexCache:
     """A folder of built indexes, made if missing. A leading ~ means the user's home. `read` may map the file."""
 
-    def __init__(self, folder: str, write: Callable[[Any, BinaryIO], None], read: Callable[[Path], Any]) -> None:
+    def __init__(
+        self, folder: str, write: Callable[[Any, BinaryIO], None], read: Callable[[Path], Any]
+    ) -> None:
         if not folder:  # An empty path would mean the working directory.
             raise InputError("cache_dir is empty: name a folder, or give null for no cache")
         self.folder = Path(folder).expanduser()
@@ -39,7 +41,9 @@ class IndexCache:
             try:
                 self.folder.mkdir(parents=True, exist_ok=True)
             except OSError as error:
-                raise InputError(f"cache_dir={self.folder} cannot be made: {error.strerror}") from error
+                raise InputError(
+                    f"cache_dir={self.folder} cannot be made: {error.strerror}"
+                ) from error
             path = self.folder / file_name({**label, "data": vectors.fingerprint()})
             index, kept = self._get(path, lambda: build(vectors))
             return path if kept else None

@@ -74,17 +74,27 @@ class FaissIndex(Index):
     """
 
     def __init__(
-        self, factory: str = "Flat", nprobe: int | None = None, lossless: bool = False, cache_dir: str | None = None
+        self,
+        factory: str = "Flat",
+        nprobe: int | None = None,
+        lossless: bool = False,
+        cache_dir: str | None = None,
     ) -> None:
         kind = KIND.fullmatch(factory)
         if kind is None:
             tested = "Flat, SQ8, IVF<c>,Flat, IVF<c>,SQ8, PCA<r>,... of these"
-            raise InputError(f"FaissIndex: factory={factory!r} is not one of the tested kinds: {tested}")
+            raise InputError(
+                f"FaissIndex: factory={factory!r} is not one of the tested kinds: {tested}"
+            )
         self._r, self._lists, self._is_sq8 = int(kind[1] or 0), int(kind[2] or 0), kind[3] == "SQ8"
         if nprobe is not None and not 1 <= nprobe <= self._lists:
-            raise InputError(f"FaissIndex: nprobe={nprobe} must be from 1 to the {self._lists} lists of {factory!r}")
+            raise InputError(
+                f"FaissIndex: nprobe={nprobe} must be from 1 to the {self._lists} lists of {factory!r}"
+            )
         if lossless and (self._r or not self._is_sq8):
-            raise InputError(f"FaissIndex: lossless=True is for SQ8 and IVF<c>,SQ8, not for factory={factory!r}")
+            raise InputError(
+                f"FaissIndex: lossless=True is for SQ8 and IVF<c>,SQ8, not for factory={factory!r}"
+            )
         self.factory = factory
         self.nprobe = nprobe
         self.lossless = lossless
@@ -97,10 +107,14 @@ class FaissIndex(Index):
     def check(self, N: int, d: int, device: torch.device | None = None, k: int = 1) -> None:
         import_faiss()
         if self._lists > N:
-            raise InputError(f"FaissIndex: factory={self.factory!r} has more lists than the {N} images")
+            raise InputError(
+                f"FaissIndex: factory={self.factory!r} has more lists than the {N} images"
+            )
         if self._r > min(N, d):
             least = f"min(N, d) = min({N}, {d})"
-            raise InputError(f"FaissIndex: factory={self.factory!r} has {self._r} components of {least}")
+            raise InputError(
+                f"FaissIndex: factory={self.factory!r} has {self._r} components of {least}"
+            )
         if device is not None and device.type != "cpu":
             self._check_gpu(device)
             self._check_k(k, d)
@@ -108,14 +122,20 @@ class FaissIndex(Index):
     def _check_gpu(self, device: torch.device) -> None:
         """Refuse what FAISS cannot do on a GPU. The check needs no GPU, so a machine without a GPU can plan a run."""
         if device.type != "cuda":
-            raise InputError(f"FaissIndex: FAISS does not run on {device.type!r}; use the CPU or a CUDA device")
+            raise InputError(
+                f"FaissIndex: FAISS does not run on {device.type!r}; use the CPU or a CUDA device"
+            )
         # This machine may plan a run for the GPUs of another machine, and the faiss here may lack GPU support.
         if torch.cuda.is_available() and not hasattr(import_faiss(), "StandardGpuResources"):
             raise InputError("FaissIndex: this faiss build has no GPU support; install faiss-gpu")
         if self._is_sq8 and not self._lists:
-            raise InputError(f"FaissIndex: FAISS cannot move factory={self.factory!r} to a GPU; {ADVICE}")
+            raise InputError(
+                f"FaissIndex: FAISS cannot move factory={self.factory!r} to a GPU; {ADVICE}"
+            )
         if self._probes > MAX_SELECTION:
-            raise InputError(f"nprobe={self._probes}: FAISS on a GPU searches at most {MAX_SELECTION} lists")
+            raise InputError(
+                f"nprobe={self._probes}: FAISS on a GPU searches at most {MAX_SELECTION} lists"
+            )
 
     def _check_k(self, k: int, d: int) -> None:
         """Refuse more neighbours than FAISS finds on a GPU. If d is too large, FAISS finds none."""
@@ -136,9 +156,12 @@ class FaissIndex(Index):
         self._device, self._components = torch.device("cpu"), ()
         if self._r:
             step = faiss.downcast_VectorTransform(index.chain.at(0))
-            centre, rows = (torch.from_numpy(faiss.vector_to_array(part)) for part in (step.mean, step.A))
+            centre, rows = (
+                torch.from_numpy(faiss.vector_to_array(part)) for part in (step.mean, step.A)
+            )
             self._components = centre, rows.reshape(step.d_out, step.d_in)
-            self._whole, index = index, faiss.downcast_index(index.index)  # The outer index owns the inner one.
+            # The outer index owns the inner one.
+            self._whole, index = index, faiss.downcast_index(index.index)
         if self._lists:
             index.nprobe = self._probes
         self._index = index
@@ -151,7 +174,9 @@ class FaissIndex(Index):
             lists = faiss.extract_index_ivf(index)
             if (enough := lists.cp.min_points_per_centroid) * self._lists > N:
                 advice = f"FAISS advises {enough} or more for each list, so at most {max(N // enough, 1)} lists"
-                warnings.warn(f"{N} images are few for factory={self.factory!r}: {advice}", stacklevel=2)
+                warnings.warn(
+                    f"{N} images are few for factory={self.factory!r}: {advice}", stacklevel=2
+                )
             lists.cp.min_points_per_centroid = 1  # Otherwise FAISS itself warns at each clustering.
             lists.by_residual = lists.by_residual and not self.lossless
         if self.lossless:
@@ -174,13 +199,17 @@ class FaissIndex(Index):
             strange = (pixels - pixels.round().clamp(0, 255)).abs() > PIXEL_TOLERANCE
             if strange.any():
                 value = rows[strange][0].item()
-                raise InputError(f"FaissIndex: lossless=True needs uint8 images, the data holds the float {value:.6g}")
+                raise InputError(
+                    f"FaissIndex: lossless=True needs uint8 images, the data holds the float {value:.6g}"
+                )
         return vectors
 
     def search(self, queries: Tensor, k: int) -> tuple[Tensor, Tensor]:
         """Search on the device of the index, without copies to the host."""
         if queries.device != self._device:
-            raise InputError(f"FaissIndex is on {self._device} but the queries are on {queries.device}: use to()")
+            raise InputError(
+                f"FaissIndex is on {self._device} but the queries are on {queries.device}: use to()"
+            )
         if queries.is_cuda:
             self._check_k(k, queries.shape[1])
         queries, left_out = self._project(queries.float().contiguous())
@@ -209,7 +238,9 @@ class FaissIndex(Index):
         centre, rows = self._components
         centred = queries - centre
         projected = centred @ rows.T
-        return projected, centred.square().sum(1, keepdim=True) - projected.square().sum(1, keepdim=True)
+        return projected, centred.square().sum(1, keepdim=True) - projected.square().sum(
+            1, keepdim=True
+        )
 
     def to(self, device: torch.device) -> None:
         """Move to the CPU or a CUDA device. An index goes from GPU to GPU through the CPU."""
@@ -222,7 +253,9 @@ class FaissIndex(Index):
         if self._device.type == "cuda":
             self._index = faiss.index_gpu_to_cpu(self._index)
         if device.type == "cuda":
-            self._index = faiss.index_cpu_to_gpu(_resources(device.index), device.index, self._index)
+            self._index = faiss.index_cpu_to_gpu(
+                _resources(device.index), device.index, self._index
+            )
             self._whole = None
         self._device, self._components = device, tuple(part.to(device) for part in self._components)
 
@@ -253,9 +286,13 @@ def import_faiss() -> Any:
     """Import faiss with its support for torch tensors. Raises InputError if faiss does not load."""
     try:
         import faiss
-        import faiss.contrib.torch_utils  # Every index then takes and returns torch tensors, on their device.
+
+        # Every index then takes and returns torch tensors, on their device.
+        import faiss.contrib.torch_utils
     except ImportError as error:
-        raise InputError(f"FaissIndex needs faiss ({error}): pip install 'lit_knn[faiss]'") from error
+        raise InputError(
+            f"FaissIndex needs faiss ({error}): pip install 'lit_knn[faiss]'"
+        ) from error
     return faiss
 
 
@@ -277,4 +314,6 @@ def _read(path: Path) -> Any:
         # This flag maps every kind of index into memory. An older faiss lacks the flag and reads the file.
         return faiss.read_index(str(path), getattr(faiss, "IO_FLAG_MMAP_IFC", 0))
     except RuntimeError as error:
-        raise InputError(f"index cache: {path} is damaged, remove it: {str(error).splitlines()[0]}") from error
+        raise InputError(
+            f"index cache: {path} is damaged, remove it: {str(error).splitlines()[0]}"
+        ) from error

@@ -28,7 +28,9 @@ class PrincipalComponents(NamedTuple):
 
     def to(self, device: torch.device) -> "PrincipalComponents":
         """Copy to another device."""
-        return self._replace(**{name: getattr(self, name).to(device) for name in ("mean", "basis", "variances")})
+        return self._replace(
+            **{name: getattr(self, name).to(device) for name in ("mean", "basis", "variances")}
+        )
 
     def expand(self, y: Tensor) -> Tensor:
         """Compute P·y, without the mean: (B, r) to (B, d), float32."""
@@ -58,12 +60,18 @@ def principal_components(sample: Tensor, mean: Tensor, r: int) -> PrincipalCompo
     basis = torch.linalg.qr(v[:, :r])[0]
     variances = (centred @ basis).square().mean(0)
     d = len(mean)
-    outside = centred.square().sum(1, dtype=torch.float64).mean() - variances.sum(dtype=torch.float64)
+    outside = centred.square().sum(1, dtype=torch.float64).mean() - variances.sum(
+        dtype=torch.float64
+    )
     # If no variance is left outside, rounding may make the difference of the two sums negative.
-    return PrincipalComponents(mean, basis, variances, max(outside.item(), 0.0) / (d - r) if r < d else 0.0)
+    return PrincipalComponents(
+        mean, basis, variances, max(outside.item(), 0.0) / (d - r) if r < d else 0.0
+    )
 
 
 @full_float32()
-def project_images(chunks: Iterable[Tensor], N: int, components: PrincipalComponents, dtype: torch.dtype) -> Projection:
+def project_images(
+    chunks: Iterable[Tensor], N: int, components: PrincipalComponents, dtype: torch.dtype
+) -> Projection:
     """Project a stream of all N images, in pieces (c, *shape), on components. The coordinates get the type `dtype`."""
     return Projection(components, *stored(chunks, N, lambda x: components.project(x).to(dtype)))

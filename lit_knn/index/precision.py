@@ -28,10 +28,16 @@ def compute_dtype(owner: str, compute: str, device: torch.device) -> torch.dtype
     A CPU rounds the sums of bfloat16 products to 8 bits, so near images such as frames of a video change places.
     """
     if compute == "auto":
-        return torch.bfloat16 if device.type == "cuda" and is_native(torch.bfloat16, device) else torch.float32
+        return (
+            torch.bfloat16
+            if device.type == "cuda" and is_native(torch.bfloat16, device)
+            else torch.float32
+        )
     dtype: torch.dtype = getattr(torch, compute)
     if not is_native(dtype, device):
-        raise InputError(f"{owner}: compute={compute}: this {device.type} does not multiply it natively; use float32")
+        raise InputError(
+            f"{owner}: compute={compute}: this {device.type} does not multiply it natively; use float32"
+        )
     return dtype
 
 
@@ -41,7 +47,9 @@ def is_native(dtype: torch.dtype, device: torch.device) -> bool:
         return True
     if device.type == "cuda":
         return not torch.cuda.is_available() or torch.cuda.get_device_capability(device)[0] >= 8
-    return device.type == "cpu" and (torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
+    return device.type == "cpu" and (
+        torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+    )
 
 
 def matmul_float32(a: Tensor, b: Tensor) -> Tensor:
@@ -51,7 +59,9 @@ def matmul_float32(a: Tensor, b: Tensor) -> Tensor:
     return torch.mm(a, b, out_dtype=torch.float32)
 
 
-def stored(chunks: Iterable[Tensor], N: int, code: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
+def stored(
+    chunks: Iterable[Tensor], N: int, code: Callable[[Tensor], Tensor]
+) -> tuple[Tensor, Tensor]:
     """Return code(x) of all N vectors x, (N, m) in the type of the codes, and ‖code(x)‖²/2, (N,) float32."""
     values, half_sq_norms, start = torch.empty(0), torch.empty(0), 0
     for x in chunks:
@@ -87,7 +97,9 @@ def _set_highest() -> Callable[[], object]:
     """Choose full precision. Returns a function that restores the setting."""
     try:
         before = torch.get_float32_matmul_precision()
-    except RuntimeError:  # The process has set `fp32_precision` of single backends, which disables this function.
+    except (
+        RuntimeError
+    ):  # The process has set `fp32_precision` of single backends, which disables this function.
         return _set_backends("ieee", "ieee")
     torch.set_float32_matmul_precision("highest")
     return lambda: torch.set_float32_matmul_precision(before)

@@ -12,7 +12,13 @@ from lit_knn.common.progress import with_progress
 from lit_knn.index.base import Index, Vectors
 from lit_knn.index.faiss_index import CHECKED_ROWS, PIXEL_TOLERANCE, FaissIndex
 from lit_knn.index.pca import principal_components, project_images, sample_size
-from lit_knn.index.precision import check_compute, compute_dtype, matmul_float32, stored, whole_tiles
+from lit_knn.index.precision import (
+    check_compute,
+    compute_dtype,
+    matmul_float32,
+    stored,
+    whole_tiles,
+)
 
 # Pixel p is p/127.5 − 1 in model space. In units of 1/127.5 this is the code p − 128 plus 1/2.
 PIXEL_SCALE, PIXEL_OFFSET = 1 / 127.5, 0.5
@@ -41,13 +47,17 @@ class TorchIndex(Index):
 
     def build(self, vectors: Vectors) -> None:
         """Always build anew, because reading a file would take about as long."""
-        scale, offset = _units(rows for chunk in vectors.chunks() for rows in chunk.split(CHECKED_ROWS))
+        scale, offset = _units(
+            rows for chunk in vectors.chunks() for rows in chunk.split(CHECKED_ROWS)
+        )
         self._hold(*self._stored(vectors, lambda x: (x / scale - offset).round().to(torch.int8)))
         self._scale, self._offset = scale, torch.tensor(offset)
 
     def _stored(self, vectors: Vectors, code: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
         chunks = with_progress(vectors.chunks(), vectors.N, f"building {type(self).__name__}")
-        return stored((rows for chunk in chunks for rows in chunk.split(CHECKED_ROWS)), vectors.N, code)
+        return stored(
+            (rows for chunk in chunks for rows in chunk.split(CHECKED_ROWS)), vectors.N, code
+        )
 
     def _hold(self, values: Tensor, half_sq_norms: Tensor) -> None:
         """Hold the values, (N, m) of any type, and ‖values‖²/2, (N,) float32."""
@@ -81,7 +91,10 @@ class TorchIndex(Index):
             pieces = chunk.split(few) if chunk.dtype != u.dtype else [chunk]
             products = [matmul_float32(u, piece.to(u.dtype).T) for piece in pieces]
             scores = products[0] if len(products) == 1 else torch.cat(products, 1)
-            yield start, torch.sub(self._half_sq_norms[start : start + len(chunk)], scores, out=scores)
+            yield (
+                start,
+                torch.sub(self._half_sq_norms[start : start + len(chunk)], scores, out=scores),
+            )
             start += len(chunk)
 
     def nbytes(self, N: int, d: int, device: torch.device) -> int:
@@ -96,7 +109,9 @@ class FlatIndex(TorchIndex):
 
     def build(self, vectors: Vectors) -> None:
         # float32 would lose the digits of values far from 0, and keeps those of differences from a mean.
-        self._offset = vectors.sample(min(vectors.N, 1024)).mean(0).to(next(iter(vectors.chunks())).device)
+        self._offset = (
+            vectors.sample(min(vectors.N, 1024)).mean(0).to(next(iter(vectors.chunks())).device)
+        )
         self._hold(*self._stored(vectors, lambda x: x - self._offset))
 
     def nbytes(self, N: int, d: int, device: torch.device) -> int:

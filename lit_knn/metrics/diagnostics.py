@@ -17,7 +17,8 @@ class SearchDiagnostics(NamedTuple):
     recall: Tensor  # share of the k nearest images that the search found
     found_mass: Tensor  # posterior probability of the found images
     normaliser_ratio: Tensor  # Z_q / p_t(z)
-    eq12_variance: Tensor  # Eq. 12 (eq:SNIS_Var) with the proposal of the search, the left-hand side of both theorems
+    # Eq. 12 (eq:SNIS_Var) with the proposal of the search, the left-hand side of both theorems
+    eq12_variance: Tensor
     bound_4_1: Tensor  # right-hand side of Theorem 4.1
     bound_4_2: Tensor  # right-hand side of Theorem 4.2
 
@@ -29,7 +30,9 @@ def search_diagnostics(estimator: Any, z: Tensor, t: float, mu: Tensor) -> Searc
     The estimator `searches`; `mu` (B, *shape), float64, is the exact mean. The theorems assume exact search. The
     proposal is that of the search alone, even if the estimator adds the source of z to it.
     """
-    parts = [_diagnose(estimator, z[rows], t, mu[rows]) for rows in batches_of(z, estimator.reference.N)]
+    parts = [
+        _diagnose(estimator, z[rows], t, mu[rows]) for rows in batches_of(z, estimator.reference.N)
+    ]
     return SearchDiagnostics(*(torch.cat(values) for values in zip(*parts, strict=True)))
 
 

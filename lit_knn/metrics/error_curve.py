@@ -11,7 +11,14 @@ from lit_knn.estimators import Estimator, Exact
 from lit_knn.estimators.by_class import copied_apart
 from lit_knn.metrics.estimator_error import LatentMeans, MeanAndError, bias_share
 from lit_knn.metrics.latents import NoisyLatents, bind_all, check_not_empty, noise_grid
-from lit_knn.metrics.measure import CERTIFIED, TIME, fixed_source, measure, posterior_source, quantities
+from lit_knn.metrics.measure import (
+    CERTIFIED,
+    TIME,
+    fixed_source,
+    measure,
+    posterior_source,
+    quantities,
+)
 from lit_knn.reference import ReferenceSet
 
 Row = dict[str, Any]
@@ -41,7 +48,8 @@ def error_curve(
     resample_source: bool = False,
 ) -> list[Row]:
     """Measure estimators over noise levels as `ErrorCurve` says; return the rows, which `figure3` draws."""
-    own = {name: copied_apart(estimator) for name, estimator in estimators.items()}  # The caller's stay bound.
+    # The caller's stay bound.
+    own = {name: copied_apart(estimator) for name, estimator in estimators.items()}
     curve = ErrorCurve(own, noise_levels, num_z, repeats, batch_size, resample_source)
     with progress_bar(curve.estimates, "Estimator error", " estimates") as bar:
         return [row for rows in curve.levels(reference, seed, bar.update) for row in rows]
@@ -64,11 +72,18 @@ class ErrorCurve:
 
     def __post_init__(self) -> None:
         check_not_empty(estimators=self.estimators)
-        self.noise_levels = noise_grid(list(self.noise_levels), 0.0, 0.0)  # A bad one is found before the first.
+        # A bad one is found before the first.
+        self.noise_levels = noise_grid(list(self.noise_levels), 0.0, 0.0)
         check_at_least(1, num_z=self.num_z, repeats=self.repeats, batch_size=self.batch_size)
-        drawn = [name for name, estimator in self.estimators.items() if not self._is_deterministic(estimator)]
+        drawn = [
+            name
+            for name, estimator in self.estimators.items()
+            if not self._is_deterministic(estimator)
+        ]
         if drawn and self.repeats < 2:
-            raise InputError(f"repeats must be at least 2 to tell the variance of {drawn[0]}, got 1")
+            raise InputError(
+                f"repeats must be at least 2 to tell the variance of {drawn[0]}, got 1"
+            )
 
     @property
     def estimates(self) -> int:
@@ -79,10 +94,15 @@ class ErrorCurve:
     def check(self, reference: ReferenceSet) -> None:
         """Refuse a set with fewer images than latents."""
         if self.num_z > reference.N:
-            raise InputError(f"num_z={self.num_z} is more than the {reference.N} images of the reference set")
+            raise InputError(
+                f"num_z={self.num_z} is more than the {reference.N} images of the reference set"
+            )
 
     def levels(
-        self, reference: ReferenceSet, seed: int = 0, advance: Callable[[int], Any] = lambda estimates: None
+        self,
+        reference: ReferenceSet,
+        seed: int = 0,
+        advance: Callable[[int], Any] = lambda estimates: None,
     ) -> Iterator[list[Row]]:
         """Measure level by level. All ranks must call it; they split the latents and get the same rows.
 
@@ -104,9 +124,14 @@ class ErrorCurve:
         for level, t in enumerate(self.noise_levels):
             means = self._measure_level(latents, level, advance)
             # Every rank must call `compute`, because it adds up the sums of all ranks.
-            yield [self._row(name, t, mean.compute()) for name, mean in zip(self.estimators, means, strict=True)]
+            yield [
+                self._row(name, t, mean.compute())
+                for name, mean in zip(self.estimators, means, strict=True)
+            ]
 
-    def _measure_level(self, latents: NoisyLatents, level: int, advance: Callable[[int], Any]) -> list[LatentMeans]:
+    def _measure_level(
+        self, latents: NoisyLatents, level: int, advance: Callable[[int], Any]
+    ) -> list[LatentMeans]:
         t, reference = self.noise_levels[level], latents.reference
         exact = Exact().bind(reference)
         cases = [(estimator, self._repeats(estimator)) for estimator in self.estimators.values()]
@@ -116,7 +141,9 @@ class ErrorCurve:
             mu = exact.posterior_mean(z.double(), t)
             source, key = fixed_source(x), (latents.seed, batch, level)
             if self.resample_source:
-                source = posterior_source(reference, z, t, max(repeats for _, repeats in cases), key)
+                source = posterior_source(
+                    reference, z, t, max(repeats for _, repeats in cases), key
+                )
             for index, (estimator, repeats) in enumerate(cases):
                 means[index].update(**measure(estimator, repeats, z, t, mu, source, (*key, index)))
                 advance(len(z) * repeats)
@@ -129,7 +156,12 @@ class ErrorCurve:
         return estimator.deterministic and not (estimator.uses_source and self.resample_source)
 
     def _row(self, name: str, t: float, means: dict[str, MeanAndError]) -> Row:
-        row: Row = {"estimator": name, "t": t, "num_z": self.num_z, "repeats": self._repeats(self.estimators[name])}
+        row: Row = {
+            "estimator": name,
+            "t": t,
+            "num_z": self.num_z,
+            "repeats": self._repeats(self.estimators[name]),
+        }
         for prefix, scale in (("mu", 1.0), ("score", t**-4)):
             for error in ERRORS:
                 known = means.get(error)
@@ -139,4 +171,10 @@ class ErrorCurve:
         if "variance" in means and means["mse"].mean > 0:
             share = bias_share(means["mse"], means["bias_sq_corrected"], means["variance"])
             row["bias_share"], row["bias_share_se"] = share
-        return {**row, **{column: means[name].mean if name in means else "" for name, column in COLUMNS.items()}}
+        return {
+            **row,
+            **{
+                column: means[name].mean if name in means else ""
+                for name, column in COLUMNS.items()
+            },
+        }

@@ -60,14 +60,18 @@ def share_and_error(values: Tensor, of: Tensor) -> MeanAndError:
     return MeanAndError(share, mean_and_error(values - share * of).standard_error / whole)
 
 
-def bias_share(mse: MeanAndError, bias_sq_corrected: MeanAndError, variance: MeanAndError) -> MeanAndError:
+def bias_share(
+    mse: MeanAndError, bias_sq_corrected: MeanAndError, variance: MeanAndError
+) -> MeanAndError:
     """Compute the share of the MSE (above 0) that is squared bias: a ratio of means, with its standard error.
 
     It uses the corrected bias, because the plain one includes variance / R. As mse = bias_sq_corrected + variance at
     each latent, the three standard errors determine the covariance of bias and MSE.
     """
     share = bias_sq_corrected.mean / mse.mean
-    of_mse, of_bias, of_variance = (part.standard_error**2 for part in (mse, bias_sq_corrected, variance))
+    of_mse, of_bias, of_variance = (
+        part.standard_error**2 for part in (mse, bias_sq_corrected, variance)
+    )
     covariance = (of_mse + of_bias - of_variance) / 2
     sq_error = of_bias + share**2 * of_mse - 2 * share * covariance
     return MeanAndError(share, max(sq_error, 0.0) ** 0.5 / mse.mean)

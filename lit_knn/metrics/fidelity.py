@@ -26,7 +26,12 @@ class FeatureStatistics:
 
     # A data class or tuple would not work: torchmetrics would look into it and squeeze the mean of a single feature.
     def __init__(
-        self, mean: Tensor, cov: Tensor, count: int, features: Tensor | None = None, logits: Tensor | None = None
+        self,
+        mean: Tensor,
+        cov: Tensor,
+        count: int,
+        features: Tensor | None = None,
+        logits: Tensor | None = None,
     ) -> None:
         self.mean, self.cov, self.count = mean, cov, count
         self.features, self.logits = features, logits
@@ -54,8 +59,14 @@ class FeatureSums(Metric):
     def __init__(self, num_features: int, num_logits: int = 0, keep_features: bool = False) -> None:
         super().__init__()
         self.num_logits, self.keep_features = num_logits, keep_features
-        self.add_state("feature_sum", torch.zeros(num_features, dtype=torch.float64), dist_reduce_fx="sum")
-        self.add_state("outer_sum", torch.zeros(num_features, num_features, dtype=torch.float64), dist_reduce_fx="sum")
+        self.add_state(
+            "feature_sum", torch.zeros(num_features, dtype=torch.float64), dist_reduce_fx="sum"
+        )
+        self.add_state(
+            "outer_sum",
+            torch.zeros(num_features, num_features, dtype=torch.float64),
+            dist_reduce_fx="sum",
+        )
         self.add_state("count", torch.zeros((), dtype=torch.int64), dist_reduce_fx="sum")
         for name in ("numbers", "features", "logits"):
             self.add_state(name, [], dist_reduce_fx="cat")
@@ -129,7 +140,9 @@ def image_statistics(
 
 
 def frechet_distance(
-    samples: Tensor | np.ndarray | ReferenceSet, data: Tensor | np.ndarray | ReferenceSet, extractor: FeatureExtractor
+    samples: Tensor | np.ndarray | ReferenceSet,
+    data: Tensor | np.ndarray | ReferenceSet,
+    extractor: FeatureExtractor,
 ) -> float:
     """Compute the Fréchet distance between the features of samples and data; with `InceptionV3` it is FID.
 
@@ -144,7 +157,9 @@ def frechet_distance_of_statistics(a: FeatureStatistics, b: FeatureStatistics) -
     """Compute the squared Fréchet distance of two Gaussians, ‖m − m'‖² + Tr(C + C' − 2(C C')^½)."""
     for name, statistics in (("first", a), ("second", b)):
         if not (statistics.mean.isfinite().all() and statistics.cov.isfinite().all()):
-            raise InputError(f"the features of the {name} set, of {statistics.count} images, are not finite")
+            raise InputError(
+                f"the features of the {name} set, of {statistics.count} images, are not finite"
+            )
     # Tr (C C')^½ is the sum of the singular values of FᵀF', for C = F Fᵀ and C' = F' F'ᵀ. Their absolute error is the
     # rounding error. C C' is not symmetric: the square roots of its eigenvalues would have errors of the square root
     # of the rounding error.
@@ -178,7 +193,10 @@ def inception_score(logits: Tensor) -> dict[str, float]:
     from torch_fidelity.metric_isc import isc_features_to_metric
 
     score = isc_features_to_metric(logits.cpu(), splits=INCEPTION_SCORE_SPLITS)
-    return {"inception_score": score["inception_score_mean"], "inception_score_std": score["inception_score_std"]}
+    return {
+        "inception_score": score["inception_score_mean"],
+        "inception_score_std": score["inception_score_std"],
+    }
 
 
 def kernel_distance(generated: Tensor, real: Tensor, subset_size: int = 1000) -> dict[str, float]:
@@ -189,7 +207,10 @@ def kernel_distance(generated: Tensor, real: Tensor, subset_size: int = 1000) ->
     from torch_fidelity.metric_kid import kid_features_to_metric
 
     distance = kid_features_to_metric(generated, real, kid_subset_size=subset_size, verbose=False)
-    return {"kid": distance["kernel_inception_distance_mean"], "kid_std": distance["kernel_inception_distance_std"]}
+    return {
+        "kid": distance["kernel_inception_distance_mean"],
+        "kid_std": distance["kernel_inception_distance_std"],
+    }
 
 
 def precision_recall(generated: Tensor, real: Tensor) -> dict[str, float]:
@@ -202,5 +223,7 @@ def precision_recall(generated: Tensor, real: Tensor) -> dict[str, float]:
 
     # Distances are computed in blocks of at most 2 GB; the full matrix of 50,000 images takes 10 GB.
     rows = max(min(10_000, 5 * 10**8 // max(len(generated), len(real))), 1)
-    shares = prc_features_to_metric(generated, real, save_cpu_ram=True, prc_batch_size=rows, verbose=False)
+    shares = prc_features_to_metric(
+        generated, real, save_cpu_ram=True, prc_batch_size=rows, verbose=False
+    )
     return {"precision": shares["precision"], "recall": shares["recall"]}

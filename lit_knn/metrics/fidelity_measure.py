@@ -50,10 +50,15 @@ class FidelityMeasure:
     ) -> None:
         unknown = [name for name in extra_metrics if name not in EXTRA_METRICS]
         if unknown:
-            raise InputError(f"extra_metrics: unknown metric {unknown[0]!r}; there are {', '.join(EXTRA_METRICS)}")
+            raise InputError(
+                f"extra_metrics: unknown metric {unknown[0]!r}; there are {', '.join(EXTRA_METRICS)}"
+            )
         check_at_least(1, batch_size=batch_size)
         check_at_least(2, kid_subset_size=kid_subset_size)
-        self.extractor, self.batch_size = InceptionV3() if extractor is None else extractor, batch_size
+        self.extractor, self.batch_size = (
+            InceptionV3() if extractor is None else extractor,
+            batch_size,
+        )
         self.extra_metrics, self.kid_subset_size = tuple(extra_metrics), kid_subset_size
         self.cache_dir, self.mirrored = cache_dir, mirrored
         self.suffix = HELD_OUT if held_out else ""
@@ -77,21 +82,32 @@ class FidelityMeasure:
         # The first rank downloads missing weights. If that fails, all ranks get its error.
         on_first_rank(lambda: self.extractor.load(reference.shape, "cpu"))
         self.extractor.load(reference.shape, "cpu")
-        fewest, num_features = min(num_images, self._num_real(reference)), self.extractor.num_features
+        fewest, num_features = (
+            min(num_images, self._num_real(reference)),
+            self.extractor.num_features,
+        )
         if fewest < 2:
             raise InputError(f"{self.metric} needs at least 2 images, there is {fewest}")
         if self.extractor.num_logits and num_images < INCEPTION_SCORE_SPLITS:
-            raise InputError(f"inception_score: {num_images} images are fewer than its {INCEPTION_SCORE_SPLITS} splits")
+            raise InputError(
+                f"inception_score: {num_images} images are fewer than its {INCEPTION_SCORE_SPLITS} splits"
+            )
         if "kid" in self.extra_metrics and fewest < self.kid_subset_size:
-            raise InputError(f"kid: kid_subset_size={self.kid_subset_size} is more than the {fewest} images")
+            raise InputError(
+                f"kid: kid_subset_size={self.kid_subset_size} is more than the {fewest} images"
+            )
         if {"precision", "recall"} & set(self.extra_metrics) and fewest < 4:
             raise InputError(f"precision and recall need at least 4 images, there are {fewest}")
         if fewest <= num_features:
             told = f"{fewest} images give a rank-deficient covariance of {num_features} features"
-            warn_on_first_rank(f"{self.metric}: {told}; compare it only between equal numbers of images")
+            warn_on_first_rank(
+                f"{self.metric}: {told}; compare it only between equal numbers of images"
+            )
         if isinstance(self.extractor, InceptionV3) and not self.extractor.is_published:
             told = f"fid: weights={self.extractor.weights} are not the published ones"
-            warn_on_first_rank(f"{told}, so neither are FID and Inception Score comparable with published values")
+            warn_on_first_rank(
+                f"{told}, so neither are FID and Inception Score comparable with published values"
+            )
 
     def _num_real(self, reference: ReferenceSet) -> int:
         return reference.N // 2 if reference.hflip and not self.mirrored else reference.N
@@ -115,7 +131,9 @@ class FidelityMeasure:
             self._real = self._real_statistics(reference, device, bar)
             self._of = reference
         own_share = None if total is None else total // rank_and_size()[1]
-        generated = self._statistics(batches, device, bar(own_share, "Samples", " images"), with_logits=True)
+        generated = self._statistics(
+            batches, device, bar(own_share, "Samples", " images"), with_logits=True
+        )
         return on_first_rank(lambda: self._values(generated))
 
     def _values(self, generated: FeatureStatistics) -> dict[str, float]:
@@ -130,7 +148,9 @@ class FidelityMeasure:
                 extra |= kernel_distance(generated.features, real.features, self.kid_subset_size)
             if {"precision", "recall"} & set(self.extra_metrics):
                 shares = precision_recall(generated.features, real.features)
-                extra |= {name: value for name, value in shares.items() if name in self.extra_metrics}
+                extra |= {
+                    name: value for name, value in shares.items() if name in self.extra_metrics
+                }
         return values | {name + self.suffix: value for name, value in extra.items()}
 
     def _real_statistics(
@@ -140,14 +160,20 @@ class FidelityMeasure:
         rank, size = rank_and_size()
         path = None
         if self.cache_dir is not None:
-            data = reference.fingerprint(self.mirrored)  # All ranks must call it, because ranks may share the images.
+            # All ranks must call it, because ranks may share the images.
+            data = reference.fingerprint(self.mirrored)
             extractor = self.extractor.fingerprint()
             identity = f"{data} {extractor} features={bool(self.extra_metrics)}".encode()
             name = f"{self.extractor.metric}-{hashlib.sha256(identity).hexdigest()[:16]}.npz"
             path = Path(self.cache_dir, name).expanduser()
             kept = load_tensors(path) if rank == 0 else {}
             if broadcast(bool(kept)):
-                parts = kept and (kept["mean"], kept["cov"], int(kept["count"]), kept.get("features"))
+                parts = kept and (
+                    kept["mean"],
+                    kept["cov"],
+                    int(kept["count"]),
+                    kept.get("features"),
+                )
                 return FeatureStatistics(*parts).to(device) if parts else None
             # A bad folder raises its error before the pass over the data.
             on_first_rank(partial(path.parent.mkdir, parents=True, exist_ok=True))
@@ -158,14 +184,25 @@ class FidelityMeasure:
         if path is not None and rank == 0:
             try:
                 save_tensors(path, **{**vars(real), "count": torch.tensor(real.count)})
-                print(f"Statistics of the data ({self.extractor.metric}) are kept in {path}", file=sys.stderr)
+                print(
+                    f"Statistics of the data ({self.extractor.metric}) are kept in {path}",
+                    file=sys.stderr,
+                )
             except OSError as error:
-                warnings.warn(f"{path} cannot be written: {error.strerror}; going on without", stacklevel=2)
+                warnings.warn(
+                    f"{path} cannot be written: {error.strerror}; going on without", stacklevel=2
+                )
         return real
 
     def _statistics(
-        self, batches: Iterable[tuple[Tensor, Tensor]], device: torch.device | str, bar: tqdm, with_logits: bool
+        self,
+        batches: Iterable[tuple[Tensor, Tensor]],
+        device: torch.device | str,
+        bar: tqdm,
+        with_logits: bool,
     ) -> FeatureStatistics:
         with bar:
             keep = bool(self.extra_metrics)
-            return feature_statistics(batches, self.extractor, device, keep, with_logits, bar.update)
+            return feature_statistics(
+                batches, self.extractor, device, keep, with_logits, bar.update
+            )

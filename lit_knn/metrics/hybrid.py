@@ -23,7 +23,8 @@ class HybridSamples:
     reference: ReferenceSet
     num_steps: int  # number of levels of the sampler's grid, without t_switch
     grid: NoiseGrid
-    seed: int  # first part of the key of every draw, except the latents, which depend only on the samples' seeds
+    # first part of the key of every draw, except the latents, which depend only on the samples' seeds
+    seed: int
 
     @torch.no_grad()
     def draw(self, estimator: Estimator | None, t_switch: float, seeds: Tensor) -> Tensor:

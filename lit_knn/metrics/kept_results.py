@@ -28,7 +28,11 @@ class KeptResults:
     """
 
     def __init__(
-        self, path: Path, columns: Mapping[str, type], key: tuple[str, ...], settings: Mapping[Any, Mapping[str, Any]]
+        self,
+        path: Path,
+        columns: Mapping[str, type],
+        key: tuple[str, ...],
+        settings: Mapping[Any, Mapping[str, Any]],
     ) -> None:
         self.path, self.key, self.settings = path, key, settings
         self._depth = len(next(iter(settings)))
@@ -42,13 +46,17 @@ class KeptResults:
     def refuse_other_settings(self) -> None:
         """Refuse a file with results of other settings than `{(): settings}`; name the first option that differs."""
         now = self.settings[()]
-        other = next((str(row["settings"]) for row in self.rows if row["settings"] != self.hash_of()), None)
+        other = next(
+            (str(row["settings"]) for row in self.rows if row["settings"] != self.hash_of()), None
+        )
         if other is None:
             return
         path = self._settings_path(other)
         old = on_first_rank(lambda: json.loads(path.read_text()) if path.exists() else {})
         name = next((name for name in {**now, **old} if now.get(name) != old.get(name)), "settings")
-        raise InputError(f"{self.path} has results with {name}={old.get(name)}, not {now.get(name)}: {SAME_SETTINGS}")
+        raise InputError(
+            f"{self.path} has results with {name}={old.get(name)}, not {now.get(name)}: {SAME_SETTINGS}"
+        )
 
     def hash_of(self, *key: str | int | float) -> str:
         """Return the hash of the settings of a result, given the values of its key."""
@@ -56,7 +64,9 @@ class KeptResults:
 
     def find(self, *key: str | int | float) -> Row | None:
         """Return the kept result with these values of the columns `key`, or None."""
-        return self._table.find(self.rows, **dict(zip(self.key, key, strict=True)), settings=self.hash_of(*key))
+        return self._table.find(
+            self.rows, **dict(zip(self.key, key, strict=True)), settings=self.hash_of(*key)
+        )
 
     def add(self, row: Row) -> None:
         """Keep a finished result."""

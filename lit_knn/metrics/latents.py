@@ -22,14 +22,18 @@ class NoisyLatents:
     def __init__(self, reference: ReferenceSet, num: int, seed: int) -> None:
         self.reference = reference
         self.seed = seed
-        order = torch.randperm(reference.N, device="cpu", generator=keyed_generator("cpu", seed, Stream.LATENT))
+        order = torch.randperm(
+            reference.N, device="cpu", generator=keyed_generator("cpu", seed, Stream.LATENT)
+        )
         self.ids = order[:num]
 
     def batch(self, numbers: range, t: float | Tensor) -> tuple[Tensor, Tensor]:
         """Return the latents with these numbers, (B, *shape), float32, at t, also (B, 1, ...), and their images x."""
         x = self.reference.gather(self.ids[numbers.start : numbers.stop].to(self.reference.device))
         draws = (keyed_generator("cpu", self.seed, i, Stream.LATENT) for i in numbers)
-        noise = [torch.randn(*x.shape[1:], generator=generator, dtype=x.dtype) for generator in draws]
+        noise = [
+            torch.randn(*x.shape[1:], generator=generator, dtype=x.dtype) for generator in draws
+        ]
         return x + t * torch.stack(noise).to(x.device), x
 
 
@@ -71,7 +75,9 @@ def check_not_empty(**options: Collection[object]) -> None:
                 raise InputError(f"{name}: the name {key!r} is no text; put it in quotes")
 
 
-def bind_all(options: Mapping[str, Estimator], reference: ReferenceSet, t: float, source: bool = False) -> None:
+def bind_all(
+    options: Mapping[str, Estimator], reference: ReferenceSet, t: float, source: bool = False
+) -> None:
     """Bind the estimators, by the names of their options, and call each at level t, before any long work."""
     for option, own in options.items():
         if own.needs_reference:
@@ -80,10 +86,16 @@ def bind_all(options: Mapping[str, Estimator], reference: ReferenceSet, t: float
         z = torch.zeros(1, *reference.shape, device=reference.device)
         x = z if source else None
         try:
-            means = [own.posterior_mean(z, t, x_source=x) for _ in range(2 if own.deterministic else 1)]
+            means = [
+                own.posterior_mean(z, t, x_source=x) for _ in range(2 if own.deterministic else 1)
+            ]
         except (ValueError, RuntimeError, TypeError, IndexError) as error:
             reason = " ".join(str(error).split())[:300]
-            raise InputError(f"{option} cannot be used on images {reference.shape}: {reason}") from error
+            raise InputError(
+                f"{option} cannot be used on images {reference.shape}: {reason}"
+            ) from error
         # Its variance would not be measured.
         if not torch.equal(means[0], means[-1]):
-            raise InputError(f"{option}: {type(own).__name__} says that it is deterministic, but two calls differ")
+            raise InputError(
+                f"{option}: {type(own).__name__} says that it is deterministic, but two calls differ"
+            )

@@ -27,7 +27,11 @@ def mean_pictures(
     bind_all(named, reference, max(noise_levels), source=True)
     latents = NoisyLatents(reference, num_images, seed)
     exact = Exact().bind(reference)
-    rows: dict[str, list[Tensor]] = {"$z$": [], "true mean": [], **{name: [] for name in estimators}}
+    rows: dict[str, list[Tensor]] = {
+        "$z$": [],
+        "true mean": [],
+        **{name: [] for name in estimators},
+    }
     for level, t in enumerate(noise_levels):
         z, x = latents.batch(range(num_images), t)
         rows["$z$"].append(z / (1 + t**2) ** 0.5)

@@ -24,7 +24,9 @@ def fixed_source(x: Tensor) -> Source:
     return lambda repeat: x
 
 
-def posterior_source(reference: ReferenceSet, z: Tensor, t: float, repeats: int, key: tuple[int, ...]) -> Source:
+def posterior_source(
+    reference: ReferenceSet, z: Tensor, t: float, repeats: int, key: tuple[int, ...]
+) -> Source:
     """Draw x from its posterior p_t(x|z) given z (B, *shape), once for each repeat; `key` seeds the draws."""
     generator = keyed_generator(z.device, *key, Stream.SOURCE)
     levels = torch.full((len(z),), t, dtype=torch.float64, device=z.device)
@@ -42,7 +44,13 @@ def quantities(estimator: Estimator, repeats: int) -> tuple[str, ...]:
 
 
 def measure(
-    estimator: Estimator, repeats: int, z: Tensor, t: float, mu: Tensor, source: Source, key: tuple[int, ...]
+    estimator: Estimator,
+    repeats: int,
+    z: Tensor,
+    t: float,
+    mu: Tensor,
+    source: Source,
+    key: tuple[int, ...],
 ) -> dict[str, Tensor]:
     """Measure the `quantities` of an estimator at these latents, (B,) each, with the arguments of `repeated_errors`."""
     values = repeated_errors(estimator, repeats, z, t, mu, source, key)
@@ -56,7 +64,13 @@ def measure(
 
 
 def repeated_errors(
-    estimator: Estimator, repeats: int, z: Tensor, t: float | Tensor, mu: Tensor, source: Source, key: tuple[int, ...]
+    estimator: Estimator,
+    repeats: int,
+    z: Tensor,
+    t: float | Tensor,
+    mu: Tensor,
+    source: Source,
+    key: tuple[int, ...],
 ) -> dict[str, Tensor]:
     """Estimate the posterior mean at z (B, *shape) `repeats` times, and compare with the exact one, `mu`, float64.
 

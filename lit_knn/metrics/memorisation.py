@@ -34,10 +34,14 @@ def nearest_images(samples: Tensor, reference: ReferenceSet) -> NearestImages:
     Fewer than `CANDIDATES` copies of an image in the set count as one, so that their ratio is not 1.
     """
     if reference.N < 2:
-        raise InputError(f"copies are told by the two nearest images, but there is only N={reference.N}")
+        raise InputError(
+            f"copies are told by the two nearest images, but there is only N={reference.N}"
+        )
     ids = reference.search(samples, min(CANDIDATES, reference.N))[1]
     if (ids[:, :2] < 0).any():
-        raise InputError("a sample has no two neighbours: it is not finite, or the search is too narrow (nprobe)")
+        raise InputError(
+            "a sample has no two neighbours: it is not finite, or the search is too narrow (nprobe)"
+        )
     images = reference.gather(ids.clamp(min=0))
     sq_dist = direct_sq_dist(samples, images).masked_fill(ids < 0, torch.inf)
     sq_dist, order = sq_dist.sort(dim=1)

@@ -56,7 +56,9 @@ class GeometricAugmentation:
         With images on a GPU and a generator of the CPU, the CPU knows `warped` without waiting for the GPU.
         """
         if images.ndim != 4:
-            raise InputError(f"GeometricAugmentation needs images (N, C, H, W), got shape {tuple(images.shape)}")
+            raise InputError(
+                f"GeometricAugmentation needs images (N, C, H, W), got shape {tuple(images.shape)}"
+            )
         batch, device = len(images), generator.device
 
         def happens(probability: float) -> Tensor:
@@ -76,7 +78,9 @@ class GeometricAugmentation:
         shifted = happens(self.p)
         shift_x, shift_y = normal() * shifted, normal() * shifted
         columns = [x_flip, y_flip, scale, rotation.cos() - 1, rotation.sin()]
-        labels = torch.stack([*columns, stretch * axis.cos(), stretch * axis.sin(), shift_x, shift_y], dim=1)
+        labels = torch.stack(
+            [*columns, stretch * axis.cos(), stretch * axis.sin(), shift_x, shift_y], dim=1
+        )
         warped = labels[:, 2:].ne(0).any(dim=1)
 
         # Mixed precision would round the map but not the labels, and the two would disagree.
@@ -84,7 +88,9 @@ class GeometricAugmentation:
             back = _unstretch(scale, scale) @ _rotation(rotation)
             back = back @ _rotation(-axis) @ _unstretch(stretch, -stretch) @ _rotation(axis)
             theta = _theta(back, torch.stack([shift_x, shift_y], dim=1), images.shape[2:])
-            labels, theta, changed = (moved(part, images.device) for part in (labels, theta, warped))
+            labels, theta, changed = (
+                moved(part, images.device) for part in (labels, theta, warped)
+            )
             warp = Warp(labels[:, :2].bool(), theta)
             result = warp.apply(images)
         # Resampling rounds pixels even where the map is the identity, so images that are not warped are only flipped.

@@ -76,13 +76,17 @@ class Averaging(WeightAveraging):
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Copy the module when a fit begins. Other commands get averaged weights from the checkpoint."""
-        self._average_model = MovingAverage(pl_module, self._of_run, self._decay) if stage == "fit" else None
+        self._average_model = (
+            MovingAverage(pl_module, self._of_run, self._decay) if stage == "fit" else None
+        )
 
 
 def exponent(length: float) -> float:
     """Return the γ of a relative length: σ_rel = (γ+1)^(1/2) (γ+2)^(−1) (γ+3)^(−1/2), Eq. 123 of arXiv 2312.02696."""
     if not 0 < length <= LONGEST:
-        raise InputError(f"a relative length must be above 0 and at most {LONGEST}, the plain mean; got {length}")
+        raise InputError(
+            f"a relative length must be above 0 and at most {LONGEST}, the plain mean; got {length}"
+        )
     t = length**-2  # (γ+2)² (γ+3) = t·(γ+1)
     return max(float(np.roots([1, 7, 16 - t, 12 - t]).real.max()), 0.0)
 
@@ -91,7 +95,9 @@ def checked_lengths(lengths: Sequence[float]) -> tuple[float, ...]:
     """Return the relative lengths as floats. Raises InputError if there is none, or one is repeated or out of range."""
     lengths = tuple(float(length) for length in lengths)
     if not lengths or len(set(lengths)) < len(lengths):
-        raise InputError(f"relative lengths must be different numbers, at least one; got {list(lengths)}")
+        raise InputError(
+            f"relative lengths must be different numbers, at least one; got {list(lengths)}"
+        )
     for length in lengths:
         exponent(length)
     return lengths
@@ -111,7 +117,9 @@ class TrackedAverages:
     def __init__(self, model: nn.Module, device: torch.device, lengths: Sequence[float]) -> None:
         self.lengths = list(lengths)
         self._before, self._now = 0, 0
-        self._averages = [MovingAverage(model, device, partial(self._decay, exponent(s))) for s in self.lengths]
+        self._averages = [
+            MovingAverage(model, device, partial(self._decay, exponent(s))) for s in self.lengths
+        ]
 
     def _decay(self, gamma: float) -> float:
         """Return β = (before/now)^(γ+1), the weight of the old average, Eq. 127 of arXiv 2312.02696.
@@ -132,12 +140,17 @@ class TrackedAverages:
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a checkpoint keeps."""
-        return {"lengths": self.lengths, "averages": [average.state_dict() for average in self._averages]}
+        return {
+            "lengths": self.lengths,
+            "averages": [average.state_dict() for average in self._averages],
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from the averages of a checkpoint. Raises InputError if they have other lengths."""
         if state["lengths"] != self.lengths:
-            told = f"the checkpoint has averages of the lengths {state['lengths']}, not {self.lengths}"
+            told = (
+                f"the checkpoint has averages of the lengths {state['lengths']}, not {self.lengths}"
+            )
             raise InputError(f"{told}: they need the whole training, so give the same")
         for average, saved in zip(self._averages, state["averages"], strict=True):
             average.load_state_dict(saved)
@@ -163,10 +176,14 @@ def make_snapshot(
     snapshot["images_seen"] = int(pl_module.images_seen)
     del snapshot["batches_done"]
     snapshot["lengths"] = tracked.lengths
-    snapshot["averages"] = [{n: _stored(v, dtype) for n, v in each.items()} for each in tracked.weights()]
+    snapshot["averages"] = [
+        {n: _stored(v, dtype) for n, v in each.items()} for each in tracked.weights()
+    ]
     finite = all(value.isfinite().all() for each in snapshot["averages"] for value in each.values())
     return snapshot if finite else None
 
 
 def _stored(value: Tensor, dtype: torch.dtype) -> Tensor:
-    return value.detach().to("cpu", dtype if value.dtype == torch.float32 else value.dtype, copy=True)
+    return value.detach().to(
+        "cpu", dtype if value.dtype == torch.float32 else value.dtype, copy=True
+    )

@@ -40,7 +40,14 @@ from lit_knn.sampling.schedules import LevelRange
 from lit_knn.sampling.solvers import PosteriorMean
 
 # With other values of these options of the trainer, ranks would wait for each other, or train other weights.
-SAME_ON_RANKS = ("max_steps", "max_epochs", "precision", "gradient_clip_val", "val_check_interval", "limit_val_batches")
+SAME_ON_RANKS = (
+    "max_steps",
+    "max_epochs",
+    "precision",
+    "gradient_clip_val",
+    "val_check_interval",
+    "limit_val_batches",
+)
 
 
 class EstimatorTraining(pl.LightningModule):
@@ -100,7 +107,9 @@ class EstimatorTraining(pl.LightningModule):
     # Subclasses define these
 
     @abstractmethod
-    def losses(self, x: Tensor, class_label: Tensor | None, key: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+    def losses(
+        self, x: Tensor, class_label: Tensor | None, key: tuple[int, ...]
+    ) -> tuple[Tensor, Tensor]:
         """Compute the loss of each item, (B,), and its noise level, (B,) float64.
 
         Args:
@@ -165,10 +174,14 @@ class EstimatorTraining(pl.LightningModule):
         # A trainer that goes on counts on; the count of a checkpoint is loaded later.
         self.batches_done = self.trainer.fit_loop.epoch_loop.batch_progress.total.processed  # type: ignore[attr-defined]
         reference = find_reference(self.trainer)
-        needing = [own for own in self.estimators.values() if own.needs_reference and stage != "predict"]
+        needing = [
+            own for own in self.estimators.values() if own.needs_reference and stage != "predict"
+        ]
         if reference is not None:
+            data = self.trainer.datamodule  # type: ignore[attr-defined]
+            class_names = getattr(data, "class_names", None)
             with prefixed(type(self).__name__):
-                self.conditioning.check_data(reference, getattr(self.trainer.datamodule, "class_names", None))  # type: ignore[attr-defined]
+                self.conditioning.check_data(reference, class_names)
             if stage != "predict":
                 reference.to(device)
             self._set_image_shape(reference.shape)  # An index takes longer, so it comes later.
@@ -182,7 +195,9 @@ class EstimatorTraining(pl.LightningModule):
     def check_scale(self, reference: ReferenceSet) -> None:
         """Warn if the data's standard deviation is far from `sigma_data`, the one that the module expects."""
         if "sigma_data" in self.hparams:
-            advice = "scale the data, or give --model.sigma_data {deviation} and noise levels to match"
+            advice = (
+                "scale the data, or give --model.sigma_data {deviation} and noise levels to match"
+            )
             expected = float(self.hparams.sigma_data)
             warn_of_scale(reference, expected, "sigma_data is", f"{advice}, as lit-knn probe shows")
 
@@ -200,7 +215,11 @@ class EstimatorTraining(pl.LightningModule):
         trial = torch.zeros(1, *shape, device=device)
         try:
             # A compiled net would take minutes for one image, and later take batches for tensors of varying size.
-            with torch.no_grad(), keyed_default_rng(device, 0), torch.compiler.set_stance("force_eager"):
+            with (
+                torch.no_grad(),
+                keyed_default_rng(device, 0),
+                torch.compiler.set_stance("force_eager"),
+            ):
                 output = self.evaluate_network(trial, torch.ones(1, device=device))
         except InputError:
             raise
@@ -208,7 +227,9 @@ class EstimatorTraining(pl.LightningModule):
             if is_out_of_memory(error):
                 raise
             reason = f"{type(error).__name__}: {first_line(error)}"
-            raise InputError(f"the net does not accept images of shape {shape}: {reason}") from error
+            raise InputError(
+                f"the net does not accept images of shape {shape}: {reason}"
+            ) from error
         got = tuple(output.shape[1:]) if isinstance(output, Tensor) else type(output).__name__
         if got != tuple(shape):
             raise InputError(f"the net maps images of shape {shape} to {got}")
@@ -217,7 +238,9 @@ class EstimatorTraining(pl.LightningModule):
         """Store the image shape. If both the data and a checkpoint give a shape, the two must be equal."""
         shape = tuple(shape)
         if self.image_shape not in (None, shape):
-            raise InputError(f"the images of checkpoint and data differ in shape: {self.image_shape}, {shape}")
+            raise InputError(
+                f"the images of checkpoint and data differ in shape: {self.image_shape}, {shape}"
+            )
         self.image_shape = shape
 
     # Training
@@ -244,12 +267,15 @@ class EstimatorTraining(pl.LightningModule):
         self.monitor.update(loss.detach(), t, self._images_of_open_batch)
         # Lightning reads what is in its progress bar after each batch, and would wait for the device.
         self.log("train/loss", loss.mean())
-        self.log("train/images_seen", torch.tensor(float(self.images_seen)))  # A number would be copied to the device.
+        # A number would be copied to the device.
+        self.log("train/images_seen", torch.tensor(float(self.images_seen)))
         minimised = self.objective(loss, x)
         # If the objective were None, Lightning would skip the batch and train nothing.
         if not isinstance(minimised, Tensor) or minimised.numel() != 1:
             got = tuple(minimised.shape) if isinstance(minimised, Tensor) else minimised
-            raise InputError(f"{type(self).__name__}: objective must return a scalar tensor, got {got}")
+            raise InputError(
+                f"{type(self).__name__}: objective must return a scalar tensor, got {got}"
+            )
         return minimised
 
     def finish_batch(self) -> None:
@@ -262,14 +288,23 @@ class EstimatorTraining(pl.LightningModule):
 
         def failure(check: int, level: float, where: str) -> NonFiniteLossError:
             place = f"{where or f' at step {step}'}, first at noise level t={level:.4g}"
-            return NonFiniteLossError(f"the loss is not finite{place}; the last checkpoint is from before it")
+            return NonFiniteLossError(
+                f"the loss is not finite{place}; the last checkpoint is from before it"
+            )
 
-        refuse("loss", bad.any().reshape(1), lambda: t.index_select(0, bad.int().argmax(0, keepdim=True)), failure)
+        refuse(
+            "loss",
+            bad.any().reshape(1),
+            lambda: t.index_select(0, bad.int().argmax(0, keepdim=True)),
+            failure,
+        )
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
         """Log the training loss of the averaged weights; the noise is the same at every validation."""
         x, class_label = self._unpack(batch)
-        loss, _ = self.losses(x, class_label, (self.hparams.seed, self.global_rank, batch_idx, Stream.VALIDATION))
+        loss, _ = self.losses(
+            x, class_label, (self.hparams.seed, self.global_rank, batch_idx, Stream.VALIDATION)
+        )
         self.log("val/loss", loss.mean(), batch_size=len(loss), sync_dist=True, prog_bar=True)
 
     def predict_step(self, batch: Tensor, batch_idx: int) -> Tensor:
@@ -280,7 +315,9 @@ class EstimatorTraining(pl.LightningModule):
     def _unpack(self, batch: Any) -> tuple[Tensor, Tensor | None]:
         x, class_label = (batch, None) if isinstance(batch, Tensor) else (*batch, None)[:2]
         if self.conditioning and class_label is None:
-            raise InputError(f"{type(self).__name__}: class_conditional=True, but the batches have no labels")
+            raise InputError(
+                f"{type(self).__name__}: class_conditional=True, but the batches have no labels"
+            )
         return x, class_label if self.conditioning else None
 
     def posterior_mean(
@@ -314,19 +351,35 @@ class EstimatorTraining(pl.LightningModule):
         options = dict(self.hparams)
         for option, own in self.estimators.items():
             options |= flat_settings(option, own.estimator if isinstance(own, ByClass) else own)
-        plain = {name: value for name, value in options.items() if isinstance(value, (bool, int, float, str))}
-        run = {**describe_run(self.trainer, self), **optimisation(self.trainer), "step": self.loaded_step}
-        check_ranks({**run, **plain, **{name: getattr(self.trainer, name) for name in SAME_ON_RANKS}})
+        plain = {
+            name: value
+            for name, value in options.items()
+            if isinstance(value, (bool, int, float, str))
+        }
+        run = {
+            **describe_run(self.trainer, self),
+            **optimisation(self.trainer),
+            "step": self.loaded_step,
+        }
+        check_ranks(
+            {**run, **plain, **{name: getattr(self.trainer, name) for name in SAME_ON_RANKS}}
+        )
         check_optimisation(self.trainer, self._resumed_run, self._resumed_groups)
         self.monitor.restart()
         self.checks = DeferredChecks()
-        groups = [group for optimizer in self.trainer.optimizers for group in optimizer.param_groups]
-        self._given_options = [{name: v for name, v in group.items() if name != "params"} for group in groups]
+        groups = [
+            group for optimizer in self.trainer.optimizers for group in optimizer.param_groups
+        ]
+        self._given_options = [
+            {name: v for name, v in group.items() if name != "params"} for group in groups
+        ]
 
     def on_train_start(self) -> None:
         """Give the optimiser the options of this run, but for those that a scheduler sets."""
         planned = {"lr", "betas", "momentum"} if self.trainer.lr_scheduler_configs else set()
-        groups = [group for optimizer in self.trainer.optimizers for group in optimizer.param_groups]
+        groups = [
+            group for optimizer in self.trainer.optimizers for group in optimizer.param_groups
+        ]
         for group, given in zip(groups, self._given_options, strict=True):
             group.update({name: value for name, value in given.items() if name not in planned})
         self._last_step = self.trainer.global_step
@@ -405,27 +458,35 @@ class EstimatorTraining(pl.LightningModule):
         self.images_seen = self._images_before_step = checkpoint.get("images_seen", 0)
         self.loaded_step = checkpoint.get("global_step", 0)
         before = checkpoint.get("training_time", {})
-        self._time_before_resuming = TrainingTime(**{**before, "hardware": tuple(before.get("hardware", ()))})
+        self._time_before_resuming = TrainingTime(
+            **{**before, "hardware": tuple(before.get("hardware", ()))}
+        )
         if checkpoint.get("image_shape") is not None:
             self._check_image_shape(checkpoint["image_shape"])
         if trains:
             check_same_run(checkpoint, describe_run(self.trainer, self))
             self._resumed_run = checkpoint.get(RUN_KEY, {})
-            self._resumed_groups = [g for state in checkpoint["optimizer_states"] for g in state["param_groups"]]
+            self._resumed_groups = [
+                g for state in checkpoint["optimizer_states"] for g in state["param_groups"]
+            ]
             self.batches_done = checkpoint["batches_done"]
             repair_progress(checkpoint)
 
     def known_image_shape(self) -> tuple[int, ...]:
         """Return the shape of one image. Raises InputError if neither data nor a checkpoint gave the shape."""
         if self.image_shape is None:
-            raise InputError("sample: the image shape is not known before setup or a loaded checkpoint")
+            raise InputError(
+                "sample: the image shape is not known before setup or a loaded checkpoint"
+            )
         return self.image_shape
 
 
 def check_device(device: torch.device) -> None:
     """Raise InputError if the estimators cannot run on the device."""
     if device.type == "mps":
-        raise InputError("Apple's GPU has no float64, which the estimators need: use --trainer.accelerator cpu")
+        raise InputError(
+            "Apple's GPU has no float64, which the estimators need: use --trainer.accelerator cpu"
+        )
 
 
 def check_preconditioning(owner: str, saved: Mapping[str, Any], **own: float) -> None:
@@ -439,7 +500,9 @@ def check_preconditioning(owner: str, saved: Mapping[str, Any], **own: float) ->
 def _check_architecture(own: dict[str, Tensor], saved: dict[str, Tensor], kind: str | None) -> None:
     """Raise InputError for the first parameter that is missing, unexpected or of another shape."""
     for name in [*own, *saved]:
-        ours, theirs = (tuple(state[name].shape) if name in state else "absent" for state in (own, saved))
+        ours, theirs = (
+            tuple(state[name].shape) if name in state else "absent" for state in (own, saved)
+        )
         if ours != theirs:
             raise InputError(
                 f"the checkpoint is of another architecture: {name} is {theirs} in the checkpoint, {ours} in the model"

@@ -38,17 +38,25 @@ class Conditioning:
     """
 
     def __init__(
-        self, net: Any, class_conditional: bool, sampling_class: str | int | None, label_dropout: float = 0.0
+        self,
+        net: Any,
+        class_conditional: bool,
+        sampling_class: str | int | None,
+        label_dropout: float = 0.0,
     ) -> None:
         num_classes = getattr(net, "num_classes", 0)
         if class_conditional != (num_classes > 0):
-            raise InputError(f"class_conditional={class_conditional}, but the net has num_classes={num_classes}")
+            raise InputError(
+                f"class_conditional={class_conditional}, but the net has num_classes={num_classes}"
+            )
         if not 0 <= label_dropout < 1:
             raise InputError(f"label_dropout must be at least 0 and below 1, got {label_dropout}")
         if label_dropout and not class_conditional:
             raise InputError(f"label_dropout={label_dropout}, but class_conditional is false")
         if label_dropout and getattr(net, "label_dropout", 0):
-            raise InputError(f"label_dropout={label_dropout}, but the net drops labels, too: set one to 0")
+            raise InputError(
+                f"label_dropout={label_dropout}, but the net drops labels, too: set one to 0"
+            )
         self.label_dropout = label_dropout
         self.drops_labels = bool(label_dropout or getattr(net, "label_dropout", 0))
         self.num_classes = num_classes
@@ -92,12 +100,18 @@ class Conditioning:
         if reference.labels is None:
             raise InputError("class_conditional=True, but the data has no labels")
         if reference.sharded:
-            raise InputError("class_conditional=True needs all images on each device: set data.sharded to false")
+            raise InputError(
+                "class_conditional=True needs all images on each device: set data.sharded to false"
+            )
         found = reference.labels.unique().tolist()
         if found != list(range(self.num_classes)):
             # With more classes than the data, samples would be of classes that do not exist.
             gap = next((label for label in range(found[-1]) if label not in found), None)
-            mend = f"give it {len(found)}" if gap is None else f"no image has the label {gap}, renumber the labels"
+            mend = (
+                f"give it {len(found)}"
+                if gap is None
+                else f"no image has the label {gap}, renumber the labels"
+            )
             told = f"the labels of the data are {found[0]} to {found[-1]}"
             raise InputError(f"{told}, but the net has num_classes={self.num_classes}: {mend}")
         if class_names is not None:

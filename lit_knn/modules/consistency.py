@@ -25,7 +25,9 @@ from lit_knn.theory.noise import forward_noise
 def check_not_augmented(net: nn.Module | None) -> None:
     """Raise InputError if the net has a layer for augmentation labels: it gets no gradient, which many ranks refuse."""
     if augment_dim := getattr(net, "augment_dim", 0):
-        raise InputError(f"the net has augment_dim={augment_dim}, but there is no augmentation: set it to 0")
+        raise InputError(
+            f"the net has augment_dim={augment_dim}, but there is no augmentation: set it to 0"
+        )
 
 
 class ConsistencyTraining(EstimatorTraining):
@@ -68,7 +70,9 @@ class ConsistencyTraining(EstimatorTraining):
         if not 0 <= h.ema_decay < 1:
             raise InputError(f"ema_decay must be in [0, 1), got {h.ema_decay}")
         if not 1 <= h.predict_steps <= (most := len(h.sampling_sigmas)):
-            raise InputError(f"predict_steps={h.predict_steps} must be between 1 and the {most} sampling_sigmas")
+            raise InputError(
+                f"predict_steps={h.predict_steps} must be between 1 and the {most} sampling_sigmas"
+            )
         check_sampling_sigmas(h.sampling_sigmas, self.consistency_function.sigma_min)
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
@@ -92,7 +96,9 @@ class ConsistencyTraining(EstimatorTraining):
         """Take the solver's step from z (B, *shape) at t to r, (B,) each."""
         return self.solver(z, t, r, posterior_mean)
 
-    def losses(self, x: Tensor, class_label: Tensor | None, key: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+    def losses(
+        self, x: Tensor, class_label: Tensor | None, key: tuple[int, ...]
+    ) -> tuple[Tensor, Tensor]:
         """Compute Eq. 7 (eq:CM), d(f(z, t), f⁻(ẑ, r)) / (t − r), for each item, (B,), and t, (B,) float64."""
         generator = keyed_generator(x.device, *key)
         t, r = self.draw_levels(len(x), generator)
@@ -103,7 +109,9 @@ class ConsistencyTraining(EstimatorTraining):
         student, teacher = self._student_and_teacher((z, t), (z_hat, r), class_label, key)
         distance = self.metric(student, teacher)
         if distance.shape != t.shape:
-            raise InputError(f"metric must return the distance of each item, {tuple(t.shape)}, got {distance.shape}")
+            raise InputError(
+                f"metric must return the distance of each item, {tuple(t.shape)}, got {distance.shape}"
+            )
         return consistency_weight(t, r).float() * distance, t
 
     def _student_and_teacher(
@@ -135,7 +143,9 @@ class ConsistencyTraining(EstimatorTraining):
 
     def generative_model(self) -> ConsistencyModel:
         h, shape, chosen = self.hparams, self.known_image_shape(), self.conditioning.chosen_class()
-        return ConsistencyModel(self.consistency_function, shape, list(h.sampling_sigmas), h.predict_steps, chosen)
+        return ConsistencyModel(
+            self.consistency_function, shape, list(h.sampling_sigmas), h.predict_steps, chosen
+        )
 
     def check_checkpoint(self, checkpoint: Mapping[str, Any]) -> None:
         """Also refuses another preconditioning."""
@@ -144,4 +154,6 @@ class ConsistencyTraining(EstimatorTraining):
         # Modules whose function is the identity at 0 have no option sigma_min.
         saved = {"sigma_min": 0.0, **saved} if "sigma_data" in saved else {}
         function = self.consistency_function
-        check_preconditioning(type(self).__name__, saved, sigma_min=function.sigma_min, sigma_data=function.sigma_data)
+        check_preconditioning(
+            type(self).__name__, saved, sigma_min=function.sigma_min, sigma_data=function.sigma_data
+        )

@@ -15,7 +15,12 @@ from lit_knn.modules.data_scale import warn_of_scale
 from lit_knn.reference import ReferenceSet
 from lit_knn.sampling.loading import load_network_to_tune
 from lit_knn.sampling.samplers import EDM_GRID
-from lit_knn.sampling.schedules import TuningSchedule, check_log_normal, euclidean, log_normal_sigmas
+from lit_knn.sampling.schedules import (
+    TuningSchedule,
+    check_log_normal,
+    euclidean,
+    log_normal_sigmas,
+)
 from lit_knn.sampling.solvers import PosteriorMean, heun_step
 from lit_knn.theory.noise import per_item
 
@@ -98,7 +103,9 @@ class LitECT(ConsistencyTraining):
             check_log_normal(P_mean, P_std)
             net = _started_network(start, net, sigma_data)
             conditioning = Conditioning(net, class_conditional, sampling_class)
-            super().__init__(net, estimator, solver, metric, EDM_GRID, conditioning, sigma_data, 0.0)
+            super().__init__(
+                net, estimator, solver, metric, EDM_GRID, conditioning, sigma_data, 0.0
+            )
             # A path object among the options would make a checkpoint that no safe reader opens.
             self.save_hyperparameters(ignore=["net", "estimator", "start", "solver", "metric"])
             self.schedule = schedule
@@ -112,7 +119,9 @@ class LitECT(ConsistencyTraining):
     def on_fit_start(self) -> None:
         """Also refuses to train from random weights."""
         if not self._has_weights:
-            raise InputError("LitECT: start=null has no trained network: give a start, or --ckpt_path to go on")
+            raise InputError(
+                "LitECT: start=null has no trained network: give a start, or --ckpt_path to go on"
+            )
         super().on_fit_start()
 
     def check_scale(self, reference: ReferenceSet) -> None:
@@ -134,14 +143,18 @@ class LitECT(ConsistencyTraining):
         far = per_item(r < LEAST_RATIO * t, z)
         # A step to 0 ends on the posterior mean μ, and Euler's step to r on the line from z to μ.
         stepped = self.solver(z, t, torch.where(far.flatten(), 0.0, r), posterior_mean)
-        return torch.where(far, torch.lerp(stepped.double(), z.double(), per_item(r / t, z)), stepped).to(z.dtype)
+        return torch.where(
+            far, torch.lerp(stepped.double(), z.double(), per_item(r / t, z)), stepped
+        ).to(z.dtype)
 
     def interval_metrics(self) -> dict[str, float]:
         """Return the stage of the schedule, for the log."""
         return {"train/stage": float(self.schedule.stage(self.step))}
 
 
-def _started_network(start: str | PathLike[str] | None, net: nn.Module | None, sigma_data: float) -> nn.Module:
+def _started_network(
+    start: str | PathLike[str] | None, net: nn.Module | None, sigma_data: float
+) -> nn.Module:
     """Return `net` with the weights of `start`, or the architecture that this file stores; see `LitECT`."""
     check_not_augmented(net)
     if start is None:
@@ -153,5 +166,7 @@ def _started_network(start: str | PathLike[str] | None, net: nn.Module | None, s
     except InputError as error:
         raise InputError(f"start={error}") from error
     if denoiser.sigma_data != sigma_data:
-        raise InputError(f"start={fspath(start)} was trained with sigma_data={denoiser.sigma_data}, not {sigma_data}")
+        raise InputError(
+            f"start={fspath(start)} was trained with sigma_data={denoiser.sigma_data}, not {sigma_data}"
+        )
     return denoiser.model

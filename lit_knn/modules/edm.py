@@ -128,7 +128,12 @@ class LitEDM(PosteriorRegression):
         return log_normal_sigmas(size, h.P_mean, h.P_std, generator)
 
     def item_losses(
-        self, z: Tensor, t: Tensor, target: Tensor, class_label: Tensor | None, augment_label: Tensor | None
+        self,
+        z: Tensor,
+        t: Tensor,
+        target: Tensor,
+        class_label: Tensor | None,
+        augment_label: Tensor | None,
     ) -> Tensor:
         """Compute λ(σ)·‖D(z, σ) − μ̂‖²/d of each item, (B,); λ = (σ² + σ_data²)/(σ·σ_data)²."""
         h = self.hparams
@@ -142,9 +147,19 @@ class LitEDM(PosteriorRegression):
     def check_checkpoint(self, checkpoint: Mapping[str, Any]) -> None:
         """Also refuses another preconditioning."""
         super().check_checkpoint(checkpoint)
-        check_preconditioning("LitEDM", checkpoint.get("hyper_parameters", {}), sigma_data=self.denoiser.sigma_data)
+        check_preconditioning(
+            "LitEDM", checkpoint.get("hyper_parameters", {}), sigma_data=self.denoiser.sigma_data
+        )
 
     def generative_model(self) -> DiffusionModel:
         h = self.hparams
-        options = (self.grid, h.sampling_steps, self.conditioning.chosen_class(), self.sampling_process, h.guidance)
-        return DiffusionModel(self.denoiser, self.known_image_shape(), *options, self.conditioning.drops_labels)
+        options = (
+            self.grid,
+            h.sampling_steps,
+            self.conditioning.chosen_class(),
+            self.sampling_process,
+            h.guidance,
+        )
+        return DiffusionModel(
+            self.denoiser, self.known_image_shape(), *options, self.conditioning.drops_labels
+        )

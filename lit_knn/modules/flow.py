@@ -106,9 +106,13 @@ class LitFlow(PosteriorRegression):
             self.flow = output(net)
             if not isinstance(self.flow, FlowNetwork):
                 made = type(self.flow).__name__
-                raise InputError(f"output={output.__name__} makes {made}, not a FlowNetwork of lit_knn.nets.flow")
+                raise InputError(
+                    f"output={output.__name__} makes {made}, not a FlowNetwork of lit_knn.nets.flow"
+                )
             if type(self.flow) not in OUTPUTS.values() and type(process) is not LinearInterpolant:
-                raise InputError(f"process={type(process).__name__} needs an output of lit_knn.nets.flow")
+                raise InputError(
+                    f"process={type(process).__name__} needs an output of lit_knn.nets.flow"
+                )
             self.flow.process = process
             self.sampler = FixedSteps() if sampler is None else sampler
             self.check_training_options()
@@ -130,7 +134,12 @@ class LitFlow(PosteriorRegression):
         return self.grid.draw(size, generator)
 
     def item_losses(
-        self, z: Tensor, t: Tensor, target: Tensor, class_label: Tensor | None, augment_label: Tensor | None
+        self,
+        z: Tensor,
+        t: Tensor,
+        target: Tensor,
+        class_label: Tensor | None,
+        augment_label: Tensor | None,
     ) -> Tensor:
         """Compute ‖v(z, τ) − v̂‖²/d of each item, (B,); v̂ is (z − μ̂)/τ on the straight path."""
         velocity = self.process.velocity(z, per_item(t, z), target).to(z.dtype)
@@ -146,8 +155,16 @@ class LitFlow(PosteriorRegression):
 
     def generative_model(self) -> FlowModel:
         h = self.hparams
-        options = (self.grid, self.sampler, h.sampling_steps, self.conditioning.chosen_class(), h.guidance)
-        return FlowModel(self.flow, self.known_image_shape(), *options, self.conditioning.drops_labels)
+        options = (
+            self.grid,
+            self.sampler,
+            h.sampling_steps,
+            self.conditioning.chosen_class(),
+            h.guidance,
+        )
+        return FlowModel(
+            self.flow, self.known_image_shape(), *options, self.conditioning.drops_labels
+        )
 
     # Checkpoints
 
@@ -160,7 +177,11 @@ class LitFlow(PosteriorRegression):
         """Also refuses another parameterisation."""
         own, saved = self.flow.description(), checkpoint.get(FLOW_KEY)
         if saved is None:
-            raise InputError("the checkpoint is not of LitFlow: it has no parameterisation of a flow")
+            raise InputError(
+                "the checkpoint is not of LitFlow: it has no parameterisation of a flow"
+            )
         if saved != own:
-            raise InputError(f"the checkpoint is of another parameterisation: {saved}, but the model has {own}")
+            raise InputError(
+                f"the checkpoint is of another parameterisation: {saved}, but the model has {own}"
+            )
         super().check_checkpoint(checkpoint)

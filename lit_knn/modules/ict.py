@@ -75,7 +75,16 @@ class LitICT(ConsistencyTraining):
             check_not_augmented(net)
             grid = NoiseGrid(sigma_min, sigma_max, rho)
             conditioning = Conditioning(net, class_conditional, sampling_class)
-            super().__init__(net, estimator, solver, PseudoHuber(huber_c), grid, conditioning, sigma_data, sigma_min)
+            super().__init__(
+                net,
+                estimator,
+                solver,
+                PseudoHuber(huber_c),
+                grid,
+                conditioning,
+                sigma_data,
+                sigma_min,
+            )
             self.save_hyperparameters(ignore=["net", "estimator", "solver"])
             self._levels_of: tuple[int, torch.device] | None = None
             self._kept_levels: tuple[Tensor, Tensor]
@@ -85,12 +94,16 @@ class LitICT(ConsistencyTraining):
     def _check_schedule(self) -> None:
         h = self.hparams
         if (first := h.sampling_sigmas[0]) > h.sigma_max:
-            raise InputError(f"sampling_sigmas begin at {first}, but no level above sigma_max={h.sigma_max} is trained")
+            raise InputError(
+                f"sampling_sigmas begin at {first}, but no level above sigma_max={h.sigma_max} is trained"
+            )
         ict_num_steps(0, h.total_steps, h.s0, h.s1)
         self.grid.ascending(h.s1 + 1)
         sigmas = self.grid.ascending(h.s0 + 1)
         if not lognormal_step_probs(sigmas, h.P_mean, h.P_std).isfinite().all():
-            raise InputError(f"P_mean={h.P_mean}, P_std={h.P_std} leave no noise level any probability")
+            raise InputError(
+                f"P_mean={h.P_mean}, P_std={h.P_std} leave no noise level any probability"
+            )
 
     @property
     def num_steps(self) -> int:

@@ -103,7 +103,9 @@ class LitMeanFlow(PosteriorRegression):
             conditioning = Conditioning(net, class_conditional, sampling_class, label_dropout)
             times = LogitNormalTimes(-2.0, 2.0) if times is None else copy.copy(times)
             super().__init__(net, estimator, times, conditioning, augmentation, warped)
-            self.save_hyperparameters(ignore=["net", "estimator", "tangent", "times", "augmentation"])
+            self.save_hyperparameters(
+                ignore=["net", "estimator", "tangent", "times", "augmentation"]
+            )
             self.flow = AverageVelocity(net)
             self.tangent = None if tangent is None else self.fitted(tangent)
             self.check_training_options()
@@ -114,7 +116,8 @@ class LitMeanFlow(PosteriorRegression):
                 raise InputError(f"power must be at least 0, got {power}")
             if not 0 <= kappa < 1:
                 raise InputError(f"kappa must be at least 0 and below 1, got {kappa}")
-            conditioning.drops_labels = label_dropout > 0  # The net would drop other labels in each of its evaluations.
+            # The net would drop other labels in each of its evaluations.
+            conditioning.drops_labels = label_dropout > 0
             conditioning.check_guidance(round(guidance / (1 - kappa), 9))
 
     @property
@@ -140,7 +143,9 @@ class LitMeanFlow(PosteriorRegression):
         differs = torch.rand(len(t), generator=generator, device=t.device) < self.hparams.different
         return torch.where(differs, r, t)
 
-    def losses(self, x: Tensor, class_label: Tensor | None, key: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+    def losses(
+        self, x: Tensor, class_label: Tensor | None, key: tuple[int, ...]
+    ) -> tuple[Tensor, Tensor]:
         """Compute ‖u − û‖²/d of each item, (B,), and t, (B,) float64."""
         items = self.items(x, class_label, key)
         r = self.draw_lower(items.t, items.generator)
@@ -172,9 +177,11 @@ class LitMeanFlow(PosteriorRegression):
             augment_label: (B, label_dim), or None.
         """
         guided = self._guidance(z, t, class_label, augment_label)
-        torch.clear_autocast_cache()  # Older PyTorch would take the weights that it cast without gradients.
+        # Older PyTorch would take the weights that it cast without gradients.
+        torch.clear_autocast_cache()
         velocity, tangent = (
-            guided(self.process.velocity(z, per_item(t, z), each).to(z.dtype)) for each in (mean, tangent_mean)
+            guided(self.process.velocity(z, per_item(t, z), each).to(z.dtype))
+            for each in (mean, tangent_mean)
         )
 
         def average(z: Tensor, r: Tensor, t: Tensor) -> Tensor:
@@ -182,7 +189,9 @@ class LitMeanFlow(PosteriorRegression):
 
         # The fused kernels of attention have no forward derivative, and a CPU's group norm mixes number types in it.
         with sdpa_kernel(SDPBackend.MATH), torch.autocast("cpu", enabled=False):
-            u, derivative = torch.func.jvp(average, (z, r, t), (tangent, torch.zeros_like(r), torch.ones_like(t)))[:2]
+            u, derivative = torch.func.jvp(
+                average, (z, r, t), (tangent, torch.zeros_like(r), torch.ones_like(t))
+            )[:2]
         wanted = velocity - per_item(t - r, z).to(z.dtype) * derivative.detach()
         return (u - wanted).square().flatten(1).mean(1)
 
@@ -195,7 +204,9 @@ class LitMeanFlow(PosteriorRegression):
         if class_label is None or (weight == 1 and kappa == 0):
             return lambda velocity: velocity
         own = self.flow(z, t, class_label, augment_label=augment_label)
-        without = self.flow(z, t, torch.full_like(class_label, NO_CLASS), augment_label=augment_label)
+        without = self.flow(
+            z, t, torch.full_like(class_label, NO_CLASS), augment_label=augment_label
+        )
         rest = kappa * own + (1 - weight - kappa) * without
         unlabelled = per_item(class_label == NO_CLASS, z)
         return lambda velocity: torch.where(unlabelled, velocity, weight * velocity + rest)
@@ -211,4 +222,6 @@ class LitMeanFlow(PosteriorRegression):
 
     def generative_model(self) -> MeanFlowModel:
         chosen = self.conditioning.chosen_class()
-        return MeanFlowModel(self.flow, self.known_image_shape(), self.hparams.sampling_steps, chosen)
+        return MeanFlowModel(
+            self.flow, self.known_image_shape(), self.hparams.sampling_steps, chosen
+        )

@@ -30,9 +30,12 @@ class Items(NamedTuple):
 
     z: Tensor  # (B, *shape), latents of the module's process
     t: Tensor  # (B,) float64, their times
-    labels: tuple[Tensor | None, Tensor | None]  # class and augmentation labels for the network, on the device
-    class_label: Tensor | None  # (B,) int64, the classes for the estimator, where the batch has them
-    mean: Callable[[Estimator], Tensor]  # the posterior mean E[x|z] of each item by an estimator, (B, *shape)
+    # class and augmentation labels for the network, on the device
+    labels: tuple[Tensor | None, Tensor | None]
+    # (B,) int64, the classes for the estimator, where the batch has them
+    class_label: Tensor | None
+    # the posterior mean E[x|z] of each item by an estimator, (B, *shape)
+    mean: Callable[[Estimator], Tensor]
     generator: torch.Generator  # the source of all draws
 
 
@@ -62,7 +65,10 @@ class PosteriorRegression(EstimatorTraining):
         self.augmentation = augmentation
         if warped not in ("posterior", "source"):
             raise InputError(f"warped={warped!r} must be posterior or source")
-        given, taken = getattr(augmentation, "label_dim", 0) + self.time_labels, getattr(net, "augment_dim", 0)
+        given, taken = (
+            getattr(augmentation, "label_dim", 0) + self.time_labels,
+            getattr(net, "augment_dim", 0),
+        )
         if given != taken:
             times = f" and the second time {self.time_labels}" if self.time_labels else ""
             name = "null" if augmentation is None else type(augmentation).__name__
@@ -72,18 +78,26 @@ class PosteriorRegression(EstimatorTraining):
     def check_training_options(self) -> None:
         """Raise InputError for an option that is out of its range, or an estimator that does not fit the others."""
         h = self.hparams
-        for option, own in self.estimators.items() if self.augmentation and h.warped == "posterior" else ():
-            if not own.can_warp:
-                told = f"{option} cannot estimate the posterior of warped images: set warped to source"
-                raise InputError(f"{told}, whose target is the item itself, or augmentation to null")
+        if self.augmentation and h.warped == "posterior":
+            for option, estimator in self.estimators.items():
+                if not estimator.can_warp:
+                    problem = f"{option} cannot estimate the posterior of warped images"
+                    advice = "set warped to source, whose target is the item itself, or augmentation to null"
+                    raise InputError(f"{problem}: {advice}")
         check_positive(lr=h.lr, ema_half_life_images=h.ema_half_life_images)
         if h.lr_ramp_up_images < 0:
             raise InputError(f"lr_ramp_up_images must be at least 0, got {h.lr_ramp_up_images}")
 
     def setup(self, stage: str) -> None:
         """Also refuse to warp latents."""
-        if stage == "fit" and self.augmentation is not None and data_autoencoder(self.trainer) is not None:
-            raise InputError(f"{type(self).__name__}: augmentation would warp latents, not images: set it to null")
+        if (
+            stage == "fit"
+            and self.augmentation is not None
+            and data_autoencoder(self.trainer) is not None
+        ):
+            raise InputError(
+                f"{type(self).__name__}: augmentation would warp latents, not images: set it to null"
+            )
         super().setup(stage)
 
     # Subclasses define these
@@ -94,7 +108,12 @@ class PosteriorRegression(EstimatorTraining):
 
     @abstractmethod
     def item_losses(
-        self, z: Tensor, t: Tensor, target: Tensor, class_label: Tensor | None, augment_label: Tensor | None
+        self,
+        z: Tensor,
+        t: Tensor,
+        target: Tensor,
+        class_label: Tensor | None,
+        augment_label: Tensor | None,
     ) -> Tensor:
         """Compute the loss of each item, (B,), as a mean over pixels.
 
@@ -137,7 +156,9 @@ class PosteriorRegression(EstimatorTraining):
 
     # The loss
 
-    def losses(self, x: Tensor, class_label: Tensor | None, key: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+    def losses(
+        self, x: Tensor, class_label: Tensor | None, key: tuple[int, ...]
+    ) -> tuple[Tensor, Tensor]:
         """Compute `item_losses` at drawn times with the estimator's target; also return the times, (B,) float64."""
         items = self.items(x, class_label, key)
         target = items.mean(self.estimator)
@@ -155,15 +176,21 @@ class PosteriorRegression(EstimatorTraining):
         if self.augmentation is not None and key[-1] == Stream.TRAIN:
             # With draws of the CPU, a GPU run knows which items are warped without waiting.
             on_cpu = x.device.type == "cpu"
-            augmented = self.augmentation(x, generator if on_cpu else keyed_generator("cpu", *key, Stream.AUGMENTATION))
+            augmented = self.augmentation(
+                x, generator if on_cpu else keyed_generator("cpu", *key, Stream.AUGMENTATION)
+            )
             self.log("train/augmented", augmented.warped.float().mean())
         clean = x if augmented is None else augmented.images
-        z = forward_noise(clean, t, torch.randn(x.shape, device=x.device, generator=generator), self.process)
+        z = forward_noise(
+            clean, t, torch.randn(x.shape, device=x.device, generator=generator), self.process
+        )
         on_device = None if class_label is None else moved(class_label, x.device)
         labels = on_device, None if augmented is None else augmented.labels
 
         def mean(estimator: Estimator) -> Tensor:
-            return under_process(self.target, self.process)(z, t, x, class_label, augmented, generator, estimator)
+            return under_process(self.target, self.process)(
+                z, t, x, class_label, augmented, generator, estimator
+            )
 
         return Items(z, t, labels, class_label, mean, generator)
 
@@ -194,14 +221,21 @@ class PosteriorRegression(EstimatorTraining):
         # Both estimates run even for zero items, because a sharded reference set needs all ranks in each call.
         places = [each.nonzero()[:, 0] for each in (~augmented.warped, augmented.warped)]
         plain, rows = (moved(each, z.device) for each in places)
-        own = [None if class_label is None else class_label[each.to(class_label.device)] for each in places]
+        own = [
+            None if class_label is None else class_label[each.to(class_label.device)]
+            for each in places
+        ]
         flips = augmented.warp.flips[plain]
-        mean = self.posterior_mean(x[plain], own[0], generator, estimator)(flip(z[plain], flips), sigma[plain])
+        mean = self.posterior_mean(x[plain], own[0], generator, estimator)(
+            flip(z[plain], flips), sigma[plain]
+        )
         target = target.index_copy(0, plain, flip(mean, flips))
         if self.hparams.warped == "source":
             return target
         with self.monitor.estimator_watch.measure():
-            mean = estimator.warped_mean(z[rows], sigma[rows], augmented.warp.rows(rows), x[rows], generator, own[1])
+            mean = estimator.warped_mean(
+                z[rows], sigma[rows], augmented.warp.rows(rows), x[rows], generator, own[1]
+            )
         return target.index_copy(0, rows, mean)
 
     def log_target_error(self, items: Items, target: Tensor) -> None:
@@ -212,4 +246,6 @@ class PosteriorRegression(EstimatorTraining):
         exact = Exact() if items.class_label is None else ByClass(Exact())
         mean = partial(exact.bind(reference).posterior_mean, labels=items.class_label)
         mu = under_process(mean, self.process)(items.z, items.t)
-        self.log("val/target_mse", (target - mu).square().mean(), batch_size=len(mu), sync_dist=True)
+        self.log(
+            "val/target_mse", (target - mu).square().mean(), batch_size=len(mu), sync_dist=True
+        )

@@ -28,7 +28,9 @@ class TimeDistribution(TimeSpan, ABC):
         super().__init__(low, high)
         before, after = self.cdf(torch.tensor([low, high], dtype=torch.float64)).tolist()
         if not before < after:
-            raise InputError(f"{type(self).__name__}: there is no probability between low={low} and high={high}")
+            raise InputError(
+                f"{type(self).__name__}: there is no probability between low={low} and high={high}"
+            )
         self._before, self._mass = before, after - before
 
     process: Process = LINEAR_PROCESS
@@ -44,13 +46,17 @@ class TimeDistribution(TimeSpan, ABC):
 
     def draw(self, size: int, generator: torch.Generator) -> Tensor:
         """Draw times, (size,) float64, on the generator's device."""
-        uniform = torch.rand(size, dtype=torch.float64, generator=generator, device=generator.device)
+        uniform = torch.rand(
+            size, dtype=torch.float64, generator=generator, device=generator.device
+        )
         # Rounding may leave a time one unit of float64 outside the ends.
         return self.quantile(self._before + self._mass * uniform).clamp(self.low, self.high)
 
     def draw_below(self, tau: Tensor, generator: torch.Generator) -> Tensor:
         """Draw a time from the part of the distribution below each of tau (B,), float64: (B,) float64."""
-        uniform = torch.rand(len(tau), dtype=torch.float64, generator=generator, device=generator.device)
+        uniform = torch.rand(
+            len(tau), dtype=torch.float64, generator=generator, device=generator.device
+        )
         below = self._before + (self.cdf(tau) - self._before) * uniform
         return torch.minimum(self.quantile(below).clamp(min=self.low), tau)
 
@@ -60,7 +66,9 @@ class TimeDistribution(TimeSpan, ABC):
 
     def noise_range(self) -> tuple[float, float]:
         """Return the noise levels σ of the ends, τ/(1 − τ) on the straight path."""
-        low, high = self.process.sigma(torch.tensor([self.low, self.high], dtype=torch.float64)).tolist()
+        low, high = self.process.sigma(
+            torch.tensor([self.low, self.high], dtype=torch.float64)
+        ).tolist()
         return low, high
 
 
@@ -95,7 +103,9 @@ class LogitNormalTimes(TimeDistribution):
         high: largest time.
     """
 
-    def __init__(self, mean: float = 0.0, std: float = 1.0, low: float = 1e-4, high: float = 1 - 1e-4) -> None:
+    def __init__(
+        self, mean: float = 0.0, std: float = 1.0, low: float = 1e-4, high: float = 1 - 1e-4
+    ) -> None:
         if not 0 < std < math.inf:
             raise InputError(f"LogitNormalTimes: std must be above 0, got {std}")
         if not math.isfinite(mean):

@@ -62,10 +62,14 @@ class ADM(ResidualUNet):
         super().__post_init__()
         channels, width = self.channels, self.embedding_width
         self.map_noise = PositionalEmbedding(channels, endpoint=False, sines_first=False)
-        self.map_augment = nn.Linear(self.augment_dim, channels, bias=False) if self.augment_dim else None
+        self.map_augment = (
+            nn.Linear(self.augment_dim, channels, bias=False) if self.augment_dim else None
+        )
         self.map_layer0 = nn.Linear(channels, width)
         self.map_layer1 = nn.Linear(width, width)
-        self.map_label = nn.Linear(self.num_classes, width, bias=False) if self.num_classes else None
+        self.map_label = (
+            nn.Linear(self.num_classes, width, bias=False) if self.num_classes else None
+        )
         self._build_encoder_and_decoder(stem_width=self.widths[0])
         self.out_norm = group_norm(self.widths[0], NORM_EPS)
         self.out_conv = nn.Conv2d(self.widths[0], self.in_channels, 3, padding=1)
@@ -80,10 +84,14 @@ class ADM(ResidualUNet):
 
     def heads(self, width: int) -> int:
         if self.head_width < 1 or width % self.head_width:
-            raise InputError(f"ADM: head_width must divide the {width} channels of attention, got {self.head_width}")
+            raise InputError(
+                f"ADM: head_width must divide the {width} channels of attention, got {self.head_width}"
+            )
         return width // self.head_width
 
-    def embed(self, noise_label: Tensor, classes: Tensor | None, augment_label: Tensor | None) -> Tensor:
+    def embed(
+        self, noise_label: Tensor, classes: Tensor | None, augment_label: Tensor | None
+    ) -> Tensor:
         """Apply an MLP to the noise embedding, then add the class embedding."""
         features = self.map_noise(noise_label)
         if self.map_augment is not None and augment_label is not None:

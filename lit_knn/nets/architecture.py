@@ -32,9 +32,12 @@ def build_network(architecture: Mapping[str, Any], weights: Mapping[str, Tensor]
         raise InputError(f"architecture: class must be one of {', '.join(KNOWN)}, got {name!r:.80}")
     known = signature(KNOWN[name]).parameters.keys()
     if not isinstance(options, dict) or options.keys() != known:
-        raise InputError(f"architecture: the options of {name} must be {', '.join(known)}, got {options!r:.300}")
+        raise InputError(
+            f"architecture: the options of {name} must be {', '.join(known)}, got {options!r:.300}"
+        )
     try:
-        with torch.device("meta"):  # A new network would take memory, time and random numbers for nothing.
+        # A new network would take memory, time and random numbers for nothing.
+        with torch.device("meta"):
             net = KNOWN[name](**options)
     except (ArithmeticError, AttributeError, RuntimeError, TypeError, ValueError) as error:
         told = f"{options!r:.300}: {first_line(error):.300}"

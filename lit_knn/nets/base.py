@@ -45,7 +45,9 @@ class ImageNetwork(nn.Module):
         """Raise InputError if images cannot have this shape, (C, H, W)."""
         name = type(self).__name__
         if len(shape) != 3 or shape[0] != self.in_channels:
-            raise InputError(f"{name}: in_channels={self.in_channels}, but the images have the shape {tuple(shape)}")
+            raise InputError(
+                f"{name}: in_channels={self.in_channels}, but the images have the shape {tuple(shape)}"
+            )
 
 
 def labels_for(net: nn.Module, class_label: Tensor | None, z: Tensor) -> Tensor | None:

@@ -39,7 +39,11 @@ class FlowNetwork(nn.Module):
         self.model = model
 
     def forward(
-        self, z: Tensor, tau: Tensor, class_label: Tensor | None = None, augment_label: Tensor | None = None
+        self,
+        z: Tensor,
+        tau: Tensor,
+        class_label: Tensor | None = None,
+        augment_label: Tensor | None = None,
     ) -> Tensor:
         """Map z (B, *shape) at tau (B,) or () to the velocity, (B, *shape) float32."""
         z = z.float()
@@ -59,7 +63,9 @@ class FlowNetwork(nn.Module):
     def denoised(self, z: Tensor, tau: Tensor, class_label: Tensor | None = None) -> Tensor:
         """Return the posterior mean E[x|z], (B, *shape) float32; on the straight path it is z − τv."""
         velocity = self(z, tau, class_label)
-        return self.process.mean_of_velocity(z.float(), per_item(tau, z).double(), velocity).to(torch.float32)
+        return self.process.mean_of_velocity(z.float(), per_item(tau, z).double(), velocity).to(
+            torch.float32
+        )
 
     def description(self) -> dict[str, Any]:
         """Describe the parameterisation by plain values, for checkpoints."""
@@ -143,4 +149,6 @@ class FlowDenoiser(nn.Module):
 
 
 # The parameterisations that a checkpoint may name
-OUTPUTS: dict[str, type[FlowNetwork]] = {kind.__name__: kind for kind in (VelocityOutput, DataOutput, EDMOutput)}
+OUTPUTS: dict[str, type[FlowNetwork]] = {
+    kind.__name__: kind for kind in (VelocityOutput, DataOutput, EDMOutput)
+}

@@ -30,7 +30,11 @@ def resample(h: Tensor, kernel: Tensor, direction: Direction) -> Tensor:
     """
     taps, channels = kernel.shape[-1], h.shape[1]
     if taps == 2:
-        return F.avg_pool2d(h, 2) if direction == "down" else F.interpolate(h, scale_factor=2.0, mode="nearest")
+        return (
+            F.avg_pool2d(h, 2)
+            if direction == "down"
+            else F.interpolate(h, scale_factor=2.0, mode="nearest")
+        )
     margin = taps // 2 - 1
     per_channel = kernel.to(h.dtype).expand(channels, 1, taps, taps)
     if direction == "down":
@@ -59,7 +63,9 @@ class ResamplingConv(nn.Conv2d):
 
     resample_filter: Tensor
 
-    def __init__(self, in_width: int, width: int, size: int, direction: Direction, taps: Sequence[float]) -> None:
+    def __init__(
+        self, in_width: int, width: int, size: int, direction: Direction, taps: Sequence[float]
+    ) -> None:
         super().__init__(in_width, width, size, padding=size // 2)
         self.direction = direction
         self.register_buffer("resample_filter", fir_kernel(taps))
@@ -89,7 +95,9 @@ def group_norm(width: int, eps: float) -> nn.GroupNorm:
     """Make a group norm of at most 32 groups of at least 4 channels."""
     groups = max(min(32, width // 4), 1)
     if width % groups:
-        raise InputError(f"channels: a layer of {width} channels cannot be normalised in {groups} groups")
+        raise InputError(
+            f"channels: a layer of {width} channels cannot be normalised in {groups} groups"
+        )
     return nn.GroupNorm(groups, width, eps=eps)
 
 
@@ -171,7 +179,9 @@ class ResidualBlock(nn.Module):
         return (h + self.proj(attention(self.qkv(self.norm2(h)), self.heads))) * self.residual_scale
 
 
-def _conv(in_width: int, width: int, size: int, direction: Direction | None, taps: Sequence[float]) -> nn.Conv2d:
+def _conv(
+    in_width: int, width: int, size: int, direction: Direction | None, taps: Sequence[float]
+) -> nn.Conv2d:
     if direction is None:
         return nn.Conv2d(in_width, width, size, padding=size // 2)
     return ResamplingConv(in_width, width, size, direction, taps)
@@ -192,7 +202,9 @@ class PositionalEmbedding(nn.Module):
     def forward(self, noise_label: Tensor) -> Tensor:
         """Map (B,) to (B, features) float32."""
         half = self.features // 2
-        exponents = torch.arange(half, dtype=torch.float32, device=noise_label.device) / (half - self.endpoint)
+        exponents = torch.arange(half, dtype=torch.float32, device=noise_label.device) / (
+            half - self.endpoint
+        )
         angles = noise_label.float()[:, None] * (1 / 10_000) ** exponents
         waves = [angles.cos(), angles.sin()]
         return torch.cat(waves[::-1] if self.sines_first else waves, 1)

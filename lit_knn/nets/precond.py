@@ -97,7 +97,11 @@ class EDMPrecond(nn.Module):
         self.sigma_data = sigma_data
 
     def forward(
-        self, z: Tensor, sigma: Tensor, class_label: Tensor | None = None, augment_label: Tensor | None = None
+        self,
+        z: Tensor,
+        sigma: Tensor,
+        class_label: Tensor | None = None,
+        augment_label: Tensor | None = None,
     ) -> Tensor:
         """Map z (B, *shape) at sigma, (B,), (B, 1, …, 1) or a number, to the denoised (B, *shape), float32."""
         c = coefficients(per_item(sigma, z).flatten().double().expand(len(z)), self.sigma_data)

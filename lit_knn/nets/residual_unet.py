@@ -66,13 +66,17 @@ class ResidualUNet(ImageNetwork):
         super().check_shape(shape)
         if tuple(shape[1:]) != (self.image_size, self.image_size):
             sides = f"{shape[1]}x{shape[2]}"
-            raise InputError(f"{type(self).__name__}: image_size={self.image_size}, but the images are {sides}")
+            raise InputError(
+                f"{type(self).__name__}: image_size={self.image_size}, but the images are {sides}"
+            )
 
     def heads(self, width: int) -> int:
         """Number of attention heads in a block of `width` channels."""
         raise NotImplementedError
 
-    def embed(self, noise_label: Tensor, classes: Tensor | None, augment_label: Tensor | None) -> Tensor:
+    def embed(
+        self, noise_label: Tensor, classes: Tensor | None, augment_label: Tensor | None
+    ) -> Tensor:
         """Map noise (B,), one-hot classes (B, classes) or None, augmentations (B, features) or None to (B, width)."""
         raise NotImplementedError
 
@@ -81,11 +85,18 @@ class ResidualUNet(ImageNetwork):
         raise NotImplementedError
 
     def _make_block(
-        self, in_width: int, width: int, *, direction: Direction | None = None, attends: bool = False
+        self,
+        in_width: int,
+        width: int,
+        *,
+        direction: Direction | None = None,
+        attends: bool = False,
     ) -> ResidualBlock:
         heads = self.heads(width) if attends else 0
         sizes = in_width, width, self.embedding_width
-        return self.block(*sizes, direction=direction, taps=self.taps, heads=heads, dropout=self.dropout)
+        return self.block(
+            *sizes, direction=direction, taps=self.taps, heads=heads, dropout=self.dropout
+        )
 
     def _build_encoder_and_decoder(self, stem_width: int) -> None:
         width = stem_width
@@ -99,7 +110,9 @@ class ResidualUNet(ImageNetwork):
                 skips.append(width)
             for i in range(self.blocks):
                 attends = side in self.attention_at
-                self.enc[f"{side}x{side}_block{i}"] = self._make_block(width, next_width, attends=attends)
+                self.enc[f"{side}x{side}_block{i}"] = self._make_block(
+                    width, next_width, attends=attends
+                )
                 width = next_width
                 skips.append(width)
         self.downwards = [name for name in self.enc if name != self.stem]
@@ -112,8 +125,12 @@ class ResidualUNet(ImageNetwork):
             else:
                 self.dec[f"{side}x{side}_up"] = self._make_block(width, width, direction="up")
             for i in range(self.blocks + 1):
-                attends = side in self.attention_at and (i == self.blocks or not self.last_decoder_block_attends_alone)
-                self.dec[f"{side}x{side}_block{i}"] = self._make_block(width + skips.pop(), next_width, attends=attends)
+                attends = side in self.attention_at and (
+                    i == self.blocks or not self.last_decoder_block_attends_alone
+                )
+                self.dec[f"{side}x{side}_block{i}"] = self._make_block(
+                    width + skips.pop(), next_width, attends=attends
+                )
                 width = next_width
         self.upwards = list(self.dec)
 
@@ -128,7 +145,9 @@ class ResidualUNet(ImageNetwork):
         """Map the encoder's features to (B, widths[0], H, W). This call empties the list of features."""
         h = features[-1]
         for name in self.upwards:
-            h = self.dec[name](torch.cat([h, features.pop()], 1) if "_block" in name else h, embedding)
+            h = self.dec[name](
+                torch.cat([h, features.pop()], 1) if "_block" in name else h, embedding
+            )
         return h
 
     def forward(
@@ -150,11 +169,16 @@ class ResidualUNet(ImageNetwork):
         """
         self.check_shape(z_scaled.shape[1:])
         batch, name = len(z_scaled), type(self).__name__
-        if augment_label is not None and (not self.augment_dim or augment_label.shape != (batch, self.augment_dim)):
+        if augment_label is not None and (
+            not self.augment_dim or augment_label.shape != (batch, self.augment_dim)
+        ):
             given = tuple(augment_label.shape)
-            raise InputError(f"{name}: augment_dim={self.augment_dim}, but the augmentation labels are {given}")
+            raise InputError(
+                f"{name}: augment_dim={self.augment_dim}, but the augmentation labels are {given}"
+            )
         classes = None if class_label is None else self._classes(class_label, batch)
-        with torch.autocast(z_scaled.device.type, enabled=False):  # the noise level needs more digits than bf16 has
+        # the noise level needs more digits than bf16 has
+        with torch.autocast(z_scaled.device.type, enabled=False):
             embedding = self.embed(noise_label, classes, augment_label)
         return self.output(self.decode(self.encode(z_scaled, embedding), embedding))
 

@@ -8,7 +8,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lit_knn.common.errors import InputError
-from lit_knn.nets.layers import BlurredStridedConv, FourierEmbedding, PositionalEmbedding, ResidualBlock, group_norm
+from lit_knn.nets.layers import (
+    BlurredStridedConv,
+    FourierEmbedding,
+    PositionalEmbedding,
+    ResidualBlock,
+    group_norm,
+)
 from lit_knn.nets.residual_unet import ResidualUNet, linear
 
 NORM_EPS = 1e-6
@@ -69,13 +75,17 @@ class DDPMpp(ResidualUNet):
         noise_width = self.noise_width_factor * self.channels
         self.map_noise = self.noise_embedding()
         self.map_label = nn.Linear(self.num_classes, noise_width) if self.num_classes else None
-        self.map_augment = nn.Linear(self.augment_dim, noise_width, bias=False) if self.augment_dim else None
+        self.map_augment = (
+            nn.Linear(self.augment_dim, noise_width, bias=False) if self.augment_dim else None
+        )
         self.map_layer0 = nn.Linear(noise_width, self.embedding_width)
         self.map_layer1 = nn.Linear(self.embedding_width, self.embedding_width)
         self._build_encoder_and_decoder(stem_width=self.channels)
         self.ends = f"{self.image_size}x{self.image_size}_aux"
         self.dec[f"{self.ends}_norm"] = group_norm(self.widths[0], NORM_EPS)
-        last = self.dec[f"{self.ends}_conv"] = nn.Conv2d(self.widths[0], self.in_channels, 3, padding=1)
+        last = self.dec[f"{self.ends}_conv"] = nn.Conv2d(
+            self.widths[0], self.in_channels, 3, padding=1
+        )
         for layer in self.modules():
             if isinstance(layer, nn.Conv2d | nn.Linear):
                 glorot_(layer)
@@ -91,7 +101,9 @@ class DDPMpp(ResidualUNet):
     def heads(self, width: int) -> int:
         return 1
 
-    def embed(self, noise_label: Tensor, classes: Tensor | None, augment_label: Tensor | None) -> Tensor:
+    def embed(
+        self, noise_label: Tensor, classes: Tensor | None, augment_label: Tensor | None
+    ) -> Tensor:
         """Add the labels to the noise embedding, then apply an MLP."""
         features = self.map_noise(noise_label)
         if self.map_label is not None:

@@ -42,7 +42,9 @@ class UNet(ImageNetwork):
         super().__post_init__()
         self.multipliers = list(self.multipliers)
         widths, embedding = [self.channels * m for m in self.multipliers], 4 * self.channels
-        self.embedding = NoiseEmbedding(self.channels, embedding, self.num_classes, self.augment_dim)
+        self.embedding = NoiseEmbedding(
+            self.channels, embedding, self.num_classes, self.augment_dim
+        )
         block = partial(ResBlock, embedding=embedding, dropout=self.dropout)
         self.conv_in = nn.Conv2d(self.in_channels, widths[0], 3, padding=1)
         self.down = nn.ModuleList()
@@ -128,7 +130,9 @@ class NoiseEmbedding(nn.Module):
         self.classes = nn.Embedding(num_classes, width) if num_classes > 0 else None
         self.augmentation = nn.Linear(augment_dim, width, bias=False) if augment_dim > 0 else None
 
-    def forward(self, noise_label: Tensor, class_label: Tensor | None, augment_label: Tensor | None) -> Tensor:
+    def forward(
+        self, noise_label: Tensor, class_label: Tensor | None, augment_label: Tensor | None
+    ) -> Tensor:
         """Map noise (B,), classes (B,) or None, and augmentations (B, augment_dim) or None to (B, width).
 
         A class `NO_CLASS` is like None.

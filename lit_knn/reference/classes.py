@@ -15,12 +15,16 @@ def classes_of(reference: ReferenceSet) -> dict[int, ReferenceSet]:
     """
     labels = reference.labels
     if reference.sharded:
-        raise InputError("a sharded reference set cannot be split by class: set data.sharded to false")
+        raise InputError(
+            "a sharded reference set cannot be split by class: set data.sharded to false"
+        )
     if labels is None:
         raise InputError("the reference set has no labels, so it has no classes")
     if reference.classes is None:
         rows = rows_by_label(labels[: len(reference.images)])
-        reference.classes = {label: reference.subset(_as_slice(own), label) for label, own in rows.items()}
+        reference.classes = {
+            label: reference.subset(_as_slice(own), label) for label, own in rows.items()
+        }
     return reference.classes
 
 

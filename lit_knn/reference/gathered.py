@@ -66,7 +66,9 @@ class Stored(NamedTuple):
 
     def deviation(self, weights: Tensor, centre: Tensor) -> Tensor:
         own, stored = weights if self.source is None else weights[:, 1:], self.reference
-        total = compiled(stored_deviation)(stored.images, stored.hflip, self.ids, own.float(), centre.float())
+        total = compiled(stored_deviation)(
+            stored.images, stored.hflip, self.ids, own.float(), centre.float()
+        )
         if self.source is None:
             return total
         return total + weighted_deviation(weights[:, :1], self.source.unsqueeze(1).float(), centre)
@@ -86,7 +88,10 @@ def can_compile(device: torch.device) -> bool:
     try:
         torch.compile(lambda x: x + 1)(torch.ones(2, device=device))
     except Exception as error:
-        warnings.warn(f"drawn images are copied; torch.compile does not work here: {first_line(error)}", stacklevel=2)
+        warnings.warn(
+            f"drawn images are copied; torch.compile does not work here: {first_line(error)}",
+            stacklevel=2,
+        )
         return False
     return True
 
@@ -97,7 +102,9 @@ def stored_sq_dist(images: Tensor, hflip: bool, ids: Tensor, z: Tensor) -> Tenso
     return difference.flatten(2).square().sum(2, dtype=torch.float64)
 
 
-def stored_deviation(images: Tensor, hflip: bool, ids: Tensor, weights: Tensor, centre: Tensor) -> Tensor:
+def stored_deviation(
+    images: Tensor, hflip: bool, ids: Tensor, weights: Tensor, centre: Tensor
+) -> Tensor:
     """Σ_i w_i (x_i − c) of the stored images of `ids` (B, n), (B, *shape), for weights (B, n) and c (B, *shape)."""
     deviation = (images_of(images, hflip, ids) - centre.unsqueeze(1)).flatten(2)
     return (weights.unsqueeze(2) * deviation).sum(1).reshape(centre.shape)

@@ -7,7 +7,13 @@ from torch import Tensor
 
 from lit_knn.common.progress import with_progress
 from lit_knn.common.rng import Stream, keyed_generator
-from lit_knn.index.pca import PrincipalComponents, Projection, principal_components, project_images, sample_size
+from lit_knn.index.pca import (
+    PrincipalComponents,
+    Projection,
+    principal_components,
+    project_images,
+    sample_size,
+)
 from lit_knn.reference.reference_set import ReferenceSet, chunk_rows
 
 
@@ -19,17 +25,23 @@ def components_of(reference: ReferenceSet, r: int) -> PrincipalComponents:
     """
 
     def make() -> PrincipalComponents:
-        ids = torch.randperm(reference.N, device="cpu", generator=keyed_generator("cpu", Stream.SUBSET, 0))
+        ids = torch.randperm(
+            reference.N, device="cpu", generator=keyed_generator("cpu", Stream.SUBSET, 0)
+        )
         ids = ids[: sample_size(reference.N, reference.d, r)].to(reference.device)
         own = principal_components(reference.take(ids).flatten(1), reference.mean(), r)
         mean, basis, variances = map(reference.of_first, own[:3])
-        outside = torch.tensor([own.residual_variance], dtype=torch.float64, device=reference.device)
+        outside = torch.tensor(
+            [own.residual_variance], dtype=torch.float64, device=reference.device
+        )
         return PrincipalComponents(mean, basis, variances, reference.of_first(outside).item())
 
     return reference.cached(("components", r), make)
 
 
-def projection_of(reference: ReferenceSet, r: int, dtype: torch.dtype = torch.float32) -> Projection:
+def projection_of(
+    reference: ReferenceSet, r: int, dtype: torch.dtype = torch.float32
+) -> Projection:
     """Project all N images to r principal components of type `dtype`. Each rank projects the images of its shard."""
     components, part = components_of(reference, r), reference.local
 
@@ -37,7 +49,9 @@ def projection_of(reference: ReferenceSet, r: int, dtype: torch.dtype = torch.fl
         chunks = (x for _, x in part.chunks(chunk_rows(part.d)))
         images = with_progress(chunks, part.N, f"projecting on {r} principal components")
         own = project_images(images, part.N, components, dtype)
-        return Projection(components, reference.of_all(own.coordinates), reference.of_all(own.half_sq_norms))
+        return Projection(
+            components, reference.of_all(own.coordinates), reference.of_all(own.half_sq_norms)
+        )
 
     return reference.cached(("projection", r, dtype), make)
 

@@ -65,7 +65,11 @@ class ReferenceSet:
         sha256: str | None = None,
     ) -> None:
         # A view has what this class uses of a tensor.
-        images = cast(Tensor, images) if isinstance(images, RowView) else torch.as_tensor(images).detach()
+        images = (
+            cast(Tensor, images)
+            if isinstance(images, RowView)
+            else torch.as_tensor(images).detach()
+        )
         _check_images(images, hflip)
         # Check values after the conversion, because a float64 value may be too large for float32.
         self.images = images if images.dtype == torch.uint8 else images.float()
@@ -84,7 +88,8 @@ class ReferenceSet:
         self.index = self._unbuilt_index() if index is None else index
         self._cache: dict[Hashable, Any] = {}
         self.classes: dict[int, ReferenceSet] | None = None
-        self._rows: slice | None = None  # the rows of the whole set that this set of a class is a view of
+        # the rows of the whole set that this set of a class is a view of
+        self._rows: slice | None = None
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         return self
@@ -170,11 +175,15 @@ class ReferenceSet:
             return (x.flatten(1) for _, x in self.chunks(chunk_rows(self.d), mirrored=False))
 
         def sample(size: int) -> Tensor:
-            ids = torch.randperm(stored, device="cpu", generator=keyed_generator("cpu", Stream.SUBSET, 0))[:size]
+            ids = torch.randperm(
+                stored, device="cpu", generator=keyed_generator("cpu", Stream.SUBSET, 0)
+            )[:size]
             return to_model_space(self.images[ids.to(self.device)].cpu()).flatten(1)
 
         self.index.check(stored, self.d, self.device, min(k, stored))
-        self.index.build(Vectors(chunks, sample, stored, partial(self.fingerprint, False), self._index_shared))
+        self.index.build(
+            Vectors(chunks, sample, stored, partial(self.fingerprint, False), self._index_shared)
+        )
         self.index.to(self.device)
 
     def search(self, z: Tensor, k: int) -> tuple[Tensor, Tensor]:
@@ -194,10 +203,14 @@ class ReferenceSet:
 
     def _prepare_search(self, z: Tensor, k: int) -> None:
         if not 1 <= k <= self.N:
-            raise InputError(f"k={k} must be between 1 and the {self.N} images of the reference set")
+            raise InputError(
+                f"k={k} must be between 1 and the {self.N} images of the reference set"
+            )
         if tuple(z.shape[1:]) != self.shape or not z.is_floating_point():
             got = f"z has shape {tuple(z.shape)} and type {z.dtype}"
-            raise InputError(f"{got}, but the images, floats in model space, have shape {self.shape}")
+            raise InputError(
+                f"{got}, but the images, floats in model space, have shape {self.shape}"
+            )
         self.build_index()
 
     @torch.no_grad()
@@ -206,7 +219,11 @@ class ReferenceSet:
         """Find the k nearest images, mirrored ones included; `stored` means that z are images of the set and k = 1."""
 
         def find(queries: Tensor) -> tuple[Tensor, Tensor]:
-            return self.index.locate(queries) if stored else self.index.search(queries, min(k, len(self.images)))
+            return (
+                self.index.locate(queries)
+                if stored
+                else self.index.search(queries, min(k, len(self.images)))
+            )
 
         if not self.hflip:
             return find(z.flatten(1).float())
@@ -214,17 +231,23 @@ class ReferenceSet:
         queries = z.flatten(1).float(), z.flip(-1).flatten(1).float()
         if z.is_cuda:
             # One search reads the vectors once.
-            (sq_dist, mirrored_sq_dist), (ids, mirrored_ids) = (part.chunk(2) for part in find(torch.cat(queries)))
+            (sq_dist, mirrored_sq_dist), (ids, mirrored_ids) = (
+                part.chunk(2) for part in find(torch.cat(queries))
+            )
         else:
             (sq_dist, ids), (mirrored_sq_dist, mirrored_ids) = map(find, queries)
         mirrored_ids = torch.where(mirrored_ids < 0, mirrored_ids, mirrored_ids + len(self.images))
-        sq_dist, order = torch.cat([sq_dist, mirrored_sq_dist], 1).topk(k, dim=1, largest=False, sorted=True)
+        sq_dist, order = torch.cat([sq_dist, mirrored_sq_dist], 1).topk(
+            k, dim=1, largest=False, sorted=True
+        )
         return sq_dist, torch.cat([ids, mirrored_ids], 1).gather(1, order)
 
     def gather(self, ids: Tensor) -> Tensor:
         """Return the images of `ids` (any shape, in [0, N)): (*ids.shape, *shape), float32, model space."""
         if ids.dtype not in (torch.int64, torch.int32):
-            raise InputError(f"ids must be integers, got {ids.dtype}; for a mask give mask.nonzero()[:, 0]")
+            raise InputError(
+                f"ids must be integers, got {ids.dtype}; for a mask give mask.nonzero()[:, 0]"
+            )
         if ids.numel():
             # One transfer copies both values from the GPU.
             low, high = torch.stack(ids.aminmax()).tolist()
@@ -251,7 +274,9 @@ class ReferenceSet:
                 x = to_model_space(self.images[start : start + rows])
                 yield mirror * stored + start, x.flip(-1) if mirror else x
 
-    def share(self, rank: int, ranks: int, rows: int, mirrored: bool = True) -> Iterator[tuple[Tensor, Tensor]]:
+    def share(
+        self, rank: int, ranks: int, rows: int, mirrored: bool = True
+    ) -> Iterator[tuple[Tensor, Tensor]]:
         """Stream the share of process `rank` when `ranks` processes split all images. Each image belongs to one rank.
 
         Yields ids (c,) and images (c, *shape), as `chunks`.
@@ -271,7 +296,9 @@ class ReferenceSet:
             total += x.flatten(1).sum(0, dtype=torch.float64)
         return total
 
-    def over_shards(self, function: Callable[..., Sequence[Tensor]], *queries: Tensor) -> list[Tensor]:
+    def over_shards(
+        self, function: Callable[..., Sequence[Tensor]], *queries: Tensor
+    ) -> list[Tensor]:
         """Evaluate `function(part, *queries)` on every part of the set; a whole set is the only part.
 
         `queries` are (B, ...) each. The tensors of `function` have one row per query, and become (parts, B, ...).
@@ -330,7 +357,9 @@ def _largest_value(images: Tensor) -> float:
         row = images.flatten(1).isfinite().all(1).int().argmin()
         raise InputError(f"images hold a value that is not finite (first in item {row})")
     if largest > LARGEST_VALUE:
-        raise InputError(f"images hold the value {largest:.3g}, float32 can square sums up to {LARGEST_VALUE:g}")
+        raise InputError(
+            f"images hold the value {largest:.3g}, float32 can square sums up to {LARGEST_VALUE:g}"
+        )
     return largest
 
 
@@ -340,7 +369,9 @@ def expand_labels(labels: Tensor | np.ndarray | None, stored: int, hflip: bool) 
         return None
     labels = torch.as_tensor(labels).cpu()
     if labels.shape != (stored,) or labels.is_floating_point():
-        raise InputError(f"labels must be ({stored},) integers, got {tuple(labels.shape)} {labels.dtype}")
+        raise InputError(
+            f"labels must be ({stored},) integers, got {tuple(labels.shape)} {labels.dtype}"
+        )
     labels = labels.long()
     if (labels < 0).any():
         raise InputError(f"labels must be at least 0, got {labels.min()}")

@@ -75,22 +75,37 @@ class ShardedReferenceSet(ReferenceSet):
         return self._local
 
     def of_all(self, rows: Tensor) -> Tensor:
-        return torch.cat([part for half in rows.split(len(self.images)) for part in self.exchange.all_gather(half)])
+        return torch.cat(
+            [
+                part
+                for half in rows.split(len(self.images))
+                for part in self.exchange.all_gather(half)
+            ]
+        )
 
     def of_first(self, values: Tensor) -> Tensor:
         return self.exchange.of_first(values)
 
     def _agree_on_shards(self) -> list[int]:
         """Compare the shards and set the labels of all images. Returns the number of images of each rank."""
-        what = f"{self.shape} {self.images.dtype} hflip={self.hflip} labels={self.labels is not None}"
+        what = (
+            f"{self.shape} {self.images.dtype} hflip={self.hflip} labels={self.labels is not None}"
+        )
         own = None if self.labels is None else self.labels[: len(self.images)].numpy()
         each = in_every_process(lambda: (what, len(self.images), own, self.largest))
         for rank, (other, *_) in enumerate(each):
             if other != each[0][0]:
-                raise InputError(f"the shards differ: rank 0 has images {each[0][0]}, rank {rank} {other}")
-        sizes, parts = [size for _, size, *_ in each], [part for *_, part, _ in each if part is not None]
+                raise InputError(
+                    f"the shards differ: rank 0 has images {each[0][0]}, rank {rank} {other}"
+                )
+        sizes, parts = (
+            [size for _, size, *_ in each],
+            [part for *_, part, _ in each if part is not None],
+        )
         self.largest = max(largest for *_, largest in each)
-        self.labels = expand_labels(np.concatenate(parts), sum(sizes), self.hflip) if parts else None
+        self.labels = (
+            expand_labels(np.concatenate(parts), sum(sizes), self.hflip) if parts else None
+        )
         return sizes
 
     def _move(self, device: torch.device) -> None:
@@ -118,7 +133,9 @@ class ShardedReferenceSet(ReferenceSet):
             sq_dist = torch.nn.functional.pad(sq_dist, missing, value=torch.inf)
             return sq_dist, torch.nn.functional.pad(self._to_global(ids), missing, value=-1)
 
-        sq_dist, ids = (answer.transpose(0, 1).flatten(1) for answer in self.over_shards(found, z.float()))
+        sq_dist, ids = (
+            answer.transpose(0, 1).flatten(1) for answer in self.over_shards(found, z.float())
+        )
         sq_dist, order = sq_dist.topk(k, dim=1, largest=False, sorted=True)
         return sq_dist, ids.gather(1, order)
 
@@ -137,7 +154,9 @@ class ShardedReferenceSet(ReferenceSet):
         counts = ends.diff(prepend=torch.zeros_like(ends[:1]))
         sent, received = self.exchange.agree_on_rows(counts)
         asked = self.exchange.move(wanted, sent, received)
-        given = self.exchange.move(self.images.index_select(0, asked - self._offset), received, sent)
+        given = self.exchange.move(
+            self.images.index_select(0, asked - self._offset), received, sent
+        )
         if len(wanted) == 0:  # A reference set cannot be empty.
             return self.local, ids
         fetched = ReferenceSet(given, hflip=self.hflip)
@@ -149,10 +168,14 @@ class ShardedReferenceSet(ReferenceSet):
 
     def chunks(self, rows: int, mirrored: bool = True) -> Iterator[tuple[int, Tensor]]:
         """Stream all images to every rank, `rows` at a time. All ranks must give the same `rows`."""
-        for ids in torch.arange(self.N if mirrored else self._stored, device=self.device).split(rows):
+        for ids in torch.arange(self.N if mirrored else self._stored, device=self.device).split(
+            rows
+        ):
             yield int(ids[0]), self.take(ids)
 
-    def share(self, rank: int, ranks: int, rows: int, mirrored: bool = True) -> Iterator[tuple[Tensor, Tensor]]:
+    def share(
+        self, rank: int, ranks: int, rows: int, mirrored: bool = True
+    ) -> Iterator[tuple[Tensor, Tensor]]:
         """Stream the images that this rank holds, so that no rank sends images or waits."""
         for start, x in self.local.chunks(rows, mirrored):
             yield self._to_global(torch.arange(start, start + len(x), device=self.device)), x
@@ -160,10 +183,14 @@ class ShardedReferenceSet(ReferenceSet):
     def sum(self) -> Tensor:
         return self.exchange.sum(self.local.sum())
 
-    def over_shards(self, function: Callable[..., Sequence[Tensor]], *queries: Tensor) -> list[Tensor]:
+    def over_shards(
+        self, function: Callable[..., Sequence[Tensor]], *queries: Tensor
+    ) -> list[Tensor]:
         """Evaluate `function` on each rank's shard for the queries of all ranks. Returns (ranks, B, ...)."""
         ranks, own = self.exchange.size, len(queries[0])
-        sent, received = self.exchange.agree_on_rows(torch.full((ranks,), own, device=queries[0].device))
+        sent, received = self.exchange.agree_on_rows(
+            torch.full((ranks,), own, device=queries[0].device)
+        )
         gathered = self.exchange.move(packed(queries).repeat(ranks, 1), sent, received)
         answers = function(self.local, *unpacked(gathered, queries))
         returned = unpacked(self.exchange.move(packed(answers), received, sent), answers)

@@ -21,14 +21,27 @@ HARMLESS = (
     *("data.cache_dir", "data.val_images", "data.predict_samples", "data.index.cache_dir"),
 )
 # These callbacks watch a training, or end it; so do all of lit_knn but one, which needs it whole.
-WATCHERS: tuple[str, ...] = ("DeviceStatsMonitor", "EarlyStopping", "LearningRateMonitor", "ModelCheckpoint")
+WATCHERS: tuple[str, ...] = (
+    "DeviceStatsMonitor",
+    "EarlyStopping",
+    "LearningRateMonitor",
+    "ModelCheckpoint",
+)
 WATCHERS += ("ModelSummary", "OnExceptionCheckpoint", "RichModelSummary", "RichProgressBar")
 WATCHERS += ("ThroughputMonitor", "Timer", "TQDMProgressBar")
 OF_THE_WHOLE_TRAINING = "PowerAverages"
 # Lightning's other names of a precision.
 PRECISIONS = {None: "32-true", "32": "32-true", "16": "16-mixed", "bf16": "bf16-mixed"}
 # These options of a data module set how its images are used. The other options set what they are.
-USES: tuple[str, ...] = ("batch_size", "index", "sharded", "seed", "val_images", "predict_samples", "encode_batch")
+USES: tuple[str, ...] = (
+    "batch_size",
+    "index",
+    "sharded",
+    "seed",
+    "val_images",
+    "predict_samples",
+    "encode_batch",
+)
 USES += ("num_workers", "pin_memory", "cache_dir")
 # These options choose some of the images; a command that does not train is free to choose others.
 CHOICES = ("hflip", "held_out", "train_images")

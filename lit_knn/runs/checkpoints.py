@@ -34,7 +34,9 @@ class WholeCheckpointIO(TorchCheckpointIO):
         """Leave the checkpoint behind: a process that is spawned reads it again."""
         return {}
 
-    def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None) -> None:
+    def save_checkpoint(
+        self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None
+    ) -> None:
         """Write a checkpoint beside its target, then rename it.
 
         Raises:
@@ -57,7 +59,8 @@ class WholeCheckpointIO(TorchCheckpointIO):
     def _write(self, checkpoint: dict[str, Any], path: Path) -> None:
         """Write a checkpoint of which all parts can be read."""
         try:
-            remove_partial(path)  # A run that was killed may have left one. Only the first rank writes.
+            # A run that was killed may have left one. Only the first rank writes.
+            remove_partial(path)
             with written_whole(path) as partial:
                 with partial.open("wb") as file:
                     torch.save(checkpoint, file)
@@ -71,7 +74,9 @@ class WholeCheckpointIO(TorchCheckpointIO):
             kept = "; the one from before is kept" if path.is_file() else ""
             raise InputError(f"{path} cannot be written: {first_line(reason)}{kept}") from error
 
-    def load_checkpoint(self, path: str | Path, map_location: Any = None, weights_only: bool | None = None) -> Any:
+    def load_checkpoint(
+        self, path: str | Path, map_location: Any = None, weights_only: bool | None = None
+    ) -> Any:
         """Return the kept checkpoint, or read one onto the CPU without running code of it."""
         kept, self._kept = self._kept, None
         return kept[1] if kept is not None and kept[0] == str(path) else read_checkpoint_file(path)
@@ -82,14 +87,20 @@ def read_training(path: str | Path, to_resume: bool = False) -> dict[str, Any]:
     checkpoint = read_checkpoint_file(path, mmap=True)
     needed = (*NEEDED, *(NEEDED_BY_FIT if to_resume else ()))
     if to_resume and AVERAGE_KEY in checkpoint:
-        raise InputError(f"{path} cannot be resumed from: it is an average that was made after a training")
+        raise InputError(
+            f"{path} cannot be resumed from: it is an average that was made after a training"
+        )
     missing = [name for name in needed if name not in checkpoint]
     if missing:
         what = "be resumed from" if to_resume and not set(missing) & set(NEEDED) else "be used"
         raise InputError(f"{path} cannot {what}: the checkpoint has no {' and no '.join(missing)}")
     weights = checkpoint["state_dict"]
-    if not isinstance(weights, dict) or not all(isinstance(value, Tensor) for value in weights.values()):
-        raise InputError(f"{path} is no checkpoint of a training: its state_dict is not one of tensors")
+    if not isinstance(weights, dict) or not all(
+        isinstance(value, Tensor) for value in weights.values()
+    ):
+        raise InputError(
+            f"{path} is no checkpoint of a training: its state_dict is not one of tensors"
+        )
     for name, value in weights.items():
         if not value.isfinite().all():
             raise InputError(f"{path} has weights that are not finite: {name}")

@@ -27,7 +27,10 @@ class TrainingTime:
     hardware: tuple[str, ...] = ()
 
     def __add__(self, other: "TrainingTime") -> "TrainingTime":
-        seconds, estimator = self.seconds + other.seconds, self.estimator_seconds + other.estimator_seconds
+        seconds, estimator = (
+            self.seconds + other.seconds,
+            self.estimator_seconds + other.estimator_seconds,
+        )
         hardware = tuple(dict.fromkeys((*self.hardware, *other.hardware)))
         return TrainingTime(seconds, self.images + other.images, estimator, hardware)
 
@@ -62,7 +65,9 @@ class TrainingMonitor:
     def _forget(self) -> None:
         self._started: float | None = None
         self._images, self._estimator_seconds = 0, 0.0
-        self._band_sum, self._band_count = torch.zeros(2, NOISE_BANDS, device=self.band_edges.device)
+        self._band_sum, self._band_count = torch.zeros(
+            2, NOISE_BANDS, device=self.band_edges.device
+        )
         self.estimator_watch.read_and_reset()
 
     def restart(self) -> None:
@@ -82,7 +87,9 @@ class TrainingMonitor:
     def _interval(self) -> TrainingTime:
         assert self._started is not None
         self._estimator_seconds += self.estimator_watch.read_and_reset()
-        return TrainingTime(time.perf_counter() - self._started, self._images, self._estimator_seconds)
+        return TrainingTime(
+            time.perf_counter() - self._started, self._images, self._estimator_seconds
+        )
 
     def update(self, loss: Tensor, t: Tensor, images: int) -> None:
         """Add one batch: losses (B,), noise levels t (B,) float64, and the batch's number of images over all ranks."""
@@ -97,7 +104,9 @@ class TrainingMonitor:
         values = {"train/images_per_s": interval.images_per_second}
         values["estimator/share_of_time"] = interval.estimator_share
         edges = self.band_edges.tolist()
-        for band, (total, count) in enumerate(zip(self._band_sum.tolist(), self._band_count.tolist(), strict=True)):
+        for band, (total, count) in enumerate(
+            zip(self._band_sum.tolist(), self._band_count.tolist(), strict=True)
+        ):
             if count > 0:
                 values[f"train/loss_t_{edges[band]:.3g}_to_{edges[band + 1]:.3g}"] = total / count
         self.restart()

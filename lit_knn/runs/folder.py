@@ -70,7 +70,11 @@ class RunFolder:
         """
         stem, suffix = os.path.splitext(name)
         pattern = re.compile(rf"{re.escape(stem)}_(\d+){re.escape(suffix)}")
-        found = {int(match[1]): path for path in self.path.glob("*") if (match := pattern.fullmatch(path.name))}
+        found = {
+            int(match[1]): path
+            for path in self.path.glob("*")
+            if (match := pattern.fullmatch(path.name))
+        }
         return [found[number] for number in sorted(found)]
 
     def start(self) -> str | None:
@@ -101,7 +105,9 @@ class RunFolder:
             if (run.path / RECORD_NAME).is_file():
                 found.append(run.path)
             else:
-                rank_zero_warn(f"{self.path} was resumed from {start}, whose run is not there: its part is left out")
+                rank_zero_warn(
+                    f"{self.path} was resumed from {start}, whose run is not there: its part is left out"
+                )
         return found[::-1]
 
     def holds(self, checkpoint: str | Path) -> bool:
@@ -118,7 +124,9 @@ class RunFolder:
             return True
         return same and seed in (None, config.get("seed_everything", seed))
 
-    def kept_checkpoints(self, folder: str | Path | None = None, max_steps: int = -1) -> dict[int, Path]:
+    def kept_checkpoints(
+        self, folder: str | Path | None = None, max_steps: int = -1
+    ) -> dict[int, Path]:
         """Find the checkpoints that `CheckpointByImages` kept, and the last one; return paths by the images seen.
 
         If the run was resumed, checkpoints of the earlier folders count up to the one that it was resumed from, unless
@@ -128,7 +136,9 @@ class RunFolder:
         own = self.path / CHECKPOINTS if folder is None else Path(folder)
         found = self._kept(CHECKPOINTS) if folder is None else kept_in(own)
         if not found:
-            raise InputError(f"{own} has no images_seen=N.ckpt; lit_knn.callbacks.CheckpointByImages keeps some")
+            raise InputError(
+                f"{own} has no images_seen=N.ckpt; lit_knn.callbacks.CheckpointByImages keeps some"
+            )
         last = own / LAST_NAME
         if max_steps > 0 and last.is_file():
             try:
@@ -145,7 +155,9 @@ class RunFolder:
         found = self._kept(SNAPSHOTS_FOLDER)
         if not found:
             advice = "add lit_knn.callbacks.PowerAverages to the training"
-            raise InputError(f"{self.path / SNAPSHOTS_FOLDER} has no snapshots of averages: {advice}")
+            raise InputError(
+                f"{self.path / SNAPSHOTS_FOLDER} has no snapshots of averages: {advice}"
+            )
         return found
 
     def _kept(self, name: str) -> dict[int, Path]:
@@ -155,11 +167,15 @@ class RunFolder:
             try:
                 until = read_training(start).get("images_seen", 0)
             except InputError as error:
-                rank_zero_warn(f"the run was resumed from {error}; what was kept before it is missing")
+                rank_zero_warn(
+                    f"the run was resumed from {error}; what was kept before it is missing"
+                )
                 break
             # The earlier run may have gone on since.
             until = min([until, *found])
-            earlier = {seen: path for seen, path in kept_in(run.path / name).items() if seen <= until}
+            earlier = {
+                seen: path for seen, path in kept_in(run.path / name).items() if seen <= until
+            }
             found = {**earlier, **found}
         return dict(sorted(found.items()))
 
@@ -172,7 +188,9 @@ class RunFolder:
         except (BlockingIOError, PermissionError) as error:
             file.close()
             advice = "wait until it ends, or give another --trainer.logger.version"
-            raise InputError(f"{self.path}: another process trains in this folder; {advice}") from error
+            raise InputError(
+                f"{self.path}: another process trains in this folder; {advice}"
+            ) from error
         except OSError:
             pass  # This file system knows no locks.
         _locks.append(file)
@@ -214,7 +232,9 @@ def folder_of_name(trainer: Mapping[str, Any]) -> Path:
     for options in _loggers(trainer, FILE_LOGGERS):
         return expanded(options.get("save_dir", root)) / (options.get("name", DEFAULT_NAME) or "")
     options = next(iter(_loggers(trainer)), {})
-    return expanded(root) / next((str(options.get(name)) for name in NAMES if options.get(name)), DEFAULT_NAME)
+    return expanded(root) / next(
+        (str(options.get(name)) for name in NAMES if options.get(name)), DEFAULT_NAME
+    )
 
 
 def expanded(path: str | os.PathLike[str]) -> Path:
@@ -222,7 +242,9 @@ def expanded(path: str | os.PathLike[str]) -> Path:
     return Path(at_home(os.path.expandvars(path)))
 
 
-def choose_folder(trainer: Options, model: Options, command: str = "fit", checkpoint: str | None = None) -> RunFolder:
+def choose_folder(
+    trainer: Options, model: Options, command: str = "fit", checkpoint: str | None = None
+) -> RunFolder:
     """Choose the folder of a run, from the options of its trainer and its model.
 
     VERSION is that of a TensorBoard or CSV logger, if it is given. A fit that resumes from the
@@ -244,7 +266,9 @@ def choose_folder(trainer: Options, model: Options, command: str = "fit", checkp
 
     pattern = re.compile(rf"{re.escape(stem)}_(\d+)")
     while True:
-        numbers = [int(match[1]) for path in parent.glob("*") if (match := pattern.fullmatch(path.name))]
+        numbers = [
+            int(match[1]) for path in parent.glob("*") if (match := pattern.fullmatch(path.name))
+        ]
         folder = parent / (version or f"{stem}_{max(numbers, default=-1) + 1}")
         if command == "plan" or not is_first_process():
             return RunFolder(folder)
@@ -283,11 +307,17 @@ def version_stem(model: Mapping[str, Any]) -> str:
     return WORDS.sub("_", named["class_path"].rpartition(".")[2]).lower().removeprefix("lit_")
 
 
-def _loggers(trainer: Mapping[str, Any], kinds: tuple[type, ...] = (object,)) -> list[Mapping[str, Any]]:
+def _loggers(
+    trainer: Mapping[str, Any], kinds: tuple[type, ...] = (object,)
+) -> list[Mapping[str, Any]]:
     """Return the arguments of the loggers of some kinds."""
     given = trainer["logger"]
-    loggers = [each for each in (given if isinstance(given, list) else [given]) if hasattr(each, "get")]
-    chosen = [each for each in loggers if issubclass(pkgutil.resolve_name(each["class_path"]), kinds)]
+    loggers = [
+        each for each in (given if isinstance(given, list) else [given]) if hasattr(each, "get")
+    ]
+    chosen = [
+        each for each in loggers if issubclass(pkgutil.resolve_name(each["class_path"]), kinds)
+    ]
     return [each.get("init_args") or {} for each in chosen]
 
 

@@ -84,7 +84,9 @@ class Interruption(pl.Callback):
 
     def on_validation_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Let a signal end the run at once from now on, because the checkpoint before the validation is saved."""
-        self._ends_at_once = trainer.state.fn == "fit" and not trainer.sanity_checking and not self._open
+        self._ends_at_once = (
+            trainer.state.fn == "fit" and not trainer.sanity_checking and not self._open
+        )
         if self._ends_at_once and (self.stops or self._noted):
             raise self._interrupted(self.stops or self._noted)
 
@@ -94,8 +96,13 @@ class Interruption(pl.Callback):
 
     def _interrupted(self, signum: int) -> RunInterrupted:
         # The last callback is `LastCheckpoint`. Others may have saved long ago.
-        saved = (getattr(callback, "last_saved", None) for callback in reversed(self._trainer.checkpoint_callbacks))
-        return RunInterrupted(signum, self._trainer.global_step, next((path for path in saved if path), None))
+        saved = (
+            getattr(callback, "last_saved", None)
+            for callback in reversed(self._trainer.checkpoint_callbacks)
+        )
+        return RunInterrupted(
+            signum, self._trainer.global_step, next((path for path in saved if path), None)
+        )
 
     def _note(self, signum: int, frame: Any) -> None:
         launcher, now = self._trainer.strategy.launcher, time.monotonic()
@@ -108,7 +115,10 @@ class Interruption(pl.Callback):
         self._noted, self._noted_at = signum, now
         if self._trainer.is_global_zero:
             # The signal may have come inside a print, which cannot be entered twice.
-            os.write(2, f"\n{signal.Signals(signum).name}: stopping after this batch; Ctrl-C ends at once\n".encode())
+            os.write(
+                2,
+                f"\n{signal.Signals(signum).name}: stopping after this batch; Ctrl-C ends at once\n".encode(),
+            )
         if launcher is not None:
             launcher.kill(signum)
         if self._ends_at_once:

@@ -27,13 +27,15 @@ class Record:
 
     command: str = field(default_factory=lambda: shlex.join(sys.argv))
     status: str = "running"  # or `finished`, or how the run ended; a killed run stays `running`
-    started: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))  # this part
+    # this part
+    started: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
     wall_seconds: float = 0.0  # of this part, with validations
     resumed_from: str | None = None  # the checkpoint in another folder that the run started from
     revision: str | None = field(default_factory=revision)
     python: str = field(default_factory=platform.python_version)
     packages: dict[str, str] = field(default_factory=package_versions)
-    data: dict[str, Any] = field(default_factory=dict)  # of the data module and its reference set, see `RunRecord`
+    # of the data module and its reference set, see `RunRecord`
+    data: dict[str, Any] = field(default_factory=dict)
     processes: int = 1
     time: TrainingTime = field(default_factory=TrainingTime)  # of the training steps of all parts
     images_seen: int = 0  # of all parts and processes
@@ -43,9 +45,13 @@ class Record:
 
     def write(self, folder: str | os.PathLike[str]) -> None:
         """Write `run.json` into the folder of the run."""
-        self.wall_seconds = (datetime.now(UTC) - datetime.fromisoformat(self.started)).total_seconds()
+        self.wall_seconds = (
+            datetime.now(UTC) - datetime.fromisoformat(self.started)
+        ).total_seconds()
         self.memory_gb = process_bytes("VmHWM") / 1e9
-        self.gpu_memory_gb = torch.cuda.max_memory_allocated() / 1e9 if torch.cuda.is_initialized() else 0.0
+        self.gpu_memory_gb = (
+            torch.cuda.max_memory_allocated() / 1e9 if torch.cuda.is_initialized() else 0.0
+        )
         with written_whole(Path(folder) / RECORD_NAME) as partial:
             partial.write_text(json.dumps(asdict(self), indent=2) + "\n", encoding="utf-8")
 
@@ -54,7 +60,9 @@ def read_record(folder: str | os.PathLike[str]) -> Record:
     """Read `run.json` from the folder of a run; raise InputError if it is missing or damaged."""
     path = Path(folder) / RECORD_NAME
     if not path.is_file():
-        raise InputError(f"{path}: no such file; lit_knn.callbacks.RunRecord writes it, which `lit-knn fit` always has")
+        raise InputError(
+            f"{path}: no such file; lit_knn.callbacks.RunRecord writes it, which `lit-knn fit` always has"
+        )
     try:
         said = json.loads(path.read_text(encoding="utf-8"))
         time = TrainingTime(**{**said["time"], "hardware": tuple(said["time"]["hardware"])})

@@ -31,7 +31,11 @@ HASH_DIGITS = 16
 
 
 def check_fit(
-    trainer: Any, model: pl.LightningModule, datamodule: Any, start: str | None, checkpoint: dict[str, Any] | None
+    trainer: Any,
+    model: pl.LightningModule,
+    datamodule: Any,
+    start: str | None,
+    checkpoint: dict[str, Any] | None,
 ) -> None:
     """Refuse a checkpoint of other options or with too many steps, and a fit that would overwrite a longer one."""
     step = 0 if checkpoint is None else checkpoint["global_step"]
@@ -39,7 +43,9 @@ def check_fit(
         with prefixed(f"--ckpt_path {start}"):
             check_same_run(checkpoint, describe_run(trainer, model, datamodule))
         if 0 <= trainer.max_steps < step:
-            raise InputError(f"--trainer.max_steps {trainer.max_steps}: {start} has {step} steps already; give more")
+            raise InputError(
+                f"--trainer.max_steps {trainer.max_steps}: {start} has {step} steps already; give more"
+            )
     requeued = start is not None and is_of_job(start)
     if trainer.is_global_zero and not requeued:  # A requeued run only repeats its own last steps.
         for callback in trainer.checkpoint_callbacks:
@@ -47,7 +53,9 @@ def check_fit(
                 callback.check_overwrites(trainer, step, start)
 
 
-def describe_run(trainer: pl.Trainer, pl_module: Any, datamodule: Any = None) -> dict[str, int | str]:
+def describe_run(
+    trainer: pl.Trainer, pl_module: Any, datamodule: Any = None
+) -> dict[str, int | str]:
     """Return what must stay the same when the run is resumed, as far as it is known; all ranks get the same.
 
     Every rank must call it, because the hash of a sharded set is made of the hashes of all ranks.
@@ -70,7 +78,9 @@ def describe_run(trainer: pl.Trainer, pl_module: Any, datamodule: Any = None) ->
             settings = flat_settings("autoencoder", coder)
             known["autoencoder"] = json.dumps(settings, default=lambda part: type(part).__name__)
         if getattr(pl_module, "conditioning", None) and reference.labels is not None:
-            known["labels"] = hashlib.sha256(reference.labels.cpu().numpy().tobytes()).hexdigest()[:HASH_DIGITS]
+            known["labels"] = hashlib.sha256(reference.labels.cpu().numpy().tobytes()).hexdigest()[
+                :HASH_DIGITS
+            ]
     return {name: v if isinstance(v, str) else int(v) for name, v in known.items() if v is not None}
 
 
@@ -85,19 +95,25 @@ def check_same_run(checkpoint: dict[str, Any], now: dict[str, int | str]) -> Non
         if name in before and name in now and before[name] != now[name]:
             told = f"the checkpoint is of a run with {what} {before[name]}, not {now[name]}"
             advice = "give the same, or start a new run"
-            raise InputError(f"{told}; with another value its batches and noise would not continue: {advice}")
+            raise InputError(
+                f"{told}; with another value its batches and noise would not continue: {advice}"
+            )
 
 
 def optimisation(trainer: pl.Trainer) -> dict[str, str]:
     """Return the classes of optimiser and schedule, whose state a checkpoint holds, and the length of the schedule."""
     found = (config.scheduler for config in trainer.lr_scheduler_configs)
-    lengths = ((type(s).__name__, getattr(s, "total_steps", getattr(s, "T_max", None))) for s in found)
+    lengths = (
+        (type(s).__name__, getattr(s, "total_steps", getattr(s, "T_max", None))) for s in found
+    )
     schedules = [name if steps is None else f"{name} of {steps} steps" for name, steps in lengths]
     optimizers = [type(optimizer).__name__ for optimizer in trainer.optimizers]
     return {"optimizer": ", ".join(optimizers), "lr_scheduler": ", ".join(schedules) or "none"}
 
 
-def check_optimisation(trainer: pl.Trainer, before: dict[str, Any], groups: Sequence[dict[str, Any]]) -> None:
+def check_optimisation(
+    trainer: pl.Trainer, before: dict[str, Any], groups: Sequence[dict[str, Any]]
+) -> None:
     """Refuse other classes than `before`, rates other than those of the saved `groups`, and a schedule too short."""
     for name, now in optimisation(trainer).items():
         if before.get(name, now) != now:
@@ -111,8 +127,14 @@ def check_optimisation(trainer: pl.Trainer, before: dict[str, Any], groups: Sequ
                 raise InputError(f"--ckpt_path: {told}: give the same, or start a new run")
     for config in trainer.lr_scheduler_configs:
         steps = getattr(config.scheduler, "total_steps", None)
-        if steps is not None and config.interval == "step" and steps * config.frequency < trainer.max_steps:
-            told = f"{type(config.scheduler).__name__} would end before the {trainer.max_steps} steps"
+        if (
+            steps is not None
+            and config.interval == "step"
+            and steps * config.frequency < trainer.max_steps
+        ):
+            told = (
+                f"{type(config.scheduler).__name__} would end before the {trainer.max_steps} steps"
+            )
             raise InputError(f"--lr_scheduler.total_steps {steps}: {told} of the training")
 
 
@@ -132,8 +154,13 @@ def repair_progress(checkpoint: dict[str, Any]) -> None:
     """
     fit_loop = checkpoint["loops"]["fit_loop"]
     progress = fit_loop["epoch_loop.batch_progress"]
-    if progress["current"]["ready"] > progress["current"]["processed"]:  # The error's batch was counted already.
+    # The error's batch was counted already.
+    if progress["current"]["ready"] > progress["current"]["processed"]:
         progress["is_last_batch"] = False
         fit_loop["epoch_loop.state_dict"]["_batches_that_stepped"] -= 1
     for counts in (progress["total"], progress["current"]):
-        counts.update(ready=counts["processed"], started=counts["processed"], completed=counts["processed"] - 1)
+        counts.update(
+            ready=counts["processed"],
+            started=counts["processed"],
+            completed=counts["processed"] - 1,
+        )

@@ -75,13 +75,19 @@ class ConsistencyModel(GenerativeModel):
     def check_steps(self, num_steps: int) -> None:
         check_num_steps(num_steps)
         if num_steps > (most := len(self.sampling_sigmas)):
-            raise InputError(f"num_steps={num_steps!r:.80} must be from 1 to the number of sampling_sigmas, {most}")
+            raise InputError(
+                f"num_steps={num_steps!r:.80} must be from 1 to the number of sampling_sigmas, {most}"
+            )
 
-    def draw(self, seeds: Sequence[int] | Tensor, num_steps: int, labels: Tensor | None, guidance: float) -> Tensor:
+    def draw(
+        self, seeds: Sequence[int] | Tensor, num_steps: int, labels: Tensor | None, guidance: float
+    ) -> Tensor:
         if guidance != 1:
             raise InputError(f"sample: guidance={guidance}, but a consistency model has none")
         self.check_steps(num_steps)
-        noise = [seeded_noise(seeds, self.image_shape, draw, self.device) for draw in range(num_steps)]
+        noise = [
+            seeded_noise(seeds, self.image_shape, draw, self.device) for draw in range(num_steps)
+        ]
         function = partial(self.network, class_label=labels)
         sigmas = self.sampling_sigmas[:num_steps]
         return consistency_sampler(function, torch.stack(noise), sigmas, self.network.sigma_min)

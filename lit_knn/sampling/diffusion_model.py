@@ -81,9 +81,13 @@ class DiffusionModel(DenoisingModel):
     def check_steps(self, num_steps: int) -> None:
         self.grid.descending(num_steps)
 
-    def draw(self, seeds: Sequence[int] | Tensor, num_steps: int, labels: Tensor | None, guidance: float) -> Tensor:
+    def draw(
+        self, seeds: Sequence[int] | Tensor, num_steps: int, labels: Tensor | None, guidance: float
+    ) -> Tensor:
         noise = seeded_noise(seeds, self.image_shape, device=self.device)
-        return heun_sampler(self.guided_network(labels, guidance), noise, num_steps, self.grid, process=self.process)
+        return heun_sampler(
+            self.guided_network(labels, guidance), noise, num_steps, self.grid, process=self.process
+        )
 
 
 def check_process(process: Process, grid: NoiseGrid) -> None:

@@ -69,19 +69,29 @@ class FlowModel(DenoisingModel):
             network.process = process_of(process)
         _, given = named("sampler", sampler, {"FixedSteps": FixedSteps})
         if given.get("solver") not in SOLVERS:
-            raise InputError(f"solver must be one of {', '.join(SOLVERS)}, got {given.get('solver')!r:.80}")
+            raise InputError(
+                f"solver must be one of {', '.join(SOLVERS)}, got {given.get('solver')!r:.80}"
+            )
         made = FixedSteps(**{**given, "solver": SOLVERS[given["solver"]]})
         return cls(network, image_shape, TimeSpan(**times), made, **options)
 
     def options(self) -> dict[str, Any]:
         """A user's own class or solver becomes None, because no file can name it."""
-        own = {name: value for name, value in self.network.description().items() if name not in ("output", "process")}
+        own = {
+            name: value
+            for name, value in self.network.description().items()
+            if name not in ("output", "process")
+        }
         process, sampler = self.network.process, self.sampler
         solver = next((name for name, solver in SOLVERS.items() if solver is sampler.solver), None)
         return {
-            "output": {"class": type(self.network).__name__, **own} if type(self.network) in OUTPUTS.values() else None,
+            "output": {"class": type(self.network).__name__, **own}
+            if type(self.network) in OUTPUTS.values()
+            else None,
             "times": {"low": self.times.low, "high": self.times.high},
-            "sampler": {"class": "FixedSteps", "solver": solver} if type(sampler) is FixedSteps else None,
+            "sampler": {"class": "FixedSteps", "solver": solver}
+            if type(sampler) is FixedSteps
+            else None,
             "num_steps": self.num_steps,
             "sampling_class": self.sampling_class,
             **({} if type(process) is LinearInterpolant else {"process": named_process(process)}),
@@ -90,7 +100,9 @@ class FlowModel(DenoisingModel):
 
     def times_range(self) -> tuple[float, float]:
         # The straight path has the noise level τ/(1 − τ), which is infinite at 1.
-        return 0.0, math.nextafter(1.0, 0.0) if type(self.network.process) is LinearInterpolant else 1.0
+        return 0.0, math.nextafter(1.0, 0.0) if type(
+            self.network.process
+        ) is LinearInterpolant else 1.0
 
     @property
     def denoiser(self) -> FlowDenoiser:
@@ -99,7 +111,9 @@ class FlowModel(DenoisingModel):
     def check_steps(self, num_steps: int) -> None:
         self.times.descending(num_steps)
 
-    def draw(self, seeds: Sequence[int] | Tensor, num_steps: int, labels: Tensor | None, guidance: float) -> Tensor:
+    def draw(
+        self, seeds: Sequence[int] | Tensor, num_steps: int, labels: Tensor | None, guidance: float
+    ) -> Tensor:
         noise = seeded_noise(seeds, self.image_shape, device=self.device)
         velocity = self.guided_network(labels, guidance)
         return self.sampler(velocity, noise, self.times, num_steps, self.network.process)

@@ -25,7 +25,9 @@ class TimeSpan:
 
     def __init__(self, low: float, high: float) -> None:
         if not 0 < low < high < 1:
-            raise InputError(f"{type(self).__name__}: need 0 < low < high < 1, got low={low} and high={high}")
+            raise InputError(
+                f"{type(self).__name__}: need 0 < low < high < 1, got low={low} and high={high}"
+            )
         self.low = low
         self.high = high
 
@@ -58,7 +60,12 @@ class FixedSteps:
         self.solver = solver
 
     def __call__(
-        self, velocity: Velocity, noise: Tensor, times: TimeSpan, num_steps: int, process: Process = LINEAR_PROCESS
+        self,
+        velocity: Velocity,
+        noise: Tensor,
+        times: TimeSpan,
+        num_steps: int,
+        process: Process = LINEAR_PROCESS,
     ) -> Tensor:
         """Draw one image per item of `noise`, with its shape and dtype.
 
@@ -71,7 +78,9 @@ class FixedSteps:
         """
 
         def mean(z: Tensor, tau: Tensor) -> Tensor:
-            return process.mean_of_velocity(z, per_item(tau, z), velocity(z.to(noise.dtype), tau).double())
+            return process.mean_of_velocity(
+                z, per_item(tau, z), velocity(z.to(noise.dtype), tau).double()
+            )
 
         levels = times.descending(num_steps, process.growth)
         z = process.noise_std(levels[0]).item() * noise.double()

@@ -35,7 +35,11 @@ def check_guidance(guidance: float, num_classes: int, drops_labels: bool) -> flo
     if not 0 <= guidance < math.inf:
         raise InputError(f"guidance must be a finite number of at least 0, got {guidance}")
     if guidance != 1 and num_classes == 0:
-        raise InputError(f"guidance={guidance} needs a class-conditional network, but the net has num_classes=0")
+        raise InputError(
+            f"guidance={guidance} needs a class-conditional network, but the net has num_classes=0"
+        )
     if guidance != 1 and not drops_labels:
-        raise InputError(f"guidance={guidance} needs a network that was trained without classes, too (label_dropout)")
+        raise InputError(
+            f"guidance={guidance} needs a network that was trained without classes, too (label_dropout)"
+        )
     return float(guidance)

@@ -12,7 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lit_knn.common.checkpoint_file import CHECKPOINTS, MODEL_KEY, last_checkpoint, read_checkpoint_file
+from lit_knn.common.checkpoint_file import (
+    CHECKPOINTS,
+    MODEL_KEY,
+    last_checkpoint,
+    read_checkpoint_file,
+)
 from lit_knn.common.errors import InputError, first_line, prefixed
 from lit_knn.common.files import written_whole
 from lit_knn.nets.architecture import build_network, load_weights
@@ -84,10 +89,16 @@ def load_network_to_tune(path: str | os.PathLike[str], net: nn.Module | None = N
     Returns:
         `denoiser(z, sigma, class_label=None)`, on the CPU, in training mode, with gradients.
     """
-    frozen = set() if net is None else {name for name, value in net.named_parameters() if not value.requires_grad}
+    frozen = (
+        set()
+        if net is None
+        else {name for name, value in net.named_parameters() if not value.requires_grad}
+    )
     model, denoiser = _denoising_model(path, net, augmented=False)
     if not isinstance(denoiser, EDMPrecond):
-        raise InputError(f"{os.fspath(path)}: a {model.kind} model cannot be tuned: give a diffusion model")
+        raise InputError(
+            f"{os.fspath(path)}: a {model.kind} model cannot be tuned: give a diffusion model"
+        )
     for name, value in model.net.named_parameters():
         value.requires_grad_(name not in frozen)
     return denoiser.train()
@@ -99,18 +110,24 @@ def _denoising_model(
     """Load a model and its denoiser; `augmented=False` omits the layer for augmentation labels."""
     file = find_file(path)
     description, weights = _read(file)
-    if description.get("kind") == DiffusionModel.kind and isinstance(description.get("options"), dict):
+    if description.get("kind") == DiffusionModel.kind and isinstance(
+        description.get("options"), dict
+    ):
         # Only the sampler needs the process, and a file cannot name a user's own process.
         description["options"]["process"] = None
     if not augmented:
-        weights = {name: value for name, value in weights.items() if name not in AUGMENTATION_WEIGHTS}
+        weights = {
+            name: value for name, value in weights.items() if name not in AUGMENTATION_WEIGHTS
+        }
         architecture = description.get("architecture")
         if isinstance(architecture, dict) and isinstance(architecture.get("options"), dict):
             architecture["options"]["augment_dim"] = 0
     with prefixed(os.fspath(file)):
         model = build(description, weights, net)
         if not isinstance(model, DenoisingModel):
-            raise InputError(f"a {model.kind} model has no denoiser: give a diffusion or a flow model")
+            raise InputError(
+                f"a {model.kind} model has no denoiser: give a diffusion or a flow model"
+            )
         return model, model.denoiser
 
 
@@ -138,7 +155,9 @@ def build(
     try:
         model = KINDS[kind].around(made, description.get("image_shape"), **options)  # type: ignore[arg-type]
     except TypeError as error:
-        raise InputError(f"a model of kind {kind} cannot have the options {', '.join(options)!r:.200}") from error
+        raise InputError(
+            f"a model of kind {kind} cannot have the options {', '.join(options)!r:.200}"
+        ) from error
     missing = model.options().keys() - options.keys()
     if missing:
         raise InputError(f"a model of kind {kind} needs the option {min(missing)}")
@@ -154,7 +173,9 @@ def _network(architecture: object, weights: Mapping[str, Tensor]) -> nn.Module:
     if not isinstance(architecture, dict):
         raise InputError(f"architecture must be a dict, got {architecture!r:.80}")
     # PyTorch rounds differently if weights are stored channels last or at an unaligned address.
-    plain = {name: value.clone(memory_format=torch.contiguous_format) for name, value in weights.items()}
+    plain = {
+        name: value.clone(memory_format=torch.contiguous_format) for name, value in weights.items()
+    }
     return build_network(architecture, plain)
 
 
@@ -168,7 +189,9 @@ def find_file(path: str | os.PathLike[str]) -> Path:
         return path
     exported = path / WEIGHTS_NAME
     # A run may go on after it was exported into its own folder.
-    return exported if exported.is_file() and not (path / CHECKPOINTS).is_dir() else last_checkpoint(path)
+    if exported.is_file() and not (path / CHECKPOINTS).is_dir():
+        return exported
+    return last_checkpoint(path)
 
 
 def _read(file: Path) -> Parts:
@@ -177,7 +200,9 @@ def _read(file: Path) -> Parts:
         found = "" if file.exists() else "no such file or folder of a run; "
         raise InputError(f"{file}: {found}a network file must be one of {', '.join(readers)}")
     if not file.is_file():  # Opening a pipe would wait for somebody to write to it.
-        raise InputError(f"{file}: {'a pipe, a socket or a device' if file.exists() else 'no such file'}")
+        raise InputError(
+            f"{file}: {'a pipe, a socket or a device' if file.exists() else 'no such file'}"
+        )
     return readers[file.suffix](file)
 
 
@@ -188,9 +213,13 @@ def _read_checkpoint(file: Path) -> Parts:
     if not isinstance(state_dict, dict) or not all(isinstance(name, str) for name in state_dict):
         raise InputError(f"{file}: no checkpoint of a training: it has no state_dict")
     if not isinstance(description, dict) or not isinstance(description.get("prefix"), str):
-        raise InputError(f"{file}: no checkpoint of lit_knn: {MODEL_KEY} must be a dict with a prefix")
+        raise InputError(
+            f"{file}: no checkpoint of lit_knn: {MODEL_KEY} must be a dict with a prefix"
+        )
     prefix = description["prefix"]
-    weights = {name[len(prefix) :]: value for name, value in state_dict.items() if name.startswith(prefix)}
+    weights = {
+        name[len(prefix) :]: value for name, value in state_dict.items() if name.startswith(prefix)
+    }
     if not weights or not all(isinstance(value, Tensor) for value in weights.values()):
         raise InputError(f"{file}: no weights named {prefix[:80]}*")
     return description, weights
@@ -215,7 +244,9 @@ def read_exported(file: Path) -> Parts:
         raise InputError(f"{file} is not a model that lit_knn exported or converted")
     if metadata.get("format_version") != VERSION:
         found = metadata.get("format_version")
-        raise InputError(f"{file} has format version {found!r:.40}; this version of lit_knn reads {VERSION}")
+        raise InputError(
+            f"{file} has format version {found!r:.40}; this version of lit_knn reads {VERSION}"
+        )
     try:
         description = json.loads(metadata.get("model", ""))
     except (ValueError, RecursionError):
@@ -241,7 +272,12 @@ def _read_published(file: Path) -> Parts:
         "drops_labels": bool(config.get("label_dropout", 0)),
     }
     shape = [config["img_channels"], side, side]
-    told = {"kind": DiffusionModel.kind, "image_shape": shape, "options": options, "architecture": architecture}
+    told = {
+        "kind": DiffusionModel.kind,
+        "image_shape": shape,
+        "options": options,
+        "architecture": architecture,
+    }
     return told, {name.removeprefix("model."): value for name, value in weights.items()}
 
 
@@ -257,8 +293,15 @@ def write_exported(path: Path, model: GenerativeModel) -> None:
     from safetensors.torch import save_file
 
     # Two names may share a tensor, which the format does not allow.
-    weights = {name: value.detach().cpu().clone().contiguous() for name, value in model.net.state_dict().items()}
-    metadata = {"format": FORMAT, "format_version": VERSION, "model": json.dumps(model.description())}
+    weights = {
+        name: value.detach().cpu().clone().contiguous()
+        for name, value in model.net.state_dict().items()
+    }
+    metadata = {
+        "format": FORMAT,
+        "format_version": VERSION,
+        "model": json.dumps(model.description()),
+    }
     try:
         with written_whole(path) as partial:
             save_file(weights, partial, metadata=metadata)

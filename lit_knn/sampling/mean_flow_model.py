@@ -59,17 +59,25 @@ class MeanFlowModel(GenerativeModel):
         r = torch.as_tensor(r, dtype=t.dtype, device=z.device).expand(len(z))
         bad = ~((r >= 0) & (r <= t))
         if bad.any():
-            raise InputError(f"r must be from 0 to t={t[bad][0].item():g}, got {r[bad][0].item():g}")
+            raise InputError(
+                f"r must be from 0 to t={t[bad][0].item():g}, got {r[bad][0].item():g}"
+            )
         return self.network(z, t, labels, r)
 
     def check_steps(self, num_steps: int) -> None:
         check_num_steps(num_steps)
 
-    def draw(self, seeds: Sequence[int] | Tensor, num_steps: int, labels: Tensor | None, guidance: float) -> Tensor:
+    def draw(
+        self, seeds: Sequence[int] | Tensor, num_steps: int, labels: Tensor | None, guidance: float
+    ) -> Tensor:
         if guidance != 1:
-            raise InputError(f"sample: guidance={guidance}, but a mean flow has its guidance from training")
+            raise InputError(
+                f"sample: guidance={guidance}, but a mean flow has its guidance from training"
+            )
         self.check_steps(num_steps)
         z = seeded_noise(seeds, self.image_shape, device=self.device)
-        for t, r in pairwise(torch.linspace(1, 0, num_steps + 1, dtype=torch.float64, device=self.device)):
+        for t, r in pairwise(
+            torch.linspace(1, 0, num_steps + 1, dtype=torch.float64, device=self.device)
+        ):
             z = z - (t - r).float() * self.network(z, t, labels, r)
         return z

@@ -22,7 +22,9 @@ from lit_knn.theory.noise import EDM, VP, LinearInterpolant, Process
 Labels: TypeAlias = int | str | Sequence[int | str] | Tensor
 
 # A file can name only these processes.
-PROCESSES: dict[str, type[Process]] = {process.__name__: process for process in (EDM, VP, LinearInterpolant)}
+PROCESSES: dict[str, type[Process]] = {
+    process.__name__: process for process in (EDM, VP, LinearInterpolant)
+}
 
 
 class GenerativeModel(nn.Module):
@@ -57,8 +59,12 @@ class GenerativeModel(nn.Module):
         super().__init__()
         self.network = network
         self.image_shape = tuple(image_shape)
-        if not self.image_shape or any(type(side) is not int or side < 1 for side in self.image_shape):
-            raise InputError(f"image_shape must be a list of positive integers, got {image_shape!r:.80}")
+        if not self.image_shape or any(
+            type(side) is not int or side < 1 for side in self.image_shape
+        ):
+            raise InputError(
+                f"image_shape must be a list of positive integers, got {image_shape!r:.80}"
+            )
         self.num_steps = num_steps
         self.drops_labels = drops_labels
         if sampling_class is not None:
@@ -68,7 +74,9 @@ class GenerativeModel(nn.Module):
 
     @classmethod
     @abstractmethod
-    def around(cls, net: nn.Module, image_shape: Sequence[int], **options: Any) -> "GenerativeModel":
+    def around(
+        cls, net: nn.Module, image_shape: Sequence[int], **options: Any
+    ) -> "GenerativeModel":
         """Make the model of a raw network and the values that `options` returned."""
 
     @abstractmethod
@@ -80,7 +88,9 @@ class GenerativeModel(nn.Module):
         """Raise InputError if the sampler cannot take this number of steps."""
 
     @abstractmethod
-    def draw(self, seeds: Sequence[int] | Tensor, num_steps: int, labels: Tensor | None, guidance: float) -> Tensor:
+    def draw(
+        self, seeds: Sequence[int] | Tensor, num_steps: int, labels: Tensor | None, guidance: float
+    ) -> Tensor:
         """Draw one image per seed, see `sample`."""
 
     @property
@@ -112,30 +122,49 @@ class GenerativeModel(nn.Module):
         return 0.0, math.inf
 
     def checked(
-        self, z: Tensor, t: Tensor | float, class_label: Labels | None, low: float = 0.0, high: float = math.inf
+        self,
+        z: Tensor,
+        t: Tensor | float,
+        class_label: Labels | None,
+        low: float = 0.0,
+        high: float = math.inf,
     ) -> tuple[Tensor, Tensor | None]:
         """Return the times, (B,), of a float type, and the classes, (B,) or None, on the device of `z`.
 
         Raises InputError for others than `forward` takes.
         """
         if z.shape[1:] != self.image_shape or not z.is_floating_point():
-            raise InputError(f"z must be float (B, {', '.join(map(str, self.image_shape))}), got {tuple(z.shape)}")
+            raise InputError(
+                f"z must be float (B, {', '.join(map(str, self.image_shape))}), got {tuple(z.shape)}"
+            )
         if class_label is not None and not self.num_classes:
             raise InputError("class_label is given, but the network has num_classes=0")
-        t = t.to(z.device) if isinstance(t, Tensor) else torch.tensor(t, dtype=torch.float64, device=z.device)
+        t = (
+            t.to(z.device)
+            if isinstance(t, Tensor)
+            else torch.tensor(t, dtype=torch.float64, device=z.device)
+        )
         t = t if t.is_floating_point() else t.double()
         t = t.flatten() if t.shape == (len(z), *[1] * len(self.image_shape)) else t
         if t.shape not in ((), (len(z),)):
-            raise InputError(f"the noise level must be a number or one for each of {len(z)} z, got {tuple(t.shape)}")
+            raise InputError(
+                f"the noise level must be a number or one for each of {len(z)} z, got {tuple(t.shape)}"
+            )
         # The least level may be rounded to the type of t, in which 0.7 may be below 0.7 in float64.
-        inside = (t > 0) & (t >= torch.tensor(low, dtype=t.dtype)) & (t.double() <= high) & t.isfinite()
+        inside = (
+            (t > 0) & (t >= torch.tensor(low, dtype=t.dtype)) & (t.double() <= high) & t.isfinite()
+        )
         if not inside.all():
             limits = f"from {low:g} to {high:g}" if low or high < math.inf else "finite"
-            raise InputError(f"the noise level must be above 0 and {limits}, got {t[~inside][0].item():g}")
+            raise InputError(
+                f"the noise level must be above 0 and {limits}, got {t[~inside][0].item():g}"
+            )
         # (B, num_classes) weights of the classes are for the network to check.
         if class_label is None or (isinstance(class_label, Tensor) and class_label.dim() == 2):
             return t.expand(len(z)), class_label
-        return t.expand(len(z)), self.numbers(class_label, len(z), "z", others=(NO_CLASS,)).to(z.device)
+        return t.expand(len(z)), self.numbers(class_label, len(z), "z", others=(NO_CLASS,)).to(
+            z.device
+        )
 
     @torch.no_grad()
     def sample(
@@ -165,19 +194,29 @@ class GenerativeModel(nn.Module):
         """Return the class of each image, (B,) int64, or None for an unconditional model; see `sample`."""
         chosen = self.sampling_class if class_label is None else class_label
         if chosen is None:
-            return seeded_classes(seeds, self.num_classes, self.device) if self.num_classes else None
+            return (
+                seeded_classes(seeds, self.num_classes, self.device) if self.num_classes else None
+            )
         return self.numbers(chosen, len(seeds), "seeds").to(self.device)
 
-    def numbers(self, chosen: Labels, count: int, counted: str, others: tuple[int, ...] = ()) -> Tensor:
+    def numbers(
+        self, chosen: Labels, count: int, counted: str, others: tuple[int, ...] = ()
+    ) -> Tensor:
         """Return one class for all, or one for each of `count` items, as (count,) int64; `others` pass, too."""
 
         def number(label: Any) -> Any:
             return class_number("class_label", self.net, label) if isinstance(label, str) else label
 
-        chosen = [number(label) for label in chosen] if isinstance(chosen, list | tuple) else number(chosen)
+        chosen = (
+            [number(label) for label in chosen]
+            if isinstance(chosen, list | tuple)
+            else number(chosen)
+        )
         labels = torch.as_tensor(chosen)
         if labels.shape not in ((), (count,)) or labels.is_floating_point():
-            raise InputError(f"class_label must be an integer, or one for each of {count} {counted}")
+            raise InputError(
+                f"class_label must be an integer, or one for each of {count} {counted}"
+            )
         for label in labels.unique().tolist():
             if label not in others:
                 class_number("class_label", self.net, label)
@@ -210,7 +249,9 @@ class DenoisingModel(GenerativeModel):
     def denoiser(self) -> EDMPrecond | FlowDenoiser:
         """The network as D(z, σ, class_label=None)."""
 
-    def posterior_mean(self, z: Tensor, sigma: Tensor | float, class_label: Labels | None = None) -> Tensor:
+    def posterior_mean(
+        self, z: Tensor, sigma: Tensor | float, class_label: Labels | None = None
+    ) -> Tensor:
         """Return the denoised E[x | x + σε = z] for z (B, *shape) at sigma, (B,) or a number: (B, *shape), float32."""
         return self.denoiser(z, *self.checked(z, sigma, class_label))
 
@@ -221,13 +262,21 @@ class DenoisingModel(GenerativeModel):
     def guidance_options(self) -> dict[str, Any]:
         """Return the options of guidance that are not the defaults."""
         options: dict[str, Any] = {} if self.guidance == 1 else {"guidance": self.guidance}
-        return options if self.drops_labels or not self.num_classes else {**options, "drops_labels": False}
+        return (
+            options
+            if self.drops_labels or not self.num_classes
+            else {**options, "drops_labels": False}
+        )
 
 
 def check_positive(**options: float) -> None:
     """Raise InputError for the first option that is not a positive finite number."""
     for name, value in options.items():
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+        if (
+            isinstance(value, bool)
+            or not isinstance(value, int | float)
+            or not 0 < value < math.inf
+        ):
             raise InputError(f"{name} must be finite and above 0, got {value!r:.80}")
 
 
@@ -248,5 +297,7 @@ def named(option: str, told: object, known: dict[str, Any]) -> tuple[str, dict[s
     """Split {"class": …, …} into the name of a known class and its options."""
     name = str(told.get("class")) if isinstance(told, dict) else None
     if not isinstance(told, dict) or name not in known:
-        raise InputError(f"{option} must name one of {', '.join(known)} as its class, got {told!r:.80}")
+        raise InputError(
+            f"{option} must name one of {', '.join(known)} as its class, got {told!r:.80}"
+        )
     return name, {key: value for key, value in told.items() if key != "class"}

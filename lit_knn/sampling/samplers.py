@@ -18,7 +18,10 @@ EDM_GRID = NoiseGrid()
 
 
 def seeded_noise(
-    seeds: Sequence[int] | Tensor, shape: Sequence[int], draw: int = 0, device: torch.device | str = "cpu"
+    seeds: Sequence[int] | Tensor,
+    shape: Sequence[int],
+    draw: int = 0,
+    device: torch.device | str = "cpu",
 ) -> Tensor:
     """Draw standard normal noise, (B, *shape) float32. Item i depends only on (seeds[i], draw).
 
@@ -33,7 +36,9 @@ def seeded_noise(
     return torch.stack(noise).to(device)
 
 
-def seeded_classes(seeds: Sequence[int] | Tensor, num_classes: int, device: torch.device | str = "cpu") -> Tensor:
+def seeded_classes(
+    seeds: Sequence[int] | Tensor, num_classes: int, device: torch.device | str = "cpu"
+) -> Tensor:
     """Draw one of `num_classes` classes for each seed, (B,) int64. Item i depends only on seeds[i]."""
     # The key has three parts, so it differs from the keys (seed, draw) of seeded_noise.
     draws = [seed_from_key(seed, Stream.CLASS, 0) % num_classes for seed in _integers(seeds)]
@@ -70,19 +75,25 @@ def consistency_sampler(
     sigmas = [float(sigma) for sigma in sigmas]
     check_sampling_sigmas(sigmas, sigma_min)
     if noise.ndim < 3 or len(noise) != len(sigmas):
-        raise InputError(f"noise must be ({len(sigmas)}, B, *shape), a draw each step, got {tuple(noise.shape)}")
+        raise InputError(
+            f"noise must be ({len(sigmas)}, B, *shape), a draw each step, got {tuple(noise.shape)}"
+        )
     x = torch.zeros_like(noise[0])
     for step, sigma in enumerate(sigmas):
         spread = sigma if step == 0 else (sigma**2 - sigma_min**2) ** 0.5
         z = x + spread * noise[step]
-        x = consistency_function(z, torch.full((len(z),), sigma, dtype=torch.float64, device=z.device))
+        x = consistency_function(
+            z, torch.full((len(z),), sigma, dtype=torch.float64, device=z.device)
+        )
     return x
 
 
 def check_sampling_sigmas(sigmas: Sequence[float], sigma_min: float) -> None:
     """Raise InputError if the levels of a consistency sampler are not finite, descending and above sigma_min."""
     if not sigmas or not all(high > low for high, low in pairwise([math.inf, *sigmas, sigma_min])):
-        raise InputError(f"sampling_sigmas={list(sigmas)!r:.80} must descend and stay above sigma_min={sigma_min}")
+        raise InputError(
+            f"sampling_sigmas={list(sigmas)!r:.80} must descend and stay above sigma_min={sigma_min}"
+        )
 
 
 @torch.no_grad()
@@ -137,7 +148,9 @@ def hybrid_sampler(
     return integrate_flow(network_mean, z, below, latents.dtype).to(latents.dtype)
 
 
-def hybrid_sigmas(t_switch: float, num_steps: int = 18, grid: NoiseGrid = EDM_GRID) -> tuple[Tensor, Tensor]:
+def hybrid_sigmas(
+    t_switch: float, num_steps: int = 18, grid: NoiseGrid = EDM_GRID
+) -> tuple[Tensor, Tensor]:
     """Cut EDM's grid in two at t_switch: sigma_max … t_switch, and t_switch … sigma_min, 0; descending, float64.
 
     The levels below t_switch stay the same as in the whole grid. So the lower part costs no more than in EDM's sampler,
@@ -148,7 +161,9 @@ def hybrid_sigmas(t_switch: float, num_steps: int = 18, grid: NoiseGrid = EDM_GR
         ends = f"sigma_min={grid.sigma_min} and sigma_max={grid.sigma_max}"
         raise InputError(f"t_switch={t_switch} must be between {ends}, both excluded")
     switch = torch.tensor([t_switch], dtype=torch.float64)
-    return torch.cat([sigmas[sigmas > switch], switch]), torch.cat([switch, sigmas[sigmas < switch], switch * 0])
+    return torch.cat([sigmas[sigmas > switch], switch]), torch.cat(
+        [switch, sigmas[sigmas < switch], switch * 0]
+    )
 
 
 @torch.no_grad()

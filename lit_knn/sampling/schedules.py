@@ -51,7 +51,9 @@ class NoiseGrid:
 
     def __post_init__(self) -> None:
         if not 0 < self.sigma_min < self.sigma_max < math.inf:
-            raise InputError(f"need 0 < sigma_min < sigma_max, got {self.sigma_min} and {self.sigma_max}")
+            raise InputError(
+                f"need 0 < sigma_min < sigma_max, got {self.sigma_min} and {self.sigma_max}"
+            )
         if not 0 < self.rho < math.inf:
             raise InputError(f"rho must be above 0, got {self.rho}")
 
@@ -63,7 +65,9 @@ class NoiseGrid:
         """Levels for training, as in Eq. 7 (eq:CM): t_1 = sigma_min < … < t_N = sigma_max, (num_steps,) float64."""
         check_num_steps(num_steps, least=2)
         ramp = torch.linspace(0, 1, num_steps, dtype=torch.float64)
-        low, high = torch.tensor([self.sigma_min, self.sigma_max], dtype=torch.float64) ** (1 / self.rho)
+        low, high = torch.tensor([self.sigma_min, self.sigma_max], dtype=torch.float64) ** (
+            1 / self.rho
+        )
         sigmas = (low + ramp * (high - low)) ** self.rho
         # The powers have rounding errors, but f(x, t_min) = x needs the exact ends.
         sigmas[0], sigmas[-1] = self.sigma_min, self.sigma_max
@@ -79,16 +83,26 @@ class NoiseGrid:
 
     def bands(self, count: int) -> Tensor:
         """Divide the range into bands that are equal in ln t: their edges, (count + 1,) float64."""
-        return torch.linspace(math.log(self.sigma_min), math.log(self.sigma_max), count + 1, dtype=torch.float64).exp()
+        return torch.linspace(
+            math.log(self.sigma_min), math.log(self.sigma_max), count + 1, dtype=torch.float64
+        ).exp()
 
 
 def check_num_steps(num_steps: int, least: int = 1) -> None:
     """Raise InputError if a number of noise levels or of steps is not an integer from `least` to `MOST_LEVELS`."""
-    if isinstance(num_steps, bool) or not isinstance(num_steps, Integral) or not least <= num_steps <= MOST_LEVELS:
-        raise InputError(f"num_steps must be an integer from {least} to {MOST_LEVELS}, got {num_steps!r:.80}")
+    if (
+        isinstance(num_steps, bool)
+        or not isinstance(num_steps, Integral)
+        or not least <= num_steps <= MOST_LEVELS
+    ):
+        raise InputError(
+            f"num_steps must be an integer from {least} to {MOST_LEVELS}, got {num_steps!r:.80}"
+        )
 
 
-def karras_sigmas(num_steps: int, sigma_min: float = 0.002, sigma_max: float = 80.0, rho: float = 7.0) -> Tensor:
+def karras_sigmas(
+    num_steps: int, sigma_min: float = 0.002, sigma_max: float = 80.0, rho: float = 7.0
+) -> Tensor:
     """`NoiseGrid.ascending` in one call: the `num_steps` levels of Karras et al. 2022, Eq. 5, (num_steps,) float64."""
     return NoiseGrid(sigma_min, sigma_max, rho).ascending(num_steps)
 
@@ -101,7 +115,9 @@ def log_normal_sigmas(
     They are on the device of `generator`, the source of randomness; by default it is PyTorch's own, on the CPU.
     """
     device = generator.device if generator is not None else None
-    return (P_mean + P_std * torch.randn(size, dtype=torch.float64, generator=generator, device=device)).exp()
+    return (
+        P_mean + P_std * torch.randn(size, dtype=torch.float64, generator=generator, device=device)
+    ).exp()
 
 
 def check_log_normal(P_mean: float, P_std: float) -> None:
@@ -110,7 +126,9 @@ def check_log_normal(P_mean: float, P_std: float) -> None:
     if not math.log(limits.tiny) <= P_mean - reach <= P_mean + reach <= math.log(limits.max):
         ends = f"{math.ceil(math.log(limits.tiny))} and {math.floor(math.log(limits.max))}"
         rule = f"P_mean ± {FARTHEST_DRAW}·P_std must be within {ends}"
-        raise InputError(f"P_mean={P_mean} and P_std={P_std} draw noise levels beyond the range of float32: {rule}")
+        raise InputError(
+            f"P_mean={P_mean} and P_std={P_std} draw noise levels beyond the range of float32: {rule}"
+        )
 
 
 def ict_num_steps(step: int, total_steps: int = 400_000, s0: int = 10, s1: int = 1280) -> int:
@@ -175,12 +193,16 @@ class TuningSchedule:
 
     def __post_init__(self) -> None:
         if not 1 < self.q < math.inf:
-            raise InputError(f"q must be above 1 and finite, because the gap shrinks by q in each stage, got {self.q}")
+            raise InputError(
+                f"q must be above 1 and finite, because the gap shrinks by q in each stage, got {self.q}"
+            )
         for name, value in (("k", self.k), ("b", self.b)):
             if not 0 <= value < math.inf:
                 raise InputError(f"{name} must be at least 0 and finite, got {value}")
         if min(self.steps, self.stages) < 1:
-            raise InputError(f"stage_steps and stages must be at least 1, got {self.steps} and {self.stages}")
+            raise InputError(
+                f"stage_steps and stages must be at least 1, got {self.steps} and {self.stages}"
+            )
         if self.stages * math.log2(self.q) > -math.log2(SMALLEST_GAP):
             what = f"q={self.q} and stages={self.stages} leave r within float32's rounding of t in the last stage"
             raise InputError(f"{what}: q^stages must be at most {1 / SMALLEST_GAP:.0f}")
@@ -191,9 +213,14 @@ class TuningSchedule:
 
     def check_reaches(self, highest: float) -> None:
         """Raise InputError if r = 0 at all t up to `highest`, even in the last stage: r would never approach t."""
-        if not self.teacher_level(torch.tensor([highest], dtype=torch.float64), self.stages).item() > 0:
+        if (
+            not self.teacher_level(torch.tensor([highest], dtype=torch.float64), self.stages).item()
+            > 0
+        ):
             told = f"q={self.q}, k={self.k}, b={self.b} and stages={self.stages} leave r = 0 at all t up to {highest:g}"
-            raise InputError(f"{told} in the last stage, so r never approaches t: raise q or stages, or lower k")
+            raise InputError(
+                f"{told} in the last stage, so r never approaches t: raise q or stages, or lower k"
+            )
 
     def teacher_level(self, t: Tensor, stage: int) -> Tensor:
         """Return r for t (B,) float64, 0 <= r < t, in a stage."""

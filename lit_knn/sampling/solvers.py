@@ -16,7 +16,11 @@ PosteriorMean = Callable[[Tensor, Tensor], Tensor]
 
 
 def euler_step(
-    z: Tensor, t: Tensor | float, t_next: Tensor | float, posterior_mean: PosteriorMean, process: Process = EDM_PROCESS
+    z: Tensor,
+    t: Tensor | float,
+    t_next: Tensor | float,
+    posterior_mean: PosteriorMean,
+    process: Process = EDM_PROCESS,
 ) -> Tensor:
     """Take one Euler step of Eq. 3 (eq:pfode) from t to t_next. It has order 1 and needs one evaluation.
 
@@ -40,7 +44,11 @@ def euler_step(
 
 
 def heun_step(
-    z: Tensor, t: Tensor | float, t_next: Tensor | float, posterior_mean: PosteriorMean, process: Process = EDM_PROCESS
+    z: Tensor,
+    t: Tensor | float,
+    t_next: Tensor | float,
+    posterior_mean: PosteriorMean,
+    process: Process = EDM_PROCESS,
 ) -> Tensor:
     """Take one Heun step of Eq. 3 (eq:pfode) from t to t_next. It has order 2 and two evaluations; see `euler_step`.
 

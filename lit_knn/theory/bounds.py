@@ -11,7 +11,9 @@ import torch
 from torch import Tensor
 
 
-def snis_trace(log_posterior: Tensor, log_q: Tensor | float, sq_deviation: Tensor, n: int) -> Tensor:
+def snis_trace(
+    log_posterior: Tensor, log_q: Tensor | float, sq_deviation: Tensor, n: int
+) -> Tensor:
     """Covariance trace of the SNIS mean, Eq. 12 (eq:SNIS_Var): (1/n) Σ_i p_i²/q_i ‖x_i − μ‖², (B,).
 
     Args:
@@ -48,7 +50,9 @@ def theorem_4_1_bound(ratio: Tensor, trace_mc: Tensor) -> Tensor:
     return ratio * trace_mc
 
 
-def theorem_4_2_bound(neighbour_mass: Tensor, trace_mc: Tensor, trace_uniform: Tensor, k: int, N: int) -> Tensor:
+def theorem_4_2_bound(
+    neighbour_mass: Tensor, trace_mc: Tensor, trace_uniform: Tensor, k: int, N: int
+) -> Tensor:
     """Right-hand side of Theorem 4.2 (thm:knn_vs_stf), (B,), for k neighbours among N images.
 
     (1 − Σ_{x ∉ K} p_t(z|x) / p_t(z)) · Tr Cov(μ̂_MC) + (N − k)/N · Tr Cov(μ̂_U). `neighbour_mass` (B,) is the factor in

@@ -26,7 +26,9 @@ def per_item(t: Tensor | float, like: Tensor) -> Tensor:
     if not isinstance(t, Tensor):
         raise InputError(f"t must be a number or a tensor, got {t!r}")
     if (t.ndim > 1 and t.numel() != t.shape[0]) or t.is_complex():
-        raise InputError(f"t must be real, a scalar or ({len(like)},), got {t.dtype} {tuple(t.shape)}")
+        raise InputError(
+            f"t must be real, a scalar or ({len(like)},), got {t.dtype} {tuple(t.shape)}"
+        )
     t = t.to(like.device)
     return t if t.ndim == 0 else t.reshape(-1, *[1] * (like.ndim - 1))
 
@@ -70,7 +72,9 @@ class Process(ABC):
             low, high = torch.where(below, middle, low), torch.where(below, high, middle)
         missed = ~torch.isclose(self.sigma(high), wanted, rtol=1e-6)
         if missed.any():
-            raise InputError(f"{type(self).__name__}: no t has the noise level σ(t)={wanted[missed][0].item():g}")
+            raise InputError(
+                f"{type(self).__name__}: no t has the noise level σ(t)={wanted[missed][0].item():g}"
+            )
         return high.to(sigma.dtype)
 
     def noise_std(self, t: Tensor) -> Tensor:
@@ -90,7 +94,9 @@ class Process(ABC):
         over the latents z. μ, of the shape of z, is the posterior mean E[x | z/s(t), σ(t)].
         """
         s = self.scale(t)
-        return self.scale_derivative(t) / s * z + self.sigma_derivative(t) / self.sigma(t) * (z - s * mu)
+        return self.scale_derivative(t) / s * z + self.sigma_derivative(t) / self.sigma(t) * (
+            z - s * mu
+        )
 
 
 def _derivative(function: Callable[[Tensor], Tensor], t: Tensor) -> Tensor:
@@ -130,7 +136,9 @@ class VP(Process):
 
     def __init__(self, beta_d: float = 19.9, beta_min: float = 0.1) -> None:
         if not (beta_d >= 0 and beta_min > 0):
-            raise InputError(f"VP: need beta_d >= 0 and beta_min > 0, got beta_d={beta_d} and beta_min={beta_min}")
+            raise InputError(
+                f"VP: need beta_d >= 0 and beta_min > 0, got beta_d={beta_d} and beta_min={beta_min}"
+            )
         self.beta_d = beta_d
         self.beta_min = beta_min
 
@@ -188,7 +196,9 @@ EDM_PROCESS = EDM()
 LINEAR_PROCESS = LinearInterpolant()
 
 
-def forward_noise(x: Tensor, t: Tensor | float, noise: Tensor, process: Process = EDM_PROCESS) -> Tensor:
+def forward_noise(
+    x: Tensor, t: Tensor | float, noise: Tensor, process: Process = EDM_PROCESS
+) -> Tensor:
     """Draw z = s(t)·(x + σ(t)·ε), (B, *shape) in the dtype of `x`, from p_t(z|x) (below Eq. 2; eq:general_forward).
 
     Args:

@@ -21,7 +21,9 @@ def direct_sq_dist(z: Tensor, x: Tensor) -> Tensor:
     difference = (x - z.unsqueeze(1)).flatten(2)
     # Every weight depends on this sum. A pure float32 sum would lose a digit or two, so float64 adds the blocks.
     whole = difference.shape[2] // TERMS_PER_SUM * TERMS_PER_SUM
-    blocks = torch.linalg.vector_norm(difference[..., :whole].unflatten(2, (-1, TERMS_PER_SUM)), dim=3)
+    blocks = torch.linalg.vector_norm(
+        difference[..., :whole].unflatten(2, (-1, TERMS_PER_SUM)), dim=3
+    )
     rest = torch.linalg.vector_norm(difference[..., whole:], dim=2)
     return blocks.double().square().sum(2) + rest.double().square()
 
@@ -63,7 +65,9 @@ def posterior_mean(z: Tensor, x: Tensor, t: Tensor | float) -> Tensor:
     return (weights @ x.flatten(1).double()).reshape(z.shape)
 
 
-def score_from_mean(mu: Tensor, z: Tensor, t: Tensor | float, process: Process = EDM_PROCESS) -> Tensor:
+def score_from_mean(
+    mu: Tensor, z: Tensor, t: Tensor | float, process: Process = EDM_PROCESS
+) -> Tensor:
     """The score ∇ log p_t(z) = (s·E[x|z/s,σ] − z) / (s·σ)², (B, *shape) (appendix, ap:general_diffusion).
 
     In the EDM process (s(t) = 1, σ(t) = t) it is (E[x|z,t] − z) / t², Eq. 5 (eq:clean_score).

@@ -36,7 +36,9 @@ class Proposal(NamedTuple):
         return self.log_q_padded[:, :-1]
 
 
-def neighbour_proposal(sq_dist: Tensor, ids: Tensor, t: Tensor | float, N: int | Tensor) -> Proposal:
+def neighbour_proposal(
+    sq_dist: Tensor, ids: Tensor, t: Tensor | float, N: int | Tensor
+) -> Proposal:
     """Build the normalised q_t(x|z) of Eq. 13 (eq:proposal) from the result of a neighbour search.
 
     The distances may be approximate and in any order, and neighbours may be missing (id −1). q still has full support
@@ -54,7 +56,9 @@ def neighbour_proposal(sq_dist: Tensor, ids: Tensor, t: Tensor | float, N: int |
     # A missing neighbour counts as likelihood 1 here, so it sets the minimum only if no neighbour was found.
     log_tail = log_neighbour.masked_fill(missing, 0.0).amin(1, keepdim=True)
     tail_size = missing.sum(1, keepdim=True, dtype=torch.float64).add_(N - ids.shape[1])
-    log_Zq = torch.logaddexp(torch.logsumexp(log_neighbour, dim=1, keepdim=True), log_tail + tail_size.log())
+    log_Zq = torch.logaddexp(
+        torch.logsumexp(log_neighbour, dim=1, keepdim=True), log_tail + tail_size.log()
+    )
     log_q_padded = torch.cat([log_neighbour, log_tail], 1).sub_(log_Zq)
     return Proposal(ids, log_q_padded, tail_size, log_Zq.squeeze(1), N)
 
@@ -68,7 +72,9 @@ def dense_log_q(proposal: Proposal) -> Tensor:
     return dense.scatter(1, columns, proposal.log_q)[:, : proposal.N]
 
 
-def sample_proposal(proposal: Proposal, n: int, generator: Generator | None = None) -> tuple[Tensor, Tensor]:
+def sample_proposal(
+    proposal: Proposal, n: int, generator: Generator | None = None
+) -> tuple[Tensor, Tensor]:
     """Draw n independent images from the proposal of each z (line 5 of Algorithm 1).
 
     Each draw inverts the cumulative distribution to pick a neighbour or "the tail". In the tail it then picks one
@@ -83,7 +89,9 @@ def sample_proposal(proposal: Proposal, n: int, generator: Generator | None = No
     # Dividing makes the last entry exactly 1, so u < 1 never picks a category without mass.
     cdf = cdf / cdf[:, -1:]
     # `tail_share` places a draw within the tail.
-    u, tail_share = torch.rand(2, len(cdf), n, dtype=torch.float64, device=cdf.device, generator=generator)
+    u, tail_share = torch.rand(
+        2, len(cdf), n, dtype=torch.float64, device=cdf.device, generator=generator
+    )
     column = torch.searchsorted(cdf, u, right=True)
     return _ids_of(proposal, column, tail_share), proposal.log_q_padded.gather(1, column)
 

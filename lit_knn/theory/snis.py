@@ -29,6 +29,8 @@ def weighted_deviation(weights: Tensor, x: Tensor, centre: Tensor) -> Tensor:
     """
     weights = weights.to(x.dtype).unsqueeze(1)
     deviation = (x - centre.to(x.dtype).unsqueeze(1)).flatten(2)
-    blocks = zip(weights.split(DRAWS_PER_SUM, dim=2), deviation.split(DRAWS_PER_SUM, dim=1), strict=True)
+    blocks = zip(
+        weights.split(DRAWS_PER_SUM, dim=2), deviation.split(DRAWS_PER_SUM, dim=1), strict=True
+    )
     total = torch.stack([torch.bmm(*block) for block in blocks]).sum(0)
     return total.reshape(centre.shape)

@@ -59,7 +59,11 @@ def stratified_draws(
     p_top = log_top.exp()
     used = num_used(log_top, rest.shape[1], log_negligible)
     # If n = N, every image is kept. Rounding must not make some images random.
-    sure = num_sure(p_top / rest.sum(1, keepdim=True)) if n < rest.shape[1] else torch.full_like(used, n)
+    sure = (
+        num_sure(p_top / rest.sum(1, keepdim=True))
+        if n < rest.shape[1]
+        else torch.full_like(used, n)
+    )
     kept = torch.where(used < n, used, sure)
 
     place = torch.arange(n, device=rest.device)
@@ -133,7 +137,9 @@ class Cumulated:
         # The type of the values rounds the sum of a block. A share of the block does not depend on this rounding.
         share = (heights - self.cdf.gather(1, block) + mass) / mass
         columns = block.unsqueeze(2) * self.size + torch.arange(self.size, device=block.device)
-        inside = self.values.gather(1, columns.clamp(max=N - 1).flatten(1)).view_as(columns) * (columns < N)
+        inside = self.values.gather(1, columns.clamp(max=N - 1).flatten(1)).view_as(columns) * (
+            columns < N
+        )
         cdf = inside.cumsum(2, dtype=torch.float64)
         passed = (cdf <= share.unsqueeze(2) * cdf[..., -1:]).sum(2)
         return (block * self.size + passed.clamp_(max=self.size - 1)).clamp_(max=N - 1)

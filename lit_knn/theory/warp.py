@@ -63,7 +63,9 @@ class Warp(NamedTuple):
 def flip(images: Tensor, flips: Tensor) -> Tensor:
     """Mirror `images` (B, ..., H, W) along W where flips[:, 0], and H where flips[:, 1]. A second call undoes this."""
     for column, axis in ((0, -1), (1, -2)):
-        images = torch.where(flips[:, column].reshape(-1, *[1] * (images.ndim - 1)), images.flip(axis), images)
+        images = torch.where(
+            flips[:, column].reshape(-1, *[1] * (images.ndim - 1)), images.flip(axis), images
+        )
     return images
 
 
@@ -76,5 +78,7 @@ def _resample(images: Tensor, theta: Tensor) -> Tensor:
     # Compute the grid once for all planes of an item.
     planes = images.flatten(1, -3).to(dtype)
     grid = F.affine_grid(theta.to(dtype), list(planes.shape), align_corners=False)
-    result = F.grid_sample(planes, grid, mode="bilinear", padding_mode="reflection", align_corners=False)
+    result = F.grid_sample(
+        planes, grid, mode="bilinear", padding_mode="reflection", align_corners=False
+    )
     return result.reshape(images.shape).to(images.dtype)

@@ -8,7 +8,14 @@ import yaml
 from main import main
 from tests.networks import write_own
 
-QUICK = ["--model", "LitEstimator", "--trainer.accelerator", "cpu", "--trainer.enable_progress_bar", "false"]
+QUICK = [
+    "--model",
+    "LitEstimator",
+    "--trainer.accelerator",
+    "cpu",
+    "--trainer.enable_progress_bar",
+    "false",
+]
 QUICK += ["--trainer.limit_val_batches", "1", "--trainer.logger", "TensorBoardLogger"]
 QUICK += ["--trainer.logger.save_dir", "runs", "-c", "callbacks.yaml"]
 
@@ -23,7 +30,10 @@ def command():
     """`command(callbacks, *args)`: `validate` with callbacks, {name: options}; on the digits if `args` name no data."""
 
     def arguments(callbacks, *args):
-        listed = [{"class_path": f"lit_knn.callbacks.{name}", "init_args": own} for name, own in callbacks.items()]
+        listed = [
+            {"class_path": f"lit_knn.callbacks.{name}", "init_args": own}
+            for name, own in callbacks.items()
+        ]
         Path("callbacks.yaml").write_text(yaml.safe_dump({"trainer": {"callbacks": listed}}))
         return ["validate", *QUICK, *([] if "--data" in args else ["--data", "Digits"]), *args]
 

@@ -15,12 +15,21 @@ ESTIMATORS = {
     "STF": {"class_path": "STF", "init_args": {"n": 8}},
     "exact": {"class_path": "Exact"},
 }
-CURVE = {"estimators": ESTIMATORS, "noise_levels": [0.5, 5.0], "num_z": 20, "repeats": 3, "batch_size": 8}
+CURVE = {
+    "estimators": ESTIMATORS,
+    "noise_levels": [0.5, 5.0],
+    "num_z": 20,
+    "repeats": 3,
+    "batch_size": 8,
+}
 
 
 def test_a_run_leaves_the_table_of_errors_with_figure_3_and_its_peaks(validate):
     folder = validate({"EstimatorError": {**CURVE, "resample_source": True}})
-    rows = {(row["estimator"], float(row["t"])): row for row in read_rows(folder / "estimator_error.csv")}
+    rows = {
+        (row["estimator"], float(row["t"])): row
+        for row in read_rows(folder / "estimator_error.csv")
+    }
     assert list(rows) == [(name, t) for t in (0.5, 5.0) for name in ESTIMATORS]
     for (name, t), row in rows.items():
         for error in ("mse", "mse_se", "bias_sq_se", "bias_sq_corrected_se"):
@@ -32,14 +41,20 @@ def test_a_run_leaves_the_table_of_errors_with_figure_3_and_its_peaks(validate):
     assert rows["exact", 5.0]["repeats"] == "1"
     assert float(rows["KNN", 5.0]["mu_mse"]) > 1e-4
     stf = rows["STF", 5.0]
-    assert float(stf["bias_share"]) == pytest.approx(float(stf["mu_bias_sq_corrected"]) / float(stf["mu_mse"]))
+    assert float(stf["bias_share"]) == pytest.approx(
+        float(stf["mu_bias_sq_corrected"]) / float(stf["mu_mse"])
+    )
     assert 0 < float(stf["bias_share_se"]) < 1
     assert np.asarray(Image.open(folder / "figure3.png").convert("L")).std() > 5
     assert (folder / "figure3.pdf").read_bytes().startswith(b"%PDF")
     events, logged = events_of(folder)
     assert events.Tags()["images"] == ["estimator/figure3"]
-    parts = {f"{error}/{name}" for error in ("mse", "bias_sq", "variance") for name in ESTIMATORS} - {"variance/exact"}
-    assert {name for name in logged if "peak" in name} == {f"estimator/peak_score_{part}" for part in parts}
+    parts = {
+        f"{error}/{name}" for error in ("mse", "bias_sq", "variance") for name in ESTIMATORS
+    } - {"variance/exact"}
+    assert {name for name in logged if "peak" in name} == {
+        f"estimator/peak_score_{part}" for part in parts
+    }
     for part in parts:
         error, name = part.split("/")
         highest = max(float(rows[name, t][f"score_{error}"]) for t in (0.5, 5.0))
@@ -47,10 +62,19 @@ def test_a_run_leaves_the_table_of_errors_with_figure_3_and_its_peaks(validate):
 
 
 @pytest.mark.usefixtures("blank_figures")
-def test_the_run_measures_with_its_seed_and_with_resampled_sources_where_asked(validate, command, capsys):
+def test_the_run_measures_with_its_seed_and_with_resampled_sources_where_asked(
+    validate, command, capsys
+):
     def row(*args, **options):
-        own = {"estimators": {"one": {"class_path": "OneSample"}}, "noise_levels": [5.0], "num_z": 30, "repeats": 60}
-        (found,) = read_rows(validate({"EstimatorError": {**own, **options}}, *args) / "estimator_error.csv")
+        own = {
+            "estimators": {"one": {"class_path": "OneSample"}},
+            "noise_levels": [5.0],
+            "num_z": 30,
+            "repeats": 60,
+        }
+        (found,) = read_rows(
+            validate({"EstimatorError": {**own, **options}}, *args) / "estimator_error.csv"
+        )
         return found
 
     plain, drawn, other = row(), row(resample_source=True), row("--seed_everything", "1")
@@ -58,7 +82,9 @@ def test_the_run_measures_with_its_seed_and_with_resampled_sources_where_asked(v
     assert (plain["repeats"], plain["mu_variance"], drawn["repeats"]) == ("1", "", "60")
     (earlier, *_) = sorted(Path("runs").rglob("estimator_error.csv"))
     kept = earlier.read_text()
-    line = refusal_of(command({"EstimatorError": CURVE}, "--trainer.logger.version", earlier.parent.name), capsys)
+    line = refusal_of(
+        command({"EstimatorError": CURVE}, "--trainer.logger.version", earlier.parent.name), capsys
+    )
     assert "estimator_error.csv exists; nothing is overwritten" in line
     assert earlier.read_text() == kept
 

@@ -63,7 +63,10 @@ def test_statistics_of_the_data_are_kept_and_damaged_ones_computed_anew(measure)
 
 def test_statistics_that_cannot_be_kept_are_used_all_the_same(measure):
     # They take 295 kB. The pass over the data may have taken hours.
-    with file_size_limit(200_000), pytest.warns(UserWarning, match="cannot be written: File too large; going on"):
+    with (
+        file_size_limit(200_000),
+        pytest.warns(UserWarning, match="cannot be written: File too large; going on"),
+    ):
         value = measure(**CACHED)[1]["fd_pixels"]
     assert not list(Path("cache").iterdir())
     assert measure(**FEW)[1]["fd_pixels"] == value
@@ -83,11 +86,16 @@ def test_mirror_images_are_real_images_only_where_asked(measure):
         with np.load(file) as kept:
             assert kept["count"] == len(real)
             np.testing.assert_allclose(kept["mean"], real.reshape(len(real), -1).mean(0), atol=1e-6)
-            np.testing.assert_allclose(kept["cov"], np.cov(real.reshape(len(real), -1), rowvar=False), atol=1e-6)
+            np.testing.assert_allclose(
+                kept["cov"], np.cov(real.reshape(len(real), -1), rowvar=False), atol=1e-6
+            )
 
 
 def test_each_measurement_is_logged_and_is_a_row(measure):
-    where, extra = ["--trainer.logger.version", "one"], {"extra_metrics": ["kid", "precision", "recall"]}
+    where, extra = (
+        ["--trainer.logger.version", "one"],
+        {"extra_metrics": ["kid", "precision", "recall"]},
+    )
     run, first = measure(*where, kid_subset_size=20, **extra)
     _, logged = events_of(run)
     for name in ("fd_pixels", "kid", "kid_std", "precision", "recall"):
@@ -119,7 +127,10 @@ def test_of_two_callbacks_that_measure_one_name_each_has_its_row_and_the_last_on
     options = {**FEW, "extra_metrics": ["recall"]}
     halves = {**options, "extractor": {"class_path": f"{__name__}.Halves"}}
     estimator = ["--model.estimator", "Exact", "--model.sampling_steps", "4"]
-    run = validate({"Fidelity": options, "fidelity.Fidelity": halves, "Memorisation": {"num_samples": 9}}, *estimator)
+    run = validate(
+        {"Fidelity": options, "fidelity.Fidelity": halves, "Memorisation": {"num_samples": 9}},
+        *estimator,
+    )
     whole, half = read_rows(run / "fidelity.csv")
     assert 0 < float(whole["recall"]) != float(half["recall"]) > 0
     assert events_of(run)[1]["samples/recall"] == [pytest.approx(float(half["recall"]), rel=1e-4)]
@@ -127,9 +138,15 @@ def test_of_two_callbacks_that_measure_one_name_each_has_its_row_and_the_last_on
 
 
 @pytest.mark.filterwarnings("ignore:.*rank-deficient")
-def test_the_distance_is_to_images_in_no_reference_set_and_copies_are_of_the_training_images(validate):
+def test_the_distance_is_to_images_in_no_reference_set_and_copies_are_of_the_training_images(
+    validate,
+):
     size = {"num_samples": 60, "batch_size": 25}
-    both = {"Fidelity": {**FEW, **size}, "PixelFrechetDistance": {**size, "held_out": True}, "Memorisation": size}
+    both = {
+        "Fidelity": {**FEW, **size},
+        "PixelFrechetDistance": {**size, "held_out": True},
+        "Memorisation": size,
+    }
     data = ["--data.held_out", "100", "--data.train_images", "300", "--data.batch_size", "50"]
     run = validate(both, "--model.estimator", "Exact", *data)
     data = Digits(held_out=100, train_images=300)
@@ -146,7 +163,14 @@ def test_the_distance_is_to_images_in_no_reference_set_and_copies_are_of_the_tra
     assert float(row["fd_pixels_held_out"]) > float(row["fd_pixels"]) > 0
 
 
-DEMO = ["-c", str(ROOT / "configs" / "demo.yaml"), "-c", str(ROOT / "tests" / "tiny.yaml"), "--model.net.channels", "8"]
+DEMO = [
+    "-c",
+    str(ROOT / "configs" / "demo.yaml"),
+    "-c",
+    str(ROOT / "tests" / "tiny.yaml"),
+    "--model.net.channels",
+    "8",
+]
 DEMO += ["--model.estimator.k", "32", "--model.estimator.n", "8", "-c", "best.yaml"]
 
 
@@ -157,7 +181,14 @@ def test_fit_keeps_the_best_checkpoint_and_a_row_for_each_validation_but_the_che
         {"class_path": "pytorch_lightning.callbacks.ModelCheckpoint", "init_args": best},
     ]
     Path("best.yaml").write_text(yaml.safe_dump({"trainer": {"callbacks": callbacks}}))
-    steps = ["--trainer.max_steps", "12", "--trainer.val_check_interval", "3", "--trainer.num_sanity_val_steps", "1"]
+    steps = [
+        "--trainer.max_steps",
+        "12",
+        "--trainer.val_check_interval",
+        "3",
+        "--trainer.num_sanity_val_steps",
+        "1",
+    ]
     main(["fit", *DEMO, *steps, "--model.ema_decay", "0.5"])
     assert "Fréchet distance on pixels:" in capsys.readouterr().out
     rows = read_rows(Path("runs/demo/knn_0/fidelity.csv"))
@@ -175,10 +206,22 @@ def test_fit_keeps_the_best_checkpoint_and_a_row_for_each_validation_but_the_che
 def test_two_ranks_measure_what_one_does(command):
     options = {"num_samples": 70, "batch_size": 16, "extractor": PIXELS, "cache_dir": "cache"}
     options |= {"extra_metrics": ["kid", "precision", "recall"], "kid_subset_size": 50}
-    estimators = {"KNN": {"class_path": "KNN", "init_args": {"k": 32, "n": 8}}, "exact": {"class_path": "Exact"}}
-    curve = {"estimators": estimators, "noise_levels": [0.5, 5.0], "num_z": 20, "repeats": 3, "batch_size": 8}
+    estimators = {
+        "KNN": {"class_path": "KNN", "init_args": {"k": 32, "n": 8}},
+        "exact": {"class_path": "Exact"},
+    }
+    curve = {
+        "estimators": estimators,
+        "noise_levels": [0.5, 5.0],
+        "num_z": 20,
+        "repeats": 3,
+        "batch_size": 8,
+    }
     # There is only one batch of pixels, so the second rank has no work.
-    callbacks = {"Fidelity": options, "PixelFrechetDistance": {"num_samples": 66, "batch_size": 100}}
+    callbacks = {
+        "Fidelity": options,
+        "PixelFrechetDistance": {"num_samples": 66, "batch_size": 100},
+    }
     # KNN's draws depend on the batch, so each rank must get whole batches.
     knn = ["--model.estimator", "KNN", "--model.estimator.k", "64", "--model.estimator.n", "4"]
     args = [*command({**callbacks, "EstimatorError": curve}, *knn), "--trainer.logger.save_dir"]
@@ -190,11 +233,19 @@ def test_two_ranks_measure_what_one_does(command):
         for ours, theirs in zip(two, one, strict=True):
             for column, value in ours.items():
                 if column not in ("estimator", "ms_per_estimate") and value:
-                    assert float(value) == pytest.approx(float(theirs[column]), rel=1e-4, abs=1e-18), column
+                    assert float(value) == pytest.approx(
+                        float(theirs[column]), rel=1e-4, abs=1e-18
+                    ), column
 
 
-def test_memorisation_counts_each_validation_anew_with_its_threshold_and_shows_the_likest_pairs(tmp_path):
-    options = {"limit_val_batches": 1, "enable_checkpointing": False, "logger": pl.loggers.CSVLogger(tmp_path)}
+def test_memorisation_counts_each_validation_anew_with_its_threshold_and_shows_the_likest_pairs(
+    tmp_path,
+):
+    options = {
+        "limit_val_batches": 1,
+        "enable_checkpointing": False,
+        "logger": pl.loggers.CSVLogger(tmp_path),
+    }
 
     def copied(callback, *estimators):
         trainer = pl.Trainer(**{**TRAINER, **options}, callbacks=[callback])

@@ -37,7 +37,9 @@ def drawn(estimator=None, t=3.0, first=0, number=4, seed=0):
 
 def starts(first=0, seed=0):
     """The images that forward samples start from, without their noise."""
-    return drawn(None, 0.5, first, 60, seed).points[0] - 0.5 * seeded_noise(range(first, first + 60), (1,))
+    return drawn(None, 0.5, first, 60, seed).points[0] - 0.5 * seeded_noise(
+        range(first, first + 60), (1,)
+    )
 
 
 def test_forward_samples_start_from_noisy_images_of_the_whole_set():
@@ -53,7 +55,9 @@ def test_both_parts_go_through_the_grid_of_the_options_cut_at_t_switch(t_switch)
     for estimator in (above, None):
         below = torch.cat([cut, grid[grid < t_switch]])
         assert drawn(estimator, t_switch).levels == pytest.approx(heun_levels(below), rel=1e-6)
-    assert above.levels == pytest.approx(heun_levels(torch.cat([grid[grid > t_switch], cut]))[:-1], rel=1e-6)
+    assert above.levels == pytest.approx(
+        heun_levels(torch.cat([grid[grid > t_switch], cut]))[:-1], rel=1e-6
+    )
     torch.testing.assert_close(above.points[0], 12 * seeded_noise(range(4), (1,)))
 
 
@@ -95,10 +99,15 @@ RESULTS = "hybrid_sampling_fd_pixels.csv"
 
 def values(path):
     measured = ("fd_pixels", "copied_fraction", "mean_nearest_distance")
-    return {(row["method"], row["t_switch"]): [float(row[name]) for name in measured] for row in read_rows(path)}
+    return {
+        (row["method"], row["t_switch"]): [float(row[name]) for name in measured]
+        for row in read_rows(path)
+    }
 
 
-def test_a_sweep_shows_every_point_and_goes_on_where_it_was_interrupted(validate, network, monkeypatch):
+def test_a_sweep_shows_every_point_and_goes_on_where_it_was_interrupted(
+    validate, network, monkeypatch
+):
     asked, original = [], HybridSamples.draw
 
     def watched(self, estimator, t_switch, seeds):
@@ -117,7 +126,9 @@ def test_a_sweep_shows_every_point_and_goes_on_where_it_was_interrupted(validate
     assert points == [(method, t) for t in (10.0, 1.0) for method in ("KNN", "STF", "forward")]
     for row in rows:
         assert Path("whole", "settings", f"{row['settings']}.json").exists()
-        grid = Path("whole", "samples", f"{row['method']}_t{float(row['t_switch']):g}_{row['settings']}.png")
+        grid = Path(
+            "whole", "samples", f"{row['method']}_t{float(row['t_switch']):g}_{row['settings']}.png"
+        )
         assert Image.open(grid).size[0] > 4 * 32
     assert np.asarray(Image.open(run / "hybrid_sampling.png").convert("L")).std() > 5
     assert (run / "hybrid_sampling.pdf").read_bytes().startswith(b"%PDF")
@@ -152,11 +163,25 @@ def test_near_zero_every_sample_of_the_exact_flow_is_a_copy_whatever_the_network
 
 def sweep(folder, model=None, data=None, rank=0, **options):
     """Run a small sweep and return its table."""
-    settings = {"estimators": {"a": KNN(k=8, n=4)}, "num_samples": 5, "num_steps": 3, "batch_size": 3}
+    settings = {
+        "estimators": {"a": KNN(k=8, n=4)},
+        "num_samples": 5,
+        "num_steps": 3,
+        "batch_size": 3,
+    }
     settings |= {"cache_dir": None, "network": Exact(), **options}
-    callback = HybridSampling(t_switch=[2.0], folder=str(folder), **{"extractor": Pixels(), **settings})
-    run = {**TRAINER, "limit_val_batches": 1, "enable_checkpointing": False, "strategy": OneOfSeveral(rank, 2)}
-    trainer = pl.Trainer(**{**run, "logger": pl.loggers.CSVLogger(folder / "log")}, callbacks=[callback])
+    callback = HybridSampling(
+        t_switch=[2.0], folder=str(folder), **{"extractor": Pixels(), **settings}
+    )
+    run = {
+        **TRAINER,
+        "limit_val_batches": 1,
+        "enable_checkpointing": False,
+        "strategy": OneOfSeveral(rank, 2),
+    }
+    trainer = pl.Trainer(
+        **{**run, "logger": pl.loggers.CSVLogger(folder / "log")}, callbacks=[callback]
+    )
     trainer.validate(LitEstimator(**(model or {})), data or Images(), verbose=False)
     table = folder / RESULTS
     return read_rows(table) if table.exists() else []
@@ -171,26 +196,38 @@ def test_a_point_is_of_its_data_grid_seed_estimators_and_options(tmp_path):
     others.reference = ReferenceSet(others.x)
     indexed = Images()
     indexed.reference = ReferenceSet(indexed.x, FaissIndex("SQ8"))
-    changes = [{"threshold": 0.5}, {"batch_size": 2}, {"num_samples": 4}, {"num_steps": 4}, {"data": others}]
+    changes = [
+        {"threshold": 0.5},
+        {"batch_size": 2},
+        {"num_samples": 4},
+        {"num_steps": 4},
+        {"data": others},
+    ]
     changes += [{"data": indexed}, {"extractor": Renamed()}]
     changes += [{"model": {"rho": 5.0, "seed": 1}}, {"model": {"rho": 5.0}}]
     for number, change in enumerate(changes, start=1):
         assert len(sweep(tmp_path, **change)) == 2 + 2 * number, change
     assert len(sweep(tmp_path, estimators={"a": KNN(k=9, n=4)})) == 3 + 2 * len(changes)
     # A linear filter of four components makes no copies, but all ratios of distances are below 1.
-    other = sweep(tmp_path, network=Wiener(r=4), threshold=1.0, cache_dir=str(tmp_path / "cache"))[-2:]
+    other = sweep(tmp_path, network=Wiener(r=4), threshold=1.0, cache_dir=str(tmp_path / "cache"))[
+        -2:
+    ]
     assert [row["copied_fraction"] for row in other] == ["1.0"] * 2
     assert len(sweep(tmp_path, network=Exact(), threshold=1.0)) == 7 + 2 * len(changes)
     assert len(list((tmp_path / "cache").glob("fd_pixels-*.npz"))) == 1
 
 
-def test_the_grid_of_a_point_is_of_its_first_batch_and_the_first_rank_alone_writes_the_table(tmp_path, monkeypatch):
+def test_the_grid_of_a_point_is_of_its_first_batch_and_the_first_rank_alone_writes_the_table(
+    tmp_path, monkeypatch
+):
     with monkeypatch.context() as patch:
         patch.setattr(kept_results, "on_first_rank", lambda work: [])
         assert sweep(tmp_path / "second", rank=1) == []
     sweep(tmp_path / "first")
     (path,) = (tmp_path / "first" / "samples").glob("forward_t2_*.png")
-    drawing = HybridSamples(Exact().bind(Images().reference), Images().reference, 3, LitEstimator().grid, 0)
+    drawing = HybridSamples(
+        Exact().bind(Images().reference), Images().reference, 3, LitEstimator().grid, 0
+    )
     expected = image_grid(drawing.draw(None, 2.0, torch.arange(3)))
     picture = np.asarray(Image.open(path)).transpose(2, 0, 1)
     assert picture.shape == expected.shape

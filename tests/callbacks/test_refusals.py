@@ -15,36 +15,104 @@ def made(name, **options):
 
 
 KNN, EXACT, PATCH = made("KNN", k=32, n=8), made("Exact"), made("PatchPosterior", size=3)
-PIXELS, INCEPTION, LITE = (made(f"lit_knn.metrics.{name}") for name in ("Pixels", "InceptionV3", "EfficientNetLite0"))
+PIXELS, INCEPTION, LITE = (
+    made(f"lit_knn.metrics.{name}") for name in ("Pixels", "InceptionV3", "EfficientNetLite0")
+)
 CURVE = {"estimators": {"KNN": KNN}, "noise_levels": [0.5, 5.0], "num_z": 20, "repeats": 3}
 FEW = {"num_samples": 30, "extractor": PIXELS, "cache_dir": None}
-SWEEP = {**FEW, "estimators": {"KNN": KNN}, "network": EXACT, "t_switch": [1.0], "folder": "results"}
+SWEEP = {
+    **FEW,
+    "estimators": {"KNN": KNN},
+    "network": EXACT,
+    "t_switch": [1.0],
+    "folder": "results",
+}
 MEANS = {"estimators": {"a": EXACT}, "noise_levels": [1.0]}
 LINE = ("--data", "PointsOnALine")
 
 CASES = [
-    ("EstimatorError", CURVE | {"noise_levels": [1.0, 0.0]}, (), "noise_levels must be finite and above 0, got 0.0"),
+    (
+        "EstimatorError",
+        CURVE | {"noise_levels": [1.0, 0.0]},
+        (),
+        "noise_levels must be finite and above 0, got 0.0",
+    ),
     ("EstimatorError", CURVE | {"num_z": 1798}, (), "num_z=1798 is more than the 1797 images"),
-    ("EstimatorError", CURVE | {"repeats": 1}, (), "repeats must be at least 2 to tell the variance of KNN, got 1"),
+    (
+        "EstimatorError",
+        CURVE | {"repeats": 1},
+        (),
+        "repeats must be at least 2 to tell the variance of KNN, got 1",
+    ),
     ("Fidelity", FEW | {"extra_metrics": ["kid", "fidd"]}, (), "unknown metric 'fidd'"),
-    ("Fidelity", FEW | {"extra_metrics": ["kid"]}, (), "kid: kid_subset_size=1000 is more than the 30 images"),
-    ("Fidelity", FEW | {"extractor": INCEPTION | {"init_args": {"weights": "no"}}}, (), "weights=no: no such file"),
-    ("Fidelity", FEW | {"extractor": LITE}, LINE, "EfficientNetLite0: needs images of 1 or 3 channels"),
-    ("PixelFrechetDistance", {"held_out": True}, (), "held_out=true: the data holds no images out: set data.held_out"),
+    (
+        "Fidelity",
+        FEW | {"extra_metrics": ["kid"]},
+        (),
+        "kid: kid_subset_size=1000 is more than the 30 images",
+    ),
+    (
+        "Fidelity",
+        FEW | {"extractor": INCEPTION | {"init_args": {"weights": "no"}}},
+        (),
+        "weights=no: no such file",
+    ),
+    (
+        "Fidelity",
+        FEW | {"extractor": LITE},
+        LINE,
+        "EfficientNetLite0: needs images of 1 or 3 channels",
+    ),
+    (
+        "PixelFrechetDistance",
+        {"held_out": True},
+        (),
+        "held_out=true: the data holds no images out: set data.held_out",
+    ),
     ("Memorisation", {"threshold": 2.0}, (), "threshold must be above 0 and at most 1, got 2.0"),
     ("HybridSampling", SWEEP | {"t_switch": [1.0, 0.002]}, (), "t_switch=0.002"),
-    ("HybridSampling", SWEEP | {"estimators": {"one": made("OneSample")}}, (), "estimators.one cannot be used"),
+    (
+        "HybridSampling",
+        SWEEP | {"estimators": {"one": made("OneSample")}},
+        (),
+        "estimators.one cannot be used",
+    ),
     ("HybridSampling", SWEEP | {"estimators": {"a/b": EXACT}}, (), "got 'a/b'"),
     ("HybridSampling", SWEEP | {"estimators": {1: EXACT}}, (), "got 1"),
     ("HybridSampling", SWEEP | {"estimators": {"far": made("KNN", k=9999, n=8)}}, (), "k=9999"),
-    ("HybridSampling", SWEEP | {"network": made("Network", path="rgb.pkl")}, (), "network cannot be used on images"),
-    ("HybridSampling", SWEEP | {"network": made("Network", path="no.pkl")}, (), "path=no.pkl: no such file"),
-    ("HybridSampling", SWEEP | {"network": made("Switched", below=PATCH, above=EXACT, t=100.0)}, (), "t=100"),
+    (
+        "HybridSampling",
+        SWEEP | {"network": made("Network", path="rgb.pkl")},
+        (),
+        "network cannot be used on images",
+    ),
+    (
+        "HybridSampling",
+        SWEEP | {"network": made("Network", path="no.pkl")},
+        (),
+        "path=no.pkl: no such file",
+    ),
+    (
+        "HybridSampling",
+        SWEEP | {"network": made("Switched", below=PATCH, above=EXACT, t=100.0)},
+        (),
+        "t=100",
+    ),
     ("PosteriorPicture", {}, (), "the data must have one dimension, it has 64"),
     ("PosteriorPicture", {"k": 41}, LINE, "k=41 is more than the 40 images"),
     ("MeanPicture", MEANS, LINE, "must be images of 1 or 3 channels, not (1,)"),
-    ("MeanPicture", MEANS | {"estimators": {1: EXACT}}, (), "estimators: the name 1 is no text; put it in quotes"),
-    ("MeanPicture", MEANS | {"num_images": 9999}, (), "num_images=9999 is more than the 1797 images of the data"),
+    (
+        "MeanPicture",
+        MEANS | {"estimators": {1: EXACT}},
+        (),
+        "estimators: the name 1 is no text; put it in quotes",
+    ),
+    (
+        "MeanPicture",
+        MEANS | {"num_images": 9999},
+        (),
+        "num_images=9999 is more than the 1797 images of the data",
+    ),
 ]
 
 
@@ -59,7 +127,10 @@ def test_what_does_not_fit_is_refused(callback, options, args, words, command, c
 
 def test_two_tables_of_one_name_are_refused(command, capsys):
     both = command({"EstimatorError": CURVE, "estimator_error.EstimatorError": CURVE})
-    assert "EstimatorError: another callback of this run also writes estimator_error.csv" in refusal_of(both, capsys)
+    assert (
+        "EstimatorError: another callback of this run also writes estimator_error.csv"
+        in refusal_of(both, capsys)
+    )
 
 
 def test_fit_is_refused(command, capsys):

@@ -61,14 +61,18 @@ def predict(folder, format="png", **attributes):
     """Write the samples of a `Painter` with these attributes; returns the names of the files."""
     model = type("Changed", (Painter,), attributes)()
     trainer = pl.Trainer(**TRAINER, callbacks=[SampleWriter(format, str(folder))])
-    trainer.predict(model, torch.utils.data.DataLoader(SEEDS, batch_size=3), return_predictions=False)
+    trainer.predict(
+        model, torch.utils.data.DataLoader(SEEDS, batch_size=3), return_predictions=False
+    )
     return sorted(path.name for path in folder.iterdir())
 
 
 def test_each_png_is_the_sample_of_the_seed_in_its_name(tmp_path):
     assert predict(tmp_path / "out") == sorted(f"{seed:06d}.png" for seed in SEEDS)
     for seed in SEEDS:
-        assert np.array_equal(np.asarray(Image.open(tmp_path / "out" / f"{seed:06d}.png")), pixels(seed))
+        assert np.array_equal(
+            np.asarray(Image.open(tmp_path / "out" / f"{seed:06d}.png")), pixels(seed)
+        )
     # The grid has the first 64 seeds in their order, in rows of two, each pixel six times as large.
     grid = np.asarray(Image.open(tmp_path / "out_grid.png"))
     assert np.array_equal(grid[2:26:6, 2:38:6], pixels(0))
@@ -92,7 +96,9 @@ def test_a_grid_says_how_many_of_the_samples_it_shows(monkeypatch, tmp_path):
     assert np.array_equal(plot[480:], np.rint(text.permute(1, 2, 0).numpy() * 255))
 
 
-@pytest.mark.parametrize(("format", "name"), [("png", "000005.png"), ("npz", "batches/0000_000000.npz")])
+@pytest.mark.parametrize(
+    ("format", "name"), [("png", "000005.png"), ("npz", "batches/0000_000000.npz")]
+)
 def test_a_full_disk_leaves_no_part_of_a_file(format, name, tmp_path):
     with file_size_limit(60), pytest.raises(OSError, match="File too large") as full:
         predict(tmp_path / "out", format)
@@ -122,7 +128,9 @@ def test_a_sample_that_is_not_finite_is_refused(tmp_path):
 
 
 def test_images_of_a_conditional_model_have_their_classes(tmp_path):
-    classes = Conditioning(SimpleNamespace(num_classes=10), class_conditional=True, sampling_class=None)
+    classes = Conditioning(
+        SimpleNamespace(num_classes=10), class_conditional=True, sampling_class=None
+    )
     expected = seeded_classes(sorted(SEEDS), 10, torch.device("cpu")).tolist()
     assert len(set(expected)) > 2
     assert "dataset.json" in predict(tmp_path / "png", conditioning=classes)
@@ -181,7 +189,9 @@ def test_grids_have_the_samples_and_steps_of_the_options_and_the_step_of_their_v
     trainer = pl.Trainer(**options, callbacks=[grids])
     for module.step in (7, 9):
         trainer.validate(module, Images(), verbose=False)
-        assert [path.name for path in grids.last_paths] == [f"step_000000{module.step}_{n}-step.png" for n in (1, 3)]
+        assert [path.name for path in grids.last_paths] == [
+            f"step_000000{module.step}_{n}-step.png" for n in (1, 3)
+        ]
     assert seen == [(f"samples/{steps}-step", step) for step in (7, 9) for steps in (1, 3)]
     assert module.asked == [([0, 1, 2, 3], 1), ([0, 1, 2, 3], 3)] * 2
     for steps, path in zip((1, 3), grids.last_paths, strict=True):
@@ -211,7 +221,9 @@ def test_points_and_series_are_drawn_where_they_are(tmp_path):
         used = ink.any(across)
         assert np.count_nonzero(np.diff(used.astype(int)) == 1) == 2
     # They stand along the rows, in the order of the samples: where one rises, ink is at many heights.
-    for number, (is_low, is_right) in enumerate(((False, False), (False, True), (True, False), (True, True))):
+    for number, (is_low, is_right) in enumerate(
+        ((False, False), (False, True), (True, False), (True, True))
+    ):
         series = torch.zeros(4, 1, 50)
         series[number] = rising
         ink = inked(sample_picture(series))
@@ -222,7 +234,9 @@ def test_points_and_series_are_drawn_where_they_are(tmp_path):
     assert sample_picture(torch.zeros(4, 5)) is None
     drawn = {"paint": lambda self, seed: torch.tensor([float(seed), 1.0])}
     assert predict(tmp_path / "out", **drawn) == ["samples.npz"]
-    assert inked(torch.from_numpy(np.asarray(Image.open(tmp_path / "out_grid.png")) / 255).permute(2, 0, 1)).any()
+    assert inked(
+        torch.from_numpy(np.asarray(Image.open(tmp_path / "out_grid.png")) / 255).permute(2, 0, 1)
+    ).any()
 
 
 def test_a_validation_draws_points_too(tmp_path):
@@ -231,7 +245,12 @@ def test_a_validation_draws_points_too(tmp_path):
             return torch.randn(len(seeds), 2)
 
     grids = SampleGrid(num_samples=9, num_steps=(1,))
-    options = {**TRAINER, "limit_val_batches": 1, "enable_checkpointing": False, "default_root_dir": tmp_path}
+    options = {
+        **TRAINER,
+        "limit_val_batches": 1,
+        "enable_checkpointing": False,
+        "default_root_dir": tmp_path,
+    }
     pl.Trainer(**options, callbacks=[grids]).validate(Points(), Images(), verbose=False)
     (path,) = grids.last_paths
     assert np.asarray(Image.open(path)).std() > 5

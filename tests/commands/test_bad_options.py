@@ -81,7 +81,9 @@ pytestmark = pytest.mark.usefixtures("own_folder")
 
 
 class BrokenLogger(CSVLogger):
-    def __init__(self, save_dir: str = "runs", name: str = "mine", version: str | None = None) -> None:
+    def __init__(
+        self, save_dir: str = "runs", name: str = "mine", version: str | None = None
+    ) -> None:
         raise RuntimeError("on purpose")
 
 
@@ -102,14 +104,29 @@ def test_the_program_alone_shows_its_help(capsys):
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        ("foo", "there is no command 'foo'; the commands are fit, validate, predict, plan, probe, "),
+        (
+            "foo",
+            "there is no command 'foo'; the commands are fit, validate, predict, plan, probe, ",
+        ),
         ("fti -c demo", "there is no command 'fti'; did you mean fit?"),
         ("train -c demo", "there is no command 'train'; did you mean fit?"),
         ("-c demo", "the command comes first: lit-knn COMMAND -c …; the commands are fit, "),
-        ("--trainer.max_steps 1 fit -c demo", "the command comes first: lit-knn fit --trainer.max_steps …; "),
-        ("fit", "say what to train: -c demo, or -c and a file of yours; --data and --model are missing"),
-        ("validate", "say what to measure: -c demo, or -c and a file of yours; --data and --model are missing"),
-        ("fit --data Digits", "--model is missing: give it, or a config that has it, such as -c demo"),
+        (
+            "--trainer.max_steps 1 fit -c demo",
+            "the command comes first: lit-knn fit --trainer.max_steps …; ",
+        ),
+        (
+            "fit",
+            "say what to train: -c demo, or -c and a file of yours; --data and --model are missing",
+        ),
+        (
+            "validate",
+            "say what to measure: -c demo, or -c and a file of yours; --data and --model are missing",
+        ),
+        (
+            "fit --data Digits",
+            "--model is missing: give it, or a config that has it, such as -c demo",
+        ),
         ("best", "--run is missing: give the folder of a training run"),
     ],
 )
@@ -120,7 +137,8 @@ def test_a_command_line_that_lacks_something_says_what(args, message, tmp_path, 
 
 def test_a_value_that_is_not_utf8_is_named(capsys):
     line = refusal_of(
-        ["fit", "-c", DEMO, *TINY, "--data", "ImageFiles", "--data.path", os.fsdecode(b"caf\xe9")], capsys
+        ["fit", "-c", DEMO, *TINY, "--data", "ImageFiles", "--data.path", os.fsdecode(b"caf\xe9")],
+        capsys,
     )
     assert line == r"error: --data.path caf\xe9: not UTF-8; rename the file or the folder"
 
@@ -182,11 +200,22 @@ def test_debug_shows_the_traceback_and_nothing_else_does(capsys):
 
 def test_a_warning_of_ours_is_one_line_without_its_place_in_the_source():
     with command._quiet():
-        assert warnings.formatwarning("few images", UserWarning, command.__file__, 1) == "warning: few images\n"
-        callback = str(ROOT / "callbacks" / "fidelity.py")  # There it lies in an archive, which has no links.
-        assert warnings.formatwarning("few images", UserWarning, callback, 1) == "warning: few images\n"
-        assert warnings.formatwarning("few images", UserWarning, "other.py", 1).startswith("other.py:1: UserWarning: ")
-    assert warnings.formatwarning("few images", UserWarning, command.__file__, 1).startswith(command.__file__)
+        assert (
+            warnings.formatwarning("few images", UserWarning, command.__file__, 1)
+            == "warning: few images\n"
+        )
+        # There it lies in an archive, which has no links.
+        callback = str(ROOT / "callbacks" / "fidelity.py")
+        assert (
+            warnings.formatwarning("few images", UserWarning, callback, 1)
+            == "warning: few images\n"
+        )
+        assert warnings.formatwarning("few images", UserWarning, "other.py", 1).startswith(
+            "other.py:1: UserWarning: "
+        )
+    assert warnings.formatwarning("few images", UserWarning, command.__file__, 1).startswith(
+        command.__file__
+    )
 
 
 def failure_of(args, capsys):
@@ -219,7 +248,10 @@ class FailingNet(UNet):
 
 def test_a_network_that_fails_in_a_step_is_named(capsys):
     line = failure_of(["fit", "-c", DEMO, *TINY, "--model.net", f"{__name__}.FailingNet"], capsys)
-    assert line == "error: fit: FailingNet.forward: IndexError: list index out of range (the traceback: --debug)"
+    assert (
+        line
+        == "error: fit: FailingNet.forward: IndexError: list index out of range (the traceback: --debug)"
+    )
 
 
 def test_bad_input_is_told_whatever_error_it_led_to():
@@ -238,7 +270,14 @@ def test_bad_input_is_told_whatever_error_it_led_to():
 
 
 def test_the_error_has_a_line_of_its_own_below_a_progress_bar(capsys):
-    args = ["--trainer.enable_progress_bar", "true", "--trainer.max_steps", "9", "--trainer.logger", "false"]
+    args = [
+        "--trainer.enable_progress_bar",
+        "true",
+        "--trainer.max_steps",
+        "9",
+        "--trainer.logger",
+        "false",
+    ]
     with pytest.raises(SystemExit):
         main(["fit", "-c", DEMO, *TINY, *args, "--model.lr", "1e30"])
     printed = capsys.readouterr()
@@ -248,7 +287,11 @@ def test_the_error_has_a_line_of_its_own_below_a_progress_bar(capsys):
 
 
 def test_a_limit_of_0_is_refused_where_the_command_would_do_nothing():
-    limits = {"limit_train_batches": "fit", "limit_val_batches": "validate", "limit_predict_batches": "predict"}
+    limits = {
+        "limit_train_batches": "fit",
+        "limit_val_batches": "validate",
+        "limit_predict_batches": "predict",
+    }
     for limit, subcommand in (limits | dict.fromkeys(("max_steps", "max_epochs"), "fit")).items():
         assert f"{limit} must be above 0" in refusal(check_trainer_options, {limit: 0}, subcommand)
     check_trainer_options({"limit_val_batches": 0}, "fit")

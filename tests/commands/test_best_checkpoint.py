@@ -46,7 +46,9 @@ def trained(tmp_path_factory):
     (folder / "small.yaml").write_text(SMALL)
     sizes = ["--model.net.channels", "8", "--model.estimator.k", "32", "--model.estimator.n", "8"]
     with contextlib.chdir(folder):
-        main(["fit", "-c", "table1/digits", "-c", "small.yaml", *sizes, "--trainer.max_steps", "11"])
+        main(
+            ["fit", "-c", "table1/digits", "-c", "small.yaml", *sizes, "--trainer.max_steps", "11"]
+        )
     return folder
 
 
@@ -90,7 +92,10 @@ def test_every_kept_checkpoint_gets_a_row_and_the_best_is_told(run, capsys):
     (measured,) = read_rows(Path("runs/table1_digits/knn_1/fidelity.csv"))
     assert float(table[1]["fd_pixels"]) == pytest.approx(float(measured["fd_pixels"]), rel=1e-5)
     least = min(table, key=lambda row: float(row["fd_pixels"]))
-    assert f"Best of 4 checkpoints: Fréchet distance on pixels {float(least['fd_pixels']):.4g}" in printed
+    assert (
+        f"Best of 4 checkpoints: Fréchet distance on pixels {float(least['fd_pixels']):.4g}"
+        in printed
+    )
     assert f"step {least['step']}, {int(least['images_seen']):,} images seen" in printed
     assert f"  {least['checkpoint']}\n" in printed
     assert (run / "checkpoints_fd_pixels.png").read_bytes().startswith(b"\x89PNG")
@@ -105,7 +110,9 @@ def test_further_draws_of_the_best_checkpoint_have_seeds_of_their_own(run, capsy
     best("--draws", "3")
     chosen = min(rows(), key=lambda row: float(row["fd_pixels"]))
     drawn = rows("draws_fd_pixels.csv")
-    assert [(row["draw"], row["checkpoint"]) for row in drawn] == [(n, chosen["checkpoint"]) for n in "23"]
+    assert [(row["draw"], row["checkpoint"]) for row in drawn] == [
+        (n, chosen["checkpoint"]) for n in "23"
+    ]
     model, values = lit_knn.load(chosen["checkpoint"]), [float(chosen["fd_pixels"])]
     data = Digits()
     data.setup()
@@ -114,10 +121,14 @@ def test_further_draws_of_the_best_checkpoint_have_seeds_of_their_own(run, capsy
         # float32 rounds the images of other batches otherwise, by 1e-7; other seeds change the value by 1e-4.
         assert float(row["fd_pixels"]) == pytest.approx(values[-1], rel=1e-5)
     printed = capsys.readouterr().out
-    told = [float(number) for number in re.findall(r"The least, ([\d.]+), .* is ([\d.]+)\n", printed)[0]]
+    told = [
+        float(number) for number in re.findall(r"The least, ([\d.]+), .* is ([\d.]+)\n", printed)[0]
+    ]
     assert told == pytest.approx([min(values), (values[1] + values[2]) / 2], rel=1e-3)
     # Draws that differ more show that the mean leaves out the first.
-    summary = BestCheckpoint._summary(SimpleNamespace(metric="fid", _drawn=SimpleNamespace(path="")), [1.0, 3.0, 5.0])
+    summary = BestCheckpoint._summary(
+        SimpleNamespace(metric="fid", _drawn=SimpleNamespace(path="")), [1.0, 3.0, 5.0]
+    )
     assert re.findall(r"The least, (\d),.* is (\d)\n", summary) == [("1", "4")]
     best("--draws", "3")
     assert rows("draws_fd_pixels.csv") == drawn
@@ -133,7 +144,9 @@ def test_the_data_are_looked_at_once_and_finished_checkpoints_not_again(run, mon
     passes, measured = [], []
     share, measure = ReferenceSet.share, FidelityMeasure.__call__
     monkeypatch.setattr(ReferenceSet, "share", lambda self, *a: passes.append(1) or share(self, *a))
-    monkeypatch.setattr(FidelityMeasure, "__call__", lambda self, *a: measured.append(1) or measure(self, *a))
+    monkeypatch.setattr(
+        FidelityMeasure, "__call__", lambda self, *a: measured.append(1) or measure(self, *a)
+    )
     best()
     before = (run / TABLE).read_bytes()
     (run / "checkpoints_fd_pixels.png").unlink()
@@ -149,11 +162,15 @@ def test_the_data_are_looked_at_once_and_finished_checkpoints_not_again(run, mon
     assert len(measured) == 5
 
 
-def test_checkpoints_that_a_rank_cannot_read_are_named_and_the_others_measured(run, capsys, monkeypatch):
+def test_checkpoints_that_a_rank_cannot_read_are_named_and_the_others_measured(
+    run, capsys, monkeypatch
+):
     # The other rank says no: all ranks agree to nothing, and any of them only to what this one reads.
     with monkeypatch.context() as patch:
         decide = "reduce_boolean_decision"
-        patch.setattr(SingleDeviceStrategy, decide, lambda self, decision, all=True: decision and not all)
+        patch.setattr(
+            SingleDeviceStrategy, decide, lambda self, decision, all=True: decision and not all
+        )
         with pytest.warns(UserWarning, match="cannot be read by another rank"):
             assert "4 checkpoint(s) are not measured" in complaint(capsys)
     assert not (run / TABLE).exists()
@@ -163,7 +180,9 @@ def test_checkpoints_that_a_rank_cannot_read_are_named_and_the_others_measured(r
     checkpoint = torch.load(folder / "images_seen=192.ckpt", weights_only=False)
     next(iter(checkpoint["state_dict"].values())).fill_(float("nan"))
     torch.save(checkpoint, folder / "images_seen=192.ckpt")
-    with pytest.warns(UserWarning, match=r"images_seen=96\.ckpt is damaged.*the other checkpoints are measured"):
+    with pytest.warns(
+        UserWarning, match=r"images_seen=96\.ckpt is damaged.*the other checkpoints are measured"
+    ):
         line = complaint(capsys)
     assert line.startswith("error: 2 checkpoint(s) are not measured: ")
     assert "images_seen=192.ckpt has weights that are not finite" in line
@@ -202,7 +221,10 @@ def test_a_table_of_other_settings_is_not_mixed_with(run, capsys):
     plain = {"extractor": {"class_path": "lit_knn.metrics.Pixels"}, "num_samples": 70}
     for options, words in (
         (fidelity(**{**plain, "num_samples": 71}), "num_samples=70, not 71"),
-        (fidelity("a.yaml", **{**plain, "extractor": {"class_path": f"{here}.Renamed"}}), "extractor="),
+        (
+            fidelity("a.yaml", **{**plain, "extractor": {"class_path": f"{here}.Renamed"}}),
+            "extractor=",
+        ),
         (fidelity("b.yaml", **plain, mirrored=True), "mirrored=False, not True"),
         (("--data.train_images", "1000"), "data="),
         (("--model.predict_steps", "2"), "model.num_steps=1, not 2"),
@@ -215,13 +237,30 @@ def test_a_table_of_other_settings_is_not_mixed_with(run, capsys):
 
 
 def test_an_appended_measurement_takes_the_place_of_the_runs_own(run, capsys):
-    options = {"num_samples": 60, "extractor": {"class_path": "tests.commands.test_best_checkpoint.Scored"}}
-    best(*fidelity(key="callbacks+", **options, cache_dir=None, extra_metrics=["kid", "recall"], kid_subset_size=30))
+    options = {
+        "num_samples": 60,
+        "extractor": {"class_path": "tests.commands.test_best_checkpoint.Scored"},
+    }
+    best(
+        *fidelity(
+            key="callbacks+",
+            **options,
+            cache_dir=None,
+            extra_metrics=["kid", "recall"],
+            kid_subset_size=30,
+        )
+    )
     least = min(rows("checkpoints_fid.csv"), key=lambda row: float(row["fid"]))
     said = f"FID {float(least['fid']):.4g}, Inception Score {float(least['inception_score']):.4g}"
     assert f"Best of 4 checkpoints: {said}" in capsys.readouterr().out
     assert {"inception_score_std", "kid", "kid_std", "recall"} <= set(least)
-    other = fidelity(key="callbacks+", **options, cache_dir=None, extra_metrics=["kid", "recall"], kid_subset_size=20)
+    other = fidelity(
+        key="callbacks+",
+        **options,
+        cache_dir=None,
+        extra_metrics=["kid", "recall"],
+        kid_subset_size=20,
+    )
     assert "has results with kid_subset_size=30, not 20" in complaint(capsys, *other)
     assert not (run / TABLE).exists()
     assert len(read_distances([run])["inception_score"]) == 4
@@ -231,27 +270,46 @@ def test_an_appended_measurement_takes_the_place_of_the_runs_own(run, capsys):
 def test_the_images_are_those_that_a_validation_compares_with(run, capsys):
     """These are held-out ones, and not latents."""
     code = {"class_path": "lit_knn.data.autoencoders.PCA", "init_args": {"latent_shape": [1, 8, 8]}}
-    images = {"class_path": "lit_knn.data.Digits", "init_args": {"batch_size": 32, "val_images": 32}}
+    images = {
+        "class_path": "lit_knn.data.Digits",
+        "init_args": {"batch_size": 32, "val_images": 32},
+    }
     options = {"images": images, "autoencoder": code, "held_out": 90}
-    Path("data.yaml").write_text(yaml.safe_dump({"data": {"class_path": "lit_knn.data.Latents", "init_args": options}}))
+    Path("data.yaml").write_text(
+        yaml.safe_dump({"data": {"class_path": "lit_knn.data.Latents", "init_args": options}})
+    )
     pixels = {"class_path": "lit_knn.metrics.Pixels"}
-    config = [*fidelity(extractor=pixels, num_samples=70, held_out=True, extra_metrics=["recall"]), "-c", "data.yaml"]
+    config = [
+        *fidelity(extractor=pixels, num_samples=70, held_out=True, extra_metrics=["recall"]),
+        "-c",
+        "data.yaml",
+    ]
     best(*config)
     found = rows("checkpoints_fd_pixels_held_out.csv")[0]
     main(["validate", "-c", str(run / "config.yaml"), *config, "--ckpt_path", found["checkpoint"]])
     (measured,) = read_rows(Path("runs/table1_digits/knn_1/fidelity.csv"))
     for name in ("fd_pixels_held_out", "recall_held_out"):
         assert float(found[name]) == pytest.approx(float(measured[name]), rel=1e-5)
-    assert "has results with autoencoder=" in complaint(capsys, *config, "--data.autoencoder.scale", "2")
+    assert "has results with autoencoder=" in complaint(
+        capsys, *config, "--data.autoencoder.scale", "2"
+    )
 
 
-def test_what_cannot_be_measured_is_said_in_one_line_before_samples_are_drawn(run, capsys, monkeypatch):
+def test_what_cannot_be_measured_is_said_in_one_line_before_samples_are_drawn(
+    run, capsys, monkeypatch
+):
     monkeypatch.setattr("callbacks.Fidelity.samples", lambda *_: pytest.fail("samples were drawn"))
-    assert "runs/config.yaml does not exist; it holds the runs table1_digits/knn_0" in complaint(capsys, run="runs")
-    assert "nowhere/config.yaml does not exist; give the folder of a training run" in complaint(capsys, run="nowhere")
+    assert "runs/config.yaml does not exist; it holds the runs table1_digits/knn_0" in complaint(
+        capsys, run="runs"
+    )
+    assert "nowhere/config.yaml does not exist; give the folder of a training run" in complaint(
+        capsys, run="nowhere"
+    )
     line = complaint(capsys, "--trainer.callbacks", "[]")
     assert "the run has no lit_knn.callbacks.Fidelity; add -c configs/evaluate/fid.yaml" in line
-    assert "the checkpoint is of another architecture" in complaint(capsys, "--model.net.channels", "16")
+    assert "the checkpoint is of another architecture" in complaint(
+        capsys, "--model.net.channels", "16"
+    )
     # The superuser may write everywhere, so the right is taken away here.
     may = os.access
     with monkeypatch.context() as patch:

@@ -40,7 +40,19 @@ def run(trained_run, tmp_path):
 
 def fit_demo(*args, steps=4):
     every = str(max(steps // 2, 1))
-    main(["fit", "-c", DEMO, *TINY, "--trainer.max_steps", str(steps), "--trainer.val_check_interval", every, *args])
+    main(
+        [
+            "fit",
+            "-c",
+            DEMO,
+            *TINY,
+            "--trainer.max_steps",
+            str(steps),
+            "--trainer.val_check_interval",
+            every,
+            *args,
+        ]
+    )
 
 
 def test_a_fit_leaves_all_that_is_promised_and_validate_measures_what_its_end_measured(capsys):
@@ -57,8 +69,16 @@ def test_a_fit_leaves_all_that_is_promised_and_validate_measures_what_its_end_me
     assert torch.load(last(run), weights_only=True)["images_seen"] == 4 * 32
     assert sorted(p.name for p in Path().iterdir()) == ["runs"]
     events, logged = events_of(run)
-    assert {"train/loss", "train/num_steps", "train/images_per_s", "train/images_seen"} <= set(logged)
-    assert {name.partition("/")[0] for name in logged} == {"train", "val", "estimator", "samples", "epoch"}
+    assert {"train/loss", "train/num_steps", "train/images_per_s", "train/images_seen"} <= set(
+        logged
+    )
+    assert {name.partition("/")[0] for name in logged} == {
+        "train",
+        "val",
+        "estimator",
+        "samples",
+        "epoch",
+    }
     assert sum(name.startswith("train/loss_t_") for name in logged) == 4
     assert events.Tags()["images"] == ["samples/1-step", "samples/2-step"]
     assert all(0 < share < 1 for share in logged["estimator/share_of_time"])
@@ -74,7 +94,9 @@ def test_predict_writes_samples_into_the_folder_of_the_run_or_where_it_is_told(r
     predict = ["predict", *options, "--ckpt_path", str(last(folder)), "--data.predict_samples"]
     main([*predict, "70"])
     samples = folder / "predict_0" / "predictions"
-    assert sorted(path.name for path in samples.iterdir()) == [f"{seed:06d}.png" for seed in range(70)]
+    assert sorted(path.name for path in samples.iterdir()) == [
+        f"{seed:06d}.png" for seed in range(70)
+    ]
     single = np.asarray(Image.open(samples / "000037.png")).astype(int)
     npz = ["--sample_writer.format", "npz", "--data.batch_size", "16", "--sample_writer.folder"]
     for place, steps in (("one", "1"), ("two", "2")):
@@ -100,7 +122,9 @@ def test_options_of_a_resumed_fit_win_and_images_of_another_size_are_refused(run
     more = ["--ckpt_path", str(last(folder)), "--trainer.max_steps", "6"]
     np.save("larger.npy", np.zeros((40, 1, 16, 16), dtype=np.uint8))
     for command in ("predict", "fit"):
-        line = refusal_of([command, *options, *more, "--data", "Arrays", "--data.path", "larger.npy"], capsys)
+        line = refusal_of(
+            [command, *options, *more, "--data", "Arrays", "--data.path", "larger.npy"], capsys
+        )
         assert "differ in shape: (1, 16, 16), (1, 8, 8)" in line
     main(["fit", *options, *more, "--model.total_steps", "20"])
     assert torch.load(last(folder), weights_only=True)["hyper_parameters"]["total_steps"] == 20
@@ -114,12 +138,47 @@ def test_an_untrained_model_is_not_measured(capsys):
 def test_table1_run_trains_on_a_folder_of_images_with_flips_and_ivf(tmp_path):
     image_folder(tmp_path / "images", 40, (8, 8))
     args = ["--data", str(ROOT / "configs" / "data" / "image_files.yaml"), "--data.path", "images"]
-    args += ["--data.hflip", "true", "--data.index", "FaissIndex", "--data.index.factory", "IVF4,SQ8"]
-    args += ["--data.index.nprobe", "2", "--data.batch_size", "8", "--trainer.accumulate_grad_batches", "2"]
-    args += ["--model.net", "models/unet.yaml", "--model.net.channels", "8", "--trainer.enable_progress_bar", "false"]
-    args += ["--model.estimator.k", "16", "--model.estimator.n", "8", "--trainer.accelerator", "cpu"]
-    args += ["--trainer.callbacks", "CheckpointByImages", "--trainer.callbacks.every_n_images", "32"]
-    main(["fit", "-c", "table1/ict_knn", *args, "--trainer.devices", "1", "--trainer.max_steps", "5"])
+    args += [
+        "--data.hflip",
+        "true",
+        "--data.index",
+        "FaissIndex",
+        "--data.index.factory",
+        "IVF4,SQ8",
+    ]
+    args += [
+        "--data.index.nprobe",
+        "2",
+        "--data.batch_size",
+        "8",
+        "--trainer.accumulate_grad_batches",
+        "2",
+    ]
+    args += [
+        "--model.net",
+        "models/unet.yaml",
+        "--model.net.channels",
+        "8",
+        "--trainer.enable_progress_bar",
+        "false",
+    ]
+    args += [
+        "--model.estimator.k",
+        "16",
+        "--model.estimator.n",
+        "8",
+        "--trainer.accelerator",
+        "cpu",
+    ]
+    args += [
+        "--trainer.callbacks",
+        "CheckpointByImages",
+        "--trainer.callbacks.every_n_images",
+        "32",
+    ]
+    main(
+        ["fit", "-c", "table1/ict_knn", *args, "--trainer.devices", "1", "--trainer.max_steps", "5"]
+    )
     folder = Path("runs/table1/knn_0")
     names = {path.name for path in (folder / "checkpoints").iterdir()}
     assert names == {"last.ckpt", "images_seen=32.ckpt", "images_seen=64.ckpt"}
@@ -130,24 +189,46 @@ def test_table1_run_trains_on_a_folder_of_images_with_flips_and_ivf(tmp_path):
 @pytest.mark.timeout(900)  # Two cores take five minutes, one core more.
 def test_the_demo_reaches_its_figure(capsys):
     main(["fit", "-c", DEMO])
-    assert float(capsys.readouterr().out.rsplit("Fréchet distance on pixels:", 1)[1].split()[0]) <= 0.6
+    assert (
+        float(capsys.readouterr().out.rsplit("Fréchet distance on pixels:", 1)[1].split()[0]) <= 0.6
+    )
 
 
 def test_a_run_shorter_than_its_validation_interval_is_validated_at_its_end():
     # Lightning counts batches there, of which a step may have several.
-    fit_demo("--trainer.val_check_interval", "1000", "--trainer.accumulate_grad_batches", "2", steps=3)
-    assert [path.name[:12] for path in Path("runs/demo/knn_0/samples").glob("*_1-step.png")] == ["step_0000003"]
+    fit_demo(
+        "--trainer.val_check_interval", "1000", "--trainer.accumulate_grad_batches", "2", steps=3
+    )
+    assert [path.name[:12] for path in Path("runs/demo/knn_0/samples").glob("*_1-step.png")] == [
+        "step_0000003"
+    ]
 
 
 @pytest.mark.parametrize(("given", "batches"), [("1", 1), ("1.0", 5), ("0.4", 2), ("3", 3)])
 def test_an_integer_counts_batches_and_a_fraction_is_a_share_of_them(given, batches):
-    command = ["validate", "-c", str(ROOT / "configs" / "figure1" / "toy.yaml"), "--data.batch_size", "8"]
+    command = [
+        "validate",
+        "-c",
+        str(ROOT / "configs" / "figure1" / "toy.yaml"),
+        "--data.batch_size",
+        "8",
+    ]
     cli = make_cli([*command, "--trainer.limit_val_batches", given, "--trainer.callbacks", "[]"])
     assert cli.trainer.num_val_batches == [batches]
 
 
 def test_one_option_sets_the_samples_of_all_callbacks(capsys):
-    table = ["-c", DEMO, *TINY, "--samples", "33", "--trainer.callbacks+", "Memorisation", "--trainer.logger", "false"]
+    table = [
+        "-c",
+        DEMO,
+        *TINY,
+        "--samples",
+        "33",
+        "--trainer.callbacks+",
+        "Memorisation",
+        "--trainer.logger",
+        "false",
+    ]
     distance, grid, memorisation = make_cli(table, run=False).trainer.callbacks[1:4]
     assert (distance.num_samples, memorisation.num_samples, grid.num_samples) == (33, 33, 9)
     fit_demo("--samples", "40", steps=1)
@@ -159,25 +240,44 @@ def test_one_option_sets_the_samples_of_all_callbacks(capsys):
     assert "--samples 40: no callback of this run measures samples" in refusal_of(
         [*fit, "--samples", "40", *none], capsys
     )
-    assert "PixelFrechetDistance: num_samples must be at least 2, got 1" in refusal_of([*fit, "--samples", "1"], capsys)
+    assert "PixelFrechetDistance: num_samples must be at least 2, got 1" in refusal_of(
+        [*fit, "--samples", "1"], capsys
+    )
     line = refusal_of(["predict", "-c", DEMO, *TINY, "--samples", "40"], capsys)
     assert "--samples 40 is for fit and validate: give --data.predict_samples 40" in line
 
 
-def test_a_file_in_the_current_folder_comes_before_an_installed_package_of_its_name(tmp_path, monkeypatch, capsys):
+def test_a_file_in_the_current_folder_comes_before_an_installed_package_of_its_name(
+    tmp_path, monkeypatch, capsys
+):
     installed = tmp_path / "site" / "estimators_of_mine"
     installed.mkdir(parents=True)
     (installed / "__init__.py").write_text("")
-    (tmp_path / "estimators_of_mine.py").write_text("from lit_knn.estimators import OneSample as Mine\n")
+    (tmp_path / "estimators_of_mine.py").write_text(
+        "from lit_knn.estimators import OneSample as Mine\n"
+    )
     monkeypatch.syspath_prepend(installed.parent)
     with pytest.raises(SystemExit) as stop:
-        main(["fit", "-c", DEMO, *TINY, "--model.estimator", "estimators_of_mine.Mine", "--print_config"])
+        main(
+            [
+                "fit",
+                "-c",
+                DEMO,
+                *TINY,
+                "--model.estimator",
+                "estimators_of_mine.Mine",
+                "--print_config",
+            ]
+        )
     assert stop.value.code == 0
     assert "class_path: estimators_of_mine.Mine" in capsys.readouterr().out
 
 
 def test_an_average_has_the_weighted_sum_and_the_counts_of_the_last_snapshot():
-    values = [{"weight": torch.tensor([v], dtype=torch.float16), "count": torch.tensor(int(v))} for v in (1.0, 3.0)]
+    values = [
+        {"weight": torch.tensor([v], dtype=torch.float16), "count": torch.tensor(int(v))}
+        for v in (1.0, 3.0)
+    ]
     made = average([{"averages": [value]} for value in values], np.array([0.25, 0.75]))
     assert made == {"weight": torch.tensor([2.5]), "count": torch.tensor(3)}
     assert made["weight"].dtype == torch.float32
@@ -203,24 +303,61 @@ def test_a_tuned_model_goes_on_and_samples_without_the_file_it_started_from(trai
     (resumed,) = Path("runs").rglob("last.ckpt")
     assert torch.load(resumed, weights_only=True)["global_step"] == 6
     main(["validate", *alone])
-    measured = [path for path in Path("runs").rglob("metrics.csv") if "fd_pixels" in path.read_text()]
+    measured = [
+        path for path in Path("runs").rglob("metrics.csv") if "fd_pixels" in path.read_text()
+    ]
     assert len(measured) == 2
-    writer = ["--sample_writer.folder", "samples", "--sample_writer.format", "npz", "--data.predict_samples", "3"]
+    writer = [
+        "--sample_writer.folder",
+        "samples",
+        "--sample_writer.format",
+        "npz",
+        "--data.predict_samples",
+        "3",
+    ]
     main(["predict", *alone, *writer, "--model.predict_steps", "2"])
     assert np.load("samples/samples.npz")["images"].shape == (3, 8, 8, 1)
     capsys.readouterr()
-    for start, said in (("gone.ckpt", ": no such file"), ("null", " has no trained network: give a start")):
-        assert f"error: LitECT: start={start}{said}" in refusal_of(["fit", *options, "--model.start", start], capsys)
+    for start, said in (
+        ("gone.ckpt", ": no such file"),
+        ("null", " has no trained network: give a start"),
+    ):
+        assert f"error: LitECT: start={start}{said}" in refusal_of(
+            ["fit", *options, "--model.start", start], capsys
+        )
 
 
 def test_a_flow_trains_in_bf16_measures_and_samples(trained_run):
-    options = [*trained_run("flow")[1], *TABLE, "--model.sampling_steps", "3", "--trainer.max_steps", "2"]
-    callbacks = ["--trainer.callbacks+", "lit_knn.callbacks.Memorisation", "--trainer.callbacks.num_samples", "70"]
-    callbacks += ["--trainer.callbacks+", "lit_knn.callbacks.NetworkSpeed", "--trainer.callbacks.compile", "false"]
+    options = [
+        *trained_run("flow")[1],
+        *TABLE,
+        "--model.sampling_steps",
+        "3",
+        "--trainer.max_steps",
+        "2",
+    ]
+    callbacks = [
+        "--trainer.callbacks+",
+        "lit_knn.callbacks.Memorisation",
+        "--trainer.callbacks.num_samples",
+        "70",
+    ]
+    callbacks += [
+        "--trainer.callbacks+",
+        "lit_knn.callbacks.NetworkSpeed",
+        "--trainer.callbacks.compile",
+        "false",
+    ]
     main(["fit", *options, *callbacks, "--trainer.precision", "bf16-mixed"])
     (log,) = Path("runs").rglob("metrics.csv")
     names = {name for row in read_rows(log) for name, value in row.items() if value}
-    assert {"samples/fd_pixels", "samples/copied_fraction", "val/loss", "val/target_mse", "train/augmented"} <= names
+    assert {
+        "samples/fd_pixels",
+        "samples/copied_fraction",
+        "val/loss",
+        "val/target_mse",
+        "train/augmented",
+    } <= names
     assert any(name.startswith("train/loss_t_0.25_to_0.5") for name in names)
     (path,) = Path("runs").rglob("last.ckpt")
     main(["predict", *options, "--ckpt_path", str(path), "--data.predict_samples", "3"])
@@ -251,12 +388,21 @@ def test_the_loggers_of_the_documentation_together_get_pictures_and_options(monk
     pytest.importorskip("mlflow")
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
-    section = (ROOT / "docs" / "command_line.md").read_text().split("## Loggers")[1].split("\n## ")[0]
+    section = (
+        (ROOT / "docs" / "command_line.md").read_text().split("## Loggers")[1].split("\n## ")[0]
+    )
     (snippet,) = re.findall(r"```yaml\n(.*?)```", section, flags=re.DOTALL)
     Path("loggers.yaml").write_text(snippet)
     more = ["--trainer.val_check_interval", "1", "--trainer.accumulate_grad_batches", "2"]
     more += ["--data.index", "FaissIndex", "--trainer.precision", "bf16-mixed"]
-    table = ["--trainer.logger+", "CSVLogger", "--trainer.logger.save_dir", "runs", "--trainer.logger.name", "mine"]
+    table = [
+        "--trainer.logger+",
+        "CSVLogger",
+        "--trainer.logger.save_dir",
+        "runs",
+        "--trainer.logger.name",
+        "mine",
+    ]
     main(["fit", "-c", DEMO, *TINY, *more, "-c", "loggers.yaml", *table])
     run = Path("runs/mine/knn_0")
     grid = picture(next(run.rglob("step_0000001_1-step.png")))
@@ -267,8 +413,19 @@ def test_the_loggers_of_the_documentation_together_get_pictures_and_options(monk
     told = session_of(events)
     assert {"samples/fd_pixels", "val/loss"} <= set(logged)
     assert "hp_metric" not in logged
-    expected = {"estimator": "KNN", "estimator.k": 32, "estimator.n": 8, "net": "UNet", "net.channels": 8}
-    expected |= {"data": "Digits", "data.batch_size": 32, "data.index": "FaissIndex", "data.index.factory": "Flat"}
+    expected = {
+        "estimator": "KNN",
+        "estimator.k": 32,
+        "estimator.n": 8,
+        "net": "UNet",
+        "net.channels": 8,
+    }
+    expected |= {
+        "data": "Digits",
+        "data.batch_size": 32,
+        "data.index": "FaissIndex",
+        "data.index.factory": "Flat",
+    }
     expected |= {"model": "LitICT", "seed": 0, "solver": "heun_step", "lr": 3e-3}
     expected |= {"max_steps": 1, "precision": "bf16-mixed", "accumulate_grad_batches": 2}
     assert {name: told.get(name) for name in expected} == expected

@@ -28,9 +28,14 @@ def run(tmp_path_factory):
     """A conditional run with measurements, whose data and logs have absolute paths."""
     cached = "--data.index", "FaissIndex", "--data.index.cache_dir", "/var/secret/cache"
     folder, _ = leave_run(tmp_path_factory.mktemp("runs"), "ict_classes", *cached)
-    measured = [{"step": i, "images_seen": 16 * i, "num_samples": 9, "fd_pixels": 2.5 / i} for i in (1, 2)]
+    measured = [
+        {"step": i, "images_seen": 16 * i, "num_samples": 9, "fd_pixels": 2.5 / i} for i in (1, 2)
+    ]
     write_rows(folder / "fidelity.csv", measured)
-    fids = [{"images_seen": seen, "fid": fid, "checkpoint": "/x/a"} for seen, fid in ((16, 5.5), (64, 2.0))]
+    fids = [
+        {"images_seen": seen, "fid": fid, "checkpoint": "/x/a"}
+        for seen, fid in ((16, 5.5), (64, 2.0))
+    ]
     write_rows(folder / "checkpoints_fid.csv", fids)
     return folder
 
@@ -42,7 +47,11 @@ def exported(run, folder):
 
 
 def cells(text):
-    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line.startswith("|")]
+    rows = [
+        [cell.strip() for cell in line.strip("|").split("|")]
+        for line in text.splitlines()
+        if line.startswith("|")
+    ]
     return {row[0]: row[1:] for row in rows}
 
 
@@ -69,12 +78,28 @@ def test_the_folder_holds_weights_configuration_and_card(run, tmp_path, capsys, 
     assert torch.equal(names["samples"], model.sample(range(16)))
     assert f"({', '.join(map(str, names['samples'].shape))})" in snippet
     # No path of the machine is told.
-    everything = "".join((tmp_path / "digits" / name).read_bytes().decode(errors="replace") for name in FILES)
+    everything = "".join(
+        (tmp_path / "digits" / name).read_bytes().decode(errors="replace") for name in FILES
+    )
     for told in ("secret", "/home", "/tmp", str(run.parent), str(tmp_path), os.getcwd()):
         assert told not in everything
     assert "cache_dir: cache" in text
-    paths = ["/home/me/cifar.zip", "~/data/", "runs/demo", "../data/a.zip", "https://a.org/b", {"a": ["/c/d", 3, None]}]
-    names = ["cifar.zip", "data", "runs/demo", "../data/a.zip", "https://a.org/b", {"a": ["d", 3, None]}]
+    paths = [
+        "/home/me/cifar.zip",
+        "~/data/",
+        "runs/demo",
+        "../data/a.zip",
+        "https://a.org/b",
+        {"a": ["/c/d", 3, None]},
+    ]
+    names = [
+        "cifar.zip",
+        "data",
+        "runs/demo",
+        "../data/a.zip",
+        "https://a.org/b",
+        {"a": ["d", 3, None]},
+    ]
     assert without_paths(paths) == names
 
 
@@ -95,7 +120,9 @@ def test_the_card_tells_of_network_training_data_and_metrics(run, tmp_path):
         "torch": torch.__version__.partition("+")[0],
     }.items():
         assert told[name] == [value]
-    assert float(told["time"][0].split()[0]) == pytest.approx(checkpoint["training_time"]["seconds"] / 3600, rel=0.01)
+    assert float(told["time"][0].split()[0]) == pytest.approx(
+        checkpoint["training_time"]["seconds"] / 3600, rel=0.01
+    )
     assert told["data: fingerprint"][0].startswith(checkpoint["run"]["data"])
     # The last values up to these weights: the distance at 64 images is of later ones.
     assert told["Fréchet distance on pixels"] == ["1.25", "32"]
@@ -123,7 +150,9 @@ def test_a_checkpoint_without_its_run_is_exported_too(run, tmp_path):
 def test_the_distances_of_the_usual_average_are_not_those_of_another(run, tmp_path):
     average = run / "averages" / "ema=0.050.ckpt"
     average.parent.mkdir()
-    torch.save({**torch.load(last(run), weights_only=True), "power_average": {"length": 0.05}}, average)
+    torch.save(
+        {**torch.load(last(run), weights_only=True), "power_average": {"length": 0.05}}, average
+    )
     _, text, _ = exported(average, tmp_path / "digits")
     assert cells(text)["images seen"] == ["32"]
     assert "No measurement of these weights" in text
@@ -134,11 +163,14 @@ def test_the_distances_of_the_usual_average_are_not_those_of_another(run, tmp_pa
     assert cells(text)["FID"] == ["7.5", "32"]
 
 
-def test_an_interrupted_export_goes_on_and_nothing_else_is_exported_or_replaced(run, tmp_path, own_folder, capsys):
+def test_an_interrupted_export_goes_on_and_nothing_else_is_exported_or_replaced(
+    run, tmp_path, own_folder, capsys
+):
     with file_size_limit(10_000):
         line = refusal_of(["export", str(run), "out"], capsys)
     assert "cannot be written" in line
-    assert not any(Path("out").iterdir())  # The largest file comes first, and a full disk leaves none.
+    # The largest file comes first, and a full disk leaves none.
+    assert not any(Path("out").iterdir())
     main(["export", str(run), "out"])
     whole = {path.name: path.read_bytes() for path in Path("out").iterdir()}
     for name in ("README.md", "config.json"):
@@ -149,7 +181,10 @@ def test_an_interrupted_export_goes_on_and_nothing_else_is_exported_or_replaced(
         with Path("out", name).open("ab") as file:
             file.write(b" ")
         line = refusal_of(["export", str(run), "out"], capsys)
-        assert line == f"error: export: out/{name} is there already; nothing is overwritten, use another folder"
+        assert (
+            line
+            == f"error: export: out/{name} is there already; nothing is overwritten, use another folder"
+        )
         Path("out", name).write_bytes(whole[name])
     line = refusal_of(["export", str(write_published(tmp_path / "edm.pkl")), "new"], capsys)
     assert line.endswith("edm.pkl must be the folder of a training run or a checkpoint (.ckpt)")
@@ -190,8 +225,22 @@ def own_run(tmp_path, own_folder, monkeypatch):
     """A run with a network of the user's own, in a file of the current folder."""
     Path("small_net.py").write_text(OWN_NET)
     monkeypatch.syspath_prepend(str(tmp_path))
-    made = ["--model.net", "small_net.Small", "--model.net.channels", "5", "--model.augmentation", "null"]
-    made += ["--model.estimator", "OneSample", "--trainer.callbacks", "[]", "--trainer.max_steps", "1"]
+    made = [
+        "--model.net",
+        "small_net.Small",
+        "--model.net.channels",
+        "5",
+        "--model.augmentation",
+        "null",
+    ]
+    made += [
+        "--model.estimator",
+        "OneSample",
+        "--trainer.callbacks",
+        "[]",
+        "--trainer.max_steps",
+        "1",
+    ]
     main(["fit", "-c", "table2/digits", *made, "--trainer.accelerator", "cpu"])
     yield Path("runs/table2_digits/one_sample_0")
     sys.modules.pop("small_net", None)
@@ -202,7 +251,9 @@ def test_a_network_of_ones_own_is_exported_by_the_config_or_its_class(own_run, c
     assert front["pipeline_tag"] == "unconditional-image-generation"
     told = cells(text)
     assert (told["class"], told["channels"]) == (["small_net.Small"], ["5"])
-    assert config["training"]["config"]["model"]["init_args"]["net"]["class_path"] == "small_net.Small"
+    assert (
+        config["training"]["config"]["model"]["init_args"]["net"]["class_path"] == "small_net.Small"
+    )
     # The example of the card works where the class is at hand.
     (snippet,) = re.findall(r"^```python\n(.*?)^```", text, flags=re.DOTALL | re.MULTILINE)
     assert "from small_net import Small" in snippet
@@ -215,13 +266,18 @@ def test_a_network_of_ones_own_is_exported_by_the_config_or_its_class(own_run, c
     net = "{class_path: small_net.Small, init_args: {channels: 5}}"
     main(["export", str(alone), "again", "--net", net])
     main(["export", str(own_run), "by_name", "--net", "small_net.Small"])
-    whole, *others = (load_file(f"{folder}/model.safetensors") for folder in ("out", "again", "by_name"))
+    whole, *others = (
+        load_file(f"{folder}/model.safetensors") for folder in ("out", "again", "by_name")
+    )
     for weights in others:
         assert all(torch.equal(weights[name], value) for name, value in whole.items())
     assert cells(Path("again/README.md").read_text())["class"] == ["small_net.Small"]
     for options, words in (
         ([], "no config.yaml that names its network: give --net, the class path of the network"),
-        (["--net", "small_net.Smal"], "error: --net: module 'small_net' has no attribute 'Smal'; did you mean"),
+        (
+            ["--net", "small_net.Smal"],
+            "error: --net: module 'small_net' has no attribute 'Smal'; did you mean",
+        ),
         (["--net", "small_net.Small"], "the weights do not fit the architecture"),
         (["--net", "{class_path: small_net.Small, init_args: {width: 5}}"], "width"),
     ):
@@ -230,16 +286,31 @@ def test_a_network_of_ones_own_is_exported_by_the_config_or_its_class(own_run, c
 
 
 def test_a_card_of_latents_says_that_they_must_be_decoded(tmp_path):
-    latents = ["--data", str(ROOT / "configs" / "data" / "digits_latents.yaml"), "--data.batch_size", "32"]
+    latents = [
+        "--data",
+        str(ROOT / "configs" / "data" / "digits_latents.yaml"),
+        "--data.batch_size",
+        "32",
+    ]
     run, _ = leave_run(tmp_path, "ict", *latents, "--trainer.callbacks", "[]")
     front, text, _ = exported(run, tmp_path / "out")
     assert "pipeline_tag" not in front
-    assert "Samples are latents, not images: decode them with the training's `lit_knn.data.autoencoders.PCA`." in text
+    assert (
+        "Samples are latents, not images: decode them with the training's `lit_knn.data.autoencoders.PCA`."
+        in text
+    )
     assert "127.5" not in text
 
 
 def test_an_exported_mean_flow_keeps_its_class(tmp_path):
-    options = ["--model.net.num_classes", "10", "--model.class_conditional", "true", "--model.sampling_class", "3"]
+    options = [
+        "--model.net.num_classes",
+        "10",
+        "--model.class_conditional",
+        "true",
+        "--model.sampling_class",
+        "3",
+    ]
     run, _ = leave_run(tmp_path, "mean_flow", *options)
     front, _, _ = exported(run, tmp_path / "out")
     assert {"flow-matching", "meanflow"} <= {*front["tags"]}

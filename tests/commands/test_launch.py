@@ -43,11 +43,16 @@ def test_a_rank_that_is_no_number_is_named(name, monkeypatch, capsys):
     assert line == f"error: the environment has {name}=, which is no number: unset it"
 
 
-@pytest.mark.parametrize("more", [{}, {"SLURM_JOB_ID": "7", "SLURM_JOB_NAME": "x", "SLURM_PROCID": "0"}])
+@pytest.mark.parametrize(
+    "more", [{}, {"SLURM_JOB_ID": "7", "SLURM_JOB_NAME": "x", "SLURM_PROCID": "0"}]
+)
 def test_a_left_number_of_tasks_is_named(more, tmp_path, monkeypatch, capsys):
     set_variables({"SLURM_NTASKS": "2", **more}, monkeypatch)
     line = refusal_of(["fit", "-c", DEMO, *TINY], capsys)
-    assert "the environment has SLURM_NTASKS=2, which does not fit these options: unset it, or give " in line
+    assert (
+        "the environment has SLURM_NTASKS=2, which does not fit these options: unset it, or give "
+        in line
+    )
     assert not list(tmp_path.iterdir())
 
 
@@ -59,14 +64,26 @@ def test_a_left_number_of_tasks_is_named(more, tmp_path, monkeypatch, capsys):
         ({"GROUP_RANK": "1"}, 2, f"the environment has GROUP_RANK=1, but {TWO}"),
         # Lightning would start no process, and wait for one.
         ({"LOCAL_RANK": "0"}, 2, f"the environment has LOCAL_RANK=0, but {TWO}"),
-        ({"WORLD_SIZE": "4", "RANK": "3"}, 2, f"the environment has RANK=3 and WORLD_SIZE=4, but {TWO}"),
+        (
+            {"WORLD_SIZE": "4", "RANK": "3"},
+            2,
+            f"the environment has RANK=3 and WORLD_SIZE=4, but {TWO}",
+        ),
         (
             {"JSM_NAMESPACE_SIZE": "2", "JSM_NAMESPACE_RANK": "1"},
             1,
             "JSM_NAMESPACE_RANK=1 and JSM_NAMESPACE_SIZE=2, but",
         ),
-        ({"OMPI_COMM_WORLD_SIZE": "2"}, 1, f"the environment has OMPI_COMM_WORLD_SIZE=2, but {ONE}"),
-        ({**SHELL, "SLURM_PROCID": "1"}, 1, f"the environment has SLURM_PROCID=1 and SLURM_NTASKS=2, but {ONE}"),
+        (
+            {"OMPI_COMM_WORLD_SIZE": "2"},
+            1,
+            f"the environment has OMPI_COMM_WORLD_SIZE=2, but {ONE}",
+        ),
+        (
+            {**SHELL, "SLURM_PROCID": "1"},
+            1,
+            f"the environment has SLURM_PROCID=1 and SLURM_NTASKS=2, but {ONE}",
+        ),
         (
             {"TORCHELASTIC_RUN_ID": "x"},
             1,
@@ -120,10 +137,19 @@ def test_two_machines_of_two_devices_are_no_obstacle(variables, monkeypatch):
     ("variables", "message"),
     [
         # Four machines with a process each
-        ({**TORCHRUN, "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "1"}, "torchrun has started 4 processes, but "),
-        ({**TORCHRUN, "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}, "torchrun has started 2 processes, but "),
+        (
+            {**TORCHRUN, "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "1"},
+            "torchrun has started 4 processes, but ",
+        ),
+        (
+            {**TORCHRUN, "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"},
+            "torchrun has started 2 processes, but ",
+        ),
         ({**OTHER_MACHINE, "NODE_RANK": "2"}, "the environment has NODE_RANK=2, but "),
-        ({"MASTER_ADDR": "10.0.0.1"}, r"num_nodes=2 needs a launcher, .* or MASTER_ADDR and NODE_RANK"),
+        (
+            {"MASTER_ADDR": "10.0.0.1"},
+            r"num_nodes=2 needs a launcher, .* or MASTER_ADDR and NODE_RANK",
+        ),
     ],
 )
 def test_processes_on_other_machines_must_fit(variables, message, monkeypatch):
@@ -134,6 +160,10 @@ def test_processes_on_other_machines_must_fit(variables, message, monkeypatch):
 
 def trainer(devices, num_nodes=1):
     strategy = "ddp" if devices > 1 else "auto"
-    options = {"enable_progress_bar": False, "enable_model_summary": False, "enable_checkpointing": False}
+    options = {
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+        "enable_checkpointing": False,
+    }
     options |= {"num_nodes": num_nodes, "strategy": strategy, "logger": False}
     return pl.Trainer(accelerator="cpu", devices=devices, **options)

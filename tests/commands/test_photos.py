@@ -56,7 +56,17 @@ def test_a_run_takes_the_network_of_a_folder_of_gray_images_and_goes_on_and_is_e
     fit("edm", "--data.path", "photos", "--ckpt_path", "last", steps=3)
     assert torch.load(run / "checkpoints" / "last.ckpt", weights_only=True)["global_step"] == 3
     # The settings of the run are enough to sample from it.
-    main(["predict", "-c", str(run / "config.yaml"), "--ckpt_path", "last", "--data.predict_samples", "2"])
+    main(
+        [
+            "predict",
+            "-c",
+            str(run / "config.yaml"),
+            "--ckpt_path",
+            "last",
+            "--data.predict_samples",
+            "2",
+        ]
+    )
     main(["export", str(run), "mine"])
     assert lit_knn.load("mine").sample(seeds=range(2), num_steps=2).shape == (2, 1, 20, 28)
 
@@ -66,7 +76,15 @@ def test_a_run_takes_the_classes_of_prepared_color_images(run, capsys):
     write_photos("mine", 40, 32, 3)
     prepare = ["prepare", "mine", "photos.npy", "--size", "32", "--center-crop", "--rgb"]
     main([*prepare, "--labels-from-folders"])
-    fit(run, "--data.path", "photos.npy", "--model.class_conditional", "true", "--model.sampling_class", "dog")
+    fit(
+        run,
+        "--data.path",
+        "photos.npy",
+        "--model.class_conditional",
+        "true",
+        "--model.sampling_class",
+        "dog",
+    )
     said = "photos.npy: 3 channels, 32x32, 2 classes; the network gets in_channels=3, num_classes=2"
     assert said in capsys.readouterr().err
     net = net_of(f"runs/photos_{run}/one_sample_0")
@@ -106,7 +124,9 @@ def test_levels_halve_the_longer_side_to_about_8(sides, multipliers, parsed):
 
 def test_numbers_that_are_given_stay(parsed):
     write_photos("photos", 16, 16)
-    net = parsed("--data.path", "photos", "--model.net.multipliers", "[1, 3]", "--model.net.num_classes", "5")
+    net = parsed(
+        "--data.path", "photos", "--model.net.multipliers", "[1, 3]", "--model.net.num_classes", "5"
+    )
     assert (net["in_channels"], net["multipliers"], net["num_classes"]) == (1, [1, 3], 5)
 
 
@@ -118,7 +138,11 @@ def test_another_network_takes_the_channels_too_and_its_size_if_null(parsed):
 
 def test_a_network_of_the_user_s_own_takes_what_it_allows_to_be_null(parsed, tmp_path, monkeypatch):
     options = "in_channels: int | None, num_classes: int | None = 3, width: int = 4"
-    lines = ["from torch import nn", "class Net(nn.Module):", f"    def __init__(self, {options}): ..."]
+    lines = [
+        "from torch import nn",
+        "class Net(nn.Module):",
+        f"    def __init__(self, {options}): ...",
+    ]
     Path("mine_of_photos.py").write_text("\n".join(lines))
     monkeypatch.syspath_prepend(tmp_path)
     write_photos("photos", 16, 16)
@@ -152,12 +176,24 @@ def test_the_classes_of_any_data_are_counted(data, classes, parsed):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ("--data.path photos --model.class_conditional true", "photos has no labels: list them in dataset.json, or"),
-        ("--data.path gray.npy --model.class_conditional true", "gray.npy has no labels: prepare it with"),
-        ("--data.path gray.npy --data.labels_from_folders true", "give --labels-from-folders to lit-knn prepare"),
+        (
+            "--data.path photos --model.class_conditional true",
+            "photos has no labels: list them in dataset.json, or",
+        ),
+        (
+            "--data.path gray.npy --model.class_conditional true",
+            "gray.npy has no labels: prepare it with",
+        ),
+        (
+            "--data.path gray.npy --data.labels_from_folders true",
+            "give --labels-from-folders to lit-knn prepare",
+        ),
         ("--data.path absent", "data.path=absent: absent does not exist"),
         ("--data.path other.npy", "other.npy is no file: make one with lit-knn prepare"),
-        ("--data PointsOnALine", "in_channels, num_classes, multipliers can be taken from images alone"),
+        (
+            "--data PointsOnALine",
+            "in_channels, num_classes, multipliers can be taken from images alone",
+        ),
         (
             "--data.path photos --model.net DDPMpp --model.net.image_size null",
             "DDPMpp: image_size must be a multiple of 4 with 3 multipliers, got 33",
@@ -170,4 +206,6 @@ def test_data_that_cannot_give_the_numbers_are_refused_in_one_line(options, word
     capsys.readouterr()
     say("photos: 1 channel, 33x33; the network gets in_channels=1, image_size=33, num_classes=0")
     capsys.readouterr()
-    assert words in refusal_of(["fit", "-c", "photos/edm", *options.split(), "--trainer.accelerator", "cpu"], capsys)
+    assert words in refusal_of(
+        ["fit", "-c", "photos/edm", *options.split(), "--trainer.accelerator", "cpu"], capsys
+    )

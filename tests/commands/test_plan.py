@@ -45,7 +45,12 @@ def test_networks_count_for_parameters_gradients_two_moments_and_an_average():
 
 def test_ranks_shards_and_options_change_what_they_should(monkeypatch):
     plain, weights = plan_of("demo.yaml"), 4 * 704_705
-    lengths = ["--trainer.callbacks+", "lit_knn.callbacks.PowerAverages", "--trainer.callbacks.lengths", "[0.05, 0.1]"]
+    lengths = [
+        "--trainer.callbacks+",
+        "lit_knn.callbacks.PowerAverages",
+        "--trainer.callbacks.lengths",
+        "[0.05, 0.1]",
+    ]
     options = ["--trainer.precision", "bf16-mixed", "--optimizer", "SGD", "--optimizer.lr", "3e-3"]
     more = parts_of(plan_of("demo.yaml", *options, *lengths))
     added = {"program": more["program"], "optimiser": 0, "power-function averages": 2 * weights}
@@ -58,9 +63,14 @@ def test_ranks_shards_and_options_change_what_they_should(monkeypatch):
     assert (parts["images"], parts["index"]) == (12_500 * 3072, 12_500 * 3072 * 4)
     assert parts["order of an epoch"] == 2 * 50_000 * 8  # mirror images are items, too
     # A draw of the images and the held-out ones stay; the index has those of the draw alone.
-    parts = parts_of(plan_of("table1/ict_knn.yaml", "--data.train_images", "2048", "--data.held_out", "100"))
+    parts = parts_of(
+        plan_of("table1/ict_knn.yaml", "--data.train_images", "2048", "--data.held_out", "100")
+    )
     assert (parts["images"], parts["index"]) == (2148 * 3072, 2048 * 3072 * 4)
-    assert parts_of(plan_of("table1/ict_knn.yaml", "--data.held_out", "100"))["index"] == 49_900 * 3072 * 4
+    assert (
+        parts_of(plan_of("table1/ict_knn.yaml", "--data.held_out", "100"))["index"]
+        == 49_900 * 3072 * 4
+    )
     tangent = ["--model.estimator", "OneSample", "--model.tangent", "SubspaceKNN"]
     parts = parts_of(plan_of("meanflow/digits.yaml", *tangent))
     assert any("coordinates" in name for name in parts)
@@ -74,10 +84,14 @@ def test_ranks_shards_and_options_change_what_they_should(monkeypatch):
 @pytest.mark.parametrize("factory", ["Flat", "IVF20,SQ8", "PCA16,IVF20,SQ8"])
 def test_sizes_of_faiss_indexes_are_those_of_what_faiss_writes(factory, tmp_path):
     N, d = 3000, 48
-    ReferenceSet(torch.randn(N, d), index=FaissIndex(factory, cache_dir=str(tmp_path))).build_index()
+    ReferenceSet(
+        torch.randn(N, d), index=FaissIndex(factory, cache_dir=str(tmp_path))
+    ).build_index()
     (file,) = tmp_path.glob("*.index")
     # The written index also has names, numbers and the quantisers' tables.
-    assert FaissIndex(factory).nbytes(N, d, CPU) == pytest.approx(file.stat().st_size, rel=0.02, abs=8192)
+    assert FaissIndex(factory).nbytes(N, d, CPU) == pytest.approx(
+        file.stat().st_size, rel=0.02, abs=8192
+    )
 
 
 @pytest.mark.parametrize("index", [TorchIndex(), SubspaceIndex(5, "float32")], ids=type)
@@ -101,7 +115,11 @@ def test_the_size_of_a_projection_is_that_of_its_tensors(hflip):
 
 
 def test_an_index_is_that_of_its_device_and_counts_where_it_is_built():
-    for index, on_cpu in ((FaissIndex("Flat"), 4 * 64 * 1797), (TorchIndex(), 0), (SubspaceIndex(8), 0)):
+    for index, on_cpu in (
+        (FaissIndex("Flat"), 4 * 64 * 1797),
+        (TorchIndex(), 0),
+        (SubspaceIndex(8), 0),
+    ):
         data = Digits(index=index)
         held, building = estimator_parts([KNN(8, 4)], data, data.stored(), GPU)
         assert building[0].bytes == on_cpu
@@ -110,7 +128,10 @@ def test_an_index_is_that_of_its_device_and_counts_where_it_is_built():
         assert building[0].bytes == index.nbytes(1797, 64, CPU)
     for device, index in ((CPU, FaissIndex("Flat")), (GPU, TorchIndex())):  # The run names none.
         (held, *_), _ = estimator_parts([KNN(8, 4)], Digits(), Digits().stored(), device)
-        assert (held.bytes, held.note.split()[0]) == (index.nbytes(1797, 64, device), type(index).__name__)
+        assert (held.bytes, held.note.split()[0]) == (
+            index.nbytes(1797, 64, device),
+            type(index).__name__,
+        )
 
 
 def test_classes_of_unsorted_data_count_as_copies(tmp_path):
@@ -123,9 +144,18 @@ def test_classes_of_unsorted_data_count_as_copies(tmp_path):
         (tmp_path / "in" / str(i % 2)).mkdir(parents=True, exist_ok=True)
         Image.new("L", (8, 8)).save(tmp_path / "in" / str(i % 2) / f"{i}.png")
     main(["prepare", str(tmp_path / "in"), str(tmp_path / "sorted.npy"), "--labels-from-folders"])
-    prepared = ("--data", "Prepared", "--data.path", str(tmp_path / "sorted.npy"), "--model.estimator.k", "4")
+    prepared = (
+        "--data",
+        "Prepared",
+        "--data.path",
+        str(tmp_path / "sorted.npy"),
+        "--model.estimator.k",
+        "4",
+    )
     for options in (prepared, ("--model.estimator", "estimators/one_sample.yaml")):
-        assert "images by class" not in parts_of(plan_of("table2/digits_conditional.yaml", *options))
+        assert "images by class" not in parts_of(
+            plan_of("table2/digits_conditional.yaml", *options)
+        )
 
 
 def test_ranks_of_a_machine_hold_a_shared_part_once():
@@ -141,7 +171,11 @@ def test_ranks_of_a_machine_hold_a_shared_part_once():
 def test_data_modules_know_their_size_before_they_load_or_need_it_given(tmp_path):
     np.save(tmp_path / "a.npy", np.zeros((4, 8, 6, 3), np.uint8))
     np.save(tmp_path / "b.npy", np.zeros((4, 5), np.float64))  # float32 in memory
-    for data in (Digits(), PointsOnALine(num_points=9), *(Arrays(str(tmp_path / f"{name}.npy")) for name in "ab")):
+    for data in (
+        Digits(),
+        PointsOnALine(num_points=9),
+        *(Arrays(str(tmp_path / f"{name}.npy")) for name in "ab"),
+    ):
         stored = data.stored()
         data.setup()
         assert stored.shape == tuple(data.reference.images.shape)
@@ -180,15 +214,25 @@ def test_the_command_plans_and_starts_nothing(tmp_path, own_folder, capsys):
 
 
 @pytest.mark.parametrize(
-    ("name", "N"), [("celeba64", 202_599), pytest.param("imagenet64", 1_281_167, marks=pytest.mark.slow)]
+    ("name", "N"),
+    [("celeba64", 202_599), pytest.param("imagenet64", 1_281_167, marks=pytest.mark.slow)],
 )
-def test_the_64x64_runs_are_planned_before_their_data_are_there(name, N, tmp_path, own_folder, capsys):
+def test_the_64x64_runs_are_planned_before_their_data_are_there(
+    name, N, tmp_path, own_folder, capsys
+):
     plan = ["plan", "-c", str(CONFIGS / name / "ict_knn.yaml"), "--trainer.accelerator", "cpu"]
     error = refusal_of(plan, capsys)
     assert error.startswith(f"error: plan: data.path=data/{name}.npy")
     assert "--images" in error
     lists = {"celeba64": 1788, "imagenet64": 4527}[name]
-    papers = ["--data.index", "FaissIndex", "--data.index.factory", f"IVF{lists},SQ8", "--data.index.lossless", "true"]
+    papers = [
+        "--data.index",
+        "FaissIndex",
+        "--data.index.factory",
+        f"IVF{lists},SQ8",
+        "--data.index.lossless",
+        "true",
+    ]
     main([*plan, "--images", str(N), "--image_shape", "[3,64,64]", "--gpu_gb", "80", *papers])
     printed = capsys.readouterr().out
     size = float(re.search(r"  index +(\S+) GB", printed)[1])
@@ -197,7 +241,9 @@ def test_the_64x64_runs_are_planned_before_their_data_are_there(name, N, tmp_pat
     assert f"{N:,} x 3x64x64 uint8, copied to the device" in printed
     assert "mapped from the disk" in printed
     # Each image takes its bytes and its number, and FAISS reserves 1.5 GiB.
-    assert size == pytest.approx((N * (12_288 + 8) + lists * 4 * 12_288 + 1.5 * 2**30) / 1e9, rel=1e-3)
+    assert size == pytest.approx(
+        (N * (12_288 + 8) + lists * 4 * 12_288 + 1.5 * 2**30) / 1e9, rel=1e-3
+    )
     assert ": fits" in printed
     assert not list(tmp_path.iterdir())
 
@@ -232,7 +278,9 @@ def planned(tmp_path_factory):
 
 
 @pytest.mark.parametrize(("options", "message"), REFUSED, ids=[options for options, _ in REFUSED])
-def test_a_plan_refuses_what_a_fit_refuses_in_the_same_words(options, message, planned, monkeypatch, capsys):
+def test_a_plan_refuses_what_a_fit_refuses_in_the_same_words(
+    options, message, planned, monkeypatch, capsys
+):
     monkeypatch.chdir(planned)
     before = sorted(planned.rglob("*"))
     command = ["-c", DEMO, *TINY, *options.split()]

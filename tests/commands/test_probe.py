@@ -136,7 +136,10 @@ def test_the_next_command_has_all_options_but_those_of_the_probe(tmp_path):
     ended = command("-c", "a", estimator="SubspaceKNN")
     assert ended.endswith(" --model.estimator estimators/subspace_knn.yaml")
     said = command("--data.path", "x", module=LitEstimator(), shape=(3, 8, 7))
-    assert said == f"Next: lit-knn fit -c table2/digits {settings} --data.path x --model.net.in_channels 3"
+    assert (
+        said
+        == f"Next: lit-knn fit -c table2/digits {settings} --data.path x --model.net.in_channels 3"
+    )
     # Large pictures have a run that takes its network from the data.
     said = command("--data.path", "x", module=LitEstimator(), shape=(1, 8, 33))
     assert said == f"Next: lit-knn fit -c photos/edm {settings} --data.path x"
@@ -156,7 +159,9 @@ def test_the_next_command_knows_options_and_estimators_of_a_probe():
         assert part["class_path"].endswith(f".{name}")
         # A probe measures the defaults.
         arguments = inspect.signature(getattr(estimators, name)).parameters.items()
-        defaults = {key: value.default for key, value in arguments if value.kind != value.VAR_KEYWORD}
+        defaults = {
+            key: value.default for key, value in arguments if value.kind != value.VAR_KEYWORD
+        }
         defaults.pop("args", None)
         assert part.get("init_args", {}) == defaults
 

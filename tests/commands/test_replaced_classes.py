@@ -43,7 +43,9 @@ def parsed(tmp_path, monkeypatch, recwarn):
 
     def parse(options):
         options = as_dict(make_cli(["-c", DEMO, *options.split()], run=False).config)
-        said = [str(warning.message) for warning in recwarn if "starts from" in str(warning.message)]
+        said = [
+            str(warning.message) for warning in recwarn if "starts from" in str(warning.message)
+        ]
         return options, said
 
     yield parse
@@ -71,13 +73,33 @@ PARTS = [
         [f"{LOST_BY_DDPMPP}multipliers=[1, 2], blocks=1, dropout=0.0"],
     ),
     # The same class, and a class that inherits the options, replace nothing.
-    ("--model.net UNet --model.net.channels 8", "model.net", {"in_channels": 1, "channels": 8, "blocks": 1}, []),
-    ("--model.net mine_nets.Wider", "model.net", {"in_channels": 1, "channels": 32, "blocks": 1}, []),
-    ("--model.estimator STF", "model.estimator", {"n": None}, ["STF starts from its own defaults, without KNN's n=64"]),
+    (
+        "--model.net UNet --model.net.channels 8",
+        "model.net",
+        {"in_channels": 1, "channels": 8, "blocks": 1},
+        [],
+    ),
+    (
+        "--model.net mine_nets.Wider",
+        "model.net",
+        {"in_channels": 1, "channels": 32, "blocks": 1},
+        [],
+    ),
+    (
+        "--model.estimator STF",
+        "model.estimator",
+        {"n": None},
+        ["STF starts from its own defaults, without KNN's n=64"],
+    ),
     ("--model.estimator STF --model.estimator.n 64", "model.estimator", {"n": 64}, []),
     ("--model.estimator STF --model.estimator.n 32", "model.estimator", {"n": 32}, []),
     ("--model.estimator estimators/stf.yaml", "model.estimator", {"n": None}, []),
-    ("--model.estimator estimators/stf.yaml --model.estimator KNN", "model.estimator", {"k": None, "n": None}, []),
+    (
+        "--model.estimator estimators/stf.yaml --model.estimator KNN",
+        "model.estimator",
+        {"k": None, "n": None},
+        [],
+    ),
     (
         "--model.estimator mine_nets.Own --model.estimator.m 3",
         "model.estimator",
@@ -96,7 +118,9 @@ PARTS = [
 ]
 
 
-@pytest.mark.parametrize(("options", "path", "expected", "lines"), PARTS, ids=[options for options, *_ in PARTS])
+@pytest.mark.parametrize(
+    ("options", "path", "expected", "lines"), PARTS, ids=[options for options, *_ in PARTS]
+)
 def test_another_class_starts_from_its_own_defaults(options, path, expected, lines, parsed):
     options, said = parsed(options)
     part = part_of(options, path)
@@ -116,8 +140,14 @@ def test_another_model_keeps_its_parts_and_not_its_numbers(parsed):
 @pytest.mark.parametrize(
     ("options", "missing"),
     [
-        ("--model.net mine_nets.Plain", "--model.net: the following arguments are required: in_channels"),
-        ("--data Arrays --data.path x.npy --data Prepared", "--data: the following arguments are required: path"),
+        (
+            "--model.net mine_nets.Plain",
+            "--model.net: the following arguments are required: in_channels",
+        ),
+        (
+            "--data Arrays --data.path x.npy --data Prepared",
+            "--data: the following arguments are required: path",
+        ),
     ],
 )
 def test_an_option_without_a_default_is_asked_for(options, missing, parsed):
@@ -127,10 +157,15 @@ def test_an_option_without_a_default_is_asked_for(options, missing, parsed):
 
 def test_a_list_of_callbacks_replaces_one_of_its_length(parsed):
     def file_of(name, *callbacks):
-        items = [{"class_path": f"lit_knn.callbacks.{kind}", "init_args": init_args} for kind, init_args in callbacks]
+        items = [
+            {"class_path": f"lit_knn.callbacks.{kind}", "init_args": init_args}
+            for kind, init_args in callbacks
+        ]
         Path(name).write_text(yaml.safe_dump({"trainer": {"callbacks": items}}))
 
-    file_of("a.yaml", ("SampleGrid", {"num_samples": 4}), ("PixelFrechetDistance", {"num_samples": 33}))
+    file_of(
+        "a.yaml", ("SampleGrid", {"num_samples": 4}), ("PixelFrechetDistance", {"num_samples": 33})
+    )
     file_of("b.yaml", ("PixelFrechetDistance", {}), ("Memorisation", {}))
     last = "--trainer.callbacks.batch_size 7 --trainer.callbacks.num_pairs 3"
     options, said = parsed(f"-c a.yaml -c b.yaml {last}")
@@ -142,9 +177,29 @@ def test_a_list_of_callbacks_replaces_one_of_its_length(parsed):
 
 def test_another_network_trains_on_images_of_colour(recwarn):
     np.save("colour.npy", np.random.default_rng(0).integers(0, 256, (64, 3, 8, 8), dtype=np.uint8))
-    net = ["--model.net", "lit_knn.nets.DDPMpp", "--model.net.channels", "8", "--model.net.image_size", "8"]
+    net = [
+        "--model.net",
+        "lit_knn.nets.DDPMpp",
+        "--model.net.channels",
+        "8",
+        "--model.net.image_size",
+        "8",
+    ]
     net += ["--model.net.multipliers", "[1, 1]", "--model.net.blocks", "1"]
-    main(["fit", "-c", DEMO, *TINY[:2], *net, *TINY[4:], "--data", "Arrays", "--data.path", "colour.npy"])
+    main(
+        [
+            "fit",
+            "-c",
+            DEMO,
+            *TINY[:2],
+            *net,
+            *TINY[4:],
+            "--data",
+            "Arrays",
+            "--data.path",
+            "colour.npy",
+        ]
+    )
     (line,) = [str(warning.message) for warning in recwarn if "starts from" in str(warning.message)]
     assert line == f"{LOST_BY_DDPMPP}in_channels=1, dropout=0.0"
     assert list(Path("runs").rglob("last.ckpt"))

@@ -24,7 +24,16 @@ from tests.command_lines import DEMO, TINY, refusal_of
 pytestmark = pytest.mark.usefixtures("own_folder")
 
 
-def leave_run(name, estimator, seconds=1.0, images=1000, estimator_seconds=0.0, lr=1e-4, distances=(), **options):
+def leave_run(
+    name,
+    estimator,
+    seconds=1.0,
+    images=1000,
+    estimator_seconds=0.0,
+    lr=1e-4,
+    distances=(),
+    **options,
+):
     """Leave the folder of a run; `distances` are (images seen, FID)."""
     folder = Path(name)
     folder.mkdir()
@@ -34,10 +43,18 @@ def leave_run(name, estimator, seconds=1.0, images=1000, estimator_seconds=0.0, 
     config = {"model": model, "data": {"batch_size": 8}, "trainer": {}, "ckpt_path": resumed_from}
     (folder / "config.yaml").write_text(yaml.safe_dump(config))
     time = TrainingTime(seconds, images, estimator_seconds, ("8 x A100",))
-    data = {"class": "Arrays", "images": 60_000, "shape": [1, 8, 8], "hflip": True, "fingerprint": "0123456789ab"}
+    data = {
+        "class": "Arrays",
+        "images": 60_000,
+        "shape": [1, 8, 8],
+        "hflip": True,
+        "fingerprint": "0123456789ab",
+    }
     Record(time=time, images_seen=images, step=9, status="finished", data=data).write(folder)
     if distances:
-        write_rows(folder / "fidelity.csv", [{"images_seen": seen, "fid": fid} for seen, fid in distances])
+        write_rows(
+            folder / "fidelity.csv", [{"images_seen": seen, "fid": fid} for seen, fid in distances]
+        )
     return name
 
 
@@ -59,11 +76,14 @@ def test_the_table_of_the_paper(capsys):
         leave_run("ict", "OneSample", 188.9 * 3600, 409_600_000),
         leave_run("stf", "STF", 185.8 * 3600, 409_600_000, n=None),  # the default, 256
     ]
-    few = json.loads(Path(leave_run("few", "KNN", 100.0, 20_000, 40.0, k=None, n=None), "run.json").read_text())
+    few = json.loads(
+        Path(leave_run("few", "KNN", 100.0, 20_000, 40.0, k=None, n=None), "run.json").read_text()
+    )
     few["data"]["images"] = 1797  # fewer than the default k
     Path("few/run.json").write_text(json.dumps(few))
     few = read_run("few").curve
-    assert (few.method, few.ms_per_image) == ("KNN k=1797, n=256", (2, 3))  # the estimator's and the rest
+    # the estimator's and the rest
+    assert (few.method, few.ms_per_image) == ("KNN k=1797, n=256", (2, 3))
     rows, printed = report(capsys, *paths)
     assert rows["estimator"] == ["KNN k=2048, n=256", "OneSample", "STF n=256"]
     assert rows["hours of training"] == ["220", "189", "186"]
@@ -79,7 +99,10 @@ def test_distances_are_the_best_and_the_last_and_more_samples_win(capsys):
     a, b = leave_run("a", "STF"), leave_run("b", "KNN", distances=[(100, 9.0)])
     places = {"num_samples": 9, "checkpoint": "x"}
     values = [(100, 5.0, 0.5), (200, 3.0, 0.7), (300, 4.0, 0.6)]
-    rows = [{"images_seen": seen, "fid": fid, "precision": precision, **places} for seen, fid, precision in values]
+    rows = [
+        {"images_seen": seen, "fid": fid, "precision": precision, **places}
+        for seen, fid, precision in values
+    ]
     write_rows("a/fidelity.csv", rows)
     write_rows("b/checkpoints_fid.csv", [{"images_seen": 100, "fid": 2.5}])
     rows, _ = report(capsys, a, b)
@@ -89,7 +112,10 @@ def test_distances_are_the_best_and_the_last_and_more_samples_win(capsys):
         assert picture.size[0] > 2000
     # A later table without values of a metric hides none of an earlier one.
     # A deviation is no metric.
-    write_rows("b/fidelity.csv", [{"images_seen": 100, "fid": 9.0, "kid": 0.1, "kid_std": 1, "kid_std_held_out": 1}])
+    write_rows(
+        "b/fidelity.csv",
+        [{"images_seen": 100, "fid": 9.0, "kid": 0.1, "kid_std": 1, "kid_std_held_out": 1}],
+    )
     write_rows("b/checkpoints_fid.csv", [{"images_seen": 100, "fid": 2.5, "kid": ""}])
     assert read_run(b).curve.distances == {"fid": [(100, 2.5)], "kid": [(100, 0.1)]}
 
@@ -121,15 +147,27 @@ def test_a_resumed_run_has_the_distances_of_its_earlier_parts(capsys):
     assert rows["FID"] == ["3 at 100, at the end 5", "3 at 100"]
     # "d" branches off "a" after 100 images. What "a" measured later is not of "d".
     points = [(100, 3.0), (200, 1.0), (300, 1.5)]
-    write_rows("a/fidelity.csv", [{"images_seen": seen, "fid": fid, "kid": 0.1} for seen, fid in points])
-    leave_run("d", "STF", resumed_from="a/checkpoints/images_seen=100.ckpt", distances=[(150, 2.5), (250, 2.0)])
-    assert read_run("d").curve.distances == {"fid": [(100, 3.0), (150, 2.5), (250, 2.0)], "kid": [(100, 0.1)]}
+    write_rows(
+        "a/fidelity.csv", [{"images_seen": seen, "fid": fid, "kid": 0.1} for seen, fid in points]
+    )
+    leave_run(
+        "d",
+        "STF",
+        resumed_from="a/checkpoints/images_seen=100.ckpt",
+        distances=[(150, 2.5), (250, 2.0)],
+    )
+    assert read_run("d").curve.distances == {
+        "fid": [(100, 3.0), (150, 2.5), (250, 2.0)],
+        "kid": [(100, 0.1)],
+    }
     # The checkpoint tells where "f" begins, before it has measured anything.
     Path("a/checkpoints").mkdir()
     torch.save({"images_seen": 100}, "a/checkpoints/last.ckpt")
     leave_run("f", "STF", resumed_from="a/checkpoints/last.ckpt")
     assert read_run("f").curve.distances == {"fid": [(100, 3.0)], "kid": [(100, 0.1)]}
-    with pytest.warns(UserWarning, match="e was resumed from gone/checkpoints/last.ckpt, whose run is not there"):
+    with pytest.warns(
+        UserWarning, match="e was resumed from gone/checkpoints/last.ckpt, whose run is not there"
+    ):
         read_run(leave_run("e", "STF", resumed_from="gone/checkpoints/last.ckpt"))
 
 
@@ -163,7 +201,9 @@ def test_what_cannot_be_read_or_is_of_another_report_is_said_in_one_line(capsys)
     assert "a/fidelity.csv cannot be read: " in refusal_of(["report", run], capsys)
     Path("a/fidelity.csv").write_bytes(b"\xef\xbb\xbf" + table)
     Path("mine.png").write_text("precious")
-    assert "mine.png is of another report, and stays" in refusal_of(["report", run, "--output", "mine"], capsys)
+    assert "mine.png is of another report, and stays" in refusal_of(
+        ["report", run, "--output", "mine"], capsys
+    )
     assert sorted(path.name for path in Path().iterdir()) == ["a", "mine.png"]
     main(["report", run, "--output", "mine.md", "--overwrite"])
     assert Path("mine.png").read_bytes().startswith(b"\x89PNG")
@@ -184,7 +224,16 @@ def test_a_terminal_without_accents_gets_its_table(trained_run, monkeypatch):
 
 
 def test_the_record_of_a_run_of_the_demo(capsys):
-    args = ["fit", "-c", DEMO, *TINY, "--data.batch_size", "16", "--trainer.val_check_interval", "2"]
+    args = [
+        "fit",
+        "-c",
+        DEMO,
+        *TINY,
+        "--data.batch_size",
+        "16",
+        "--trainer.val_check_interval",
+        "2",
+    ]
     main([*args, "--trainer.max_steps", "2"])
     folder = Path("runs/demo/knn_0")
     record = json.loads((folder / "run.json").read_text())
@@ -201,7 +250,14 @@ def test_the_record_of_a_run_of_the_demo(capsys):
     assert record["memory_gb"] == pytest.approx(peak / 1e9, rel=0.03)
     # The record of every part of the run tells where the part started.
     last = folder / "checkpoints" / "last.ckpt"
-    resumed = ["--trainer.logger.version", "knn_1", "--trainer.max_steps", "4", "--ckpt_path", str(last)]
+    resumed = [
+        "--trainer.logger.version",
+        "knn_1",
+        "--trainer.max_steps",
+        "4",
+        "--ckpt_path",
+        str(last),
+    ]
     cli = make_cli([*args, *resumed])
     assert sum(isinstance(callback, RunRecord) for callback in cli.trainer.callbacks) == 1
     record = json.loads((folder.parent / "knn_1" / "run.json").read_text())

@@ -18,8 +18,12 @@ from lit_knn.theory.noise import VP
 
 def test_a_file_is_on_the_disk_before_it_has_its_name(tmp_path, monkeypatch):
     done, flush, replace = [], os.fsync, os.replace
-    monkeypatch.setattr(os, "fsync", lambda number: (done.append(os.fstat(number).st_size), flush(number)))
-    monkeypatch.setattr(os, "replace", lambda source, target: (done.append("named"), replace(source, target)))
+    monkeypatch.setattr(
+        os, "fsync", lambda number: (done.append(os.fstat(number).st_size), flush(number))
+    )
+    monkeypatch.setattr(
+        os, "replace", lambda source, target: (done.append("named"), replace(source, target))
+    )
     with written_whole(tmp_path / "a.txt") as partial:
         partial.write_text("seven 7")
     with written_whole(tmp_path / "b.txt", flush=False) as partial:
@@ -47,7 +51,8 @@ def test_a_table_has_the_columns_of_all_its_rows(tmp_path):
 
 def test_each_damaged_table_is_kept_beside_those_before(tmp_path):
     path = tmp_path / "a.csv"
-    for number, row in enumerate(("1", "2,3,4", "5"), start=1):  # a row that was cut short, and one with too much
+    # a row that was cut short, and one with too much
+    for number, row in enumerate(("1", "2,3,4", "5"), start=1):
         path.write_text(f"step,fid\n{row}\n")
         with pytest.warns(UserWarning, match=rf"a\.csv\.damaged-{number}"):
             assert undamaged_rows(path) == []
@@ -56,11 +61,16 @@ def test_each_damaged_table_is_kept_beside_those_before(tmp_path):
 
 
 def test_a_row_that_another_process_has_added_is_not_added_again(tmp_path):
-    first, second = (ResultsTable(tmp_path / "t.csv", {"name": str, "value": float}, ("name",)) for _ in range(2))
+    first, second = (
+        ResultsTable(tmp_path / "t.csv", {"name": str, "value": float}, ("name",)) for _ in range(2)
+    )
     first.append({"name": "a", "value": 1.0})
     second.append({"name": "a", "value": 2.0})
     second.append({"name": "b", "value": 3.0})
-    assert read_rows(tmp_path / "t.csv") == [{"name": "a", "value": "1.0"}, {"name": "b", "value": "3.0"}]
+    assert read_rows(tmp_path / "t.csv") == [
+        {"name": "a", "value": "1.0"},
+        {"name": "b", "value": "3.0"},
+    ]
 
 
 class Thing(RecordsArguments):
@@ -69,10 +79,21 @@ class Thing(RecordsArguments):
 
 
 def test_values_that_python_or_memory_holds_alike_are_described_apart():
-    values = [0, False, None, 0.0, "0", [0], {"a": 0}, torch.zeros(2), torch.zeros(2, dtype=torch.int32)]
+    values = [
+        0,
+        False,
+        None,
+        0.0,
+        "0",
+        [0],
+        {"a": 0},
+        torch.zeros(2),
+        torch.zeros(2, dtype=torch.int32),
+    ]
     values += [VP(beta_min=0.1), VP(beta_min=0.2)]
     values += [torch.zeros(1, 2), torch.zeros(4, dtype=torch.float16), torch.float32, torch.float64]
-    values += [nn.LeakyReLU(0.1), nn.LeakyReLU(0.2), nn.Sequential(nn.LeakyReLU(0.2)), nn.ELU(0.2)]  # without weights
+    # without weights
+    values += [nn.LeakyReLU(0.1), nn.LeakyReLU(0.2), nn.Sequential(nn.LeakyReLU(0.2)), nn.ELU(0.2)]
     described = [fingerprint(describe(Thing(value))) for value in values]
     assert len(set(described)) == len(values)
     assert described == [fingerprint(describe(Thing(value))) for value in values]
@@ -114,5 +135,7 @@ def test_the_memory_is_that_of_the_container_if_it_has_less(limit, share, tmp_pa
     monkeypatch.setattr(memory, "CONTAINER_LIMITS", ())
     whole = memory.machine_bytes()
     (tmp_path / "limit").write_text(limit.format(half=whole // 2, double=2 * whole) + "\n")
-    monkeypatch.setattr(memory, "CONTAINER_LIMITS", (str(tmp_path / "none"), str(tmp_path / "limit")))
+    monkeypatch.setattr(
+        memory, "CONTAINER_LIMITS", (str(tmp_path / "none"), str(tmp_path / "limit"))
+    )
     assert memory.machine_bytes() == int(whole * share)

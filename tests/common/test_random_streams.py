@@ -6,7 +6,13 @@ from collections import deque
 import pytest
 import torch
 
-from lit_knn.common.rng import Stream, keyed_default_rng, keyed_generator, seed_from_key, seeded_from
+from lit_knn.common.rng import (
+    Stream,
+    keyed_default_rng,
+    keyed_generator,
+    seed_from_key,
+    seeded_from,
+)
 from lit_knn.estimators import Estimator, OneSample
 from lit_knn.metrics import error_curve
 from lit_knn.modules import LitEDM, LitICT
@@ -18,7 +24,9 @@ BOTH = pytest.mark.parametrize("kind", [LitICT, LitEDM])
 
 
 def test_every_key_has_a_seed_and_every_stream_a_number_of_its_own():
-    keys = [key for length in range(1, 5) for key in itertools.product((0, 1, 5, 2**40), repeat=length)]
+    keys = [
+        key for length in range(1, 5) for key in itertools.product((0, 1, 5, 2**40), repeat=length)
+    ]
     assert len({seed_from_key(*key) for key in keys}) == len(keys)
     assert seed_from_key(3, 4) == seed_from_key(3, 4)
     assert all(0 <= seed_from_key(*key) < 2**63 for key in keys)
@@ -53,7 +61,9 @@ def test_blocks_that_follow_a_generator_draw_other_numbers_and_repeat_with_it():
 def noise_of(kind, seed=0, rank=0):
     """The noise of two training batches and of two validation batches, each of all sixty images."""
     net, data = WatchedNet(), Images(batch_size=60)
-    data.train_dataloader = lambda: torch.utils.data.DataLoader(torch.cat([data.x, data.x]), batch_size=60)
+    data.train_dataloader = lambda: torch.utils.data.DataLoader(
+        torch.cat([data.x, data.x]), batch_size=60
+    )
     data.val_dataloader = data.train_dataloader
     model = kind(net, OneSample(), seed=seed)
     train(model, data, 2, strategy=OneOfSeveral(rank, 2), limit_val_batches=2)
@@ -64,7 +74,11 @@ def noise_of(kind, seed=0, rank=0):
 
 @BOTH
 def test_no_two_batches_of_seeds_ranks_or_streams_share_their_noise(kind):
-    noise = [batch.flatten() for seed, rank in ((0, 0), (0, 1), (1, 0)) for batch in noise_of(kind, seed, rank)]
+    noise = [
+        batch.flatten()
+        for seed, rank in ((0, 0), (0, 1), (1, 0))
+        for batch in noise_of(kind, seed, rank)
+    ]
     assert len(noise) == 3 * 4
     # A correlation of 960 independent pairs has the standard deviation 0.03.
     assert torch.corrcoef(torch.stack(noise)).fill_diagonal_(0).abs().max() < 0.17

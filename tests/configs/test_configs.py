@@ -36,7 +36,9 @@ def unfilled_weights():
 
 def parse(name, *args):
     with unfilled_weights():
-        return make_cli(["-c", str(CONFIGS / name), "--trainer.accelerator", "cpu", *args], run=False)
+        return make_cli(
+            ["-c", str(CONFIGS / name), "--trainer.accelerator", "cpu", *args], run=False
+        )
 
 
 pytestmark = pytest.mark.usefixtures("own_folder")
@@ -53,8 +55,13 @@ def trained_networks(own_folder):
 @pytest.mark.parametrize("path", RUNS, ids=lambda p: str(p.relative_to(CONFIGS)))
 def test_every_run_is_made_and_stored_under_the_name_of_its_config(path):
     # Users download a published network themselves. The one of the test is small.
-    options = {"table2/published": ("--model.estimator.path", "data/edm-cifar10-32x32-uncond-vp.pkl")}
-    options |= {"distillation/cifar10": options["table2/published"], "ect/cifar10": ("--model.net", "null")}
+    options = {
+        "table2/published": ("--model.estimator.path", "data/edm-cifar10-32x32-uncond-vp.pkl")
+    }
+    options |= {
+        "distillation/cifar10": options["table2/published"],
+        "ect/cifar10": ("--model.net", "null"),
+    }
     if path.parent.name == "photos":  # Their networks have the channels of the data.
         write_folder(Path("photos"), {f"{i}.png": encoded(pixels(9, 12)) for i in range(4)})
         options[f"photos/{path.stem}"] = ("--data.path", "photos", "--data.batch_size", "4")
@@ -68,7 +75,9 @@ def test_every_run_is_made_and_stored_under_the_name_of_its_config(path):
     name = resolved(path)["trainer"]["logger"]["init_args"]["name"]
     folder = path.parent.name if path.parent != CONFIGS else ""
     # The name is the folder's, with or without that of the file or its end; figures of analytic models have the file's.
-    assert name == path.stem or (folder and name.startswith(folder) and path.stem.endswith(name[len(folder) + 1 :]))
+    assert name == path.stem or (
+        folder and name.startswith(folder) and path.stem.endswith(name[len(folder) + 1 :])
+    )
 
 
 @pytest.mark.parametrize(
@@ -77,7 +86,11 @@ def test_every_run_is_made_and_stored_under_the_name_of_its_config(path):
     ids=lambda p: str(p.relative_to(CONFIGS)),
 )
 def test_every_part_is_made_and_spells_every_argument_of_an_estimator_or_of_data(path):
-    kind, parser, config = PART_TYPES[path.parent.name], LightningArgumentParser(), yaml.safe_load(path.read_text())
+    kind, parser, config = (
+        PART_TYPES[path.parent.name],
+        LightningArgumentParser(),
+        yaml.safe_load(path.read_text()),
+    )
     parser.add_subclass_arguments(kind, "part")
     parsed = parser.parse_args(["--part", str(path)])
     with unfilled_weights():
@@ -86,8 +99,12 @@ def test_every_part_is_made_and_spells_every_argument_of_an_estimator_or_of_data
     assert path.read_text().startswith("#")
     if kind is Estimator:  # A new class_path keeps arguments that it shares with the old one.
         cls = getattr(estimators, config["class_path"].rsplit(".", 1)[1])
-        assert set(config.get("init_args", {})) == set(inspect.signature(cls).parameters) - {"args", "kwargs"}
-    if kind is ReferenceDataModule:  # All but the seed, which the application sets from --seed_everything.
+        assert set(config.get("init_args", {})) == set(inspect.signature(cls).parameters) - {
+            "args",
+            "kwargs",
+        }
+    # All but the seed, which the application sets from --seed_everything.
+    if kind is ReferenceDataModule:
         assert "seed" not in config["init_args"]
         assert parsed.part.init_args.as_dict() == {"seed": 0, **config["init_args"]}
 
@@ -107,7 +124,9 @@ def test_networks_have_the_published_number_of_parameters(names, parameters):
     for name in names:
         model = parse(f"{name}.yaml").model
         assert sum(p.numel() for p in model.parameters()) == parameters
-        assert "table1" not in name or {m.dropout for m in model.modules() if hasattr(m, "dropout")} == {0.3}
+        assert "table1" not in name or {
+            m.dropout for m in model.modules() if hasattr(m, "dropout")
+        } == {0.3}
 
 
 # A run, another one, and the options in which alone they may differ, and do.
@@ -127,15 +146,27 @@ RELATED = [
     ("figure4/digits", "table1/digits", "val_check_interval CheckpointByImages SampleGrid name"),
     ("celeba64/ict_knn", "table1/ict_knn", f"data net include_source {TRAINER} precision name"),
     ("imagenet64/ict_knn", "celeba64/ict_knn", "path net sampling_sigmas name"),
-    ("imagenet64/ict_knn_conditional", "imagenet64/ict_knn", f"{CLASSES} data include_source dropout"),
+    (
+        "imagenet64/ict_knn_conditional",
+        "imagenet64/ict_knn",
+        f"{CLASSES} data include_source dropout",
+    ),
     ("imagenet64/estimator_error", "celeba64/estimator_error", "path name"),
-    ("figure2/digits", "figure2/cifar10", "data KNN STF num_images t_min t_max accelerator devices name"),
+    (
+        "figure2/digits",
+        "figure2/cifar10",
+        "data KNN STF num_images t_min t_max accelerator devices name",
+    ),
     ("figure3/digits", "figure3/cifar10", "data estimators num_z repeats accelerator devices name"),
     ("figure3/beyond", "figure3/cifar10", "estimators num_z repeats name"),
     ("figure3/ablation_digits", "figure3/digits", "estimators num_z t_min name"),
     ("figure3/ablation_n", "figure3/ablation_k", "estimators name"),
     ("figure3/ablation_k_n64", "figure3/ablation_k", "estimators name"),
-    ("analytic/hybrid_digits", "figure5/digits", "data estimators network t_switch num_samples held_out folder name"),
+    (
+        "analytic/hybrid_digits",
+        "figure5/digits",
+        "data estimators network t_switch num_samples held_out folder name",
+    ),
     ("flow/digits", "table2/digits", "model SampleGrid name"),
     ("photos/flow", "photos/edm", "model hflip num_steps name"),
     ("photos/ict", "photos/edm", "model hflip num_steps name"),
@@ -156,13 +187,21 @@ def options(value, place=()):
         value = {callback["class_path"].rpartition(".")[2]: callback for callback in value}
     if not isinstance(value, dict):
         return {place: value}
-    return {key: own for name, part in value.items() for key, own in options(part, (*place, name)).items()}
+    return {
+        key: own
+        for name, part in value.items()
+        for key, own in options(part, (*place, name)).items()
+    }
 
 
 @pytest.mark.parametrize(("one", "other", "names"), RELATED)
 def test_related_configs_differ_in_what_they_say_alone(one, other, names):
     ours, theirs = (options(resolved(CONFIGS / f"{name}.yaml")) for name in (one, other))
-    differing = [key for key in ours.keys() | theirs.keys() if ours.get(key, "none") != theirs.get(key, "none")]
+    differing = [
+        key
+        for key in ours.keys() | theirs.keys()
+        if ours.get(key, "none") != theirs.get(key, "none")
+    ]
     assert [key for key in differing if not {*key} & {*names.split()}] == []
     assert {*names.split()} <= {part for key in differing for part in key}
 
@@ -179,7 +218,8 @@ SAID = [
     ("celeba64/estimator_error", "each of 12 levels", "noise_levels", 12),
     ("celeba64/digits", "reads 5 of its 30 lists", "nprobe", 5),
     ("celeba64/digits", "reads 5 of its 30 lists", "factory", "IVF30,SQ8"),
-    ("figure5/cifar10", "for each\n# of 32 points", "t_switch", [0.1, 0.2, 0.5, 1, 2, 5, 10, 20]),  # four methods
+    # four methods
+    ("figure5/cifar10", "for each\n# of 32 points", "t_switch", [0.1, 0.2, 0.5, 1, 2, 5, 10, 20]),
     ("figure5/cifar10", "50,000 samples", "num_samples", 50_000),
     ("analytic/samples_digits", "above t = 0.6", "t", 0.6),
     ("flow/cifar10", "400,000 steps", "max_steps", 400_000),
@@ -208,39 +248,79 @@ def test_the_header_of_a_config_tells_its_options(name, words, option, value):
 def test_figures_and_evaluations_have_the_numbers_and_networks_of_their_sources():
     defaults = {name: p.default for name, p in inspect.signature(LitICT).parameters.items()}
     expected = {"lr": 1e-4, "ema_decay": 0.99993, "total_steps": 400_000, "s0": 10, "s1": 1280}
-    expected |= {"P_mean": -1.1, "P_std": 2.0, "sigma_data": 0.5, "sigma_min": 0.002, "sigma_max": 80.0, "rho": 7.0}
+    expected |= {
+        "P_mean": -1.1,
+        "P_std": 2.0,
+        "sigma_data": 0.5,
+        "sigma_min": 0.002,
+        "sigma_max": 80.0,
+        "rho": 7.0,
+    }
     assert {name: defaults[name] for name in expected} == expected
-    kinds = {type(callback).__name__: callback for callback in parse("figure5/cifar10.yaml").trainer.callbacks}
+    kinds = {
+        type(callback).__name__: callback
+        for callback in parse("figure5/cifar10.yaml").trainer.callbacks
+    }
     swept = kinds["HybridSampling"].estimators
     # The baseline, which starts from noisy data, is in every sweep.
-    found = {name: [type(e).__name__, *(getattr(e, c, None) for c in "kn")] for name, e in swept.items()}
-    assert found == {"KNN": ["KNN", 2048, 256], "STF": ["STF", None, 256], "Exact": ["Exact", None, None]}
+    found = {
+        name: [type(e).__name__, *(getattr(e, c, None) for c in "kn")] for name, e in swept.items()
+    }
+    assert found == {
+        "KNN": ["KNN", 2048, 256],
+        "STF": ["STF", None, 256],
+        "Exact": ["Exact", None, None],
+    }
     # A curve has the options that its name says.
     for path in (CONFIGS / "figure3").glob("ablation_*.yaml"):
         curves = resolved(path)["trainer"]["callbacks"][0]["init_args"]["estimators"]
         for name, own in curves.items():
-            assert {word for word in name.split() if "=" in word} <= {f"{o}={v}" for o, v in own["init_args"].items()}
+            assert {word for word in name.split() if "=" in word} <= {
+                f"{o}={v}" for o, v in own["init_args"].items()
+            }
         if "_k" in path.stem:  # The ablation over k has one n.
-            assert {own["init_args"]["n"] for own in curves.values()} == {64 if path.stem.endswith("n64") else 256}
+            assert {own["init_args"]["n"] for own in curves.values()} == {
+                64 if path.stem.endswith("n64") else 256
+            }
     # The networks of figures are those of the run that trains them.
     trained = parse("table2/digits.yaml").model.denoiser.model.state_dict()
     figure5 = resolved(CONFIGS / "figure5" / "digits.yaml")["trainer"]["callbacks"][0]["init_args"]
     part = resolved(CONFIGS / "models" / "unet_digits.yaml")
     for given in (figure5["network"]["init_args"]["net"], part):
-        shapes = {name: value.shape for name, value in UNet(**given["init_args"]).state_dict().items()}
+        shapes = {
+            name: value.shape for name, value in UNet(**given["init_args"]).state_dict().items()
+        }
         assert shapes == {name: value.shape for name, value in trained.items()}
 
 
 # Published settings, by the option or by the end of its place in the config.
 SETTINGS = {
     # run_ecm_1hour.sh of github.com/locuslab/ect, and the defaults of its ct_train.py and loss.py.
-    "ect/cifar10": {"q": 256, "k": 8, "b": 1, "stages": 1, "P_mean": -1.1, "P_std": 2, "sampling_sigmas": [80, 0.821]}
+    "ect/cifar10": {
+        "q": 256,
+        "k": 8,
+        "b": 1,
+        "stages": 1,
+        "P_mean": -1.1,
+        "P_std": 2,
+        "sampling_sigmas": [80, 0.821],
+    }
     | {"lr": 1e-4, "ema_decay": 0.9993, "batch_size": 128, "dropout": 0.2}
     # EDM's network, without the layer for augmentation labels.
-    | {"net.class_path": "lit_knn.nets.DDPMpp", "channels": 128, "multipliers": [2, 2, 2], "blocks": 4}
+    | {
+        "net.class_path": "lit_knn.nets.DDPMpp",
+        "channels": 128,
+        "multipliers": [2, 2, 2],
+        "blocks": 4,
+    }
     | {"attention_at": [16], "augment_dim": 0},
     # arXiv 2505.13447: 10,000 steps of warm-up with 1,024 images each, and 0.99995 as the decay of a step.
-    "meanflow/cifar10": {"max_steps": 800_000, "lr": 6e-4, "lr_ramp_up_images": 10_240_000, "dropout": 0.2}
+    "meanflow/cifar10": {
+        "max_steps": 800_000,
+        "lr": 6e-4,
+        "lr_ramp_up_images": 10_240_000,
+        "dropout": 0.2,
+    }
     | {"batch_size": 64, "accumulate_grad_batches": 16, "ema_half_life_images": 14_200_000}
     | {"times.init_args.mean": -2, "times.init_args.std": 2, "different": 0.75, "power": 0.75},
     "table2/published": {"sampling_steps": 18, "sigma_min": 0.002, "sigma_max": 80, "rho": 7}
@@ -258,9 +338,14 @@ SETTINGS = {
 
 @pytest.mark.parametrize("name", SETTINGS)
 def test_runs_have_the_settings_of_their_sources(name):
-    found = {f".{'.'.join(place)}": own for place, own in options(resolved(CONFIGS / f"{name}.yaml")).items()}
+    found = {
+        f".{'.'.join(place)}": own
+        for place, own in options(resolved(CONFIGS / f"{name}.yaml")).items()
+    }
     for option, value in SETTINGS[name].items():
-        assert [own for place, own in found.items() if place.endswith(f".{option}")] == [value], option
+        assert [own for place, own in found.items() if place.endswith(f".{option}")] == [value], (
+            option
+        )
 
 
 @pytest.mark.parametrize("path", EVALUATED, ids=lambda p: p.stem)
@@ -269,7 +354,10 @@ def test_evaluations_are_added_to_the_callbacks_of_any_run(path):
     cli = parse("table1/ict_knn.yaml", "-c", str(path), *more)
     kinds = {type(callback).__name__: callback for callback in cli.trainer.callbacks}
     assert {"SampleWriter", "CheckpointByImages", "Fidelity"} <= set(kinds)
-    fidelity, best = kinds["Fidelity"], next(c for c in cli.trainer.callbacks if type(c) is ModelCheckpoint)
+    fidelity, best = (
+        kinds["Fidelity"],
+        next(c for c in cli.trainer.callbacks if type(c) is ModelCheckpoint),
+    )
     assert (fidelity.num_samples, fidelity.measure.extra_metrics) == (99, ("kid",))
     assert fidelity.measure.extractor.metric == path.stem
     assert (best.monitor, best.mode) == (path.stem, "min")
@@ -278,12 +366,22 @@ def test_evaluations_are_added_to_the_callbacks_of_any_run(path):
 
 # Section "Score Estimation on Additional Datasets".
 @pytest.mark.parametrize(
-    ("name", "factory", "nprobe"), [("celeba64", "IVF1788,SQ8", 25), ("imagenet64", "IVF4527,SQ8", 100)]
+    ("name", "factory", "nprobe"),
+    [("celeba64", "IVF1788,SQ8", 25), ("imagenet64", "IVF4527,SQ8", 100)],
 )
 def test_64x64_runs_tell_the_index_of_the_paper(name, factory, nprobe):
     # The options for the paper's index stand in the header of the data's file.
-    header = (CONFIGS / "data" / f"{name}.yaml").read_text().partition("class_path")[0].replace("\\\n#", "")
-    (options,) = [line.strip("# ").split() for line in header.splitlines() if "--data.index FaissIndex" in line]
+    header = (
+        (CONFIGS / "data" / f"{name}.yaml")
+        .read_text()
+        .partition("class_path")[0]
+        .replace("\\\n#", "")
+    )
+    (options,) = [
+        line.strip("# ").split()
+        for line in header.splitlines()
+        if "--data.index FaissIndex" in line
+    ]
     data = parse(f"{name}/ict_knn.yaml", "--data.path", "my.npy", *options).datamodule
     assert (data.path, data.index.factory, data.index.nprobe) == ("my.npy", factory, nprobe)
     assert (data.index.lossless, data.index.shared) == (True, True)
@@ -297,13 +395,37 @@ def test_a_64x64_run_trains_from_a_folder_of_images():
     index = {"factory": "IVF44,SQ8", "nprobe": 1, "lossless": True, "cache_dir": "runs/index_cache"}
     # The runs' pictures need 64 samples each, and these would take longer than all steps. Without instructions for
     # bfloat16, a convolution would take 60 times as long.
-    trainer = {"callbacks": [], "enable_progress_bar": False, "accelerator": "cpu", "precision": "32-true"}
+    trainer = {
+        "callbacks": [],
+        "enable_progress_bar": False,
+        "accelerator": "cpu",
+        "precision": "32-true",
+    }
     trainer |= {"accumulate_grad_batches": 1, "limit_train_batches": 3, "val_check_interval": 3}
-    data = {"batch_size": 4, "val_images": 4, "index": {"class_path": "lit_knn.index.FaissIndex", "init_args": index}}
+    data = {
+        "batch_size": 4,
+        "val_images": 4,
+        "index": {"class_path": "lit_knn.index.FaissIndex", "init_args": index},
+    }
     config = {"trainer": {**trainer, "enable_model_summary": False}, "data": {"init_args": data}}
     Path("small.yaml").write_text(yaml.safe_dump(config))
-    args = ["fit", "-c", str(CONFIGS / "celeba64" / "ict_knn.yaml"), "-c", "small.yaml", "--model.net.channels", "16"]
-    args += ["--model.net.blocks", "1", "--model.net.multipliers", "[1, 1, 1, 1]", "--model.estimator.k", "32"]
+    args = [
+        "fit",
+        "-c",
+        str(CONFIGS / "celeba64" / "ict_knn.yaml"),
+        "-c",
+        "small.yaml",
+        "--model.net.channels",
+        "16",
+    ]
+    args += [
+        "--model.net.blocks",
+        "1",
+        "--model.net.multipliers",
+        "[1, 1, 1, 1]",
+        "--model.estimator.k",
+        "32",
+    ]
     main([*args, "--model.estimator.n", "8", "--trainer.max_steps", "3"])
     assert list(Path("runs/index_cache").glob("*.index"))
     checkpoint = torch.load("runs/celeba64/knn_0/checkpoints/last.ckpt", weights_only=False)

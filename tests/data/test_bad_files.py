@@ -11,7 +11,15 @@ from lit_knn.data.image_source import Options, open_source
 from lit_knn.data.prepared import read_prepared, verify
 from lit_knn.data.prepared_writer import prepare, write_prepared
 from main import main
-from tests.image_files import encoded, image_folder, labels_json, pixels, refusal, write_folder, write_zip
+from tests.image_files import (
+    encoded,
+    image_folder,
+    labels_json,
+    pixels,
+    refusal,
+    write_folder,
+    write_zip,
+)
 
 
 def reads_of(source, out, **options):
@@ -56,7 +64,10 @@ def test_all_bad_files_are_named_in_one_pass(source, tmp_path):
 def test_what_to_do_fits_the_number_of_bad_files(tmp_path):
     files = {"a.png": b"", "b.png": encoded(pixels(4, 4, 3))}
     told = refusal(prepare, write_folder(tmp_path / "one", files), tmp_path / "x.npy")
-    assert told == "one: a.png is empty; remove it, or leave it out with --skip-bad; what is done is kept"
+    assert (
+        told
+        == "one: a.png is empty; remove it, or leave it out with --skip-bad; what is done is kept"
+    )
     folder = write_folder(tmp_path / "all", {"a.png": b"", "b.png": b""})
     for skip_bad in (False, True):
         told = refusal(prepare, folder, tmp_path / "y.npy", skip_bad=skip_bad)
@@ -156,7 +167,9 @@ def test_the_first_images_may_be_bad_and_all_may(tmp_path):
     source = write_zip(tmp_path / "a.zip", {"a.png": b"", "b.png": b"no", "c.png": image})
     assert prepare(source, tmp_path / "x.npy", skip_bad=True).shape == (1, 3, 4, 4)
     source = write_zip(tmp_path / "b.zip", {"a.png": b"", "b.png": b"no"})
-    assert "2 of 2 image files are bad" in refusal(prepare, source, tmp_path / "y.npy", skip_bad=True)
+    assert "2 of 2 image files are bad" in refusal(
+        prepare, source, tmp_path / "y.npy", skip_bad=True
+    )
 
 
 def test_other_sizes_and_colours_are_not_bad_files(tmp_path):
@@ -181,10 +194,16 @@ def test_a_list_of_skipped_files_is_of_the_last_preparation(tmp_path):
 
 
 def test_a_class_whose_images_are_all_bad_is_refused(tmp_path):
-    files = {"cat/0.png": encoded(pixels(4, 4)), "cow/0.png": b"", "dog/0.png": encoded(pixels(4, 4))}
+    files = {
+        "cat/0.png": encoded(pixels(4, 4)),
+        "cow/0.png": b"",
+        "dog/0.png": encoded(pixels(4, 4)),
+    }
     options = Options(labels_from_folders=True)
     source = write_folder(tmp_path / "s", files)
-    assert "all images of the class cow are bad" in refusal(prepare, source, tmp_path / "x.npy", options, skip_bad=True)
+    assert "all images of the class cow are bad" in refusal(
+        prepare, source, tmp_path / "x.npy", options, skip_bad=True
+    )
     (source / "cow" / "0.png").unlink()
     (source / "cow").rmdir()
     made = prepare(source, tmp_path / "x.npy", options, skip_bad=True)

@@ -35,7 +35,9 @@ def numbers_of(batches) -> list[list[int]]:
 
 def drawn(N: int, batch_size: int, **options) -> list[list[int]]:
     """The batches of a set in which image i is the number i."""
-    return numbers_of(ReferenceBatches(ReferenceSet(torch.arange(float(N))[:, None]), batch_size, **options))
+    return numbers_of(
+        ReferenceBatches(ReferenceSet(torch.arange(float(N))[:, None]), batch_size, **options)
+    )
 
 
 def flat(batches: list[list[int]]) -> list[int]:
@@ -60,7 +62,10 @@ def test_each_epoch_has_every_image_once_in_another_order():
     assert set(flat(flat(short))) == set(range(11))
     # The last step of an epoch has all its batches.
     assert [len(drawn(43, 4, accumulate=n)) for n in (1, 3, 4, 10)] == [10, 9, 8, 10]
-    with pytest.raises(InputError, match=r"data.batch_size=4 times accumulate_grad_batches=11 on 1 .* needs 44 images"):
+    with pytest.raises(
+        InputError,
+        match=r"data.batch_size=4 times accumulate_grad_batches=11 on 1 .* needs 44 images",
+    ):
         drawn(43, 4, accumulate=11)
     # The seed alone sets the order.
     assert torch.equal(torch.get_rng_state(), before)
@@ -70,7 +75,10 @@ def test_each_epoch_has_every_image_once_in_another_order():
 
 @pytest.mark.parametrize(("shuffle", "world_size"), [(True, 3), (False, 2)])
 def test_ranks_are_disjoint_and_draw_together_what_one_rank_draws(shuffle, world_size):
-    ranks = [drawn(41, 4, shuffle=shuffle, rank=rank, world_size=world_size) for rank in range(world_size)]
+    ranks = [
+        drawn(41, 4, shuffle=shuffle, rank=rank, world_size=world_size)
+        for rank in range(world_size)
+    ]
     single = drawn(41, 4 * world_size, shuffle=shuffle)
     everything = flat(flat(ranks))
     assert len(set(everything)) == len(everything) == (36 if shuffle else 40)
@@ -88,12 +96,18 @@ def test_the_validation_subset_is_the_same_every_time_and_not_the_first_images()
     assert drawn(100, 8, **subset) == first != drawn(100, 8, **subset, seed=1)
     assert flat(drawn(100, 5, **subset)) == flat(first) != list(range(20))
     assert len(set(flat(first))) == 20
-    assert [len(batch) for batch in drawn(11, 8, **subset)] == [8, 3], "all images, if there are fewer"
+    assert [len(batch) for batch in drawn(11, 8, **subset)] == [8, 3], (
+        "all images, if there are fewer"
+    )
 
 
 def test_mirrored_images_are_part_of_the_epoch_in_model_space_with_their_labels():
     images = torch.arange(6 * 4, dtype=torch.uint8).reshape(6, 1, 1, 4)
-    batches = list(ReferenceBatches(ReferenceSet(images, hflip=True, labels=np.arange(10, 16, dtype=np.int32)), 4))
+    batches = list(
+        ReferenceBatches(
+            ReferenceSet(images, hflip=True, labels=np.arange(10, 16, dtype=np.int32)), 4
+        )
+    )
     x, labels = (torch.cat(parts) for parts in zip(*batches, strict=True))
     assert (x.dtype, labels.dtype) == (torch.float32, torch.int64)
     levels = ((x + 1) * 127.5).round().int()
@@ -108,7 +122,9 @@ def test_mirrored_images_are_part_of_the_epoch_in_model_space_with_their_labels(
 def test_overfitting_repeats_the_same_batches():
     data = Numbers(batch_size=4)
     data.setup()
-    data.trainer = pl.Trainer(overfit_batches=2, logger=False, enable_checkpointing=False, accelerator="cpu")
+    data.trainer = pl.Trainer(
+        overfit_batches=2, logger=False, enable_checkpointing=False, accelerator="cpu"
+    )
     first, second = (numbers_of(data.train_dataloader()) for _ in range(2))
     assert first == second
 
@@ -182,9 +198,14 @@ def test_held_out_images_are_in_neither_the_reference_set_nor_the_training_batch
     held_out, training = images_of(data.held_out_reference), images_of(data.reference)
     assert (len(held_out), len(training)) == (10, 33)
     assert sorted(held_out + training) == list(range(43))
-    assert (sorted(held_out), sorted(training)) == (held_out, training), "both keep the order of the data"
+    assert (sorted(held_out), sorted(training)) == (held_out, training), (
+        "both keep the order of the data"
+    )
     assert held_out == data.held_out_reference.labels.tolist(), "labels stay with their images"
-    for batches, expected in ((data.train_dataloader(), training), (data.val_dataloader(), held_out)):
+    for batches, expected in (
+        (data.train_dataloader(), training),
+        (data.val_dataloader(), held_out),
+    ):
         assert sorted(label for _, labels in batches for label in labels.tolist()) == expected
     # The index and the fingerprint are those of the part.
     whole, z = Numbers(), data.held_out_reference.images
@@ -196,7 +217,10 @@ def test_held_out_images_are_in_neither_the_reference_set_nor_the_training_batch
 
 
 def test_train_images_are_a_draw_that_grows_and_leaves_the_held_out_images_alone():
-    sets = [Numbers(held_out=10, train_images=count, seed=seed) for count, seed in ((5, 0), (20, 0), (None, 1))]
+    sets = [
+        Numbers(held_out=10, train_images=count, seed=seed)
+        for count, seed in ((5, 0), (20, 0), (None, 1))
+    ]
     for data in sets:
         data.setup()
     few, more, all_of_them = (set(images_of(data.reference)) for data in sets)
@@ -242,9 +266,15 @@ PAIR = r"Loaded.load must return \(images, labels\)"
 @pytest.mark.parametrize(
     ("make", "told"),
     [
-        *[(lambda made=made: Loaded(made), PAIR) for made in (None, (torch.zeros(3, 1),), ([1.0], None))],
+        *[
+            (lambda made=made: Loaded(made), PAIR)
+            for made in (None, (torch.zeros(3, 1),), ([1.0], None))
+        ],
         (lambda: Numbers(held_out=43), "data.held_out=43 needs at least 44 images, there are 43"),
-        (lambda: Numbers(held_out=10, train_images=34), "data.held_out=10 and data.train_images=34 needs at least 44"),
+        (
+            lambda: Numbers(held_out=10, train_images=34),
+            "data.held_out=10 and data.train_images=34 needs at least 44",
+        ),
         (lambda: Numbers(batch_size=0), "data.batch_size must be at least 1, got 0"),
         (lambda: Numbers(batch_size=44), "data.batch_size=44"),
         (lambda: Numbers(seed=-1), "data.seed must be at least 0, got -1"),

@@ -32,21 +32,43 @@ NAMES = st.lists(
 
 
 @given(NAMES, st.integers(1, 9), st.integers(1, 9), st.booleans(), st.booleans(), st.data())
-def test_images_of_a_zip_come_back_sorted_with_their_labels(names, height, width, colour, with_labels, data):
+def test_images_of_a_zip_come_back_sorted_with_their_labels(
+    names, height, width, colour, with_labels, data
+):
     shape = (height, width, 3) if colour else (height, width)
     pictures = {f"{name}.png": data.draw(hnp.arrays(np.uint8, shape)) for name in names}
     labels = {name: data.draw(LABELS) for name in pictures}
     files = {name: encoded(picture) for name, picture in pictures.items()}
     with tempfile.TemporaryDirectory() as folder:
-        path = write_zip(Path(folder, "a.zip"), files | (labels_json([*labels.items()]) if with_labels else {}))
+        path = write_zip(
+            Path(folder, "a.zip"), files | (labels_json([*labels.items()]) if with_labels else {})
+        )
         images, found, _ = read_image_files(path)
-        assert count_image_files(path) == images.shape == (len(names), 3 if colour else 1, height, width)
-        expected = np.stack([pictures[name].reshape(height, width, -1) for name in sorted(pictures)])
+        assert (
+            count_image_files(path)
+            == images.shape
+            == (len(names), 3 if colour else 1, height, width)
+        )
+        expected = np.stack(
+            [pictures[name].reshape(height, width, -1) for name in sorted(pictures)]
+        )
         np.testing.assert_array_equal(images, np.moveaxis(expected, -1, 1))
-        assert found is None if not with_labels else found.tolist() == [labels[name] for name in sorted(labels)]
-        prepare(path, Path(folder, "x.npy"), Options(rgb=data.draw(st.booleans())), workers=1, block_images=2)
+        assert (
+            found is None
+            if not with_labels
+            else found.tolist() == [labels[name] for name in sorted(labels)]
+        )
+        prepare(
+            path,
+            Path(folder, "x.npy"),
+            Options(rgb=data.draw(st.booleans())),
+            workers=1,
+            block_images=2,
+        )
         prepared = read_prepared(Path(folder, "x.npy"))
-        np.testing.assert_array_equal(prepared.images.numpy(), np.broadcast_to(images, prepared.images.shape))
+        np.testing.assert_array_equal(
+            prepared.images.numpy(), np.broadcast_to(images, prepared.images.shape)
+        )
         assert prepared.labels is None if found is None else (prepared.labels == found).all()
         verify(Path(folder, "x.npy"))
 
@@ -56,15 +78,23 @@ def test_images_of_a_zip_come_back_sorted_with_their_labels(names, height, width
 
 def test_folders_are_searched_without_hidden_and_other_files(tmp_path):
     pictures = pixels(3, 4, 6, 3)
-    files = {name: encoded(pictures[i]) for i, name in ((1, "a/1.png"), (2, "b/0.PNG"), (0, "a/0.png"))}
-    files |= {"a/notes.txt": b"not an image", "__MACOSX/a/._0.png": b"nor this", "a/.thumbnails/0.png": b"nor this"}
+    files = {
+        name: encoded(pictures[i]) for i, name in ((1, "a/1.png"), (2, "b/0.PNG"), (0, "a/0.png"))
+    }
+    files |= {
+        "a/notes.txt": b"not an image",
+        "__MACOSX/a/._0.png": b"nor this",
+        "a/.thumbnails/0.png": b"nor this",
+    }
     files |= labels_json([["b/0.PNG", 7], ["a/0.png", 2**31 - 1], ["a/1.png", 6]])
     for path in both(tmp_path, files):
         images, labels, _ = read_image_files(path)
         assert (images.dtype, labels.dtype) == (np.uint8, np.int64)
         assert labels.tolist() == [2**31 - 1, 6, 7]
         np.testing.assert_array_equal(images, np.moveaxis(pictures, -1, 1))
-    path = write_zip(tmp_path / "above.zip", {f"../photos/{i}.png": encoded(pixels(4, 4)) for i in range(2)})
+    path = write_zip(
+        tmp_path / "above.zip", {f"../photos/{i}.png": encoded(pixels(4, 4)) for i in range(2)}
+    )
     assert len(read_image_files(path)[0]) == 2
 
 
@@ -73,10 +103,16 @@ def test_a_palette_has_its_colours_and_jpeg_its_loss(tmp_path):
     palette.putpalette([255, 0, 0, 0, 255, 0, 0, 0, 255, 9, 8, 7])
     (tmp_path / "palette").mkdir()
     palette.save(tmp_path / "palette" / "0.png")
-    colours = np.array([[255, 0, 0], [0, 255, 0], [0, 0, 255], [9, 8, 7]], np.uint8)[np.asarray(palette)]
-    np.testing.assert_array_equal(read_image_files(tmp_path / "palette")[0][0], np.moveaxis(colours, -1, 0))
+    colours = np.array([[255, 0, 0], [0, 255, 0], [0, 0, 255], [9, 8, 7]], np.uint8)[
+        np.asarray(palette)
+    ]
+    np.testing.assert_array_equal(
+        read_image_files(tmp_path / "palette")[0][0], np.moveaxis(colours, -1, 0)
+    )
     flat = np.full((8, 8, 3), (200, 100, 50), np.uint8)
-    images, *_ = read_image_files(write_folder(tmp_path / "jpeg", {"0.jpeg": encoded(flat, "JPEG")}))
+    images, *_ = read_image_files(
+        write_folder(tmp_path / "jpeg", {"0.jpeg": encoded(flat, "JPEG")})
+    )
     assert np.abs(images[0].astype(int) - np.moveaxis(flat, -1, 0)).max() <= 3
 
 
@@ -118,7 +154,9 @@ def test_a_zip_that_holds_a_name_twice_is_refused(tmp_path, name):
 def test_a_dataset_json_of_another_program_says_what_it_lacks(tmp_path):
     files = {"a.png": encoded(pixels(4, 4)), "dataset.json": b'{"images": [], "annotations": []}'}
     told = refusal(read_image_files, write_folder(tmp_path / "coco", files), labels_used=True)
-    assert told.endswith('cannot be read: it has no key labels; it must be {"labels": [[file name, integer], ...]}')
+    assert told.endswith(
+        'cannot be read: it has no key labels; it must be {"labels": [[file name, integer], ...]}'
+    )
 
 
 @pytest.mark.parametrize(
@@ -145,14 +183,19 @@ def test_labels_that_do_not_match_are_refused_if_they_are_used(tmp_path, labels,
 
 def test_a_label_file_of_another_program_is_left_out(tmp_path):
     image = encoded(pixels(2, 2, 3))
-    for name, content in (("camera", [["a.png", [1.0, 0.0]]]), ("nnu-net", {"background": 0, "liver": 1})):
+    for name, content in (
+        ("camera", [["a.png", [1.0, 0.0]]]),
+        ("nnu-net", {"background": 0, "liver": 1}),
+    ):
         path = write_folder(tmp_path / name, {"a.png": image, **labels_json(content)})
         assert read_image_files(path)[1] is None
     below = write_folder(tmp_path / "below", {"in/a.png": image} | {"in/dataset.json": b"{}"})
     assert read_image_files(below)[1] is None
     assert "dataset.json must be at the root" in refusal(read_image_files, below, labels_used=True)
     (below / "in" / "dataset.json").unlink()
-    assert "has no labels: list them in dataset.json" in refusal(read_image_files, below, labels_used=True)
+    assert "has no labels: list them in dataset.json" in refusal(
+        read_image_files, below, labels_used=True
+    )
 
 
 def test_names_agree_in_both_unicode_forms_and_with_backslashes(tmp_path):
@@ -160,7 +203,9 @@ def test_names_agree_in_both_unicode_forms_and_with_backslashes(tmp_path):
     image = encoded(pixels(2, 2, 3))
     for i, (stored, listed) in enumerate(((composed, apart), (apart, composed))):
         labels = labels_json([["b\\0.png", 3], [f"{listed}\\0.png", 5]])
-        for path in both(tmp_path / str(i), {"b/0.png": image, f"{stored}\\0.png": image, **labels}):
+        for path in both(
+            tmp_path / str(i), {"b/0.png": image, f"{stored}\\0.png": image, **labels}
+        ):
             assert read_image_files(path)[1].tolist() == [3, 5]
             # Keyboards write the composed form.
             assert read_image_files(path, True)[1:][1] == ["b", composed]
@@ -169,7 +214,10 @@ def test_names_agree_in_both_unicode_forms_and_with_backslashes(tmp_path):
 @pytest.mark.parametrize(
     ("folder", "message"),
     [
-        ("e\N{COMBINING ACUTE ACCENT}", "2 classes have the name \N{LATIN SMALL LETTER E WITH ACUTE}"),
+        (
+            "e\N{COMBINING ACUTE ACCENT}",
+            "2 classes have the name \N{LATIN SMALL LETTER E WITH ACUTE}",
+        ),
         ("two\nlines", r"the name of a class is 'two\nlines': an option cannot hold this text"),
         ("caf\udce9", r"the name of a class is 'caf\udce9'"),
     ],
@@ -183,18 +231,30 @@ def test_classes_whose_names_no_option_reaches_are_refused(tmp_path, folder, mes
 
 
 # Labels from folders. Sorted by full path, the images of "a" come after those of "a-b".
-FOLDERS = {f"{folder}/{i}.png": encoded(pixels(4, 4, 3)) for folder in ("dog", "a", "a-b", "10") for i in range(3)}
+FOLDERS = {
+    f"{folder}/{i}.png": encoded(pixels(4, 4, 3))
+    for folder in ("dog", "a", "a-b", "10")
+    for i in range(3)
+}
 
 
 def test_labels_of_folders_are_those_of_torchvision(tmp_path):
     folder = write_folder(tmp_path / "s", FOLDERS)
     theirs = sorted((image.tobytes(), label) for image, label in ImageFolder(folder))
     # A zip may have entries of folders, and dataset.json is not read.
-    zipped = {"dog/": b"", "__MACOSX/dog/._0.png": b"", **FOLDERS, **labels_json([[name, 7] for name in FOLDERS])}
+    zipped = {
+        "dog/": b"",
+        "__MACOSX/dog/._0.png": b"",
+        **FOLDERS,
+        **labels_json([[name, 7] for name in FOLDERS]),
+    }
     for path in (folder, write_zip(tmp_path / "s.zip", zipped)):
         data = ImageFiles(str(path), labels_from_folders=True)
         images, labels = data.load()
-        ours = [(image.transpose(1, 2, 0).tobytes(), label) for image, label in zip(images, labels, strict=True)]
+        ours = [
+            (image.transpose(1, 2, 0).tobytes(), label)
+            for image, label in zip(images, labels, strict=True)
+        ]
         assert sorted(ours) == theirs
         assert data.stored() == ((12, 3, 4, 4), 1, False, True)
         out = tmp_path / f"{path.name}.npy"
@@ -210,7 +270,9 @@ def test_class_folders_may_be_links(tmp_path):
     linked.mkdir()
     for folder in elsewhere.iterdir():
         (linked / folder.name).symlink_to(folder)
-    for there, here in zip(*(read_image_files(path, True) for path in (elsewhere, linked)), strict=True):
+    for there, here in zip(
+        *(read_image_files(path, True) for path in (elsewhere, linked)), strict=True
+    ):
         np.testing.assert_array_equal(there, here)
 
 
@@ -222,7 +284,10 @@ def test_a_link_to_a_folder_above_it_is_refused(tmp_path):
 
 def test_a_folder_may_be_given_from_below(tmp_path, monkeypatch):
     folder = write_folder(tmp_path / "images", FOLDERS)
-    expected, (first, *_) = read_image_files(folder, True), (path for path in folder.iterdir() if path.is_dir())
+    expected, (first, *_) = (
+        read_image_files(folder, True),
+        (path for path in folder.iterdir() if path.is_dir()),
+    )
     monkeypatch.chdir(first)
     for there, here in zip(expected, read_image_files("..", True), strict=True):
         np.testing.assert_array_equal(there, here)
@@ -241,10 +306,16 @@ def test_folders_that_are_no_classes_are_refused(tmp_path):
         "one": ({"cat/0.png": image, ".hidden/0.png": image}, "there is only cat"),
     }
     for name, (files, words) in cases.items():
-        for path in (write_folder(tmp_path / name, files), write_zip(tmp_path / f"{name}.zip", files)):
+        for path in (
+            write_folder(tmp_path / name, files),
+            write_zip(tmp_path / f"{name}.zip", files),
+        ):
             told = refusal(prepare, path, tmp_path / "x.npy", Options(labels_from_folders=True))
             assert words in told
-            assert refusal(ImageFiles(str(path), labels_from_folders=True).load) == f"data.path={path}: {told}"
+            assert (
+                refusal(ImageFiles(str(path), labels_from_folders=True).load)
+                == f"data.path={path}: {told}"
+            )
 
 
 # Arrays
@@ -256,7 +327,11 @@ SHAPES = hnp.array_shapes(min_dims=2, max_dims=5, max_side=5)
 @given(st.data(), SHAPES, FLOATS, st.booleans(), st.sampled_from(["npy", "npz", "compressed"]))
 def test_floats_come_back_as_float32(data, shape, dtype, fortran, kind):
     array = data.draw(hnp.arrays(dtype, shape, elements=st.floats(-1, 1, width=16)))
-    labels = data.draw(hnp.arrays(data.draw(st.sampled_from(["<i8", "<u4", ">i4", "<u8"])), shape[:1], elements=LABELS))
+    labels = data.draw(
+        hnp.arrays(
+            data.draw(st.sampled_from(["<i8", "<u4", ">i4", "<u8"])), shape[:1], elements=LABELS
+        )
+    )
     stored = np.asfortranarray(array) if fortran else array
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, f"a.{'npy' if kind == 'npy' else 'npz'}")
@@ -271,7 +346,14 @@ def test_floats_come_back_as_float32(data, shape, dtype, fortran, kind):
     assert found_labels is None if kind == "npy" else (found_labels == labels).all()
 
 
-@given(st.data(), st.integers(1, 5), st.sampled_from([1, 3]), st.integers(1, 6), st.integers(1, 6), st.booleans())
+@given(
+    st.data(),
+    st.integers(1, 5),
+    st.sampled_from([1, 3]),
+    st.integers(1, 6),
+    st.integers(1, 6),
+    st.booleans(),
+)
 def test_pixels_come_back_with_the_channels_first(data, N, channels, height, width, last):
     array = data.draw(hnp.arrays(np.uint8, (N, channels, height, width)))
     # With one or three rows, channels last cannot be told from channels first.
@@ -294,7 +376,11 @@ def test_the_shape_of_what_is_no_array_of_images_is_refused(tmp_path):
 def test_of_several_arrays_images_come_first(tmp_path):
     images = pixels(5, 3, 4, 4)
     path = tmp_path / "a.npz"
-    for arrays in ({"arr_0": images // 2, "images": images, "more": images // 2}, {"arr_0": images}, {"faces": images}):
+    for arrays in (
+        {"arr_0": images // 2, "images": images, "more": images // 2},
+        {"arr_0": images},
+        {"faces": images},
+    ):
         np.savez(path, **arrays, labels=np.full(5, 2**31 - 1, np.uint32))
         array, labels = read_array_file(path)
         np.testing.assert_array_equal(array, images)
@@ -323,7 +409,10 @@ def test_floats_that_look_like_images_by_mistake_need_a_word(tmp_path, array, mi
     np.save(path, array)
     assert mistake is None or mistake in refusal(read_array_file, path)
     as_is = mistake is not None
-    for images in (Arrays(str(path), floats_as_is=as_is).load()[0], reference_from(path, floats_as_is=as_is).images):
+    for images in (
+        Arrays(str(path), floats_as_is=as_is).load()[0],
+        reference_from(path, floats_as_is=as_is).images,
+    ):
         np.testing.assert_array_equal(images, array)
 
 
@@ -331,11 +420,23 @@ def test_floats_that_look_like_images_by_mistake_need_a_word(tmp_path, array, mi
     ("array", "labels", "part"),
     [
         (np.array([[1.0, 2.0], [np.nan, 1.0]]), [0, 0], "first in item 1"),
-        (np.zeros((4, 2), np.int64), [0] * 4, "got int64; give images as uint8, and other numbers as float32"),
+        (
+            np.zeros((4, 2), np.int64),
+            [0] * 4,
+            "got int64; give images as uint8, and other numbers as float32",
+        ),
         (np.zeros(4), [0] * 4, "(N, *shape)"),
         (np.zeros((0, 3, 8, 8), np.uint8), [], "not empty"),
-        (np.zeros((4, 8, 8), np.uint8), [0] * 4, "must be (N, C, H, W) with 1 or 3 channels, got shape (4, 8, 8)"),
-        (np.array([{}, {}]), [0, 0], "cannot be read as NumPy arrays: Object arrays cannot be loaded"),
+        (
+            np.zeros((4, 8, 8), np.uint8),
+            [0] * 4,
+            "must be (N, C, H, W) with 1 or 3 channels, got shape (4, 8, 8)",
+        ),
+        (
+            np.array([{}, {}]),
+            [0, 0],
+            "cannot be read as NumPy arrays: Object arrays cannot be loaded",
+        ),
         (np.zeros((4, 4, 8, 8), np.uint8), [0] * 4, "transparency is not read"),
     ],
 )
@@ -352,17 +453,31 @@ def test_arrays_that_cannot_be_meant_are_refused(tmp_path, array, labels, part):
     [
         ([0, 1, 2], "labels must be 4 integers"),
         ([0.0] * 4, "labels must be 4 integers"),
-        (np.eye(4), "labels must be 4 integers, got float64 of shape (4, 4); for one-hot labels give labels.argmax(1)"),
+        (
+            np.eye(4),
+            "labels must be 4 integers, got float64 of shape (4, 4); for one-hot labels give labels.argmax(1)",
+        ),
         # argmax(1) would make them all 0.
-        ([[0], [1], [2], [0]], "labels must be 4 integers, got int64 of shape (4, 1); give labels[:, 0]"),
+        (
+            [[0], [1], [2], [0]],
+            "labels must be 4 integers, got int64 of shape (4, 1); give labels[:, 0]",
+        ),
         ([0, 1, 2, -1], "labels must be from 0 to 2147483647, got -1"),
         ([0, 1, 2, 2**31], "labels must be from 0 to 2147483647, got 2147483648"),
-        (None, "has no labels: labels are read from the keys labels, label, arr_1 of an .npz file; the file has x, y"),
+        (
+            None,
+            "has no labels: labels are read from the keys labels, label, arr_1 of an .npz file; the file has x, y",
+        ),
     ],
 )
 def test_labels_of_arrays_that_are_no_classes_are_refused_if_used(tmp_path, labels, part, capsys):
     path = tmp_path / "a.npz"
-    np.savez(path, images=pixels(4, 3, 2, 2), **({} if labels is None else {"labels": np.array(labels)}), y=np.zeros(4))
+    np.savez(
+        path,
+        images=pixels(4, 3, 2, 2),
+        **({} if labels is None else {"labels": np.array(labels)}),
+        y=np.zeros(4),
+    )
     assert part.replace("x, y", "images, y") in refusal(read_array_file, path, labels_used=True)
     assert read_array_file(path)[1] is None
     said = capsys.readouterr().err
@@ -380,7 +495,10 @@ def test_one_line_says_what_was_taken_from_arrays(tmp_path, capsys):
             {"x": pixels(4, 1, 8, 6), "label": np.arange(4)},
             "x: 4 images, NCHW, 6x8 with 1 channel; label: labels",
         ),
-        "thin.npz": ({"x": pixels(4, 3, 8, 3)}, "x: 4 images, NCHW (not NHWC), 3x8 with 3 channels"),
+        "thin.npz": (
+            {"x": pixels(4, 3, 8, 3)},
+            "x: 4 images, NCHW (not NHWC), 3x8 with 3 channels",
+        ),
         "more.npz": (
             {"arr_0": pixels(4, 3, 8, 8), "mu": np.zeros(4)},
             "arr_0: 4 images, NCHW, 8x8 with 3 channels; not read: mu",
@@ -390,7 +508,10 @@ def test_one_line_says_what_was_taken_from_arrays(tmp_path, capsys):
             {"images": pixels(4, 3, 8, 8), "arr_1": np.arange(4)},
             "images: 4 images, NCHW, 8x8 with 3 channels; not read: arr_1",
         ),
-        "latents.npz": ({"z": np.zeros((4, 5, 2))}, "z: 4 items of 5x2 values, float64, as they are"),
+        "latents.npz": (
+            {"z": np.zeros((4, 5, 2))},
+            "z: 4 items of 5x2 values, float64, as they are",
+        ),
     }
     for name, (arrays, line) in cases.items():
         np.savez(tmp_path / name, **arrays)
@@ -412,6 +533,11 @@ def test_array_files_that_cannot_be_read_are_refused(tmp_path):
         content, flipped = path.read_bytes(), bytearray(path.read_bytes())
         flipped[400] ^= 1
         # A bit that flips in an .npy file is a pixel; an .npz file has checksums.
-        for damaged in (content[:-10], b"no numpy file", b"", *([flipped] if kind == "npz" else [])):
+        for damaged in (
+            content[:-10],
+            b"no numpy file",
+            b"",
+            *([flipped] if kind == "npz" else []),
+        ):
             path.write_bytes(damaged)
             assert f"a.{kind} cannot be read as NumPy arrays" in refusal(read_array_file, path)

@@ -39,5 +39,8 @@ def test_own_images_are_those_of_the_file_or_the_folder(is_prepared, photos):
 
 
 def test_labels_from_folders_are_refused_for_a_prepared_file(photos):
-    with pytest.raises(InputError, match=r"photos\.npy: data\.labels_from_folders is for image files: give --labels"):
+    with pytest.raises(
+        InputError,
+        match=r"photos\.npy: data\.labels_from_folders is for image files: give --labels",
+    ):
         OwnImages(photos[1], labels_from_folders=True)

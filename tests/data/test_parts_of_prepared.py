@@ -17,7 +17,12 @@ from lit_knn.reference.classes import classes_of
 from lit_knn.reference.row_view import RowView
 from tests.image_files import image_folder
 
-PARTS = [{"held_out": 7}, {"train_images": 9}, {"held_out": 7, "train_images": 9}, {"held_out": 7, "hflip": True}]
+PARTS = [
+    {"held_out": 7},
+    {"train_images": 9},
+    {"held_out": 7, "train_images": 9},
+    {"held_out": 7, "hflip": True},
+]
 
 
 @pytest.fixture(scope="module")
@@ -38,13 +43,16 @@ def set_up(data):
 @pytest.mark.parametrize("options", PARTS, ids=str)
 def test_parts_are_those_of_the_images_in_memory(files, options):
     mapped, loaded = (
-        set_up(kind(path, batch_size=4, **options)) for kind, path in zip((Prepared, Arrays), files, strict=True)
+        set_up(kind(path, batch_size=4, **options))
+        for kind, path in zip((Prepared, Arrays), files, strict=True)
     )
     for name in ("reference", "held_out_reference"):
         view, copy = getattr(mapped, name), getattr(loaded, name)
         assert (view is None) == (copy is None)
         if copy is not None:
-            assert view.images.images is mapped.reference.images.images, "both parts are views of one mapping"
+            assert view.images.images is mapped.reference.images.images, (
+                "both parts are views of one mapping"
+            )
             ids = torch.arange(copy.N)
             assert torch.equal(view.gather(ids), copy.gather(ids))
             assert torch.equal(view.labels, copy.labels)
@@ -55,7 +63,9 @@ def test_parts_are_those_of_the_images_in_memory(files, options):
         assert all(torch.equal(x, y) for (x, _), (y, _) in zip(of_view, of_copy, strict=True))
 
 
-@pytest.mark.parametrize("index", [lambda: None, lambda: FaissIndex("Flat"), lambda: SubspaceIndex(r=8)])
+@pytest.mark.parametrize(
+    "index", [lambda: None, lambda: FaissIndex("Flat"), lambda: SubspaceIndex(r=8)]
+)
 def test_estimators_find_the_same_in_a_view(files, index):
     z = 0.5 * torch.randn(6, 3, 4, 4, generator=torch.Generator().manual_seed(0))
     t = torch.linspace(0.1, 2, 6)
@@ -69,7 +79,9 @@ def test_estimators_find_the_same_in_a_view(files, index):
         (lambda: ByClass(Exact()), torch.arange(6) % 4),
     ):
         means = [
-            make().bind(part).posterior_mean(z, t, labels=labels, generator=torch.Generator().manual_seed(1))
+            make()
+            .bind(part)
+            .posterior_mean(z, t, labels=labels, generator=torch.Generator().manual_seed(1))
             for part in (view, copy)
         ]
         assert torch.equal(*means)
@@ -81,7 +93,10 @@ def test_parts_have_fingerprints_of_their_own(files):
         data = set_up(Prepared(files[0], **options))
         sets = [part for part in (data.reference, data.held_out_reference) if part is not None]
         prints |= {part.fingerprint() for part in sets}
-        assert set_up(Prepared(files[0], **options)).reference.fingerprint() == data.reference.fingerprint()
+        assert (
+            set_up(Prepared(files[0], **options)).reference.fingerprint()
+            == data.reference.fingerprint()
+        )
     # The held-out images do not depend on the number to train on.
     assert len(prints) == 1 + 2 + 1 + 1 + 2 + 2
 

@@ -22,7 +22,15 @@ from lit_knn.data.reading import reference_from
 from lit_knn.index import TorchIndex
 from lit_knn.reference import ReferenceSet
 from main import main
-from tests.image_files import encoded, image_folder, labels_json, pixels, refusal, write_folder, write_zip
+from tests.image_files import (
+    encoded,
+    image_folder,
+    labels_json,
+    pixels,
+    refusal,
+    write_folder,
+    write_zip,
+)
 from tests.interrupted_runs import file_size_limit
 
 
@@ -38,10 +46,18 @@ def test_a_prepared_file_holds_what_image_files_reads(whole):
     found = read_prepared(whole)
     np.testing.assert_array_equal(found.images.numpy(), images)
     np.testing.assert_array_equal(found.labels, labels)
-    assert sorted(path.name for path in whole.parent.iterdir()) == ["source", "whole.json", "whole.npy"]
+    assert sorted(path.name for path in whole.parent.iterdir()) == [
+        "source",
+        "whole.json",
+        "whole.npy",
+    ]
     # Every tool reads the pixels.
     mapped = np.load(whole, mmap_mode="r")
-    assert (mapped.dtype, mapped.shape, mapped.flags.c_contiguous) == (np.uint8, (20, 3, 6, 5), True)
+    assert (mapped.dtype, mapped.shape, mapped.flags.c_contiguous) == (
+        np.uint8,
+        (20, 3, 6, 5),
+        True,
+    )
     np.testing.assert_array_equal(read_array_file(whole)[0], images)
     description = json.loads(whole.with_suffix(".json").read_text())
     assert description["sha256"] == hashlib.sha256(images.tobytes()).hexdigest()
@@ -55,7 +71,13 @@ def test_images_of_a_path_of_any_kind_are_the_same_set(whole):
     np.savez(whole.with_name("a.npz"), images=images, labels=labels)
     np.save(whole.with_name("a.npy"), images)
     index, expected = TorchIndex(), ReferenceSet(images, hflip=True, labels=labels)
-    kinds = {"source": ImageFiles, "a.zip": ImageFiles, "a.npz": Arrays, "a.npy": Arrays, "whole.npy": Prepared}
+    kinds = {
+        "source": ImageFiles,
+        "a.zip": ImageFiles,
+        "a.npz": Arrays,
+        "a.npy": Arrays,
+        "whole.npy": Prepared,
+    }
     for name, kind in kinds.items():
         path = str(whole.with_name(name))
         data = kind(path, index=index, hflip=True)
@@ -64,7 +86,11 @@ def test_images_of_a_path_of_any_kind_are_the_same_set(whole):
         for reference in (data.reference, reference_from(path, index, hflip=True)):
             assert reference.fingerprint() == expected.fingerprint()
             assert reference.index is index
-            assert reference.labels is None if name == "a.npy" else torch.equal(reference.labels, expected.labels)
+            assert (
+                reference.labels is None
+                if name == "a.npy"
+                else torch.equal(reference.labels, expected.labels)
+            )
 
 
 def test_center_crop_takes_the_middle_and_resizing_keeps_the_mean(tmp_path):
@@ -81,7 +107,9 @@ def test_center_crop_takes_the_middle_and_resizing_keeps_the_mean(tmp_path):
         images = read_prepared(tmp_path / f"{i}.npy").images
         assert (images[0].double() - means)[:, :, 1:-1].abs().max() <= 2
     write_folder(source, {"0.png": encoded(wide), "1.png": encoded(tall)})
-    assert "0.png is 80x40, which --size 8 would squeeze" in refusal(prepare, source, tmp_path / "x.npy", Options(8))
+    assert "0.png is 80x40, which --size 8 would squeeze" in refusal(
+        prepare, source, tmp_path / "x.npy", Options(8)
+    )
     prepare(source, tmp_path / "x.npy", Options(size=8, center_crop=True))
     assert (read_prepared(tmp_path / "x.npy").images == 90).all()
 
@@ -91,7 +119,9 @@ def test_a_file_on_another_background_is_not_the_same(tmp_path):
     source.mkdir()
     Image.new("RGBA", (4, 4)).save(source / "0.png")
     prepare(source, out, Options(rgb=True, background="black"))
-    assert "was made of other images or in another way" in refusal(prepare, source, out, Options(rgb=True))
+    assert "was made of other images or in another way" in refusal(
+        prepare, source, out, Options(rgb=True)
+    )
     assert (read_prepared(out).images == 0).all()
 
 
@@ -127,7 +157,10 @@ def test_a_changed_source_starts_again_and_a_finished_file_is_kept(tmp_path, cap
 def test_a_preparation_that_a_full_disk_ends_goes_on_and_gives_the_same_file(tmp_path, capsys):
     source, out = image_folder(tmp_path / "source", number=100, size=(16, 16)), tmp_path / "x.npy"
     prepare(source, tmp_path / "whole.npy", block_images=5)
-    with file_size_limit(50_000), pytest.raises(InputError, match="make room and give the same command again"):
+    with (
+        file_size_limit(50_000),
+        pytest.raises(InputError, match="make room and give the same command again"),
+    ):
         prepare(source, out, block_images=5)
     assert not out.exists()
     # The record of a partial file that somebody has deleted.
@@ -172,7 +205,9 @@ def test_a_source_that_changes_meanwhile_is_told(tmp_path, name):
         def read(i):
             if i == 5:  # The last image is read when the others are written.
                 labels = labels_json([[f"{i:04d}.png", 5] for i in range(6)])
-                write_folder(folder, labels if name == "dataset.json" else {name: encoded(pixels(6, 5, 3))})
+                write_folder(
+                    folder, labels if name == "dataset.json" else {name: encoded(pixels(6, 5, 3))}
+                )
             return source.read(i)
 
         message = refusal(write_prepared, source._replace(read=read), tmp_path / "x.npy", 1, 2)
@@ -189,8 +224,15 @@ def test_a_file_of_other_images_labels_or_options_is_not_taken(tmp_path):
     prepare(write_zip(tmp_path / "same.zip", same), out)
     labels = same | labels_json([[name, 0] for name in pictures])
     for name, other in (("label", labels), ("image", same | {"c/0.png": encoded(pixels(4, 4, 3))})):
-        assert "made of other images" in refusal(prepare, write_zip(tmp_path / f"{name}.zip", other), out)
-    options = [Options(), Options(size=4), Options(size=4, center_crop=True), Options(center_crop=True)]
+        assert "made of other images" in refusal(
+            prepare, write_zip(tmp_path / f"{name}.zip", other), out
+        )
+    options = [
+        Options(),
+        Options(size=4),
+        Options(size=4, center_crop=True),
+        Options(center_crop=True),
+    ]
     options += [Options(rgb=True), Options(labels_from_folders=True)]
     for i, (first, second) in enumerate(zip(options, options[1:] + options[:1], strict=True)):
         prepare(folder, tmp_path / f"{i}.npy", first)
@@ -253,7 +295,10 @@ def test_the_command(whole, capsys):
     assert "20 images of 4x4x3, with labels" in capsys.readouterr().out
     main(["prepare", "--verify", out])
     assert "20 images are what was prepared" in capsys.readouterr().out
-    for path, message in (("a\x1b[2J\nb.zip", "a\\x1b[2J\\nb.zip does not exist"), (source, "--workers must be at")):
+    for path, message in (
+        ("a\x1b[2J\nb.zip", "a\\x1b[2J\\nb.zip does not exist"),
+        (source, "--workers must be at"),
+    ):
         with pytest.raises(SystemExit, match="2"):
             main(["prepare", path, str(whole.with_name("y.npy")), "--workers", "0"])
         told = capsys.readouterr().err

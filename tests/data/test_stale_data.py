@@ -19,7 +19,9 @@ from tests.image_files import image_folder
 
 
 def images(n=12, seed=0, side=4):
-    return torch.randint(0, 256, (n, 1, side, side), dtype=torch.uint8, generator=torch.Generator().manual_seed(seed))
+    return torch.randint(
+        0, 256, (n, 1, side, side), dtype=torch.uint8, generator=torch.Generator().manual_seed(seed)
+    )
 
 
 def sha256(pictures):
@@ -30,11 +32,16 @@ def test_fingerprints_tell_images_shape_type_and_mirroring():
     base = images(5000, side=2)
     last = base.clone()
     last[-1, 0, 1, 1] ^= 1
-    sets = [ReferenceSet(x, hflip=flip) for x in (base, last, base.float()) for flip in (False, True)]
+    sets = [
+        ReferenceSet(x, hflip=flip) for x in (base, last, base.float()) for flip in (False, True)
+    ]
     sets += [ReferenceSet(base.reshape(5000, 1, 1, 4)), ReferenceSet(base.reshape(2500, 2, 2, 2))]
     sets += [ReferenceSet(base, sha256="0" * 64), ReferenceSet(base, sha256="1" * 64)]
     assert len({reference.fingerprint() for reference in sets}) == len(sets)
-    assert ReferenceSet(base).fingerprint() == ReferenceSet(base.clone(), sha256=sha256(base)).fingerprint()
+    assert (
+        ReferenceSet(base).fingerprint()
+        == ReferenceSet(base.clone(), sha256=sha256(base)).fingerprint()
+    )
 
 
 def test_shards_of_a_prepared_file_have_images_labels_and_fingerprints_of_their_own(tmp_path):
@@ -86,19 +93,25 @@ class OtherWeights(Pixels):
         return "other weights"
 
 
-def test_cached_statistics_without_features_or_of_other_weights_do_not_serve_a_run_with_kid(tmp_path):
+def test_cached_statistics_without_features_or_of_other_weights_do_not_serve_a_run_with_kid(
+    tmp_path,
+):
     data = ReferenceSet(images(20))
     generated = [(torch.arange(20), ReferenceSet(images(20, seed=1)).gather(torch.arange(20)))]
 
     def measured(cache_dir, metrics=("kid",), extractor=Pixels):
-        measure = FidelityMeasure(extractor(), extra_metrics=metrics, kid_subset_size=10, cache_dir=str(cache_dir))
+        measure = FidelityMeasure(
+            extractor(), extra_metrics=metrics, kid_subset_size=10, cache_dir=str(cache_dir)
+        )
         measure.prepare(data, 20)
         return measure(data, generated, 20)
 
     assert "kid" not in measured(tmp_path / "shared", ())
     later = measured(tmp_path / "shared")
     assert later == measured(tmp_path / "fresh") == measured(tmp_path / "shared")
-    shared, fresh = (measured(tmp_path / name, extractor=OtherWeights) for name in ("shared", "other"))
+    shared, fresh = (
+        measured(tmp_path / name, extractor=OtherWeights) for name in ("shared", "other")
+    )
     assert shared == fresh
 
 

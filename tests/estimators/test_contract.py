@@ -93,7 +93,9 @@ def test_an_answer_has_the_form_of_z_whatever_surrounds_the_call(name):
             with torch.autocast("cpu", dtype=torch.bfloat16):
                 assert torch.equal(method(own, T, source, rng()), result)
     whole = estimator.posterior_mean(z, T, x, rng())
-    torch.testing.assert_close(estimator.score(z, T, x, rng()), (whole - z) / T**2, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(
+        estimator.score(z, T, x, rng()), (whole - z) / T**2, rtol=1e-5, atol=1e-6
+    )
     # A scalar of any kind means the same for each item.
     for t in (3, torch.tensor(T), torch.full((24,), T), torch.full((24,), T, dtype=torch.float64)):
         assert torch.equal(estimator.posterior_mean(z, t, x, rng()), whole)
@@ -107,7 +109,9 @@ def test_an_answer_has_the_form_of_z_whatever_surrounds_the_call(name):
         torch.set_default_dtype(torch.float32)
     if estimator.deterministic:
         # One item is another shape of products than 24, so float32 rounds otherwise.
-        torch.testing.assert_close(estimator.posterior_mean(z[:1], T, x[:1]), whole[:1], atol=1e-5, rtol=0)
+        torch.testing.assert_close(
+            estimator.posterior_mean(z[:1], T, x[:1]), whole[:1], atol=1e-5, rtol=0
+        )
     generator = rng()
     assert estimator.posterior_mean(z[:0], T, x[:0], generator).shape == z[:0].shape
     assert torch.equal(generator.get_state(), rng().get_state())
@@ -163,9 +167,18 @@ class OwnMeanOf(Own):
 @pytest.mark.parametrize(
     ("hook", "said"),
     [
-        (lambda z, *_: None, r"the posterior mean must be a tensor \(4, 1, 4, 4\) on cpu, got NoneType$"),
-        (lambda z, *_: z[:1], r"the posterior mean must be a tensor .*, got \(1, 1, 4, 4\) on cpu$"),
-        (lambda z, *_: z.to("meta"), r"the posterior mean must be a tensor .*, got \(4, 1, 4, 4\) on meta$"),
+        (
+            lambda z, *_: None,
+            r"the posterior mean must be a tensor \(4, 1, 4, 4\) on cpu, got NoneType$",
+        ),
+        (
+            lambda z, *_: z[:1],
+            r"the posterior mean must be a tensor .*, got \(1, 1, 4, 4\) on cpu$",
+        ),
+        (
+            lambda z, *_: z.to("meta"),
+            r"the posterior mean must be a tensor .*, got \(4, 1, 4, 4\) on meta$",
+        ),
         (lambda z, *_: z / 0, "the estimate of the posterior mean is not finite"),
     ],
 )
@@ -176,7 +189,11 @@ def test_what_is_no_mean_of_each_z_is_refused(hook, said):
         lambda: estimator.posterior_mean(z, T),
         lambda: estimator.warped_mean(z, T, unchanged, z),
         # The parts of ByClass have other estimators' rows to be mixed up with.
-        lambda: ByClass(Own(hook)).bind(reference).posterior_mean(z, T, labels=torch.tensor([0, 1, 0, 1])),
+        lambda: (
+            ByClass(Own(hook))
+            .bind(reference)
+            .posterior_mean(z, T, labels=torch.tensor([0, 1, 0, 1]))
+        ),
         lambda: OwnMeanOf(hook).bind(reference).posterior_mean(z, T),
     ):
         with pytest.raises(InputError, match=r"^Own(MeanOf)?: "):
@@ -186,7 +203,10 @@ def test_what_is_no_mean_of_each_z_is_refused(hook, said):
     wide = OwnMeanOf(lambda z: z.double()).bind(reference)
     assert Switched(wide, wide, T).bind(reference).posterior_mean(z, T).dtype == z.dtype
     wide.takes_labels = False
-    assert ByClass(wide).bind(reference).posterior_mean(z, T, labels=torch.arange(4) % 2).dtype == z.dtype
+    assert (
+        ByClass(wide).bind(reference).posterior_mean(z, T, labels=torch.arange(4) % 2).dtype
+        == z.dtype
+    )
     # Without its own `_warped_mean`, it would give warped items the mean of `Own`.
     assert not type("Other", (Own,), {"_posterior_mean": lambda *_: None})(hook).can_warp
 
@@ -198,8 +218,15 @@ def test_a_hook_may_overwrite_its_arguments_and_gets_no_source_unannounced():
         seen.append(x_source)
         return z.zero_() if x_source is None else z.zero_() + x_source.mul_(2) * t.mul_(3)
 
-    estimator, unchanged = Own(hook).bind(ReferenceSet(IMAGES)), unwarped(torch.zeros(4, 2, dtype=torch.bool))
-    z, x, t = torch.ones(4, 1, 4, 4), torch.ones(4, 1, 4, 4), torch.full((4,), 2.0, dtype=torch.float64)
+    estimator, unchanged = (
+        Own(hook).bind(ReferenceSet(IMAGES)),
+        unwarped(torch.zeros(4, 2, dtype=torch.bool)),
+    )
+    z, x, t = (
+        torch.ones(4, 1, 4, 4),
+        torch.ones(4, 1, 4, 4),
+        torch.full((4,), 2.0, dtype=torch.float64),
+    )
     estimator.posterior_mean(z, t, x)
     assert seen == [None]
     estimator.uses_source = True
@@ -249,18 +276,27 @@ def test_draws_without_the_generator_repeat_with_it_and_differ_from_call_to_call
     assert not torch.equal(first, second)
     assert torch.equal(torch.get_rng_state(), before)
     own.deterministic = True
-    with pytest.raises(InputError, match=r"own: Own says that it is deterministic, but two calls differ"):
+    with pytest.raises(
+        InputError, match=r"own: Own says that it is deterministic, but two calls differ"
+    ):
         error_curve({"own": own}, reference, [T], num_z=4, repeats=2)
 
 
 # `tests/reference/test_sharded.py` compares the shardable estimators on several ranks with the whole set.
 @pytest.mark.parametrize(
     "estimator",
-    [MonteCarlo(n=4), Own(lambda z, *_: z), Shrunk(k=4, n=4), Switched(OneSample(), MonteCarlo(n=4), T)],
+    [
+        MonteCarlo(n=4),
+        Own(lambda z, *_: z),
+        Shrunk(k=4, n=4),
+        Switched(OneSample(), MonteCarlo(n=4), T),
+    ],
     ids=lambda estimator: type(estimator).__name__,
 )
 def test_an_estimator_that_does_not_say_it_is_shardable_refuses_shards(estimator):
-    with pytest.raises(InputError, match="needs the whole reference set on each rank, this one is sharded"):
+    with pytest.raises(
+        InputError, match="needs the whole reference set on each rank, this one is sharded"
+    ):
         estimator.bind(ShardedReferenceSet(IMAGES))
 
 

@@ -30,7 +30,11 @@ def latents(reference, t, B=5):
     ids = torch.randint(reference.N, (B,), generator=rng(1))
     x = reference.gather(ids)
     noise = torch.randn(x.shape, generator=rng(2))
-    return x, ids, x + torch.as_tensor(t, dtype=torch.float32).reshape(-1, *[1] * (x.ndim - 1)) * noise
+    return (
+        x,
+        ids,
+        x + torch.as_tensor(t, dtype=torch.float32).reshape(-1, *[1] * (x.ndim - 1)) * noise,
+    )
 
 
 class Blind(FaissIndex):
@@ -57,10 +61,14 @@ class Blind(FaissIndex):
 def test_knn_with_an_approximate_search_stays_consistent(index, t):
     reference = vectors(60, index)
     z = latents(reference, t, 8)[2]
-    assert (reference.search(z, 30)[1] < 0).any() == (getattr(index, "nprobe", None) == 1 or type(index) is Blind)
+    assert (reference.search(z, 30)[1] < 0).any() == (
+        getattr(index, "nprobe", None) == 1 or type(index) is Blind
+    )
     found = KNN(30, 30_000).bind(reference).posterior_mean(z, t, generator=rng())
     # Six times sqrt(Var(x)/n).
-    torch.testing.assert_close(found.double(), enumerated_mean(reference, z, levels(t, 8)), rtol=0, atol=0.04)
+    torch.testing.assert_close(
+        found.double(), enumerated_mean(reference, z, levels(t, 8)), rtol=0, atol=0.04
+    )
 
 
 def near_copies(copies, shape, index=None):
@@ -75,7 +83,9 @@ def near_copies(copies, shape, index=None):
 def test_an_eight_bit_search_tells_near_copies_apart_with_few_draws():
     # SQ8 has an error of half a level. A proposal from only its distances would nearly always draw the wrong copy.
     reference, t = near_copies(5, (3, 32, 32), FaissIndex("SQ8")), 0.002
-    z = reference.gather(torch.arange(2)).repeat(16, 1, 1, 1) + t * torch.randn(32, 3, 32, 32, generator=rng(1))
+    z = reference.gather(torch.arange(2)).repeat(16, 1, 1, 1) + t * torch.randn(
+        32, 3, 32, 32, generator=rng(1)
+    )
     estimate = KNN(k=5, n=64).bind(reference).posterior_mean(z, t, generator=rng())
     error = (estimate - enumerated_mean(reference, z, levels(t, 32))).flatten(1).norm(dim=1)
     assert error.max() < 0.25 / 127.5  # a quarter of the level by which they differ
@@ -88,12 +98,16 @@ def test_stf_averages_n_images_the_source_included():
     # At large t all weights are equal, so a source far from every image has weight 1/n, whatever the batch size.
     reference = ReferenceSet(torch.zeros(10, 2))
     for n, B in itertools.product((1, 2, 5, 100), (1, 300)):
-        mean = STF(n).bind(reference).posterior_mean(torch.zeros(B, 2), 1e6, torch.full((B, 2), 1.0))
+        mean = (
+            STF(n).bind(reference).posterior_mean(torch.zeros(B, 2), 1e6, torch.full((B, 2), 1.0))
+        )
         torch.testing.assert_close(mean, torch.full((B, 2), 1 / n), rtol=1e-5, atol=0)
 
 
 def test_stable_velocity_is_stf_above_a_switch():
-    assert describe(every_estimator(n=3)["stable_velocity"]()) == describe(Switched(OneSample(), STF(3), 1.0))
+    assert describe(every_estimator(n=3)["stable_velocity"]()) == describe(
+        Switched(OneSample(), STF(3), 1.0)
+    )
 
 
 # KNN with the source of z
@@ -145,7 +159,12 @@ def test_a_certificate_is_of_the_mean_whatever_the_draws_come_from():
 
 
 @pytest.mark.parametrize(
-    "index", [FaissIndex("SQ8", lossless=True), FaissIndex("IVF40,SQ8", nprobe=3), FaissIndex("IVF40,Flat", nprobe=1)]
+    "index",
+    [
+        FaissIndex("SQ8", lossless=True),
+        FaissIndex("IVF40,SQ8", nprobe=3),
+        FaissIndex("IVF40,Flat", nprobe=1),
+    ],
 )
 def test_images_of_the_set_are_located_and_searches_stay_as_they_were(index):
     reference = few_lists(index)

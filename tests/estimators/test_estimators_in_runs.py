@@ -23,12 +23,22 @@ from tests.toys import noisy, pixels
 FILES = sorted((ROOT / "configs" / "estimators").glob("*.yaml"))
 # One step with a small network; nothing is measured or kept.
 STEP = ["--trainer.max_steps", "1", "--trainer.limit_val_batches", "0", "--trainer.callbacks", "[]"]
-STEP += ["--trainer.logger", "false", "--trainer.enable_checkpointing", "false", "--data.batch_size", "8"]
+STEP += [
+    "--trainer.logger",
+    "false",
+    "--trainer.enable_checkpointing",
+    "false",
+    "--data.batch_size",
+    "8",
+]
 STEP += ["--trainer.enable_progress_bar", "false", "--trainer.enable_model_summary", "false"]
 STEP += ["--model.net.channels", "8"]
 UNWARPED = ("monte_carlo", "patch_posterior", "pca_locality", "smoothed", "wiener")
 
-pytestmark = [pytest.mark.filterwarnings("ignore:.* the default "), pytest.mark.usefixtures("own_folder")]
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.* the default "),
+    pytest.mark.usefixtures("own_folder"),
+]
 
 
 def of_warped(path, run):
@@ -40,7 +50,9 @@ def of_warped(path, run):
 # with and without options, with another estimator within, and one that refuses warped images.
 FEW = ("one_sample", "knn", "switched", "smoothed")
 PAIRS = [
-    pytest.param(path, run, marks=() if run == "table1/ict_knn" or path.stem in FEW else pytest.mark.slow)
+    pytest.param(
+        path, run, marks=() if run == "table1/ict_knn" or path.stem in FEW else pytest.mark.slow
+    )
     for run in ("table1/ict_knn", "table2/edm_knn", "flow/cifar10")
     for path in FILES
 ]
@@ -48,12 +60,19 @@ PAIRS = [
 
 @pytest.mark.parametrize(("path", "run"), PAIRS, ids=lambda value: getattr(value, "stem", value))
 def test_it_is_bound_in_the_runs_of_the_tables(path, run):
-    options = ["--model.estimator", str(path), "--model.net", str(ROOT / "configs" / "models" / "unet.yaml")]
+    options = [
+        "--model.estimator",
+        str(path),
+        "--model.net",
+        str(ROOT / "configs" / "models" / "unet.yaml"),
+    ]
     options += ["--model.net.channels", "8", "--trainer.accelerator", "cpu"]
     # A net of another class starts from its own defaults, so it has to be told of the augmentation again.
     options += ["--model.net.augment_dim", "9"] if run == "table2/edm_knn" else []
     options += of_warped(path, run)
-    estimator = make_cli(["-c", str(ROOT / "configs" / f"{run}.yaml"), *options], run=False).model.estimator
+    estimator = make_cli(
+        ["-c", str(ROOT / "configs" / f"{run}.yaml"), *options], run=False
+    ).model.estimator
     reference = ReferenceSet(pixels(N=30, shape=(3, 16, 16)))
     if estimator.needs_reference:
         estimator.bind(reference)
@@ -64,7 +83,15 @@ def test_it_is_bound_in_the_runs_of_the_tables(path, run):
 
 
 def published(family):
-    return family(image_size=8, in_channels=1, channels=32, multipliers=[1, 2], blocks=1, attention_at=[4], dropout=0.2)
+    return family(
+        image_size=8,
+        in_channels=1,
+        channels=32,
+        multipliers=[1, 2],
+        blocks=1,
+        attention_at=[4],
+        dropout=0.2,
+    )
 
 
 @pytest.mark.parametrize("family", [UNet, DDPMpp, NCSNpp, ADM])
@@ -86,9 +113,12 @@ def test_a_trained_network_is_an_estimator_with_the_averaged_weights(family, tmp
     torch.testing.assert_close(network.score(z, sigma), score, rtol=1e-4, atol=1e-5)
     with pytest.raises(InputError, match="labels are 0 to 0, but the net has num_classes=0"):
         network.posterior_mean(z, sigma, labels=torch.zeros(4, dtype=torch.int64))
-    assert copy.deepcopy(network) is network  # An average of a module that it teaches does not copy its weights.
+    # An average of a module that it teaches does not copy its weights.
+    assert copy.deepcopy(network) is network
     # Its weights are its settings, wherever they lie.
-    moved = Network(shutil.copy(tmp_path / "last.ckpt", tmp_path / "moved.ckpt"), copy.deepcopy(nets[1]))
+    moved = Network(
+        shutil.copy(tmp_path / "last.ckpt", tmp_path / "moved.ckpt"), copy.deepcopy(nets[1])
+    )
     assert describe(moved) == describe(network)
     next(moved.denoiser.parameters()).data += 1
     assert describe(moved) != describe(network)

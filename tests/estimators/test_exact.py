@@ -9,7 +9,16 @@ from benchmarks.common import in_own_process
 from lit_knn.common import memory
 from lit_knn.common.errors import InputError
 from lit_knn.common.memory import process_bytes
-from lit_knn.estimators import ByClass, Exact, MonteCarlo, Switched, draws, exact, patch_posterior, pca_locality
+from lit_knn.estimators import (
+    ByClass,
+    Exact,
+    MonteCarlo,
+    Switched,
+    draws,
+    exact,
+    patch_posterior,
+    pca_locality,
+)
 from lit_knn.reference import ReferenceSet, ShardedReferenceSet, streaming
 from lit_knn.theory.posterior import posterior_mean
 from tests.any_data import all_images
@@ -24,7 +33,14 @@ BOUND = 1e-11
 def worst(reference, z, t):
     """The largest squared error per dimension over the latents, before the mean is rounded to float32."""
     mean, _ = exact.exact_sums(reference, z, torch.full((len(z),), t, dtype=torch.float64))
-    return (mean - posterior_mean(z, all_images(reference), t)).square().flatten(1).mean(1).max().item()
+    return (
+        (mean - posterior_mean(z, all_images(reference), t))
+        .square()
+        .flatten(1)
+        .mean(1)
+        .max()
+        .item()
+    )
 
 
 def worst_near(reference, t):
@@ -86,7 +102,9 @@ def test_the_pieces_of_a_set_leave_their_memory_to_the_next():
 def test_pieces_are_whole_tiles_of_a_gpu(monkeypatch):
     seen, add_product = [], exact.add_product
     monkeypatch.setattr(exact, "CHUNK_BYTES", 4 * 108 * 100)
-    monkeypatch.setattr(exact, "add_product", lambda *args: (seen.append(args[2].shape), add_product(*args)))
+    monkeypatch.setattr(
+        exact, "add_product", lambda *args: (seen.append(args[2].shape), add_product(*args))
+    )
     assert worst_near(ReferenceSet(pixels(N=400)), 5.0) < BOUND
     assert {size for shape in seen for size in shape} == {108, 64, 400 % 64}
 
@@ -99,7 +117,9 @@ def test_many_near_points_of_few_dimensions(t):
 
 @pytest.mark.parametrize("t", [0.002, 0.05, 1.0, 10.0])
 def test_more_copies_of_an_image_than_are_computed_again(t):
-    images = torch.randint(256, (10, 3, 32, 32), dtype=torch.uint8, generator=rng()).repeat_interleave(50, 0)
+    images = torch.randint(
+        256, (10, 3, 32, 32), dtype=torch.uint8, generator=rng()
+    ).repeat_interleave(50, 0)
     assert worst_near(ReferenceSet(images, hflip=True), t) < BOUND
 
 
@@ -169,7 +189,9 @@ def test_the_density_of_a_class_is_that_over_its_images_and_others_have_none():
         expected = enumerated_density(own, z[row : row + 1], 0.5).item()
         assert by_class[row].item() == pytest.approx(expected, abs=1e-5)
     for other in (MonteCarlo(4), ByClass(MonteCarlo(4)), Switched(Exact(), Exact(), 1.0)):
-        with pytest.raises(InputError, match=r"it computes no density; Exact and ByClass\(Exact\(\)\) do"):
+        with pytest.raises(
+            InputError, match=r"it computes no density; Exact and ByClass\(Exact\(\)\) do"
+        ):
             other.bind(reference).log_density(z, 0.5)
     with pytest.raises(InputError, match="labels missing"):
         ByClass(Exact()).bind(reference).log_density(z, 0.5)
@@ -189,14 +211,21 @@ MAKERS = every_estimator(k=40, n=15, r=8, coarse=4, candidates=40)
 @pytest.mark.parametrize("name", MAKERS)
 def test_pieces_of_any_size_give_the_same_mean(name, monkeypatch):
     # The pieces of some have at least 32 latents.
-    reference, t = ReferenceSet(pixels(60, (1, 4, 4)), hflip=True), torch.logspace(-1, 1, 4).repeat(10)
+    reference, t = (
+        ReferenceSet(pixels(60, (1, 4, 4)), hflip=True),
+        torch.logspace(-1, 1, 4).repeat(10),
+    )
     x = reference.gather(torch.arange(40))
     estimator, z = MAKERS[name]().bind(reference), noisy(x, t)
     whole = estimator.posterior_mean(z, t, x, rng())
     for module, limits in LITTLE.items():
         for limit, value in limits.items():
             monkeypatch.setattr(module, limit, value)
-    again = MAKERS[name]().bind(ReferenceSet(pixels(60, (1, 4, 4)), hflip=True)).posterior_mean(z, t, x, rng())
+    again = (
+        MAKERS[name]()
+        .bind(ReferenceSet(pixels(60, (1, 4, 4)), hflip=True))
+        .posterior_mean(z, t, x, rng())
+    )
     # Sums in another order of float32 numbers up to 1.
     torch.testing.assert_close(again, whole, rtol=0, atol=1e-5)
 
@@ -205,7 +234,8 @@ def test_the_memory_of_one_piece_is_bounded(monkeypatch):
     monkeypatch.setattr(memory, "WORK_BYTES", 8 * 100)
     reference, z = ReferenceSet(torch.randn(60, 4)), torch.randn(50, 4)
     mean = MonteCarlo(20_000).bind(reference).posterior_mean(z[:4], 1.0)
-    assert (mean - posterior_mean(z[:4], reference.images, 1.0)).abs().max() < 0.05  # six times 1/sqrt(20,000)
+    # six times 1/sqrt(20,000)
+    assert (mean - posterior_mean(z[:4], reference.images, 1.0)).abs().max() < 0.05
     batches = [*streaming.batches_of(z, reference.d)]
     assert [row for rows in batches for row in range(50)[rows]] == [*range(50)]
     for rows in batches:

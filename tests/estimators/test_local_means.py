@@ -37,11 +37,20 @@ def assert_local(data, t, threshold):
     z, x = latents(data, t), all_images(data).flatten(1).double()
     covariance, means = np.cov(x.T.numpy(), bias=True), []
     for row, level in zip(z.flatten(1), t.double(), strict=True):
-        filters = np.abs(covariance @ np.linalg.inv(covariance + level.item() ** 2 * np.eye(data.d)))
+        filters = np.abs(
+            covariance @ np.linalg.inv(covariance + level.item() ** 2 * np.eye(data.d))
+        )
         masks = torch.from_numpy(filters >= threshold * filters.max(1, keepdims=True))
-        means.append([softmax_mean(row[None, m], x[:, m], level[None], x[:, [p]]) for p, m in enumerate(masks)])
+        means.append(
+            [
+                softmax_mean(row[None, m], x[:, m], level[None], x[:, [p]])
+                for p, m in enumerate(masks)
+            ]
+        )
     ours = PCALocality(threshold).bind(data).posterior_mean(z, t)
-    torch.testing.assert_close(ours.flatten(1).double(), torch.tensor(means).double(), atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(
+        ours.flatten(1).double(), torch.tensor(means).double(), atol=1e-5, rtol=1e-5
+    )
     return (ours - Exact().bind(data).posterior_mean(z, t)).abs().max()
 
 
@@ -65,7 +74,9 @@ def test_locality_at_extreme_levels_and_of_one_image():
     # With one image the covariance is 0, and so is every mask's threshold.
     one = ReferenceSet(pixels(1, (1, 4, 6)))
     z, x = latents(one), all_images(one).expand(len(LEVELS), -1, -1, -1)
-    torch.testing.assert_close(PCALocality(0.05).bind(one).posterior_mean(z, LEVELS), x, atol=1e-5, rtol=0)
+    torch.testing.assert_close(
+        PCALocality(0.05).bind(one).posterior_mean(z, LEVELS), x, atol=1e-5, rtol=0
+    )
 
 
 # Smoothed
@@ -87,7 +98,10 @@ def test_smoothed_mean_of_two_values_equals_quadrature():
 
 def test_a_pair_is_exact_for_a_linear_estimate_and_each_draw_has_the_level_of_its_item():
     reference = ReferenceSet(low_rank_vectors(40))
-    z, linear = latents(reference), Wiener(r=12).bind(reference).posterior_mean(latents(reference), LEVELS)
+    z, linear = (
+        latents(reference),
+        Wiener(r=12).bind(reference).posterior_mean(latents(reference), LEVELS),
+    )
     for n in (2, 4):
         ours = Smoothed(Wiener(r=12), 3.0, n=n).bind(reference).posterior_mean(z, LEVELS)
         # The sum of float32 numbers up to 1e5 at the largest level, whose means are of size 1.
@@ -102,19 +116,26 @@ def test_a_pair_is_exact_for_a_linear_estimate_and_each_draw_has_the_level_of_it
 def assert_patches(data, size, t=LEVELS, rows=slice(None)):
     """Compare with the mean over windows of the posterior mean of each."""
     z, x, t = latents(data, t)[rows], all_images(data).double(), t[rows]
-    total, count = torch.zeros_like(z, dtype=torch.float64), torch.zeros(z.shape[2:], dtype=torch.float64)
+    total, count = (
+        torch.zeros_like(z, dtype=torch.float64),
+        torch.zeros(z.shape[2:], dtype=torch.float64),
+    )
     tops, lefts = (range(length - size + 1) for length in z.shape[2:])
     for top, left in product(tops, lefts):
         at = (..., slice(top, top + size), slice(left, left + size))
         own = x[at]
-        total[at] += softmax_mean(z[at].flatten(1), own.flatten(1), t, own.flatten(1)).reshape(z[at].shape)
+        total[at] += softmax_mean(z[at].flatten(1), own.flatten(1), t, own.flatten(1)).reshape(
+            z[at].shape
+        )
         count[at[1:]] += 1
     ours = PatchPosterior(size).bind(data).posterior_mean(z, t)
     torch.testing.assert_close(ours.double(), total / count, atol=1e-5, rtol=1e-6)
 
 
 @pytest.mark.parametrize("hflip", [False, True])
-@pytest.mark.parametrize("images", [pixels(40, SHAPE), 3 * torch.randn(40, *SHAPE, generator=rng()) + 1])
+@pytest.mark.parametrize(
+    "images", [pixels(40, SHAPE), 3 * torch.randn(40, *SHAPE, generator=rng()) + 1]
+)
 def test_patches_are_enumerated(images, hflip):
     data = ReferenceSet(images, hflip=hflip)
     for size in (1, 2, 3, 5):
@@ -152,7 +173,9 @@ def test_a_table_gives_the_size_of_the_nearest_level_in_log_t():
         found = (changed.bind(data) if name == "size" else changed).posterior_mean(z, 0.9)
         assert torch.equal(found, made.bind(data).posterior_mean(z, 0.9))
         assert not torch.equal(found, before)
-    assert describe(PatchPosterior({0.1: 1, 10.0: 5})) != describe(PatchPosterior({0.1: 3, 10.0: 5}))
+    assert describe(PatchPosterior({0.1: 1, 10.0: 5})) != describe(
+        PatchPosterior({0.1: 3, 10.0: 5})
+    )
 
 
 def sizes(images):
@@ -169,8 +192,11 @@ def test_sizes_are_those_of_known_fields(monkeypatch):
     )
     smooth = [*table.values()]
     # Less noise never needs a larger patch.
-    assert table == {own: min(16, *(extent(spectrum, t) for t in table if t >= own)) for own in table}
-    assert math.sqrt(min(alike) * max(alike)) == pytest.approx(3, rel=0.1)  # two standard errors of 400 numbers
+    assert table == {
+        own: min(16, *(extent(spectrum, t) for t in table if t >= own)) for own in table
+    }
+    # two standard errors of 400 numbers
+    assert math.sqrt(min(alike) * max(alike)) == pytest.approx(3, rel=0.1)
     assert alike[max(alike)] == 8
     assert smooth[0] < 8 < smooth[-1]
     assert set(sizes(torch.zeros(20, 1, 8, 8)).values()) == {8}  # the cheapest of equal means
@@ -195,5 +221,7 @@ def test_a_window_keeps_nine_tenths_of_the_gain_of_the_filter(t):
     def gain(own):
         return t**2 / (1 + t**2) - error(own)
 
-    wide_enough = (p for p in (1, 3, 5, 7, 9) if gain(row * (steps[0].amax(1) <= p // 2)) >= 0.9 * gain(row))
+    wide_enough = (
+        p for p in (1, 3, 5, 7, 9) if gain(row * (steps[0].amax(1) <= p // 2)) >= 0.9 * gain(row)
+    )
     assert extent(torch.fft.fft2(covariance[0].view(1, 12, 12)).real, t) == next(wide_enough, 11)

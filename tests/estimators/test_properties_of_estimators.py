@@ -5,7 +5,16 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lit_knn.estimators import KNN, STF, Exact, MonteCarlo, OneSample, SubspaceKNN, UniformSNIS, Wiener
+from lit_knn.estimators import (
+    KNN,
+    STF,
+    Exact,
+    MonteCarlo,
+    OneSample,
+    SubspaceKNN,
+    UniformSNIS,
+    Wiener,
+)
 from lit_knn.index import TorchIndex
 from lit_knn.reference import ReferenceSet
 from lit_knn.theory.proposal import dense_log_q
@@ -20,7 +29,9 @@ def test_exact_means_are_the_enumerated_ones(problem):
     N, d = reference.N, reference.d
     for estimator in (Exact(), SubspaceKNN(min(N, d), N, "float32")):
         mean = estimator.bind(reference).posterior_mean(z, t, generator=rng())
-        torch.testing.assert_close(mean.double(), expected, atol=most, rtol=0, msg=lambda m, e=estimator: f"{e}: {m}")
+        torch.testing.assert_close(
+            mean.double(), expected, atol=most, rtol=0, msg=lambda m, e=estimator: f"{e}: {m}"
+        )
     q = dense_log_q(KNN(N, 1).bind(reference).proposal(z.double(), t)).exp()
     torch.testing.assert_close(q.sum(1), torch.ones(len(z), dtype=torch.float64))
     # All neighbours make the proposal the posterior. A search rounds the distances beyond the 16 nearest images.

@@ -56,41 +56,80 @@ REFUSED = [
     (lambda: PCALocality(1.5), "threshold must be from 0 to 1, got 1.5"),
     (lambda: PatchPosterior(2.5), "size must be an integer, got 2.5"),
     (lambda: PatchPosterior({0: 3}), "noise levels of size must be finite and above 0, got 0"),
-    (lambda: SubspaceKNN(compute="float16"), "compute='float16' must be one of auto, float32, bfloat16"),
-    *[(lambda t=t: Switched(OneSample(), Exact(), t), "t must be finite and above 0") for t in (0, "1", True)],
+    (
+        lambda: SubspaceKNN(compute="float16"),
+        "compute='float16' must be one of auto, float32, bfloat16",
+    ),
+    *[
+        (lambda t=t: Switched(OneSample(), Exact(), t), "t must be finite and above 0")
+        for t in (0, "1", True)
+    ],
     (lambda: Mixed(OneSample(), Exact(), 1.5), "share must be from 0 to 1, got 1.5"),
     (lambda: Mixed(OneSample(), Exact(), True), "share must be from 0 to 1, got True"),
     # sets
     (lambda: KNN(k=61).bind(reference()), "k=61 is more than the 60 images"),
-    (lambda: Smoothed(KNN(k=61), 1.0).bind(reference()), "Smoothed: KNN: k=61 is more than the 60 images"),
-    (lambda: SubspaceKNN(r=13, n=8).bind(vectors()), r"r=13 is more than min\(N, d\) = min\(60, 12\).*r <= 12"),
+    (
+        lambda: Smoothed(KNN(k=61), 1.0).bind(reference()),
+        "Smoothed: KNN: k=61 is more than the 60 images",
+    ),
+    (
+        lambda: SubspaceKNN(r=13, n=8).bind(vectors()),
+        r"r=13 is more than min\(N, d\) = min\(60, 12\).*r <= 12",
+    ),
     (lambda: PatchPosterior(8).bind(reference()), "size=8 is more than 4"),
     (lambda: PatchPosterior(1).bind(vectors()), r"needs images \(C, H, W\), got data of shape"),
     # labels
     (lambda: Smoothed(ByClass(Exact()), 1.0), "ByClass takes labels itself"),
     (lambda: ByClass(Switched(OneSample(), ByClass(Exact()), 1.0)), "Switched takes labels itself"),
     (lambda: by_class().posterior_mean(Z, 1.0), "ByClass: labels missing"),
-    (lambda: by_class().posterior_mean(Z, 1.0, labels=LABELS[:5] + 7), "label 7 is none of the 3 classes"),
-    (lambda: by_class().posterior_mean(Z, 1.0, labels=LABELS[:4]), r"labels must be \(5,\) int64, got \(4,\)"),
+    (
+        lambda: by_class().posterior_mean(Z, 1.0, labels=LABELS[:5] + 7),
+        "label 7 is none of the 3 classes",
+    ),
+    (
+        lambda: by_class().posterior_mean(Z, 1.0, labels=LABELS[:4]),
+        r"labels must be \(5,\) int64, got \(4,\)",
+    ),
     # calls
     (lambda: OneSample().posterior_mean(Z, 1.0), "OneSample needs x_source"),
-    (lambda: exact().posterior_mean(Z[:, :, :3], 1.0), r"z must be \(B, 1, 4, 4\), got \(5, 1, 3, 4\)"),
+    (
+        lambda: exact().posterior_mean(Z[:, :, :3], 1.0),
+        r"z must be \(B, 1, 4, 4\), got \(5, 1, 3, 4\)",
+    ),
     (lambda: exact().posterior_mean(Z.long(), 1.0), "z must be float, got torch.int64"),
     (lambda: exact().posterior_mean(Z / 0, 1.0), "z holds a value that is not finite"),
-    (lambda: exact().posterior_mean(Z + 1e30, 1.0), "z holds 1e[+]30, float32 can square sums up to"),
+    (
+        lambda: exact().posterior_mean(Z + 1e30, 1.0),
+        "z holds 1e[+]30, float32 can square sums up to",
+    ),
     (lambda: exact().posterior_mean(Z, 1.0, Z[:3]), r"x_source has shape \(3, 1, 4, 4\), z has"),
     (lambda: exact().posterior_mean(Z, 1.0, Z.long()), "x_source must be float"),
     (lambda: exact().posterior_mean(Z, torch.ones(3)), r"t must be a scalar or \(5,\), got \(3,\)"),
     (lambda: exact().score(Z, -1.0, process=VP()), r"above 0, got -1\.0"),
     (lambda: exact().score(Z, 1.0, process=LinearInterpolant()), "no finite noise level at t=1"),
-    (lambda: Wiener(4).bind(reference()).warped_mean(Z[:4], 1.0, UNWARPED, Z[:4]), "cannot estimate .* warped images"),
-    (lambda: Exact().bind(vectors()).warped_mean(torch.zeros(4, 12), 1.0, UNWARPED, None), "only images"),
+    (
+        lambda: Wiener(4).bind(reference()).warped_mean(Z[:4], 1.0, UNWARPED, Z[:4]),
+        "cannot estimate .* warped images",
+    ),
+    (
+        lambda: Exact().bind(vectors()).warped_mean(torch.zeros(4, 12), 1.0, UNWARPED, None),
+        "only images",
+    ),
     (lambda: exact().warped_mean(Z[:4], 1.0, UNWARPED, None), "needs x_source, the clean images"),
-    (lambda: exact().warped_mean(Z, 1.0, UNWARPED, Z), r"warp must have 5 maps, got flips \(4, 2\)"),
+    (
+        lambda: exact().warped_mean(Z, 1.0, UNWARPED, Z),
+        r"warp must have 5 maps, got flips \(4, 2\)",
+    ),
     # the set and the process
     (lambda: reference().locate(Z[..., :3]), "z has shape"),
-    (lambda: reference().search(pixels(5, SHAPE), 1), "type torch.uint8, but the images, floats in"),
-    (lambda: forward_noise(pixels(5, SHAPE), 0.5, Z), "x must be float, in model space, got torch.uint8"),
+    (
+        lambda: reference().search(pixels(5, SHAPE), 1),
+        "type torch.uint8, but the images, floats in",
+    ),
+    (
+        lambda: forward_noise(pixels(5, SHAPE), 0.5, Z),
+        "x must be float, in model space, got torch.uint8",
+    ),
 ]
 
 
@@ -112,7 +151,9 @@ def test_noise_levels_are_refused_with_their_value_wherever_they_stand(t):
 
 def test_a_number_type_that_the_processor_does_not_multiply_is_refused(monkeypatch):
     monkeypatch.setattr(precision, "is_native", lambda dtype, device: dtype == torch.float32)
-    with pytest.raises(InputError, match="compute=bfloat16: this cpu does not multiply it natively"):
+    with pytest.raises(
+        InputError, match="compute=bfloat16: this cpu does not multiply it natively"
+    ):
         ReferenceSet(pixels(N, SHAPE), TorchIndex("bfloat16")).build_index()
 
 

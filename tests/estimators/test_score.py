@@ -27,14 +27,20 @@ def latents(x, t, process, dtype=torch.float64):
 def gradient_of_log_marginal(x, z, t, process):
     """Compute ∇_z log (1/N) Σ_i N(z; s·x_i, s²σ²·I), eq:general_forward, by autograd."""
     z = z.double().requires_grad_()
-    s, std = (v.reshape(-1, 1, 1, 1) for v in (process.scale(t), process.scale(t) * process.sigma(t)))
+    s, std = (
+        v.reshape(-1, 1, 1, 1) for v in (process.scale(t), process.scale(t) * process.sigma(t))
+    )
     log_p = Normal(s * x.double(), std).log_prob(z.unsqueeze(1)).flatten(2).sum(2)
     return torch.autograd.grad(torch.logsumexp(log_p, dim=1).sum(), z)[0]
 
 
-@pytest.mark.parametrize("process", [EDM(), VP(), VP(beta_d=0.0, beta_min=2.0), LinearInterpolant()], ids=range(4))
+@pytest.mark.parametrize(
+    "process", [EDM(), VP(), VP(beta_d=0.0, beta_min=2.0), LinearInterpolant()], ids=range(4)
+)
 # With n = N the sampling estimator is exact up to the rounding of float32 weights and images.
-@pytest.mark.parametrize(("estimator", "most"), [(Exact(), 1e-9), (SubspaceKNN(2, N, "float32"), 2e-5)], ids=range(2))
+@pytest.mark.parametrize(
+    ("estimator", "most"), [(Exact(), 1e-9), (SubspaceKNN(2, N, "float32"), 2e-5)], ids=range(2)
+)
 def test_the_score_is_the_gradient_of_the_log_marginal(process, estimator, most):
     x, reference = small_set()
     z = latents(x, TIMES, process)
@@ -71,7 +77,9 @@ def test_targets_of_noise_and_velocity_in_other_loops_are_conditional_means():
     sigma = torch.linspace(0.3, 3, 8)[:, None]
     z = x + sigma * noise
     epsilon = (z - estimator.posterior_mean(z, sigma.flatten())) / sigma
-    expected = conditional_mean((z.double()[:, None] - points) / sigma[:, :, None], z, points, sigma)
+    expected = conditional_mean(
+        (z.double()[:, None] - points) / sigma[:, :, None], z, points, sigma
+    )
     # Differences are float32 numbers of size 10 over noise levels of 0.3: 2^-24 · 10 / 0.3 is 2e-6.
     torch.testing.assert_close(epsilon.double(), expected, rtol=1e-5, atol=1e-5)
 

@@ -16,7 +16,9 @@ N, D, R = 60, 12, 4
 def squared_error(estimator, z, t, mu, repeats=400):
     generator = torch.Generator().manual_seed(5)
     z, t = z.repeat_interleave(repeats, 0), t
-    error = estimator.posterior_mean(z, t, generator=generator).double() - mu.repeat_interleave(repeats, 0)
+    error = estimator.posterior_mean(z, t, generator=generator).double() - mu.repeat_interleave(
+        repeats, 0
+    )
     return error.square().sum(1).reshape(-1, repeats).mean(1)
 
 
@@ -36,7 +38,11 @@ def test_error_falls_to_zero_as_n_grows_to_N_and_as_r_grows_to_d():
     rounding = (4 * torch.finfo(torch.float32).eps) ** 2 * mu.square().sum(1).mean().item()
 
     def mse(r, n):
-        error = squared_error(SubspaceKNN(r=r, n=n, compute="float32").bind(reference), z, t, mu).mean().item()
+        error = (
+            squared_error(SubspaceKNN(r=r, n=n, compute="float32").bind(reference), z, t, mu)
+            .mean()
+            .item()
+        )
         return max(error, rounding)
 
     by_n = [mse(R, n) for n in (4, 10, 25, 55, 60)]
@@ -49,7 +55,9 @@ def test_error_falls_to_zero_as_n_grows_to_N_and_as_r_grows_to_d():
 @pytest.fixture
 def keep(monkeypatch):
     """`keep(m)`: m images are kept, and the others are drawn, whatever their probabilities."""
-    return lambda m: monkeypatch.setattr(stratified, "num_sure", lambda q: q.new_full((len(q),), m, dtype=torch.long))
+    return lambda m: monkeypatch.setattr(
+        stratified, "num_sure", lambda q: q.new_full((len(q),), m, dtype=torch.long)
+    )
 
 
 def one_image_and_a_rest(N=31, far=4.0):
@@ -59,11 +67,15 @@ def one_image_and_a_rest(N=31, far=4.0):
     first axis is a principal component. Moving z along it changes the cloud's share in q, but not q within the cloud.
     """
     generator = torch.Generator().manual_seed(3)
-    cloud = torch.randn(N - 1, 8, generator=generator) * torch.tensor([0.0, 2.0, 1.5, 1.2, 0.4, 0.4, 0.4, 0.4])
+    cloud = torch.randn(N - 1, 8, generator=generator) * torch.tensor(
+        [0.0, 2.0, 1.5, 1.2, 0.4, 0.4, 0.4, 0.4]
+    )
     cloud += torch.tensor([far] + [0.0] * 7) - cloud.mean(0)
     reference = ReferenceSet(torch.cat([torch.zeros(1, 8), cloud]))
     basis = components_of(reference, R).basis.double()
-    return reference, lambda z: torch.softmax(-((z - reference.images).double() @ basis).square().sum(1) / 2, 0)
+    return reference, lambda z: torch.softmax(
+        -((z - reference.images).double() @ basis).square().sum(1) / 2, 0
+    )
 
 
 def test_bias_is_linear_in_the_share_of_the_rest(every_u, keep):
@@ -91,9 +103,14 @@ def test_certificate_is_the_size_of_the_error_also_as_components_are_added(t):
     reference, z = ReferenceSet(x), noisy(x[:60], t).repeat_interleave(20, 0)
     mu = posterior_mean(z, x, t)
     # The part that the kept images cancel is no error. If it counted, it would be the whole certificate at r = d.
-    by_r = [(SubspaceKNN(r=r, n=24, compute="float32"), least) for r, least in ((4, 1e-4), (6, 1e-5), (8, 1e-6))]
+    by_r = [
+        (SubspaceKNN(r=r, n=24, compute="float32"), least)
+        for r, least in ((4, 1e-4), (6, 1e-5), (8, 1e-6))
+    ]
     for estimator, least in [*by_r, (KNN(k=40, n=60), 1e-4)]:
-        certificate = estimator.bind(reference).certified_mean(z, t, generator=torch.Generator().manual_seed(1))
+        certificate = estimator.bind(reference).certified_mean(
+            z, t, generator=torch.Generator().manual_seed(1)
+        )
         plain = estimator.posterior_mean(z, t, generator=torch.Generator().manual_seed(1))
         torch.testing.assert_close(certificate.mean, plain)
         true = (certificate.mean.double() - mu).square().mean(1)
@@ -133,12 +150,16 @@ def test_rounding_hides_no_likely_image():
 @pytest.mark.parametrize("radius", [12.0, 13.0, 14.5])
 def test_the_mean_of_a_rest_that_bfloat16_cannot_hold_is_of_its_images(radius):
     # The kept images are nearest along the components, and as far as the others across them.
-    ring = torch.nn.functional.normalize(torch.randn(40, 4, generator=torch.Generator().manual_seed(0)))
+    ring = torch.nn.functional.normalize(
+        torch.randn(40, 4, generator=torch.Generator().manual_seed(0))
+    )
     centre = torch.tensor([6 * radius, 0.0, 0.0, 0.0])
     x = torch.cat([torch.stack([centre, centre]), centre + radius * ring])
     x = torch.cat([x, torch.zeros(42, 1)], 1)
     x[:2, 4] = torch.tensor([radius, -radius])
-    estimator = SubspaceKNN(r=4, n=8, compute="bfloat16").bind(ReferenceSet(torch.cat([x, -x])).to("cuda"))
+    estimator = SubspaceKNN(r=4, n=8, compute="bfloat16").bind(
+        ReferenceSet(torch.cat([x, -x])).to("cuda")
+    )
     z = torch.cat([centre, torch.zeros(1)]).expand(20, -1).cuda()
     # A mean of drawn images is within the radius, and the mean of the rest is within another two of them.
     assert ((estimator.posterior_mean(z, 1.0) - z).norm(dim=1) < 3 * radius).all()
@@ -149,7 +170,12 @@ def test_frames_of_a_video_are_told_apart(t):
     # Two scenes of 1,000 frames: far more near-duplicates than the estimator gathers.
     generator = torch.Generator().manual_seed(1)
     scenes = pixels(2, (3, 16, 16)).flatten(1).float().repeat_interleave(1000, 0)
-    frames = (scenes + 2 * torch.randn(scenes.shape, generator=generator)).round().clamp(0, 255).to(torch.uint8)
+    frames = (
+        (scenes + 2 * torch.randn(scenes.shape, generator=generator))
+        .round()
+        .clamp(0, 255)
+        .to(torch.uint8)
+    )
     reference = ReferenceSet(frames.view(-1, 3, 16, 16))
     z = noisy(reference.gather(torch.arange(0, 2000, 40)), t)
     x = reference.gather(torch.arange(2000))

@@ -77,7 +77,11 @@ def test_each_part_estimates_its_own_rows_once_and_none_if_it_has_none():
 def test_a_part_draws_for_its_rows_and_sources_the_part_below_first():
     reference = labelled()
     z, x = latents(reference)
-    mean = Switched(STF(8), KNN(20, 8), LEVEL).bind(reference).posterior_mean(z, T, x, torch.Generator())
+    mean = (
+        Switched(STF(8), KNN(20, 8), LEVEL)
+        .bind(reference)
+        .posterior_mean(z, T, x, torch.Generator())
+    )
     generator = torch.Generator()
     for part, rows in ((STF(8), ~HIGH), (KNN(20, 8), HIGH)):
         own = part.bind(reference).posterior_mean(z[rows], T[rows], x[rows], generator)
@@ -117,10 +121,16 @@ def test_a_users_own_switched_estimator_gets_classes_and_stays_what_it_is():
     labels = torch.arange(8) % 3
     # With label dropout the part that searches has an index of each class and one of all images.
     for estimator in (KNN(), Mixed(OneSample(), KNN(), 0.3)):
-        assert class_conditional(estimator, True).holds(60, 16, True, torch.device("cpu")).indexes == 2
+        assert (
+            class_conditional(estimator, True).holds(60, 16, True, torch.device("cpu")).indexes == 2
+        )
     own = class_conditional(Half()).bind(reference)
     assert type(own) is Half
-    expected = Switched(OneSample(), ByClass(Exact()), LEVEL).bind(reference).posterior_mean(z, T, x, labels=labels)
+    expected = (
+        Switched(OneSample(), ByClass(Exact()), LEVEL)
+        .bind(reference)
+        .posterior_mean(z, T, x, labels=labels)
+    )
     assert torch.equal(own.posterior_mean(z, T, x, labels=labels), expected)
 
 
@@ -130,7 +140,9 @@ def test_a_users_own_switched_estimator_gets_classes_and_stays_what_it_is():
         lambda: Switched(OneSample(), ByClass(Exact()), LEVEL),
         lambda: ByClass(Switched(OneSample(), Exact(), LEVEL)),
         lambda: class_conditional(Switched(OneSample(), Exact(), LEVEL)),
-        lambda: class_conditional(Switched(OneSample(), Switched(ByClass(Exact()), Exact(), 1e3), LEVEL)),
+        lambda: class_conditional(
+            Switched(OneSample(), Switched(ByClass(Exact()), Exact(), 1e3), LEVEL)
+        ),
     ],
 )
 def test_inside_and_around_by_class_the_mean_is_that_of_the_class(make):
@@ -138,7 +150,9 @@ def test_inside_and_around_by_class_the_mean_is_that_of_the_class(make):
     z, x = latents(reference)
     labels, estimator = reference.labels[: len(z)], make().bind(reference)
     mean = estimator.posterior_mean(z, T, x, labels=labels)
-    expected = torch.where(HIGH[:, None, None, None], enumerate_class_mean(reference, z, T, labels), x.double())
+    expected = torch.where(
+        HIGH[:, None, None, None], enumerate_class_mean(reference, z, T, labels), x.double()
+    )
     torch.testing.assert_close(mean.double(), expected, rtol=0, atol=1e-6)
     # The whole set has another mean, so a part that forgets the labels is noticed.
     assert (enumerated_mean(reference, z, T) - mean).abs().max() > 0.01
@@ -184,13 +198,19 @@ def net(num_classes=0):
 def test_a_level_that_a_run_never_reaches_is_refused(make, outside, inside):
     for wrap in (lambda own: own, ByClass, lambda own: Switched(OneSample(), own, 1.0)):
         make(wrap(Switched(OneSample(), KNN(4, 4), inside)))
-        with pytest.raises(InputError, match=f": Switched: t={outside} is outside the noise levels of the run"):
+        with pytest.raises(
+            InputError, match=f": Switched: t={outside} is outside the noise levels of the run"
+        ):
             make(wrap(Switched(OneSample(), KNN(4, 4), outside)))
 
 
 def test_a_run_with_classes_makes_both_parts_class_conditional():
     estimator = LitEDM(net(3), Switched(OneSample(), STF(8), 1.0), class_conditional=True).estimator
-    assert [type(part) for part in (estimator, estimator.below, estimator.above)] == [Switched, OneSample, ByClass]
+    assert [type(part) for part in (estimator, estimator.below, estimator.above)] == [
+        Switched,
+        OneSample,
+        ByClass,
+    ]
     # A training that drops labels needs the mean over all images, too.
     for given in (STF(8), ByClass(STF(8)), ByClass(STF(8), unlabelled=True)):
         assert class_conditional(given, unlabelled=True).unlabelled

@@ -13,7 +13,10 @@ N, D = 300, 8
 
 def skewed_vectors():
     """Random vectors with third cumulants that are not 0."""
-    return torch.empty(N, D).exponential_(generator=rng()) @ torch.randn(D, D, generator=rng(1)) / 3 + 0.5
+    return (
+        torch.empty(N, D).exponential_(generator=rng()) @ torch.randn(D, D, generator=rng(1)) / 3
+        + 0.5
+    )
 
 
 @pytest.mark.parametrize("r", [1, 3, D])
@@ -37,7 +40,11 @@ def test_limits_are_z_and_the_mean_of_the_data(r):
     estimator = Wiener(r=r).bind(ReferenceSet(x))
     z = noisy(x[:20], 1.0)
     torch.testing.assert_close(estimator.posterior_mean(z, 1e-4), z, rtol=1e-3, atol=1e-3)
-    torch.testing.assert_close(estimator.posterior_mean(z, 1e5), x.mean(0).expand(20, D), rtol=0, atol=1e-6)
+    torch.testing.assert_close(
+        estimator.posterior_mean(z, 1e5), x.mean(0).expand(20, D), rtol=0, atol=1e-6
+    )
     # Without any variance, and at a noise whose square float32 cannot hold.
     same = Wiener(r=1).bind(ReferenceSet(x[:1].repeat(4, 1)))
-    torch.testing.assert_close(same.posterior_mean(z, 1e-30), x[:1].expand(20, D), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(
+        same.posterior_mean(z, 1e-30), x[:1].expand(20, D), rtol=1e-5, atol=1e-5
+    )

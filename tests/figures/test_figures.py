@@ -59,7 +59,9 @@ def test_figure_1_shows_the_posterior_and_the_proposal():
     np.testing.assert_allclose(heights, likelihood / likelihood.sum(), rtol=1e-6)
     assert [segment[0].tolist() for segment in stems.get_segments()] == [[1, 0], [2, 0], [3, 0]]
     near, _, other = (to_hex(shade) for shade in stems.get_colors())
-    assert [near, other] == [to_hex(handle.get_color()) for handle in figure.legends[0].get_lines()[:2]]
+    assert [near, other] == [
+        to_hex(handle.get_color()) for handle in figure.legends[0].get_lines()[:2]
+    ]
     capped = np.exp([0, -0.5, -0.5])
     dots, latent = axes.lines
     np.testing.assert_allclose(dots.get_ydata(), capped / capped.sum(), rtol=1e-6)
@@ -73,7 +75,9 @@ def test_figure_1_shows_the_posterior_and_the_proposal():
 def test_the_rows_of_figure_2_and_their_places():
     data = Digits()
     data.setup()
-    rows = mean_pictures({"exact": Exact(), "source": OneSample()}, data.reference, [0.01, 1e4], num_images=3)
+    rows = mean_pictures(
+        {"exact": Exact(), "source": OneSample()}, data.reference, [0.01, 1e4], num_images=3
+    )
     assert list(rows) == ["$z$", "true mean", "exact", "source"]
     assert torch.equal(rows["exact"], rows["true mean"])
     # Without noise the mean is the source of z; with much noise it is the mean of the data.
@@ -83,12 +87,20 @@ def test_the_rows_of_figure_2_and_their_places():
         np.testing.assert_allclose(image[0], mean, atol=1e-3)
     # The picture of z has unit scale at every noise level.
     assert 0.7 < rows["$z$"][1].std() < 1.3
-    rows = {"a": torch.full((3, 1, 2, 2), -1.0), "b": torch.tensor([1.0, 1.0, 0.0]).reshape(3, 1, 1, 1)}
+    rows = {
+        "a": torch.full((3, 1, 2, 2), -1.0),
+        "b": torch.tensor([1.0, 1.0, 0.0]).reshape(3, 1, 1, 1),
+    }
     grid = np.array(figure2(rows, [0.25, 2.0, 40.0]).axes).reshape(2, 3)
     assert [axes.get_title() for axes in grid[0]] == ["$t = 0.25$", "$t = 2$", "$t = 40$"]
     assert [axes.get_ylabel() for axes in grid[:, 0]] == ["a", "b"]
-    assert [[axes.images[0].get_array()[0, 0, 0] for axes in row] for row in grid] == [[0, 0, 0], [255, 255, 128]]
-    (axes,) = figure2({"a": torch.tensor([[-1.0, 1.0, 0.0], [1.0, -1.0, -1.0]]).expand(1, 1, 2, 3)}, [1.0]).axes
+    assert [[axes.images[0].get_array()[0, 0, 0] for axes in row] for row in grid] == [
+        [0, 0, 0],
+        [255, 255, 128],
+    ]
+    (axes,) = figure2(
+        {"a": torch.tensor([[-1.0, 1.0, 0.0], [1.0, -1.0, -1.0]]).expand(1, 1, 2, 3)}, [1.0]
+    ).axes
     assert axes.images[0].get_array()[..., 1].tolist() == [[0, 255, 128], [255, 0, 0]]
 
 
@@ -111,7 +123,11 @@ def row(name, t, mse, se=0.0, bias=None, variance=""):
 
 def curves(values):
     """Rows of the estimators {name: MSE at each of the levels}."""
-    return [row(name, t, mse) for name, own in values.items() for t, mse in zip(LEVELS, own, strict=True)]
+    return [
+        row(name, t, mse)
+        for name, own in values.items()
+        for t, mse in zip(LEVELS, own, strict=True)
+    ]
 
 
 def lower(rows):
@@ -128,25 +144,40 @@ def marks(axes):
 
 def limits(axes):
     """The hollow marks that are not at the foot, (t, value), by estimator."""
-    hollow = [line for line in axes.lines if line.get_fillstyle() == "none" and line.get_transform() == axes.transData]
-    return {colour(line): list(zip(line.get_xdata(), line.get_ydata(), strict=True)) for line in hollow}
+    hollow = [
+        line
+        for line in axes.lines
+        if line.get_fillstyle() == "none" and line.get_transform() == axes.transData
+    ]
+    return {
+        colour(line): list(zip(line.get_xdata(), line.get_ydata(), strict=True)) for line in hollow
+    }
 
 
 def drawn(axes):
-    return {line.get_label(): list(line.get_ydata()) for line in axes.lines if line.get_fillstyle() != "none"}
+    return {
+        line.get_label(): list(line.get_ydata())
+        for line in axes.lines
+        if line.get_fillstyle() != "none"
+    }
 
 
 def test_figure_3_draws_scores_above_and_means_below_with_bands_of_one_standard_error():
     rows = [row("KNN", t, mse, 1e-5, 0.2 * mse, 0.8 * mse) for t, mse in ((0.5, 1e-2), (5.0, 2e-2))]
     grid = np.array(figure3(rows).axes).reshape(2, 3)
     assert [axes.get_title() for axes in grid[0]] == ["MSE", "squared bias", "variance"]
-    assert [axes.get_ylabel() for axes in grid[:, 0]] == ["score, per dimension", "posterior mean, per dimension"]
+    assert [axes.get_ylabel() for axes in grid[:, 0]] == [
+        "score, per dimension",
+        "posterior mean, per dimension",
+    ]
     for panels, factor in zip(grid, (100, 1), strict=True):
         for axes, share, error in zip(panels, (1, 0.2, 0.8), (1e-5, 2e-5, 3e-5), strict=True):
             (line,) = axes.lines
             assert (axes.get_xscale(), axes.get_yscale()) == ("log", "log")
             assert line.get_xdata().tolist() == [0.5, 5.0]
-            assert list(line.get_ydata()) == pytest.approx([share * factor * mse for mse in (1e-2, 2e-2)])
+            assert list(line.get_ydata()) == pytest.approx(
+                [share * factor * mse for mse in (1e-2, 2e-2)]
+            )
             heights = axes.collections[0].get_paths()[0].vertices[:, 1]
             assert heights.min() == pytest.approx((share * 1e-2 - error) * factor)
             assert heights.max() == pytest.approx((share * 2e-2 + error) * factor)
@@ -157,8 +188,14 @@ def test_figure_3_draws_scores_above_and_means_below_with_bands_of_one_standard_
 
 def test_zeros_are_marks_at_the_foot_and_gaps_in_the_curve():
     knn, stf = (PALETTE[name][0] for name in ("KNN", "STF"))
-    rows = [row("KNN", t, mse, variance=mse) for t, mse in zip(LEVELS, (0.0, 0.0, 1e-9, 1e-3), strict=True)]
-    rows += [row("STF", t, mse, variance=0.0) for t, mse in zip(LEVELS, (0.0, 1e-8, 1e-2, 1e-3), strict=True)]
+    rows = [
+        row("KNN", t, mse, variance=mse)
+        for t, mse in zip(LEVELS, (0.0, 0.0, 1e-9, 1e-3), strict=True)
+    ]
+    rows += [
+        row("STF", t, mse, variance=0.0)
+        for t, mse in zip(LEVELS, (0.0, 1e-8, 1e-2, 1e-3), strict=True)
+    ]
     mse, _, variance = lower(rows)
     assert marks(mse) == {knn: LEVELS[:2], stf: LEVELS[:1]}
     assert marks(variance) == {knn: LEVELS[:2], stf: LEVELS}
@@ -172,10 +209,15 @@ def test_zeros_are_marks_at_the_foot_and_gaps_in_the_curve():
 
 def test_a_bias_that_may_be_none_is_a_hollow_mark_at_its_upper_limit():
     # An estimate of squared bias is unbiased, so it can be negative; two standard errors above it, or 0, is the limit.
-    rows = [row("KNN", t, 1e-3, 5e-5, bias) for t, bias in {0.5: -1e-5, 1.0: 1.9e-4, 2.0: 2.1e-4}.items()]
+    rows = [
+        row("KNN", t, 1e-3, 5e-5, bias)
+        for t, bias in {0.5: -1e-5, 1.0: 1.9e-4, 2.0: 2.1e-4}.items()
+    ]
     mse, bias, variance = lower([*rows, row("STF", 1.0, 1e-3, bias=5e-4)])
     assert drawn(bias)["KNN"] == pytest.approx([math.nan, math.nan, 2.1e-4], nan_ok=True)
-    assert limits(bias) == {PALETTE["KNN"][0]: [(0.5, pytest.approx(2e-4)), (1.0, pytest.approx(3.9e-4))]}
+    assert limits(bias) == {
+        PALETTE["KNN"][0]: [(0.5, pytest.approx(2e-4)), (1.0, pytest.approx(3.9e-4))]
+    }
     assert limits(mse) == limits(variance) == marks(bias) == {}
     # The legend explains the marks where there are some.
     assert len(legend(bias.figure.legends[0])) == 3
@@ -183,7 +225,11 @@ def test_a_bias_that_may_be_none_is_a_hollow_mark_at_its_upper_limit():
 
 
 def test_curves_far_from_the_others_leave_the_picture_and_not_the_others_theirs():
-    usual = {"KNN": (0, 1e-20, 1e-7, 1e-8), "SubspaceKNN": (0, 1e-25, 1e-9, 1e-10), "STF": (0, 1e-20, 1e-5, 1e-8)}
+    usual = {
+        "KNN": (0, 1e-20, 1e-7, 1e-8),
+        "SubspaceKNN": (0, 1e-25, 1e-9, 1e-10),
+        "STF": (0, 1e-20, 1e-5, 1e-8),
+    }
     # Each of these curves keeps four decades below its peak.
     low, high = lower(curves(usual))[0].get_ylim()
     assert low == pytest.approx(1e-9 / 1e4)
@@ -205,12 +251,17 @@ def leave_run(folder, estimator, values, **options):
     config = {"model": {"init_args": {"estimator": config}}, "data": {}, "trainer": {}}
     (folder / "config.yaml").write_text(yaml.safe_dump(config))
     Record(status="finished").write(folder)
-    rows = [{"images_seen": f"{number}000000", "fid": str(v), "kid": ""} for number, v in enumerate(values, start=1)]
+    rows = [
+        {"images_seen": f"{number}000000", "fid": str(v), "kid": ""}
+        for number, v in enumerate(values, start=1)
+    ]
     write_rows(folder / "fidelity.csv", rows)
     return str(folder)
 
 
-def test_figure_4_varies_one_option_a_panel_and_the_report_draws_it_if_k_or_n_differ(tmp_path, monkeypatch):
+def test_figure_4_varies_one_option_a_panel_and_the_report_draws_it_if_k_or_n_differ(
+    tmp_path, monkeypatch
+):
     runs = [
         leave_run(tmp_path / "0", "OneSample", (9.0, 4.0, 5.0)),
         leave_run(tmp_path / "1", "KNN", (8.0, 3.5, 3.0), k=2048, n=256),
@@ -226,7 +277,9 @@ def test_figure_4_varies_one_option_a_panel_and_the_report_draws_it_if_k_or_n_di
     curve = upper.lines[0]
     assert [*curve.get_xdata(), *curve.get_ydata()] == [1.0, 2.0, 3.0, 9.0, 4.0, 5.0]
     assert (upper.get_yscale(), under.get_xlabel()) == ("log", "Training images seen (millions)")
-    best, passed = ([line for line in upper.lines if line.get_linestyle() == style] for style in (":", "--"))
+    best, passed = (
+        [line for line in upper.lines if line.get_linestyle() == style] for style in (":", "--")
+    )
     assert [line.get_ydata()[0] for line in best] == [4.0, 8.0, 2.5, 3.0]
     # k=512 falls below 4 after one million images, k=2048 after two, n=64 never.
     assert [line.get_xdata()[0] for line in passed] == [1.0, 2.0]
@@ -246,7 +299,10 @@ def test_a_panel_has_the_runs_with_the_commonest_other_option_or_the_larger_one_
     assert [(run.k, run.n) for run in varied(runs, "k")] == [(8, 64), (64, 64), (512, 64)]
     assert [(run.k, run.n) for run in varied(runs, "n")] == [(512, 64), (512, 256)]
     # A user's own estimator may have k alone.
-    runs = [TrainingCurve("", "KNN", 64, 256), *(TrainingCurve("", "Nearest", k, None) for k in (64, 128))]
+    runs = [
+        TrainingCurve("", "KNN", 64, 256),
+        *(TrainingCurve("", "Nearest", k, None) for k in (64, 128)),
+    ]
     assert [(run.k, run.n) for run in varied(runs, "k")] == [(64, None), (128, None)]
     assert [(run.k, run.n) for run in varied(runs, "n")] == [(64, None), (64, 256)]
     assert [(run.k, run.n) for run in varied(runs[:2], "k")] == [(64, 256)]
@@ -263,7 +319,9 @@ def test_of_a_score_the_highest_is_the_best_and_a_tie_passes_nothing():
 def test_runs_side_by_side_have_their_values_times_and_colours():
     distances = {"fid": [(1_000_000, 3.0), (2_500_000, 0.5)], "recall": [(2_500_000, 0.0)]}
     first = TrainingCurve("a", "KNN", 8, 4, distances, ms_per_image=(2.0, 5.0))
-    second = TrainingCurve("b", "STF", n=3, distances={"fid": [(1_000_000, 2.0)]}, ms_per_image=(1.0, 4.0))
+    second = TrainingCurve(
+        "b", "STF", n=3, distances={"fid": [(1_000_000, 2.0)]}, ms_per_image=(1.0, 4.0)
+    )
     figure = run_comparison([first, second])
     fid, recall, times = figure.axes
     drawn_runs = [[*zip(line.get_xdata(), line.get_ydata(), strict=True)] for line in fid.lines]
@@ -286,12 +344,16 @@ def test_a_run_has_the_look_of_its_estimator_between_others():
     lines, bars = figure.axes[0].lines, figure.axes[1].patches
     assert [line.get_ydata()[0] for line in lines] == [1.0, 2.0, 3.0]
     # The second KNN is a lighter blue, and neither STF's orange nor a square.
-    assert [line.get_marker() for line in lines] == [PALETTE[name][1] for name in ("KNN", "STF", "KNN")]
+    assert [line.get_marker() for line in lines] == [
+        PALETTE[name][1] for name in ("KNN", "STF", "KNN")
+    ]
     assert [colour(line) for line in lines[:2]] == colours
     lighter = [max(to_rgb(lines[2].get_color())[i], to_rgb(colours[0])[i]) for i in range(3)]
     assert to_rgb(lines[2].get_color()) == pytest.approx(lighter)
     assert colour(lines[2]) not in colours
-    assert [to_hex(bar.get_facecolor()).upper() for bar in bars[::2]] == [colour(line) for line in lines]
+    assert [to_hex(bar.get_facecolor()).upper() for bar in bars[::2]] == [
+        colour(line) for line in lines
+    ]
 
     upper, _ = figure4(runs).axes
     labels, expected = legend(upper.get_legend()), dict(zip(names, lines, strict=True))
@@ -309,7 +371,9 @@ def test_the_estimators_part_of_a_bar_is_what_the_axis_says():
     assert times.get_xlabel() == "ms per image (hatched: estimator)"
     rest, estimator = times.patches[::2], times.patches[1::2]
     assert [(bar.get_x(), bar.get_width(), bar.get_hatch()) for bar in rest] == 2 * [(0, 5, None)]
-    assert [(bar.get_x(), bar.get_width(), bar.get_hatch()) for bar in estimator] == 2 * [(5, 2, "////")]
+    assert [(bar.get_x(), bar.get_width(), bar.get_hatch()) for bar in estimator] == 2 * [
+        (5, 2, "////")
+    ]
     # The pattern is seen beside every colour: it is in the run's colour on white.
     for bar, plain in zip(estimator, rest, strict=True):
         assert to_hex(bar.get_facecolor()) == "#ffffff"
@@ -317,7 +381,9 @@ def test_the_estimators_part_of_a_bar_is_what_the_axis_says():
 
 
 def test_the_curves_of_checkpoints_and_averages_mark_the_best_at_its_place():
-    axes = checkpoint_curve([(500_000, 9.0), (5_000_000, 4.0), (7_500_000, 6.0)], (5_000_000, 4.0), "fid", "").axes[0]
+    axes = checkpoint_curve(
+        [(500_000, 9.0), (5_000_000, 4.0), (7_500_000, 6.0)], (5_000_000, 4.0), "fid", ""
+    ).axes[0]
     curve, best = axes.lines
     assert curve.get_xdata().tolist() == [0.5, 5.0, 7.5]
     assert list(curve.get_ydata()) == [9.0, 4.0, 6.0]
@@ -328,13 +394,22 @@ def test_the_curves_of_checkpoints_and_averages_mark_the_best_at_its_place():
     assert short.lines[0].get_xdata().tolist() == [250, 999.999]
     assert ("thousands" in short.get_xlabel(), short.get_title()) == (True, "run")
     axes = average_curve([(0.05, 3.0), (0.1, 2.5)], (0.1, 2.5), "fid", "").axes[0]
-    assert [[*line.get_xdata(), *line.get_ydata()] for line in axes.lines] == [[0.05, 0.1, 3.0, 2.5], [0.1, 2.5]]
-    assert (axes.get_ylabel(), axes.get_yscale(), *legend(axes.get_legend())) == ("FID", "linear", "best: 2.5 at 0.1")
+    assert [[*line.get_xdata(), *line.get_ydata()] for line in axes.lines] == [
+        [0.05, 0.1, 3.0, 2.5],
+        [0.1, 2.5],
+    ]
+    assert (axes.get_ylabel(), axes.get_yscale(), *legend(axes.get_legend())) == (
+        "FID",
+        "linear",
+        "best: 2.5 at 0.1",
+    )
 
 
 def test_the_picture_of_a_probe_has_its_columns_and_the_levels_of_a_training():
     columns = {name: label for panel in PANELS.values() for name, label in panel.items()}
-    rows = [{"t": t, "collapsed": 1 - t / 80, "collapsed_tenth": 1 - t / 90} for t in (0.1, 1.0, 10.0)]
+    rows = [
+        {"t": t, "collapsed": 1 - t / 80, "collapsed_tenth": 1 - t / 90} for t in (0.1, 1.0, 10.0)
+    ]
     for place, name in enumerate(columns, start=1):
         for own in rows:
             own |= {name: place * own["t"], f"{name}_se": place / 100}
@@ -361,7 +436,11 @@ def test_the_picture_of_a_probe_has_its_columns_and_the_levels_of_a_training():
 
 def test_the_legend_of_a_probe_names_what_is_below_the_axis():
     columns = [name for panel in PANELS.values() for name in panel]
-    values = {"STF": [math.nan, 0.5, 0.1], "KNN": [math.nan, 1e-12, 1e-2], "SubspaceKNN": [math.nan, 2e-15, 0.0]}
+    values = {
+        "STF": [math.nan, 0.5, 0.1],
+        "KNN": [math.nan, 1e-12, 1e-2],
+        "SubspaceKNN": [math.nan, 2e-15, 0.0],
+    }
     values |= {"irreducible": [0.0, 1e-10, 0.2], "images": [1.0, 2.0, 9.0]}
     rows = [{"t": t, "collapsed": 1, "collapsed_tenth": 1} for t in (0.1, 1.0, 10.0)]
     for name in columns:
@@ -394,12 +473,22 @@ def test_figure_5_has_the_distance_left_and_the_copies_right_in_the_order_of_t_s
     for place, axes in enumerate((left, right)):
         for line in axes.lines:
             assert list(line.get_xdata()) == [0.1, 5.0]
-            assert list(line.get_ydata()) == [values[line.get_label(), t][place] for t in (0.1, 5.0)]
-    assert [(axes.get_xscale(), axes.get_yscale()) for axes in (left, right)] == [("log", "linear")] * 2
+            assert list(line.get_ydata()) == [
+                values[line.get_label(), t][place] for t in (0.1, 5.0)
+            ]
+    assert [(axes.get_xscale(), axes.get_yscale()) for axes in (left, right)] == [
+        ("log", "linear")
+    ] * 2
     assert (left.get_ylim()[0], right.get_ylim()[0] < 0 < 1 < right.get_ylim()[1]) == (0, True)
-    assert {line.get_label(): line.get_linestyle() for line in left.lines} == {"KNN": "-", "forward": "--"}
+    assert {line.get_label(): line.get_linestyle() for line in left.lines} == {
+        "KNN": "-",
+        "forward": "--",
+    }
     assert (left.get_ylabel(), right.get_ylabel()) == ("FID", "copied fraction")
-    assert {line.get_label(): colour(line) for line in right.lines} == {"KNN": PALETTE["KNN"][0], "forward": "#808080"}
+    assert {line.get_label(): colour(line) for line in right.lines} == {
+        "KNN": PALETTE["KNN"][0],
+        "forward": "#808080",
+    }
 
 
 # One style
@@ -409,16 +498,30 @@ def test_an_estimator_has_one_colour_in_all_pictures_and_no_two_have_the_same():
     # ByClass wraps any estimator and has its colour; the other two are bases.
     wraps = {"ByClass", "Estimator", "DrawingEstimator"}
     kinds = {name: getattr(estimators, name) for name in estimators.__all__ if name not in wraps}
-    names = [name for name, kind in kinds.items() if isinstance(kind, type) and issubclass(kind, Estimator)]
+    names = [
+        name
+        for name, kind in kinds.items()
+        if isinstance(kind, type) and issubclass(kind, Estimator)
+    ]
     assert set(names) == set(PALETTE)
     lines = lower(curves(dict.fromkeys(names, [1e-3] * 4)))[0].lines
-    assert {line.get_label(): colour(line) for line in lines} == {name: PALETTE[name][0].upper() for name in names}
+    assert {line.get_label(): colour(line) for line in lines} == {
+        name: PALETTE[name][0].upper() for name in names
+    }
     # Figure 5's baseline is grey.
     assert len({"#808080", *map(colour, lines)}) == len(names) + 1
 
 
 def test_variants_of_an_estimator_are_lighter_and_other_names_differ_and_the_first_is_on_top():
-    names = ["KNN, k=8", "my own", "KNN", "authors' KNNDenoiser", "another", "SubspaceKNN", "single Monte_Carlo"]
+    names = [
+        "KNN, k=8",
+        "my own",
+        "KNN",
+        "authors' KNNDenoiser",
+        "another",
+        "SubspaceKNN",
+        "single Monte_Carlo",
+    ]
     found = looks(names)
     colours = {name: to_rgb(look["color"]) for name, look in found.items()}
     assert sum(colours["KNN"]) < sum(colours["KNN, k=8"]) < sum(colours["authors' KNNDenoiser"])
@@ -431,7 +534,9 @@ def test_variants_of_an_estimator_are_lighter_and_other_names_differ_and_the_fir
     found = looks(names)
     shades = [sum(to_rgb(found[name]["color"])) for name in names]
     assert shades == sorted(shades)
-    assert to_rgb(looks(["Exact above KNN"])["Exact above KNN"]["color"]) == to_rgb(PALETTE["Exact"][0])
+    assert to_rgb(looks(["Exact above KNN"])["Exact above KNN"]["color"]) == to_rgb(
+        PALETTE["Exact"][0]
+    )
 
 
 @pytest.mark.parametrize(
@@ -449,7 +554,9 @@ def test_the_numbers_of_a_logarithmic_axis_differ_and_are_plain_on_a_short_one(l
     dress(axes, "y", ylim=(low, high))
     figure.savefig(io.BytesIO())
     ticks = [*axes.yaxis.get_major_ticks(), *axes.yaxis.get_minor_ticks()]
-    shown = sorted((tick.get_loc(), tick.label1.get_text()) for tick in ticks if low <= tick.get_loc() <= high)
+    shown = sorted(
+        (tick.get_loc(), tick.label1.get_text()) for tick in ticks if low <= tick.get_loc() <= high
+    )
     assert [text for _, text in shown if text] == wanted
 
 
@@ -459,12 +566,16 @@ def test_grids_show_black_as_0_and_white_as_1_and_pairs_one_above_the_other():
     grid = image_grid(levels)[0, 10::42, 10::42]
     assert grid.flatten().tolist() == pytest.approx([0, 1, 128 / 255, 191 / 255])
     # Nine pairs fill a row of eight and begin a second one; the shades say which image is where.
-    upper, under = (torch.linspace(low, low + 0.8, 9).reshape(9, 1, 1, 1).expand(9, 1, 32, 32) for low in (-0.9, 0.1))
+    upper, under = (
+        torch.linspace(low, low + 0.8, 9).reshape(9, 1, 1, 1).expand(9, 1, 32, 32)
+        for low in (-0.9, 0.1)
+    )
     shades = pair_grid(upper, under)[0, 17::34, 17::34] * 2 - 1
     expected = torch.ones(4, 8)  # Free places are white.
     expected[0], expected[1] = upper[:8, 0, 0, 0], under[:8, 0, 0, 0]
     expected[2, 0], expected[3, 0] = upper[8, 0, 0, 0], under[8, 0, 0, 0]
-    torch.testing.assert_close(shades[:4, :8], expected, atol=1 / 127, rtol=0)  # a step of 8-bit pixels
+    # a step of 8-bit pixels
+    torch.testing.assert_close(shades[:4, :8], expected, atol=1 / 127, rtol=0)
 
 
 def test_a_caption_is_dark_text_below_the_unchanged_picture():

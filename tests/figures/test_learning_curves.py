@@ -21,7 +21,18 @@ from lit_knn.estimators import Exact, OneSample
 from lit_knn.reference import ReferenceSet
 from lit_knn.theory.posterior import cross_sq_dist, log_posterior
 
-TINY = ["--steps", "2", "--consistency-steps", "2", "--measurements", "2", "--batch-size", "16", "--samples", "80"]
+TINY = [
+    "--steps",
+    "2",
+    "--consistency-steps",
+    "2",
+    "--measurements",
+    "2",
+    "--batch-size",
+    "16",
+    "--samples",
+    "80",
+]
 TINY += ["--held", "20", "--pairs", "4", "--repeats", "2", "--seeds", "1"]
 TINY += ["--modules", "EDM", "ECT", "--estimators", "OneSample", "KNN"]
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
@@ -36,7 +47,8 @@ def test_a_finished_run_is_not_repeated_and_a_missing_one_is_made_again_the_same
     whole, shorter = tmp_path / "whole.csv", tmp_path / "shorter.csv"
     kept = rows_of(whole)
     lines = whole.read_text().splitlines(keepends=True)
-    shorter.write_text("".join(lines[:5] + lines[7:]))  # without ECT, OneSample: it starts from EDM, OneSample, again
+    # without ECT, OneSample: it starts from EDM, OneSample, again
+    shorter.write_text("".join(lines[:5] + lines[7:]))
     again = rows_of(shorter)
     assert again[:6] == kept[:4] + kept[6:]
     for ours, theirs in zip(again[6:], kept[4:6], strict=True):
@@ -51,7 +63,9 @@ class Linear(nn.Module):
 
     def __init__(self, d):
         super().__init__()
-        self.matrix = nn.Parameter(torch.randn(d, d, generator=torch.Generator().manual_seed(4)) / d)
+        self.matrix = nn.Parameter(
+            torch.randn(d, d, generator=torch.Generator().manual_seed(4)) / d
+        )
 
     def forward(self, z, noise_label, class_label=None):
         return (z.flatten(1) @ self.matrix.T).reshape(z.shape)
@@ -70,7 +84,13 @@ def posterior(reference, z, t):
 
 
 def test_the_gradient_variance_of_a_linear_denoiser_is_its_closed_form(seven):
-    lengths = {"steps": 2, "consistency_steps": 2, "measurements": 2, "batch_size": 16, "samples": 80}
+    lengths = {
+        "steps": 2,
+        "consistency_steps": 2,
+        "measurements": 2,
+        "batch_size": 16,
+        "samples": 80,
+    }
     kind = KINDS["EDM"]
     images = Images(seven, None, seven)
     measurements = Measurements(kind, images, Lengths(held=2, pairs=3, repeats=1500, **lengths))
@@ -88,7 +108,9 @@ def test_the_gradient_variance_of_a_linear_denoiser_is_its_closed_form(seven):
     assert found.variance == pytest.approx(variance.item(), abs=4 * found.variance_se)
     assert found.variance_se < 0.05 * found.variance
     skip = 0.25 / (t.square() + 0.25)
-    output = skip[:, None] * z.flatten(1) + c_out[:, None] * (z_in @ module.denoiser.model.matrix.T.double())
+    output = skip[:, None] * z.flatten(1) + c_out[:, None] * (
+        z_in @ module.denoiser.model.matrix.T.double()
+    )
     gradient = ((2 / c_out)[:, None, None] * (output - mean)[:, :, None] * z_in[:, None]).mean(0)
     assert found.norm_sq == pytest.approx(gradient.square().sum().item(), rel=0.05)
 
@@ -114,7 +136,14 @@ def curves(values, estimators=("OneSample", "STF", "KNN", "Exact")):
     rest = {"one_sample_variance": 2.0, "gradient_norm_sq": 4.0, "fd_features": math.nan}
     rest |= {"estimator_seconds": 1.0, "seconds": 4.0}
     rows = [
-        {"estimator": name, "seed": seed, "step": step, "images": 100 * step, "cpu_seconds": 10.0 * step, **rest}
+        {
+            "estimator": name,
+            "seed": seed,
+            "step": step,
+            "images": 100 * step,
+            "cpu_seconds": 10.0 * step,
+            **rest,
+        }
         | {"fd_pixels": value, "gradient_variance": 0.0 if name == "Exact" else 1.0}
         | {"hardware": "slow" if name == "OneSample" else "fast"}
         for (name, seed), pair in values.items()
@@ -125,18 +154,25 @@ def curves(values, estimators=("OneSample", "STF", "KNN", "Exact")):
 
 def test_intervals_are_those_of_scipy_over_paired_seeds():
     own = {"Exact": [1.0, 1.3, 0.9, 1.2], "OneSample": [1.4, 1.5, 1.5, 1.6]}
-    of_both = curves({(name, i): (9, value) for name, values in own.items() for i, value in enumerate(values)})
+    of_both = curves(
+        {(name, i): (9, value) for name, values in own.items() for i, value in enumerate(values)}
+    )
     for comparisons, confidence in ((1, 0.95), (5, 0.99)):
         found = of_both.difference(of_both.last("fd_pixels"), "Exact", "OneSample", comparisons)
         wanted = ttest_rel(*own.values()).confidence_interval(confidence)
-        assert (found.mean - found.half_width, found.mean + found.half_width) == pytest.approx(tuple(wanted))
+        assert (found.mean - found.half_width, found.mean + found.half_width) == pytest.approx(
+            tuple(wanted)
+        )
         assert found.sign == (-1 if confidence < 0.99 else 0)
 
 
 def test_pairs_of_a_mean_flow_are_pooled_by_seed():
     names = ["OneSample", "Exact", "OneSample, KNN", "OneSample, Exact", "Exact, OneSample"]
     values = np.random.default_rng(0).uniform(1, 2, size=(len(names), 4))
-    runs = curves({(name, seed): (9, values[i, seed]) for i, name in enumerate(names) for seed in range(4)}, names)
+    runs = curves(
+        {(name, seed): (9, values[i, seed]) for i, name in enumerate(names) for seed in range(4)},
+        names,
+    )
     targets, tangents = contrasts(names)
     groups = [(targets, [1, 4], [0, 2, 3]), (tangents, [2, 3], [0])]
     for pooled, better, plain in groups:
@@ -150,14 +186,17 @@ def test_pairs_of_a_mean_flow_are_pooled_by_seed():
 
 
 def test_images_to_reach_a_value_are_interpolated_in_its_logarithm():
-    runs = curves({("OneSample", 0): (8, 2), ("Exact", 0): (4, 1), ("STF", 0): (9, 3), ("KNN", 0): (1, 1)})
+    runs = curves(
+        {("OneSample", 0): (8, 2), ("Exact", 0): (4, 1), ("STF", 0): (9, 3), ("KNN", 0): (1, 1)}
+    )
     share = runs.images_to_reach("fd_pixels", "OneSample")
     assert share("OneSample", 0) == 1
     assert share("Exact", 0) == pytest.approx(0.75)  # 2 is halfway from 4 to 1 in logarithms
     assert share("KNN", 0) == 0.5  # the first measurement
     assert np.isnan(share("STF", 0))
     assert runs.at_seconds("fd_pixels", 15.0)("OneSample", 0) == pytest.approx(4)
-    assert np.isnan(runs.at_seconds("fd_pixels", 9.0)("OneSample", 0))  # before the first measurement
+    # before the first measurement
+    assert np.isnan(runs.at_seconds("fd_pixels", 9.0)("OneSample", 0))
     assert runs.last("relative_noise")("KNN", 0) == pytest.approx(0.5)
 
 
@@ -186,13 +225,23 @@ def test_committed_tables_are_those_of_the_committed_rows(tmp_path, tables):
 
 
 def test_claims_are_judged_by_the_side_of_their_intervals():
-    own = {"OneSample": (2.0, 2.1, 1.9), "STF": (1.0, 1.1, 0.9), "KNN": (1.5, 1.6, 1.4), "Exact": (2.1, 2.0, 1.95)}
-    values = {(name, i): (value, value) for name, seeds in own.items() for i, value in enumerate(seeds)}
+    own = {
+        "OneSample": (2.0, 2.1, 1.9),
+        "STF": (1.0, 1.1, 0.9),
+        "KNN": (1.5, 1.6, 1.4),
+        "Exact": (2.1, 2.0, 1.95),
+    }
+    values = {
+        (name, i): (value, value) for name, seeds in own.items() for i, value in enumerate(seeds)
+    }
     judged = judge(curves(values))
     assert {(each.claim, each.pair): each.verdict for each in judged} == {
         ("better samples at the end", ("KNN", "OneSample")): "holds",
         ("faster convergence (mean ln fd_pixels)", ("KNN", "OneSample")): "holds",
-        ("stochastic and closed-form targets end equal", ("OneSample", "Exact")): "no significant difference",
+        (
+            "stochastic and closed-form targets end equal",
+            ("OneSample", "Exact"),
+        ): "no significant difference",
         ("the least variance is not the best sample", ("STF", "Exact")): "holds",
     }
     (ratio,) = [each.difference for each in judged if "ln" in each.claim]

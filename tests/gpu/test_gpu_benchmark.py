@@ -23,9 +23,15 @@ CPU = torch.device("cpu")
 
 def run(stem, *args):
     """Run the command; return its rows by part."""
-    assert benchmark(["--output", str(stem), "--images", "300", "--batch", "4", "--n", "16", *args]) == 0
+    assert (
+        benchmark(["--output", str(stem), "--images", "300", "--batch", "4", "--n", "16", *args])
+        == 0
+    )
     rows = list(csv.DictReader(stem.with_name(f"{stem.name}.csv").open()))
-    return {part: [row for row in rows if row["part"] == part] for part in ("check", "training", "estimator")}
+    return {
+        part: [row for row in rows if row["part"] == part]
+        for part in ("check", "training", "estimator")
+    }
 
 
 @pytest.mark.slow  # The next test runs the command, with less time.
@@ -78,9 +84,21 @@ def test_the_share_of_a_training_step_counts_the_calls_of_its_solver():
         estimator = Asked()
         train(LitICT(WatchedNet(), estimator, solver=solver), Images(), 1)
         assert len(estimator.levels) == CALLS[name]
-    common = {"N": 300, "d": 192, "B": 4, "k": 9, "n": 5, "least_ms": 1.0, "of_roofline": 1.0, "host_ms": 1.0}
+    common = {
+        "N": 300,
+        "d": 192,
+        "B": 4,
+        "k": 9,
+        "n": 5,
+        "least_ms": 1.0,
+        "of_roofline": 1.0,
+        "host_ms": 1.0,
+    }
     common["peak_mib"] = float("nan")
-    rows = [{"estimator": "KNN", "ms": 10.0, "calls": 1}, {"estimator": "Heun's step of KNN", "ms": 20.0, "calls": 2}]
+    rows = [
+        {"estimator": "KNN", "ms": 10.0, "calls": 1},
+        {"estimator": "Heun's step of KNN", "ms": 20.0, "calls": 2},
+    ]
     printed = table([row | common for row in rows], lambda B, d: 30.0)
     # A step without estimator takes 30 ms. One call of 10 ms is a quarter of the whole, and two are two fifths.
     assert printed.count("| 25.0% | 40.0% |") == 2

@@ -62,17 +62,23 @@ LONG = "pca_locality"
 
 
 def but_long(name, kind="pixels"):
-    return pytest.param(name, kind, marks=pytest.mark.slow if (name, kind) == (LONG, "pixels") else ())
+    return pytest.param(
+        name, kind, marks=pytest.mark.slow if (name, kind) == (LONG, "pixels") else ()
+    )
 
 
-@pytest.mark.parametrize(("name", "kind"), [but_long(name, kind) for name in MAKERS for kind in SETS])
+@pytest.mark.parametrize(
+    ("name", "kind"), [but_long(name, kind) for name in MAKERS for kind in SETS]
+)
 def test_a_bound_estimator_moves_with_its_set_and_is_as_good_there(name, kind):
     reference = SETS[kind]()
     estimator, (z, x), own_t = MAKERS[name]().bind(reference), latents(reference), T.cuda()
     expected, theirs = enumerated_mean(reference, z, T), (z, T, x, seeded("cpu"))
     most = FACTOR * error(estimator.posterior_mean(*theirs), expected) + FLOOR
     drawing = isinstance(estimator, DrawingEstimator)
-    sq_error = estimator.certified_mean(z, T, x, seeded("cpu")).sq_error.mean().item() if drawing else 0.0
+    sq_error = (
+        estimator.certified_mean(z, T, x, seeded("cpu")).sq_error.mean().item() if drawing else 0.0
+    )
 
     reference.to(torch.device("cuda"))
     stream = torch.cuda.get_rng_state()
@@ -95,7 +101,8 @@ def test_a_bound_estimator_moves_with_its_set_and_is_as_good_there(name, kind):
     assert torch.equal(torch.cuda.get_rng_state(), stream)
 
     reference.to(torch.device("cpu"))
-    assert not estimator.posterior_mean(z[:1], 2.0, x[:1], seeded("cpu")).is_cuda  # the last level on the GPU
+    # the last level on the GPU
+    assert not estimator.posterior_mean(z[:1], 2.0, x[:1], seeded("cpu")).is_cuda
     assert error(estimator.posterior_mean(z, T, x, seeded("cpu")), expected) <= most
 
 
@@ -108,7 +115,9 @@ def test_means_of_warped_images_are_as_good_as_on_the_cpu(name):
     exact = MAKERS["exact"]().bind(reference).warped_mean(z, T, warp, x).double()
     most = FACTOR * error(theirs.warped_mean(z, T, warp, x, seeded("cpu")), exact) + FLOOR
     ours = MAKERS[name]().bind(reference.to(torch.device("cuda")))
-    mean = ours.warped_mean(z.cuda(), T.cuda(), Warp(*(part.cuda() for part in warp)), x.cuda(), seeded())
+    mean = ours.warped_mean(
+        z.cuda(), T.cuda(), Warp(*(part.cuda() for part in warp)), x.cuda(), seeded()
+    )
     assert mean.is_cuda
     assert error(mean, exact) <= most
 
@@ -129,8 +138,14 @@ def test_means_of_classes_are_as_good_as_on_the_cpu(name, kind):
 
 def test_the_exact_mean_at_any_noise_is_finite():
     reference = SETS["pixels"]().to(torch.device("cuda"))
-    mean = Exact().bind(reference).posterior_mean(torch.zeros(1, *reference.shape, device="cuda"), 1e30)
-    torch.testing.assert_close(mean.cpu().flatten(), reference.mean().cpu().float(), atol=1e-6, rtol=0)
+    mean = (
+        Exact()
+        .bind(reference)
+        .posterior_mean(torch.zeros(1, *reference.shape, device="cuda"), 1e30)
+    )
+    torch.testing.assert_close(
+        mean.cpu().flatten(), reference.mean().cpu().float(), atol=1e-6, rtol=0
+    )
 
 
 def test_latents_on_another_device_are_refused():
@@ -140,9 +155,13 @@ def test_latents_on_another_device_are_refused():
         MAKERS["knn"]().bind(reference.to(torch.device("cuda"))).posterior_mean(z, 2.0)
 
 
-@pytest.mark.parametrize("make", [TorchIndex, lambda: TorchIndex("float32"), lambda: SubspaceIndex(30, "float32")])
+@pytest.mark.parametrize(
+    "make", [TorchIndex, lambda: TorchIndex("float32"), lambda: SubspaceIndex(30, "float32")]
+)
 @pytest.mark.parametrize("built_before", [True, False])
-def test_an_index_finds_the_enumerated_neighbours_whether_it_moves_or_is_built_there(make, built_before):
+def test_an_index_finds_the_enumerated_neighbours_whether_it_moves_or_is_built_there(
+    make, built_before
+):
     reference = ReferenceSet(pixels(200), make(), hflip=True)
     x = all_images(reference)
     z = noisy(x[:B], 1.0)
@@ -170,11 +189,19 @@ def answers(reference, setting, rank, device):
     sq_dist, ids = reference.search(latents_of(setting, 0)[0].to(device), 7)
     everything = torch.cat([chunk for _, chunk in reference.chunks(10)])
     means = {
-        name: make().bind(reference).posterior_mean(z, 2.0, x, keyed_generator(device.type, rank, 7))
+        name: make()
+        .bind(reference)
+        .posterior_mean(z, 2.0, x, keyed_generator(device.type, rank, 7))
         for name, make in ON_GPUS.items()
     }
     located = reference.locate(everything[5:9].to(device))
-    found = {"sq_dist": sq_dist, "ids": ids, "images": everything, "located": located, "mean": reference.mean()}
+    found = {
+        "sq_dist": sq_dist,
+        "ids": ids,
+        "images": everything,
+        "located": located,
+        "mean": reference.mean(),
+    }
     return {name: part.cpu() for name, part in (means | found).items()}
 
 
@@ -212,6 +239,8 @@ def test_shards_on_two_gpus_are_the_whole_set_on_the_cpu(tmp_path):
             for name, expected in answers(whole, setting, rank, torch.device("cpu")).items():
                 # A GPU draws other numbers than a CPU and its stand-in, so that estimators without draws alone agree.
                 if active or name not in ON_GPUS or name in ("Exact", "Switched", "Wiener"):
-                    torch.testing.assert_close(found[name], expected, rtol=1e-3, atol=1e-3, msg=f"{setting} {name}")
+                    torch.testing.assert_close(
+                        found[name], expected, rtol=1e-3, atol=1e-3, msg=f"{setting} {name}"
+                    )
                 assert found[name].shape == expected.shape
         assert len({report[setting]["fingerprint"] for report in reports}) == 1

@@ -32,7 +32,10 @@ CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 def test_lists_too_long_for_shared_memory_are_refused_before_the_build(factory, d, k, largest):
     index = FaissIndex(factory)
     index.check(10**6, d, CPU, k)
-    with pytest.raises(InputError, match=rf"^k={k}: FAISS .* at most {largest} neighbours .* at d=\d+; .*TorchIndex"):
+    with pytest.raises(
+        InputError,
+        match=rf"^k={k}: FAISS .* at most {largest} neighbours .* at d=\d+; .*TorchIndex",
+    ):
         index.check(10**6, d, GPU, k)
     if largest:
         index.check(10**6, d, GPU, largest)
@@ -41,7 +44,10 @@ def test_lists_too_long_for_shared_memory_are_refused_before_the_build(factory, 
 def test_what_faiss_lacks_is_refused_before_the_build(monkeypatch):
     for index, message in (
         (FaissIndex("PCA8,SQ8"), "factory='PCA8,SQ8' to a GPU.*TorchIndex"),
-        (FaissIndex("IVF5000,Flat", nprobe=2049), "nprobe=2049: FAISS on a GPU searches at most 2048 lists"),
+        (
+            FaissIndex("IVF5000,Flat", nprobe=2049),
+            "nprobe=2049: FAISS on a GPU searches at most 2048 lists",
+        ),
     ):
         index.check(10**6, 48, CPU, 8)
         with pytest.raises(InputError, match=message):
@@ -55,7 +61,9 @@ def test_what_faiss_lacks_is_refused_before_the_build(monkeypatch):
 @pytest.mark.gpu
 @pytest.mark.usefixtures("real_gpu")
 @pytest.mark.filterwarnings("ignore:.* images are few")
-@pytest.mark.parametrize("factory", ["Flat", "IVF4,Flat", "IVF4,SQ8", "IVF4,SQ8 lossless", "PCA12,IVF4,SQ8"])
+@pytest.mark.parametrize(
+    "factory", ["Flat", "IVF4,Flat", "IVF4,SQ8", "IVF4,SQ8 lossless", "PCA12,IVF4,SQ8"]
+)
 def test_an_index_on_a_gpu_finds_what_it_found_before_and_comes_back(factory, monkeypatch):
     import faiss
 
@@ -73,7 +81,11 @@ def test_an_index_on_a_gpu_finds_what_it_found_before_and_comes_back(factory, mo
         index.search(z.flatten(1), 3)
     on_gpu = reference.search(z.cuda(), 40)
     assert all(part.is_cuda for part in on_gpu)
-    assert reference.search(reference.gather(torch.arange(3).cuda()), 1)[1].flatten().tolist() == [0, 1, 2]
+    assert reference.search(reference.gather(torch.arange(3).cuda()), 1)[1].flatten().tolist() == [
+        0,
+        1,
+        2,
+    ]
     reference.to("cpu")
     with pytest.raises(InputError, match="FaissIndex is on cpu but the queries are on cuda:0"):
         index.search(z.flatten(1).cuda(), 3)
@@ -117,7 +129,9 @@ def test_a_run_searches_on_a_gpu_and_on_a_cpu_at_its_real_size(path):
 
 
 def test_all_runs_and_indexes_of_data_are_looked_at():
-    assert {"celeba64", "imagenet64", "figure3", "table1", "table2"} <= {path.parent.name for path in ON_GPUS}
+    assert {"celeba64", "imagenet64", "figure3", "table1", "table2"} <= {
+        path.parent.name for path in ON_GPUS
+    }
     indexes = [made(resolved(path)) for path in (CONFIGS / "data").glob("*.yaml")]
     indexes = [data for data in indexes if data.index is not None]
     assert indexes

@@ -19,7 +19,14 @@ from tests.toys import pixels
 pytestmark = pytest.mark.gpu
 
 MODELS = sorted((ROOT / "configs" / "models").glob("*.yaml"))
-SMALL = {"image_size": 16, "channels": 16, "multipliers": [1, 2], "blocks": 1, "attention_at": [8], "head_width": 8}
+SMALL = {
+    "image_size": 16,
+    "channels": 16,
+    "multipliers": [1, 2],
+    "blocks": 1,
+    "attention_at": [8],
+    "head_width": 8,
+}
 # A GPU may multiply float32 numbers of 10 bits in convolutions.
 CLOSE = {"rtol": 1e-3, "atol": 1e-3}
 
@@ -34,7 +41,9 @@ def gradients(net, device, channels):
     x, t = torch.randn(3, channels, 16, 16, generator=generator), torch.tensor([0.1, 2.0, 40.0])
     options = {"class_label": torch.arange(3).to(device)}
     width = getattr(net, "augment_dim", 0)
-    options |= {"augment_label": torch.randn(3, width, generator=generator).to(device)} if width else {}
+    options |= (
+        {"augment_label": torch.randn(3, width, generator=generator).to(device)} if width else {}
+    )
     output = EDMPrecond(net)(x.to(device), t.to(device), **options)
     output.square().mean().backward()
     return output, {name: p.grad for name, p in net.named_parameters() if p.grad is not None}
@@ -47,13 +56,17 @@ def test_a_network_and_its_gradients_are_those_of_the_cpu(path):
     for parameter in net.parameters():  # the last layers start at or near zero
         torch.nn.init.normal_(parameter, std=0.05)
     channels = recipe["init_args"]["in_channels"]
-    (ours, our_grads), (theirs, their_grads) = (gradients(net, device, channels) for device in ("cuda", "cpu"))
+    (ours, our_grads), (theirs, their_grads) = (
+        gradients(net, device, channels) for device in ("cuda", "cpu")
+    )
     assert ours.is_cuda
     torch.testing.assert_close(ours.detach().cpu(), theirs.detach(), **CLOSE)
     assert our_grads.keys() == their_grads.keys()
     for name, grad in their_grads.items():
         size = grad.abs().max().item()
-        torch.testing.assert_close(our_grads[name].cpu(), grad, rtol=0, atol=1e-2 * size + 1e-9, msg=name)
+        torch.testing.assert_close(
+            our_grads[name].cpu(), grad, rtol=0, atol=1e-2 * size + 1e-9, msg=name
+        )
 
 
 def test_a_network_of_a_file_moves_to_the_latents(tmp_path):
@@ -72,7 +85,9 @@ def test_a_network_of_a_file_moves_to_the_latents(tmp_path):
 SAMPLERS = {
     "heun": lambda mean, noise: heun_sampler(mean, noise, num_steps=6),
     "hybrid": lambda mean, noise: hybrid_sampler(mean, mean, noise, t_switch=2.0, num_steps=6),
-    "consistency": lambda mean, noise: consistency_sampler(mean, torch.stack([noise, noise.flip(0)]), (80.0, 0.8)),
+    "consistency": lambda mean, noise: consistency_sampler(
+        mean, torch.stack([noise, noise.flip(0)]), (80.0, 0.8)
+    ),
 }
 
 
@@ -96,4 +111,6 @@ def test_features_of_networks_are_those_of_the_cpu(random_weights):
         for ours, theirs in zip(found["cuda"], found["cpu"], strict=True):
             assert ours.is_cuda
             # A GPU may multiply numbers of 10 bits in some hundred layers.
-            torch.testing.assert_close(ours.cpu(), theirs, rtol=1e-2, atol=1e-2 * theirs.abs().max().item())
+            torch.testing.assert_close(
+                ours.cpu(), theirs, rtol=1e-2, atol=1e-2 * theirs.abs().max().item()
+            )

@@ -27,8 +27,17 @@ from tests.toys import noisy, pixels
 from tests.watched import OneBadItem
 
 # These two look at the noise levels on the host.
-MAKERS = {name: make for name, make in every_estimator(k=20, n=16, r=10).items() if name[:3] not in ("pca", "pat")}
-CALLS = [(name, by_class) for name in MAKERS for by_class in (False, True) if (name, by_class) != ("one_sample", True)]
+MAKERS = {
+    name: make
+    for name, make in every_estimator(k=20, n=16, r=10).items()
+    if name[:3] not in ("pca", "pat")
+}
+CALLS = [
+    (name, by_class)
+    for name in MAKERS
+    for by_class in (False, True)
+    if (name, by_class) != ("one_sample", True)
+]
 GPU = {**TRAINER, "accelerator": "gpu", "devices": 1}
 
 
@@ -51,7 +60,15 @@ def test_a_call_of_an_estimator_waits_once_and_in_a_step_never(stand_in, name, b
 
 
 def net(**options):
-    return DDPMpp(image_size=8, in_channels=1, channels=16, multipliers=[1], blocks=1, attention_at=[], **options)
+    return DDPMpp(
+        image_size=8,
+        in_channels=1,
+        channels=16,
+        multipliers=[1],
+        blocks=1,
+        attention_at=[],
+        **options,
+    )
 
 
 AUGMENTED = {"augmentation": GeometricAugmentation(0.4)}
@@ -61,7 +78,9 @@ MODULES = {
     "EDM, warped": lambda: LitEDM(net(augment_dim=9), KNN(64, 16), **AUGMENTED),
     "flow": lambda: LitFlow(net(augment_dim=9), OneSample(), **AUGMENTED),
     # In the first stage some levels r are 0 and some are not.
-    "ECT": lambda: LitECT(KNN(64, 16), write_start("start.ckpt", net()), net(dropout=0.1), stage_steps=3),
+    "ECT": lambda: LitECT(
+        KNN(64, 16), write_start("start.ckpt", net()), net(dropout=0.1), stage_steps=3
+    ),
 }
 
 
@@ -80,10 +99,17 @@ class Recorded(pl.Callback):
 
 
 # The step of a flow is that of EDM, but for the output of the network.
-@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow if n == "flow" else ()) for n in MODULES])
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=pytest.mark.slow if n == "flow" else ()) for n in MODULES]
+)
 def test_no_step_between_two_logs_waits(stand_in, name, tmp_path, own_folder):
     recorded = Recorded(stand_in)
-    callbacks = [recorded, StepProgressBar(), LastCheckpoint(dirpath=str(tmp_path)), PowerAverages()]
+    callbacks = [
+        recorded,
+        StepProgressBar(),
+        LastCheckpoint(dirpath=str(tmp_path)),
+        PowerAverages(),
+    ]
     shown = {"enable_progress_bar": True, "log_every_n_steps": 8, "default_root_dir": tmp_path}
     shown["limit_train_batches"] = 5  # Steps 2 to 7 hold the end of an epoch.
     shown["precision"] = "bf16-mixed" if "bf16" in name else "32-true"
@@ -99,7 +125,9 @@ def fail(folder, every, **options):
     trainer = pl.Trainer(**{**GPU, **options}, max_steps=9, callbacks=[callback])
     model = LitEDM(OneBadItem(), OneSample(), lr=0.1, lr_ramp_up_images=0)
     data = Digits(batch_size=32, val_images=32)
-    with pytest.raises(NonFiniteLossError, match=r"not finite at step 3, first at noise level t=\d"):
+    with pytest.raises(
+        NonFiniteLossError, match=r"not finite at step 3, first at noise level t=\d"
+    ):
         trainer.fit(model, data)
     return trainer, model, data
 
@@ -114,18 +142,25 @@ def fail(folder, every, **options):
         (50, {"limit_val_batches": 1, "val_check_interval": 5}, 5, None),
     ],
 )
-def test_a_loss_that_is_not_finite_is_told_later_and_never_saved(every, options, told, left, tmp_path):
+def test_a_loss_that_is_not_finite_is_told_later_and_never_saved(
+    every, options, told, left, tmp_path
+):
     trainer, _, _ = fail(tmp_path, every, **options)
     assert trainer.global_step == told
     assert (tmp_path / "last.ckpt").exists() == (left is not None)
     if left is not None:
         saved = torch.load(tmp_path / "last.ckpt", weights_only=False)
         assert saved["global_step"] == left
-        assert all(saved[part]["denoiser.model.value"].isfinite() for part in ("state_dict", "current_model_state"))
+        assert all(
+            saved[part]["denoiser.model.value"].isfinite()
+            for part in ("state_dict", "current_model_state")
+        )
 
 
 @pytest.mark.gpu
-def test_a_step_that_the_scaler_of_gradients_leaves_out_is_told_and_the_module_trains_again(tmp_path):
+def test_a_step_that_the_scaler_of_gradients_leaves_out_is_told_and_the_module_trains_again(
+    tmp_path,
+):
     _, model, data = fail(tmp_path, 2, precision="16-mixed")
     net = model.denoiser.model
     assert net.value.isfinite()
@@ -152,7 +187,8 @@ def test_a_resumed_run_on_a_gpu_repeats_the_whole_one(tmp_path):
     def run(steps, ckpt_path=None):
         torch.manual_seed(0)
         folder = tmp_path / f"{steps} {ckpt_path is None}"
-        short = {**GPU, "max_steps": steps, "limit_train_batches": 3}  # The first part ends within an epoch.
+        # The first part ends within an epoch.
+        short = {**GPU, "max_steps": steps, "limit_train_batches": 3}
         trainer = pl.Trainer(**short, callbacks=[LastCheckpoint(dirpath=str(folder))])
         model = LitICT(net(dropout=0.3), STF(8), lr=0.01, ema_decay=0.9)
         trainer.fit(model, Digits(batch_size=8), ckpt_path=ckpt_path)

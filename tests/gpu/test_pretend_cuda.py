@@ -16,7 +16,9 @@ BAD = {
     "stacked numbers": lambda: torch.stack([torch.ones((), **C), torch.ones(())]),
     "written into cpu": lambda: torch.tensor(1.0).add_(torch.tensor(1.0, **C)),
     "cpu tensor by cuda index": lambda: torch.randn(3)[torch.tensor([0], **C)],
-    "assigned values": lambda: torch.randn(3, **C).__setitem__(torch.tensor([0, 1], **C), torch.zeros(2)),
+    "assigned values": lambda: torch.randn(3, **C).__setitem__(
+        torch.tensor([0, 1], **C), torch.zeros(2)
+    ),
     "weights": lambda: nn.Linear(2, 2)(torch.randn(1, 2, **C)),
     "generator": lambda: torch.randn(3, generator=torch.Generator(), **C),
     "no kernel": lambda: torch.histogram(torch.zeros(3, **C), 2),
@@ -41,7 +43,10 @@ SYNCS = {
     "unique": (lambda x: x.unique(), 1),
     "arithmetic": (lambda x: (x * torch.tensor(2.0) + 1).sum().exp(), 0),
     "cpu index": (lambda x: x[torch.tensor([0])], 1),
-    "multinomial with replacement": (lambda x: torch.multinomial(x.abs() + 1, 2, replacement=True), 0),
+    "multinomial with replacement": (
+        lambda x: torch.multinomial(x.abs() + 1, 2, replacement=True),
+        0,
+    ),
     "multinomial without": (lambda x: torch.multinomial(x.abs() + 1, 2), 1),
     "factorisation": (lambda x: torch.linalg.eigh(x[:, None] * x), 1),
     "synchronize": (lambda x: torch.cuda.synchronize(), 1),

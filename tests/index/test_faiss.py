@@ -18,7 +18,9 @@ def enumerated(z, x):
     return (z.double().flatten(1).unsqueeze(1) - x.double().flatten(1)).square().sum(2)
 
 
-@pytest.mark.parametrize("factory", ["Flat", "SQ8", "IVF4,Flat", "IVF4,SQ8", "PCA20,Flat", "PCA20,IVF4,SQ8"])
+@pytest.mark.parametrize(
+    "factory", ["Flat", "SQ8", "IVF4,Flat", "IVF4,SQ8", "PCA20,Flat", "PCA20,IVF4,SQ8"]
+)
 def test_accepted_factories_give_squared_l2_distances(factory):
     # Lengths differ and the mean is not 0, so that a cosine or a Hamming distance differs from L2.
     generator = torch.Generator().manual_seed(0)
@@ -27,7 +29,10 @@ def test_accepted_factories_give_squared_l2_distances(factory):
     z = noisy(x[::10], 0.2)
     sq_dist, ids = ReferenceSet(x, FaissIndex(factory)).search(z, 5)
     found = ids >= 0
-    sq_dist, true = sq_dist[found].numpy(), enumerated(z, x).gather(1, ids.clamp(min=0))[found].numpy()
+    sq_dist, true = (
+        sq_dist[found].numpy(),
+        enumerated(z, x).gather(1, ids.clamp(min=0))[found].numpy(),
+    )
     assert 0.7 < np.median(sq_dist / true) < 1.3
     assert np.corrcoef(sq_dist, true)[0, 1] > 0.7
 
@@ -46,8 +51,14 @@ OTHER = [
 ]
 LOSSLESS = "lossless=True is for SQ8 and IVF<c>,SQ8, not for factory="
 REFUSED = [
-    *[((factory,), "is not one of the tested kinds: Flat, SQ8, IVF<c>,Flat, IVF<c>,SQ8, PCA<r>,") for factory in OTHER],
-    *[((factory, None, True), f"{LOSSLESS}'{factory}'") for factory in ("Flat", "IVF4,Flat", "PCA8,SQ8")],
+    *[
+        ((factory,), "is not one of the tested kinds: Flat, SQ8, IVF<c>,Flat, IVF<c>,SQ8, PCA<r>,")
+        for factory in OTHER
+    ],
+    *[
+        ((factory, None, True), f"{LOSSLESS}'{factory}'")
+        for factory in ("Flat", "IVF4,Flat", "PCA8,SQ8")
+    ],
     (("IVF4,Flat", 5), "nprobe=5 "),
     (("IVF4,Flat", 0), "nprobe=0 "),
     (("SQ8", 2), "nprobe=2 "),
@@ -74,18 +85,23 @@ def test_distances_are_exact_where_the_projection_keeps_all_of_the_images(make, 
     x = torch.randn(N, R) @ basis.T + torch.randn(D)
     z = x[:5] + 3 * torch.randn(5, D)
     exact = enumerated(z, x).sort(dim=1)
-    for folder in (None, str(tmp_path), str(tmp_path)):  # without a cache, built for it and read from it
+    # without a cache, built for it and read from it
+    for folder in (None, str(tmp_path), str(tmp_path)):
         sq_dist, ids = ReferenceSet(x, make(folder)).search(z, 10)
         torch.testing.assert_close(sq_dist.double(), exact.values[:, :10], rtol=1e-4, atol=1e-3)
         assert torch.equal(ids, exact.indices[:, :10])
 
 
 @pytest.mark.parametrize(("nprobe", "lists"), [(None, 2), (16, 16)])
-def test_the_default_is_a_fiftieth_of_the_lists_and_a_lookup_leaves_the_next_search_as_it_was(nprobe, lists):
+def test_the_default_is_a_fiftieth_of_the_lists_and_a_lookup_leaves_the_next_search_as_it_was(
+    nprobe, lists
+):
     x = low_rank_vectors(400)
     z = noisy(x[:50], 3.0)
     # One list holds few of the nearest images, so a search of one list finds others.
-    alone, before = (ReferenceSet(x, FaissIndex("IVF100,Flat", number)).search(z, 20) for number in (1, lists))
+    alone, before = (
+        ReferenceSet(x, FaissIndex("IVF100,Flat", number)).search(z, 20) for number in (1, lists)
+    )
     assert not torch.equal(alone[1], before[1])
     reference = ReferenceSet(x, FaissIndex("IVF100,Flat", nprobe))
     assert all(map(torch.equal, reference.search(z, 20), before))
@@ -117,12 +133,16 @@ def test_lossless_distances_to_pixels_are_exact(factory, nprobe, shape, t):
 
 
 @pytest.mark.parametrize("row", [0, 299])
-@pytest.mark.parametrize("value", [0.3, 1 + 2 / 255])  # the second is on the grid of grey levels but outside the range
+# the second is on the grid of grey levels but outside the range
+@pytest.mark.parametrize("value", [0.3, 1 + 2 / 255])
 def test_lossless_codes_refuse_floats_also_if_all_values_but_one_are_pixels(row, value):
     images = speckles(300, (3, 4, 4)).float() / 127.5 - 1
     images[row, 0, 0, 0] = value
     reference = ReferenceSet(images, FaissIndex("IVF4,SQ8", lossless=True))
-    with pytest.raises(InputError, match=rf"lossless=True needs uint8 images, the data holds the float {value:.6g}$"):
+    with pytest.raises(
+        InputError,
+        match=rf"lossless=True needs uint8 images, the data holds the float {value:.6g}$",
+    ):
         reference.build_index()
 
 

@@ -61,7 +61,9 @@ def test_other_data_settings_and_versions_have_files_of_their_own(tmp_path, monk
     started(tmp_path, pictures=images(seed=5))
     started(tmp_path, pictures=images().float() / 255)
     # Mirrored images are searched in the index of the stored ones.
-    ReferenceSet(images(), FaissIndex("IVF4,SQ8", cache_dir=str(tmp_path)), hflip=True).build_index()
+    ReferenceSet(
+        images(), FaissIndex("IVF4,SQ8", cache_dir=str(tmp_path)), hflip=True
+    ).build_index()
     assert len(written(tmp_path)) == 5
     monkeypatch.setattr(faiss, "__version__", "0.0")
     assert equal(first, started(tmp_path))
@@ -100,7 +102,9 @@ def test_an_index_that_cannot_be_written_is_used_and_leaves_no_file(tmp_path, mo
 
     monkeypatch.setattr(faiss, "PyCallbackIOWriter", lambda write, size: write)
     monkeypatch.setattr(faiss, "write_index", fill_the_disk)
-    with pytest.warns(UserWarning, match="cannot be written: No space left on device; going on without"):
+    with pytest.warns(
+        UserWarning, match="cannot be written: No space left on device; going on without"
+    ):
         first = started(tmp_path)
     assert [path.suffix for path in tmp_path.iterdir()] == [".lock"]
     monkeypatch.undo()
@@ -113,9 +117,14 @@ def test_a_lock_waits_and_says_so_and_ends_with_its_process(tmp_path):
         "with locked(path):\n    print('in', flush=True)\n    time.sleep(0.5)\n    path.touch()"
     )
     path = tmp_path / "x.index"
-    process = subprocess.Popen([sys.executable, "-c", code, str(path)], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, str(path)], cwd=ROOT, stdout=subprocess.PIPE, text=True
+    )
     assert process.stdout.readline() == "in\n"
-    with pytest.warns(UserWarning, match=f"waiting for another process that is at work on {path}"), locked(path):
+    with (
+        pytest.warns(UserWarning, match=f"waiting for another process that is at work on {path}"),
+        locked(path),
+    ):
         assert path.exists()
     process.communicate()
 
@@ -143,18 +152,23 @@ def run(folder, how, ranks=2):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("how", "builds"),
-    [("well", [1, 0]), ("machines", [1, 0, 1, 0]), ("full", [1, 1])],  # "full": the disk is, so each builds for itself
+    # "full": the disk is, so each builds for itself
+    [("well", [1, 0]), ("machines", [1, 0, 1, 0]), ("full", [1, 1])],
 )
 def test_one_process_of_each_machine_builds_and_the_others_map_its_file(tmp_path, how, builds):
     seen, codes, errors = run(tmp_path, how, len(builds))
     assert codes == [0] * len(builds), errors
     assert [report["builds"] for report in seen] == builds
     sq_dist, ids = ReferenceSet(images(), FaissIndex("IVF4,SQ8")).search(queries(), 50)
-    assert all((report["sq_dist"], report["ids"]) == (sq_dist.tolist(), ids.tolist()) for report in seen)
+    assert all(
+        (report["sq_dist"], report["ids"]) == (sq_dist.tolist(), ids.tolist()) for report in seen
+    )
     assert [error.count("going on without") for error in errors][:2] == [int(how == "full"), 0]
     for rank, report in enumerate(seen):
         folder = tmp_path / (f"cache-{rank // 2}" if how == "machines" else "cache")
-        assert report["mapped"] == ([] if how == "full" else [str(path) for path in folder.glob("*.index")])
+        assert report["mapped"] == (
+            [] if how == "full" else [str(path) for path in folder.glob("*.index")]
+        )
 
 
 @pytest.mark.slow
@@ -162,10 +176,32 @@ def test_one_process_of_each_machine_builds_and_the_others_map_its_file(tmp_path
     ("how", "codes", "words"),
     [
         ("error", [2, 2], ["error: no room", "error: rank 0 on .* failed: MemoryError: no room"]),
-        ("folder", [2, 2], ["error: cache_dir=.* cannot be made", "error: rank 0 on .* failed: cache_dir=.* cannot"]),
-        ("killed", [-9, 2], ["", "error: another process ended while the reference set was made ready"]),
-        ("absent", [2, 3], ["error: another process ended while the reference set was made ready", ""]),
-        ("data", [2, 2], ["error: rank 1 on .* failed: data.path=x: no such file", "error: data.path=x: no such file"]),
+        (
+            "folder",
+            [2, 2],
+            [
+                "error: cache_dir=.* cannot be made",
+                "error: rank 0 on .* failed: cache_dir=.* cannot",
+            ],
+        ),
+        (
+            "killed",
+            [-9, 2],
+            ["", "error: another process ended while the reference set was made ready"],
+        ),
+        (
+            "absent",
+            [2, 3],
+            ["error: another process ended while the reference set was made ready", ""],
+        ),
+        (
+            "data",
+            [2, 2],
+            [
+                "error: rank 1 on .* failed: data.path=x: no such file",
+                "error: data.path=x: no such file",
+            ],
+        ),
     ],
 )
 def test_an_error_in_the_build_ends_both_with_its_message(tmp_path, how, codes, words):

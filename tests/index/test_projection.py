@@ -78,7 +78,9 @@ def test_mirror_images_follow_the_images():
     projection, x = projection_of(reference, 5), reference.gather(torch.arange(80))
     torch.testing.assert_close(projection.coordinates, projection.components.project(x))
     assert projection.coordinates.mean(0).abs().max() < 1e-5
-    torch.testing.assert_close(projection.components.variances, components_of(ReferenceSet(x), 5).variances)
+    torch.testing.assert_close(
+        projection.components.variances, components_of(ReferenceSet(x), 5).variances
+    )
 
 
 @pytest.mark.gpu
@@ -88,7 +90,8 @@ def test_moving_to_a_gpu_projects_there_once():
     projection = projection_of(reference.to("cuda"), R)
     assert projection.coordinates.device.type == "cuda"
     torch.testing.assert_close(projection.components.variances.cpu(), expected.components.variances)
-    assert projection_of(reference.to("cuda"), R) is projection  # the projection is already on "cuda:0"
+    # the projection is already on "cuda:0"
+    assert projection_of(reference.to("cuda"), R) is projection
 
 
 def test_variances_are_about_the_given_mean():
@@ -96,5 +99,9 @@ def test_variances_are_about_the_given_mean():
     for r in (2, 6):
         found = principal_components(sample, mean, r)
         total = found.variances.sum() + (6 - r) * found.residual_variance
-        assert total.item() == pytest.approx((sample - mean).square().sum(1).mean().item(), rel=1e-4)
-        torch.testing.assert_close(found.variances, ((sample - mean) @ found.basis).square().mean(0))
+        assert total.item() == pytest.approx(
+            (sample - mean).square().sum(1).mean().item(), rel=1e-4
+        )
+        torch.testing.assert_close(
+            found.variances, ((sample - mean) @ found.basis).square().mean(0)
+        )

@@ -39,7 +39,9 @@ def test_finds_the_nearest_of_pictures(compute, hflip, t):
     assert (sq_dist.diff(dim=1) >= 0).all()
     # Rounding the query changes a distance by at most a few per cent of the distances' spread.
     found = (reference.gather(ids) - z.unsqueeze(1)).double().flatten(2).square().sum(2)
-    assert ((sq_dist - found).abs() / found.mean()).max() < {"float32": 1e-5, "bfloat16": 0.05}[compute]
+    assert ((sq_dist - found).abs() / found.mean()).max() < {"float32": 1e-5, "bfloat16": 0.05}[
+        compute
+    ]
     assert (found.sort(1).values / expected).max() < 1.1
 
 
@@ -60,7 +62,8 @@ def test_chunks_make_no_difference(monkeypatch):
 
 @pytest.mark.parametrize("kind", ["pixels", "latents", "one latent"])
 def test_codes_of_8_bits_lose_nothing_of_pixels_and_half_a_step_of_floats(kind):
-    latents = torch.randn(300, 8, generator=torch.Generator().manual_seed(0)) * 3 - 4  # The largest are below 0.
+    # The largest are below 0.
+    latents = torch.randn(300, 8, generator=torch.Generator().manual_seed(0)) * 3 - 4
     if kind == "one latent":  # All other values are pixels, also those after it.
         latents = torch.cat([torch.full((1, 8), 0.3), torch.full((299, 8), 1 / 255)])
     reference = ReferenceSet(pixels() if kind == "pixels" else latents, TorchIndex("float32"))
@@ -72,7 +75,9 @@ def test_codes_of_8_bits_lose_nothing_of_pixels_and_half_a_step_of_floats(kind):
     assert (sq_dist.double().sqrt() - true).abs().max() <= half_a_step * reference.d**0.5 * 1.001
 
 
-@pytest.mark.parametrize("index", [TorchIndex("float32"), FlatIndex(), SubspaceIndex(4, "float32")], ids=type)
+@pytest.mark.parametrize(
+    "index", [TorchIndex("float32"), FlatIndex(), SubspaceIndex(4, "float32")], ids=type
+)
 def test_a_moved_index_searches_on_its_new_device(index):
     reference, meta = ReferenceSet(pixels(N=50), index), torch.device("meta")
     reference.build_index()
@@ -128,7 +133,15 @@ MAKERS = {
     "SubspaceKNN": lambda: SubspaceKNN(r=5, n=8, compute="float32"),
     "Wiener": lambda: Wiener(r=5),
 }
-PRODUCTS = ("aten::mm", "aten::bmm", "aten::addmm", "aten::addmm_", "aten::baddbmm", "aten::mv", "aten::addmv")
+PRODUCTS = (
+    "aten::mm",
+    "aten::bmm",
+    "aten::addmm",
+    "aten::addmm_",
+    "aten::baddbmm",
+    "aten::mv",
+    "aten::addmv",
+)
 
 
 class Precisions(TorchDispatchMode):
@@ -153,7 +166,9 @@ def medium():
 
 
 @pytest.mark.parametrize("name", MAKERS)
-@pytest.mark.parametrize("index", [TorchIndex("float32"), SubspaceIndex(r=5, compute="float32")], ids=type)
+@pytest.mark.parametrize(
+    "index", [TorchIndex("float32"), SubspaceIndex(r=5, compute="float32")], ids=type
+)
 def test_every_float32_product_of_an_estimator_is_in_full_precision(name, index, request):
     vectors = low_rank_vectors(N=300, d=64)
     x = vectors[:40]
@@ -191,7 +206,9 @@ def test_the_last_thread_that_leaves_restores_the_precision():
     assert torch.get_float32_matmul_precision() == "medium"
 
 
-@pytest.mark.skipif(not hasattr(torch.backends.mkldnn, "matmul"), reason="one setting for all backends")
+@pytest.mark.skipif(
+    not hasattr(torch.backends.mkldnn, "matmul"), reason="one setting for all backends"
+)
 def test_a_precision_that_the_process_has_set_for_one_backend_is_restored():
     backend = torch.backends.mkldnn.matmul
     before, backend.fp32_precision = backend.fp32_precision, "bf16"

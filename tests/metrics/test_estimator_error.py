@@ -31,10 +31,13 @@ def test_terms_are_those_of_numpy_and_the_share_of_the_bias_is_that_of_their_lat
     np.testing.assert_allclose(terms.variance, errors.var(0, ddof=1).mean(1))
     np.testing.assert_allclose(terms.bias_sq_corrected + terms.variance, terms.mse)
     alike = error_terms(sum([tensor[0]] * 7), sum([tensor[0].square().sum(1)] * 7), 7)
-    assert torch.equal(alike.variance, torch.zeros(40))  # In float64 the difference of equal numbers may be rounding.
+    # In float64 the difference of equal numbers may be rounding.
+    assert torch.equal(alike.variance, torch.zeros(40))
     means = LatentMeans(("mse", "bias_sq_corrected", "variance"))
     means.update(**terms._asdict())
-    assert bias_share(**means.compute()) == pytest.approx(share_and_error(terms.bias_sq_corrected, terms.mse))
+    assert bias_share(**means.compute()) == pytest.approx(
+        share_and_error(terms.bias_sq_corrected, terms.mse)
+    )
 
 
 def test_means_and_standard_errors_add_up_over_batches_and_ranks():
@@ -75,7 +78,9 @@ def run_measure(estimator, repeats=30, resample=False, t=1.0, B=200):
     if estimator.needs_reference:
         estimator.bind(reference)
     sources = posterior_source(reference, z, t, repeats, (0,)) if resample else fixed_source(source)
-    return measure(estimator, repeats, z, t, posterior_mean(z, x, t), sources, (0, 0)), variance.mean(1)
+    return measure(
+        estimator, repeats, z, t, posterior_mean(z, x, t), sources, (0, 0)
+    ), variance.mean(1)
 
 
 def close(values, expected, sigmas=4.5):
@@ -91,7 +96,9 @@ def test_monte_carlo_has_the_variance_of_the_posterior_over_n_and_no_bias():
     assert values["effective_sample_size"].tolist() == pytest.approx([8.0] * 200)
     assert values["largest_weight"].tolist() == pytest.approx([1 / 8] * 200)
     # For independent draws the error estimate is a sample variance and has no bias.
-    assert values["certified_mse"].mean().item() == pytest.approx(values["variance"].mean().item(), rel=0.15)
+    assert values["certified_mse"].mean().item() == pytest.approx(
+        values["variance"].mean().item(), rel=0.15
+    )
 
 
 def test_knn_has_the_variance_of_eq_12_within_both_bounds():
@@ -222,7 +229,11 @@ def test_an_empty_place_is_no_neighbour_of_a_sample():
     # Image 0 is near the sample but was not found; all that was found are copies of one image.
     x = torch.tensor([[9.0, 0.0], [1.0, 0.0], [1.0, 0.0], [50.0, 0.0], [60.0, 0.0]])
     found = nearest_images(torch.tensor([[1.5, 0.0]]), ReferenceSet(x, index=FindsFew(2)))
-    assert (found.distance.item(), found.second_distance.item(), found.ratio.item()) == (0.5, 0.5, 1.0)
+    assert (found.distance.item(), found.second_distance.item(), found.ratio.item()) == (
+        0.5,
+        0.5,
+        1.0,
+    )
 
 
 def test_the_certificate_is_of_the_source_of_the_latents():

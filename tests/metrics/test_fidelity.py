@@ -31,7 +31,9 @@ def model_space(pixels):
 
 
 def summed(features, logits=None):
-    sums = FeatureSums(features.shape[1], 0 if logits is None else logits.shape[1], keep_features=True)
+    sums = FeatureSums(
+        features.shape[1], 0 if logits is None else logits.shape[1], keep_features=True
+    )
     sums.update(torch.arange(len(features)), features, logits)
     return sums.compute()
 
@@ -50,10 +52,15 @@ def test_numbers_are_those_of_torch_fidelity_on_the_same_images_and_weights(rand
     )
     extractor = InceptionV3(random_weights)
     extractor.load((3, 32, 32), "cpu")
-    ours, of_data = summed(*extractor(model_space(generated))), summed(*extractor(model_space(real)))
+    ours, of_data = (
+        summed(*extractor(model_space(generated))),
+        summed(*extractor(model_space(real))),
+    )
     # torch-fidelity takes most of a minute for the eigenvalues of all 2048 features.
     few = [part.features[:, :64] for part in (ours, of_data)]
-    fid = metric_fid.fid_statistics_to_metric(*map(metric_fid.fid_features_to_statistics, few), verbose=False)
+    fid = metric_fid.fid_statistics_to_metric(
+        *map(metric_fid.fid_features_to_statistics, few), verbose=False
+    )
     fid = fid["frechet_inception_distance"]
     assert fid > 0.1
     assert frechet_distance_of_statistics(*map(summed, few)) == pytest.approx(fid, rel=1e-4)
@@ -66,8 +73,12 @@ def test_numbers_are_those_of_torch_fidelity_on_the_same_images_and_weights(rand
     shares = precision_recall(ours.features, of_data.features)
     assert shares == {name: pytest.approx(theirs[name]) for name in ("precision", "recall")}
     assert shares["precision"] != shares["recall"]
-    with pytest.warns(UserWarning, match="are not the published ones, so neither are FID and Inception Score"):
-        FidelityMeasure(extractor).prepare(ReferenceSet(torch.zeros(20, 3, 32, 32, dtype=torch.uint8)), 20)
+    with pytest.warns(
+        UserWarning, match="are not the published ones, so neither are FID and Inception Score"
+    ):
+        FidelityMeasure(extractor).prepare(
+            ReferenceSet(torch.zeros(20, 3, 32, 32, dtype=torch.uint8)), 20
+        )
 
 
 def test_distance_of_gaussians_with_known_answer():
@@ -97,7 +108,9 @@ def test_the_distance_of_four_images_most_of_whose_features_are_always_zero(spre
         squares = sum(x.square().sum() for x in centred)
         expected = (a.mean(0) - b.mean(0)).square().sum() + squares - 2 * cross
         statistics = [FeatureStatistics(x.mean(0), torch.cov(x.T), 4) for x in (a, b)]
-        assert frechet_distance_of_statistics(*statistics) == pytest.approx(expected.item(), abs=1e-6 * squares.item())
+        assert frechet_distance_of_statistics(*statistics) == pytest.approx(
+            expected.item(), abs=1e-6 * squares.item()
+        )
 
 
 def test_statistics_add_up_in_any_order_and_over_ranks_as_in_float64():
@@ -114,7 +127,9 @@ def test_statistics_add_up_in_any_order_and_over_ranks_as_in_float64():
     assert torch.equal(found.features, features)
     assert torch.equal(found.logits, logits)
     torch.testing.assert_close(found.mean, features.double().mean(0))
-    np.testing.assert_allclose(found.cov, np.cov(features.double().numpy(), rowvar=False), atol=1e-6)
+    np.testing.assert_allclose(
+        found.cov, np.cov(features.double().numpy(), rowvar=False), atol=1e-6
+    )
     assert found.count == 50
 
 
@@ -123,7 +138,9 @@ def test_efficientnet_knows_a_flower_from_noise_in_full_precision_whatever_the_r
     from sklearn.datasets import load_sample_image
 
     extractor = EfficientNetLite0()
-    picture = torch.from_numpy(load_sample_image("flower.jpg")[:420, 100:520].copy()).permute(2, 0, 1)[None]
+    picture = torch.from_numpy(load_sample_image("flower.jpg")[:420, 100:520].copy()).permute(
+        2, 0, 1
+    )[None]
     extractor.load(tuple(picture.shape[1:]), "cpu")
     features, _ = extractor(model_space(picture))
     probabilities = extractor.network._fc(features).softmax(1)
@@ -136,7 +153,10 @@ def test_efficientnet_knows_a_flower_from_noise_in_full_precision_whatever_the_r
 
 
 def test_pictures_that_are_not_finite_are_refused_and_equal_ones_have_a_distance():
-    extractor, images = EfficientNetLite0(), torch.rand(6, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    extractor, images = (
+        EfficientNetLite0(),
+        torch.rand(6, 3, 32, 32, generator=torch.Generator().manual_seed(0)),
+    )
     # The covariance of equal pictures is rounding errors alone.
     assert frechet_distance(images[:1].expand(64, -1, -1, -1), images, extractor) > 0
     real = feature_statistics([(torch.arange(6), images)], extractor, "cpu")
@@ -188,7 +208,9 @@ def test_dinov2_sees_images_as_the_published_measurement_prepares_them(monkeypat
     for size in sizes:  # Small images are enlarged, and large ones made smaller.
         cut = photo.crop((150, 60, 550, 460)).resize(size[::-1])
         pictures = [cut, Image.fromarray(noise.integers(0, 256, (*size, 3), dtype=np.uint8))]
-        images = torch.stack([torch.from_numpy(np.array(picture)).permute(2, 0, 1) for picture in pictures])
+        images = torch.stack(
+            [torch.from_numpy(np.array(picture)).permute(2, 0, 1) for picture in pictures]
+        )
         extractor.load(tuple(images.shape[1:]), "cpu")
         features, logits = extractor(model_space(images))
         assert logits is None
@@ -196,7 +218,11 @@ def test_dinov2_sees_images_as_the_published_measurement_prepares_them(monkeypat
         # One of 255 grey levels is 2 / 255 / 0.229 = 0.034, so every byte is the same.
         torch.testing.assert_close(features, 2 * expected, rtol=0, atol=1e-5)
     torch.save({"factor": torch.tensor(3.0)}, tmp_path / "other.pth")
-    assert DINOv2(tmp_path / "other.pth").fingerprint() != extractor.fingerprint() != DINOv2().fingerprint()
+    assert (
+        DINOv2(tmp_path / "other.pth").fingerprint()
+        != extractor.fingerprint()
+        != DINOv2().fingerprint()
+    )
     with pytest.raises(InputError, match=r"DINOv2: weights=gone\.pth: no such file"):
         DINOv2("gone.pth")
 
@@ -237,11 +263,16 @@ def test_only_the_metrics_that_were_asked_for_are_returned(dark, tmp_path):
     assert plain.keys() == {"fd_pixels"}
     assert measured(extra_metrics=["recall"]).keys() == {"fd_pixels", "recall"}
     assert measured(WithLogits).keys() == {"fd_pixels", *SCORE}
-    found = measured(WithLogits, extra_metrics=["kid", "precision", "recall"], kid_subset_size=20, held_out=True)
+    found = measured(
+        WithLogits, extra_metrics=["kid", "precision", "recall"], kid_subset_size=20, held_out=True
+    )
     names = {"fd_pixels", "kid", "kid_std", "precision", "recall"}
     assert found.keys() == {f"{name}_held_out" for name in names} | SCORE
     # Statistics kept without features do not serve KID.
-    few, many = (measured(cache_dir=str(tmp_path), extra_metrics=["kid"], kid_subset_size=size) for size in (5, 30))
+    few, many = (
+        measured(cache_dir=str(tmp_path), extra_metrics=["kid"], kid_subset_size=size)
+        for size in (5, 30)
+    )
     assert few.keys() == many.keys() == {"fd_pixels", "kid", "kid_std"}
     assert few["fd_pixels"] == pytest.approx(plain["fd_pixels"])
     assert few["kid_std"] > 1.5 * many["kid_std"]
@@ -252,27 +283,42 @@ def test_only_the_metrics_that_were_asked_for_are_returned(dark, tmp_path):
     ("extractor", "options", "count", "message"),
     [
         # Mirror images are no real images, so that they do not make enough.
-        (Pixels, {"extra_metrics": ["kid"], "kid_subset_size": 60}, 80, "kid_subset_size=60 is more than the 40"),
+        (
+            Pixels,
+            {"extra_metrics": ["kid"], "kid_subset_size": 60},
+            80,
+            "kid_subset_size=60 is more than the 40",
+        ),
         (Pixels, {"extra_metrics": ["recall"]}, 3, "need at least 4 images, there are 3"),
         (WithLogits, {}, 9, "inception_score: 9 images are fewer than its 10 splits"),
     ],
 )
-def test_too_few_images_are_refused_before_any_is_looked_at(extractor, options, count, message, dark):
+def test_too_few_images_are_refused_before_any_is_looked_at(
+    extractor, options, count, message, dark
+):
     reference = ReferenceSet(dark, hflip=True)
     with pytest.raises(InputError, match=message):
         FidelityMeasure(extractor(), **options).prepare(reference, count)
     FidelityMeasure(extractor(), mirrored=True, **options).prepare(reference, 80)
 
 
-def test_missing_weights_are_named_with_what_to_put_where_and_wrong_ones_are_not_run(monkeypatch, tmp_path):
+def test_missing_weights_are_named_with_what_to_put_where_and_wrong_ones_are_not_run(
+    monkeypatch, tmp_path
+):
     import torch_fidelity.feature_extractor_inceptionv3 as inception
 
     monkeypatch.setenv("TORCH_HOME", str(tmp_path))
-    monkeypatch.setattr(inception, "URL_INCEPTION_V3", "http://127.0.0.1:9/weights-inception-6726825d.pth")
+    monkeypatch.setattr(
+        inception, "URL_INCEPTION_V3", "http://127.0.0.1:9/weights-inception-6726825d.pth"
+    )
     with pytest.raises(InputError) as error:
         InceptionV3().load((3, 32, 32), "cpu")
-    assert "http://127.0.0.1:9/weights-inception-6726825d.pth could not be downloaded" in str(error.value)
-    assert str(tmp_path / "hub" / "checkpoints" / "weights-inception-6726825d.pth") in str(error.value)
+    assert "http://127.0.0.1:9/weights-inception-6726825d.pth could not be downloaded" in str(
+        error.value
+    )
+    assert str(tmp_path / "hub" / "checkpoints" / "weights-inception-6726825d.pth") in str(
+        error.value
+    )
     torch.save(InceptionV3(), tmp_path / "wrong.pth")  # It holds more than tensors.
     with pytest.raises(pickle.UnpicklingError):
         InceptionV3(tmp_path / "wrong.pth").load((3, 32, 32), "cpu")

@@ -17,7 +17,12 @@ def test_results_are_found_again_with_the_same_settings_alone(tmp_path):
     assert first.find("a", 0.5) is None
     first.add({"name": "a", "t": 0.5, "mse": 0.1})
     assert first.find("a", 0.5)["mse"] == kept({("a",): {"k": 1}}).find("a", 0.5)["mse"] == 0.1
-    assert first.find("b", 0.5) is first.find("a", 1.0) is kept({("a",): {"k": 3}}).find("a", 0.5) is None
+    assert (
+        first.find("b", 0.5)
+        is first.find("a", 1.0)
+        is kept({("a",): {"k": 3}}).find("a", 0.5)
+        is None
+    )
 
 
 def test_a_row_is_never_there_before_the_settings_that_it_names(tmp_path, monkeypatch):
@@ -26,7 +31,9 @@ def test_a_row_is_never_there_before_the_settings_that_it_names(tmp_path, monkey
     def watched(source, target):
         if Path(target) == path:
             for row in read_rows(Path(source)):
-                seen.append(json.loads((tmp_path / "settings" / f"{row['settings']}.json").read_text()))
+                seen.append(
+                    json.loads((tmp_path / "settings" / f"{row['settings']}.json").read_text())
+                )
         replaced(source, target)
 
     monkeypatch.setattr(os, "replace", watched)

@@ -58,7 +58,9 @@ def test_distances_are_exact_where_those_of_the_search_are_not():
     assert found.distance.tolist() == pytest.approx([4e-3] * 50, rel=1e-3)
     # Beside a far image, all others have one code, so the search gives them in any order.
     images = torch.cat([images[:7], torch.full((1, 16), 1e4)])
-    assert nearest_images(images, ReferenceSet(images, index=FaissIndex("SQ8"))).ids.tolist() == list(range(8))
+    assert nearest_images(
+        images, ReferenceSet(images, index=FaissIndex("SQ8"))
+    ).ids.tolist() == list(range(8))
 
 
 def test_the_likest_pairs_come_first_and_fewer_samples_than_pairs_leave_places_empty():
@@ -72,5 +74,7 @@ def test_the_likest_pairs_come_first_and_fewer_samples_than_pairs_leave_places_e
         assert torch.equal(found, samples[expected])
     # A sample as near to two images is no likely copy, but a sample all the same.
     between = LikestPairs(2, ReferenceSet(SQUARE))
-    between.update(middle := torch.tensor([[3.0, 0.0]]), nearest_images(middle, ReferenceSet(SQUARE)))
+    between.update(
+        middle := torch.tensor([[3.0, 0.0]]), nearest_images(middle, ReferenceSet(SQUARE))
+    )
     assert torch.equal(between.compute()[0], middle)

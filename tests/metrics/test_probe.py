@@ -25,25 +25,42 @@ def test_a_level_is_what_enumeration_says(by_class, tmp_path, monkeypatch):
     drawn = [NoisyLatents(own, 60, 0) for own in sets]
     table = probe.measure(drawn, by_class, [t, 1e4], tmp_path)
     low, tenth = {name: values[0] for name, values in table.items()}, []
-    for latents, loss, linear in ((drawn[0], None, "wiener"), (drawn[1], "held_out", "wiener_held_out")):
+    for latents, loss, linear in (
+        (drawn[0], None, "wiener"),
+        (drawn[1], "held_out", "wiener_held_out"),
+    ):
         z, x = (values.double().numpy() for values in latents.batch(range(len(latents.ids)), t))
         classes = latents.reference.labels[latents.ids]
         # By class, a level lists its latents in the order of their classes.
         for place, i in enumerate(classes.argsort(stable=True) if by_class else range(len(z))):
-            own = sets[0].images[sets[0].labels == classes[i] if by_class else slice(None)].double().numpy()
+            own = (
+                sets[0]
+                .images[sets[0].labels == classes[i] if by_class else slice(None)]
+                .double()
+                .numpy()
+            )
             p, m, covariance = posterior(own, z[i], t), own.mean(0), np.cov(own.T, bias=True)
             filtered = m + np.linalg.solve(covariance + t**2 * np.eye(12), covariance) @ (z[i] - m)
-            assert low[linear][place] == pytest.approx(((filtered - x[i]) ** 2).mean(), rel=1e-3)  # float32 components
+            # float32 components
+            assert low[linear][place] == pytest.approx(((filtered - x[i]) ** 2).mean(), rel=1e-3)
             # float32 images and latents, of size about 5, differ from float64 only in sums of 60 terms.
             if loss:
                 assert low[loss][place] == pytest.approx(((x[i] - p @ own) ** 2).mean(), rel=1e-6)
                 continue
-            assert low["irreducible"][place] == pytest.approx(p @ ((own - p @ own) ** 2).mean(1), rel=1e-6)
-            assert low["images"][place] == pytest.approx(np.exp(-(p * np.log(p + 1e-300)).sum()), rel=1e-6)
+            assert low["irreducible"][place] == pytest.approx(
+                p @ ((own - p @ own) ** 2).mean(1), rel=1e-6
+            )
+            assert low["images"][place] == pytest.approx(
+                np.exp(-(p * np.log(p + 1e-300)).sum()), rel=1e-6
+            )
             assert low["collapsed"][place] == (p.max() > 0.99)
-            few = [p * ((np.arange(len(p)) % 10 == 0) | (np.arange(len(p)) == j)) for j in range(len(p))]
+            few = [
+                p * ((np.arange(len(p)) % 10 == 0) | (np.arange(len(p)) == j))
+                for j in range(len(p))
+            ]
             tenth.append(sum(p[j] for j, rest in enumerate(few) if rest.max() > 0.99 * rest.sum()))
-            for level in table["variance"][0], table["irreducible"][1]:  # At t = 1e4 the posterior is uniform.
+            # At t = 1e4 the posterior is uniform.
+            for level in table["variance"][0], table["irreducible"][1]:
                 assert level[place] == pytest.approx(np.trace(covariance) / 12, rel=1e-3)
     # A tenth has the drawn source, too, so its collapse has a probability.
     deviation = sum(share * (1 - share) for share in tenth) ** 0.5
@@ -57,7 +74,9 @@ def test_a_level_is_what_enumeration_says(by_class, tmp_path, monkeypatch):
 def test_the_variance_is_that_of_the_data_at_low_levels_too(tmp_path, monkeypatch):
     monkeypatch.setattr(probe, "TARGETS", {"OneSample": OneSample})
     images = low_rank_vectors(60)
-    table = probe.measure([NoisyLatents(ReferenceSet(images), 10, 0)], False, [0.01, 0.02], tmp_path)
+    table = probe.measure(
+        [NoisyLatents(ReferenceSet(images), 10, 0)], False, [0.01, 0.02], tmp_path
+    )
     variance = images.double().var(0, correction=0).mean().item()
     assert table["variance"].flatten().tolist() == pytest.approx([variance] * 20, rel=1e-5)
 
@@ -88,8 +107,18 @@ def test_a_level_is_kept_for_equal_data_and_settings_alone(tmp_path, monkeypatch
         return len(measured)
 
     assert [levels(), levels(), levels(classes=3)] == [2, 0, 0]
-    assert [levels(by_class=True), levels(by_class=True), levels(by_class=True, classes=3)] == [2, 0, 2]
-    for change in ({"index": FaissIndex("SQ8")}, {"num": 9}, {"seed": 1}, {"t": (0.5, 2.0)}, {"held_out": 20}):
+    assert [levels(by_class=True), levels(by_class=True), levels(by_class=True, classes=3)] == [
+        2,
+        0,
+        2,
+    ]
+    for change in (
+        {"index": FaissIndex("SQ8")},
+        {"num": 9},
+        {"seed": 1},
+        {"t": (0.5, 2.0)},
+        {"held_out": 20},
+    ):
         assert levels(**change) == 2
 
 
@@ -99,7 +128,10 @@ def test_data_without_an_answer_is_refused(tmp_path):
         (torch.arange(3.0).repeat(3).unsqueeze(1), 3, "images of each class do not differ"),
         (torch.randn(9, 4), 2, "all images of class 2 are held out"),
     ):
-        sets = [ReferenceSet(images, labels=torch.arange(9) % max(classes, 1)), ReferenceSet(images, labels=9 * [2])]
+        sets = [
+            ReferenceSet(images, labels=torch.arange(9) % max(classes, 1)),
+            ReferenceSet(images, labels=9 * [2]),
+        ]
         with pytest.raises(InputError, match=rule):
             probe.measure([NoisyLatents(own, 9, 0) for own in sets], classes > 0, [0.5], tmp_path)
 

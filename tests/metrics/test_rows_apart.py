@@ -11,7 +11,9 @@ from lit_knn.reference import ReferenceSet
 from lit_knn.theory.posterior import posterior_mean
 from tests.toys import pixels
 
-TYPES = [name for name in ("float32", "bfloat16") if is_native(getattr(torch, name), torch.device("cpu"))]
+TYPES = [
+    name for name in ("float32", "bfloat16") if is_native(getattr(torch, name), torch.device("cpu"))
+]
 CASES = [(KNN(k=256, n=64), TorchIndex(name)) for name in TYPES]
 CASES += [(SubspaceKNN(r=r, n=64, compute="float32"), None) for r in (16, 17)]
 CASES += [(estimator, None) for estimator in (STF(), MonteCarlo(), Exact(), Wiener(16))]

@@ -99,7 +99,9 @@ def test_the_targets_error_is_against_the_exact_mean_of_its_class(by_class, kind
         net = watched_net(kind, 3 if by_class else 0)
         options |= more
         model = kind(net, estimator, class_conditional=by_class, **options)
-        return train(model, Labelled(), 1, limit_val_batches=1).callback_metrics.get("val/target_mse")
+        return train(model, Labelled(), 1, limit_val_batches=1).callback_metrics.get(
+            "val/target_mse"
+        )
 
     assert target_mse(Exact()) < 1e-12
     assert 0 < target_mse(STF(n=16)) < target_mse(OneSample())
@@ -185,4 +187,10 @@ def test_a_name_that_the_command_line_hides_is_told():
         with warnings.catch_warnings(record=True) as told:
             warnings.simplefilter("always")
             train(model, data, 1)
-        assert sum("the class None is --model.sampling_class \"'None'\"" in str(w.message) for w in told) == count
+        assert (
+            sum(
+                "the class None is --model.sampling_class \"'None'\"" in str(w.message)
+                for w in told
+            )
+            == count
+        )

@@ -51,7 +51,9 @@ def test_a_deviation_far_from_the_expected_one_is_lines_of_fit(kind, tmp_path):
     _, expected, words = KINDS[kind]
     for factor in (1 / 15, 1 / 3.4, 3.4):
         (line,) = lines_of_fit(kind, factor * expected, tmp_path)
-        assert line.startswith(f"the data's deviation is {factor * expected:.2g}, {words}: scale the data")
+        assert line.startswith(
+            f"the data's deviation is {factor * expected:.2g}, {words}: scale the data"
+        )
     for factor in (1 / 2.5, 1, 2.5):
         assert lines_of_fit(kind, factor * expected, tmp_path) == []
 
@@ -61,24 +63,35 @@ def test_a_mean_far_from_0_is_told(kind, tmp_path):
     expected = KINDS[kind][1]
     for factor in (-40, 3.4):
         (line,) = lines_of_fit(kind, expected, tmp_path, shift=factor * expected)
-        assert line == f"the data's mean is {factor * expected:.2g}, far from 0: subtract it from the data"
+        assert (
+            line
+            == f"the data's mean is {factor * expected:.2g}, far from 0: subtract it from the data"
+        )
     for factor in (-2, 2):
         assert lines_of_fit(kind, expected, tmp_path, shift=factor * expected) == []
 
 
 def test_equal_values_are_told_without_a_scale_to_set(tmp_path):
     (line,) = lines_of_fit("edm", 0, tmp_path, shift=-1)
-    assert line == "the data's deviation is 0, sigma_data is 0.5: all values are -1, look at the data"
+    assert (
+        line == "the data's deviation is 0, sigma_data is 0.5: all values are -1, look at the data"
+    )
 
 
 def test_the_deviation_is_that_of_all_values():
     images = pixels(5000, (3, 8, 8))
     expected = (images.double() / 127.5 - 1).std(correction=0).item()
-    assert mean_and_deviation(ReferenceSet(images, hflip=True))[1] == pytest.approx(expected, rel=0.03)
+    assert mean_and_deviation(ReferenceSet(images, hflip=True))[1] == pytest.approx(
+        expected, rel=0.03
+    )
     assert mean_and_deviation(ShardedReferenceSet(images))[1] == pytest.approx(expected, rel=0.03)
     # Classes that follow each other differ most.
-    sorted_by_class = torch.cat([torch.randn(900, 5000, generator=rng()) + level for level in (-9, 0, 9)])
-    assert mean_and_deviation(ReferenceSet(sorted_by_class))[1] == pytest.approx(math.sqrt(55), rel=0.02)
+    sorted_by_class = torch.cat(
+        [torch.randn(900, 5000, generator=rng()) + level for level in (-9, 0, 9)]
+    )
+    assert mean_and_deviation(ReferenceSet(sorted_by_class))[1] == pytest.approx(
+        math.sqrt(55), rel=0.02
+    )
     assert mean_and_deviation(ReferenceSet(torch.ones(1, 4))) == (1, 0)
 
 

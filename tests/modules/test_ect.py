@@ -43,7 +43,9 @@ def consistency(z, t):
         (OneSample(), heun_step, PseudoHuber(0.7), 1),
     ],
 )
-def test_teacher_loss_and_gradient_are_those_of_the_formulas(estimator, solver, metric, stage, tmp_path):
+def test_teacher_loss_and_gradient_are_those_of_the_formulas(
+    estimator, solver, metric, stage, tmp_path
+):
     schedule = {"q": 2.0**stage, "k": 3.0, "b": 0.7, "stages": 1}
     model, net = watched(tmp_path, estimator, solver=solver, metric=metric, P_mean=0.5, **schedule)
     data, logged, gradients = Images(60), {}, []
@@ -64,7 +66,9 @@ def test_teacher_loss_and_gradient_are_those_of_the_formulas(estimator, solver, 
     euler, step = (each(z, t.flatten(), r.flatten(), mean) for each in (euler_step, solver))
     # Far below t the step is Euler's.
     torch.testing.assert_close(z_hat, torch.where(r < 0.4 * t, euler, step), rtol=1e-4, atol=1e-4)
-    torch.testing.assert_close(z_hat[at_0], mean(z, t.flatten()).double()[at_0], rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(
+        z_hat[at_0], mean(z, t.flatten()).double()[at_0], rtol=1e-5, atol=1e-5
+    )
 
     difference = consistency(z, t) - consistency(z_hat, r)
     c = getattr(metric, "c", 0.0)
@@ -109,9 +113,12 @@ def test_the_first_step_starts_with_the_denoiser_of_the_file(kind, tmp_path):
     z = 80 * seeded_noise([3, 4], shape)
     denoised = load_network(path, architecture)(z, torch.tensor(80.0))
     torch.testing.assert_close(model.sample([3, 4]), denoised, rtol=1e-5, atol=1e-5)
-    assert torch.equal(model.evaluate_network(z, torch.zeros(2)), z)  # exactly the identity at level 0
+    # exactly the identity at level 0
+    assert torch.equal(model.evaluate_network(z, torch.zeros(2)), z)
     # A layer without gradients would stop a distributed run.
-    assert [name for name, value in model.network.named_parameters() if not value.requires_grad] == frozen
+    assert [
+        name for name, value in model.network.named_parameters() if not value.requires_grad
+    ] == frozen
     assert not any("augment" in name for name, _ in model.named_parameters())
     assert all(module.training for module in model.train().modules())
     dropout = {module.p for module in model.modules() if isinstance(module, torch.nn.Dropout)}

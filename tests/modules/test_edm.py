@@ -21,7 +21,9 @@ def recorded(model, method):
     return calls
 
 
-@pytest.mark.parametrize(("estimator", "sigma_data", "accumulated"), [(Exact(), 0.2, 1), (OneSample(), 0.5, 3)])
+@pytest.mark.parametrize(
+    ("estimator", "sigma_data", "accumulated"), [(Exact(), 0.2, 1), (OneSample(), 0.5, 3)]
+)
 def test_loss_and_gradient_are_those_of_the_formulas(estimator, sigma_data, accumulated):
     data, net = Images(60 // accumulated), WatchedNet()
     model = LitEDM(net, estimator, sigma_data=sigma_data)
@@ -33,10 +35,16 @@ def test_loss_and_gradient_are_those_of_the_formulas(estimator, sigma_data, accu
         z, sigma = undone(call, sigma_data)
         norm = (sigma**2 + sigma_data**2).sqrt()
         c_out = sigma_data * sigma / norm
-        target = posterior_mean(z, data.x.double(), sigma.flatten()) if isinstance(estimator, Exact) else x
+        target = (
+            posterior_mean(z, data.x.double(), sigma.flatten())
+            if isinstance(estimator, Exact)
+            else x
+        )
         error = (sigma_data / norm) ** 2 * z + c_out * 0.3 - target
         weight = (norm / (sigma_data * sigma)) ** 2
-        torch.testing.assert_close(loss.double(), (weight * error**2).flatten(1).mean(1), rtol=1e-3, atol=1e-5)
+        torch.testing.assert_close(
+            loss.double(), (weight * error**2).flatten(1).mean(1), rtol=1e-3, atol=1e-5
+        )
         # The derivative of the sum over pixels, λ(c_skip z + c_out v − target)², by v.
         expected.append((2 * weight * c_out * error).flatten(1).sum(1))
     assert gradients[0] == pytest.approx(torch.cat(expected).mean().item(), rel=1e-3)
@@ -66,7 +74,9 @@ class EveryFifth:
         result, item = all_warped(images), torch.arange(len(images))
         warped = item % 5 == 0
         flips = torch.where(warped[:, None], result.warp.flips, WAYS[item % 4])
-        labels = torch.where(warped[:, None], result.labels, torch.nn.functional.pad(flips.float(), (0, 7)))
+        labels = torch.where(
+            warped[:, None], result.labels, torch.nn.functional.pad(flips.float(), (0, 7))
+        )
         images = torch.where(warped[:, None, None, None], result.images, flip(images, flips))
         return Augmented(images, labels, warped, result.warp._replace(flips=flips))
 
@@ -88,7 +98,11 @@ def test_augmented_items_have_the_mean_over_the_set_or_class_augmented_alike_as_
     warp = all_warped(data.x).warp
     for item in range(60):
         row = slice(item, item + 1)
-        images = data.x.flip(AXES[item % 4]) if item % 5 else warp.rows(row).apply(data.x.unsqueeze(0))[0]
+        images = (
+            data.x.flip(AXES[item % 4])
+            if item % 5
+            else warp.rows(row).apply(data.x.unsqueeze(0))[0]
+        )
         images = images[data.labels == data.labels[item]] if options else images
         expected = posterior_mean(z[row], images.double(), sigma[row])
         torch.testing.assert_close(target[row].double(), expected, rtol=1e-4, atol=1e-5)
@@ -133,9 +147,12 @@ def test_augmentation_draws_as_edm_does():
     labels, warped, flips = result.labels, result.warped, result.warp.flips
     assert labels.shape == (20000, 9)
     applied = labels.ne(0)
-    rates = {0: 0.5, 1: 0.06, 2: 0.12, 4: 0.12, 5: 0.12, 6: 0.06, 7: 0.12, 8: 0.12}  # half of the axes are 0
+    # half of the axes are 0
+    rates = {0: 0.5, 1: 0.06, 2: 0.12, 4: 0.12, 5: 0.12, 6: 0.06, 7: 0.12, 8: 0.12}
     for column, rate in rates.items():
-        assert applied[:, column].float().mean().item() == pytest.approx(rate, abs=5 * (rate / 20000) ** 0.5)
+        assert applied[:, column].float().mean().item() == pytest.approx(
+            rate, abs=5 * (rate / 20000) ** 0.5
+        )
     assert torch.equal(applied[:, 7], applied[:, 8])
     for column in (2, 7, 8):
         assert labels[applied[:, column], column].std().item() == pytest.approx(1, abs=0.07)
@@ -180,6 +197,9 @@ def test_augmentation_is_the_map_that_its_label_says(sides):
     # The map of a warp is in halves of the sides.
     halves = np.diag([width / 2, height / 2, 1])
     for theta, label in zip(result.warp.theta.double().numpy(), result.labels, strict=True):
-        maps = [np.linalg.inv(halves) @ homogeneous(label, sign, width, height) @ halves for sign in (1, -1)]
+        maps = [
+            np.linalg.inv(halves) @ homogeneous(label, sign, width, height) @ halves
+            for sign in (1, -1)
+        ]
         # Both come from some ten roundings of float32 numbers near 1.
         assert min(np.abs(own[:2] - theta).max() for own in maps) < 2e-6

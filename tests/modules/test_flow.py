@@ -37,7 +37,10 @@ def test_times_follow_their_distribution_between_the_ends(low):
     times = LogitNormalTimes(0.5, 1.5, low, 0.8).draw(4000, rng())
     # ln σ = logit τ is normal, as in EDM, and cut at the ends.
     a, b = ((torch.tensor(end).double().logit().item() - 0.5) / 1.5 for end in (low, 0.8))
-    assert stats.kstest(torch.special.logit(times).numpy(), "truncnorm", args=(a, b, 0.5, 1.5)).pvalue > 0.01
+    assert (
+        stats.kstest(torch.special.logit(times).numpy(), "truncnorm", args=(a, b, 0.5, 1.5)).pvalue
+        > 0.01
+    )
     for drawn in (uniform, times):
         assert low - 1e-12 <= drawn.min()
         assert drawn.max() <= 0.8 + 1e-12
@@ -66,7 +69,9 @@ def test_the_loss_is_the_squared_distance_to_the_velocity_of_the_set(estimator, 
     z, noise_label, _ = net.calls[-1]
     z, tau, losses = z.double(), torch.sigmoid(4 * noise_label.double()), []
     for item in range(60):
-        points = warp.rows(slice(item, item + 1)).apply(data.x.unsqueeze(0))[0] if warped else data.x
+        points = (
+            warp.rows(slice(item, item + 1)).apply(data.x.unsqueeze(0))[0] if warped else data.x
+        )
         s = 1 - tau[item : item + 1]
         mean = posterior_mean(z[item : item + 1] / s, points.double(), (1 - s) / s)[0]
         # z = (1 − τ)x + τε, so that ε − x = (z − x)/τ.
@@ -79,10 +84,17 @@ def test_the_loss_is_the_squared_distance_to_the_velocity_of_the_set(estimator, 
 # Checkpoints
 
 
-def test_a_checkpoint_is_an_estimator_and_a_flow_and_not_of_another_parameterisation(trained_run, tmp_path):
-    net = DDPMpp(image_size=8, in_channels=1, channels=16, multipliers=[1], blocks=1, attention_at=[])
+def test_a_checkpoint_is_an_estimator_and_a_flow_and_not_of_another_parameterisation(
+    trained_run, tmp_path
+):
+    net = DDPMpp(
+        image_size=8, in_channels=1, channels=16, multipliers=[1], blocks=1, attention_at=[]
+    )
     options = {"output": DataOutput, "sampler": FixedSteps(euler_step), "sampling_steps": 7}
-    model, path = LitFlow(net, OneSample(), lr=1e-2, lr_ramp_up_images=0, **options), tmp_path / "last.ckpt"
+    model, path = (
+        LitFlow(net, OneSample(), lr=1e-2, lr_ramp_up_images=0, **options),
+        tmp_path / "last.ckpt",
+    )
     trainer = pl.Trainer(max_steps=5, callbacks=[LastCheckpoint(dirpath=str(tmp_path))], **TRAINER)
     trainer.fit(model, Digits(batch_size=64))
     z, sigma = torch.randn(3, 1, 8, 8), torch.tensor([0.1, 1.0, 20.0])
@@ -100,8 +112,16 @@ def test_a_checkpoint_is_an_estimator_and_a_flow_and_not_of_another_parameterisa
 
     validation = pl.Trainer(**{**TRAINER, "limit_val_batches": 1})
     for checkpoint, other, message in [
-        (path, LitFlow(net, OneSample()), r"another parameterisation: {'output': 'DataOutput'}, but the model has"),
-        (last(trained_run("edm")[0]), LitFlow(unet(), OneSample()), "the checkpoint is not of LitFlow"),
+        (
+            path,
+            LitFlow(net, OneSample()),
+            r"another parameterisation: {'output': 'DataOutput'}, but the model has",
+        ),
+        (
+            last(trained_run("edm")[0]),
+            LitFlow(unet(), OneSample()),
+            "the checkpoint is not of LitFlow",
+        ),
     ]:
         with pytest.raises(InputError, match=message):
             validation.validate(other, Digits(batch_size=32), checkpoint, verbose=False)

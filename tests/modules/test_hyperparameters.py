@@ -31,7 +31,9 @@ class Row(NamedTuple):
 def read_page():
     for section in PAGE.split("\n## ")[1:]:
         title = section.partition("\n")[0].partition(":")[0]
-        files = tuple(re.findall(r"`(configs/[^`]*)`", re.search(r"^Files: (.*)$", section, re.MULTILINE)[1]))
+        files = tuple(
+            re.findall(r"`(configs/[^`]*)`", re.search(r"^Files: (.*)$", section, re.MULTILINE)[1])
+        )
         for line in re.findall(r"^\| (?!option).*", section, re.MULTILINE):
             yield Row(title, *[cell.strip() for cell in line.strip("|").split("|")], files)
 
@@ -58,14 +60,20 @@ def option(config, key):
     for part in key.split("."):
         owner = value.get("class_path", "")
         if part == "callbacks":
-            value = {c["class_path"].rpartition(".")[2]: c for c in value.get(part) or value[f"{part}+"]}
+            value = {
+                c["class_path"].rpartition(".")[2]: c for c in value.get(part) or value[f"{part}+"]
+            }
         else:
             value = value.get("init_args", value)[part]
     if isinstance(value, dict):
         value = value["class_path"]
     if value is None and owner.startswith("lit_knn.estimators."):
         return DEFAULTS[part]
-    return value.rpartition(".")[2] if isinstance(value, str) and value.startswith("lit_knn.") else value
+    return (
+        value.rpartition(".")[2]
+        if isinstance(value, str) and value.startswith("lit_knn.")
+        else value
+    )
 
 
 def values_in(row):
@@ -74,11 +82,18 @@ def values_in(row):
     if key.startswith("lit_knn."):
         module, _, name = key.rpartition(".")
         return [getattr(importlib.import_module(module), name)]
-    files = [file] if "/" in file else [path for path in row.files if path.endswith(f"/{file}" if file else "")]
+    files = (
+        [file]
+        if "/" in file
+        else [path for path in row.files if path.endswith(f"/{file}" if file else "")]
+    )
     assert files, row
     first, *others = key.split(" * ")
     configs = [resolved(ROOT / path) for path in files]
-    return [math.prod(option(c, k) for k in (first, *others)) if others else option(c, first) for c in configs]
+    return [
+        math.prod(option(c, k) for k in (first, *others)) if others else option(c, first)
+        for c in configs
+    ]
 
 
 @pytest.mark.parametrize("row", OF_CONFIGS, ids=lambda row: f"{row.section}: {row.key}")
@@ -88,18 +103,29 @@ def test_configs_have_the_published_values(row):
 
 
 def test_the_page_has_every_table_and_what_no_config_has_names_its_test():
-    tables = {"Table 1", "Table 2", "Figure 4", "CelebA at 64x64", "ImageNet at 64x64", "Flow matching of CIFAR-10"}
+    tables = {
+        "Table 1",
+        "Table 2",
+        "Figure 4",
+        "CelebA at 64x64",
+        "ImageNet at 64x64",
+        "Flow matching of CIFAR-10",
+    }
     assert {row.section for row in ROWS} == tables
     for row in ROWS:
         assert row.source, row.key
         assert row in OF_CONFIGS or "test" in row.note, f"{row.key}: nothing holds it"
     texts = [path.read_text() for path in (ROOT / "tests").rglob("test_*.py")]
-    defined = {name for text in texts for name in re.findall(r"^def (test_\w+)", text, re.MULTILINE)}
+    defined = {
+        name for text in texts for name in re.findall(r"^def (test_\w+)", text, re.MULTILINE)
+    }
     assert set(re.findall(r"`(test_\w+)`", PAGE)) <= defined
     assert all((ROOT / path).is_file() for path in re.findall(r"`(tests/\w+\.py)`", PAGE))
 
 
-@pytest.mark.parametrize(("module", "kind"), [(LitICT, torch.optim.RAdam), (LitEDM, torch.optim.Adam)])
+@pytest.mark.parametrize(
+    ("module", "kind"), [(LitICT, torch.optim.RAdam), (LitEDM, torch.optim.Adam)]
+)
 def test_optimisers(module, kind):
     model = module(WatchedNet(), OneSample())
     optimiser = model.configure_optimizers()

@@ -15,7 +15,12 @@ from tests.short_training import TRAINER, train
 from tests.watched import Images, WatchedNet
 
 EDM = str(ROOT / "configs" / "table2" / "digits.yaml")
-WARMUP = ["-c", str(ROOT / "configs" / "schedules" / "warmup_cosine.yaml"), "--lr_scheduler.max_lr", "0.002"]
+WARMUP = [
+    "-c",
+    str(ROOT / "configs" / "schedules" / "warmup_cosine.yaml"),
+    "--lr_scheduler.max_lr",
+    "0.002",
+]
 WARMUP += ["--lr_scheduler.total_steps", "5"]
 ADAM = ["--optimizer", "Adam"]
 COSINE = ["--lr_scheduler", "CosineAnnealingLR", "--lr_scheduler.T_max", "4"]
@@ -36,13 +41,25 @@ class History(pl.Callback):
 # With batches of 20, the second step of an epoch has only one batch.
 @pytest.mark.parametrize(
     ("kind", "batch_size", "counts"),
-    [(LitEDM, 30, [60, 120, 180, 240]), (LitEDM, 20, [40, 60, 100, 120]), (LitICT, 30, [60, 120, 180, 240])],
+    [
+        (LitEDM, 30, [60, 120, 180, 240]),
+        (LitEDM, 20, [40, 60, 100, 120]),
+        (LitICT, 30, [60, 120, 180, 240]),
+    ],
 )
-def test_learning_rate_and_average_follow_the_images_with_accumulation(kind, batch_size, counts, tmp_path):
+def test_learning_rate_and_average_follow_the_images_with_accumulation(
+    kind, batch_size, counts, tmp_path
+):
     by_images = kind is LitEDM
-    options = {"lr_ramp_up_images": 170, "ema_half_life_images": 15} if by_images else {"ema_decay": 0.8}
+    options = (
+        {"lr_ramp_up_images": 170, "ema_half_life_images": 15} if by_images else {"ema_decay": 0.8}
+    )
     history = History()
-    callbacks = [history, LastCheckpoint(dirpath=str(tmp_path)), CheckpointByImages(1, str(tmp_path))]
+    callbacks = [
+        history,
+        LastCheckpoint(dirpath=str(tmp_path)),
+        CheckpointByImages(1, str(tmp_path)),
+    ]
     trainer = pl.Trainer(max_steps=8, accumulate_grad_batches=2, callbacks=callbacks, **TRAINER)
     model = kind(WatchedNet(), OneSample(), lr=0.1, **options)
     trainer.fit(model, Images(batch_size))
@@ -50,7 +67,9 @@ def test_learning_rate_and_average_follow_the_images_with_accumulation(kind, bat
     assert len({0.3, *values}) == 9
     assert list(images[:4]) == counts
     # The rate counts the images of its own step, too, so it is never zero.
-    assert rates == pytest.approx([0.1 * min(1, seen / 170) if by_images else 0.1 for seen in images])
+    assert rates == pytest.approx(
+        [0.1 * min(1, seen / 170) if by_images else 0.1 for seen in images]
+    )
     average = values[0]
     for (before, seen), value in zip(pairwise(images), values[1:], strict=True):
         decay = 0.5 ** ((seen - before) / min(15, 0.05 * seen)) if by_images else 0.8
@@ -60,7 +79,12 @@ def test_learning_rate_and_average_follow_the_images_with_accumulation(kind, bat
     # The same trainer evaluates the averaged weights of the checkpoint.
     trainer.validate(model, Images(batch_size), ckpt_path=tmp_path / "last.ckpt", verbose=False)
     assert (model.network.value.item(), model.step) == (saved.item(), 8)
-    trainer.validate(model, Images(batch_size), ckpt_path=tmp_path / f"images_seen={counts[1]}.ckpt", verbose=False)
+    trainer.validate(
+        model,
+        Images(batch_size),
+        ckpt_path=tmp_path / f"images_seen={counts[1]}.ckpt",
+        verbose=False,
+    )
     assert (model.images_seen, model.step) == (counts[1], 2)  # Not the step of the fit before.
 
 
@@ -68,7 +92,9 @@ def test_the_config_of_warm_up_and_cosine_ends_at_0_after_its_steps(tmp_path):
     logger = ["--trainer.logger.save_dir", str(tmp_path), "--trainer.logger.name", "run"]
     rates = ["--optimizer.lr", "0.002", "--model.lr", "0.002"]
     main(["fit", "-c", DEMO, *TINY, *logger, "--trainer.max_steps", "4", *WARMUP, *rates])
-    checkpoint = torch.load(tmp_path / "run" / "knn_0" / "checkpoints" / "last.ckpt", weights_only=True)
+    checkpoint = torch.load(
+        tmp_path / "run" / "knn_0" / "checkpoints" / "last.ckpt", weights_only=True
+    )
     assert checkpoint["global_step"] == 4
     assert checkpoint["optimizer_states"][0]["param_groups"][0]["lr"] == pytest.approx(0, abs=1e-7)
 
@@ -81,7 +107,10 @@ def test_a_schedule_sets_the_rate_of_every_step_alone():
             optimizer = super().configure_optimizers()
             optimizer.register_step_pre_hook(lambda own, *_: seen.append(own.param_groups[0]["lr"]))
             schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.5, total_iters=2)
-            return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+            return {
+                "optimizer": optimizer,
+                "lr_scheduler": {"scheduler": schedule, "interval": "step"},
+            }
 
     train(Scheduled(WatchedNet(), OneSample(), lr=0.002, lr_ramp_up_images=1000), Images(), 3)
     assert seen == pytest.approx([0.002, 0.0015, 0.001])
@@ -96,7 +125,10 @@ def test_a_schedule_sets_the_rate_of_every_step_alone():
             "--lr_scheduler.max_lr=0.002 and --model.lr=0.003 are",
         ),
         (COSINE, "--lr_scheduler has no effect without --optimizer"),
-        ([*ADAM, "--optimizer.lr", "0.002", *COSINE], "--model.lr_ramp_up_images=10000 sets the learning rate at"),
+        (
+            [*ADAM, "--optimizer.lr", "0.002", *COSINE],
+            "--model.lr_ramp_up_images=10000 sets the learning rate at",
+        ),
     ],
 )
 def test_contradictions_are_refused(args, told, own_folder, capsys):

@@ -27,7 +27,13 @@ from tests.toys import rng
 from tests.watched import Asked, Images, Tripled, WatchedNet
 
 MEAN, STD = 0.4, 0.6  # of the Gaussian
-SMALL = {"channels": 8, "multipliers": [1], "blocks": 1, "attention_at": [8], "augment_dim": GAP_FEATURES}
+SMALL = {
+    "channels": 8,
+    "multipliers": [1],
+    "blocks": 1,
+    "attention_at": [8],
+    "augment_dim": GAP_FEATURES,
+}
 
 
 def unet(**options):
@@ -84,7 +90,8 @@ def test_the_exact_average_velocity_has_no_loss_and_samples_in_any_number_of_ste
     torch.testing.assert_close(once, often, rtol=0, atol=1e-5)
     z = torch.randn(50, 1, generator=rng())
     torch.testing.assert_close(
-        model.average_velocity(z, 0.2, 0.7), (z - gaussian_map(z, *map(torch.tensor, (0.2, 0.7)))) / 0.5
+        model.average_velocity(z, 0.2, 0.7),
+        (z - gaussian_map(z, *map(torch.tensor, (0.2, 0.7)))) / 0.5,
     )
     whole = z - gaussian_map(z, *map(torch.tensor, (0.0, 1.0)))
     torch.testing.assert_close(model.average_velocity(z, 0.0, 1.0), whole, rtol=0, atol=1e-5)
@@ -94,7 +101,9 @@ def test_the_exact_average_velocity_has_no_loss_and_samples_in_any_number_of_ste
         with pytest.raises(InputError, match=f"r must be from 0 to t=0.5, got {r}"):
             model.average_velocity(z, r, 0.5)
     for evaluate in (model, lambda z, t: model.average_velocity(z, 0.0, t)):
-        with pytest.raises(InputError, match=r"the noise level must be above 0 and from 0 to 1, got 1\.01"):
+        with pytest.raises(
+            InputError, match=r"the noise level must be above 0 and from 0 to 1, got 1\.01"
+        ):
             evaluate(z, 1.01)
 
 
@@ -110,7 +119,9 @@ def test_the_derivative_of_our_networks_is_that_of_finite_differences(net):
         nn.init.normal_(parameter, std=0.2)
     module = LitMeanFlow(net, OneSample())
     r, t = times(4)
-    z, mean, direction = (torch.randn(4, 1, 8, 8, generator=rng(seed), dtype=torch.float64) for seed in (1, 2, 3))
+    z, mean, direction = (
+        torch.randn(4, 1, 8, 8, generator=rng(seed), dtype=torch.float64) for seed in (1, 2, 3)
+    )
     found = module.errors(z, r, t, mean, direction)
     tangent, h = (z - direction) / column(t, z), 1e-5
     ahead, behind = (module.flow(z + step * tangent, t + step, r=r) for step in (h, -h))
@@ -131,10 +142,14 @@ def test_the_derivative_of_our_networks_is_that_of_finite_differences(net):
 )
 def test_the_estimator_is_in_the_target_and_the_other_one_in_the_tangent(estimator, tangent):
     data, seen = Images(60), {}
-    module = LitMeanFlow(Tripled(), estimator, tangent, UniformTimes(0.2, 0.9), measure_target=False)
+    module = LitMeanFlow(
+        Tripled(), estimator, tangent, UniformTimes(0.2, 0.9), measure_target=False
+    )
     module.errors = lambda *args: seen.update(args=args) or LitMeanFlow.errors(module, *args)
     module.objective = lambda loss, x: seen.update(loss=loss.detach()) or loss.mean()
-    module.on_before_optimizer_step = lambda *_: seen.update(gradient=module.network.weight.grad.item())
+    module.on_before_optimizer_step = lambda *_: seen.update(
+        gradient=module.network.weight.grad.item()
+    )
     logged = train(module, data, 1, log_every_n_steps=1).callback_metrics
     z, r, t, *_, class_label, augment_label = seen["args"]
     assert (class_label, augment_label) == (None, None)
@@ -184,7 +199,9 @@ def test_dropout_differs_in_each_step_and_repeats_with_the_run():
     assert all(torch.equal(*pair) for pair in zip((first, second), masks(1), strict=True))
 
 
-@pytest.mark.parametrize("times", [None, UniformTimes(0.3, 0.8), LogitNormalTimes(-1.0, 1.5, 0.2, 0.5)])
+@pytest.mark.parametrize(
+    "times", [None, UniformTimes(0.3, 0.8), LogitNormalTimes(-1.0, 1.5, 0.2, 0.5)]
+)
 def test_the_two_times_are_two_draws_in_order_and_a_share_of_them_is_equal(times):
     module = LitMeanFlow(unet(), OneSample(), times=times, different=0.6)
     t = module.draw_times(20_000, rng())
@@ -286,14 +303,18 @@ def test_guidance_mixes_both_velocities_with_the_networks_own(guidance, kappa):
 
 def test_guidance_needs_dropped_labels_and_is_only_trained():
     options = {"class_conditional": True, "augmentation": GeometricAugmentation()}
-    with pytest.raises(InputError, match=r"guidance=2\.0 needs a network that was trained without classes"):
+    with pytest.raises(
+        InputError, match=r"guidance=2\.0 needs a network that was trained without classes"
+    ):
         LitMeanFlow(ByLabel(), OneSample(), guidance=2.0, **options)
     # An effective weight of 1 needs none.
     LitMeanFlow(ByLabel(), OneSample(), guidance=0.75, kappa=0.25, **options)
     model = MeanFlowModel(AverageVelocity(ByLabel()), (1, 2, 2))
     noise = seeded_noise([3], (1, 2, 2))
     torch.testing.assert_close(model.sample([3], class_label=1), -noise)
-    torch.testing.assert_close(model.average_velocity(noise, 0.0, 1.0, torch.tensor([1])), 2 * noise)
+    torch.testing.assert_close(
+        model.average_velocity(noise, 0.0, 1.0, torch.tensor([1])), 2 * noise
+    )
     with pytest.raises(InputError, match="guidance from training"):
         model.sample([0], guidance=2.0)
 
@@ -309,7 +330,19 @@ class KeptWeights(pl.Callback):
 @pytest.mark.usefixtures("own_folder")
 def test_two_ranks_average_their_gradients():
     config, kept = str(ROOT / "configs" / "meanflow" / "digits.yaml"), f"{__name__}.KeptWeights"
-    run_main(["fit", "-c", config, *TINY, "--model.lr_ramp_up_images", "0", "--trainer.callbacks+", kept], 2)
+    run_main(
+        [
+            "fit",
+            "-c",
+            config,
+            *TINY,
+            "--model.lr_ramp_up_images",
+            "0",
+            "--trainer.callbacks+",
+            kept,
+        ],
+        2,
+    )
     # Each rank has items of its own, so their gradients alone would give it other weights.
     for ours, theirs in zip(torch.load("0.pt"), torch.load("1.pt"), strict=True):
         assert torch.equal(ours, theirs)

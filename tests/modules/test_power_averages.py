@@ -17,15 +17,45 @@ from lit_knn.modules.averaging import exponent
 from lit_knn.runs.folder import RunFolder
 from main import main
 from tests.command_lines import ROOT, refusal_of
-from tests.interrupted_runs import At, assert_same, assert_same_numbers, edm, fit, interrupt, tensors
+from tests.interrupted_runs import (
+    At,
+    assert_same,
+    assert_same_numbers,
+    edm,
+    fit,
+    interrupt,
+    tensors,
+)
 from tests.ranks import run_main
 
 BATCH, STEPS, EVERY = 32, 24, 64
-DIGITS = ["-c", str(ROOT / "configs" / "table2" / "digits.yaml"), "-c", str(ROOT / "tests" / "tiny.yaml")]
-NET = ["--model.net.channels", "8", "--model.net.multipliers", "[1]", "--model.measure_target", "false"]
+DIGITS = [
+    "-c",
+    str(ROOT / "configs" / "table2" / "digits.yaml"),
+    "-c",
+    str(ROOT / "tests" / "tiny.yaml"),
+]
+NET = [
+    "--model.net.channels",
+    "8",
+    "--model.net.multipliers",
+    "[1]",
+    "--model.measure_target",
+    "false",
+]
 NET += ["--model.lr", "0.01", "--model.lr_ramp_up_images", "0"]
-SAVED = ["--trainer.callbacks+", "lit_knn.callbacks.CheckpointByImages", "--trainer.callbacks.every_n_images", "1"]
-TRACKED = ["--trainer.callbacks+", "lit_knn.callbacks.PowerAverages", "--trainer.callbacks.every_n_images", str(EVERY)]
+SAVED = [
+    "--trainer.callbacks+",
+    "lit_knn.callbacks.CheckpointByImages",
+    "--trainer.callbacks.every_n_images",
+    "1",
+]
+TRACKED = [
+    "--trainer.callbacks+",
+    "lit_knn.callbacks.PowerAverages",
+    "--trainer.callbacks.every_n_images",
+    str(EVERY),
+]
 RUN = Path("runs/table2_digits/knn_0")
 
 
@@ -49,7 +79,10 @@ def trained(tmp_path_factory):
 
 def trajectory(run):
     """The weights after each step, from its checkpoint, in one vector of float64, by images seen."""
-    loaded = {seen: torch.load(path, weights_only=True) for seen, path in RunFolder(run).kept_checkpoints().items()}
+    loaded = {
+        seen: torch.load(path, weights_only=True)
+        for seen, path in RunFolder(run).kept_checkpoints().items()
+    }
     return {seen: vector(checkpoint["current_model_state"]) for seen, checkpoint in loaded.items()}
 
 
@@ -66,7 +99,10 @@ def explicit(thetas, length, end):
 
 
 def test_an_average_made_afterwards_is_the_one_of_the_training(trained):
-    thetas, snapshots = trajectory(trained / RUN), read_snapshots(kept_in(trained / RUN / "snapshots"))
+    thetas, snapshots = (
+        trajectory(trained / RUN),
+        read_snapshots(kept_in(trained / RUN / "snapshots")),
+    )
     assert [s["images_seen"] for s in snapshots] == list(range(EVERY, STEPS * BATCH + 1, EVERY))
     assert exponent(0.2887) == 0  # The longest length that the messages name.
     for length, last in [(0.05, 12), (0.07, 12), (0.1, 12), (0.15, 12), (0.15, 8)]:
@@ -75,23 +111,31 @@ def test_an_average_made_afterwards_is_the_one_of_the_training(trained):
         made = vector(average(snapshots[:last], found.weights))
         expected, spread = explicit(thetas, length, end)
         # Cauchy-Schwarz, as in tests/theory/test_power_average.py, and the rounding of 24 updates in float32.
-        rounding = 24 * 2**-24 * abs(found.weights).sum() * torch.stack([*thetas.values()]).abs().amax(0)
+        rounding = (
+            24 * 2**-24 * abs(found.weights).sum() * torch.stack([*thetas.values()]).abs().amax(0)
+        )
         gamma = exponent(length)
         norm_of_profile = (gamma + 1) / (2 * gamma + 1) ** 0.5 / end**0.5
         tolerance = found.residual * norm_of_profile * spread + rounding
         assert ((made - expected).abs() <= tolerance).all()
         # That tells it from an average of another length.
-        assert ((made - explicit(thetas, 0.8 * length, end)[0]).abs() > tolerance).double().mean() > 0.5
+        assert (
+            (made - explicit(thetas, 0.8 * length, end)[0]).abs() > tolerance
+        ).double().mean() > 0.5
 
 
 def test_average_writes_checkpoints_that_all_commands_take(trained, tmp_path, monkeypatch, capsys):
-    shutil.copytree(trained, tmp_path, dirs_exist_ok=True, ignore=shutil.ignore_patterns("images_seen=*1.ckpt"))
+    shutil.copytree(
+        trained, tmp_path, dirs_exist_ok=True, ignore=shutil.ignore_patterns("images_seen=*1.ckpt")
+    )
     monkeypatch.chdir(tmp_path)
     run = RUN
     lengths = ["--ema", "0.07", "0.1", "0.1234"]
     main(["average", str(run), *lengths])
     files = [run / "averages" / f"ema={name}.ckpt" for name in ("0.070", "0.100", "0.1234")]
-    tracked = torch.load(run / "snapshots" / "images_seen=768.ckpt", weights_only=True)["averages"][1]
+    tracked = torch.load(run / "snapshots" / "images_seen=768.ckpt", weights_only=True)["averages"][
+        1
+    ]
     made = torch.load(files[1], weights_only=True)["state_dict"]
     assert made.keys() == tracked.keys()
     assert all(torch.allclose(made[name], tracked[name], rtol=1e-5, atol=1e-6) for name in made)
@@ -104,12 +148,18 @@ def test_average_writes_checkpoints_that_all_commands_take(trained, tmp_path, mo
     assert (row["step"], row["images_seen"]) == ("24", "768")
     main(["best", "--run", str(run), "--checkpoints", str(run / "averages")])
     rows = read_rows(run / "averages" / "averages_fd_pixels.csv")
-    assert [(r["ema"], r["images_seen"]) for r in rows] == [("0.07", "768"), ("0.1", "768"), ("0.1234", "768")]
+    assert [(r["ema"], r["images_seen"]) for r in rows] == [
+        ("0.07", "768"),
+        ("0.1", "768"),
+        ("0.1234", "768"),
+    ]
     assert float(rows[0]["fd_pixels"]) == pytest.approx(float(row["fd_pixels"]), rel=1e-5)
     best = min(rows, key=lambda r: float(r["fd_pixels"]))
     assert f"  {best['checkpoint']}\n" in capsys.readouterr().out
     assert (run / "averages" / "averages_fd_pixels.png").is_file()
-    refusal = "ema=0.070.ckpt cannot be resumed from: it is an average that was made after a training"
+    refusal = (
+        "ema=0.070.ckpt cannot be resumed from: it is an average that was made after a training"
+    )
     assert refusal_of(["fit", *config], capsys).endswith(refusal)
     # An interrupted command goes on: the files that are there stay.
     times = {path: path.stat().st_mtime_ns for path in files[:2]}
@@ -129,7 +179,9 @@ def test_average_writes_checkpoints_that_all_commands_take(trained, tmp_path, mo
     shutil.copy("until/ema=0.080.ckpt", files[1])
     line = refusal_of(["best", "--run", str(run), "--checkpoints", str(run / "averages")], capsys)
     assert "ema=0.100.ckpt is of 512 images, and its row in " in line
-    with pytest.warns(UserWarning, match=r"--ema 0\.02: the nearest sum of 12 snapshot\(s\) has an error of 1\d%"):
+    with pytest.warns(
+        UserWarning, match=r"--ema 0\.02: the nearest sum of 12 snapshot\(s\) has an error of 1\d%"
+    ):
         main(["average", str(run), "--ema", "0.02"])
     assert "above 30%; stored are the lengths" in refusal_of(
         ["average", str(run), "--ema", "0.28", "--images", "64"], capsys
@@ -138,12 +190,16 @@ def test_average_writes_checkpoints_that_all_commands_take(trained, tmp_path, mo
 
 def snapshots(*folders):
     """Read all numbers of the snapshots in these folders, by file; the training's time is left out."""
-    found = {path.name: path for folder in folders for path in (folder / "run" / "snapshots").iterdir()}
+    found = {
+        path.name: path for folder in folders for path in (folder / "run" / "snapshots").iterdir()
+    }
     contents = {name: torch.load(path, weights_only=True) for name, path in found.items()}
     return {name: tensors({**c, "training_time": None}) for name, c in contents.items()}
 
 
-def test_snapshots_weigh_each_step_by_its_images_and_a_resumed_run_has_those_of_the_uninterrupted_one(tmp_path):
+def test_snapshots_weigh_each_step_by_its_images_and_a_resumed_run_has_those_of_the_uninterrupted_one(
+    tmp_path,
+):
     thetas = {}
 
     class Weights(pl.Callback):
@@ -153,7 +209,9 @@ def test_snapshots_weigh_each_step_by_its_images_and_a_resumed_run_has_those_of_
 
     def run(name, *args, own=(), **more):
         tracked = [PowerAverages([0.05, 0.2], every_n_images=150), *own]
-        return fit(tmp_path / name, edm(), 6, *args, callbacks=tracked, accumulate_grad_batches=2, **more)[1]
+        return fit(
+            tmp_path / name, edm(), 6, *args, callbacks=tracked, accumulate_grad_batches=2, **more
+        )[1]
 
     whole = run("whole", own=[Weights()])
     assert list(thetas) == [80, 160, 240, 320, 400, 480]
@@ -175,21 +233,31 @@ def test_snapshots_weigh_each_step_by_its_images_and_a_resumed_run_has_those_of_
 def test_averages_need_the_whole_training_and_a_folder_without_later_snapshots(tmp_path):
     _, without = fit(tmp_path / "a", edm(), 2)
     for _ in range(2):  # A refused run leaves the checkpoint as it was.
-        with pytest.raises(InputError, match="PowerAverages: the checkpoint, of 80 images, has no such averages"):
+        with pytest.raises(
+            InputError, match="PowerAverages: the checkpoint, of 80 images, has no such averages"
+        ):
             fit(tmp_path / "a", edm(), 4, without, callbacks=[PowerAverages()])
     own = {"lengths": [0.1], "every_n_images": 40}
     _, path = fit(tmp_path / "c", edm(), 2, callbacks=[PowerAverages(**own)])
-    with pytest.raises(InputError, match=r"PowerAverages: .* averages of the lengths \[0\.1\], not \[0\.05, 0\.1\]"):
+    with pytest.raises(
+        InputError, match=r"PowerAverages: .* averages of the lengths \[0\.1\], not \[0\.05, 0\.1\]"
+    ):
         fit(tmp_path / "d", edm(), 4, path, callbacks=[PowerAverages()])
-    with pytest.raises(InputError, match=r"images_seen=40\.ckpt is of another training: move .*snapshots away"):
+    with pytest.raises(
+        InputError, match=r"images_seen=40\.ckpt is of another training: move .*snapshots away"
+    ):
         fit(tmp_path / "c", edm(), 2, callbacks=[PowerAverages(**own)])
     # A resumed training makes the later ones again.
     (tmp_path / "c" / "run" / "snapshots" / "images_seen=400.ckpt").write_bytes(b"")
-    with pytest.warns(UserWarning, match=r"images_seen=400\.ckpt is removed: this training resumes from 80 images"):
+    with pytest.warns(
+        UserWarning, match=r"images_seen=400\.ckpt is removed: this training resumes from 80 images"
+    ):
         fit(tmp_path / "c", edm(), 3, path, callbacks=[tracked := PowerAverages(**own)])
     assert list(kept_in(tmp_path / "c" / "run" / "snapshots")) == [40, 80, 120]
     # The next training of the same callback knows nothing of the last one.
-    with pytest.raises(InputError, match="PowerAverages: the checkpoint, of 80 images, has no such averages"):
+    with pytest.raises(
+        InputError, match="PowerAverages: the checkpoint, of 80 images, has no such averages"
+    ):
         fit(tmp_path / "b", edm(), 4, without, callbacks=[tracked])
 
 
@@ -197,7 +265,13 @@ def test_the_last_snapshot_is_written_once_and_before_a_validation(tmp_path):
     # A training that is stopped early has one, too.
     fit(tmp_path / "e", edm(), 3, callbacks=[PowerAverages()], max_time={"microseconds": 1})
     assert list(kept_in(tmp_path / "e" / "run" / "snapshots")) == [40]
-    fit(tmp_path / "g", edm(), 3, at=At(3, "on_validation_start", interrupt), callbacks=[PowerAverages()])
+    fit(
+        tmp_path / "g",
+        edm(),
+        3,
+        at=At(3, "on_validation_start", interrupt),
+        callbacks=[PowerAverages()],
+    )
     assert list(kept_in(tmp_path / "g" / "run" / "snapshots")) == [120]
     path, files = tmp_path / "h" / "run" / "snapshots" / "images_seen=120.ckpt", []
     at = At(3, "on_validation_start", lambda: files.append(path.stat().st_ino))
@@ -214,7 +288,10 @@ def test_an_average_beyond_16_bits_is_told_and_makes_no_snapshot(tmp_path):
         fit(folder, model, 1, callbacks=[PowerAverages(every_n_images=40, dtype=dtype)])
         return read_snapshots(kept_in(folder / "run" / "snapshots"))
 
-    with pytest.warns(UserWarning, match=r"PowerAverages: at step 1 an average is not finite in float16; no snapshot"):
+    with pytest.warns(
+        UserWarning,
+        match=r"PowerAverages: at step 1 an average is not finite in float16; no snapshot",
+    ):
         assert run(tmp_path / "a", "float16") == []
     # bfloat16 holds as large numbers as float32.
     (snapshot,) = run(tmp_path / "b", "bfloat16")
@@ -239,4 +316,7 @@ def test_two_ranks_write_one_average_of_both_and_16_bits_are_rounded_once(tmp_pa
     main(["average", str(RUN), "--ema", "0.05"])
     made = torch.load(RUN / "averages" / "ema=0.050.ckpt", weights_only=True)["state_dict"]
     assert {value.dtype for value in made.values()} == {torch.float32}
-    assert all(torch.allclose(made[n], v.float(), rtol=1e-5, atol=1e-6) for n, v in snapshot["averages"][0].items())
+    assert all(
+        torch.allclose(made[n], v.float(), rtol=1e-5, atol=1e-6)
+        for n, v in snapshot["averages"][0].items()
+    )

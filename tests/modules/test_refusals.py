@@ -26,22 +26,40 @@ def unet(**options):
 
 
 # A net that draws the labels it drops anew in each evaluation.
-DROPPING = {"net": ADM(8, 1, 32, (1,), 1, head_width=32, num_classes=3, label_dropout=0.1, augment_dim=8)}
+DROPPING = {
+    "net": ADM(8, 1, 32, (1,), 1, head_width=32, num_classes=3, label_dropout=0.1, augment_dim=8)
+}
 DROPPING |= {"class_conditional": True, "guidance": 0.2}
-WARPING = {"net": unet(augment_dim=17), "tangent": MonteCarlo(4), "augmentation": GeometricAugmentation()}
+WARPING = {
+    "net": unet(augment_dim=17),
+    "tangent": MonteCarlo(4),
+    "augmentation": GeometricAugmentation(),
+}
 CASES = [
     (LitICT, {"lr": math.inf}, "lr must be finite and above 0, got inf"),
     (LitICT, {"s0": 0}, "s0"),
     (LitICT, {"total_steps": 0}, "total_steps"),
     (LitICT, {"sigma_min": 100.0}, "sigma_min"),
     (LitICT, {"predict_steps": 3}, "predict_steps=3 must be between 1 and"),
-    (LitICT, {"net": unet(augment_dim=9)}, "the net has augment_dim=9, but there is no augmentation"),
+    (
+        LitICT,
+        {"net": unet(augment_dim=9)},
+        "the net has augment_dim=9, but there is no augmentation",
+    ),
     (LitICT, {"huber_c": 0.0}, "huber_c of LitICT, must be finite and above 0"),
     (LitICT, {"huber_c": math.inf}, "huber_c of LitICT, must be finite and above 0"),
     (LitICT, {"sampling_sigmas": (80.0, 0.002)}, "sampling_sigmas"),
-    (LitICT, {"sigma_max": 20.0}, "sampling_sigmas begin at 80.0, but no level above sigma_max=20.0 is trained"),
+    (
+        LitICT,
+        {"sigma_max": 20.0},
+        "sampling_sigmas begin at 80.0, but no level above sigma_max=20.0 is trained",
+    ),
     (LitEDM, {"lr_ramp_up_images": -1}, "lr_ramp_up_images must be at least 0"),
-    (LitEDM, {"net": unet(augment_dim=9)}, "augmentation=null gives 0 labels, but the net has augment_dim=9"),
+    (
+        LitEDM,
+        {"net": unet(augment_dim=9)},
+        "augmentation=null gives 0 labels, but the net has augment_dim=9",
+    ),
     (LitEDM, {"class_conditional": True}, "class_conditional=True, but the net has num_classes=0"),
     (LitEDM, {"sampling_class": "a"}, "sampling_class='a', but .* num_classes=0"),
     (LitFlow, {"output": nn.Identity}, "output=Identity makes Identity, not a FlowNetwork"),
@@ -50,33 +68,71 @@ CASES = [
     (LitMeanFlow, {"net": unet(augment_dim=8), "power": -1}, "power must be at least 0"),
     (LitMeanFlow, {"net": unet(augment_dim=8), "different": 1.5}, "different must be from 0 to 1"),
     (LitMeanFlow, {"net": unet(augment_dim=8), "kappa": 1}, "kappa must be at least 0 and below 1"),
-    (LitMeanFlow, {"net": unet(augment_dim=8), "sampling_steps": 0}, "sampling_steps must be finite and above 0"),
+    (
+        LitMeanFlow,
+        {"net": unet(augment_dim=8), "sampling_steps": 0},
+        "sampling_steps must be finite and above 0",
+    ),
     (LogitNormalTimes, {"std": 0.0}, "std must be above 0, got 0.0"),
     (LogitNormalTimes, {"mean": math.inf}, "mean must be finite, got inf"),
-    (LogitNormalTimes, {"mean": -1e3}, "there is no probability between low=0.0001 and high=0.9999"),
+    (
+        LogitNormalTimes,
+        {"mean": -1e3},
+        "there is no probability between low=0.0001 and high=0.9999",
+    ),
     (LitMeanFlow, WARPING, "tangent cannot estimate the posterior of warped images"),
-    (LitMeanFlow, DROPPING | {"kappa": 0.9}, "guidance=2.0 needs a network that was trained without classes"),
-    (LitMeanFlow, DROPPING | {"label_dropout": 0.1}, "label_dropout=0.1, but the net drops labels, too"),
+    (
+        LitMeanFlow,
+        DROPPING | {"kappa": 0.9},
+        "guidance=2.0 needs a network that was trained without classes",
+    ),
+    (
+        LitMeanFlow,
+        DROPPING | {"label_dropout": 0.1},
+        "label_dropout=0.1, but the net drops labels, too",
+    ),
     (LitECT, {"q": 1.0}, "q must be above 1 and finite, because the gap shrinks"),
     (LitECT, {"k": -1.0}, "k must be at least 0"),
     (LitECT, {"b": math.inf}, "b must be at least 0 and finite"),
     (LitECT, {"stage_steps": 0}, "stage_steps and stages must be at least 1, got 0"),
     (LitECT, {"stages": 24}, "q=2.0 and stages=24 leave r within float32's rounding of t"),
-    (LitECT, {"k": 1e300}, "k=1e[+]300, .* leave r = 0 at all t up to 80 in the last stage, so r never approaches t"),
-    (LitECT, {"P_mean": 1000.0}, "P_mean=1000.0 and P_std=2.0 draw noise levels beyond the range of float32"),
+    (
+        LitECT,
+        {"k": 1e300},
+        "k=1e[+]300, .* leave r = 0 at all t up to 80 in the last stage, so r never approaches t",
+    ),
+    (
+        LitECT,
+        {"P_mean": 1000.0},
+        "P_mean=1000.0 and P_std=2.0 draw noise levels beyond the range of float32",
+    ),
     (LitECT, {"sigma_data": 0.3}, r"start=.*own\.ckpt was trained with sigma_data=0.5, not 0.3"),
-    (LitECT, {"net": unet(augment_dim=9)}, "the net has augment_dim=9, but there is no augmentation"),
-    (LitECT, {"net": unet(channels=16)}, r"start=.*own\.ckpt: the weights do not fit the architecture"),
+    (
+        LitECT,
+        {"net": unet(augment_dim=9)},
+        "the net has augment_dim=9, but there is no augmentation",
+    ),
+    (
+        LitECT,
+        {"net": unet(channels=16)},
+        r"start=.*own\.ckpt: the weights do not fit the architecture",
+    ),
     (LitECT, {"start": None, "net": None}, "start=null needs net"),
     (LitECT, {"start": "none.pkl"}, r"start=none\.pkl: no such file"),
     (PowerAverages, {"lengths": [0.5]}, "a relative length must be above 0"),
-    (PowerAverages, {"lengths": [0.1, 0.1]}, "relative lengths must be different numbers, at least one"),
+    (
+        PowerAverages,
+        {"lengths": [0.1, 0.1]},
+        "relative lengths must be different numbers, at least one",
+    ),
     (PowerAverages, {"every_n_images": 0}, "every_n_images must be at least 1, got 0"),
     (PowerAverages, {"dtype": "int8"}, "dtype=int8 is not one of float32, float16, bfloat16"),
 ]
 
 
-@pytest.mark.parametrize(("kind", "options", "message"), CASES, ids=lambda value: getattr(value, "__name__", None))
+@pytest.mark.parametrize(
+    ("kind", "options", "message"), CASES, ids=lambda value: getattr(value, "__name__", None)
+)
 def test_an_option_out_of_range_is_named(kind, options, message, tmp_path):
     trains = issubclass(kind, pl.LightningModule)
     given = {"net": unet(), "estimator": OneSample()} if trains else {}
@@ -86,7 +142,9 @@ def test_an_option_out_of_range_is_named(kind, options, message, tmp_path):
     assert "\n" not in str(caught.value)
 
 
-def test_a_file_that_is_no_denoiser_of_the_architecture_is_no_start_and_a_metric_is_of_each_item(trained_run, tmp_path):
+def test_a_file_that_is_no_denoiser_of_the_architecture_is_no_start_and_a_metric_is_of_each_item(
+    trained_run, tmp_path
+):
     published = write_published(tmp_path / "published.pkl")
     foreign = write_start(tmp_path / "foreign.ckpt", WatchedNet())
     for start, net, message in [
@@ -100,7 +158,11 @@ def test_a_file_that_is_no_denoiser_of_the_architecture_is_no_start_and_a_metric
     with pytest.raises(InputError, match="in_channels=3, but the images have the shape"):
         train(LitECT(OneSample(), published), Digits(batch_size=64), 1)
     with pytest.raises(InputError, match="metric must return the distance of each item"):
-        train(LitECT(OneSample(), write_own(tmp_path / "own.ckpt"), metric=nn.functional.mse_loss), Digits(), 1)
+        train(
+            LitECT(OneSample(), write_own(tmp_path / "own.ckpt"), metric=nn.functional.mse_loss),
+            Digits(),
+            1,
+        )
 
 
 NAMED = {"class_names": ["cat", "house", "tower"]}
@@ -109,16 +171,46 @@ NAMED = {"class_names": ["cat", "house", "tower"]}
 @pytest.mark.parametrize(
     ("num_classes", "options", "data", "words"),
     [
-        (3, {"class_conditional": False}, {}, "LitEDM: class_conditional=False, but the net has num_classes=3"),
+        (
+            3,
+            {"class_conditional": False},
+            {},
+            "LitEDM: class_conditional=False, but the net has num_classes=3",
+        ),
         (3, {"sampling_class": 3}, {}, "LitEDM: sampling_class=3, but the net has num_classes=3"),
         (3, {"sampling_class": -1}, {}, "LitEDM: sampling_class=-1, but the net has num_classes=3"),
-        (3, {"sampling_class": "zebra"}, NAMED, "='zebra' is no class; the classes are cat, house, tower"),
-        (3, {}, {"class_names": ["cat", "cat", "tower"]}, "LitEDM: class_names must be 3 different names"),
-        (3, {}, {"in_reference": False}, "LitEDM: class_conditional=True, but the data has no labels"),
-        (3, {}, {"lowest": 1}, "LitEDM: the labels of the data are 1 to 3, but .* no image has the label 0"),
+        (
+            3,
+            {"sampling_class": "zebra"},
+            NAMED,
+            "='zebra' is no class; the classes are cat, house, tower",
+        ),
+        (
+            3,
+            {},
+            {"class_names": ["cat", "cat", "tower"]},
+            "LitEDM: class_names must be 3 different names",
+        ),
+        (
+            3,
+            {},
+            {"in_reference": False},
+            "LitEDM: class_conditional=True, but the data has no labels",
+        ),
+        (
+            3,
+            {},
+            {"lowest": 1},
+            "LitEDM: the labels of the data are 1 to 3, but .* no image has the label 0",
+        ),
         # Of ten classes, samples of seven would be of classes that do not exist.
         (10, {}, {}, "LitEDM: the labels of the data are 0 to 2, but .* num_classes=10: give it 3"),
-        (3, {}, {"in_batches": False}, "LitEDM: class_conditional=True, but the batches have no labels"),
+        (
+            3,
+            {},
+            {"in_batches": False},
+            "LitEDM: class_conditional=True, but the batches have no labels",
+        ),
         (3, {"estimator": KNN(k=40, n=4)}, {}, r"^class 0: KNN: k=40 is more than the \d+ images"),
     ],
 )
@@ -129,16 +221,26 @@ def test_classes_that_do_not_fit_are_refused(num_classes, options, data, words):
 
 
 def test_a_checkpoint_of_another_sigma_data_or_net_is_refused():
-    saved = {"state_dict": LitEDM(unet(), OneSample()).state_dict(), "hyper_parameters": {"sigma_data": 0.5}}
+    saved = {
+        "state_dict": LitEDM(unet(), OneSample()).state_dict(),
+        "hyper_parameters": {"sigma_data": 0.5},
+    }
     LitEDM(unet(), OneSample()).check_checkpoint(saved)
-    with pytest.raises(InputError, match=r"preconditioning: sigma_data is 0.5 in the checkpoint, 0.4 in LitEDM"):
+    with pytest.raises(
+        InputError, match=r"preconditioning: sigma_data is 0.5 in the checkpoint, 0.4 in LitEDM"
+    ):
         LitEDM(unet(), OneSample(), sigma_data=0.4).check_checkpoint(saved)
     consistency = LitICT(unet(), OneSample(), sigma_min=0.01)
-    of_ict = {"state_dict": consistency.state_dict(), "hyper_parameters": {"sigma_data": 0.5, "sigma_min": 0.002}}
+    of_ict = {
+        "state_dict": consistency.state_dict(),
+        "hyper_parameters": {"sigma_data": 0.5, "sigma_min": 0.002},
+    }
     with pytest.raises(InputError, match=r"sigma_min is 0.002 in the checkpoint, 0.01 in LitICT"):
         consistency.check_checkpoint(of_ict)
     saved["generative_model"] = {"kind": "flow"}
-    with pytest.raises(InputError, match=r"another architecture: .*; the checkpoint is of a flow model"):
+    with pytest.raises(
+        InputError, match=r"another architecture: .*; the checkpoint is of a flow model"
+    ):
         LitEDM(WatchedNet(), OneSample()).check_checkpoint(saved)
 
 
@@ -151,7 +253,12 @@ def test_a_grid_of_steps_that_the_sampler_does_not_take_is_refused_before_the_fi
 
 @pytest.mark.parametrize("name", ["lr_find", "scale_batch_size"])
 def test_a_tuner_of_lightning_is_refused_by_name_and_leaves_no_file(name, tmp_path):
-    options = {**TRAINER, "max_steps": 2, "enable_checkpointing": False, "default_root_dir": tmp_path}
+    options = {
+        **TRAINER,
+        "max_steps": 2,
+        "enable_checkpointing": False,
+        "default_root_dir": tmp_path,
+    }
     tune = getattr(Tuner(pl.Trainer(**options)), name)
     with pytest.raises(InputError, match=r"trainer.callbacks: \w+Finder does not work here: "):
         tune(LitEDM(unet(), OneSample()), datamodule=Digits(batch_size=8))

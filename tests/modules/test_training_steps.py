@@ -18,10 +18,14 @@ from tests.short_training import TRAINER, train
 from tests.watched import Asked, Images, OneBadItem, WatchedNet, heun_levels, karras, undone
 
 
-def test_one_item_with_an_infinite_loss_stops_the_run_before_the_weights_are_touched_and_its_level_is_named(tmp_path):
+def test_one_item_with_an_infinite_loss_stops_the_run_before_the_weights_are_touched_and_its_level_is_named(
+    tmp_path,
+):
     net = OneBadItem()
     trainer = pl.Trainer(max_steps=9, callbacks=[LastCheckpoint(dirpath=str(tmp_path))], **TRAINER)
-    with pytest.raises(NonFiniteLossError, match="not finite at step 3, first at noise level") as stop:
+    with pytest.raises(
+        NonFiniteLossError, match="not finite at step 3, first at noise level"
+    ) as stop:
         trainer.fit(LitEDM(net, OneSample(), lr=0.1, lr_ramp_up_images=0), Images())
     t = undone(net.calls[-1])[1].flatten()[7].item()
     assert f"t={t:.4g};" in str(stop.value)
@@ -67,12 +71,22 @@ def test_averages_are_logged_every_n_steps():
 
 def test_every_step_has_all_its_batches(tmp_path):
     # 1,797 digits make 44 batches of 40, and no 15 times three.
-    whole = fit(tmp_path / "a", edm(), 30, limit_train_batches=1.0, limit_val_batches=0, accumulate_grad_batches=3)[1]
+    whole = fit(
+        tmp_path / "a",
+        edm(),
+        30,
+        limit_train_batches=1.0,
+        limit_val_batches=0,
+        accumulate_grad_batches=3,
+    )[1]
     assert torch.load(whole, weights_only=True)["images_seen"] == 30 * 3 * 40
 
 
 def test_samples_are_drawn_in_float32_with_any_precision_of_the_training():
-    images, model = Images(), LitEDM(UNet(1, channels=8, multipliers=(1,), blocks=1), OneSample(), sampling_steps=2)
+    images, model = (
+        Images(),
+        LitEDM(UNet(1, channels=8, multipliers=(1,), blocks=1), OneSample(), sampling_steps=2),
+    )
     images.predict_dataloader = lambda: torch.utils.data.DataLoader(range(3), batch_size=3)
     (samples,) = pl.Trainer(**TRAINER, precision="bf16-mixed").predict(model, images)
     assert torch.equal(samples, model.sample(range(3)))
@@ -122,9 +136,20 @@ def test_samples_of_an_estimator_have_the_grid_the_class_and_draws_of_their_own(
 
 @pytest.mark.usefixtures("own_folder")
 def test_an_estimator_alone_is_validated_without_a_checkpoint_and_not_trained(capsys):
-    run = ["--data", "Digits", "--model", "LitEstimator", "--trainer.accelerator", "cpu", "--trainer.logger", "false"]
+    run = [
+        "--data",
+        "Digits",
+        "--model",
+        "LitEstimator",
+        "--trainer.accelerator",
+        "cpu",
+        "--trainer.logger",
+        "false",
+    ]
     for command, message in (("fit", "has nothing to train"), ("predict", "estimator is null")):
         assert message in refusal_of([command, *run], capsys)
-    assert "without --ckpt_path" in refusal_of(["validate", *run, "--ckpt_path", "some.ckpt"], capsys)
+    assert "without --ckpt_path" in refusal_of(
+        ["validate", *run, "--ckpt_path", "some.ckpt"], capsys
+    )
     main(["validate", *run])
     assert "error" not in capsys.readouterr().err

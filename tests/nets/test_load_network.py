@@ -21,12 +21,20 @@ from tests.edm_pickles import Call, edm_network, published, state_of, write
 from tests.image_files import refusal
 from tests.networks import small_published, write_own, write_published, write_start
 
-Z, SIGMA = torch.randn(3, 3, 16, 16, generator=torch.Generator().manual_seed(1)), torch.tensor([0.1, 2.0, 50.0])
+Z, SIGMA = (
+    torch.randn(3, 3, 16, 16, generator=torch.Generator().manual_seed(1)),
+    torch.tensor([0.1, 2.0, 50.0]),
+)
 LABELS = torch.tensor([0, 2, 1])
 
 
 def small(family=DDPMpp, **options):
-    options = {"image_size": 16, "channels": 64 if family is ADM else 8, "num_classes": 3, **options}
+    options = {
+        "image_size": 16,
+        "channels": 64 if family is ADM else 8,
+        "num_classes": 3,
+        **options,
+    }
     return small_published(family, **options)
 
 
@@ -51,7 +59,9 @@ def test_every_kind_of_file_gives_the_network_that_was_written_ready_to_evaluate
         assert not any(module.training for module in denoiser.modules())
         weights = [*denoiser.parameters(), *denoiser.buffers()]
         assert not any(weight.requires_grad for weight in weights)
-        assert {(weight.dtype, weight.device.type) for weight in weights} == {(torch.float32, "cpu")}
+        assert {(weight.dtype, weight.device.type) for weight in weights} == {
+            (torch.float32, "cpu")
+        }
         without = torch.full((len(Z),), NO_CLASS)
         unlabelled = network.posterior_mean(Z, SIGMA, labels=without)
         for output in (denoiser(Z, SIGMA, LABELS), network.posterior_mean(Z, SIGMA, labels=LABELS)):
@@ -60,10 +70,13 @@ def test_every_kind_of_file_gives_the_network_that_was_written_ready_to_evaluate
         # The labels of one call do not stay for the next.
         assert torch.equal(network.posterior_mean(Z, SIGMA, labels=without), unlabelled)
         if file.suffix != ".ckpt":  # This checkpoint does not say whether the training hid labels.
-            with pytest.raises(InputError, match="labels missing, and the net was never trained without"):
+            with pytest.raises(
+                InputError, match="labels missing, and the net was never trained without"
+            ):
                 network.posterior_mean(Z, SIGMA)
         assert not torch.equal(unlabelled, expected)
-    assert torch.equal(torch.get_rng_state(), state)  # loading a file must not change a seeded run's draws
+    # loading a file must not change a seeded run's draws
+    assert torch.equal(torch.get_rng_state(), state)
 
 
 def test_weights_are_float32_whatever_the_file_has(tmp_path):
@@ -77,7 +90,9 @@ def test_weights_are_float32_whatever_the_file_has(tmp_path):
     torch.testing.assert_close(denoiser(Z, SIGMA, LABELS), expected, rtol=0, atol=0)
     assert denoiser.sigma_data == 0.3
     assert load(out).description() == model.description() == load(path).description()
-    assert all(torch.equal(value, stored.state_dict()[name]) for name, value in load_file(out).items())
+    assert all(
+        torch.equal(value, stored.state_dict()[name]) for name, value in load_file(out).items()
+    )
     assert sorted(file.name for file in tmp_path.iterdir()) == ["a.pkl", "a.safetensors"]
 
 
@@ -93,13 +108,18 @@ def test_the_sampler_of_a_published_file_stays_within_its_noise_levels(tmp_path)
 
 def test_half_precision_is_computed_where_it_is_asked_for_alone(tmp_path):
     net = small()
-    with torch.no_grad():  # weights of ordinary sizes, because standard normal ones overflow in half precision
+    # weights of ordinary sizes, because standard normal ones overflow in half precision
+    with torch.no_grad():
         for layer in net.modules():
             if isinstance(layer, nn.Conv2d | nn.Linear | nn.GroupNorm):
                 layer.reset_parameters()
     path = write_published(tmp_path / "a.pkl", net, use_fp16=True)
     seen = []
-    for denoiser in (load_network(path), load_network(path, fp16=True), Network(path, fp16=True).denoiser):
+    for denoiser in (
+        load_network(path),
+        load_network(path, fp16=True),
+        Network(path, fp16=True).denoiser,
+    ):
         last = [layer for layer in denoiser.model.modules() if isinstance(layer, nn.Conv2d)][-1]
         for layer in (last, denoiser.model.map_layer1):
             layer.register_forward_hook(lambda module, inputs, output: seen.append(output.dtype))
@@ -124,11 +144,17 @@ def test_an_own_checkpoint_that_tells_no_architecture_needs_it(tmp_path):
     # A given network keeps its type.
     assert {weight.dtype for weight in net.parameters()} == {torch.float64}
     stored = torch.load(path, weights_only=True)["state_dict"]
-    assert all(torch.equal(stored[f"denoiser.{name}"], value) for name, value in denoiser.state_dict().items())
+    assert all(
+        torch.equal(stored[f"denoiser.{name}"], value)
+        for name, value in denoiser.state_dict().items()
+    )
 
 
 def test_a_run_that_was_exported_into_its_own_folder_is_its_checkpoint(tmp_path):
-    newest, older = write_own(tmp_path / "checkpoints" / "last.ckpt"), load(write_own(tmp_path / "old.ckpt", seed=1))
+    newest, older = (
+        write_own(tmp_path / "checkpoints" / "last.ckpt"),
+        load(write_own(tmp_path / "old.ckpt", seed=1)),
+    )
     write_exported(tmp_path / "model.safetensors", older)
     assert torch.equal(load(tmp_path).sample([0], 1), load(newest).sample([0], 1))
     newest.unlink()
@@ -148,9 +174,14 @@ def test_weights_that_are_not_finite_are_refused_by_name(tmp_path):
 
 @pytest.mark.parametrize(
     ("changes", "message"),
-    [({"num_blocks": 10**9}, "blocks must be at most 100"), ({"num_blocks": 2}, "the weights do not fit")],
+    [
+        ({"num_blocks": 10**9}, "blocks must be at most 100"),
+        ({"num_blocks": 2}, "the weights do not fit"),
+    ],
 )
-def test_a_configuration_that_does_not_fit_is_refused_at_once_by_the_files_name(tmp_path, changes, message):
+def test_a_configuration_that_does_not_fit_is_refused_at_once_by_the_files_name(
+    tmp_path, changes, message
+):
     ema = edm_network(small())
     state_of(ema, "model")["_init_kwargs"].update(changes)
     path = write(tmp_path / "a.pkl", published(ema))
@@ -160,11 +191,17 @@ def test_a_configuration_that_does_not_fit_is_refused_at_once_by_the_files_name(
 
 
 def test_a_conversion_that_is_refused_is_one_line_and_replaces_nothing(tmp_path, capsys):
-    path, out = write(tmp_path / "a.pkl", Call("os", "system", f"touch {tmp_path / 'marker'}")), tmp_path / "out.txt"
+    path, out = (
+        write(tmp_path / "a.pkl", Call("os", "system", f"touch {tmp_path / 'marker'}")),
+        tmp_path / "out.txt",
+    )
     kept = tmp_path / "kept.safetensors"
     kept.write_text("kept")
     cases = [
-        (kept.with_name("new.safetensors"), f"error: {path} names the global os.system, which is refused\n"),
+        (
+            kept.with_name("new.safetensors"),
+            f"error: {path} names the global os.system, which is refused\n",
+        ),
         (kept, f"error: {kept} exists already, and is not replaced\n"),
         (out, f"error: {out}: the output must be named .safetensors\n"),
     ]
@@ -226,9 +263,14 @@ def test_a_module_that_is_no_denoiser_is_refused():
         VelocityOutput(raw),
         ConsistencyModel(ConsistencyFunction(raw), (3, 16, 16)),
     ):
-        with pytest.raises(InputError, match=rf"Network: {type(module).__name__} is no denoiser D\(z, sigma\): give"):
+        with pytest.raises(
+            InputError,
+            match=rf"Network: {type(module).__name__} is no denoiser D\(z, sigma\): give",
+        ):
             Switched(module, Exact(), 1.0)
     with pytest.raises(InputError, match="net and fp16 are options of files"):
         Network(EDMPrecond(raw), fp16=True)
-    with pytest.raises(InputError, match=r"the module is in training mode: call its eval\(\) first"):
+    with pytest.raises(
+        InputError, match=r"the module is in training mode: call its eval\(\) first"
+    ):
         Network(EDMPrecond(raw).train()).posterior_mean(Z, SIGMA)

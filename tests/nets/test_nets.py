@@ -19,7 +19,12 @@ from tests import ROOT
 from tests.config_files import CONFIGS, RUNS, resolved
 
 FILES = sorted((ROOT / "tests" / "data" / "network-parity").glob("*.pt"))
-PUBLISHED = {"model_type": "SongUNet", "img_resolution": 32, "img_channels": 3, "channel_mult": [2, 2, 2]}
+PUBLISHED = {
+    "model_type": "SongUNet",
+    "img_resolution": 32,
+    "img_channels": 3,
+    "channel_mult": [2, 2, 2],
+}
 FOURIER = {"embedding_type": "fourier", "encoder_type": "residual", "channel_mult_noise": 2}
 FOURIER |= {"resample_filter": (1, 3, 3, 1)}
 SMALL = {"image_size": 8, "channels": 16, "multipliers": (1, 2), "blocks": 1, "attention_at": (4,)}
@@ -55,7 +60,10 @@ def inputs_of(net, name, *arguments):
     """The inputs of all layers of this name in one forward pass."""
     layers = [layer for path, layer in net.named_modules() if path.endswith(f".{name}")]
     seen = []
-    hooks = [layer.register_forward_pre_hook(lambda _, given: seen.append(given[0].detach())) for layer in layers]
+    hooks = [
+        layer.register_forward_pre_hook(lambda _, given: seen.append(given[0].detach()))
+        for layer in layers
+    ]
     net(*arguments)
     for hook in hooks:
         hook.remove()
@@ -66,7 +74,9 @@ def inputs_of(net, name, *arguments):
 
 
 def relative_error(output, expected):
-    return ((output - expected).flatten(1).norm(dim=1) / expected.flatten(1).norm(dim=1)).max().item()
+    return (
+        ((output - expected).flatten(1).norm(dim=1) / expected.flatten(1).norm(dim=1)).max().item()
+    )
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
@@ -87,7 +97,11 @@ DEEP = {"image_size": 8, "channels": 8, "multipliers": (1, 2, 2), "blocks": 1, "
 RECORDED = [
     (DDPMpp, DEEP, [-3.0002, 2.9017, -0.1201, -3.3491, -3.9989, 1.5511, 0.899, -0.0191]),
     (NCSNpp, DEEP, [-3.3938, 2.0762, 0.8271, -4.5544, -5.033, 1.0228, 1.6764, -1.4364]),
-    (ADM, {**DEEP, "head_width": 4}, [1.0057, 1.5218, -0.1987, -1.3374, 0.1009, 0.4217, 1.2036, -2.1942]),
+    (
+        ADM,
+        {**DEEP, "head_width": 4},
+        [1.0057, 1.5218, -0.1987, -1.3374, 0.1009, 0.4217, 1.2036, -2.1942],
+    ),
     (UNet, {"channels": 4}, [1.186, -0.6167, -3.5627, 5.2038, 0.8297, 2.1064, 3.8852, -5.0533]),
 ]
 
@@ -98,7 +112,9 @@ def test_networks_compute_what_they_computed_when_they_were_compared(kind, optio
     with torch.no_grad():
         for name, weights in net.state_dict().items():
             if not name.endswith("resample_filter"):
-                weights.copy_((torch.arange(weights.numel()) * 1.3 + 1).sin().reshape(weights.shape))
+                weights.copy_(
+                    (torch.arange(weights.numel()) * 1.3 + 1).sin().reshape(weights.shape)
+                )
         z = (torch.arange(128.0) * 0.7).cos().reshape(1, 2, 8, 8)
         output = net(z, torch.tensor([0.3]), torch.tensor([1]), torch.tensor([[0.5, -1.0, 2.0]]))
     # The numbers have four decimals, and processors round convolutions otherwise.
@@ -113,14 +129,21 @@ COUNTS = [
     # Each label has one weight per feature of the noise embedding.
     ({"augment_dim": 9}, 55_732_739 + 9 * 128),
     ({**FOURIER, "augment_dim": 9}, 56_395_523 + 9 * 256),
-    ({"model_type": "DhariwalUNet", "img_resolution": 64, "channel_mult": [1, 2, 3, 4]}, 295_131_267),
+    (
+        {"model_type": "DhariwalUNet", "img_resolution": 64, "channel_mult": [1, 2, 3, 4]},
+        295_131_267,
+    ),
 ]
 
 
 @pytest.mark.parametrize(("described", "parameters"), COUNTS)
 def test_published_networks_need_only_what_differs_from_the_defaults(described, parameters):
     with torch.device("meta"):
-        net = network_from_config({**PUBLISHED, **described}) if isinstance(described, dict) else described()
+        net = (
+            network_from_config({**PUBLISHED, **described})
+            if isinstance(described, dict)
+            else described()
+        )
     assert sum(p.numel() for p in net.parameters()) == parameters
     if isinstance(described, dict):
         assert net.dropout == 0.1
@@ -135,14 +158,28 @@ def test_networks_of_all_runs_work_and_learn_at_their_depth():
     depths = set()
     for net in filter(None, nets):
         module, _, name = net["class_path"].rpartition(".")
-        options = {**net["init_args"], "channels": 8, **({"head_width": 8} if name == "ADM" else {})}
-        key = (name, *(str(options.get(option)) for option in ("multipliers", "blocks", "image_size", "num_classes")))
+        options = {
+            **net["init_args"],
+            "channels": 8,
+            **({"head_width": 8} if name == "ADM" else {}),
+        }
+        key = (
+            name,
+            *(
+                str(options.get(option))
+                for option in ("multipliers", "blocks", "image_size", "num_classes")
+            ),
+        )
         if key in depths:
             continue
         depths.add(key)
         torch.manual_seed(0)
         model = awake(getattr(importlib.import_module(module), name)(**options)).train()
-        side, channels, classes = getattr(model, "image_size", 8), model.in_channels, model.num_classes
+        side, channels, classes = (
+            getattr(model, "image_size", 8),
+            model.in_channels,
+            model.num_classes,
+        )
         z, noise = torch.randn(2, channels, side, side), torch.tensor([-1.5, 1.0])
         labels = torch.tensor([0, classes - 1]) if classes else None
         augment = torch.randn(2, model.augment_dim) if model.augment_dim else None
@@ -153,7 +190,10 @@ def test_networks_of_all_runs_work_and_learn_at_their_depth():
             assert p.grad is not None, (key, name)
             assert p.grad.isfinite().all(), (key, name)
             assert p.grad.any(), (key, name)
-    assert {("NCSNpp", "[2, 2, 2]", "4", "32", "0"), ("ADM", "[1, 2, 3, 4]", "3", "64", "1000")} <= depths
+    assert {
+        ("NCSNpp", "[2, 2, 2]", "4", "32", "0"),
+        ("ADM", "[1, 2, 3, 4]", "3", "64", "1000"),
+    } <= depths
 
 
 # Labels
@@ -162,13 +202,24 @@ def test_networks_of_all_runs_work_and_learn_at_their_depth():
 @EVERY_NET
 def test_each_item_depends_on_its_own_noise_level_class_and_augmentation(kind):
     net = awake(made(kind, num_classes=4, augment_dim=9)).eval()
-    z, noise, labels, augment = torch.randn(3, 3, 8, 8), torch.randn(3), torch.tensor([0, 1, 2]), torch.ones(3, 9)
+    z, noise, labels, augment = (
+        torch.randn(3, 3, 8, 8),
+        torch.randn(3),
+        torch.tensor([0, 1, 2]),
+        torch.ones(3, 9),
+    )
     base, none = net(z, noise, labels, augment), net(z, noise)
-    others = [net(z, noise + 1, labels, augment), net(z, noise, labels + 1, augment), net(z, noise, labels, -augment)]
+    others = [
+        net(z, noise + 1, labels, augment),
+        net(z, noise, labels + 1, augment),
+        net(z, noise, labels, -augment),
+    ]
     for other in others:
         assert ((other - base).flatten(1).norm(dim=1) > 1e-4 * base.flatten(1).norm(dim=1)).all()
     # A convolution rounds otherwise in another batch.
-    torch.testing.assert_close(net(z[1:2], noise[1:2], labels[1:2], augment[1:2]), base[1:2], rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(
+        net(z[1:2], noise[1:2], labels[1:2], augment[1:2]), base[1:2], rtol=1e-4, atol=1e-4
+    )
     torch.testing.assert_close(net(z, noise, None, torch.zeros(3, 9)), none)
     mixed = net(z, noise, torch.tensor([NO_CLASS, 2, NO_CLASS]))
     torch.testing.assert_close(mixed[[0, 2]], none[[0, 2]])
@@ -192,8 +243,12 @@ def test_label_dropout_takes_whole_labels_of_single_items():
         kept, dropped = net.eval()(z, noise, label), net(z, noise)
         evaluated, outputs = net(*(part[:30] for part in batch)), net.train()(*batch)
     far = (kept - dropped).norm()
-    assert ((evaluated - kept).flatten(1).norm(dim=1) < 1e-3 * far).all(), "only training drops labels"
-    is_kept, is_dropped = ((outputs - other).flatten(1).norm(dim=1) < 1e-3 * far for other in (kept, dropped))
+    assert ((evaluated - kept).flatten(1).norm(dim=1) < 1e-3 * far).all(), (
+        "only training drops labels"
+    )
+    is_kept, is_dropped = (
+        (outputs - other).flatten(1).norm(dim=1) < 1e-3 * far for other in (kept, dropped)
+    )
     assert (is_kept ^ is_dropped).all()
     # Five standard deviations of a share of 400 draws
     assert abs(is_dropped.sum() - 120) < 5 * math.sqrt(400 * 0.3 * 0.7)
@@ -238,7 +293,9 @@ def test_blocks_of_adm_start_as_their_shortcuts():
 
 
 @EVERY_NET
-def test_an_untrained_denoiser_takes_one_noise_level_for_all_and_returns_half_of_z_at_that_of_the_data(kind):
+def test_an_untrained_denoiser_takes_one_noise_level_for_all_and_returns_half_of_z_at_that_of_the_data(
+    kind,
+):
     net = made(kind)
     z = torch.randn(3, 3, 8, 8)
     # The network returns zero, up to the weights of 1e-5 of DDPM++ and NCSN++, and c_skip = 1/2 at σ = σ_data.
@@ -246,7 +303,8 @@ def test_an_untrained_denoiser_takes_one_noise_level_for_all_and_returns_half_of
     halved = denoiser(z.double(), torch.tensor(0.5))
     torch.testing.assert_close(halved, z / 2, rtol=0, atol=1e-3)
     for sigma in (0.5, torch.full((3,), 0.5), torch.full((3, 1, 1, 1), 0.5)):
-        torch.testing.assert_close(denoiser(z, sigma), halved, rtol=0, atol=1e-5)  # Kernels depend on strides.
+        # Kernels depend on strides.
+        torch.testing.assert_close(denoiser(z, sigma), halved, rtol=0, atol=1e-5)
     assert denoiser(z, -0.5).isnan().all()  # ln σ in place of σ must not go unseen.
 
 
@@ -264,9 +322,17 @@ def test_dropout_drops_its_share_before_the_second_convolution(kind):
 
 @EVERY_NET
 def test_the_embedding_is_float32_under_autocast_and_channels_last_changes_nothing(kind):
-    net, layer = awake(made(kind, num_classes=4, augment_dim=9)).eval(), "modulation" if kind is UNet else "affine"
+    net, layer = (
+        awake(made(kind, num_classes=4, augment_dim=9)).eval(),
+        "modulation" if kind is UNet else "affine",
+    )
     # Neighbouring levels of a fine grid differ by less than bfloat16 resolves.
-    arguments = torch.randn(3, 3, 8, 8), torch.tensor([0.5, 0.5001, -1.3]), torch.arange(3), torch.randn(3, 9)
+    arguments = (
+        torch.randn(3, 3, 8, 8),
+        torch.tensor([0.5, 0.5001, -1.3]),
+        torch.arange(3),
+        torch.randn(3, 9),
+    )
     expected, output = inputs_of(net, layer, *arguments), net(*arguments)
     with torch.autocast("cpu", torch.bfloat16):
         rounded = inputs_of(net, layer, *arguments)
@@ -293,16 +359,24 @@ class Half(nn.Module):
 
 @pytest.mark.parametrize("deviation", [0.3, 1.7])
 def test_preconditioning_is_that_of_the_papers_for_the_deviation_of_the_data(deviation):
-    z, t = torch.randn(3, 2, dtype=torch.float64), torch.tensor([0.01, 0.4, 30.0], dtype=torch.float64)
+    z, t = (
+        torch.randn(3, 2, dtype=torch.float64),
+        torch.tensor([0.01, 0.4, 30.0], dtype=torch.float64),
+    )
     net, column, classes = Half(), t[:, None], torch.arange(3)
     total = column**2 + deviation**2
     # Karras et al. 2022, Table 1.
     expected = deviation**2 / total * z + column * deviation / total.sqrt() * (z / total.sqrt()) / 2
-    torch.testing.assert_close(EDMPrecond(net, deviation)(z, t).double(), expected, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(
+        EDMPrecond(net, deviation)(z, t).double(), expected, rtol=1e-5, atol=1e-6
+    )
     torch.testing.assert_close(net.labels[0].double(), t.log() / 4)
     # Song et al. 2023, Appendix C: the same, with t − t_min in c_skip and c_out.
     above = column - 0.002
-    expected = deviation**2 / (above**2 + deviation**2) * z + deviation * above / total.sqrt() * (z / total.sqrt()) / 2
+    expected = (
+        deviation**2 / (above**2 + deviation**2) * z
+        + deviation * above / total.sqrt() * (z / total.sqrt()) / 2
+    )
     function = ConsistencyFunction(net, deviation)
     torch.testing.assert_close(function(z, t, classes).double(), expected, rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(net.labels[0].double(), t.log() / 4)
@@ -335,11 +409,27 @@ def test_a_unet_takes_images_of_any_size(sides):
 
 CALLS = [
     (DDPMpp, {"class_label": torch.tensor([0, 4, 1])}, "num_classes=4, but a class label is 4"),
-    (NCSNpp, {"class_label": torch.zeros(3, 5)}, r"num_classes=4 and 3 images need .* got \(3, 5\)"),
-    (ADM, {"augment_label": torch.zeros(3, 5)}, r"augment_dim=9, but the augmentation labels are \(3, 5\)"),
+    (
+        NCSNpp,
+        {"class_label": torch.zeros(3, 5)},
+        r"num_classes=4 and 3 images need .* got \(3, 5\)",
+    ),
+    (
+        ADM,
+        {"augment_label": torch.zeros(3, 5)},
+        r"augment_dim=9, but the augmentation labels are \(3, 5\)",
+    ),
     (DDPMpp, {"z_scaled": torch.zeros(3, 3, 16, 16)}, "image_size=8, but the images are 16x16"),
-    (ADM, {"z_scaled": torch.zeros(3, 1, 8, 8)}, r"in_channels=3, but the images have the shape \(1, 8, 8\)"),
-    (UNet, {"z_scaled": torch.zeros(3, 1, 8, 9)}, r"in_channels=3, but the images have the shape \(1, 8, 9\)"),
+    (
+        ADM,
+        {"z_scaled": torch.zeros(3, 1, 8, 8)},
+        r"in_channels=3, but the images have the shape \(1, 8, 8\)",
+    ),
+    (
+        UNet,
+        {"z_scaled": torch.zeros(3, 1, 8, 9)},
+        r"in_channels=3, but the images have the shape \(1, 8, 9\)",
+    ),
 ]
 
 
@@ -354,11 +444,23 @@ def test_bad_inputs_are_named():
     ("kind", "options", "message"),
     [
         (UNet, {"channels": 0}, "UNet: channels must be at least 1, got 0"),
-        (UNet, {"in_channels": None}, "UNet: in_channels is None: give it; only a config of a run takes it from"),
+        (
+            UNet,
+            {"in_channels": None},
+            "UNet: in_channels is None: give it; only a config of a run takes it from",
+        ),
         (DDPMpp, {"image_size": None}, "DDPMpp: image_size is None: give it"),
         (UNet, {"dropout": 1.0}, r"dropout must be in \[0, 1\), got 1.0"),
-        (NCSNpp, {"image_size": 30}, "image_size must be a multiple of 4 with 3 multipliers, got 30"),
-        (ADM, {"channels": 32, "multipliers": (1, 1, 1)}, "head_width must divide the 32 channels .* got 64"),
+        (
+            NCSNpp,
+            {"image_size": 30},
+            "image_size must be a multiple of 4 with 3 multipliers, got 30",
+        ),
+        (
+            ADM,
+            {"channels": 32, "multipliers": (1, 1, 1)},
+            "head_width must divide the 32 channels .* got 64",
+        ),
         (ADM, {"channels": 130}, "a layer of 130 channels cannot be normalised in 32 groups"),
     ],
 )

@@ -32,19 +32,30 @@ def losses(name, *callbacks, lr=1e-2, **trainer_args):
     model, seen = cls(small_net(), KNN(64, 16), lr=lr, **options), []
     model.log = lambda name, value, **_: seen.append(value.item()) if name == "train/loss" else None
     saves = any(isinstance(c, LastCheckpoint) for c in callbacks)
-    train(model, Digits(batch_size=8), 4, callbacks=list(callbacks), enable_checkpointing=saves, **trainer_args)
+    train(
+        model,
+        Digits(batch_size=8),
+        4,
+        callbacks=list(callbacks),
+        enable_checkpointing=saves,
+        **trainer_args,
+    )
     return model, seen
 
 
 # Compiling takes long, and iCT's network runs with and without gradients, so its two graphs show it all.
 def test_compiled_and_channels_last_training_is_the_same(tmp_path):
     usual, plain = losses("iCT")
-    model, fast = losses("iCT", NetworkSpeed(backend="aot_eager"), LastCheckpoint(dirpath=str(tmp_path)))
+    model, fast = losses(
+        "iCT", NetworkSpeed(backend="aot_eager"), LastCheckpoint(dirpath=str(tmp_path))
+    )
     # A compiled network rounds otherwise.
     assert fast == pytest.approx(plain, rel=1e-4)
     network = model.consistency_function.net
     assert network._compiled_call_impl is not None
-    convolutions = [p for p in network.parameters() if p.ndim == 4 and p.shape[1] > 1 and p.shape[2] > 1]
+    convolutions = [
+        p for p in network.parameters() if p.ndim == 4 and p.shape[1] > 1 and p.shape[2] > 1
+    ]
     assert all(p.is_contiguous(memory_format=torch.channels_last) for p in convolutions)
     # The checkpoint has the same names as without NetworkSpeed.
     saved = torch.load(tmp_path / "last.ckpt", weights_only=False)["state_dict"]
@@ -53,7 +64,9 @@ def test_compiled_and_channels_last_training_is_the_same(tmp_path):
 
 def test_a_forward_derivative_is_not_compiled_in_vain():
     model = LitMeanFlow(UNet(1, channels=8, multipliers=(1,), blocks=1, augment_dim=8), OneSample())
-    with pytest.raises(InputError, match="PyTorch does not compile forward derivatives, which LitMeanFlow takes"):
+    with pytest.raises(
+        InputError, match="PyTorch does not compile forward derivatives, which LitMeanFlow takes"
+    ):
         train(model, Digits(batch_size=8), 1, callbacks=[NetworkSpeed()])
 
 

@@ -29,7 +29,9 @@ def embeddings(net, sigmas, sigma_min):
     def stop(module, inputs, output):
         raise Found(output)
 
-    (net.map_noise if hasattr(net, "map_noise") else net.embedding.waves).register_forward_hook(stop)
+    (net.map_noise if hasattr(net, "map_noise") else net.embedding.waves).register_forward_hook(
+        stop
+    )
     function = ConsistencyFunction(net.eval(), sigma_min=sigma_min)
     size = getattr(net, "image_size", 8)
     with pytest.raises(Found) as found, torch.no_grad():
@@ -39,7 +41,10 @@ def embeddings(net, sigmas, sigma_min):
 
 def check(part, levels, sigma_min=0.002, sigma_max=80.0, rho=7.0):
     module, _, name = part["class_path"].rpartition(".")
-    options = {**part["init_args"], **{key: value for key, value in SMALL.items() if key in part["init_args"]}}
+    options = {
+        **part["init_args"],
+        **{key: value for key, value in SMALL.items() if key in part["init_args"]},
+    }
     net = getattr(importlib.import_module(module), name)(**options)
     for number in levels:
         embedded = embeddings(net, karras_sigmas(number, sigma_min, sigma_max, rho), sigma_min)
@@ -56,13 +61,17 @@ def check(part, levels, sigma_min=0.002, sigma_max=80.0, rho=7.0):
 def test_embeddings_of_adjacent_levels_are_near_in_every_consistency_run(path):
     options = resolved(path)["model"]["init_args"]
     s0, s1, total = options["s0"], options["s1"], options["total_steps"]
-    levels = sorted({ict_num_steps(step, total, s0, s1) for step in range(0, total, max(total // 16, 1))})
+    levels = sorted(
+        {ict_num_steps(step, total, s0, s1) for step in range(0, total, max(total // 16, 1))}
+    )
     assert (levels[0], levels[-1]) == (11, s1 + 1)
     grid = {name: options[name] for name in ("sigma_min", "sigma_max", "rho") if name in options}
     check(options["net"], levels, **grid)
 
 
-@pytest.mark.parametrize("path", sorted((CONFIGS / "models").glob("*.yaml")), ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path", sorted((CONFIGS / "models").glob("*.yaml")), ids=lambda path: path.stem
+)
 def test_so_are_they_in_every_network_that_could_take_its_place(path):
     part = resolved(path)
     check(part, (11, 1281))

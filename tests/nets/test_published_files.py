@@ -23,7 +23,18 @@ from tests.image_files import refusal
 
 GENUINE = ROOT.parent / "shared" / "data" / "edm-pickles"
 FAMILIES = {"uncond_vp": DDPMpp, "cond_ve": NCSNpp, "cond_adm": ADM}
-NUMBERS = [np.int8, np.int16, np.int32, np.int64, np.uint8, np.uint16, np.uint32, np.uint64, np.float16, np.float32]
+NUMBERS = [
+    np.int8,
+    np.int16,
+    np.int32,
+    np.int64,
+    np.uint8,
+    np.uint16,
+    np.uint32,
+    np.uint64,
+    np.float16,
+    np.float32,
+]
 
 
 def relative_errors(output, expected):
@@ -31,7 +42,10 @@ def relative_errors(output, expected):
     return (output - expected).flatten(1).norm(dim=1) / expected.flatten(1).norm(dim=1)
 
 
-@pytest.mark.skipif(not GENUINE.is_dir(), reason="no ../shared/data/edm-pickles with networks that NVIDIA's code wrote")
+@pytest.mark.skipif(
+    not GENUINE.is_dir(),
+    reason="no ../shared/data/edm-pickles with networks that NVIDIA's code wrote",
+)
 @pytest.mark.parametrize("name", FAMILIES)
 def test_a_genuine_file_gives_the_outputs_of_its_own_code(name, tmp_path):
     record = torch.load(GENUINE / f"{name}.pt", weights_only=True)
@@ -41,7 +55,10 @@ def test_a_genuine_file_gives_the_outputs_of_its_own_code(name, tmp_path):
     for file in (path, converted):
         denoiser = load_network(file)
         assert type(denoiser.model) is FAMILIES[name]
-        for output in (denoiser(z, sigma, labels), Network(file).posterior_mean(z, sigma, labels=labels)):
+        for output in (
+            denoiser(z, sigma, labels),
+            Network(file).posterior_mean(z, sigma, labels=labels),
+        ):
             assert relative_errors(output, expected).max() <= 1e-5
     # Labels change the output; otherwise the outputs would agree even without these parts.
     assert (denoiser.model.num_classes == 0) == (labels is None)
@@ -66,8 +83,18 @@ def test_reads_names_values_and_configuration_and_runs_nothing(tmp_path, protoco
     assert set(sys.modules) == modules
     assert not touched
     assert not (tmp_path / "marker").exists()
-    of_the_network = {"model_type": "SongUNet", "img_resolution": 16, "img_channels": 3, "label_dim": 10}
-    of_the_denoiser = {"sigma_min": 0, "sigma_max": float("inf"), "sigma_data": 0.5, "use_fp16": False}
+    of_the_network = {
+        "model_type": "SongUNet",
+        "img_resolution": 16,
+        "img_channels": 3,
+        "label_dim": 10,
+    }
+    of_the_denoiser = {
+        "sigma_min": 0,
+        "sigma_max": float("inf"),
+        "sigma_data": 0.5,
+        "use_fp16": False,
+    }
     assert config.items() >= {**of_the_network, **of_the_denoiser, "model_channels": 4}.items()
     assert weights.keys() == expected.keys()
     assert all(torch.equal(weights[name], value) for name, value in expected.items())
@@ -76,11 +103,17 @@ def test_reads_names_values_and_configuration_and_runs_nothing(tmp_path, protoco
 
 def test_numbers_of_numpy_and_all_types_and_views_of_tensors_keep_their_values(tmp_path):
     limits = [(np.iinfo if issubclass(kind, np.integer) else np.finfo)(kind) for kind in NUMBERS]
-    scalars = [kind(value) for kind, limit in zip(NUMBERS, limits, strict=True) for value in (limit.min, limit.max)]
+    scalars = [
+        kind(value)
+        for kind, limit in zip(NUMBERS, limits, strict=True)
+        for value in (limit.min, limit.max)
+    ]
     scalars += [np.float64(1 / 3), np.float64("-0.0"), np.bool_(True)]
     for core in ("numpy.core", "numpy._core"):
         found = load_safely(write(tmp_path / "a.pkl", [number(value, core) for value in scalars]))
-        assert [(type(value), str(value)) for value in found] == [(type(s.item()), str(s.item())) for s in scalars]
+        assert [(type(value), str(value)) for value in found] == [
+            (type(s.item()), str(s.item())) for s in scalars
+        ]
     for dtype in (torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64):
         whole = torch.arange(60).reshape(3, 4, 5).to(dtype)
         tensors = {"view": whole[1:, ::2, 1:].transpose(0, 2), "scalar": whole[2, 3, 4]}
@@ -110,7 +143,9 @@ CALLS = [
 PLACES = {
     "root": lambda ema, hostile: hostile,
     "beside": lambda ema, hostile: {**published(ema), "loss_fn": hostile},
-    "deep": lambda ema, hostile: state_of(ema, "model")["_parameters"].update(deep=hostile) or published(ema),
+    "deep": lambda ema, hostile: (
+        state_of(ema, "model")["_parameters"].update(deep=hostile) or published(ema)
+    ),
     "argument": lambda ema, hostile: state_of(ema).update(img_resolution=hostile) or published(ema),
 }
 
@@ -122,7 +157,9 @@ def test_a_global_outside_the_table_is_refused_by_name(tmp_path, place):
         path = write(tmp_path / "a.pkl", PLACES[place](network()[0], hostile))
         modules = set(sys.modules)
         printed = name.replace("\x1b", r"\x1b")
-        assert f"{path} names the global {package}.{printed}, which is refused" == refusal(read_edm_pickle, path)
+        assert f"{path} names the global {package}.{printed}, which is refused" == refusal(
+            read_edm_pickle, path
+        )
         assert not (tmp_path / "marker").exists()
         assert set(sys.modules) == modules
 
@@ -133,7 +170,11 @@ def stored(data):
 
 
 # The file that `torch.save` writes for the values of a tensor
-VALUES = next(part for _, part, _ in pickletools.genops(pickle.dumps(torch.arange(3.0))) if isinstance(part, bytes))
+VALUES = next(
+    part
+    for _, part, _ in pickletools.genops(pickle.dumps(torch.arange(3.0)))
+    if isinstance(part, bytes)
+)
 
 
 def test_a_pickle_inside_the_values_of_a_tensor_is_refused(tmp_path):
@@ -168,14 +209,24 @@ def test_what_the_machine_does_not_do_is_refused(tmp_path):
 
 
 def test_a_tensor_larger_than_its_storage_is_refused(tmp_path):
-    views = [(0, (2**40,), (0,)), (0, (4,), (1,)), (2, (2,), (1,)), (-1, (1,), (1,)), (0, (2, 2), (2,))]
+    views = [
+        (0, (2**40,), (0,)),
+        (0, (4,), (1,)),
+        (2, (2,), (1,)),
+        (-1, (1,), (1,)),
+        (0, (2, 2), (2,)),
+    ]
     for offset, size, stride in [(0, (3,), (1,)), *views]:
-        view = Call("torch._utils", "_rebuild_tensor_v2", stored(VALUES), offset, size, stride, False, {})
+        view = Call(
+            "torch._utils", "_rebuild_tensor_v2", stored(VALUES), offset, size, stride, False, {}
+        )
         path = write(tmp_path / "a.pkl", view)
         if size == (3,):
             assert load_safely(path).to_tensor().tolist() == [0, 1, 2]
         else:
-            assert "which is refused" in refusal(load_safely, path) or "damaged" in refusal(load_safely, path)
+            assert "which is refused" in refusal(load_safely, path) or "damaged" in refusal(
+                load_safely, path
+            )
 
 
 # Damaged and unsuitable files
@@ -190,7 +241,9 @@ def test_damaged_and_foreign_files_end_in_one_line_or_are_read(tmp_path):
     for content in (b"hello\n", b"PK\x03\x04" + b"\x00" * 30, b"<html></html>"):
         path.write_bytes(content)
         messages.append(refusal(read_edm_pickle, path))
-    assert all("is no pickle of an EDM network, or a damaged one" in message for message in messages[1:])
+    assert all(
+        "is no pickle of an EDM network, or a damaged one" in message for message in messages[1:]
+    )
     for _ in range(100):
         damaged = bytearray(data)
         for _ in range(rng.randint(1, 4)):

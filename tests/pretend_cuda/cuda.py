@@ -6,7 +6,9 @@ import time
 import types
 
 import torch
-import torch._dynamo  # takes stock of torch.cuda's functions, so it is imported before they are patched
+
+# takes stock of torch.cuda's functions, so it is imported before they are patched
+import torch._dynamo
 
 from tests.pretend_cuda.police import Police, Waits
 from tests.pretend_cuda.tensor import PretendGenerator, PretendTensor, active
@@ -20,7 +22,8 @@ class PretendCuda(contextlib.ExitStack):
         self.police = Police()
         active.append(self.police)
         self.callback(active.clear)
-        self.enter_context(torch.compiler.set_stance("force_eager"))  # Compiled code takes `data_ptr()`.
+        # Compiled code takes `data_ptr()`.
+        self.enter_context(torch.compiler.set_stance("force_eager"))
         # Guards of devices that are not there then do nothing, for the rest of the process.
         torch._C._ensureCUDADeviceGuardSet()
         # Module.to() then makes new parameters: the data of a CPU parameter cannot be set to a pretended tensor.
@@ -52,20 +55,30 @@ class PretendCuda(contextlib.ExitStack):
     def _patches(self):
         """List owner, name and value of what is patched."""
         random, waits = _random_state(torch.default_generator), self.police.waits
-        cuda = {**_device_facts(), **random, "Event": _events(waits), "synchronize": lambda *_: waits("device sync")}
+        cuda = {
+            **_device_facts(),
+            **random,
+            "Event": _events(waits),
+            "synchronize": lambda *_: waits("device sync"),
+        }
         return [
             (torch, "Generator", PretendGenerator),
             (torch.Tensor, "pin_memory", lambda tensor, device=None: tensor.clone()),
             (torch._C, "_cuda_clearCublasWorkspaces", lambda: None),
             (torch._C, "_cuda_isCurrentStreamCapturing", lambda: False),
-            *((torch.cuda.random, name, random[name]) for name in ("get_rng_state", "set_rng_state")),
+            *(
+                (torch.cuda.random, name, random[name])
+                for name in ("get_rng_state", "set_rng_state")
+            ),
             *((torch.cuda, name, value) for name, value in cuda.items()),
         ]
 
 
 def _random_state(generator):
     return {
-        **dict.fromkeys(("manual_seed", "manual_seed_all"), lambda seed: generator.manual_seed(int(seed))),
+        **dict.fromkeys(
+            ("manual_seed", "manual_seed_all"), lambda seed: generator.manual_seed(int(seed))
+        ),
         "get_rng_state": lambda device="cuda": generator.get_state(),
         "get_rng_state_all": lambda: [generator.get_state()],
         "set_rng_state": lambda state, device="cuda": generator.set_state(state),
@@ -74,7 +87,9 @@ def _random_state(generator):
 
 
 def _device_facts():
-    properties = types.SimpleNamespace(name="Pretended GPU", major=9, minor=0, total_memory=141 * 10**9)
+    properties = types.SimpleNamespace(
+        name="Pretended GPU", major=9, minor=0, total_memory=141 * 10**9
+    )
     ignored = ("_lazy_init", "init", "set_device", "empty_cache", "reset_peak_memory_stats")
     return {
         **dict.fromkeys(("is_available", "is_initialized"), lambda: True),

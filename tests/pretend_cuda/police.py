@@ -12,12 +12,33 @@ from torch.distributed import distributed_c10d
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tests.pretend_cuda.tensor import CPU, DEVICE, DeviceMismatch, PretendTensor, canonical, check_generators, inner
+from tests.pretend_cuda.tensor import (
+    CPU,
+    DEVICE,
+    DeviceMismatch,
+    PretendTensor,
+    canonical,
+    check_generators,
+    inner,
+)
 
 PROJECT, HERE = (str(Path(__file__).parents[above]) for above in (2, 0))
 # CUDA reads numbers of the CPU in all operations of these tensors but these.
-NO_CPU_SCALAR = {"aten::cat", "aten::stack", "aten::mm", "aten::bmm", "aten::gather", "aten::index_select"}
-INDEXING = {"aten::index", "aten::_unsafe_index", "aten::index_put", "aten::index_put_", "aten::_index_put_impl_"}
+NO_CPU_SCALAR = {
+    "aten::cat",
+    "aten::stack",
+    "aten::mm",
+    "aten::bmm",
+    "aten::gather",
+    "aten::index_select",
+}
+INDEXING = {
+    "aten::index",
+    "aten::_unsafe_index",
+    "aten::index_put",
+    "aten::index_put_",
+    "aten::_index_put_impl_",
+}
 COPIES = {"aten::copy_", "aten::_foreach_copy_", "aten::_to_copy"}
 # These read a number or a size from the device.
 SYNCS = {
@@ -41,7 +62,11 @@ CUDA_KEYS += ("CompositeImplicitAutograd", "BackendSelect")
 
 
 def _mm_dtype(a, b, out_dtype):
-    if a.dtype != b.dtype or a.dtype not in (torch.bfloat16, torch.float16) or out_dtype != torch.float32:
+    if (
+        a.dtype != b.dtype
+        or a.dtype not in (torch.bfloat16, torch.float16)
+        or out_dtype != torch.float32
+    ):
         raise DeviceMismatch(f"mm: out_dtype={out_dtype} does not go with {a.dtype} @ {b.dtype}")
     return a.float() @ b.float()
 
@@ -56,7 +81,11 @@ class Op:
     def __init__(self, func):
         self.full, self.name = func.name(), func._schema.name
         self.arguments = [argument.name for argument in func._schema.arguments]
-        self.writes = [a.name for a in func._schema.arguments if a.alias_info is not None and a.alias_info.is_write]
+        self.writes = [
+            a.name
+            for a in func._schema.arguments
+            if a.alias_info is not None and a.alias_info.is_write
+        ]
         has_kernel = functools.partial(torch._C._dispatch_has_kernel_for_dispatch_key, self.full)
         # Where PyTorch was built for CUDA, it knows its kernels, whether there is a GPU or not.
         known = self.name.startswith("aten::") and torch.backends.cuda.is_built()
@@ -99,7 +128,11 @@ class Police:
         frame = sys._getframe(1)
         while self.seen is not None and frame is not None:
             file = frame.f_code.co_filename
-            if file.startswith(PROJECT) and not file.startswith(HERE) and "site-packages" not in file:
+            if (
+                file.startswith(PROJECT)
+                and not file.startswith(HERE)
+                and "site-packages" not in file
+            ):
                 self.seen[f"{kind} {file[len(PROJECT) + 1 :]}:{frame.f_lineno}"] += 1
                 return
             frame = frame.f_back
@@ -127,7 +160,10 @@ class Police:
         # What is an argument stays the same object.
         same = {id(value._values): value for value in given if isinstance(value, PretendTensor)}
         on_device = target is None or target == DEVICE
-        return mapped(lambda value: same[id(value)] if id(value) in same else _wrapped(value, on_device), [out])[0]
+        return mapped(
+            lambda value: same[id(value)] if id(value) in same else _wrapped(value, on_device),
+            [out],
+        )[0]
 
     def _copy(self, func, op, args, kwargs, target, non_blocking):
         if op.name == "aten::_to_copy":
@@ -139,7 +175,11 @@ class Police:
             return PretendTensor(out) if to_device else out
         many = op.name == "aten::_foreach_copy_"
         for into, source in zip(*(args[:2] if many else ([args[0]], [args[1]])), strict=True):
-            self._copied(isinstance(source, PretendTensor), isinstance(into, PretendTensor), many or non_blocking)
+            self._copied(
+                isinstance(source, PretendTensor),
+                isinstance(into, PretendTensor),
+                many or non_blocking,
+            )
         func(*mapped(_on_cpu, args[:2]))
         return None if many else args[0]
 
@@ -153,17 +193,23 @@ class Police:
         if not op.on_cuda:
             raise DeviceMismatch(f"{op.full}: it has no kernel for CUDA")
         check_generators(op.full, given, target)
-        plain = [t for t in given if isinstance(t, torch.Tensor) and not isinstance(t, PretendTensor)]
+        plain = [
+            t for t in given if isinstance(t, torch.Tensor) and not isinstance(t, PretendTensor)
+        ]
         if plain and any(isinstance(t, PretendTensor) for t in given):
             written = {id(t) for t in leaves([named.get(name) for name in op.writes])}
             if op.name in INDEXING and isinstance(args[0], PretendTensor):
-                on_cpu = {id(i) for i in args[1] if i is not None and not isinstance(i, PretendTensor)}
+                on_cpu = {
+                    id(i) for i in args[1] if i is not None and not isinstance(i, PretendTensor)
+                }
                 for _ in on_cpu:
                     self.waits("H2D index")
                 plain = [t for t in plain if id(t) not in on_cpu]
             if op.name in NO_CPU_SCALAR or any(t.ndim > 0 or id(t) in written for t in plain):
                 shapes = [tuple(t.shape) for t in plain]
-                raise DeviceMismatch(f"{op.full}: tensors are on two devices, those on the CPU have shapes {shapes}")
+                raise DeviceMismatch(
+                    f"{op.full}: tensors are on two devices, those on the CPU have shapes {shapes}"
+                )
         if _waits(op, args, named):
             self.waits(op.name.removeprefix("aten::"))
 
@@ -175,9 +221,15 @@ def _waits(op, args, named):
     if op.name == "aten::multinomial":  # It checks the probabilities.
         return not named.get("replacement") or named["num_samples"] == 1
     if op.name in INDEXING:
-        masks = [i for i in args[1] if isinstance(i, torch.Tensor) and i.dtype in (torch.bool, torch.uint8)]
+        masks = [
+            i
+            for i in args[1]
+            if isinstance(i, torch.Tensor) and i.dtype in (torch.bool, torch.uint8)
+        ]
         # One number for all chosen places becomes `masked_fill`.
-        return bool(masks) and not (op.name != "aten::index" and len(masks) == 1 and args[2].numel() == 1)
+        return bool(masks) and not (
+            op.name != "aten::index" and len(masks) == 1 and args[2].numel() == 1
+        )
     return op.name.removeprefix("aten::") in SYNCS
 
 
@@ -189,7 +241,11 @@ def _on_cpu(value):
 
 def _wrapped(value, on_device):
     # Fake and meta tensors keep a device of their own.
-    return PretendTensor(value) if on_device and type(value) is torch.Tensor and value.device == CPU else value
+    return (
+        PretendTensor(value)
+        if on_device and type(value) is torch.Tensor and value.device == CPU
+        else value
+    )
 
 
 # PyTorch's own walk through arguments takes several times as long.
@@ -199,7 +255,11 @@ def leaves(tree):
     """All values in a nest of lists, tuples and dicts."""
     if isinstance(tree, dict):
         tree = tree.values()
-    return [value for part in tree for value in (leaves(part) if isinstance(part, (list, tuple, dict)) else (part,))]
+    return [
+        value
+        for part in tree
+        for value in (leaves(part) if isinstance(part, (list, tuple, dict)) else (part,))
+    ]
 
 
 def mapped(function, tree):
@@ -239,9 +299,17 @@ def _moved(func, args, kwargs):
     first, *rest = args or (None,)
     if func in (torch.tensor, torch.as_tensor, torch.asarray) and isinstance(first, PretendTensor):
         return func, args, {"device": DEVICE, **kwargs}
-    like_other = func in (torch.Tensor.to, torch.Tensor.type_as) and rest and isinstance(rest[0], PretendTensor)
+    like_other = (
+        func in (torch.Tensor.to, torch.Tensor.type_as)
+        and rest
+        and isinstance(rest[0], PretendTensor)
+    )
     if like_other and not isinstance(first, PretendTensor):
-        return torch.Tensor.to, (first, *rest[1:]), {**kwargs, "device": DEVICE, "dtype": rest[0].dtype}
+        return (
+            torch.Tensor.to,
+            (first, *rest[1:]),
+            {**kwargs, "device": DEVICE, "dtype": rest[0].dtype},
+        )
     return func, args, kwargs
 
 
@@ -272,6 +340,8 @@ def check_collective(name, given, pretended):
     # A barrier passes a tensor that it does not use.
     if pretended or not _pretending or not name.startswith("c10d::") or name == "c10d::barrier":
         return
-    groups = [v for v in given if isinstance(v, torch.ScriptObject) and "ProcessGroup" in str(v._type())]
+    groups = [
+        v for v in given if isinstance(v, torch.ScriptObject) and "ProcessGroup" in str(v._type())
+    ]
     if any(dist.ProcessGroup.unbox(group).group_name in _pretending for group in groups):
         raise DeviceMismatch(f"{name}: No backend type associated with device type cpu")

@@ -50,7 +50,9 @@ class PretendTensor(torch.Tensor):
         memory_format = kwargs.pop("memory_format", None)
         device, dtype, non_blocking, _ = torch._C._nn._parse_to(*args, **kwargs)
         device, dtype = DEVICE if device is None else canonical(device), dtype or self.dtype
-        kept = memory_format in (None, torch.preserve_format) or self.is_contiguous(memory_format=memory_format)
+        kept = memory_format in (None, torch.preserve_format) or self.is_contiguous(
+            memory_format=memory_format
+        )
         if (device, dtype, copy, kept) == (DEVICE, self.dtype, False, True):
             return self
         options = {} if memory_format is None else {"memory_format": memory_format}
@@ -75,7 +77,11 @@ class PretendTensor(torch.Tensor):
     def __deepcopy__(self, memo):
         if id(self) not in memo:
             copied = self.detach().clone().requires_grad_(self.requires_grad)
-            memo[id(self)] = nn.Parameter(copied, self.requires_grad) if isinstance(self, nn.Parameter) else copied
+            memo[id(self)] = (
+                nn.Parameter(copied, self.requires_grad)
+                if isinstance(self, nn.Parameter)
+                else copied
+            )
         return memo[id(self)]
 
     def __reduce_ex__(self, protocol):
@@ -87,9 +93,15 @@ def inner(t):
     """The CPU tensor that has the same memory."""
     values = t._values
     with torch._C._DisableTorchDispatch():
-        if values.data_ptr() == t.data_ptr() and values.shape == t.shape and values.stride() == t.stride():
+        if (
+            values.data_ptr() == t.data_ptr()
+            and values.shape == t.shape
+            and values.stride() == t.stride()
+        ):
             return values
-        t._values = torch.empty(0, dtype=t.dtype).set_(t.untyped_storage(), t.storage_offset(), t.size(), t.stride())
+        t._values = torch.empty(0, dtype=t.dtype).set_(
+            t.untyped_storage(), t.storage_offset(), t.size(), t.stride()
+        )
     return t._values
 
 
@@ -120,4 +132,6 @@ def check_generators(name, given, device):
         if isinstance(value, torch._C.Generator):
             found = _device_of.get(value._cdata, CPU).type
             if found != device.type:
-                raise DeviceMismatch(f"{name}: Expected a '{device.type}' device for generator but found '{found}'")
+                raise DeviceMismatch(
+                    f"{name}: Expected a '{device.type}' device for generator but found '{found}'"
+                )

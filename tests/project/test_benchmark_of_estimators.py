@@ -9,7 +9,9 @@ from lit_knn.figures import save_figure
 
 
 def test_every_estimator_is_measured_with_standard_errors(tmp_path):
-    images = torch.randint(0, 256, (600, 3, 16, 16), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    images = torch.randint(
+        0, 256, (600, 3, 16, 16), dtype=torch.uint8, generator=torch.Generator().manual_seed(0)
+    )
     args = argparse.Namespace(
         k=100, n=16, t=["0.1", "12", "EDM"], batch=8, repeats=2, estimators=list(entries(100, 16))
     )

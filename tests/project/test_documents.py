@@ -51,9 +51,15 @@ def test_the_snippets_of_a_page_run_in_their_order(own_folder):
             if "diffusers" in snippet:  # It is not installed.
                 continue
             if "load_network" in snippet:
-                names[page] |= {"z": torch.randn(shape), "sigma": torch.ones(2, 1, 1, 1), "labels": None}
+                names[page] |= {
+                    "z": torch.randn(shape),
+                    "sigma": torch.ones(2, 1, 1, 1),
+                    "labels": None,
+                }
             # Weights of Inception are downloaded, and features of large images take long to compare.
-            snippet = snippet.replace("InceptionV3", "Pixels").replace("(5000, 3, 32, 32)", "(5000, 3, 8, 8)")
+            snippet = snippet.replace("InceptionV3", "Pixels").replace(
+                "(5000, 3, 32, 32)", "(5000, 3, 8, 8)"
+            )
             exec(compile(snippet, page, "exec"), names[page])
     for page in ("README.md", "docs/library.md"):
         assert names[page]["mu"].shape == (16, 3, 8, 8)
@@ -64,7 +70,9 @@ def test_the_snippets_of_a_page_run_in_their_order(own_folder):
     assert np.load("latents.npy").shape == (1797, 1, 4, 4)
     tour = names["docs/tour.md"]
     assert tour["images"].shape == names["docs/hand_over.md"]["images"].shape == (16, 1, 8, 8)
-    assert (tour["estimate"] - tour["exact"]).square().mean() < (tour["x"] - tour["exact"]).square().mean()
+    assert (tour["estimate"] - tour["exact"]).square().mean() < (
+        tour["x"] - tour["exact"]
+    ).square().mean()
 
 
 # Commands
@@ -73,18 +81,40 @@ def test_the_snippets_of_a_page_run_in_their_order(own_folder):
 def commands(text):
     """The arguments of lit-knn in indented lines; a line that ends with a backslash is joined with the next."""
     lines = "\n".join(re.findall(r"^    (.*)$", text, flags=re.MULTILINE))
-    lines = re.sub(r"\\\n\s*", " ", lines).replace("$seed", "0").replace("$estimator", "stf").splitlines()
-    found = [re.search(r"(?:^|\s)(?:lit-knn|main\.py) (.*)", line.partition("  #")[0]) for line in lines]
+    lines = (
+        re.sub(r"\\\n\s*", " ", lines)
+        .replace("$seed", "0")
+        .replace("$estimator", "stf")
+        .splitlines()
+    )
+    found = [
+        re.search(r"(?:^|\s)(?:lit-knn|main\.py) (.*)", line.partition("  #")[0]) for line in lines
+    ]
     return [match[1].strip() for match in found if match]
 
 
-ALL = {command for page, text in TEXTS.items() if page != "docs/extending.md" for command in commands(text)}
+ALL = {
+    command
+    for page, text in TEXTS.items()
+    if page != "docs/extending.md"
+    for command in commands(text)
+}
 WITH_CONFIG = ("fit", "validate", "predict", "plan", "best", "probe")
 OF_FILES = sorted(command for command in ALL if command.split()[0] not in WITH_CONFIG)
 # `tests/configs/test_configs.py` makes every config, so that a command without options is known to work.
-COMMANDS = sorted(c for c in ALL if not re.fullmatch(r"\w+ -c configs/\S+", c) and c not in OF_FILES)
+COMMANDS = sorted(
+    c for c in ALL if not re.fullmatch(r"\w+ -c configs/\S+", c) and c not in OF_FILES
+)
 FILES_OF_USERS = ("edm.pkl", "mine.yaml", "photos.npy", "probe_edm/probe.yaml")
-OF_SUBCOMMANDS = ("--ckpt_path", "--images", "--image_shape", "--gpu_gb", "--run", "--checkpoints", "--out")
+OF_SUBCOMMANDS = (
+    "--ckpt_path",
+    "--images",
+    "--image_shape",
+    "--gpu_gb",
+    "--run",
+    "--checkpoints",
+    "--out",
+)
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -108,7 +138,18 @@ def test_every_command_is_parsed(command, tmp_path, monkeypatch):
         args = ["-c", "configs/table1/ict_knn.yaml", *args]
     monkeypatch.chdir(ROOT)
     monkeypatch.setattr(CLI, "instantiate_classes", lambda self: None)
-    make_cli([*args, "--trainer.accelerator", "cpu", "--trainer.devices", "1", "--trainer.num_nodes", "1"], run=False)
+    make_cli(
+        [
+            *args,
+            "--trainer.accelerator",
+            "cpu",
+            "--trainer.devices",
+            "1",
+            "--trainer.num_nodes",
+            "1",
+        ],
+        run=False,
+    )
 
 
 @pytest.mark.parametrize("command", OF_FILES)
@@ -124,8 +165,12 @@ def test_the_commands_in_the_headers_of_configs_name_files_that_are_there():
     missing = []
     for path in (ROOT / "configs").rglob("*.yaml"):
         header = re.sub(r"\\\n#\s*", " ", path.read_text().partition("\nmodel:")[0])
-        for line in re.findall(r"^#\s+(?:lit-knn|python main\.py) (.*)$", header, flags=re.MULTILINE):
-            names = [arg for arg in shlex.split(line.partition("   ")[0]) if arg.startswith("configs/")]
+        for line in re.findall(
+            r"^#\s+(?:lit-knn|python main\.py) (.*)$", header, flags=re.MULTILINE
+        ):
+            names = [
+                arg for arg in shlex.split(line.partition("   ")[0]) if arg.startswith("configs/")
+            ]
             missing += [(path, name) for name in names if not (ROOT / name).is_file()]
     assert missing == []
 
@@ -148,7 +193,9 @@ def broken_links(page, text):
     for target in re.findall(r"\]\((?!\w+:)([^)\s]+)\)", prose):
         name, _, anchor = target.partition("#")
         path = (ROOT / page).parent / name
-        if not path.exists() or (anchor and anchor not in anchors(path.read_text() if name else text)):
+        if not path.exists() or (
+            anchor and anchor not in anchors(path.read_text() if name else text)
+        ):
             yield target
 
 
@@ -167,8 +214,12 @@ def test_every_link_and_every_file_that_a_page_names_exists(page):
 
 
 def test_the_site_lists_every_page_of_docs():
-    listed = re.findall(r"^ +- .*?: (\S+\.(?:md|ipynb))$", (ROOT / "mkdocs.yml").read_text(), flags=re.MULTILINE)
-    notebooks = [f"docs/notebooks/{path.name}" for path in (ROOT / "docs" / "notebooks").glob("*.ipynb")]
+    listed = re.findall(
+        r"^ +- .*?: (\S+\.(?:md|ipynb))$", (ROOT / "mkdocs.yml").read_text(), flags=re.MULTILINE
+    )
+    notebooks = [
+        f"docs/notebooks/{path.name}" for path in (ROOT / "docs" / "notebooks").glob("*.ipynb")
+    ]
     pages = [page for page in TEXTS if page.startswith("docs/")]
     assert sorted(f"docs/{name}" for name in listed) == sorted(pages + notebooks)
 
@@ -184,9 +235,18 @@ def test_the_site_builds_without_a_warning(tmp_path):
 # docs/extending.md: every command runs classes outside the project, from another folder
 
 SNIPPETS = re.findall(
-    r'^```python(?: title="(\S+)")?\n(.*?)^```', TEXTS["docs/extending.md"], flags=re.DOTALL | re.MULTILINE
+    r'^```python(?: title="(\S+)")?\n(.*?)^```',
+    TEXTS["docs/extending.md"],
+    flags=re.DOTALL | re.MULTILINE,
 )
-TINY = ["--trainer.accelerator", "cpu", "--trainer.devices", "1", "--trainer.enable_progress_bar", "false"]
+TINY = [
+    "--trainer.accelerator",
+    "cpu",
+    "--trainer.devices",
+    "1",
+    "--trainer.enable_progress_bar",
+    "false",
+]
 SHORT = ["--trainer.max_steps", "2", "--trainer.callbacks", "[]"]
 SHORT += ["--trainer.val_check_interval", "2", "--data.val_images", "16", "--data.batch_size", "16"]
 FEW = {"num_z": "4", "repeats": "2", "noise_levels": "3"}
@@ -269,7 +329,9 @@ def test_a_noise_level_that_a_process_never_has_is_refused(formula):
 # Notebooks: their cells run one after the other, in this process
 
 FOLDER = ROOT / "docs" / "notebooks"
-NOTEBOOKS = {path.stem: json.loads(path.read_text())["cells"] for path in sorted(FOLDER.glob("*.ipynb"))}
+NOTEBOOKS = {
+    path.stem: json.loads(path.read_text())["cells"] for path in sorted(FOLDER.glob("*.ipynb"))
+}
 
 
 def run(name):
@@ -297,7 +359,9 @@ def test_an_own_estimator_has_no_variance(capsys):
 
 def test_exact_samples_are_copies_and_hybrid_ones_are_not():
     names = run("memorisation")
-    nearest = [names["nearest_images"](images, names["reference"]) for images in names["samples"].values()]
+    nearest = [
+        names["nearest_images"](images, names["reference"]) for images in names["samples"].values()
+    ]
     shares = [names["is_copied"](found).float().mean() for found in nearest]
     assert shares[0] > 0.95
     assert shares[-1] < 0.1

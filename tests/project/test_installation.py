@@ -20,7 +20,12 @@ from tests.image_files import refusal
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 DEMO = str(ROOT / "configs" / "demo.yaml")
 # The import of each requirement that has another name, and requirements that the library does not import itself.
-MODULES = {"pytorch-lightning": "pytorch_lightning", "pillow": "PIL", "pyyaml": "yaml", "scikit-learn": "sklearn"}
+MODULES = {
+    "pytorch-lightning": "pytorch_lightning",
+    "pillow": "PIL",
+    "pyyaml": "yaml",
+    "scikit-learn": "sklearn",
+}
 MODULES |= {"faiss-gpu": "faiss", "faiss-cpu": "faiss", "torch-fidelity": "torch_fidelity"}
 LIGHTNING = {"lightning_fabric", "lightning_utilities"}
 
@@ -77,7 +82,14 @@ def test_help_has_every_command_and_all_options_below_a_short_usage(capsys):
         assert f"lit-knn {name}" in told_by(capsys, name, "--help")
     printed = told_by(capsys, "plan", "--help")
     assert len(printed[: printed.index("options:")].splitlines()) < 8
-    for option in ("--seed_everything", "--image_shape", "--model ", "--data ", "--optimizer ", "--trainer.max_steps"):
+    for option in (
+        "--seed_everything",
+        "--image_shape",
+        "--model ",
+        "--data ",
+        "--optimizer ",
+        "--trainer.max_steps",
+    ):
         assert f"\n  {option}" in printed
 
 
@@ -107,10 +119,17 @@ main(["fit", "-c", "demo"])
 
 def test_estimators_work_with_torch_and_numpy_alone_and_commands_say_what_is_missing():
     absent = {*extras.EXTRAS, "scipy"}
-    done = subprocess.run([sys.executable, "-c", ALONE.format(absent=absent)], cwd=ROOT, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", ALONE.format(absent=absent)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
     assert done.stdout == "FlatIndex\n", done.stderr
     assert done.returncode == 2
-    assert re.fullmatch(r"error: \w+ is not installed: pip install 'lit_knn\[train\]'\n", done.stderr)
+    assert re.fullmatch(
+        r"error: \w+ is not installed: pip install 'lit_knn\[train\]'\n", done.stderr
+    )
 
 
 def modules_of(extra):
@@ -118,7 +137,9 @@ def modules_of(extra):
 
 
 def test_the_classifiers_name_all_pythons_from_the_oldest():
-    versions = [line.rpartition(" ")[2] for line in PROJECT["classifiers"] if " :: Python :: 3." in line]
+    versions = [
+        line.rpartition(" ")[2] for line in PROJECT["classifiers"] if " :: Python :: 3." in line
+    ]
     oldest = PROJECT["requires-python"].removeprefix(">=3.")
     # All requirements have wheels for these.
     assert versions == [f"3.{minor}" for minor in range(int(oldest), 15)]

@@ -6,14 +6,34 @@ from functools import cache
 from tests import ROOT
 
 # The list goes from the bottom room to the top. A module may import from its own folder and from earlier ones.
-LAYERS = ["common", "theory", "index", "reference", "nets", "sampling", "estimators", "metrics", "figures", "data"]
+LAYERS = [
+    "common",
+    "theory",
+    "index",
+    "reference",
+    "nets",
+    "sampling",
+    "estimators",
+    "metrics",
+    "figures",
+    "data",
+]
 LAYERS += ["runs", "modules", "callbacks", "commands"]
 # Only these folders import Lightning, and one file imports `faiss`.
 LIGHTNING_LAYERS = LAYERS[LAYERS.index("data") :]
 LIGHTNING = {"pytorch_lightning", "lightning"}
 FAISS_FILE = ROOT / "lit_knn" / "index" / "faiss_index.py"
 # These are imported inside the functions that use them, so that estimators load with only torch and NumPy.
-HEAVY = LIGHTNING | {"faiss", "jsonargparse", "torchvision", "sklearn", "tqdm", "scipy", "matplotlib", "torch_fidelity"}
+HEAVY = LIGHTNING | {
+    "faiss",
+    "jsonargparse",
+    "torchvision",
+    "sklearn",
+    "tqdm",
+    "scipy",
+    "matplotlib",
+    "torch_fidelity",
+}
 HEAVY |= {"torchmetrics"}
 LIGHT_LAYERS = LAYERS[: LAYERS.index("metrics")]
 # `rglob` does not follow the link `lit_knn/callbacks`.
@@ -59,7 +79,9 @@ def test_every_room_has_a_place_and_its_imports_point_down():
     above = {name: set(LAYERS[place + 1 :]) for place, name in enumerate(LAYERS)}
 
     def upwards(path):
-        return {name.split(".")[1] for name in imports_in(path) if name.startswith("lit_knn.")} & above[layer_of(path)]
+        return {
+            name.split(".")[1] for name in imports_in(path) if name.startswith("lit_knn.")
+        } & above[layer_of(path)]
 
     assert not offences(ROOMS, upwards)
 
@@ -68,7 +90,9 @@ def test_only_some_files_know_the_application_lightning_and_faiss():
     def foreign(path):
         unknown = {"callbacks", "benchmarks", "main"}
         unknown |= LIGHTNING | {"jsonargparse"} if layer_of(path) not in LIGHTNING_LAYERS else set()
-        return top_level(imports_in(path)) & (unknown | ({"faiss"} if path != FAISS_FILE else set()))
+        return top_level(imports_in(path)) & (
+            unknown | ({"faiss"} if path != FAISS_FILE else set())
+        )
 
     assert not offences(ROOMS, foreign)
 

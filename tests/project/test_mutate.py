@@ -5,7 +5,19 @@ from collections import Counter
 
 import pytest
 
-from tests.mutate import CAUGHT, LISTS, ROOT, SURVIVED, UNUSABLE, Fault, Results, Verdict, judge, misfit, read_faults
+from tests.mutate import (
+    CAUGHT,
+    LISTS,
+    ROOT,
+    SURVIVED,
+    UNUSABLE,
+    Fault,
+    Results,
+    Verdict,
+    judge,
+    misfit,
+    read_faults,
+)
 
 TESTS = "tests/test_toy.py"
 FAULTS = [
@@ -22,8 +34,12 @@ WORDS = [CAUGHT, SURVIVED, SURVIVED, UNUSABLE, UNUSABLE, UNUSABLE]
 def test_planted_faults_are_judged_and_undone(tmp_path):
     toy = tmp_path / "toy"
     (toy / "tests").mkdir(parents=True)
-    (toy / "toy.py").write_text('total = 0\n\n\ndef add(a, b):\n    """A sum."""\n    return a + b\n')
-    (toy / TESTS).write_text("from toy import add\n\n\ndef test_add():\n    assert add(2, 3) == 5\n")
+    (toy / "toy.py").write_text(
+        'total = 0\n\n\ndef add(a, b):\n    """A sum."""\n    return a + b\n'
+    )
+    (toy / TESTS).write_text(
+        "from toy import add\n\n\ndef test_add():\n    assert add(2, 3) == 5\n"
+    )
     subprocess.run(["git", "init", "-q"], cwd=toy, check=True)
     before = (toy / "toy.py").read_text()
     verdicts = judge(FAULTS, toy, Results(tmp_path / "kept.jsonl", toy))
@@ -44,7 +60,9 @@ def test_faults_are_found_by_function_and_tokens():
 
     assert fault.planted(method) == planted
     assert fault._replace(function="A.f").planted(method + function) == planted + function
-    assert fault._replace(function="f").planted(method + function) == method + function.replace("1", "2")
+    assert fault._replace(function="f").planted(method + function) == method + function.replace(
+        "1", "2"
+    )
     with pytest.raises(ValueError, match="0 functions have the name h"):
         fault._replace(function="h").planted(method + function)
     with pytest.raises(ValueError, match="2 times"):

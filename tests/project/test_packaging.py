@@ -50,7 +50,9 @@ def checkout(folder, links):
 def built(kind, source, folder):
     """Build a wheel, an editable wheel or a source distribution (`sdist`) into a new folder, and return its path."""
     folder.mkdir()
-    code = f"import sys; from setuptools.build_meta import build_{kind} as build; build(sys.argv[1])"
+    code = (
+        f"import sys; from setuptools.build_meta import build_{kind} as build; build(sys.argv[1])"
+    )
     command = [sys.executable, "-W", "ignore", "-c", code, folder]
     subprocess.run(command, cwd=source, capture_output=True, check=True)
     (path,) = folder.iterdir()
@@ -104,7 +106,9 @@ def test_the_wheel_of_an_archive_has_every_file_and_no_other(wheel):
 def test_wheels_of_a_clone_and_an_sdist_have_the_same_files(wheel, clone, tmp_path):
     assert files_of(built("wheel", clone, tmp_path / "wheel")) == files_of(wheel)
 
-    shutil.unpack_archive(built("sdist", clone, tmp_path / "sdist"), tmp_path / "unpacked", filter="data")
+    shutil.unpack_archive(
+        built("sdist", clone, tmp_path / "sdist"), tmp_path / "unpacked", filter="data"
+    )
     (source,) = (tmp_path / "unpacked").iterdir()
     assert files_of(built("wheel", source, tmp_path / "from_sdist")) == files_of(wheel)
 
@@ -112,14 +116,24 @@ def test_wheels_of_a_clone_and_an_sdist_have_the_same_files(wheel, clone, tmp_pa
 def test_an_installed_wheel_finds_its_configs(wheel, tmp_path):
     zipfile.ZipFile(wheel).extractall(tmp_path)
     code = "from lit_knn.commands.cli import packaged_configs as p; print(p.folder(), *p.names(), sep='\\n')"
-    assert printed(tmp_path, code) == [str(tmp_path / "lit_knn" / "configs"), *packaged_configs.names()]
+    assert printed(tmp_path, code) == [
+        str(tmp_path / "lit_knn" / "configs"),
+        *packaged_configs.names(),
+    ]
 
 
 def test_an_editable_installation_of_an_archive_trains(archive, tmp_path):
     installed, work = tmp_path / "installed", tmp_path / "work"
     work.mkdir()
     zipfile.ZipFile(built("editable", archive, tmp_path / "wheel")).extractall(installed)
-    two_steps = ["--trainer.max_steps", "2", "-c", str(ROOT / "tests" / "tiny.yaml"), "--model.net.channels", "8"]
+    two_steps = [
+        "--trainer.max_steps",
+        "2",
+        "-c",
+        str(ROOT / "tests" / "tiny.yaml"),
+        "--model.net.channels",
+        "8",
+    ]
     lines = printed(installed, FIND, MAIN, args=["fit", "-c", "demo", *two_steps], cwd=work)
     assert lines[0] == str(archive / "callbacks" / "__init__.py")
     assert (work / "runs" / "demo" / "knn_0" / "checkpoints" / "last.ckpt").is_file()
@@ -136,7 +150,9 @@ def test_an_unpacked_archive_runs_without_installation(archive):
 
 def test_a_copy_of_lit_knn_alone_says_what_to_do(archive, tmp_path):
     shutil.copytree(archive / "lit_knn", tmp_path / "lit_knn", ignore=WITHOUT_BESIDE)
-    advice = "install the project with pip, or keep its folders callbacks and configs beside lit_knn"
+    advice = (
+        "install the project with pip, or keep its folders callbacks and configs beside lit_knn"
+    )
     lines = printed(tmp_path, MAIN, args=["prepare", "-c", "demo"], status=2)
     assert lines == [f"error: the configs of lit_knn are missing; {advice}"]
     # `fit` ends so, too, but imports Lightning first.
@@ -157,5 +173,12 @@ def test_every_package_is_named_once():
 @pytest.mark.skipif(not find_spec("mypy"), reason="needs mypy")
 def test_mypy_finds_the_callbacks(clone):
     options = ["--config-file=", "--cache-dir", os.devnull, "--follow-imports", "skip"]
-    command = [sys.executable, "-m", "mypy", *options, "-c", "from lit_knn.callbacks import Fidelity"]
+    command = [
+        sys.executable,
+        "-m",
+        "mypy",
+        *options,
+        "-c",
+        "from lit_knn.callbacks import Fidelity",
+    ]
     subprocess.run(command, cwd=clone, check=True)

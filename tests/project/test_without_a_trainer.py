@@ -66,7 +66,9 @@ def test_an_error_curve_is_that_of_enumeration():
 def by_scipy(a, b):
     """The Fréchet distance of two arrays (N, F)."""
     cov_a, cov_b = np.cov(a, rowvar=False), np.cov(b, rowvar=False)
-    return ((a.mean(0) - b.mean(0)) ** 2).sum() + np.trace(cov_a + cov_b - 2 * sqrtm(cov_a @ cov_b).real)
+    return ((a.mean(0) - b.mean(0)) ** 2).sum() + np.trace(
+        cov_a + cov_b - 2 * sqrtm(cov_a @ cov_b).real
+    )
 
 
 @pytest.mark.parametrize("hflip", [False, True])
@@ -74,11 +76,15 @@ def test_a_frechet_distance_is_one_call_and_that_of_scipy(hflip):
     rng = np.random.default_rng(2)
     data = rng.integers(0, 256, (300, 1, 4, 4), np.uint8)
     samples = torch.tensor(rng.normal(0.1, 0.4, (200, 1, 4, 4)), dtype=torch.float32)
-    expected = pytest.approx(by_scipy(samples.flatten(1).double().numpy(), data.reshape(300, -1) / 127.5 - 1), rel=1e-6)
+    expected = pytest.approx(
+        by_scipy(samples.flatten(1).double().numpy(), data.reshape(300, -1) / 127.5 - 1), rel=1e-6
+    )
     reference, extractor = ReferenceSet(data, hflip=hflip), Pixels()
     assert frechet_distance(samples, reference, extractor) == expected
     assert frechet_distance(samples, data, extractor) == expected
     known = image_statistics(reference, extractor, batch_size=64)
     assert frechet_distance_of_statistics(image_statistics(samples, extractor), known) == expected
     # The callback gives the same number.
-    assert FidelityMeasure(extractor)(reference, [(torch.arange(200), samples)], total=200) == {"fd_pixels": expected}
+    assert FidelityMeasure(extractor)(reference, [(torch.arange(200), samples)], total=200) == {
+        "fd_pixels": expected
+    }

@@ -6,7 +6,16 @@ import pytest
 import torch
 
 from lit_knn.common.errors import InputError
-from lit_knn.estimators import KNN, STF, ByClass, Exact, MonteCarlo, SubspaceKNN, UniformSNIS, Wiener
+from lit_knn.estimators import (
+    KNN,
+    STF,
+    ByClass,
+    Exact,
+    MonteCarlo,
+    SubspaceKNN,
+    UniformSNIS,
+    Wiener,
+)
 from lit_knn.index import FaissIndex, TorchIndex
 from lit_knn.reference import ReferenceSet
 from lit_knn.reference.classes import classes_of, lie_together
@@ -42,7 +51,9 @@ def test_a_class_holds_its_images_and_no_others(sort, hflip):
         assert (own.N, own.shape, own.hflip) == (size * (1 + hflip), reference.shape, hflip)
         assert own.labels.tolist() == [label] * own.N
         assert torch.equal(own.gather(torch.arange(own.N)), everything[reference.labels == label])
-        shared = own.images.untyped_storage().data_ptr() == reference.images.untyped_storage().data_ptr()
+        shared = (
+            own.images.untyped_storage().data_ptr() == reference.images.untyped_storage().data_ptr()
+        )
         assert shared is sort
     # The meta device simulates a GPU: it has shapes but no values.
     assert own.mean().device.type == "cpu"
@@ -54,14 +65,20 @@ def test_a_class_holds_its_images_and_no_others(sort, hflip):
 @pytest.mark.parametrize("labels", [[2, 2, 0, 1, 1], [0], [0, 1, 0]])
 def test_images_in_order_of_class_are_told_from_others(labels):
     assert lie_together(torch.tensor(labels)) == (labels != [0, 1, 0])
-    classes = classes_of(ReferenceSet(torch.arange(1.0 * len(labels))[:, None], labels=torch.tensor(labels)))
+    classes = classes_of(
+        ReferenceSet(torch.arange(1.0 * len(labels))[:, None], labels=torch.tensor(labels))
+    )
     found = {label: own.images.flatten().tolist() for label, own in classes.items()}
     assert found == {label: [i for i, one in enumerate(labels) if one == label] for label in labels}
 
 
 @pytest.mark.parametrize(
     ("index", "first"),
-    [(FaissIndex("Flat"), "set"), (FaissIndex("SQ8", lossless=True), "class"), (TorchIndex("float32"), "set")],
+    [
+        (FaissIndex("Flat"), "set"),
+        (FaissIndex("SQ8", lossless=True), "class"),
+        (TorchIndex("float32"), "set"),
+    ],
 )
 def test_a_class_has_an_index_of_its_own_in_the_settings_of_the_whole(index, first):
     reference = toy_set(index=copy.copy(index))
@@ -111,11 +128,15 @@ def test_a_mixed_batch_is_what_each_class_gives_by_itself(kind, options):
     for label in classes_of(reference):
         rows = labels == label
         # This set has only the images of one class, and no labels.
-        own = ReferenceSet(reference.images[reference.labels[: len(reference.images)] == label], hflip=True)
+        own = ReferenceSet(
+            reference.images[reference.labels[: len(reference.images)] == label], hflip=True
+        )
         alone = kind(**options).bind(own).posterior_mean(z[rows], t[rows], x[rows], generator)
         # Processors add the products of a batch in an order that depends on its size. Float32 sums of 40 weighted
         # pixels below 1 then differ by 40 half units in the last place at most; an estimate by twice as much.
-        torch.testing.assert_close(mixed[rows], alone, rtol=0, atol=40 * torch.finfo(torch.float32).eps)
+        torch.testing.assert_close(
+            mixed[rows], alone, rtol=0, atol=40 * torch.finfo(torch.float32).eps
+        )
 
 
 def test_a_class_that_is_too_small_is_named():

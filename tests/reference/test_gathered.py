@@ -28,7 +28,12 @@ def drawn(reference):
     ids = torch.randint(reference.N, (B, n), generator=generator)
     z = noisy(reference.gather(ids[:, 0]), 0.1)
     weights = torch.rand(B, 1 + n, generator=generator, dtype=torch.float64)
-    return ids, weights / weights.sum(1, keepdim=True), z, torch.randn(B, *reference.shape, generator=generator)
+    return (
+        ids,
+        weights / weights.sum(1, keepdim=True),
+        z,
+        torch.randn(B, *reference.shape, generator=generator),
+    )
 
 
 @pytest.mark.gpu
@@ -55,7 +60,9 @@ def test_distances_means_and_deviations_equal_enumerated_ones(name, stored):
         torch.testing.assert_close(found, total, rtol=0, atol=5e-6)
     if stored:  # The source alone is its own mean.
         alone = Stored(reference, torch.empty(B, 0, dtype=torch.long).cuda(), source.cuda())
-        assert torch.equal(alone.mean(torch.ones(B, 1, dtype=torch.float64).cuda()).cpu(), source.double())
+        assert torch.equal(
+            alone.mean(torch.ones(B, 1, dtype=torch.float64).cuda()).cpu(), source.double()
+        )
         assert alone.sq_dist(source.cuda()).cpu().tolist() == [[0.0]] * B
 
 
@@ -72,15 +79,22 @@ def test_compiled_functions_compute_the_same(name):
 
 
 def test_a_machine_whose_compiler_does_not_work_gets_a_warning(monkeypatch):
-    monkeypatch.setattr(torch._inductor.config.cpp, "cxx", (str(Path(__file__)),))  # No compiler can be run.
-    with pytest.warns(UserWarning, match="drawn images are copied; torch.compile does not work here: "):
+    # No compiler can be run.
+    monkeypatch.setattr(torch._inductor.config.cpp, "cxx", (str(Path(__file__)),))
+    with pytest.warns(
+        UserWarning, match="drawn images are copied; torch.compile does not work here: "
+    ):
         assert not module.can_compile.__wrapped__(torch.device("cpu"))
 
 
 @pytest.mark.usefixtures("stand_in")
 def test_an_estimate_on_a_gpu_reads_the_images_in_two_compiled_functions(monkeypatch):
     called, compile_it = [], module.compiled
-    monkeypatch.setattr(module, "compiled", lambda function: called.append(function) or compile_it(function))
+    monkeypatch.setattr(
+        module, "compiled", lambda function: called.append(function) or compile_it(function)
+    )
     z = torch.zeros(8, 3, 6, 6).cuda()
-    UniformSNIS(256).bind(ReferenceSet(pixels(100), TorchIndex()).to("cuda")).posterior_mean(z, 20.0)
+    UniformSNIS(256).bind(ReferenceSet(pixels(100), TorchIndex()).to("cuda")).posterior_mean(
+        z, 20.0
+    )
     assert called[-2:] == [module.stored_sq_dist, module.stored_deviation]

@@ -41,7 +41,11 @@ def test_flat_search_matches_scikit_learn(images):
 
 
 def test_pixels_scale_to_model_space_and_float_values_are_taken_as_they_are():
-    x = ReferenceSet(torch.arange(256, dtype=torch.uint8).reshape(256, 1, 1, 1)).gather(torch.arange(256)).flatten()
+    x = (
+        ReferenceSet(torch.arange(256, dtype=torch.uint8).reshape(256, 1, 1, 1))
+        .gather(torch.arange(256))
+        .flatten()
+    )
     np.testing.assert_allclose(x, np.arange(256) / 127.5 - 1, atol=1.2e-7)
     assert (x[0], x[255]) == (-1, 1)
     for dtype in (torch.float64, torch.float16):
@@ -68,7 +72,9 @@ def test_images_come_by_ids_of_any_shape_in_chunks_and_in_the_shares_of_ranks(hf
         assert max(map(len, chunks.values())) <= rows
         np.testing.assert_allclose(torch.cat([*chunks.values()]), everything, atol=1e-6)
     for ranks, mirrored in ((1, True), (2, True), (4, True), (3, False)):
-        shares = [part for rank in range(ranks) for part in reference.share(rank, ranks, 2, mirrored)]
+        shares = [
+            part for rank in range(ranks) for part in reference.share(rank, ranks, 2, mirrored)
+        ]
         ids, x = (torch.cat(parts) for parts in zip(*shares, strict=True))
         assert sorted(ids.tolist()) == list(range(30 * twice if mirrored else 30))
         np.testing.assert_allclose(x, everything[ids.numpy()], atol=1e-6)
@@ -77,10 +83,15 @@ def test_images_come_by_ids_of_any_shape_in_chunks_and_in_the_shares_of_ranks(hf
 @pytest.mark.parametrize(("k", "float_images"), [(1, False), (5, True), (31, False), (60, True)])
 def test_hflip_search_equals_a_doubled_set(k, float_images):
     images = PIXELS.clone()
-    images[4, :, :, 3:] = images[4, :, :, :3].flip(-1)  # its own mirror image: both ids must be found
+    # its own mirror image: both ids must be found
+    images[4, :, :, 3:] = images[4, :, :, :3].flip(-1)
     images = images.float() / 64 if float_images else images
-    flipped, doubled = ReferenceSet(images, hflip=True), ReferenceSet(torch.cat([images, images.flip(-1)]))
-    assert ReferenceSet(torch.zeros(2, 16, 4, 4), hflip=True).N == 4  # narrow latents of many channels
+    flipped, doubled = (
+        ReferenceSet(images, hflip=True),
+        ReferenceSet(torch.cat([images, images.flip(-1)])),
+    )
+    # narrow latents of many channels
+    assert ReferenceSet(torch.zeros(2, 16, 4, 4), hflip=True).N == 4
     z = latents_near(doubled, b=8)
     z = torch.cat([z, z.flip(-1), doubled.gather(torch.tensor([4, 34]))])
     sq_dist, ids = flipped.search(z, k)
@@ -90,16 +101,24 @@ def test_hflip_search_equals_a_doubled_set(k, float_images):
     assert all(len(set(row)) == k for row in ids.tolist())
     # An image that is its own mirror has two ids, so compare distances instead of ids.
     difference = flipped.gather(ids) - z.unsqueeze(1)
-    np.testing.assert_allclose(difference.square().flatten(2).sum(2), expected, rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(
+        difference.square().flatten(2).sum(2), expected, rtol=1e-4, atol=1e-4
+    )
 
 
 def test_digits_and_the_figures_of_estimators_are_not_flipped():
     flipped = [path for path in RUNS if resolved(path)["data"].get("init_args", {}).get("hflip")]
     assert len(flipped) >= 5
-    assert not [path for path in flipped if "digits" in path.name or path.parent.name in ("figure1", "figure3")]
+    assert not [
+        path
+        for path in flipped
+        if "digits" in path.name or path.parent.name in ("figure1", "figure3")
+    ]
 
 
-NAN_FAR_DOWN = torch.zeros(5000, 2).index_put((torch.tensor(4500), torch.tensor(1)), torch.tensor(torch.nan))
+NAN_FAR_DOWN = torch.zeros(5000, 2).index_put(
+    (torch.tensor(4500), torch.tensor(1)), torch.tensor(torch.nan)
+)
 
 
 @pytest.mark.parametrize(
@@ -127,7 +146,9 @@ def test_bad_images_are_refused(images, options, words):
 
 @pytest.mark.parametrize("ids", [torch.tensor([True, False, True]), torch.tensor([0.0, 1.0])])
 def test_what_is_no_list_of_numbers_is_refused(ids):
-    with pytest.raises(InputError, match=f"ids must be integers, got {ids.dtype}; for a mask give mask.nonzero"):
+    with pytest.raises(
+        InputError, match=f"ids must be integers, got {ids.dtype}; for a mask give mask.nonzero"
+    ):
         ReferenceSet(torch.zeros(3, 2)).gather(ids)
 
 
@@ -167,7 +188,9 @@ def test_indexes_are_trained_with_the_same_images_from_all_over_the_set():
     assert torch.equal(*samples)
     assert len(samples[0].unique()) == 200
     # Uniform draws are at most 2/sqrt(200) of the range away from an even spread, but for one sample in 1000.
-    assert (samples[0].sort().values - torch.linspace(0, 4000, 200)).abs().max() < 4000 * 2 / math.sqrt(200)
+    assert (
+        samples[0].sort().values - torch.linspace(0, 4000, 200)
+    ).abs().max() < 4000 * 2 / math.sqrt(200)
 
 
 def test_two_sets_with_one_index_search_their_own_images():
@@ -180,7 +203,9 @@ def test_two_sets_with_one_index_search_their_own_images():
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("index", [None, FlatIndex()], ids=["default", "given"])
-@pytest.mark.parametrize(("images", "on_cuda"), [(PIXELS, TorchIndex), (PIXELS.float() / 100, FlatIndex)])
+@pytest.mark.parametrize(
+    ("images", "on_cuda"), [(PIXELS, TorchIndex), (PIXELS.float() / 100, FlatIndex)]
+)
 def test_the_default_index_is_that_of_the_device_and_a_given_one_moves(images, on_cuda, index):
     if images.is_floating_point():
         images[-1] = 1e4  # In 8 bits all other images would be one.
@@ -188,7 +213,9 @@ def test_the_default_index_is_that_of_the_device_and_a_given_one_moves(images, o
     z = latents_near(reference)
     nearest = sklearn_search(reference.gather(torch.arange(30)), z, 3)[1]
     for device, default in (("cpu", FaissIndex), ("cuda", on_cuda)):
-        np.testing.assert_array_equal(reference.to(device).search(z.to(device), 3)[1].cpu(), nearest)
+        np.testing.assert_array_equal(
+            reference.to(device).search(z.to(device), 3)[1].cpu(), nearest
+        )
         expected = default if index is None else FlatIndex
         assert type(reference.index) is type(reference.subset(slice(0, 9), 0).index) is expected
 

@@ -19,14 +19,27 @@ def sparse_images(folder, share):
     """An .npy file of uint8 images of 8x8 pixels that claims this share of the machine's memory, and takes no room."""
     path, N = folder / "big.npy", int(share * machine_bytes() / D)
     with path.open("wb") as file:
-        np.lib.format.write_array_header_1_0(file, {"descr": "|u1", "fortran_order": False, "shape": (N, 1, 8, 8)})
+        np.lib.format.write_array_header_1_0(
+            file, {"descr": "|u1", "fortran_order": False, "shape": (N, 1, 8, 8)}
+        )
         file.truncate(file.tell() + N * D)
     return path
 
 
 def run_of(run, path, estimator, *options):
     chosen = ["--model.estimator", str(CONFIGS / "estimators" / f"{estimator}.yaml")]
-    return ["-c", run, "--trainer.accelerator", "cpu", "--data", "Arrays", "--data.path", str(path), *chosen, *options]
+    return [
+        "-c",
+        run,
+        "--trainer.accelerator",
+        "cpu",
+        "--data",
+        "Arrays",
+        "--data.path",
+        str(path),
+        *chosen,
+        *options,
+    ]
 
 
 def checked(run, path, estimator, *options):
@@ -38,14 +51,19 @@ def checked(run, path, estimator, *options):
 
 def test_every_command_refuses_images_larger_than_the_memory(tmp_path, own_folder, capsys):
     path = sparse_images(tmp_path, 1.5)
-    size, there = f"images {1.5 * machine_bytes() / 1e9:.4g} GB", f"more than the {machine_bytes() / 1e9:.4g} GB"
+    size, there = (
+        f"images {1.5 * machine_bytes() / 1e9:.4g} GB",
+        f"more than the {machine_bytes() / 1e9:.4g} GB",
+    )
     for run, name in ((DEMO, "Exact"), (CONDITIONAL, "ByClass")):
         line = refusal_of(["fit", *run_of(run, path, "exact")], capsys)
         assert f"{name}: the set does not fit: {size}" in line
         assert there in line
     data = ["--data", "Arrays", "--data.path", str(path), "--trainer.accelerator", "cpu"]
     figure = str(CONFIGS / "figure3" / "digits.yaml")
-    assert "KNN, STF, MonteCarlo: the set does not fit" in refusal_of(["validate", "-c", figure, *data], capsys)
+    assert "KNN, STF, MonteCarlo: the set does not fit" in refusal_of(
+        ["validate", "-c", figure, *data], capsys
+    )
     sampling = ["predict", "--model", "LitEstimator", "--model.estimator", "Exact", *data]
     assert "Exact: the set does not fit" in refusal_of(sampling, capsys)
     assert list(tmp_path.iterdir()) == [path]
@@ -55,7 +73,9 @@ def test_an_index_that_does_not_fit_is_refused_where_the_images_alone_would_fit(
     path = sparse_images(tmp_path, 0.4)
     checked(DEMO, path, "exact")
     for estimator, name in (("knn", "KNN"), ("switched", "Switched")):
-        with pytest.raises(InputError, match=f"{name}: the set does not fit: images .* GB, index .* GB"):
+        with pytest.raises(
+            InputError, match=f"{name}: the set does not fit: images .* GB, index .* GB"
+        ):
             checked(DEMO, path, estimator, "--data.index", "FaissIndex")
     # The images of classes are copies.
     checked(CONDITIONAL, sparse_images(tmp_path, 0.6), "one_sample")

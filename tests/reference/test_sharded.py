@@ -36,7 +36,11 @@ def test_answers_are_those_of_the_whole_set(ranks, setting):
         for name in ("gathered", "located", "chunks", "labels", "classes", "sq_error"):
             assert torch.equal(expected[name], seen[name])
         assert torch.allclose(expected["mean"], seen["mean"], rtol=1e-6, atol=1e-7)
-        assert len(latents(setting, rank)[0]) == len(seen["means"]["Exact, t=0.5"]) == (0 if rank == 1 else 3 + rank)
+        assert (
+            len(latents(setting, rank)[0])
+            == len(seen["means"]["Exact, t=0.5"])
+            == (0 if rank == 1 else 3 + rank)
+        )
         for name, mean in expected["means"].items():
             tolerance = 1e-5 if name.startswith(("Exact", "Wiener")) else 0.0
             if name.startswith("SubspaceKNN"):
@@ -74,12 +78,24 @@ def test_ranks_agree_on_the_whole_and_hold_and_send_what_is_stated(ranks):
         assert torch.equal(ids, report["TorchIndex"][1])
         assert torch.allclose(report["coordinates"], coordinates, rtol=1e-4, atol=1e-4)
         gather = (N - share) * 8 + others * share * d
-        assert report["traffic"] == [others * B * (4 * d + 12 * 10), gather, others * B * (4 * d + 8 + 8 * d + 8)]
+        assert report["traffic"] == [
+            others * B * (4 * d + 12 * 10),
+            gather,
+            others * B * (4 * d + 8 + 8 * d + 8),
+        ]
         needs_all, too_many, too_few, no_classes = report["refusals"]
-        assert needs_all == "MonteCarlo needs the whole reference set on each rank, this one is sharded"
-        assert too_many.startswith(f"KNN: k={N + 1} is more than the {N} images of the reference set")
+        assert (
+            needs_all
+            == "MonteCarlo needs the whole reference set on each rank, this one is sharded"
+        )
+        assert too_many.startswith(
+            f"KNN: k={N + 1} is more than the {N} images of the reference set"
+        )
         assert too_few == f"k=0 must be between 1 and the {N} images of the reference set"
-        assert no_classes == "a sharded reference set cannot be split by class: set data.sharded to false"
+        assert (
+            no_classes
+            == "a sharded reference set cannot be split by class: set data.sharded to false"
+        )
 
 
 @pytest.mark.parametrize(
@@ -87,7 +103,11 @@ def test_ranks_agree_on_the_whole_and_hold_and_send_what_is_stated(ranks):
     [
         ("error", [2, 2], f"error: rank 1 on {gethostname()} failed: MemoryError: no room"),
         ("killed", [2, -9], "error: another process ended while the reference set was made ready"),
-        ("differing", [2, 2], "error: the shards differ: rank 0 has images (3,) torch.float32 hflip=False "),
+        (
+            "differing",
+            [2, 2],
+            "error: the shards differ: rank 0 has images (3,) torch.float32 hflip=False ",
+        ),
     ],
 )
 def test_a_rank_that_fails_stops_the_others(tmp_path, how, codes, message):
@@ -108,7 +128,10 @@ def test_one_process_alone_has_it_all():
 @pytest.mark.parametrize("name", ESTIMATORS)
 def test_no_latents_on_any_rank_are_no_means(name):
     # This happens if augmentation warps every item of a batch. A single rank runs the same code as many.
-    estimator, none = ESTIMATORS[name]().bind(ShardedReferenceSet(images("pixels"))), torch.zeros(0, *SHAPES["pixels"])
+    estimator, none = (
+        ESTIMATORS[name]().bind(ShardedReferenceSet(images("pixels"))),
+        torch.zeros(0, *SHAPES["pixels"]),
+    )
     assert estimator.posterior_mean(none, 1.0, none).shape == none.shape
     if estimator.can_warp:
         assert estimator.warped_mean(none, 1.0, all_warped(none).warp, none).shape == none.shape

@@ -40,7 +40,11 @@ class Saved(pl.Callback):
 def fit(*callbacks, net=None, ckpt_path=None, **options):
     """Train with 30 images a batch and two batches an epoch."""
     trainer = pl.Trainer(**{**TRAINER, "callbacks": list(callbacks), **options})
-    trainer.fit(LitEDM(net or WatchedNet(), OneSample(), lr=0.1, lr_ramp_up_images=0), Images(), ckpt_path=ckpt_path)
+    trainer.fit(
+        LitEDM(net or WatchedNet(), OneSample(), lr=0.1, lr_ramp_up_images=0),
+        Images(),
+        ckpt_path=ckpt_path,
+    )
 
 
 @pytest.mark.parametrize(
@@ -74,7 +78,12 @@ def test_a_run_that_ends_after_an_epoch_keeps_its_last_step(tmp_path):
 def test_checkpoints_by_images_are_those_that_pass_a_multiple_after_a_resume_too(tmp_path):
     def kept(folder, steps, **options):
         """Train, and return the images seen of the kept checkpoints by the step."""
-        fit(CheckpointByImages(90, str(folder / "kept")), LastCheckpoint(1, str(folder)), max_steps=steps, **options)
+        fit(
+            CheckpointByImages(90, str(folder / "kept")),
+            LastCheckpoint(1, str(folder)),
+            max_steps=steps,
+            **options,
+        )
         files = [load(path) for path in (folder / "kept").glob("*.ckpt")]
         return {file["global_step"]: file["images_seen"] for file in files}
 
@@ -168,26 +177,46 @@ def write_run(folder, kept, last, ckpt_path=None):
     (folder / "checkpoints").mkdir(parents=True)
     files = {f"images_seen={seen}.ckpt": (seen, seen // 10) for seen in kept} | {"last.ckpt": last}
     for name, (seen, step) in files.items():
-        content = {"state_dict": {}, "images_seen": seen, "global_step": step, "pytorch-lightning_version": "2"}
+        content = {
+            "state_dict": {},
+            "images_seen": seen,
+            "global_step": step,
+            "pytorch-lightning_version": "2",
+        }
         torch.save(content, folder / "checkpoints" / name)
     config = {"model": {}, "data": {}, "trainer": {}, "ckpt_path": ckpt_path}
     (folder / "config.yaml").write_text(yaml.safe_dump(config))
 
 
-def test_kept_checkpoints_of_a_resumed_run_end_where_it_went_on_and_have_the_end_of_a_finished_one(tmp_path):
+def test_kept_checkpoints_of_a_resumed_run_end_where_it_went_on_and_have_the_end_of_a_finished_one(
+    tmp_path,
+):
     write_run(tmp_path / "a", [100, 200, 300], (200, 20))
-    write_run(tmp_path / "b", [250, 350], (370, 37), str(tmp_path / "a" / "checkpoints" / "last.ckpt"))
+    write_run(
+        tmp_path / "b", [250, 350], (370, 37), str(tmp_path / "a" / "checkpoints" / "last.ckpt")
+    )
     for max_steps, end in ((-1, []), (38, []), (37, [370])):
         found = RunFolder(tmp_path / "b").kept_checkpoints(max_steps=max_steps)
         assert list(found) == [100, 200, 250, 350, *end]
-        assert [path.parent.parent.name for path in found.values()] == ["a", "a", "b", "b", *["b"] * len(end)]
+        assert [path.parent.parent.name for path in found.values()] == [
+            "a",
+            "a",
+            "b",
+            "b",
+            *["b"] * len(end),
+        ]
     # The first run goes on beyond the other's end.
     write_run(tmp_path / "d", [100, 200, 300, 400], (400, 40))
-    write_run(tmp_path / "e", [250, 350], (350, 35), str(tmp_path / "d" / "checkpoints" / "last.ckpt"))
+    write_run(
+        tmp_path / "e", [250, 350], (350, 35), str(tmp_path / "d" / "checkpoints" / "last.ckpt")
+    )
     assert list(RunFolder(tmp_path / "e").kept_checkpoints()) == [100, 200, 250, 350]
     write_run(tmp_path / "c", [100, 200], (200, 20))
     found = RunFolder(tmp_path / "c").kept_checkpoints(max_steps=20)
-    assert [path.name for path in found.values()] == ["images_seen=100.ckpt", "images_seen=200.ckpt"]
+    assert [path.name for path in found.values()] == [
+        "images_seen=100.ckpt",
+        "images_seen=200.ckpt",
+    ]
 
 
 # Files
@@ -213,7 +242,9 @@ def written(write, *args, **options):
 def changed(good, *without, **values):
     """The checkpoint with other values, and without some."""
     content = {**load(io.BytesIO(good)), **values}
-    return written(torch.save, {name: value for name, value in content.items() if name not in without})
+    return written(
+        torch.save, {name: value for name, value in content.items() if name not in without}
+    )
 
 
 def not_finite(good):
@@ -231,10 +262,22 @@ def zipped(data):
 
 BAD = {
     "cut": (lambda good: good[:-100], "is damaged"),
-    "hostile global": (lambda good: written(torch.save, {"state_dict": Command()}), "names the global .*mkdir, which"),
-    "hostile pickle": (lambda good: zipped(pickle.dumps(Command())), "is damaged, or no checkpoint|refused"),
-    "bare state dict": (lambda good: written(torch.save, {"a": torch.ones(2)}), "no state_dict and no global_step"),
-    "no loops": (lambda good: changed(good, "loops"), "cannot be resumed from: the checkpoint has no loops"),
+    "hostile global": (
+        lambda good: written(torch.save, {"state_dict": Command()}),
+        "names the global .*mkdir, which",
+    ),
+    "hostile pickle": (
+        lambda good: zipped(pickle.dumps(Command())),
+        "is damaged, or no checkpoint|refused",
+    ),
+    "bare state dict": (
+        lambda good: written(torch.save, {"a": torch.ones(2)}),
+        "no state_dict and no global_step",
+    ),
+    "no loops": (
+        lambda good: changed(good, "loops"),
+        "cannot be resumed from: the checkpoint has no loops",
+    ),
     "NaN": (not_finite, "has weights that are not finite"),
 }
 
@@ -262,7 +305,10 @@ def test_a_full_disk_keeps_the_old_checkpoint(good, tmp_path):
     # A run that was killed has left this file.
     (tmp_path / ".last.12345.partial.ckpt").write_bytes(b"half")
     content = {"weights": torch.zeros(100_000)}
-    with file_size_limit(100_000), pytest.raises(InputError, match=r"last\.ckpt cannot be written: .*is kept"):
+    with (
+        file_size_limit(100_000),
+        pytest.raises(InputError, match=r"last\.ckpt cannot be written: .*is kept"),
+    ):
         WholeCheckpointIO().save_checkpoint(content, path)
     assert path.read_bytes() == good
     assert os.listdir(tmp_path) == ["last.ckpt"]

@@ -27,20 +27,56 @@ pytestmark = pytest.mark.usefixtures("own_folder")
 def run_demo(folder, devices, *options, program=None, steps=4):
     """Train the demo for a few steps of 32 images in new processes; return the report of each rank."""
     folder.mkdir()
-    distance = {"class_path": "lit_knn.callbacks.PixelFrechetDistance", "init_args": {"num_samples": 71}}
+    distance = {
+        "class_path": "lit_knn.callbacks.PixelFrechetDistance",
+        "init_args": {"num_samples": 71},
+    }
     best = {"class_path": "pytorch_lightning.callbacks.ModelCheckpoint"}
     best["init_args"] = {"monitor": "fd_pixels", "mode": "min", "filename": "best"}
     probe = {"class_path": "tests.ddp_probe.DDPProbe", "init_args": {"folder": str(folder)}}
-    (folder / "probe.yaml").write_text(yaml.safe_dump({"trainer": {"callbacks": [distance, best, probe]}}))
-    command = ["fit", "-c", DEMO, *TINY, "-c", folder / "probe.yaml", "--data.batch_size", 32 // devices, *options]
-    command += ["--trainer.max_steps", steps, "--trainer.val_check_interval", 2, "--trainer.logger.save_dir", folder]
+    (folder / "probe.yaml").write_text(
+        yaml.safe_dump({"trainer": {"callbacks": [distance, best, probe]}})
+    )
+    command = [
+        "fit",
+        "-c",
+        DEMO,
+        *TINY,
+        "-c",
+        folder / "probe.yaml",
+        "--data.batch_size",
+        32 // devices,
+        *options,
+    ]
+    command += [
+        "--trainer.max_steps",
+        steps,
+        "--trainer.val_check_interval",
+        2,
+        "--trainer.logger.save_dir",
+        folder,
+    ]
     if program is None:
         run_main(command, devices)
     else:  # Lightning starts the other processes, as for a user's command.
-        command = [sys.executable, program, *command, "--trainer.devices", devices, "--trainer.strategy", "ddp"]
+        command = [
+            sys.executable,
+            program,
+            *command,
+            "--trainer.devices",
+            devices,
+            "--trainer.strategy",
+            "ddp",
+        ]
         # Another package may have installed a folder of this name, and `lit-knn` alone would look there first.
         environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-        options = {"cwd": ROOT, "env": environment, "capture_output": True, "text": True, "timeout": 120}
+        options = {
+            "cwd": ROOT,
+            "env": environment,
+            "capture_output": True,
+            "text": True,
+            "timeout": 120,
+        }
         done = subprocess.run([*map(str, command)], **options)
         assert done.returncode == 0, done.stderr[-3000:]
     return [json.loads((folder / f"rank_{rank}.json").read_text()) for rank in range(devices)]
@@ -55,7 +91,9 @@ def test_two_processes_train_the_demo(tmp_path):
     # Each rank draws its own noise. Together they draw the same images as one process with the whole batch.
     assert not set(ranks[0]["noise"]) & set(ranks[1]["noise"])
     assert ranks[0]["levels"] != ranks[1]["levels"]
-    for ours, theirs, together in zip(ranks[0]["batches"], ranks[1]["batches"], single["batches"], strict=True):
+    for ours, theirs, together in zip(
+        ranks[0]["batches"], ranks[1]["batches"], single["batches"], strict=True
+    ):
         assert sorted(ours + theirs) == pytest.approx(sorted(together), abs=1e-3)
     # The ranks' weights agree after training. One process gets other weights, because its noise differs.
     assert ranks[0]["weights"] == ranks[1]["weights"]
@@ -76,7 +114,9 @@ def test_two_processes_train_the_demo(tmp_path):
 
 
 @pytest.mark.slow  # Two processes import everything. Other tests start forks that have.
-@pytest.mark.parametrize("program", ["main.py", str(Path(sys.executable).parent / "lit-knn")], ids=["main", "lit-knn"])
+@pytest.mark.parametrize(
+    "program", ["main.py", str(Path(sys.executable).parent / "lit-knn")], ids=["main", "lit-knn"]
+)
 def test_lightning_starts_the_other_process(program, tmp_path):
     ranks = run_demo(tmp_path / "two", 2, program=program, steps=2)
     assert [rank["world_size"] for rank in ranks] == [2, 2]
@@ -86,7 +126,9 @@ def test_lightning_starts_the_other_process(program, tmp_path):
 @pytest.mark.slow
 def test_torchrun_and_spawned_processes_train_the_demo(tmp_path):
     command = ["fit", "-c", DEMO, *TINY, "--trainer.devices", "2"]
-    done = run_torchrun([*command, "--trainer.max_steps", "2", "--trainer.logger.name", "torchrun"], ranks=2)
+    done = run_torchrun(
+        [*command, "--trainer.max_steps", "2", "--trainer.logger.name", "torchrun"], ranks=2
+    )
     assert done.stdout.count("Checkpoint:") == 1
     spawn = [sys.executable, str(ROOT / "main.py"), *command, "--trainer.strategy", "ddp_spawn"]
     done = subprocess.run(spawn, capture_output=True, text=True)
@@ -103,7 +145,8 @@ def test_torchrun_and_spawned_processes_train_the_demo(tmp_path):
         (["--model.lr", "0.1"], "lr 0.1, and rank 0 with 0.003"),
         (["--model.estimator.n", "4"], "estimator.n 4, and rank 0 with "),
         (["--optimizer", "SGD", "--optimizer.lr", "0.003"], "optimizer SGD, and rank 0 with "),
-        (["--trainer.max_steps", "3"], "max_steps 3, and rank 0 with 1"),  # The longer one would wait for the other.
+        # The longer one would wait for the other.
+        (["--trainer.max_steps", "3"], "max_steps 3, and rank 0 with 1"),
         (["--trainer.gradient_clip_val", "1.0"], "gradient_clip_val 1.0, and rank 0 with None"),
     ],
 )
@@ -127,11 +170,21 @@ def test_a_machine_without_the_checkpoint_is_named_by_all(tmp_path):
     done = run_main(again, 2, check=False, last=["--ckpt_path", "nowhere.ckpt"], nodes=2)
     lacks = "--ckpt_path: nowhere.ckpt: no such file"
     assert done.codes == [2, 2]
-    for said, wanted in zip(done.errors, (f"rank 1 on {gethostname()} failed", "rank 1"), strict=True):
-        assert [line for line in said.splitlines() if "rror" in line] == [f"error: {wanted}: {lacks}"]
+    for said, wanted in zip(
+        done.errors, (f"rank 1 on {gethostname()} failed", "rank 1"), strict=True
+    ):
+        assert [line for line in said.splitlines() if "rror" in line] == [
+            f"error: {wanted}: {lacks}"
+        ]
 
 
-TORCHRUN = {"TORCHELASTIC_RUN_ID": 1, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2, "RANK": 0, "LOCAL_RANK": 0}
+TORCHRUN = {
+    "TORCHELASTIC_RUN_ID": 1,
+    "WORLD_SIZE": 2,
+    "LOCAL_WORLD_SIZE": 2,
+    "RANK": 0,
+    "LOCAL_RANK": 0,
+}
 SBATCH = {"SLURM_NTASKS": 2, "SLURM_NTASKS_PER_NODE": 2, "SLURM_JOB_NAME": "a", "SLURM_JOB_ID": 1}
 SBATCH |= {"SLURM_PROCID": 0, "SLURM_NODEID": 0, "SLURM_LOCALID": 0}
 STARTED = "has started 2 processes, but trainer.num_nodes=1 and trainer.devices="
@@ -143,10 +196,13 @@ STARTED = "has started 2 processes, but trainer.num_nodes=1 and trainer.devices=
         (TORCHRUN, "1", f"error: torchrun {STARTED}"),  # Each process would train its own model.
         ({**TORCHRUN, "LOCAL_WORLD_SIZE": 1}, "2", f"error: torchrun {STARTED}"),
         ({**SBATCH, "SLURM_STEP_ID": 0}, "1", f"error: srun {STARTED}"),
-        (SBATCH, "2", "SLURM_NTASKS=2, but srun has not started this process"),  # It would wait for the others.
+        # It would wait for the others.
+        (SBATCH, "2", "SLURM_NTASKS=2, but srun has not started this process"),
     ],
 )
-def test_processes_that_are_not_those_of_the_trainer_are_refused(environment, devices, message, monkeypatch, capsys):
+def test_processes_that_are_not_those_of_the_trainer_are_refused(
+    environment, devices, message, monkeypatch, capsys
+):
     for name, value in environment.items():
         monkeypatch.setenv(name, str(value))
     with pytest.raises(SystemExit):
@@ -160,7 +216,9 @@ def test_processes_that_are_not_those_of_the_trainer_are_refused(environment, de
     [(2, 0, True, True), (3, 3, True, True), (3, 3, False, False)],
     ids=["the first of another machine", "alone", "with the first, which says it"],
 )
-def test_a_process_that_fails_says_why_unless_another_does(rank, local_rank, first_goes_on, says, monkeypatch, capsys):
+def test_a_process_that_fails_says_why_unless_another_does(
+    rank, local_rank, first_goes_on, says, monkeypatch, capsys
+):
     monkeypatch.setattr(rank_zero_only, "rank", rank)
     monkeypatch.setenv("WORLD_SIZE", "4")
     monkeypatch.setenv("LOCAL_RANK", str(local_rank))
@@ -173,7 +231,9 @@ def test_a_process_that_fails_says_why_unless_another_does(rank, local_rank, fir
 
 
 @pytest.mark.parametrize("name", ["LOCAL_RANK", "SLURM_PROCID"])
-def test_a_rank_that_is_left_in_the_environment_of_a_single_process_is_not_its_own(name, monkeypatch):
+def test_a_rank_that_is_left_in_the_environment_of_a_single_process_is_not_its_own(
+    name, monkeypatch
+):
     monkeypatch.setenv(name, "1")
     monkeypatch.setattr(rank_zero_only, "rank", 1)  # Lightning sets it when it is imported.
     main(["fit", "-c", DEMO, *TINY])
@@ -184,8 +244,14 @@ def test_a_rank_that_is_left_in_the_environment_of_a_single_process_is_not_its_o
 
 def test_an_error_or_a_signal_on_one_rank_ends_all(tmp_path):
     # Saving a checkpoint takes all ranks: the rank with the error must not wait for the others in it.
-    Path("failing.yaml").write_text("trainer: {callbacks: [{class_path: tests.ddp_probe.FailingRank}]}")
-    done = run_main(["fit", "-c", DEMO, *TINY, "-c", "failing.yaml", "--trainer.max_steps", "50"], 2, check=False)
+    Path("failing.yaml").write_text(
+        "trainer: {callbacks: [{class_path: tests.ddp_probe.FailingRank}]}"
+    )
+    done = run_main(
+        ["fit", "-c", DEMO, *TINY, "-c", "failing.yaml", "--trainer.max_steps", "50"],
+        2,
+        check=False,
+    )
     assert done.codes == [2, 1]  # A rank that waited would be killed.
     assert "one rank fails" in done.errors[1]
     codes, _, errors = run_ranks("tests.ddp_probe", tmp_path, 1, ranks=2)
@@ -204,9 +270,21 @@ def run(folder, args, steps, ranks, *callbacks):
     folder.mkdir(exist_ok=True)
     os.chdir(folder)
     logger = {"class_path": "CSVLogger", "init_args": {"save_dir": "runs", "name": "killed"}}
-    options = {"accelerator": "cpu", "max_steps": steps, "val_check_interval": 5, "enable_progress_bar": False}
-    config = {**options, "logger": logger, "enable_model_summary": False, "callbacks": list(callbacks)}
-    Path("run.yaml").write_text(yaml.safe_dump({"trainer": config, "last_checkpoint": {"every_n_steps": 2}}))
+    options = {
+        "accelerator": "cpu",
+        "max_steps": steps,
+        "val_check_interval": 5,
+        "enable_progress_bar": False,
+    }
+    config = {
+        **options,
+        "logger": logger,
+        "enable_model_summary": False,
+        "callbacks": list(callbacks),
+    }
+    Path("run.yaml").write_text(
+        yaml.safe_dump({"trainer": config, "last_checkpoint": {"every_n_steps": 2}})
+    )
     saved = ["--ckpt_path", "last"] if list(Path("runs").rglob("last.ckpt")) else []
     return run_main([*args, "-c", "run.yaml", *saved], ranks, check=False)
 
@@ -214,7 +292,9 @@ def run(folder, args, steps, ranks, *callbacks):
 def final(folder, steps):
     """The checkpoint of the last step."""
     paths = folder.rglob("last.ckpt")
-    return next(path for path in paths if torch.load(path, weights_only=True)["global_step"] == steps)
+    return next(
+        path for path in paths if torch.load(path, weights_only=True)["global_step"] == steps
+    )
 
 
 @pytest.mark.slow
@@ -253,7 +333,11 @@ def test_random_kills_lose_nothing(ranks, kills, tmp_path):
     assert not any(whole.codes), whole.stderr[-2000:]
     for number in range(kills):
         signum = int(rng.permutation([signal.SIGKILL, signal.SIGTERM, signal.SIGINT])[0])
-        options = {"seconds": float(rng.uniform(0, 1.5)), "signum": signum, "rank": int(rng.integers(ranks))}
+        options = {
+            "seconds": float(rng.uniform(0, 1.5)),
+            "signum": signum,
+            "rank": int(rng.integers(ranks)),
+        }
         done = run(tmp_path / "killed", ICT, steps, ranks, killed("KilledAfter", **options))
         print(number, options, done.codes)
         assert "Traceback" not in done.stderr, done.stderr[-3000:]

@@ -60,7 +60,14 @@ def runs(tmp_path_factory, trained_run):
 def module_of(kind, run):
     """The Lightning module with the run's weights, as `predict` makes it."""
     classes = 10 if kind.endswith("_classes") else 0
-    net = UNet(1, channels=8, multipliers=(1, 2), blocks=1, num_classes=classes, augment_dim=LABELS.get(kind, 0))
+    net = UNet(
+        1,
+        channels=8,
+        multipliers=(1, 2),
+        blocks=1,
+        num_classes=classes,
+        augment_dim=LABELS.get(kind, 0),
+    )
     more = {"augmentation": GeometricAugmentation()} if LABELS.get(kind) == 9 else {}
     more |= {"start": str(last(run.parent.parent / "edm" / "knn_0"))} if kind == "ect" else {}
     module = MODULES[kind.removesuffix("_classes")]
@@ -68,7 +75,9 @@ def module_of(kind, run):
 
 
 @pytest.mark.parametrize("kind", CONFIGS)
-def test_run_checkpoint_and_export_give_the_images_and_weights_of_the_module_bit_for_bit(kind, runs):
+def test_run_checkpoint_and_export_give_the_images_and_weights_of_the_module_bit_for_bit(
+    kind, runs
+):
     run, _, exported = runs[kind]
     own, module = OWN_STEPS[kind.removesuffix("_classes")], module_of(kind, run)
     expected, of_two_steps = module.sample(SEEDS), module.sample(SEEDS, 2)
@@ -97,27 +106,45 @@ def test_a_class_is_chosen_or_drawn_from_the_seed(kind, runs):
     drawn = model.sample(SEEDS, 2)
     each = torch.stack([model.sample(SEEDS, 2, class_label=label) for label in range(10)])
     # An item's image is the image of one of the classes, and batches of any classes give the same images.
-    chosen = [next(label for label in range(10) if torch.equal(each[label, i], drawn[i])) for i in range(len(SEEDS))]
+    chosen = [
+        next(label for label in range(10) if torch.equal(each[label, i], drawn[i]))
+        for i in range(len(SEEDS))
+    ]
     assert len(set(chosen)) > 1
     assert torch.equal(model.sample(SEEDS, 2, chosen), drawn)
     assert torch.equal(model.sample(SEEDS, 2, torch.tensor(chosen)), drawn)
     assert torch.equal(model.sample(SEEDS, np.int64(2), chosen), drawn)
     z = seeded_noise(range(3), model.image_shape)
     expected = model(z, 1.0, torch.tensor([4, 4, 4]))
-    assert all(torch.equal(model(z, 1.0, label), expected) for label in (4, [4, 4, 4], torch.tensor(4)))
+    assert all(
+        torch.equal(model(z, 1.0, label), expected) for label in (4, [4, 4, 4], torch.tensor(4))
+    )
     assert torch.equal(model(z, 1.0, -1), model(z, 1.0))
     # Sums of one row may round differently.
-    torch.testing.assert_close(model.sample([3], 2), drawn[3:4], rtol=0, atol=1e-5 * float(drawn.abs().max()))
+    torch.testing.assert_close(
+        model.sample([3], 2), drawn[3:4], rtol=0, atol=1e-5 * float(drawn.abs().max())
+    )
     for label in (10, -1, True, [0, 1], [0, 1, 2, 3, 10], torch.zeros(5)):
         with pytest.raises(InputError, match="class_label"):
             model.sample(SEEDS, class_label=label)
 
 
 def test_the_name_of_a_folder_is_a_class_from_prepare_to_sample(tmp_path, capsys):
-    files = {f"{name}/{i}.png": encoded(pixels(8, 8)) for name in ("tower", "01", "1") for i in range(8)}
+    files = {
+        f"{name}/{i}.png": encoded(pixels(8, 8)) for name in ("tower", "01", "1") for i in range(8)
+    }
     data, exported = str(tmp_path / "places.npy"), tmp_path / "exported"
     main(["prepare", str(write_zip(tmp_path / "places.zip", files)), data, "--labels-from-folders"])
-    more = ["--data", "Prepared", "--data.path", data, "--data.batch_size", "8", "--model.estimator.k", "8"]
+    more = [
+        "--data",
+        "Prepared",
+        "--data.path",
+        data,
+        "--data.batch_size",
+        "8",
+        "--model.estimator.k",
+        "8",
+    ]
     more += ["--model.net.num_classes", "3", "--trainer.callbacks", "[]"]
     run, options = leave_run(tmp_path / "runs", "edm_classes", *more)
     main(["export", str(run), str(exported)])
@@ -128,11 +155,20 @@ def test_the_name_of_a_folder_is_a_class_from_prepare_to_sample(tmp_path, capsys
         assert torch.equal(model.sample(SEEDS, 2, class_label="tower"), expected)
         mixed = model.sample(SEEDS, 2, ["tower", "01", 2, "1", 0])
         assert torch.equal(mixed, model.sample(SEEDS, 2, [2, 0, 2, 1, 0]))
-        with pytest.raises(InputError, match=r"class_label='Tower' is no class; did you mean tower\?"):
+        with pytest.raises(
+            InputError, match=r"class_label='Tower' is no class; did you mean tower\?"
+        ):
             model.sample(SEEDS, class_label="Tower")
     few = ["--data.predict_samples", "5", "--trainer.logger", "false", "--sample_writer.folder"]
     options += ["--ckpt_path", str(last(run)), *few]
-    published = ["--model", "LitEstimator", "--model.estimator", "Network", "--model.estimator.path", str(exported)]
+    published = [
+        "--model",
+        "LitEstimator",
+        "--model.estimator",
+        "Network",
+        "--model.estimator.path",
+        str(exported),
+    ]
     published += ["--data", "Prepared", "--data.path", data, "--trainer.accelerator", "cpu", *few]
     in_file = tmp_path / "chosen.yaml"
     in_file.write_text("model: {init_args: {sampling_class: 01}}")  # YAML's number 1
@@ -150,21 +186,47 @@ def test_the_name_of_a_folder_is_a_class_from_prepare_to_sample(tmp_path, capsys
         files = [np.array(Image.open(tmp_path / name / file)) for file in names]
         assert np.array_equal(np.stack(files), images)
     capsys.readouterr()
-    line = refusal_of(["predict", *options, str(tmp_path / "bad"), "--model.sampling_class", "towr"], capsys)
+    line = refusal_of(
+        ["predict", *options, str(tmp_path / "bad"), "--model.sampling_class", "towr"], capsys
+    )
     assert "sampling_class='towr' is no class; did you mean tower?" in line
 
 
 @pytest.mark.parametrize(
     ("kind", "call", "message"),
     [
-        ("ict", lambda model, z: model.sample([0], class_label=0), "class_label=0, but the net has num_classes=0"),
-        ("ict_classes", lambda model, z: model.sample([0], 1, ["six"]), "class_label='six', but .* without names"),
-        ("ict", lambda model, z: model.sample([0], 3), "num_steps=3 must be from 1 to the number of sampling_sigmas"),
-        ("flow", lambda model, z: model(z, torch.tensor([0.5, 1.0])), "the noise level must be above 0 and from"),
+        (
+            "ict",
+            lambda model, z: model.sample([0], class_label=0),
+            "class_label=0, but the net has num_classes=0",
+        ),
+        (
+            "ict_classes",
+            lambda model, z: model.sample([0], 1, ["six"]),
+            "class_label='six', but .* without names",
+        ),
+        (
+            "ict",
+            lambda model, z: model.sample([0], 3),
+            "num_steps=3 must be from 1 to the number of sampling_sigmas",
+        ),
+        (
+            "flow",
+            lambda model, z: model(z, torch.tensor([0.5, 1.0])),
+            "the noise level must be above 0 and from",
+        ),
         ("edm", lambda model, z: model(z, -1.0), "the noise level must be above 0 and finite"),
         ("ict", lambda model, z: model(z, 0.001), "the noise level must be .*0.002"),
-        ("edm_classes", lambda model, z: model(z, 1.0, torch.zeros(2)), "class_label must be an integer, or one for"),
-        ("edm", lambda model, z: model(z[:, 0], 0.5), r"z must be float \(B, 1, 8, 8\), got \(2, 8, 8\)"),
+        (
+            "edm_classes",
+            lambda model, z: model(z, 1.0, torch.zeros(2)),
+            "class_label must be an integer, or one for",
+        ),
+        (
+            "edm",
+            lambda model, z: model(z[:, 0], 0.5),
+            r"z must be float \(B, 1, 8, 8\), got \(2, 8, 8\)",
+        ),
     ],
 )
 def test_a_loaded_model_refuses_impossible_arguments(kind, call, message, runs):
@@ -179,7 +241,12 @@ def test_the_functions_of_diffusion_and_consistency_models(runs):
     expected = Network(last(run), net).posterior_mean(z, sigma)
     model = lit_knn.load(exported)
     # The file tells the architecture, so that nobody needs to give it.
-    for found in (load_network(last(run)), model, model.posterior_mean, Network(last(run)).posterior_mean):
+    for found in (
+        load_network(last(run)),
+        model,
+        model.posterior_mean,
+        Network(last(run)).posterior_mean,
+    ):
         assert torch.equal(found(z, sigma), expected)
     assert torch.equal(model(z, sigma[:, None, None, None]), expected)
     torch.testing.assert_close(model.posterior_mean(z, 10.0)[3], expected[3])
@@ -242,7 +309,9 @@ def test_every_flow_makes_the_round_trip(output, sampler, refused, tmp_path):
 def test_plain_values_tell_every_network_and_the_levels_of_its_sampler(net):
     for parameter in net.parameters():
         nn.init.normal_(parameter, std=0.05)
-    model = DiffusionModel(EDMPrecond(net.eval()), (3, 32, 32), NoiseGrid(0.01, 20.0, rho=3.0), num_steps=3)
+    model = DiffusionModel(
+        EDMPrecond(net.eval()), (3, 32, 32), NoiseGrid(0.01, 20.0, rho=3.0), num_steps=3
+    )
     state = torch.get_rng_state()
     samples = build(json.loads(json.dumps(model.description())), net.state_dict()).sample([0, 1])
     assert torch.equal(torch.get_rng_state(), state)
@@ -259,12 +328,29 @@ def test_loading_and_sampling_load_neither_lightning_nor_faiss(runs):
         "assert torch.equal(a, b); print(*light); "
         "print(*{name.partition('.')[0] for name in set(sys.modules) - before})"
     )
-    result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    result = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    )
     light, loaded = (set(line.split()) for line in result.stdout.splitlines())
     assert light <= {"lit_knn", "typing"}
     assert {"lit_knn", "safetensors"} <= loaded
-    assert not loaded & {"pytorch_lightning", "lightning", "lightning_fabric", "jsonargparse", "faiss", "matplotlib"}
-    assert not loaded & {"torchvision", "torchmetrics", "sklearn", "scipy", "yaml", "callbacks", "main"}
+    assert not loaded & {
+        "pytorch_lightning",
+        "lightning",
+        "lightning_fabric",
+        "jsonargparse",
+        "faiss",
+        "matplotlib",
+    }
+    assert not loaded & {
+        "torchvision",
+        "torchmetrics",
+        "sklearn",
+        "scipy",
+        "yaml",
+        "callbacks",
+        "main",
+    }
 
 
 # Networks and runs from elsewhere
@@ -284,10 +370,19 @@ class Foreign(nn.Module):
 
 def test_a_network_of_a_users_own_is_given(tmp_path):
     options = ["--model.net", "tests.runs.test_hand_over.Foreign", "--model.estimator", "OneSample"]
-    place = ["--trainer.logger.save_dir", str(tmp_path), "--trainer.logger.name", "own", "--trainer.max_steps", "1"]
+    place = [
+        "--trainer.logger.save_dir",
+        str(tmp_path),
+        "--trainer.logger.name",
+        "own",
+        "--trainer.max_steps",
+        "1",
+    ]
     main(["fit", "-c", DEMO, *TINY[:2], *options, *place])
     run, out = tmp_path / "own" / "one_sample_0", tmp_path / "out"
-    with pytest.raises(InputError, match=r"last\.ckpt: the file does not tell the architecture .*: give net"):
+    with pytest.raises(
+        InputError, match=r"last\.ckpt: the file does not tell the architecture .*: give net"
+    ):
         lit_knn.load(run)
     model = lit_knn.load(run, net=Foreign())
     export(run, out)
@@ -304,7 +399,9 @@ def test_a_published_network_is_sampled_as_by_edm(name, tmp_path):
     """The pickles are of NVIDIA's code, or of a small network in its form with this dropout of labels."""
     pickled = GENUINE / name
     if not name.endswith(".pkl"):
-        pickled = write_published(tmp_path / "edm.pkl", small_published(num_classes=3, label_dropout=float(name)))
+        pickled = write_published(
+            tmp_path / "edm.pkl", small_published(num_classes=3, label_dropout=float(name))
+        )
     elif not pickled.is_file():
         pytest.skip("no ../shared/data/edm-pickles with networks pickled by NVIDIA's code")
     convert(pickled, tmp_path / "edm.safetensors")
@@ -317,7 +414,9 @@ def test_a_published_network_is_sampled_as_by_edm(name, tmp_path):
         if name == "0.1":  # This network was trained without classes, too.
             assert model.sample([5], 2, guidance=2).isfinite().all()
         elif name == "0.0":
-            with pytest.raises(InputError, match="needs a network that was trained without classes"):
+            with pytest.raises(
+                InputError, match="needs a network that was trained without classes"
+            ):
                 model.sample([5], 2, guidance=2)
 
 
@@ -325,7 +424,9 @@ def test_a_run_is_its_last_checkpoint_or_the_kept_one_of_the_most_images(runs, t
     run, alone = runs["edm"][0], tmp_path / "knn_0"
     folder = alone / "checkpoints"
     folder.mkdir(parents=True)
-    with pytest.raises(InputError, match=r"knn_0 has neither checkpoints/last\.ckpt nor a kept checkpoint"):
+    with pytest.raises(
+        InputError, match=r"knn_0 has neither checkpoints/last\.ckpt nor a kept checkpoint"
+    ):
         lit_knn.load(alone)
     with pytest.raises(InputError, match=r"\(images_seen=N\.ckpt\); it holds the runs knn_0$"):
         lit_knn.load(tmp_path)
@@ -341,7 +442,8 @@ def test_a_run_is_its_last_checkpoint_or_the_kept_one_of_the_most_images(runs, t
     assert all(value.is_contiguous() for value in model.parameters())
     (folder / "images_seen=11.ckpt").write_bytes(b"damaged")
     (folder / "last.ckpt").write_bytes(last(run).read_bytes())
-    (alone / "model.safetensors").write_bytes(b"of an earlier step")  # A run may go on after its export.
+    # A run may go on after its export.
+    (alone / "model.safetensors").write_bytes(b"of an earlier step")
     assert torch.equal(lit_knn.load(alone).sample([0, 1], 2), expected)
 
 
@@ -357,7 +459,11 @@ NET = "model.architecture.options"
         ("format_version", "2", "has format version '2'; this version of lit_knn reads 1"),
         ("model.options.sigma_max", GONE, "needs the option sigma_max"),
         ("model.options.num_steps", 10**30, "num_steps must be an integer from 1 to 16777216"),
-        ("model.image_shape", [3, 8, 8], r"UNet: in_channels=1, but the images have the shape \(3, 8, 8\)"),
+        (
+            "model.image_shape",
+            [3, 8, 8],
+            r"UNet: in_channels=1, but the images have the shape \(3, 8, 8\)",
+        ),
         ("model.architecture.class", "os.system", "class must be one of ADM, DDPMpp, NCSNpp, UNet"),
         (f"{NET}.blocks", 10**9, "UNet: blocks must be at most 100, got 1000000000"),
     ],
@@ -371,7 +477,10 @@ def test_hostile_metadata_is_refused_in_one_line(place, value, message, runs, tm
     reduce(getitem, outer, content)[name] = value
     if value is GONE:
         del reduce(getitem, outer, content)[name]
-    texts = {name: entry if isinstance(entry, str) else json.dumps(entry) for name, entry in content.items()}
+    texts = {
+        name: entry if isinstance(entry, str) else json.dumps(entry)
+        for name, entry in content.items()
+    }
     save_file(load_file(file), path, texts)
     with pytest.raises(InputError, match=message) as caught:
         lit_knn.load(path)

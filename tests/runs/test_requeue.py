@@ -28,12 +28,26 @@ from tests.command_lines import DEMO, TINY, refusal_of
 from tests.interrupted_runs import QUIET, assert_same, killed
 
 SMALL = ["-c", DEMO, *TINY, "--model.net.channels", "4", "--model.net.multipliers", "[1]"]
-SMALL += ["--data.batch_size", "16", "--trainer.limit_val_batches", "0", "--trainer.callbacks", "[]"]
+SMALL += [
+    "--data.batch_size",
+    "16",
+    "--trainer.limit_val_batches",
+    "0",
+    "--trainer.callbacks",
+    "[]",
+]
 RUNS = Path("runs/demo")
 LAST = RUNS / "knn_0" / "checkpoints" / "last.ckpt"
 WATCH = ["--trainer.callbacks+", "LearningRateMonitor"]
 # What makes a model class-conditional, with guidance.
-OF_CLASSES = ["--model.net.num_classes", "10", "--model.class_conditional", "true", "--model.label_dropout", "0.1"]
+OF_CLASSES = [
+    "--model.net.num_classes",
+    "10",
+    "--model.class_conditional",
+    "true",
+    "--model.label_dropout",
+    "0.1",
+]
 
 pytestmark = pytest.mark.usefixtures("own_folder")
 
@@ -106,7 +120,8 @@ def told_of_job(warned):
 @pytest.mark.usefixtures("stopped")
 def test_a_requeued_job_is_the_uninterrupted_run(fit, recwarn):
     assert steps_of("knn_0") == 3
-    fit(6, "--model.lr", "3.0e-3", "--trainer.precision", "32", *WATCH)  # The same values in other words.
+    # The same values in other words.
+    fit(6, "--model.lr", "3.0e-3", "--trainer.precision", "32", *WATCH)
     assert runs() == ["knn_0"]
     assert_same(LAST, Path("runs/whole/knn_0/checkpoints/last.ckpt"))
     assert told_of_job(recwarn) == []
@@ -114,20 +129,33 @@ def test_a_requeued_job_is_the_uninterrupted_run(fit, recwarn):
 
 @pytest.mark.usefixtures("stopped")
 def test_a_requeued_job_goes_on_with_other_harmless_options(fit):
-    options = ["--trainer.val_check_interval", "2", "--trainer.log_every_n_steps", "1", "--data.val_images", "8"]
+    options = [
+        "--trainer.val_check_interval",
+        "2",
+        "--trainer.log_every_n_steps",
+        "1",
+        "--data.val_images",
+        "8",
+    ]
     with pytest.warns(UserWarning, match="this job") as warned:
         fit(7, *options, "--last_checkpoint.every_n_steps", "1")
     assert runs() == ["knn_0"]
     assert steps_of("knn_0") == 7
     (line,) = told_of_job(warned)
-    assert line.startswith("this job goes on in runs/demo/knn_0 with changed options: --data.val_images 32, now 8; --")
+    assert line.startswith(
+        "this job goes on in runs/demo/knn_0 with changed options: --data.val_images 32, now 8; --"
+    )
     assert line.endswith("and 2 more")
 
 
 @pytest.mark.parametrize(
     ("options", "said", "kept"),
     [
-        (["--model.lr", "0.1", "--trainer.val_check_interval", "9"], "--model.lr 0.003, now 0.1", ""),
+        (
+            ["--model.lr", "0.1", "--trainer.val_check_interval", "9"],
+            "--model.lr 0.003, now 0.1",
+            "",
+        ),
         # A checkpoint of another seed is refused.
         (["--seed_everything", "5"], "--seed_everything 0, now 5", "--seed_everything 0 "),
     ],
@@ -138,8 +166,12 @@ def test_another_run_of_a_job_starts_anew_and_says_why(options, said, kept, fit)
     with pytest.warns(UserWarning, match="this job") as warned:
         fit(1, *options)
     (line,) = told_of_job(warned)
-    assert line.startswith(f"this job has an earlier part in runs/demo/knn_0 with other options: {said}; this run")
-    assert line.endswith(f"; this run starts anew, and {kept}--ckpt_path {LAST} would go on from there")
+    assert line.startswith(
+        f"this job has an earlier part in runs/demo/knn_0 with other options: {said}; this run"
+    )
+    assert line.endswith(
+        f"; this run starts anew, and {kept}--ckpt_path {LAST} would go on from there"
+    )
     assert runs() == ["knn_0", "knn_1"]
     assert (steps_of("knn_0"), steps_of("knn_1")) == (3, 1)
 
@@ -151,7 +183,10 @@ def test_of_two_earlier_parts_the_nearest_one_is_named(fit):
     options["data"]["init_args"]["batch_size"] = 8
     (newer / "config.yaml").write_text(yaml.safe_dump(options))
     os.utime(newer / "slurm_77")
-    with pytest.warns(UserWarning, match=r"part in runs/demo/knn_0 with other options: --model\.lr 0\.003, now 0\.1;"):
+    with pytest.warns(
+        UserWarning,
+        match=r"part in runs/demo/knn_0 with other options: --model\.lr 0\.003, now 0\.1;",
+    ):
         fit(1, "--model.lr", "0.1")
     assert runs() == ["knn_0", "knn_1", "knn_2"]
 
@@ -174,10 +209,15 @@ def test_a_job_repeats_a_finished_run_unless_queued_again(job, fit):
 @pytest.mark.usefixtures("stopped")
 def test_the_same_command_goes_on_and_names_changed_options(fit, monkeypatch):
     record = read_record(RUNS / "knn_0")
-    record.command = shlex.join(["lit-knn", "fit", *SMALL, "--trainer.max_steps", "6", "-c", "own.yaml"])
+    record.command = shlex.join(
+        ["lit-knn", "fit", *SMALL, "--trainer.max_steps", "6", "-c", "own.yaml"]
+    )
     record.write(RUNS / "knn_0")
     Path("own.yaml").write_text("model: {init_args: {lr: 0.01}}\n")
-    with pytest.warns(UserWarning, match=r"goes on in runs/demo/knn_0 with changed options: --model\.lr 0\.003, now"):
+    with pytest.warns(
+        UserWarning,
+        match=r"goes on in runs/demo/knn_0 with changed options: --model\.lr 0\.003, now",
+    ):
         fit(6, "-c", "own.yaml")
     assert steps_of("knn_0") == 6
 
@@ -221,11 +261,15 @@ def test_options_that_a_job_may_change_change_no_step(kind):
     def losses(**options):
         torch.manual_seed(0)
         augment_dim = 8 if kind is LitMeanFlow else 0
-        net = UNet(1, channels=4, multipliers=(1,), blocks=1, num_classes=10, augment_dim=augment_dim)
+        net = UNet(
+            1, channels=4, multipliers=(1,), blocks=1, num_classes=10, augment_dim=augment_dim
+        )
         options = {"class_conditional": True, "label_dropout": 0.5, **options}
         watch = Watch()
         quiet = {"logger": False, "enable_checkpointing": False, "callbacks": [watch], **QUIET}
-        Trainer(max_steps=2, limit_val_batches=0, **quiet).fit(kind(net, OneSample(), **options), Digits(batch_size=8))
+        Trainer(max_steps=2, limit_val_batches=0, **quiet).fit(
+            kind(net, OneSample(), **options), Digits(batch_size=8)
+        )
         return watch.losses
 
     class Watch(pl.Callback):
@@ -257,7 +301,12 @@ def test_values_in_other_words_are_the_same_values():
     Path("folder").mkdir()
     Path("folder", "0.png").write_bytes(b"0")
     shutil.copytree("folder", "folder_2")
-    for one, other in (("a.npy", "copy.npy"), ("a.npy", "./a.npy"), ("moved.npy", "a.npy"), ("folder", "folder_2")):
+    for one, other in (
+        ("a.npy", "copy.npy"),
+        ("a.npy", "./a.npy"),
+        ("moved.npy", "a.npy"),
+        ("folder", "folder_2"),
+    ):
         assert changes(data(one), data(str(Path(other).absolute()))) == {}
     assert changes(data("a.npy"), data("b.npy")) == {"data.path": ("a.npy", "b.npy")}
     assert changes(data("a.npy"), data("none.npy")) == {"data.path": ("a.npy", "none.npy")}
@@ -265,7 +314,8 @@ def test_values_in_other_words_are_the_same_values():
     assert list(changes(data("folder"), data("folder_2"))) == ["data.path"]
     # The checkpoint has no hash of a teacher that has moved.
     teachers = [
-        write_config(model={"estimator": {"class_path": "N", "init_args": {"path": p}}}) for p in ("no", "a.npy")
+        write_config(model={"estimator": {"class_path": "N", "init_args": {"path": p}}})
+        for p in ("no", "a.npy")
     ]
     assert harmful(changes(*teachers), {}) == ["model.estimator.path"]
 
@@ -281,13 +331,21 @@ def test_the_same_ranks_may_be_on_other_machines():
 
 def test_of_callbacks_only_those_that_watch_may_change():
     def callbacks(*names):
-        return write_config(trainer={"callbacks": [{"class_path": name, "init_args": {}} for name in names]})
+        return write_config(
+            trainer={"callbacks": [{"class_path": name, "init_args": {}} for name in names]}
+        )
 
     watching = ["lit_knn.callbacks.SampleGrid", "lit_knn.callbacks.fidelity.Fidelity"]
     watching += ["pytorch_lightning.callbacks.EarlyStopping"]
     assert changes(callbacks(), callbacks(*watching)) == {}
-    for name in ("lit_knn.callbacks.PowerAverages", "mine.Watch", "pytorch_lightning.callbacks.ModelPruning"):
-        assert harmful(changes(callbacks(), callbacks(*watching, name)), {}) == ["trainer.callbacks.0"]
+    for name in (
+        "lit_knn.callbacks.PowerAverages",
+        "mine.Watch",
+        "pytorch_lightning.callbacks.ModelPruning",
+    ):
+        assert harmful(changes(callbacks(), callbacks(*watching, name)), {}) == [
+            "trainer.callbacks.0"
+        ]
     single = write_config(trainer={"callbacks": {"class_path": watching[0]}})
     assert changes(single, callbacks()) == {}
 
@@ -310,29 +368,44 @@ def test_last_is_of_a_run_on_the_same_data(fit, capsys):
     for version, path in (("on_a", "digits.npy"), ("on_b", "other.npy")):
         fit(1, *ARRAYS, "--data.path", path, "--trainer.logger.version", version)
     few = ["--data.predict_samples", "2", "--ckpt_path", "last", "--sample_writer.folder"]
-    for options, version in ((ARRAYS, "on_a"), ([*ARRAYS, "--data.path", "other.npy"], "on_b"), ([], "knn_0")):
+    for options, version in (
+        (ARRAYS, "on_a"),
+        ([*ARRAYS, "--data.path", "other.npy"], "on_b"),
+        ([], "knn_0"),
+    ):
         main(["predict", *SMALL, *options, *few, version])
         told = (RUNS / version / "predict_0" / "config.yaml").read_text()
-        assert yaml.safe_load(told)["ckpt_path"] == str(RUNS / version / "checkpoints" / "last.ckpt")
+        assert yaml.safe_load(told)["ckpt_path"] == str(
+            RUNS / version / "checkpoints" / "last.ckpt"
+        )
     shutil.rmtree(RUNS / "knn_0")
     capsys.readouterr()
     line = refusal_of(["predict", *SMALL, *few, "out"], capsys)
-    assert "found none in runs/demo; it needs a whole one of a run with this name, model, estimator and data;" in line
-    assert "runs/demo/on_b has other data: --data lit_knn.data.Arrays, now lit_knn.data.Digits" in line
+    assert (
+        "found none in runs/demo; it needs a whole one of a run with this name, model, estimator and data;"
+        in line
+    )
+    assert (
+        "runs/demo/on_b has other data: --data lit_knn.data.Arrays, now lit_knn.data.Digits" in line
+    )
     # A command that does not train may choose other images of the data, and serve them in another way.
     options = ["--data.held_out", "8", "--data.batch_size", "4", "--data.train_images", "20"]
     main(["predict", *SMALL, *ARRAYS, *options, *few, "again"])
     shutil.rmtree(RUNS / "on_b")
     capsys.readouterr()
     line = refusal_of(["fit", *SMALL, *ARRAYS, *options, "--ckpt_path", "last"], capsys)
-    assert "runs/demo/on_a has other data: --data.held_out 0, now 8; --data.train_images" not in line
+    assert (
+        "runs/demo/on_a has other data: --data.held_out 0, now 8; --data.train_images" not in line
+    )
     assert line.endswith("runs/demo/on_a has other data: --data.held_out 0, now 8")
 
 
 def test_latents_that_were_encoded_once_are_the_same_data():
     def latents(**options):
         images = {"class_path": "lit_knn.data.Digits", "init_args": {"batch_size": 256}}
-        return write_config(data={"class_path": "lit_knn.data.Latents", "init_args": {"images": images, **options}})
+        return write_config(
+            data={"class_path": "lit_knn.data.Latents", "init_args": {"images": images, **options}}
+        )
 
     encoded = latents(path="latents.npy")
     assert data_changes(latents(path=None), encoded, trains=True) == {}

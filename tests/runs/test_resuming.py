@@ -16,13 +16,25 @@ from lit_knn.data.autoencoders import PCA
 from lit_knn.estimators import KNN, OneSample
 from lit_knn.modules import LitEDM, LitMeanFlow
 from lit_knn.nets import UNet
-from tests.interrupted_runs import QUIET, At, assert_same, edm, fit, ict, interrupt, load, validations
+from tests.interrupted_runs import (
+    QUIET,
+    At,
+    assert_same,
+    edm,
+    fit,
+    ict,
+    interrupt,
+    load,
+    validations,
+)
 
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
     """`whole(ict)` trains nine steps of a model without an interruption, once; an epoch has four batches."""
-    return cache(lambda make, **options: fit(tmp_path_factory.mktemp("whole"), make(), 9, **options)[1])
+    return cache(
+        lambda make, **options: fit(tmp_path_factory.mktemp("whole"), make(), 9, **options)[1]
+    )
 
 
 def broken_off():
@@ -42,14 +54,22 @@ def sigterm():
 def mean_flow():
     torch.manual_seed(0)
     net = UNet(1, channels=4, multipliers=(1,), blocks=1, dropout=0.2, augment_dim=8)
-    return LitMeanFlow(net, KNN(k=16, n=4), OneSample(), lr=1e-2, lr_ramp_up_images=300, ema_half_life_images=90)
+    return LitMeanFlow(
+        net, KNN(k=16, n=4), OneSample(), lr=1e-2, lr_ramp_up_images=300, ema_half_life_images=90
+    )
 
 
 @pytest.mark.parametrize(
     ("make", "action"),
-    [(ict, broken_off), (edm, interrupt), pytest.param(mean_flow, interrupt, marks=pytest.mark.slow)],
+    [
+        (ict, broken_off),
+        (edm, interrupt),
+        pytest.param(mean_flow, interrupt, marks=pytest.mark.slow),
+    ],
 )
-def test_a_run_interrupted_in_a_batch_is_the_same_after_two_resumptions(make, action, whole, tmp_path):
+def test_a_run_interrupted_in_a_batch_is_the_same_after_two_resumptions(
+    make, action, whole, tmp_path
+):
     # Validations fall between the interruptions, and the counts of batches must be right for them, too.
     _, first = fit(tmp_path / "1", make(), 9, at=At(3, "on_after_backward", action))
     _, second = fit(tmp_path / "2", make(), 6, first)
@@ -63,7 +83,9 @@ def test_a_run_interrupted_in_a_batch_is_the_same_after_two_resumptions(make, ac
 
 def test_an_error_in_the_last_batch_of_an_epoch_shortens_no_run(tmp_path):
     _, whole = fit(tmp_path / "whole", ict(), -1, max_epochs=3)
-    _, first = fit(tmp_path / "a", ict(), -1, at=At(7, "on_after_backward", broken_off), max_epochs=3)
+    _, first = fit(
+        tmp_path / "a", ict(), -1, at=At(7, "on_after_backward", broken_off), max_epochs=3
+    )
     assert load(first)["global_step"] == 7
     assert_same(fit(tmp_path / "b", ict(), -1, first, max_epochs=3)[1], whole)
     assert validations(tmp_path / "a", tmp_path / "b") == validations(tmp_path / "whole")
@@ -90,13 +112,18 @@ def test_a_run_on_the_same_few_batches_goes_on_with_the_next_one(tmp_path):
         (1, "on_validation_start", interrupt, 2, 2),
     ],
 )
-def test_a_signal_ends_the_run_between_two_steps(step, hook, action, ends_at, accumulate, whole, tmp_path):
+def test_a_signal_ends_the_run_between_two_steps(
+    step, hook, action, ends_at, accumulate, whole, tmp_path
+):
     options = {"accumulate_grad_batches": accumulate} if accumulate > 1 else {}
     expected = whole(ict, **options)
     status, path = fit(tmp_path / "a", ict(), 9, at=At(step, hook, action), **options)
     assert status == 128 + (signal.SIGTERM if action is sigterm else signal.SIGINT)
     checkpoint = load(path)
-    assert (checkpoint["global_step"], checkpoint["batches_done"]) == (ends_at, ends_at * accumulate)
+    assert (checkpoint["global_step"], checkpoint["batches_done"]) == (
+        ends_at,
+        ends_at * accumulate,
+    )
     status, resumed = fit(tmp_path / "b", ict(), 9, path, **options)
     assert status == 0
     # After the last step nothing is left, and nothing is logged.
@@ -104,7 +131,9 @@ def test_a_signal_ends_the_run_between_two_steps(step, hook, action, ends_at, ac
     measured = validations(*([tmp_path / "a", tmp_path / "b"] if ends_at < 9 else [tmp_path / "a"]))
     # An interrupted validation is not made up for: `validate` measures it.
     missing = step - 1 if "validation" in hook and accumulate == 1 else None
-    assert measured == {at: value for at, value in validations(expected.parents[2]).items() if at != missing}
+    assert measured == {
+        at: value for at, value in validations(expected.parents[2]).items() if at != missing
+    }
 
 
 def test_a_second_ctrl_c_ends_the_process_at_once(tmp_path, monkeypatch):
@@ -122,7 +151,14 @@ def test_a_validation_inside_a_step_leaves_the_checkpoint_before_it(tmp_path):
         raise RuntimeError("on purpose")
 
     with pytest.raises(RuntimeError, match="on purpose"):
-        fit(tmp_path, ict(), 9, every=1, at=At(1, "on_before_optimizer_step", fail), accumulate_grad_batches=2)
+        fit(
+            tmp_path,
+            ict(),
+            9,
+            every=1,
+            at=At(1, "on_before_optimizer_step", fail),
+            accumulate_grad_batches=2,
+        )
     # The third batch is not counted: its gradients are in no checkpoint.
     assert load(tmp_path / "run" / "checkpoints" / "last.ckpt")["batches_done"] == 2
 
@@ -134,7 +170,9 @@ def test_an_error_inside_a_step_leaves_the_checkpoint_before_it(tmp_path):
 
     model = ict()
     optimizer = model.configure_optimizers
-    model.configure_optimizers = lambda: [made := optimizer(), made.register_step_post_hook(fail)][0]
+    model.configure_optimizers = lambda: [made := optimizer(), made.register_step_post_hook(fail)][
+        0
+    ]
     with pytest.raises(RuntimeError, match="on purpose"):
         fit(tmp_path, model, 9)
     # The one around the validation at step 3. The averaged weights of step 5 are missing.
@@ -178,17 +216,34 @@ def test_the_options_of_the_optimiser_hold_and_the_state_of_another_is_not_taken
         (plain, RAdam, half, "lr_scheduler none, not of ExponentialLR"),
         (halved, RAdam, None, "lr_scheduler ExponentialLR, not of none"),
         # Lightning would go on with the old length.
-        (cycled, RAdam, lengths[3], "lr_scheduler OneCycleLR of 2 steps, not of OneCycleLR of 3 steps"),
-        (cosine, RAdam, cosines[3], "lr_scheduler CosineAnnealingLR of 2 steps, not of CosineAnnealingLR of 3 steps"),
+        (
+            cycled,
+            RAdam,
+            lengths[3],
+            "lr_scheduler OneCycleLR of 2 steps, not of OneCycleLR of 3 steps",
+        ),
+        (
+            cosine,
+            RAdam,
+            cosines[3],
+            "lr_scheduler CosineAnnealingLR of 2 steps, not of CosineAnnealingLR of 3 steps",
+        ),
     ):
-        with pytest.raises(InputError, match=f"the checkpoint has the state of {said}: give the same, or start a new"):
+        with pytest.raises(
+            InputError,
+            match=f"the checkpoint has the state of {said}: give the same, or start a new",
+        ):
             fit(tmp_path / "refused", other(kind, schedule), 3, path)
         assert not list((tmp_path / "refused").rglob("*.ckpt"))
     _, resumed = fit(tmp_path / "resumed", other(partial(RAdam, weight_decay=0.2), half), 3, halved)
     (group,) = load(resumed)["optimizer_states"][0]["param_groups"]
     assert (group["lr"], group["weight_decay"]) == (pytest.approx(0.1 / 2**3), 0.2)
-    with pytest.raises(InputError, match=r"its schedule has initial_lr=0\.1, not 0\.3: give the same"):
-        fit(tmp_path / "refused", other(lambda weights, lr: RAdam(weights, lr=0.3), half), 3, halved)
+    with pytest.raises(
+        InputError, match=r"its schedule has initial_lr=0\.1, not 0\.3: give the same"
+    ):
+        fit(
+            tmp_path / "refused", other(lambda weights, lr: RAdam(weights, lr=0.3), half), 3, halved
+        )
     assert not list((tmp_path / "refused").rglob("*.ckpt"))
 
 
@@ -196,7 +251,9 @@ def test_a_schedule_that_ends_before_the_training_is_refused_at_its_start(tmp_pa
     def cycle(optimizer):
         return OneCycleLR(optimizer, 0.1, total_steps=5)
 
-    with pytest.raises(InputError, match="total_steps 5: OneCycleLR would end before the 6 steps of the training"):
+    with pytest.raises(
+        InputError, match="total_steps 5: OneCycleLR would end before the 6 steps of the training"
+    ):
         fit(tmp_path, other(torch.optim.RAdam, cycle), 6)
     assert fit(tmp_path, other(torch.optim.RAdam, cycle), 5)[0] == 0
     assert fit(tmp_path / "rare", other(torch.optim.RAdam, cycle, frequency=2), 6)[0] == 0
@@ -228,7 +285,11 @@ def latents(scale, rounding=0.0):
 
 
 def conditional():
-    return LitEDM(UNet(1, channels=4, multipliers=(1,), blocks=1, num_classes=10), OneSample(), class_conditional=True)
+    return LitEDM(
+        UNet(1, channels=4, multipliers=(1,), blocks=1, num_classes=10),
+        OneSample(),
+        class_conditional=True,
+    )
 
 
 def resume(path, data=None, model=None, **options):
@@ -248,12 +309,32 @@ def test_options_and_data_that_change_the_meaning_of_the_counts_are_refused(tmp_
         (path, "--seed_everything 0, not 1", {"model": ict(seed=1)}),
         (path, "--data.batch_size 40, not 20", {"data": Digits(batch_size=20)}),
         (path, "--trainer.accumulate_grad_batches 1, not 2", {"accumulate_grad_batches": 2}),
-        (path, "number of images of the data 1797, not 3594", {"data": Digits(batch_size=40, hflip=True)}),
-        (path, r"images with the hash [0-9a-f]{16}, not [0-9a-f]{16};", {"data": Changed(images=255)}),
-        (of_classes, "class labels with the hash", {"data": Changed(labels=9), "model": conditional()}),
-        (of_latents, r"--data.autoencoder .*\"autoencoder.scale\": 0.5.*, not .*: 0.25", {"data": latents(0.25)}),
+        (
+            path,
+            "number of images of the data 1797, not 3594",
+            {"data": Digits(batch_size=40, hflip=True)},
+        ),
+        (
+            path,
+            r"images with the hash [0-9a-f]{16}, not [0-9a-f]{16};",
+            {"data": Changed(images=255)},
+        ),
+        (
+            of_classes,
+            "class labels with the hash",
+            {"data": Changed(labels=9), "model": conditional()},
+        ),
+        (
+            of_latents,
+            r"--data.autoencoder .*\"autoencoder.scale\": 0.5.*, not .*: 0.25",
+            {"data": latents(0.25)},
+        ),
         (of_ranks, r"ranks \(.*\) 2, not 1", {}),
-        (of_shards, "images with the hash 0{16}, not", {"data": Digits(batch_size=40, sharded=True)}),
+        (
+            of_shards,
+            "images with the hash 0{16}, not",
+            {"data": Digits(batch_size=40, sharded=True)},
+        ),
     ):
         with pytest.raises(InputError, match=said):
             resume(checkpoint, **options)
@@ -270,7 +351,14 @@ def test_slurm_queues_a_job_again_between_two_batches(whole, tmp_path, monkeypat
     command.write_text(f"#!/bin/sh\necho $@ > {tmp_path}/said\n")
     command.chmod(0o755)
     monkeypatch.setenv("PATH", str(command.parent), prepend=":")
-    job = {"JOB_ID": "77", "PROCID": "0", "LOCALID": "0", "NODEID": "0", "NTASKS": "1", "JOB_NAME": "a"}
+    job = {
+        "JOB_ID": "77",
+        "PROCID": "0",
+        "LOCALID": "0",
+        "NODEID": "0",
+        "NTASKS": "1",
+        "JOB_NAME": "a",
+    }
     for name, value in job.items():
         monkeypatch.setenv(f"SLURM_{name}", value)
     at = At(4, "on_after_backward", lambda: interrupt(signal.SIGUSR1))

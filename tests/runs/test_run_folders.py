@@ -24,7 +24,17 @@ from tests.command_lines import DEMO, ROOT, TINY, refusal_of
 from tests.interrupted_runs import killed
 from tests.trained_runs import events_of
 
-SMALL = ["-c", DEMO, *TINY, "--model.net.channels", "4", "--model.net.multipliers", "[1]", "--data.batch_size", "16"]
+SMALL = [
+    "-c",
+    DEMO,
+    *TINY,
+    "--model.net.channels",
+    "4",
+    "--model.net.multipliers",
+    "[1]",
+    "--data.batch_size",
+    "16",
+]
 SMALL += ["--trainer.log_every_n_steps", "1", "--trainer.val_check_interval", "2"]
 SMALL += ["--trainer.callbacks+", "CheckpointByImages", "--trainer.callbacks.every_n_images", "32"]
 # Without measurements.
@@ -143,13 +153,29 @@ def test_a_resumed_run_goes_on_in_its_folder_and_loses_nothing(capsys):
     kept = (RUN / "config.yaml").read_bytes()
     for batches in ("1", "2"):
         limit = ["--trainer.limit_val_batches", batches]
-        main(["validate", *SMALL, *both, "--trainer.logger.version", RUN.name, "--ckpt_path", str(LAST), *limit])
+        main(
+            [
+                "validate",
+                *SMALL,
+                *both,
+                "--trainer.logger.version",
+                RUN.name,
+                "--ckpt_path",
+                str(LAST),
+                *limit,
+            ]
+        )
     assert (RUN / "config.yaml").read_bytes() == kept
-    measured = [yaml.safe_load((RUN / f"config_validate{part}.yaml").read_text()) for part in ("_0", "")]
+    measured = [
+        yaml.safe_load((RUN / f"config_validate{part}.yaml").read_text()) for part in ("_0", "")
+    ]
     told = [(own["ckpt_path"], own["trainer"]["limit_val_batches"]) for own in measured]
     assert told == [(str(LAST), 1), (str(LAST), 2)]
     assert len(RunFolder(RUN).earlier("config.yaml")) == 1
-    assert [steps_of(RUN / f"metrics_{part}.csv", "train/loss") for part in (0, 1)] == [[0, 1, 2, 3], [4, 5]]
+    assert [steps_of(RUN / f"metrics_{part}.csv", "train/loss") for part in (0, 1)] == [
+        [0, 1, 2, 3],
+        [4, 5],
+    ]
 
 
 @pytest.mark.usefixtures("trained")
@@ -175,7 +201,9 @@ def test_runs_without_a_logger_do_not_share_a_folder(monkeypatch, capsys):
     for _ in range(2):
         fit(2, "--trainer.logger", "false")
     runs = Path("runs/lightning_logs")
-    assert {"config.yaml", "run.json", "fidelity.csv", "samples", "checkpoints"} <= set(names(runs / "knn_0"))
+    assert {"config.yaml", "run.json", "fidelity.csv", "samples", "checkpoints"} <= set(
+        names(runs / "knn_0")
+    )
     assert names(runs / "knn_0") == names(runs / "knn_1")
     assert steps_of(runs / "knn_0" / "fidelity.csv", "fd_pixels") == [2]
     fit(3, "--trainer.logger", "false", "--ckpt_path", "last")
@@ -198,7 +226,9 @@ def test_no_earlier_configuration_is_replaced(tmp_path):
         (tmp_path / "config.yaml").write_text(str(number))
         assert run.keep_earlier("config.yaml") == tmp_path / f"config_{number}.yaml"
     # As text, 10 would be before 2.
-    assert [path.read_text() for path in run.earlier("config.yaml")] == [str(number) for number in range(1, 12)]
+    assert [path.read_text() for path in run.earlier("config.yaml")] == [
+        str(number) for number in range(1, 12)
+    ]
 
 
 @pytest.mark.parametrize(("given", "folder"), [("~/$PLACE", "home/place"), ("", ".")])
@@ -216,8 +246,15 @@ def test_a_run_is_named_after_its_estimator_and_numbered_above_those_of_the_name
     for name in ("stf_2", "stf_10", "stf_x", "own_stf_30", "version_40"):
         (tmp_path / "lightning_logs" / name).mkdir(parents=True)
     options = {"default_root_dir": str(tmp_path), "logger": True}
-    for estimator, folder in {"STF": "stf_11", "OneSample": "one_sample_0", "UniformSNIS": "uniform_snis_0"}.items():
-        model = {**MODEL, "init_args": {"estimator": {"class_path": f"lit_knn.estimators.{estimator}"}}}
+    for estimator, folder in {
+        "STF": "stf_11",
+        "OneSample": "one_sample_0",
+        "UniformSNIS": "uniform_snis_0",
+    }.items():
+        model = {
+            **MODEL,
+            "init_args": {"estimator": {"class_path": f"lit_knn.estimators.{estimator}"}},
+        }
         assert choose_folder(options, model).path == tmp_path / "lightning_logs" / folder
     # Runs that start together get folders of their own.
     start = threading.Barrier(16)
@@ -232,13 +269,27 @@ def test_a_run_is_named_after_its_estimator_and_numbered_above_those_of_the_name
 
 
 def test_a_run_lies_where_the_logger_of_the_options_writes():
-    for own in ({"name": "own"}, {"name": None}, {"save_dir": "elsewhere"}, {"version": "mine"}, {"version": 7}):
-        options = {"default_root_dir": "root", "logger": [logger(TENSORBOARD, **own), logger(CSV, **own)]}
+    for own in (
+        {"name": "own"},
+        {"name": None},
+        {"save_dir": "elsewhere"},
+        {"version": "mine"},
+        {"version": 7},
+    ):
+        options = {
+            "default_root_dir": "root",
+            "logger": [logger(TENSORBOARD, **own), logger(CSV, **own)],
+        }
         expected = Path(CSVLogger(**{"save_dir": "root", "version": "ict_0", **own}).log_dir)
         assert choose_folder(options, MODEL).path == expected
     for version in ("", ".."):
-        options = {"default_root_dir": "root", "logger": [logger(TENSORBOARD), logger(CSV, version=version)]}
-        with pytest.raises(InputError, match=r"trainer\.logger\.version must be the name of a folder"):
+        options = {
+            "default_root_dir": "root",
+            "logger": [logger(TENSORBOARD), logger(CSV, version=version)],
+        }
+        with pytest.raises(
+            InputError, match=r"trainer\.logger\.version must be the name of a folder"
+        ):
             choose_folder(options, MODEL)
 
 
@@ -247,9 +298,15 @@ def test_a_refused_run_leaves_no_folder(capsys):
     Path("dangling").symlink_to("nowhere")
     Path("taken").write_text("a file")
     refused(capsys, 1, "-c", STF, "--ckpt_path", LAST)  # The checkpoint has two steps already.
-    refused(capsys, 1, "--model.net.in_channels", "3")  # The data are grey, which is found when the files are there.
+    # The data are grey, which is found when the files are there.
+    refused(capsys, 1, "--model.net.in_channels", "3")
     refused(capsys, 1, "--model.net.in_channels", "3", "--trainer.logger.name", "other/deep")
-    bad = {"taken": "taken", "dangling": "dangling", "n" * 300: "File name too long", "~nobody-here/x": "no such user"}
+    bad = {
+        "taken": "taken",
+        "dangling": "dangling",
+        "n" * 300: "File name too long",
+        "~nobody-here/x": "no such user",
+    }
     for folder, said in bad.items():
         assert said in refused(capsys, 1, "--trainer.logger.save_dir", folder)
 
@@ -258,10 +315,16 @@ def test_a_refused_run_leaves_no_folder(capsys):
 @pytest.mark.usefixtures("trained")
 def test_a_refused_resumption_leaves_the_settings_and_the_record_of_the_run(options, capsys):
     before = names(RUN), *((RUN / name).read_bytes() for name in ("config.yaml", "run.json"))
-    refusal_of(["fit", *SMALL, "--trainer.max_steps", "4", "--ckpt_path", str(LAST), *options.split()], capsys)
+    refusal_of(
+        ["fit", *SMALL, "--trainer.max_steps", "4", "--ckpt_path", str(LAST), *options.split()],
+        capsys,
+    )
     for events in sorted(RUN.glob("events.*"))[1:]:
         events.unlink()
-    assert (names(RUN), *((RUN / name).read_bytes() for name in ("config.yaml", "run.json"))) == before
+    assert (
+        names(RUN),
+        *((RUN / name).read_bytes() for name in ("config.yaml", "run.json")),
+    ) == before
 
 
 @pytest.mark.usefixtures("trained")
@@ -285,19 +348,38 @@ def test_an_interrupted_command_says_the_command_that_goes_on(capsys):
     # The second command has resumed already, and so says the newer checkpoint alone.
     for step, *resumed in [(2,), (4, "--ckpt_path", str(LAST))]:
         with pytest.raises(SystemExit) as stop:
-            fit(6, *BARE, *spaced, *resumed, *killer(step=step, hook="on_after_backward", signum=int(signal.SIGTERM)))
+            fit(
+                6,
+                *BARE,
+                *spaced,
+                *resumed,
+                *killer(step=step, hook="on_after_backward", signum=int(signal.SIGTERM)),
+            )
         assert stop.value.code == 143
         assert LAST.with_name(f"images_seen={16 * step}.ckpt").exists()
-        (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("interrupted")]
-        assert line.startswith(f"interrupted by SIGTERM after step {step + 1}; to go on: lit-knn fit -c ")
+        (line,) = [
+            line for line in capsys.readouterr().err.splitlines() if line.startswith("interrupted")
+        ]
+        assert line.startswith(
+            f"interrupted by SIGTERM after step {step + 1}; to go on: lit-knn fit -c "
+        )
         assert line.endswith(f"--ckpt_path {LAST}")
         assert line.count("--ckpt_path") == 1
     main(shlex.split(line)[shlex.split(line).index("lit-knn") + 1 :])
     assert steps_in(LAST) == 6
 
 
-def test_a_job_that_slurm_queues_again_goes_on_in_its_folder_and_another_job_does_not(tmp_path, monkeypatch):
-    slurm = {"PROCID": "0", "LOCALID": "0", "NODEID": "0", "NTASKS": "1", "JOB_NAME": "a", "JOB_ID": "77"}
+def test_a_job_that_slurm_queues_again_goes_on_in_its_folder_and_another_job_does_not(
+    tmp_path, monkeypatch
+):
+    slurm = {
+        "PROCID": "0",
+        "LOCALID": "0",
+        "NODEID": "0",
+        "NTASKS": "1",
+        "JOB_NAME": "a",
+        "JOB_ID": "77",
+    }
     for name, value in slurm.items():
         monkeypatch.setenv(f"SLURM_{name}", value)
     command = tmp_path / "bin" / "scontrol"
@@ -322,7 +404,8 @@ def test_a_job_that_slurm_queues_again_goes_on_in_its_folder_and_another_job_doe
     assert steps_in(LAST) == 6
     assert read_record(RUN).images_seen == 96
     assert len(RunFolder(RUN).earlier("config.yaml")) == 1
-    monkeypatch.setattr(sys, "argv", ["lit-knn", "fit", "--model.lr=0.1"])  # Another command of the same script.
+    # Another command of the same script.
+    monkeypatch.setattr(sys, "argv", ["lit-knn", "fit", "--model.lr=0.1"])
     fit(1, *BARE, "--model.lr", "0.1")
     assert names(RUN.parent) == ["knn_0", "knn_1", "knn_2", "knn_3"]
 
@@ -337,8 +420,24 @@ def test_a_job_that_slurm_queues_again_goes_on_in_its_folder_and_another_job_doe
 )
 def test_a_signal_ends_a_command_without_training_at_once(command, hook, signum, capsys):
     options = ["--model", "LitEstimator", "--model.estimator", "Exact", "--model.sigma_max", "2"]
-    options += ["--model.sampling_steps", "4", "--data", "Digits", "--data.batch_size", "2", "--data.val_images", "4"]
-    options += ["--data.predict_samples", "4", "--trainer.accelerator", "cpu", "--trainer.logger", "false"]
+    options += [
+        "--model.sampling_steps",
+        "4",
+        "--data",
+        "Digits",
+        "--data.batch_size",
+        "2",
+        "--data.val_images",
+        "4",
+    ]
+    options += [
+        "--data.predict_samples",
+        "4",
+        "--trainer.accelerator",
+        "cpu",
+        "--trainer.logger",
+        "false",
+    ]
     before = signal.getsignal(signum)
     with pytest.raises(SystemExit) as stop:
         main([command, *options, *killer(step=0, hook=hook, signum=int(signum))])
@@ -356,9 +455,17 @@ def test_a_signal_ends_a_command_without_training_at_once(command, hook, signum,
 
 @pytest.mark.filterwarnings("ignore:.*it is left out")
 def test_last_is_the_newest_whole_checkpoint_of_the_name(capsys):
-    assert "--ckpt_path last: found none in runs/demo; it needs" in refused(capsys, 1, "--ckpt_path", "last")
+    assert "--ckpt_path last: found none in runs/demo; it needs" in refused(
+        capsys, 1, "--ckpt_path", "last"
+    )
     for number, name in enumerate(("knn_9", "knn_10", "knn_8")):
-        fit(2 + number, *BARE, *(["--ckpt_path", "last"] if number else []), "--trainer.logger.version", name)
+        fit(
+            2 + number,
+            *BARE,
+            *(["--ckpt_path", "last"] if number else []),
+            "--trainer.logger.version",
+            name,
+        )
     fit(1, *BARE, "--trainer.logger.name", "another")
     fit(1, *BARE, "--trainer.fast_dev_run", "true")
     assert len(list(Path().rglob("last.ckpt"))) == 4  # The trial leaves none.
@@ -370,13 +477,17 @@ def test_last_is_the_newest_whole_checkpoint_of_the_name(capsys):
     checkpoint = torch.load(last("knn_10"), weights_only=True)
     del checkpoint["optimizer_states"]
     torch.save(checkpoint, last("knn_10"))
-    assert "cannot be resumed from: the checkpoint has no opt" in refused(capsys, 5, "--ckpt_path", last("knn_10"))
+    assert "cannot be resumed from: the checkpoint has no opt" in refused(
+        capsys, 5, "--ckpt_path", last("knn_10")
+    )
     fit(5, *BARE, "--ckpt_path", "last", "--trainer.logger.version", "on")
     assert start_of("on") == str(last("knn_9"))
 
 
 def test_last_is_of_a_run_with_the_same_estimator_and_seed(capsys):
-    Path("own.yaml").write_text("class_path: lit_knn.estimators.SubspaceKNN\ninit_args: {r: 16, n: 8}\n")
+    Path("own.yaml").write_text(
+        "class_path: lit_knn.estimators.SubspaceKNN\ninit_args: {r: 16, n: 8}\n"
+    )
     runs = {"knn_0": [], "subspace_knn_0": ["--model.estimator", "own.yaml"]}
     runs |= {"knn_1": ["--model.estimator.n", "4"], "knn_2": ["--seed_everything", "1"]}
     for options in runs.values():
@@ -408,4 +519,6 @@ def test_a_longer_run_is_not_overwritten(capsys):
         assert f"Checkpoint:   {own}" in capsys.readouterr().out
         assert steps_in(own) == steps
     own.write_bytes(b"damaged")
-    assert "this run would overwrite a checkpoint: " in refused(capsys, 9, "--trainer.logger.version", 7)
+    assert "this run would overwrite a checkpoint: " in refused(
+        capsys, 9, "--trainer.logger.version", 7
+    )

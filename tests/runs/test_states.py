@@ -59,12 +59,17 @@ READ = [
 ]
 
 
-@pytest.mark.parametrize(("value", "kind", "instead"), REFUSED, ids=lambda value: type(value).__name__)
+@pytest.mark.parametrize(
+    ("value", "kind", "instead"), REFUSED, ids=lambda value: type(value).__name__
+)
 def test_a_value_that_cannot_be_read_is_named(value, kind, instead):
     owners = {("callbacks", "Best"): "mine.Best"}
     for state, place in (({"a": value}, "a"), ({"a": [0, {"b": value}]}, "a.1.b")):
         problems = unreadable({"callbacks": {"Other": {"a": 1}, "Best": state}})
-        assert explained(problems, owners) == f"mine.Best: its state `{place}` is {kind}; give {instead}"
+        assert (
+            explained(problems, owners)
+            == f"mine.Best: its state `{place}` is {kind}; give {instead}"
+        )
 
 
 def test_what_torch_reads_is_no_problem_also_in_a_circle(tmp_path):
@@ -185,7 +190,9 @@ def test_a_hook_that_needs_a_step_first_may_have_one(tmp_path):
 
 @pytest.mark.filterwarnings("error:.*Best")
 def test_a_state_that_is_spoilt_later_costs_no_work(tmp_path):
-    with pytest.raises(InputError, match=r"Best: its state `best` .*last\.ckpt is saved without this"):
+    with pytest.raises(
+        InputError, match=r"Best: its state `best` .*last\.ckpt is saved without this"
+    ):
         fit(tmp_path / "a", edm(), 9, every=2, callbacks=[Best(after=2)], val_check_interval=100)
     path = tmp_path / "a" / "run" / "checkpoints" / "last.ckpt"
     saved = read_training(path, to_resume=True)
@@ -200,6 +207,8 @@ def test_a_state_that_is_spoilt_later_costs_no_work(tmp_path):
 def test_a_checkpoint_that_would_lack_what_it_needs_is_not_written(tmp_path):
     path = tmp_path / "a.ckpt"
     content = {"optimizer_states": [{"param_groups": [{"lr": np.float64(1)}]}], "state_dict": {}}
-    with pytest.raises(InputError, match=r"`optimizer_states\.0\.param_groups\.0\.lr` .*a\.ckpt is not written"):
+    with pytest.raises(
+        InputError, match=r"`optimizer_states\.0\.param_groups\.0\.lr` .*a\.ckpt is not written"
+    ):
         WholeCheckpointIO().save_checkpoint(content, path)
     assert not path.exists()

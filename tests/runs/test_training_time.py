@@ -61,10 +61,20 @@ class SlowRun(pl.Callback):
 
 def test_parts_of_a_resumed_run_add_up_without_validations_and_setup(tmp_path, clock):
     path = None
-    for part, interrupt_at, steps, status in (("a", 4, 4, "interrupted"), ("b", None, 9, "finished")):
+    for part, interrupt_at, steps, status in (
+        ("a", 4, 4, "interrupted"),
+        ("b", None, 9, "finished"),
+    ):
         model = LitICT(net(), SlowEstimator(clock), solver=euler_step)
         often = {"val_check_interval": 2, "log_every_n_steps": 3, "num_sanity_val_steps": 1}
-        _, path = fit(tmp_path / part, model, 9, path, callbacks=[SlowRun(clock, interrupt_at), RunRecord()], **often)
+        _, path = fit(
+            tmp_path / part,
+            model,
+            9,
+            path,
+            callbacks=[SlowRun(clock, interrupt_at), RunRecord()],
+            **often,
+        )
         record = json.loads((tmp_path / part / "run" / "run.json").read_text())
         assert record["time"]["seconds"] == steps * (STEP + ESTIMATE)
         assert record["time"]["estimator_seconds"] == steps * ESTIMATE
@@ -90,7 +100,10 @@ def test_averages_of_an_interval_are_by_time_and_by_band_of_noise_levels(clock):
     assert averages["estimator/share_of_time"] == pytest.approx(3 / 15)
     # Four bands of equal width in log t, of which two have items.
     bands = {name: value for name, value in averages.items() if "loss" in name}
-    assert bands == {"train/loss_t_0.01_to_0.1": pytest.approx(3), "train/loss_t_10_to_100": pytest.approx(3)}
+    assert bands == {
+        "train/loss_t_0.01_to_0.1": pytest.approx(3),
+        "train/loss_t_10_to_100": pytest.approx(3),
+    }
     monitor.pause()
     clock.now += 100
     assert monitor.elapsed() == TrainingTime(15, 6, 3)
@@ -101,7 +114,9 @@ AMD = 2 * "processor\t: 0\ncpu family\t: 26\nmodel\t\t: 2\nmodel name\t: AMD EPY
 ARM = "processor\t: 0\nCPU implementer\t: 0x41\nCPU part\t: 0xd0c\n"
 
 
-@pytest.mark.parametrize(("lines", "name"), [(AMD, "AMD EPYC family 26 model 2"), (ARM, platform.machine())])
+@pytest.mark.parametrize(
+    ("lines", "name"), [(AMD, "AMD EPYC family 26 model 2"), (ARM, platform.machine())]
+)
 def test_hardware_has_the_generation_of_a_processor(tmp_path, monkeypatch, lines, name):
     monkeypatch.setattr(versions, "CPU_INFO", tmp_path / "cpuinfo")
     (tmp_path / "cpuinfo").write_text(lines)

@@ -26,7 +26,10 @@ from tests.watched import Labelled, WatchedNet, undone
 
 def small_unet():
     """A network whose weights use all inputs; some layers begin as zeros."""
-    net, generator = UNet(1, channels=8, multipliers=(1, 2), blocks=1, num_classes=3), torch.Generator().manual_seed(0)
+    net, generator = (
+        UNet(1, channels=8, multipliers=(1, 2), blocks=1, num_classes=3),
+        torch.Generator().manual_seed(0),
+    )
     for parameter in net.parameters():
         torch.nn.init.normal_(parameter, std=0.1, generator=generator)
     return net.eval()
@@ -37,16 +40,23 @@ def diffusion(**options):
 
 
 def flow(**options):
-    return FlowModel(VelocityOutput(small_unet()), (1, 4, 4), TimeSpan(1e-3, 0.999), num_steps=3, **options)
+    return FlowModel(
+        VelocityOutput(small_unet()), (1, 4, 4), TimeSpan(1e-3, 0.999), num_steps=3, **options
+    )
 
 
 @pytest.mark.parametrize("w", [0.0, 1.0, 2.5])
 def test_the_guided_score_is_the_gradient_of_the_guided_log_density(w):
     data = Labelled()
-    z, t = torch.randn(7, 1, 4, 4, dtype=torch.float64), torch.linspace(0.5, 4, 7, dtype=torch.float64)
+    z, t = (
+        torch.randn(7, 1, 4, 4, dtype=torch.float64),
+        torch.linspace(0.5, 4, 7, dtype=torch.float64),
+    )
     labels = torch.arange(7) % 3
     by_class, whole = class_conditional(Exact()).bind(data.reference), Exact().bind(data.reference)
-    mean = guided(lambda z, t: by_class.posterior_mean(z, t, labels=labels), whole.posterior_mean, w)(z, t)
+    mean = guided(
+        lambda z, t: by_class.posterior_mean(z, t, labels=labels), whole.posterior_mean, w
+    )(z, t)
     score = (mean - z) / t.reshape(-1, 1, 1, 1) ** 2
 
     wanted = z.clone().requires_grad_()
@@ -59,7 +69,9 @@ def test_the_guided_score_is_the_gradient_of_the_guided_log_density(w):
 
 
 @pytest.mark.parametrize("make", [diffusion, flow])
-def test_w_1_is_the_conditional_model_and_w_0_the_unconditional_one_to_the_last_bit_also_from_a_file(make):
+def test_w_1_is_the_conditional_model_and_w_0_the_unconditional_one_to_the_last_bit_also_from_a_file(
+    make,
+):
     model, seeds, labels = make(), range(4), torch.tensor([0, 2, 1, 1])
     own = model.sample(seeds, class_label=labels)
     assert torch.equal(model.sample(seeds, class_label=labels, guidance=1), own)
@@ -75,7 +87,9 @@ def test_w_1_is_the_conditional_model_and_w_0_the_unconditional_one_to_the_last_
         assert torch.equal(keeps.sample(seeds, class_label=labels), guided_twice)
         assert torch.equal(keeps.sample(seeds, class_label=labels, guidance=0), without)
     assert "guidance" not in model.options()
-    with pytest.raises(InputError, match="class_label=3, but the net has num_classes=3: give a number from 0 to 2"):
+    with pytest.raises(
+        InputError, match="class_label=3, but the net has num_classes=3: give a number from 0 to 2"
+    ):
         model.sample(seeds, class_label=[0, 3, 1, 1])
     assert torch.equal(make(sampling_class=0).sample(seeds, class_label=labels), own)
     z, t = torch.randn(4, 1, 4, 4), torch.full((4,), 0.3)
@@ -116,7 +130,9 @@ def test_the_target_of_an_item_without_class_is_the_mean_over_all_images():
     # At large noise levels the two means differ.
     assert 15 < unlabelled.sum() < 45
     assert (whole - own)[sigma > 1].abs().max() > 0.1
-    expected = (sigma**2 + 0.25) / (sigma * 0.5) ** 2 * (denoised - target).square().flatten(1).mean(1)
+    expected = (
+        (sigma**2 + 0.25) / (sigma * 0.5) ** 2 * (denoised - target).square().flatten(1).mean(1)
+    )
     torch.testing.assert_close(losses[0].double(), expected, rtol=1e-3, atol=1e-4)
 
 
@@ -132,10 +148,15 @@ def test_the_trainings_of_a_checkpoint_decide_over_its_guidance(tmp_path):
 
     data, guided_module = Labelled(), {"label_dropout": 0.5, "guidance": 2.0}
     never = go_on(module(), None, 1, "never.ckpt")
-    with pytest.raises(InputError, match=r"guidance=2\.0 needs a network that was trained without classes, too"):
-        pl.Trainer(**{**TRAINER, "limit_val_batches": 1}).validate(module(**guided_module), data, ckpt_path=never)
+    with pytest.raises(
+        InputError, match=r"guidance=2\.0 needs a network that was trained without classes, too"
+    ):
+        pl.Trainer(**{**TRAINER, "limit_val_batches": 1}).validate(
+            module(**guided_module), data, ckpt_path=never
+        )
     later = go_on(module(**guided_module), never, 2, "later.ckpt")
-    again = go_on(module(), later, 3, "again.ckpt")  # The network still knows what it learnt without classes.
+    # The network still knows what it learnt without classes.
+    again = go_on(module(), later, 3, "again.ckpt")
     for checkpoint in (later, again):
         assert load(checkpoint).sample([0], guidance=3.0).isfinite().all()
     assert load(never).sample([0], guidance=1).isfinite().all()
@@ -148,14 +169,30 @@ def test_the_trainings_of_a_checkpoint_decide_over_its_guidance(tmp_path):
     ("options", "words"),
     [
         ({"label_dropout": 1.0}, "label_dropout must be at least 0 and below 1, got 1.0"),
-        ({"label_dropout": 0.1, "class_conditional": False}, "label_dropout=0.1, but class_conditional is false"),
-        ({"guidance": 2.0}, r"guidance=2.0 needs a network that was trained without classes, too \(label_dropout\)"),
-        ({"guidance": -1.0, "label_dropout": 0.1}, "guidance must be a finite number of at least 0, got -1.0"),
-        ({"guidance": 2.0, "class_conditional": False}, "guidance=2.0 needs a class-conditional network"),
+        (
+            {"label_dropout": 0.1, "class_conditional": False},
+            "label_dropout=0.1, but class_conditional is false",
+        ),
+        (
+            {"guidance": 2.0},
+            r"guidance=2.0 needs a network that was trained without classes, too \(label_dropout\)",
+        ),
+        (
+            {"guidance": -1.0, "label_dropout": 0.1},
+            "guidance must be a finite number of at least 0, got -1.0",
+        ),
+        (
+            {"guidance": 2.0, "class_conditional": False},
+            "guidance=2.0 needs a class-conditional network",
+        ),
     ],
 )
 @pytest.mark.parametrize("kind", [LitEDM, LitFlow])
 def test_options_that_do_not_fit_are_refused(kind, options, words):
     conditional = options.get("class_conditional", True)
     with pytest.raises(InputError, match=f"^{kind.__name__}: {words}"):
-        kind(WatchedNet(num_classes=3 if conditional else 0), Exact(), **{"class_conditional": conditional, **options})
+        kind(
+            WatchedNet(num_classes=3 if conditional else 0),
+            Exact(),
+            **{"class_conditional": conditional, **options},
+        )

@@ -116,7 +116,8 @@ def test_the_times_of_a_flow_are_equal_steps_above_the_lowest():
     times = TimeSpan(0.05, 0.95)
     torch.testing.assert_close(times.descending(2), torch.tensor([0.95, 0.475]).double())
     assert times.descending(100).min() >= 0.05
-    assert len(times.descending(100)) == 95  # The steps are 0.0095 long, so five times are below 0.05.
+    # The steps are 0.0095 long, so five times are below 0.05.
+    assert len(times.descending(100)) == 95
     assert times.descending(1).tolist() == [0.95]
     for count in (0, True, 2.0):
         with pytest.raises(InputError, match="num_steps must be an integer from 1 to"):
@@ -127,7 +128,9 @@ def test_the_times_of_a_flow_are_equal_steps_above_the_lowest():
 
 
 def lit(process, output=VelocityOutput, **options):
-    return LitFlow(UNet(1, channels=4, multipliers=(1,), blocks=1), Exact(), output, process=process, **options)
+    return LitFlow(
+        UNet(1, channels=4, multipliers=(1,), blocks=1), Exact(), output, process=process, **options
+    )
 
 
 @pytest.mark.parametrize("process", [VP(), Trigonometric()])
@@ -147,7 +150,9 @@ def test_the_loss_is_against_the_derivative_of_the_path(process):
 def test_a_file_and_a_checkpoint_of_a_flow_keep_the_process():
     model = lit(VP(10.0, 0.5), sampling_steps=3)
     model.image_shape = (1, 4, 4)
-    assert model.grid.noise_range()[1] == pytest.approx(VP(10.0, 0.5).sigma(torch.tensor(0.9999)).item(), rel=1e-4)
+    assert model.grid.noise_range()[1] == pytest.approx(
+        VP(10.0, 0.5).sigma(torch.tensor(0.9999)).item(), rel=1e-4
+    )
     made = model.generative_model()
     loaded = build(made.description(), made.net.state_dict())
     assert vars(loaded.network.process) == {"beta_d": 10.0, "beta_min": 0.5}
@@ -160,7 +165,9 @@ def test_a_file_and_a_checkpoint_of_a_flow_keep_the_process():
 def test_a_file_of_a_flow_keeps_its_output_its_times_and_its_solver():
     net = UNet(1, channels=4, multipliers=(1,), blocks=1)
     torch.nn.init.normal_(net.conv_out.weight)
-    made = FlowModel(EDMOutput(net, 0.3), (1, 4, 4), TimeSpan(0.1, 0.9), FixedSteps(euler_step), num_steps=3).eval()
+    made = FlowModel(
+        EDMOutput(net, 0.3), (1, 4, 4), TimeSpan(0.1, 0.9), FixedSteps(euler_step), num_steps=3
+    ).eval()
     loaded = build(made.description(), net.state_dict())
     assert torch.equal(loaded.sample(range(2)), made.sample(range(2)))
     with pytest.raises(InputError, match="the noise level must be above 0"):
@@ -209,12 +216,21 @@ class Bounded(Own):
 def test_a_process_of_ones_own_samples_but_no_file_can_make_it():
     own = diffusion(Own())
     torch.testing.assert_close(own.sample([0, 1], 96), usual(96), rtol=0, atol=2e-3)
-    with pytest.raises(InputError, match="process must name one of EDM, VP, LinearInterpolant as its class"):
+    with pytest.raises(
+        InputError, match="process must name one of EDM, VP, LinearInterpolant as its class"
+    ):
         build(own.description(), dict(own.net.state_dict()))
 
 
 def test_the_command_line_takes_a_process(tmp_path):
-    run, _ = leave_run(tmp_path, "edm", "--model.process", "lit_knn.theory.noise.VP", "--model.process.beta_d", "10")
+    run, _ = leave_run(
+        tmp_path,
+        "edm",
+        "--model.process",
+        "lit_knn.theory.noise.VP",
+        "--model.process.beta_d",
+        "10",
+    )
     assert vars(lit_knn.load(run).process) == vars(VP(10.0))
 
 
@@ -223,11 +239,23 @@ def test_processes_that_do_not_fit_are_refused(tmp_path, monkeypatch, capsys):
         """An output of a user, which may be written for the straight path."""
 
     for make, message in (
-        (lambda: lit(EDM()), r"LitFlow: process=EDM has the noise levels 0\.0001 to 0\.9999 at the times"),
+        (
+            lambda: lit(EDM()),
+            r"LitFlow: process=EDM has the noise levels 0\.0001 to 0\.9999 at the times",
+        ),
         (lambda: lit(VP(), OwnOutput), "LitFlow: process=VP needs an output of lit_knn"),
-        (lambda: VP(beta_min=0.0), "VP: need beta_d >= 0 and beta_min > 0, got beta_d=19.9 and beta_min=0.0"),
-        (lambda: LitEstimator(process=Bounded()), r"LitEstimator: Bounded: no t has the noise level σ\(t\)=80"),
-        (lambda: LitEDM(UNet(1, 8, (1,)), OneSample(), process=Bounded()), "LitEDM: Bounded: no t has the noise level"),
+        (
+            lambda: VP(beta_min=0.0),
+            "VP: need beta_d >= 0 and beta_min > 0, got beta_d=19.9 and beta_min=0.0",
+        ),
+        (
+            lambda: LitEstimator(process=Bounded()),
+            r"LitEstimator: Bounded: no t has the noise level σ\(t\)=80",
+        ),
+        (
+            lambda: LitEDM(UNet(1, 8, (1,)), OneSample(), process=Bounded()),
+            "LitEDM: Bounded: no t has the noise level",
+        ),
     ):
         with pytest.raises(InputError, match=message):
             make()

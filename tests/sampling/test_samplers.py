@@ -24,7 +24,9 @@ from lit_knn.theory.noise import EDM, VP, LinearInterpolant
 from tests.gaussian_flow import M, S, gaussian_mean, gaussian_sample, latents, slope
 
 EVERY = [EDM(), VP(), LinearInterpolant()]
-every_process = pytest.mark.parametrize("process", EVERY, ids=lambda process: type(process).__name__)
+every_process = pytest.mark.parametrize(
+    "process", EVERY, ids=lambda process: type(process).__name__
+)
 SHAPES = st.sampled_from([(1,), (5,), (2, 3), (3, 4, 4)])
 SHARES = st.just(0.0) | st.floats(1e-3, 1)
 
@@ -74,16 +76,26 @@ def test_order_of_a_step(step, order):
     # A step of 1e-6 of t = 80 is lost in the rounding of float32 latents.
     z = M + 80.0 * latents(4, 1, 2, 2)
     moved = step(z, 80.0, 80.0 - 1e-6, gaussian_mean) - z
-    np.testing.assert_allclose(moved, gaussian_flow(z, 80.0, 80.0 - 1e-6) - z, rtol=1e-6, atol=1e-13)
+    np.testing.assert_allclose(
+        moved, gaussian_flow(z, 80.0, 80.0 - 1e-6) - z, rtol=1e-6, atol=1e-13
+    )
 
 
-@given(SHAPES, st.floats(1e-3, 50), SHARES, st.floats(-2, 2), st.sampled_from([EDM(), LinearInterpolant()]))
+@given(
+    SHAPES,
+    st.floats(1e-3, 50),
+    SHARES,
+    st.floats(-2, 2),
+    st.sampled_from([EDM(), LinearInterpolant()]),
+)
 def test_steps_along_a_straight_path_are_exact(shape, sigma, share, value, process):
     """With one image x, z(t) = s(t)·(x + σ(t)·ε), eq:z_prime: for EDM and flow matching the path is straight in t."""
     t = process.t_of_sigma(torch.tensor(sigma, dtype=torch.float64))
     t_next, noise = share * t, latents(2, *shape)
     x = torch.full_like(noise, value)
-    z, expected = (process.scale(time) * x + process.noise_std(time) * noise for time in (t, t_next))
+    z, expected = (
+        process.scale(time) * x + process.noise_std(time) * noise for time in (t, t_next)
+    )
     for step in (euler_step, heun_step):
         found = step(z, t, t_next, lambda z, t: x, process)
         torch.testing.assert_close(found, expected, atol=1e-9, rtol=1e-9)
@@ -112,7 +124,10 @@ def test_order_two_on_a_gaussian(process):
     noise = latents(6, 3)
     exact = gaussian_sample(noise)
     counts = [128, 256, 512]
-    errors = [(heun_sampler(gaussian_mean, noise, n, process=process) - exact).abs().max().item() for n in counts]
+    errors = [
+        (heun_sampler(gaussian_mean, noise, n, process=process) - exact).abs().max().item()
+        for n in counts
+    ]
     assert slope(counts, errors) == pytest.approx(2, abs=0.1)
     assert errors[-1] < 1e-3
 
@@ -166,9 +181,14 @@ def test_the_hybrid_sampler_has_order_two_when_the_means_differ():
     # The flow of a Gaussian N(m, s²) keeps (z − m)/sqrt(s² + t²), on either side of t_switch.
     noise, switch = latents(6, 3), 3.1
     z = A + (80 * noise - A) * math.sqrt((B**2 + switch**2) / (B**2 + 80**2))
-    exact = gaussian_mean(gaussian_flow(z, switch, 0.002), torch.full((6,), 0.002, dtype=torch.float64))
+    exact = gaussian_mean(
+        gaussian_flow(z, switch, 0.002), torch.full((6,), 0.002, dtype=torch.float64)
+    )
     counts = [128, 256, 512]
-    errors = [(hybrid_sampler(other_mean, gaussian_mean, noise, switch, n) - exact).abs().max().item() for n in counts]
+    errors = [
+        (hybrid_sampler(other_mean, gaussian_mean, noise, switch, n) - exact).abs().max().item()
+        for n in counts
+    ]
     assert slope(counts, errors) == pytest.approx(2, abs=0.15)
 
 
@@ -240,13 +260,22 @@ def sampled(num_steps=18, **levels):
 
 REFUSED = [
     *((sampled, {"num_steps": steps}, "num_steps must be an integer") for steps in (0, 2.5, True)),
-    *((sampled, {"sigma_min": level, "num_steps": 1}, "need 0 < sigma_min < sigma_max") for level in (0.0, 80.0)),
-    *((sampled, {"sigma_max": level}, "need 0 < sigma_min < sigma_max") for level in (math.inf, math.nan)),
+    *(
+        (sampled, {"sigma_min": level, "num_steps": 1}, "need 0 < sigma_min < sigma_max")
+        for level in (0.0, 80.0)
+    ),
+    *(
+        (sampled, {"sigma_max": level}, "need 0 < sigma_min < sigma_max")
+        for level in (math.inf, math.nan)
+    ),
     (sampled, {"rho": 0.0}, "rho must be above 0"),
     (ict_num_steps, {"step": -1}, "step must be at least 0, got -1"),
     *((hybrid_sigmas, {"t_switch": level}, "t_switch=") for level in (0.002, 80.0, math.nan)),
     (hybrid_sigmas, {"t_switch": 1.0, "num_steps": 0}, "num_steps must be an integer"),
-    *((seeded_noise, {"seeds": seeds, "shape": (2,)}, "seeds must be") for seeds in ([], [-1], [1.9])),
+    *(
+        (seeded_noise, {"seeds": seeds, "shape": (2,)}, "seeds must be")
+        for seeds in ([], [-1], [1.9])
+    ),
 ]
 
 
@@ -256,9 +285,13 @@ def test_bad_options_are_refused(call, options, message):
         call(**options)
 
 
-@pytest.mark.parametrize("sigmas", [(), (1.0, 80.0), (math.inf, 1.0), (80.0, math.nan), (80.0, 80.0), (80.0, 0.002)])
+@pytest.mark.parametrize(
+    "sigmas", [(), (1.0, 80.0), (math.inf, 1.0), (80.0, math.nan), (80.0, 80.0), (80.0, 0.002)]
+)
 def test_levels_of_a_consistency_sampler_that_do_not_descend_to_its_end_are_refused(sigmas):
-    with pytest.raises(InputError, match=r"sampling_sigmas=.* must descend and stay above sigma_min=0\.002"):
+    with pytest.raises(
+        InputError, match=r"sampling_sigmas=.* must descend and stay above sigma_min=0\.002"
+    ):
         consistency_sampler(lambda z, t: z, torch.zeros(len(sigmas), 1, 3), sigmas)
 
 

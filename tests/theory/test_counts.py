@@ -25,19 +25,35 @@ def bound(estimator, reference):
 
 # The values are the paper's (tab:hyperparams); r is ours.
 def test_defaults_are_the_paper_s():
-    assert (KNN().k, KNN().n, STF().n, UniformSNIS().n, MonteCarlo().n) == (2048, 256, 256, 256, 256)
-    assert (SubspaceKNN().r, SubspaceKNN().n, Wiener().r, KNN(7).k, KNN(7, None).n) == (512, 256, 512, 7, 256)
+    assert (KNN().k, KNN().n, STF().n, UniformSNIS().n, MonteCarlo().n) == (
+        2048,
+        256,
+        256,
+        256,
+        256,
+    )
+    assert (SubspaceKNN().r, SubspaceKNN().n, Wiener().r, KNN(7).k, KNN(7, None).n) == (
+        512,
+        256,
+        512,
+        7,
+        256,
+    )
 
 
 # The counts of each estimator for 40 images of 12 dimensions.
-@pytest.mark.parametrize(("kind", "counts"), [(KNN, {"k": N}), (SubspaceKNN, {"r": D, "n": N}), (Wiener, {"r": D})])
+@pytest.mark.parametrize(
+    ("kind", "counts"), [(KNN, {"k": N}), (SubspaceKNN, {"r": D, "n": N}), (Wiener, {"r": D})]
+)
 def test_a_small_set_takes_down_a_default_and_refuses_a_number_of_ones_own(kind, counts):
     vectors, estimator, given = low_rank_vectors(N), kind(), kind(**counts)
     reference = ReferenceSet(vectors)
     said = bound(estimator, reference)
     assert len(said) == len(counts)
     for line, (name, number) in zip(said, counts.items(), strict=True):
-        assert line.startswith(f"{kind.__name__}: the default {name}={DEFAULTS[name]} is more than ")
+        assert line.startswith(
+            f"{kind.__name__}: the default {name}={DEFAULTS[name]} is more than "
+        )
         assert line.endswith(f" of the reference set; going on with {name}={number}")
     assert not bound(given, reference)
     means = [
@@ -60,7 +76,9 @@ def test_each_class_has_its_own_number_with_one_line_for_all_and_mirrored_images
     labels = torch.arange(30) // 12  # 12, 12 and 6 images
     by_class = ByClass(KNN(n=4))
     (line,) = bound(by_class, ReferenceSet(low_rank_vectors(30), labels=labels))
-    assert line.endswith("k=2048 is more than the 12 images of class 0; going on in each class with as many as it has")
+    assert line.endswith(
+        "k=2048 is more than the 12 images of class 0; going on in each class with as many as it has"
+    )
     assert [by_class.parts[label].k for label in range(3)] == [12, 12, 6]
     mirrored = KNN()
     bound(mirrored, ReferenceSet(torch.zeros(30, 1, 4, 4, dtype=torch.uint8), hflip=True))

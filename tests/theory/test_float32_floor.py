@@ -31,7 +31,9 @@ def score_mse(estimator, reference, t, num_z=32):
 @pytest.mark.parametrize("copies", [1, 3])
 def test_the_score_of_images_far_apart_has_no_floor(name, copies):
     # The posterior is one image or its copies, so every estimate is that image to the last bit.
-    images = torch.randint(0, 256, (64, 3, 16, 16), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    images = torch.randint(
+        0, 256, (64, 3, 16, 16), dtype=torch.uint8, generator=torch.Generator().manual_seed(0)
+    )
     reference = ReferenceSet(images.repeat_interleave(copies, 0))
     assert [score_mse(MAKERS[name](), reference, t) for t in (0.002, 0.01, 0.1)] == [0, 0, 0]
 
@@ -40,7 +42,9 @@ def test_the_score_of_images_far_apart_has_no_floor(name, copies):
 def test_where_images_share_the_posterior_their_weights_are_those_of_float64(t):
     # The images of a pair have distance 2t, spread over many dimensions.
     x = t * torch.randn(40, 3072, generator=torch.Generator().manual_seed(1))
-    x[1::2] = x[::2] + 2 * t / 3072**0.5 * torch.randn(20, 3072, generator=torch.Generator().manual_seed(2))
+    x[1::2] = x[::2] + 2 * t / 3072**0.5 * torch.randn(
+        20, 3072, generator=torch.Generator().manual_seed(2)
+    )
     z = x[::2] + t * torch.randn(20, 3072, generator=torch.Generator().manual_seed(3))
     mu = posterior_mean(z, x, t)
     spread = (x[::2] - x[1::2]).double().norm(dim=1)
@@ -52,16 +56,26 @@ def test_where_images_share_the_posterior_their_weights_are_those_of_float64(t):
 def test_a_certificate_counts_every_draw_although_equal_draws_are_merged(seed):
     # The formulas of effective sample size, largest weight and error use all n draws, including equal ones.
     x = torch.randn(6, 2, generator=torch.Generator().manual_seed(0))
-    z, t = torch.tensor([[0.0, 0.0], [0.5, 0.0], [3.0, 3.0]]), torch.tensor([1.0, 0.5, 2.0], dtype=torch.float64)
+    z, t = (
+        torch.tensor([[0.0, 0.0], [0.5, 0.0], [3.0, 3.0]]),
+        torch.tensor([1.0, 0.5, 2.0], dtype=torch.float64),
+    )
     estimator = KNN(k=3, n=10).bind(ReferenceSet(x))
     ids, log_q = sample_proposal(estimator.proposal(z, t), 10, torch.Generator().manual_seed(seed))
     certificate = estimator.certified_mean(z, t, generator=torch.Generator().manual_seed(seed))
     for row, drawn in enumerate(ids):
         assert len(drawn.unique()) < 10
         images = x.double()[drawn]
-        weights = torch.softmax(-(images - z[row]).square().sum(1) / (2 * t[row] ** 2) - log_q[row], 0)
+        weights = torch.softmax(
+            -(images - z[row]).square().sum(1) / (2 * t[row] ** 2) - log_q[row], 0
+        )
         mean = weights @ images
         spread = weights.square() @ (images - mean).square().mean(1)
-        expected = mean, 1 / weights.square().sum(), weights.max(), spread / (1 - weights.square().sum())
+        expected = (
+            mean,
+            1 / weights.square().sum(),
+            weights.max(),
+            spread / (1 - weights.square().sum()),
+        )
         for ours, value in zip(certificate, expected, strict=True):
             torch.testing.assert_close(ours[row].double(), value, rtol=1e-5, atol=1e-7)

@@ -26,7 +26,8 @@ def enumerated_posterior(z, x, t):
 @pytest.mark.parametrize("far", [False, True])
 def test_posterior_is_right_at_every_noise_level(far):
     t = np.array([0.002, 0.1, 2.0, 80.0])
-    x, z = points(seed=3, spread=1.0 if far else t[:, None])  # Far from every x every likelihood underflows.
+    # Far from every x every likelihood underflows.
+    x, z = points(seed=3, spread=1.0 if far else t[:, None])
     expected = enumerated_posterior(z, x, t[:, None])
     z, x, t = map(torch.tensor, (z, x, t))
     log_p = log_posterior(cross_sq_dist(z, x), t)
@@ -47,7 +48,9 @@ def test_float32_input_does_not_lose_the_posterior_at_t_min():
     assert expected[0, 1] > 1e-4  # the near copy has weight
     np.testing.assert_allclose(log_posterior(cross_sq_dist(z, x), 0.002).exp(), expected, atol=1e-6)
     candidates = x.expand(2, *x.shape)
-    np.testing.assert_allclose(log_posterior(direct_sq_dist(z, candidates), 0.002).exp(), expected, atol=2e-3)
+    np.testing.assert_allclose(
+        log_posterior(direct_sq_dist(z, candidates), 0.002).exp(), expected, atol=2e-3
+    )
 
 
 @pytest.mark.parametrize("d", [1, 63, 64, 65, 3072])
@@ -59,5 +62,7 @@ def test_direct_distance_keeps_its_digits_near_x_and_over_many_terms(d):
     result = direct_sq_dist(z, x)
     assert result.dtype == torch.float64
     # Float32 rounds each difference by itself.
-    np.testing.assert_allclose(result, (x - z.unsqueeze(1)).double().square().sum(2), rtol=1e-7 if d == 3072 else 3e-7)
+    np.testing.assert_allclose(
+        result, (x - z.unsqueeze(1)).double().square().sum(2), rtol=1e-7 if d == 3072 else 3e-7
+    )
     assert direct_sq_dist(z[:0], x[:0]).shape == (0, 50)

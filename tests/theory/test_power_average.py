@@ -19,14 +19,20 @@ def profile(t, of):
 
 def integral(function, end):
     # Long powers are near the end, so the range is cut there.
-    return sum(quad(function, a * end, b * end, epsabs=0, epsrel=1e-10)[0] for a, b in ((0, 0.5), (0.5, 0.9), (0.9, 1)))
+    return sum(
+        quad(function, a * end, b * end, epsabs=0, epsrel=1e-10)[0]
+        for a, b in ((0, 0.5), (0.5, 0.9), (0.9, 1))
+    )
 
 
 def test_the_length_is_the_standard_deviation_of_the_profile_and_products_are_integrals():
-    assert [round(exponent(length), 2) for length in TRACKED] == [16.97, 6.94]  # Sec. 3.1 names these two
+    # Sec. 3.1 names these two
+    assert [round(exponent(length), 2) for length in TRACKED] == [16.97, 6.94]
     for length in LENGTHS:
         of = Profile(exponent(length), 30_000.0)
-        mass, mean, square = (integral(lambda t, p=p, of=of: t**p * profile(t, of), of.end) for p in range(3))
+        mass, mean, square = (
+            integral(lambda t, p=p, of=of: t**p * profile(t, of), of.end) for p in range(3)
+        )
         assert mass == pytest.approx(1, rel=1e-9)
         assert (square - mean**2) ** 0.5 / of.end == pytest.approx(length, rel=1e-6)
     for a, b in ((Profile(3.0, 5.0), Profile(16.97, 8.0)), (Profile(0.5, 9.0), Profile(2.0, 4.0))):
@@ -40,7 +46,9 @@ def test_the_residual_of_a_fit_is_the_error_of_its_profile(length):
     stored = [Profile(exponent(each), t) for t in range(400, 6410, 400) for each in TRACKED]
     wanted, t = Profile(exponent(length), 6400), np.linspace(0, 6400, 400_001)
     found = fit(stored, wanted)
-    error = profile(t, wanted) - sum(w * profile(t, p) for w, p in zip(found.weights, stored, strict=True))
+    error = profile(t, wanted) - sum(
+        w * profile(t, p) for w, p in zip(found.weights, stored, strict=True)
+    )
     norm, whole = (np.trapezoid(values**2, t) ** 0.5 for values in (error, profile(t, wanted)))
     assert found.residual == pytest.approx(norm / whole, rel=1e-3)
     assert found.residual < 0.05

@@ -36,11 +36,14 @@ def assert_draws_follow(proposal, n=40_000):
     assert ((share - q).abs() <= 5 * (q / n).sqrt() + 3 / n).all()
 
 
-@pytest.mark.parametrize("level", [0.002, 0.7, 80.0])  # one image, some images, all images nearly alike
+# one image, some images, all images nearly alike
+@pytest.mark.parametrize("level", [0.002, 0.7, 80.0])
 @pytest.mark.parametrize(("N", "k"), [(20, 1), (20, 5), (20, 19), (20, 20), (2, 1), (1, 1)])
 def test_the_proposal_and_its_draws_are_those_of_eq_13(N, k, level):
     generator = torch.Generator().manual_seed(N + k)
-    x, z = (torch.randn(*size, dtype=torch.float64, generator=generator) for size in ((N, 3), (3, 3)))
+    x, z = (
+        torch.randn(*size, dtype=torch.float64, generator=generator) for size in ((N, 3), (3, 3))
+    )
     every = (z[:, None] - x).square().sum(2)
     sq_dist, ids = every.topk(k, largest=False)
     t = level * torch.tensor([0.8, 1.0, 1.1], dtype=torch.float64)
@@ -51,7 +54,9 @@ def test_the_proposal_and_its_draws_are_those_of_eq_13(N, k, level):
         np.testing.assert_allclose(dense_log_q(proposal)[row], log_q, rtol=1e-12, atol=1e-9)
         assert proposal.log_Zq[row].item() == pytest.approx(log_Zq, rel=1e-10, abs=1e-10)
         # The tail bounds the likelihoods it replaces, so Z_q is at least their sum (below Eq. 13).
-        assert log_Zq >= torch.logsumexp(-every[row] / (2 * t[row] ** 2), 0).item() - 1e-9 * abs(log_Zq)
+        assert log_Zq >= torch.logsumexp(-every[row] / (2 * t[row] ** 2), 0).item() - 1e-9 * abs(
+            log_Zq
+        )
     assert_draws_follow(proposal)
 
 
@@ -81,7 +86,9 @@ def test_special_searches_give_a_proposal_of_all_images(sq_dist, ids, N, t):
 @pytest.mark.parametrize("u", [0.0, 1 - 2**-53])
 @pytest.mark.parametrize("t", [0.002, 80.0])
 def test_extreme_uniform_numbers_stay_in_the_support(monkeypatch, u, t):
-    monkeypatch.setattr(torch, "rand", lambda *shape, **options: torch.full(shape, u, dtype=torch.float64))
+    monkeypatch.setattr(
+        torch, "rand", lambda *shape, **options: torch.full(shape, u, dtype=torch.float64)
+    )
     ids = torch.tensor([[-1, 0, 998, 999, 500], [3, 0, 998, 999, 500], [0, 1, 2, 3, 4]])
     sq_dist = torch.where(ids < 0, INF, torch.tensor([0.1, 0.5, 0.9, 1.0, 2.0]))
     assert_draws_follow_support(neighbour_proposal(sq_dist, ids, t, 1000))
@@ -109,18 +116,26 @@ def all_draws(every_u, log_q, n, grid=4000):
         draws = stratified_draws(log_q.expand(grid, -1).clone(), n, torch.full((grid,), -1e9))
     # The correction is log(base weight / probability).
     base = log_q.double().softmax(0)[draws.ids] * draws.log_correction.exp()
-    return draws, torch.zeros(grid, len(log_q), dtype=torch.float64).scatter_add_(1, draws.ids, base)
+    return draws, torch.zeros(grid, len(log_q), dtype=torch.float64).scatter_add_(
+        1, draws.ids, base
+    )
 
 
 # A row of 1,003 images is searched in blocks of 9 columns; the last one has fewer.
-@pytest.mark.parametrize(("N", "spread"), [(40, 0.1), (40, 2.0), (40, 6.0), (1003, 0.2), (1003, 3.0)])
-def test_base_weights_are_the_probabilities_in_expectation_and_no_image_is_drawn_twice(every_u, N, spread):
+@pytest.mark.parametrize(
+    ("N", "spread"), [(40, 0.1), (40, 2.0), (40, 6.0), (1003, 0.2), (1003, 3.0)]
+)
+def test_base_weights_are_the_probabilities_in_expectation_and_no_image_is_drawn_twice(
+    every_u, N, spread
+):
     log_q, n = torch.randn(N, generator=torch.Generator().manual_seed(1)) * spread, 12
     draws, weights = all_draws(every_u, log_q, n)
     q = log_q.double().softmax(0)
     # The grid shifts the ends of an image's interval by less than one step of all places together.
     torch.testing.assert_close(weights.mean(0), q, rtol=0, atol=1 / 4000)
-    torch.testing.assert_close(weights.sum(1), torch.ones(4000, dtype=torch.float64), rtol=1e-5, atol=0)
+    torch.testing.assert_close(
+        weights.sum(1), torch.ones(4000, dtype=torch.float64), rtol=1e-5, atol=0
+    )
     assert (draws.ids.sort(1).values.diff(dim=1) > 0).all()
     # An image is kept if its probability is larger than the weight that each drawn image represents.
     kept = int((~draws.sampled[0]).sum())
@@ -129,17 +144,23 @@ def test_base_weights_are_the_probabilities_in_expectation_and_no_image_is_drawn
     torch.testing.assert_close(weights[weights > 0].min(), even_share, rtol=1e-4, atol=0)
 
 
-@pytest.mark.parametrize("log_q", [torch.zeros(7), torch.zeros(49), torch.linspace(-20, 0, 40)], ids=len)
+@pytest.mark.parametrize(
+    "log_q", [torch.zeros(7), torch.zeros(49), torch.linspace(-20, 0, 40)], ids=len
+)
 def test_with_all_places_no_image_is_random_even_where_all_are_equal(every_u, log_q):
     draws, weights = all_draws(every_u, log_q, len(log_q), grid=50)
     assert not draws.sampled.any()
-    torch.testing.assert_close(weights, log_q.double().softmax(0).expand(50, -1), rtol=1e-4, atol=1e-9)
+    torch.testing.assert_close(
+        weights, log_q.double().softmax(0).expand(50, -1), rtol=1e-4, atol=1e-9
+    )
 
 
 def test_a_height_that_rounds_up_to_the_whole_mass_draws_nothing(monkeypatch):
     # After 300 equal images come images with probability 0; the last draw must not take one of them.
     log_q = torch.cat([torch.zeros(1, 300), torch.full((1, 300), -1e4)], dim=1)
-    monkeypatch.setattr(torch, "rand", lambda *_, **__: torch.tensor([[1 - 2**-53]], dtype=torch.float64))
+    monkeypatch.setattr(
+        torch, "rand", lambda *_, **__: torch.tensor([[1 - 2**-53]], dtype=torch.float64)
+    )
     draws = stratified_draws(log_q, 256, torch.tensor([-1e9]))
     assert draws.sampled.sum() == 255
     assert (draws.log_correction.exp() / 300).sum().item() == pytest.approx(1, abs=1 / 256 + 1e-9)

@@ -88,11 +88,15 @@ def test_the_euclidean_metric_is_the_limit_of_the_pseudo_huber_and_both_have_a_g
 # ECT's schedule, arXiv 2406.14548
 
 
-@pytest.mark.parametrize(("q", "k", "b"), [(2.0, 8.0, 1.0), (7.0, 8.0, 1.0), (4.0, 0.0, 2.0), (3.0, 5.0, 0.0)])
+@pytest.mark.parametrize(
+    ("q", "k", "b"), [(2.0, 8.0, 1.0), (7.0, 8.0, 1.0), (4.0, 0.0, 2.0), (3.0, 5.0, 0.0)]
+)
 @pytest.mark.parametrize("stage", [1, 3, 8])
 def test_teacher_levels_are_the_papers(q, k, b, stage):
     levels = [1e-6, 0.002, 0.3, 1.0, 2.5, 80.0, 3000.0]
-    r = TuningSchedule(q, k, b, stages=8).teacher_level(torch.tensor(levels, dtype=torch.float64), stage)
+    r = TuningSchedule(q, k, b, stages=8).teacher_level(
+        torch.tensor(levels, dtype=torch.float64), stage
+    )
     for t, found in zip(levels, r.tolist(), strict=True):
         n = 1 + k * (1 - math.tanh(b * t / 2)) / 2  # the sigmoid of −bt by another function
         assert found == pytest.approx(max(0.0, t * (1 - n * q**-stage)), rel=1e-12, abs=0)

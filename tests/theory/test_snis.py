@@ -57,9 +57,12 @@ LIMIT = NormalDist().inv_cdf(1 - 0.5e-6)
 
 
 def two_circles():
-    angles, near = torch.arange(N) * 2.399963, torch.arange(N) < K  # The golden angle spreads the images.
+    # The golden angle spreads the images.
+    angles, near = torch.arange(N) * 2.399963, torch.arange(N) < K
     radius = torch.where(near, 1.0, math.sqrt(1 + 2 * math.log(4)))
-    return torch.stack([radius * angles.cos(), radius * angles.sin(), torch.where(near, 1.0, -1.0)], 1)
+    return torch.stack(
+        [radius * angles.cos(), radius * angles.sin(), torch.where(near, 1.0, -1.0)], 1
+    )
 
 
 class Law(NamedTuple):
@@ -73,7 +76,9 @@ class Law(NamedTuple):
         """Whether mean and variance of the numbers are those of the law."""
         central = numbers.double() - self.mean
         mean = central.mean() / math.sqrt(self.variance)
-        variance = (central.square().mean() - self.variance) / math.sqrt(self.fourth - self.variance**2)
+        variance = (central.square().mean() - self.variance) / math.sqrt(
+            self.fourth - self.variance**2
+        )
         return max(abs(mean), abs(variance)) * math.sqrt(len(numbers)) < LIMIT
 
 
@@ -85,7 +90,8 @@ def law_of(kind, weight=0.25, far=N - K):
         weight: likelihood of a far image relative to a near one.
         far: number of far images.
     """
-    share = far / (K + far)  # The farthest neighbour's likelihood is that of all neighbours here, so q is uniform.
+    # The farthest neighbour's likelihood is that of all neighbours here, so q is uniform.
+    share = far / (K + far)
     if kind is MonteCarlo:
         share, weight = far * weight / (K + far * weight), 1.0
     random = DRAWS - (kind is STF)  # The source of STF is a near image.
@@ -96,19 +102,30 @@ def law_of(kind, weight=0.25, far=N - K):
     return Law(mean, *(probability @ (values - mean) ** power for power in (2, 4)))
 
 
-@pytest.mark.parametrize("kind", [KNN, UniformSNIS, STF, MonteCarlo], ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize(
+    "kind", [KNN, UniformSNIS, STF, MonteCarlo], ids=lambda kind: kind.__name__
+)
 def test_estimates_follow_their_law_and_none_that_is_2_percent_off(kind):
     estimator = (KNN(K, DRAWS) if kind is KNN else kind(DRAWS)).bind(ReferenceSet(two_circles()))
     z, source = torch.zeros(50_000, 3), two_circles()[:1].expand(50_000, -1)
     generator = torch.Generator().manual_seed(0)
-    numbers = torch.cat([estimator.posterior_mean(z, NOISE, source, generator)[:, 2] for _ in range(12)])
+    numbers = torch.cat(
+        [estimator.posterior_mean(z, NOISE, source, generator)[:, 2] for _ in range(12)]
+    )
     law = law_of(kind)
     assert law.accepts(numbers)
     others = [law_of(kind, 0.25 * 1.02), law_of(kind, 0.25 / 1.02), law_of(kind, far=N - K - 1)]
-    assert not any(other.accepts(numbers) for other in [*others, law._replace(variance=law.variance * 1.02)])
+    assert not any(
+        other.accepts(numbers) for other in [*others, law._replace(variance=law.variance * 1.02)]
+    )
     # Rows are independent: sums of pairs, across the batch and across calls, have twice the variance.
-    for pairs in (numbers[::2] + numbers[1::2], numbers[: len(numbers) // 2] + numbers[len(numbers) // 2 :]):
-        assert Law(2 * law.mean, 2 * law.variance, 2 * law.fourth + 6 * law.variance**2).accepts(pairs)
+    for pairs in (
+        numbers[::2] + numbers[1::2],
+        numbers[: len(numbers) // 2] + numbers[len(numbers) // 2 :],
+    ):
+        assert Law(2 * law.mean, 2 * law.variance, 2 * law.fourth + 6 * law.variance**2).accepts(
+            pairs
+        )
 
 
 # Theorems 4.1 (thm:knn_bound) and 4.2 (thm:knn_vs_stf)
@@ -146,7 +163,9 @@ def test_the_theorems_hold_and_are_equalities_where_all_images_are_neighbours(t)
             torch.testing.assert_close(case.left, side)
 
 
-@pytest.mark.parametrize("index", [FaissIndex("Flat"), FaissIndex("IVF8,Flat", nprobe=1)], ids=["exact", "lists"])
+@pytest.mark.parametrize(
+    "index", [FaissIndex("Flat"), FaissIndex("IVF8,Flat", nprobe=1)], ids=["exact", "lists"]
+)
 @pytest.mark.parametrize("t", [0.5, 0.2])
 def test_diagnostics_of_a_search_are_those_of_plain_enumeration(index, t):
     N, B, d, k, n = 60, 40, 8, 7, 5
@@ -162,12 +181,15 @@ def test_diagnostics_of_a_search_are_those_of_plain_enumeration(index, t):
         q = q.index_fill(0, torch.tensor(far), likelihood[near].min().item())
         ratio, p, q = q.sum() / likelihood.sum(), likelihood / likelihood.sum(), q / q.sum()
         deviation, mass = (x - mu[row]).square().sum(1), p[near].sum()
-        deviation[p.argmax()] = (p @ (x[p.argmax()] - x).double()).square().sum()  # It cancels against its own share.
+        # It cancels against its own share.
+        deviation[p.argmax()] = (p @ (x[p.argmax()] - x).double()).square().sum()
         monte_carlo, uniform = p @ deviation / n, (p**2 * N) @ deviation / n
         recall = len({*near} & {*sq_dist[row].topk(k, largest=False).indices.tolist()}) / k
         eq_12, bound_4_1 = (p**2 / q) @ deviation / n, ratio * monte_carlo
         bound_4_2 = mass * monte_carlo + (N - k) / N * uniform
         expected = [recall, mass, ratio, eq_12 / d, bound_4_1 / d, bound_4_2 / d]
         # The search is in float32.
-        assert [values[row].item() for values in found] == pytest.approx([*map(float, expected)], rel=1e-4, abs=0)
+        assert [values[row].item() for values in found] == pytest.approx(
+            [*map(float, expected)], rel=1e-4, abs=0
+        )
     assert found.recall.mean() == 1 if index.nprobe is None else found.recall.mean() < 0.95

@@ -32,7 +32,9 @@ def enumerated(z, t, warp, data):
     """Enumerate E[Ax|z,t] for each item in float64."""
     t, rows = torch.as_tensor(t).expand(len(z)), [slice(i, i + 1) for i in range(len(z))]
     warped = [warp.rows(row).apply(data.double().unsqueeze(0))[0] for row in rows]
-    return torch.cat([posterior_mean(z[row], own, t[row]) for row, own in zip(rows, warped, strict=True)])
+    return torch.cat(
+        [posterior_mean(z[row], own, t[row]) for row, own in zip(rows, warped, strict=True)]
+    )
 
 
 def test_warp_resamples_as_scipy_does_and_has_the_adjoint_of_its_matrix():
@@ -40,11 +42,18 @@ def test_warp_resamples_as_scipy_does_and_has_the_adjoint_of_its_matrix():
     warp = all_warped(x.float()).warp
     places = (np.arange(9) + 0.5) / 9 * 2 - 1
     columns, rows = np.meshgrid(places, places)
-    for image, result, flips, theta in zip(x, warp.apply(x), warp.flips, warp.theta.double(), strict=True):
-        source = np.flip(image[0].numpy(), [axis for axis, mirrored in zip((-1, -2), flips, strict=True) if mirrored])
+    for image, result, flips, theta in zip(
+        x, warp.apply(x), warp.flips, warp.theta.double(), strict=True
+    ):
+        source = np.flip(
+            image[0].numpy(),
+            [axis for axis, mirrored in zip((-1, -2), flips, strict=True) if mirrored],
+        )
         at = theta.numpy() @ np.stack([columns.ravel(), rows.ravel(), np.ones(81)])
         # Beyond an edge SciPy interpolates between a pixel and its mirror image, the same pixel.
-        expected = map_coordinates(source, (at[::-1] + 1) * 9 / 2 - 0.5, order=1, mode="reflect").reshape(9, 9)
+        expected = map_coordinates(
+            source, (at[::-1] + 1) * 9 / 2 - 0.5, order=1, mode="reflect"
+        ).reshape(9, 9)
         np.testing.assert_allclose(result[0].numpy(), expected, atol=1e-5)
     y = x.flip(0)
     inner = [(a * b).flatten(1).sum(1) for a, b in ((warp.apply(x), y), (x, warp.adjoint(y)))]
@@ -94,7 +103,9 @@ def test_subspace_knn_is_exact_where_it_gathers_all_images_and_better_with_more(
 
     def error(n):
         estimator = SubspaceKNN(16, n, "float32").bind(reference)
-        means = [estimator.warped_mean(z, t, warp, x, keyed_generator("cpu", seed)) for seed in range(20)]
+        means = [
+            estimator.warped_mean(z, t, warp, x, keyed_generator("cpu", seed)) for seed in range(20)
+        ]
         return (torch.stack(means).double() - expected).square().mean()
 
     assert error(N) < 1e-9
@@ -136,7 +147,9 @@ def test_a_source_that_is_the_mean_or_is_warped_to_nothing_has_a_finite_proposal
     assert KNN(40, 10).bind(reference).warped_mean(z, 1.0, warp, x).isfinite().all()
 
 
-@pytest.mark.parametrize("estimator", [KNN(5, 4), STF(4), SubspaceKNN(20, 4, "float32"), OneSample()])
+@pytest.mark.parametrize(
+    "estimator", [KNN(5, 4), STF(4), SubspaceKNN(20, 4, "float32"), OneSample()]
+)
 def test_at_small_noise_the_mean_is_the_warped_source_however_strong_the_warp(estimator):
     # Interpolation blurs the source, so the inverse warp of z is nearer to other images.
     data = torch.rand(N, 1, 8, 8, generator=keyed_generator("cpu", 2)) * 2 - 1
@@ -144,5 +157,7 @@ def test_at_small_noise_the_mean_is_the_warped_source_however_strong_the_warp(es
     augmented = all_warped(x)
     if estimator.needs_reference:
         estimator.bind(ReferenceSet(data))
-    mu = estimator.warped_mean(noisy(augmented.images, 0.01), 0.01, augmented.warp, x, keyed_generator("cpu", 3))
+    mu = estimator.warped_mean(
+        noisy(augmented.images, 0.01), 0.01, augmented.warp, x, keyed_generator("cpu", 3)
+    )
     torch.testing.assert_close(mu, augmented.images, rtol=0, atol=1e-5)

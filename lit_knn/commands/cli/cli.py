@@ -93,12 +93,16 @@ class CLI(LightningCLI):
         except Exception as error:
             if self._run is not None:
                 if isinstance(error, OSError) and error.filename is None:
-                    error.filename = str(self._run.path)  # A failed write names no file, for instance on a full disk.
+                    # A failed write names no file, for instance on a full disk.
+                    error.filename = str(self._run.path)
                 if is_first_process():
-                    self._run.remove_unused()  # A command that is refused before its first step leaves no folder.
+                    # A command that is refused before its first step leaves no folder.
+                    self._run.remove_unused()
             raise
 
-    def _prepare_subcommand_parser(self, klass: type, subcommand: str, **kwargs: Any) -> LightningArgumentParser:
+    def _prepare_subcommand_parser(
+        self, klass: type, subcommand: str, **kwargs: Any
+    ) -> LightningArgumentParser:
         """Add options only to the called subcommand, if it is known. Options for all would double the start time."""
         if self._called in (None, subcommand):
             return super()._prepare_subcommand_parser(klass, subcommand, **kwargs)
@@ -140,7 +144,9 @@ class CLI(LightningCLI):
         fill_network(parsed)
 
         options = as_dict(parsed)
-        trainer_options.check_trainer_options(options["trainer"], "fit" if command in (None, "plan") else command)
+        trainer_options.check_trainer_options(
+            options["trainer"], "fit" if command in (None, "plan") else command
+        )
         trainer_options.check_learning_rate(options)
 
         for note in notes_of_losses(options):
@@ -158,7 +164,9 @@ class CLI(LightningCLI):
         path, fits = options.ckpt_path, command in ("fit", "plan")
         trained = getattr(pkgutil.resolve_name(options.model.class_path), "needs_checkpoint", True)
         if not trained and (command == "fit" or path is not None):
-            raise InputError(f"{options.model.class_path} has nothing to train: validate it without --ckpt_path")
+            raise InputError(
+                f"{options.model.class_path} has nothing to train: validate it without --ckpt_path"
+            )
         if path == "":  # It would be the current folder. A variable of the shell may be unset.
             raise InputError("--ckpt_path is empty")
         if path is None and not fits and trained:
@@ -176,7 +184,8 @@ class CLI(LightningCLI):
         except InputError as error:
             if options.trainer.num_nodes == 1:
                 raise
-            self._refused = error  # Only this machine may lack the file: the others would wait for it in vain.
+            # Only this machine may lack the file: the others would wait for it in vain.
+            self._refused = error
 
     def _as_saved(self) -> dict[str, Any]:
         """Return the options as the run's config.yaml will have them."""
@@ -184,12 +193,18 @@ class CLI(LightningCLI):
         return yaml.safe_load(text)[self.config.subcommand]
 
     @staticmethod
-    def configure_optimizers(lightning_module: pl.LightningModule, optimizer: Any, lr_scheduler: Any = None) -> Any:
+    def configure_optimizers(
+        lightning_module: pl.LightningModule, optimizer: Any, lr_scheduler: Any = None
+    ) -> Any:
         """Update a learning-rate schedule after every optimiser step, because runs are counted in steps, not epochs."""
         made = LightningCLI.configure_optimizers(lightning_module, optimizer, lr_scheduler)
-        if lr_scheduler is None or isinstance(made, dict):  # There is no schedule, or it waits for a metric.
+        # There is no schedule, or it waits for a metric.
+        if lr_scheduler is None or isinstance(made, dict):
             return made
-        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": lr_scheduler, "interval": "step"}}
+        return {
+            "optimizer": optimizer,
+            "lr_scheduler": {"scheduler": lr_scheduler, "interval": "step"},
+        }
 
     def before_plan(self) -> None:
         """Check the checkpoint to resume from, and the files that the run would overwrite, before any long work."""
@@ -235,7 +250,8 @@ class CLI(LightningCLI):
 
     def _begin(self) -> None:
         """Check the memory, and rename the tables of the earlier part of the run, which a CSV logger would delete."""
-        if self.subcommand != "predict" or not getattr(self.model, "needs_checkpoint", True):  # Networks need no data.
+        # Networks need no data.
+        if self.subcommand != "predict" or not getattr(self.model, "needs_checkpoint", True):
             check_fits(self.trainer, self.model, self.datamodule)
         for logger in self.trainer.loggers if self.trainer.is_global_zero else ():
             if isinstance(logger, CSVLogger):
@@ -256,32 +272,59 @@ class CLI(LightningCLI):
         except ValueError as error:
             if not str([*causes(error)][-1]).startswith(VAGUE):
                 raise
-            raise refusal(error) from error  # Of a list, the parser chains another reason than the true one.
+            # Of a list, the parser chains another reason than the true one.
+            raise refusal(error) from error
 
     def instantiate_trainer(self, **kwargs: Any) -> pl.Trainer:
         """Show progress over the whole run, unless the options set another bar or no bar; record a training run."""
-        options = self.config_init.trainer if self.subcommand is None else self.config_init[self.subcommand].trainer
+        options = (
+            self.config_init.trainer
+            if self.subcommand is None
+            else self.config_init[self.subcommand].trainer
+        )
         callbacks = options["callbacks"] or []
         callbacks = callbacks if isinstance(callbacks, list) else [callbacks]
-        if options["enable_progress_bar"] is not False and not any(isinstance(c, ProgressBar) for c in callbacks):
+        if options["enable_progress_bar"] is not False and not any(
+            isinstance(c, ProgressBar) for c in callbacks
+        ):
             callbacks = [*callbacks, StepProgressBar()]
         # Lightning's own logging of hyperparameters knows neither estimator nor net; `SaveConfig` logs all options.
-        kwargs = {"enable_autolog_hparams": False, **trainer_options.validated_at_the_end(options), **kwargs}
+        kwargs = {
+            "enable_autolog_hparams": False,
+            **trainer_options.validated_at_the_end(options),
+            **kwargs,
+        }
         elsewhere = self.subcommand == "plan" and self.config[self.subcommand].gpu_gb is not None
-        if elsewhere and options["accelerator"] in ("gpu", "cuda") and not torch.cuda.is_available():
+        if (
+            elsewhere
+            and options["accelerator"] in ("gpu", "cuda")
+            and not torch.cuda.is_available()
+        ):
             kwargs["accelerator"] = "cpu"  # The planned GPUs are those of another machine.
-        if self._run is not None and options["logger"] in (None, True):  # Lightning's default, in the run's folder
+        # Lightning's default, in the run's folder
+        if self._run is not None and options["logger"] in (None, True):
             named = folder_of_name(options)
-            kwargs = {"logger": TensorBoardLogger(named.parent, named.name, self._version), **kwargs}
-        if self._run is not None and (job := job_folder()):  # Else all runs would go on from each other's checkpoints.
+            kwargs = {
+                "logger": TensorBoardLogger(named.parent, named.name, self._version),
+                **kwargs,
+            }
+        # Else all runs would go on from each other's checkpoints.
+        if self._run is not None and (job := job_folder()):
             kwargs["default_root_dir"] = str(self._run.path / job)
         try:
             trainer = super().instantiate_trainer(**{"callbacks": callbacks, **kwargs})
         except InputError:
             raise
-        except (ValueError, RuntimeError, TypeError, ImportError, MisconfigurationException) as error:
+        except (
+            ValueError,
+            RuntimeError,
+            TypeError,
+            ImportError,
+            MisconfigurationException,
+        ) as error:
             raise InputError(trainer_options.explain(error, options)) from error
-        if self.subcommand != "plan":  # A plan starts no process, and may be made far from the machines.
+        # A plan starts no process, and may be made far from the machines.
+        if self.subcommand != "plan":
             check_processes(trainer)
         trainer_options.warn_of_unused_gpu(options)
         if self._run is not None:
@@ -303,7 +346,9 @@ class CLI(LightningCLI):
         """Make a TensorBoard or CSV logger; its default version is the version of the run."""
         if options.get("save_dir"):
             options["save_dir"] = str(expanded(options["save_dir"]))
-        return construct(kind, *args, version=self._version if version is None else version, **options)
+        return construct(
+            kind, *args, version=self._version if version is None else version, **options
+        )
 
 
 def make_cli(args: Sequence[str] | None = None, run: bool = True) -> CLI:
@@ -311,7 +356,8 @@ def make_cli(args: Sequence[str] | None = None, run: bool = True) -> CLI:
     raising = {"exit_on_error": False, "epilog": DEBUG_HELP, "allow_abbrev": False}
     command = {**raising, "usage": "%(prog)s [-c CONFIG ...] [--OPTION VALUE ...]"}
     subcommands = {name: dict(command) for name in CLI.subcommands()}
-    for name in subcommands.keys() & LightningCLI.subcommands().keys():  # Lightning tells of its own trainer.
+    # Lightning tells of its own trainer.
+    for name in subcommands.keys() & LightningCLI.subcommands().keys():
         subcommands[name]["description"] = COMMANDS[name].capitalize()
     given = list(sys.argv[1:] if args is None else args)
     return CLI(
@@ -338,5 +384,7 @@ def _refuse(error: InputError) -> NoReturn:
 
 def _seed(value: Any) -> int:
     if value is None or value is True or not 0 <= value <= LARGEST_SEED:
-        raise InputError(f"--seed_everything must be a number from 0 to {LARGEST_SEED}, got {value}")
+        raise InputError(
+            f"--seed_everything must be a number from 0 to {LARGEST_SEED}, got {value}"
+        )
     return int(value)

@@ -64,7 +64,12 @@ def main(args: Sequence[str]) -> None:
         message, status = one_line(error, args[0])
         # Each machine has its own files, each rank its own loss, and rank 0 may be lost.
         first_of_machine = os.environ.get("LOCAL_RANK", os.environ.get("SLURM_LOCALID")) == "0"
-        if first_of_machine or isinstance(error, ALWAYS_SAID) or is_lost(error) or _first_is_alive():
+        if (
+            first_of_machine
+            or isinstance(error, ALWAYS_SAID)
+            or is_lost(error)
+            or _first_is_alive()
+        ):
             print(f"error: rank {rank}: {message}", file=sys.stderr)
         raise SystemExit(status) from error
 
@@ -85,7 +90,9 @@ def _quiet() -> Iterator[None]:
     loggers = [logging.getLogger(name) for name in LOGGERS]
     formatted = warnings.formatwarning
 
-    def without_place(message: Any, category: type[Warning], filename: str, *place: Any, **more: Any) -> str:
+    def without_place(
+        message: Any, category: type[Warning], filename: str, *place: Any, **more: Any
+    ) -> str:
         if issubclass(category, UserWarning) and filename.startswith(OURS):
             return f"warning: {message}\n"
         return formatted(message, category, filename, *place, **more)
@@ -111,8 +118,14 @@ def _says_something(record: logging.LogRecord) -> bool:
 def _interrupted(stop: BaseException, args: Sequence[str]) -> BaseException:
     """Print how to resume an interrupted run, and return the exception that exits with the shell's status."""
     if isinstance(stop, RunInterrupted):
-        goes_on = f"to go on: {_resuming(args, stop.checkpoint)}" if stop.checkpoint else "no checkpoint was saved"
-        said = f"interrupted by {signal.Signals(stop.signum).name} after step {stop.step}; {goes_on}"
+        goes_on = (
+            f"to go on: {_resuming(args, stop.checkpoint)}"
+            if stop.checkpoint
+            else "no checkpoint was saved"
+        )
+        said = (
+            f"interrupted by {signal.Signals(stop.signum).name} after step {stop.step}; {goes_on}"
+        )
         status = stop.code
     elif isinstance(stop, KeyboardInterrupt) or isinstance(stop.__context__, KeyboardInterrupt):
         said, status = "interrupted", 128 + signal.SIGINT

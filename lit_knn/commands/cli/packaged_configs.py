@@ -37,7 +37,9 @@ def folder() -> Path:
 
 def names() -> list[str]:
     """Return the names of all configs, parts included, such as `demo` and `estimators/knn`."""
-    return sorted(p.relative_to(folder()).with_suffix("").as_posix() for p in folder().rglob(f"*{SUFFIX}"))
+    return sorted(
+        p.relative_to(folder()).with_suffix("").as_posix() for p in folder().rglob(f"*{SUFFIX}")
+    )
 
 
 def with_packaged_configs(args: Sequence[str]) -> list[str]:
@@ -74,7 +76,11 @@ def hint(name: str) -> str:
         return ""  # This is a file of the user's own.
     runs = [known for known in names() if known.partition("/")[0] not in PARTS]
     near = difflib.get_close_matches(asked, runs, n=3)
-    return f"; did you mean {' or '.join(near)}?" if near else f"; the configs of lit_knn are {', '.join(runs)}"
+    return (
+        f"; did you mean {' or '.join(near)}?"
+        if near
+        else f"; the configs of lit_knn are {', '.join(runs)}"
+    )
 
 
 def hint_of_part(name: str) -> str:
@@ -95,14 +101,19 @@ def _path(option: str, value: str) -> str:
         near = hint(value) if is_config else hint_of_part(value)
         wrong = "this is a folder" if path.is_dir() else f"no such file{near}"
         raise InputError(f"{'--config' if is_config else option} {value}: {wrong}")
-    with reading(f"{'--config' if is_config else option} {value}"):  # The parser's error would not name the file.
+    # The parser's error would not name the file.
+    with reading(f"{'--config' if is_config else option} {value}"):
         path.read_text(encoding="utf-8")
     return str(path)
 
 
 def _packaged(value: str) -> str:
     """Return the path of the config of this name; the value itself if there is such a file, or no such config."""
-    return str(folder() / f"{_name(value)}{SUFFIX}") if _name(value) in names() and not Path(value).is_file() else value
+    return (
+        str(folder() / f"{_name(value)}{SUFFIX}")
+        if _name(value) in names() and not Path(value).is_file()
+        else value
+    )
 
 
 def _name(value: str) -> str:

@@ -33,7 +33,9 @@ class Parser(LightningArgumentParser):
         kinds = [kind for kind in map(vars(nets).get, nets.__all__) if isinstance(kind, type)]
         names = [f"lit_knn.nets.{kind.__name__}" for kind in kinds if issubclass(kind, nn.Module)]
         own = "or your own: mine.Net of mine.py in this folder; see docs/extending.md"
-        return NETWORKS.sub(("\n" + " " * 24).join(["classes:", *names, own]), super().format_help(*args, **kwargs))
+        return NETWORKS.sub(
+            ("\n" + " " * 24).join(["classes:", *names, own]), super().format_help(*args, **kwargs)
+        )
 
     # A second check of a configuration takes as long as parsing. Lightning gives `skip_none` its old name.
 
@@ -51,7 +53,9 @@ class Parser(LightningArgumentParser):
             if unknown := NOT_ACCEPTED.fullmatch(str(error)):
                 options = sorted({name.partition(".")[0] for name in vars(self.get_defaults())})
                 near = difflib.get_close_matches(unknown[1], options, n=1)
-                told = f"did you mean {near[0]}?" if near else f"it has {', '.join(options) or 'none'}"
+                told = (
+                    f"did you mean {near[0]}?" if near else f"it has {', '.join(options) or 'none'}"
+                )
                 error.args = (f"{error}; {told}",)
             raise
 
@@ -90,7 +94,8 @@ def load(text: str, path: str | None = None) -> Any:
         return _of_text(text, value)
     for part in ("model", "data"):
         own = value.get(part)
-        if isinstance(own, dict) and "seed" in {**own, **(own.get("init_args") or {})}:  # It would be replaced.
+        # It would be replaced.
+        if isinstance(own, dict) and "seed" in {**own, **(own.get("init_args") or {})}:
             raise InputError(f"{path}: {part}.seed is set by seed_everything: give that option")
     return with_packaged_parts(value, Path(path).parent)
 

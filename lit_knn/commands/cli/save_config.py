@@ -32,13 +32,17 @@ class SaveConfig(SaveConfigCallback):
         self._save(trainer, pl_module, "fit")
 
     def _save(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        run = RunFolder(Path(str(trainer.log_dir)))  # Every rank must read `log_dir`: it is a collective operation.
+        # Every rank must read `log_dir`: it is a collective operation.
+        run = RunFolder(Path(str(trainer.log_dir)))
         saves = not self.already_saved and trainer.is_global_zero
         if stage != "fit" and (run.path / CONFIG_NAME).is_file():
             self.config_filename = f"config_{trainer.state.fn.value}.yaml"  # type: ignore[union-attr]
         earlier = run.keep_earlier(self.config_filename) if saves else None
         super().setup(trainer, pl_module, stage)
-        if earlier is not None and earlier.read_bytes() == (run.path / self.config_filename).read_bytes():
+        if (
+            earlier is not None
+            and earlier.read_bytes() == (run.path / self.config_filename).read_bytes()
+        ):
             earlier.unlink()
 
     def save_config(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
@@ -46,7 +50,10 @@ class SaveConfig(SaveConfigCallback):
         options = as_dict(self.config)
         if options["trainer"]["enable_autolog_hparams"] is False:
             return
-        said = {"model": options["model"]["class_path"], **(options["model"].get("init_args") or {})}
+        said = {
+            "model": options["model"]["class_path"],
+            **(options["model"].get("init_args") or {}),
+        }
         said |= {name: options.get(name) for name in ("data", "optimizer", "lr_scheduler")}
         said |= {name: options["trainer"].get(name) for name in OF_THE_TRAINER}
         found = (pair for name, value in said.items() for pair in pairs(name, value))
@@ -75,7 +82,15 @@ def pairs(name: str, value: Any) -> Iterator[tuple[str, str | int | float | bool
             yield from pairs(f"{name}.{part}", own)
     elif isinstance(value, str):
         package, _, last = value.rpartition(".")
-        yield name, last if package.partition(".")[0] in ("lit_knn", "torch", "pytorch_lightning") else value
+        yield (
+            name,
+            last
+            if package.partition(".")[0] in ("lit_knn", "torch", "pytorch_lightning")
+            else value,
+        )
     elif value is not None:
         # A function becomes its name.
-        yield name, value if isinstance(value, (int, float)) else getattr(value, "__name__", str(value))
+        yield (
+            name,
+            value if isinstance(value, (int, float)) else getattr(value, "__name__", str(value)),
+        )

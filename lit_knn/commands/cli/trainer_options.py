@@ -25,13 +25,17 @@ def check_trainer_options(options: Mapping[str, Any], command: str) -> None:
         if command == its_command and options.get(name) == 0:
             raise InputError(f"trainer.{name} must be above 0: {command} would do nothing")
     with prefixed("trainer"):
-        check_at_least(1, **{name: options[name] for name in COUNTS if type(options.get(name)) is int})
+        check_at_least(
+            1, **{name: options[name] for name in COUNTS if type(options.get(name)) is int}
+        )
     clip = options.get("gradient_clip_val")
     if clip is not None and not clip >= 0:  # Lightning would not clip at all, or fail at NaN.
         raise InputError(f"trainer.gradient_clip_val must be at least 0, got {clip}")
     precision = options.get("precision")
     if precision is not None and str(precision) not in PRECISIONS:
-        raise InputError(f"trainer.precision={precision} is not one of 32-true, bf16-mixed and 16-mixed")
+        raise InputError(
+            f"trainer.precision={precision} is not one of 32-true, bf16-mixed and 16-mixed"
+        )
 
 
 def validated_at_the_end(options: Mapping[str, Any]) -> dict[str, int]:
@@ -44,9 +48,15 @@ def validated_at_the_end(options: Mapping[str, Any]) -> dict[str, int]:
 
 def warn_of_unused_gpu(options: Mapping[str, Any]) -> None:
     """Warn if a run that takes any device is on the CPU, although the machine has an NVIDIA driver."""
-    if options.get("accelerator") in (None, "auto") and NVIDIA_DRIVER.exists() and not torch.cuda.is_available():
+    if (
+        options.get("accelerator") in (None, "auto")
+        and NVIDIA_DRIVER.exists()
+        and not torch.cuda.is_available()
+    ):
         told = f"this machine has an NVIDIA driver, but PyTorch {torch.__version__} finds no GPU"
-        rank_zero_warn(f"{told}, so the run is on the CPU; the driver may be too old, see docs/troubleshooting.md")
+        rank_zero_warn(
+            f"{told}, so the run is on the CPU; the driver may be too old, see docs/troubleshooting.md"
+        )
 
 
 def check_learning_rate(options: Mapping[str, Any]) -> None:
@@ -54,15 +64,24 @@ def check_learning_rate(options: Mapping[str, Any]) -> None:
     parts = ("model", "optimizer", "lr_scheduler")
     model, optimiser, schedule = ((options.get(part) or {}).get("init_args", {}) for part in parts)
     own = model.get("lr")
-    for name, given in (("optimizer.lr", optimiser.get("lr")), ("lr_scheduler.max_lr", schedule.get("max_lr"))):
+    for name, given in (
+        ("optimizer.lr", optimiser.get("lr")),
+        ("lr_scheduler.max_lr", schedule.get("max_lr")),
+    ):
         if own is not None and given is not None and given != own:
-            raise InputError(f"--{name}={given} and --model.lr={own} are two learning rates: give both the same value")
+            raise InputError(
+                f"--{name}={given} and --model.lr={own} are two learning rates: give both the same value"
+            )
     if options.get("lr_scheduler") and not options.get("optimizer"):
-        raise InputError("--lr_scheduler has no effect without --optimizer: give the optimiser, too")
+        raise InputError(
+            "--lr_scheduler has no effect without --optimizer: give the optimiser, too"
+        )
     ramp = model.get("lr_ramp_up_images")
     if options.get("lr_scheduler") and ramp:
         told = f"--model.lr_ramp_up_images={ramp} sets the learning rate at every step"
-        raise InputError(f"{told}, so --lr_scheduler would have no effect: set it to 0, and warm up by the schedule")
+        raise InputError(
+            f"{told}, so --lr_scheduler would have no effect: set it to 0, and warm up by the schedule"
+        )
 
 
 def _about_tasks_of_slurm() -> str:
@@ -76,7 +95,11 @@ def _about_tasks_of_slurm() -> str:
 def explain(error: Exception, options: Mapping[str, Any]) -> str:
     """Return Lightning's reason for refusing trainer options, and the values of the options for devices."""
     names = ("accelerator", "devices", "strategy", "precision")
-    given = [f"trainer.{name}={options.get(name)}" for name in names if options.get(name) not in (None, "auto")]
+    given = [
+        f"trainer.{name}={options.get(name)}"
+        for name in names
+        if options.get(name) not in (None, "auto")
+    ]
     reason = " ".join(str(error).split()) or type(error).__name__
     if "--ntasks-per-node" in reason:
         reason = _about_tasks_of_slurm()

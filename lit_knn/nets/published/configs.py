@@ -68,8 +68,12 @@ def architecture_from_config(config: Mapping[str, Any]) -> dict[str, Any]:
     for option in sorted(stored.keys() ^ OPTIONS.keys()):
         if option in OPTIONS:
             raise InputError(f"{model_type} needs the option {option}")
-        raise InputError(f"{model_type} has no option {option}, whose value is {stored[option]!s:.80}")
-    options = {option: parameter.default for option, parameter in signature(KNOWN[name]).parameters.items()}
+        raise InputError(
+            f"{model_type} has no option {option}, whose value is {stored[option]!s:.80}"
+        )
+    options = {
+        option: parameter.default for option, parameter in signature(KNOWN[name]).parameters.items()
+    }
     options |= {OPTIONS[option]: value for option, value in stored.items()}
     if name == "NCSNpp":
         options["fourier_scale"] = PUBLISHED_FOURIER_SCALE
@@ -79,7 +83,9 @@ def architecture_from_config(config: Mapping[str, Any]) -> dict[str, Any]:
 def _song_family(given: dict[str, Any]) -> str:
     """Choose DDPM++ or NCSN++ by the family options in `given`, and remove these options."""
     chosen = {name: given.pop(name, default) for name, default in DDPMPP_OPTIONS.items()}
-    chosen = {name: list(value) if isinstance(value, tuple) else value for name, value in chosen.items()}
+    chosen = {
+        name: list(value) if isinstance(value, tuple) else value for name, value in chosen.items()
+    }
     for name, options in (("DDPMpp", DDPMPP_OPTIONS), ("NCSNpp", NCSNPP_OPTIONS)):
         if chosen == options:
             return name

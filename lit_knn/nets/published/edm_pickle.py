@@ -10,7 +10,15 @@ from lit_knn.nets.published.safe_pickle import Record, load_safely
 
 PRECONDITIONING = "EDMPrecond"
 # Attributes of the preconditioned network that hold arguments of its constructor, given or default.
-ATTRIBUTES = ("img_resolution", "img_channels", "label_dim", "use_fp16", "sigma_min", "sigma_max", "sigma_data")
+ATTRIBUTES = (
+    "img_resolution",
+    "img_channels",
+    "label_dim",
+    "use_fp16",
+    "sigma_min",
+    "sigma_max",
+    "sigma_data",
+)
 # Names that the inner network uses for img_channels of the preconditioned network.
 INNER_ONLY = ("in_channels", "out_channels")
 
@@ -30,23 +38,35 @@ def read_edm_pickle(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[
     with prefixed(os.fspath(path)):
         if isinstance(loaded, dict):
             if "ema" not in loaded:
-                raise InputError(f"no network under 'ema', only {', '.join(map(repr, loaded)) or 'nothing':.200}")
+                raise InputError(
+                    f"no network under 'ema', only {', '.join(map(repr, loaded)) or 'nothing':.200}"
+                )
             loaded = loaded["ema"]
         name = loaded.class_name if isinstance(loaded, Record) else type(loaded).__name__
         if name != PRECONDITIONING:
             # Under another preconditioning the same weights would silently give a wrong denoiser.
             advice = "other preconditionings, as in the published baseline-*.pkl, are not supported"
-            raise InputError(f"the network must be an {PRECONDITIONING}, got {name!r:.40}: {advice}")
+            raise InputError(
+                f"the network must be an {PRECONDITIONING}, got {name!r:.40}: {advice}"
+            )
         try:
             return _config_of(loaded.state), _weights_of(loaded)
         except (AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
-            raise InputError("the network lacks its configuration or some of its weights") from error
+            raise InputError(
+                "the network lacks its configuration or some of its weights"
+            ) from error
 
 
 def _config_of(network: dict[str, Any]) -> dict[str, Any]:
     inner = network["_modules"]["model"]
-    arguments = {name: value for name, value in inner.state["_init_kwargs"].items() if name not in INNER_ONLY}
-    return {"model_type": inner.class_name, **arguments, **{name: network[name] for name in ATTRIBUTES}}
+    arguments = {
+        name: value for name, value in inner.state["_init_kwargs"].items() if name not in INNER_ONLY
+    }
+    return {
+        "model_type": inner.class_name,
+        **arguments,
+        **{name: network[name] for name in ATTRIBUTES},
+    }
 
 
 def _weights_of(module: Record, prefix: str = "") -> dict[str, Tensor]:

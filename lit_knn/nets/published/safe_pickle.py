@@ -67,14 +67,27 @@ def load_safely(path: str | os.PathLike[str]) -> Any:
     except OSError as error:
         raise InputError(f"{os.fspath(path)} cannot be read: {error.strerror or error}") from error
     except Refused as error:
-        raise InputError(f"{os.fspath(path)} {printable(str(error)[:200])}, which is refused") from error
+        raise InputError(
+            f"{os.fspath(path)} {printable(str(error)[:200])}, which is refused"
+        ) from error
     except Exception as error:  # A damaged pickle can raise any exception.
-        raise InputError(f"{os.fspath(path)} is no pickle of an EDM network, or a damaged one") from error
+        raise InputError(
+            f"{os.fspath(path)} is no pickle of an EDM network, or a damaged one"
+        ) from error
 
 
 # The machine: opcodes that push their argument, that push a constant, that push a new container, ...
 
-ARGUMENTS = {"BININT", "BININT1", "BININT2", "LONG1", "LONG4", "BINFLOAT", "SHORT_BINUNICODE", "BINUNICODE"}
+ARGUMENTS = {
+    "BININT",
+    "BININT1",
+    "BININT2",
+    "LONG1",
+    "LONG4",
+    "BINFLOAT",
+    "SHORT_BINUNICODE",
+    "BINUNICODE",
+}
 ARGUMENTS |= {"BINUNICODE8", "SHORT_BINBYTES", "BINBYTES", "BINBYTES8"}
 CONSTANTS = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False, "EMPTY_TUPLE": ()}
 CONTAINERS: Mapping[str, type] = {"EMPTY_LIST": list, "EMPTY_DICT": dict, "EMPTY_SET": set}
@@ -150,16 +163,29 @@ def _storage(data: bytes) -> Storage:
     """Read a storage that `torch.save` wrote: five small pickles, the number of values, and the values."""
     stream = io.BytesIO(data)
     magic, version, system, (kind, element, *_), _ = (_run(stream) for _ in range(5))
-    if (magic, version, system["little_endian"], kind) != (STORAGE_MAGIC, STORAGE_VERSION, True, "storage"):
+    if (magic, version, system["little_endian"], kind) != (
+        STORAGE_MAGIC,
+        STORAGE_VERSION,
+        True,
+        "storage",
+    ):
         raise Refused("holds a tensor in an unknown format")
     return Storage(memoryview(data)[stream.tell() + 8 :], STORAGES[element])
 
 
-def _tensor(storage: Storage, offset: int, size: tuple, stride: tuple, *ignored: object) -> StoredTensor:
+def _tensor(
+    storage: Storage, offset: int, size: tuple, stride: tuple, *ignored: object
+) -> StoredTensor:
     """Rebuild a tensor as a view of a storage; gradients, hooks and metadata are dropped."""
     width = storage.dtype.itemsize
     # NumPy refuses a view beyond its buffer. With strides of 0, a view could still be larger than that.
-    view = np.ndarray((*size, width), np.uint8, storage.values, offset * width, (*(step * width for step in stride), 1))
+    view = np.ndarray(
+        (*size, width),
+        np.uint8,
+        storage.values,
+        offset * width,
+        (*(step * width for step in stride), 1),
+    )
     if view.nbytes > len(storage.values):
         raise Refused("rebuilds a tensor that is larger than its storage")
     return StoredTensor(view, storage.dtype)
@@ -172,11 +198,17 @@ def _scalar(kind: Record, value: bytes) -> object:
 
 # `object` and structured types of NumPy could hold other objects.
 NUMBERS = ("b1", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8")
-STORAGES = {"torch.FloatStorage": torch.float32, "torch.DoubleStorage": torch.float64, "torch.LongStorage": torch.int64}
+STORAGES = {
+    "torch.FloatStorage": torch.float32,
+    "torch.DoubleStorage": torch.float64,
+    "torch.LongStorage": torch.int64,
+}
 STORAGES |= {"torch.HalfStorage": torch.float16, "torch.BFloat16Storage": torch.bfloat16}
 TABLE: Mapping[str, Callable[..., object]] = {
     # The source text of the object's module is dropped unread.
-    "torch_utils.persistence._reconstruct_persistent_obj": lambda meta: Record(meta["class_name"], meta["state"]),
+    "torch_utils.persistence._reconstruct_persistent_obj": lambda meta: Record(
+        meta["class_name"], meta["state"]
+    ),
     "torch.storage._load_from_bytes": _storage,
     "torch._utils._rebuild_tensor_v2": _tensor,
     "torch._utils._rebuild_parameter": lambda data, *ignored: data,
