@@ -13,7 +13,7 @@ from lit_knn.common.errors import InputError, NonFiniteLossError, check_at_least
 from lit_knn.common.files import make_folder
 from lit_knn.modules.base import EstimatorTraining
 from lit_knn.runs.checkpoints import WholeCheckpointIO, read_training
-from lit_knn.runs.folder import expanded
+from lit_knn.runs.folder_choice import expanded
 from lit_knn.runs.interruption import stop_signal
 from lit_knn.runs.states import check_states, owners_of
 

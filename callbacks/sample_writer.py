@@ -21,7 +21,7 @@ from lit_knn.common.files import written_whole
 from lit_knn.common.pixels import are_pictures, to_uint8
 from lit_knn.common.tables import write_rows
 from lit_knn.figures import captioned, sample_picture
-from lit_knn.runs.folder import expanded
+from lit_knn.runs.folder_choice import expanded
 from lit_knn.runs.run import decoded
 
 GRID_SAMPLES = 64

@@ -17,7 +17,8 @@ from pytorch_lightning.loggers import CSVLogger
 
 from lit_knn.common.errors import InputError
 from lit_knn.common.tables import read_rows
-from lit_knn.runs.folder import RunFolder, choose_folder
+from lit_knn.runs.folder import RunFolder
+from lit_knn.runs.folder_choice import choose_folder
 from lit_knn.runs.record import read_record
 from main import main
 from tests.command_lines import DEMO, ROOT, TINY, refusal_of
