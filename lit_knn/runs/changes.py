@@ -10,30 +10,63 @@ from typing import Any
 # how long it trains and on which devices. Its steps stay the same, so a run can go on with others.
 # A module names its own such options, `untrained_options`.
 HARMLESS = (
-    *("ckpt_path", "weights_only", "last_checkpoint", "sample_writer", "trainer.logger"),
-    *("trainer.default_root_dir", "trainer.enable_checkpointing", "trainer.enable_progress_bar"),
-    *("trainer.enable_model_summary", "trainer.enable_autolog_hparams", "trainer.profiler"),
-    *("trainer.log_every_n_steps", "trainer.val_check_interval", "trainer.check_val_every_n_epoch"),
-    *("trainer.num_sanity_val_steps", "trainer.limit_val_batches", "trainer.limit_test_batches"),
-    *("trainer.limit_predict_batches", "trainer.detect_anomaly", "trainer.max_time"),
-    *("trainer.max_steps", "trainer.min_steps", "trainer.max_epochs", "trainer.min_epochs"),
-    *("trainer.accelerator", "trainer.strategy", "data.num_workers", "data.pin_memory"),
-    *("data.cache_dir", "data.val_images", "data.predict_samples", "data.index.cache_dir"),
+    # where it starts, what it saves and logs
+    "ckpt_path",
+    "weights_only",
+    "last_checkpoint",
+    "sample_writer",
+    "trainer.logger",
+    "trainer.default_root_dir",
+    "trainer.enable_checkpointing",
+    "trainer.enable_autolog_hparams",
+    "trainer.log_every_n_steps",
+    # what it shows and watches
+    "trainer.enable_progress_bar",
+    "trainer.enable_model_summary",
+    "trainer.profiler",
+    "trainer.detect_anomaly",
+    # when and what it measures
+    "trainer.val_check_interval",
+    "trainer.check_val_every_n_epoch",
+    "trainer.num_sanity_val_steps",
+    "trainer.limit_val_batches",
+    "trainer.limit_test_batches",
+    "trainer.limit_predict_batches",
+    "data.val_images",
+    "data.predict_samples",
+    # how long it trains
+    "trainer.max_time",
+    "trainer.max_steps",
+    "trainer.min_steps",
+    "trainer.max_epochs",
+    "trainer.min_epochs",
+    # on which devices, and how the data come there
+    "trainer.accelerator",
+    "trainer.strategy",
+    "data.num_workers",
+    "data.pin_memory",
+    "data.cache_dir",
+    "data.index.cache_dir",
 )
 # These callbacks watch a training, or end it; so do all of lit_knn but one, which needs it whole.
-WATCHERS: tuple[str, ...] = (
+WATCHERS = (
     "DeviceStatsMonitor",
     "EarlyStopping",
     "LearningRateMonitor",
     "ModelCheckpoint",
+    "ModelSummary",
+    "OnExceptionCheckpoint",
+    "RichModelSummary",
+    "RichProgressBar",
+    "ThroughputMonitor",
+    "Timer",
+    "TQDMProgressBar",
 )
-WATCHERS += ("ModelSummary", "OnExceptionCheckpoint", "RichModelSummary", "RichProgressBar")
-WATCHERS += ("ThroughputMonitor", "Timer", "TQDMProgressBar")
 OF_THE_WHOLE_TRAINING = "PowerAverages"
 # Lightning's other names of a precision.
 PRECISIONS = {None: "32-true", "32": "32-true", "16": "16-mixed", "bf16": "bf16-mixed"}
 # These options of a data module set how its images are used. The other options set what they are.
-USES: tuple[str, ...] = (
+USES = (
     "batch_size",
     "index",
     "sharded",
@@ -41,8 +74,10 @@ USES: tuple[str, ...] = (
     "val_images",
     "predict_samples",
     "encode_batch",
+    "num_workers",
+    "pin_memory",
+    "cache_dir",
 )
-USES += ("num_workers", "pin_memory", "cache_dir")
 # These options choose some of the images; a command that does not train is free to choose others.
 CHOICES = ("hflip", "held_out", "train_images")
 
@@ -60,9 +95,15 @@ def changes(before: Options, now: Options) -> Changes:
         before: the configuration of a run, as its config.yaml has it.
         now: another one.
     """
-    old, new = _flat(_simplified(before)), _flat(_simplified(now))
-    pairs = {name: (old.get(name), new.get(name)) for name in {**old, **new}}
-    return {name: pair for name, pair in pairs.items() if not _same(name, *pair)}
+    old = dict(_pairs(_simplified(before)))
+    new = dict(_pairs(_simplified(now)))
+
+    different = {}
+    for name in old | new:
+        value_before, value_now = old.get(name), new.get(name)
+        if not _same(name, value_before, value_now):
+            different[name] = value_before, value_now
+    return different
 
 
 def harmful(different: Options, model: Options) -> list[str]:
@@ -78,9 +119,13 @@ def harmful(different: Options, model: Options) -> list[str]:
         kind = pkgutil.resolve_name(model["class_path"])
         untrained = getattr(kind, "untrained_options", ())
 
-    harmless = [*HARMLESS, *(f"model.{name}" for name in untrained)]
-    below = tuple(f"{name}." for name in harmless)
-    return [name for name in different if not f"{name}.".startswith(below)]
+    harmless = list(HARMLESS)
+    for name in untrained:
+        harmless.append(f"model.{name}")
+
+    # With a dot at its end, `trainer.logger` holds `trainer.logger.name`, but no other option.
+    prefixes = tuple(f"{name}." for name in harmless)
+    return [name for name in different if not f"{name}.".startswith(prefixes)]
 
 
 def data_changes(before: Options, now: Options, trains: bool) -> Changes:
@@ -91,7 +136,9 @@ def data_changes(before: Options, now: Options, trains: bool) -> Changes:
         now: another one.
         trains: the data are for a training, so the choice of images counts, too.
     """
-    ignored = set(USES if trains else USES + CHOICES)
+    ignored = set(USES)
+    if not trains:
+        ignored.update(CHOICES)
     different = changes({"data": before.get("data")}, {"data": now.get("data")})
 
     described = {}
@@ -104,11 +151,15 @@ def data_changes(before: Options, now: Options, trains: bool) -> Changes:
 
 def described(different: Changes, limit: int = 3) -> str:
     """Say in one line which options differ: `--model.lr 0.003, now 0.1`."""
-    lines = [f"--{name} {old}, now {new}" for name, (old, new) in different.items()]
-    more = len(lines) - limit
+    words = []
+    for name, (old, new) in different.items():
+        words.append(f"--{name} {old}, now {new}")
+
+    more = len(words) - limit
     if more > 0:
-        lines = [*lines[:limit], f"and {more} more"]
-    return "; ".join(lines)
+        words = words[:limit]
+        words.append(f"and {more} more")
+    return "; ".join(words)
 
 
 def _simplified(options: Options) -> dict[str, Any]:
@@ -117,7 +168,8 @@ def _simplified(options: Options) -> dict[str, Any]:
     callbacks = trainer.get("callbacks") or []
     if isinstance(callbacks, Mapping):
         callbacks = [callbacks]
-    trainer["callbacks"] = dict(enumerate(each for each in callbacks if not _watches(each)))
+    training = [callback for callback in callbacks if not _watches(callback)]
+    trainer["callbacks"] = dict(enumerate(training))
 
     precision = trainer.get("precision")
     trainer["precision"] = PRECISIONS.get(precision and str(precision), precision)
@@ -131,23 +183,25 @@ def _simplified(options: Options) -> dict[str, Any]:
 
 def _watches(callback: Any) -> bool:
     """Tell whether the recipe of a callback is of one that changes nothing in the steps."""
-    path = callback.get("class_path") if isinstance(callback, Mapping) else callback
+    path = callback
+    if isinstance(callback, Mapping):
+        path = callback.get("class_path")
+
     package, _, name = str(path).rpartition(".")
     if package.startswith("lit_knn.callbacks"):
         return name != OF_THE_WHOLE_TRAINING
     return package.startswith("pytorch_lightning.callbacks") and name in WATCHERS
 
 
-def _flat(options: Any, name: str = "") -> dict[str, Any]:
-    """Return options by their names on the command line.
+def _pairs(options: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield name and value of each option in a nested configuration, as on the command line.
 
     `model.net` is the class of the net, and `model.net.channels` one of its options.
+
+    Args:
+        options: the configuration, or one value in it.
+        name: its name.
     """
-    return dict(_pairs(options, name))
-
-
-def _pairs(options: Any, name: str) -> Iterator[tuple[str, Any]]:
-    """Yield name and value of each option in a nested configuration, whose own name is `name`."""
     if isinstance(options, list) and any(isinstance(part, Mapping) for part in options):
         options = dict(enumerate(options))
     if not isinstance(options, Mapping):
@@ -157,8 +211,10 @@ def _pairs(options: Any, name: str) -> Iterator[tuple[str, Any]]:
     if "class_path" in options:
         yield name, options["class_path"]
         options = options.get("init_args") or {}
+
     for part, value in options.items():
-        yield from _pairs(value, f"{name}.{part}" if name else str(part))
+        full_name = f"{name}.{part}" if name else str(part)
+        yield from _pairs(value, full_name)
 
 
 def _same(name: str, before: Any, now: Any) -> bool:
@@ -167,9 +223,11 @@ def _same(name: str, before: Any, now: Any) -> bool:
         return True
     if not isinstance(before, str) or not isinstance(now, str):
         return False
+
     old, new = Path(before).expanduser(), Path(now).expanduser()
     if not new.exists():
         return False
+
     # Data that have moved: the checkpoint has a hash of the images, and other ones are refused.
     if not old.exists():
         return name.startswith("data.")
@@ -186,5 +244,9 @@ def _same_bytes(one: Path, other: Path) -> bool:
 
 
 def _sizes(folder: Path) -> dict[Path, int]:
-    files = (path for path in folder.rglob("*") if path.is_file())
-    return {path.relative_to(folder): path.stat().st_size for path in files}
+    """Return the sizes of the files in a folder and below it, by their paths in the folder."""
+    sizes = {}
+    for path in folder.rglob("*"):
+        if path.is_file():
+            sizes[path.relative_to(folder)] = path.stat().st_size
+    return sizes

@@ -55,14 +55,14 @@ def unreadable(checkpoint: Mapping[str, Any]) -> list[Unreadable]:
             continue
 
         seen.add(id(value))  # A list may hold itself.
-        if not isinstance(value, dict):
-            waiting.extend(((*keys, number), part) for number, part in enumerate(value))
-            continue
+        if isinstance(value, dict):
+            for name in value:
+                if not _can_be_read(name):
+                    problems.append(Unreadable(keys, name, is_key=True))
 
-        for name, part in value.items():
+        parts = value.items() if isinstance(value, dict) else enumerate(value)
+        for name, part in parts:
             waiting.append(((*keys, name), part))
-            if not _can_be_read(name):
-                problems.append(Unreadable(keys, name, is_key=True))
 
     return problems
 
@@ -71,6 +71,7 @@ def _can_be_read(value: Any) -> bool:
     """Tell whether `torch.load` reads a value that `torch.save` has written."""
     if type(value) in PLAIN:
         return True
+
     file = io.BytesIO()
     try:
         torch.save(value, file)
@@ -85,11 +86,15 @@ def without(checkpoint: dict[str, Any], problems: list[Unreadable]) -> dict[str,
     """Return the checkpoint without the states that hold these values, or None if it needs one."""
     reduced = dict(checkpoint)
 
-    for part, *more in {problem.keys[:2] for problem in problems}:
+    for problem in problems:
+        part = problem.keys[0]
         if part in NEEDED:
             return None
-        if part in PARTS_OF_SEVERAL and more:
-            reduced[part] = {name: v for name, v in reduced[part].items() if name != more[0]}
+
+        if part in PARTS_OF_SEVERAL and part in reduced and len(problem.keys) > 1:
+            # The checkpoint itself must keep its parts.
+            reduced[part] = dict(reduced[part])
+            reduced[part].pop(problem.keys[1], None)
         else:
             reduced.pop(part, None)
 
@@ -108,11 +113,16 @@ def explained(problems: list[Unreadable], owners: Owners) -> str:
 def _explained(problem: Unreadable, owners: Owners) -> str:
     """Say who keeps this value, and what to keep in its place."""
     keys = problem.keys
-    length = next((n for n in (2, 1) if keys[:n] in owners), 0)
+    # The owner of a state is known by one or two keys.
+    length = 2
+    while length > 0 and keys[:length] not in owners:
+        length -= 1
     owner = owners.get(keys[:length], "the checkpoint")
 
     inside = ".".join(map(str, keys[length:]))
-    what = f"its state `{inside}`" if inside else "its state"
+    what = "its state"
+    if inside:
+        what = f"its state `{inside}`"
     if problem.is_key:
         what = f"a key of {what}"
 
@@ -128,8 +138,11 @@ def _instead(value: Any) -> str:
         return "str"
     if isinstance(value, np.ndarray):
         return "a list or a tensor"
-    plain = next((kind for kind in (*PLAIN, *CONTAINERS) if isinstance(value, kind)), None)
-    return READABLE if plain is None else plain.__name__
+
+    for kind in PLAIN + CONTAINERS:
+        if isinstance(value, kind):
+            return kind.__name__
+    return READABLE
 
 
 def check_states(trainer: pl.Trainer, owners: Owners) -> None:
@@ -146,6 +159,7 @@ def check_states(trainer: pl.Trainer, owners: Owners) -> None:
         problem = f"no checkpoint can be made before the first step: {one_line(error)[0]}"
         rank_zero_warn(f"{problem}; the first save ends the run if this is still so")
         return
+
     problems = unreadable(checkpoint)
     on_first_rank(lambda: _refuse(problems, owners))
 
@@ -161,9 +175,12 @@ def owners_of(trainer: pl.Trainer) -> dict[Keys, str]:
     callbacks: list[pl.Callback] = trainer.callbacks  # type: ignore[attr-defined]
 
     # This hook of callbacks and module may add any key. Ours add readable ones.
-    parts: list[pl.LightningModule | pl.Callback] = [module, *callbacks]
-    hooks = [part for part in parts if not _is_known(part.on_save_checkpoint)]
-    adding = " or ".join(_name(type(part)) for part in hooks)
+    adding = []
+    if not _is_known(module.on_save_checkpoint):
+        adding.append(_name(type(module)))
+    for callback in callbacks:
+        if not _is_known(callback.on_save_checkpoint):
+            adding.append(_name(type(callback)))
 
     owners: dict[Keys, str] = {}
     for callback in callbacks:
@@ -171,7 +188,7 @@ def owners_of(trainer: pl.Trainer) -> dict[Keys, str]:
     owners[("hyper_parameters",)] = _name(type(module))
     owners[("optimizer_states",)] = "the optimiser"
     owners[("lr_schedulers",)] = "the schedule of the learning rate"
-    owners[()] = adding or "the checkpoint"
+    owners[()] = " or ".join(adding) or "the checkpoint"
     if data is not None:
         owners[("datamodule_hyper_parameters",)] = _name(type(data))
         owners[(type(data).__qualname__,)] = _name(type(data))
@@ -179,10 +196,12 @@ def owners_of(trainer: pl.Trainer) -> dict[Keys, str]:
 
 
 def _is_known(hook: Any) -> bool:
+    """Tell whether a hook is of this project or of Lightning."""
     return hook.__module__.partition(".")[0] in ("lit_knn", "callbacks", "pytorch_lightning")
 
 
 def _name(kind: type) -> str:
     """Return the name of a class with that of its module, as options name it."""
-    module = "" if kind.__module__ in ("builtins", "__main__") else f"{kind.__module__}."
-    return module + kind.__qualname__
+    if kind.__module__ in ("builtins", "__main__"):
+        return kind.__qualname__
+    return f"{kind.__module__}.{kind.__qualname__}"
