@@ -20,15 +20,19 @@ AVERAGE_KEY = "power_average"
 
 
 class WholeCheckpointIO(TorchCheckpointIO):
-    """Replaces a checkpoint only when the new one is complete on the disk, and reads only undamaged ones."""
+    """Replaces a checkpoint only when the new one is complete on the disk.
 
-    _kept: tuple[str, dict[str, Any]] | None = None
+    It reads only undamaged ones.
+    """
+
+    # A checkpoint that was read already, with its path.
+    _read: tuple[str, dict[str, Any]] | None = None
     # The names of those who keep states in the checkpoints, see `owners_of`.
     owners: Owners | None = None
 
     def keep(self, path: str | Path, checkpoint: dict[str, Any]) -> None:
-        """Keep a checkpoint that was read and checked until it is loaded, so that it is read once."""
-        self._kept = str(path), checkpoint
+        """Keep a checkpoint that was read and checked until it is loaded: it is read once."""
+        self._read = str(path), checkpoint
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave the checkpoint behind: a process that is spawned reads it again."""
@@ -49,6 +53,7 @@ class WholeCheckpointIO(TorchCheckpointIO):
             self._write(checkpoint, path)
             return
 
+        # The run's other work is saved before the error ends it.
         problem = explained(problems, self.owners or {})
         reduced = without(checkpoint, problems)
         if reduced is None:
@@ -67,41 +72,66 @@ class WholeCheckpointIO(TorchCheckpointIO):
                 # A file that no command reads replaces none.
                 read_checkpoint_file(partial, mmap=True)
         except (OSError, RuntimeError) as error:
-            # PyTorch raises a RuntimeError of its own while it handles the error of the file, which has the reason.
-            reason = error if isinstance(error, OSError) else error.__context__
+            # PyTorch raises a RuntimeError of its own while it handles the error of the file,
+            # which has the reason.
+            reason: BaseException | None = error
+            if not isinstance(reason, OSError):
+                reason = error.__context__
             if not isinstance(reason, OSError):
                 raise
-            kept = "; the one from before is kept" if path.is_file() else ""
-            raise InputError(f"{path} cannot be written: {first_line(reason)}{kept}") from error
+
+            problem = f"{path} cannot be written: {first_line(reason)}"
+            if path.is_file():
+                problem += "; the one from before is kept"
+            raise InputError(problem) from error
 
     def load_checkpoint(
         self, path: str | Path, map_location: Any = None, weights_only: bool | None = None
     ) -> Any:
         """Return the kept checkpoint, or read one onto the CPU without running code of it."""
-        kept, self._kept = self._kept, None
-        return kept[1] if kept is not None and kept[0] == str(path) else read_checkpoint_file(path)
+        already_read = self._read
+        self._read = None
+        if already_read is not None and already_read[0] == str(path):
+            return already_read[1]
+        return read_checkpoint_file(path)
 
 
 def read_training(path: str | Path, to_resume: bool = False) -> dict[str, Any]:
-    """Read and check a training's checkpoint; its tensors stay on the disk. `to_resume` asks for what a fit needs."""
+    """Read and check a training's checkpoint; its tensors stay on the disk.
+
+    Args:
+        path: the file.
+        to_resume: ask for what a fit needs, too.
+    """
     checkpoint = read_checkpoint_file(path, mmap=True)
-    needed = (*NEEDED, *(NEEDED_BY_FIT if to_resume else ()))
     if to_resume and AVERAGE_KEY in checkpoint:
-        raise InputError(
-            f"{path} cannot be resumed from: it is an average that was made after a training"
-        )
-    missing = [name for name in needed if name not in checkpoint]
+        problem = "it is an average that was made after a training"
+        raise InputError(f"{path} cannot be resumed from: {problem}")
+
+    _check_parts(checkpoint, path, to_resume)
+    _check_weights(checkpoint["state_dict"], path)
+    return checkpoint
+
+
+def _check_parts(checkpoint: dict[str, Any], path: str | Path, to_resume: bool) -> None:
+    """Raise InputError if the checkpoint lacks parts that are needed."""
+    missing = [name for name in NEEDED if name not in checkpoint]
+    use = "be used" if missing or not to_resume else "be resumed from"
+    if to_resume:
+        missing += [name for name in NEEDED_BY_FIT if name not in checkpoint]
+
     if missing:
-        what = "be resumed from" if to_resume and not set(missing) & set(NEEDED) else "be used"
-        raise InputError(f"{path} cannot {what}: the checkpoint has no {' and no '.join(missing)}")
-    weights = checkpoint["state_dict"]
-    if not isinstance(weights, dict) or not all(
-        isinstance(value, Tensor) for value in weights.values()
-    ):
-        raise InputError(
-            f"{path} is no checkpoint of a training: its state_dict is not one of tensors"
-        )
+        parts = " and no ".join(missing)
+        raise InputError(f"{path} cannot {use}: the checkpoint has no {parts}")
+
+
+def _check_weights(weights: Any, path: str | Path) -> None:
+    """Raise InputError if the weights are not finite tensors."""
+    is_dict = isinstance(weights, dict)
+    if not is_dict or not all(isinstance(value, Tensor) for value in weights.values()):
+        problem = "its state_dict is not one of tensors"
+        raise InputError(f"{path} is no checkpoint of a training: {problem}")
+
     for name, value in weights.items():
         if not value.isfinite().all():
             raise InputError(f"{path} has weights that are not finite: {name}")
-    return checkpoint

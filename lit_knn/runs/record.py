@@ -1,4 +1,7 @@
-"""The record of a training run, `run.json` in its folder: what ran, on which data and machine, and how long."""
+"""The record of a training run, `run.json` in its folder.
+
+It says what ran, on which data and machine, and how long.
+"""
 
 import json
 import os
@@ -45,13 +48,13 @@ class Record:
 
     def write(self, folder: str | os.PathLike[str]) -> None:
         """Write `run.json` into the folder of the run."""
-        self.wall_seconds = (
-            datetime.now(UTC) - datetime.fromisoformat(self.started)
-        ).total_seconds()
+        started = datetime.fromisoformat(self.started)
+        self.wall_seconds = (datetime.now(UTC) - started).total_seconds()
         self.memory_gb = process_bytes("VmHWM") / 1e9
-        self.gpu_memory_gb = (
-            torch.cuda.max_memory_allocated() / 1e9 if torch.cuda.is_initialized() else 0.0
-        )
+        self.gpu_memory_gb = 0.0
+        if torch.cuda.is_initialized():
+            self.gpu_memory_gb = torch.cuda.max_memory_allocated() / 1e9
+
         with written_whole(Path(folder) / RECORD_NAME) as partial:
             partial.write_text(json.dumps(asdict(self), indent=2) + "\n", encoding="utf-8")
 
@@ -60,12 +63,14 @@ def read_record(folder: str | os.PathLike[str]) -> Record:
     """Read `run.json` from the folder of a run; raise InputError if it is missing or damaged."""
     path = Path(folder) / RECORD_NAME
     if not path.is_file():
-        raise InputError(
-            f"{path}: no such file; lit_knn.callbacks.RunRecord writes it, which `lit-knn fit` always has"
-        )
+        writer = "lit_knn.callbacks.RunRecord writes it, which `lit-knn fit` always has"
+        raise InputError(f"{path}: no such file; {writer}")
+
     try:
-        said = json.loads(path.read_text(encoding="utf-8"))
-        time = TrainingTime(**{**said["time"], "hardware": tuple(said["time"]["hardware"])})
-        return Record(**{**said, "time": time})
+        fields = json.loads(path.read_text(encoding="utf-8"))
+        time = fields["time"]
+        time["hardware"] = tuple(time["hardware"])
+        fields["time"] = TrainingTime(**time)
+        return Record(**fields)
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise InputError(f"{path} is damaged: {error!r}") from error

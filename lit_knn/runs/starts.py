@@ -3,7 +3,7 @@
 import os
 import shlex
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -36,28 +36,32 @@ def newest_checkpoint(options: Mapping[str, Any], to_resume: bool) -> Start:
     """
     parent = folder_of_name(options["trainer"])
     seed = options["seed_everything"] if to_resume else None
-    paths = [path for path in parent.glob(f"*/{CHECKPOINTS}/{LAST_NAME}") if path.is_file()]
-    newest_first = sorted(paths, key=lambda path: path.stat().st_mtime_ns, reverse=True)
 
     damaged, of_other_data = 0, ""
-    for path in newest_first:
+    paths = [path for path in parent.glob(f"*/{CHECKPOINTS}/{LAST_NAME}") if path.is_file()]
+    for path in _newest_first(paths):
         run = RunFolder(path.parent.parent)
         if not run.trained(options["model"], seed):
             continue
+
         different = _data_changes(run, options, to_resume)
         if different:
             of_other_data = of_other_data or f"; {run.path} has other data: {described(different)}"
             continue
+
         try:
             content = read_training(path, to_resume)
         except InputError as error:
             rank_zero_warn(f"{error}; it is left out")
             damaged += 1
             continue
+
         rank_zero_info(f"--ckpt_path last: {path}")
         return path, content
 
-    looked = f"{damaged} damaged" if damaged else "none"
+    looked = "none"
+    if damaged:
+        looked = f"{damaged} damaged"
     same = "name, model, estimator and data"
     if seed is not None:
         same = f"name, model, estimator, data and --seed_everything {seed}"
@@ -106,34 +110,38 @@ def checkpoint_of_job(options: Mapping[str, Any]) -> Start | None:
 
     others = []
     for part in parts:
-        start = None if part.repeats or part.finished else newest_of_job(part.run)
+        if part.repeats or part.finished:
+            continue
+        start = newest_of_job(part.run)
         if start is None:
             continue
+
         if not part.harmful:
             _tell_of_changes(part)
             return start
         others.append((part, start[0]))
 
     if others:
-        _tell_of_other(*min(others, key=lambda other: len(other[0].harmful)))
+        nearest, checkpoint = min(others, key=lambda other: len(other[0].harmful))
+        _tell_of_other(nearest, checkpoint)
     return None
 
 
 def _parts_of_job(options: Mapping[str, Any]) -> list[Part]:
     """Return the runs of this job that have this run's name, the newest first."""
-    job, version = job_folder(), given_version(options["trainer"])
+    job = job_folder()
+    version = given_version(options["trainer"])
     if job is None:
         return []
-    marks = folder_of_name(options["trainer"]).glob(f"{version or '*'}/{job}")
-    newest_first = sorted(marks, key=lambda path: path.stat().st_mtime_ns, reverse=True)
 
     parts = []
-    for mark in newest_first:
+    for mark in _newest_first(folder_of_name(options["trainer"]).glob(f"{version or '*'}/{job}")):
         run = RunFolder(mark.parent)
         try:
             before, record = run.config(), read_record(run.path)
         except InputError:  # It ended before its first step.
             continue
+
         different = changes(before, options)
         different.pop("ckpt_path", None)
         same = run.trained(options["model"], options["seed_everything"])
@@ -146,19 +154,27 @@ def _parts_of_job(options: Mapping[str, Any]) -> list[Part]:
 def _queued_again(run: RunFolder) -> bool:
     """Tell whether SLURM has queued this job again; if not, the same command makes another run."""
     restarts = os.environ.get("SLURM_RESTART_COUNT", "0")
-    return restarts != "0" or any((run.path / str(job_folder())).iterdir())
+    if restarts != "0":
+        return True
+    return any((run.path / str(job_folder())).iterdir())
 
 
 def newest_of_job(run: RunFolder) -> Start | None:
     """Return the newest undamaged checkpoint of a run: that of SLURM's signal, or the last one."""
-    paths = [*run.path.glob(f"{job_folder()}/hpc_ckpt_*.ckpt"), run.path / CHECKPOINTS / LAST_NAME]
+    paths = list(run.path.glob(f"{job_folder()}/hpc_ckpt_*.ckpt"))
+    paths.append(run.path / CHECKPOINTS / LAST_NAME)
     existing = [path for path in paths if path.is_file()]
-    for path in sorted(existing, key=lambda path: path.stat().st_mtime_ns, reverse=True):
+
+    for path in _newest_first(existing):
         try:
             return path, read_training(path, to_resume=True)
         except InputError as error:
             rank_zero_warn(f"{error}; it is left out")
     return None
+
+
+def _newest_first(paths: Iterable[Path]) -> list[Path]:
+    return sorted(paths, key=lambda path: path.stat().st_mtime_ns, reverse=True)
 
 
 def _tell_of_changes(part: Part) -> None:
@@ -168,9 +184,20 @@ def _tell_of_changes(part: Part) -> None:
 
 
 def _tell_of_other(part: Part, checkpoint: Path) -> None:
+    """Warn that an earlier part is left alone, and say how to go on with it.
+
+    Args:
+        part: the earlier part, with harmful changes.
+        checkpoint: its newest one.
+    """
     different = {name: part.different[name] for name in part.harmful}
     problem = f"an earlier part in {part.run.path} with other options: {described(different)}"
-    kept = [f"--{name} {old} " for name, (old, _) in different.items() if name.startswith(FIXED)]
-    resuming = f"{''.join(kept)}--ckpt_path {checkpoint}"
+
+    resuming = ""
+    for name, (old, _) in different.items():
+        if name.startswith(FIXED):
+            resuming += f"--{name} {old} "
+    resuming += f"--ckpt_path {checkpoint}"
+
     advice = f"this run starts anew, and {resuming} would go on from there"
     rank_zero_warn(f"this job has {problem}; {advice}")
