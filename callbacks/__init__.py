@@ -1,9 +1,10 @@
 """Lightning callbacks: each is thin. Configs name them as `lit_knn.callbacks.X`."""
 
-from lit_knn.callbacks.checkpoints import CheckpointByImages, LastCheckpoint
+from lit_knn.callbacks.checkpoints import CheckpointByImages
 from lit_knn.callbacks.estimator_error import EstimatorError
 from lit_knn.callbacks.fidelity import Fidelity, PixelFrechetDistance
 from lit_knn.callbacks.hybrid_sampling import HybridSampling
+from lit_knn.callbacks.last_checkpoint import LastCheckpoint
 from lit_knn.callbacks.mean_picture import MeanPicture
 from lit_knn.callbacks.memorisation import Memorisation
 from lit_knn.callbacks.network_speed import NetworkSpeed

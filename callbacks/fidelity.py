@@ -72,17 +72,22 @@ class Fidelity(Measurement):
             self._write()
 
     def samples(self, pl_module: Any, draw: int = 1) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield this rank's share of the samples: seeds (B,) and decoded images. Each draw has its own seeds."""
+        """Yield this rank's share of the samples: seeds (B,) and decoded images.
+
+        Args:
+            pl_module: the model that draws.
+            draw: number of the draw, from 1; each has its own seeds.
+        """
         first = (draw - 1) * self.num_samples
-        drawn = draw_samples(pl_module.sample, self.num_samples, self.measure.batch_size, first)
-        return ((seeds, decoded(self.trainer, own)) for seeds, own in drawn)
+        batches = draw_samples(pl_module.sample, self.num_samples, self.measure.batch_size, first)
+        for seeds, drawn in batches:
+            yield seeds, decoded(self.trainer, drawn)
 
     def real(self) -> ReferenceSet:
         """Return the real images; those of latents are the images that the latents are of."""
         reference = self.real_images(self.held_out, may_be_sharded=True)
-        images = getattr(
-            self.data, "held_out_image_reference" if self.held_out else "image_reference", None
-        )
+        name = "held_out_image_reference" if self.held_out else "image_reference"
+        images = getattr(self.data, name, None)
         return reference if images is None else images
 
     def _write(self) -> None:
@@ -91,25 +96,44 @@ class Fidelity(Measurement):
             "step": str(self.module.step),
             "images_seen": str(self.module.images_seen),
             "num_samples": str(self.num_samples),
-            # In training, the weights differ from those of the checkpoint that the run resumed from.
-            "checkpoint": ""
-            if self.trainer.state.fn == "fit"
-            else str(self.trainer.ckpt_path or ""),
+            "checkpoint": str(self.trainer.ckpt_path or ""),
         }
+        if self.trainer.state.fn == "fit":
+            # The weights differ from those of the checkpoint that the run resumed from.
+            point["checkpoint"] = ""
+
+        values = {}
+        for name, value in self.last_values.items():
+            values[name] = f"{value:.6g}"
+
         path = self.run_folder / FIDELITY_CSV
         rows = undamaged_rows(path)
-        # The last row must be from this validation, not from an earlier measurement.
-        fits = rows and all(rows[-1].get(name) == value for name, value in point.items())
-        own = {name: f"{value:.6g}" for name, value in self.last_values.items()}
-        # Another callback may have measured the same names, such as `precision`, on other features.
-        if (
-            not fits
-            or rows[-1].get(self.measure.metric)
-            or any(rows[-1].get(n) not in (None, "", own[n]) for n in own)
-        ):
+        if not rows or not self._belongs_to(rows[-1], point, values):
             rows.append(point)
-        rows[-1] |= own
+        rows[-1].update(values)
         write_rows(path, rows)
+
+    def _belongs_to(
+        self, row: dict[str, str], point: dict[str, str], values: dict[str, str]
+    ) -> bool:
+        """Tell whether a row has room for these values.
+
+        Args:
+            row: the last one of the table.
+            point: step, images and checkpoint of this validation.
+            values: what was measured, by name.
+        """
+        # The row must be from this validation, not from an earlier measurement.
+        for name, value in point.items():
+            if row.get(name) != value:
+                return False
+
+        # It may have this measurement already.
+        if row.get(self.measure.metric):
+            return False
+
+        # Another callback may have measured the same names, as `precision`, on other features.
+        return all(row.get(name) in (None, "", value) for name, value in values.items())
 
 
 class PixelFrechetDistance(Fidelity):

@@ -103,94 +103,112 @@ class HybridSampling(Measurement):
         self.held_out = held_out
 
     def check(self) -> None:
+        """Check levels, estimators and data, and read the points that are finished."""
         grid, reference = self.module.grid, self.reference.to(self.device)
         for t in self.t_switch:
             hybrid_sigmas(t, self.num_steps, grid)  # This refuses a level outside of the grid.
-        parts = {
-            "network": self.network,
-            **{f"estimators.{name}": own for name, own in self.estimators.items()},
-        }
-        for option, estimator in parts.items():
+
+        by_option = {"network": self.network}
+        for name, estimator in self.estimators.items():
+            by_option[f"estimators.{name}"] = estimator
+        for option, estimator in by_option.items():
             with prefixed(option):
                 estimator.check_levels(*grid.noise_range())
-        bind_all(parts, reference, grid.sigma_max)
+        bind_all(by_option, reference, grid.sigma_max)
+
         check_search(reference)
         self._samples = HybridSamples(self.network, reference, self.num_steps, grid, self.seed)
         self._real = self.real_images(self.held_out)
         self.distance.prepare(self._real, self.num_samples)
-        measured = dict.fromkeys(
-            (self.distance.metric, "copied_fraction", "mean_nearest_distance"), float
-        )
-        columns = {"method": str, "t_switch": float, **measured}
-        columns |= {"num_samples": int, "num_steps": int, "seed": int, "seconds": float}
+
+        columns = {
+            "method": str,
+            "t_switch": float,
+            self.distance.metric: float,
+            "copied_fraction": float,
+            "mean_nearest_distance": float,
+            "num_samples": int,
+            "num_steps": int,
+            "seed": int,
+            "seconds": float,
+        }
         # Each distance has its own file, because a file with other columns would be refused.
         path = self.folder / f"hybrid_sampling_{self.distance.metric}.csv"
-        self._kept = KeptResults(path, columns, ("method", "t_switch"), self._describe())
+        self._finished = KeptResults(path, columns, ("method", "t_switch"), self._describe())
 
     def evaluate(self) -> None:
-        points = [(method, t) for t in self.t_switch for method in (*self.estimators, FORWARD)]
-        todo = [point for point in points if self._kept.find(*point) is None]
-        rank_zero_info(
-            f"Hybrid sampling: {len(points) - len(todo)} of {len(points)} points are finished"
-        )
-        with self.bar(
-            len(todo) * self.num_samples, "Hybrid sampling", " samples", leave=True
-        ) as bar:
-            for method, t_switch in todo:
+        """Measure the points that are not finished, and draw all."""
+        points = []
+        for t_switch in self.t_switch:
+            for method in self.estimators:
+                points.append((method, t_switch))
+            points.append((FORWARD, t_switch))
+
+        unfinished = [point for point in points if self._finished.find(*point) is None]
+        number = len(points) - len(unfinished)
+        rank_zero_info(f"Hybrid sampling: {number} of {len(points)} points are finished")
+
+        total = len(unfinished) * self.num_samples
+        with self.bar(total, "Hybrid sampling", " samples", leave=True) as bar:
+            for method, t_switch in unfinished:
                 bar.set_description(f"{method}, t_switch={t_switch:g}")
-                self._kept.add(self._measure(method, t_switch, bar))
+                self._finished.add(self._measure(method, t_switch, bar))
         if self.is_first:
-            rows = [row for point in points if (row := self._kept.find(*point)) is not None]
-            picture = self.save_figure(
-                figure5(rows, self.distance.metric, FORWARD), "hybrid_sampling"
-            )
-            rank_zero_info(f"Results: {self._kept.path}\nPicture: {picture}")
+            self._draw(points)
+
+    def _draw(self, points: list[tuple[str, float]]) -> None:
+        """Write the picture of the run's points, each a method and t_switch."""
+        rows = []
+        for method, t_switch in points:
+            row = self._finished.find(method, t_switch)
+            if row is not None:
+                rows.append(row)
+
+        figure = figure5(rows, self.distance.metric, FORWARD)
+        picture = self.save_figure(figure, "hybrid_sampling")
+        rank_zero_info(f"Results: {self._finished.path}\nPicture: {picture}")
 
     def _measure(self, method: str, t_switch: float, bar: tqdm) -> Row:
+        """Sample and measure one point; return its row of the table."""
         start, reference = time.monotonic(), self._samples.reference
         memorisation = MemorisationMetric(self.threshold).to(reference.device)
 
-        def drawn() -> Iterator[tuple[Tensor, Tensor]]:
-            draw = partial(self._samples.draw, self.estimators.get(method), t_switch)
-            for seeds, samples in draw_samples(draw, self.num_samples, self.batch_size):
+        def draw() -> Iterator[tuple[Tensor, Tensor]]:
+            """Yield seeds and samples, which memorisation sees first."""
+            draw_batch = partial(self._samples.draw, self.estimators.get(method), t_switch)
+            for seeds, samples in draw_samples(draw_batch, self.num_samples, self.batch_size):
                 memorisation.update(nearest_images(samples, reference))
                 if seeds[0] == 0 and are_pictures(samples.shape[1:]):
-                    name = f"{method}_t{t_switch:g}_{self._kept.hash_of(method)}.png"
-                    grid, tag = (
-                        image_grid(samples[:GRID_SAMPLES]),
-                        f"samples/{method}/t_switch={t_switch:g}",
-                    )
-                    self.save_picture(grid, self.folder / "samples" / name, tag)
+                    self._save_grid(samples, method, t_switch)
                 bar.update(min(len(seeds) * self.trainer.world_size, bar.total - bar.n))
                 yield seeds, samples
 
         metric = self.distance.metric
-        distance = self.distance(self._real, drawn(), None, reference.device, self.bar)[metric]
-        measured = {metric: distance, **memorisation.compute()}
-        row: Row = {
-            "method": method,
-            "t_switch": t_switch,
-            **measured,
-            "num_samples": self.num_samples,
-        }
-        return row | {
-            "num_steps": self.num_steps,
-            "seed": self.seed,
-            "seconds": round(time.monotonic() - start, 2),
-        }
+        distances = self.distance(self._real, draw(), None, reference.device, self.bar)
+        row: Row = {"method": method, "t_switch": t_switch, metric: distances[metric]}
+        row.update(memorisation.compute())
+        row["num_samples"] = self.num_samples
+        row["num_steps"] = self.num_steps
+        row["seed"] = self.seed
+        row["seconds"] = round(time.monotonic() - start, 2)
+        return row
+
+    def _save_grid(self, samples: Tensor, method: str, t_switch: float) -> None:
+        """Write a picture of the first samples (B, C, H, W) of a point."""
+        name = f"{method}_t{t_switch:g}_{self._finished.hash_of(method)}.png"
+        tag = f"samples/{method}/t_switch={t_switch:g}"
+        picture = image_grid(samples[:GRID_SAMPLES])
+        self.save_picture(picture, self.folder / "samples" / name, tag)
 
     def _describe(self) -> dict[tuple[str], dict[str, Any]]:
         """Describe everything that the results of each method depend on."""
-        estimators = {
-            **{name: describe(own) for name, own in self.estimators.items()},
-            FORWARD: None,
+        data = {
+            "images": self.reference.fingerprint(),
+            "index": describe(self.reference.index),
         }
         shared: dict[str, Any] = {
             "network": describe(self.network),
-            "data": {
-                "images": self.reference.fingerprint(),
-                "index": describe(self.reference.index),
-            },
+            "data": data,
             "held_out": self._real.fingerprint() if self.held_out else None,
             "extractor": self.distance.extractor.fingerprint(),
             "num_samples": self.num_samples,
@@ -198,6 +216,11 @@ class HybridSampling(Measurement):
             "batch_size": self.batch_size,
             "threshold": self.threshold,
             "seed": self._samples.seed,
-            **asdict(self._samples.grid),
         }
-        return {(name,): {"estimator": own, **shared} for name, own in estimators.items()}
+        shared.update(asdict(self._samples.grid))
+
+        by_method: dict[tuple[str], dict[str, Any]] = {}
+        for name, estimator in self.estimators.items():
+            by_method[(name,)] = {"estimator": describe(estimator), **shared}
+        by_method[(FORWARD,)] = {"estimator": None, **shared}
+        return by_method

@@ -7,8 +7,8 @@ import pytorch_lightning as pl
 from pytorch_lightning.callbacks import ModelCheckpoint
 from pytorch_lightning.loggers import TensorBoardLogger
 
-from lit_knn.callbacks.checkpoints import LastCheckpoint
 from lit_knn.callbacks.fidelity import Fidelity
+from lit_knn.callbacks.last_checkpoint import LastCheckpoint
 from lit_knn.callbacks.sample_grid import SampleGrid
 from lit_knn.common.tables import TITLES
 

@@ -53,14 +53,20 @@ class SampleWriter(BasePredictionWriter):
         self.folder = folder
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        """Make the folder; raise InputError if something is in the way."""
         if stage != "predict":
             return
+
         # Every rank must read `log_dir`, because reading it is a collective operation.
         run_folder = trainer.log_dir or trainer.default_root_dir
-        self._folder = expanded(self.folder) if self.folder else Path(run_folder) / "predictions"
+        self._folder = Path(run_folder) / "predictions"
+        if self.folder:
+            self._folder = expanded(self.folder)
+
         problem = trainer.strategy.broadcast(self._taken())
         if problem is not None:  # The first rank decides, so that all ranks stop.
             raise InputError(f"SampleWriter: {problem}")
+
         # Batches are files until all are drawn, which saves memory and keeps the ranks apart.
         self._shards = self._folder / "batches"
         if trainer.is_global_zero:
@@ -91,61 +97,87 @@ class SampleWriter(BasePredictionWriter):
         batch_idx: int,
         *_: Any,
     ) -> None:
-        """Write one batch of samples and its seeds to a file; raise InputError if a sample is not finite."""
-        images = decoded(trainer, result).cpu().float()
-        finite = images.isfinite().flatten(1).all(1)
-        if not finite.all():  # They would become pictures of one colour.
-            seed = batch.cpu()[~finite][0].item()
-            raise InputError(
-                f"SampleWriter: the sample of seed {seed} is not finite: check weights and noise levels"
-            )
-        is_picture = are_pictures(images.shape[1:])
-        drawn = batch.cpu()
-        arrays = {
-            "seeds": drawn.numpy(),
-            "images": (to_uint8(images) if is_picture else images).numpy(),
-        }
+        """Write one batch of samples and its seeds to a file.
+
+        Raises:
+            InputError: a sample is not finite.
+        """
+        seeds = batch.cpu()
+        samples = decoded(trainer, result).cpu().float()
+        _check_finite(samples, seeds)
+
+        images = samples.numpy()
+        is_picture = are_pictures(samples.shape[1:])
+        if is_picture:
+            images = to_uint8(samples).numpy()
+
+        drawn = seeds.numpy()
+        in_shard = np.full(len(drawn), True)
         if is_picture and self.format == "png":
-            for seed, image in zip(batch.tolist(), arrays["images"], strict=True):
-                with written_whole(self._folder / f"{seed:06d}.png", flush=False) as partial:
-                    to_pil_image(image.transpose(1, 2, 0)).save(partial)
-            keep = arrays["seeds"] < GRID_SAMPLES
-            arrays = {name: array[keep] for name, array in arrays.items()}
-        with written_whole(
-            self._shards / f"{trainer.global_rank:04d}_{batch_idx:06d}.npz"
-        ) as partial:
-            np.savez(partial, drawn=drawn.numpy(), **arrays)  # type: ignore[arg-type]
+            self._write_pngs(images, seeds.tolist())
+            in_shard = drawn < GRID_SAMPLES  # The picture of the first ones needs these again.
+
+        shard = self._shards / f"{trainer.global_rank:04d}_{batch_idx:06d}.npz"
+        with written_whole(shard) as partial:
+            np.savez(partial, drawn=drawn, seeds=drawn[in_shard], images=images[in_shard])
+
+    def _write_pngs(self, images: np.ndarray, seeds: list[int]) -> None:
+        """Write images (B, C, H, W), uint8, each named by its seed."""
+        for seed, image in zip(seeds, images, strict=True):
+            with written_whole(self._folder / f"{seed:06d}.png", flush=False) as partial:
+                to_pil_image(image.transpose(1, 2, 0)).save(partial)
 
     def on_predict_epoch_end(self, trainer: pl.Trainer, pl_module: Any) -> None:
         """Join the batches of all ranks in the order of their seeds."""
         trainer.strategy.barrier()
         if not trainer.is_global_zero:
             return
-        # A dict holds the arrays and no open file, because a process may open only about a thousand.
-        paths = sorted(self._shards.iterdir())
-        if len({path.name[:4] for path in paths}) < trainer.world_size:
-            raise InputError(
-                f"SampleWriter: {self._shards} lacks batches of other machines: give a shared folder"
-            )
-        shards = [{**np.load(path)} for path in paths]
-        names = ("seeds", "images", "drawn")
-        seeds, images, drawn = (np.concatenate([shard[name] for shard in shards]) for name in names)
-        order, drawn = np.argsort(seeds), np.sort(drawn)
-        images = images[order]
+
+        shards = self._read_shards(trainer.world_size)
+        seeds = np.concatenate([shard["seeds"] for shard in shards])
+        images = np.concatenate([shard["images"] for shard in shards])
+        drawn = np.concatenate([shard["drawn"] for shard in shards])
+
+        order = np.argsort(seeds)
+        seeds, images = seeds[order], images[order]
+        drawn = np.sort(drawn)
         classes = _classes(pl_module, drawn)
-        is_picture = images.dtype == np.uint8
         self._draw(images, len(drawn))
 
+        is_picture = images.dtype == np.uint8
         if self.format == "npz" or not is_picture:
-            stored = images.transpose(0, 2, 3, 1) if is_picture else images
-            arrays: dict[str, Any] = {"images": stored, "seeds": seeds[order]}
-            if classes is not None:
-                arrays["labels"] = classes
-            with written_whole(self._folder / "samples.npz") as partial:
-                np.savez_compressed(partial, **arrays)
+            self._write_npz(images, seeds, classes)
         elif classes is not None:
             self._write_classes(drawn, classes, pl_module.conditioning.class_names)
         shutil.rmtree(self._shards)
+
+    def _read_shards(self, ranks: int) -> list[dict[str, np.ndarray]]:
+        """Return the arrays of all batches, by name."""
+        paths = sorted(self._shards.iterdir())
+        ranks_here = {path.name[:4] for path in paths}
+        if len(ranks_here) < ranks:
+            problem = f"{self._shards} lacks batches of other machines"
+            raise InputError(f"SampleWriter: {problem}: give a shared folder")
+
+        # A dict holds the arrays and no open file: a process may open only about a thousand.
+        return [dict(np.load(path)) for path in paths]
+
+    def _write_npz(self, images: np.ndarray, seeds: np.ndarray, classes: np.ndarray | None) -> None:
+        """Write `samples.npz`.
+
+        Args:
+            images: (N, C, H, W), uint8, or float32 samples of any shape.
+            seeds: (N,).
+            classes: (N,), or None if samples have no class.
+        """
+        if images.dtype == np.uint8:
+            images = images.transpose(0, 2, 3, 1)
+
+        arrays = {"images": images, "seeds": seeds}
+        if classes is not None:
+            arrays["labels"] = classes
+        with written_whole(self._folder / "samples.npz") as partial:
+            np.savez_compressed(partial, **arrays)  # type: ignore[arg-type]
 
     def _draw(self, images: np.ndarray, number: int) -> None:
         """Draw the first of so many samples, in the order of their seeds, if their shape allows it."""
@@ -165,16 +197,26 @@ class SampleWriter(BasePredictionWriter):
     def _write_classes(
         self, seeds: np.ndarray, classes: np.ndarray, names: Sequence[str] | None
     ) -> None:
-        """Write the class of each PNG file: for programs in EDM's layout, for people with its name."""
-        files = [f"{seed:06d}.png" for seed in seeds]
-        labels = [[file, int(c)] for file, c in zip(files, classes, strict=True)]
+        """Write the class of each PNG file: for programs in EDM's layout, for people with its name.
+
+        Args:
+            seeds: (N,).
+            classes: (N,).
+            names: of the classes, if they have some.
+        """
+        labels = []
+        rows: list[dict[str, Any]] = []
+        for seed, number in zip(seeds.tolist(), classes.tolist(), strict=True):
+            file = f"{seed:06d}.png"
+            labels.append([file, number])
+
+            row = {"file": file, "class": number}
+            if names:
+                row["name"] = printable(names[number])
+            rows.append(row)
+
         with written_whole(self._folder / "dataset.json") as partial:
             partial.write_text(json.dumps({"labels": labels}) + "\n", encoding="utf-8")
-
-        rows: list[dict[str, Any]] = [{"file": file, "class": c} for file, c in labels]
-        if names:
-            for row in rows:
-                row["name"] = printable(names[row["class"]])
         write_rows(self._folder / CLASSES_NAME, rows)
 
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
@@ -182,10 +224,20 @@ class SampleWriter(BasePredictionWriter):
             rank_zero_info(f"Samples are in {self._folder}")
 
 
+def _check_finite(samples: Tensor, seeds: Tensor) -> None:
+    """Raise InputError if a sample (B, *shape) is not finite; it would become of one colour."""
+    is_finite = samples.isfinite().flatten(1).all(1)
+    if not is_finite.all():
+        seed = seeds[~is_finite][0].item()
+        problem = f"the sample of seed {seed} is not finite"
+        raise InputError(f"SampleWriter: {problem}: check weights and noise levels")
+
+
 def _classes(pl_module: Any, seeds: np.ndarray) -> np.ndarray | None:
     """Return the class of the sample of each seed, (N,), or None if samples have no class."""
     conditioning: Any = getattr(pl_module, "conditioning", None)
     if not conditioning or pl_module.hparams.get("guidance", 1) <= 0:
         return None
+
     labels: Tensor = conditioning.of_samples(torch.from_numpy(seeds), torch.device("cpu"))
     return labels.numpy()

@@ -13,7 +13,7 @@ from benchmarks.learning_curves.grid import Run, targets
 from benchmarks.learning_curves.kinds import INITIAL_WEIGHTS, KINDS
 from benchmarks.learning_curves.measurements import Measurements
 from benchmarks.learning_curves.sets import ImageSet
-from lit_knn.callbacks.checkpoints import LastCheckpoint
+from lit_knn.callbacks.last_checkpoint import LastCheckpoint
 from lit_knn.commands.trainer import Trainer
 from lit_knn.common.checkpoint_file import LAST_NAME
 from lit_knn.common.files import written_whole
