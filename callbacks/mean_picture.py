@@ -12,10 +12,11 @@ from lit_knn.metrics.mean_pictures import mean_pictures
 
 
 class MeanPicture(Measurement):
-    """At validation, draw z, the exact posterior mean and its estimates, one per row, with one column per noise level.
+    """At validation, draw z, the exact posterior mean and its estimates, one per row.
 
-    Each of a few images of the data, of 1 or 3 channels, gets one picture: `figure2_0.png` and `.pdf` and so on in the
-    run's folder, and in TensorBoard. The z of all columns have the same noise, and are shown divided by sqrt(1 + t²).
+    There is one column per noise level. Each of a few images of the data, of 1 or 3 channels, gets
+    one picture: `figure2_0.png` and `.pdf` and so on in the run's folder, and in TensorBoard. The z
+    of all columns have the same noise, and are shown divided by sqrt(1 + t²).
 
     Args:
         estimators: by name, in the order of the rows.
@@ -42,22 +43,25 @@ class MeanPicture(Measurement):
         self.outputs = [f"figure2_{i}.png" for i in range(num_images)]
 
     def check(self) -> None:
-        if not are_pictures(self.reference.shape):
+        """Check that the data are pictures, and enough of them."""
+        shape, number = self.reference.shape, self.reference.N
+        if not are_pictures(shape):
+            raise InputError(f"the data must be images of 1 or 3 channels, not {shape}")
+        if self.num_images > number:
             raise InputError(
-                f"the data must be images of 1 or 3 channels, not {self.reference.shape}"
-            )
-        if self.num_images > self.reference.N:
-            raise InputError(
-                f"num_images={self.num_images} is more than the {self.reference.N} images of the data"
+                f"num_images={self.num_images} is more than the {number} images of the data"
             )
 
     def evaluate(self) -> None:
+        """Compute the rows of all pictures, and draw them on the first rank."""
         # Every rank computes them, because one rank builds a cached index for all ranks.
         rows = mean_pictures(
             self.estimators, self.reference, self.levels, self.num_images, self.seed
         )
-        for i in range(self.num_images) if self.is_first else ():
+        if not self.is_first:
+            return
+
+        for i in range(self.num_images):
             figure = figure2({name: images[:, i] for name, images in rows.items()}, self.levels)
-            rank_zero_info(
-                f"Posterior means are in {self.save_figure(figure, f'figure2_{i}', f'figure2/{i}')}"
-            )
+            path = self.save_figure(figure, f"figure2_{i}", f"figure2/{i}")
+            rank_zero_info(f"Posterior means are in {path}")

@@ -48,26 +48,33 @@ class Measurement(pl.Callback):
         raise NotImplementedError
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        """Check model, output files, settings and data before any long work."""
         name = type(self).__name__
         if stage == "fit" and not self.in_fit:
             raise InputError(f"{name} is for validate, not for fit")
-        if stage in ("fit", "validate"):
+        if stage not in ("fit", "validate"):
+            return
+
+        with prefixed(name):
             if not isinstance(pl_module, self.model_class):
-                got = type(pl_module).__name__
-                raise InputError(f"{name}: needs the model {self.model_class.__name__}, got {got}")
+                needed, model = self.model_class.__name__, type(pl_module).__name__
+                raise InputError(f"needs the model {needed}, got {model}")
             self.join(trainer, pl_module)
-            # The first rank decides, so that all ranks stop.
-            taken = broadcast(
-                next((file for file in self.outputs if (self.run_folder / file).exists()), None)
-            )
-            with prefixed(name):
-                for file in self.outputs:
-                    if any(file in other.outputs for other in self._later()):
-                        raise InputError(f"another callback of this run also writes {file}")
-                if taken is not None:
-                    where = self.run_folder / taken
-                    raise InputError(f"{where} exists; nothing is overwritten, use another folder")
-                self.check()
+            self._check_outputs()
+            self.check()
+
+    def _check_outputs(self) -> None:
+        """Raise InputError if another callback writes a file of `outputs`, or if one exists."""
+        existing = [file for file in self.outputs if (self.run_folder / file).exists()]
+        # The first rank decides, so that all ranks stop.
+        existing = broadcast(existing)
+
+        for file in self.outputs:
+            if any(file in other.outputs for other in self._later()):
+                raise InputError(f"another callback of this run also writes {file}")
+        if existing:
+            path = self.run_folder / existing[0]
+            raise InputError(f"{path} exists; nothing is overwritten, use another folder")
 
     def on_validation_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self.join(trainer, pl_module)
@@ -94,31 +101,44 @@ class Measurement(pl.Callback):
         return data_reference(self.trainer)
 
     def real_images(self, held_out: bool, may_be_sharded: bool = False) -> ReferenceSet:
-        """Return the images that samples are compared with: the held-out ones, or those of the reference set."""
+        """Return the images that samples are compared with.
+
+        Args:
+            held_out: they are the held-out ones, and not those of the reference set.
+            may_be_sharded: the reference set may be a sharded one.
+        """
         reference = data_reference(self.trainer, may_be_sharded)
-        kept: ReferenceSet | None = (
-            getattr(self.data, "held_out_reference", None) if held_out else reference
-        )
-        if kept is None:
+        if not held_out:
+            return reference
+
+        images: ReferenceSet | None = getattr(self.data, "held_out_reference", None)
+        if images is None:
             raise InputError(
                 "held_out=true: the data holds no images out: set data.held_out to their number"
             )
-        return kept
+        return images
 
     def bar(self, total: int | None, description: str, unit: str, leave: bool = False) -> tqdm:
         """Make a `progress_bar`; it is shown unless the run's bars are off."""
-        return progress_bar(
-            total, description, unit, leave, shown=self.trainer.progress_bar_callback is not None
-        )
+        shown = self.trainer.progress_bar_callback is not None
+        return progress_bar(total, description, unit, leave, shown=shown)
 
     def log_values(self, values: Mapping[str, float], shown: Sequence[str] = ()) -> None:
-        """Log values of samples. Every rank must call this with the same values, so that every rank can monitor them.
+        """Log values of samples.
 
-        Loggers get `samples/NAME`, beside the pictures of samples; callbacks that monitor a value know it as NAME.
-        The progress bar has those in `shown`. If several callbacks measure a value, the last one logs it: Lightning
-        would log their mean.
+        Every rank must call this with the same values, so that every rank can monitor them. Loggers
+        get `samples/NAME`, beside the pictures of samples; callbacks that monitor a value know it
+        as NAME. If several callbacks measure a value, the last one logs it: Lightning would log
+        their mean.
+
+        Args:
+            values: by name.
+            shown: the names of those that the progress bar has.
         """
-        later = {name for other in self._later() for name in other.logged}
+        later: set[str] = set()
+        for other in self._later():
+            later.update(other.logged)
+
         for name, value in values.items():
             if name in later:
                 continue
@@ -128,14 +148,20 @@ class Measurement(pl.Callback):
     def _later(self) -> list["Measurement"]:
         """Return the measurements that stand behind this one."""
         callbacks = self.trainer.callbacks  # type: ignore[attr-defined]
-        return [
-            other
-            for other in callbacks[callbacks.index(self) + 1 :]
-            if isinstance(other, Measurement)
-        ]
+        later = callbacks[callbacks.index(self) + 1 :]
+        return [callback for callback in later if isinstance(callback, Measurement)]
 
     def save_figure(self, figure: Figure, name: str, tag: str | None = None) -> Path:
-        """Write NAME.png and NAME.pdf to the run's folder, and give the loggers the picture. Returns the first path."""
+        """Write NAME.png and NAME.pdf to the run's folder, and give the loggers the picture.
+
+        Args:
+            figure: the picture.
+            name: of the files.
+            tag: name of the picture for the loggers; by default that of the files.
+
+        Returns:
+            the path of the first file.
+        """
         path, _ = save_figure(figure, self.run_folder / name)
         if self.trainer.loggers:
             figure.set_dpi(SCREEN_DPI)
@@ -153,8 +179,12 @@ class Measurement(pl.Callback):
 
 
 def _show(trainer: pl.Trainer, pixels: np.ndarray, tag: str, step: int = 0) -> None:
-    """Give a picture (H, W, 3), uint8, to every logger that takes pictures; the others, such as CSV, get nothing."""
-    for logger in trainer.loggers if trainer.is_global_zero else ():
+    """Give a picture (H, W, 3), uint8, to every logger that takes pictures, on the first rank."""
+    if not trainer.is_global_zero:
+        return
+
+    for logger in trainer.loggers:
+        log_image = getattr(logger, "log_image", None)
         if isinstance(logger, TensorBoardLogger):
             logger.experiment.add_image(tag, pixels, step, dataformats="HWC")
         elif isinstance(logger, MLFlowLogger):
@@ -162,5 +192,5 @@ def _show(trainer: pl.Trainer, pixels: np.ndarray, tag: str, step: int = 0) -> N
                 logger.run_id, pixels, artifact_file=f"{tag}/step_{step}.png"
             )
         # W&B's logger has this method, and so have loggers of other packages.
-        elif callable(log_image := getattr(logger, "log_image", None)):
+        elif callable(log_image):
             log_image(key=tag, images=[pixels], step=step)

@@ -17,9 +17,11 @@ class StepProgressBar(TQDMProgressBar):
     """
 
     def on_train_start(self, trainer: pl.Trainer, *_: Any) -> None:
+        """Set the bar to the steps of the whole run."""
         super().on_train_start()
         bar = self.train_progress_bar
-        bar.reset(total=trainer.max_steps if trainer.max_steps > 0 else None)
+        total = trainer.max_steps if trainer.max_steps > 0 else None
+        bar.reset(total=total)
         bar.initial = bar.n = trainer.global_step
         bar.set_description("Training")
         if not sys.stdout.isatty():
@@ -34,22 +36,28 @@ class StepProgressBar(TQDMProgressBar):
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, *_: Any
     ) -> None:
+        """Move the bar if the batch ended a step."""
         bar = self.train_progress_bar
-        if trainer.global_step > bar.n:
-            # Reading a value waits for a GPU, so there the values change with the log.
-            logs = trainer.global_step % trainer.log_every_n_steps == 0  # type: ignore[attr-defined]
-            if logs or pl_module.device.type != "cuda":
-                bar.set_postfix(self.get_metrics(trainer, pl_module), refresh=False)
-            bar.update(trainer.global_step - bar.n)
+        if trainer.global_step <= bar.n:
+            return
+
+        # Reading a value waits for a GPU, so there the values change with the log.
+        logs = trainer.global_step % trainer.log_every_n_steps == 0  # type: ignore[attr-defined]
+        if logs or pl_module.device.type != "cuda":
+            bar.set_postfix(self.get_metrics(trainer, pl_module), refresh=False)
+        bar.update(trainer.global_step - bar.n)
 
     def get_metrics(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule
     ) -> dict[str, int | str | float | dict[str, float]]:
-        """Add the loss of the latest batch. Lightning's own way to show it would read it after each batch."""
+        """Add the loss of the latest batch.
+
+        Lightning's own way to show it would read it after each batch.
+        """
+        shown = super().get_metrics(trainer, pl_module)
         loss = trainer.callback_metrics.get("train/loss")
-        shown = super().get_metrics(trainer, pl_module) | (
-            {} if loss is None else {"train/loss": loss.item()}
-        )
+        if loss is not None:
+            shown["train/loss"] = loss.item()
         shown.pop("v_num", None)  # It would be the last four letters of the version.
         return shown
 

@@ -20,20 +20,19 @@ class RunRecord(pl.Callback):
     """
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        # Every rank must read `log_dir` and hash its images, because both can be collective operations.
-        self._folder, reference = trainer.log_dir, find_reference(trainer)
-        data: dict[str, Any] = {"class": type(getattr(trainer, "datamodule", None)).__name__}
-        if reference is not None:
-            data |= {
-                "images": reference.N,
-                "shape": list(reference.shape),
-                "hflip": reference.hflip,
-            }
-            data["fingerprint"] = reference.fingerprint()
+        """Begin the record of this part of the run, and write it."""
+        # Every rank must read `log_dir` and hash its images: both can be collective operations.
+        self._folder = trainer.log_dir
+        data = _describe_data(trainer)
         if not trainer.is_global_zero:
             return
-        resumed_from = None if trainer.ckpt_path is None else str(trainer.ckpt_path)
+
+        resumed_from = None
+        if trainer.ckpt_path is not None:
+            resumed_from = str(trainer.ckpt_path)
         self._record = Record(resumed_from=resumed_from, data=data, processes=trainer.world_size)
+
+        # The run itself may have been resumed from another one before.
         run = RunFolder(Path(str(self._folder)))
         if resumed_from is not None and run.holds(resumed_from):
             try:
@@ -50,19 +49,36 @@ class RunRecord(pl.Callback):
     def on_exception(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException
     ) -> None:
-        stopped = isinstance(exception, (KeyboardInterrupt, SystemExit))
-        self._write(
-            trainer, pl_module, "interrupted" if stopped else f"failed: {first_line(exception)}"
-        )
+        """Write how the run ended."""
+        if isinstance(exception, (KeyboardInterrupt, SystemExit)):
+            status = "interrupted"
+        else:
+            status = f"failed: {first_line(exception)}"
+        self._write(trainer, pl_module, status)
 
     def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self._write(trainer, pl_module, "finished")
 
     def _write(self, trainer: pl.Trainer, pl_module: Any, status: str | None = None) -> None:
+        """Write the record as it is now; without a `status` it keeps the last one."""
         record: Record | None = getattr(self, "_record", None)
         if record is None or self._folder is None or trainer.state.fn != "fit":
             return
+
         record.status = status or record.status
         record.step = trainer.global_step
-        record.time, record.images_seen = pl_module.training_time(), int(pl_module.images_seen)
+        record.time = pl_module.training_time()
+        record.images_seen = int(pl_module.images_seen)
         record.write(self._folder)
+
+
+def _describe_data(trainer: pl.Trainer) -> dict[str, Any]:
+    """Return the class of the run's data, and what is known of its images."""
+    data: dict[str, Any] = {"class": type(getattr(trainer, "datamodule", None)).__name__}
+    reference = find_reference(trainer)
+    if reference is not None:
+        data["images"] = reference.N
+        data["shape"] = list(reference.shape)
+        data["hflip"] = reference.hflip
+        data["fingerprint"] = reference.fingerprint()
+    return data

@@ -14,39 +14,53 @@ from lit_knn.common.tables import TITLES
 
 
 class RunSummary(pl.Callback):
-    """When training ends, print the paths of the checkpoint and the sample pictures and the TensorBoard command."""
+    """When training ends, print where its results are.
+
+    These are the last values, the paths of checkpoints and sample pictures, and the command of
+    TensorBoard.
+    """
 
     def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Print the lines of all callbacks and loggers on the first rank."""
         if not trainer.is_global_zero:
             return
-        lines: list[str] = []
+
+        print()
         for callback in trainer.callbacks:  # type: ignore[attr-defined]
-            if isinstance(callback, Fidelity):
-                lines.extend(
-                    f"{TITLES.get(name, name)}: {value:#.4g}"
-                    for name, value in callback.last_values.items()
-                )
-            elif (
-                isinstance(callback, ModelCheckpoint)
-                and callback.monitor is not None
-                and callback.best_model_path
-            ):
-                lines.append(f"Best {callback.monitor}: {_short(callback.best_model_path)}")
-            elif isinstance(callback, LastCheckpoint):
-                # A resumed run that had no step left to do has saved none.
-                saved = callback.last_saved or trainer.ckpt_path
-                lines.extend([] if saved is None else [f"Checkpoint:   {_short(saved)}"])
-            elif isinstance(callback, SampleGrid):
-                lines.extend(f"Samples:      {_short(path)}" for path in callback.last_paths)
+            for line in _results_of(callback, trainer):
+                print(line)
+
         for logger in trainer.loggers:
             if isinstance(logger, TensorBoardLogger):
-                lines.append(
-                    f"TensorBoard:  tensorboard --logdir {quote(str(_short(Path(logger.log_dir).parent)))}"
-                )
-        print("\n".join(["", *lines]))
+                folder = _short(Path(logger.log_dir).parent)
+                print(f"TensorBoard:  tensorboard --logdir {quote(str(folder))}")
+
+
+def _results_of(callback: pl.Callback, trainer: pl.Trainer) -> list[str]:
+    """Return the lines on what a callback measured or wrote."""
+    if isinstance(callback, Fidelity):
+        values = callback.last_values.items()
+        return [f"{TITLES.get(name, name)}: {value:#.4g}" for name, value in values]
+
+    if isinstance(callback, SampleGrid):
+        return [f"Samples:      {_short(path)}" for path in callback.last_paths]
+
+    if isinstance(callback, LastCheckpoint):
+        # A resumed run that had no step left to do has saved none.
+        saved = callback.last_saved or trainer.ckpt_path
+        if saved is not None:
+            return [f"Checkpoint:   {_short(saved)}"]
+
+    if isinstance(callback, ModelCheckpoint) and callback.monitor is not None:
+        best = callback.best_model_path
+        if best:
+            return [f"Best {callback.monitor}: {_short(best)}"]
+    return []
 
 
 def _short(path: str | Path) -> Path:
     """Make a path relative to the working directory if that is shorter to read."""
     path = Path(path)
-    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
+    if path.is_relative_to(Path.cwd()):
+        return path.relative_to(Path.cwd())
+    return path

@@ -1,4 +1,4 @@
-"""Measures training: its time over all resumed parts, the estimator's share of it, and the loss by noise level."""
+"""Measures training: its time over all resumed parts, and the loss by noise level."""
 
 import math
 import time
@@ -16,9 +16,10 @@ NOISE_BANDS = 4
 
 @dataclass(frozen=True)
 class TrainingTime:
-    """Wall-clock time of the training steps on the first rank, without validations; `+` joins two parts of a run.
+    """Wall-clock time of the training steps on the first rank, without validations.
 
-    `images` counts those trained on in that time, over all ranks; `hardware` has names in the order of use.
+    `images` counts those trained on in that time, over all ranks; `hardware` has names in the order
+    of use. `+` joins two parts of a run.
     """
 
     seconds: float = 0.0
@@ -27,12 +28,13 @@ class TrainingTime:
     hardware: tuple[str, ...] = ()
 
     def __add__(self, other: "TrainingTime") -> "TrainingTime":
-        seconds, estimator = (
-            self.seconds + other.seconds,
-            self.estimator_seconds + other.estimator_seconds,
+        names = dict.fromkeys(self.hardware + other.hardware)
+        return TrainingTime(
+            seconds=self.seconds + other.seconds,
+            images=self.images + other.images,
+            estimator_seconds=self.estimator_seconds + other.estimator_seconds,
+            hardware=tuple(names),
         )
-        hardware = tuple(dict.fromkeys((*self.hardware, *other.hardware)))
-        return TrainingTime(seconds, self.images + other.images, estimator, hardware)
 
     @property
     def images_per_second(self) -> float:
@@ -46,15 +48,23 @@ class TrainingTime:
 
 
 def hardware_name(device: torch.device, processes: int) -> str:
-    """Name the hardware of a run, such as `8 x NVIDIA A100-SXM4-80GB`; each process has a device of the same kind."""
+    """Name the hardware of a run, such as `8 x NVIDIA A100-SXM4-80GB`.
+
+    Each process has a device of the same kind.
+    """
     if device.type == "cuda":
         return f"{processes} x {torch.cuda.get_device_name(device)}"
-    threads = torch.get_num_threads()
-    return f"{processes} x {processor_name()} ({threads} thread{'s' if threads > 1 else ''})"
+
+    number = torch.get_num_threads()
+    threads = "1 thread" if number == 1 else f"{number} threads"
+    return f"{processes} x {processor_name()} ({threads})"
 
 
 class TrainingMonitor:
-    """Computes averages over the steps since the last `read`. Call `restart` first. Sums stay on the device."""
+    """Computes averages over the steps since the last `read`. Call `restart` first.
+
+    Sums stay on the device.
+    """
 
     def __init__(self, levels: LevelRange, device: torch.device) -> None:
         self.band_edges = levels.bands(NOISE_BANDS).to(device)
@@ -63,11 +73,11 @@ class TrainingMonitor:
         self._forget()
 
     def _forget(self) -> None:
+        """Empty the averages."""
         self._started: float | None = None
         self._images, self._estimator_seconds = 0, 0.0
-        self._band_sum, self._band_count = torch.zeros(
-            2, NOISE_BANDS, device=self.band_edges.device
-        )
+        self._band_sum = torch.zeros(NOISE_BANDS, device=self.band_edges.device)
+        self._band_count = torch.zeros(NOISE_BANDS, device=self.band_edges.device)
         self.estimator_watch.read_and_reset()
 
     def restart(self) -> None:
@@ -81,18 +91,26 @@ class TrainingMonitor:
         self._forget()
 
     def elapsed(self) -> TrainingTime:
-        """Return the total time of all intervals, including the current one. This waits for the device."""
-        return self._before if self._started is None else self._before + self._interval()
+        """Return the total time of all intervals, with the current one; this waits for the device."""
+        if self._started is None:
+            return self._before
+        return self._before + self._interval()
 
     def _interval(self) -> TrainingTime:
+        """Return the time of the current interval."""
         assert self._started is not None
         self._estimator_seconds += self.estimator_watch.read_and_reset()
-        return TrainingTime(
-            time.perf_counter() - self._started, self._images, self._estimator_seconds
-        )
+        seconds = time.perf_counter() - self._started
+        return TrainingTime(seconds, self._images, self._estimator_seconds)
 
     def update(self, loss: Tensor, t: Tensor, images: int) -> None:
-        """Add one batch: losses (B,), noise levels t (B,) float64, and the batch's number of images over all ranks."""
+        """Add one batch.
+
+        Args:
+            loss: (B,).
+            t: noise levels, (B,) float64.
+            images: the batch's number of images, over all ranks.
+        """
         band = torch.bucketize(t, self.band_edges[1:-1])
         self._band_sum.index_add_(0, band, loss)
         self._band_count.index_add_(0, band, torch.ones_like(loss))
@@ -101,13 +119,18 @@ class TrainingMonitor:
     def read(self) -> dict[str, float]:
         """Return the averages by name, without those of empty bands, and call `restart`."""
         interval = self._interval()
-        values = {"train/images_per_s": interval.images_per_second}
-        values["estimator/share_of_time"] = interval.estimator_share
+        values = {
+            "train/images_per_s": interval.images_per_second,
+            "estimator/share_of_time": interval.estimator_share,
+        }
+
         edges = self.band_edges.tolist()
-        for band, (total, count) in enumerate(
-            zip(self._band_sum.tolist(), self._band_count.tolist(), strict=True)
-        ):
+        totals, counts = self._band_sum.tolist(), self._band_count.tolist()
+        for band in range(NOISE_BANDS):
+            total, count = totals[band], counts[band]
             if count > 0:
-                values[f"train/loss_t_{edges[band]:.3g}_to_{edges[band + 1]:.3g}"] = total / count
+                name = f"train/loss_t_{edges[band]:.3g}_to_{edges[band + 1]:.3g}"
+                values[name] = total / count
+
         self.restart()
         return values

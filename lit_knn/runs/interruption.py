@@ -13,25 +13,33 @@ from pytorch_lightning.utilities.exceptions import SIGTERMException
 
 from lit_knn.common.distributed import cpu_group, largest, leave
 
-# A launcher passes a Ctrl-C on to processes that already got it from the terminal. Two so close together are one.
+# A launcher passes a Ctrl-C on to processes that already got it from the terminal. Two so close
+# together are one.
 SECONDS_BETWEEN_TWO = 1.0
-# SLURM is asked to send one of these before it ends a job. Lightning then saves a checkpoint and queues the job again.
+# SLURM is asked to send one of these before it ends a job. Lightning then saves a checkpoint and
+# queues the job again.
 REQUEUE_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)
 
 
 class RunInterrupted(SystemExit):
-    """A signal has ended the run after `step`. The exit status is the shell's: 130 for Ctrl-C, 143 for SIGTERM."""
+    """A signal has ended the run after `step`; `checkpoint` is the last one that was saved.
+
+    The exit status is the shell's: 130 for Ctrl-C, 143 for SIGTERM.
+    """
 
     def __init__(self, signum: int, step: int, checkpoint: str | None) -> None:
         super().__init__(128 + signum)
-        self.signum, self.step, self.checkpoint = signum, step, checkpoint
+        self.signum = signum
+        self.step = step
+        self.checkpoint = checkpoint
 
 
 class Interruption(pl.Callback):
     """Notes signals in training, and ends the run after the batch, when checkpoints are saved.
 
-    Inside a batch, an end could leave an optimiser step half done. A validation changes no weights, so the run ends at
-    once there. A second Ctrl-C ends the process at once, too. SLURM's signal to requeue waits for the end of the batch.
+    Inside a batch, an end could leave an optimiser step half done. A validation changes no weights,
+    so the run ends at once there. A second Ctrl-C ends the process at once, too. SLURM's signal to
+    requeue waits for the end of the batch.
     """
 
     def __init__(self) -> None:
@@ -50,9 +58,12 @@ class Interruption(pl.Callback):
         self._group = cpu_group()
         if threading.current_thread() is not threading.main_thread():
             return
+
         for signum in (signal.SIGINT, signal.SIGTERM):
             signal.signal(signum, self._note)
-        for signum in REQUEUE_SIGNALS if SLURMEnvironment.detect() else ():
+        if not SLURMEnvironment.detect():
+            return
+        for signum in REQUEUE_SIGNALS:
             handler = signal.getsignal(signum)
             if callable(handler):
                 self._requeue = handler
@@ -60,17 +71,22 @@ class Interruption(pl.Callback):
 
     def teardown(self, *_: Any, **__: Any) -> None:
         """Close the group of processes that agree on signals."""
-        group, self._group = self._group, None
+        group = self._group
+        self._group = None
         leave(group)
 
     on_exception = teardown  # Lightning tears nothing down after a failure or an interruption.
 
     def on_train_batch_end(self, trainer: pl.Trainer, pl_module: Any, *_: Any) -> None:
-        """Count the batch, and agree with the other ranks whether to stop; checkpoints are saved after that."""
+        """Count the batch, and agree with the other ranks whether to stop.
+
+        Checkpoints are saved after that.
+        """
         pl_module.finish_batch()
         self._open = trainer.global_step == self._step
         if self._open:
             return  # Gradients without their step would be lost.
+
         self._step = trainer.global_step
         self.stops, requeue = largest([self._noted, self._requeue_noted], self._group)
         if requeue and self._requeue is not None:
@@ -83,42 +99,47 @@ class Interruption(pl.Callback):
             raise self._interrupted(self.stops)
 
     def on_validation_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Let a signal end the run at once from now on, because the checkpoint before the validation is saved."""
-        self._ends_at_once = (
-            trainer.state.fn == "fit" and not trainer.sanity_checking and not self._open
-        )
-        if self._ends_at_once and (self.stops or self._noted):
-            raise self._interrupted(self.stops or self._noted)
+        """Let a signal end the run at once from now on.
+
+        The checkpoint before the validation is saved.
+        """
+        in_fit = trainer.state.fn == "fit" and not trainer.sanity_checking
+        self._ends_at_once = in_fit and not self._open
+        signum = self.stops or self._noted
+        if self._ends_at_once and signum:
+            raise self._interrupted(signum)
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Let a signal wait again, because checkpoints are saved now, and then training goes on."""
+        """Let a signal wait again: checkpoints are saved now, and then training goes on."""
         self._ends_at_once = False
 
     def _interrupted(self, signum: int) -> RunInterrupted:
+        """Return the exception that ends the run, with the checkpoint that was saved last."""
+        saved = None
         # The last callback is `LastCheckpoint`. Others may have saved long ago.
-        saved = (
-            getattr(callback, "last_saved", None)
-            for callback in reversed(self._trainer.checkpoint_callbacks)
-        )
-        return RunInterrupted(
-            signum, self._trainer.global_step, next((path for path in saved if path), None)
-        )
+        for callback in reversed(self._trainer.checkpoint_callbacks):
+            saved = getattr(callback, "last_saved", None)
+            if saved:
+                break
+        return RunInterrupted(signum, self._trainer.global_step, saved)
 
     def _note(self, signum: int, frame: Any) -> None:
-        launcher, now = self._trainer.strategy.launcher, time.monotonic()
+        """Note a signal; a second Ctrl-C, and any signal in a validation, end the run at once."""
+        launcher = self._trainer.strategy.launcher
+        now = time.monotonic()
         if self._noted:
             if signum == signal.SIGINT and now - self._noted_at > SECONDS_BETWEEN_TWO:
                 if launcher is not None:
                     launcher.kill(signal.SIGKILL)
                 os._exit(128 + signum)
             return
+
         self._noted, self._noted_at = signum, now
         if self._trainer.is_global_zero:
+            name = signal.Signals(signum).name
+            line = f"\n{name}: stopping after this batch; Ctrl-C ends at once\n"
             # The signal may have come inside a print, which cannot be entered twice.
-            os.write(
-                2,
-                f"\n{signal.Signals(signum).name}: stopping after this batch; Ctrl-C ends at once\n".encode(),
-            )
+            os.write(2, line.encode())
         if launcher is not None:
             launcher.kill(signum)
         if self._ends_at_once:
@@ -130,11 +151,17 @@ class Interruption(pl.Callback):
 
 def stop_signal(trainer: pl.Trainer) -> int:
     """Return the signal that ends the run after this batch, or 0."""
-    return next((each.stops for each in trainer.callbacks if isinstance(each, Interruption)), 0)  # type: ignore[attr-defined]
+    for callback in trainer.callbacks:  # type: ignore[attr-defined]
+        if isinstance(callback, Interruption):
+            return callback.stops
+    return 0
 
 
 class EndAtSigterm(pl.Callback):
-    """Makes SIGTERM end a validation or a prediction at once, by `SIGTERMException`; Lightning would only note it."""
+    """Makes SIGTERM end a validation or a prediction at once, by `SIGTERMException`.
+
+    Lightning would only note it.
+    """
 
     def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         if trainer.state.fn != "fit":  # `Interruption` ends a training.

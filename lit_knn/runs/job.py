@@ -12,7 +12,9 @@ def job_folder() -> str | None:
 
     It tells the job its run when it is queued again, and holds the checkpoint of SLURM's signal.
     """
-    return f"slurm_{os.environ.get('SLURM_JOB_ID')}" if SLURMEnvironment.detect() else None
+    if not SLURMEnvironment.detect():
+        return None
+    return f"slurm_{os.environ.get('SLURM_JOB_ID')}"
 
 
 def is_of_job(checkpoint: str | Path) -> bool:
