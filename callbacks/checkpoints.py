@@ -12,7 +12,7 @@ from lit_knn.common.distributed import on_first_rank
 from lit_knn.common.errors import InputError, check_at_least, prefixed
 from lit_knn.common.files import make_folder
 from lit_knn.modules.base import EstimatorTraining
-from lit_knn.runs.folder_choice import expanded
+from lit_knn.runs.names import expanded
 
 
 class StepCheckpoint(Checkpoint):

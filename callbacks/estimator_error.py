@@ -1,4 +1,4 @@
-"""Measure squared bias, variance and MSE (Eq. 15) of estimators over noise levels, and draw Figure 3."""
+"""Measure bias, variance and MSE (Eq. 15) of estimators over noise levels; draw Figure 3."""
 
 from typing import Any
 
@@ -13,28 +13,31 @@ from lit_knn.metrics import ErrorCurve
 from lit_knn.metrics.latents import noise_grid
 
 CSV_NAME, FIGURE_NAME = "estimator_error.csv", "figure3"
-# The logger gets the largest value over the noise levels of these columns, which are the terms of Eq. 15 (eq:mse).
+# The logger gets the largest value over the noise levels of these columns, which are the terms of
+# Eq. 15 (eq:mse).
 PEAKS = ("score_mse", "score_bias_sq", "score_variance")
 
 
 class EstimatorError(Measurement):
-    """At validation, measure estimators against the exact posterior mean, which is computed once for all of them.
+    """At validation, measure estimators against the exact posterior mean.
 
-    Writes `estimator_error.csv`, one row for each estimator and noise level, and Figure 3 (`figure3.png`, `.pdf`) to
-    the run's folder. The logger gets the picture and the peak over t of each error. `lit_knn.metrics.ErrorCurve.levels`
-    explains the columns.
+    It is computed once for all of them. Writes `estimator_error.csv`, one row for each estimator
+    and noise level, and Figure 3 (`figure3.png`, `.pdf`) to the run's folder. The logger gets the
+    picture and the peak over t of each error. `lit_knn.metrics.ErrorCurve.levels` explains the
+    columns.
 
     Args:
         estimators: by name.
-        noise_levels: the levels t; or their number, for levels evenly spaced in ln t from `t_min` to `t_max`.
+        noise_levels: the levels t; or their number, for levels evenly spaced in ln t from `t_min`
+            to `t_max`.
         t_min: smallest level, if `noise_levels` is a number.
         t_max: largest level, if `noise_levels` is a number.
         num_z: number of latents, each made from another image of the reference set.
         repeats: estimates at each latent; deterministic estimators make one.
         batch_size: latents at a time.
-        resample_source: draw `x_source` for each repeat from the posterior p_t(x|z) instead of keeping the x that made
-            z. Errors of `STF` and `OneSample` from their source then count as variance, and not, as in the paper, as
-            bias. The MSE is the same in expectation.
+        resample_source: draw `x_source` for each repeat from the posterior p_t(x|z) instead of
+            keeping the x that made z. Errors of `STF` and `OneSample` from their source then count
+            as variance, and not, as in the paper, as bias. The MSE is the same in expectation.
     """
 
     outputs = (CSV_NAME, f"{FIGURE_NAME}.png")
@@ -56,9 +59,11 @@ class EstimatorError(Measurement):
         self.curve = ErrorCurve(estimators, levels, num_z, repeats, batch_size, resample_source)
 
     def check(self) -> None:
+        """Check that the data suit the estimators and levels."""
         self.curve.check(self.reference)
 
     def evaluate(self) -> None:
+        """Measure all levels, and write the table after each."""
         rows: list[dict[str, Any]] = []
         table = self.run_folder / CSV_NAME
         with self.bar(self.curve.estimates, "Estimator error", " estimates", leave=True) as bar:
@@ -66,17 +71,25 @@ class EstimatorError(Measurement):
                 rows += level
                 if self.is_first:
                     write_rows(table, rows)
+
         for name in self.curve.estimators:
-            own = [row for row in rows if row["estimator"] == name]
-            for error in PEAKS:
-                values = [row[error] for row in own if row[error] != ""]
-                if values:  # An estimator without randomness has an MSE alone.
-                    self.module.log(
-                        f"estimator/peak_{error}/{name}", max(values), rank_zero_only=True
-                    )
-            peak = max(own, key=lambda row: row["score_mse"])
-            error = f"{peak['score_mse']:.1e} ± {peak['score_mse_se']:.1e}"
-            rank_zero_info(f"Peak score MSE of {name}: {error}, at t = {peak['t']:.3g}")
+            self._log_peaks(name, [row for row in rows if row["estimator"] == name])
         if self.is_first:
             picture = self.save_figure(figure3(rows), FIGURE_NAME, f"estimator/{FIGURE_NAME}")
             rank_zero_info(f"Estimator error is in {table} and {picture}")
+
+    def _log_peaks(self, name: str, levels: list[dict[str, Any]]) -> None:
+        """Log the largest errors of an estimator.
+
+        Args:
+            name: of the estimator.
+            levels: its rows of the table.
+        """
+        for column in PEAKS:
+            values = [row[column] for row in levels if row[column] != ""]
+            if values:  # An estimator without randomness has an MSE alone.
+                self.module.log(f"estimator/peak_{column}/{name}", max(values), rank_zero_only=True)
+
+        peak = max(levels, key=lambda row: row["score_mse"])
+        error = f"{peak['score_mse']:.1e} ± {peak['score_mse_se']:.1e}"
+        rank_zero_info(f"Peak score MSE of {name}: {error}, at t = {peak['t']:.3g}")

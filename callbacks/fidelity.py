@@ -1,4 +1,4 @@
-"""Measure the fidelity of samples to the data, such as FID and the Inception Score, at each validation."""
+"""Measure the fidelity of samples at each validation, such as FID and the Inception Score."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -15,11 +15,12 @@ from lit_knn.runs.run import decoded
 
 
 class Fidelity(Measurement):
-    """At each validation, draw samples, log how close they are to the data, and add a row to `fidelity.csv`.
+    """At each validation, draw samples and log how close they are to the data.
 
-    With Inception features it logs `fid` and `inception_score`, which equal torch-fidelity's on the same images. The
-    model must have `sample(seeds)`, which draws with its own number of steps; the data module a `reference`. The seeds
-    are always 0 to num_samples − 1, whatever the model or checkpoint. The ranks split them.
+    A row of `fidelity.csv` has the values, too. With Inception features it logs `fid` and
+    `inception_score`, which equal torch-fidelity's on the same images. The model must have
+    `sample(seeds)`, which draws with its own number of steps; the data module a `reference`. The
+    seeds are always 0 to num_samples − 1, whatever the model or checkpoint. The ranks split them.
 
     Args:
         num_samples: number of samples.
@@ -28,10 +29,11 @@ class Fidelity(Measurement):
         extra_metrics: any of `kid`, `precision`, `recall`, on the same features.
         kid_subset_size: images of each set in one of KID's 100 subsets.
         cache_dir: folder that keeps the statistics of the data for other runs; null to keep none.
-        mirrored: with data that has `hflip`, also count the mirror images as data. Published values do not: their
-            statistics leave out mirror images even if training uses them.
-        held_out: compare with the held-out images of the data (`data.held_out`) instead of its training images, which
-            copies would match perfectly. The names of the values then end in `_held_out`.
+        mirrored: with data that has `hflip`, also count the mirror images as data. Published values
+            do not: their statistics leave out mirror images even if training uses them.
+        held_out: compare with the held-out images of the data (`data.held_out`) instead of its
+            training images, which copies would match perfectly. The names of the values then end in
+            `_held_out`.
     """
 
     in_fit = True
@@ -139,7 +141,8 @@ class Fidelity(Measurement):
 class PixelFrechetDistance(Fidelity):
     """`Fidelity` on the pixels themselves: at each validation, log `fd_pixels`, which is not FID.
 
-    It suits small images such as the digits, and latents; it needs no weights and keeps nothing on disk.
+    It suits small images such as the digits, and latents; it needs no weights and keeps nothing on
+    disk.
 
     Args:
         num_samples: number of samples, with the seeds 0 to num_samples − 1.

@@ -1,4 +1,4 @@
-"""Figure 5: samples of the probability flow, begun by an estimator and finished by a network or another estimator."""
+"""Figure 5: samples of the probability flow, begun by an estimator and finished by a network."""
 
 import re
 import time
@@ -32,31 +32,35 @@ GRID_SAMPLES = 64
 
 
 class HybridSampling(Measurement):
-    """For each t_switch, sample with each estimator down to t_switch and with the network below, and measure samples.
+    """Sample with each estimator down to t_switch and with the network below, and measure.
 
-    The baseline, `forward`, starts the network from noisy data. The measurements are the distance to the data, the
-    copied fraction and the mean distance to the nearest training image. Any estimator may take the network's place: an
-    average over images of patches or of neighbourhoods generalises, too (`docs/analytic.md`).
+    The baseline, `forward`, starts the network from noisy data. The measurements are the distance
+    to the data, the copied fraction and the mean distance to the nearest training image. Any
+    estimator may take the network's place: an average over images of patches or of neighbourhoods
+    generalises, too (`docs/analytic.md`).
 
-    Each finished point is a row of a CSV file in `folder`; a run of the same settings does not compute it again. The
-    last column is a hash of estimator, network, data, index and options; the JSON file of that name lists them. At the
-    end the picture of the run's points is written to the run's own folder. Samples are split over the ranks by batches,
-    which are the same for any number of ranks.
+    Each finished point is a row of a CSV file in `folder`; a run of the same settings does not
+    compute it again. The last column is a hash of estimator, network, data, index and options; the
+    JSON file of that name lists them. At the end the picture of the run's points is written to the
+    run's own folder. Samples are split over the ranks by batches, which are the same for any number
+    of ranks.
 
     Args:
-        network: integrates below t_switch: a trained `lit_knn.estimators.Network`, or any other estimator that can
-            sample. Random estimators draw apart on both sides of t_switch.
+        network: integrates below t_switch: a trained `lit_knn.estimators.Network`, or any other
+            estimator that can sample. Random estimators draw apart on both sides of t_switch.
         estimators: integrate above t_switch, by name.
         t_switch: noise levels, each between the model's sigma_min and sigma_max.
         folder: folder that keeps the finished points of all runs, with a grid of samples of each.
         num_samples: samples of each point, with the seeds 0 to num_samples − 1.
         num_steps: levels of the sampler's grid, without t_switch, which is inserted.
         batch_size: samples drawn at a time, on each rank. An estimator's draws depend on it.
-        extractor: maps samples and data to the features that are compared; null for Inception, whose distance is FID.
+        extractor: maps samples and data to the features that are compared; null for Inception,
+            whose distance is FID.
         threshold: largest ratio of nearest to second nearest distance at which a sample is a copy.
         cache_dir: folder that keeps the statistics of the data for other runs; null to keep none.
-        held_out: measure the distance to the held-out images of the data (`data.held_out`), whose column ends in
-            `_held_out`. The copied fraction and the nearest distance stay those of the training images.
+        held_out: measure the distance to the held-out images of the data (`data.held_out`), whose
+            column ends in `_held_out`. The copied fraction and the nearest distance stay those of
+            the training images.
     """
 
     model_class = LitEstimator

@@ -1,4 +1,4 @@
-"""Draw Figure 2 (fig:denoiser_viz): the posterior mean and its estimates, as pictures over noise levels."""
+"""Figure 2 (fig:denoiser_viz): the posterior mean and its estimates over noise levels."""
 
 from pytorch_lightning.utilities import rank_zero_info
 
@@ -20,7 +20,8 @@ class MeanPicture(Measurement):
 
     Args:
         estimators: by name, in the order of the rows.
-        noise_levels: the columns; or their number, for levels evenly spaced in ln t from `t_min` to `t_max`.
+        noise_levels: the columns; or their number, for levels evenly spaced in ln t from `t_min` to
+            `t_max`.
         t_min: smallest level, if `noise_levels` is a number.
         t_max: largest level, if `noise_levels` is a number.
         num_images: number of pictures.

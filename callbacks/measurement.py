@@ -26,11 +26,13 @@ SCREEN_DPI = 100
 
 
 class Measurement(pl.Callback):
-    """Base of the callbacks that measure or draw at validation. A subclass implements `check` and `evaluate`.
+    """Base of the callbacks that measure or draw at validation.
 
-    Every rank calls both. The constructor raises `InputError` for an option out of its range, and `check` for data, a
-    model or a package that does not fit; such an error gets the name of the callback in front. `trainer`, `module`,
-    `data`, `device`, `run_folder` and `is_first` (this rank writes the results) are there when `check` begins.
+    A subclass implements `check` and `evaluate`. Every rank calls both. The constructor raises
+    `InputError` for an option out of its range, and `check` for data, a model or a package that
+    does not fit; such an error gets the name of the callback in front. `trainer`, `module`, `data`,
+    `device`, `run_folder` and `is_first` (this rank writes the results) are there when `check`
+    begins.
     """
 
     # Others refuse `fit`, because each validation would overwrite the results of the last one.
@@ -44,7 +46,7 @@ class Measurement(pl.Callback):
         """Check settings and data before any long work."""
 
     def evaluate(self) -> None:
-        """Measure. The network has the averaged weights, which stay in it until the EMA callback runs."""
+        """Measure; the network has the averaged weights until the EMA callback runs."""
         raise NotImplementedError
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:

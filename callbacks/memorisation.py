@@ -10,15 +10,17 @@ from lit_knn.metrics.memorisation import LikestPairs, MemorisationMetric, check_
 
 
 class Memorisation(Measurement):
-    """At each validation, log `copied_fraction` and `mean_nearest_distance` of samples, and show the likest pairs.
+    """At each validation, log `copied_fraction` and `mean_nearest_distance` of samples.
 
-    In the ratio test, a sample is a copy if it is nearer to one training image than `threshold` times its distance to
-    any other. The model must have `sample(seeds)` and `step`, the data module a `reference`. The picture in the run's
-    folder has rows of samples, each above a row of their nearest training images; the smallest ratio comes first. With
-    `hflip` mirror images are training images, too.
+    The likest pairs become a picture. In the ratio test, a sample is a copy if it is nearer to one
+    training image than `threshold` times its distance to any other. The model must have
+    `sample(seeds)` and `step`, the data module a `reference`. The picture in the run's folder has
+    rows of samples, each above a row of their nearest training images; the smallest ratio comes
+    first. With `hflip` mirror images are training images, too.
 
     Args:
-        num_samples: number of samples, with the seeds 0 to num_samples − 1, split over the ranks by batches.
+        num_samples: number of samples, with the seeds 0 to num_samples − 1, split over the ranks by
+            batches.
         batch_size: samples drawn at a time, on each rank.
         threshold: largest ratio of nearest to second nearest distance at which a sample is a copy.
         num_pairs: pairs in the picture; 0 for none.
@@ -43,21 +45,25 @@ class Memorisation(Measurement):
         self.logged = self.metric.names
 
     def check(self) -> None:
+        """Check that the data can be searched."""
         check_search(self.reference.to(self.device))
 
     def evaluate(self) -> None:
-        reference, share = self.reference, self.num_samples // self.trainer.world_size
+        """Measure the samples, log the values, and draw the likest pairs."""
+        reference = self.reference
         self.metric.to(reference.device).reset()
         likest = LikestPairs(self.num_pairs, reference)
+
+        share = self.num_samples // self.trainer.world_size
+        batches = draw_samples(self.module.sample, self.num_samples, self.batch_size)
         with self.bar(share, "Memorisation", " samples") as bar:
-            for seeds, samples in draw_samples(
-                self.module.sample, self.num_samples, self.batch_size
-            ):
+            for seeds, samples in batches:
                 nearest = nearest_images(samples, reference)
                 self.metric.update(nearest)
                 likest.update(samples, nearest)
                 bar.update(len(seeds))
         self.log_values(self.metric.compute())
+
         samples, ids = likest.compute()  # Every rank calls this, because the ranks exchange pairs.
         if self.is_first and len(ids) and are_pictures(reference.shape):
             step = int(self.module.step)

@@ -1,4 +1,4 @@
-"""Figure 1 (fig:posterior_illustration): the posterior and the nearest-neighbour proposal of points on a line."""
+"""Figure 1 (fig:posterior_illustration): posterior and proposal of points on a line."""
 
 from pytorch_lightning.utilities import rank_zero_info
 
@@ -10,9 +10,10 @@ from lit_knn.metrics.latents import noise_grid
 
 
 class PosteriorPicture(Measurement):
-    """At validation, draw the posterior p_t(x|z) and the proposal q_t(x|z) of a one-dimensional data set.
+    """At validation, draw the posterior p_t(x|z) and the proposal q_t(x|z).
 
-    Each noise level has a panel; the files are `figure1.png` and `.pdf` in the run's folder, and TensorBoard.
+    The data set has one dimension. Each noise level has a panel; the files are `figure1.png` and
+    `.pdf` in the run's folder, and TensorBoard.
 
     Args:
         k: number of neighbours of the proposal.
@@ -31,13 +32,15 @@ class PosteriorPicture(Measurement):
         self.levels = noise_grid(noise_levels, 0, 0)
 
     def check(self) -> None:
+        """Check the dimension of the data, and bind the proposal to them."""
         if self.reference.d != 1:
             raise InputError(f"the data must have one dimension, it has {self.reference.d}")
         self.knn.bind(self.reference)
 
     def evaluate(self) -> None:
-        if self.is_first:
-            picture = self.save_figure(
-                figure1(self.knn, self.reference, self.z, self.levels), "figure1"
-            )
-            rank_zero_info(f"Posterior and proposal are in {picture}")
+        """Draw the picture on the first rank."""
+        if not self.is_first:
+            return
+        figure = figure1(self.knn, self.reference, self.z, self.levels)
+        picture = self.save_figure(figure, "figure1")
+        rank_zero_info(f"Posterior and proposal are in {picture}")

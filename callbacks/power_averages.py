@@ -20,20 +20,23 @@ DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.
 
 
 class PowerAverages(pl.Callback):
-    """Track power-function averages of the weights beside the usual one, and store snapshots of them (EDM2).
+    """Track power-function averages of the weights (EDM2), and store snapshots of them.
 
-    `lit-knn average RUN --ema 0.07` makes a checkpoint of another length from the snapshots. A snapshot is written
-    each time the images seen pass a multiple of `every_n_images`, and at the end of the training. Between two
-    snapshots no step waits for a GPU. See docs/training.md.
+    The usual average stays beside them. `lit-knn average RUN --ema 0.07` makes a checkpoint of
+    another length from the snapshots. A snapshot is written each time the images seen pass a
+    multiple of `every_n_images`, and at the end of the training. Between two snapshots no step
+    waits for a GPU. See docs/training.md.
 
     Args:
-        lengths: relative lengths of the tracked averages: the standard deviation of an average's profile, as a share of
-            the training so far. EDM2 (arXiv 2312.02696) tracks 0.05 and 0.10. Each takes a copy of the weights in the
-            memory of the device, in each checkpoint and in each snapshot.
-        every_n_images: images between snapshots. 1/32 of the training or less keeps the error of lengths from 0.03 to
-            0.20 at 1 %; the default is 1/40 of EDM's 200 million images.
-        dtype: type of float32 weights in snapshots. float16 halves the files, but rounds. An average adds many
-            snapshots with weights of both signs, which enlarges the rounding error, about 10 times at length 0.03.
+        lengths: relative lengths of the tracked averages: the standard deviation of an average's
+            profile, as a share of the training so far. EDM2 (arXiv 2312.02696) tracks 0.05 and
+            0.10. Each takes a copy of the weights in the memory of the device, in each checkpoint
+            and in each snapshot.
+        every_n_images: images between snapshots. 1/32 of the training or less keeps the error of
+            lengths from 0.03 to 0.20 at 1 %; the default is 1/40 of EDM's 200 million images.
+        dtype: type of float32 weights in snapshots. float16 halves the files, but rounds. An
+            average adds many snapshots with weights of both signs, which enlarges the rounding
+            error, about 10 times at length 0.03.
     """
 
     @prefixed("PowerAverages")
@@ -58,45 +61,51 @@ class PowerAverages(pl.Callback):
         """Copy the module and make the folder of the snapshots when a fit begins."""
         if stage != "fit":
             return
-        self._tracked, self._resumed = (
-            TrackedAverages(pl_module, trainer.strategy.root_device, self.lengths),
-            False,
-        )
+        device = trainer.strategy.root_device
+        self._tracked = TrackedAverages(pl_module, device, self.lengths)
+        self._resumed = False
         self._folder = Path(trainer.log_dir or trainer.default_root_dir) / SNAPSHOTS_FOLDER
         on_first_rank(lambda: make_folder(self._folder))
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: Any) -> None:
-        """Check that the averages begin with the training, and that the folder has no later snapshots."""
+        """Check that the averages begin with the training, and remove later snapshots."""
         seen = pl_module.images_seen
         if seen and not self._resumed:
-            told = f"the checkpoint, of {seen} images, has no such averages, and they need the whole training"
-            raise InputError(
-                f"PowerAverages: {told}: leave the callback out, or start a new training"
-            )
+            problem = f"the checkpoint, of {seen} images, has no such averages"
+            reason = "and they need the whole training"
+            advice = "leave the callback out, or start a new training"
+            raise InputError(f"PowerAverages: {problem}, {reason}: {advice}")
+
         self._passed, self._step = seen // self.every_n_images, trainer.global_step
         on_first_rank(lambda: self._remove_later(seen))
 
     def _remove_later(self, seen: int) -> None:
-        """Remove the snapshots after the checkpoint that the run resumes from, which the run makes again."""
-        later = [path for images, path in kept_in(self._folder).items() if images > seen]
-        if later and not seen:
-            raise InputError(
-                f"PowerAverages: {later[0]} is of another training: move {self._folder} away"
-            )
-        for path in later:
-            rank_zero_warn(
-                f"{path} is removed: this training resumes from {seen} images, and makes it again"
-            )
+        """Remove the snapshots after the checkpoint of `seen` images that the run resumes from.
+
+        The run makes them again.
+        """
+        for images, path in kept_in(self._folder).items():
+            if images <= seen:
+                continue
+            if not seen:
+                problem = f"{path} is of another training"
+                raise InputError(f"PowerAverages: {problem}: move {self._folder} away")
+
+            resumes = f"this training resumes from {seen} images"
+            rank_zero_warn(f"{path} is removed: {resumes}, and makes it again")
             path.unlink()
 
     def on_train_batch_end(self, trainer: pl.Trainer, pl_module: Any, *args: Any) -> None:
         """Update the averages after a step, and write a snapshot if it is time."""
         if trainer.global_step == self._step:
             return  # The batch was only accumulated.
+        self._step = trainer.global_step
+
         assert self._tracked is not None
-        seen, self._step = pl_module.images_seen, trainer.global_step
+        seen = pl_module.images_seen
         self._tracked.update(pl_module, seen - pl_module.images_of_step, seen)
-        # The last one comes before a validation, because an interrupted validation is not done again.
+
+        # The last one comes before a validation: an interrupted validation is not done again.
         if seen // self.every_n_images > self._passed or trainer.global_step == trainer.max_steps:
             self._passed = seen // self.every_n_images
             self._write(trainer, pl_module)
@@ -107,19 +116,23 @@ class PowerAverages(pl.Callback):
             self._write(trainer, pl_module)
 
     def _write(self, trainer: pl.Trainer, pl_module: Any) -> None:
+        """Write a snapshot of the averages as they are, if they are finite."""
         assert self._tracked is not None
         snapshot = make_snapshot(trainer, pl_module, self._tracked, DTYPES[self.dtype])
         if snapshot is None:
             problem = f"an average is not finite in {self.dtype}; no snapshot is written"
             rank_zero_warn(f"PowerAverages: at step {trainer.global_step} {problem}")
             return
+
         # `kept_in` finds files of this name.
         path = self._folder / f"images_seen={snapshot['images_seen']}.ckpt"
         if not getattr(trainer, "fast_dev_run", False):  # The next trial would find it.
             on_first_rank(lambda: WholeCheckpointIO().save_checkpoint(snapshot, path))
 
     def state_dict(self) -> dict[str, Any]:
-        return {} if self._tracked is None else self._tracked.state_dict()
+        if self._tracked is None:
+            return {}
+        return self._tracked.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         if self._tracked is not None and state_dict:

@@ -15,8 +15,9 @@ from lit_knn.runs.run import find_reference
 class RunRecord(pl.Callback):
     """Write `run.json` into the run's folder: command, versions, revision, data, hardware and time.
 
-    `config.yaml` beside it has the settings. The file is written at the start, at each checkpoint, at the end, and when
-    the run is interrupted or fails. `lit-knn report RUN...` compares runs. `lit-knn fit` always adds this callback.
+    `config.yaml` beside it has the settings. The file is written at the start, at each checkpoint,
+    at the end, and when the run is interrupted or fails. `lit-knn report RUN...` compares runs.
+    `lit-knn fit` always adds this callback.
     """
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:

@@ -20,8 +20,8 @@ class SampleGrid(Measurement):
 
     Args:
         num_samples: samples in a picture; the seeds are 0 to num_samples − 1.
-        num_steps: numbers of sampling steps; each gives one picture. null is the model's own number, or
-            its sampler's.
+        num_steps: numbers of sampling steps; each gives one picture. null is the model's own
+            number, or its sampler's.
     """
 
     in_fit = True
@@ -34,21 +34,27 @@ class SampleGrid(Measurement):
         self.last_paths: list[Path] = []
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Check that the model can take these numbers of steps, before the training instead of at a validation."""
+        """Check that the model can take these numbers of steps, before the long training."""
         if not isinstance(pl_module, EstimatorTraining) or pl_module.image_shape is None:
             return
+
         model = pl_module.generative_model()
         for steps in self.num_steps:
             with prefixed("SampleGrid"):
                 model.check_steps(model.num_steps if steps is None else steps)
 
     def evaluate(self) -> None:
+        """Draw a picture for each number of steps on the first rank."""
         self.last_paths = []
-        for steps in self.num_steps if self.is_first else ():
+        if not self.is_first:
+            return
+
+        for steps in self.num_steps:
             images = decoded(self.trainer, self.module.sample(range(self.num_samples), steps))
             picture = sample_picture(images)
             if picture is None:
                 return
+
             name = "default" if steps is None else f"{steps}-step"
             path = self.run_folder / "samples" / f"step_{self.module.step:07d}_{name}.png"
             picture = captioned(picture, f"{len(images):,} samples, step {self.module.step:,}")

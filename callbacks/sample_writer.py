@@ -1,4 +1,4 @@
-"""Write the samples of `predict` as PNG files or one .npz file, and a picture beside their folder."""
+"""Write the samples of `predict` as PNG files or one .npz file, and a picture of the first."""
 
 import json
 import os
@@ -21,7 +21,7 @@ from lit_knn.common.files import written_whole
 from lit_knn.common.pixels import are_pictures, to_uint8
 from lit_knn.common.tables import write_rows
 from lit_knn.figures import captioned, sample_picture
-from lit_knn.runs.folder_choice import expanded
+from lit_knn.runs.names import expanded
 from lit_knn.runs.run import decoded
 
 GRID_SAMPLES = 64
@@ -38,12 +38,12 @@ class SampleWriter(BasePredictionWriter):
     of series (1, L).
 
     Args:
-        format: `png`, one file per sample, named by its seed; or `npz`, one file `samples.npz` with `images`, uint8
-            (N, H, W, C), and `seeds`. An autoencoder of the data decodes latents first. Other latents and vectors are
-            always written as `npz`, float32, not rescaled. The classes of a class-conditional model
-            are `labels` of the `npz`, or, in EDM's layout, `dataset.json` among the images, which
-            `ImageFiles` reads. With their names they are in `classes.csv` there.
-            With guidance 0 samples have no class.
+        format: `png`, one file per sample, named by its seed; or `npz`, one file `samples.npz` with
+            `images`, uint8 (N, H, W, C), and `seeds`. An autoencoder of the data decodes latents
+            first. Other latents and vectors are always written as `npz`, float32, not rescaled. The
+            classes of a class-conditional model are `labels` of the `npz`, or, in EDM's layout,
+            `dataset.json` among the images, which `ImageFiles` reads. With their names they are in
+            `classes.csv` there. With guidance 0 samples have no class.
         folder: output folder, empty or new; by default `predictions/` in the run's folder.
     """
 
@@ -180,7 +180,7 @@ class SampleWriter(BasePredictionWriter):
             np.savez_compressed(partial, **arrays)  # type: ignore[arg-type]
 
     def _draw(self, images: np.ndarray, number: int) -> None:
-        """Draw the first of so many samples, in the order of their seeds, if their shape allows it."""
+        """Draw the first of so many samples, in the order of their seeds, if their shape fits."""
         limit = GRID_POINTS if images.shape[1:] == (2,) else GRID_SAMPLES
         first = torch.from_numpy(images[:limit]).float()
         if images.dtype == np.uint8:

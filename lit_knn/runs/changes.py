@@ -1,68 +1,12 @@
-"""Compares the options of two runs: which differ, and which of these change what a run trains."""
+"""Compares the options of two runs, and names those that differ."""
 
 import filecmp
-import pkgutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-# These options, and those below them, change when a run measures, logs and saves, what it shows,
-# how long it trains and on which devices. Its steps stay the same, so a run can go on with others.
-# A module names its own such options, `untrained_options`.
-HARMLESS = (
-    # where it starts, what it saves and logs
-    "ckpt_path",
-    "weights_only",
-    "last_checkpoint",
-    "sample_writer",
-    "trainer.logger",
-    "trainer.default_root_dir",
-    "trainer.enable_checkpointing",
-    "trainer.enable_autolog_hparams",
-    "trainer.log_every_n_steps",
-    # what it shows and watches
-    "trainer.enable_progress_bar",
-    "trainer.enable_model_summary",
-    "trainer.profiler",
-    "trainer.detect_anomaly",
-    # when and what it measures
-    "trainer.val_check_interval",
-    "trainer.check_val_every_n_epoch",
-    "trainer.num_sanity_val_steps",
-    "trainer.limit_val_batches",
-    "trainer.limit_test_batches",
-    "trainer.limit_predict_batches",
-    "data.val_images",
-    "data.predict_samples",
-    # how long it trains
-    "trainer.max_time",
-    "trainer.max_steps",
-    "trainer.min_steps",
-    "trainer.max_epochs",
-    "trainer.min_epochs",
-    # on which devices, and how the data come there
-    "trainer.accelerator",
-    "trainer.strategy",
-    "data.num_workers",
-    "data.pin_memory",
-    "data.cache_dir",
-    "data.index.cache_dir",
-)
-# These callbacks watch a training, or end it; so do all of lit_knn but one, which needs it whole.
-WATCHERS = (
-    "DeviceStatsMonitor",
-    "EarlyStopping",
-    "LearningRateMonitor",
-    "ModelCheckpoint",
-    "ModelSummary",
-    "OnExceptionCheckpoint",
-    "RichModelSummary",
-    "RichProgressBar",
-    "ThroughputMonitor",
-    "Timer",
-    "TQDMProgressBar",
-)
-OF_THE_WHOLE_TRAINING = "PowerAverages"
+from lit_knn.runs.harmless import watches
+
 # Lightning's other names of a precision.
 PRECISIONS = {None: "32-true", "32": "32-true", "16": "16-mixed", "bf16": "bf16-mixed"}
 # These options of a data module set how its images are used. The other options set what they are.
@@ -106,28 +50,6 @@ def changes(before: Options, now: Options) -> Changes:
     return different
 
 
-def harmful(different: Options, model: Options) -> list[str]:
-    """Return the names of those options that change what a run trains.
-
-    Args:
-        different: options by name, see `changes`.
-        model: the configuration of the run's module. Its class says which of its options do not
-            count.
-    """
-    untrained: tuple[str, ...] = ()
-    if "class_path" in model:
-        kind = pkgutil.resolve_name(model["class_path"])
-        untrained = getattr(kind, "untrained_options", ())
-
-    harmless = list(HARMLESS)
-    for name in untrained:
-        harmless.append(f"model.{name}")
-
-    # With a dot at its end, `trainer.logger` holds `trainer.logger.name`, but no other option.
-    prefixes = tuple(f"{name}." for name in harmless)
-    return [name for name in different if not f"{name}.".startswith(prefixes)]
-
-
 def data_changes(before: Options, now: Options, trains: bool) -> Changes:
     """Return the options in which two configurations describe other data.
 
@@ -168,7 +90,7 @@ def _simplified(options: Options) -> dict[str, Any]:
     callbacks = trainer.get("callbacks") or []
     if isinstance(callbacks, Mapping):
         callbacks = [callbacks]
-    training = [callback for callback in callbacks if not _watches(callback)]
+    training = [callback for callback in callbacks if not watches(callback)]
     trainer["callbacks"] = dict(enumerate(training))
 
     precision = trainer.get("precision")
@@ -179,18 +101,6 @@ def _simplified(options: Options) -> dict[str, Any]:
     if type(devices) is int and type(nodes) is int:
         trainer["devices"], trainer["num_nodes"] = devices * nodes, 1
     return {**options, "trainer": trainer}
-
-
-def _watches(callback: Any) -> bool:
-    """Tell whether the recipe of a callback is of one that changes nothing in the steps."""
-    path = callback
-    if isinstance(callback, Mapping):
-        path = callback.get("class_path")
-
-    package, _, name = str(path).rpartition(".")
-    if package.startswith("lit_knn.callbacks"):
-        return name != OF_THE_WHOLE_TRAINING
-    return package.startswith("pytorch_lightning.callbacks") and name in WATCHERS
 
 
 def _pairs(options: Any, name: str = "") -> Iterator[tuple[str, Any]]:

@@ -91,7 +91,7 @@ class TrainingMonitor:
         self._forget()
 
     def elapsed(self) -> TrainingTime:
-        """Return the total time of all intervals, with the current one; this waits for the device."""
+        """Return the time of all intervals, with the current one; this waits for the device."""
         if self._started is None:
             return self._before
         return self._before + self._interval()

@@ -1,30 +1,17 @@
 """Chooses the folder that a run gets: `runs/NAME/VERSION`."""
 
-import os
-import pkgutil
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-from pytorch_lightning.loggers import CSVLogger, TensorBoardLogger
 
 from lit_knn.common.checkpoint_file import CHECKPOINTS, LAST_NAME
-from lit_knn.common.errors import InputError
-from lit_knn.common.files import at_home
 from lit_knn.runs.folder import CONFIG_NAME, RunFolder, estimator_options
 from lit_knn.runs.job import is_first_process, is_of_job
+from lit_knn.runs.names import Options, folder_of_name, given_version
 
-# These loggers write into folders NAME/VERSION. Other loggers have places of their own.
-FILE_LOGGERS = (TensorBoardLogger, CSVLogger)
-DEFAULT_NAME = "lightning_logs"
-# Loggers call what groups their runs by one of these options.
-NAMES = ("project", "experiment_name", "name")
 # The places between the words of a class's name: `UniformSNIS` is `Uniform` and `SNIS`.
 WORDS = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
-
-Options = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -89,6 +76,7 @@ def choose_folder(
 
 
 def _place(request: Request) -> Place:
+    """Return where the first rule that fits says, or else a new folder."""
     for rule in RULES:
         place = rule(request)
         if place is not None:
@@ -157,46 +145,6 @@ def _made(place: Place) -> RunFolder:
         return RunFolder(folder, tuple(missing))
 
 
-def folder_of_name(trainer: Options) -> Path:
-    """Return the folder of all runs of a name.
-
-    It is that of the first TensorBoard or CSV logger, or else `runs/NAME`.
-    """
-    root = trainer["default_root_dir"] or "."
-    file_loggers = _logger_options(trainer, FILE_LOGGERS)
-    if file_loggers:
-        options = file_loggers[0]
-        name = options.get("name", DEFAULT_NAME)
-        return expanded(options.get("save_dir", root)) / (name or "")
-
-    for options in _logger_options(trainer)[:1]:
-        for option in NAMES:
-            name = options.get(option)
-            if name:
-                return expanded(root) / str(name)
-    return expanded(root) / DEFAULT_NAME
-
-
-def expanded(path: str | os.PathLike[str]) -> Path:
-    """Replace `~` and `$NAME` in a path, as TensorBoard's logger does; the CSV logger does not."""
-    return Path(at_home(os.path.expandvars(path)))
-
-
-def given_version(trainer: Options) -> str | None:
-    """Return the name of the folder that a TensorBoard or CSV logger gives to the run, or None."""
-    for options in _logger_options(trainer, FILE_LOGGERS):
-        version = options.get("version")
-        if version is None:
-            continue
-
-        name = version if isinstance(version, str) else f"version_{version}"
-        if name in ("", "..") or Path(name).name != name:
-            problem = f"must be the name of a folder, got {name!r:.80}"
-            raise InputError(f"trainer.logger.version {problem}")
-        return name
-    return None
-
-
 def version_stem(model: Options) -> str:
     """Return the class of a model's estimator, or of the model, in snake case.
 
@@ -209,19 +157,3 @@ def version_stem(model: Options) -> str:
 
     class_name = named["class_path"].rpartition(".")[2]
     return WORDS.sub("_", class_name).lower().removeprefix("lit_")
-
-
-def _logger_options(trainer: Options, kinds: tuple[type, ...] = (object,)) -> list[Options]:
-    """Return the arguments of the loggers of some kinds."""
-    loggers = trainer["logger"]
-    if not isinstance(loggers, list):
-        loggers = [loggers]
-
-    arguments = []
-    for logger in loggers:
-        # `true` and `false` name no class.
-        if not hasattr(logger, "get"):
-            continue
-        if issubclass(pkgutil.resolve_name(logger["class_path"]), kinds):
-            arguments.append(logger.get("init_args") or {})
-    return arguments

@@ -1,4 +1,4 @@
-"""Checks what a training starts from and would overwrite, and repairs the counts of a checkpoint."""
+"""Checks what a training starts from and would overwrite; repairs the counts of a checkpoint."""
 
 import hashlib
 import json
@@ -179,7 +179,10 @@ def check_optimisation(
 
 
 def check_ranks(description: dict[str, Any]) -> None:
-    """Raise InputError if another rank describes its run in another way. Every rank must call it."""
+    """Raise InputError if another rank describes its run in another way.
+
+    Every rank must call it.
+    """
     descriptions = in_every_process(lambda: description)
     first = descriptions[0]
     for rank, other in enumerate(descriptions):

@@ -15,9 +15,10 @@ def find_reference(trainer: pl.Trainer) -> ReferenceSet | None:
 
 
 def data_reference(trainer: pl.Trainer, may_be_sharded: bool = False) -> ReferenceSet:
-    """Return the reference set of the run's data module. Lightning sets up the data module before callbacks.
+    """Return the reference set of the run's data module.
 
-    With `may_be_sharded` it may be a sharded set; every rank must then call the set the same number of times.
+    Lightning sets up the data module before callbacks. With `may_be_sharded` it may be a sharded
+    set; every rank must then call the set the same number of times.
     """
     reference = find_reference(trainer)
     if reference is None:
@@ -33,7 +34,10 @@ def data_autoencoder(trainer: pl.Trainer) -> Autoencoder | None:
 
 
 def decoded(trainer: pl.Trainer, samples: Tensor) -> Tensor:
-    """Decode samples (B, *shape) to images by the autoencoder of the run's data, or return them if it has none."""
+    """Decode samples (B, *shape) to images by the autoencoder of the run's data.
+
+    Without an autoencoder they are returned as they are.
+    """
     autoencoder = data_autoencoder(trainer)
     if autoencoder is None:
         return samples

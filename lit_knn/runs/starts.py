@@ -11,11 +11,12 @@ from pytorch_lightning.utilities import rank_zero_info, rank_zero_warn
 
 from lit_knn.common.checkpoint_file import CHECKPOINTS, LAST_NAME
 from lit_knn.common.errors import InputError
-from lit_knn.runs.changes import Changes, changes, data_changes, described, harmful
+from lit_knn.runs.changes import Changes, changes, data_changes, described
 from lit_knn.runs.checkpoints import read_training
 from lit_knn.runs.folder import RunFolder
-from lit_knn.runs.folder_choice import folder_of_name, given_version
+from lit_knn.runs.harmless import harmful
 from lit_knn.runs.job import job_folder
+from lit_knn.runs.names import folder_of_name, given_version
 from lit_knn.runs.record import read_record
 
 # With other values of these, a checkpoint is refused.

@@ -19,8 +19,9 @@ from lit_knn.data import Digits
 from lit_knn.estimators import OneSample
 from lit_knn.modules import LitEDM, LitFlow, LitMeanFlow
 from lit_knn.nets import UNet
-from lit_knn.runs.changes import changes, data_changes, described, harmful
+from lit_knn.runs.changes import changes, data_changes, described
 from lit_knn.runs.folder import RunFolder
+from lit_knn.runs.harmless import harmful
 from lit_knn.runs.record import read_record
 from lit_knn.runs.starts import newest_of_job
 from main import main

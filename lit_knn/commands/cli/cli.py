@@ -44,8 +44,9 @@ from lit_knn.common.errors import InputError, causes, prefixed
 from lit_knn.data import ReferenceDataModule
 from lit_knn.runs.checkpoints import WholeCheckpointIO, read_training
 from lit_knn.runs.folder import METRICS_NAME, RunFolder
-from lit_knn.runs.folder_choice import FILE_LOGGERS, choose_folder, expanded, folder_of_name
+from lit_knn.runs.folder_choice import choose_folder
 from lit_knn.runs.job import is_first_process, job_folder
+from lit_knn.runs.names import FILE_LOGGERS, expanded, folder_of_name
 from lit_knn.runs.resumption import check_fit
 from lit_knn.runs.starts import checkpoint_of_job, newest_checkpoint
 

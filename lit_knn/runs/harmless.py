@@ -1,0 +1,97 @@
+"""Tells which options change what a run trains, and which do not."""
+
+import pkgutil
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+# These options, and those below them, change when a run measures, logs and saves, what it shows,
+# how long it trains and on which devices. Its steps stay the same, so a run can go on with others.
+# A module names its own such options, `untrained_options`.
+HARMLESS = (
+    # where it starts, what it saves and logs
+    "ckpt_path",
+    "weights_only",
+    "last_checkpoint",
+    "sample_writer",
+    "trainer.logger",
+    "trainer.default_root_dir",
+    "trainer.enable_checkpointing",
+    "trainer.enable_autolog_hparams",
+    "trainer.log_every_n_steps",
+    # what it shows and watches
+    "trainer.enable_progress_bar",
+    "trainer.enable_model_summary",
+    "trainer.profiler",
+    "trainer.detect_anomaly",
+    # when and what it measures
+    "trainer.val_check_interval",
+    "trainer.check_val_every_n_epoch",
+    "trainer.num_sanity_val_steps",
+    "trainer.limit_val_batches",
+    "trainer.limit_test_batches",
+    "trainer.limit_predict_batches",
+    "data.val_images",
+    "data.predict_samples",
+    # how long it trains
+    "trainer.max_time",
+    "trainer.max_steps",
+    "trainer.min_steps",
+    "trainer.max_epochs",
+    "trainer.min_epochs",
+    # on which devices, and how the data come there
+    "trainer.accelerator",
+    "trainer.strategy",
+    "data.num_workers",
+    "data.pin_memory",
+    "data.cache_dir",
+    "data.index.cache_dir",
+)
+# These callbacks watch a training, or end it; so do all of lit_knn but one, which needs it whole.
+WATCHERS = (
+    "DeviceStatsMonitor",
+    "EarlyStopping",
+    "LearningRateMonitor",
+    "ModelCheckpoint",
+    "ModelSummary",
+    "OnExceptionCheckpoint",
+    "RichModelSummary",
+    "RichProgressBar",
+    "ThroughputMonitor",
+    "Timer",
+    "TQDMProgressBar",
+)
+OF_THE_WHOLE_TRAINING = "PowerAverages"
+
+
+def harmful(different: Iterable[str], model: Mapping[str, Any]) -> list[str]:
+    """Return those options that change what a run trains.
+
+    Args:
+        different: names of options, as those of `lit_knn.runs.changes`.
+        model: the configuration of the run's module. Its class says which of its options do not
+            count.
+    """
+    untrained: tuple[str, ...] = ()
+    if "class_path" in model:
+        kind = pkgutil.resolve_name(model["class_path"])
+        untrained = getattr(kind, "untrained_options", ())
+
+    harmless = list(HARMLESS)
+    for name in untrained:
+        harmless.append(f"model.{name}")
+
+    # With a dot at its end, `trainer.logger` holds `trainer.logger.name`, but no other option.
+    prefixes = tuple(f"{name}." for name in harmless)
+    return [name for name in different if not f"{name}.".startswith(prefixes)]
+
+
+def watches(callback: Any) -> bool:
+    """Tell whether the recipe of a callback is of one that changes nothing in the steps."""
+    path = callback
+    if isinstance(callback, Mapping):
+        path = callback.get("class_path")
+
+    package, _, name = str(path).rpartition(".")
+    if package.startswith("lit_knn.callbacks"):
+        return name != OF_THE_WHOLE_TRAINING
+    return package.startswith("pytorch_lightning.callbacks") and name in WATCHERS

@@ -1,0 +1,76 @@
+"""Reads from the options of a trainer and its loggers how a run is called: `runs/NAME/VERSION`."""
+
+import os
+import pkgutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pytorch_lightning.loggers import CSVLogger, TensorBoardLogger
+
+from lit_knn.common.errors import InputError
+from lit_knn.common.files import at_home
+
+# These loggers write into folders NAME/VERSION. Other loggers have places of their own.
+FILE_LOGGERS = (TensorBoardLogger, CSVLogger)
+DEFAULT_NAME = "lightning_logs"
+# Loggers call what groups their runs by one of these options.
+NAMES = ("project", "experiment_name", "name")
+
+Options = Mapping[str, Any]
+
+
+def folder_of_name(trainer: Options) -> Path:
+    """Return the folder of all runs of a name.
+
+    It is that of the first TensorBoard or CSV logger, or else `runs/NAME`.
+    """
+    root = trainer["default_root_dir"] or "."
+    file_loggers = _logger_options(trainer, FILE_LOGGERS)
+    if file_loggers:
+        options = file_loggers[0]
+        name = options.get("name", DEFAULT_NAME)
+        return expanded(options.get("save_dir", root)) / (name or "")
+
+    for options in _logger_options(trainer)[:1]:
+        for option in NAMES:
+            name = options.get(option)
+            if name:
+                return expanded(root) / str(name)
+    return expanded(root) / DEFAULT_NAME
+
+
+def expanded(path: str | os.PathLike[str]) -> Path:
+    """Replace `~` and `$NAME` in a path, as TensorBoard's logger does; the CSV logger does not."""
+    return Path(at_home(os.path.expandvars(path)))
+
+
+def given_version(trainer: Options) -> str | None:
+    """Return the name of the folder that a TensorBoard or CSV logger gives to the run, or None."""
+    for options in _logger_options(trainer, FILE_LOGGERS):
+        version = options.get("version")
+        if version is None:
+            continue
+
+        name = version if isinstance(version, str) else f"version_{version}"
+        if name in ("", "..") or Path(name).name != name:
+            problem = f"must be the name of a folder, got {name!r:.80}"
+            raise InputError(f"trainer.logger.version {problem}")
+        return name
+    return None
+
+
+def _logger_options(trainer: Options, kinds: tuple[type, ...] = (object,)) -> list[Options]:
+    """Return the arguments of the loggers of some kinds."""
+    loggers = trainer["logger"]
+    if not isinstance(loggers, list):
+        loggers = [loggers]
+
+    arguments = []
+    for logger in loggers:
+        # `true` and `false` name no class.
+        if not hasattr(logger, "get"):
+            continue
+        if issubclass(pkgutil.resolve_name(logger["class_path"]), kinds):
+            arguments.append(logger.get("init_args") or {})
+    return arguments
