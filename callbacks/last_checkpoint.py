@@ -10,7 +10,8 @@ from lit_knn.common.checkpoint_file import LAST_NAME
 from lit_knn.common.errors import InputError, NonFiniteLossError, check_at_least, prefixed
 from lit_knn.runs.checkpoints import WholeCheckpointIO, read_training
 from lit_knn.runs.interruption import stop_signal
-from lit_knn.runs.states import check_states, owners_of
+from lit_knn.runs.owners import owners_of
+from lit_knn.runs.states import check_states
 
 
 class LastCheckpoint(StepCheckpoint):

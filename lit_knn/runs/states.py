@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from lit_knn.common.distributed import on_first_rank
 from lit_knn.common.errors import InputError, one_line
+from lit_knn.runs.owners import Keys, Owners, class_name
 
 PLAIN = (type(None), bool, int, float, str, bytes, Tensor, nn.Parameter)
 CONTAINERS = (dict, OrderedDict, list, tuple, set)
@@ -24,10 +25,6 @@ PARTS_OF_SEVERAL = ("callbacks", "hyper_parameters", "datamodule_hyper_parameter
 READABLE = "numbers, text, tensors, or lists and dicts of these"
 # A message names so many values.
 NAMED = 3
-
-Keys = tuple[Any, ...]
-# The names of those who keep something in a checkpoint, by where they keep it.
-Owners = Mapping[Keys, str]
 
 
 class Unreadable(NamedTuple):
@@ -127,7 +124,7 @@ def _explained(problem: Unreadable, owners: Owners) -> str:
         what = f"a key of {what}"
 
     kind = type(problem.value)
-    return f"{owner}: {what} is {_name(kind)}; give {_instead(problem.value)}"
+    return f"{owner}: {what} is {class_name(kind)}; give {_instead(problem.value)}"
 
 
 def _instead(value: Any) -> str:
@@ -167,41 +164,3 @@ def check_states(trainer: pl.Trainer, owners: Owners) -> None:
 def _refuse(problems: list[Unreadable], owners: Owners) -> None:
     if problems:
         raise InputError(explained(problems, owners))
-
-
-def owners_of(trainer: pl.Trainer) -> dict[Keys, str]:
-    """Return the classes that keep something in the checkpoints of a run, by where they keep it."""
-    module, data = trainer.lightning_module, getattr(trainer, "datamodule", None)
-    callbacks: list[pl.Callback] = trainer.callbacks  # type: ignore[attr-defined]
-
-    # This hook of callbacks and module may add any key. Ours add readable ones.
-    adding = []
-    if not _is_known(module.on_save_checkpoint):
-        adding.append(_name(type(module)))
-    for callback in callbacks:
-        if not _is_known(callback.on_save_checkpoint):
-            adding.append(_name(type(callback)))
-
-    owners: dict[Keys, str] = {}
-    for callback in callbacks:
-        owners[("callbacks", callback.state_key)] = _name(type(callback))
-    owners[("hyper_parameters",)] = _name(type(module))
-    owners[("optimizer_states",)] = "the optimiser"
-    owners[("lr_schedulers",)] = "the schedule of the learning rate"
-    owners[()] = " or ".join(adding) or "the checkpoint"
-    if data is not None:
-        owners[("datamodule_hyper_parameters",)] = _name(type(data))
-        owners[(type(data).__qualname__,)] = _name(type(data))
-    return owners
-
-
-def _is_known(hook: Any) -> bool:
-    """Tell whether a hook is of this project or of Lightning."""
-    return hook.__module__.partition(".")[0] in ("lit_knn", "callbacks", "pytorch_lightning")
-
-
-def _name(kind: type) -> str:
-    """Return the name of a class with that of its module, as options name it."""
-    if kind.__module__ in ("builtins", "__main__"):
-        return kind.__qualname__
-    return f"{kind.__module__}.{kind.__qualname__}"

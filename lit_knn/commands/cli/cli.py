@@ -46,9 +46,10 @@ from lit_knn.runs.checkpoints import WholeCheckpointIO, read_training
 from lit_knn.runs.folder import METRICS_NAME, RunFolder
 from lit_knn.runs.folder_choice import choose_folder
 from lit_knn.runs.job import is_first_process, job_folder
+from lit_knn.runs.job_starts import checkpoint_of_job
 from lit_knn.runs.names import FILE_LOGGERS, expanded, folder_of_name
 from lit_knn.runs.resumption import check_fit
-from lit_knn.runs.starts import checkpoint_of_job, newest_checkpoint
+from lit_knn.runs.starts import newest_checkpoint
 
 # The command line knows the classes of these modules by bare names: `--data ImageFiles`, `--model.help LitICT`.
 NAMED = ["data.modules", "data.own_images", "data.latents", "modules", "nets"]
