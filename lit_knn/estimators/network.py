@@ -16,8 +16,8 @@ from lit_knn.nets.base import NO_CLASS, ImageNetwork, labels_for
 from lit_knn.nets.flow import FlowDenoiser, FlowNetwork
 from lit_knn.nets.precond import ConsistencyFunction, EDMPrecond
 from lit_knn.sampling import GenerativeModel
+from lit_knn.sampling.denoising_model import DenoisingModel
 from lit_knn.sampling.loading import load_network
-from lit_knn.sampling.model import DenoisingModel
 
 OURS = (EDMPrecond, FlowDenoiser)
 

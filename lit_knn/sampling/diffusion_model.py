@@ -7,7 +7,9 @@ import torch
 from torch import Tensor, nn
 
 from lit_knn.nets.precond import EDMPrecond
-from lit_knn.sampling.model import DenoisingModel, check_positive, named_process, process_of
+from lit_knn.sampling.denoising_model import DenoisingModel
+from lit_knn.sampling.described_parts import named_process, process_of
+from lit_knn.sampling.model import check_positive
 from lit_knn.sampling.samplers import EDM_GRID, heun_sampler, seeded_noise
 from lit_knn.sampling.schedules import NoiseGrid
 from lit_knn.theory.noise import EDM, EDM_PROCESS, Process

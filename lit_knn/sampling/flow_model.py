@@ -9,8 +9,9 @@ from torch import Tensor, nn
 
 from lit_knn.common.errors import InputError
 from lit_knn.nets.flow import OUTPUTS, FlowDenoiser, FlowNetwork
+from lit_knn.sampling.denoising_model import DenoisingModel
+from lit_knn.sampling.described_parts import named, named_process, process_of
 from lit_knn.sampling.flow_times import FixedSteps, TimeSpan
-from lit_knn.sampling.model import DenoisingModel, named, named_process, process_of
 from lit_knn.sampling.samplers import seeded_noise
 from lit_knn.sampling.solvers import euler_step, heun_step
 from lit_knn.theory.noise import LinearInterpolant, Process

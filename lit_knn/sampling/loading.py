@@ -27,7 +27,7 @@ from lit_knn.nets.precond import EDMPrecond
 from lit_knn.nets.published.configs import architecture_from_config
 from lit_knn.nets.published.edm_pickle import read_edm_pickle
 from lit_knn.sampling import KINDS, DiffusionModel, GenerativeModel
-from lit_knn.sampling.model import DenoisingModel
+from lit_knn.sampling.denoising_model import DenoisingModel
 from lit_knn.sampling.schedules import NoiseGrid
 
 WEIGHTS_NAME = "model.safetensors"

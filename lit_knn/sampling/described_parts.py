@@ -1,0 +1,50 @@
+"""Parts of a model as plain values in files: the name of a class and its options."""
+
+from typing import Any
+
+from lit_knn.common.errors import InputError
+from lit_knn.theory.noise import EDM, VP, LinearInterpolant, Process
+
+# A file can name only these processes.
+PROCESSES: dict[str, type[Process]] = {
+    process.__name__: process for process in (EDM, VP, LinearInterpolant)
+}
+
+
+def named_process(process: Process) -> dict[str, Any]:
+    """Return the class and the arguments of a process.
+
+    A user's own process is named "own", because no file can make it.
+    """
+    if type(process) not in PROCESSES.values():
+        return {"class": "own"}
+
+    return {"class": type(process).__name__, **vars(process)}
+
+
+def process_of(description: object) -> Process:
+    """Make the process that a file names with its options; raise InputError for others."""
+    name, options = named("process", description, PROCESSES)
+    return PROCESSES[name](**options)
+
+
+def named(option: str, description: object, known: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    """Split {"class": …, …} into the name of a known class and its options.
+
+    Args:
+        option: name of the part, for the message of a refusal.
+        description: what the file says about the part.
+        known: the classes that a file can name, by their names.
+    """
+    name = None
+    if isinstance(description, dict):
+        name = str(description.get("class"))
+
+    if not isinstance(description, dict) or name not in known:
+        raise InputError(
+            f"{option} must name one of {', '.join(known)} as its class, got {description!r:.80}"
+        )
+
+    options = dict(description)
+    del options["class"]
+    return name, options

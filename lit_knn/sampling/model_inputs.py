@@ -1,0 +1,80 @@
+"""Noise levels and classes in the forms that users give them, checked and turned into tensors."""
+
+import math
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+from lit_knn.common.errors import InputError
+from lit_knn.nets.base import class_number
+
+# One class or one for each item, by number or by name.
+Labels: TypeAlias = int | str | Sequence[int | str] | Tensor
+
+
+def times_of(z: Tensor, t: Tensor | float) -> Tensor:
+    """Return the times of z (B, *shape) as floats on its device, one for all, (), or (B,)."""
+    if isinstance(t, Tensor):
+        t = t.to(z.device)
+    else:
+        t = torch.tensor(t, dtype=torch.float64, device=z.device)
+    if not t.is_floating_point():
+        t = t.double()
+
+    per_item = (len(z),) + (1,) * (z.dim() - 1)
+    if t.shape == per_item:
+        t = t.flatten()
+    if t.shape not in ((), (len(z),)):
+        rule = f"a number or one for each of {len(z)} z"
+        raise InputError(f"the noise level must be {rule}, got {tuple(t.shape)}")
+    return t
+
+
+def check_times(t: Tensor, low: float, high: float) -> None:
+    """Raise InputError unless all times are above 0, finite, and from `low` to `high`."""
+    # The least level may be rounded to the type of t, in which 0.7 may be below 0.7 in float64.
+    lowest = torch.tensor(low, dtype=t.dtype)
+    inside = (t > 0) & (t >= lowest) & (t.double() <= high) & t.isfinite()
+    if inside.all():
+        return
+
+    limits = "finite"
+    if low or high < math.inf:
+        limits = f"from {low:g} to {high:g}"
+    outside = t[~inside][0].item()
+    raise InputError(f"the noise level must be above 0 and {limits}, got {outside:g}")
+
+
+def class_numbers(
+    net: nn.Module, chosen: Labels, count: int, counted: str, also_valid: tuple[int, ...] = ()
+) -> Tensor:
+    """Return the class of each item, (count,) int64; raise InputError for unknown classes.
+
+    Args:
+        net: the raw network, which has the classes.
+        chosen: one class for all items, or one for each, by number or by name.
+        count: number of items.
+        counted: what the items are, for the message of a refusal.
+        also_valid: numbers that pass besides those of the classes.
+    """
+    if isinstance(chosen, list | tuple):
+        labels = torch.as_tensor([_number_of_name(net, label) for label in chosen])
+    else:
+        labels = torch.as_tensor(_number_of_name(net, chosen))
+
+    if labels.shape not in ((), (count,)) or labels.is_floating_point():
+        raise InputError(f"class_label must be an integer, or one for each of {count} {counted}")
+    for label in labels.unique().tolist():
+        if label not in also_valid:
+            class_number("class_label", net, label)
+
+    return labels.long().expand(count)
+
+
+def _number_of_name(net: nn.Module, label: Any) -> Any:
+    """Return the number of a class that is given by name; return anything else as it is."""
+    if isinstance(label, str):
+        return class_number("class_label", net, label)
+    return label
