@@ -19,12 +19,12 @@ from lit_knn.common.checkpoint_file import MODEL_KEY, read_checkpoint_file
 from lit_knn.common.errors import InputError, prefixed
 from lit_knn.common.files import written_whole
 from lit_knn.sampling import GenerativeModel
-from lit_knn.sampling.loading import (
+from lit_knn.sampling.loading import load
+from lit_knn.sampling.model_files import (
     FORMAT,
     VERSION,
     WEIGHTS_NAME,
     find_file,
-    load,
     read_exported,
     write_exported,
 )

@@ -35,7 +35,7 @@ from lit_knn.runs.resumption import (
 )
 from lit_knn.runs.run import find_reference
 from lit_knn.sampling import GenerativeModel
-from lit_knn.sampling.loading import prefix_of
+from lit_knn.sampling.model_files import prefix_of
 from lit_knn.sampling.schedules import LevelRange
 from lit_knn.sampling.solvers import PosteriorMean
 

@@ -3,7 +3,6 @@
 `lit-knn convert in.pkl out.safetensors` converts a published EDM pickle.
 """
 
-import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,35 +11,19 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lit_knn.common.checkpoint_file import (
-    CHECKPOINTS,
-    MODEL_KEY,
-    last_checkpoint,
-    read_checkpoint_file,
-)
-from lit_knn.common.errors import InputError, first_line, prefixed
-from lit_knn.common.files import written_whole
+from lit_knn.common.errors import InputError, prefixed
 from lit_knn.nets.architecture import build_network, load_weights
 from lit_knn.nets.base import ImageNetwork, name_classes
 from lit_knn.nets.flow import FlowDenoiser
 from lit_knn.nets.precond import EDMPrecond
-from lit_knn.nets.published.configs import architecture_from_config
-from lit_knn.nets.published.edm_pickle import read_edm_pickle
 from lit_knn.sampling import KINDS, DiffusionModel, GenerativeModel
 from lit_knn.sampling.denoising_model import DenoisingModel
-from lit_knn.sampling.schedules import NoiseGrid
+from lit_knn.sampling.model_files import find_file, read_model_file, write_exported
 
-WEIGHTS_NAME = "model.safetensors"
-FORMAT, VERSION = "lit_knn.generative_model", "1"
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-# Layers for augmentation labels, in the published networks and in `UNet`. They have no bias, so without labels they add
-# nothing.
+# Layers for augmentation labels, in the published networks and in `UNet`. They have no bias, so
+# without labels they add nothing.
 AUGMENTATION_WEIGHTS = ("map_augment.weight", "embedding.augmentation.weight")
-# What a file holds: a model's description, as `GenerativeModel.description` returns it, and its raw network's weights.
-Parts = tuple[dict[str, Any], dict[str, Tensor]]
-
-
-# Models
 
 
 def load(path: str | os.PathLike[str], net: nn.Module | None = None) -> GenerativeModel:
@@ -57,9 +40,9 @@ def load(path: str | os.PathLike[str], net: nn.Module | None = None) -> Generati
         weights are float32.
     """
     file = find_file(path)
-    parts = _read(file)
+    description, weights = read_model_file(file)
     with prefixed(os.fspath(file)):
-        return build(*parts, net)
+        return build(description, weights, net)
 
 
 def load_network(
@@ -89,16 +72,16 @@ def load_network_to_tune(path: str | os.PathLike[str], net: nn.Module | None = N
     Returns:
         `denoiser(z, sigma, class_label=None)`, on the CPU, in training mode, with gradients.
     """
-    frozen = (
-        set()
-        if net is None
-        else {name for name, value in net.named_parameters() if not value.requires_grad}
-    )
+    frozen = set()
+    if net is not None:
+        frozen = {name for name, value in net.named_parameters() if not value.requires_grad}
+
     model, denoiser = _denoising_model(path, net, augmented=False)
     if not isinstance(denoiser, EDMPrecond):
         raise InputError(
             f"{os.fspath(path)}: a {model.kind} model cannot be tuned: give a diffusion model"
         )
+
     for name, value in model.net.named_parameters():
         value.requires_grad_(name not in frozen)
     return denoiser.train()
@@ -109,19 +92,15 @@ def _denoising_model(
 ) -> tuple[GenerativeModel, EDMPrecond | FlowDenoiser]:
     """Load a model and its denoiser; `augmented=False` omits the layer for augmentation labels."""
     file = find_file(path)
-    description, weights = _read(file)
-    if description.get("kind") == DiffusionModel.kind and isinstance(
-        description.get("options"), dict
-    ):
+    description, weights = read_model_file(file)
+
+    options = description.get("options")
+    if description.get("kind") == DiffusionModel.kind and isinstance(options, dict):
         # Only the sampler needs the process, and a file cannot name a user's own process.
-        description["options"]["process"] = None
+        options["process"] = None
     if not augmented:
-        weights = {
-            name: value for name, value in weights.items() if name not in AUGMENTATION_WEIGHTS
-        }
-        architecture = description.get("architecture")
-        if isinstance(architecture, dict) and isinstance(architecture.get("options"), dict):
-            architecture["options"]["augment_dim"] = 0
+        _omit_augmentation(description, weights)
+
     with prefixed(os.fspath(file)):
         model = build(description, weights, net)
         if not isinstance(model, DenoisingModel):
@@ -131,182 +110,82 @@ def _denoising_model(
         return model, model.denoiser
 
 
+def _omit_augmentation(description: dict[str, Any], weights: dict[str, Tensor]) -> None:
+    """Take the layer for augmentation labels out of the content of a file."""
+    for name in AUGMENTATION_WEIGHTS:
+        weights.pop(name, None)
+
+    architecture = description.get("architecture")
+    if isinstance(architecture, dict) and isinstance(architecture.get("options"), dict):
+        architecture["options"]["augment_dim"] = 0
+
+
 def build(
     description: Mapping[str, Any], weights: Mapping[str, Tensor], net: nn.Module | None = None
 ) -> GenerativeModel:
-    """Make the model that `GenerativeModel.description` describes, with the raw network's weights; see `load`."""
+    """Make a model from a description and weights; raise InputError if they do not fit.
+
+    Args:
+        description: what `GenerativeModel.description` returned.
+        weights: the weights of the raw network, by name.
+        net: see `load`.
+    """
+    _check_weights(weights)
+    kind, options = description.get("kind"), description.get("options")
+    if not isinstance(kind, str) or kind not in KINDS:
+        raise InputError(f"kind must be one of {', '.join(KINDS)}, got {kind!r:.80}")
+    if not isinstance(options, dict) or not all(isinstance(name, str) for name in options):
+        raise InputError(f"options must be a dict, got {options!r:.80}")
+
+    if net is None:
+        network = _network(description.get("architecture"), weights)
+    else:
+        network = net
+        load_weights(network, weights)
+    if "class_names" in description:
+        name_classes(network, description["class_names"])
+
+    image_shape: Any = description.get("image_shape")
+    try:
+        model = KINDS[kind].around(network, image_shape, **options)
+    except TypeError as error:
+        names = ", ".join(options)
+        raise InputError(
+            f"a model of kind {kind} cannot have the options {names!r:.200}"
+        ) from error
+    missing = model.options().keys() - options.keys()
+    if missing:
+        raise InputError(f"a model of kind {kind} needs the option {min(missing)}")
+    if isinstance(network, ImageNetwork):
+        with prefixed("image_shape"):
+            network.check_shape(model.image_shape)
+
+    if net is None:
+        model = model.float()
+    return model.eval().requires_grad_(False)
+
+
+def _check_weights(weights: Mapping[str, Tensor]) -> None:
+    """Raise InputError for weights that are not ordinary, finite tensors."""
     for name, value in weights.items():
         known = value.dtype in FLOATS or not (value.is_floating_point() or value.is_complex())
         if not known or value.layout != torch.strided:
             raise InputError(f"{name!r:.80} is not an ordinary tensor of weights")
         if value.is_floating_point() and not value.isfinite().all():
             raise InputError(f"{name!r:.80} holds a weight that is not finite")
-    kind, options = description.get("kind"), description.get("options")
-    if not isinstance(kind, str) or kind not in KINDS:
-        raise InputError(f"kind must be one of {', '.join(KINDS)}, got {kind!r:.80}")
-    if not isinstance(options, dict) or not all(isinstance(name, str) for name in options):
-        raise InputError(f"options must be a dict, got {options!r:.80}")
-    if net is None:
-        made = _network(description.get("architecture"), weights)
-    else:
-        load_weights(made := net, weights)
-    if "class_names" in description:
-        name_classes(made, description["class_names"])
-    try:
-        model = KINDS[kind].around(made, description.get("image_shape"), **options)  # type: ignore[arg-type]
-    except TypeError as error:
-        raise InputError(
-            f"a model of kind {kind} cannot have the options {', '.join(options)!r:.200}"
-        ) from error
-    missing = model.options().keys() - options.keys()
-    if missing:
-        raise InputError(f"a model of kind {kind} needs the option {min(missing)}")
-    if isinstance(made, ImageNetwork):
-        with prefixed("image_shape"):
-            made.check_shape(model.image_shape)
-    return (model.float() if net is None else model).eval().requires_grad_(False)
 
 
 def _network(architecture: object, weights: Mapping[str, Tensor]) -> nn.Module:
+    """Build the network that a file describes, with copies of the file's weights."""
     if architecture is None:
         raise InputError("the file does not tell the architecture of its network: give net")
     if not isinstance(architecture, dict):
         raise InputError(f"architecture must be a dict, got {architecture!r:.80}")
     # PyTorch rounds differently if weights are stored channels last or at an unaligned address.
-    plain = {
-        name: value.clone(memory_format=torch.contiguous_format) for name, value in weights.items()
-    }
+    plain = {}
+    for name, value in weights.items():
+        plain[name] = value.clone(memory_format=torch.contiguous_format)
     return build_network(architecture, plain)
-
-
-# Reading
-
-
-def find_file(path: str | os.PathLike[str]) -> Path:
-    """Return the file with the weights: `path` itself, or the file that represents the folder `path`."""
-    path = Path(path).expanduser()
-    if not path.is_dir():
-        return path
-    exported = path / WEIGHTS_NAME
-    # A run may go on after it was exported into its own folder.
-    if exported.is_file() and not (path / CHECKPOINTS).is_dir():
-        return exported
-    return last_checkpoint(path)
-
-
-def _read(file: Path) -> Parts:
-    readers = {".ckpt": _read_checkpoint, ".safetensors": read_exported, ".pkl": _read_published}
-    if file.suffix not in readers:
-        found = "" if file.exists() else "no such file or folder of a run; "
-        raise InputError(f"{file}: {found}a network file must be one of {', '.join(readers)}")
-    if not file.is_file():  # Opening a pipe would wait for somebody to write to it.
-        raise InputError(
-            f"{file}: {'a pipe, a socket or a device' if file.exists() else 'no such file'}"
-        )
-    return readers[file.suffix](file)
-
-
-def _read_checkpoint(file: Path) -> Parts:
-    """Read the averaged weights. The averaging callback stores them in `state_dict`, and the current ones elsewhere."""
-    checkpoint = read_checkpoint_file(file)
-    state_dict, description = checkpoint.get("state_dict"), checkpoint.get(MODEL_KEY)
-    if not isinstance(state_dict, dict) or not all(isinstance(name, str) for name in state_dict):
-        raise InputError(f"{file}: no checkpoint of a training: it has no state_dict")
-    if not isinstance(description, dict) or not isinstance(description.get("prefix"), str):
-        raise InputError(
-            f"{file}: no checkpoint of lit_knn: {MODEL_KEY} must be a dict with a prefix"
-        )
-    prefix = description["prefix"]
-    weights = {
-        name[len(prefix) :]: value for name, value in state_dict.items() if name.startswith(prefix)
-    }
-    if not weights or not all(isinstance(value, Tensor) for value in weights.values()):
-        raise InputError(f"{file}: no weights named {prefix[:80]}*")
-    return description, weights
-
-
-def prefix_of(module: nn.Module, net: nn.Module) -> str:
-    """Return the prefix of the names of `net`'s weights in the state of `module`, which contains `net`."""
-    return next(name for name, part in module.named_modules() if part is net) + "."
-
-
-def read_exported(file: Path) -> Parts:
-    """Read a file of `write_exported`: the description and the weights. Raises InputError if it is another kind."""
-    from safetensors import SafetensorError, safe_open
-
-    try:
-        with safe_open(file, framework="pt") as opened:
-            metadata = opened.metadata() or {}
-            weights = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
-    except (OSError, SafetensorError, ValueError) as error:
-        raise InputError(f"{file} is not a safetensors file, or a damaged one") from error
-    if metadata.get("format") != FORMAT:
-        raise InputError(f"{file} is not a model that lit_knn exported or converted")
-    if metadata.get("format_version") != VERSION:
-        found = metadata.get("format_version")
-        raise InputError(
-            f"{file} has format version {found!r:.40}; this version of lit_knn reads {VERSION}"
-        )
-    try:
-        description = json.loads(metadata.get("model", ""))
-    except (ValueError, RecursionError):
-        description = None
-    if not isinstance(description, dict):
-        raise InputError(f"{file} holds no description of its model")
-    return description, weights
-
-
-def _read_published(file: Path) -> Parts:
-    """Describe a published network as one of ours. EDM's sampler stays within the noise levels of the network."""
-    config, weights = read_edm_pickle(file)
-    with prefixed(os.fspath(file)):
-        architecture = architecture_from_config(config)
-    grid, side = NoiseGrid(), config["img_resolution"]
-    options = {
-        "sigma_data": config["sigma_data"],
-        "sigma_min": max(grid.sigma_min, config["sigma_min"]),
-        "sigma_max": min(grid.sigma_max, config["sigma_max"]),
-        "rho": grid.rho,
-        "num_steps": 18,
-        "sampling_class": None,
-        "drops_labels": bool(config.get("label_dropout", 0)),
-    }
-    shape = [config["img_channels"], side, side]
-    told = {
-        "kind": DiffusionModel.kind,
-        "image_shape": shape,
-        "options": options,
-        "architecture": architecture,
-    }
-    return told, {name.removeprefix("model."): value for name, value in weights.items()}
-
-
-# Writing
-
-
-def write_exported(path: Path, model: GenerativeModel) -> None:
-    """Write a safetensors file with the weights; its metadata describe the model completely.
-
-    The file appears under its name only when it is complete.
-    """
-    from safetensors import SafetensorError
-    from safetensors.torch import save_file
-
-    # Two names may share a tensor, which the format does not allow.
-    weights = {
-        name: value.detach().cpu().clone().contiguous()
-        for name, value in model.net.state_dict().items()
-    }
-    metadata = {
-        "format": FORMAT,
-        "format_version": VERSION,
-        "model": json.dumps(model.description()),
-    }
-    try:
-        with written_whole(path) as partial:
-            save_file(weights, partial, metadata=metadata)
-    except (OSError, SafetensorError) as error:
-        raise InputError(f"{path} cannot be written: {first_line(error)}") from error
 
 
 def convert(in_path: str | os.PathLike[str], out_path: str | os.PathLike[str]) -> GenerativeModel:
@@ -319,6 +198,7 @@ def convert(in_path: str | os.PathLike[str], out_path: str | os.PathLike[str]) -
         raise InputError(f"{out_path}: the output must be named .safetensors")
     if out_path.exists():
         raise InputError(f"{out_path} exists already, and is not replaced")
+
     model = load(in_path)
     write_exported(out_path, model)
     return model

@@ -16,7 +16,8 @@ from lit_knn.nets.flow import VelocityOutput
 from lit_knn.nets.precond import ConsistencyFunction, EDMPrecond
 from lit_knn.reference import ReferenceSet
 from lit_knn.sampling import ConsistencyModel
-from lit_knn.sampling.loading import convert, load, load_network, write_exported
+from lit_knn.sampling.loading import convert, load, load_network
+from lit_knn.sampling.model_files import write_exported
 from tests.edm_pickles import Call, edm_network, published, state_of, write
 from tests.image_files import refusal
 from tests.networks import small_published, write_own, write_published, write_start

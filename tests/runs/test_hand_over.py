@@ -28,7 +28,8 @@ from lit_knn.nets.flow import DataOutput, EDMOutput, VelocityOutput
 from lit_knn.nets.precond import EDMPrecond
 from lit_knn.sampling import DiffusionModel, FlowModel
 from lit_knn.sampling.flow_times import FixedSteps
-from lit_knn.sampling.loading import build, convert, load_network, write_exported
+from lit_knn.sampling.loading import build, convert, load_network
+from lit_knn.sampling.model_files import write_exported
 from lit_knn.sampling.samplers import heun_sampler, seeded_noise
 from lit_knn.sampling.schedules import NoiseGrid
 from lit_knn.sampling.solvers import euler_step
