@@ -28,14 +28,21 @@ BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 def rank_and_size() -> tuple[int, int]:
     """Return the rank of this process and the number of ranks: (0, 1) without a distributed run."""
     distributed = dist.is_available() and dist.is_initialized()
-    return (dist.get_rank(), dist.get_world_size()) if distributed else (0, 1)
+    if not distributed:
+        return 0, 1
+    return dist.get_rank(), dist.get_world_size()
 
 
 def own_batches(num: int, batch_size: int) -> Iterator[tuple[int, range]]:
-    """Yield index and numbers of this rank's batches of 0 to num − 1; batches are the same for any number of ranks."""
+    """Yield index and numbers of this rank's batches of 0 to num − 1.
+
+    The batches are the same for any number of ranks.
+    """
     rank, size = rank_and_size()
-    for batch in range(rank, -(-num // batch_size), size):
-        yield batch, range(batch * batch_size, min((batch + 1) * batch_size, num))
+    num_batches = -(-num // batch_size)
+    for batch in range(rank, num_batches, size):
+        start = batch * batch_size
+        yield batch, range(start, min(start + batch_size, num))
 
 
 def broadcast(value: T) -> T:
@@ -47,13 +54,17 @@ def broadcast(value: T) -> T:
 
 
 def on_first_rank(work: Callable[[], T]) -> T:
-    """Run `work` on the first rank; every rank, which must call this, returns its result or raises its InputError."""
+    """Run `work` on the first rank; every rank returns its result, or raises its InputError.
+
+    Every rank must call this.
+    """
     result, problem = None, None
     if rank_and_size()[0] == 0:
         try:
             result = work()
         except (InputError, OSError) as error:
             problem = str(error)
+
     result, problem = broadcast((result, problem))
     if problem is not None:
         raise InputError(problem)
@@ -71,11 +82,15 @@ def once_per_machine(lead: Callable[[], T], follow: Callable[[T], None]) -> None
     if _is_alone():
         lead()
         return
+
     with _patient_group() as group:
-        machines, rank = _together(machine_name, group), dist.get_rank()
+        rank = dist.get_rank()
+        machines = _together(machine_name, group)
         leader = machines.index(machines[rank])
-        given = _together(lambda: lead() if rank == leader else None, group)[leader]
-        _together(lambda: None if rank == leader else follow(given), group)
+        leads = rank == leader
+
+        results = _together(lead if leads else _do_nothing, group)
+        _together(_do_nothing if leads else lambda: follow(results[leader]), group)
 
 
 def in_every_process(work: Callable[[], T]) -> list[T]:
@@ -89,43 +104,50 @@ def in_every_process(work: Callable[[], T]) -> list[T]:
         return _together(work, group)
 
 
+def _do_nothing() -> None:
+    """Take part in a step in which this process has no work."""
+
+
 def _together(work: Callable[[], T], group: Any) -> list[Any]:
     """Run `work`, wait for the other processes, and return the result of each process."""
-    result, error = None, None
+    result: T | None = None
+    error: Exception | None = None
+    message: str | None = None
     try:
         result = work()
+    except InputError as raised:
+        error, message = raised, str(raised)
     except Exception as raised:
-        error = raised
+        error, message = raised, f"{type(raised).__name__}: {raised}"
+
     outcomes: list[Any] = [None] * dist.get_world_size()
     with _losing_no_process():
-        message = (
-            str(error) if isinstance(error, InputError) else f"{type(error).__name__}: {error}"
-        )
-        dist.all_gather_object(
-            outcomes, (result, socket.gethostname(), error and message), group=group
-        )
+        dist.all_gather_object(outcomes, (result, socket.gethostname(), message), group=group)
+
     if error is not None:
         raise error
-    for rank, (_, host, message) in enumerate(outcomes):
+    results = []
+    for rank, (result, host, message) in enumerate(outcomes):
         if message is not None:
             raise InputError(f"rank {rank} on {host} failed: {message}")
-    return [result for result, *_ in outcomes]
+        results.append(result)
+    return results
 
 
 @contextmanager
 def _patient_group() -> Iterator[Any]:
     """Make a group of all processes besides the training's group, because NCCL stops waiting after minutes."""
     with _losing_no_process():
-        # The first group waits minutes for all to arrive, the second longer for their work. Both are closed last,
-        # because a process that closes a group early looks lost to the others.
-        groups = [
-            dist.new_group(backend="gloo", timeout=timeout) for timeout in (ARRIVAL, PATIENCE)
-        ]
+        # The first group waits minutes for all to arrive, the second longer for their work. Both
+        # are closed last, because a process that closes a group early looks lost to the others.
+        arrival = dist.new_group(backend="gloo", timeout=ARRIVAL)
+        patient = dist.new_group(backend="gloo", timeout=PATIENCE)
+
     try:
-        yield groups[1]
+        yield patient
     finally:
-        for group in groups:
-            dist.destroy_process_group(group)
+        dist.destroy_process_group(arrival)
+        dist.destroy_process_group(patient)
 
 
 @contextmanager
@@ -137,27 +159,37 @@ def _losing_no_process() -> Iterator[None]:
         reason = first_line(error).partition(". ")[0]
         names = "GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME may have to name the network"
         advice = f"on several machines, {names}, see docs/troubleshooting.md"
-        told = f"another process ended while the reference set was made ready ({reason}); {advice}"
-        raise LostProcessError(told) from error
+        raise LostProcessError(
+            f"another process ended while the reference set was made ready ({reason}); {advice}"
+        ) from error
 
 
 def machine_name() -> str:
     """Return a name that the processes of one machine or container share, and that no other process has."""
-    boot = BOOT_ID.read_text().strip() if BOOT_ID.exists() else ""
+    boot = ""
+    if BOOT_ID.exists():
+        boot = BOOT_ID.read_text().strip()
     return f"{socket.gethostname()} {boot}"
 
 
 def cpu_group() -> Any:
-    """Make a group for `largest`, which exchanges numbers on the CPU, so no GPU waits. All processes must call this."""
+    """Make a group for `largest`, which exchanges numbers on the CPU, so that no GPU waits.
+
+    All processes must call this.
+    """
     if _is_alone() or dist.get_backend() == "gloo":
         return None
     return dist.new_group(backend="gloo")
 
 
 def largest(values: Sequence[int], group: Any) -> list[int]:
-    """Return the maximum of each value over all processes. All must call this, with a group from `cpu_group`."""
+    """Return the maximum of each value over all processes.
+
+    All processes must call this, with a group from `cpu_group`.
+    """
     if _is_alone():
         return list(values)
+
     each = torch.tensor(values)
     dist.all_reduce(each, dist.ReduceOp.MAX, group)
     return each.tolist()
@@ -182,21 +214,32 @@ class Exchange:
 
     def __init__(self) -> None:
         self.rank, self.size = rank_and_size()
-        # by this rank so far, without the row counts (8 bytes per rank and call)
+        # Bytes that this rank has sent, without the row counts (8 bytes per rank and call).
         self.bytes_sent = 0
 
     def agree_on_rows(self, sent: Tensor) -> tuple[list[int], list[int]]:
-        """Exchange row counts: sent (size,) int64. Returns the numbers of rows sent to and received from each rank."""
+        """Exchange row counts: `sent`, (size,) int64, has the number of rows for each rank.
+
+        Returns the numbers of rows sent to and received from each rank.
+        """
         received = sent.clone()
         if self.size > 1:
             dist.all_to_all_single(received, sent)
+
         sent_rows, received_rows = torch.stack([sent, received]).tolist()
         return sent_rows, received_rows
 
     def move(self, rows: Tensor, sent: list[int], received: list[int]) -> Tensor:
-        """Send rows (sum of `sent`, ...) in rank order and return the received rows, without a wait for the device."""
+        """Send rows to the ranks and return the received rows, without a wait for the device.
+
+        Args:
+            rows: (sum of `sent`, ...), in the order of the ranks.
+            sent: number of rows for each rank.
+            received: number of rows from each rank.
+        """
         if self.size == 1:
             return rows
+
         self.bytes_sent += (len(rows) - sent[self.rank]) * rows[:1].numel() * rows.element_size()
         out = rows.new_empty(sum(received), *rows.shape[1:])
         dist.all_to_all_single(out, rows.contiguous(), received, sent)
@@ -206,8 +249,11 @@ class Exchange:
         """Return the rows of each rank, in the order of the ranks."""
         if self.size == 1:
             return [rows]
-        sent, received = self.agree_on_rows(moved(torch.full((self.size,), len(rows)), rows.device))
-        return list(self.move(torch.cat([rows] * self.size), sent, received).split(received))
+
+        counts = moved(torch.full((self.size,), len(rows)), rows.device)
+        sent, received = self.agree_on_rows(counts)
+        gathered = self.move(torch.cat([rows] * self.size), sent, received)
+        return list(gathered.split(received))
 
     def of_first(self, values: Tensor) -> Tensor:
         """Return the first rank's values on every rank. All ranks must give tensors of one shape."""
@@ -220,18 +266,24 @@ class Exchange:
 
 def packed(tensors: Sequence[Tensor]) -> Tensor:
     """Join tensors (B, ...) of any types to bytes (B, b), uint8, so that one collective sends them all."""
-    rows = [
-        tensor.reshape(len(tensor), math.prod(tensor.shape[1:])).contiguous() for tensor in tensors
-    ]
-    return torch.cat([row.view(torch.uint8) for row in rows], dim=1)
+    parts = []
+    for tensor in tensors:
+        # The size −1 would be ambiguous for a tensor without rows.
+        rows = tensor.reshape(len(tensor), math.prod(tensor.shape[1:])).contiguous()
+        parts.append(rows.view(torch.uint8))
+    return torch.cat(parts, dim=1)
 
 
 def unpacked(rows: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
-    """Undo `packed`: rows (B, b) become tensors (B, ...) with the types and the other dimensions of `like`."""
+    """Undo `packed`: make tensors (B, ...) from rows (B, b), uint8.
+
+    The tensors have the types and the other dimensions of those in `like`.
+    """
     sizes = [math.prod(tensor.shape[1:]) * tensor.element_size() for tensor in like]
-    # A copy starts at an address that is aligned for every type.
-    parts = [part.clone(memory_format=torch.contiguous_format) for part in rows.split(sizes, dim=1)]
-    return [
-        part.view(t.dtype).reshape(len(rows), *t.shape[1:])
-        for part, t in zip(parts, like, strict=True)
-    ]
+    tensors = []
+    for part, tensor in zip(rows.split(sizes, dim=1), like, strict=True):
+        # A copy starts at an address that is aligned for every type.
+        aligned = part.clone(memory_format=torch.contiguous_format)
+        shape = (len(rows), *tensor.shape[1:])
+        tensors.append(aligned.view(tensor.dtype).reshape(shape))
+    return tensors

@@ -32,7 +32,10 @@ class LostProcessError(InputError):
 
 @contextmanager
 def prefixed(owner: str) -> Iterator[None]:
-    """Put `owner`, the receiver of the bad input, before the message of an `InputError`; others get it as a note."""
+    """Put `owner`, the receiver of the bad input, before the message of an `InputError`.
+
+    Other exceptions get it as a note.
+    """
     try:
         yield
     except InputError as error:
@@ -51,13 +54,27 @@ def check_at_least(least: int, **options: float) -> None:
 
 def first_line(error: BaseException) -> str:
     """Return the first line of an error's message, without a system error's number and path, or its class name."""
-    said = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-    return (said.splitlines() or [type(error).__name__])[0]
+    message = str(error)
+    if isinstance(error, OSError) and error.strerror:
+        message = error.strerror
+
+    lines = message.splitlines()
+    if not lines:
+        return type(error).__name__
+    return lines[0]
 
 
 def printable(text: str) -> str:
-    """Escape line breaks and control characters (file names may contain them), so that no terminal obeys them."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+    """Escape line breaks and control characters, so that no terminal obeys them.
+
+    Names of files may contain them.
+    """
+    characters = []
+    for character in text:
+        if not character.isprintable():
+            character = character.encode("unicode_escape").decode()
+        characters.append(character)
+    return "".join(characters)
 
 
 def one_line(error: BaseException, doing: str = "") -> tuple[str, int]:
@@ -68,39 +85,65 @@ def one_line(error: BaseException, doing: str = "") -> tuple[str, int]:
     for cause in causes(error):
         if isinstance(cause, InputError):
             return printable(str(cause)), 2
-    if isinstance(error, ImportError) and (lacking := missing(error)):
-        return lacking, 2
-    for cause in filter(is_out_of_memory, causes(error)):
-        return printable(
-            f"not enough memory: {' '.join(str(cause).split())}; `plan` shows what a run needs"
-        ), 2
+    if isinstance(error, ImportError):
+        advice = missing(error)
+        if advice:
+            return advice, 2
+    for cause in causes(error):
+        if is_out_of_memory(cause):
+            message = f"not enough memory: {_joined_lines(cause)}; `plan` shows what a run needs"
+            return printable(message), 2
+
     if isinstance(error, OSError):
-        names = [str(name) for name in (error.filename, error.filename2) if name]
-        return printable(
-            ": ".join([*(names or ["a file cannot be read or written"]), first_line(error)])
-        ), 2
+        return printable(f"{_files_of(error)}: {first_line(error)}"), 2
     if is_lost(error):
         return "another process ended in training; resume from the last checkpoint", 2
     # Compare the name of Lightning's class, because this module does not import Lightning.
     if isinstance(error, NonFiniteLossError) or type(error).__name__ == "MisconfigurationException":
-        return printable(" ".join(str(error).split())), 2
+        return printable(_joined_lines(error)), 2
+
+    return printable(f"{_place_and_message(error, doing)} (the traceback: --debug)"), 1
+
+
+def _joined_lines(error: BaseException) -> str:
+    """Return the message of an error in one line."""
+    return " ".join(str(error).split())
+
+
+def _files_of(error: OSError) -> str:
+    """Name the files of a system error, or say that it has to do with files."""
+    names = [str(name) for name in (error.filename, error.filename2) if name]
+    return ": ".join(names) or "a file cannot be read or written"
+
+
+def _place_and_message(error: BaseException, doing: str) -> str:
+    """Say what the program was doing, the plug-in or part in which an error arose, and the error."""
     # The parser wraps the error of a constructor in one with the class's options.
     while error.__cause__ is not None:
         error = error.__cause__
+
     # The notes name the parts in which a plug-in failed, the innermost first.
-    parts = reversed(getattr(error, "__notes__", None) or [_plug_in(error)])
-    where = [doing, *parts, type(error).__name__, " ".join(str(error).split())]
-    return printable(f"{': '.join(filter(None, where))} (the traceback: --debug)"), 1
+    parts = getattr(error, "__notes__", None) or [_plug_in(error)]
+    words = [doing]
+    words.extend(reversed(parts))
+    words.append(type(error).__name__)
+    words.append(_joined_lines(error))
+    return ": ".join(filter(None, words))
 
 
 def _plug_in(error: BaseException) -> str:
-    """Name the innermost function that an error left and that is neither of this program nor of a package; or ''."""
+    """Name the innermost function of a user's plug-in that an error left, or return ''.
+
+    Such a function is neither of this program nor of a package.
+    """
     paths = sysconfig.get_paths()
-    known = (*OURS, paths["stdlib"], paths["purelib"], paths["platlib"], "<")
-    codes = [frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__)]
-    return next(
-        (code.co_qualname for code in codes[::-1] if not code.co_filename.startswith(known)), ""
-    )
+    not_of_users = (*OURS, paths["stdlib"], paths["purelib"], paths["platlib"], "<")
+
+    name = ""
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        if not frame.f_code.co_filename.startswith(not_of_users):
+            name = frame.f_code.co_qualname
+    return name
 
 
 def is_lost(error: BaseException) -> bool:

@@ -23,42 +23,50 @@ class RecordsArguments:
     _arguments: Mapping[str, Any] | None = None
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
-        made = super().__new__(cls)
+        new_object = super().__new__(cls)
         try:
-            bound = inspect.signature(cls.__init__).bind(made, *args, **kwargs)
-        except TypeError:  # `copy` passes no arguments and sets the attributes itself; other errors come from __init__
-            return made
+            bound = inspect.signature(cls.__init__).bind(new_object, *args, **kwargs)
+        # `copy` passes no arguments and sets the attributes itself; other errors come from __init__.
+        except TypeError:
+            return new_object
         bound.apply_defaults()
-        # Copy lists and dictionaries, because the constructor may change its arguments.
-        given = list(bound.arguments.items())[1:]
-        made._arguments = {
-            name: copy.copy(value) if type(value) in (list, dict) else value
-            for name, value in given
-        }
-        return made
+
+        arguments = {}
+        for name, value in list(bound.arguments.items())[1:]:  # without `self`
+            # The constructor may change its lists and dictionaries.
+            if type(value) in (list, dict):
+                value = copy.copy(value)
+            arguments[name] = value
+        new_object._arguments = arguments
+        return new_object
 
     def given(self) -> dict[str, Any]:
         """Return the constructor's arguments as they were given; None stands for a default."""
         return dict(self._arguments or {})
 
     def settings(self) -> dict[str, Any]:
-        """Return the constructor's arguments with the current values of the attributes of the same names, if any."""
-        # Only attributes of the object count, because a class attribute does not hold the constructor's argument.
-        return {
-            name: getattr(self, name) if name in vars(self) else value
-            for name, value in self.given().items()
-        }
+        """Return the arguments of the constructor with their current values.
+
+        A current value is that of the attribute with the argument's name, if the object has one.
+        """
+        current = self.given()
+        for name in current:
+            # A class attribute does not hold the constructor's argument.
+            if name in vars(self):
+                current[name] = getattr(self, name)
+        return current
 
 
 def flat_settings(name: str, part: RecordsArguments) -> dict[str, Any]:
     """Return the class and the settings of a part, and of the parts that it holds, by dotted names."""
-    found: dict[str, Any] = {name: type(part).__name__}
-    for own, value in part.settings().items():
-        option = f"{name}.{own}"
-        found |= (
-            flat_settings(option, value) if isinstance(value, RecordsArguments) else {option: value}
-        )
-    return found
+    flat: dict[str, Any] = {name: type(part).__name__}
+    for setting, value in part.settings().items():
+        option = f"{name}.{setting}"
+        if isinstance(value, RecordsArguments):
+            flat.update(flat_settings(option, value))
+        else:
+            flat[option] = value
+    return flat
 
 
 def describe(thing: RecordsArguments) -> dict[str, Any]:
@@ -66,22 +74,22 @@ def describe(thing: RecordsArguments) -> dict[str, Any]:
 
     Any other value becomes a unique string, so that a result with such a value is never used again.
     """
-    given, described = (
-        thing.given(),
-        {name: _described(value) for name, value in thing.settings().items()},
-    )
-    # A class may have settings of its own instead of its arguments.
-    for name in described.keys() & given.keys():
-        # An attribute may hold the default that None stands for, but it may also keep only a part of its argument.
-        if given[name] is not None and (passed := _described(given[name])) != described[name]:
-            described[name] = {"now": described[name], "given": passed}
+    arguments = thing.given()
+    described = {}
+    for name, value in thing.settings().items():
+        described[name] = _described(value)
+        # A class may have settings that are no arguments, and None stands for a default.
+        if arguments.get(name) is None:
+            continue
+        # An attribute may keep only a part of its argument.
+        argument = _described(arguments[name])
+        if argument != described[name]:
+            described[name] = {"now": described[name], "given": argument}
+
     # An object may hold a network although its constructor was given only the name of a file.
-    held = {
-        name: part
-        for name, part in vars(thing).items()
-        if isinstance(part, nn.Module) and name not in described
-    }
-    described |= {name: _described(part) for name, part in held.items()}
+    for name, part in vars(thing).items():
+        if isinstance(part, nn.Module) and name not in described:
+            described[name] = _described(part)
     if thing._arguments is None or isinstance(thing, nn.Module):
         described["unknown"] = _unlike_any_other()
     return {"class": _name(type(thing)), **described}
@@ -99,12 +107,11 @@ def _described(value: Any) -> Any:
     if isinstance(value, RecordsArguments):
         return describe(value)
     if isinstance(value, nn.Module):
-        return _hash(
-            json.dumps([[path, *_of_module(part)] for path, part in value.named_modules()]).encode()
-        )
+        return _hash_of_module(value)
     if isinstance(value, Tensor) and value.layout == torch.strided:
         plain = value.detach().cpu().resolve_conj().resolve_neg().contiguous()
-        return f"{value.dtype} {tuple(value.shape)} {_hash(plain.view(-1).view(torch.uint8).numpy().tobytes())}"
+        content = plain.view(-1).view(torch.uint8).numpy().tobytes()
+        return f"{value.dtype} {tuple(value.shape)} {_hash(content)}"
     if isinstance(value, (torch.dtype, torch.device, PurePath)):
         return f"{type(value).__name__} {value}"
     if isinstance(value, (type, FunctionType)) and "<" not in value.__qualname__:
@@ -113,16 +120,25 @@ def _described(value: Any) -> Any:
         return {"mapping": [[_described(name), _described(part)] for name, part in value.items()]}
     if isinstance(value, (list, tuple)):
         return [_described(part) for part in value]
-    # such as a noise process
+    # The value may be a noise process.
     if type(value).__module__.startswith("lit_knn.") and hasattr(value, "__dict__"):
         return [_name(type(value)), _described(vars(value))]
     return _unlike_any_other()
 
 
-def _of_module(part: nn.Module) -> list[Any]:
-    own = {name: value for name, value in vars(part).items() if name not in OF_EVERY_MODULE}
-    tensors = dict([*part.named_parameters(recurse=False), *part.named_buffers(recurse=False)])
-    return [_name(type(part)), _described(own), _described(tensors)]
+def _hash_of_module(module: nn.Module) -> str:
+    """Hash the classes, attributes, parameters and buffers of a module and of all its parts."""
+    parts = []
+    for path, part in module.named_modules():
+        attributes = {}
+        for name, value in vars(part).items():
+            if name not in OF_EVERY_MODULE:
+                attributes[name] = value
+
+        tensors = dict(part.named_parameters(recurse=False))
+        tensors.update(part.named_buffers(recurse=False))
+        parts.append([path, _name(type(part)), _described(attributes), _described(tensors)])
+    return _hash(json.dumps(parts).encode())
 
 
 def _name(thing: Any) -> str:

@@ -32,8 +32,12 @@ Row = dict[str, str | int | float]
 
 def keep_aside(path: Path, reason: str) -> None:
     """Rename a damaged file, and warn with its new name."""
-    names = (path.with_name(f"{path.name}.damaged-{n}") for n in range(1, 10_000))
-    aside = next(name for name in names if not name.exists())
+    number = 1
+    aside = path.with_name(f"{path.name}.damaged-{number}")
+    while aside.exists():
+        number += 1
+        aside = path.with_name(f"{path.name}.damaged-{number}")
+
     path.replace(aside)
     warnings.warn(
         f"{path} is damaged ({reason}): kept as {aside}, and what it had is measured again",
@@ -42,8 +46,14 @@ def keep_aside(path: Path, reason: str) -> None:
 
 
 def write_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Write a CSV file completely or not at all. It has a column for every key of any row, in order of appearance."""
-    columns = list(dict.fromkeys(name for row in rows for name in row))
+    """Write a CSV file completely or not at all.
+
+    It has a column for every key of any row, in order of appearance.
+    """
+    columns: dict[str, None] = {}
+    for row in rows:
+        columns.update(dict.fromkeys(row))
+
     with written_whole(path) as partial, partial.open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, columns, restval="")
         writer.writeheader()
@@ -52,15 +62,16 @@ def write_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
 
 def text_table(rows: Sequence[Mapping[str, Any]], formats: Mapping[str, str]) -> str:
     """Format rows as a text table; `formats` gives the columns and the number format of each."""
-    lines = [
-        [*formats],
-        *([format(row[name], spec) for name, spec in formats.items()] for row in rows),
-    ]
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    return "\n".join(
-        "  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True))
-        for line in lines
-    )
+    columns = []
+    for name, number_format in formats.items():
+        cells = [name]
+        for row in rows:
+            cells.append(format(row[name], number_format))
+
+        width = max(map(len, cells))
+        columns.append([cell.rjust(width) for cell in cells])
+
+    return "\n".join(map("  ".join, zip(*columns, strict=True)))
 
 
 def read_rows(path: Path) -> list[dict[str, str]]:
@@ -69,6 +80,7 @@ def read_rows(path: Path) -> list[dict[str, str]]:
     with path.open(newline="", encoding="utf-8-sig") as file:
         reader = csv.DictReader(file)
         rows = list(reader)
+
     for number, row in enumerate(rows, start=2):
         if None in row or None in row.values():
             raise InputError(
@@ -78,16 +90,27 @@ def read_rows(path: Path) -> list[dict[str, str]]:
 
 
 def undamaged_rows(path: Path) -> list[dict[str, str]]:
-    """Read a file that `write_rows` wrote. Return no rows if it is missing or damaged; rename it if it is damaged."""
+    """Read a file that `write_rows` wrote, or return no rows if it is missing or damaged.
+
+    A damaged file is renamed, with a warning.
+    """
+    if not path.exists():
+        return []
     try:
-        return read_rows(path) if path.exists() else []
+        return read_rows(path)
     except InputError as error:
         keep_aside(path, str(error))
         return []
 
 
 class ResultsTable:
-    """A CSV file of `columns`; those of `key` identify a row. It need not exist, and several processes may add rows."""
+    """A CSV file of results. It need not exist, and several processes may add rows.
+
+    Args:
+        path: the file.
+        columns: the type of each column, by name.
+        key: names of the columns that identify a row.
+    """
 
     def __init__(
         self, path: str | os.PathLike[str], columns: Mapping[str, type], key: tuple[str, ...]
@@ -97,27 +120,36 @@ class ResultsTable:
         self.key = key
 
     def load(self) -> list[Row]:
-        """Load the finished rows, on one rank. A damaged file is renamed with a warning; other columns are refused."""
+        """Load the finished rows, on one rank.
+
+        A damaged file is renamed with a warning. A file with other columns is refused.
+        """
         if not self.path.exists():
             return []
+
+        other_columns: set[str] = set()
+        rows: list[Row] = []
         try:
-            rows = read_rows(self.path)
-            other = set(rows[0]) ^ set(self.columns) if rows else ()
-            if not other:
-                return [
-                    {name: kind(row[name]) for name, kind in self.columns.items()} for row in rows
-                ]
+            texts = read_rows(self.path)
+            if texts:
+                other_columns = set(texts[0]) ^ set(self.columns)
+            if not other_columns:
+                rows = [self._with_types(row) for row in texts]
         except OSError as error:
             raise InputError(f"{self.path} cannot be read: {error.strerror}") from error
-        except (
-            ValueError,
-            csv.Error,
-        ) as error:  # InputError and UnicodeDecodeError are ValueErrors.
+        # InputError and UnicodeDecodeError are ValueErrors.
+        except (ValueError, csv.Error) as error:
             keep_aside(self.path, str(error))
             return []
-        raise InputError(
-            f"{self.path} has other columns ({', '.join(sorted(other))}): {SAME_SETTINGS}"
-        )
+
+        if other_columns:
+            names = ", ".join(sorted(other_columns))
+            raise InputError(f"{self.path} has other columns ({names}): {SAME_SETTINGS}")
+        return rows
+
+    def _with_types(self, texts: Mapping[str, str]) -> Row:
+        """Convert the texts of a row to the types of their columns."""
+        return {name: kind(texts[name]) for name, kind in self.columns.items()}
 
     def append(self, row: Row) -> None:
         """Add a finished row, unless the table already has this key; only one rank may call this."""
@@ -125,8 +157,12 @@ class ResultsTable:
         with locked(self.path):
             rows = self.load()
             if self.find(rows, **row) is None:
-                write_rows(self.path, [*rows, {name: row[name] for name in self.columns}])
+                rows.append({name: row[name] for name in self.columns})
+                write_rows(self.path, rows)
 
     def find(self, rows: list[Row], **key: str | int | float) -> Row | None:
         """Return the row with this key, or None."""
-        return next((row for row in rows if all(row[name] == key[name] for name in self.key)), None)
+        for row in rows:
+            if all(row[name] == key[name] for name in self.key):
+                return row
+        return None

@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
 from numbers import Integral
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -31,8 +32,11 @@ def seeded_noise(
         draw: number of the draw, for samplers that need noise more than once.
         device: where the result goes. The numbers are always drawn on the CPU, so they do not depend on it.
     """
-    keys = [keyed_generator("cpu", seed, draw) for seed in _integers(seeds)]
-    noise = [torch.randn(*shape, generator=key, dtype=torch.float32, device="cpu") for key in keys]
+    noise = []
+    for seed in _integers(seeds):
+        generator = keyed_generator("cpu", seed, draw)
+        item = torch.randn(tuple(shape), generator=generator, dtype=torch.float32, device="cpu")
+        noise.append(item)
     return torch.stack(noise).to(device)
 
 
@@ -46,12 +50,19 @@ def seeded_classes(
 
 
 def _integers(seeds: Sequence[int] | Tensor) -> list[int]:
-    found = seeds.tolist() if isinstance(seeds, Tensor) else seeds
-    numbers = list(found) if isinstance(found, Iterable) else []
+    """Return seeds as a list of Python's integers; raise InputError for anything else."""
+    values: Any = seeds
+    if isinstance(seeds, Tensor):
+        values = seeds.tolist()
+    if not isinstance(values, Iterable):
+        values = ()
+
+    values = list(values)
     # Python would round 1.9 down, which is another seed.
-    if not numbers or not all(isinstance(seed, Integral) and int(seed) >= 0 for seed in numbers):
+    valid = all(isinstance(value, Integral) and int(value) >= 0 for value in values)
+    if not values or not valid:
         raise InputError(f"seeds must be non-negative integers, at least one, got {seeds!r:.80}")
-    return [int(seed) for seed in numbers]
+    return list(map(int, values))
 
 
 @torch.no_grad()
@@ -82,15 +93,18 @@ def consistency_sampler(
     for step, sigma in enumerate(sigmas):
         spread = sigma if step == 0 else (sigma**2 - sigma_min**2) ** 0.5
         z = x + spread * noise[step]
-        x = consistency_function(
-            z, torch.full((len(z),), sigma, dtype=torch.float64, device=z.device)
-        )
+        t = torch.full((len(z),), sigma, dtype=torch.float64, device=z.device)
+        x = consistency_function(z, t)
     return x
 
 
 def check_sampling_sigmas(sigmas: Sequence[float], sigma_min: float) -> None:
-    """Raise InputError if the levels of a consistency sampler are not finite, descending and above sigma_min."""
-    if not sigmas or not all(high > low for high, low in pairwise([math.inf, *sigmas, sigma_min])):
+    """Raise InputError unless the levels of a consistency sampler descend and are valid.
+
+    Valid levels are finite and above `sigma_min`.
+    """
+    levels = [math.inf, *sigmas, sigma_min]
+    if not sigmas or not all(high > low for high, low in pairwise(levels)):
         raise InputError(
             f"sampling_sigmas={list(sigmas)!r:.80} must descend and stay above sigma_min={sigma_min}"
         )
@@ -120,8 +134,10 @@ def heun_sampler(
     """
     times = process.t_of_sigma(grid.descending(num_steps))
     z = process.noise_std(times[0]).item() * latents.double()
+
     times = torch.cat([times, times.new_zeros(1)])
-    return integrate_flow(denoiser, z, times, latents.dtype, process).to(latents.dtype)
+    image = integrate_flow(denoiser, z, times, latents.dtype, process)
+    return image.to(latents.dtype)
 
 
 @torch.no_grad()
@@ -144,8 +160,11 @@ def hybrid_sampler(
         grid: the grid of noise levels.
     """
     above, below = hybrid_sigmas(t_switch, num_steps, grid)
-    z = integrate_flow(estimator_mean, above[0].item() * latents.double(), above, latents.dtype)
-    return integrate_flow(network_mean, z, below, latents.dtype).to(latents.dtype)
+    z = above[0].item() * latents.double()
+
+    z = integrate_flow(estimator_mean, z, above, latents.dtype)
+    z = integrate_flow(network_mean, z, below, latents.dtype)
+    return z.to(latents.dtype)
 
 
 def hybrid_sigmas(
@@ -161,9 +180,9 @@ def hybrid_sigmas(
         ends = f"sigma_min={grid.sigma_min} and sigma_max={grid.sigma_max}"
         raise InputError(f"t_switch={t_switch} must be between {ends}, both excluded")
     switch = torch.tensor([t_switch], dtype=torch.float64)
-    return torch.cat([sigmas[sigmas > switch], switch]), torch.cat(
-        [switch, sigmas[sigmas < switch], switch * 0]
-    )
+    above = torch.cat([sigmas[sigmas > switch], switch])
+    below = torch.cat([switch, sigmas[sigmas < switch], torch.zeros_like(switch)])
+    return above, below
 
 
 @torch.no_grad()
@@ -183,8 +202,15 @@ def integrate_flow(
         dtype: type of y in calls of `posterior_mean`.
         process: the noise process.
     """
-    mean = under_process(lambda y, sigma: posterior_mean(y.to(dtype), sigma).double(), process)
+
+    def mean_in_double(y: Tensor, sigma: Tensor) -> Tensor:
+        return posterior_mean(y.to(dtype), sigma).double()
+
+    mean = under_process(mean_in_double, process)
     z = z.double()
     for t, t_next in pairwise(times):
-        z = heun_step(z, t, t_next, mean, process) if t_next > 0 else mean(z, t.expand(len(z)))
+        if t_next > 0:
+            z = heun_step(z, t, t_next, mean, process)
+        else:
+            z = mean(z, t.expand(len(z)))
     return z
