@@ -29,12 +29,10 @@ def read_checkpoint_file(path: str | os.PathLike[str], mmap: bool = False) -> di
         # Only plain values and tensors are loaded. Everything else could run code.
         content = torch.load(path, map_location="cpu", mmap=mmap, weights_only=True)
     except Exception as error:  # A hostile file can raise any exception.
+        problem = "is damaged, or no checkpoint"
         refused = re.search(r"GLOBAL (\S+)", str(error))
-        problem = (
-            f"names the global {refused[1]}, which is refused"
-            if refused
-            else "is damaged, or no checkpoint"
-        )
+        if refused:
+            problem = f"names the global {refused[1]}, which is refused"
         raise InputError(f"{path} {problem}") from error
     if not isinstance(content, dict):
         raise InputError(f"{path} is no checkpoint: it holds {type(content).__name__}, not a dict")
@@ -58,17 +56,27 @@ def _check_zip(path: Path) -> None:
 
 def kept_in(folder: Path) -> dict[int, Path]:
     """Find the checkpoints that `CheckpointByImages` kept in a folder: paths by images seen, ascending."""
-    matches = ((KEPT_NAME.fullmatch(path.name), path) for path in folder.glob("*.ckpt"))
-    return dict(sorted((int(match[1]), path) for match, path in matches if match))
+    paths = {}
+    for path in folder.glob("*.ckpt"):
+        match = KEPT_NAME.fullmatch(path.name)
+        if match:
+            paths[int(match[1])] = path
+    return dict(sorted(paths.items()))
 
 
 def last_checkpoint(run: str | Path) -> Path:
-    """Find the checkpoint that represents a run: `checkpoints/last.ckpt`, or else the kept one with the most images."""
+    """Find the checkpoint that represents a run.
+
+    This is `checkpoints/last.ckpt`, or else the kept one with the most images.
+    """
     folder = Path(run) / CHECKPOINTS
     if (folder / LAST_NAME).is_file():
         return folder / LAST_NAME
-    if kept := kept_in(folder):
-        return kept[max(kept)]
+
+    paths = kept_in(folder)
+    if paths:
+        return paths[max(paths)]
+
     rule = f"has neither {CHECKPOINTS}/{LAST_NAME} nor a kept checkpoint (images_seen=N.ckpt)"
     raise InputError(f"{run} {rule}{hint_of_runs(run)}")
 
@@ -76,6 +84,11 @@ def last_checkpoint(run: str | Path) -> Path:
 def hint_of_runs(folder: str | Path) -> str:
     """Return what to add to the message that a folder is no run's: the runs that it holds, if any."""
     parent = Path(folder)
-    found = [*parent.glob(f"*/{CHECKPOINTS}"), *parent.glob(f"*/*/{CHECKPOINTS}")]
-    runs = sorted(checkpoints.parent.relative_to(parent).as_posix() for checkpoints in found)
-    return f"; it holds the runs {', '.join(runs):.200}" if runs else ""
+    runs = []
+    for pattern in (f"*/{CHECKPOINTS}", f"*/*/{CHECKPOINTS}"):
+        for checkpoints in parent.glob(pattern):
+            runs.append(checkpoints.parent.relative_to(parent).as_posix())
+
+    if not runs:
+        return ""
+    return f"; it holds the runs {', '.join(sorted(runs)):.200}"

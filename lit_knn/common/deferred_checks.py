@@ -1,5 +1,6 @@
 """Checks of values on a GPU that fail later, so that a training step does not wait for the device."""
 
+import math
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -38,23 +39,29 @@ class DeferredChecks:
         """Note each failed check that did not fail before. See `refuse`."""
         key = name, len(bad), bad.device
         values = values.detach().double()
-        found = torch.stack([torch.full_like(values, self._step), values], dim=1)
-        first = self._first.get(key, torch.full_like(found, -1))
+        failures = torch.stack([torch.full_like(values, self._step), values], dim=1)
+        first = self._first.get(key, torch.full_like(failures, -1))
         fresh = bad & (first[:, 0] < 0)
-        self._first[key], self._failures[key] = torch.where(fresh[:, None], found, first), failure
+        self._first[key] = torch.where(fresh[:, None], failures, first)
+        self._failures[key] = failure
 
     def raise_first(self) -> None:
         """Raise the earliest failure; within a step, that of the first check. Waits for the device once."""
-        checks = [(key, i) for key, first in self._first.items() for i in range(len(first))]
-        rows = torch.cat(list(self._first.values())).tolist() if checks else []
-        failed = [
-            (step, value, *check)
-            for (step, value), check in zip(rows, checks, strict=True)
-            if step >= 0
-        ]
-        if failed:
-            step, value, key, i = min(failed, key=lambda each: each[0])
-            raise self._failures[key](i, value, f" at step {step:.0f}")
+        if not self._first:
+            return
+        # One transfer brings the notes of all checks.
+        rows = iter(torch.cat(list(self._first.values())).tolist())
+
+        earliest = math.inf
+        error = None
+        for key, first in self._first.items():
+            for number in range(len(first)):
+                step, value = next(rows)
+                if 0 <= step < earliest:
+                    earliest = step
+                    error = self._failures[key](number, value, f" at step {step:.0f}")
+        if error is not None:
+            raise error
 
 
 _COLLECTING: ContextVar[DeferredChecks | None] = ContextVar("collecting", default=None)

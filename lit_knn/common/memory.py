@@ -65,6 +65,7 @@ def _field(path: Path, name: str) -> int | None:
         lines = path.read_text().splitlines()
     except OSError:
         return None
-    return next(
-        (1024 * int(line.split()[1]) for line in lines if line.startswith(f"{name}:")), None
-    )
+    for line in lines:
+        if line.startswith(f"{name}:"):
+            return 1024 * int(line.split()[1])
+    return None

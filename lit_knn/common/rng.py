@@ -41,9 +41,9 @@ class Stream(IntEnum):
 def seed_from_key(*key: int) -> int:
     """Hash the non-negative integers in `key` to a well-mixed 63-bit seed, by NumPy's SeedSequence."""
     # SeedSequence pads with zeros. Without the length, (5, 1) and (5, 1, 0, 0) would give the same seed.
-    return int(
-        np.random.SeedSequence((len(key), *key)).generate_state(1, np.uint64)[0] >> np.uint64(1)
-    )
+    sequence = np.random.SeedSequence((len(key), *key))
+    bits = sequence.generate_state(1, np.uint64)[0]
+    return int(bits >> np.uint64(1))
 
 
 def keyed_generator(device: torch.device | str, *key: int) -> torch.Generator:

@@ -9,7 +9,7 @@ from pathlib import Path
 CPU_INFO = Path("/proc/cpuinfo")
 CHECKOUT = Path(__file__).parents[2]
 # The packages whose versions can change the numbers of a run.
-PACKAGES = [
+PACKAGES = (
     "lit-knn",
     "torch",
     "torchvision",
@@ -18,17 +18,18 @@ PACKAGES = [
     "faiss-gpu",
     "faiss-cpu",
     "torchmetrics",
-]
-PACKAGES += ["torch-fidelity", "jsonargparse"]
+    "torch-fidelity",
+    "jsonargparse",
+)
 
 
 def package_versions() -> dict[str, str]:
     """Return the version of each installed package of `PACKAGES`."""
-    found = {}
+    versions = {}
     for name in PACKAGES:
         with suppress(metadata.PackageNotFoundError):
-            found[name] = metadata.version(name)
-    return found
+            versions[name] = metadata.version(name)
+    return versions
 
 
 def revision(checkout: Path = CHECKOUT) -> str | None:
@@ -48,26 +49,26 @@ def revision(checkout: Path = CHECKOUT) -> str | None:
         "--abbrev=12",
     ]
     try:
-        return (
-            subprocess.run(
-                command, capture_output=True, text=True, check=True, timeout=10
-            ).stdout.strip()
-            or None
-        )
+        result = subprocess.run(command, capture_output=True, text=True, check=True, timeout=10)
     except (OSError, subprocess.SubprocessError):
         return None
+    return result.stdout.strip() or None
 
 
 def processor_name() -> str:
     """Return the processor's name, family and model, or its architecture if the system does not name it."""
-    lines = CPU_INFO.read_text(errors="replace").splitlines() if CPU_INFO.exists() else []
-    found = {
-        name.strip(): value.strip()
-        for name, _, value in (line.partition(":") for line in reversed(lines))
-    }
-    # A virtual machine may name a brand alone, such as AMD EPYC, whose generations differ twofold in speed.
-    parts = (("model name", ""), ("cpu family", "family "), ("model", "model "))
-    return (
-        " ".join(f"{label}{found[name]}" for name, label in parts if name in found)
-        or platform.machine()
-    )
+    if not CPU_INFO.exists():
+        return platform.machine()
+
+    facts: dict[str, str] = {}
+    for line in CPU_INFO.read_text(errors="replace").splitlines():
+        name, _, value = line.partition(":")
+        facts.setdefault(name.strip(), value.strip())  # The file names the first processor first.
+
+    # A virtual machine may name a brand alone, such as AMD EPYC, whose generations differ twofold
+    # in speed.
+    words = []
+    for name, label in (("model name", ""), ("cpu family", "family "), ("model", "model ")):
+        if name in facts:
+            words.append(f"{label}{facts[name]}")
+    return " ".join(words) or platform.machine()

@@ -28,8 +28,9 @@ class ADMBlock(ResidualBlock):
 
     def start(self) -> None:
         """Set the last layer of each residual branch to zero. Other layers keep PyTorch's initial weights."""
-        for layer in (self.conv1, self.proj) if self.heads else (self.conv1,):
-            zero_(layer)
+        zero_(self.conv1)
+        if self.heads:
+            zero_(self.proj)
 
 
 @dataclass(eq=False, repr=False)

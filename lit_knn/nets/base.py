@@ -72,8 +72,16 @@ def name_classes(net: Any, names: object) -> None:
 
 
 def class_number(option: str, net: object, label: object) -> int:
-    """Return the number of a network's class, which is given by number or by name; raise InputError if it has none."""
-    number, names = getattr(net, "num_classes", 0), getattr(net, "class_names", None)
+    """Return the number of a network's class; raise InputError if the network does not have it.
+
+    Args:
+        option: name of the option that gives the class, for the message.
+        net: the raw network.
+        label: the class, by number or by name.
+    """
+    number = getattr(net, "num_classes", 0)
+    names = getattr(net, "class_names", None)
+
     if not isinstance(label, str):
         if type(label) is int and 0 <= label < number:
             return label
@@ -82,14 +90,18 @@ def class_number(option: str, net: object, label: object) -> int:
     if names is None:
         advice = " without names: give a number" if number else ""
         raise InputError(f"{option}={label!r:.80}, but the net has num_classes={number}{advice}")
+
     # Unicode has two forms of an accented letter, and systems differ in the one that they store.
     alike = [name for name in names if _normal_form(name) == _normal_form(label)]
     if label not in names and len(alike) == 1:
         label = alike[0]
     if label not in names:
+        advice = f"the classes are {', '.join(names):.200}"
         near = difflib.get_close_matches(label, names, n=1)
-        told = f"did you mean {near[0]}?" if near else f"the classes are {', '.join(names):.200}"
-        raise InputError(f"{option}={label!r:.80} is no class; {told}")
+        if near:
+            advice = f"did you mean {near[0]}?"
+        raise InputError(f"{option}={label!r:.80} is no class; {advice}")
+
     return names.index(label)
 
 
@@ -107,12 +119,15 @@ def check_options(name: str, options: dict[str, Any]) -> None:
     for option, least in LEAST.items():
         if not options.get(option, least) >= least:
             raise InputError(f"{name}: {option} must be at least {least}, got {options[option]}")
+
     if options.get("blocks", 1) > MOST_BLOCKS:
         raise InputError(f"{name}: blocks must be at most {MOST_BLOCKS}, got {options['blocks']}")
+
     multipliers = options.get("multipliers", [1])
     if not 1 <= len(multipliers) <= MOST_RESOLUTIONS or not min(multipliers) >= 1:
         numbers = f"1 to {MOST_RESOLUTIONS} numbers of at least 1"
         raise InputError(f"{name}: multipliers must be {numbers}, got {list(multipliers)!r:.80}")
+
     for option in ("dropout", "label_dropout"):
         if not 0 <= options.get(option, 0) < 1:
             raise InputError(f"{name}: {option} must be in [0, 1), got {options[option]}")

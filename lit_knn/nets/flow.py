@@ -49,7 +49,9 @@ class FlowNetwork(nn.Module):
         z = z.float()
         tau = per_item(tau, z).flatten().double().expand(len(z))
         class_label = labels_for(self.model, class_label, z)
-        labels = (class_label,) if augment_label is None else (class_label, augment_label)
+        labels: tuple[Tensor | None, ...] = (class_label,)
+        if augment_label is not None:
+            labels = (class_label, augment_label)
         return self.velocity(z, tau, labels).to(torch.float32)
 
     @abstractmethod
@@ -58,24 +60,31 @@ class FlowNetwork(nn.Module):
 
     def output(self, z: Tensor, tau: Tensor, labels: tuple[Tensor | None, ...]) -> Tensor:
         """Return the raw network's output, (B, *shape) float32."""
-        return self.model(z, self.process.sigma(tau).log().float() / 4, *labels).to(torch.float32)
+        noise_label = self.process.sigma(tau).log().float() / 4
+        return self.model(z, noise_label, *labels).to(torch.float32)
 
     def denoised(self, z: Tensor, tau: Tensor, class_label: Tensor | None = None) -> Tensor:
         """Return the posterior mean E[x|z], (B, *shape) float32; on the straight path it is z − τv."""
         velocity = self(z, tau, class_label)
-        return self.process.mean_of_velocity(z.float(), per_item(tau, z).double(), velocity).to(
-            torch.float32
-        )
+        mean = self.process.mean_of_velocity(z.float(), per_item(tau, z).double(), velocity)
+        return mean.to(torch.float32)
 
     def description(self) -> dict[str, Any]:
         """Describe the parameterisation by plain values, for checkpoints."""
-        told: dict[str, Any] = {"output": type(self).__name__}
-        if type(self.process) is not LinearInterpolant:
-            # The process may be a user's own class. Readers of checkpoints accept numbers only as float.
-            given = {name: v for name, v in vars(self.process).items() if isinstance(v, Real | str)}
-            numbers = {name: v if isinstance(v, str) else float(v) for name, v in given.items()}
-            told["process"] = {"class": type(self.process).__name__, **numbers}
-        return told
+        description: dict[str, Any] = {"output": type(self).__name__}
+        if type(self.process) is LinearInterpolant:
+            return description
+
+        process: dict[str, Any] = {"class": type(self.process).__name__}
+        # The process may be a user's own class, with values of any type.
+        for name, value in vars(self.process).items():
+            if isinstance(value, str):
+                process[name] = value
+            elif isinstance(value, Real):
+                # Readers of checkpoints accept numbers only as float.
+                process[name] = float(value)
+        description["process"] = process
+        return description
 
 
 class VelocityOutput(FlowNetwork):
@@ -113,7 +122,8 @@ class EDMOutput(FlowNetwork):
         self.sigma_data = float(sigma_data)
 
     def velocity(self, z: Tensor, tau: Tensor, labels: tuple[Tensor | None, ...]) -> Tensor:
-        y, sigma = z / per_item(self.process.scale(tau), z).float(), self.process.sigma(tau)
+        y = z / per_item(self.process.scale(tau), z).float()
+        sigma = self.process.sigma(tau)
         denoised = EDMPrecond(self.model, self.sigma_data)(y, sigma, *labels)
         return self.process.velocity(z, per_item(tau, z), denoised)
 
@@ -143,9 +153,12 @@ class FlowDenoiser(nn.Module):
     def forward(self, z: Tensor, sigma: Tensor, class_label: Tensor | None = None) -> Tensor:
         """Map z (B, *shape) of the EDM process at sigma (B,) or () to the denoised (B, *shape), float32."""
         process = self.flow.process
-        tau = process.t_of_sigma(per_item(sigma, z).flatten().double().expand(len(z)))
+        levels = per_item(sigma, z).flatten().double().expand(len(z))
+        tau = process.t_of_sigma(levels)
+        scaled = per_item(process.scale(tau), z).float() * z
+
         with torch.autocast(z.device.type, torch.float16) if self.fp16 else nullcontext():
-            return self.flow.denoised(per_item(process.scale(tau), z).float() * z, tau, class_label)
+            return self.flow.denoised(scaled, tau, class_label)
 
 
 # The parameterisations that a checkpoint may name

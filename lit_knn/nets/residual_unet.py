@@ -51,12 +51,14 @@ class ResidualUNet(ImageNetwork):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        name, factor = type(self).__name__, 2 ** (len(self.multipliers) - 1)
+        name = type(self).__name__
+        factor = 2 ** (len(self.multipliers) - 1)
         if self.channels < 4 or self.channels % 2:
             raise InputError(f"{name}: channels must be even and at least 4, got {self.channels}")
         if self.image_size < factor or self.image_size % factor:
             rule = f"a multiple of {factor} with {len(self.multipliers)} multipliers"
             raise InputError(f"{name}: image_size must be {rule}, got {self.image_size}")
+
         self.multipliers = list(self.multipliers)
         self.attention_at = sorted(self.attention_at)
         self.widths = [self.channels * m for m in self.multipliers]
@@ -77,7 +79,13 @@ class ResidualUNet(ImageNetwork):
     def embed(
         self, noise_label: Tensor, classes: Tensor | None, augment_label: Tensor | None
     ) -> Tensor:
-        """Map noise (B,), one-hot classes (B, classes) or None, augmentations (B, features) or None to (B, width)."""
+        """Return the embedding of noise and labels, (B, width).
+
+        Args:
+            noise_label: (B,).
+            classes: one-hot, (B, num_classes), or None.
+            augment_label: (B, augment_dim), or None.
+        """
         raise NotImplementedError
 
     def output(self, h: Tensor) -> Tensor:
@@ -92,13 +100,23 @@ class ResidualUNet(ImageNetwork):
         direction: Direction | None = None,
         attends: bool = False,
     ) -> ResidualBlock:
-        heads = self.heads(width) if attends else 0
-        sizes = in_width, width, self.embedding_width
+        """Make a block from `in_width` to `width` channels; `direction` resamples the image."""
+        heads = 0
+        if attends:
+            heads = self.heads(width)
+
         return self.block(
-            *sizes, direction=direction, taps=self.taps, heads=heads, dropout=self.dropout
+            in_width,
+            width,
+            self.embedding_width,
+            direction=direction,
+            taps=self.taps,
+            heads=heads,
+            dropout=self.dropout,
         )
 
     def _build_encoder_and_decoder(self, stem_width: int) -> None:
+        """Make the blocks; the encoder's first convolution gives `stem_width` channels."""
         width = stem_width
         sides = [self.image_size >> level for level in range(len(self.widths))]
         self.stem = f"{self.image_size}x{self.image_size}_conv"
@@ -115,6 +133,7 @@ class ResidualUNet(ImageNetwork):
                 )
                 width = next_width
                 skips.append(width)
+
         self.downwards = [name for name in self.enc if name != self.stem]
 
         self.dec = nn.ModuleDict()
@@ -125,11 +144,12 @@ class ResidualUNet(ImageNetwork):
             else:
                 self.dec[f"{side}x{side}_up"] = self._make_block(width, width, direction="up")
             for i in range(self.blocks + 1):
-                attends = side in self.attention_at and (
-                    i == self.blocks or not self.last_decoder_block_attends_alone
-                )
+                is_last = i == self.blocks
+                may_attend = is_last or not self.last_decoder_block_attends_alone
                 self.dec[f"{side}x{side}_block{i}"] = self._make_block(
-                    width + skips.pop(), next_width, attends=attends
+                    width + skips.pop(),
+                    next_width,
+                    attends=side in self.attention_at and may_attend,
                 )
                 width = next_width
         self.upwards = list(self.dec)
@@ -145,9 +165,9 @@ class ResidualUNet(ImageNetwork):
         """Map the encoder's features to (B, widths[0], H, W). This call empties the list of features."""
         h = features[-1]
         for name in self.upwards:
-            h = self.dec[name](
-                torch.cat([h, features.pop()], 1) if "_block" in name else h, embedding
-            )
+            if "_block" in name:
+                h = torch.cat([h, features.pop()], 1)
+            h = self.dec[name](h, embedding)
         return h
 
     def forward(
@@ -168,35 +188,55 @@ class ResidualUNet(ImageNetwork):
             augment_label: (B, augment_dim) float; zeros or None mean that nothing was augmented.
         """
         self.check_shape(z_scaled.shape[1:])
-        batch, name = len(z_scaled), type(self).__name__
-        if augment_label is not None and (
-            not self.augment_dim or augment_label.shape != (batch, self.augment_dim)
-        ):
-            given = tuple(augment_label.shape)
-            raise InputError(
-                f"{name}: augment_dim={self.augment_dim}, but the augmentation labels are {given}"
-            )
-        classes = None if class_label is None else self._classes(class_label, batch)
-        # the noise level needs more digits than bf16 has
+        batch = len(z_scaled)
+        if augment_label is not None:
+            self._check_augmentation(augment_label, batch)
+
+        classes = None
+        if class_label is not None:
+            classes = self._classes(class_label, batch)
+
+        # The noise level needs more digits than bf16 has.
         with torch.autocast(z_scaled.device.type, enabled=False):
             embedding = self.embed(noise_label, classes, augment_label)
-        return self.output(self.decode(self.encode(z_scaled, embedding), embedding))
+
+        features = self.encode(z_scaled, embedding)
+        return self.output(self.decode(features, embedding))
+
+    def _check_augmentation(self, augment_label: Tensor, batch: int) -> None:
+        """Raise InputError unless the augmentation labels are (batch, augment_dim)."""
+        shape = tuple(augment_label.shape)
+        if not self.augment_dim or shape != (batch, self.augment_dim):
+            raise InputError(
+                f"{type(self).__name__}: augment_dim={self.augment_dim}, "
+                f"but the augmentation labels are {shape}"
+            )
 
     def _classes(self, class_label: Tensor, batch: int) -> Tensor:
         """Return one row of `num_classes` numbers for each item. In training some rows become 0."""
         name = type(self).__name__
         if not self.num_classes:
             raise InputError(f"{name}: num_classes=0, but class labels are given")
-        classes = class_label if class_label.is_floating_point() else self._one_hot(class_label)
-        if classes.shape != (batch, self.num_classes):
-            wanted = f"{batch} images need class labels, {(batch,)} integers or {(batch, self.num_classes)} floats"
-            got = f"{tuple(class_label.shape)} {class_label.dtype}"
-            raise InputError(f"{name}: num_classes={self.num_classes} and {wanted}, got {got}")
+
+        classes = class_label
+        if not class_label.is_floating_point():
+            classes = self._one_hot(class_label)
+
+        shape = (batch, self.num_classes)
+        if classes.shape != shape:
+            raise InputError(
+                f"{name}: num_classes={self.num_classes} and {batch} images need class labels, "
+                f"{(batch,)} integers or {shape} floats, "
+                f"got {tuple(class_label.shape)} {class_label.dtype}"
+            )
+
         if self.training and self.label_dropout > 0:
-            classes = classes * (torch.rand(batch, 1, device=classes.device) >= self.label_dropout)
+            keeps_label = torch.rand(batch, 1, device=classes.device) >= self.label_dropout
+            classes = classes * keeps_label
         return classes
 
     def _one_hot(self, class_label: Tensor) -> Tensor:
+        """Return one row for each integer, (..., num_classes) float32; `NO_CLASS` is all zeros."""
         # A compiled network cannot branch on a value, so the data module must check the labels for it.
         if not torch.compiler.is_compiling() and class_label.numel() > 0:
             ends = torch.stack(class_label.aminmax())

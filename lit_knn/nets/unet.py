@@ -41,11 +41,13 @@ class UNet(ImageNetwork):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.multipliers = list(self.multipliers)
-        widths, embedding = [self.channels * m for m in self.multipliers], 4 * self.channels
+        widths = [self.channels * m for m in self.multipliers]
+        embedding = 4 * self.channels
         self.embedding = NoiseEmbedding(
             self.channels, embedding, self.num_classes, self.augment_dim
         )
         block = partial(ResBlock, embedding=embedding, dropout=self.dropout)
+
         self.conv_in = nn.Conv2d(self.in_channels, widths[0], 3, padding=1)
         self.down = nn.ModuleList()
         width = widths[0]
@@ -58,7 +60,9 @@ class UNet(ImageNetwork):
                 self.down.append(block(width, next_width))
                 width = next_width
                 skips.append(width)
+
         self.middle = nn.ModuleList([block(width, width), Attention(width), block(width, width)])
+
         self.up = nn.ModuleList()
         for level, next_width in reversed(list(enumerate(widths))):
             for _ in range(self.blocks + 1):
@@ -66,6 +70,7 @@ class UNet(ImageNetwork):
                 width = next_width
             if level > 0:
                 self.up.append(Upsample(width))
+
         self.norm_out = _norm(width)
         self.conv_out = zero_(nn.Conv2d(width, self.in_channels, 3, padding=1))
 
@@ -82,13 +87,16 @@ class UNet(ImageNetwork):
         """
         self.check_shape(z_scaled.shape[1:])
         embedding = self.embedding(noise_label, class_label, augment_label)
+
         h = self.conv_in(z_scaled)
         skips = [h]
         for layer in self.down:
             h = layer(h, embedding)
             skips.append(h)
+
         for layer in self.middle:
             h = layer(h, embedding)
+
         for layer in self.up:
             if isinstance(layer, Upsample):
                 h = layer(h, skips[-1].shape[2:])

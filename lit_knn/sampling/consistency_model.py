@@ -74,7 +74,8 @@ class ConsistencyModel(GenerativeModel):
 
     def check_steps(self, num_steps: int) -> None:
         check_num_steps(num_steps)
-        if num_steps > (most := len(self.sampling_sigmas)):
+        most = len(self.sampling_sigmas)
+        if num_steps > most:
             raise InputError(
                 f"num_steps={num_steps!r:.80} must be from 1 to the number of sampling_sigmas, {most}"
             )
@@ -85,9 +86,11 @@ class ConsistencyModel(GenerativeModel):
         if guidance != 1:
             raise InputError(f"sample: guidance={guidance}, but a consistency model has none")
         self.check_steps(num_steps)
-        noise = [
-            seeded_noise(seeds, self.image_shape, draw, self.device) for draw in range(num_steps)
-        ]
+
+        noise = []
+        for draw in range(num_steps):
+            noise.append(seeded_noise(seeds, self.image_shape, draw, self.device))
+
         function = partial(self.network, class_label=labels)
         sigmas = self.sampling_sigmas[:num_steps]
         return consistency_sampler(function, torch.stack(noise), sigmas, self.network.sigma_min)

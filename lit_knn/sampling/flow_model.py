@@ -63,47 +63,65 @@ class FlowModel(DenoisingModel):
         process: object = None,
         **options: Any,
     ) -> "FlowModel":
-        """A file that names no process means the straight path."""
-        name, given = named("output", output, OUTPUTS)
-        network = OUTPUTS[name](net, **given)
+        """Make the model from the parts that a file names.
+
+        A file that names no process means the straight path.
+        """
+        name, output_options = named("output", output, OUTPUTS)
+        network = OUTPUTS[name](net, **output_options)
         if process is not None:
             network.process = process_of(process)
-        _, given = named("sampler", sampler, {"FixedSteps": FixedSteps})
-        if given.get("solver") not in SOLVERS:
-            raise InputError(
-                f"solver must be one of {', '.join(SOLVERS)}, got {given.get('solver')!r:.80}"
-            )
-        made = FixedSteps(**{**given, "solver": SOLVERS[given["solver"]]})
-        return cls(network, image_shape, TimeSpan(**times), made, **options)
+
+        _, sampler_options = named("sampler", sampler, {"FixedSteps": FixedSteps})
+        solver = sampler_options.get("solver")
+        if solver not in SOLVERS:
+            raise InputError(f"solver must be one of {', '.join(SOLVERS)}, got {solver!r:.80}")
+        sampler_options["solver"] = SOLVERS[solver]
+
+        steps = FixedSteps(**sampler_options)
+        return cls(network, image_shape, TimeSpan(**times), steps, **options)
 
     def options(self) -> dict[str, Any]:
-        """A user's own class or solver becomes None, because no file can name it."""
-        own = {
-            name: value
-            for name, value in self.network.description().items()
-            if name not in ("output", "process")
-        }
-        process, sampler = self.network.process, self.sampler
-        solver = next((name for name, solver in SOLVERS.items() if solver is sampler.solver), None)
-        return {
-            "output": {"class": type(self.network).__name__, **own}
-            if type(self.network) in OUTPUTS.values()
-            else None,
+        """Return the settings; a user's own class or solver becomes None, as no file can name it."""
+        options: dict[str, Any] = {
+            "output": self._named_output(),
             "times": {"low": self.times.low, "high": self.times.high},
-            "sampler": {"class": "FixedSteps", "solver": solver}
-            if type(sampler) is FixedSteps
-            else None,
+            "sampler": self._named_sampler(),
             "num_steps": self.num_steps,
             "sampling_class": self.sampling_class,
-            **({} if type(process) is LinearInterpolant else {"process": named_process(process)}),
-            **self.guidance_options(),
         }
+        process = self.network.process
+        if type(process) is not LinearInterpolant:
+            options["process"] = named_process(process)
+        return options | self.guidance_options()
+
+    def _named_output(self) -> dict[str, Any] | None:
+        """Return class and options of the flow network, or None if no file can name it."""
+        if type(self.network) not in OUTPUTS.values():
+            return None
+
+        output: dict[str, Any] = {"class": type(self.network).__name__}
+        for name, value in self.network.description().items():
+            if name not in ("output", "process"):
+                output[name] = value
+        return output
+
+    def _named_sampler(self) -> dict[str, Any] | None:
+        """Return class and solver of the sampler, or None if no file can name the class."""
+        if type(self.sampler) is not FixedSteps:
+            return None
+
+        for name, solver in SOLVERS.items():
+            if solver is self.sampler.solver:
+                return {"class": "FixedSteps", "solver": name}
+        return {"class": "FixedSteps", "solver": None}
 
     def times_range(self) -> tuple[float, float]:
+        highest = 1.0
         # The straight path has the noise level τ/(1 − τ), which is infinite at 1.
-        return 0.0, math.nextafter(1.0, 0.0) if type(
-            self.network.process
-        ) is LinearInterpolant else 1.0
+        if type(self.network.process) is LinearInterpolant:
+            highest = math.nextafter(1.0, 0.0)
+        return 0.0, highest
 
     @property
     def denoiser(self) -> FlowDenoiser:
@@ -121,14 +139,19 @@ class FlowModel(DenoisingModel):
 
 
 def check_flow_process(process: Process, times: TimeSpan) -> None:
-    """Raise InputError if a flow cannot use this process: its noise level at the start, `times.high`, must exceed 1.
+    """Raise InputError if a flow cannot use this process.
 
-    Processes whose times are noise levels, such as EDM's, are therefore refused.
+    Its noise level at the start, `times.high`, must exceed 1. Processes whose times are noise
+    levels, such as EDM's, are therefore refused.
     """
     ends = torch.tensor([times.low, times.high], dtype=torch.float64)
-    (low, high), scale = process.sigma(ends).tolist(), process.scale(ends)
-    if not (0 < low < high < math.inf and high > 1) or not (scale > 0).all():
+    low, high = process.sigma(ends).tolist()
+    scales_are_positive = bool((process.scale(ends) > 0).all())
+
+    if not (0 < low < high < math.inf and high > 1 and scales_are_positive):
+        levels = f"the noise levels {low:g} to {high:g}"
+        span = f"the times {times.low:g} to {times.high:g}"
         raise InputError(
-            f"process={type(process).__name__} has the noise levels {low:g} to {high:g} at the times {times.low:g} to "
-            f"{times.high:g}, but a flow begins above 1: use LinearInterpolant or VP"
+            f"process={type(process).__name__} has {levels} at {span}, "
+            "but a flow begins above 1: use LinearInterpolant or VP"
         )

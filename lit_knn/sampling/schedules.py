@@ -65,15 +65,17 @@ class NoiseGrid:
         """Levels for training, as in Eq. 7 (eq:CM): t_1 = sigma_min < … < t_N = sigma_max, (num_steps,) float64."""
         check_num_steps(num_steps, least=2)
         ramp = torch.linspace(0, 1, num_steps, dtype=torch.float64)
-        low, high = torch.tensor([self.sigma_min, self.sigma_max], dtype=torch.float64) ** (
-            1 / self.rho
-        )
+        ends = torch.tensor([self.sigma_min, self.sigma_max], dtype=torch.float64)
+        low, high = ends ** (1 / self.rho)
         sigmas = (low + ramp * (high - low)) ** self.rho
         # The powers have rounding errors, but f(x, t_min) = x needs the exact ends.
         sigmas[0], sigmas[-1] = self.sigma_min, self.sigma_max
         if not (sigmas.diff() > 0).all():
-            between = f"between {self.sigma_min} and {self.sigma_max} are not distinct with rho={self.rho}"
-            raise InputError(f"{num_steps} levels {between}")
+            raise InputError(
+                f"{num_steps} levels between {self.sigma_min} and {self.sigma_max} "
+                f"are not distinct with rho={self.rho}"
+            )
+
         return sigmas
 
     def descending(self, num_steps: int) -> Tensor:
@@ -83,9 +85,10 @@ class NoiseGrid:
 
     def bands(self, count: int) -> Tensor:
         """Divide the range into bands that are equal in ln t: their edges, (count + 1,) float64."""
-        return torch.linspace(
+        edges = torch.linspace(
             math.log(self.sigma_min), math.log(self.sigma_max), count + 1, dtype=torch.float64
-        ).exp()
+        )
+        return edges.exp()
 
 
 def check_num_steps(num_steps: int, least: int = 1) -> None:
@@ -115,19 +118,21 @@ def log_normal_sigmas(
     They are on the device of `generator`, the source of randomness; by default it is PyTorch's own, on the CPU.
     """
     device = generator.device if generator is not None else None
-    return (
-        P_mean + P_std * torch.randn(size, dtype=torch.float64, generator=generator, device=device)
-    ).exp()
+    normal = torch.randn(size, dtype=torch.float64, generator=generator, device=device)
+    return (P_mean + P_std * normal).exp()
 
 
 def check_log_normal(P_mean: float, P_std: float) -> None:
     """Raise InputError if `log_normal_sigmas` could draw a level that float32 cannot hold."""
-    limits, reach = torch.finfo(torch.float32), FARTHEST_DRAW * abs(P_std)
-    if not math.log(limits.tiny) <= P_mean - reach <= P_mean + reach <= math.log(limits.max):
-        ends = f"{math.ceil(math.log(limits.tiny))} and {math.floor(math.log(limits.max))}"
-        rule = f"P_mean ± {FARTHEST_DRAW}·P_std must be within {ends}"
+    lowest = math.log(torch.finfo(torch.float32).tiny)
+    highest = math.log(torch.finfo(torch.float32).max)
+    reach = FARTHEST_DRAW * abs(P_std)
+
+    if not lowest <= P_mean - reach <= P_mean + reach <= highest:
+        rule = f"P_mean ± {FARTHEST_DRAW}·P_std must be within"
         raise InputError(
-            f"P_mean={P_mean} and P_std={P_std} draw noise levels beyond the range of float32: {rule}"
+            f"P_mean={P_mean} and P_std={P_std} draw noise levels beyond the range of float32: "
+            f"{rule} {math.ceil(lowest)} and {math.floor(highest)}"
         )
 
 
@@ -204,22 +209,27 @@ class TuningSchedule:
                 f"stage_steps and stages must be at least 1, got {self.steps} and {self.stages}"
             )
         if self.stages * math.log2(self.q) > -math.log2(SMALLEST_GAP):
-            what = f"q={self.q} and stages={self.stages} leave r within float32's rounding of t in the last stage"
-            raise InputError(f"{what}: q^stages must be at most {1 / SMALLEST_GAP:.0f}")
+            raise InputError(
+                f"q={self.q} and stages={self.stages} leave r within float32's rounding of t in "
+                f"the last stage: q^stages must be at most {1 / SMALLEST_GAP:.0f}"
+            )
 
     def stage(self, step: int) -> int:
         """Return the stage a of a training step, which counts from 0."""
         return min(step // self.steps + 1, self.stages)
 
     def check_reaches(self, highest: float) -> None:
-        """Raise InputError if r = 0 at all t up to `highest`, even in the last stage: r would never approach t."""
-        if (
-            not self.teacher_level(torch.tensor([highest], dtype=torch.float64), self.stages).item()
-            > 0
-        ):
-            told = f"q={self.q}, k={self.k}, b={self.b} and stages={self.stages} leave r = 0 at all t up to {highest:g}"
+        """Raise InputError if r = 0 at all t up to `highest`, even in the last stage.
+
+        Then r would never approach t.
+        """
+        t = torch.tensor([highest], dtype=torch.float64)
+        r = self.teacher_level(t, self.stages).item()
+        if not r > 0:
             raise InputError(
-                f"{told} in the last stage, so r never approaches t: raise q or stages, or lower k"
+                f"q={self.q}, k={self.k}, b={self.b} and stages={self.stages} leave r = 0 at all t "
+                f"up to {highest:g} in the last stage, so r never approaches t: "
+                "raise q or stages, or lower k"
             )
 
     def teacher_level(self, t: Tensor, stage: int) -> Tensor:
