@@ -12,9 +12,10 @@ from lit_knn.common.errors import InputError
 
 def at_home(path: str) -> str:
     """Replace `~` or `~USER` at the beginning of a path."""
-    if (found := os.path.expanduser(path)).startswith("~"):
+    expanded = os.path.expanduser(path)
+    if expanded.startswith("~"):
         raise InputError(f"{path}: there is no such user")
-    return found
+    return expanded
 
 
 def make_folder(folder: Path) -> None:
@@ -33,14 +34,17 @@ def written_whole(path: str | os.PathLike[str], flush: bool = True) -> Iterator[
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.stem}.{os.getpid()}.partial{path.suffix}")
+
     try:
         partial.touch()
         mode = partial.stat().st_mode
         partial.unlink()
+
         yield partial
         # Some libraries write files that only their owner can read.
         if partial.stat().st_mode != mode:
             partial.chmod(mode)
+
         if flush:
             with partial.open("rb") as file:
                 # Flush to disk before renaming: otherwise, after a power cut, the name could exist without the data.
@@ -56,10 +60,12 @@ def written_whole(path: str | os.PathLike[str], flush: bool = True) -> Iterator[
 
 
 def remove_partial(path: Path) -> None:
-    """Remove files of processes that were killed in `written_whole(path)`. No running process may be inside it."""
-    for partial in path.parent.glob(
-        f".{glob.escape(path.stem)}.*.partial{glob.escape(path.suffix)}"
-    ):
+    """Remove files of processes that were killed in `written_whole(path)`.
+
+    No running process may be inside it.
+    """
+    stem, suffix = glob.escape(path.stem), glob.escape(path.suffix)
+    for partial in path.parent.glob(f".{stem}.*.partial{suffix}"):
         partial.unlink(missing_ok=True)
 
 

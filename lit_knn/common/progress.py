@@ -24,14 +24,26 @@ def progress_bar(
     shown: bool | None = None,
     delay: float = 0.0,
 ) -> "tqdm":
-    """Make a bar on the first rank, by default on a terminal; none if `total` is None. `unit` starts with a space."""
+    """Make a bar on the first rank, by default only if the output is a terminal.
+
+    Args:
+        total: number of units of the work; None shows no bar.
+        description: what the work is.
+        unit: name of the units, which starts with a space.
+        leave: whether the bar stays after the work.
+        shown: whether to show the bar; None asks whether the output is a terminal.
+        delay: seconds before the bar appears.
+    """
     from tqdm import tqdm
 
     from lit_knn.common.distributed import rank_and_size
 
-    shown = sys.stderr.isatty() if shown is None else shown
+    on_terminal = sys.stderr.isatty()
+    if shown is None:
+        shown = on_terminal
     shown = shown and rank_and_size()[0] == 0 and total is not None
-    between = 0.1 if sys.stderr.isatty() else SECONDS_BETWEEN_LINES_IN_A_FILE
+
+    between = 0.1 if on_terminal else SECONDS_BETWEEN_LINES_IN_A_FILE
     options = {
         "desc": description,
         "unit": unit,

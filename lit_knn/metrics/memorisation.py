@@ -5,8 +5,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from lit_knn.common.distributed import Exchange
 from lit_knn.common.errors import InputError
+from lit_knn.common.exchange import Exchange
 from lit_knn.metrics.estimator_error import LatentMeans
 from lit_knn.reference import ReferenceSet
 from lit_knn.theory.posterior import direct_sq_dist

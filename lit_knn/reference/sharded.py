@@ -8,8 +8,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lit_knn.common.distributed import Exchange, in_every_process, packed, unpacked
+from lit_knn.common.distributed import in_every_process
 from lit_knn.common.errors import InputError
+from lit_knn.common.exchange import Exchange, packed, unpacked
 from lit_knn.index import Index
 from lit_knn.reference.reference_set import ReferenceSet, expand_labels
 from lit_knn.reference.row_view import RowView

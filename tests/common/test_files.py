@@ -8,8 +8,9 @@ import torch
 from torch import nn
 
 from lit_knn.common import memory
-from lit_knn.common.distributed import Exchange, on_first_rank
+from lit_knn.common.distributed import on_first_rank
 from lit_knn.common.errors import InputError
+from lit_knn.common.exchange import Exchange
 from lit_knn.common.files import written_whole
 from lit_knn.common.settings import RecordsArguments, describe, fingerprint
 from lit_knn.common.tables import ResultsTable, read_rows, undamaged_rows, write_rows

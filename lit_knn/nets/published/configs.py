@@ -57,35 +57,43 @@ def architecture_from_config(config: Mapping[str, Any]) -> dict[str, Any]:
             `img_channels`, and any others that are stored. Options of the preconditioning (`sigma_data`, ...) and
             `use_fp16` are ignored: the caller handles the first, and the trainer sets the precision.
     """
-    given = {name: value for name, value in config.items() if name not in NOT_OF_THE_NETWORK}
-    model_type = given.pop("model_type", None)
+    stored = {name: value for name, value in config.items() if name not in NOT_OF_THE_NETWORK}
+    model_type = stored.pop("model_type", None)
     if not isinstance(model_type, str) or model_type not in DEFAULTS:
         raise InputError(f"model_type must be one of {', '.join(DEFAULTS)}, got {model_type!s:.80}")
-    if given.pop("channel_mult_emb", 4) != 4:
+    if stored.pop("channel_mult_emb", 4) != 4:
         raise InputError("channel_mult_emb must be 4, as in the published networks")
-    name = "ADM" if model_type == "DhariwalUNet" else _song_family(given)
-    stored = {**DEFAULTS[model_type], **given}
+
+    name = "ADM"
+    if model_type == "SongUNet":
+        name = _song_family(stored)
+
+    stored = DEFAULTS[model_type] | stored
     for option in sorted(stored.keys() ^ OPTIONS.keys()):
         if option in OPTIONS:
             raise InputError(f"{model_type} needs the option {option}")
         raise InputError(
             f"{model_type} has no option {option}, whose value is {stored[option]!s:.80}"
         )
-    options = {
-        option: parameter.default for option, parameter in signature(KNOWN[name]).parameters.items()
-    }
-    options |= {OPTIONS[option]: value for option, value in stored.items()}
+    options = {}
+    for option, parameter in signature(KNOWN[name]).parameters.items():
+        options[option] = parameter.default
+    for option, value in stored.items():
+        options[OPTIONS[option]] = value
     if name == "NCSNpp":
         options["fourier_scale"] = PUBLISHED_FOURIER_SCALE
     return {"class": name, "options": options}
 
 
-def _song_family(given: dict[str, Any]) -> str:
-    """Choose DDPM++ or NCSN++ by the family options in `given`, and remove these options."""
-    chosen = {name: given.pop(name, default) for name, default in DDPMPP_OPTIONS.items()}
-    chosen = {
-        name: list(value) if isinstance(value, tuple) else value for name, value in chosen.items()
-    }
+def _song_family(stored: dict[str, Any]) -> str:
+    """Choose DDPM++ or NCSN++ by the family options in `stored`, and remove these options."""
+    chosen = {}
+    for name, default in DDPMPP_OPTIONS.items():
+        value = stored.pop(name, default)
+        if isinstance(value, tuple):
+            value = list(value)
+        chosen[name] = value
+
     for name, options in (("DDPMpp", DDPMPP_OPTIONS), ("NCSNpp", NCSNPP_OPTIONS)):
         if chosen == options:
             return name

@@ -38,11 +38,13 @@ def read_edm_pickle(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[
     with prefixed(os.fspath(path)):
         if isinstance(loaded, dict):
             if "ema" not in loaded:
-                raise InputError(
-                    f"no network under 'ema', only {', '.join(map(repr, loaded)) or 'nothing':.200}"
-                )
+                names = ", ".join(map(repr, loaded)) or "nothing"
+                raise InputError(f"no network under 'ema', only {names:.200}")
             loaded = loaded["ema"]
-        name = loaded.class_name if isinstance(loaded, Record) else type(loaded).__name__
+
+        name = type(loaded).__name__
+        if isinstance(loaded, Record):
+            name = loaded.class_name
         if name != PRECONDITIONING:
             # Under another preconditioning the same weights would silently give a wrong denoiser.
             advice = "other preconditionings, as in the published baseline-*.pkl, are not supported"
@@ -58,26 +60,32 @@ def read_edm_pickle(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[
 
 
 def _config_of(network: dict[str, Any]) -> dict[str, Any]:
+    """Return the arguments of the inner network, and those of the preconditioned one."""
     inner = network["_modules"]["model"]
-    arguments = {
-        name: value for name, value in inner.state["_init_kwargs"].items() if name not in INNER_ONLY
-    }
-    return {
-        "model_type": inner.class_name,
-        **arguments,
-        **{name: network[name] for name in ATTRIBUTES},
-    }
+    config = {"model_type": inner.class_name}
+    for name, value in inner.state["_init_kwargs"].items():
+        if name not in INNER_ONLY:
+            config[name] = value
+
+    for name in ATTRIBUTES:
+        config[name] = network[name]
+    return config
 
 
 def _weights_of(module: Record, prefix: str = "") -> dict[str, Tensor]:
-    """Collect parameters and persistent buffers of the module and all inside it; each tensor gets its own memory."""
+    """Collect parameters and persistent buffers of a module and of all modules inside it.
+
+    Each tensor gets its own memory. Names begin with `prefix`.
+    """
     state = module.state
     passing = state.get("_non_persistent_buffers_set", ())
-    weights = {
-        f"{prefix}{name}": value.to_tensor()
-        for name, value in {**state["_parameters"], **state["_buffers"]}.items()
-        if value is not None and name not in passing
-    }
+    stored = {**state["_parameters"], **state["_buffers"]}
+
+    weights = {}
+    for name, value in stored.items():
+        if value is not None and name not in passing:
+            weights[f"{prefix}{name}"] = value.to_tensor()
+
     for name, child in state["_modules"].items():
         if child is not None:
             weights |= _weights_of(child, f"{prefix}{name}.")

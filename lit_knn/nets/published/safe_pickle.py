@@ -122,7 +122,8 @@ def _run(stream: BinaryIO) -> Any:
         elif name in SIZES:
             _take(name, stack, _popped(stack, SIZES[name]))
         elif name in ("GLOBAL", "STACK_GLOBAL"):
-            known = ".".join(_popped(stack, 2) if argument is None else argument.split(" "))
+            names = _popped(stack, 2) if argument is None else argument.split(" ")
+            known = ".".join(names)
             if known not in TABLE and known not in STORAGES:
                 raise Refused(f"names the global {known}")
             stack.append(known)
@@ -162,14 +163,14 @@ def _take(name: str, stack: list[Any], items: list[Any]) -> None:
 def _storage(data: bytes) -> Storage:
     """Read a storage that `torch.save` wrote: five small pickles, the number of values, and the values."""
     stream = io.BytesIO(data)
-    magic, version, system, (kind, element, *_), _ = (_run(stream) for _ in range(5))
-    if (magic, version, system["little_endian"], kind) != (
-        STORAGE_MAGIC,
-        STORAGE_VERSION,
-        True,
-        "storage",
-    ):
+    magic, version, system, storage_id, _ = (_run(stream) for _ in range(5))
+    kind, element = storage_id[:2]
+
+    known_format = (magic, version) == (STORAGE_MAGIC, STORAGE_VERSION)
+    if not known_format or system["little_endian"] is not True or kind != "storage":
         raise Refused("holds a tensor in an unknown format")
+
+    # Eight bytes with the number of values come before the values.
     return Storage(memoryview(data)[stream.tell() + 8 :], STORAGES[element])
 
 
@@ -178,14 +179,12 @@ def _tensor(
 ) -> StoredTensor:
     """Rebuild a tensor as a view of a storage; gradients, hooks and metadata are dropped."""
     width = storage.dtype.itemsize
-    # NumPy refuses a view beyond its buffer. With strides of 0, a view could still be larger than that.
-    view = np.ndarray(
-        (*size, width),
-        np.uint8,
-        storage.values,
-        offset * width,
-        (*(step * width for step in stride), 1),
-    )
+    shape = (*size, width)
+    strides = (*(step * width for step in stride), 1)
+    view = np.ndarray(shape, np.uint8, storage.values, offset * width, strides)
+
+    # NumPy refuses a view beyond its buffer. With strides of 0, a view could still be larger than
+    # the buffer.
     if view.nbytes > len(storage.values):
         raise Refused("rebuilds a tensor that is larger than its storage")
     return StoredTensor(view, storage.dtype)
