@@ -97,6 +97,7 @@ class ADM(ResidualUNet):
         features = self.map_noise(noise_label)
         if self.map_augment is not None and augment_label is not None:
             features = features + linear(self.map_augment, augment_label)
+
         embedding = self.map_layer1(F.silu(linear(self.map_layer0, features)))
         if self.map_label is not None and classes is not None:
             embedding = embedding + linear(self.map_label, classes)

@@ -35,13 +35,17 @@ def build_network(architecture: Mapping[str, Any], weights: Mapping[str, Tensor]
         raise InputError(
             f"architecture: the options of {name} must be {', '.join(known)}, got {options!r:.300}"
         )
+
     try:
         # A new network would take memory, time and random numbers for nothing.
         with torch.device("meta"):
             net = KNOWN[name](**options)
     except (ArithmeticError, AttributeError, RuntimeError, TypeError, ValueError) as error:
-        told = f"{options!r:.300}: {first_line(error):.300}"
-        raise InputError(f"architecture: {name} cannot have the options {told}") from error
+        raise InputError(
+            f"architecture: {name} cannot have the options {options!r:.300}: "
+            f"{first_line(error):.300}"
+        ) from error
+
     load_weights(net, weights, assign=True)
     return net
 

@@ -50,11 +50,16 @@ class AverageVelocity(nn.Module):
         Without `r`, it is t, and u is the velocity itself. `augment_label` is (B, augment_dim − 8).
         """
         t = t.to(z.device).expand(len(z))
-        gap = torch.zeros_like(t) if r is None else t - r.to(z.device)
+        gap = torch.zeros_like(t)
+        if r is not None:
+            gap = t - r.to(z.device)
+
         waves = torch.arange(1, GAP_FEATURES + 1, device=z.device)
         features = torch.cos(math.pi * waves * gap[:, None]).to(z.dtype)
         if augment_label is None:
             augment_label = features.new_zeros(len(z), self.augment_dim - GAP_FEATURES)
         augment_label = torch.cat([features, augment_label.to(z.dtype)], dim=1)
+
         class_label = labels_for(self.model, class_label, z)
-        return self.model(z, (4 * t - 2).to(z.dtype), class_label, augment_label).to(z.dtype)
+        noise_label = (4 * t - 2).to(z.dtype)
+        return self.model(z, noise_label, class_label, augment_label).to(z.dtype)

@@ -176,12 +176,15 @@ class ResidualBlock(nn.Module):
         h = (self.skip(h) + out) * self.residual_scale
         if not self.heads:
             return h
-        return (h + self.proj(attention(self.qkv(self.norm2(h)), self.heads))) * self.residual_scale
+
+        attended = attention(self.qkv(self.norm2(h)), self.heads)
+        return (h + self.proj(attended)) * self.residual_scale
 
 
 def _conv(
     in_width: int, width: int, size: int, direction: Direction | None, taps: Sequence[float]
 ) -> nn.Conv2d:
+    """Make a convolution of `size` pixels, which keeps, doubles or halves the size of the image."""
     if direction is None:
         return nn.Conv2d(in_width, width, size, padding=size // 2)
     return ResamplingConv(in_width, width, size, direction, taps)
@@ -202,12 +205,13 @@ class PositionalEmbedding(nn.Module):
     def forward(self, noise_label: Tensor) -> Tensor:
         """Map (B,) to (B, features) float32."""
         half = self.features // 2
-        exponents = torch.arange(half, dtype=torch.float32, device=noise_label.device) / (
-            half - self.endpoint
-        )
+        numbers = torch.arange(half, dtype=torch.float32, device=noise_label.device)
+        exponents = numbers / (half - self.endpoint)
         angles = noise_label.float()[:, None] * (1 / 10_000) ** exponents
-        waves = [angles.cos(), angles.sin()]
-        return torch.cat(waves[::-1] if self.sines_first else waves, 1)
+
+        if self.sines_first:
+            return torch.cat([angles.sin(), angles.cos()], 1)
+        return torch.cat([angles.cos(), angles.sin()], 1)
 
 
 class FourierEmbedding(nn.Module):

@@ -114,6 +114,7 @@ class DDPMpp(ResidualUNet):
             features = features + linear(self.map_label, classes * math.sqrt(self.num_classes))
         if self.map_augment is not None and augment_label is not None:
             features = features + linear(self.map_augment, augment_label)
+
         return F.silu(self.map_layer1(F.silu(linear(self.map_layer0, features))))
 
     def output(self, h: Tensor) -> Tensor:
@@ -140,6 +141,7 @@ class NCSNpp(DDPMpp):
         if not self.fourier_scale > 0:
             raise InputError(f"NCSNpp: fourier_scale must be above 0, got {self.fourier_scale}")
         super().__post_init__()
+
         # The pyramid of shrunken images.
         width = self.in_channels
         for level, next_width in enumerate(self.widths[:-1], start=1):

@@ -54,9 +54,11 @@ class ConsistencyModel(GenerativeModel):
         sigma_min: float = 0.002,
         **options: Any,
     ) -> "ConsistencyModel":
+        """Make the model of a raw network and of the options that a file has."""
         return cls(ConsistencyFunction(net, sigma_data, sigma_min), image_shape, **options)
 
     def options(self) -> dict[str, Any]:
+        """Return the settings of the consistency function and of the sampler."""
         return {
             "sigma_data": self.network.sigma_data,
             "sigma_min": self.network.sigma_min,
@@ -83,6 +85,7 @@ class ConsistencyModel(GenerativeModel):
     def draw(
         self, seeds: Sequence[int] | Tensor, num_steps: int, labels: Tensor | None, guidance: float
     ) -> Tensor:
+        """Draw images by one evaluation for each step; see `GenerativeModel.draw`."""
         if guidance != 1:
             raise InputError(f"sample: guidance={guidance}, but a consistency model has none")
         self.check_steps(num_steps)

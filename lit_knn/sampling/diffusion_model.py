@@ -59,11 +59,20 @@ class DiffusionModel(DenoisingModel):
         process: object = None,
         **options: Any,
     ) -> "DiffusionModel":
+        """Make the model of a raw network and of the options that a file has.
+
+        A file that names no process means EDM's.
+        """
         grid = NoiseGrid(sigma_min, sigma_max, rho)
-        made = EDM_PROCESS if process is None else process_of(process)
-        return cls(EDMPrecond(net, sigma_data), image_shape, grid, process=made, **options)
+        noise_process: Process = EDM_PROCESS
+        if process is not None:
+            noise_process = process_of(process)
+
+        network = EDMPrecond(net, sigma_data)
+        return cls(network, image_shape, grid, process=noise_process, **options)
 
     def options(self) -> dict[str, Any]:
+        """Return the settings of the denoiser and of the sampler; EDM's process needs no name."""
         options: dict[str, Any] = {
             "sigma_data": self.network.sigma_data,
             "sigma_min": self.grid.sigma_min,

@@ -78,9 +78,8 @@ class FixedSteps:
         """
 
         def mean(z: Tensor, tau: Tensor) -> Tensor:
-            return process.mean_of_velocity(
-                z, per_item(tau, z), velocity(z.to(noise.dtype), tau).double()
-            )
+            v = velocity(z.to(noise.dtype), tau).double()
+            return process.mean_of_velocity(z, per_item(tau, z), v)
 
         levels = times.descending(num_steps, process.growth)
         z = process.noise_std(levels[0]).item() * noise.double()

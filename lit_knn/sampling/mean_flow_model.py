@@ -50,12 +50,19 @@ class MeanFlowModel(GenerativeModel):
     def average_velocity(
         self, z: Tensor, r: Tensor | float, t: Tensor | float, class_label: Tensor | None = None
     ) -> Tensor:
-        """Return u(z, r, t) for z (B, *shape) and times 0 <= r <= t <= 1, (B,) or numbers: (B, *shape), float32.
+        """Return the average velocity u(z, r, t), (B, *shape) float32.
+
+        Args:
+            z: (B, *shape), float.
+            r: the lower time of each item, (B,), or one for all, from 0 to t.
+            t: the upper time of each item, (B,), or one for all, at most 1.
+            class_label: see `forward`.
 
         Raises:
             InputError: r > t or r < 0; as `forward`.
         """
-        t, labels = self.checked(z, t, class_label, *self.times_range())
+        low, high = self.times_range()
+        t, labels = self.checked(z, t, class_label, low, high)
         r = torch.as_tensor(r, dtype=t.dtype, device=z.device).expand(len(z))
         bad = ~((r >= 0) & (r <= t))
         if bad.any():
@@ -70,14 +77,15 @@ class MeanFlowModel(GenerativeModel):
     def draw(
         self, seeds: Sequence[int] | Tensor, num_steps: int, labels: Tensor | None, guidance: float
     ) -> Tensor:
+        """Draw images by `num_steps` steps of the average velocity; see `GenerativeModel.draw`."""
         if guidance != 1:
             raise InputError(
                 f"sample: guidance={guidance}, but a mean flow has its guidance from training"
             )
         self.check_steps(num_steps)
+
+        times = torch.linspace(1, 0, num_steps + 1, dtype=torch.float64, device=self.device)
         z = seeded_noise(seeds, self.image_shape, device=self.device)
-        for t, r in pairwise(
-            torch.linspace(1, 0, num_steps + 1, dtype=torch.float64, device=self.device)
-        ):
+        for t, r in pairwise(times):
             z = z - (t - r).float() * self.network(z, t, labels, r)
         return z

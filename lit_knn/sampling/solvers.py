@@ -55,14 +55,16 @@ def heun_step(
     If t_next = 0, the velocity there is not defined, so the step is Euler's. If t_next = 0 for all items, there is no
     second evaluation, unless t_next is on a GPU: looking at it would wait for the device.
     """
-    given = t_next
+    on_gpu = isinstance(t_next, Tensor) and t_next.is_cuda
+    all_end_at_0 = not on_gpu and not (torch.as_tensor(t_next) > 0).any()
+
     t, t_next = _times(z, t), _times(z, t_next)
     step = per_item(t_next - t, z)
     velocity = process.velocity(z.double(), per_item(t, z), posterior_mean(z, t).double())
     euler = z.double() + step * velocity
-    on_gpu = isinstance(given, Tensor) and given.is_cuda
-    if not on_gpu and not (torch.as_tensor(given) > 0).any():
+    if all_end_at_0:
         return euler.to(z.dtype)
+
     second = t_next > 0
     # Items that reach t = 0 are evaluated at their old t, and the result is discarded.
     t_eval = torch.where(second, t_next, t)
@@ -73,4 +75,5 @@ def heun_step(
 
 
 def _times(z: Tensor, t: Tensor | float) -> Tensor:
+    """Return one time for each item of z, (B,) float64."""
     return per_item(t, z).flatten().double().expand(z.shape[0])
