@@ -136,6 +136,16 @@ class ResidualUNet(ImageNetwork):
 
         self.downwards = [name for name in self.enc if name != self.stem]
 
+        self._build_decoder(width, skips)
+
+    def _build_decoder(self, width: int, skips: list[int]) -> None:
+        """Make the decoder's blocks.
+
+        Args:
+            width: channels of the encoder's last features.
+            skips: channels of the features after every encoder step; this call empties the list.
+        """
+        sides = [self.image_size >> level for level in range(len(self.widths))]
         self.dec = nn.ModuleDict()
         for side, next_width in zip(reversed(sides), reversed(self.widths), strict=True):
             if side == sides[-1]:
