@@ -9,7 +9,7 @@ from torch import Generator, Tensor
 from lit_knn.common.deferred_checks import deferring
 from lit_knn.common.errors import InputError
 from lit_knn.common.memory import moved
-from lit_knn.reference.reference_set import LARGEST_VALUE
+from lit_knn.reference.images import LARGEST_VALUE
 from lit_knn.theory.noise import per_item
 from lit_knn.theory.warp import Warp
 

@@ -6,7 +6,7 @@ import torch
 
 from lit_knn.metrics.latents import NoisyLatents
 from lit_knn.reference import ReferenceSet
-from lit_knn.reference.reference_set import chunk_rows
+from lit_knn.reference.images import chunk_rows
 from lit_knn.reference.streaming import all_sq_dist, batches_of
 
 # Karras et al. 2022, Table 1.

@@ -4,7 +4,7 @@ import torch
 from torch import Generator, Tensor
 
 from lit_knn.reference import ReferenceSet
-from lit_knn.reference.reference_set import chunk_rows
+from lit_knn.reference.images import chunk_rows
 from lit_knn.reference.streaming import all_sq_dist
 from lit_knn.theory.posterior import log_posterior
 

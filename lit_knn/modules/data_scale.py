@@ -5,7 +5,7 @@ from pytorch_lightning.utilities import rank_zero_warn
 from torch import Tensor
 
 from lit_knn.reference import ReferenceSet
-from lit_knn.reference.reference_set import to_model_space
+from lit_knn.reference.images import to_model_space
 
 # The largest ratio, either way, of the data's deviation to the expected one that causes no warning.
 # At 3, EDM's network gets a ninth of the expected variance to predict at high noise, and of EDM's

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from lit_knn.common.errors import first_line
-from lit_knn.reference.reference_set import ReferenceSet, images_of
+from lit_knn.reference.images import images_of
+from lit_knn.reference.reference_set import ReferenceSet
 from lit_knn.theory.posterior import direct_sq_dist
 from lit_knn.theory.snis import weighted_deviation, weighted_mean
 from lit_knn.theory.warp import Warp

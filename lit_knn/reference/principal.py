@@ -14,7 +14,8 @@ from lit_knn.index.pca import (
     project_images,
     sample_size,
 )
-from lit_knn.reference.reference_set import ReferenceSet, chunk_rows
+from lit_knn.reference.images import chunk_rows
+from lit_knn.reference.reference_set import ReferenceSet
 
 
 def components_of(reference: ReferenceSet, r: int) -> PrincipalComponents:

@@ -3,6 +3,7 @@
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -12,13 +13,23 @@ from lit_knn.common.distributed import in_every_process
 from lit_knn.common.errors import InputError
 from lit_knn.common.exchange import Exchange, packed, unpacked
 from lit_knn.index import Index
-from lit_knn.reference.reference_set import ReferenceSet, expand_labels
+from lit_knn.reference.images import expand_labels
+from lit_knn.reference.reference_set import ReferenceSet
 from lit_knn.reference.row_view import RowView
 
 
 def shard_rows(N: int, rank: int, size: int) -> slice:
     """Return the images of one rank, when N images are split evenly over `size` ranks."""
     return slice(N * rank // size, N * (rank + 1) // size)
+
+
+class Shard(NamedTuple):
+    """What each rank tells the others about its images."""
+
+    kind: str  # shape, type and options, which must be the same on all ranks
+    stored: int  # number of images
+    labels: np.ndarray | None  # (stored,)
+    largest: float  # upper bound of the absolute values
 
 
 class ShardedReferenceSet(ReferenceSet):
@@ -63,115 +74,147 @@ class ShardedReferenceSet(ReferenceSet):
         self._local = ReferenceSet(self.images, index, hflip, labels, sha256)
         self._local._index_shared = False
         self.exchange = Exchange()
+
         sizes = self._agree_on_shards()
+        copies = 2 if hflip else 1
         self._stored = sum(sizes)
-        self._most = max(sizes) * (2 if hflip else 1)
+        self.N = self._stored * copies
+        # The most images of a shard, mirrored ones included.
+        self._most = max(sizes) * copies
         # Cumulative shard sizes: where each shard ends.
         self._bounds = torch.tensor(sizes, device=self.device).cumsum(0)
+        # The id of this shard's first image.
         self._offset = sum(sizes[: self.exchange.rank])
-        self.N = self._stored * (2 if hflip else 1)
 
     @property
     def local(self) -> ReferenceSet:
         return self._local
 
     def of_all(self, rows: Tensor) -> Tensor:
-        return torch.cat(
-            [
-                part
-                for half in rows.split(len(self.images))
-                for part in self.exchange.all_gather(half)
-            ]
-        )
+        parts: list[Tensor] = []
+        # The mirrored images of all shards come after all others.
+        for half in rows.split(len(self.images)):
+            parts += self.exchange.all_gather(half)
+        return torch.cat(parts)
 
     def of_first(self, values: Tensor) -> Tensor:
         return self.exchange.of_first(values)
 
     def _agree_on_shards(self) -> list[int]:
-        """Compare the shards and set the labels of all images. Returns the number of images of each rank."""
-        what = (
-            f"{self.shape} {self.images.dtype} hflip={self.hflip} labels={self.labels is not None}"
-        )
-        own = None if self.labels is None else self.labels[: len(self.images)].numpy()
-        each = in_every_process(lambda: (what, len(self.images), own, self.largest))
-        for rank, (other, *_) in enumerate(each):
-            if other != each[0][0]:
-                raise InputError(
-                    f"the shards differ: rank 0 has images {each[0][0]}, rank {rank} {other}"
-                )
-        sizes, parts = (
-            [size for _, size, *_ in each],
-            [part for *_, part, _ in each if part is not None],
-        )
-        self.largest = max(largest for *_, largest in each)
-        self.labels = (
-            expand_labels(np.concatenate(parts), sum(sizes), self.hflip) if parts else None
-        )
+        """Compare the shards, and set the labels and the largest value of all images.
+
+        Returns:
+            The number of images of each rank.
+        """
+        has_labels = self.labels is not None
+        kind = f"{self.shape} {self.images.dtype} hflip={self.hflip} labels={has_labels}"
+        stored = len(self.images)
+        labels = None if self.labels is None else self.labels[:stored].numpy()
+        shards = in_every_process(lambda: Shard(kind, stored, labels, self.largest))
+
+        first = shards[0].kind
+        for rank, shard in enumerate(shards):
+            if shard.kind != first:
+                difference = f"rank 0 has images {first}, rank {rank} {shard.kind}"
+                raise InputError(f"the shards differ: {difference}")
+
+        sizes = [shard.stored for shard in shards]
+        self.largest = max(shard.largest for shard in shards)
+        parts = [shard.labels for shard in shards if shard.labels is not None]
+        if parts:
+            self.labels = expand_labels(np.concatenate(parts), sum(sizes), self.hflip)
         return sizes
 
     def _move(self, device: torch.device) -> None:
         self.images = self.local.to(device).images
-        self.index, self.index_built = self.local.index, self.local.index_built
+        self.index = self.local.index
+        self.index_built = self.local.index_built
         self._bounds = self._bounds.to(device)
 
     def fingerprint(self, mirrored: bool = True) -> str:
-        own = partial(self.local.fingerprint, mirrored)
-        parts = self.cached(("fingerprints", mirrored), lambda: in_every_process(own))
+        of_shard = partial(self.local.fingerprint, mirrored)
+        parts = self.cached(("fingerprints", mirrored), lambda: in_every_process(of_shard))
         return hashlib.sha256(" ".join(parts).encode()).hexdigest()
 
     def _build_index(self, k: int) -> None:
         in_every_process(lambda: self.local.build_index(k))
         self.index = self.local.index
 
-    def _nearest(self, z: Tensor, k: int, stored: bool = False) -> tuple[Tensor, Tensor]:
-        """Search the latents of all ranks in each shard, and merge the nearest."""
+    def _nearest(self, z: Tensor, k: int) -> tuple[Tensor, Tensor]:
         # A shard may have fewer than k images, but all shards must give the same number of columns.
         width = min(k, self._most)
 
-        def found(part: ReferenceSet, queries: Tensor) -> tuple[Tensor, Tensor]:
-            sq_dist, ids = part._nearest(queries, min(width, part.N), stored)
+        def nearest_of(part: ReferenceSet, queries: Tensor) -> tuple[Tensor, Tensor]:
+            sq_dist, ids = part._nearest(queries, min(width, part.N))
             missing = (0, width - ids.shape[1])
             sq_dist = torch.nn.functional.pad(sq_dist, missing, value=torch.inf)
-            return sq_dist, torch.nn.functional.pad(self._to_global(ids), missing, value=-1)
+            ids = torch.nn.functional.pad(self._to_global(ids), missing, value=-1)
+            return sq_dist, ids
 
-        sq_dist, ids = (
-            answer.transpose(0, 1).flatten(1) for answer in self.over_shards(found, z.float())
-        )
+        return self._merged(nearest_of, z, k)
+
+    def _stored_image(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        def image_of(part: ReferenceSet, queries: Tensor) -> tuple[Tensor, Tensor]:
+            sq_dist, ids = part._stored_image(queries)
+            return sq_dist, self._to_global(ids)
+
+        return self._merged(image_of, x, 1)
+
+    def _merged(
+        self, search: Callable[..., tuple[Tensor, Tensor]], z: Tensor, k: int
+    ) -> tuple[Tensor, Tensor]:
+        """Search the latents of all ranks in each shard, and merge the nearest.
+
+        Args:
+            search: (shard, queries) -> squared distances and ids in the whole set, (B, width) each.
+            z: (B, *shape), the latents of this rank.
+            k: number of neighbours.
+
+        Returns:
+            `sq_dist` (B, k), ascending, and `ids` (B, k).
+        """
+        sq_dist, ids = self.over_shards(search, z.float())
+        # (ranks, B, width) -> (B, ranks · width)
+        sq_dist = sq_dist.transpose(0, 1).flatten(1)
+        ids = ids.transpose(0, 1).flatten(1)
+
         sq_dist, order = sq_dist.topk(k, dim=1, largest=False, sorted=True)
         return sq_dist, ids.gather(1, order)
 
     def _to_global(self, ids: Tensor) -> Tensor:
         """Convert ids in this shard to ids in the whole set. −1 stays −1."""
-        own = len(self.images)
-        mirrored = ids >= own
-        shifted = torch.where(mirrored, ids - own + self._stored, ids) + self._offset
+        stored = len(self.images)
+        mirrored = ids >= stored
+        shifted = torch.where(mirrored, ids - stored + self._stored, ids) + self._offset
         return torch.where(ids < 0, ids, shifted)
 
     def fetch(self, ids: Tensor) -> tuple[ReferenceSet, Tensor]:
         # The rank that holds an image sends it in its stored type, once per call.
-        wanted, position = (ids % self._stored).unique(return_inverse=True)
+        needed, position = (ids % self._stored).unique(return_inverse=True)
+
         # The ids are sorted, so they are also sorted by owner.
-        ends = torch.searchsorted(wanted, self._bounds)
+        ends = torch.searchsorted(needed, self._bounds)
         counts = ends.diff(prepend=torch.zeros_like(ends[:1]))
         sent, received = self.exchange.agree_on_rows(counts)
-        asked = self.exchange.move(wanted, sent, received)
-        given = self.exchange.move(
-            self.images.index_select(0, asked - self._offset), received, sent
-        )
-        if len(wanted) == 0:  # A reference set cannot be empty.
+
+        asked = self.exchange.move(needed, sent, received)
+        answers = self.images.index_select(0, asked - self._offset)
+        images = self.exchange.move(answers, received, sent)
+
+        # A reference set cannot be empty.
+        if len(needed) == 0:
             return self.local, ids
-        fetched = ReferenceSet(given, hflip=self.hflip)
-        return fetched, torch.where(ids < self._stored, position, position + len(wanted))
+        fetched = ReferenceSet(images, hflip=self.hflip)
+        return fetched, torch.where(ids < self._stored, position, position + len(needed))
 
     def take(self, ids: Tensor) -> Tensor:
-        fetched, own_ids = self.fetch(ids)
-        return fetched.take(own_ids)
+        fetched, fetched_ids = self.fetch(ids)
+        return fetched.take(fetched_ids)
 
     def chunks(self, rows: int, mirrored: bool = True) -> Iterator[tuple[int, Tensor]]:
         """Stream all images to every rank, `rows` at a time. All ranks must give the same `rows`."""
-        for ids in torch.arange(self.N if mirrored else self._stored, device=self.device).split(
-            rows
-        ):
+        count = self.N if mirrored else self._stored
+        for ids in torch.arange(count, device=self.device).split(rows):
             yield int(ids[0]), self.take(ids)
 
     def share(
@@ -188,11 +231,13 @@ class ShardedReferenceSet(ReferenceSet):
         self, function: Callable[..., Sequence[Tensor]], *queries: Tensor
     ) -> list[Tensor]:
         """Evaluate `function` on each rank's shard for the queries of all ranks. Returns (ranks, B, ...)."""
-        ranks, own = self.exchange.size, len(queries[0])
-        sent, received = self.exchange.agree_on_rows(
-            torch.full((ranks,), own, device=queries[0].device)
-        )
-        gathered = self.exchange.move(packed(queries).repeat(ranks, 1), sent, received)
-        answers = function(self.local, *unpacked(gathered, queries))
+        ranks = self.exchange.size
+        rows = len(queries[0])
+        # Every rank gets all rows of this rank.
+        counts = torch.full((ranks,), rows, device=queries[0].device)
+        sent, received = self.exchange.agree_on_rows(counts)
+        all_queries = self.exchange.move(packed(queries).repeat(ranks, 1), sent, received)
+
+        answers = function(self.local, *unpacked(all_queries, queries))
         returned = unpacked(self.exchange.move(packed(answers), received, sent), answers)
-        return [answer.reshape(ranks, own, *answer.shape[1:]) for answer in returned]
+        return [answer.reshape(ranks, rows, *answer.shape[1:]) for answer in returned]

@@ -1,0 +1,124 @@
+"""Images as a reference set stores them: what is checked, and how they get into model space."""
+
+import math
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lit_knn.common.errors import InputError
+
+CHUNK_BYTES = 64 * 2**20
+# float32 could not hold the squared distances of larger values.
+LARGEST_VALUE = 1e15
+
+
+def to_model_space(images: Tensor) -> Tensor:
+    """Map pixels p to p / 127.5 − 1; floats stay as they are."""
+    if images.dtype != torch.uint8:
+        return images
+    return images.float().div_(127.5).sub_(1.0)
+
+
+def images_of(images: Tensor, hflip: bool, ids: Tensor) -> Tensor:
+    """Gather stored images in model space.
+
+    Args:
+        images: (N, *shape), as they are stored.
+        hflip: whether id i + N is the mirror image of image i.
+        ids: of any shape, in [0, N), or in [0, 2N) with `hflip`.
+
+    Returns:
+        (*ids.shape, *shape), float32.
+    """
+    stored = len(images)
+    flat = ids.reshape(-1)
+    x = to_model_space(images.index_select(0, flat % stored))
+
+    if hflip:
+        one_per_axis = [1] * (images.ndim - 1)
+        mirrored = (flat >= stored).reshape(-1, *one_per_axis)
+        x = torch.where(mirrored, x.flip(-1), x)
+    return x.reshape(*ids.shape, *images.shape[1:])
+
+
+def stored_chunks(images: Tensor, rows: int) -> Iterator[tuple[int, Tensor]]:
+    """Stream stored images (N, *shape), at most `rows` at a time.
+
+    Yields:
+        The number of the first image, and the images (c, *shape), float32, in model space.
+    """
+    for start in range(0, len(images), rows):
+        yield start, to_model_space(images[start : start + rows])
+
+
+def chunk_rows(d: int) -> int:
+    """Return how many images of dimension d are converted to float at a time.
+
+    Building an index and streaming the images use this number.
+    """
+    return max(CHUNK_BYTES // (4 * d), 1)
+
+
+# What is checked when a set is made
+
+
+def check_images(images: Tensor, hflip: bool) -> None:
+    """Refuse images of a shape or type that a reference set cannot hold, or cannot mirror."""
+    if images.ndim < 2 or images.numel() == 0:
+        raise InputError(f"images must be (N, *shape) with N >= 1, got shape {tuple(images.shape)}")
+
+    pixels = images.dtype == torch.uint8
+    if not pixels and not images.is_floating_point():
+        raise InputError(f"images must be uint8 or float, got {images.dtype}")
+
+    # Few values in the last axis, and many in the two before, are colours that come last.
+    channels_last = images.ndim == 4 and min(images.shape[1:3]) > 4 >= images.shape[3]
+    if (hflip or pixels) and (images.ndim != 4 or channels_last):
+        kind = "hflip=True needs images" if hflip else "uint8 images must be"
+        raise InputError(f"{kind} (N, C, H, W), got shape {tuple(images.shape)}")
+
+
+def largest_value(images: Tensor) -> float:
+    """Return an upper bound of absolute values in model space.
+
+    Raises:
+        InputError: floats are not finite, or too large.
+    """
+    if images.dtype == torch.uint8:
+        return 1.0
+
+    largest = torch.stack(images.aminmax()).abs().max().item()
+    if not math.isfinite(largest):
+        row = images.flatten(1).isfinite().all(1).int().argmin()
+        raise InputError(f"images hold a value that is not finite (first in item {row})")
+    if largest > LARGEST_VALUE:
+        limit = f"float32 can square sums up to {LARGEST_VALUE:g}"
+        raise InputError(f"images hold the value {largest:.3g}, {limit}")
+    return largest
+
+
+def expand_labels(labels: Tensor | np.ndarray | None, stored: int, hflip: bool) -> Tensor | None:
+    """Check labels, and repeat them for mirror images.
+
+    Args:
+        labels: (stored,) integers, or None.
+        stored: number of stored images.
+        hflip: whether every image has a mirror image.
+
+    Returns:
+        Labels of all images, mirrored ones included, (N,) int64, on the CPU; or None.
+    """
+    if labels is None:
+        return None
+
+    labels = torch.as_tensor(labels).cpu()
+    if labels.shape != (stored,) or labels.is_floating_point():
+        description = f"{tuple(labels.shape)} {labels.dtype}"
+        raise InputError(f"labels must be ({stored},) integers, got {description}")
+
+    labels = labels.long()
+    if (labels < 0).any():
+        raise InputError(f"labels must be at least 0, got {labels.min()}")
+    return torch.cat([labels, labels]) if hflip else labels

@@ -1,0 +1,97 @@
+"""Search of the stored images of one process by a neighbour index, mirror images included."""
+
+import math
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor
+
+from lit_knn.common.rng import Stream, keyed_generator
+from lit_knn.index import Index
+from lit_knn.index.base import Vectors
+from lit_knn.index.precision import full_float32
+from lit_knn.reference.images import chunk_rows, stored_chunks, to_model_space
+
+Find = Callable[[Tensor], tuple[Tensor, Tensor]]
+"""(queries (B, d), float32) -> squared distances and ids, (B, k) each."""
+
+
+def vectors_of(images: Tensor, fingerprint: Callable[[], str], shared: bool) -> Vectors:
+    """Give an index the stored images as vectors in model space. Mirror images are not among them.
+
+    Args:
+        images: (N, *shape), as they are stored.
+        fingerprint: returns a name that only these images have.
+        shared: whether all processes of a distributed run hold these images.
+    """
+    d = math.prod(images.shape[1:])
+
+    def chunks() -> Iterator[Tensor]:
+        for _, x in stored_chunks(images, chunk_rows(d)):
+            yield x.flatten(1)
+
+    def sample(size: int) -> Tensor:
+        generator = keyed_generator("cpu", Stream.SUBSET, 0)
+        ids = torch.randperm(len(images), device="cpu", generator=generator)[:size]
+        return to_model_space(images[ids.to(images.device)].cpu()).flatten(1)
+
+    return Vectors(chunks, sample, len(images), fingerprint, shared)
+
+
+@torch.no_grad()
+@full_float32()
+def nearest(index: Index, z: Tensor, k: int, stored: int, hflip: bool) -> tuple[Tensor, Tensor]:
+    """Find the k nearest images.
+
+    Args:
+        index: built from the `stored` images.
+        z: (B, *shape), model space.
+        k: number of neighbours, mirrored ones included.
+        stored: number of stored images.
+        hflip: whether id i + stored is the mirror image of image i.
+
+    Returns:
+        `sq_dist` (B, k), ascending, and `ids` (B, k), as of `ReferenceSet.search`. Without `hflip`
+        there are only as many columns as stored images.
+    """
+    k_stored = min(k, stored)
+
+    def find(queries: Tensor) -> tuple[Tensor, Tensor]:
+        return index.search(queries, k_stored)
+
+    if hflip:
+        return _with_mirrored(find, z, k, stored)
+    return find(z.flatten(1).float())
+
+
+@torch.no_grad()
+@full_float32()
+def stored_image(index: Index, x: Tensor, stored: int, hflip: bool) -> tuple[Tensor, Tensor]:
+    """Find the one image that equals x (B, *shape), with the arguments and results of `nearest`."""
+    if hflip:
+        return _with_mirrored(index.locate, x, 1, stored)
+    return index.locate(x.flatten(1).float())
+
+
+def _with_mirrored(find: Find, z: Tensor, k: int, stored: int) -> tuple[Tensor, Tensor]:
+    """Merge the neighbours of z and of its mirror image to the k nearest, (B, k) each, ascending.
+
+    ‖z − mirror(x)‖ = ‖mirror(z) − x‖, so the mirrored images are searched with the mirrored query.
+    """
+    queries = z.flatten(1).float(), z.flip(-1).flatten(1).float()
+    if z.is_cuda:
+        # One search reads the vectors once.
+        sq_dist, ids = find(torch.cat(queries))
+        plain_sq_dist, mirrored_sq_dist = sq_dist.chunk(2)
+        plain_ids, mirrored_ids = ids.chunk(2)
+    else:
+        plain_sq_dist, plain_ids = find(queries[0])
+        mirrored_sq_dist, mirrored_ids = find(queries[1])
+
+    # An id of −1, a place without a neighbour, stays −1.
+    mirrored_ids = torch.where(mirrored_ids < 0, mirrored_ids, mirrored_ids + stored)
+    all_sq_dist = torch.cat([plain_sq_dist, mirrored_sq_dist], 1)
+    all_ids = torch.cat([plain_ids, mirrored_ids], 1)
+
+    sq_dist, order = all_sq_dist.topk(k, dim=1, largest=False, sorted=True)
+    return sq_dist, all_ids.gather(1, order)
