@@ -1,19 +1,9 @@
 """Neighbour search by FAISS (Johnson et al. 2019), as in the paper. Only this file imports faiss.
 
-FAISS ends the process if a call breaks a limit of its GPU kernels, so we check each limit first. The limits come from
-the sources of FAISS 1.15. Files without a folder are in `faiss/gpu`:
-
-- `GpuCloner.cpp` copies `Flat`, `IVF<c>,Flat` and `IVF<c>,SQ8`. A transform in front would stay on the CPU, so we apply
-  principal components ourselves, in PyTorch.
-- k and nprobe are at most 2,048 (`utils/DeviceDefs.cuh`, GPU_MAX_SELECTION_K).
-- A kernel that searches lists (`impl/IVFInterleaved.cuh`) keeps the neighbours in shared memory: 12 bytes each, in
-  four lists (two for k > 1,024) of the next larger width. Codes with a range for each dimension add 8·d bytes of
-  ranges. FAISS never requests more than the default of 48 KiB, on any GPU, and calls `abort()` if the kernel does not
-  start (issues 3207 and 4509). So with ranges, d = 3,072 allows k <= 512, and a smaller d does not allow more.
-- `contrib/torch_utils.py` orders FAISS's work after PyTorch's on the stream of the *current* device.
+`faiss_kind` lists the limits of FAISS's GPU kernels. `contrib/torch_utils.py` of FAISS orders its work
+after PyTorch's on the stream of the *current* device.
 """
 
-import re
 import warnings
 from contextlib import nullcontext
 from functools import cache
@@ -27,16 +17,8 @@ from lit_knn.common.errors import InputError
 from lit_knn.common.progress import with_progress
 from lit_knn.index.base import Index, Vectors, numbered
 from lit_knn.index.cache import IndexCache
+from lit_knn.index.faiss_kind import MAX_SELECTION, FaissKind
 
-KIND = re.compile(r"(?:PCA([1-9][0-9]*),)?(?:IVF([1-9][0-9]*),)?(Flat|SQ8)")
-# FAISS trains k-means on at most this many points per list, and discards the others.
-TRAINING_POINTS_PER_LIST = 256
-# FAISS trains quantisers and principal components on at most this many images.
-TRAINING_POINTS = 50_000
-# Maximum bytes of the training points in float32. Else the points of ImageNet would take more memory than the index.
-TRAINING_BYTES = 2 * 2**30
-# Approximate bytes of the vectors that are added to the index at a time.
-CHUNK_BYTES = 64 * 2**20
 # Number of rows that are checked, or coded, at a time. The results of so few rows stay in the processor's cache.
 CHECKED_ROWS = 64
 # Tolerance in grey levels. It is above the largest rounding error of a pixel in float32.
@@ -44,12 +26,6 @@ PIXEL_TOLERANCE = 1e-3
 # FAISS decodes p to minimum + range · (p + 1/2) / 255. With these values, code p stands for p / 127.5 − 1. FAISS's own
 # pixel codes, `SQ8_direct`, do not work in lists, where FAISS codes differences from the centre.
 PIXEL_MINIMUM, PIXEL_RANGE = -1 - 0.5 / 127.5, 2.0
-MAX_SELECTION = 2048
-SHARED_BYTES = 48 * 1024
-# FAISS has a kernel for each of these lengths of the list of neighbours.
-WIDTHS = (1, 32, 64, 128, 256, 512, 1024, 2048)
-# FAISS reserves this much memory on a large GPU by default.
-SCRATCH_BYTES = 1536 * 2**20
 ADVICE = (
     "there it searches Flat, IVF<c>,Flat and, with lossless=True, IVF<c>,SQ8; lit_knn.index.TorchIndex (8 bits) and "
     "SubspaceIndex have no such limits"
@@ -80,70 +56,65 @@ class FaissIndex(Index):
         lossless: bool = False,
         cache_dir: str | None = None,
     ) -> None:
-        kind = KIND.fullmatch(factory)
-        if kind is None:
-            tested = "Flat, SQ8, IVF<c>,Flat, IVF<c>,SQ8, PCA<r>,... of these"
-            raise InputError(
-                f"FaissIndex: factory={factory!r} is not one of the tested kinds: {tested}"
-            )
-        self._r, self._lists, self._is_sq8 = int(kind[1] or 0), int(kind[2] or 0), kind[3] == "SQ8"
-        if nprobe is not None and not 1 <= nprobe <= self._lists:
-            raise InputError(
-                f"FaissIndex: nprobe={nprobe} must be from 1 to the {self._lists} lists of {factory!r}"
-            )
-        if lossless and (self._r or not self._is_sq8):
-            raise InputError(
-                f"FaissIndex: lossless=True is for SQ8 and IVF<c>,SQ8, not for factory={factory!r}"
-            )
+        kind = FaissKind.read(factory, lossless)
+        if nprobe is not None and not 1 <= nprobe <= kind.lists:
+            rule = f"must be from 1 to the {kind.lists} lists of {factory!r}"
+            raise InputError(f"FaissIndex: nprobe={nprobe} {rule}")
+        if lossless and (kind.components or not kind.is_sq8):
+            rule = "is for SQ8 and IVF<c>,SQ8"
+            raise InputError(f"FaissIndex: lossless=True {rule}, not for factory={factory!r}")
+
         self.factory = factory
         self.nprobe = nprobe
         self.lossless = lossless
-        self._cache = None if cache_dir is None else IndexCache(cache_dir, _write, _read)
         self.shared = cache_dir is not None
-        self._probes = nprobe or max(self._lists // 50, 1)
+        self._kind = kind
+        self._cache = None if cache_dir is None else IndexCache(cache_dir, _write, _read)
+        self._probes = nprobe or max(kind.lists // 50, 1)
         self._index: Any = None
         self._components: tuple[Tensor, ...] = ()
 
     def check(self, N: int, d: int, device: torch.device | None = None, k: int = 1) -> None:
         import_faiss()
-        if self._lists > N:
+        option = f"FaissIndex: factory={self.factory!r}"
+        if self._kind.lists > N:
+            raise InputError(f"{option} has more lists than the {N} images")
+        if self._kind.components > min(N, d):
             raise InputError(
-                f"FaissIndex: factory={self.factory!r} has more lists than the {N} images"
+                f"{option} has {self._kind.components} components of min(N, d) = min({N}, {d})"
             )
-        if self._r > min(N, d):
-            least = f"min(N, d) = min({N}, {d})"
-            raise InputError(
-                f"FaissIndex: factory={self.factory!r} has {self._r} components of {least}"
-            )
+
         if device is not None and device.type != "cpu":
             self._check_gpu(device)
             self._check_k(k, d)
 
     def _check_gpu(self, device: torch.device) -> None:
-        """Refuse what FAISS cannot do on a GPU. The check needs no GPU, so a machine without a GPU can plan a run."""
+        """Refuse what FAISS cannot do on a GPU.
+
+        The check needs no GPU, so a machine without a GPU can plan a run.
+        """
         if device.type != "cuda":
-            raise InputError(
-                f"FaissIndex: FAISS does not run on {device.type!r}; use the CPU or a CUDA device"
-            )
+            advice = "use the CPU or a CUDA device"
+            raise InputError(f"FaissIndex: FAISS does not run on {device.type!r}; {advice}")
+
         # This machine may plan a run for the GPUs of another machine, and the faiss here may lack GPU support.
         if torch.cuda.is_available() and not hasattr(import_faiss(), "StandardGpuResources"):
             raise InputError("FaissIndex: this faiss build has no GPU support; install faiss-gpu")
-        if self._is_sq8 and not self._lists:
-            raise InputError(
-                f"FaissIndex: FAISS cannot move factory={self.factory!r} to a GPU; {ADVICE}"
-            )
+
+        if self._kind.is_sq8 and not self._kind.lists:
+            reason = f"FAISS cannot move factory={self.factory!r} to a GPU"
+            raise InputError(f"FaissIndex: {reason}; {ADVICE}")
         if self._probes > MAX_SELECTION:
-            raise InputError(
-                f"nprobe={self._probes}: FAISS on a GPU searches at most {MAX_SELECTION} lists"
-            )
+            limit = f"FAISS on a GPU searches at most {MAX_SELECTION} lists"
+            raise InputError(f"nprobe={self._probes}: {limit}")
 
     def _check_k(self, k: int, d: int) -> None:
         """Refuse more neighbours than FAISS finds on a GPU. If d is too large, FAISS finds none."""
-        ranges = 8 * (self._r or d) if self._is_sq8 and not self.lossless else 0
-        widths = [w for w in WIDTHS if 12 * w * (4 if w <= 1024 else 2) <= SHARED_BYTES - ranges]
-        if k > (largest := max(widths, default=0)):
-            what = f"neighbours with factory={self.factory!r} at d={self._r or d}"
-            raise InputError(f"k={k}: FAISS on a GPU finds at most {largest} {what}; {ADVICE}")
+        largest = self._kind.largest_k(d)
+        if k > largest:
+            searched_d = self._kind.searched_d(d)
+            kind = f"neighbours with factory={self.factory!r} at d={searched_d}"
+            raise InputError(f"k={k}: FAISS on a GPU finds at most {largest} {kind}; {ADVICE}")
 
     def build(self, vectors: Vectors) -> None:
         """Train components, lists and the quantiser on a subset, and add all vectors; or map the file of a cache."""
@@ -153,65 +124,80 @@ class FaissIndex(Index):
         else:
             label = {"factory": self.factory, "lossless": self.lossless, "faiss": faiss.__version__}
             index = self._cache.get(vectors, label, self._build)
-        self._device, self._components = torch.device("cpu"), ()
-        if self._r:
+
+        self._device = torch.device("cpu")
+        self._components = ()
+        if self._kind.components:
             step = faiss.downcast_VectorTransform(index.chain.at(0))
-            centre, rows = (
-                torch.from_numpy(faiss.vector_to_array(part)) for part in (step.mean, step.A)
-            )
+            centre = torch.from_numpy(faiss.vector_to_array(step.mean))
+            rows = torch.from_numpy(faiss.vector_to_array(step.A))
             self._components = centre, rows.reshape(step.d_out, step.d_in)
             # The outer index owns the inner one.
-            self._whole, index = index, faiss.downcast_index(index.index)
-        if self._lists:
+            self._whole = index
+            index = faiss.downcast_index(index.index)
+        if self._kind.lists:
             index.nprobe = self._probes
         self._index = index
 
     def _build(self, vectors: Vectors) -> Any:
-        faiss, N = import_faiss(), vectors.N
+        """Train an index of FAISS and add all vectors."""
+        faiss = import_faiss()
+        N = vectors.N
         d = self._checked(vectors.sample(min(N, 16))).shape[1]
         index = faiss.index_factory(d, self.factory)
-        if self._lists:
+
+        if self._kind.lists:
             lists = faiss.extract_index_ivf(index)
-            if (enough := lists.cp.min_points_per_centroid) * self._lists > N:
-                advice = f"FAISS advises {enough} or more for each list, so at most {max(N // enough, 1)} lists"
-                warnings.warn(
-                    f"{N} images are few for factory={self.factory!r}: {advice}", stacklevel=2
-                )
+            self._warn_of_few_images(N, lists.cp.min_points_per_centroid)
             lists.cp.min_points_per_centroid = 1  # Otherwise FAISS itself warns at each clustering.
             lists.by_residual = lists.by_residual and not self.lossless
+
         if self.lossless:
             # All dimensions share one range, so that GPU kernels need no shared memory for ranges.
             index.sq.qtype = faiss.ScalarQuantizer.QT_8bit_uniform
             index.sq.set_derived_sizes()
         if not index.is_trained:
-            index.train(vectors.sample(self._training_points(N, d)))
+            index.train(vectors.sample(self._kind.training_points(N, d)))
         if self.lossless:
             ranges = torch.tensor([PIXEL_MINIMUM, PIXEL_RANGE], dtype=torch.float32)
             faiss.copy_array_to_vector(ranges.numpy(), index.sq.trained)
+
         for chunk in with_progress(vectors.chunks(), N, f"building FAISS index {self.factory}"):
             index.add(self._checked(chunk.cpu().contiguous()))
         return index
 
+    def _warn_of_few_images(self, N: int, enough: int) -> None:
+        """Warn if the lists have on average fewer than `enough` of the N images."""
+        if enough * self._kind.lists <= N:
+            return
+        most_lists = max(N // enough, 1)
+        advice = f"FAISS advises {enough} or more for each list, so at most {most_lists} lists"
+        message = f"{N} images are few for factory={self.factory!r}: {advice}"
+        warnings.warn(message, stacklevel=3)
+
     def _checked(self, vectors: Tensor) -> Tensor:
         """Return the vectors. With `lossless`, refuse values that are not pixels."""
-        for rows in vectors.split(CHECKED_ROWS) if self.lossless else ():
+        if not self.lossless:
+            return vectors
+
+        for rows in vectors.split(CHECKED_ROWS):
             pixels = (rows + 1) * 127.5
             strange = (pixels - pixels.round().clamp(0, 255)).abs() > PIXEL_TOLERANCE
             if strange.any():
-                value = rows[strange][0].item()
+                value = f"the float {rows[strange][0].item():.6g}"
                 raise InputError(
-                    f"FaissIndex: lossless=True needs uint8 images, the data holds the float {value:.6g}"
+                    f"FaissIndex: lossless=True needs uint8 images, the data holds {value}"
                 )
         return vectors
 
     def search(self, queries: Tensor, k: int) -> tuple[Tensor, Tensor]:
         """Search on the device of the index, without copies to the host."""
         if queries.device != self._device:
-            raise InputError(
-                f"FaissIndex is on {self._device} but the queries are on {queries.device}: use to()"
-            )
+            places = f"on {self._device} but the queries are on {queries.device}"
+            raise InputError(f"FaissIndex is {places}: use to()")
         if queries.is_cuda:
             self._check_k(k, queries.shape[1])
+
         queries, left_out = self._project(queries.float().contiguous())
         # FAISS takes the stream of the current device, which may be another GPU.
         with torch.cuda.device(self._device) if queries.is_cuda else nullcontext():
@@ -220,7 +206,7 @@ class FaissIndex(Index):
 
     def locate(self, queries: Tensor) -> tuple[Tensor, Tensor]:
         """Search one list, because a vector is in the list with the nearest centre."""
-        if not self._lists or queries.is_cuda:
+        if not self._kind.lists or queries.is_cuda:
             return self.search(queries, 1)
         self._index.nprobe = 1
         try:
@@ -238,48 +224,33 @@ class FaissIndex(Index):
         centre, rows = self._components
         centred = queries - centre
         projected = centred @ rows.T
-        return projected, centred.square().sum(1, keepdim=True) - projected.square().sum(
-            1, keepdim=True
-        )
+        sq_norms = centred.square().sum(1, keepdim=True)
+        return projected, sq_norms - projected.square().sum(1, keepdim=True)
 
     def to(self, device: torch.device) -> None:
         """Move to the CPU or a CUDA device. An index goes from GPU to GPU through the CPU."""
         device = numbered(device)
         if self._index is None or device == self._device:
             return
+
         faiss = import_faiss()
         if device.type != "cpu":
             self._check_gpu(device)
         if self._device.type == "cuda":
             self._index = faiss.index_gpu_to_cpu(self._index)
         if device.type == "cuda":
-            self._index = faiss.index_cpu_to_gpu(
-                _resources(device.index), device.index, self._index
-            )
+            gpu = device.index
+            self._index = faiss.index_cpu_to_gpu(_resources(gpu), gpu, self._index)
             self._whole = None
-        self._device, self._components = device, tuple(part.to(device) for part in self._components)
+
+        self._device = device
+        self._components = tuple(part.to(device) for part in self._components)
 
     def nbytes(self, N: int, d: int, device: torch.device) -> int:
-        """Predict the bytes of the index. On a GPU they include FAISS's scratch memory."""
-        m = self._r or d
-        held = N * (m * (1 if self._is_sq8 else 4) + 8 * bool(self._lists)) + 4 * m * self._lists
-        if device.type == "cpu":  # FAISS also keeps the components that it does not use.
-            return held + 4 * d * (self._r + d) * bool(self._r)
-        return held + 4 * d * (self._r + 1) * bool(self._r) + SCRATCH_BYTES
+        return self._kind.nbytes(N, d, device)
 
     def build_bytes(self, N: int, d: int) -> int:
-        # The training points count in float32 and as stored, or the added vectors, if these take more. With lists,
-        # FAISS also copies the training points, to code their differences from the centres. Without lists, FAISS copies
-        # the codes each time it enlarges their array.
-        growth = 0 if self._lists else N * (self._r or d) * (1 if self._is_sq8 else 4)
-        if self.factory == "Flat":
-            return CHUNK_BYTES + growth
-        residual = self._lists and self._is_sq8 and not self.lossless
-        return max((5 + 4 * bool(residual)) * d * self._training_points(N, d), CHUNK_BYTES + growth)
-
-    def _training_points(self, N: int, d: int) -> int:
-        wanted = self._lists * TRAINING_POINTS_PER_LIST or TRAINING_POINTS
-        return min(max(min(wanted, TRAINING_BYTES // (4 * d)), self._lists), N)
+        return self._kind.build_bytes(N, d)
 
 
 def import_faiss() -> Any:

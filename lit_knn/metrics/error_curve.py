@@ -24,8 +24,7 @@ from lit_knn.reference import ReferenceSet
 Row = dict[str, Any]
 ERRORS = ("mse", "bias_sq", "bias_sq_corrected", "variance")
 # Columns of the quantities that `measure` returns besides the errors.
-COLUMNS = {
-    **{name: name for name in CERTIFIED},
+COLUMNS = dict(zip(CERTIFIED, CERTIFIED, strict=True)) | {
     "recall": "search_recall",
     "found_mass": "posterior_mass_found",
     "normaliser_ratio": "Zq_over_pt",
@@ -47,12 +46,29 @@ def error_curve(
     seed: int = 0,
     resample_source: bool = False,
 ) -> list[Row]:
-    """Measure estimators over noise levels as `ErrorCurve` says; return the rows, which `figure3` draws."""
-    # The caller's stay bound.
-    own = {name: copied_apart(estimator) for name, estimator in estimators.items()}
-    curve = ErrorCurve(own, noise_levels, num_z, repeats, batch_size, resample_source)
+    """Measure estimators over noise levels; `figure3` draws the rows.
+
+    Args:
+        estimators: estimators by name. They stay bound as they are.
+        reference: the images that they are bound to for the measurement.
+        noise_levels: levels t.
+        num_z: number of latents at each level.
+        repeats: estimates of a sampling estimator at each latent.
+        batch_size: latents at a time.
+        seed: the first part of the key of every draw.
+        resample_source: draw the source of z from the posterior in every repeat.
+
+    Returns:
+        The rows of `ErrorCurve.levels`, of all levels.
+    """
+    copies = {name: copied_apart(estimator) for name, estimator in estimators.items()}
+    curve = ErrorCurve(copies, noise_levels, num_z, repeats, batch_size, resample_source)
+
+    all_rows: list[Row] = []
     with progress_bar(curve.estimates, "Estimator error", " estimates") as bar:
-        return [row for rows in curve.levels(reference, seed, bar.update) for row in rows]
+        for rows in curve.levels(reference, seed, bar.update):
+            all_rows += rows
+    return all_rows
 
 
 @dataclass
@@ -72,31 +88,32 @@ class ErrorCurve:
 
     def __post_init__(self) -> None:
         check_not_empty(estimators=self.estimators)
-        # A bad one is found before the first.
+        # A bad level is refused before the first is measured.
         self.noise_levels = noise_grid(list(self.noise_levels), 0.0, 0.0)
         check_at_least(1, num_z=self.num_z, repeats=self.repeats, batch_size=self.batch_size)
-        drawn = [
-            name
-            for name, estimator in self.estimators.items()
-            if not self._is_deterministic(estimator)
-        ]
-        if drawn and self.repeats < 2:
-            raise InputError(
-                f"repeats must be at least 2 to tell the variance of {drawn[0]}, got 1"
-            )
+
+        for name, estimator in self.estimators.items():
+            if self.repeats < 2 and not self._is_deterministic(estimator):
+                reason = f"to tell the variance of {name}"
+                raise InputError(f"repeats must be at least 2 {reason}, got 1")
 
     @property
     def estimates(self) -> int:
         """Number of estimates on this rank."""
-        latents = sum(len(numbers) for _, numbers in own_batches(self.num_z, self.batch_size))
-        return latents * len(self.noise_levels) * sum(map(self._repeats, self.estimators.values()))
+        latents = 0
+        for _, numbers in own_batches(self.num_z, self.batch_size):
+            latents += len(numbers)
+
+        repeats = 0
+        for estimator in self.estimators.values():
+            repeats += self._repeats(estimator)
+        return latents * len(self.noise_levels) * repeats
 
     def check(self, reference: ReferenceSet) -> None:
         """Refuse a set with fewer images than latents."""
         if self.num_z > reference.N:
-            raise InputError(
-                f"num_z={self.num_z} is more than the {reference.N} images of the reference set"
-            )
+            images = f"the {reference.N} images of the reference set"
+            raise InputError(f"num_z={self.num_z} is more than {images}")
 
     def levels(
         self,
@@ -106,8 +123,10 @@ class ErrorCurve:
     ) -> Iterator[list[Row]]:
         """Measure level by level. All ranks must call it; they split the latents and get the same rows.
 
-        The estimators are bound to `reference`; `seed` is the first part of the key of every draw; `advance` is called
-        with the number of estimates after each batch.
+        Args:
+            reference: the images that the estimators are bound to.
+            seed: the first part of the key of every draw.
+            advance: called with the number of estimates after each batch.
 
         Yields:
             The rows of a noise level, one for each estimator. Columns are means over the latents: MSE, squared bias
@@ -118,36 +137,47 @@ class ErrorCurve:
             Z_q / p_t, and both sides of Theorems 4.1 and 4.2, divided by d. Quantities that an estimator lacks are "".
         """
         self.check(reference)
-        named = {f"estimators.{name}": own for name, own in self.estimators.items()}
-        bind_all(named, reference, max(self.noise_levels), source=True)
+        by_option = {f"estimators.{name}": self.estimators[name] for name in self.estimators}
+        bind_all(by_option, reference, max(self.noise_levels), source=True)
+
         latents = NoisyLatents(reference, self.num_z, seed)
         for level, t in enumerate(self.noise_levels):
-            means = self._measure_level(latents, level, advance)
-            # Every rank must call `compute`, because it adds up the sums of all ranks.
-            yield [
-                self._row(name, t, mean.compute())
-                for name, mean in zip(self.estimators, means, strict=True)
-            ]
+            sums = self._measure_level(latents, level, advance)
+            rows = []
+            for name, of_estimator in zip(self.estimators, sums, strict=True):
+                # Every rank must call `compute`, because it adds up the sums of all ranks.
+                rows.append(self._row(name, t, of_estimator.compute()))
+            yield rows
 
     def _measure_level(
         self, latents: NoisyLatents, level: int, advance: Callable[[int], Any]
     ) -> list[LatentMeans]:
-        t, reference = self.noise_levels[level], latents.reference
+        """Measure all estimators at this rank's latents of one level; return their sums."""
+        t = self.noise_levels[level]
+        reference = latents.reference
         exact = Exact().bind(reference)
+
         cases = [(estimator, self._repeats(estimator)) for estimator in self.estimators.values()]
-        means = [LatentMeans(quantities(*case)).to(reference.device) for case in cases]
+        most_repeats = max(repeats for _, repeats in cases)
+        sums = [
+            LatentMeans(quantities(estimator, repeats)).to(reference.device)
+            for estimator, repeats in cases
+        ]
+
         for batch, numbers in own_batches(self.num_z, self.batch_size):
             z, x = latents.batch(numbers, t)
             mu = exact.posterior_mean(z.double(), t)
-            source, key = fixed_source(x), (latents.seed, batch, level)
+            key = latents.seed, batch, level
             if self.resample_source:
-                source = posterior_source(
-                    reference, z, t, max(repeats for _, repeats in cases), key
-                )
+                source = posterior_source(reference, z, t, most_repeats, key)
+            else:
+                source = fixed_source(x)
+
             for index, (estimator, repeats) in enumerate(cases):
-                means[index].update(**measure(estimator, repeats, z, t, mu, source, (*key, index)))
+                values = measure(estimator, repeats, z, t, mu, source, (*key, index))
+                sums[index].update(**values)
                 advance(len(z) * repeats)
-        return means
+        return sums
 
     def _repeats(self, estimator: Estimator) -> int:
         return 1 if self._is_deterministic(estimator) else self.repeats
@@ -156,6 +186,7 @@ class ErrorCurve:
         return estimator.deterministic and not (estimator.uses_source and self.resample_source)
 
     def _row(self, name: str, t: float, means: dict[str, MeanAndError]) -> Row:
+        """Return the row of one estimator at one level, from its means over all latents."""
         row: Row = {
             "estimator": name,
             "t": t,
@@ -164,17 +195,17 @@ class ErrorCurve:
         }
         for prefix, scale in (("mu", 1.0), ("score", t**-4)):
             for error in ERRORS:
-                known = means.get(error)
-                row[f"{prefix}_{error}"] = "" if known is None else known.mean * scale
-                row[f"{prefix}_{error}_se"] = "" if known is None else known.standard_error * scale
-        row["bias_share"], row["bias_share_se"] = "", ""
+                column = f"{prefix}_{error}"
+                row[column] = row[f"{column}_se"] = ""
+                if error in means:
+                    row[column] = means[error].mean * scale
+                    row[f"{column}_se"] = means[error].standard_error * scale
+
+        row["bias_share"] = row["bias_share_se"] = ""
         if "variance" in means and means["mse"].mean > 0:
             share = bias_share(means["mse"], means["bias_sq_corrected"], means["variance"])
             row["bias_share"], row["bias_share_se"] = share
-        return {
-            **row,
-            **{
-                column: means[name].mean if name in means else ""
-                for name, column in COLUMNS.items()
-            },
-        }
+
+        for quantity, column in COLUMNS.items():
+            row[column] = means[quantity].mean if quantity in means else ""
+        return row

@@ -1,11 +1,7 @@
 """Measures the fidelity of any images to a data set, for the `Fidelity` callback."""
 
-import hashlib
-import sys
-import warnings
 from collections.abc import Iterable, Sequence
 from functools import partial
-from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -25,7 +21,7 @@ from lit_knn.metrics.fidelity import (
     kernel_distance,
     precision_recall,
 )
-from lit_knn.metrics.kept_results import load_tensors, save_tensors
+from lit_knn.metrics.kept_statistics import load_statistics, save_statistics, statistics_path
 from lit_knn.reference import ReferenceSet
 
 EXTRA_METRICS = ("kid", "precision", "recall")
@@ -34,8 +30,17 @@ EXTRA_METRICS = ("kid", "precision", "recall")
 class FidelityMeasure:
     """Compares images with a reference set; all ranks take part and get the same numbers.
 
-    The real images are those of the reference set. The options are those of the callback `Fidelity`; here `held_out`
-    only adds `_held_out` to the names of values, so that they cannot be taken for distances to the training images.
+    The real images are those of the reference set. The callback `Fidelity` explains the options.
+
+    Args:
+        extractor: computes the features; by default `InceptionV3`.
+        batch_size: images at a time.
+        extra_metrics: names from `EXTRA_METRICS`.
+        kid_subset_size: images of one subset of KID.
+        cache_dir: folder of the statistics of data.
+        mirrored: count the mirror images of the data as real ones.
+        held_out: add `_held_out` to the names of values, so that they cannot be taken for distances
+            to the training images.
     """
 
     def __init__(
@@ -48,20 +53,21 @@ class FidelityMeasure:
         mirrored: bool = False,
         held_out: bool = False,
     ) -> None:
-        unknown = [name for name in extra_metrics if name not in EXTRA_METRICS]
-        if unknown:
-            raise InputError(
-                f"extra_metrics: unknown metric {unknown[0]!r}; there are {', '.join(EXTRA_METRICS)}"
-            )
+        for name in extra_metrics:
+            if name not in EXTRA_METRICS:
+                known = ", ".join(EXTRA_METRICS)
+                raise InputError(f"extra_metrics: unknown metric {name!r}; there are {known}")
         check_at_least(1, batch_size=batch_size)
         check_at_least(2, kid_subset_size=kid_subset_size)
-        self.extractor, self.batch_size = (
-            InceptionV3() if extractor is None else extractor,
-            batch_size,
-        )
-        self.extra_metrics, self.kid_subset_size = tuple(extra_metrics), kid_subset_size
-        self.cache_dir, self.mirrored = cache_dir, mirrored
+
+        self.extractor = InceptionV3() if extractor is None else extractor
+        self.batch_size = batch_size
+        self.extra_metrics = tuple(extra_metrics)
+        self.kid_subset_size = kid_subset_size
+        self.cache_dir = cache_dir
+        self.mirrored = mirrored
         self.suffix = HELD_OUT if held_out else ""
+        # The data whose statistics are `_real`.
         self._of: ReferenceSet | None = None
         self._real: FeatureStatistics | None = None
 
@@ -73,43 +79,62 @@ class FidelityMeasure:
     @property
     def names(self) -> tuple[str, ...]:
         """Names of all values that a call returns."""
-        scores = ("inception_score", "inception_score_std") if self.extractor.num_logits else ()
-        extra = (n for m in self.extra_metrics for n in ((m, "kid_std") if m == "kid" else (m,)))
-        return self.metric, *scores, *(n + self.suffix for n in extra)
+        names = [self.metric]
+        if self.extractor.num_logits:
+            names += ["inception_score", "inception_score_std"]
+
+        for metric in self.extra_metrics:
+            names.append(metric + self.suffix)
+            if metric == "kid":
+                names.append("kid_std" + self.suffix)
+        return tuple(names)
 
     def prepare(self, reference: ReferenceSet, num_images: int) -> None:
         """Load the extractor and check that `num_images` images can be compared with the data, before any long work."""
         # The first rank downloads missing weights. If that fails, all ranks get its error.
         on_first_rank(lambda: self.extractor.load(reference.shape, "cpu"))
         self.extractor.load(reference.shape, "cpu")
-        fewest, num_features = (
-            min(num_images, self._num_real(reference)),
-            self.extractor.num_features,
-        )
+        fewest = min(num_images, self._num_real(reference))
+        self._refuse_too_few(num_images, fewest)
+
+        num_features = self.extractor.num_features
+        if fewest <= num_features:
+            reason = f"{fewest} images give a rank-deficient covariance of {num_features} features"
+            advice = "compare it only between equal numbers of images"
+            warn_on_first_rank(f"{self.metric}: {reason}; {advice}")
+
+        if isinstance(self.extractor, InceptionV3) and not self.extractor.is_published:
+            reason = f"weights={self.extractor.weights} are not the published ones"
+            effect = "neither are FID and Inception Score comparable with published values"
+            warn_on_first_rank(f"fid: {reason}, so {effect}")
+
+    def _refuse_too_few(self, num_images: int, fewest: int) -> None:
+        """Refuse fewer images than a metric needs.
+
+        Args:
+            num_images: number of images that are compared with the data.
+            fewest: the smaller one of this number and the number of real images.
+        """
         if fewest < 2:
             raise InputError(f"{self.metric} needs at least 2 images, there is {fewest}")
+
         if self.extractor.num_logits and num_images < INCEPTION_SCORE_SPLITS:
-            raise InputError(
-                f"inception_score: {num_images} images are fewer than its {INCEPTION_SCORE_SPLITS} splits"
-            )
+            splits = f"its {INCEPTION_SCORE_SPLITS} splits"
+            raise InputError(f"inception_score: {num_images} images are fewer than {splits}")
+
         if "kid" in self.extra_metrics and fewest < self.kid_subset_size:
-            raise InputError(
-                f"kid: kid_subset_size={self.kid_subset_size} is more than the {fewest} images"
-            )
-        if {"precision", "recall"} & set(self.extra_metrics) and fewest < 4:
+            option = f"kid_subset_size={self.kid_subset_size}"
+            raise InputError(f"kid: {option} is more than the {fewest} images")
+
+        if self._needs_neighbours and fewest < 4:
             raise InputError(f"precision and recall need at least 4 images, there are {fewest}")
-        if fewest <= num_features:
-            told = f"{fewest} images give a rank-deficient covariance of {num_features} features"
-            warn_on_first_rank(
-                f"{self.metric}: {told}; compare it only between equal numbers of images"
-            )
-        if isinstance(self.extractor, InceptionV3) and not self.extractor.is_published:
-            told = f"fid: weights={self.extractor.weights} are not the published ones"
-            warn_on_first_rank(
-                f"{told}, so neither are FID and Inception Score comparable with published values"
-            )
+
+    @property
+    def _needs_neighbours(self) -> bool:
+        return "precision" in self.extra_metrics or "recall" in self.extra_metrics
 
     def _num_real(self, reference: ReferenceSet) -> int:
+        """Return the number of real images that are compared."""
         return reference.N // 2 if reference.hflip and not self.mirrored else reference.N
 
     def __call__(
@@ -122,76 +147,75 @@ class FidelityMeasure:
     ) -> dict[str, float]:
         """Compare images with the data; all ranks call it, after `prepare`.
 
-        `batches` are this rank's share of the images, as in `feature_statistics`, read one at a time under a progress
-        bar that `bar` makes. `total` is the number of images over all ranks, None if the caller shows a bar. The result
-        has the distance under the name `metric`, the Inception Score and the extra metrics.
+        Args:
+            reference: the data.
+            batches: this rank's share of the images, as in `feature_statistics`, read one at a time.
+            total: number of images over all ranks; None if the caller shows a bar.
+            device: where features are computed.
+            bar: makes the progress bars.
+
+        Returns:
+            The distance under the name `metric`, the Inception Score and the extra metrics.
         """
         self.extractor.load(reference.shape, device)
         if self._of is not reference:
             self._real = self._real_statistics(reference, device, bar)
             self._of = reference
-        own_share = None if total is None else total // rank_and_size()[1]
-        generated = self._statistics(
-            batches, device, bar(own_share, "Samples", " images"), with_logits=True
-        )
+
+        share = None if total is None else total // rank_and_size()[1]
+        shown = bar(share, "Samples", " images")
+        generated = self._statistics(batches, device, shown, with_logits=True)
         return on_first_rank(lambda: self._values(generated))
 
     def _values(self, generated: FeatureStatistics) -> dict[str, float]:
+        """Compute all values from the statistics. Only the first rank has those of the data."""
         real = self._real
         assert real is not None
         values = {self.metric: frechet_distance_of_statistics(generated, real)}
         if generated.logits is not None:
             values |= inception_score(generated.logits)
+        if generated.features is None or real.features is None:
+            return values
+
         extra: dict[str, float] = {}
-        if generated.features is not None and real.features is not None:
-            if "kid" in self.extra_metrics:
-                extra |= kernel_distance(generated.features, real.features, self.kid_subset_size)
-            if {"precision", "recall"} & set(self.extra_metrics):
-                shares = precision_recall(generated.features, real.features)
-                extra |= {
-                    name: value for name, value in shares.items() if name in self.extra_metrics
-                }
-        return values | {name + self.suffix: value for name, value in extra.items()}
+        if "kid" in self.extra_metrics:
+            extra |= kernel_distance(generated.features, real.features, self.kid_subset_size)
+        if self._needs_neighbours:
+            shares = precision_recall(generated.features, real.features)
+            for name, value in shares.items():
+                if name in self.extra_metrics:
+                    extra[name] = value
+
+        for name, value in extra.items():
+            values[name + self.suffix] = value
+        return values
 
     def _real_statistics(
         self, reference: ReferenceSet, device: torch.device | str, bar: Bar
     ) -> FeatureStatistics | None:
-        """Load the statistics of the data, or compute them on all ranks. Only the first rank needs the result."""
+        """Load the statistics of the data, or compute them on all ranks.
+
+        Only the first rank needs the result.
+        """
         rank, size = rank_and_size()
         path = None
         if self.cache_dir is not None:
             # All ranks must call it, because ranks may share the images.
             data = reference.fingerprint(self.mirrored)
-            extractor = self.extractor.fingerprint()
-            identity = f"{data} {extractor} features={bool(self.extra_metrics)}".encode()
-            name = f"{self.extractor.metric}-{hashlib.sha256(identity).hexdigest()[:16]}.npz"
-            path = Path(self.cache_dir, name).expanduser()
-            kept = load_tensors(path) if rank == 0 else {}
-            if broadcast(bool(kept)):
-                parts = kept and (
-                    kept["mean"],
-                    kept["cov"],
-                    int(kept["count"]),
-                    kept.get("features"),
-                )
-                return FeatureStatistics(*parts).to(device) if parts else None
+            with_features = bool(self.extra_metrics)
+            path = statistics_path(self.cache_dir, data, self.extractor, with_features)
+            earlier = load_statistics(path) if rank == 0 else None
+            if broadcast(earlier is not None):
+                return None if earlier is None else earlier.to(device)
             # A bad folder raises its error before the pass over the data.
             on_first_rank(partial(path.parent.mkdir, parents=True, exist_ok=True))
+
         # Only samples have an Inception Score; the logits of a large data set would fill the memory.
         batches = reference.share(rank, size, self.batch_size, self.mirrored)
         shown = bar(self._num_real(reference) // size, "Data", " images")
         real = self._statistics(batches, device, shown, with_logits=False)
         if path is not None and rank == 0:
-            try:
-                save_tensors(path, **{**vars(real), "count": torch.tensor(real.count)})
-                print(
-                    f"Statistics of the data ({self.extractor.metric}) are kept in {path}",
-                    file=sys.stderr,
-                )
-            except OSError as error:
-                warnings.warn(
-                    f"{path} cannot be written: {error.strerror}; going on without", stacklevel=2
-                )
+            save_statistics(path, real, self.extractor.metric)
         return real
 
     def _statistics(
@@ -201,6 +225,7 @@ class FidelityMeasure:
         bar: tqdm,
         with_logits: bool,
     ) -> FeatureStatistics:
+        """Compute the statistics of images under a progress bar; features stay if a metric needs them."""
         with bar:
             keep = bool(self.extra_metrics)
             return feature_statistics(

@@ -15,34 +15,58 @@ from lit_knn.reference import ReferenceSet
 class NoisyLatents:
     """Noisy latents z = x + t ε: images x are drawn without replacement, and ε depends on the latent's number.
 
-    Images and noise are the same at all noise levels, so that curves over t are smooth. They depend neither on the
-    batch nor on the number of ranks. `num` is at most N; `seed` is the first part of the key of every draw.
+    Images and noise are the same at all noise levels, so that curves over t are smooth. They depend
+    neither on the batch nor on the number of ranks.
+
+    Args:
+        reference: the images.
+        num: number of latents, at most N.
+        seed: the first part of the key of every draw.
     """
 
     def __init__(self, reference: ReferenceSet, num: int, seed: int) -> None:
         self.reference = reference
         self.seed = seed
-        order = torch.randperm(
-            reference.N, device="cpu", generator=keyed_generator("cpu", seed, Stream.LATENT)
-        )
+        generator = keyed_generator("cpu", seed, Stream.LATENT)
+        order = torch.randperm(reference.N, device="cpu", generator=generator)
         self.ids = order[:num]
 
     def batch(self, numbers: range, t: float | Tensor) -> tuple[Tensor, Tensor]:
-        """Return the latents with these numbers, (B, *shape), float32, at t, also (B, 1, ...), and their images x."""
-        x = self.reference.gather(self.ids[numbers.start : numbers.stop].to(self.reference.device))
-        draws = (keyed_generator("cpu", self.seed, i, Stream.LATENT) for i in numbers)
-        noise = [
-            torch.randn(*x.shape[1:], generator=generator, dtype=x.dtype) for generator in draws
-        ]
+        """Return some latents and their images.
+
+        Args:
+            numbers: numbers of the latents.
+            t: noise level, also (B, 1, ...).
+
+        Returns:
+            z and x, (B, *shape) each, float32.
+        """
+        ids = self.ids[numbers.start : numbers.stop]
+        x = self.reference.gather(ids.to(self.reference.device))
+
+        noise = []
+        for number in numbers:
+            generator = keyed_generator("cpu", self.seed, number, Stream.LATENT)
+            noise.append(torch.randn(*x.shape[1:], generator=generator, dtype=x.dtype))
         return x + t * torch.stack(noise).to(x.device), x
 
 
 def draw_samples(
     sample: Callable[[Tensor], Tensor], num: int, batch_size: int, first: int = 0
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield this rank's share of the samples with `num` seeds from `first`: seeds (B,), images (B, *shape).
+    """Draw this rank's share of samples.
 
-    Ranks share whole batches, so an image that depends on its batch is the same for any number of ranks.
+    Ranks share whole batches, so an image that depends on its batch is the same for any number of
+    ranks.
+
+    Args:
+        sample: (seeds (B,)) -> images (B, *shape).
+        num: number of samples, over all ranks.
+        batch_size: samples at a time.
+        first: the first of `num` seeds.
+
+    Yields:
+        Seeds (B,) and images (B, *shape).
     """
     for _, numbers in own_batches(num, batch_size):
         seeds = torch.arange(first + numbers.start, first + numbers.stop)
@@ -50,17 +74,25 @@ def draw_samples(
 
 
 def noise_grid(noise_levels: Sequence[float] | int, t_min: float, t_max: float) -> list[float]:
-    """Return the listed noise levels; for a number, that many levels, evenly spaced in ln t in [t_min, t_max]."""
+    """Return the listed noise levels, or a grid of them.
+
+    Args:
+        noise_levels: levels; or how many, which are then evenly spaced in ln t.
+        t_min: the lowest level of a grid.
+        t_max: the highest level of a grid.
+    """
     if not isinstance(noise_levels, int):
         check_not_empty(noise_levels=noise_levels)
-        bad = [t for t in noise_levels if not 0 < t < float("inf")]
-        if bad:
-            raise InputError(f"noise_levels must be finite and above 0, got {float(bad[0])}")
+        for t in noise_levels:
+            if not 0 < t < float("inf"):
+                raise InputError(f"noise_levels must be finite and above 0, got {float(t)}")
         return [float(t) for t in noise_levels]
+
     if noise_levels < 2:
         raise InputError(f"noise_levels={noise_levels}, a number of levels, must be at least 2")
     if not 0 < t_min < t_max < float("inf"):
         raise InputError(f"need 0 < t_min < t_max, got t_min={t_min} and t_max={t_max}")
+
     ratio = t_max / t_min
     return [t_min * ratio ** (i / (noise_levels - 1)) for i in range(noise_levels)]
 
@@ -70,7 +102,9 @@ def check_not_empty(**options: Collection[object]) -> None:
     for name, value in options.items():
         if not value:
             raise InputError(f"{name} is empty; name at least one")
-        for key in value if isinstance(value, dict) else ():
+        if not isinstance(value, dict):
+            continue
+        for key in value:
             if not isinstance(key, str):
                 raise InputError(f"{name}: the name {key!r} is no text; put it in quotes")
 
@@ -78,24 +112,39 @@ def check_not_empty(**options: Collection[object]) -> None:
 def bind_all(
     options: Mapping[str, Estimator], reference: ReferenceSet, t: float, source: bool = False
 ) -> None:
-    """Bind the estimators, by the names of their options, and call each at level t, before any long work."""
-    for option, own in options.items():
-        if own.needs_reference:
+    """Bind estimators and try each of them, before any long work.
+
+    Args:
+        options: estimators by the names of their options.
+        reference: the images to bind them to.
+        t: the noise level of the trial.
+        source: whether the estimators get the source of z.
+
+    Raises:
+        InputError: an estimator fails, or is deterministic by its flag alone.
+    """
+    for option, estimator in options.items():
+        if estimator.needs_reference:
             with prefixed(option):
-                own.bind(reference)
-        z = torch.zeros(1, *reference.shape, device=reference.device)
-        x = z if source else None
+                estimator.bind(reference)
+
         try:
-            means = [
-                own.posterior_mean(z, t, x_source=x) for _ in range(2 if own.deterministic else 1)
-            ]
+            mean = again = _mean_at_zero(estimator, reference, t, source)
+            if estimator.deterministic:
+                again = _mean_at_zero(estimator, reference, t, source)
         except (ValueError, RuntimeError, TypeError, IndexError) as error:
             reason = " ".join(str(error).split())[:300]
-            raise InputError(
-                f"{option} cannot be used on images {reference.shape}: {reason}"
-            ) from error
-        # Its variance would not be measured.
-        if not torch.equal(means[0], means[-1]):
-            raise InputError(
-                f"{option}: {type(own).__name__} says that it is deterministic, but two calls differ"
-            )
+            images = f"images {reference.shape}"
+            raise InputError(f"{option} cannot be used on {images}: {reason}") from error
+
+        # The variance of such an estimator would not be measured.
+        if not torch.equal(mean, again):
+            name = type(estimator).__name__
+            difference = "but two calls differ"
+            raise InputError(f"{option}: {name} says that it is deterministic, {difference}")
+
+
+def _mean_at_zero(estimator: Estimator, reference: ReferenceSet, t: float, source: bool) -> Tensor:
+    """Return the estimate at the latent 0, (1, *shape)."""
+    z = torch.zeros(1, *reference.shape, device=reference.device)
+    return estimator.posterior_mean(z, t, x_source=z if source else None)
