@@ -1,17 +1,15 @@
-"""Brute-force neighbour search in PyTorch: in 8 bits, in float32, or in the leading principal components."""
+"""Brute-force neighbour search in PyTorch: in 8 bits, or in float32."""
 
 from collections.abc import Callable, Iterable, Iterator
 
 import torch
 from torch import Tensor
 
-from lit_knn.common.errors import InputError
 from lit_knn.common.extras import is_installed
 from lit_knn.common.memory import work_bytes
 from lit_knn.common.progress import with_progress
 from lit_knn.index.base import Index, Vectors
 from lit_knn.index.faiss_index import CHECKED_ROWS, PIXEL_TOLERANCE, FaissIndex
-from lit_knn.index.pca import principal_components, project_images, sample_size
 from lit_knn.index.precision import (
     check_compute,
     compute_dtype,
@@ -47,17 +45,20 @@ class TorchIndex(Index):
 
     def build(self, vectors: Vectors) -> None:
         """Always build anew, because reading a file would take about as long."""
-        scale, offset = _units(
-            rows for chunk in vectors.chunks() for rows in chunk.split(CHECKED_ROWS)
-        )
-        self._hold(*self._stored(vectors, lambda x: (x / scale - offset).round().to(torch.int8)))
-        self._scale, self._offset = scale, torch.tensor(offset)
+        scale, offset = _units(_small_chunks(vectors.chunks()))
 
-    def _stored(self, vectors: Vectors, code: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
+        def code(x: Tensor) -> Tensor:
+            return (x / scale - offset).round().to(torch.int8)
+
+        self._store(vectors, code)
+        self._scale = scale
+        self._offset = torch.tensor(offset)
+
+    def _store(self, vectors: Vectors, code: Callable[[Tensor], Tensor]) -> None:
+        """Hold the codes of all vectors."""
         chunks = with_progress(vectors.chunks(), vectors.N, f"building {type(self).__name__}")
-        return stored(
-            (rows for chunk in chunks for rows in chunk.split(CHECKED_ROWS)), vectors.N, code
-        )
+        values, half_sq_norms = stored(_small_chunks(chunks), vectors.N, code)
+        self._hold(values, half_sq_norms)
 
     def _hold(self, values: Tensor, half_sq_norms: Tensor) -> None:
         """Hold the values, (N, m) of any type, and ‖values‖²/2, (N,) float32."""
@@ -75,26 +76,40 @@ class TorchIndex(Index):
         return sq_dist.clamp_min_(0).mul_(self._scale**2), ids
 
     def _nearest(self, u: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Find the k values v nearest to u (B, m): ‖u − v‖² (B, k) ascending, ids (B, k), and ‖u‖² (B, 1)."""
+        """Find the k values v nearest to each u.
+
+        Args:
+            u: (B, m), the queries in the units of the values.
+            k: number of neighbours.
+
+        Returns:
+            ‖u − v‖² (B, k), ascending, ids (B, k), and ‖u‖² (B, 1).
+        """
         assert self._values is not None, "search before build"
+        fitting = whole_tiles(work_bytes(u.device) // (4 * max(len(u), 1)))
         # A chunk has at least k rows, so that merging costs little compared to the scores.
-        rows = max(whole_tiles(work_bytes(u.device) // (4 * max(len(u), 1))), k)
-        best, ids = _k_smallest(self._scores(u.to(self._dtype), self._values.split(rows)), k)
+        rows = max(fitting, k)
+        scores = self._scores(u.to(self._dtype), self._values.split(rows))
+        best, ids = _k_smallest(scores, k)
+
         sq_norms = u.square().sum(1, keepdim=True)
         return torch.add(sq_norms, best, alpha=2), ids, sq_norms
 
     def _scores(self, u: Tensor, chunks: Iterable[Tensor]) -> Iterator[tuple[int, Tensor]]:
-        """Yield the first row of each chunk and (‖u − v‖² − ‖u‖²)/2 of its values v, (B, c) float32."""
-        # Few values are converted at a time, because a whole converted chunk would be larger than its scores.
-        few, start = whole_tiles(work_bytes(u.device) // (u.itemsize * u.shape[1])), 0
+        """Compare queries with the values v, chunk by chunk.
+
+        Args:
+            u: (B, m), the queries in the type of the products.
+            chunks: all values, in their order.
+
+        Yields:
+            The first row of a chunk, and (‖u − v‖² − ‖u‖²)/2 of its values, (B, c) float32.
+        """
+        start = 0
         for chunk in chunks:
-            pieces = chunk.split(few) if chunk.dtype != u.dtype else [chunk]
-            products = [matmul_float32(u, piece.to(u.dtype).T) for piece in pieces]
-            scores = products[0] if len(products) == 1 else torch.cat(products, 1)
-            yield (
-                start,
-                torch.sub(self._half_sq_norms[start : start + len(chunk)], scores, out=scores),
-            )
+            products = _products(u, chunk)
+            half_sq_norms = self._half_sq_norms[start : start + len(chunk)]
+            yield start, torch.sub(half_sq_norms, products, out=products)
             start += len(chunk)
 
     def nbytes(self, N: int, d: int, device: torch.device) -> int:
@@ -108,63 +123,14 @@ class FlatIndex(TorchIndex):
         super().__init__("float32")
 
     def build(self, vectors: Vectors) -> None:
+        device = next(iter(vectors.chunks())).device
+        sample = vectors.sample(min(vectors.N, 1024))
         # float32 would lose the digits of values far from 0, and keeps those of differences from a mean.
-        self._offset = (
-            vectors.sample(min(vectors.N, 1024)).mean(0).to(next(iter(vectors.chunks())).device)
-        )
-        self._hold(*self._stored(vectors, lambda x: x - self._offset))
+        self._offset = sample.mean(0).to(device)
+        self._store(vectors, lambda x: x - self._offset)
 
     def nbytes(self, N: int, d: int, device: torch.device) -> int:
         return 4 * N * (d + 1)
-
-
-class SubspaceIndex(TorchIndex):
-    """Searches r principal components, held in the number type of the products.
-
-    The search is approximate. A distance is the squared distance within the subspace, plus the query's squared distance
-    from the subspace. The second part is the same for all vectors. Noise is isotropic and images are not, so the
-    dropped directions hold mostly noise.
-
-    Args:
-        r: number of principal components, 1 <= r <= min(N, d).
-        compute: see `TorchIndex`.
-    """
-
-    def __init__(self, r: int, compute: str = "auto") -> None:
-        super().__init__(compute)
-        if r < 1:
-            raise InputError(f"SubspaceIndex: r must be at least 1, got {r}")
-        self.r = r
-
-    def check(self, N: int, d: int, device: torch.device | None = None, k: int = 1) -> None:
-        if self.r > min(N, d):
-            raise InputError(f"SubspaceIndex: r={self.r} is more than min(N, d) = min({N}, {d})")
-
-    def build(self, vectors: Vectors) -> None:
-        device, d = next(iter(vectors.chunks())).device, vectors.sample(1).shape[1]
-        rows = vectors.sample(sample_size(vectors.N, d, self.r))
-        self._components = principal_components(rows, rows.mean(0), self.r).to(device)
-        dtype = compute_dtype("SubspaceIndex", self.compute, device)
-        pieces = with_progress(vectors.chunks(), vectors.N, f"building SubspaceIndex, r={self.r}")
-        _, *held = project_images(pieces, vectors.N, self._components, dtype)
-        self._hold(*held)
-
-    def to(self, device: torch.device) -> None:
-        super().to(device)
-        if self._values is not None:
-            self._components = self._components.to(device)
-
-    def search(self, queries: Tensor, k: int) -> tuple[Tensor, Tensor]:
-        sq_dist, ids, sq_norms = self._nearest(self._components.project(queries), k)
-        left_out = (queries - self._components.mean).square().sum(1, keepdim=True) - sq_norms
-        return sq_dist + left_out, ids
-
-    def nbytes(self, N: int, d: int, device: torch.device) -> int:
-        value = compute_dtype("SubspaceIndex", self.compute, device).itemsize
-        return N * (self.r * value + 4) + 4 * d * (self.r + 1)
-
-    def build_bytes(self, N: int, d: int) -> int:
-        return 4 * d * sample_size(N, d, self.r)  # the sample for the principal components
 
 
 def exact_index() -> Index:
@@ -182,25 +148,60 @@ def default_index(device: torch.device, pixels: bool) -> Index:
     return TorchIndex() if pixels else FlatIndex()
 
 
+def _small_chunks(chunks: Iterable[Tensor]) -> Iterator[Tensor]:
+    """Split chunks, so that the results for a piece stay in the processor's cache."""
+    for chunk in chunks:
+        yield from chunk.split(CHECKED_ROWS)
+
+
 def _units(chunks: Iterable[Tensor]) -> tuple[float, float]:
     """Return scale and offset of the 8-bit codes of vectors. The codes lose nothing if all values are pixels."""
-    largest, are_pixels = 0.0, True
+    largest = 0.0
+    are_pixels = True
     for x in chunks:
         largest = max(largest, x.abs().max().item())
-        if are_pixels := are_pixels and largest < 1 + PIXEL_TOLERANCE * PIXEL_SCALE:
+        are_pixels = are_pixels and largest < 1 + PIXEL_TOLERANCE * PIXEL_SCALE
+        if are_pixels:
             codes = x / PIXEL_SCALE - PIXEL_OFFSET
             are_pixels = (codes - codes.round()).abs().max().item() < PIXEL_TOLERANCE
-    return (PIXEL_SCALE, PIXEL_OFFSET) if are_pixels else (largest / 127 or 1.0, 0.0)
+
+    if are_pixels:
+        return PIXEL_SCALE, PIXEL_OFFSET
+    return largest / 127 or 1.0, 0.0
+
+
+def _products(u: Tensor, values: Tensor) -> Tensor:
+    """Return u·v of queries u (B, m) and values v (c, m): (B, c) float32.
+
+    Few values are converted at a time, because a whole converted chunk would be larger than its
+    products.
+    """
+    if values.dtype == u.dtype:
+        return matmul_float32(u, values.T)
+
+    rows = whole_tiles(work_bytes(u.device) // (u.itemsize * u.shape[1]))
+    products = [matmul_float32(u, piece.to(u.dtype).T) for piece in values.split(rows)]
+    return products[0] if len(products) == 1 else torch.cat(products, 1)
 
 
 def _k_smallest(scores: Iterator[tuple[int, Tensor]], k: int) -> tuple[Tensor, Tensor]:
-    """Return the k smallest scores of each row over all chunks, ascending, and their columns: (B, k) each."""
+    """Return the k smallest scores of each row over all chunks.
+
+    Args:
+        scores: the first column of a chunk, and its scores, (B, c).
+        k: how many are looked for; the first chunk may have fewer columns.
+
+    Returns:
+        Scores, ascending, and their columns: (B, k) each.
+    """
     best = ids = torch.empty(0)
     for start, chunk in scores:
-        near, near_ids = chunk.topk(min(k, chunk.shape[1]), dim=1, largest=False, sorted=False)
+        columns = min(k, chunk.shape[1])
+        near, near_ids = chunk.topk(columns, dim=1, largest=False, sorted=False)
         if start:
             near, order = torch.cat([best, near], 1).topk(k, dim=1, largest=False, sorted=False)
             near_ids = torch.cat([ids, near_ids + start], 1).gather(1, order)
         best, ids = near, near_ids
+
     best, order = best.sort(1)
     return best, ids.gather(1, order)

@@ -1,0 +1,63 @@
+"""Brute-force neighbour search in PyTorch, in the leading principal components."""
+
+import torch
+from torch import Tensor
+
+from lit_knn.common.errors import InputError
+from lit_knn.common.progress import with_progress
+from lit_knn.index.base import Vectors
+from lit_knn.index.pca import principal_components, project_images, sample_size
+from lit_knn.index.precision import compute_dtype
+from lit_knn.index.torch_index import TorchIndex
+
+
+class SubspaceIndex(TorchIndex):
+    """Searches r principal components, held in the number type of the products.
+
+    The search is approximate. A distance is the squared distance within the subspace, plus the query's squared distance
+    from the subspace. The second part is the same for all vectors. Noise is isotropic and images are not, so the
+    dropped directions hold mostly noise.
+
+    Args:
+        r: number of principal components, 1 <= r <= min(N, d).
+        compute: see `TorchIndex`.
+    """
+
+    def __init__(self, r: int, compute: str = "auto") -> None:
+        super().__init__(compute)
+        if r < 1:
+            raise InputError(f"SubspaceIndex: r must be at least 1, got {r}")
+        self.r = r
+
+    def check(self, N: int, d: int, device: torch.device | None = None, k: int = 1) -> None:
+        if self.r > min(N, d):
+            raise InputError(f"SubspaceIndex: r={self.r} is more than min(N, d) = min({N}, {d})")
+
+    def build(self, vectors: Vectors) -> None:
+        device = next(iter(vectors.chunks())).device
+        dtype = compute_dtype("SubspaceIndex", self.compute, device)
+        d = vectors.sample(1).shape[1]
+        rows = vectors.sample(sample_size(vectors.N, d, self.r))
+        self._components = principal_components(rows, rows.mean(0), self.r).to(device)
+
+        pieces = with_progress(vectors.chunks(), vectors.N, f"building SubspaceIndex, r={self.r}")
+        projection = project_images(pieces, vectors.N, self._components, dtype)
+        self._hold(projection.coordinates, projection.half_sq_norms)
+
+    def to(self, device: torch.device) -> None:
+        super().to(device)
+        if self._values is not None:
+            self._components = self._components.to(device)
+
+    def search(self, queries: Tensor, k: int) -> tuple[Tensor, Tensor]:
+        sq_dist, ids, sq_norms = self._nearest(self._components.project(queries), k)
+        all_sq_norms = (queries - self._components.mean).square().sum(1, keepdim=True)
+        left_out = all_sq_norms - sq_norms
+        return sq_dist + left_out, ids
+
+    def nbytes(self, N: int, d: int, device: torch.device) -> int:
+        value = compute_dtype("SubspaceIndex", self.compute, device).itemsize
+        return N * (self.r * value + 4) + 4 * d * (self.r + 1)
+
+    def build_bytes(self, N: int, d: int) -> int:
+        return 4 * d * sample_size(N, d, self.r)  # the sample for the principal components
