@@ -29,7 +29,9 @@ class PrincipalComponents(NamedTuple):
     def to(self, device: torch.device) -> "PrincipalComponents":
         """Copy to another device."""
         return self._replace(
-            **{name: getattr(self, name).to(device) for name in ("mean", "basis", "variances")}
+            mean=self.mean.to(device),
+            basis=self.basis.to(device),
+            variances=self.variances.to(device),
         )
 
     def expand(self, y: Tensor) -> Tensor:
@@ -59,14 +61,15 @@ def principal_components(sample: Tensor, mean: Tensor, r: int) -> PrincipalCompo
     # Orthonormalise again in full precision, because estimators split a vector into P·P'v and the rest.
     basis = torch.linalg.qr(v[:, :r])[0]
     variances = (centred @ basis).square().mean(0)
+
     d = len(mean)
-    outside = centred.square().sum(1, dtype=torch.float64).mean() - variances.sum(
-        dtype=torch.float64
-    )
-    # If no variance is left outside, rounding may make the difference of the two sums negative.
-    return PrincipalComponents(
-        mean, basis, variances, max(outside.item(), 0.0) / (d - r) if r < d else 0.0
-    )
+    residual_variance = 0.0
+    if r < d:
+        total = centred.square().sum(1, dtype=torch.float64).mean()
+        outside = total - variances.sum(dtype=torch.float64)
+        # If no variance is left outside, rounding may make the difference of the two sums negative.
+        residual_variance = max(outside.item(), 0.0) / (d - r)
+    return PrincipalComponents(mean, basis, variances, residual_variance)
 
 
 @full_float32()

@@ -28,11 +28,10 @@ def compute_dtype(owner: str, compute: str, device: torch.device) -> torch.dtype
     A CPU rounds the sums of bfloat16 products to 8 bits, so near images such as frames of a video change places.
     """
     if compute == "auto":
-        return (
-            torch.bfloat16
-            if device.type == "cuda" and is_native(torch.bfloat16, device)
-            else torch.float32
-        )
+        if device.type == "cuda" and is_native(torch.bfloat16, device):
+            return torch.bfloat16
+        return torch.float32
+
     dtype: torch.dtype = getattr(torch, compute)
     if not is_native(dtype, device):
         raise InputError(
@@ -63,13 +62,18 @@ def stored(
     chunks: Iterable[Tensor], N: int, code: Callable[[Tensor], Tensor]
 ) -> tuple[Tensor, Tensor]:
     """Return code(x) of all N vectors x, (N, m) in the type of the codes, and ‖code(x)‖²/2, (N,) float32."""
-    values, half_sq_norms, start = torch.empty(0), torch.empty(0), 0
+    values = half_sq_norms = torch.empty(0)
+    start = 0
     for x in chunks:
         y = code(x)
         if start == 0:
-            values, half_sq_norms = y.new_empty(N, y.shape[1]), x.new_empty(N)
-        rows = slice(start, start := start + len(y))
-        values[rows], half_sq_norms[rows] = y, y.float().square().sum(1) / 2
+            values = y.new_empty(N, y.shape[1])
+            half_sq_norms = x.new_empty(N)
+
+        rows = slice(start, start + len(y))
+        values[rows] = y
+        half_sq_norms[rows] = y.float().square().sum(1) / 2
+        start += len(y)
     return values, half_sq_norms
 
 
@@ -97,9 +101,8 @@ def _set_highest() -> Callable[[], object]:
     """Choose full precision. Returns a function that restores the setting."""
     try:
         before = torch.get_float32_matmul_precision()
-    except (
-        RuntimeError
-    ):  # The process has set `fp32_precision` of single backends, which disables this function.
+    except RuntimeError:
+        # The process has set `fp32_precision` of single backends, which disables this function.
         return _set_backends("ieee", "ieee")
     torch.set_float32_matmul_precision("highest")
     return lambda: torch.set_float32_matmul_precision(before)

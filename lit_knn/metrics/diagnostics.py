@@ -30,31 +30,39 @@ def search_diagnostics(estimator: Any, z: Tensor, t: float, mu: Tensor) -> Searc
     The estimator `searches`; `mu` (B, *shape), float64, is the exact mean. The theorems assume exact search. The
     proposal is that of the search alone, even if the estimator adds the source of z to it.
     """
-    parts = [
-        _diagnose(estimator, z[rows], t, mu[rows]) for rows in batches_of(z, estimator.reference.N)
-    ]
-    return SearchDiagnostics(*(torch.cat(values) for values in zip(*parts, strict=True)))
+    parts = []
+    for rows in batches_of(z, estimator.reference.N):
+        parts.append(_diagnose(estimator, z[rows], t, mu[rows]))
+
+    columns = zip(*parts, strict=True)
+    return SearchDiagnostics._make(torch.cat(column) for column in columns)
 
 
 def _diagnose(estimator: Any, z: Tensor, t: float, mu: Tensor) -> SearchDiagnostics:
+    """Diagnose one batch of latents, with the arguments of `search_diagnostics`."""
     reference, k, n = estimator.reference, estimator.k, estimator.n
-    proposal = estimator.proposal(z, torch.full((len(z),), t, dtype=torch.float64, device=z.device))
+    levels = torch.full((len(z),), t, dtype=torch.float64, device=z.device)
+    proposal = estimator.proposal(z, levels)
     sq_dist = all_sq_dist(reference, z)
-    sq_deviation, log_p = torch.empty_like(sq_dist), log_posterior(sq_dist, t)
+    sq_deviation = torch.empty_like(sq_dist)
+    log_p = log_posterior(sq_dist, t)
+
     # The likeliest image and μ nearly cancel, and p²/q may be huge there: add up the shares of the other images.
     best = log_p.argmax(1, keepdim=True)
     rest = log_p.exp().scatter(1, best, 0.0)
     shift = -rest.sum(1, keepdim=True) * reference.take(best).flatten(1)
-    for rows, x, own in stream_sq_dist(reference, mu):
-        sq_deviation[:, rows] = own
+    for rows, x, sq_dist_to_mu in stream_sq_dist(reference, mu):
+        sq_deviation[:, rows] = sq_dist_to_mu
         shift += rest[:, rows] @ x.double()
     sq_deviation.scatter_(1, best, shift.square().sum(1, keepdim=True))
 
-    found, ids = proposal.ids >= 0, proposal.ids.clamp(min=0)
+    # A place without a neighbour has the id −1.
+    is_neighbour = proposal.ids >= 0
+    ids = proposal.ids.clamp(min=0)
     # Neighbours are counted by distance, not by id, because several images may be at the k-th distance.
     farthest = sq_dist.kthvalue(k, dim=1, keepdim=True).values
-    recall = ((sq_dist.gather(1, ids) <= farthest) & found).double().mean(1)
-    found_mass = torch.where(found, log_p.gather(1, ids).exp(), 0.0).sum(1)
+    recall = ((sq_dist.gather(1, ids) <= farthest) & is_neighbour).double().mean(1)
+    found_mass = torch.where(is_neighbour, log_p.gather(1, ids).exp(), 0.0).sum(1)
 
     ratio = bounds.normaliser_ratio(unnormalised_log_likelihood(sq_dist, t), proposal.log_Zq)
     trace_mc = bounds.monte_carlo_trace(log_p, sq_deviation, n)
@@ -64,4 +72,5 @@ def _diagnose(estimator: Any, z: Tensor, t: float, mu: Tensor) -> SearchDiagnost
         bounds.theorem_4_1_bound(ratio, trace_mc),
         bounds.theorem_4_2_bound(found_mass, trace_mc, trace_uniform, k, reference.N),
     )
-    return SearchDiagnostics(recall, found_mass, ratio, *(trace / reference.d for trace in traces))
+    variance, bound_4_1, bound_4_2 = (trace / reference.d for trace in traces)
+    return SearchDiagnostics(recall, found_mass, ratio, variance, bound_4_1, bound_4_2)

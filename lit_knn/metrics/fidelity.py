@@ -179,9 +179,9 @@ def _factor(cov: Tensor) -> Tensor:
     scale = part.abs().amax().clamp(min=1e-300)
     values, vectors = torch.linalg.eigh(part / scale)
     # Below its rounding error, an eigenvalue is noise. A covariance has no negative ones.
-    kept = values > torch.finfo(values.dtype).eps * len(cov) * values[-1].clamp(min=0)
-    factor = cov.new_zeros(len(cov), int(kept.sum()))
-    factor[varies] = vectors[:, kept] * (values[kept] * scale).sqrt()
+    significant = values > torch.finfo(values.dtype).eps * len(cov) * values[-1].clamp(min=0)
+    factor = cov.new_zeros(len(cov), int(significant.sum()))
+    factor[varies] = vectors[:, significant] * (values[significant] * scale).sqrt()
     return factor
 
 

@@ -5,7 +5,7 @@ import zipfile
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
@@ -45,18 +45,20 @@ class KeptResults:
 
     def refuse_other_settings(self) -> None:
         """Refuse a file with results of other settings than `{(): settings}`; name the first option that differs."""
+        for row in self.rows:
+            if row["settings"] != self.hash_of():
+                self._refuse(str(row["settings"]))
+
+    def _refuse(self, settings_hash: str) -> NoReturn:
+        """Raise an error that names the first option that differs from the settings of this hash."""
+        path = self._settings_path(settings_hash)
         now = self.settings[()]
-        other = next(
-            (str(row["settings"]) for row in self.rows if row["settings"] != self.hash_of()), None
-        )
-        if other is None:
-            return
-        path = self._settings_path(other)
         old = on_first_rank(lambda: json.loads(path.read_text()) if path.exists() else {})
-        name = next((name for name in {**now, **old} if now.get(name) != old.get(name)), "settings")
-        raise InputError(
-            f"{self.path} has results with {name}={old.get(name)}, not {now.get(name)}: {SAME_SETTINGS}"
-        )
+
+        differing = [name for name in {**now, **old} if now.get(name) != old.get(name)]
+        name = differing[0] if differing else "settings"
+        results = f"results with {name}={old.get(name)}, not {now.get(name)}"
+        raise InputError(f"{self.path} has {results}: {SAME_SETTINGS}")
 
     def hash_of(self, *key: str | int | float) -> str:
         """Return the hash of the settings of a result, given the values of its key."""
@@ -64,21 +66,21 @@ class KeptResults:
 
     def find(self, *key: str | int | float) -> Row | None:
         """Return the kept result with these values of the columns `key`, or None."""
-        return self._table.find(
-            self.rows, **dict(zip(self.key, key, strict=True)), settings=self.hash_of(*key)
-        )
+        values = dict(zip(self.key, key, strict=True))
+        return self._table.find(self.rows, **values, settings=self.hash_of(*key))
 
     def add(self, row: Row) -> None:
         """Keep a finished result."""
         key = tuple(row[name] for name in self.key)
-        kept: Row = {**row, "settings": self.hash_of(*key)}
-        self.rows.append(kept)
-        on_first_rank(lambda: self._write(kept, self.settings[key[: self._depth]]))
+        result: Row = {**row, "settings": self.hash_of(*key)}
+        self.rows.append(result)
+        on_first_rank(lambda: self._write(result, self.settings[key[: self._depth]]))
 
-    def _write(self, kept: Row, settings: Mapping[str, Any]) -> None:
-        with written_whole(self._settings_path(str(kept["settings"]))) as partial:
+    def _write(self, result: Row, settings: Mapping[str, Any]) -> None:
+        """Write the settings file, and then the row that names it."""
+        with written_whole(self._settings_path(str(result["settings"]))) as partial:
             partial.write_text(json.dumps(settings, indent=2) + "\n")
-        self._table.append(kept)
+        self._table.append(result)
 
     def _settings_path(self, settings_hash: str) -> Path:
         return self.path.parent / "settings" / f"{settings_hash}.json"
@@ -86,7 +88,11 @@ class KeptResults:
 
 def save_tensors(path: Path, **tensors: Tensor | None) -> None:
     """Write tensors to an npz file completely or not at all; an existing file is replaced. None is left out."""
-    arrays = {name: tensor.cpu().numpy() for name, tensor in tensors.items() if tensor is not None}
+    arrays = {}
+    for name, tensor in tensors.items():
+        if tensor is not None:
+            arrays[name] = tensor.cpu().numpy()
+
     with written_whole(path) as partial:
         np.savez(partial, **arrays)  # type: ignore[arg-type]
 

@@ -22,17 +22,19 @@ def classes_of(reference: ReferenceSet) -> dict[int, ReferenceSet]:
         raise InputError("the reference set has no labels, so it has no classes")
     if reference.classes is None:
         rows = rows_by_label(labels[: len(reference.images)])
-        reference.classes = {
-            label: reference.subset(_as_slice(own), label) for label, own in rows.items()
-        }
+        classes = {}
+        for label, rows_of_class in rows.items():
+            classes[label] = reference.subset(_as_slice(rows_of_class), label)
+        reference.classes = classes
     return reference.classes
 
 
 def rows_by_label(labels: Tensor) -> dict[int, Tensor]:
     """Group the rows of `labels` (B,): a dict from label to rows, (b,) int64, both ascending."""
     order = labels.argsort(stable=True)
-    found, counts = labels[order].unique_consecutive(return_counts=True)
-    return dict(zip(found.tolist(), order.split(counts.tolist()), strict=True))
+    present, counts = labels[order].unique_consecutive(return_counts=True)
+    rows = order.split(counts.tolist())
+    return dict(zip(present.tolist(), rows, strict=True))
 
 
 def _as_slice(rows: Tensor) -> Tensor | slice:

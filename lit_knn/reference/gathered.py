@@ -66,12 +66,14 @@ class Stored(NamedTuple):
         return centre.double() + self.deviation(weights, centre)
 
     def deviation(self, weights: Tensor, centre: Tensor) -> Tensor:
-        own, stored = weights if self.source is None else weights[:, 1:], self.reference
+        stored = self.reference
+        of_stored = weights if self.source is None else weights[:, 1:]
         total = compiled(stored_deviation)(
-            stored.images, stored.hflip, self.ids, own.float(), centre.float()
+            stored.images, stored.hflip, self.ids, of_stored.float(), centre.float()
         )
         if self.source is None:
             return total
+
         return total + weighted_deviation(weights[:, :1], self.source.unsqueeze(1).float(), centre)
 
 

@@ -26,16 +26,21 @@ def components_of(reference: ReferenceSet, r: int) -> PrincipalComponents:
     """
 
     def make() -> PrincipalComponents:
-        ids = torch.randperm(
-            reference.N, device="cpu", generator=keyed_generator("cpu", Stream.SUBSET, 0)
-        )
+        generator = keyed_generator("cpu", Stream.SUBSET, 0)
+        ids = torch.randperm(reference.N, device="cpu", generator=generator)
         ids = ids[: sample_size(reference.N, reference.d, r)].to(reference.device)
-        own = principal_components(reference.take(ids).flatten(1), reference.mean(), r)
-        mean, basis, variances = map(reference.of_first, own[:3])
-        outside = torch.tensor(
-            [own.residual_variance], dtype=torch.float64, device=reference.device
+        sample = reference.take(ids).flatten(1)
+        of_rank = principal_components(sample, reference.mean(), r)
+
+        residual = torch.tensor(
+            [of_rank.residual_variance], dtype=torch.float64, device=reference.device
         )
-        return PrincipalComponents(mean, basis, variances, reference.of_first(outside).item())
+        return PrincipalComponents(
+            reference.of_first(of_rank.mean),
+            reference.of_first(of_rank.basis),
+            reference.of_first(of_rank.variances),
+            reference.of_first(residual).item(),
+        )
 
     return reference.cached(("components", r), make)
 
@@ -44,15 +49,15 @@ def projection_of(
     reference: ReferenceSet, r: int, dtype: torch.dtype = torch.float32
 ) -> Projection:
     """Project all N images to r principal components of type `dtype`. Each rank projects the images of its shard."""
-    components, part = components_of(reference, r), reference.local
+    components = components_of(reference, r)
+    part = reference.local
 
     def make() -> Projection:
         chunks = (x for _, x in part.chunks(chunk_rows(part.d)))
         images = with_progress(chunks, part.N, f"projecting on {r} principal components")
-        own = project_images(images, part.N, components, dtype)
-        return Projection(
-            components, reference.of_all(own.coordinates), reference.of_all(own.half_sq_norms)
-        )
+        projected = project_images(images, part.N, components, dtype)
+        coordinates = reference.of_all(projected.coordinates)
+        return Projection(components, coordinates, reference.of_all(projected.half_sq_norms))
 
     return reference.cached(("projection", r, dtype), make)
 
