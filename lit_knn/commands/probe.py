@@ -27,7 +27,7 @@ from lit_knn.metrics.probe import TARGETS, measure
 from lit_knn.metrics.probe_shares import share_left
 from lit_knn.metrics.probe_verdict import conclude
 from lit_knn.modules import LitECT, LitEstimator
-from lit_knn.modules.base import check_device
+from lit_knn.modules.model_checks import check_device
 
 
 def probe(

@@ -12,14 +12,15 @@ from torch import Tensor, nn
 from lit_knn.common.checkpoint_file import MODEL_KEY
 from lit_knn.common.deferred_checks import DeferredChecks, refuse
 from lit_knn.common.distributed import in_every_process
-from lit_knn.common.errors import InputError, NonFiniteLossError, first_line, prefixed
-from lit_knn.common.memory import is_out_of_memory
-from lit_knn.common.rng import Stream, keyed_default_rng
+from lit_knn.common.errors import InputError, NonFiniteLossError, prefixed
+from lit_knn.common.rng import Stream
 from lit_knn.common.settings import flat_settings
 from lit_knn.estimators import ByClass, Estimator, class_conditional
 from lit_knn.modules.averaging import Averaging
 from lit_knn.modules.conditioning import Conditioning
 from lit_knn.modules.data_scale import warn_of_scale
+from lit_knn.modules.model_checks import check_architecture, check_device, try_blank_image
+from lit_knn.modules.optimiser_options import optimiser_options, set_optimiser_options
 from lit_knn.modules.tuners import check_no_tuner
 from lit_knn.reference import ReferenceSet
 from lit_knn.runs.clock import TrainingMonitor, TrainingTime, hardware_name
@@ -85,7 +86,7 @@ class EstimatorTraining(pl.LightningModule):
         self._images_of_open_batch = 0
         self._images_before_step = 0
         self.checks = DeferredChecks()
-        self._given_options: list[dict[str, Any]] = []
+        self._optimiser_options: list[dict[str, Any]] = []
         self._last_step = 0
         self.loaded_step = 0
         self._time_before_resuming = TrainingTime()
@@ -174,9 +175,11 @@ class EstimatorTraining(pl.LightningModule):
         # A trainer that goes on counts on; the count of a checkpoint is loaded later.
         self.batches_done = self.trainer.fit_loop.epoch_loop.batch_progress.total.processed  # type: ignore[attr-defined]
         reference = find_reference(self.trainer)
-        needing = [
-            own for own in self.estimators.values() if own.needs_reference and stage != "predict"
-        ]
+        needing = []
+        for estimator in self.estimators.values():
+            if estimator.needs_reference and stage != "predict":
+                needing.append(estimator)
+
         if reference is not None:
             data = self.trainer.datamodule  # type: ignore[attr-defined]
             class_names = getattr(data, "class_names", None)
@@ -184,11 +187,12 @@ class EstimatorTraining(pl.LightningModule):
                 self.conditioning.check_data(reference, class_names)
             if stage != "predict":
                 reference.to(device)
-            self._set_image_shape(reference.shape)  # An index takes longer, so it comes later.
+            # An index takes longer, so it comes later.
+            self._set_image_shape(reference.shape)
             if stage == "fit":
                 self.check_scale(reference)
-            for own in needing:
-                self._bind(own, reference)
+            for estimator in needing:
+                self._bind(estimator, reference)
         elif needing:
             self._set_image_shape(needing[0].reference.shape)
 
@@ -201,38 +205,18 @@ class EstimatorTraining(pl.LightningModule):
             expected = float(self.hparams.sigma_data)
             warn_of_scale(reference, expected, "sigma_data is", f"{advice}, as lit-knn probe shows")
 
-    def _bind(self, own: Estimator, reference: ReferenceSet) -> None:
+    def _bind(self, estimator: Estimator, reference: ReferenceSet) -> None:
         if self.conditioning:
             # If binding fails in one process, the other processes must not start to train.
-            in_every_process(lambda: own.bind(reference) and None)
+            in_every_process(lambda: estimator.bind(reference) and None)
         else:
-            own.bind(reference)
+            estimator.bind(reference)
 
     def _set_image_shape(self, shape: tuple[int, ...]) -> None:
         """Store the shape, and try the net on one blank image of it."""
         self._check_image_shape(shape)
         device = next((parameter.device for parameter in self.parameters()), self.device)
-        trial = torch.zeros(1, *shape, device=device)
-        try:
-            # A compiled net would take minutes for one image, and later take batches for tensors of varying size.
-            with (
-                torch.no_grad(),
-                keyed_default_rng(device, 0),
-                torch.compiler.set_stance("force_eager"),
-            ):
-                output = self.evaluate_network(trial, torch.ones(1, device=device))
-        except InputError:
-            raise
-        except Exception as error:  # The net may be a user's.
-            if is_out_of_memory(error):
-                raise
-            reason = f"{type(error).__name__}: {first_line(error)}"
-            raise InputError(
-                f"the net does not accept images of shape {shape}: {reason}"
-            ) from error
-        got = tuple(output.shape[1:]) if isinstance(output, Tensor) else type(output).__name__
-        if got != tuple(shape):
-            raise InputError(f"the net maps images of shape {shape} to {got}")
+        try_blank_image(self.evaluate_network, shape, device)
 
     def _check_image_shape(self, shape: tuple[int, ...]) -> None:
         """Store the image shape. If both the data and a checkpoint give a shape, the two must be equal."""
@@ -272,10 +256,9 @@ class EstimatorTraining(pl.LightningModule):
         minimised = self.objective(loss, x)
         # If the objective were None, Lightning would skip the batch and train nothing.
         if not isinstance(minimised, Tensor) or minimised.numel() != 1:
-            got = tuple(minimised.shape) if isinstance(minimised, Tensor) else minimised
-            raise InputError(
-                f"{type(self).__name__}: objective must return a scalar tensor, got {got}"
-            )
+            result = tuple(minimised.shape) if isinstance(minimised, Tensor) else minimised
+            rule = "objective must return a scalar tensor"
+            raise InputError(f"{type(self).__name__}: {rule}, got {result}")
         return minimised
 
     def finish_batch(self) -> None:
@@ -313,12 +296,18 @@ class EstimatorTraining(pl.LightningModule):
             return self.sample(batch)
 
     def _unpack(self, batch: Any) -> tuple[Tensor, Tensor | None]:
-        x, class_label = (batch, None) if isinstance(batch, Tensor) else (*batch, None)[:2]
-        if self.conditioning and class_label is None:
-            raise InputError(
-                f"{type(self).__name__}: class_conditional=True, but the batches have no labels"
-            )
-        return x, class_label if self.conditioning else None
+        """Return the images of a batch, and their labels if the module is class-conditional."""
+        x, class_label = batch, None
+        if not isinstance(batch, Tensor):
+            x = batch[0]
+            class_label = batch[1] if len(batch) > 1 else None
+
+        if not self.conditioning:
+            return x, None
+        if class_label is None:
+            problem = "class_conditional=True, but the batches have no labels"
+            raise InputError(f"{type(self).__name__}: {problem}")
+        return x, class_label
 
     def posterior_mean(
         self,
@@ -348,40 +337,32 @@ class EstimatorTraining(pl.LightningModule):
 
         Keep the optimiser's options before Lightning loads those of a checkpoint.
         """
-        options = dict(self.hparams)
-        for option, own in self.estimators.items():
-            options |= flat_settings(option, own.estimator if isinstance(own, ByClass) else own)
-        plain = {
-            name: value
-            for name, value in options.items()
-            if isinstance(value, (bool, int, float, str))
-        }
-        run = {
-            **describe_run(self.trainer, self),
-            **optimisation(self.trainer),
-            "step": self.loaded_step,
-        }
-        check_ranks(
-            {**run, **plain, **{name: getattr(self.trainer, name) for name in SAME_ON_RANKS}}
-        )
+        check_ranks(self._same_on_ranks())
         check_optimisation(self.trainer, self._resumed_run, self._resumed_groups)
         self.monitor.restart()
         self.checks = DeferredChecks()
-        groups = [
-            group for optimizer in self.trainer.optimizers for group in optimizer.param_groups
-        ]
-        self._given_options = [
-            {name: v for name, v in group.items() if name != "params"} for group in groups
-        ]
+        self._optimiser_options = optimiser_options(self.trainer)
+
+    def _same_on_ranks(self) -> dict[str, Any]:
+        """Return what must be the same on all ranks: data, optimiser, and the options of model and trainer."""
+        same: dict[str, Any] = {**describe_run(self.trainer, self), **optimisation(self.trainer)}
+        same["step"] = self.loaded_step
+
+        options = dict(self.hparams)
+        for option, estimator in self.estimators.items():
+            part = estimator.estimator if isinstance(estimator, ByClass) else estimator
+            options |= flat_settings(option, part)
+        for name, value in options.items():
+            if isinstance(value, (bool, int, float, str)):
+                same[name] = value
+
+        for name in SAME_ON_RANKS:
+            same[name] = getattr(self.trainer, name)
+        return same
 
     def on_train_start(self) -> None:
         """Give the optimiser the options of this run, but for those that a scheduler sets."""
-        planned = {"lr", "betas", "momentum"} if self.trainer.lr_scheduler_configs else set()
-        groups = [
-            group for optimizer in self.trainer.optimizers for group in optimizer.param_groups
-        ]
-        for group, given in zip(groups, self._given_options, strict=True):
-            group.update({name: value for name, value in given.items() if name not in planned})
+        set_optimiser_options(self.trainer, self._optimiser_options)
         self._last_step = self.trainer.global_step
 
     def on_validation_start(self) -> None:
@@ -447,7 +428,7 @@ class EstimatorTraining(pl.LightningModule):
             InputError: the checkpoint is of another architecture; in subclasses, also of another parameterisation.
         """
         kind = checkpoint.get(MODEL_KEY, {}).get("kind")
-        _check_architecture(self.state_dict(), checkpoint.get("state_dict", {}), kind)
+        check_architecture(self.state_dict(), checkpoint.get("state_dict", {}), kind)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Load the counters. Refuse a checkpoint as `check_checkpoint` does, before its weights are loaded."""
@@ -466,9 +447,9 @@ class EstimatorTraining(pl.LightningModule):
         if trains:
             check_same_run(checkpoint, describe_run(self.trainer, self))
             self._resumed_run = checkpoint.get(RUN_KEY, {})
-            self._resumed_groups = [
-                g for state in checkpoint["optimizer_states"] for g in state["param_groups"]
-            ]
+            self._resumed_groups = []
+            for state in checkpoint["optimizer_states"]:
+                self._resumed_groups += state["param_groups"]
             self.batches_done = checkpoint["batches_done"]
             repair_progress(checkpoint)
 
@@ -479,32 +460,3 @@ class EstimatorTraining(pl.LightningModule):
                 "sample: the image shape is not known before setup or a loaded checkpoint"
             )
         return self.image_shape
-
-
-def check_device(device: torch.device) -> None:
-    """Raise InputError if the estimators cannot run on the device."""
-    if device.type == "mps":
-        raise InputError(
-            "Apple's GPU has no float64, which the estimators need: use --trainer.accelerator cpu"
-        )
-
-
-def check_preconditioning(owner: str, saved: Mapping[str, Any], **own: float) -> None:
-    """Raise InputError for the first value that differs from the one among a checkpoint's options, if it is there."""
-    for name, ours in own.items():
-        if saved.get(name, ours) != ours:
-            told = f"{name} is {saved[name]} in the checkpoint, {ours} in {owner}"
-            raise InputError(f"the checkpoint is of another preconditioning: {told}")
-
-
-def _check_architecture(own: dict[str, Tensor], saved: dict[str, Tensor], kind: str | None) -> None:
-    """Raise InputError for the first parameter that is missing, unexpected or of another shape."""
-    for name in [*own, *saved]:
-        ours, theirs = (
-            tuple(state[name].shape) if name in state else "absent" for state in (own, saved)
-        )
-        if ours != theirs:
-            raise InputError(
-                f"the checkpoint is of another architecture: {name} is {theirs} in the checkpoint, {ours} in the model"
-                + ("" if kind is None else f"; the checkpoint is of a {kind} model")
-            )

@@ -11,8 +11,9 @@ from lit_knn.common.errors import InputError
 from lit_knn.common.memory import moved
 from lit_knn.common.rng import Stream, keyed_default_rng, keyed_generator, rng_state
 from lit_knn.estimators import Estimator
-from lit_knn.modules.base import EstimatorTraining, check_preconditioning
+from lit_knn.modules.base import EstimatorTraining
 from lit_knn.modules.conditioning import Conditioning
+from lit_knn.modules.model_checks import check_preconditioning
 from lit_knn.nets.precond import ConsistencyFunction
 from lit_knn.sampling import ConsistencyModel
 from lit_knn.sampling.model import check_positive

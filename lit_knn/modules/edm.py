@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from lit_knn.common.errors import prefixed
 from lit_knn.estimators import Estimator
 from lit_knn.modules.augmentation import GeometricAugmentation
-from lit_knn.modules.base import check_preconditioning
 from lit_knn.modules.conditioning import Conditioning
+from lit_knn.modules.model_checks import check_preconditioning
 from lit_knn.modules.regression import PosteriorRegression
 from lit_knn.nets.precond import EDMPrecond
 from lit_knn.sampling import DiffusionModel

@@ -11,8 +11,8 @@ from torch import Tensor
 from lit_knn.common.errors import InputError, prefixed
 from lit_knn.common.rng import Stream, keyed_generator
 from lit_knn.estimators import Estimator
-from lit_knn.modules.base import check_device
 from lit_knn.modules.conditioning import Conditioning
+from lit_knn.modules.model_checks import check_device
 from lit_knn.runs.run import data_reference
 from lit_knn.sampling.diffusion_model import check_process
 from lit_knn.sampling.model import check_positive

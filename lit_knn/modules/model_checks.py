@@ -1,0 +1,94 @@
+"""Checks of a network and of a checkpoint before a training: the first image, and whether the weights mean the same."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lit_knn.common.errors import InputError, first_line
+from lit_knn.common.memory import is_out_of_memory
+from lit_knn.common.rng import keyed_default_rng
+
+
+def check_device(device: torch.device) -> None:
+    """Raise InputError if the estimators cannot run on the device."""
+    if device.type == "mps":
+        problem = "Apple's GPU has no float64, which the estimators need"
+        raise InputError(f"{problem}: use --trainer.accelerator cpu")
+
+
+def try_blank_image(
+    evaluate: Callable[[Tensor, Tensor], Tensor],
+    shape: tuple[int, ...],
+    device: torch.device,
+) -> None:
+    """Evaluate a network on one blank image.
+
+    Args:
+        evaluate: the network, a function of z (B, *shape) and the noise level (B,).
+        shape: the shape of an image.
+        device: the device of the network.
+
+    Raises:
+        InputError: the network fails, or its result has another shape.
+    """
+    blank = torch.zeros(1, *shape, device=device)
+    level = torch.ones(1, device=device)
+    # A compiled net would take minutes for one image, and later take batches for tensors of varying size.
+    eager = torch.compiler.set_stance("force_eager")
+
+    try:
+        with torch.no_grad(), keyed_default_rng(device, 0), eager:
+            output = evaluate(blank, level)
+    except InputError:
+        raise
+    # The net may be a user's.
+    except Exception as error:
+        if is_out_of_memory(error):
+            raise
+        reason = f"{type(error).__name__}: {first_line(error)}"
+        raise InputError(f"the net does not accept images of shape {shape}: {reason}") from error
+
+    result = tuple(output.shape[1:]) if isinstance(output, Tensor) else type(output).__name__
+    if result != tuple(shape):
+        raise InputError(f"the net maps images of shape {shape} to {result}")
+
+
+def check_preconditioning(owner: str, saved: Mapping[str, Any], **options: float) -> None:
+    """Raise InputError for the first option that differs from the one among a checkpoint's options, if it is there.
+
+    Args:
+        owner: class of the module.
+        saved: the options of the checkpoint.
+        options: those of the module.
+    """
+    for name, value in options.items():
+        if saved.get(name, value) != value:
+            difference = f"{name} is {saved[name]} in the checkpoint, {value} in {owner}"
+            raise InputError(f"the checkpoint is of another preconditioning: {difference}")
+
+
+def check_architecture(
+    state: Mapping[str, Tensor], saved: Mapping[str, Tensor], kind: str | None
+) -> None:
+    """Raise InputError for the first parameter that is missing, unexpected or of another shape.
+
+    Args:
+        state: the parameters of the model.
+        saved: those of the checkpoint.
+        kind: the kind of model that the checkpoint is of, if known.
+    """
+    for name in [*state, *saved]:
+        in_model = _shape_of(state, name)
+        in_checkpoint = _shape_of(saved, name)
+        if in_model != in_checkpoint:
+            difference = f"{name} is {in_checkpoint} in the checkpoint, {in_model} in the model"
+            hint = "" if kind is None else f"; the checkpoint is of a {kind} model"
+            raise InputError(f"the checkpoint is of another architecture: {difference}{hint}")
+
+
+def _shape_of(state: Mapping[str, Tensor], name: str) -> tuple[int, ...] | str:
+    if name not in state:
+        return "absent"
+    return tuple(state[name].shape)
