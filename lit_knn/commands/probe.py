@@ -24,6 +24,7 @@ from lit_knn.metrics.edm_constants import EDM, Constant, edm_constants, sentence
 from lit_knn.metrics.estimator_error import mean_and_error
 from lit_knn.metrics.latents import NoisyLatents, noise_grid
 from lit_knn.metrics.probe import TARGETS, measure
+from lit_knn.metrics.probe_advice import advice_on_few_images
 from lit_knn.metrics.probe_shares import share_left
 from lit_knn.metrics.probe_verdict import conclude
 from lit_knn.modules import LitECT, LitEstimator
@@ -79,6 +80,8 @@ def probe(
     training = training_of(model, shape, datamodule.seed)
     constants = edm_constants(drawn[0])
     lines, estimator = conclude(np.array(t), table, training)
+    if estimator not in (None, "OneSample"):
+        lines += advice_on_few_images(len(drawn[0].reference.images))
     lines += sentences(constants)
     settings = folder / "probe.yaml"
     command = command_of_next_run(self, model, shape, settings, estimator)

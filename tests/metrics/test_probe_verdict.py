@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from lit_knn.metrics.probe_advice import removed
+from lit_knn.metrics.probe_advice import advice_on_few_images, removed
 from lit_knn.metrics.probe_shares import Remainder, Training
 from lit_knn.metrics.probe_verdict import conclude
 
@@ -184,3 +184,11 @@ def test_estimators_that_are_worse_than_one_sample_say_so():
 )
 def test_nothing_is_removed_to_a_hundred_percent(share, error, said):
     assert removed(Remainder(share, error, 1.0)) == said
+
+
+def test_few_images_are_named_beside_the_advice_to_take_better_targets():
+    """docs/evidence.md has the trainings: harm on 1,000 images, none on 5,000."""
+    (line,) = advice_on_few_images(1000)
+    assert line.startswith("1,000 images are few: ")
+    assert "--data.held_out" in line
+    assert advice_on_few_images(5000) == []
