@@ -65,7 +65,7 @@ def prepare(
         options: the changes made to each image.
         workers: threads that decode; None for one per CPU.
         block_images: images that are written and recorded at a time; None for 8 MiB.
-        skip_bad: leave bad files out, and write their names to `OUT.skipped.txt`.
+        skip_bad: leave bad files out, and write their names to `NAME.skipped.txt` for `NAME.npy`.
 
     Raises:
         InputError: some files are bad. All have been read, and what is done is kept.
@@ -235,7 +235,7 @@ def _check_classes(labels: list[int], class_names: list[str]) -> None:
 
 
 def _write_skipped(record: Record) -> None:
-    """Write the name of each bad file, and what is wrong with it, to `OUT.skipped.txt`."""
+    """Write the name of each bad file, and what is wrong with it, to `NAME.skipped.txt` for `NAME.npy`."""
     path = skipped_path(record.out)
     if not record.bad:
         path.unlink(missing_ok=True)
