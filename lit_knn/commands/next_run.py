@@ -12,10 +12,10 @@ from lit_knn.modules import LitEstimator
 # Options of `probe` alone; a test compares them with its signature.
 PROBE_OPTIONS = ("levels", "latents", "held_out", "by_class", "t_min", "t_max", "out")
 CONFIG = ("-c", "--config")
-# This run trains any images, if the command names their channels. Of larger ones it would take long
-# to compare all pixels.
+# This run trains images of any channels, if the command names them, and compares all pixels. Of
+# larger images that would take long.
 SMALL_RUN, LARGEST_SIDE = "table2/digits", 32
-# This run takes its channels from the data, and compares features of pictures of any size.
+# This run takes its network from the data, and compares features of pictures of any size.
 PICTURE_RUN = "photos/edm"
 # Configs of the estimators that a probe can name.
 PARTS = {
@@ -45,21 +45,31 @@ def command_of_next_run(
     """
     options = without(trainer.command_line[1:], PROBE_OPTIONS)
     has_config = any(re.match(r"-c|--config|--model\b", option) for option in options)
-    small = len(shape) == 3 and max(shape[1:]) <= LARGEST_SIDE
-    has_run = small or are_pictures(tuple(shape))
+    run = run_for(shape)
 
-    if isinstance(model, LitEstimator) and (has_config or not has_run):
+    if isinstance(model, LitEstimator) and (has_config or run is None):
         return f"Next, with the config of a training: lit-knn fit -c CONFIG -c {settings}"
-    if not has_config and small:
-        options = ["-c", SMALL_RUN, *options, "--model.net.in_channels", str(shape[0])]
-    elif not has_config:
-        options = ["-c", PICTURE_RUN, *options]
+    if not has_config and run is not None:
+        options = ["-c", run, *options]
+        if run == SMALL_RUN:
+            options += ["--model.net.in_channels", str(shape[0])]
 
     place = after_last_config(options)
     options[place:place] = ["-c", str(settings)]
     if estimator is not None:
         options += ["--model.estimator", PARTS[estimator]]
     return f"Next: {shlex.join(['lit-knn', 'fit', *options])}"
+
+
+def run_for(shape: Sequence[int]) -> str | None:
+    """Return the config of a run that trains images of this shape, or None if there is none."""
+    if len(shape) != 3:
+        return None
+
+    is_small = max(shape[1:]) <= LARGEST_SIDE
+    if are_pictures(tuple(shape)) and (shape[0] == 3 or not is_small):
+        return PICTURE_RUN
+    return SMALL_RUN if is_small else None
 
 
 def without(args: Sequence[str], names: Collection[str]) -> list[str]:

@@ -135,14 +135,13 @@ def test_the_next_command_has_all_options_but_those_of_the_probe(tmp_path):
     assert command(*args) == f"Next: lit-knn fit {settings} {options}"
     ended = command("-c", "a", estimator="SubspaceKNN")
     assert ended.endswith(" --model.estimator estimators/subspace_knn.yaml")
-    said = command("--data.path", "x", module=LitEstimator(), shape=(3, 8, 7))
-    assert (
-        said
-        == f"Next: lit-knn fit -c table2/digits {settings} --data.path x --model.net.in_channels 3"
-    )
-    # Large pictures have a run that takes its network from the data.
-    said = command("--data.path", "x", module=LitEstimator(), shape=(1, 8, 33))
-    assert said == f"Next: lit-knn fit -c photos/edm {settings} --data.path x"
+    # Colour pictures and large ones have a run that takes its network from the data.
+    for shape in ((3, 8, 7), (1, 8, 33)):
+        said = command("--data.path", "x", module=LitEstimator(), shape=shape)
+        assert said == f"Next: lit-knn fit -c photos/edm {settings} --data.path x"
+    said = command("--data.path", "x", module=LitEstimator(), shape=(4, 8, 7))
+    options = "--data.path x --model.net.in_channels 4"
+    assert said == f"Next: lit-knn fit -c table2/digits {settings} {options}"
     # There is no run for vectors or for large latents, and none of a module that does not train.
     unknown = [([], (2,)), ([], (4, 8, 64)), (["-c", "figure3/digits"], (1, 8, 8))]
     for args, shape in unknown:
