@@ -14,7 +14,9 @@ from pytorch_lightning.trainer.states import TrainerFn
 from lit_knn.callbacks import Fidelity, LastCheckpoint
 from lit_knn.callbacks.measurement import Measurement
 from lit_knn.commands.best import BestCheckpoint
-from lit_knn.commands.plan import NotBuilt, Plan, make_plan
+from lit_knn.commands.plan import make_plan
+from lit_knn.commands.plan_index import NotBuilt
+from lit_knn.commands.plan_table import Plan
 from lit_knn.commands.probe import probe
 from lit_knn.common.checkpoint_file import CHECKPOINTS
 from lit_knn.common.errors import InputError

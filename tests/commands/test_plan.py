@@ -9,7 +9,9 @@ import torch
 from PIL import Image
 
 from lit_knn.commands.cli.cli import make_cli
-from lit_knn.commands.plan import Part, Plan, estimator_parts, make_plan
+from lit_knn.commands.plan import make_plan
+from lit_knn.commands.plan_data import estimator_parts
+from lit_knn.commands.plan_table import Part, Plan
 from lit_knn.commands.trainer import Trainer
 from lit_knn.data import Arrays, Digits, PointsOnALine, Stored
 from lit_knn.estimators import KNN, STF, SubspaceKNN

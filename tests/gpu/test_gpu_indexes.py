@@ -6,7 +6,7 @@ import sys
 import pytest
 import torch
 
-from lit_knn.commands.plan import estimator_parts
+from lit_knn.commands.plan_data import estimator_parts
 from lit_knn.common.errors import InputError
 from lit_knn.data import Stored
 from lit_knn.index import FaissIndex
