@@ -1,7 +1,7 @@
 """Measure all kept checkpoints of a run and find the best: the protocol of the paper's Table 1 (tab:cifar_fid)."""
 
-import json
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,15 +9,13 @@ import pytorch_lightning as pl
 from pytorch_lightning.utilities import rank_zero_info, rank_zero_warn
 
 from lit_knn.callbacks import Fidelity
+from lit_knn.commands.best_tables import Key, open_tables, settings_of
 from lit_knn.common.distributed import on_first_rank
 from lit_knn.common.errors import InputError, check_at_least, prefixed
-from lit_knn.common.settings import describe
-from lit_knn.common.tables import AVERAGES_PREFIX, CHECKPOINTS_PREFIX, DRAWS_PREFIX, TITLES, Row
+from lit_knn.common.tables import TITLES, Row
 from lit_knn.figures import average_curve, checkpoint_curve, save_figure
-from lit_knn.metrics.kept_results import KeptResults
 from lit_knn.runs.checkpoints import read_training
 from lit_knn.runs.folder import RunFolder, averages_in
-from lit_knn.runs.run import data_autoencoder
 
 
 class BestCheckpoint(pl.Callback):
@@ -42,7 +40,10 @@ class BestCheckpoint(pl.Callback):
         self, fidelity: Fidelity, run: str, folder: str | None = None, draws: int = 1
     ) -> None:
         check_at_least(1, draws=draws)
-        self.fidelity, self.run, self.folder, self.draws = fidelity, Path(run), folder, draws
+        self.fidelity = fidelity
+        self.run = Path(run)
+        self.folder = folder
+        self.draws = draws
         self.damaged: list[str] = []
         self.metric = fidelity.measure.metric
 
@@ -56,116 +57,98 @@ class BestCheckpoint(pl.Callback):
 
     def on_predict_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Open the tables. The model's options are known only after its setup."""
-        self._kept, self._drawn = self._open(pl_module)
+        settings = settings_of(self.fidelity, self._reference, pl_module)
+        self._kept, self._drawn = open_tables(
+            self.run, self.folder, self._key, self.fidelity, settings
+        )
         for table in (self._kept, self._drawn):
             table.refuse_other_settings()
-        for place, path in self.checkpoints.items() if self._key == "ema" else ():
-            row = self._kept.find(place)
-            if row is not None and row["images_seen"] != (
-                seen := read_training(path)["images_seen"]
-            ):
-                told = f"{path} is of {seen} images, and its row in {self._kept.path} of {row['images_seen']}"
-                raise InputError(f"{told}: move that table away")
+        if self._key == "ema":
+            self._check_averages()
 
-    def _find(self, max_steps: int) -> tuple[dict[Any, Path], str]:
+    def _check_averages(self) -> None:
+        """Refuse the row of another average that had the same length."""
+        for length, path in self.checkpoints.items():
+            row = self._kept.find(length)
+            if row is None:
+                continue
+
+            seen = read_training(path)["images_seen"]
+            if row["images_seen"] != seen:
+                its_row = f"its row in {self._kept.path} of {row['images_seen']}"
+                problem = f"{path} is of {seen} images, and {its_row}"
+                raise InputError(f"{problem}: move that table away")
+
+    def _find(self, max_steps: int) -> tuple[dict[Any, Path], Key]:
         """Return the checkpoints by images seen, or the averages by relative length, and the name of that column."""
         averages = {} if self.folder is None else averages_in(self.folder)
         if averages:
             return averages, "ema"
-        return RunFolder(self.run).kept_checkpoints(self.folder, max_steps), "images_seen"
 
-    def _open(self, pl_module: Any) -> tuple[KeptResults, KeptResults]:
-        """Open the tables of checkpoints and of further draws. All ranks call this: they describe the data together."""
-        measure = self.fidelity.measure
-        settings = {
-            "num_samples": self.fidelity.num_samples,
-            "extractor": measure.extractor.fingerprint(),
-            "extra_metrics": list(measure.extra_metrics),
-            "mirrored": measure.mirrored,
-            "data": self._reference.fingerprint(measure.mirrored),
-            **(
-                {"kid_subset_size": measure.kid_subset_size}
-                if "kid" in measure.extra_metrics
-                else {}
-            ),
-            **(
-                {}
-                if (coder := data_autoencoder(pl_module.trainer)) is None
-                else {"autoencoder": describe(coder)}
-            ),
-            **{
-                f"model.{name}": value
-                for name, value in pl_module.generative_model().options().items()
-            },
-        }
-        # Settings read from a file have these types.
-        settings = json.loads(json.dumps(settings, default=str))
-        columns = {
-            "step": int,
-            "images_seen": int,
-            **({"ema": float} if self._key == "ema" else {}),
-            "checkpoint": str,
-        }
-        columns |= dict.fromkeys(measure.names, float) | {"num_samples": int, "seconds": float}
-        folder, prefix = self.run, CHECKPOINTS_PREFIX
-        if self._key == "ema":
-            folder, prefix = Path(str(self.folder)), AVERAGES_PREFIX
-        kept = KeptResults(
-            folder / f"{prefix}{self.metric}.csv", columns, (self._key,), {(): settings}
-        )
-        path = folder / f"{DRAWS_PREFIX}{self.metric}.csv"
-        return kept, KeptResults(path, columns | {"draw": int}, (self._key, "draw"), {(): settings})
+        return RunFolder(self.run).kept_checkpoints(self.folder, max_steps), "images_seen"
 
     def on_predict_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Measure the remaining checkpoints, then draw and print the result."""
-        todo = {
-            place: path
-            for place, path in self.checkpoints.items()
-            if self._kept.find(place) is None
-        }
-        done = len(self.checkpoints) - len(todo)
-        rank_zero_info(f"{done} of {len(self.checkpoints)} checkpoints are measured already")
-        with self.fidelity.bar(
-            len(self.checkpoints), "Checkpoints", " checkpoints", leave=True
-        ) as bar:
+        remaining = {}
+        for place, path in self.checkpoints.items():
+            if self._kept.find(place) is None:
+                remaining[place] = path
+
+        total = len(self.checkpoints)
+        done = total - len(remaining)
+        rank_zero_info(f"{done} of {total} checkpoints are measured already")
+        with self.fidelity.bar(total, "Checkpoints", " checkpoints", leave=True) as bar:
             bar.unit_scale = False  # Checkpoints are too few for units such as k.
             bar.update(done)
-            for place, path in todo.items():
+            for place, path in remaining.items():
                 bar.set_description(path.name)
                 if self._load(trainer, pl_module, path):
                     self._kept.add(self._measure(trainer, pl_module, place, path))
                 bar.update()
+
         if not self._kept.rows:
             return
         rows: list[Any] = sorted(self._kept.rows, key=lambda row: row[self._key])
         best = min(rows, key=lambda row: row[self.metric])
-        values = [best[self.metric], *self._further_draws(trainer, pl_module, best)]
+        draws = self._further_draws(trainer, pl_module, best)
         if trainer.is_global_zero:
-            self._conclude(rows, best, values)
+            self._conclude(rows, best, [best[self.metric], *draws])
 
     def _further_draws(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, best: Any
     ) -> list[Any]:
         """Measure further draws of samples of the best checkpoint; return their values."""
-        place, path = best[self._key], self.checkpoints.get(best[self._key])
-        missing = [n for n in range(2, self.draws + 1) if self._drawn.find(place, n) is None]
+        place = best[self._key]
+        path = self.checkpoints.get(place)
+        numbers = range(2, self.draws + 1)
+        missing = [n for n in numbers if self._drawn.find(place, n) is None]
         if missing and path is not None and self._load(trainer, pl_module, path):
             for n in missing:
-                self._drawn.add({**self._measure(trainer, pl_module, place, path, n), "draw": n})
-        found = [self._drawn.find(place, n) for n in range(2, self.draws + 1)]
-        return [row[self.metric] for row in found if row is not None]
+                row = self._measure(trainer, pl_module, place, path, n)
+                self._drawn.add(row | {"draw": n})
+
+        values = []
+        for n in numbers:
+            # A draw is missing if the file of its checkpoint is.
+            drawn: Any = self._drawn.find(place, n)
+            if drawn is not None:
+                values.append(drawn[self.metric])
+        return values
 
     def _load(self, trainer: pl.Trainer, pl_module: pl.LightningModule, path: Path) -> bool:
         """Load the averaged weights of a checkpoint into the model; return False on all ranks if any rank fails."""
-        problem, checkpoint = None, None
+        problem = None
+        checkpoint = None
         try:
             checkpoint = read_training(path)
         except InputError as error:
             problem = str(error)
+
         if not trainer.strategy.reduce_boolean_decision(problem is None, all=True):
             self.damaged.append(problem or f"{path} cannot be read by another rank")
             rank_zero_warn(f"{self.damaged[-1]}; the other checkpoints are measured all the same")
             return False
+
         assert checkpoint is not None
         pl_module.on_load_checkpoint(checkpoint)
         pl_module.load_state_dict(checkpoint["state_dict"])
@@ -174,20 +157,36 @@ class BestCheckpoint(pl.Callback):
     def _measure(
         self, trainer: pl.Trainer, pl_module: Any, place: float, path: Path, draw: int = 1
     ) -> Row:
-        """Measure samples of the loaded weights."""
-        start, fidelity = time.monotonic(), self.fidelity
+        """Measure samples of the loaded weights.
+
+        Args:
+            trainer: tells the device.
+            pl_module: has the weights.
+            place: the checkpoint's value in the column that numbers the checkpoints.
+            path: file of the checkpoint.
+            draw: number of the draw, from 1; it sets the seeds of the samples.
+
+        Returns:
+            The row of the table.
+        """
+        start = time.monotonic()
+        fidelity = self.fidelity
         with prefixed(str(path)):
-            samples, device = fidelity.samples(pl_module, draw), trainer.strategy.root_device
+            samples = fidelity.samples(pl_module, draw)
+            device = trainer.strategy.root_device
             values = fidelity.measure(
                 self._reference, samples, fidelity.num_samples, device, fidelity.bar
             )
-        row: Row = {
+
+        return {
             "step": int(pl_module.step),
             "images_seen": int(pl_module.images_seen),
             self._key: place,
+            "checkpoint": str(path),
+            **values,
+            "num_samples": fidelity.num_samples,
+            "seconds": round(time.monotonic() - start, 2),
         }
-        row |= {"checkpoint": str(path), **values, "num_samples": fidelity.num_samples}
-        return row | {"seconds": round(time.monotonic() - start, 2)}
 
     def _conclude(self, rows: list[Any], best: Any, draws: list[Any]) -> None:
         """Draw the curve, and print the best checkpoint with all its draws."""
@@ -195,25 +194,25 @@ class BestCheckpoint(pl.Callback):
         draw: Any = average_curve if self._key == "ema" else checkpoint_curve
         figure = draw(points, (best[self._key], best[self.metric]), self.metric, f"{self.run}")
         pictures = save_figure(figure, self._kept.path.with_suffix(""))
-        shown = [name for name in best if name in TITLES] or [self.metric]
-        values = ", ".join(f"{TITLES.get(name, name)} {best[name]:.4g}" for name in shown)
-        print(
-            f"\nBest of {len(rows)} checkpoints: {values}, step {best['step']:,}, {best['images_seen']:,} images seen\n"
-            f"  {self.checkpoints.get(best[self._key], 'Its file is gone, so no further draws are made.')}\n"
-            f"{self._summary(draws)}"
-            f"Rows:     {self._kept.path}\n"
-            f"Pictures: {', '.join(map(str, pictures))}"
-        )
 
-    def _summary(self, draws: list[Any]) -> str:
-        """Describe all draws of the best checkpoint. The first chose it, so only the others are a fair measurement."""
-        if len(draws) < 2:
-            return ""
-        name, values = (
-            TITLES.get(self.metric, self.metric),
-            ", ".join(f"{value:.4g}" for value in draws),
-        )
-        mean = sum(draws[1:]) / (len(draws) - 1)
-        told = f"{name} of {len(draws)} draws: {values}. The least, {min(draws):.4g}, is what EDM's authors report. "
-        told += f"The mean of the draws that did not choose the checkpoint is {mean:.4g}"
-        return f"{told}\nDraws:    {self._drawn.path}\n"
+        metrics = [name for name in best if name in TITLES] or [self.metric]
+        values = ", ".join(f"{TITLES.get(name, name)} {best[name]:.4g}" for name in metrics)
+        place = f"step {best['step']:,}, {best['images_seen']:,} images seen"
+        no_file = "Its file is gone, so no further draws are made."
+        print(f"\nBest of {len(rows)} checkpoints: {values}, {place}")
+        print(f"  {self.checkpoints.get(best[self._key], no_file)}")
+        if len(draws) > 1:
+            print(summary_of_draws(self.metric, draws))
+            print(f"Draws:    {self._drawn.path}")
+        print(f"Rows:     {self._kept.path}")
+        print(f"Pictures: {', '.join(map(str, pictures))}")
+
+
+def summary_of_draws(metric: str, draws: Sequence[float]) -> str:
+    """Describe all draws of the best checkpoint. The first chose it, so only the others are a fair measurement."""
+    title = TITLES.get(metric, metric)
+    values = ", ".join(f"{value:.4g}" for value in draws)
+    least = f"The least, {min(draws):.4g}, is what EDM's authors report."
+    mean = sum(draws[1:]) / (len(draws) - 1)
+    fair = f"The mean of the draws that did not choose the checkpoint is {mean:.4g}"
+    return f"{title} of {len(draws)} draws: {values}. {least} {fair}"

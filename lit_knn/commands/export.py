@@ -13,8 +13,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from lit_knn.commands.model_card import collect, model_card
+from lit_knn.commands.model_card import model_card
 from lit_knn.commands.own_network import network_of_run
+from lit_knn.commands.training_facts import collect
 from lit_knn.common.checkpoint_file import MODEL_KEY, read_checkpoint_file
 from lit_knn.common.errors import InputError, prefixed
 from lit_knn.common.files import written_whole
@@ -45,46 +46,57 @@ def export(
             config.yaml names, which runs the user's own code. Users must also have it to load the
             folder.
     """
-    source, folder = Path(source), Path(folder)
+    source = Path(source)
+    folder = Path(folder)
     file = find_file(source)
     if file.suffix != ".ckpt":
         raise InputError(
             f"export: {source} must be the folder of a training run or a checkpoint (.ckpt)"
         )
+
     checkpoint = read_checkpoint_file(file, mmap=True)
     if net is None and is_foreign(checkpoint):
         net = network_of_run(run_of(file))
     model = load(file, net)
     with prefixed(str(file)):
         facts = collect(checkpoint, file)
+
     config = {
         "library_name": "lit_knn",
         "format": FORMAT,
         "format_version": VERSION,
         "model": model.description(),
+        "training": asdict(facts),
     }
-    config_text = json.dumps({**config, "training": asdict(facts)}, indent=2) + "\n"
+    config_text = json.dumps(config, indent=2) + "\n"
     card = model_card(folder.resolve().name, model, facts)
-    weights, texts = (
-        folder / WEIGHTS_NAME,
-        {folder / CONFIG_NAME: config_text, folder / CARD_NAME: card},
-    )
-    there = [path for path in (weights, *texts) if path.exists()]
-    for path in there:
-        if not (
-            _holds(path, model) if path == weights else path.read_bytes() == texts[path].encode()
-        ):
-            raise InputError(
-                f"export: {path} is there already; nothing is overwritten, use another folder"
-            )
+
+    weights = folder / WEIGHTS_NAME
+    texts = {folder / CONFIG_NAME: config_text, folder / CARD_NAME: card}
+    _check_existing(weights, model, texts)
+
     # The largest file comes first: if the disk is full, nothing is left behind.
-    if weights not in there:
+    if not weights.exists():
         write_exported(weights, model)
     for path, text in texts.items():
-        if path not in there:
+        if not path.exists():
             with written_whole(path) as partial:
                 partial.write_text(text, encoding="utf-8")
     return model
+
+
+def _check_existing(weights: Path, model: GenerativeModel, texts: Mapping[Path, str]) -> None:
+    """Refuse files of another export. Those of an export that was interrupted are the same."""
+    other = []
+    if weights.exists() and not _holds(weights, model):
+        other.append(weights)
+    for path, text in texts.items():
+        if path.exists() and path.read_bytes() != text.encode():
+            other.append(path)
+
+    if other:
+        problem = f"{other[0]} is there already"
+        raise InputError(f"export: {problem}; nothing is overwritten, use another folder")
 
 
 def run_of(file: Path) -> Path:
@@ -104,11 +116,13 @@ def _holds(path: Path, model: GenerativeModel) -> bool:
         description, weights = read_exported(path)
     except InputError:
         return False
-    own = model.net.state_dict()
-    same = (
-        description == json.loads(json.dumps(model.description())) and weights.keys() == own.keys()
-    )
-    return same and all(torch.equal(value, own[name]) for name, value in weights.items())
+
+    # A description that was read from a file has lists for tuples.
+    state = model.net.state_dict()
+    same_model = description == json.loads(json.dumps(model.description()))
+    if not same_model or weights.keys() != state.keys():
+        return False
+    return all(torch.equal(value, state[name]) for name, value in weights.items())
 
 
 def main(args: Sequence[str] | None = None) -> None:

@@ -5,7 +5,6 @@ import os
 import re
 import shutil
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,7 +12,7 @@ import yaml
 from pytorch_lightning.strategies import SingleDeviceStrategy
 
 import lit_knn
-from lit_knn.commands.best import BestCheckpoint
+from lit_knn.commands.best import summary_of_draws
 from lit_knn.commands.report_runs import read_distances
 from lit_knn.common.tables import read_rows
 from lit_knn.data import Digits
@@ -126,10 +125,8 @@ def test_further_draws_of_the_best_checkpoint_have_seeds_of_their_own(run, capsy
     ]
     assert told == pytest.approx([min(values), (values[1] + values[2]) / 2], rel=1e-3)
     # Draws that differ more show that the mean leaves out the first.
-    summary = BestCheckpoint._summary(
-        SimpleNamespace(metric="fid", _drawn=SimpleNamespace(path="")), [1.0, 3.0, 5.0]
-    )
-    assert re.findall(r"The least, (\d),.* is (\d)\n", summary) == [("1", "4")]
+    summary = summary_of_draws("fid", [1.0, 3.0, 5.0])
+    assert re.findall(r"The least, (\d),.* is (\d)$", summary) == [("1", "4")]
     best("--draws", "3")
     assert rows("draws_fd_pixels.csv") == drawn
     Path(chosen["checkpoint"]).unlink()

@@ -12,7 +12,7 @@ import yaml
 from safetensors.torch import load_file
 
 import lit_knn
-from lit_knn.commands.model_card import without_paths
+from lit_knn.commands.training_facts import without_paths
 from lit_knn.common.tables import write_rows
 from main import main
 from tests.command_lines import ROOT, refusal_of

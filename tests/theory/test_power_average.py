@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy.integrate import quad
 
-from lit_knn.commands.average import Profile, fit, inner_product
+from lit_knn.commands.power_profiles import Profile, fit, inner_product
 from lit_knn.modules.averaging import exponent
 
 LENGTHS = [0.01, 0.05, 0.1, 0.2, 12**-0.5]
