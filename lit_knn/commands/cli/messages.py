@@ -1,13 +1,9 @@
 """Shortens the parser's long error messages to one line, in words."""
 
-import difflib
-import inspect
 import re
-import sys
 from collections.abc import Sequence
-from pathlib import Path
 
-from lit_knn.commands.cli.packaged_configs import hint_of_part
+from lit_knn.commands.cli.suggestions import NO_CLASS, with_suggestion
 from lit_knn.common.errors import InputError, causes
 
 # A parser's message has these lines around the actual reason, which has the deepest indentation.
@@ -33,9 +29,6 @@ LONGEST_VALUE = 200
 KEY = re.compile(r'Parser key "([\w.+]+)"')
 GIVEN = re.compile(r"Given value: (.*)")
 NO_PATH = re.compile(r"Expected a path but (\S+) either")
-NO_CLASS = re.compile(r"(?:Expected a dot import path string|Unexpected import path format): (\S+)")
-NO_ATTRIBUTE = re.compile(r"module '([\w.]+)' has no attribute '(\w+)'")
-NO_OBJECT = re.compile(r"Expected an instantiatable class, but ([\w.]+) is abstract")
 OWNER = re.compile(r"Problem with given class_path '[\w.]*?(\w+)'")
 # The parser's word for a type, in `Expected a <class 'int'>. Got value: many`.
 EXPECTED = re.compile(
@@ -57,128 +50,139 @@ def refusal(error: Exception) -> InputError:
     for cause in causes(error):
         if isinstance(cause, InputError):
             return cause
+
     return InputError(condense(str(error)))
 
 
 def condense(message: str) -> str:
     """Shorten a parser's long message to one line with the option, the reason and the value."""
-    if missing := REQUIRED.fullmatch(message):
+    missing = REQUIRED.fullmatch(message)
+    if missing:
         return _missing(missing[1].split(", "))
 
-    reasons = _reasons(message)
     option = ".".join(dict.fromkeys(KEY.findall(message)))
-    begin = f"--{option}: " if option else ""
-    value = _given_value(message)
-    if words := _in_words(reasons, value):
+    line = f"--{option}: " if option else ""
+    reasons = _reasons(message)
+    value = _typed_value(message)
+    rule = _rule_of_types(reasons, value)
+    if rule:
+        line += rule
         # The parser reads some names of classes as a list, or as names with values.
-        is_name = option.endswith("sampling_class") and words.startswith("must be text")
-        hint = QUOTES if is_name else ""
-        return f"{begin}{words}{hint}"
+        if option.endswith("sampling_class") and rule.startswith("must be text"):
+            line += QUOTES
+        return line
+
+    if option == "trainer.callbacks":
+        owners = OWNER.findall(message.partition(reasons[0])[0])
+        if owners:
+            line += f"{owners[-1]}: "
 
     reason = "; ".join(reasons)
-    said = _explained(reason)
-    owners = OWNER.findall(message.partition(reasons[0])[0])
-    if option == "trainer.callbacks" and owners:
-        said = f"{owners[-1]}: {said}"
-    is_told = value.startswith(("NestedArg", "Namespace", "[<")) or value in reason
-    return f"{begin}{said}" if is_told else f"{begin}{said} (given: {value[:LONGEST_VALUE]})"
+    line += with_suggestion(reason)
+    # An object of the parser says nothing to a user.
+    is_object = value.startswith(("NestedArg", "Namespace", "[<"))
+    if not is_object and value not in reason:
+        line += f" (given: {value[:LONGEST_VALUE]})"
+    return line
 
 
 def _reasons(message: str) -> list[str]:
     """Return the lines of a message that say what is wrong: the deepest, without vague ones."""
     lines = [line for line in message.splitlines() if line.strip()]
-    depths = {line: len(line) - len(line.lstrip(" -")) for line in lines}
-    inner = [line for line in lines if not line.strip(" -").startswith(FRAMES)] or lines
-    deepest = max(depths[line] for line in inner)
-    said = list(dict.fromkeys(line.strip(" -") for line in inner if depths[line] == deepest))
+    inner = [line for line in lines if not line.strip(" -").startswith(FRAMES)]
+    if not inner:
+        inner = lines
 
-    clear = [line for line in said if not line.startswith(VAGUE)]
+    deepest = max(_depth(line) for line in inner)
+    reasons = []
+    for line in inner:
+        reason = line.strip(" -")
+        if _depth(line) == deepest and reason not in reasons:
+            reasons.append(reason)
+
+    clear = [reason for reason in reasons if not reason.startswith(VAGUE)]
     # A callback in place of the list of callbacks has no options.
-    with_options = [line for line in clear if not line.endswith("; it has none")]
-    return with_options or clear or said
+    with_options = [reason for reason in clear if not reason.endswith("; it has none")]
+    return with_options or clear or reasons
 
 
-def _given_value(message: str) -> str:
-    """Return the value that the user gave, as text, or an empty text."""
+def _depth(line: str) -> int:
+    """Return the width of the indentation of a line, dashes included."""
+    return len(line) - len(line.lstrip(" -"))
+
+
+def _typed_value(message: str) -> str:
+    """Return the value as the user typed it, or an empty text."""
     values = NO_PATH.findall(message) + GIVEN.findall(message)
-    typed = [value for value in values if not value.startswith("NestedArg")]
-    return (typed or values or [""])[0]
+    for value in values:
+        if not value.startswith("NestedArg"):
+            return value
+    return values[0] if values else ""
 
 
-def _in_words(reasons: Sequence[str], typed: str) -> str:
+def _rule_of_types(reasons: Sequence[str], value: str) -> str:
     """Say which values are allowed, if all reasons are types; or return an empty text.
 
     Next to a number, the reason that no class has the name of the value does not count.
     """
-    types = [match for reason in reasons if (match := EXPECTED.fullmatch(reason))]
-    shares = [reason for reason in reasons if NOT_A_SHARE.fullmatch(reason)]
-    no_classes = [reason for reason in reasons if NO_CLASS.fullmatch(reason)]
-    names = {match[1] for match in types}
-    counted = len(types) + len(shares)
+    types: list[re.Match[str]] = []
+    shares = 0
+    no_classes = 0
+    for reason in reasons:
+        expected = EXPECTED.fullmatch(reason)
+        if expected:
+            types.append(expected)
+        elif NOT_A_SHARE.fullmatch(reason):
+            shares += 1
+        elif NO_CLASS.fullmatch(reason):
+            no_classes += 1
+
+    names = {expected[1] for expected in types}
+    of_types = len(types) + shares
     if names & {"int", "float"}:
-        counted += len(no_classes)
-    if not types or counted < len(reasons):
+        of_types += no_classes
+    if not types or of_types < len(reasons):
         return ""
 
-    allowed = ["a share, such as 0.5"] if shares else []
-    for match in types:
-        if match[1]:
-            allowed.append(WORDS.get(match[1], match[1]))
-        else:
-            allowed += [choice.strip("' ") for choice in match[2].split(",")]
-    value = typed
     if not value or value.startswith("NestedArg"):
-        value = next((match[3] for match in types if match[3]), "")
+        value = _value_of_types(types)
+    allowed = _allowed(types)
+    if shares:
+        allowed = ["a share, such as 0.5", *allowed]
     choices = " or ".join(dict.fromkeys(allowed))
-    return f"must be {choices}, got {value[:LONGEST_VALUE]}{_whole(value, names)}"
+    rule = f"must be {choices}, got {value[:LONGEST_VALUE]}"
+    if "int" in names:
+        rule += _whole(value)
+    return rule
 
 
-def _whole(value: str, names: set[str]) -> str:
-    """Return how to write a whole number like 1e3, if a whole number is asked for."""
+def _value_of_types(types: Sequence[re.Match[str]]) -> str:
+    """Return the first value that a reason repeats, or an empty text."""
+    for expected in types:
+        if expected[3]:
+            return expected[3]
+    return ""
+
+
+def _allowed(types: Sequence[re.Match[str]]) -> list[str]:
+    """Put the expected types into words. A literal type is the list of its choices."""
+    allowed = []
+    for expected in types:
+        if expected[1]:
+            allowed.append(WORDS.get(expected[1], expected[1]))
+        else:
+            for choice in expected[2].split(","):
+                allowed.append(choice.strip("' "))
+    return allowed
+
+
+def _whole(value: str) -> str:
+    """Return how to write a whole number like 1e3."""
     try:
-        is_whole = "int" in names and float(value).is_integer()
+        number = float(value)
     except ValueError:
         return ""
-    return f"; write {int(float(value))}" if is_whole else ""
-
-
-def _explained(reason: str) -> str:
-    """Add to a reason what to do: the nearest name, or where a file must be."""
-    if reason.startswith("No module named"):
-        return f"{reason}; a file of your own must be in the current folder"
-
-    if absent := NO_ATTRIBUTE.fullmatch(reason):
-        return f"{reason}{_similar_in_module(*absent.groups())}"
-
-    if NO_OBJECT.fullmatch(reason):
-        return "there is no object that could have this option: give a class first"
-
-    unknown = [match for part in reason.split("; ") if (match := NO_CLASS.fullmatch(part))]
-    if unknown:
-        return f"{unknown[0][1]} is neither a class nor a file{_similar(unknown[0][1])}"
-    return reason
-
-
-def _similar_in_module(module: str, name: str) -> str:
-    """Return what to add to the message that a module lacks a name: the nearest class or name."""
-    contents = vars(sys.modules[module])
-    classes = {known.lower(): known for known, thing in contents.items() if inspect.isclass(thing)}
-    near = [classes[known] for known in difflib.get_close_matches(name.lower(), classes, n=1)]
-    near = near or difflib.get_close_matches(name, contents, n=1)
-    return f"; did you mean {module}.{near[0]}?" if near else ""
-
-
-def _similar(name: str) -> str:
-    """Return what to add to the message that a class is unknown: the nearest class or config."""
-    from pytorch_lightning import loggers  # They take seconds to import.
-    from torch import optim
-
-    from lit_knn import callbacks, data, estimators, index, modules, nets
-
-    rooms = (loggers, optim, callbacks, data, estimators, index, modules, nets)
-    classes = {known.lower(): known for room in rooms for known in room.__all__}
-    near = difflib.get_close_matches(Path(name).stem.lower(), classes, n=1)
-    return f"; did you mean {classes[near[0]]}?" if near and "/" not in name else hint_of_part(name)
+    return f"; write {int(number)}" if number.is_integer() else ""
 
 
 def _missing(names: Sequence[str]) -> str:

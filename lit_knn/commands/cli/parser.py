@@ -30,12 +30,15 @@ class Parser(LightningArgumentParser):
 
     def format_help(self, *args: Any, **kwargs: Any) -> str:
         """List the classes of `lit_knn.nets` where the parser lists every subclass of `torch.nn.Module`."""
-        kinds = [kind for kind in map(vars(nets).get, nets.__all__) if isinstance(kind, type)]
-        names = [f"lit_knn.nets.{kind.__name__}" for kind in kinds if issubclass(kind, nn.Module)]
-        own = "or your own: mine.Net of mine.py in this folder; see docs/extending.md"
-        return NETWORKS.sub(
-            ("\n" + " " * 24).join(["classes:", *names, own]), super().format_help(*args, **kwargs)
-        )
+        lines = ["classes:"]
+        for name in nets.__all__:
+            kind = getattr(nets, name)
+            if isinstance(kind, type) and issubclass(kind, nn.Module):
+                lines.append(f"lit_knn.nets.{kind.__name__}")
+        lines.append("or your own: mine.Net of mine.py in this folder; see docs/extending.md")
+
+        indented = ("\n" + " " * 24).join(lines)
+        return NETWORKS.sub(indented, super().format_help(*args, **kwargs))
 
     # A second check of a configuration takes as long as parsing. Lightning gives `skip_none` its old name.
 
@@ -43,21 +46,27 @@ class Parser(LightningArgumentParser):
         super().save(*args, skip_unset=skip_none, skip_validation=True, **kwargs)
 
     def dump(self, *args: Any, skip_none: bool = False, **kwargs: Any) -> str:
-        return super().dump(*args, **{"skip_unset": skip_none, "skip_validation": True, **kwargs})
+        kwargs.setdefault("skip_unset", skip_none)
+        kwargs.setdefault("skip_validation", True)
+        return super().dump(*args, **kwargs)
 
     def validate(self, *args: Any, **kwargs: Any) -> None:
         """Check values; for an option that the class does not have, add the nearest name to the error, or all."""
         try:
             super().validate(*args, **kwargs)
         except KeyError as error:
-            if unknown := NOT_ACCEPTED.fullmatch(str(error)):
-                options = sorted({name.partition(".")[0] for name in vars(self.get_defaults())})
-                near = difflib.get_close_matches(unknown[1], options, n=1)
-                told = (
-                    f"did you mean {near[0]}?" if near else f"it has {', '.join(options) or 'none'}"
-                )
-                error.args = (f"{error}; {told}",)
+            unknown = NOT_ACCEPTED.fullmatch(str(error))
+            if unknown:
+                error.args = (f"{error}; {self._nearest(unknown[1])}",)
             raise
+
+    def _nearest(self, option: str) -> str:
+        """Say which option of the class is nearest, or which it has."""
+        options = sorted({name.partition(".")[0] for name in vars(self.get_defaults())})
+        near = difflib.get_close_matches(option, options, n=1)
+        if near:
+            return f"did you mean {near[0]}?"
+        return f"it has {', '.join(options) or 'none'}"
 
 
 def construct(kind: type, *args: Any, **kwargs: Any) -> Any:
@@ -88,16 +97,24 @@ def load(text: str, path: str | None = None) -> Any:
         if problem == NO_TOKEN and "\t" in text.splitlines()[mark.line]:
             problem = "a tab; YAML takes spaces alone"
         raise InputError(f"{path}, line {mark.line + 1}: {problem}") from error
-    if path is not None and not isinstance(value, dict):
-        raise InputError(f"{path} holds no options: it must have lines like `trainer:`")
+
     if path is None:
         return _of_text(text, value)
+    if not isinstance(value, dict):
+        raise InputError(f"{path} holds no options: it must have lines like `trainer:`")
     for part in ("model", "data"):
-        own = value.get(part)
-        # It would be replaced.
-        if isinstance(own, dict) and "seed" in {**own, **(own.get("init_args") or {})}:
+        # The common seed would replace it.
+        if _has_seed(value.get(part)):
             raise InputError(f"{path}: {part}.seed is set by seed_everything: give that option")
     return with_packaged_parts(value, Path(path).parent)
+
+
+def _has_seed(options: Any) -> bool:
+    """Return whether the options of a part, or those of its class, have a seed."""
+    if not isinstance(options, dict):
+        return False
+
+    return "seed" in options or "seed" in (options.get("init_args") or {})
 
 
 def _of_text(text: str, value: Any) -> Any:
@@ -120,21 +137,28 @@ def _keep_names(node: yaml.Node | None, value: Any) -> None:
     if isinstance(node, yaml.MappingNode) and isinstance(value, dict):
         for key, part in node.value:
             name = str(key.value)
-            if name in NAMES and isinstance(part, yaml.ScalarNode) and value.get(name) is not None:
+            option = value.get(name)
+            if name not in NAMES or option is None or not isinstance(part, yaml.ScalarNode):
+                _keep_names(part, option)
+            elif part.value in NULLS:
                 # In quotes of YAML, null is a text. The parser reads each text once more.
-                value[name] = f"'{part.value}'" if part.value in NULLS else part.value
+                value[name] = f"'{part.value}'"
             else:
-                _keep_names(part, value.get(name))
+                value[name] = part.value
 
 
 def _refuse_double_keys(node: yaml.Node | None) -> None:
     """Refuse a repeated key, because the parser would keep only the last one."""
-    names = set()
-    for item in node.value if isinstance(node, yaml.CollectionNode) else ():
-        key, value = item if isinstance(item, tuple) else (None, item)
-        if isinstance(key, yaml.ScalarNode):
-            if key.value in names:
-                twice = f"the key {key.value} is there twice"
-                raise yaml.constructor.ConstructorError(None, None, twice, key.start_mark)
-            names.add(key.value)
-        _refuse_double_keys(value)
+    if isinstance(node, yaml.SequenceNode):
+        for item in node.value:
+            _refuse_double_keys(item)
+
+    if isinstance(node, yaml.MappingNode):
+        names = set()
+        for key, value in node.value:
+            if isinstance(key, yaml.ScalarNode):
+                if key.value in names:
+                    twice = f"the key {key.value} is there twice"
+                    raise yaml.constructor.ConstructorError(None, None, twice, key.start_mark)
+                names.add(key.value)
+            _refuse_double_keys(value)

@@ -1,7 +1,7 @@
 """Finds the options that an unknown argument of the command line may stand for."""
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from difflib import get_close_matches
 from inspect import signature
 from pathlib import Path
@@ -41,12 +41,16 @@ def hint_of_unknown(message: str) -> str:
 
     argument = unknown[1]
     if not argument.startswith("-"):
-        is_config = argument in names() or Path(argument).suffix in FILES
-        return f"; each config needs an option of its own: -c {argument}" if is_config else ""
+        if argument in names() or Path(argument).suffix in FILES:
+            return f"; each config needs an option of its own: -c {argument}"
+        return ""
 
     group, _, option = argument.lstrip("-").partition(".")
     meant = _in_group(group, option) if option else _alone(group)
-    return f"; did you mean {' or '.join(f'--{name}' for name in meant)}?" if meant else ""
+    if not meant:
+        return ""
+    choices = " or ".join(f"--{name}" for name in meant)
+    return f"; did you mean {choices}?"
 
 
 def _in_group(group: str, option: str) -> list[str]:
@@ -65,24 +69,36 @@ def _alone(name: str) -> list[str]:
     if name in of_trainer:
         return [f"trainer.{name}"]
 
-    rooms = {"model": modules, "model.estimator": estimators, "data": data}
-    of_parts = [f"{part}.{name}" for part, room in rooms.items() if _has_option(room, name)]
+    of_parts = []
+    for part, room in {"model": modules, "model.estimator": estimators, "data": data}.items():
+        if _has_option(room, name):
+            of_parts.append(f"{part}.{name}")
     if of_parts and name != "seed":  # One option sets the seeds of all parts.
         return of_parts
 
     begun = [option for option in OF_A_COMMAND if option.startswith(name)]
-    near = begun or get_close_matches(name, OF_A_COMMAND, n=1)
-    return near or [f"trainer.{option}" for option in _near(name, of_trainer)]
+    if begun:
+        return begun
+    near = get_close_matches(name, OF_A_COMMAND, n=1)
+    if near:
+        return near
+    return [f"trainer.{option}" for option in _near(name, of_trainer)]
 
 
 def _has_option(room: ModuleType, name: str) -> bool:
     """Return whether a class of a package has an option of this name."""
-    things: Sequence[object] = [getattr(room, thing) for thing in room.__all__]
-    return any(isinstance(thing, type) and name in signature(thing).parameters for thing in things)
+    for public_name in room.__all__:
+        public: object = getattr(room, public_name)
+        if isinstance(public, type) and name in signature(public).parameters:
+            return True
+    return False
 
 
 def _near(name: str, options: Iterable[str]) -> list[str]:
     """Return the options that contain a name, at most two, or else the one most like it."""
     options = list(options)
     longer = [option for option in options if name in option]
-    return sorted(get_close_matches(name, longer, n=2)) or get_close_matches(name, options, n=1)
+    near = get_close_matches(name, longer, n=2)
+    if near:
+        return sorted(near)
+    return get_close_matches(name, options, n=1)
