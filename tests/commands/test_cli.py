@@ -17,7 +17,8 @@ from PIL import Image
 from tensorboard.plugins.hparams import plugin_data_pb2
 
 from lit_knn.commands.average import average
-from lit_knn.commands.cli.cli import CLI, make_cli
+from lit_knn.commands.cli.cli import CLI
+from lit_knn.commands.cli.make_cli import make_cli
 from lit_knn.common.tables import read_rows
 from lit_knn.modules.conditioning import Conditioning
 from main import main

@@ -9,7 +9,8 @@ import yaml
 
 import lit_knn
 from lit_knn.commands.cli.arguments import as_dict
-from lit_knn.commands.cli.cli import CLI, make_cli
+from lit_knn.commands.cli.cli import CLI
+from lit_knn.commands.cli.make_cli import make_cli
 from lit_knn.common.tables import read_rows
 from lit_knn.data.files import say
 from main import main

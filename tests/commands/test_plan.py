@@ -8,7 +8,7 @@ import pytest
 import torch
 from PIL import Image
 
-from lit_knn.commands.cli.cli import make_cli
+from lit_knn.commands.cli.make_cli import make_cli
 from lit_knn.commands.plan import make_plan
 from lit_knn.commands.plan_data import estimator_parts
 from lit_knn.commands.plan_table import Part, Plan

@@ -8,7 +8,8 @@ import pytest
 import yaml
 
 from lit_knn.commands.cli.arguments import as_dict
-from lit_knn.commands.cli.cli import CLI, make_cli
+from lit_knn.commands.cli.cli import CLI
+from lit_knn.commands.cli.make_cli import make_cli
 from main import main
 from tests.command_lines import DEMO, TINY
 

@@ -12,7 +12,7 @@ import yaml
 from PIL import Image
 
 from lit_knn.callbacks import RunRecord
-from lit_knn.commands.cli.cli import make_cli
+from lit_knn.commands.cli.make_cli import make_cli
 from lit_knn.commands.report_runs import read_run
 from lit_knn.common.tables import write_rows
 from lit_knn.data import Digits

@@ -12,7 +12,7 @@ from pytorch_lightning.callbacks import ModelCheckpoint
 from pytorch_lightning.cli import LightningArgumentParser
 
 from lit_knn import estimators
-from lit_knn.commands.cli.cli import make_cli
+from lit_knn.commands.cli.make_cli import make_cli
 from lit_knn.data import ReferenceDataModule
 from lit_knn.estimators import Estimator
 from lit_knn.modules import LitEstimator, LitICT

@@ -8,7 +8,7 @@ import pytorch_lightning as pl
 import torch
 
 from lit_knn.callbacks import LastCheckpoint
-from lit_knn.commands.cli.cli import make_cli
+from lit_knn.commands.cli.make_cli import make_cli
 from lit_knn.common.errors import InputError
 from lit_knn.common.settings import describe
 from lit_knn.data import Digits

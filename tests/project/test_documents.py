@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 import torch
 
-from lit_knn.commands.cli.cli import CLI, make_cli
+from lit_knn.commands.cli.cli import CLI
+from lit_knn.commands.cli.make_cli import make_cli
 from lit_knn.common.errors import InputError
 from lit_knn.data.prepared_writer import prepare
 from lit_knn.sampling.loading import load_network

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from lit_knn.commands.cli.cli import make_cli
+from lit_knn.commands.cli.make_cli import make_cli
 from lit_knn.commands.plan import check_fits, make_plan
 from lit_knn.common.errors import InputError
 from lit_knn.common.memory import machine_bytes

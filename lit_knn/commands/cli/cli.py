@@ -1,77 +1,49 @@
 """The commands that make a model, data and a trainer: `lit-knn fit|validate|predict|plan|best -c …`."""
 
 import argparse
-import importlib
-import pkgutil
-import sys
 import warnings
-from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import pytorch_lightning as pl
-import torch
 import yaml
-from jsonargparse import Namespace, set_loader
-from pytorch_lightning.callbacks import ProgressBar
+from jsonargparse import Namespace
 from pytorch_lightning.cli import LightningArgumentParser, LightningCLI
-from pytorch_lightning.loggers import CSVLogger, TensorBoardLogger
+from pytorch_lightning.loggers import CSVLogger
 from pytorch_lightning.utilities.exceptions import MisconfigurationException
 
-from lit_knn.callbacks import RunRecord, RunSummary, StepProgressBar
-from lit_knn.commands.cli import trainer_options
-from lit_knn.commands.cli.arguments import (
-    as_dict,
-    check_linked,
-    check_text,
-    with_config_of_run,
-)
+from lit_knn.commands.cli import checkpoint_option, trainer_options
+from lit_knn.commands.cli.arguments import as_dict, check_linked, check_text, with_config_of_run
 from lit_knn.commands.cli.from_data import fill_network
 from lit_knn.commands.cli.launch import check_processes
 from lit_knn.commands.cli.messages import VAGUE, refusal
 from lit_knn.commands.cli.packaged_configs import with_packaged_configs
-from lit_knn.commands.cli.parser import Parser, construct, load
+from lit_knn.commands.cli.parser import construct
 from lit_knn.commands.cli.replaced import forget_losses, notes_of_losses
 from lit_knn.commands.cli.samples import SAMPLES_HELP, set_samples
-from lit_knn.commands.cli.save_config import SaveConfig
+from lit_knn.commands.cli.trainer_arguments import (
+    arguments_of_every_run,
+    arguments_of_folder,
+    arguments_of_other_gpu,
+)
 from lit_knn.commands.cli.unknown import OF_EVERY_RUN, hint_of_unknown
-from lit_knn.commands.entry import COMMANDS
 from lit_knn.commands.plan import check_fits
-from lit_knn.commands.trainer import Trainer
-from lit_knn.common.checkpoint_file import last_checkpoint
 from lit_knn.common.errors import InputError, causes, prefixed
-from lit_knn.data import ReferenceDataModule
-from lit_knn.runs.checkpoints import WholeCheckpointIO, read_training
+from lit_knn.runs.checkpoints import read_training
 from lit_knn.runs.folder import METRICS_NAME, RunFolder
 from lit_knn.runs.folder_choice import choose_folder
 from lit_knn.runs.job import is_first_process, job_folder
-from lit_knn.runs.job_starts import checkpoint_of_job
 from lit_knn.runs.names import FILE_LOGGERS, expanded, folder_of_name
 from lit_knn.runs.resumption import check_fit
-from lit_knn.runs.starts import newest_checkpoint
-
-# The command line knows the classes of these modules by bare names: `--data ImageFiles`, `--model.help LitICT`.
-NAMED = ["data.modules", "data.own_images", "data.latents", "modules", "nets"]
-NAMED += ["modules.augmentation", "modules.time_distributions"]
-for module in NAMED:
-    importlib.import_module(f"lit_knn.{module}")
-set_loader("yaml", load, exceptions=(yaml.YAMLError,))
-
-# Count runs in batches, not in epochs, because an epoch of a small set takes only a second.
-TRAINER_DEFAULTS = {
-    "default_root_dir": "runs",
-    "num_sanity_val_steps": 0,
-    "check_val_every_n_epoch": None,
-    "val_check_interval": 1000,
-}
 
 # These commands neither train nor read a checkpoint of a run.
 MEASURES = ("best", "probe")
 
+# Lightning's trainer refuses its options with these errors.
+REFUSALS = (ValueError, RuntimeError, TypeError, ImportError, MisconfigurationException)
+
 # Lightning also seeds NumPy, whose seeds have 32 bits.
 LARGEST_SEED = 2**32 - 1
-DEBUG_HELP = "--debug: also show the traceback of an error"
 
 
 class CLI(LightningCLI):
@@ -115,17 +87,21 @@ class CLI(LightningCLI):
     @staticmethod
     def subcommands() -> dict[str, set[str]]:
         """Return Lightning's subcommands without `test`, but with ours."""
-        kept = {name: skip for name, skip in LightningCLI.subcommands().items() if name != "test"}
-        parts = {"model", "datamodule"}
-        return {**kept, **dict.fromkeys(("plan", *MEASURES), parts)}
+        commands = LightningCLI.subcommands()
+        del commands["test"]
+        for name in ("plan", *MEASURES):
+            commands[name] = {"model", "datamodule"}
+        return commands
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
         """Parse the arguments; `best` also reads the configuration of its run."""
         self._command_line = list(args)
+
         args = with_packaged_configs(args)
         check_linked(args)
         check_text(args)
         forget_losses()
+
         try:
             self.config = parser.parse_args(with_config_of_run(args))
         except argparse.ArgumentError as error:
@@ -140,9 +116,8 @@ class CLI(LightningCLI):
         fill_network(parsed)
 
         options = as_dict(parsed)
-        trainer_options.check_trainer_options(
-            options["trainer"], "fit" if command in (None, "plan") else command
-        )
+        measures = command not in (None, "plan")
+        trainer_options.check_trainer_options(options["trainer"], command if measures else "fit")
         trainer_options.check_learning_rate(options)
 
         for note in notes_of_losses(options):
@@ -157,26 +132,19 @@ class CLI(LightningCLI):
         if command in (None, *MEASURES):
             return
         options = self.config[command]
-        path, fits = options.ckpt_path, command in ("fit", "plan")
-        trained = getattr(pkgutil.resolve_name(options.model.class_path), "needs_checkpoint", True)
-        if not trained and (command == "fit" or path is not None):
-            raise InputError(
-                f"{options.model.class_path} has nothing to train: validate it without --ckpt_path"
-            )
-        if path == "":  # It would be the current folder. A variable of the shell may be unset.
-            raise InputError("--ckpt_path is empty")
-        if path is None and not fits and trained:
-            raise InputError(f"--ckpt_path is missing: {command} needs a trained model")
+        path = options.ckpt_path
+        checkpoint_option.check_path(path, command, options.model.class_path)
+
         try:
-            start = checkpoint_of_job(self._as_saved()) if fits and job_folder() else None
-            if start is None and path == "last":
-                start = newest_checkpoint(self._as_saved(), fits)
+            start = checkpoint_option.find_start(path, command, self._as_saved)
             if start is not None:
-                options.ckpt_path, self._checkpoint = str(start[0]), start[1]
+                options.ckpt_path = str(start[0])
+                self._checkpoint = start[1]
             elif path is not None:
                 with prefixed("--ckpt_path"):
-                    options.ckpt_path = str(last_checkpoint(path)) if Path(path).is_dir() else path
-                    self._checkpoint = read_training(options.ckpt_path, to_resume=fits)
+                    options.ckpt_path = checkpoint_option.file_of(path)
+                    to_resume = checkpoint_option.resumes(command)
+                    self._checkpoint = read_training(options.ckpt_path, to_resume=to_resume)
         except InputError as error:
             if options.trainer.num_nodes == 1:
                 raise
@@ -230,26 +198,21 @@ class CLI(LightningCLI):
     def _check_checkpoint(self) -> None:
         """Check that the checkpoint's weights are for this model, and keep them for Lightning's own loading."""
         if self._refused is not None:
-            if not isinstance(self.datamodule, ReferenceDataModule):
-                raise self._refused
-            # The processes can first tell each other of errors when they load their data.
-            self.datamodule.load = partial(_refuse, self._refused)  # type: ignore[method-assign]
+            checkpoint_option.refuse_when_loaded(self.datamodule, self._refused)
+
         checkpoint, self._checkpoint = self._checkpoint, None
-        if checkpoint is None:
-            return
-        path, io = self.config[self.subcommand].ckpt_path, self.trainer.strategy.checkpoint_io
-        if hasattr(self.model, "check_checkpoint"):
-            with prefixed(f"--ckpt_path {path}"):
-                self.model.check_checkpoint(checkpoint)
-        if isinstance(io, WholeCheckpointIO):
-            io.keep(path, checkpoint)
+        if checkpoint is not None:
+            path = self.config[self.subcommand].ckpt_path
+            checkpoint_option.hand_over(self.trainer, self.model, path, checkpoint)
 
     def _begin(self) -> None:
         """Check the memory, and rename the tables of the earlier part of the run, which a CSV logger would delete."""
         # Networks need no data.
         if self.subcommand != "predict" or not getattr(self.model, "needs_checkpoint", True):
             check_fits(self.trainer, self.model, self.datamodule)
-        for logger in self.trainer.loggers if self.trainer.is_global_zero else ():
+        if not self.trainer.is_global_zero:
+            return
+        for logger in self.trainer.loggers:
             if isinstance(logger, CSVLogger):
                 RunFolder(Path(logger.log_dir)).keep_earlier(METRICS_NAME)
 
@@ -266,59 +229,32 @@ class CLI(LightningCLI):
         try:
             super().instantiate_classes()
         except ValueError as error:
-            if not str([*causes(error)][-1]).startswith(VAGUE):
+            first_cause = list(causes(error))[-1]
+            if not str(first_cause).startswith(VAGUE):
                 raise
             # Of a list, the parser chains another reason than the true one.
             raise refusal(error) from error
 
     def instantiate_trainer(self, **kwargs: Any) -> pl.Trainer:
-        """Show progress over the whole run, unless the options set another bar or no bar; record a training run."""
-        options = (
-            self.config_init.trainer
-            if self.subcommand is None
-            else self.config_init[self.subcommand].trainer
-        )
-        callbacks = options["callbacks"] or []
-        callbacks = callbacks if isinstance(callbacks, list) else [callbacks]
-        if options["enable_progress_bar"] is not False and not any(
-            isinstance(c, ProgressBar) for c in callbacks
-        ):
-            callbacks = [*callbacks, StepProgressBar()]
-        # Lightning's own logging of hyperparameters knows neither estimator nor net; `SaveConfig` logs all options.
-        kwargs = {
-            "enable_autolog_hparams": False,
-            **trainer_options.validated_at_the_end(options),
-            **kwargs,
-        }
-        elsewhere = self.subcommand == "plan" and self.config[self.subcommand].gpu_gb is not None
-        if (
-            elsewhere
-            and options["accelerator"] in ("gpu", "cuda")
-            and not torch.cuda.is_available()
-        ):
-            kwargs["accelerator"] = "cpu"  # The planned GPUs are those of another machine.
-        # Lightning's default, in the run's folder
-        if self._run is not None and options["logger"] in (None, True):
-            named = folder_of_name(options)
-            kwargs = {
-                "logger": TensorBoardLogger(named.parent, named.name, self._version),
-                **kwargs,
-            }
-        # Else all runs would go on from each other's checkpoints.
-        if self._run is not None and (job := job_folder()):
-            kwargs["default_root_dir"] = str(self._run.path / job)
+        """Make the trainer of the command, which writes into the run's folder."""
+        config = self.config_init
+        if self.subcommand is not None:
+            config = config[self.subcommand]
+        options = config.trainer
+
+        arguments = arguments_of_every_run(options)
+        if self.subcommand == "plan" and config.gpu_gb is not None:
+            arguments |= arguments_of_other_gpu(options)
+        if self._run is not None:
+            arguments |= arguments_of_folder(options, self._run, self._version)
+
         try:
-            trainer = super().instantiate_trainer(**{"callbacks": callbacks, **kwargs})
+            trainer = super().instantiate_trainer(**(arguments | kwargs))
         except InputError:
             raise
-        except (
-            ValueError,
-            RuntimeError,
-            TypeError,
-            ImportError,
-            MisconfigurationException,
-        ) as error:
+        except REFUSALS as error:
             raise InputError(trainer_options.explain(error, options)) from error
+
         # A plan starts no process, and may be made far from the machines.
         if self.subcommand != "plan":
             check_processes(trainer)
@@ -330,9 +266,11 @@ class CLI(LightningCLI):
     def _place(self) -> None:
         """Set the run's folder, and pass the run's name to the loggers that write into it."""
         options = as_dict(self.config)[self.subcommand]
-        command, checkpoint = str(self.subcommand), options["ckpt_path"]
-        self._run = choose_folder(options["trainer"], options["model"], command, checkpoint)
+        self._run = choose_folder(
+            options["trainer"], options["model"], str(self.subcommand), options["ckpt_path"]
+        )
         self._version = str(self._run.path.relative_to(folder_of_name(options["trainer"])))
+
         if self.subcommand == "fit" and is_first_process():
             self._run.lock()
         for kind in FILE_LOGGERS:
@@ -342,40 +280,9 @@ class CLI(LightningCLI):
         """Make a TensorBoard or CSV logger; its default version is the version of the run."""
         if options.get("save_dir"):
             options["save_dir"] = str(expanded(options["save_dir"]))
-        return construct(
-            kind, *args, version=self._version if version is None else version, **options
-        )
-
-
-def make_cli(args: Sequence[str] | None = None, run: bool = True) -> CLI:
-    """Parse a command line and run it; or without `run`, of options alone, only make model, data and trainer."""
-    raising = {"exit_on_error": False, "epilog": DEBUG_HELP, "allow_abbrev": False}
-    command = {**raising, "usage": "%(prog)s [-c CONFIG ...] [--OPTION VALUE ...]"}
-    subcommands = {name: dict(command) for name in CLI.subcommands()}
-    # Lightning tells of its own trainer.
-    for name in subcommands.keys() & LightningCLI.subcommands().keys():
-        subcommands[name]["description"] = COMMANDS[name].capitalize()
-    given = list(sys.argv[1:] if args is None else args)
-    return CLI(
-        pl.LightningModule,
-        pl.LightningDataModule,
-        called=given[0] if run and given and given[0] in CLI.subcommands() else None,
-        trainer_class=Trainer,
-        parser_class=Parser,
-        subclass_mode_model=True,
-        subclass_mode_data=True,
-        seed_everything_default=0,
-        trainer_defaults={**TRAINER_DEFAULTS, "callbacks": [RunRecord(), RunSummary()]},
-        save_config_callback=SaveConfig,
-        save_config_kwargs={"overwrite": True},
-        parser_kwargs={**raising, **(subcommands if run else {})},
-        args=given,
-        run=run,
-    )
-
-
-def _refuse(error: InputError) -> NoReturn:
-    raise error
+        if version is None:
+            version = self._version
+        return construct(kind, *args, version=version, **options)
 
 
 def _seed(value: Any) -> int:

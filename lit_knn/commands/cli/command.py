@@ -14,7 +14,7 @@ from typing import Any
 from pytorch_lightning.utilities import rank_zero_only
 from pytorch_lightning.utilities.exceptions import SIGTERMException
 
-from lit_knn.commands.cli.cli import make_cli
+from lit_knn.commands.cli.make_cli import make_cli
 from lit_knn.common.errors import OURS, LostProcessError, NonFiniteLossError, is_lost, one_line
 from lit_knn.runs.interruption import RunInterrupted
 

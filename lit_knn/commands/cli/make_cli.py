@@ -1,0 +1,80 @@
+"""Makes the command line: the names that it knows, the defaults of its trainer, and the options of its parsers."""
+
+import importlib
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import pytorch_lightning as pl
+import yaml
+from jsonargparse import set_loader
+from pytorch_lightning.cli import LightningCLI
+
+from lit_knn.callbacks import RunRecord, RunSummary
+from lit_knn.commands.cli.cli import CLI
+from lit_knn.commands.cli.parser import Parser, load
+from lit_knn.commands.cli.save_config import SaveConfig
+from lit_knn.commands.entry import COMMANDS
+from lit_knn.commands.trainer import Trainer
+
+# The command line knows the classes of these modules by bare names: `--data ImageFiles`, `--model.help LitICT`.
+NAMED = ["data.modules", "data.own_images", "data.latents", "modules", "nets"]
+NAMED += ["modules.augmentation", "modules.time_distributions"]
+for module in NAMED:
+    importlib.import_module(f"lit_knn.{module}")
+set_loader("yaml", load, exceptions=(yaml.YAMLError,))
+
+# Count runs in batches, not in epochs, because an epoch of a small set takes only a second.
+TRAINER_DEFAULTS = {
+    "default_root_dir": "runs",
+    "num_sanity_val_steps": 0,
+    "check_val_every_n_epoch": None,
+    "val_check_interval": 1000,
+}
+
+DEBUG_HELP = "--debug: also show the traceback of an error"
+
+
+def make_cli(args: Sequence[str] | None = None, run: bool = True) -> CLI:
+    """Parse a command line and run it; or without `run`, of options alone, only make model, data and trainer."""
+    command_line = list(sys.argv[1:] if args is None else args)
+    called = None
+    if run and command_line and command_line[0] in CLI.subcommands():
+        called = command_line[0]
+
+    parser_options: dict[str, Any] = {
+        "exit_on_error": False,
+        "epilog": DEBUG_HELP,
+        "allow_abbrev": False,
+    }
+    if run:
+        parser_options |= _options_of_commands(parser_options)
+
+    return CLI(
+        pl.LightningModule,
+        pl.LightningDataModule,
+        called=called,
+        trainer_class=Trainer,
+        parser_class=Parser,
+        subclass_mode_model=True,
+        subclass_mode_data=True,
+        seed_everything_default=0,
+        trainer_defaults={**TRAINER_DEFAULTS, "callbacks": [RunRecord(), RunSummary()]},
+        save_config_callback=SaveConfig,
+        save_config_kwargs={"overwrite": True},
+        parser_kwargs=parser_options,
+        args=command_line,
+        run=run,
+    )
+
+
+def _options_of_commands(parser_options: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return the options of the parser of each command."""
+    commands = {}
+    for name in CLI.subcommands():
+        commands[name] = dict(parser_options)
+        commands[name]["usage"] = "%(prog)s [-c CONFIG ...] [--OPTION VALUE ...]"
+        # Lightning tells of its own trainer.
+        if name in LightningCLI.subcommands():
+            commands[name]["description"] = COMMANDS[name].capitalize()
+    return commands
