@@ -16,6 +16,8 @@ from lit_knn.common.files import at_home
 DEBUG = "--debug"
 # These modules have parsers of their own, and need no trainer. `prepare` imports no torch.
 ALONE = ("average", "export", "report", "prepare", "convert")
+# If they are interrupted, these commands go on with what is missing.
+GO_ON = ("average", "export", "report", "prepare")
 # `cli` parses the other commands.
 COMMANDS = {
     "fit": "train a model",
@@ -42,36 +44,39 @@ def main(args: Sequence[str] | None = None) -> None:
     """Run one command line; an error ends it with one line, and status 2 for bad input or 1 for a fault of ours."""
     if isinstance(sys.stdout, io.TextIOWrapper):  # A terminal without an é must not end a run.
         sys.stdout.reconfigure(errors="backslashreplace")
-    given = list(sys.argv[1:] if args is None else args)
-    given, debug = [arg for arg in given if arg != DEBUG], DEBUG in given
-    name = given[0] if given else ""
+
+    typed = list(sys.argv[1:] if args is None else args)
+    words = [arg for arg in typed if arg != DEBUG]
+    name = words[0] if words else ""
     if name in ("-h", "--help", "--version"):
-        _parser().parse_args(given[:1])
+        _parser().parse_args(words[:1])
     if name in ("", "help"):
         _parser().print_help()
         return
-    with told_in_one_line(name, debug):
-        given = [_at_home(arg) for arg in given]
-        try:
-            if name in ALONE:
-                importlib.import_module(f"lit_knn.commands.{name}").main(
-                    with_packaged_configs(given[1:])
-                )
-            elif name not in COMMANDS:
-                raise InputError(_no_command(given))
-            else:
-                _check_ranks()
-                from lit_knn.commands.cli import command
 
-                command.main(given)
+    with told_in_one_line(name, DEBUG in typed):
+        try:
+            _run([_at_home(arg) for arg in words])
         except KeyboardInterrupt:
-            goes_on = (
-                "; the same command goes on"
-                if name in ("average", "export", "report", "prepare")
-                else ""
-            )
-            print(f"interrupted{goes_on}", file=sys.stderr)
+            advice = "; the same command goes on" if name in GO_ON else ""
+            print(f"interrupted{advice}", file=sys.stderr)
             raise SystemExit(130) from None
+
+
+def _run(words: list[str]) -> None:
+    """Import the module of a command, and run it."""
+    name = words[0]
+    if name in ALONE:
+        module = importlib.import_module(f"lit_knn.commands.{name}")
+        module.main(with_packaged_configs(words[1:]))
+        return
+    if name not in COMMANDS:
+        raise InputError(_no_command(words))
+
+    _check_ranks()
+    from lit_knn.commands.cli import command
+
+    command.main(words)
 
 
 def _check_ranks() -> None:
@@ -84,24 +89,27 @@ def _check_ranks() -> None:
 
 def _no_command(args: Sequence[str]) -> str:
     """Say what is wrong with a command line that does not begin with a command."""
-    name, all_commands = args[0], f"the commands are {', '.join(COMMANDS)}"
+    name = args[0]
+    all_commands = f"the commands are {', '.join(COMMANDS)}"
     if name.startswith("-"):
         command = next((arg for arg in args if arg in COMMANDS), "COMMAND")
         return f"the command comes first: lit-knn {command} {name} …; {all_commands}"
 
-    near = (
-        [OTHER_NAMES[name]]
-        if name in OTHER_NAMES
-        else difflib.get_close_matches(name, COMMANDS, n=1)
-    )
+    near = difflib.get_close_matches(name, COMMANDS, n=1)
+    if name in OTHER_NAMES:
+        near = [OTHER_NAMES[name]]
     hint = f"did you mean {near[0]}?" if near else all_commands
     return f"there is no command {name!r}; {hint}"
 
 
 def _at_home(arg: str) -> str:
     """Replace `~` where a path begins: a shell leaves it in quotes and in --OPTION=~/FILE."""
-    option, equals, value = arg.partition("=") if arg.startswith("-") else ("", "", arg)
-    return arg if value == "~" else f"{option}{equals}{at_home(value)}"  # A lone ~ is YAML's null.
+    option, equals, value = "", "", arg
+    if arg.startswith("-"):
+        option, equals, value = arg.partition("=")
+    if value == "~":  # It is YAML's null.
+        return arg
+    return f"{option}{equals}{at_home(value)}"
 
 
 def _parser() -> argparse.ArgumentParser:

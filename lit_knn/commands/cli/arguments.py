@@ -26,7 +26,10 @@ def as_dict(value: Any) -> Any:
     if isinstance(value, (Namespace, dict)):
         inner = vars(value) if isinstance(value, Namespace) else value
         return {name: as_dict(part) for name, part in inner.items() if name != FILE_NOTE}
-    return [as_dict(part) for part in value] if isinstance(value, (list, tuple)) else value
+
+    if isinstance(value, (list, tuple)):
+        return [as_dict(part) for part in value]
+    return value
 
 
 def check_linked(args: Sequence[str]) -> None:
@@ -48,16 +51,19 @@ def check_text(args: Sequence[str]) -> None:
 def with_config_of_run(args: Sequence[str]) -> list[str]:
     """Insert the configuration of the run into `best --run RUN …`; a bare `probe` needs no model."""
     command = args[0] if args else ""
+    options = list(args[1:])
     has_model = any(re.match(r"-c|--config|--model\b", arg) for arg in args)
     if command == "probe" and not has_model:
-        return ["probe", "--model", "LitEstimator", *args[1:]]
+        return ["probe", "--model", "LitEstimator", *options]
+    if command != "best":
+        return list(args)
 
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--run")
-    run = parser.parse_known_args(list(args[1:]))[0].run if command == "best" else None
+    run = parser.parse_known_args(options)[0].run
     if run is None:
         return list(args)
 
     config = RunFolder(Path(run)).config()
     parts = {name: value for name, value in config.items() if name in PARTS_OF_A_RUN}
-    return ["best", "-c", yaml.safe_dump(parts), *args[1:]]
+    return ["best", "-c", yaml.safe_dump(parts), *options]

@@ -50,23 +50,30 @@ class SaveConfig(SaveConfigCallback):
         options = as_dict(self.config)
         if options["trainer"]["enable_autolog_hparams"] is False:
             return
-        said = {
-            "model": options["model"]["class_path"],
-            **(options["model"].get("init_args") or {}),
-        }
-        said |= {name: options.get(name) for name in ("data", "optimizer", "lr_scheduler")}
-        said |= {name: options["trainer"].get(name) for name in OF_THE_TRAINER}
-        found = (pair for name, value in said.items() for pair in pairs(name, value))
-        told = {name: value for name, value in found if name not in NOT_TOLD}
+
+        settings = {"model": options["model"]["class_path"]}
+        settings |= options["model"].get("init_args") or {}
+        for name in ("data", "optimizer", "lr_scheduler"):
+            settings[name] = options.get(name)
+        for name in OF_THE_TRAINER:
+            settings[name] = options["trainer"].get(name)
+
+        flat: dict[str, Any] = {}
+        for name, value in settings.items():
+            flat.update(pairs(name, value))
+        for name in NOT_TOLD:
+            flat.pop(name, None)
+
         for logger in trainer.loggers:
             if not isinstance(logger, TensorBoardLogger):
-                logger.log_hyperparams(told)
+                logger.log_hyperparams(flat)
                 continue
+
             from torch.utils.tensorboard.summary import hparams
 
             # Without these empty metrics, TensorBoard would not compare runs by the options in which they differ.
-            logger.log_hyperparams(told, {})
-            for summary in hparams(told, {})[1:]:
+            logger.log_hyperparams(flat, {})
+            for summary in hparams(flat, {})[1:]:
                 logger.experiment.file_writer.add_summary(summary)
 
 
@@ -78,19 +85,14 @@ def pairs(name: str, value: Any) -> Iterator[tuple[str, str | int | float | bool
         if "class_path" in value:
             yield from pairs(name, value["class_path"])
             value = value.get("init_args") or {}
-        for part, own in value.items():
-            yield from pairs(f"{name}.{part}", own)
+        for part, option in value.items():
+            yield from pairs(f"{name}.{part}", option)
     elif isinstance(value, str):
         package, _, last = value.rpartition(".")
-        yield (
-            name,
-            last
-            if package.partition(".")[0] in ("lit_knn", "torch", "pytorch_lightning")
-            else value,
-        )
+        known = package.partition(".")[0] in ("lit_knn", "torch", "pytorch_lightning")
+        yield name, last if known else value
+    elif isinstance(value, (int, float)):
+        yield name, value
     elif value is not None:
         # A function becomes its name.
-        yield (
-            name,
-            value if isinstance(value, (int, float)) else getattr(value, "__name__", str(value)),
-        )
+        yield name, getattr(value, "__name__", str(value))

@@ -53,35 +53,34 @@ def warn_of_unused_gpu(options: Mapping[str, Any]) -> None:
         and NVIDIA_DRIVER.exists()
         and not torch.cuda.is_available()
     ):
-        told = f"this machine has an NVIDIA driver, but PyTorch {torch.__version__} finds no GPU"
-        rank_zero_warn(
-            f"{told}, so the run is on the CPU; the driver may be too old, see docs/troubleshooting.md"
-        )
+        problem = f"this machine has an NVIDIA driver, but PyTorch {torch.__version__} finds no GPU"
+        advice = "the driver may be too old, see docs/troubleshooting.md"
+        rank_zero_warn(f"{problem}, so the run is on the CPU; {advice}")
 
 
 def check_learning_rate(options: Mapping[str, Any]) -> None:
     """Refuse options without effect: modules with `lr_ramp_up_images` set the learning rate at every step."""
     parts = ("model", "optimizer", "lr_scheduler")
     model, optimiser, schedule = ((options.get(part) or {}).get("init_args", {}) for part in parts)
-    own = model.get("lr")
-    for name, given in (
-        ("optimizer.lr", optimiser.get("lr")),
-        ("lr_scheduler.max_lr", schedule.get("max_lr")),
-    ):
-        if own is not None and given is not None and given != own:
-            raise InputError(
-                f"--{name}={given} and --model.lr={own} are two learning rates: give both the same value"
-            )
+    lr = model.get("lr")
+    others = {
+        "optimizer.lr": optimiser.get("lr"),
+        "lr_scheduler.max_lr": schedule.get("max_lr"),
+    }
+    for name, other in others.items():
+        if lr is not None and other is not None and other != lr:
+            problem = f"--{name}={other} and --model.lr={lr} are two learning rates"
+            raise InputError(f"{problem}: give both the same value")
+
     if options.get("lr_scheduler") and not options.get("optimizer"):
         raise InputError(
             "--lr_scheduler has no effect without --optimizer: give the optimiser, too"
         )
     ramp = model.get("lr_ramp_up_images")
     if options.get("lr_scheduler") and ramp:
-        told = f"--model.lr_ramp_up_images={ramp} sets the learning rate at every step"
-        raise InputError(
-            f"{told}, so --lr_scheduler would have no effect: set it to 0, and warm up by the schedule"
-        )
+        problem = f"--model.lr_ramp_up_images={ramp} sets the learning rate at every step"
+        advice = "set it to 0, and warm up by the schedule"
+        raise InputError(f"{problem}, so --lr_scheduler would have no effect: {advice}")
 
 
 def _about_tasks_of_slurm() -> str:
@@ -95,12 +94,14 @@ def _about_tasks_of_slurm() -> str:
 def explain(error: Exception, options: Mapping[str, Any]) -> str:
     """Return Lightning's reason for refusing trainer options, and the values of the options for devices."""
     names = ("accelerator", "devices", "strategy", "precision")
-    given = [
-        f"trainer.{name}={options.get(name)}"
-        for name in names
-        if options.get(name) not in (None, "auto")
-    ]
+    values = []
+    for name in names:
+        if options.get(name) not in (None, "auto"):
+            values.append(f"trainer.{name}={options[name]}")
+
     reason = " ".join(str(error).split()) or type(error).__name__
     if "--ntasks-per-node" in reason:
         reason = _about_tasks_of_slurm()
-    return f"trainer: {reason} ({', '.join(given)})" if given else f"trainer: {reason}"
+    if values:
+        reason += f" ({', '.join(values)})"
+    return f"trainer: {reason}"
