@@ -149,6 +149,8 @@ def _training(facts: Facts) -> list[str]:
         ["hardware", "; ".join(facts.hardware) or "-"],
     ]
     for name, value in facts.data.items():
+        if name == "images" and facts.data.get("hflip"):
+            value = f"{value // 2}, and their mirror images"
         rows.append([f"data: {name}", str(value)])
     for name, version in facts.versions.items():
         rows.append([name, str(version)])

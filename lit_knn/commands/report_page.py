@@ -83,9 +83,11 @@ def _data_cell(run: Run) -> str:
         return text
 
     shape = "x".join(str(size) for size in data["shape"])
-    flipped = " flipped" if data["hflip"] else ""
+    number = f"{data['images']:,} x {shape}"
+    if data["hflip"]:
+        number = f"{data['images'] // 2:,} x {shape} and their mirror images"
     # The first digits of the fingerprint distinguish other images.
-    return f"{text} {data['images']:,} x {shape}{flipped} ({data['fingerprint'][:8]})"
+    return f"{text} {number} ({data['fingerprint'][:8]})"
 
 
 def distance_cells(run: Run, runs: Sequence[Run]) -> dict[str, str]:

@@ -121,8 +121,10 @@ class RunFolder:
         try:
             config = self.config()
             before = config["model"]
-            same_class = before["class_path"] == model["class_path"]
-            same = same_class and estimator_options(before) == estimator_options(model)
+            same = before["class_path"] == model["class_path"]
+            # A net with classes cannot take the weights of one without.
+            for option in ("estimator", "class_conditional"):
+                same = same and option_of(before, option) == option_of(model, option)
         except (InputError, KeyError, TypeError):
             return True
 
@@ -263,6 +265,6 @@ def averages_in(folder: str | Path) -> dict[float, Path]:
     return dict(sorted(averages.items()))
 
 
-def estimator_options(model: Mapping[str, Any]) -> Any:
-    """Return class and options of a model's estimator, or None if the model has none."""
-    return (model.get("init_args") or {}).get("estimator")
+def option_of(model: Mapping[str, Any], name: str) -> Any:
+    """Return an option of a model, or None if the model has no such option."""
+    return (model.get("init_args") or {}).get(name)

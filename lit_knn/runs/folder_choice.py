@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lit_knn.common.checkpoint_file import CHECKPOINTS, LAST_NAME
-from lit_knn.runs.folder import CONFIG_NAME, RunFolder, estimator_options
+from lit_knn.runs.folder import CONFIG_NAME, RunFolder, option_of
 from lit_knn.runs.job import is_first_process, is_of_job
 from lit_knn.runs.names import Options, folder_of_name, given_version
 
@@ -151,7 +151,7 @@ def version_stem(model: Options) -> str:
     It is `one_sample` for OneSample, and `edm` for LitEDM.
     """
     named = model
-    estimator = estimator_options(model)
+    estimator = option_of(model, "estimator")
     if estimator is not None and estimator.get("class_path"):
         named = estimator
 

@@ -30,11 +30,12 @@ def newest_checkpoint(options: Mapping[str, Any], to_resume: bool) -> Start:
     parent = folder_of_name(options["trainer"])
     seed = options["seed_everything"] if to_resume else None
 
-    damaged, of_other_data = 0, ""
+    damaged, of_other_data, of_other_model = 0, "", ""
     paths = [path for path in parent.glob(f"*/{CHECKPOINTS}/{LAST_NAME}") if path.is_file()]
     for path in newest_first(paths):
         run = RunFolder(path.parent.parent)
         if not run.trained(options["model"], seed):
+            of_other_model = of_other_model or f"; {run.path} has another model, estimator or seed"
             continue
 
         different = _data_changes(run, options, to_resume)
@@ -49,7 +50,8 @@ def newest_checkpoint(options: Mapping[str, Any], to_resume: bool) -> Start:
             damaged += 1
             continue
 
-        rank_zero_info(f"--ckpt_path last: {path}")
+        # Somebody who forgot an option of the newest run would otherwise go on with an older one.
+        rank_zero_info(f"--ckpt_path last: {path}{of_other_model}")
         return path, content
 
     looked = "none"
@@ -59,7 +61,9 @@ def newest_checkpoint(options: Mapping[str, Any], to_resume: bool) -> Start:
     if seed is not None:
         same = f"name, model, estimator, data and --seed_everything {seed}"
     needed = f"it needs a whole one of a run with this {same}"
-    raise InputError(f"--ckpt_path last: found {looked} in {parent}; {needed}{of_other_data}")
+    raise InputError(
+        f"--ckpt_path last: found {looked} in {parent}; {needed}{of_other_data or of_other_model}"
+    )
 
 
 def _data_changes(run: RunFolder, options: Mapping[str, Any], trains: bool) -> Changes:

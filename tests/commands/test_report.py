@@ -91,7 +91,7 @@ def test_the_table_of_the_paper(capsys):
     assert rows["images/s"][0] == "516"
     assert rows["estimator's share"] == ["13.6%", "0.0%", "0.0%"]
     assert rows["hardware"][0] == "8 x A100"
-    assert rows["data"][0] == "Arrays 60,000 x 1x8x8 flipped (01234567)"
+    assert rows["data"][0] == "Arrays 30,000 x 1x8x8 and their mirror images (01234567)"
     assert "relative to ict (OneSample)" in printed
 
 

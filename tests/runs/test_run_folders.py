@@ -485,7 +485,7 @@ def test_last_is_the_newest_whole_checkpoint_of_the_name(capsys):
     assert start_of("on") == str(last("knn_9"))
 
 
-def test_last_is_of_a_run_with_the_same_estimator_and_seed(capsys):
+def test_last_is_of_a_run_with_the_same_estimator_and_seed(capsys, caplog):
     Path("own.yaml").write_text(
         "class_path: lit_knn.estimators.SubspaceKNN\ninit_args: {r: 16, n: 8}\n"
     )
@@ -499,6 +499,13 @@ def test_last_is_of_a_run_with_the_same_estimator_and_seed(capsys):
     line = refused(capsys, 2, "--ckpt_path", "last", "--model.estimator", "Exact")
     wanted = "it needs a whole one of a run with this name, model, estimator, data and --seed"
     assert f"found none in runs/demo; {wanted}" in line
+    assert line.endswith("; runs/demo/knn_2 has another model, estimator or seed")
+    # A newer run is named that the command would take but for one option.
+    fit(3, *BARE, "--ckpt_path", "last", "--model.estimator", "own.yaml")
+    newest = "runs/demo/knn_2 has another model, estimator or seed"
+    assert f"--ckpt_path last: {last('subspace_knn_0')}; {newest}" in caplog.text
+    options = ["--model.class_conditional", "true", "--model.net.num_classes", "10"]
+    assert "found none in runs/demo" in refused(capsys, 3, "--ckpt_path", "last", *options)
 
 
 def test_two_runs_do_not_keep_checkpoints_in_one_folder(capsys):
