@@ -2,7 +2,7 @@
 
 from lit_knn.estimators.base import Estimator, Holdings, Query
 from lit_knn.estimators.by_class import ByClass, class_conditional
-from lit_knn.estimators.draws import Certificate, DrawingEstimator
+from lit_knn.estimators.drawing import Certificate, DrawingEstimator
 from lit_knn.estimators.exact import Exact
 from lit_knn.estimators.knn import KNN
 from lit_knn.estimators.mixed import Mixed

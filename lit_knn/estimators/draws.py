@@ -1,21 +1,14 @@
-"""Estimators that draw n images for each z: they weight the images, average them, and certify the mean."""
+"""Images drawn for each z: they are merged, and gathered in pieces that fit into memory."""
 
-from abc import abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
-from torch import Generator, Tensor
+from torch import Tensor
 
 from lit_knn.common.memory import GPU_FACTOR
-from lit_knn.common.rng import seeded_from
-from lit_knn.estimators.base import Estimator
-from lit_knn.estimators.checks import checked_mean, checked_query
-from lit_knn.index.precision import full_float32
 from lit_knn.reference import ReferenceSet
 from lit_knn.reference.gathered import Gathered, Images, Stored, stays_stored
-from lit_knn.theory.posterior import unnormalised_log_likelihood
 from lit_knn.theory.warp import Warp
 
 # Bytes of float32 images that are gathered at a time on a CPU. Passes over the images are fastest if this number is
@@ -41,127 +34,6 @@ class Draws:
     source: Tensor | None = None
     copies: Tensor | None = None
     of_posterior: bool = False
-
-
-class Certificate(NamedTuple):
-    """An estimate of the posterior mean, with an estimate of its error.
-
-    Attributes:
-        mean: (B, *shape), the estimate of the posterior mean.
-        effective_sample_size: (B,), float64, 1 / Σ w_i², between 1 and n.
-        largest_weight: (B,), float64, max w_i.
-        sq_error: (B,), float64, estimated squared error per dimension. Images that were not drawn do not count: if one
-            draw has all the weight, the estimate is 0. So it is too low if few draws have the weight. Trust its
-            mean over many z from an effective sample size of 20 on (`KNN`) or 40 (`UniformSNIS`). For draws from the
-            posterior (`MonteCarlo`) it holds from n = 2 on.
-    """
-
-    mean: Tensor
-    effective_sample_size: Tensor
-    largest_weight: Tensor
-    sq_error: Tensor
-
-
-class DrawingEstimator(Estimator):
-    """An estimator that draws images for each z and averages them, so that it can say how far off its mean is."""
-
-    searches = False
-    """Whether the draws come from the proposal of near images, Eq. 13 (eq:proposal)."""
-
-    @abstractmethod
-    def draw(
-        self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: Generator | None
-    ) -> Draws:
-        """Draw the images of each z. The arguments are those of `_posterior_mean`, but `t` is (B,)."""
-
-    @torch.no_grad()
-    def certified_mean(
-        self,
-        z: Tensor,
-        t: Tensor | float,
-        x_source: Tensor | None = None,
-        generator: Generator | None = None,
-    ) -> Certificate:
-        """Compute `posterior_mean` together with an estimate of its error.
-
-        The mean equals `posterior_mean` if the generator is in the same state. The error is the variance of Eq. 12
-        (eq:SNIS_Var), with the weights of the draws in place of the posterior. It holds for large n: `Certificate`
-        says from which effective sample size on.
-        """
-        query = checked_query(self, z, t, x_source, generator)
-        t = query.t.flatten()
-        if len(z) == 0 and not self._asked_with_others():
-            return Certificate(z.clone(), t, t, t)
-
-        # The hook may overwrite its arguments.
-        source = query.x_source.clone() if self.uses_source and query.x_source is not None else None
-        generator = None if self.deterministic else generator
-        with full_float32(), seeded_from(generator):
-            draws = self.draw(z.clone(), t.clone(), source, generator)
-            certificate = self._certificate(draws, z, t)
-        return certificate._replace(mean=checked_mean(self, certificate.mean, z))
-
-    def _certificate(self, draws: Draws, z: Tensor, t: Tensor) -> Certificate:
-        """Average the draws of z at t (B,), and estimate the error."""
-        return certificate_of(self.reference, draws, z, t)
-
-
-def weighted_mean(
-    reference: ReferenceSet, draws: Draws, z: Tensor, t: Tensor, warp: Warp | None = None
-) -> Tensor:
-    """Average the drawn images, weighted by likelihood times their factor, Eq. 11 (eq:SNIS_estimator): (B, *shape).
-
-    `z` is (B, *shape), and `t` is (B,). `warp` changes the likelihoods, not the images.
-    """
-    results = ResultRows(len(z))
-    for rows, images in drawn_images(reference, draws, warp):
-        weights = weights_of(draws, images, rows, z, t)
-        results.put(rows, images.mean(weights))
-    return results.columns[0]
-
-
-def weights_of(draws: Draws, images: Images, rows: Tensor, z: Tensor, t: Tensor) -> Tensor:
-    """Return the weights of the images of some rows of z, (b, p), float64, which sum to 1."""
-    log_weights = draws.log_factor[rows, : images.places]
-    if not draws.of_posterior:
-        log_weights = log_weights + unnormalised_log_likelihood(images.sq_dist(z[rows]), t[rows])
-    return torch.softmax(log_weights, dim=1)
-
-
-def warped_weighted_mean(
-    estimator: DrawingEstimator,
-    z: Tensor,
-    t: Tensor,
-    warp: Warp,
-    x_source: Tensor,
-    generator: Generator | None,
-) -> Tensor:
-    """Average warped images: the hook `_warped_mean` of the estimators whose draws are near z."""
-    t = t.flatten()
-    near_z, near_t = warp.query(z, t, x_source, estimator.reference.mean())
-    draws = estimator.draw(near_z, near_t, x_source if estimator.uses_source else None, generator)
-
-    # The mean of warped images is the warped mean, so one resampling serves all n images.
-    mean = weighted_mean(estimator.reference, draws, z, t, warp)
-    return warp.apply(mean.to(x_source.dtype))
-
-
-def certificate_of(reference: ReferenceSet, draws: Draws, z: Tensor, t: Tensor) -> Certificate:
-    """Average independent draws like `weighted_mean`, and estimate the error of the mean."""
-    results = ResultRows(len(z))
-    for rows, images in drawn_images(reference, draws):
-        weights = weights_of(draws, images, rows, z, t)
-        mean = images.mean(weights)
-
-        # Weights of single draws, because one place may stand for several.
-        single = weights
-        if draws.copies is not None:
-            single = weights / draws.copies[rows, : images.places].clamp(min=1)
-        sample_size = 1 / (weights * single).sum(1)
-        results.put(
-            rows, mean, sample_size, single.amax(1), sq_error(weights, single, images, mean)
-        )
-    return Certificate(*results.columns)
 
 
 def drawn_images(
@@ -262,20 +134,6 @@ def merged(ids: Tensor, log_factor: Tensor, of_posterior: bool = False) -> Draws
         copies=copies,
         of_posterior=of_posterior,
     )
-
-
-def sq_error(weights: Tensor, single: Tensor, images: Images, mean: Tensor) -> Tensor:
-    """Estimate the squared error per dimension of the mean of independent draws: (B,), float64.
-
-    It is the variance of Eq. 12 (eq:SNIS_Var), with the weights of the draws in place of the posterior. `single` is the
-    weight of a single draw at each place. `weights` and `single` are (B, p), `mean` is (B, *shape).
-    """
-    sq_weights = weights * single
-    # The mean comes from the same draws, so divide by `left`. For equal weights, this replaces n by the n − 1 of a
-    # sample variance.
-    left = 1 - sq_weights.sum(1)
-    variance = (sq_weights * images.sq_dist(mean.float())).sum(1) / left
-    return torch.where(left > 0, variance, 0.0) / mean.shape[1:].numel()
 
 
 class ResultRows:

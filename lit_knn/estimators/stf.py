@@ -5,7 +5,8 @@ from torch import Generator, Tensor
 
 from lit_knn.estimators.base import Holdings
 from lit_knn.estimators.counts import count
-from lit_knn.estimators.draws import DrawingEstimator, Draws, warped_weighted_mean, weighted_mean
+from lit_knn.estimators.drawing import DrawingEstimator, warped_weighted_mean, weighted_mean
+from lit_knn.estimators.draws import Draws
 
 
 class UniformSNIS(DrawingEstimator):

@@ -12,14 +12,8 @@ from lit_knn.common.errors import InputError
 from lit_knn.common.memory import work_bytes
 from lit_knn.estimators.base import Holdings
 from lit_knn.estimators.counts import Limit, count, fitted_count, of_components, of_images
-from lit_knn.estimators.draws import (
-    Certificate,
-    DrawingEstimator,
-    Draws,
-    ResultRows,
-    drawn_images,
-    weights_of,
-)
+from lit_knn.estimators.drawing import Certificate, DrawingEstimator, weights_of
+from lit_knn.estimators.draws import Draws, ResultRows, drawn_images
 from lit_knn.index.pca import Projection
 from lit_knn.index.precision import check_compute, compute_dtype, matmul_float32
 from lit_knn.reference import ReferenceSet
