@@ -9,6 +9,7 @@ from lit_knn.commands.training_facts import Facts
 from lit_knn.common.errors import printable
 from lit_knn.common.pixels import are_pictures
 from lit_knn.common.tables import TITLES
+from lit_knn.runs.record import images_without_mirrored
 from lit_knn.sampling import GenerativeModel
 
 TAGS = {
@@ -150,7 +151,7 @@ def _training(facts: Facts) -> list[str]:
     ]
     for name, value in facts.data.items():
         if name == "images" and facts.data.get("hflip"):
-            value = f"{value // 2}, and their mirror images"
+            value = f"{images_without_mirrored(facts.data)}, and their mirror images"
         rows.append([f"data: {name}", str(value)])
     for name, version in facts.versions.items():
         rows.append([name, str(version)])

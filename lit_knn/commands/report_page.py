@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from lit_knn.commands.report_runs import Run
 from lit_knn.common.tables import TITLES
 from lit_knn.figures.training_curves import best_point
+from lit_knn.runs.record import images_without_mirrored
 
 
 def markdown(runs: Sequence[Run]) -> str:
@@ -83,9 +84,9 @@ def _data_cell(run: Run) -> str:
         return text
 
     shape = "x".join(str(size) for size in data["shape"])
-    number = f"{data['images']:,} x {shape}"
+    number = f"{images_without_mirrored(data):,} x {shape}"
     if data["hflip"]:
-        number = f"{data['images'] // 2:,} x {shape} and their mirror images"
+        number += " and their mirror images"
     # The first digits of the fingerprint distinguish other images.
     return f"{text} {number} ({data['fingerprint'][:8]})"
 

@@ -8,6 +8,7 @@ import os
 import platform
 import shlex
 import sys
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -74,3 +75,9 @@ def read_record(folder: str | os.PathLike[str]) -> Record:
         return Record(**fields)
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise InputError(f"{path} is damaged: {error!r}") from error
+
+
+def images_without_mirrored(data: Mapping[str, Any]) -> int:
+    """Return how many images a run was given, from `Record.data`, whose number counts mirror images, too."""
+    number: int = data["images"]
+    return number // 2 if data.get("hflip") else number
