@@ -1,4 +1,4 @@
-"""What a plan says: the memory of one rank, line by line, and whether each memory is large enough."""
+"""Writes a plan: the memory of one rank, line by line, and whether each memory is large enough."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ class Part:
 
 
 class Need(NamedTuple):
-    """What a run needs of one memory."""
+    """Holds the bytes that a run needs of one memory, and those that there are."""
 
     memory: str
     needed: float  # in bytes
@@ -34,7 +34,7 @@ class Need(NamedTuple):
 
     @property
     def fits(self) -> bool:
-        """Whether the need is met, as far as it is known."""
+        """Tells whether the need is met, as far as it is known."""
         return self.available is None or self.needed <= self.available
 
 
@@ -68,7 +68,7 @@ class Plan:
 
     @property
     def fits(self) -> bool:
-        """Whether everything fits, as far as it is known."""
+        """Tells whether everything fits, as far as it is known."""
         return all(need.fits for need in self.needed)
 
     def __str__(self) -> str:

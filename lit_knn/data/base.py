@@ -144,7 +144,7 @@ class ReferenceDataModule(pl.LightningDataModule, ABC):
 
     @property
     def labels_used(self) -> bool:
-        """Whether labels are needed. Otherwise labels that are no classes are left out."""
+        """Tells whether labels are needed. Otherwise labels that are no classes are left out."""
         model = getattr(self.trainer, "lightning_module", None)
         return self.needs_labels or bool(getattr(model, "conditioning", None))
 

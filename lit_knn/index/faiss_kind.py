@@ -1,4 +1,4 @@
-"""What a factory string of FAISS says: its parts, its memory, and what GPUs can search.
+"""Reads a factory string of FAISS: its parts, its memory, and what GPUs can search.
 
 FAISS ends the process if a call breaks a limit of its GPU kernels, so we check each limit first. The limits come from
 the sources of FAISS 1.15. Files without a folder are in `faiss/gpu`:
@@ -58,7 +58,7 @@ class FaissKind(NamedTuple):
 
     @property
     def has_ranges(self) -> bool:
-        """Whether the codes have a range for each dimension."""
+        """Tells whether the codes have a range for each dimension."""
         return self.is_sq8 and not self.lossless
 
     def searched_d(self, d: int) -> int:

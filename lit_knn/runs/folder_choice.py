@@ -16,7 +16,7 @@ WORDS = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 
 @dataclass(frozen=True)
 class Request:
-    """What decides on the folder of a run."""
+    """Holds what decides on the folder of a run."""
 
     trainer: Options
     model: Options

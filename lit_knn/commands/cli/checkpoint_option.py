@@ -63,7 +63,10 @@ def file_of(path: str) -> str:
 
 
 def refuse_when_loaded(datamodule: pl.LightningDataModule, error: InputError) -> None:
-    """Let the data module raise an error: the processes can first tell each other of errors when they load data."""
+    """Let the data module raise an error.
+
+    When they load data, the processes can tell each other of errors for the first time.
+    """
     if not isinstance(datamodule, ReferenceDataModule):
         raise error
     datamodule.load = partial(_refuse, error)  # type: ignore[method-assign]

@@ -232,7 +232,7 @@ class CLI(LightningCLI):
             first_cause = list(causes(error))[-1]
             if not str(first_cause).startswith(VAGUE):
                 raise
-            # Of a list, the parser chains another reason than the true one.
+            # For a list, the parser chains a reason that is not the true one.
             raise refusal(error) from error
 
     def instantiate_trainer(self, **kwargs: Any) -> pl.Trainer:

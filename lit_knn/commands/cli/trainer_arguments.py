@@ -32,12 +32,12 @@ def arguments_of_folder(options: Mapping[str, Any], run: RunFolder, version: str
         version: its name in the folder of all runs of this name.
     """
     arguments: dict[str, Any] = {}
-    # Lightning's default, in the run's folder
+    # This is Lightning's default logger, in the run's folder.
     if options["logger"] in (None, True):
         named = folder_of_name(options)
         arguments["logger"] = TensorBoardLogger(named.parent, named.name, version)
 
-    # Else all runs would go on from each other's checkpoints.
+    # In one folder, all runs would go on from each other's checkpoints.
     job = job_folder()
     if job:
         arguments["default_root_dir"] = str(run.path / job)
