@@ -84,7 +84,8 @@ def without(checkpoint: dict[str, Any], problems: list[Unreadable]) -> dict[str,
     reduced = dict(checkpoint)
 
     for problem in problems:
-        part = problem.keys[0]
+        # An outermost key lies in no part.
+        part = problem.keys[0] if problem.keys else problem.value
         if part in NEEDED:
             return None
 

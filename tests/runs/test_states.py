@@ -212,3 +212,11 @@ def test_a_checkpoint_that_would_lack_what_it_needs_is_not_written(tmp_path):
     ):
         WholeCheckpointIO().save_checkpoint(content, path)
     assert not path.exists()
+
+
+def test_an_outermost_key_that_cannot_be_read_is_left_out(tmp_path):
+    path = tmp_path / "a.ckpt"
+    content = {"state_dict": {}, np.float64(1): 2}
+    with pytest.raises(InputError, match=r"a key of its state is numpy\.float64.*without this"):
+        WholeCheckpointIO().save_checkpoint(content, path)
+    assert load(path) == {"state_dict": {}}
