@@ -1,4 +1,5 @@
 import gc
+import logging
 import os
 import signal
 import sys
@@ -37,6 +38,17 @@ def _quiet_and_deterministic():
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", module="pytorch_lightning")
         yield
+
+
+@pytest.fixture(autouse=True)
+def _leaves_lightning_as_loud_as_it_was():
+    # A level that one test leaves would hide from a later one what Lightning says, if one process runs both.
+    logger = logging.getLogger("pytorch_lightning")
+    level = logger.level
+    yield
+    left = logger.level
+    logger.setLevel(level)
+    assert left == level, "the test left another level of Lightning's messages"
 
 
 @pytest.fixture(autouse=True)

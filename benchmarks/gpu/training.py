@@ -1,6 +1,5 @@
 """Images per second of iCT and EDM training at the paper's size, in float32, in bfloat16 and compiled."""
 
-import logging
 import math
 import warnings
 from collections.abc import Callable, Mapping
@@ -9,7 +8,7 @@ from typing import Any, NamedTuple
 import pytorch_lightning as pl
 import torch
 
-from benchmarks.common import Rows, markdown, number
+from benchmarks.common import Rows, markdown, number, quiet_lightning
 from benchmarks.gpu.images import synthetic_images
 from benchmarks.gpu.timing import MIB, release, wait, why
 from lit_knn.common.errors import first_line
@@ -133,9 +132,8 @@ def _trained(
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
     try:
-        with warnings.catch_warnings():
+        with quiet_lightning(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            logging.getLogger("pytorch_lightning").setLevel(logging.ERROR)
             trainer = pl.Trainer(
                 accelerator="gpu" if device.type == "cuda" else "cpu", devices=1, precision=precision,  # type: ignore[arg-type]
                 max_steps=size.warm_up + size.steps, log_every_n_steps=10**6, logger=False, barebones=False,

@@ -11,12 +11,12 @@ targets.
 """
 
 import argparse
-import logging
 from dataclasses import replace
 from pathlib import Path
 
 import torch
 
+from benchmarks.common import quiet_lightning
 from benchmarks.learning_curves.grid import MODULES, NEIGHBOURS, runs_of
 from benchmarks.learning_curves.report import report
 from benchmarks.learning_curves.sets import Lengths, cifar16, digits
@@ -28,8 +28,7 @@ from lit_knn.common.errors import told_in_one_line
 def main(arguments: list[str] | None = None) -> None:
     """Train the missing runs, or report those in the table."""
     args = parse(arguments)
-    logging.getLogger("pytorch_lightning").setLevel(logging.ERROR)
-    with told_in_one_line():
+    with quiet_lightning(), told_in_one_line():
         table = CurveTable(args.output)
         if args.report:
             print(report(table))
