@@ -23,7 +23,7 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from benchmarks.common import Entry, Output, Rows, ThreeLines, cell, in_own_process, markdown
-from lit_knn.common.errors import told_in_one_line
+from lit_knn.common.errors import errors_in_one_line
 from lit_knn.common.memory import process_bytes
 from lit_knn.data.reading import reference_from
 from lit_knn.estimators import (
@@ -204,7 +204,7 @@ def pareto_figure(rows: Rows) -> Figure:
     return figure
 
 
-@told_in_one_line()
+@errors_in_one_line()
 def main() -> None:
     """Parse the command line, measure, print, and write the requested files."""
     parser = argparse.ArgumentParser(

@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from lit_knn.common.errors import InputError, told_in_one_line
+from lit_knn.common.errors import InputError, errors_in_one_line
 from lit_knn.data.image_files import read_image_files
 from lit_knn.data.image_source import Source
 from lit_knn.data.prepared import Description
@@ -154,7 +154,7 @@ def main(args: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args(args)
-    with told_in_one_line():
+    with errors_in_one_line():
         made = generate(options)
     N, channels, height, width = made.shape
     print(

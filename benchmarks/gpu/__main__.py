@@ -28,7 +28,7 @@ from benchmarks.gpu import checks, estimators, training
 from benchmarks.gpu.images import synthetic_images
 from benchmarks.gpu.roofline import Roofline, Sizes
 from benchmarks.gpu.timing import FAILED, why
-from lit_knn.common.errors import InputError, told_in_one_line
+from lit_knn.common.errors import InputError, errors_in_one_line
 from lit_knn.common.memory import is_out_of_memory
 from lit_knn.data.reading import reference_from
 
@@ -75,7 +75,7 @@ ON_GPU = Scale(2000, SETS, training.PAPER, True, (8192, 2**30), 1.0)
 ON_CPU = Scale(200, (Images(300, (3, 8, 8), (4, 16)),), training.SMALL, False, (256, 2**20), 0.02)
 
 
-@told_in_one_line()
+@errors_in_one_line()
 def main(argv: list[str] | None = None) -> int:
     """Run all parts, print the tables and write the files. Returns the exit status: 1 if a check failed."""
     args = _parse(argv)

@@ -22,13 +22,13 @@ from benchmarks.learning_curves.report import report
 from benchmarks.learning_curves.sets import Lengths, cifar16, digits
 from benchmarks.learning_curves.table import CurveTable
 from benchmarks.learning_curves.worker import Worker
-from lit_knn.common.errors import told_in_one_line
+from lit_knn.common.errors import errors_in_one_line
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Train the missing runs, or report those in the table."""
     args = parse(arguments)
-    with quiet_lightning(), told_in_one_line():
+    with quiet_lightning(), errors_in_one_line():
         table = CurveTable(args.output)
         if args.report:
             print(report(table))

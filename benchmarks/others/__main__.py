@@ -22,7 +22,7 @@ from benchmarks.estimators import LEVELS, PLAIN, measure
 from benchmarks.others.golddiff import GoldDiff
 from benchmarks.others.knn_score import KNNScore, KNNScoreSTF
 from benchmarks.others.stf import STFTarget
-from lit_knn.common.errors import InputError, told_in_one_line
+from lit_knn.common.errors import InputError, errors_in_one_line
 from lit_knn.common.versions import processor_name, revision
 from lit_knn.data.reading import read_digits, reference_from
 from lit_knn.estimators import KNN, STF, Estimator, Exact, OneSample, SubspaceKNN
@@ -120,7 +120,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-@told_in_one_line()
+@errors_in_one_line()
 def main(argv: Sequence[str] | None = None) -> None:
     """Measure, print the tables and write the requested files."""
     args = parse(argv)

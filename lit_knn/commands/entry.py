@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import lit_knn
 from lit_knn.commands.cli.packaged_configs import with_packaged_configs
-from lit_knn.common.errors import InputError, told_in_one_line
+from lit_knn.common.errors import InputError, errors_in_one_line
 from lit_knn.common.files import at_home
 
 DEBUG = "--debug"
@@ -54,7 +54,7 @@ def main(args: Sequence[str] | None = None) -> None:
         _parser().print_help()
         return
 
-    with told_in_one_line(name, DEBUG in typed):
+    with errors_in_one_line(name, DEBUG in typed):
         try:
             _run([_at_home(arg) for arg in words])
         except KeyboardInterrupt:

@@ -179,7 +179,7 @@ def cpu_group() -> Any:
     return dist.new_group(backend="gloo")
 
 
-def largest(values: Sequence[int], group: Any) -> list[int]:
+def all_reduce_max(values: Sequence[int], group: Any) -> list[int]:
     """Return the maximum of each value over all processes.
 
     All processes must call this, with a group from `cpu_group`.

@@ -162,7 +162,7 @@ def causes(error: BaseException) -> Iterator[BaseException]:
 
 
 @contextmanager
-def told_in_one_line(doing: str = "", debug: bool = False) -> Iterator[None]:
+def errors_in_one_line(doing: str = "", debug: bool = False) -> Iterator[None]:
     """End a command that fails with one line, and exit status 2 if its input is bad; `debug` shows the traceback."""
     try:
         yield

@@ -8,7 +8,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from lit_knn.common.distributed import rank_and_size
-from lit_knn.common.memory import moved
+from lit_knn.common.memory import to_device
 
 
 class Exchange:
@@ -56,7 +56,7 @@ class Exchange:
         if self.size == 1:
             return [rows]
 
-        counts = moved(torch.full((self.size,), len(rows)), rows.device)
+        counts = to_device(torch.full((self.size,), len(rows)), rows.device)
         sent, received = self.agree_on_rows(counts)
         gathered = self.move(torch.cat([rows] * self.size), sent, received)
         return list(gathered.split(received))

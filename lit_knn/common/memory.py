@@ -30,7 +30,7 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and any(text in str(error) for text in OUT_OF_MEMORY)
 
 
-def moved(values: "Tensor", device: "torch.device") -> "Tensor":
+def to_device(values: "Tensor", device: "torch.device") -> "Tensor":
     """Copy a CPU tensor to `device`. A copy to a GPU is queued, so the program does not wait for the GPU."""
     if device.type != "cuda" or values.device.type != "cpu":
         return values.to(device)

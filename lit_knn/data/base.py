@@ -10,7 +10,7 @@ from torch import Tensor
 
 from lit_knn.common.distributed import in_every_process, rank_and_size
 from lit_knn.common.errors import InputError, check_at_least, prefixed
-from lit_knn.common.memory import moved
+from lit_knn.common.memory import to_device
 from lit_knn.data.autoencoders import Autoencoder
 from lit_knn.data.batches import ReferenceBatches, SeedBatches
 from lit_knn.data.labels import check_class_names, usable_labels
@@ -212,8 +212,8 @@ class ReferenceDataModule(pl.LightningDataModule, ABC):
     ) -> Any:
         """Move the images alone: with labels on the host, `ByClass` finds the rows of a class without waiting."""
         if isinstance(batch, Tensor):
-            return moved(batch, device)
-        return (moved(batch[0], device), *batch[1:])
+            return to_device(batch, device)
+        return (to_device(batch[0], device), *batch[1:])
 
     def train_dataloader(self) -> ReferenceBatches:
         """Return shuffled batches of all images. A resumed run continues at the batch where it stopped."""

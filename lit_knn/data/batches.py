@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from lit_knn.common.errors import InputError
-from lit_knn.common.memory import moved
+from lit_knn.common.memory import to_device
 from lit_knn.common.rng import Stream, keyed_generator
 from lit_knn.reference import ReferenceSet
 
@@ -74,7 +74,7 @@ class ReferenceBatches:
             )
             order = order[: self._num_ids]
             # One copy for an epoch, because a copy for each batch would wait for the GPU.
-            on_device = moved(order, self.reference.device)
+            on_device = to_device(order, self.reference.device)
             for batch_idx in batches:
                 start = batch_idx * self._global_batch_size
                 own = slice(start + self.rank, start + self._global_batch_size, self.world_size)

@@ -8,7 +8,7 @@ import torch
 from torch import Generator, Tensor
 
 from lit_knn.common.errors import InputError, prefixed
-from lit_knn.common.memory import moved
+from lit_knn.common.memory import to_device
 from lit_knn.estimators.base import Estimator, Holdings
 from lit_knn.estimators.checks import Query
 from lit_knn.nets.base import NO_CLASS
@@ -79,13 +79,13 @@ class ByClass(Estimator):
         result = torch.empty_like(query.z)
         for part, rows in self._rows(query):
             mean = part.mean_of(query.rows(rows))
-            result[moved(rows, result.device)] = mean.to(result.dtype)
+            result[to_device(rows, result.device)] = mean.to(result.dtype)
         return result
 
     def log_density_of(self, query: Query) -> Tensor:
         result = query.z.new_zeros(len(query.z), dtype=torch.float64)
         for part, rows in self._rows(query):
-            result[moved(rows, result.device)] = part.log_density_of(query.rows(rows))
+            result[to_device(rows, result.device)] = part.log_density_of(query.rows(rows))
         return result
 
     def _rows(self, query: Query) -> Iterator[tuple[Estimator, Tensor]]:

@@ -8,7 +8,7 @@ from torch import Generator, Tensor
 
 from lit_knn.common.deferred_checks import deferring
 from lit_knn.common.errors import InputError
-from lit_knn.common.memory import moved
+from lit_knn.common.memory import to_device
 from lit_knn.reference.images import LARGEST_VALUE
 from lit_knn.theory.noise import per_item
 from lit_knn.theory.warp import Warp
@@ -36,7 +36,7 @@ class Query(NamedTuple):
         if labels is not None:
             labels = labels[rows.to(labels.device)]
 
-        rows = moved(rows, self.z.device)
+        rows = to_device(rows, self.z.device)
         if x_source is not None:
             x_source = x_source[rows]
         if warp is not None:

@@ -8,7 +8,7 @@ import torch
 from torch import Generator, Tensor, nn
 
 from lit_knn.common.errors import InputError
-from lit_knn.common.memory import moved
+from lit_knn.common.memory import to_device
 from lit_knn.estimators.base import Estimator, Holdings
 from lit_knn.estimators.checks import Query
 from lit_knn.nets.average_velocity import AverageVelocity
@@ -102,7 +102,7 @@ class Network(Estimator):
             told = f"Network: labels are {lowest.item()} to {highest.item()}"
             raise InputError(f"{told}, but the net has num_classes={self.num_classes}")
         conditioned = copy.copy(self)
-        conditioned._labels = moved(query.labels, query.z.device)
+        conditioned._labels = to_device(query.labels, query.z.device)
         return Estimator.mean_of(conditioned, query)
 
     def _posterior_mean(

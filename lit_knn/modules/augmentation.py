@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from lit_knn.common.errors import InputError
-from lit_knn.common.memory import moved
+from lit_knn.common.memory import to_device
 from lit_knn.theory.warp import Warp, flip
 
 SCALE_STD = 0.2  # standard deviation of log2(scale) and of log2(anisotropy)
@@ -89,7 +89,7 @@ class GeometricAugmentation:
             back = back @ _rotation(-axis) @ _unstretch(stretch, -stretch) @ _rotation(axis)
             theta = _theta(back, torch.stack([shift_x, shift_y], dim=1), images.shape[2:])
             labels, theta, changed = (
-                moved(part, images.device) for part in (labels, theta, warped)
+                to_device(part, images.device) for part in (labels, theta, warped)
             )
             warp = Warp(labels[:, :2].bool(), theta)
             result = warp.apply(images)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from lit_knn.common.errors import InputError
-from lit_knn.common.memory import moved
+from lit_knn.common.memory import to_device
 from lit_knn.common.rng import Stream, keyed_default_rng, keyed_generator, rng_state
 from lit_knn.estimators import Estimator
 from lit_knn.modules.base import EstimatorTraining
@@ -125,7 +125,7 @@ class ConsistencyTraining(EstimatorTraining):
         """Evaluate the consistency function at (z, t), and without gradient at (ẑ, r), with equal dropout masks."""
         device = at_student[0].device
         if class_label is not None:
-            class_label = moved(class_label, device)
+            class_label = to_device(class_label, device)
 
         with keyed_default_rng(device, *key, Stream.DROPOUT):
             student = self.consistency_function(*at_student, class_label)

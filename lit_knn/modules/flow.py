@@ -69,7 +69,7 @@ class LitFlow(PosteriorRegression):
         seed: first part of the key of every random draw.
     """
 
-    grid: TimeDistribution
+    times: TimeDistribution
     untrained_options = (*PosteriorRegression.untrained_options, "guidance")
 
     def __init__(
@@ -100,6 +100,7 @@ class LitFlow(PosteriorRegression):
             check_flow_process(process, times)
             times.process = process
             super().__init__(net, estimator, times, conditioning, augmentation, warped)
+            self.times = times
             objects = ["net", "estimator", "output", "times", "augmentation", "sampler", "process"]
             self.save_hyperparameters(ignore=objects)
             self.process = process
@@ -118,7 +119,7 @@ class LitFlow(PosteriorRegression):
             self.check_training_options()
             check_positive(sampling_steps=sampling_steps)
             conditioning.check_guidance(guidance)
-            self.grid.descending(sampling_steps)
+            self.times.descending(sampling_steps)
 
     @property
     def network(self) -> nn.Module:
@@ -131,7 +132,7 @@ class LitFlow(PosteriorRegression):
 
     def draw_times(self, size: int, generator: torch.Generator) -> Tensor:
         """Draw times τ from `times`."""
-        return self.grid.draw(size, generator)
+        return self.times.draw(size, generator)
 
     def item_losses(
         self,
@@ -156,7 +157,7 @@ class LitFlow(PosteriorRegression):
     def generative_model(self) -> FlowModel:
         h = self.hparams
         options = (
-            self.grid,
+            self.times,
             self.sampler,
             h.sampling_steps,
             self.conditioning.chosen_class(),

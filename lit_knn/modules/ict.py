@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from lit_knn.common.errors import InputError, prefixed
-from lit_knn.common.memory import moved
+from lit_knn.common.memory import to_device
 from lit_knn.estimators import Estimator
 from lit_knn.modules.conditioning import Conditioning
 from lit_knn.modules.consistency import ConsistencyTraining, check_not_augmented
@@ -122,7 +122,7 @@ class LitICT(ConsistencyTraining):
         if self._levels_of != (num_steps, self.device):
             h, sigmas = self.hparams, self.grid.ascending(num_steps)
             probs = lognormal_step_probs(sigmas, h.P_mean, h.P_std)
-            self._kept_levels = moved(sigmas, self.device), moved(probs, self.device)
+            self._kept_levels = to_device(sigmas, self.device), to_device(probs, self.device)
             self._levels_of = num_steps, self.device
         return self._kept_levels
 

@@ -75,7 +75,7 @@ class LitMeanFlow(PosteriorRegression):
 
     process = LINEAR_PROCESS
     time_labels = GAP_FEATURES
-    grid: TimeDistribution
+    times: TimeDistribution
 
     def __init__(
         self,
@@ -103,6 +103,7 @@ class LitMeanFlow(PosteriorRegression):
             conditioning = Conditioning(net, class_conditional, sampling_class, label_dropout)
             times = LogitNormalTimes(-2.0, 2.0) if times is None else copy.copy(times)
             super().__init__(net, estimator, times, conditioning, augmentation, warped)
+            self.times = times
             self.save_hyperparameters(
                 ignore=["net", "estimator", "tangent", "times", "augmentation"]
             )
@@ -135,11 +136,11 @@ class LitMeanFlow(PosteriorRegression):
 
     def draw_times(self, size: int, generator: torch.Generator) -> Tensor:
         """Draw t, the larger of two draws from `times`."""
-        return torch.maximum(self.grid.draw(size, generator), self.grid.draw(size, generator))
+        return torch.maximum(self.times.draw(size, generator), self.times.draw(size, generator))
 
     def draw_lower(self, t: Tensor, generator: torch.Generator) -> Tensor:
         """Draw r for each t (B,): the smaller of the two draws, given t, or t itself."""
-        r = self.grid.draw_below(t, generator)
+        r = self.times.draw_below(t, generator)
         differs = torch.rand(len(t), generator=generator, device=t.device) < self.hparams.different
         return torch.where(differs, r, t)
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from lit_knn.common.errors import InputError
-from lit_knn.common.memory import moved
+from lit_knn.common.memory import to_device
 from lit_knn.common.rng import Stream, keyed_default_rng, keyed_generator
 from lit_knn.estimators import ByClass, Estimator, Exact
 from lit_knn.modules.augmentation import Augmented, GeometricAugmentation
@@ -184,7 +184,7 @@ class PosteriorRegression(EstimatorTraining):
         z = forward_noise(
             clean, t, torch.randn(x.shape, device=x.device, generator=generator), self.process
         )
-        on_device = None if class_label is None else moved(class_label, x.device)
+        on_device = None if class_label is None else to_device(class_label, x.device)
         labels = on_device, None if augmented is None else augmented.labels
 
         def mean(estimator: Estimator) -> Tensor:
@@ -220,7 +220,7 @@ class PosteriorRegression(EstimatorTraining):
         target = augmented.images
         # Both estimates run even for zero items, because a sharded reference set needs all ranks in each call.
         places = [each.nonzero()[:, 0] for each in (~augmented.warped, augmented.warped)]
-        plain, rows = (moved(each, z.device) for each in places)
+        plain, rows = (to_device(each, z.device) for each in places)
         own = [
             None if class_label is None else class_label[each.to(class_label.device)]
             for each in places

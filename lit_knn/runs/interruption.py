@@ -11,7 +11,7 @@ import pytorch_lightning as pl
 from pytorch_lightning.plugins.environments import SLURMEnvironment
 from pytorch_lightning.utilities.exceptions import SIGTERMException
 
-from lit_knn.common.distributed import cpu_group, largest, leave
+from lit_knn.common.distributed import all_reduce_max, cpu_group, leave
 
 # A launcher passes a Ctrl-C on to processes that already got it from the terminal. Two so close
 # together are one.
@@ -88,7 +88,7 @@ class Interruption(pl.Callback):
             return  # Gradients without their step would be lost.
 
         self._step = trainer.global_step
-        self.stops, requeue = largest([self._noted, self._requeue_noted], self._group)
+        self.stops, requeue = all_reduce_max([self._noted, self._requeue_noted], self._group)
         if requeue and self._requeue is not None:
             self._requeue_noted = 0
             self._requeue(requeue, None)

@@ -210,7 +210,7 @@ def test_the_two_times_are_two_draws_in_order_and_a_share_of_them_is_equal(times
     assert (t.dtype, r.dtype) == (torch.float64, torch.float64)
     assert torch.equal(module.draw_lower(t, rng(1)), r)
     assert (r == t).double().mean().item() == pytest.approx(0.4, abs=5 * (0.24 / 20_000) ** 0.5)
-    draws = module.grid.draw(40_000, rng(2)).reshape(2, -1)
+    draws = module.times.draw(40_000, rng(2)).reshape(2, -1)
     assert stats.ks_2samp(t.numpy(), draws.amax(0).numpy()).pvalue > 0.01
     below, smaller = (r / t)[r < t].numpy(), (draws.amin(0) / draws.amax(0)).numpy()
     assert stats.ks_2samp(below, smaller).pvalue > 0.01
@@ -225,7 +225,7 @@ def test_the_defaults_are_those_of_the_paper():
     assert h.lr_ramp_up_images == 10_000 * 1024
     assert 0.5 ** (1024 / h.ema_half_life_images) == pytest.approx(0.99995, abs=5e-8)
     assert (h.lr, h.different, h.power) == (6e-4, 0.75, 0.75)
-    assert (module.grid.mean, module.grid.std) == (-2, 2)
+    assert (module.times.mean, module.times.std) == (-2, 2)
 
 
 @pytest.mark.parametrize("power", [0.0, 0.75, 1.0])
