@@ -4,8 +4,8 @@ from pathlib import Path
 from typing import Any
 
 import pytorch_lightning as pl
+from lightning_utilities.core.rank_zero import rank_zero_warn
 from pytorch_lightning.callbacks import Checkpoint
-from pytorch_lightning.utilities import rank_zero_warn
 
 from lit_knn.common.checkpoint_file import CHECKPOINTS, kept_in
 from lit_knn.common.distributed import on_first_rank

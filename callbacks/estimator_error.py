@@ -1,8 +1,9 @@
 """Measure bias, variance and MSE (Eq. 15) of estimators over noise levels; draw Figure 3."""
 
+from pathlib import Path
 from typing import Any
 
-from pytorch_lightning.utilities import rank_zero_info
+from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_only
 
 from lit_knn.callbacks.measurement import Measurement
 from lit_knn.common.errors import prefixed
@@ -69,14 +70,16 @@ class EstimatorError(Measurement):
         with self.bar(self.curve.estimates, "Estimator error", " estimates", leave=True) as bar:
             for level in self.curve.levels(self.reference, self.seed, bar.update):
                 rows += level
-                if self.is_first:
-                    write_rows(table, rows)
+                rank_zero_only(write_rows)(table, rows)
 
         for name in self.curve.estimators:
             self._log_peaks(name, [row for row in rows if row["estimator"] == name])
-        if self.is_first:
-            picture = self.save_figure(figure3(rows), FIGURE_NAME, f"estimator/{FIGURE_NAME}")
-            rank_zero_info(f"Estimator error is in {table} and {picture}")
+        self._draw(rows, table)
+
+    @rank_zero_only
+    def _draw(self, rows: list[dict[str, Any]], table: Path) -> None:
+        picture = self.save_figure(figure3(rows), FIGURE_NAME, f"estimator/{FIGURE_NAME}")
+        rank_zero_info(f"Estimator error is in {table} and {picture}")
 
     def _log_peaks(self, name: str, levels: list[dict[str, Any]]) -> None:
         """Log the largest errors of an estimator.

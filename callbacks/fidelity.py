@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from lightning_utilities.core.rank_zero import rank_zero_only
 from torch import Tensor
 
 from lit_knn.callbacks.measurement import Measurement
@@ -70,8 +71,7 @@ class Fidelity(Measurement):
             self.real(), samples, self.num_samples, self.device, self.bar
         )
         self.log_values(self.last_values, shown=(self.measure.metric, "inception_score"))
-        if self.is_first:
-            self._write()
+        self._write()
 
     def samples(self, pl_module: Any, draw: int = 1) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield this rank's share of the samples: seeds (B,) and decoded images.
@@ -92,8 +92,12 @@ class Fidelity(Measurement):
         images = getattr(self.data, name, None)
         return reference if images is None else images
 
+    @rank_zero_only
     def _write(self) -> None:
-        """Add a row, or add columns to the row that another callback wrote at this validation."""
+        """Add a row, or add columns to the row that another callback wrote at this validation.
+
+        Only the first rank writes.
+        """
         point = {
             "step": str(self.module.step),
             "images_seen": str(self.module.images_seen),

@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from pytorch_lightning.utilities import rank_zero_info
+from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_only
 from torch import Tensor
 from tqdm import tqdm
 
@@ -157,9 +157,9 @@ class HybridSampling(Measurement):
             for method, t_switch in unfinished:
                 bar.set_description(f"{method}, t_switch={t_switch:g}")
                 self._finished.add(self._measure(method, t_switch, bar))
-        if self.is_first:
-            self._draw(points)
+        self._draw(points)
 
+    @rank_zero_only
     def _draw(self, points: list[tuple[str, float]]) -> None:
         """Write the picture of the run's points, each a method and t_switch."""
         rows = []

@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytorch_lightning as pl
-from pytorch_lightning.utilities import rank_zero_warn
+from lightning_utilities.core.rank_zero import rank_zero_warn
 
 from lit_knn.callbacks.checkpoints import StepCheckpoint
 from lit_knn.common.checkpoint_file import LAST_NAME

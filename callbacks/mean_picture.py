@@ -1,6 +1,9 @@
 """Figure 2 (fig:denoiser_viz): the posterior mean and its estimates over noise levels."""
 
-from pytorch_lightning.utilities import rank_zero_info
+from collections.abc import Mapping
+
+from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_only
+from torch import Tensor
 
 from lit_knn.callbacks.measurement import Measurement
 from lit_knn.common.errors import InputError, check_at_least, prefixed
@@ -59,9 +62,11 @@ class MeanPicture(Measurement):
         rows = mean_pictures(
             self.estimators, self.reference, self.levels, self.num_images, self.seed
         )
-        if not self.is_first:
-            return
+        self._draw(rows)
 
+    @rank_zero_only
+    def _draw(self, rows: Mapping[str, Tensor]) -> None:
+        """Draw a picture of each image; `rows` are images (levels, num_images, *shape) by name."""
         for i in range(self.num_images):
             figure = figure2({name: images[:, i] for name, images in rows.items()}, self.levels)
             path = self.save_figure(figure, f"figure2_{i}", f"figure2/{i}")

@@ -6,6 +6,7 @@ from typing import Any, cast
 
 import numpy as np
 import pytorch_lightning as pl
+from lightning_utilities.core.rank_zero import rank_zero_only
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from PIL import Image
@@ -31,8 +32,7 @@ class Measurement(pl.Callback):
     A subclass implements `check` and `evaluate`. Every rank calls both. The constructor raises
     `InputError` for an option out of its range, and `check` for data, a model or a package that
     does not fit; such an error gets the name of the callback in front. `trainer`, `module`, `data`,
-    `device`, `run_folder` and `is_first` (this rank writes the results) are there when `check`
-    begins.
+    `device` and `run_folder` are there when `check` begins.
     """
 
     # Others refuse `fit`, because each validation would overwrite the results of the last one.
@@ -88,7 +88,7 @@ class Measurement(pl.Callback):
         """Take trainer, model and data of a run. Every rank must call it."""
         self.trainer, self.module = trainer, cast(Any, pl_module)
         self.data: Any = getattr(trainer, "datamodule", None)
-        self.device, self.is_first = trainer.strategy.root_device, trainer.is_global_zero
+        self.device = trainer.strategy.root_device
         # Every rank must read `log_dir`, because reading it is a collective operation.
         self.run_folder = Path(trainer.log_dir or trainer.default_root_dir)
 
@@ -172,19 +172,18 @@ class Measurement(pl.Callback):
             _show(self.trainer, np.asarray(canvas.buffer_rgba())[..., :3], tag or name)
         return path
 
+    @rank_zero_only
     def save_picture(self, picture: Tensor, path: Path, tag: str, step: int = 0) -> None:
-        """Write a picture (3, H, W) in [0, 1] to a file, and give the loggers the same pixels."""
+        """Write a picture (3, H, W) in [0, 1] to a file on the first rank, and give it to loggers."""
         with written_whole(path) as partial:
             save_image(picture, partial)
         with Image.open(path) as written:
             _show(self.trainer, np.asarray(written.convert("RGB")), tag, step)
 
 
+@rank_zero_only
 def _show(trainer: pl.Trainer, pixels: np.ndarray, tag: str, step: int = 0) -> None:
     """Give a picture (H, W, 3), uint8, to every logger that takes pictures, on the first rank."""
-    if not trainer.is_global_zero:
-        return
-
     for logger in trainer.loggers:
         log_image = getattr(logger, "log_image", None)
         if isinstance(logger, TensorBoardLogger):

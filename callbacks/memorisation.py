@@ -1,5 +1,8 @@
 """Find samples that are copies of training images."""
 
+from lightning_utilities.core.rank_zero import rank_zero_only
+from torch import Tensor
+
 from lit_knn.callbacks.measurement import Measurement
 from lit_knn.common.errors import check_at_least, prefixed
 from lit_knn.common.pixels import are_pictures
@@ -65,8 +68,12 @@ class Memorisation(Measurement):
         self.log_values(self.metric.compute())
 
         samples, ids = likest.compute()  # Every rank calls this, because the ranks exchange pairs.
-        if self.is_first and len(ids) and are_pictures(reference.shape):
-            step = int(self.module.step)
-            picture = pair_grid(samples, reference.gather(ids))
-            path = self.run_folder / "memorisation" / f"step_{step:07d}.png"
-            self.save_picture(picture, path, "samples/memorisation", step)
+        if len(ids) and are_pictures(reference.shape):
+            self._draw(samples, reference.gather(ids))
+
+    @rank_zero_only
+    def _draw(self, samples: Tensor, images: Tensor) -> None:
+        """Draw samples (P, C, H, W) beside their nearest images."""
+        step = int(self.module.step)
+        path = self.run_folder / "memorisation" / f"step_{step:07d}.png"
+        self.save_picture(pair_grid(samples, images), path, "samples/memorisation", step)

@@ -1,6 +1,6 @@
 """Figure 1 (fig:posterior_illustration): posterior and proposal of points on a line."""
 
-from pytorch_lightning.utilities import rank_zero_info
+from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_only
 
 from lit_knn.callbacks.measurement import Measurement
 from lit_knn.common.errors import InputError, prefixed
@@ -37,10 +37,9 @@ class PosteriorPicture(Measurement):
             raise InputError(f"the data must have one dimension, it has {self.reference.d}")
         self.knn.bind(self.reference)
 
+    @rank_zero_only
     def evaluate(self) -> None:
         """Draw the picture on the first rank."""
-        if not self.is_first:
-            return
         figure = figure1(self.knn, self.reference, self.z, self.levels)
         picture = self.save_figure(figure, "figure1")
         rank_zero_info(f"Posterior and proposal are in {picture}")

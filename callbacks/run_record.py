@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytorch_lightning as pl
-from pytorch_lightning.utilities import rank_zero_warn
+from lightning_utilities.core.rank_zero import rank_zero_warn
 
 from lit_knn.common.errors import InputError, first_line
 from lit_knn.runs.folder import RunFolder

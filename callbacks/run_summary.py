@@ -4,6 +4,7 @@ from pathlib import Path
 from shlex import quote
 
 import pytorch_lightning as pl
+from lightning_utilities.core.rank_zero import rank_zero_only
 from pytorch_lightning.callbacks import ModelCheckpoint
 from pytorch_lightning.loggers import TensorBoardLogger
 
@@ -20,11 +21,9 @@ class RunSummary(pl.Callback):
     TensorBoard.
     """
 
+    @rank_zero_only
     def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Print the lines of all callbacks and loggers on the first rank."""
-        if not trainer.is_global_zero:
-            return
-
         print()
         for callback in trainer.callbacks:  # type: ignore[attr-defined]
             for line in _results_of(callback, trainer):

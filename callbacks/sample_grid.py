@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytorch_lightning as pl
+from lightning_utilities.core.rank_zero import rank_zero_only
 
 from lit_knn.callbacks.measurement import Measurement
 from lit_knn.common.errors import check_at_least, prefixed
@@ -43,12 +44,10 @@ class SampleGrid(Measurement):
             with prefixed("SampleGrid"):
                 model.check_steps(model.num_steps if steps is None else steps)
 
+    @rank_zero_only
     def evaluate(self) -> None:
         """Draw a picture for each number of steps on the first rank."""
         self.last_paths = []
-        if not self.is_first:
-            return
-
         for steps in self.num_steps:
             images = decoded(self.trainer, self.module.sample(range(self.num_samples), steps))
             picture = sample_picture(images)

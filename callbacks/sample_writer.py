@@ -10,12 +10,13 @@ from typing import Any, Literal
 import numpy as np
 import pytorch_lightning as pl
 import torch
+from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_only
 from pytorch_lightning.callbacks import BasePredictionWriter
-from pytorch_lightning.utilities import rank_zero_info
 from torch import Tensor
 from torchvision.transforms.functional import to_pil_image
 from torchvision.utils import save_image
 
+from lit_knn.common.distributed import on_first_rank
 from lit_knn.common.errors import InputError, printable
 from lit_knn.common.files import written_whole
 from lit_knn.common.pixels import are_pictures, to_uint8
@@ -69,9 +70,7 @@ class SampleWriter(BasePredictionWriter):
 
         # Batches are files until all are drawn, which saves memory and keeps the ranks apart.
         self._shards = self._folder / "batches"
-        if trainer.is_global_zero:
-            self._shards.mkdir(parents=True)
-        trainer.strategy.barrier()
+        on_first_rank(lambda: self._shards.mkdir(parents=True))
 
     def _taken(self) -> str | None:
         """Say what is in the way of the samples, if anything is."""
@@ -130,9 +129,11 @@ class SampleWriter(BasePredictionWriter):
     def on_predict_epoch_end(self, trainer: pl.Trainer, pl_module: Any) -> None:
         """Join the batches of all ranks in the order of their seeds."""
         trainer.strategy.barrier()
-        if not trainer.is_global_zero:
-            return
+        self._join(trainer, pl_module)
 
+    @rank_zero_only
+    def _join(self, trainer: pl.Trainer, pl_module: Any) -> None:
+        """Write all samples, their classes and the picture, and remove the files of batches."""
         shards = self._read_shards(trainer.world_size)
         seeds = np.concatenate([shard["seeds"] for shard in shards])
         images = np.concatenate([shard["images"] for shard in shards])

@@ -105,7 +105,7 @@ def _probe(module, *args):
 
 
 def _main(args, rank, devices):
-    from pytorch_lightning.utilities import rank_zero_only
+    from lightning_utilities.core.rank_zero import rank_zero_only
 
     from lit_knn.commands.entry import main
 

@@ -4,6 +4,7 @@ import math
 
 import pytorch_lightning as pl
 import torch
+from lightning_utilities.core.rank_zero import rank_zero_only
 from pytorch_lightning.strategies import SingleDeviceStrategy
 from torch import nn
 
@@ -92,6 +93,14 @@ class OneOfSeveral(SingleDeviceStrategy):
     @property
     def is_global_zero(self):
         return self.global_rank == 0
+
+    def setup_environment(self):
+        super().setup_environment()
+        rank_zero_only.rank = self.global_rank
+
+    def teardown(self):
+        super().teardown()
+        rank_zero_only.rank = 0
 
 
 def undone(call, sigma_data=0.5):

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from pytorch_lightning.utilities import rank_zero_warn
+from lightning_utilities.core.rank_zero import rank_zero_warn
 from torch import Tensor
 
 from lit_knn.commands.power_profiles import Fit, Profile, fit

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytorch_lightning as pl
-from pytorch_lightning.utilities import rank_zero_info, rank_zero_warn
+from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_only, rank_zero_warn
 
 from lit_knn.callbacks import Fidelity
 from lit_knn.commands.best_tables import Key, open_tables, settings_of
@@ -111,8 +111,7 @@ class BestCheckpoint(pl.Callback):
         rows: list[Any] = sorted(self._kept.rows, key=lambda row: row[self._key])
         best = min(rows, key=lambda row: row[self.metric])
         draws = self._further_draws(trainer, pl_module, best)
-        if trainer.is_global_zero:
-            self._conclude(rows, best, [best[self.metric], *draws])
+        self._conclude(rows, best, [best[self.metric], *draws])
 
     def _further_draws(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, best: Any
@@ -188,6 +187,7 @@ class BestCheckpoint(pl.Callback):
             "seconds": round(time.monotonic() - start, 2),
         }
 
+    @rank_zero_only
     def _conclude(self, rows: list[Any], best: Any, draws: list[Any]) -> None:
         """Draw the curve, and print the best checkpoint with all its draws."""
         points = [(row[self._key], row[self.metric]) for row in rows]

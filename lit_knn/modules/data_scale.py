@@ -1,7 +1,7 @@
 """Warns of data whose scale or centre is far from the one that a module expects."""
 
 import torch
-from pytorch_lightning.utilities import rank_zero_warn
+from lightning_utilities.core.rank_zero import rank_zero_warn
 from torch import Tensor
 
 from lit_knn.reference import ReferenceSet

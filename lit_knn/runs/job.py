@@ -3,8 +3,8 @@
 import os
 from pathlib import Path
 
+from lightning_utilities.core.rank_zero import rank_zero_only
 from pytorch_lightning.plugins.environments import SLURMEnvironment
-from pytorch_lightning.utilities import rank_zero_only
 
 
 def job_folder() -> str | None:

@@ -2,7 +2,7 @@
 
 import pytest
 import pytorch_lightning as pl
-from pytorch_lightning.utilities import rank_zero_only
+from lightning_utilities.core.rank_zero import rank_zero_only
 
 from lit_knn.commands.cli.launch import check_processes
 from main import main

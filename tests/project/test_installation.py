@@ -27,7 +27,7 @@ MODULES = {
     "scikit-learn": "sklearn",
 }
 MODULES |= {"faiss-gpu": "faiss", "faiss-cpu": "faiss", "torch-fidelity": "torch_fidelity"}
-LIGHTNING = {"lightning_fabric", "lightning_utilities"}
+LIGHTNING = {"lightning_fabric"}
 
 
 def requirements(extra):

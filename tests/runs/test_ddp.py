@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from pytorch_lightning.utilities import rank_zero_only
+from lightning_utilities.core.rank_zero import rank_zero_only
 
 from main import main
 from tests import ROOT

@@ -8,6 +8,7 @@ from typing import Any
 import pytorch_lightning as pl
 import yaml
 from jsonargparse import Namespace
+from lightning_utilities.core.rank_zero import rank_zero_only
 from pytorch_lightning.cli import LightningArgumentParser, LightningCLI
 from pytorch_lightning.loggers import CSVLogger
 from pytorch_lightning.utilities.exceptions import MisconfigurationException
@@ -206,12 +207,15 @@ class CLI(LightningCLI):
             checkpoint_option.hand_over(self.trainer, self.model, path, checkpoint)
 
     def _begin(self) -> None:
-        """Check the memory, and rename the tables of the earlier part of the run, which a CSV logger would delete."""
+        """Check the memory, and keep the tables of the earlier part of the run."""
         # Networks need no data.
         if self.subcommand != "predict" or not getattr(self.model, "needs_checkpoint", True):
             check_fits(self.trainer, self.model, self.datamodule)
-        if not self.trainer.is_global_zero:
-            return
+        self._keep_tables()
+
+    @rank_zero_only
+    def _keep_tables(self) -> None:
+        """Rename the tables of the earlier part of the run, which a CSV logger would delete."""
         for logger in self.trainer.loggers:
             if isinstance(logger, CSVLogger):
                 RunFolder(Path(logger.log_dir)).keep_earlier(METRICS_NAME)

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from pytorch_lightning.utilities import rank_zero_only
+from lightning_utilities.core.rank_zero import rank_zero_only
 from pytorch_lightning.utilities.exceptions import SIGTERMException
 
 from lit_knn.commands.cli.make_cli import make_cli

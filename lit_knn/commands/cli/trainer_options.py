@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from pytorch_lightning.utilities import rank_zero_warn
+from lightning_utilities.core.rank_zero import rank_zero_warn
 
 from lit_knn.common.errors import InputError, check_at_least, prefixed
 
