@@ -3,9 +3,9 @@
 `lit-knn probe --data …`, see docs/probe.md.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytorch_lightning as pl
@@ -23,11 +23,12 @@ from lit_knn.figures import probe_figure, save_figure
 from lit_knn.metrics.edm_constants import EDM, Constant, edm_constants, sentences
 from lit_knn.metrics.estimator_error import mean_and_error
 from lit_knn.metrics.latents import NoisyLatents, noise_grid
-from lit_knn.metrics.probe import TARGETS, measure
+from lit_knn.metrics.probe import TARGETS, measure_levels
 from lit_knn.metrics.probe_advice import advice_on_few_images
 from lit_knn.metrics.probe_shares import share_left
 from lit_knn.metrics.probe_verdict import conclude
 from lit_knn.modules import LitECT, LitEstimator
+from lit_knn.modules.consistency import ConsistencyTraining
 from lit_knn.modules.model_checks import check_device
 
 
@@ -63,33 +64,35 @@ def probe(
         t_max: highest noise level.
         out: folder for the table, the picture, and probe.yaml with settings for `fit -c`.
     """
-    check_device(self.strategy.root_device)
+    device = self.strategy.root_device
+    check_device(device)
     check_at_least(2, latents=latents)
     if not 0 <= held_out < 1:
         rule = "is a share of the images, at least 0 and below 1"
         raise InputError(f"held_out {rule}, got {held_out:g}; --data.held_out is a number of them")
+
     model.trainer = self
     folder = Path(out).expanduser()
     t = noise_grid(levels, t_min, t_max)
+    drawn = draw_latents(datamodule, held_out, latents, device)
+    is_conditional = bool(getattr(model, "conditioning", None))
+    table = measure_levels(drawn, by_class or is_conditional, t, folder / "levels")
 
-    drawn = draw_latents(datamodule, held_out, latents, self.strategy.root_device)
-    by_class = by_class or bool(getattr(model, "conditioning", None))
-    table = measure(drawn, by_class, t, folder / "levels")
-
-    shape = drawn[0].reference.shape
-    training = training_of(model, shape, datamodule.seed)
+    images = drawn[0].reference
+    training = training_of(model, images.shape, datamodule.seed)
     constants = edm_constants(drawn[0])
     lines, estimator = conclude(np.array(t), table, training)
     if estimator not in (None, "OneSample"):
-        lines += advice_on_few_images(len(drawn[0].reference.images))
+        lines += advice_on_few_images(len(images.images))
     lines += sentences(constants)
-    settings = folder / "probe.yaml"
-    command = command_of_next_run(self, model, shape, settings, estimator)
 
-    rows = table_rows(t, table)
+    settings = folder / "probe.yaml"
+    command = command_of_next_run(self, model, images.shape, settings, estimator)
     write_settings(settings, [*lines, command], options_of(model, constants))
-    write_table(folder / "probe.csv", rows)
+    rows = table_rows(t, table)
+    write_rows(folder / "probe.csv", [cells(row, "") for row in rows])
     save_figure(probe_figure(rows, training.sigma), folder / "probe")
+
     print(shown_table(rows), *lines, sep="\n")
     print(f"Table, picture and settings: {folder / 'probe'}.csv, .png and .yaml")
     print(command)
@@ -123,20 +126,24 @@ def draw_latents(
     return [NoisyLatents(part.to(device), num, data.seed) for part in sets if part is not None]
 
 
-def options_of(model: Any, constants: Mapping[str, Constant]) -> dict[str, Any]:
+def options_of(
+    model: pl.LightningModule,
+    constants: Mapping[str, Constant],
+) -> dict[str, float | list[float]]:
     """Return the constants that are options of the model, with four digits."""
     if isinstance(model, LitECT):  # Tuning keeps the sigma_data of the network that it starts from.
         return {}
-    known: Mapping[str, Any] = EDM if isinstance(model, LitEstimator) else model.hparams
+    known: Mapping[str, object] = EDM if isinstance(model, LitEstimator) else model.hparams
 
-    options: dict[str, Any] = {}
+    options: dict[str, float | list[float]] = {}
     for name, constant in constants.items():
         if name in known:
             options[name] = float(f"{constant.value:.4g}")
 
-    if "sampling_sigmas" in known:  # A consistency model samples from its highest level.
-        highest = options["sigma_max"]
-        below = [sigma for sigma in known["sampling_sigmas"][1:] if sigma < highest]
+    # A consistency model samples from its highest level.
+    if isinstance(model, ConsistencyTraining):
+        highest = float(f"{constants['sigma_max'].value:.4g}")
+        below = [sigma for sigma in model.hparams["sampling_sigmas"][1:] if sigma < highest]
         options["sampling_sigmas"] = [highest, *below]
     return options
 
@@ -144,12 +151,12 @@ def options_of(model: Any, constants: Mapping[str, Constant]) -> dict[str, Any]:
 # Files
 
 
-def table_rows(t: Sequence[float], table: Mapping[str, Tensor]) -> list[dict[str, Any]]:
+def table_rows(t: Sequence[float], table: Mapping[str, Tensor]) -> list[dict[str, float]]:
     """Return a row of means and standard errors for each noise level; of targets, of shares."""
     rows = []
     for number, level in enumerate(t):
         irreducible = table["irreducible"][number]
-        row: dict[str, Any] = {"t": level, "latents": len(irreducible)}
+        row: dict[str, float] = {"t": level, "latents": len(irreducible)}
 
         for name, values in table.items():
             if name in TARGETS:
@@ -161,25 +168,33 @@ def table_rows(t: Sequence[float], table: Mapping[str, Tensor]) -> list[dict[str
     return rows
 
 
-def write_table(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Write probe.csv. What cannot be told, NaN, is empty."""
-    written = []
-    for row in rows:
-        written.append({name: "" if value != value else value for name, value in row.items()})
-    write_rows(path, written)
+def cells(row: Mapping[str, float], number_format: str) -> dict[str, str]:
+    """Format the numbers of a row. The cell of a number that cannot be told, NaN, is empty."""
+    texts = {}
+    for name, value in row.items():
+        texts[name] = "" if math.isnan(value) else format(value, number_format)
+    return texts
 
 
-def shown_table(rows: Sequence[Mapping[str, Any]]) -> str:
+def shown_table(rows: Sequence[Mapping[str, float]]) -> str:
     """Format the rows for a terminal, without standard errors and times."""
     names = [name for name in rows[0] if not name.endswith(("_se", "_ms"))]
-    shown = []
-    for row in rows:
-        shown.append({name: "" if row[name] != row[name] else f"{row[name]:.3g}" for name in names})
-    return text_table(shown, dict.fromkeys(names, ""))
+    texts = [cells(row, ".3g") for row in rows]
+    return text_table(texts, dict.fromkeys(names, ""))
 
 
-def write_settings(path: Path, lines: Sequence[str], options: Mapping[str, Any]) -> None:
-    """Write probe.yaml: the sentences as comments, and the options for `fit -c`."""
+def write_settings(
+    path: Path,
+    lines: Sequence[str],
+    options: Mapping[str, float | list[float]],
+) -> None:
+    """Write probe.yaml: the sentences as comments, and the options for `fit -c`.
+
+    Args:
+        path: the file.
+        lines: the sentences.
+        options: options of the model.
+    """
     text = yaml.safe_dump({"model": {"init_args": dict(options)}}, sort_keys=False)
     comments = "".join(f"# {line}\n" for line in lines)
     with written_whole(path) as partial:

@@ -32,13 +32,13 @@ TARGETS: dict[str, type[Estimator]] = {
 ALL_NOISE = 1e12
 
 
-def measure(
+def measure_levels(
     latents: Sequence[NoisyLatents],
     by_class: bool,
     t: Sequence[float],
     folder: Path,
 ) -> Columns:
-    """Measure noise levels one by one. A finished level is kept in `folder`, and read from there.
+    """Measure the noise levels one by one. A finished level is kept in `folder`, and read from there.
 
     Args:
         latents: those of the images to train on, and perhaps those of held-out images.
@@ -72,7 +72,8 @@ def measure(
 
             if not columns:
                 if not targets:  # Their indexes take long to build. A finished probe needs none.
-                    targets = {name: bind_to_each(make, sets) for name, make in TARGETS.items()}
+                    for name, make in TARGETS.items():
+                        targets[name] = bind_to_each(make, sets)
                 columns = measure_sets(latents, by_class, targets | linear, number, level)
                 columns["variance"] = variance
                 save_tensors(path, **columns)
@@ -80,7 +81,10 @@ def measure(
             levels.append(columns)
             bar.update()
 
-    return {name: torch.stack([columns[name] for columns in levels]) for name in levels[0]}
+    table = {}
+    for name in levels[0]:
+        table[name] = torch.stack([columns[name] for columns in levels])
+    return table
 
 
 def bind_to_each(make: type[Estimator], sets: dict[int, ReferenceSet]) -> dict[int, Estimator]:

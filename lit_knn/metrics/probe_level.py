@@ -85,33 +85,56 @@ def measure_level(
     if by_class:
         labels = torch.as_tensor(latents.reference.labels)[latents.ids]
 
-    parts = []
+    measured = []
     for batch, (label, rows) in enumerate(batches(labels, sets)):
+        of_class = {name: by_label[label] for name, by_label in bound.items()}
         key = latents.seed, batch, number
-        generator = keyed_generator(z.device, *key, Stream.SOURCE)
-        mean, sources, part = posterior(sets[label], z[rows], t, generator)
-        part[LOSS] = (mean - x[rows]).square().flatten(1).mean(1)
-        for place, (name, of_class) in enumerate(bound.items()):
-            estimator = of_class[label]
-            varies = estimator.uses_source or not estimator.deterministic
-            repeats = SOURCES if varies else 1
-            # A linear denoiser is compared with the image, a target with the posterior's mean.
-            truth = x[rows].double() if name == LINEAR else mean
+        measured.append(measure_batch(z[rows], x[rows], t, of_class, key))
 
-            errors = repeated_errors(
-                estimator,
-                repeats,
-                z[rows],
-                t,
-                truth,
-                source=sources.__getitem__,
-                key=(*key, place),
-            )
-            part[name] = errors["mse"]
-            part[f"{name}_ms"] = errors[TIME]
-        parts.append(part)
+    columns = {}
+    for name in measured[0]:
+        columns[name] = torch.cat([values[name] for values in measured]).cpu()
+    return columns
 
-    return {name: torch.cat([part[name] for part in parts]).cpu() for name in parts[0]}
+
+def measure_batch(
+    z: Tensor,
+    x: Tensor,
+    t: float,
+    estimators: dict[str, Estimator],
+    key: tuple[int, int, int],
+) -> Columns:
+    """Measure the estimators at latents of one class; return the columns of `measure_level`.
+
+    Args:
+        z: (B, *shape), the latents.
+        x: (B, *shape), the images that they were made of.
+        t: the noise level.
+        estimators: estimators by name, bound to the images of the class.
+        key: seed of the draws, number of the batch and number of the noise level.
+    """
+    generator = keyed_generator(z.device, *key, Stream.SOURCE)
+    mean, sources, columns = posterior(estimators[LINEAR].reference, z, t, generator)
+    columns[LOSS] = (mean - x).square().flatten(1).mean(1)
+
+    for place, (name, estimator) in enumerate(estimators.items()):
+        varies = estimator.uses_source or not estimator.deterministic
+        repeats = SOURCES if varies else 1
+        # A linear denoiser is compared with the image, a target with the posterior's mean.
+        truth = x.double() if name == LINEAR else mean
+
+        errors = repeated_errors(
+            estimator,
+            repeats,
+            z,
+            t,
+            truth,
+            source=sources.__getitem__,
+            key=(*key, place),
+        )
+        columns[name] = errors["mse"]
+        columns[f"{name}_ms"] = errors[TIME]
+    return columns
 
 
 def batches(labels: Tensor, sets: dict[int, ReferenceSet]) -> list[tuple[int, Tensor]]:

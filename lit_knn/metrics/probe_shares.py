@@ -145,7 +145,7 @@ def remainders_of(
     """Sum what each estimator leaves over the noise levels of a training, with its weights.
 
     Args:
-        table: result of `lit_knn.metrics.probe.measure`.
+        table: result of `lit_knn.metrics.probe.measure_levels`.
         training: the training.
         in_training: (draws, levels), see `level_weights`.
     """

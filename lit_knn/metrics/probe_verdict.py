@@ -5,171 +5,137 @@ import math
 import numpy as np
 
 from lit_knn.metrics.probe_advice import advice_to_take, removal_sentence
-from lit_knn.metrics.probe_shares import (
-    LITTLE,
-    Table,
-    Training,
-    cheapest,
-    last_level,
-    level_weights,
-    mean_of,
-    remainders_of,
-    share_left,
-)
+from lit_knn.metrics.probe_findings import Findings, findings_of
+from lit_knn.metrics.probe_shares import LITTLE, Table, Training, cheapest
 
-# From this share of collapsed posteriors on, a noise level counts as collapsed.
-MOSTLY = 0.99
 # A smaller share of noise levels would be written as 0.0 %.
 LEAST_OUTSIDE = 0.0005
 
 FREE = "OneSample"
 
 
-def conclude(
-    t: np.ndarray,
-    table: Table,
-    training: Training,
-) -> tuple[list[str], str | None]:
+def conclude(t: np.ndarray, table: Table, training: Training) -> tuple[list[str], str | None]:
     """Conclude from a probe what better targets would bring to a training.
-
-    Between the levels t values are interpolated in ln t. Outside they are those of the ends.
 
     Args:
         t: (levels,), ascending noise levels.
-        table: result of `lit_knn.metrics.probe.measure` at these levels.
+        table: result of `lit_knn.metrics.probe.measure_levels` at these levels.
         training: the training.
 
     Returns:
         The sentences; and the name of the cheapest estimator that leaves less than 1 % of one
         sample's noise, or None if that cannot be told.
     """
-    collapsed = mean_of(table["collapsed"])
-    collapse = last_level(t, collapsed, MOSTLY)
-    in_training = level_weights(t, training.sigma)
-    remainders = remainders_of(table, training, in_training)
+    findings = findings_of(t, table, training)
+    estimator, advice = choose_estimator(findings, training)
 
-    above = np.mean(training.sigma > min(collapse, t[-1]))
-    if above < LITTLE:
-        best: str | None = FREE
-        advice = (
+    sentences = [collapse_sentence(findings, training), tenth_sentence(findings)]
+    sentences += sentences_on_stf(findings, training)
+    sentences.append(mean_image_sentence(findings))
+    sentences += sentences_on_outside(findings, training)
+    for name, remainder in findings.remainders.items():
+        sentences.append(removal_sentence(name, remainder, training))
+    sentences.append(advice)
+    return sentences, estimator
+
+
+def choose_estimator(findings: Findings, training: Training) -> tuple[str | None, str]:
+    """Return the estimator to train with, or None if that cannot be told; and the reason."""
+    if findings.levels_above_collapse < LITTLE:
+        reason = (
             f"Nothing to gain: fewer than 1 % of the noise levels of {training.name} are above the "
             f"collapse, so {FREE}, which costs nothing, is enough."
         )
-    elif collapse == math.inf:
-        best = None
-        advice = (
-            f"{above:.1%} of the noise levels of {training.name} are above those measured, where "
-            "the posteriors may spread: repeat with a higher --t_max."
-        )
-    else:
-        best = cheapest(remainders)
-        advice = advice_to_take(best, remainders, training)
+        return FREE, reason
 
-    collapse_of_tenth = last_level(t, mean_of(table["collapsed_tenth"]), MOSTLY)
-    sentences = [
-        collapse_sentence(t, collapse, collapsed, training),
-        tenth_sentence(t, collapse_of_tenth),
-    ]
-    sentences += paying_sentences(t, table, collapse, training, in_training)
-    sentences.append(mean_image_sentence(t, table))
-    sentences += outside_sentences(t, training)
-    sentences += [removal_sentence(name, remainders[name], training) for name in remainders]
-    return [*sentences, advice], best
+    if findings.collapse == math.inf:
+        reason = (
+            f"{findings.levels_above_collapse:.1%} of the noise levels of {training.name} are above "
+            "those measured, where the posteriors may spread: repeat with a higher --t_max."
+        )
+        return None, reason
+
+    best = cheapest(findings.remainders)
+    return best, advice_to_take(best, findings.remainders, training)
 
 
 # Sentences on noise levels
 
 
-def collapse_sentence(
-    t: np.ndarray,
-    collapse: float,
-    collapsed: np.ndarray,
-    training: Training,
-) -> str:
+def collapse_sentence(findings: Findings, training: Training) -> str:
     """Say up to which noise level posteriors are one image, and what the training has above."""
-    if collapse == 0:
+    if findings.collapse == 0:
         return (
-            f"No collapse: at noise level {t[0]:.3g}, the lowest, {collapsed[0]:.0%} of the "
-            "posteriors are one image, and the estimators differ at all levels."
+            f"Nothing collapses: at noise level {findings.lowest:.3g}, the lowest measured, "
+            f"{findings.collapsed_at_lowest:.1%} of the posteriors are one image, fewer than 99 %. "
+            "So the estimators differ at all levels."
         )
-    if collapse == math.inf:
+    if findings.collapse == math.inf:
         return (
-            f"Collapse everywhere: up to noise level {t[-1]:.3g}, the highest, at least 99 % of "
-            "the posteriors are one image, so all estimators agree."
+            f"Everything collapses: up to noise level {findings.highest:.3g}, the highest measured, "
+            "at least 99 % of the posteriors are one image. So all estimators agree."
         )
-    above = np.mean(training.sigma > collapse)
     return (
-        f"Collapse: up to noise level {collapse:.3g} at least 99 % of the posteriors are one "
-        "image, so all estimators agree. "
-        f"{above:.1%} of the noise levels of {training.name} are above it."
+        f"Collapse: up to noise level {findings.collapse:.3g} at least 99 % of the posteriors are "
+        "one image, so all estimators agree. "
+        f"{findings.levels_above_collapse:.1%} of the noise levels of {training.name} are above it."
     )
 
 
-def tenth_sentence(t: np.ndarray, collapse: float) -> str:
+def tenth_sentence(findings: Findings) -> str:
     """Say where a tenth of the images would collapse."""
+    collapse = findings.collapse_of_tenth
     if collapse == 0:
-        return "With a tenth of the images there is no collapse."
+        return "With a tenth of the images nothing collapses."
     if collapse == math.inf:
-        return f"With a tenth of the images the collapse is above level {t[-1]:.3g}, the highest."
+        return "With a tenth of the images everything collapses."
     return f"With a tenth of the images the collapse is at level {collapse:.3g}."
 
 
-def paying_sentences(
-    t: np.ndarray,
-    table: Table,
-    collapse: float,
-    training: Training,
-    in_training: np.ndarray,
-) -> list[str]:
+def sentences_on_stf(findings: Findings, training: Training) -> list[str]:
     """Say between which noise levels targets better than STF's pay.
 
-    Levels at which too few latents carry the noise say nothing about STF.
+    The list is empty where all posteriors are one image, and where STF's share cannot be told.
     """
-    shares = []
-    for errors, irreducible in zip(table["STF"], table["irreducible"], strict=True):
-        shares.append(share_left("STF", errors, irreducible).mean)
-    curve = np.array(shares)
-    known = ~np.isnan(curve)
-    if not known.any():
+    collapse, end = findings.collapse, findings.stf_suffices_above
+    if end is None or collapse == math.inf:
         return []
-
-    high = last_level(t[known], curve[known], LITTLE)
-    if high <= collapse:
+    if end <= collapse:
         return ["STF leaves less than 1 % of the noise of one sample wherever there is noise."]
 
-    low = f"from level {collapse:.3g}" if collapse > 0 else f"from level {t[0]:.3g}, the lowest,"
-    if high == math.inf:
-        return [f"Targets better than STF's pay {low} to {t[-1]:.3g}, the highest level."]
+    begin = f"level {collapse:.3g}"
+    if collapse == 0:
+        begin = f"level {findings.lowest:.3g}, the lowest measured,"
+    if end == math.inf:
+        highest = f"level {findings.highest:.3g}, the highest measured"
+        return [f"Targets better than STF's pay from {begin} to {highest}."]
 
-    noise = training.weight * (in_training @ mean_of(table["irreducible"]))
-    between = (training.sigma > collapse) & (training.sigma < high)
     sentence = (
-        f"Targets better than STF's pay {low} to level {high:.3g}; above it STF leaves less than "
-        "1 % of the noise of one sample."
+        f"Targets better than STF's pay from {begin} to level {end:.3g}; above it STF leaves less "
+        "than 1 % of the noise of one sample."
     )
-    if noise.sum() > 0:
-        inside = noise[between].sum() / noise.sum()
-        sentence += f" {inside:.1%} of the target noise of {training.name} is between these levels."
+    if not math.isnan(findings.noise_between):
+        inside = f"{findings.noise_between:.1%} of the target noise of {training.name}"
+        sentence += f" {inside} is between these levels."
     return [sentence]
 
 
-def mean_image_sentence(t: np.ndarray, table: Table) -> str:
+def mean_image_sentence(findings: Findings) -> str:
     """Say from which noise level on the posterior's mean is the mean image."""
-    explained = 1 - mean_of(table["irreducible"]) / mean_of(table["variance"])
-    flat = last_level(t, explained, LITTLE)
-    if flat == 0:
-        return "At all noise levels the best denoiser is the mean image."
-    if flat == math.inf:
-        return f"Up to level {t[-1]:.3g}, the highest, the best denoiser is not yet the mean image."
-    return f"Above level {flat:.3g} the best denoiser is the mean image."
+    level = findings.mean_image_above
+    if level == 0:
+        return "At all noise levels measured the best denoiser is the mean image."
+    if level == math.inf:
+        highest = f"level {findings.highest:.3g}, the highest measured"
+        return f"Up to {highest}, the best denoiser is not yet the mean image."
+    return f"Above level {level:.3g} the best denoiser is the mean image."
 
 
-def outside_sentences(t: np.ndarray, training: Training) -> list[str]:
+def sentences_on_outside(findings: Findings, training: Training) -> list[str]:
     """Say how many noise levels of the training were not measured, unless that rounds to 0.0 %."""
-    outside = np.mean((training.sigma < t[0]) | (training.sigma > t[-1]))
-    if outside < LEAST_OUTSIDE:
+    if findings.levels_outside < LEAST_OUTSIDE:
         return []
     return [
-        f"{outside:.1%} of the noise levels of {training.name} are outside those measured, and "
-        "count as the nearest one."
+        f"{findings.levels_outside:.1%} of the noise levels of {training.name} are outside those "
+        "measured, and count as the nearest one."
     ]

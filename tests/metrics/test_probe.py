@@ -23,7 +23,7 @@ def test_a_level_is_what_enumeration_says(by_class, tmp_path, monkeypatch):
     images[labels == 1] += 3
     sets = [ReferenceSet(images[rows], labels=labels[rows]) for rows in (slice(60), slice(60, 80))]
     drawn = [NoisyLatents(own, 60, 0) for own in sets]
-    table = probe.measure(drawn, by_class, [t, 1e4], tmp_path)
+    table = probe.measure_levels(drawn, by_class, [t, 1e4], tmp_path)
     low, tenth = {name: values[0] for name, values in table.items()}, []
     for latents, loss, linear in (
         (drawn[0], None, "wiener"),
@@ -74,7 +74,7 @@ def test_a_level_is_what_enumeration_says(by_class, tmp_path, monkeypatch):
 def test_the_variance_is_that_of_the_data_at_low_levels_too(tmp_path, monkeypatch):
     monkeypatch.setattr(probe, "TARGETS", {"OneSample": OneSample})
     images = low_rank_vectors(60)
-    table = probe.measure(
+    table = probe.measure_levels(
         [NoisyLatents(ReferenceSet(images), 10, 0)], False, [0.01, 0.02], tmp_path
     )
     variance = images.double().var(0, correction=0).mean().item()
@@ -103,7 +103,7 @@ def test_a_level_is_kept_for_equal_data_and_settings_alone(tmp_path, monkeypatch
         parts = low_rank_vectors(60).split([60 - held_out, held_out])
         sets = [ReferenceSet(x, index, labels=torch.arange(len(x)) % classes) for x in parts]
         measured.clear()
-        probe.measure([NoisyLatents(own, num, seed) for own in sets], by_class, t, tmp_path)
+        probe.measure_levels([NoisyLatents(own, num, seed) for own in sets], by_class, t, tmp_path)
         return len(measured)
 
     assert [levels(), levels(), levels(classes=3)] == [2, 0, 0]
@@ -133,7 +133,9 @@ def test_data_without_an_answer_is_refused(tmp_path):
             ReferenceSet(images, labels=9 * [2]),
         ]
         with pytest.raises(InputError, match=rule):
-            probe.measure([NoisyLatents(own, 9, 0) for own in sets], classes > 0, [0.5], tmp_path)
+            probe.measure_levels(
+                [NoisyLatents(own, 9, 0) for own in sets], classes > 0, [0.5], tmp_path
+            )
 
 
 def test_constants_are_those_of_all_pairs_and_values():

@@ -103,13 +103,13 @@ def test_a_training_below_the_collapse_has_nothing_to_gain():
         assert best == ("OneSample" if nothing else "SubspaceKNN")
 
 
-def test_without_a_collapse_better_targets_pay_from_the_lowest_level():
+def test_where_nothing_collapses_better_targets_pay_from_the_lowest_level():
     table = table_of(curves(1 + 0 * T) | {"collapsed": 0.3 + 0 * T, "collapsed_tenth": 0.4 + 0 * T})
     text, _ = text_of(table, np.ones(9), pass_ms=None)
     for said in (
-        "No collapse: at noise level 0.0156, the lowest, 30% of the posteriors are one image",
-        "With a tenth of the images there is no collapse.",
-        "Targets better than STF's pay from level 0.0156, the lowest, to level 4;",
+        "Nothing collapses: at noise level 0.0156, the lowest measured, 30.0% of the posteriors",
+        "With a tenth of the images nothing collapses.",
+        "Targets better than STF's pay from level 0.0156, the lowest measured, to level 4;",
         "STF removes 96.00% ± ",
         "of the target noise of a run; it costs 1 ms an image. KNN",
         "is SubspaceKNN: 1 ms an image.",
@@ -126,21 +126,29 @@ def test_without_a_collapse_better_targets_pay_from_the_lowest_level():
     # STF is nearly useless at all levels.
     table["STF"] = 0.9 * table["irreducible"]
     text, _ = text_of(table, np.ones(9))
-    assert "STF's pay from level 0.0156, the lowest, to 64, the highest level." in text
+    assert "from level 0.0156, the lowest measured, to level 64, the highest measured." in text
 
 
 def test_where_all_levels_are_collapsed_no_share_is_told():
     table = table_of(curves(0 * T) | {"collapsed": 1 + 0 * T, "collapsed_tenth": 1 + 0 * T})
     text, best = text_of(table, np.ones(9))
     for said in (
-        "Collapse everywhere: up to noise level 64, the highest, at least 99 % of the posteriors",
-        "With a tenth of the images the collapse is above level 64, the highest.",
+        "Everything collapses: up to noise level 64, the highest measured, at least 99 % of the",
+        "With a tenth of the images everything collapses.",
         "STF costs 1 ms an image, 17% of a pass of the network; how much noise it removes cannot be",
-        "Up to level 64, the highest, the best denoiser is not yet the mean image.",
+        "Up to level 64, the highest measured, the best denoiser is not yet the mean image.",
         "Nothing to gain",
     ):
         assert said in text
     assert best == "OneSample"
+
+    # In one of a hundred posteriors STF leaves half of the noise: no level has little of it.
+    noisy = table_of(curves(1 + 0 * T) | {"collapsed": 0.995 + 0 * T})
+    noisy["STF"] = 0.5 * noisy["irreducible"]
+    text, _ = text_of(noisy, np.ones(9))
+    assert "Everything collapses" in text
+    assert "STF leaves less" not in text
+    assert "better than STF" not in text
 
     # Nobody knows what is above the levels measured.
     text, best = text_of(table, np.repeat([1.0, 65.0], [980, 20]))
@@ -166,7 +174,7 @@ def test_estimators_that_are_worse_than_one_sample_say_so():
     text, best = text_of(table, np.ones(9))
     assert "KNN errs more than one sample: 1.50 times the target noise of a run; it costs" in text
     assert "None of these estimators leaves less than 1 %" in text
-    assert "At all noise levels the best denoiser is the mean image." in text
+    assert "At all noise levels measured the best denoiser is the mean image." in text
     assert best is None
 
 
