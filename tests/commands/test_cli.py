@@ -470,3 +470,11 @@ def test_a_class_of_a_config_file_is_the_text_in_its_quotes(written, tmp_path, m
     net = SimpleNamespace(num_classes=len(names), class_names=names)
     number = Conditioning(net, class_conditional=True, sampling_class=chosen).chosen_class()
     assert number == (None if written == "null" else names.index(written.strip("'\"")))
+
+
+@pytest.mark.parametrize(("command", "option"), [("probe", "--levels"), ("best", "--draws")])
+def test_the_help_of_a_command_names_its_options_before_the_trainers(command, option, capsys):
+    with pytest.raises(SystemExit):
+        main([command, "--help"])
+    text = capsys.readouterr().out
+    assert text.index("--help") < text.index(f"{option} ") < text.index("--trainer CONFIG")

@@ -174,6 +174,27 @@ def test_the_classes_of_any_data_are_counted(data, classes, parsed):
     assert parsed("--data", *data, "--model.class_conditional", "true")["num_classes"] == classes
 
 
+COUNTED_DATA = """
+import numpy as np
+from lit_knn.data import ReferenceDataModule
+
+class Counted(ReferenceDataModule):
+    loads = 0
+
+    def load(self):
+        Counted.loads += 1
+        return np.zeros((6, 3, 16, 16), np.uint8), np.arange(6) % 2
+"""
+
+
+def test_data_of_unknown_shape_are_loaded_once_for_shape_and_classes(parsed, monkeypatch, tmp_path):
+    Path("mine_counted.py").write_text(COUNTED_DATA)
+    monkeypatch.syspath_prepend(tmp_path)
+    net = parsed("--data", "mine_counted.Counted", "--model.class_conditional", "true")
+    assert (net["in_channels"], net["num_classes"], net["multipliers"]) == (3, 2, [1, 2])
+    assert sys.modules.pop("mine_counted").Counted.loads == 1
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [

@@ -73,9 +73,15 @@ class CLI(LightningCLI):
         self, klass: type, subcommand: str, **kwargs: Any
     ) -> LightningArgumentParser:
         """Add options only to the called subcommand, if it is known. Options for all would double the start time."""
-        if self._called in (None, subcommand):
-            return super()._prepare_subcommand_parser(klass, subcommand, **kwargs)
-        return self.init_parser(**kwargs)
+        if self._called not in (None, subcommand):
+            return self.init_parser(**kwargs)
+
+        parser = super()._prepare_subcommand_parser(klass, subcommand, **kwargs)
+        if subcommand not in LightningCLI.subcommands():
+            # The help shows the groups in this order: after -h and -c the options of the command alone.
+            groups = parser._action_groups
+            groups.insert(2, groups.pop())
+        return parser
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Link `--seed_everything` to the seeds of model and data; add the options of the callbacks of every run."""

@@ -5,7 +5,6 @@ The settings of the run then have the numbers, so it resumes and loads like any 
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import pytorch_lightning as pl
@@ -17,6 +16,7 @@ from lit_knn.common.errors import InputError
 from lit_knn.data import ReferenceDataModule
 from lit_knn.data.files import say
 from lit_knn.data.labels import class_numbers
+from lit_knn.data.parts import Labels
 
 # The data have a number for these options of a network.
 OPTIONS = ("in_channels", "image_size", "num_classes", "multipliers")
@@ -36,7 +36,7 @@ def fill_network(options: Namespace) -> None:
         InputError: the data are no images, or have no labels for a class-conditional model.
     """
     model = options.model.get("init_args") or Namespace()
-    net: Any = model.get("net")
+    net = model.get("net")
     net_args = net.get("init_args") if isinstance(net, Namespace) else None
     if net_args is None:
         return
@@ -46,15 +46,21 @@ def fill_network(options: Namespace) -> None:
         return
 
     data = _made(options.data)
-    shape = tuple(options.get("image_shape") or _image_shape(data))
+    needs_labels = bool(model.get("class_conditional")) and "num_classes" in names
+    labels = None
+    shape = tuple(options.get("image_shape") or ())  # `plan` has this option, and needs no data.
+    if not shape or needs_labels:
+        shape_of_data, labels = _shape_and_labels(data, needs_labels)
+        shape = shape or shape_of_data
     if len(shape) != 3:
         rule = f"{', '.join(names)} can be taken from images alone: give numbers"
         raise InputError(f"--model.net: {rule}; the data are of shape {shape}")
 
+    channels, height, width = shape
+    described = f"{channels} channel{'s' if channels > 1 else ''}, {width}x{height}"
     num_classes = 0
-    described = f"{shape[0]} channel{'s' if shape[0] > 1 else ''}, {shape[2]}x{shape[1]}"
-    if model.get("class_conditional") and "num_classes" in names:
-        num_classes = _count_classes(data)
+    if needs_labels:
+        num_classes = _count_classes(labels)
         described += f", {num_classes} classes"
 
     values = numbers_of_data(shape, num_classes)
@@ -64,7 +70,7 @@ def fill_network(options: Namespace) -> None:
     say(f"{_name(data)}: {described}; the network gets {taken}")
 
 
-def numbers_of_data(shape: Sequence[int], num_classes: int) -> dict[str, Any]:
+def numbers_of_data(shape: Sequence[int], num_classes: int) -> dict[str, int | list[int]]:
     """Return a network's options for images of `shape`, (C, H, W), by their names.
 
     The sides are halved until the longer one is near 8, but at least once. The width doubles twice.
@@ -73,8 +79,12 @@ def numbers_of_data(shape: Sequence[int], num_classes: int) -> dict[str, Any]:
     side = max(height, width)
     halvings = max(1, round(math.log2(side / COARSEST_SIDE)))
     widths = [1, 2] + [4] * (halvings - 1)
-    values = (channels, side, num_classes, widths)
-    return dict(zip(OPTIONS, values, strict=True))
+    return {
+        "in_channels": channels,
+        "image_size": side,
+        "num_classes": num_classes,
+        "multipliers": widths,
+    }
 
 
 def _made(options: Namespace) -> ReferenceDataModule:
@@ -92,23 +102,33 @@ def _made(options: Namespace) -> ReferenceDataModule:
     return data
 
 
-def _image_shape(data: ReferenceDataModule) -> tuple[int, ...]:
-    """Return the shape of one image; of many data the names and the first image tell it."""
+def _shape_and_labels(
+    data: ReferenceDataModule, needs_labels: bool
+) -> tuple[tuple[int, ...], Labels]:
+    """Return the shape of an image, and the labels, (N,) integers, or None without need.
+
+    The data are read at most once. Most data modules know the shape without reading images.
+    """
     stored = data.stored()
     if stored is None:
         data.prepare_data()
-        return tuple(data.load()[0].shape[1:])
-    return tuple(stored.shape[1:])
+        data.needs_labels = needs_labels
+        images, labels = data.load()
+        return tuple(images.shape[1:]), labels
+
+    labels = None
+    if needs_labels:
+        data.prepare_data()
+        labels = data.read_labels()
+    return tuple(stored.shape[1:]), labels
 
 
-def _count_classes(data: ReferenceDataModule) -> int:
+def _count_classes(labels: Labels) -> int:
     """Return the number of classes. The model checks later that their numbers have no gap."""
-    data.prepare_data()
-    labels = data.read_labels()
     if labels is None:
         raise InputError("class_conditional=True, but the data has no labels")
-    labels = np.asarray(labels)
-    return len(np.unique(class_numbers(labels, len(labels))))
+    numbers = np.asarray(labels)
+    return len(np.unique(class_numbers(numbers, len(numbers))))
 
 
 def _name(data: ReferenceDataModule) -> str:
