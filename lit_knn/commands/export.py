@@ -18,6 +18,7 @@ from lit_knn.commands.own_network import network_of_run
 from lit_knn.commands.training_facts import collect
 from lit_knn.common.checkpoint_file import MODEL_KEY, read_checkpoint_file
 from lit_knn.common.errors import InputError, prefixed
+from lit_knn.common.extras import is_installed
 from lit_knn.common.files import written_whole
 from lit_knn.sampling import GenerativeModel
 from lit_knn.sampling.loading import load
@@ -151,3 +152,6 @@ def main(args: Sequence[str] | None = None) -> None:
 
     model = export(options.source, options.folder, net)
     print(f"{model!r}\nExported: {options.folder}/{{{WEIGHTS_NAME}, {CONFIG_NAME}, {CARD_NAME}}}")
+    if not is_installed("huggingface_hub"):
+        reason = "has no front matter for the Hugging Face Hub"
+        print(f"{CARD_NAME} {reason}, which needs: pip install 'lit_knn[hub]'")

@@ -46,6 +46,12 @@ def exported(run, folder):
     return yaml.safe_load(front), text, json.loads((folder / "config.json").read_text())
 
 
+def sections(text):
+    """The values of each section in YAML, by its title."""
+    found = re.findall(r"^## (\w+)\n\n```yaml\n(.*?)^```", text, flags=re.DOTALL | re.MULTILINE)
+    return {title: yaml.safe_load(block) for title, block in found}
+
+
 def cells(text):
     rows = [
         [cell.strip() for cell in line.strip("|").split("|")]
@@ -105,30 +111,26 @@ def test_the_folder_holds_weights_configuration_and_card(run, tmp_path, capsys, 
 
 def test_the_card_tells_of_network_training_data_and_metrics(run, tmp_path):
     _, text, config = exported(run, tmp_path / "digits")
-    told, checkpoint = cells(text), torch.load(last(run), weights_only=True)
-    for name, value in {
-        "class": "UNet",
-        "sampling_sigmas": "[80.0, 0.821]",
-        "trained by": "lit_knn.modules.LitICT",
-        "target estimated by": "lit_knn.estimators.KNN",
-        "optimiser steps": "1",
-        "images seen": "32",
-        "hardware": checkpoint["training_time"]["hardware"][0],
-        "data: images": "1797",
-        "data: hash": checkpoint["run"]["data"],
-        "data: class": "Digits",
-        "torch": torch.__version__.partition("+")[0],
-    }.items():
-        assert told[name] == [value]
-    assert float(told["time"][0].split()[0]) == pytest.approx(
-        checkpoint["training_time"]["seconds"] / 3600, rel=0.01
-    )
-    assert told["data: fingerprint"][0].startswith(checkpoint["run"]["data"])
+    told, checkpoint = sections(text), torch.load(last(run), weights_only=True)
+    assert told["Model"] == config["model"]
+    assert told["Model"]["architecture"]["class"] == "UNet"
+    assert told["Model"]["options"]["sampling_sigmas"] == [80.0, 0.821]
+    training = told["Training"]
+    assert (training["steps"], training["images_seen"]) == (1, 32)
+    assert training["hours"] == pytest.approx(checkpoint["training_time"]["seconds"] / 3600)
+    assert training["hardware"] == list(checkpoint["training_time"]["hardware"])
+    data = training["data"]
+    assert (data["images"], data["class"]) == (1797, "Digits")
+    assert data["hash"] == checkpoint["run"]["data"]
+    assert data["fingerprint"].startswith(checkpoint["run"]["data"])
+    assert training["versions"]["torch"] == torch.__version__.partition("+")[0]
     # The last values up to these weights: the distance at 64 images is of later ones.
-    assert told["Fréchet distance on pixels"] == ["1.25", "32"]
-    assert told["FID"] == ["5.5", "16"]
-    (block,) = re.findall(r"^```yaml\n(.*?)^```", text, flags=re.DOTALL | re.MULTILINE)
-    written, settings = yaml.safe_load(block), yaml.safe_load((run / "config.yaml").read_text())
+    measured = cells(text)
+    assert measured["Fréchet distance on pixels"] == ["1.25", "32"]
+    assert measured["FID"] == ["5.5", "16"]
+    written, settings = told["Configuration"], yaml.safe_load((run / "config.yaml").read_text())
+    assert written["model"]["class_path"] == "lit_knn.modules.LitICT"
+    assert written["model"]["init_args"]["estimator"]["class_path"] == "lit_knn.estimators.KNN"
     assert written["model"] == settings["model"]
     assert written["seed_everything"] == 0
     assert written["trainer"]["max_steps"] == 1
@@ -140,10 +142,10 @@ def test_a_checkpoint_without_its_run_is_exported_too(run, tmp_path):
     alone.parent.mkdir()
     alone.write_bytes(last(run).read_bytes())
     _, text, _ = exported(alone, tmp_path / "digits")
-    told = cells(text)
-    assert (told["images seen"], told["trained by"]) == (["32"], ["-"])
+    told = sections(text)
+    assert told["Training"]["images_seen"] == 32
+    assert "Configuration" not in told
     assert "No measurement of these weights" in text
-    assert "## Configuration" not in text
     assert torch.equal(lit_knn.load(tmp_path / "digits").sample([1]), lit_knn.load(run).sample([1]))
 
 
@@ -154,7 +156,7 @@ def test_the_distances_of_the_usual_average_are_not_those_of_another(run, tmp_pa
         {**torch.load(last(run), weights_only=True), "power_average": {"length": 0.05}}, average
     )
     _, text, _ = exported(average, tmp_path / "digits")
-    assert cells(text)["images seen"] == ["32"]
+    assert sections(text)["Training"]["images_seen"] == 32
     assert "No measurement of these weights" in text
     measured = "ema,step,images_seen,num_samples,checkpoint,fid,seconds,settings\n"
     measured += "".join(f"{ema},1,32,70,x,{fid},1,a\n" for ema, fid in ((0.05, 7.5), (0.1, 6.5)))
@@ -205,6 +207,21 @@ def test_a_home_that_the_shell_left_is_expanded(run, tmp_path, own_folder, monke
     assert "fits" in capsys.readouterr().out
 
 
+def test_without_the_package_of_the_hub_the_card_is_a_plain_page(
+    run, tmp_path, monkeypatch, capsys
+):
+    _, text, _ = exported(run, tmp_path / "digits")
+    capsys.readouterr()
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    (tmp_path / "plain").mkdir()
+    main(["export", str(run), str(tmp_path / "plain" / "digits")])
+    page = (tmp_path / "plain" / "digits" / "README.md").read_text()
+    assert page.startswith("# digits\n")
+    assert text.endswith(page)
+    said = "README.md has no front matter for the Hugging Face Hub, which needs: pip install"
+    assert capsys.readouterr().out.endswith(f"{said} 'lit_knn[hub]'\n")
+
+
 OWN_NET = """
 import torch
 from torch import nn
@@ -249,11 +266,9 @@ def own_run(tmp_path, own_folder, monkeypatch):
 def test_a_network_of_ones_own_is_exported_by_the_config_or_its_class(own_run, capsys):
     front, text, config = exported(own_run, Path("out"))
     assert front["pipeline_tag"] == "unconditional-image-generation"
-    told = cells(text)
-    assert (told["class"], told["channels"]) == (["small_net.Small"], ["5"])
-    assert (
-        config["training"]["config"]["model"]["init_args"]["net"]["class_path"] == "small_net.Small"
-    )
+    net = {"class_path": "small_net.Small", "init_args": {"channels": 5}}
+    assert sections(text)["Configuration"]["model"]["init_args"]["net"] == net
+    assert config["training"]["config"]["model"]["init_args"]["net"] == net
     # The example of the card works where the class is at hand.
     (snippet,) = re.findall(r"^```python\n(.*?)^```", text, flags=re.DOTALL | re.MULTILINE)
     assert "from small_net import Small" in snippet
@@ -271,7 +286,7 @@ def test_a_network_of_ones_own_is_exported_by_the_config_or_its_class(own_run, c
     )
     for weights in others:
         assert all(torch.equal(weights[name], value) for name, value in whole.items())
-    assert cells(Path("again/README.md").read_text())["class"] == ["small_net.Small"]
+    assert "from small_net import Small" in Path("again/README.md").read_text()
     for options, words in (
         ([], "no config.yaml that names its network: give --net, the class path of the network"),
         (

@@ -79,8 +79,8 @@ class CLI(LightningCLI):
         parser = super()._prepare_subcommand_parser(klass, subcommand, **kwargs)
         if subcommand not in LightningCLI.subcommands():
             # The help shows the groups in this order: after -h and -c the options of the command alone.
-            groups = parser._action_groups
-            groups.insert(2, groups.pop())
+            *groups, options = parser._action_groups
+            parser._action_groups = [*groups[:2], options, *groups[2:]]
         return parser
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
