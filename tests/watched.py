@@ -129,15 +129,12 @@ class Asked(Estimator):
         self.num_classes = num_classes
         self.levels, self.labels, self.drawn, self.points = [], [], [], []
 
-    def _posterior_mean(self, z, t, x_source, generator):
+    def _posterior_mean(self, z, t, x_source, generator, labels):
+        self.labels.append(labels if labels is None else labels.tolist())
         self.levels.append(torch.as_tensor(t).flatten()[0].item())
         self.points.append(z)
         self.drawn.append(torch.randn(z.shape, generator=generator).to(z.dtype))
         return self.drawn[-1]
-
-    def mean_of(self, query):
-        self.labels.append(query.labels if query.labels is None else query.labels.tolist())
-        return super().mean_of(query)
 
 
 def heun_levels(levels):

@@ -5,10 +5,11 @@ import hashlib
 import inspect
 import json
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import PurePath
 from types import FunctionType
-from typing import Any, Self
+from typing import Self
 
 import torch
 from torch import Tensor, nn
@@ -20,46 +21,61 @@ OF_EVERY_MODULE = frozenset(vars(nn.Module()))
 class RecordsArguments:
     """Records the arguments of the constructor, even if attributes store them under other names."""
 
-    _arguments: Mapping[str, Any] | None = None
+    _arguments: Mapping[str, object] | None = None
 
-    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
+    def __new__(cls, *args: object, **kwargs: object) -> Self:
         new_object = super().__new__(cls)
-        try:
-            bound = inspect.signature(cls.__init__).bind(new_object, *args, **kwargs)
-        # `copy` passes no arguments and sets the attributes itself; other errors come from __init__.
-        except TypeError:
-            return new_object
-        bound.apply_defaults()
-
-        arguments = {}
-        for name, value in list(bound.arguments.items())[1:]:  # without `self`
-            # The constructor may change its lists and dictionaries.
-            if type(value) in (list, dict):
-                value = copy.copy(value)
-            arguments[name] = value
-        new_object._arguments = arguments
+        # `copy` passes no arguments, and sets the attributes itself. Wrong arguments are an error of __init__.
+        with suppress(TypeError):
+            new_object._arguments = bound_arguments(cls, args, kwargs)
         return new_object
 
-    def given(self) -> dict[str, Any]:
-        """Return the constructor's arguments as they were given; None stands for a default."""
-        return dict(self._arguments or {})
+    def settings(self) -> dict[str, object]:
+        """Return the arguments of the constructor, with the current values of the attributes of the same names."""
+        arguments = self._arguments or {}
+        # A class attribute does not hold the constructor's argument.
+        return {name: vars(self).get(name, value) for name, value in arguments.items()}
 
-    def settings(self) -> dict[str, Any]:
-        """Return the arguments of the constructor with their current values.
+    def __repr__(self) -> str:
+        """Show the class and its settings. A network is shown by its class, and null is left out."""
+        shown = []
+        for name, value in RecordsArguments.settings(self).items():
+            # Python calls the arguments of a class without a constructor args and kwargs.
+            if value is None or (type(value) in (tuple, dict) and not value):
+                continue
+            text = type(value).__name__ if isinstance(value, nn.Module) else repr(value)
+            shown.append(f"{name}={text}")
+        return f"{type(self).__name__}({', '.join(shown)})"
 
-        A current value is that of the attribute with the argument's name, if the object has one.
-        """
-        current = self.given()
-        for name in current:
-            # A class attribute does not hold the constructor's argument.
-            if name in vars(self):
-                current[name] = getattr(self, name)
-        return current
+
+def bound_arguments(
+    kind: type, args: tuple[object, ...], kwargs: dict[str, object]
+) -> dict[str, object]:
+    """Return the arguments of the constructor of a class, by name.
+
+    Args:
+        kind: the class.
+        args: arguments by position.
+        kwargs: arguments by name.
+
+    Raises:
+        TypeError: they are not the constructor's.
+    """
+    constructor: Callable[..., None] = kind.__init__  # type: ignore[misc]
+    bound = inspect.signature(constructor).bind(None, *args, **kwargs)
+    bound.apply_defaults()
+
+    arguments = {}
+    without_self = list(bound.arguments.items())[1:]
+    for name, value in without_self:
+        # The constructor may change its lists and dictionaries.
+        arguments[name] = copy.copy(value) if type(value) in (list, dict) else value
+    return arguments
 
 
-def flat_settings(name: str, part: RecordsArguments) -> dict[str, Any]:
+def flat_settings(name: str, part: RecordsArguments) -> dict[str, object]:
     """Return the class and the settings of a part, and of the parts that it holds, by dotted names."""
-    flat: dict[str, Any] = {name: type(part).__name__}
+    flat: dict[str, object] = {name: type(part).__name__}
     for setting, value in part.settings().items():
         option = f"{name}.{setting}"
         if isinstance(value, RecordsArguments):
@@ -69,12 +85,12 @@ def flat_settings(name: str, part: RecordsArguments) -> dict[str, Any]:
     return flat
 
 
-def describe(thing: RecordsArguments) -> dict[str, Any]:
+def describe(thing: RecordsArguments) -> dict[str, object]:
     """Describe class and settings in JSON types: numbers and names as they are, weights as a hash.
 
     Any other value becomes a unique string, so that a result with such a value is never used again.
     """
-    arguments = thing.given()
+    arguments = thing._arguments or {}
     described = {}
     for name, value in thing.settings().items():
         described[name] = _described(value)
@@ -95,12 +111,12 @@ def describe(thing: RecordsArguments) -> dict[str, Any]:
     return {"class": _name(type(thing)), **described}
 
 
-def fingerprint(settings: Any) -> str:
+def fingerprint(settings: object) -> str:
     """Return a hash of 12 hexadecimal digits for anything that JSON can write."""
     return _hash(json.dumps(settings, sort_keys=True).encode())[:12]
 
 
-def _described(value: Any) -> Any:
+def _described(value: object) -> object:
     """Describe a value in JSON, in which 1, 1.0, true, null and "1" differ."""
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
@@ -141,7 +157,7 @@ def _hash_of_module(module: nn.Module) -> str:
     return _hash(json.dumps(parts).encode())
 
 
-def _name(thing: Any) -> str:
+def _name(thing: type | FunctionType) -> str:
     return f"{thing.__module__}.{thing.__qualname__}"
 
 

@@ -14,6 +14,7 @@ from lit_knn.estimators.checks import Query
 from lit_knn.nets.base import NO_CLASS
 from lit_knn.reference import ReferenceSet
 from lit_knn.reference.classes import classes_of, rows_by_label
+from lit_knn.theory.warp import Warp
 
 
 class ByClass(Estimator):
@@ -35,6 +36,7 @@ class ByClass(Estimator):
     """
 
     takes_labels = True
+    delegates = True
 
     def __init__(self, estimator: Estimator, unlabelled: bool = False) -> None:
         if estimator.takes_labels:
@@ -71,16 +73,31 @@ class ByClass(Estimator):
         again = {f"{name} of all images": size for name, size in held.arrays.items()}
         return held._replace(arrays={**held.arrays, **again}, indexes=2)
 
-    @property
-    def has_density(self) -> bool:
-        return self.estimator.has_density
-
-    def mean_of(self, query: Query) -> Tensor:
-        result = torch.empty_like(query.z)
+    def _posterior_mean(
+        self,
+        z: Tensor,
+        t: Tensor,
+        x_source: Tensor | None,
+        generator: Generator | None,
+        labels: Tensor | None = None,
+        warp: Warp | None = None,
+    ) -> Tensor:
+        query = Query(z, t, x_source, generator, labels, warp)
+        result = torch.empty_like(z)
         for part, rows in self._rows(query):
-            mean = part.mean_of(query.rows(rows))
-            result[to_device(rows, result.device)] = mean.to(result.dtype)
+            result[to_device(rows, result.device)] = part.mean_of(query.rows(rows))
         return result
+
+    def _warped_mean(
+        self,
+        z: Tensor,
+        t: Tensor,
+        warp: Warp,
+        x_source: Tensor,
+        generator: Generator | None,
+        labels: Tensor | None = None,
+    ) -> Tensor:
+        return self._posterior_mean(z, t, x_source, generator, labels, warp)
 
     def log_density_of(self, query: Query) -> Tensor:
         result = query.z.new_zeros(len(query.z), dtype=torch.float64)
@@ -99,11 +116,6 @@ class ByClass(Estimator):
                     f"label {label} is none of the {number} classes of the reference set"
                 )
             yield self.parts[label], rows
-
-    def _posterior_mean(
-        self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: Generator | None
-    ) -> Tensor:
-        raise AssertionError("only the parts estimate")
 
 
 def class_conditional(estimator: Estimator, unlabelled: bool = False) -> Estimator:

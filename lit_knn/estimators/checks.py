@@ -1,7 +1,7 @@
 """Checks of what an estimator gets and of what it returns. A value that is refused would spoil a training silently."""
 
 import math
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Generator, Tensor
@@ -10,11 +10,11 @@ from lit_knn.common.deferred_checks import deferring
 from lit_knn.common.errors import InputError
 from lit_knn.common.memory import to_device
 from lit_knn.reference.images import LARGEST_VALUE
-from lit_knn.theory.noise import per_item
+from lit_knn.theory.noise import Process, per_item
 from lit_knn.theory.warp import Warp
 
 if TYPE_CHECKING:
-    from lit_knn.estimators.base import Estimator
+    from lit_knn.estimators.hooks import Hooks
 
 # Latents in float32 cannot have a noise level outside the range of float32.
 LEAST_T, MOST_T = torch.finfo(torch.float32).tiny, torch.finfo(torch.float32).max
@@ -44,13 +44,13 @@ class Query(NamedTuple):
         return Query(self.z[rows], self.t[rows], x_source, self.generator, labels, warp)
 
 
-def refusal(estimator: "Estimator", problem: str) -> InputError:
+def refusal(estimator: "Hooks", problem: str) -> InputError:
     """Make the error of a call: the name of the class, and what is wrong."""
     return InputError(f"{type(estimator).__name__}: {problem}")
 
 
 def checked_query(
-    estimator: "Estimator",
+    estimator: "Hooks",
     z: Tensor,
     t: Tensor | float,
     x_source: Tensor | None,
@@ -85,7 +85,7 @@ def checked_query(
     return Query(z, t.expand(len(z), *[1] * (z.ndim - 1)), x_source, generator, labels)
 
 
-def _check_fits_set(estimator: "Estimator", z: Tensor) -> None:
+def _check_fits_set(estimator: "Hooks", z: Tensor) -> None:
     reference = estimator.reference
     if z.ndim == 1 or z.shape[1:] != reference.shape:
         shape = ", ".join(str(size) for size in reference.shape)
@@ -98,7 +98,7 @@ def _check_fits_set(estimator: "Estimator", z: Tensor) -> None:
         )
 
 
-def _check_source(estimator: "Estimator", x_source: Tensor, z: Tensor) -> None:
+def _check_source(estimator: "Hooks", x_source: Tensor, z: Tensor) -> None:
     if x_source.shape != z.shape:
         raise refusal(
             estimator, f"x_source has shape {tuple(x_source.shape)}, z has {tuple(z.shape)}"
@@ -107,7 +107,7 @@ def _check_source(estimator: "Estimator", x_source: Tensor, z: Tensor) -> None:
         raise refusal(estimator, f"x_source must be float, in model space, got {x_source.dtype}")
 
 
-def _check_labels(estimator: "Estimator", labels: Tensor, z: Tensor) -> None:
+def _check_labels(estimator: "Hooks", labels: Tensor, z: Tensor) -> None:
     if not estimator.takes_labels:
         by_class = f"ByClass({type(estimator).__name__}(...))"
         raise refusal(
@@ -120,7 +120,7 @@ def _check_labels(estimator: "Estimator", labels: Tensor, z: Tensor) -> None:
         )
 
 
-def _check_values(estimator: "Estimator", z: Tensor, t: Tensor, x_source: Tensor | None) -> None:
+def _check_values(estimator: "Hooks", z: Tensor, t: Tensor, x_source: Tensor | None) -> None:
     """Refuse values for which there is no mean."""
     sizes = {"z": largest_size(z)}
     if x_source is not None:
@@ -141,7 +141,7 @@ def _check_values(estimator: "Estimator", z: Tensor, t: Tensor, x_source: Tensor
             raise refusal(estimator, f"{name} holds {size:.3g}, {limit}")
 
 
-def checked_mean(estimator: "Estimator", mean: Any, z: Tensor) -> Tensor:
+def checked_mean(estimator: "Hooks", mean: object, z: Tensor) -> Tensor:
     """Return the mean of a hook in the dtype of `z`. It must be finite, and have the shape and device of `z`."""
     if not isinstance(mean, Tensor) or mean.shape != z.shape or mean.device != z.device:
         result = (
@@ -158,22 +158,15 @@ def checked_mean(estimator: "Estimator", mean: Any, z: Tensor) -> Tensor:
     return mean.to(z.dtype)
 
 
-def check_warp(estimator: "Estimator", z: Tensor, x_source: Tensor | None, warp: Warp) -> None:
-    """Check the arguments that only `Estimator.warped_mean` has."""
-    if not estimator.can_warp:
-        raise refusal(estimator, "cannot estimate the posterior of warped images")
-    if z.ndim != 4:
-        raise refusal(
-            estimator, f"only images (B, C, H, W) can be warped, got z of shape {tuple(z.shape)}"
-        )
-    if x_source is None:
-        raise refusal(estimator, "the mean of warped images needs x_source, the clean images")
-
-    flips, theta = tuple(warp.flips.shape), tuple(warp.theta.shape)
-    if (flips, theta) != ((len(z), 2), (len(z), 2, 3)):
-        raise refusal(
-            estimator, f"warp must have {len(z)} maps, got flips {flips} and theta {theta}"
-        )
+def time_of_process(estimator: "Hooks", query: Query, process: Process) -> Tensor:
+    """Return the times t of a query, (B,), if `process` has a noise level at all of them."""
+    t = query.t.flatten()
+    sigma = process.sigma(t)
+    bad = ~((sigma > 0) & sigma.isfinite())
+    if bad.any():
+        time = t[bad][0].item()
+        raise refusal(estimator, f"{type(process).__name__} has no finite noise level at t={time}")
+    return t
 
 
 def largest_size(values: Tensor) -> Tensor:

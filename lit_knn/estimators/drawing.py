@@ -6,14 +6,12 @@ from typing import NamedTuple
 import torch
 from torch import Generator, Tensor
 
-from lit_knn.common.rng import seeded_from
 from lit_knn.estimators.base import Estimator
 from lit_knn.estimators.checks import checked_mean, checked_query
-from lit_knn.estimators.draws import Draws, ResultRows, drawn_images
+from lit_knn.estimators.draws import Draws, ResultRows, drawn_images, weighted_mean, weights_of
 from lit_knn.index.precision import full_float32
 from lit_knn.reference import ReferenceSet
 from lit_knn.reference.gathered import Images
-from lit_knn.theory.posterior import unnormalised_log_likelihood
 from lit_knn.theory.warp import Warp
 
 
@@ -63,43 +61,21 @@ class DrawingEstimator(Estimator):
         says from which effective sample size on.
         """
         query = checked_query(self, z, t, x_source, generator)
-        t = query.t.flatten()
-        if len(z) == 0 and not self._asked_with_others():
+        if self.has_nothing_to_do(query):
+            t = query.t.flatten()
             return Certificate(z.clone(), t, t, t)
 
-        # The hook may overwrite its arguments.
-        source = query.x_source.clone() if self.uses_source and query.x_source is not None else None
-        generator = None if self.deterministic else generator
-        with full_float32(), seeded_from(generator):
-            draws = self.draw(z.clone(), t.clone(), source, generator)
-            certificate = self._certificate(draws, z, t)
+        with full_float32():
+            certificate = self._call(self._certificate, query)
         return certificate._replace(mean=checked_mean(self, certificate.mean, z))
 
-    def _certificate(self, draws: Draws, z: Tensor, t: Tensor) -> Certificate:
-        """Average the draws of z at t (B,), and estimate the error."""
+    def _certificate(
+        self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: Generator | None
+    ) -> Certificate:
+        """Hook for `certified_mean`, with the arguments of `_posterior_mean`."""
+        t = t.flatten()
+        draws = self.draw(z, t, x_source, generator)
         return certificate_of(self.reference, draws, z, t)
-
-
-def weighted_mean(
-    reference: ReferenceSet, draws: Draws, z: Tensor, t: Tensor, warp: Warp | None = None
-) -> Tensor:
-    """Average the drawn images, weighted by likelihood times their factor, Eq. 11 (eq:SNIS_estimator): (B, *shape).
-
-    `z` is (B, *shape), and `t` is (B,). `warp` changes the likelihoods, not the images.
-    """
-    results = ResultRows(len(z))
-    for rows, images in drawn_images(reference, draws, warp):
-        weights = weights_of(draws, images, rows, z, t)
-        results.put(rows, images.mean(weights))
-    return results.columns[0]
-
-
-def weights_of(draws: Draws, images: Images, rows: Tensor, z: Tensor, t: Tensor) -> Tensor:
-    """Return the weights of the images of some rows of z, (b, p), float64, which sum to 1."""
-    log_weights = draws.log_factor[rows, : images.places]
-    if not draws.of_posterior:
-        log_weights = log_weights + unnormalised_log_likelihood(images.sq_dist(z[rows]), t[rows])
-    return torch.softmax(log_weights, dim=1)
 
 
 def warped_weighted_mean(

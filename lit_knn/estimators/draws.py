@@ -1,4 +1,4 @@
-"""Images drawn for each z: they are merged, and gathered in pieces that fit into memory."""
+"""Images drawn for each z, and their weighted mean, Eq. 11 (eq:SNIS_estimator)."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -6,14 +6,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from lit_knn.common.memory import GPU_FACTOR
 from lit_knn.reference import ReferenceSet
-from lit_knn.reference.gathered import Gathered, Images, Stored, stays_stored
+from lit_knn.reference.gathered import Images, Stored, can_compile, gathered_images
+from lit_knn.theory.posterior import unnormalised_log_likelihood
 from lit_knn.theory.warp import Warp
-
-# Bytes of float32 images that are gathered at a time on a CPU. Passes over the images are fastest if this number is
-# near the size of the CPU's cache.
-GATHER_BYTES = 4 * 2**20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,6 +32,68 @@ class Draws:
     of_posterior: bool = False
 
 
+def merged(ids: Tensor, log_factor: Tensor, of_posterior: bool = False) -> Draws:
+    """Merge repeated images of independent draws, to gather each image once. At small t all draws are the same image.
+
+    Args:
+        ids: (B, n).
+        log_factor: (B, n), float64, equal for equal ids.
+        of_posterior: as in `Draws`.
+    """
+    # A GPU rereads an image from its cache, which is faster than finding the repetitions.
+    if ids.is_cuda:
+        return Draws(ids=ids, log_factor=log_factor, of_posterior=of_posterior)
+
+    ids, order = ids.sort(1)
+    is_new = torch.ones_like(ids, dtype=torch.bool)
+    is_new[:, 1:] = ids[:, 1:] != ids[:, :-1]
+    place = is_new.cumsum(1) - 1
+
+    copies = torch.zeros_like(log_factor).scatter_add_(1, place, torch.ones_like(log_factor))
+    log_factor = log_factor.scatter(1, place, log_factor.gather(1, order)) + copies.log()
+    ids = ids.scatter(1, place, ids)
+    return Draws(ids=ids, log_factor=log_factor, copies=copies, of_posterior=of_posterior)
+
+
+def weighted_mean(
+    reference: ReferenceSet, draws: Draws, z: Tensor, t: Tensor, warp: Warp | None = None
+) -> Tensor:
+    """Average the drawn images, weighted by likelihood times their factor, Eq. 11 (eq:SNIS_estimator).
+
+    Args:
+        reference: the set of the images.
+        draws: the images of each z.
+        z: (B, *shape).
+        t: (B,).
+        warp: B maps, which change the likelihoods, not the images.
+
+    Returns:
+        (B, *shape), float64.
+    """
+    results = ResultRows(len(z))
+    for rows, images in drawn_images(reference, draws, warp):
+        weights = weights_of(draws, images, rows, z, t)
+        results.put(rows, images.mean(weights))
+    return results.columns[0]
+
+
+def weights_of(draws: Draws, images: Images, rows: Tensor, z: Tensor, t: Tensor) -> Tensor:
+    """Return the weights of the images of some rows of z, (b, p), float64, which sum to 1.
+
+    Args:
+        draws: the draws of all rows.
+        images: the images of `rows`, (b,).
+        rows: numbers of the rows.
+        z: (B, *shape), all latents.
+        t: (B,).
+    """
+    log_weights = draws.log_factor[rows, : images.places]
+    if not draws.of_posterior:
+        sq_dist = images.sq_dist(z[rows])
+        log_weights = log_weights + unnormalised_log_likelihood(sq_dist, t[rows])
+    return torch.softmax(log_weights, dim=1)
+
+
 def drawn_images(
     reference: ReferenceSet, draws: Draws, warp: Warp | None = None
 ) -> Iterator[tuple[Tensor, Images]]:
@@ -43,29 +101,18 @@ def drawn_images(
 
     On CUDA the images stay in the set if they can. A sharded set first fetches all images at once, each image once.
     """
-    ids = draws.ids
     used = used_places(draws)
+    ids = draws.ids
     if reference.sharded:
         # Unused places get the first image of the row, which is fetched anyway.
         place = torch.arange(ids.shape[1], device=ids.device)
         ids = torch.where(place < used.unsqueeze(1), ids, ids[:, :1])
-
     local, ids = reference.fetch(ids)
-    if warp is None and stays_stored(local):
-        yield torch.arange(len(ids), device=ids.device), Stored(local, ids, draws.source)
-        return
 
-    if not ids.is_cuda:
-        # The C library returns memory to the system once the free memory exceeds twice the largest array freed so far.
-        # New pages for each piece would take as long as the sums. So free a larger array first, without writing to it.
-        torch.empty(6 * GATHER_BYTES, dtype=torch.uint8)
-
-    for rows, places in pieces(used, ids.shape[1], reference.d):
-        x = local.take(ids[rows, :places])
-        if draws.source is not None:
-            source = draws.source[rows].unsqueeze(1)
-            x = torch.cat([source.to(x.dtype), x], 1)
-        yield rows, Gathered(x, None if warp is None else warp.rows(rows))
+    if warp is None and ids.is_cuda and can_compile(ids.device):
+        every_row = torch.arange(len(ids), device=ids.device)
+        return iter([(every_row, Stored(local, ids, draws.source))])
+    return gathered_images(local, ids, used, draws.source, warp)
 
 
 def used_places(draws: Draws) -> Tensor:
@@ -77,63 +124,6 @@ def used_places(draws: Draws) -> Tensor:
     is_used = draws.log_factor[:, -p:] > -torch.inf
     place = torch.arange(p, device=draws.ids.device)
     return (is_used * (place + 1)).amax(1)
-
-
-def pieces(used: Tensor, p: int, d: int) -> Iterator[tuple[Tensor, int]]:
-    """Yield rows with similar numbers of used places, and the largest of these numbers.
-
-    The images of a piece take at most `GATHER_BYTES`. On a GPU all p places count, because the host would wait for
-    their number. An empty batch has one empty piece, so that callers can join the results.
-
-    Args:
-        used: (B,), see `used_places`.
-        p: places of each row.
-        d: dimension of an image.
-    """
-    B = len(used)
-    order = used.argsort()
-    images = GATHER_BYTES // (4 * d)
-    if used.is_cuda:
-        sizes = [p] * B
-        images = GPU_FACTOR * GATHER_BYTES // (4 * d)
-    else:
-        sizes = used[order].tolist()
-
-    if B == 0:
-        yield order, p
-    start = 0
-    while start < B:
-        stop = start + 1
-        while (
-            stop < B
-            and sizes[stop] <= 2 * sizes[start]
-            and (stop + 1 - start) * sizes[stop] <= images
-        ):
-            stop += 1
-        yield order[start:stop], sizes[stop - 1]
-        start = stop
-
-
-def merged(ids: Tensor, log_factor: Tensor, of_posterior: bool = False) -> Draws:
-    """Merge repeated images of independent draws, to gather each image once. At small t all draws are the same image.
-
-    `ids` is (B, n); `log_factor` is (B, n), float64, and equal for equal ids; `of_posterior` is as in `Draws`.
-    """
-    # It rereads an image from its cache, which is faster than finding the repetitions.
-    if ids.is_cuda:
-        return Draws(ids=ids, log_factor=log_factor, of_posterior=of_posterior)
-    ids, order = ids.sort(1)
-    new = torch.ones_like(ids, dtype=torch.bool)
-    new[:, 1:] = ids[:, 1:] != ids[:, :-1]
-    place = new.cumsum(1) - 1
-    copies = torch.zeros_like(log_factor).scatter_add_(1, place, torch.ones_like(log_factor))
-    log_factor = log_factor.scatter(1, place, log_factor.gather(1, order)) + copies.log()
-    return Draws(
-        ids=ids.scatter(1, place, ids),
-        log_factor=log_factor,
-        copies=copies,
-        of_posterior=of_posterior,
-    )
 
 
 class ResultRows:

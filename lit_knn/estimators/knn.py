@@ -8,8 +8,8 @@ from torch import Generator, Tensor
 
 from lit_knn.estimators.base import Holdings
 from lit_knn.estimators.counts import Limit, count, fitted_count, of_images
-from lit_knn.estimators.drawing import DrawingEstimator, warped_weighted_mean, weighted_mean
-from lit_knn.estimators.draws import Draws, merged
+from lit_knn.estimators.drawing import DrawingEstimator, warped_weighted_mean
+from lit_knn.estimators.draws import Draws, merged, weighted_mean
 from lit_knn.reference import ReferenceSet
 from lit_knn.theory.posterior import direct_sq_dist
 from lit_knn.theory.proposal import Proposal, neighbour_proposal, sample_proposal

@@ -1,6 +1,5 @@
 """A trained network as an estimator."""
 
-import copy
 from os import PathLike
 from typing import Any
 
@@ -10,7 +9,6 @@ from torch import Generator, Tensor, nn
 from lit_knn.common.errors import InputError
 from lit_knn.common.memory import to_device
 from lit_knn.estimators.base import Estimator, Holdings
-from lit_knn.estimators.checks import Query
 from lit_knn.nets.average_velocity import AverageVelocity
 from lit_knn.nets.base import NO_CLASS, ImageNetwork, labels_for
 from lit_knn.nets.flow import FlowDenoiser, FlowNetwork
@@ -53,8 +51,6 @@ class Network(Estimator):
     takes_labels = True
     shardable = True
 
-    _labels: Tensor | None = None
-
     def __init__(
         self,
         path: str | PathLike[str] | nn.Module,
@@ -92,22 +88,15 @@ class Network(Estimator):
     def holds(self, N: int, d: int, pixels: bool, device: torch.device) -> Holdings:
         return Holdings()  # Networks are counted separately.
 
-    def mean_of(self, query: Query) -> Tensor:
-        if query.labels is None:
-            if self.num_classes and not getattr(self.denoiser, "drops_labels", True):
-                raise InputError("Network: labels missing, and the net was never trained without")
-            return super().mean_of(query)
-        lowest, highest = query.labels.aminmax()
-        if lowest < NO_CLASS or highest >= self.num_classes:
-            told = f"Network: labels are {lowest.item()} to {highest.item()}"
-            raise InputError(f"{told}, but the net has num_classes={self.num_classes}")
-        conditioned = copy.copy(self)
-        conditioned._labels = to_device(query.labels, query.z.device)
-        return Estimator.mean_of(conditioned, query)
-
     def _posterior_mean(
-        self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: Generator | None
+        self,
+        z: Tensor,
+        t: Tensor,
+        x_source: Tensor | None,
+        generator: Generator | None,
+        labels: Tensor | None = None,
     ) -> Tensor:
+        self._check_labels(labels)
         if self.denoiser.training:
             raise InputError("Network: the module is in training mode: call its eval() first")
 
@@ -117,12 +106,25 @@ class Network(Estimator):
             self.denoiser.to(z.device)
 
         sigma = t.flatten()
+        labels = None if labels is None else to_device(labels, z.device)
         if isinstance(self.denoiser, OURS):
-            return self.denoiser(z, sigma, self._labels)
+            return self.denoiser(z, sigma, labels)
 
         sigma = sigma.to(z.dtype)
-        labels = labels_for(self.denoiser, self._labels, z)
+        labels = labels_for(self.denoiser, labels, z)
         return self.denoiser(z, sigma) if labels is None else self.denoiser(z, sigma, labels)
+
+    def _check_labels(self, labels: Tensor | None) -> None:
+        """Refuse labels that are no classes of the network, and None if it was never trained without labels."""
+        if labels is None:
+            if self.num_classes and not getattr(self.denoiser, "drops_labels", True):
+                raise InputError("Network: labels missing, and the net was never trained without")
+            return
+
+        lowest, highest = labels.aminmax()
+        if lowest < NO_CLASS or highest >= self.num_classes:
+            problem = f"Network: labels are {lowest.item()} to {highest.item()}"
+            raise InputError(f"{problem}, but the net has num_classes={self.num_classes}")
 
 
 def denoiser_of(module: nn.Module) -> nn.Module:

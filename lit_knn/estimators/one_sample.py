@@ -25,13 +25,24 @@ class OneSample(Estimator):
         return Holdings()
 
     def _posterior_mean(
-        self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: Generator | None
+        self,
+        z: Tensor,
+        t: Tensor,
+        x_source: Tensor | None,
+        generator: Generator | None,
+        labels: Tensor | None = None,
     ) -> Tensor:
         if x_source is None:
             raise InputError("OneSample needs x_source, the clean x that z was made from")
         return x_source
 
     def _warped_mean(
-        self, z: Tensor, t: Tensor, warp: Warp, x_source: Tensor, generator: Generator | None
+        self,
+        z: Tensor,
+        t: Tensor,
+        warp: Warp,
+        x_source: Tensor,
+        generator: Generator | None,
+        labels: Tensor | None = None,
     ) -> Tensor:
         return warp.apply(x_source)

@@ -5,8 +5,8 @@ from torch import Generator, Tensor
 
 from lit_knn.estimators.base import Holdings
 from lit_knn.estimators.counts import count
-from lit_knn.estimators.drawing import DrawingEstimator, warped_weighted_mean, weighted_mean
-from lit_knn.estimators.draws import Draws
+from lit_knn.estimators.drawing import DrawingEstimator, warped_weighted_mean
+from lit_knn.estimators.draws import Draws, weighted_mean
 
 
 class UniformSNIS(DrawingEstimator):

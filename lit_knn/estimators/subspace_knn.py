@@ -12,8 +12,8 @@ from lit_knn.common.errors import InputError
 from lit_knn.common.memory import work_bytes
 from lit_knn.estimators.base import Holdings
 from lit_knn.estimators.counts import Limit, count, fitted_count, of_components, of_images
-from lit_knn.estimators.drawing import Certificate, DrawingEstimator, weights_of
-from lit_knn.estimators.draws import Draws, ResultRows, drawn_images
+from lit_knn.estimators.drawing import Certificate, DrawingEstimator
+from lit_knn.estimators.draws import Draws, ResultRows, drawn_images, weights_of
 from lit_knn.index.pca import Projection
 from lit_knn.index.precision import check_compute, compute_dtype, matmul_float32
 from lit_knn.reference import ReferenceSet
@@ -124,8 +124,11 @@ class SubspaceKNN(DrawingEstimator):
         # Use one product for all rows, because P is large: reading P again for every few rows would be slow.
         return mean - self._projection().components.expand(excess).view(mean.shape)
 
-    def _certificate(self, draws: Draws, z: Tensor, t: Tensor) -> Certificate:
-        assert isinstance(draws, SubspaceDraws)
+    def _certificate(
+        self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: Generator | None
+    ) -> Certificate:
+        t = t.flatten()
+        draws = self.draw(z, t, x_source, generator)
         wide = torch.promote_types(z.dtype, torch.float32)
         results = ResultRows(len(z))
         for rows, images in drawn_images(self.reference, draws):

@@ -1,8 +1,9 @@
 """Estimators of two parts, and the one that switches between them by the noise level."""
 
 import math
+from abc import abstractmethod
 from collections.abc import Callable
-from typing import Any, Self
+from typing import Self
 
 import torch
 from torch import Generator, Tensor, nn
@@ -13,12 +14,13 @@ from lit_knn.estimators.by_class import copied_apart
 from lit_knn.estimators.checks import Query
 from lit_knn.estimators.network import Network
 from lit_knn.reference import ReferenceSet
+from lit_knn.theory.warp import Warp
 
 
 class Parts(Estimator):
     """Base of the estimators that combine two others. `bind` binds copies of the parts.
 
-    A subclass implements `mean_of`.
+    A subclass implements `_posterior_mean`, which also takes labels and maps of images for its parts.
 
     Args:
         parts: the two estimators, by the names of their options; a module becomes a `Network`.
@@ -26,6 +28,8 @@ class Parts(Estimator):
     Attributes:
         parts: the estimators, or after `bind` the bound copies.
     """
+
+    delegates = True
 
     def __init__(self, **parts: Estimator | nn.Module) -> None:
         options = {}
@@ -57,7 +61,7 @@ class Parts(Estimator):
         """Wrap each part, because a network and `OneSample` take labels themselves."""
         options = {name: part.by_class(wrap) for name, part in self.options.items()}
         # The constructor of a user's subclass may take other arguments than the parts, so this is a copy.
-        wrapped: Any = copied_apart(self)
+        wrapped = copied_apart(self)
         wrapped._hold(options)
         wrapped._arguments = wrapped.settings()
         return wrapped
@@ -88,10 +92,28 @@ class Parts(Estimator):
             max(first.neighbours, second.neighbours), {**first.arrays, **arrays}, indexes
         )
 
+    @abstractmethod
     def _posterior_mean(
-        self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: Generator | None
+        self,
+        z: Tensor,
+        t: Tensor,
+        x_source: Tensor | None,
+        generator: Generator | None,
+        labels: Tensor | None = None,
+        warp: Warp | None = None,
     ) -> Tensor:
-        raise AssertionError("only the parts estimate")
+        """Combine what `mean_of` of the parts returns: (B, *shape). With `warp` it is the warped mean."""
+
+    def _warped_mean(
+        self,
+        z: Tensor,
+        t: Tensor,
+        warp: Warp,
+        x_source: Tensor,
+        generator: Generator | None,
+        labels: Tensor | None = None,
+    ) -> Tensor:
+        return self._posterior_mean(z, t, x_source, generator, labels, warp)
 
 
 class Switched(Parts):
@@ -111,6 +133,7 @@ class Switched(Parts):
     """
 
     shardable = Parts.shardable
+    _warped_mean = Parts._warped_mean
 
     def __init__(
         self, below: Estimator | nn.Module, above: Estimator | nn.Module, t: float
@@ -127,17 +150,28 @@ class Switched(Parts):
             )
         super().check_levels(lowest, highest)
 
-    def mean_of(self, query: Query) -> Tensor:
+    def _posterior_mean(
+        self,
+        z: Tensor,
+        t: Tensor,
+        x_source: Tensor | None,
+        generator: Generator | None,
+        labels: Tensor | None = None,
+        warp: Warp | None = None,
+    ) -> Tensor:
+        query = Query(z, t, x_source, generator, labels, warp)
+        is_high = t >= self.t
         # `below` draws first.
         below, above = self.parts
-        high = query.t >= self.t
-        if query.z.is_cuda:
+        if z.is_cuda:
             low_mean, high_mean = below.mean_of(query), above.mean_of(query)
-            return torch.where(high, high_mean, low_mean)
-        result = torch.empty_like(query.z)
-        for part, chosen in ((below, ~high), (above, high)):
+            return torch.where(is_high, high_mean, low_mean)
+
+        result = torch.empty_like(z)
+        for part, chosen in ((below, ~is_high), (above, is_high)):
             rows = chosen.flatten().nonzero()[:, 0]
+            rows_of_part = query.rows(rows)
             # On a sharded set a part answers for zero rows, too, because other ranks wait for it.
-            if len(rows) or part._asked_with_others():
-                result[rows] = part.mean_of(query.rows(rows)).to(result.dtype)
+            if not part.has_nothing_to_do(rows_of_part):
+                result[rows] = part.mean_of(rows_of_part)
         return result

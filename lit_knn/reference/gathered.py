@@ -2,18 +2,23 @@
 
 import functools
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from lit_knn.common.errors import first_line
+from lit_knn.common.memory import GPU_FACTOR
 from lit_knn.reference.images import images_of
 from lit_knn.reference.reference_set import ReferenceSet
 from lit_knn.theory.posterior import direct_sq_dist
 from lit_knn.theory.snis import weighted_deviation, weighted_mean
 from lit_knn.theory.warp import Warp
+
+# Bytes of float32 images that are gathered at a time on a CPU. Passes over the images are fastest if this number is
+# near the size of the CPU's cache.
+GATHER_BYTES = 4 * 2**20
 
 
 class Gathered(NamedTuple):
@@ -80,9 +85,65 @@ class Stored(NamedTuple):
 Images = Gathered | Stored
 
 
-def stays_stored(reference: ReferenceSet) -> bool:
-    """Return whether drawn images are read in place: on CUDA, if PyTorch's compiler works."""
-    return reference.device.type == "cuda" and can_compile(reference.device)
+def gathered_images(
+    reference: ReferenceSet,
+    ids: Tensor,
+    used: Tensor,
+    source: Tensor | None = None,
+    warp: Warp | None = None,
+) -> Iterator[tuple[Tensor, Gathered]]:
+    """Gather the images of each row, in pieces that fit a processor's cache.
+
+    Args:
+        reference: a local set.
+        ids: (B, p). Unused places come last.
+        used: (B,), how many places of each row are used.
+        source: (B, *shape), one more image of each row, placed first; or None.
+        warp: B maps for the images; or None.
+
+    Yields:
+        Rows (b,), and their images.
+    """
+    if not ids.is_cuda:
+        # The C library returns memory to the system once the free memory exceeds twice the largest array freed so far.
+        # New pages for each piece would take as long as the sums. So free a larger array first, without writing to it.
+        torch.empty(6 * GATHER_BYTES, dtype=torch.uint8)
+
+    for rows, places in _pieces(used, ids.shape[1], reference.d):
+        x = reference.take(ids[rows, :places])
+        if source is not None:
+            first = source[rows].unsqueeze(1)
+            x = torch.cat([first.to(x.dtype), x], 1)
+
+        maps = None if warp is None else warp.rows(rows)
+        yield rows, Gathered(x, maps)
+
+
+def _pieces(used: Tensor, p: int, d: int) -> list[tuple[Tensor, int]]:
+    """Group rows with similar numbers of used places. Returns the rows of each piece, and the largest number.
+
+    The images of a piece, p of dimension d in a row, take at most `GATHER_BYTES`. On a GPU all p places count, because
+    the host would wait for their number. An empty batch has one empty piece, so that callers can join the results.
+    """
+    B = len(used)
+    order = used.argsort()
+    images = GATHER_BYTES // (4 * d)
+    if used.is_cuda:
+        sizes = [p] * B
+        images = GPU_FACTOR * GATHER_BYTES // (4 * d)
+    else:
+        sizes = used[order].tolist()
+
+    if B == 0:
+        return [(order, p)]
+
+    pieces = []
+    start = 0
+    for stop in range(1, B + 1):
+        if stop == B or sizes[stop] > 2 * sizes[start] or (stop + 1 - start) * sizes[stop] > images:
+            pieces.append((order[start:stop], sizes[stop - 1]))
+            start = stop
+    return pieces
 
 
 @functools.cache

@@ -155,13 +155,13 @@ class Own(Estimator):
         return self.hook(z, t, x_source, generator)
 
 
-class OwnMeanOf(Own):
+class OwnLabels(Own):
     """A user's estimator that looks at labels itself."""
 
     takes_labels = True
 
-    def mean_of(self, query):
-        return self.hook(query.z)
+    def _posterior_mean(self, z, t, x_source, generator, labels=None):
+        return self.hook(z)
 
 
 @pytest.mark.parametrize(
@@ -194,13 +194,13 @@ def test_what_is_no_mean_of_each_z_is_refused(hook, said):
             .bind(reference)
             .posterior_mean(z, T, labels=torch.tensor([0, 1, 0, 1]))
         ),
-        lambda: OwnMeanOf(hook).bind(reference).posterior_mean(z, T),
+        lambda: OwnLabels(hook).bind(reference).posterior_mean(z, T),
     ):
-        with pytest.raises(InputError, match=r"^Own(MeanOf)?: "):
+        with pytest.raises(InputError, match=r"^Own(Labels)?: "):
             call()
     with pytest.raises(InputError, match=said):
         estimator.posterior_mean(z, T)
-    wide = OwnMeanOf(lambda z: z.double()).bind(reference)
+    wide = OwnLabels(lambda z: z.double()).bind(reference)
     assert Switched(wide, wide, T).bind(reference).posterior_mean(z, T).dtype == z.dtype
     wide.takes_labels = False
     assert (

@@ -14,12 +14,11 @@ from lit_knn.estimators import (
     Exact,
     MonteCarlo,
     Switched,
-    draws,
     exact,
     patch_posterior,
     pca_locality,
 )
-from lit_knn.reference import ReferenceSet, ShardedReferenceSet, streaming
+from lit_knn.reference import ReferenceSet, ShardedReferenceSet, gathered, streaming
 from lit_knn.theory.posterior import posterior_mean
 from tests.any_data import all_images
 from tests.every_estimator import every_estimator
@@ -200,7 +199,7 @@ def test_the_density_of_a_class_is_that_over_its_images_and_others_have_none():
 # Memory for a few images or latents at a time.
 LITTLE = {
     memory: {"WORK_BYTES": 8 * 400},
-    draws: {"GATHER_BYTES": 4 * 16 * 16 * 3},
+    gathered: {"GATHER_BYTES": 4 * 16 * 16 * 3},
     exact: {"CHUNK_BYTES": 4 * 16 * 7, "SCORE_BYTES": 1, "MIN_LATENTS": 3, "TERMS": 20},
     patch_posterior: {"STATE_BYTES": 1, "ITEMS": 3},
     pca_locality: {"SIDE": 1},

@@ -111,15 +111,6 @@ REFUSED = [
         lambda: Wiener(4).bind(reference()).warped_mean(Z[:4], 1.0, UNWARPED, Z[:4]),
         "cannot estimate .* warped images",
     ),
-    (
-        lambda: Exact().bind(vectors()).warped_mean(torch.zeros(4, 12), 1.0, UNWARPED, None),
-        "only images",
-    ),
-    (lambda: exact().warped_mean(Z[:4], 1.0, UNWARPED, None), "needs x_source, the clean images"),
-    (
-        lambda: exact().warped_mean(Z, 1.0, UNWARPED, Z),
-        r"warp must have 5 maps, got flips \(4, 2\)",
-    ),
     # the set and the process
     (lambda: reference().locate(Z[..., :3]), "z has shape"),
     (

@@ -7,8 +7,8 @@ from scipy.ndimage import map_coordinates
 
 from lit_knn.common import memory
 from lit_knn.common.rng import keyed_generator
-from lit_knn.estimators import KNN, STF, Exact, OneSample, SubspaceKNN, UniformSNIS, draws
-from lit_knn.reference import ReferenceSet
+from lit_knn.estimators import KNN, STF, Exact, OneSample, SubspaceKNN, UniformSNIS
+from lit_knn.reference import ReferenceSet, gathered
 from lit_knn.theory.posterior import cross_sq_dist, log_posterior, posterior_mean
 from lit_knn.theory.warp import Warp
 from tests.toys import all_warped, noisy
@@ -111,7 +111,7 @@ def test_subspace_knn_is_exact_where_it_gathers_all_images_and_better_with_more(
     assert error(N) < 1e-9
     assert t < 1 or error(30) < error(8) / 2
     whole = error(12)
-    monkeypatch.setattr(draws, "GATHER_BYTES", 4 * 16 * 128 * 2)  # two rows of 16 images
+    monkeypatch.setattr(gathered, "GATHER_BYTES", 4 * 16 * 128 * 2)  # two rows of 16 images
     torch.testing.assert_close(error(12), whole, rtol=1e-3, atol=1e-9)
 
 

@@ -1,0 +1,167 @@
+"""What makes an estimator: its flags, the hooks that a subclass implements, and the one place that calls them."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from typing import ClassVar, NamedTuple, Self, TypeVar
+
+import torch
+from torch import Generator, Tensor
+
+from lit_knn.common.errors import InputError
+from lit_knn.common.rng import seeded_from
+from lit_knn.common.settings import RecordsArguments
+from lit_knn.estimators.checks import Query, checked_mean, refusal
+from lit_knn.estimators.counts import Limit, fit_counts
+from lit_knn.reference import ReferenceSet
+from lit_knn.theory.warp import Warp
+
+T = TypeVar("T")
+
+
+class Holdings(NamedTuple):
+    """Memory that an estimator needs in addition to the images."""
+
+    neighbours: int = 0
+    """Neighbours searched per z; 0 if the estimator needs no index."""
+
+    arrays: Mapping[str, int] = {}
+    """Bytes by array name; arrays that estimators share have the same name."""
+
+    indexes: int = 1
+    """Indexes that hold all images."""
+
+
+class Hooks(RecordsArguments, ABC):
+    """The flags and hooks of an estimator, and the place that calls them. `Estimator` has the public methods."""
+
+    needs_reference = True
+    """Whether the estimator needs `bind` before use."""
+
+    deterministic = False
+    """Whether equal z, t and x_source always give equal estimates. The hook then gets no generator."""
+
+    uses_source = False
+    """Whether the estimate depends on `x_source`. If not, the hook gets None for `x_source`."""
+
+    takes_labels = False
+    """Whether the hook takes labels, (B,) int64 or None, as one more argument. `ByClass` adds labels to any other."""
+
+    num_classes = 0
+    """Number of classes that the estimator knows without a reference set, as a network does; 0 for none."""
+
+    shardable = False
+    """Whether the estimates stay the same on a `ShardedReferenceSet`, where each process holds a part of the set.
+
+    A shardable estimator accesses the set only through `search`, `gather`, `take`, `fetch` and `over_shards`. It calls
+    them equally often on every rank, and never reads `images`. A subclass does not inherit the flag, because its code
+    may break these rules. It must set the flag itself.
+    """
+
+    delegates = False
+    """Whether the hook only passes its arguments to other estimators, by `mean_of`. They copy them and draw."""
+
+    limits: ClassVar[Mapping[str, Limit]] = {}
+    """Options that count images or components, with their limits. `bind` reduces their defaults to these limits."""
+
+    _reference: ReferenceSet | None = None
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        if "shardable" not in vars(cls):
+            cls.shardable = False
+        # That of the base is another mean.
+        if "_posterior_mean" in vars(cls) and "_warped_mean" not in vars(cls):
+            cls._warped_mean = Hooks._warped_mean  # type: ignore[method-assign]
+
+    @abstractmethod
+    def _posterior_mean(
+        self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: Generator | None
+    ) -> Tensor:
+        """Hook for `posterior_mean` that a subclass implements. The hook may overwrite its checked arguments.
+
+        Draws without the generator are reproducible, too, because PyTorch's own generator is seeded from the caller's
+        generator.
+
+        Args:
+            z: (B, *shape), on the device of the set; B >= 1, or B >= 0 on sharded sets.
+            t: (B, 1, …, 1), float64, in the shape of `z`.
+            x_source: (B, *shape) or None; always None unless `uses_source`.
+            generator: source of all randomness, or None; always None if `deterministic`.
+
+        Returns:
+            (B, *shape), of any float type.
+        """
+
+    def _warped_mean(
+        self, z: Tensor, t: Tensor, warp: Warp, x_source: Tensor, generator: Generator | None
+    ) -> Tensor:
+        """Hook for `warped_mean`. Its arguments are those of `_posterior_mean`; `x_source` is always given."""
+        raise NotImplementedError
+
+    def log_density_of(self, query: Query) -> Tensor:
+        """Hook for `log_density`: (B,) float64. The arguments are checked."""
+        raise refusal(self, "it computes no density; Exact and ByClass(Exact()) do")
+
+    def bind(self, reference: ReferenceSet) -> Self:
+        """Bind the estimator, no copy of it, to the reference set that it averages over. Returns self.
+
+        Raises:
+            InputError: the settings do not fit the set, such as k > N; it is sharded, and the estimator not shardable.
+        """
+        if reference.sharded and not self.shardable:
+            raise InputError(
+                f"{type(self).__name__} needs the whole reference set on each rank, this one is sharded"
+            )
+        fit_counts(self, reference)
+        self._reference = reference
+        return self
+
+    def holds(self, N: int, d: int, pixels: bool, device: torch.device) -> Holdings | None:
+        """Predict the memory that the estimator will hold on `device`, for N images of dimension d, or None if unknown.
+
+        N includes mirrored images and the images of other ranks. `pixels` is true if the images are uint8.
+        """
+        return None
+
+    @property
+    def can_warp(self) -> bool:
+        """Tells whether `warped_mean` works."""
+        return type(self)._warped_mean is not Hooks._warped_mean
+
+    def check_levels(self, lowest: float, highest: float) -> None:
+        """Raise InputError if the estimator itself has a noise level (`Switched`) outside the levels of a run."""
+
+    @property
+    def reference(self) -> ReferenceSet:
+        """The bound reference set. Raises InputError if `bind` was not called."""
+        if self._reference is None:
+            raise InputError(f"{type(self).__name__} is used before bind(reference)")
+        return self._reference
+
+    def has_nothing_to_do(self, query: Query) -> bool:
+        """Return whether the batch is empty, and no other rank waits for this rank's part of the set."""
+        return len(query.z) == 0 and not (self.needs_reference and self.reference.sharded)
+
+    def mean_of(self, query: Query) -> Tensor:
+        """Call the hook with checked arguments, and check the result. An estimator of parts calls it of its parts."""
+        hook = self._posterior_mean if query.warp is None else self._warped_mean
+        return checked_mean(self, self._call(hook, query), query.z)
+
+    def _call(self, hook: Callable[..., T], query: Query) -> T:
+        """Call a hook with what its flags say. It may overwrite its arguments, and draw without its generator."""
+        z, t, x_source, generator, labels, warp = query
+        if not self.uses_source and warp is None:
+            x_source = None
+        if self.deterministic:
+            generator = None
+
+        # Without latents, as on a rank that only answers for its shard, do not advance the generator.
+        seed = generator if len(z) and not self.delegates else None
+        if not self.delegates:
+            z, t = z.clone(), t.clone()
+            x_source = None if x_source is None else x_source.clone()
+
+        maps = () if warp is None else (warp,)
+        options = {"labels": labels} if self.takes_labels else {}
+        with seeded_from(seed):
+            return hook(z, t, *maps, x_source, generator, **options)
