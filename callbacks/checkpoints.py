@@ -1,7 +1,7 @@
 """Checkpoints after steps of a training, such as one at each multiple of a number of images."""
 
 from pathlib import Path
-from typing import Any
+from typing import cast
 
 import pytorch_lightning as pl
 from lightning_utilities.core.rank_zero import rank_zero_warn
@@ -15,10 +15,18 @@ from lit_knn.modules.base import EstimatorTraining
 from lit_knn.runs.names import expanded
 
 
+def images_seen(pl_module: pl.LightningModule) -> int:
+    """Return how many images a training module of this project has seen, over all ranks."""
+    return int(cast(EstimatorTraining, pl_module).images_seen)
+
+
 class StepCheckpoint(Checkpoint):
     """Saves after an optimiser step, but nothing if a weight is not finite.
 
-    So the last good checkpoint stays. A subclass implements `name_of_file`.
+    So the last good checkpoint stays. A subclass implements `name_of_file`. Lightning's
+    `ModelCheckpoint` saves weights that are not finite, too; it counts steps and no images, does
+    not save when a signal or a callback ends the run, and after an error all ranks would have to
+    save.
 
     Args:
         dirpath: the folder, by default `checkpoints/` in the run's folder.
@@ -29,7 +37,7 @@ class StepCheckpoint(Checkpoint):
         self.last_saved: str | None = None  # the checkpoint that this run saved last
         self._step = 0
 
-    def name_of_file(self, trainer: pl.Trainer, pl_module: Any) -> str | None:
+    def name_of_file(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> str | None:
         """Return the name of the file that this step asks for, or None."""
         raise NotImplementedError
 
@@ -53,7 +61,7 @@ class StepCheckpoint(Checkpoint):
         self.last_saved = None
 
     def on_train_batch_end(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, *_: Any
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, *_: object
     ) -> None:
         """Save if the batch ended a step that asks for it; other batches only add gradients."""
         if trainer.global_step <= self._step:
@@ -109,14 +117,14 @@ class CheckpointByImages(StepCheckpoint):
             problem = f"{folder} has checkpoints of another training"
             raise InputError(f"CheckpointByImages: {problem}; give another dirpath")
 
-    def on_train_start(self, trainer: pl.Trainer, pl_module: Any) -> None:
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         super().on_train_start(trainer, pl_module)
-        self._passed = pl_module.images_seen // self.every_n_images
+        self._passed = images_seen(pl_module) // self.every_n_images
 
-    def name_of_file(self, trainer: pl.Trainer, pl_module: Any) -> str | None:
+    def name_of_file(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> str | None:
         """Name the file by the images seen if they passed a multiple."""
         passed_before = self._passed
-        self._passed = pl_module.images_seen // self.every_n_images
+        self._passed = images_seen(pl_module) // self.every_n_images
         if self._passed <= passed_before:
             return None
-        return f"images_seen={pl_module.images_seen}.ckpt"
+        return f"images_seen={images_seen(pl_module)}.ckpt"

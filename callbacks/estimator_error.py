@@ -1,13 +1,12 @@
 """Measure bias, variance and MSE (Eq. 15) of estimators over noise levels; draw Figure 3."""
 
 from pathlib import Path
-from typing import Any
 
 from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_only
 
 from lit_knn.callbacks.measurement import Measurement
 from lit_knn.common.errors import prefixed
-from lit_knn.common.tables import write_rows
+from lit_knn.common.tables import Row, write_rows
 from lit_knn.estimators import Estimator
 from lit_knn.figures import figure3
 from lit_knn.metrics import ErrorCurve
@@ -65,7 +64,7 @@ class EstimatorError(Measurement):
 
     def evaluate(self) -> None:
         """Measure all levels, and write the table after each."""
-        rows: list[dict[str, Any]] = []
+        rows: list[Row] = []
         table = self.run_folder / CSV_NAME
         with self.bar(self.curve.estimates, "Estimator error", " estimates", leave=True) as bar:
             for level in self.curve.levels(self.reference, self.seed, bar.update):
@@ -77,11 +76,11 @@ class EstimatorError(Measurement):
         self._draw(rows, table)
 
     @rank_zero_only
-    def _draw(self, rows: list[dict[str, Any]], table: Path) -> None:
+    def _draw(self, rows: list[Row], table: Path) -> None:
         picture = self.save_figure(figure3(rows), FIGURE_NAME, f"estimator/{FIGURE_NAME}")
         rank_zero_info(f"Estimator error is in {table} and {picture}")
 
-    def _log_peaks(self, name: str, levels: list[dict[str, Any]]) -> None:
+    def _log_peaks(self, name: str, levels: list[Row]) -> None:
         """Log the largest errors of an estimator.
 
         Args:

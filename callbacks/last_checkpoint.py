@@ -1,7 +1,5 @@
 """The last checkpoint of a training, from which it can go on after any end."""
 
-from typing import Any
-
 import pytorch_lightning as pl
 from lightning_utilities.core.rank_zero import rank_zero_warn
 
@@ -70,7 +68,7 @@ class LastCheckpoint(StepCheckpoint):
         self._saved_step = trainer.global_step  # A save that fails is not tried again.
         super().save(trainer, name)
 
-    def name_of_file(self, trainer: pl.Trainer, pl_module: Any) -> str | None:
+    def name_of_file(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> str | None:
         """Ask for a file every `every_n_steps` steps and at the last.
 
         The weights are still the current ones; averages replace them later.
@@ -83,13 +81,13 @@ class LastCheckpoint(StepCheckpoint):
         return None
 
     def on_before_optimizer_step(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, *_: Any
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, *_: object
     ) -> None:
         """From now on the weights change."""
         self._whole = False
 
     def on_train_batch_end(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, *args: Any
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, *args: object
     ) -> None:
         self._whole = trainer.global_step > self._step
         super().on_train_batch_end(trainer, pl_module, *args)
@@ -101,12 +99,12 @@ class LastCheckpoint(StepCheckpoint):
 
     def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Save before a validation, which may be long, so that one can interrupt it."""
-        if self._fits(trainer) and self._whole and self._saved_step != trainer.global_step:
+        if self._is_between_steps(trainer) and self._saved_step != trainer.global_step:
             self.save(trainer)
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Save again after a validation, with what callbacks keep of it, as the best value."""
-        if self._fits(trainer) and self._whole and self._saved_step == trainer.global_step:
+        if self._is_between_steps(trainer) and self._saved_step == trainer.global_step:
             self.save(trainer)
 
     def on_exception(
@@ -125,6 +123,5 @@ class LastCheckpoint(StepCheckpoint):
         except (InputError, NonFiniteLossError) as error:  # The first error is the one to report.
             rank_zero_warn(str(error))
 
-    @staticmethod
-    def _fits(trainer: pl.Trainer) -> bool:
-        return trainer.state.fn == "fit" and not trainer.sanity_checking
+    def _is_between_steps(self, trainer: pl.Trainer) -> bool:
+        return self._whole and trainer.state.fn == "fit" and not trainer.sanity_checking

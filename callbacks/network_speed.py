@@ -1,7 +1,5 @@
 """Make networks faster: compile them, and store them channels last in memory."""
 
-from typing import Any
-
 import pytorch_lightning as pl
 import torch
 from torch import Tensor, nn
@@ -36,7 +34,7 @@ class NetworkSpeed(pl.Callback):
         self.channels_last = channels_last
         self.backend = backend
 
-    def setup(self, trainer: pl.Trainer, pl_module: Any, stage: str) -> None:
+    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Change the network before DDP reads it.
 
         It is changed in place, so that its parameters keep their names.

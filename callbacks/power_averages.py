@@ -2,19 +2,21 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import cast
 
 import pytorch_lightning as pl
 import torch
 from lightning_utilities.core.rank_zero import rank_zero_warn
 
-from lit_knn.common.checkpoint_file import kept_in
+from lit_knn.callbacks.checkpoints import images_seen
+from lit_knn.common.checkpoint_file import Content, kept_in
 from lit_knn.common.distributed import on_first_rank
 from lit_knn.common.errors import InputError, check_at_least, prefixed
 from lit_knn.common.files import make_folder
 from lit_knn.modules.averaging import TrackedAverages, checked_lengths, make_snapshot
+from lit_knn.modules.base import EstimatorTraining
 from lit_knn.runs.checkpoints import WholeCheckpointIO
-from lit_knn.runs.folder import SNAPSHOTS_FOLDER
+from lit_knn.runs.kept_files import SNAPSHOTS_FOLDER
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
@@ -67,9 +69,9 @@ class PowerAverages(pl.Callback):
         self._folder = Path(trainer.log_dir or trainer.default_root_dir) / SNAPSHOTS_FOLDER
         on_first_rank(lambda: make_folder(self._folder))
 
-    def on_train_start(self, trainer: pl.Trainer, pl_module: Any) -> None:
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Check that the averages begin with the training, and remove later snapshots."""
-        seen = pl_module.images_seen
+        seen = images_seen(pl_module)
         if seen and not self._resumed:
             problem = f"the checkpoint, of {seen} images, has no such averages"
             reason = "and they need the whole training"
@@ -95,15 +97,18 @@ class PowerAverages(pl.Callback):
             rank_zero_warn(f"{path} is removed: {resumes}, and makes it again")
             path.unlink()
 
-    def on_train_batch_end(self, trainer: pl.Trainer, pl_module: Any, *args: Any) -> None:
+    def on_train_batch_end(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, *args: object
+    ) -> None:
         """Update the averages after a step, and write a snapshot if it is time."""
         if trainer.global_step == self._step:
             return  # The batch was only accumulated.
         self._step = trainer.global_step
 
         assert self._tracked is not None
-        seen = pl_module.images_seen
-        self._tracked.update(pl_module, seen - pl_module.images_of_step, seen)
+        module = cast(EstimatorTraining, pl_module)
+        seen = module.images_seen
+        self._tracked.update(module, seen - module.images_of_step, seen)
 
         # The last one comes before a validation: an interrupted validation is not done again.
         if seen // self.every_n_images > self._passed or trainer.global_step == trainer.max_steps:
@@ -115,7 +120,7 @@ class PowerAverages(pl.Callback):
         if trainer.global_step != trainer.max_steps:
             self._write(trainer, pl_module)
 
-    def _write(self, trainer: pl.Trainer, pl_module: Any) -> None:
+    def _write(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Write a snapshot of the averages as they are, if they are finite."""
         assert self._tracked is not None
         snapshot = make_snapshot(trainer, pl_module, self._tracked, DTYPES[self.dtype])
@@ -129,12 +134,12 @@ class PowerAverages(pl.Callback):
         if not getattr(trainer, "fast_dev_run", False):  # The next trial would find it.
             on_first_rank(lambda: WholeCheckpointIO().save_checkpoint(snapshot, path))
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> Content:
         if self._tracked is None:
             return {}
         return self._tracked.state_dict()
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+    def load_state_dict(self, state_dict: Content) -> None:
         if self._tracked is not None and state_dict:
             with prefixed("PowerAverages"):
                 self._tracked.load_state_dict(state_dict)

@@ -2,7 +2,6 @@
 
 import sys
 from contextlib import suppress
-from typing import Any
 
 import pytorch_lightning as pl
 from pytorch_lightning.callbacks import TQDMProgressBar
@@ -16,7 +15,7 @@ class StepProgressBar(TQDMProgressBar):
     With small data sets an epoch takes seconds, and a run has thousands of them.
     """
 
-    def on_train_start(self, trainer: pl.Trainer, *_: Any) -> None:
+    def on_train_start(self, trainer: pl.Trainer, *_: object) -> None:
         """Set the bar to the steps of the whole run."""
         super().on_train_start()
         bar = self.train_progress_bar
@@ -27,14 +26,14 @@ class StepProgressBar(TQDMProgressBar):
         if not sys.stdout.isatty():
             bar.mininterval = SECONDS_BETWEEN_LINES_IN_A_FILE
 
-    def on_train_epoch_start(self, trainer: pl.Trainer, *_: Any) -> None:
+    def on_train_epoch_start(self, trainer: pl.Trainer, *_: object) -> None:
         """Keep counting steps; the bar does not start again at each epoch."""
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Keep counting steps."""
 
     def on_train_batch_end(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, *_: Any
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, *_: object
     ) -> None:
         """Move the bar if the batch ended a step."""
         bar = self.train_progress_bar

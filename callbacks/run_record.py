@@ -43,7 +43,7 @@ class RunRecord(pl.Callback):
         self._write(trainer, pl_module)
 
     def on_save_checkpoint(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, *_: Any
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, *_: object
     ) -> None:
         self._write(trainer, pl_module)
 

@@ -5,7 +5,7 @@ import os
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import pytorch_lightning as pl
@@ -20,8 +20,9 @@ from lit_knn.common.distributed import on_first_rank
 from lit_knn.common.errors import InputError, printable
 from lit_knn.common.files import written_whole
 from lit_knn.common.pixels import are_pictures, to_uint8
-from lit_knn.common.tables import write_rows
+from lit_knn.common.tables import Row, write_rows
 from lit_knn.figures import captioned, sample_picture
+from lit_knn.modules.conditioning import Conditioning
 from lit_knn.runs.names import expanded
 from lit_knn.runs.run import decoded
 
@@ -89,12 +90,12 @@ class SampleWriter(BasePredictionWriter):
     def write_on_batch_end(
         self,
         trainer: pl.Trainer,
-        pl_module: Any,
+        pl_module: pl.LightningModule,
         result: Tensor,
-        indices: Any,
+        indices: object,
         batch: Tensor,
         batch_idx: int,
-        *_: Any,
+        *_: object,
     ) -> None:
         """Write one batch of samples and its seeds to a file.
 
@@ -126,13 +127,13 @@ class SampleWriter(BasePredictionWriter):
             with written_whole(self._folder / f"{seed:06d}.png", flush=False) as partial:
                 to_pil_image(image.transpose(1, 2, 0)).save(partial)
 
-    def on_predict_epoch_end(self, trainer: pl.Trainer, pl_module: Any) -> None:
+    def on_predict_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Join the batches of all ranks in the order of their seeds."""
         trainer.strategy.barrier()
         self._join(trainer, pl_module)
 
     @rank_zero_only
-    def _join(self, trainer: pl.Trainer, pl_module: Any) -> None:
+    def _join(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Write all samples, their classes and the picture, and remove the files of batches."""
         shards = self._read_shards(trainer.world_size)
         seeds = np.concatenate([shard["seeds"] for shard in shards])
@@ -142,14 +143,19 @@ class SampleWriter(BasePredictionWriter):
         order = np.argsort(seeds)
         seeds, images = seeds[order], images[order]
         drawn = np.sort(drawn)
-        classes = _classes(pl_module, drawn)
+        conditioning = _conditioning(pl_module)
+        classes, names = None, None
+        if conditioning is not None:
+            labels = conditioning.of_samples(torch.from_numpy(drawn), torch.device("cpu"))
+            classes = None if labels is None else labels.numpy()
+            names = conditioning.class_names
         self._draw(images, len(drawn))
 
         is_picture = images.dtype == np.uint8
         if self.format == "npz" or not is_picture:
             self._write_npz(images, seeds, classes)
         elif classes is not None:
-            self._write_classes(drawn, classes, pl_module.conditioning.class_names)
+            self._write_classes(drawn, classes, names)
         shutil.rmtree(self._shards)
 
     def _read_shards(self, ranks: int) -> list[dict[str, np.ndarray]]:
@@ -206,12 +212,12 @@ class SampleWriter(BasePredictionWriter):
             names: of the classes, if they have some.
         """
         labels = []
-        rows: list[dict[str, Any]] = []
+        rows: list[Row] = []
         for seed, number in zip(seeds.tolist(), classes.tolist(), strict=True):
             file = f"{seed:06d}.png"
             labels.append([file, number])
 
-            row = {"file": file, "class": number}
+            row: Row = {"file": file, "class": number}
             if names:
                 row["name"] = printable(names[number])
             rows.append(row)
@@ -234,11 +240,9 @@ def _check_finite(samples: Tensor, seeds: Tensor) -> None:
         raise InputError(f"SampleWriter: {problem}: check weights and noise levels")
 
 
-def _classes(pl_module: Any, seeds: np.ndarray) -> np.ndarray | None:
-    """Return the class of the sample of each seed, (N,), or None if samples have no class."""
-    conditioning: Any = getattr(pl_module, "conditioning", None)
+def _conditioning(pl_module: pl.LightningModule) -> Conditioning | None:
+    """Return what gives samples their classes, or None if they have none."""
+    conditioning: Conditioning | None = getattr(pl_module, "conditioning", None)
     if not conditioning or pl_module.hparams.get("guidance", 1) <= 0:
         return None
-
-    labels: Tensor = conditioning.of_samples(torch.from_numpy(seeds), torch.device("cpu"))
-    return labels.numpy()
+    return conditioning

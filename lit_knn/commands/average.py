@@ -19,6 +19,7 @@ from lit_knn.common.errors import InputError, prefixed
 from lit_knn.modules.averaging import checked_lengths, exponent
 from lit_knn.runs.checkpoints import AVERAGE_KEY, WholeCheckpointIO
 from lit_knn.runs.folder import RunFolder
+from lit_knn.runs.kept_files import kept_snapshots
 
 Snapshot = dict[str, Any]
 AVERAGES_FOLDER = "averages"
@@ -114,7 +115,7 @@ def write_averages(
 
 def read_snapshots(run: Path, images: int | None) -> list[Snapshot]:
     """Read the snapshots of a run up to the one of `images` images seen. Their tensors are loaded when used."""
-    paths = RunFolder(run).kept_snapshots()
+    paths = kept_snapshots(RunFolder(run))
     if images is not None and images not in paths:
         by_distance = sorted(paths, key=lambda seen: abs(seen - images))
         nearest = ", ".join(map(str, by_distance[:3]))

@@ -15,7 +15,8 @@ from lit_knn.common.errors import InputError, check_at_least, prefixed
 from lit_knn.common.tables import TITLES, Row
 from lit_knn.figures import average_curve, checkpoint_curve, save_figure
 from lit_knn.runs.checkpoints import read_training
-from lit_knn.runs.folder import RunFolder, averages_in
+from lit_knn.runs.folder import RunFolder
+from lit_knn.runs.kept_files import averages_in, kept_checkpoints
 
 
 class BestCheckpoint(pl.Callback):
@@ -85,7 +86,7 @@ class BestCheckpoint(pl.Callback):
         if averages:
             return averages, "ema"
 
-        return RunFolder(self.run).kept_checkpoints(self.folder, max_steps), "images_seen"
+        return kept_checkpoints(RunFolder(self.run), self.folder, max_steps), "images_seen"
 
     def on_predict_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Measure the remaining checkpoints, then draw and print the result."""

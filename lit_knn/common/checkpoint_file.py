@@ -4,12 +4,14 @@ import os
 import re
 import zipfile
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
 from lit_knn.common.errors import InputError, first_line
 
+Content: TypeAlias = dict[str, Any]
+"""The content of a checkpoint: Lightning's keys, and those that modules, data and callbacks add."""
 MODEL_KEY = "generative_model"
 """Key of the model's description in a checkpoint, with the prefix of the network's weights in `state_dict`."""
 CHECKPOINTS = "checkpoints"

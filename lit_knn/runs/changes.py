@@ -3,9 +3,9 @@
 import filecmp
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 from lit_knn.runs.harmless import watches
+from lit_knn.runs.names import Options
 
 # Lightning's other names of a precision.
 PRECISIONS = {None: "32-true", "32": "32-true", "16": "16-mixed", "bf16": "bf16-mixed"}
@@ -25,9 +25,8 @@ USES = (
 # These options choose some of the images; a command that does not train is free to choose others.
 CHOICES = ("hflip", "held_out", "train_images")
 
-Options = Mapping[str, Any]
 # An option's name on the command line, with its two values.
-Changes = dict[str, tuple[Any, Any]]
+Changes = dict[str, tuple[object, object]]
 
 
 def changes(before: Options, now: Options) -> Changes:
@@ -63,12 +62,12 @@ def data_changes(before: Options, now: Options, trains: bool) -> Changes:
         ignored.update(CHOICES)
     different = changes({"data": before.get("data")}, {"data": now.get("data")})
 
-    described = {}
+    of_data = {}
     for name, pair in different.items():
         # null is the data module's own choice.
         if None not in pair and ignored.isdisjoint(name.split(".")):
-            described[name] = pair
-    return described
+            of_data[name] = pair
+    return of_data
 
 
 def described(different: Changes, limit: int = 3) -> str:
@@ -84,7 +83,7 @@ def described(different: Changes, limit: int = 3) -> str:
     return "; ".join(words)
 
 
-def _simplified(options: Options) -> dict[str, Any]:
+def _simplified(options: Options) -> Options:
     """Leave out callbacks that only watch, and bring values with several names to one."""
     trainer = dict(options.get("trainer") or {})
     callbacks = trainer.get("callbacks") or []
@@ -103,7 +102,7 @@ def _simplified(options: Options) -> dict[str, Any]:
     return {**options, "trainer": trainer}
 
 
-def _pairs(options: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+def _pairs(options: object, name: str = "") -> Iterator[tuple[str, object]]:
     """Yield name and value of each option in a nested configuration, as on the command line.
 
     `model.net` is the class of the net, and `model.net.channels` one of its options.
@@ -127,7 +126,7 @@ def _pairs(options: Any, name: str = "") -> Iterator[tuple[str, Any]]:
         yield from _pairs(value, full_name)
 
 
-def _same(name: str, before: Any, now: Any) -> bool:
+def _same(name: str, before: object, now: object) -> bool:
     """Tell whether two values of an option mean the same."""
     if before == now:
         return True
@@ -155,8 +154,5 @@ def _same_bytes(one: Path, other: Path) -> bool:
 
 def _sizes(folder: Path) -> dict[Path, int]:
     """Return the sizes of the files in a folder and below it, by their paths in the folder."""
-    sizes = {}
-    for path in folder.rglob("*"):
-        if path.is_file():
-            sizes[path.relative_to(folder)] = path.stat().st_size
-    return sizes
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    return {path.relative_to(folder): path.stat().st_size for path in files}

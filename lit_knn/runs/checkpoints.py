@@ -1,14 +1,12 @@
 """Writes and reads the checkpoints of a training: whole files, checked before they are used."""
 
 from pathlib import Path
-from typing import Any
 
 import torch
 from lightning_fabric.plugins.io.torch_io import TorchCheckpointIO
-from torch import Tensor
 
-from lit_knn.common.checkpoint_file import read_checkpoint_file
-from lit_knn.common.errors import InputError, first_line
+from lit_knn.common.checkpoint_file import Content, read_checkpoint_file
+from lit_knn.common.errors import InputError, causes, first_line
 from lit_knn.common.files import remove_partial, written_whole
 from lit_knn.runs.states import Owners, explained, unreadable, without
 
@@ -22,24 +20,25 @@ AVERAGE_KEY = "power_average"
 class WholeCheckpointIO(TorchCheckpointIO):
     """Replaces a checkpoint only when the new one is complete on the disk.
 
-    It reads only undamaged ones.
+    It reads only undamaged ones. Lightning's own class does not wait for the disk, and a file that
+    is cut short fails only when it is read.
     """
 
     # A checkpoint that was read already, with its path.
-    _read: tuple[str, dict[str, Any]] | None = None
+    _read: tuple[str, Content] | None = None
     # The names of those who keep states in the checkpoints, see `owners_of`.
     owners: Owners | None = None
 
-    def keep(self, path: str | Path, checkpoint: dict[str, Any]) -> None:
+    def keep(self, path: str | Path, checkpoint: Content) -> None:
         """Keep a checkpoint that was read and checked until it is loaded: it is read once."""
         self._read = str(path), checkpoint
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         """Leave the checkpoint behind: a process that is spawned reads it again."""
         return {}
 
     def save_checkpoint(
-        self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None
+        self, checkpoint: Content, path: str | Path, storage_options: object = None
     ) -> None:
         """Write a checkpoint beside its target, then rename it.
 
@@ -50,7 +49,7 @@ class WholeCheckpointIO(TorchCheckpointIO):
         path = Path(path)
         problems = unreadable(checkpoint)
         if not problems:
-            self._write(checkpoint, path)
+            _write(checkpoint, path)
             return
 
         # The run's other work is saved before the error ends it.
@@ -58,36 +57,12 @@ class WholeCheckpointIO(TorchCheckpointIO):
         reduced = without(checkpoint, problems)
         if reduced is None:
             raise InputError(f"{problem}; {path} is not written")
-        self._write(reduced, path)
+        _write(reduced, path)
         raise InputError(f"{problem}; {path} is saved without this")
 
-    def _write(self, checkpoint: dict[str, Any], path: Path) -> None:
-        """Write a checkpoint of which all parts can be read."""
-        try:
-            # A run that was killed may have left one. Only the first rank writes.
-            remove_partial(path)
-            with written_whole(path) as partial:
-                with partial.open("wb") as file:
-                    torch.save(checkpoint, file)
-                # A file that no command reads replaces none.
-                read_checkpoint_file(partial, mmap=True)
-        except (OSError, RuntimeError) as error:
-            # PyTorch raises a RuntimeError of its own while it handles the error of the file,
-            # which has the reason.
-            reason: BaseException | None = error
-            if not isinstance(reason, OSError):
-                reason = error.__context__
-            if not isinstance(reason, OSError):
-                raise
-
-            problem = f"{path} cannot be written: {first_line(reason)}"
-            if path.is_file():
-                problem += "; the one from before is kept"
-            raise InputError(problem) from error
-
     def load_checkpoint(
-        self, path: str | Path, map_location: Any = None, weights_only: bool | None = None
-    ) -> Any:
+        self, path: str | Path, map_location: object = None, weights_only: bool | None = None
+    ) -> Content:
         """Return the kept checkpoint, or read one onto the CPU without running code of it."""
         already_read = self._read
         self._read = None
@@ -96,7 +71,29 @@ class WholeCheckpointIO(TorchCheckpointIO):
         return read_checkpoint_file(path)
 
 
-def read_training(path: str | Path, to_resume: bool = False) -> dict[str, Any]:
+def _write(checkpoint: Content, path: Path) -> None:
+    """Write a checkpoint of which all parts can be read."""
+    try:
+        # A run that was killed may have left one. Only the first rank writes.
+        remove_partial(path)
+        with written_whole(path) as partial:
+            with partial.open("wb") as file:
+                torch.save(checkpoint, file)
+            # A file that no command reads replaces none.
+            read_checkpoint_file(partial, mmap=True)
+    except (OSError, RuntimeError) as error:
+        # PyTorch raises a RuntimeError of its own while it handles that of the file.
+        reason = next((cause for cause in causes(error) if isinstance(cause, OSError)), None)
+        if reason is None:
+            raise
+
+        problem = f"{path} cannot be written: {first_line(reason)}"
+        if path.is_file():
+            problem += "; the one from before is kept"
+        raise InputError(problem) from error
+
+
+def read_training(path: str | Path, to_resume: bool = False) -> Content:
     """Read and check a training's checkpoint; its tensors stay on the disk.
 
     Args:
@@ -108,30 +105,15 @@ def read_training(path: str | Path, to_resume: bool = False) -> dict[str, Any]:
         problem = "it is an average that was made after a training"
         raise InputError(f"{path} cannot be resumed from: {problem}")
 
-    _check_parts(checkpoint, path, to_resume)
-    _check_weights(checkpoint["state_dict"], path)
-    return checkpoint
-
-
-def _check_parts(checkpoint: dict[str, Any], path: str | Path, to_resume: bool) -> None:
-    """Raise InputError if the checkpoint lacks parts that are needed."""
     missing = [name for name in NEEDED if name not in checkpoint]
     use = "be used" if missing or not to_resume else "be resumed from"
     if to_resume:
         missing += [name for name in NEEDED_BY_FIT if name not in checkpoint]
-
     if missing:
         parts = " and no ".join(missing)
         raise InputError(f"{path} cannot {use}: the checkpoint has no {parts}")
 
-
-def _check_weights(weights: Any, path: str | Path) -> None:
-    """Raise InputError if the weights are not finite tensors."""
-    is_dict = isinstance(weights, dict)
-    if not is_dict or not all(isinstance(value, Tensor) for value in weights.values()):
-        problem = "its state_dict is not one of tensors"
-        raise InputError(f"{path} is no checkpoint of a training: {problem}")
-
-    for name, value in weights.items():
+    for name, value in checkpoint["state_dict"].items():
         if not value.isfinite().all():
             raise InputError(f"{path} has weights that are not finite: {name}")
+    return checkpoint

@@ -2,21 +2,20 @@
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from lit_knn.common.checkpoint_file import CHECKPOINTS, LAST_NAME
-from lit_knn.runs.folder import CONFIG_NAME, RunFolder, option_of
-from lit_knn.runs.job import is_first_process, is_of_job
-from lit_knn.runs.names import Options, folder_of_name, given_version
+from lit_knn.runs.folder import CONFIG_NAME, RunFolder
+from lit_knn.runs.lock import is_first_process
+from lit_knn.runs.names import Options, folder_of_name, given_version, is_of_job, option_of
 
 # The places between the words of a class's name: `UniformSNIS` is `Uniform` and `SNIS`.
 WORDS = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 
 
-@dataclass(frozen=True)
-class Request:
-    """Holds what decides on the folder of a run."""
+class Request(NamedTuple):
+    """What decides on the folder of a run."""
 
     trainer: Options
     model: Options
@@ -28,24 +27,23 @@ class Request:
         if self.checkpoint is None:
             return None
 
-        run = RunFolder(Path(self.checkpoint).parent.parent)
+        run = RunFolder(Path(self.checkpoint).parent.parent.resolve())
         has_config = (run.path / CONFIG_NAME).is_file()
-        if has_config and run.path.resolve().parent == folder_of_name(self.trainer).resolve():
+        if has_config and run.path.parent == folder_of_name(self.trainer).resolve():
             return run
         return None
 
 
-@dataclass(frozen=True)
-class Place:
-    """Where a run writes: a folder of this name, or a new one, `NAME_0`, `NAME_1` and so on."""
+class Place(NamedTuple):
+    """A folder: the one of this name, or a new one, `NAME_0`, `NAME_1` and so on."""
 
     parent: Path
     name: str
-    numbered: bool = False
+    is_new: bool = False
 
     def folder(self) -> Path:
-        """Return the path of the folder; a number is one above those that are in use."""
-        if not self.numbered:
+        """Return the path; the number of a new folder is one above those that are in use."""
+        if not self.is_new:
             return self.parent / self.name
 
         number = 0
@@ -59,7 +57,7 @@ class Place:
 def choose_folder(
     trainer: Options, model: Options, command: str = "fit", checkpoint: str | None = None
 ) -> RunFolder:
-    """Choose the folder of a run: where the first of `RULES` says, or else a new one.
+    """Choose the folder of a run: where the first of `RULES` says that fits.
 
     The first process makes it, but not for a plan.
 
@@ -69,21 +67,13 @@ def choose_folder(
         command: what the run does, such as `fit`.
         checkpoint: the one that the run starts from, if any.
     """
-    place = _place(Request(trainer, model, command, checkpoint))
+    request = Request(trainer, model, command, checkpoint)
+    places = (rule(request) for rule in RULES)
+    place = next(place for place in places if place is not None)
+
     if command == "plan" or not is_first_process():
         return RunFolder(place.folder())
     return _made(place)
-
-
-def _place(request: Request) -> Place:
-    """Return where the first rule that fits says, or else a new folder."""
-    for rule in RULES:
-        place = rule(request)
-        if place is not None:
-            return place
-
-    stem = version_stem(request.model)
-    return Place(folder_of_name(request.trainer), stem, numbered=True)
 
 
 def _version_of_logger(request: Request) -> Place | None:
@@ -99,8 +89,7 @@ def _folder_of_predictions(request: Request) -> Place | None:
     run = request.checkpoint_run()
     if request.command != "predict" or run is None:
         return None
-    parent = folder_of_name(request.trainer) / run.path.resolve().name
-    return Place(parent, "predict", numbered=True)
+    return Place(folder_of_name(request.trainer) / run.path.name, "predict", is_new=True)
 
 
 def _folder_of_resumed_run(request: Request) -> Place | None:
@@ -113,36 +102,25 @@ def _folder_of_resumed_run(request: Request) -> Place | None:
     if request.command not in ("fit", "plan") or request.checkpoint is None or run is None:
         return None
 
-    is_last = Path(request.checkpoint) == run.path / CHECKPOINTS / LAST_NAME
-    goes_on = is_last or is_of_job(request.checkpoint)
+    checkpoint = Path(request.checkpoint)
+    is_last = (checkpoint.parent.name, checkpoint.name) == (CHECKPOINTS, LAST_NAME)
+    goes_on = is_last or is_of_job(checkpoint)
     if goes_on and run.trained(request.model):
-        return Place(folder_of_name(request.trainer), run.path.resolve().name)
+        return Place(folder_of_name(request.trainer), run.path.name)
     return None
 
 
-# The first rule that fits says where a run writes. If none fits, it gets a new folder: the class
-# of its estimator with a number, such as `one_sample_0`.
+def _new_folder(request: Request) -> Place:
+    """A new run gets a new folder: the class of its estimator with a number, `one_sample_0`."""
+    return Place(folder_of_name(request.trainer), version_stem(request.model), is_new=True)
+
+
 RULES: tuple[Callable[[Request], Place | None], ...] = (
     _version_of_logger,
     _folder_of_predictions,
     _folder_of_resumed_run,
+    _new_folder,
 )
-
-
-def _made(place: Place) -> RunFolder:
-    """Make the folder of a place, and note which folders were missing."""
-    while True:
-        folder = place.folder()
-        missing = [path for path in (folder, *folder.parents) if not path.exists()]
-        place.parent.mkdir(parents=True, exist_ok=True)
-
-        try:
-            folder.mkdir(exist_ok=not place.numbered)
-        except FileExistsError:
-            if not place.numbered:  # It is a file.
-                raise
-            continue  # Another run has just made it.
-        return RunFolder(folder, tuple(missing))
 
 
 def version_stem(model: Options) -> str:
@@ -157,3 +135,19 @@ def version_stem(model: Options) -> str:
 
     class_name = named["class_path"].rpartition(".")[2]
     return WORDS.sub("_", class_name).lower().removeprefix("lit_")
+
+
+def _made(place: Place) -> RunFolder:
+    """Make the folder of a place, and note which folders were missing."""
+    while True:
+        folder = place.folder()
+        missing = [path for path in (folder, *folder.parents) if not path.exists()]
+        place.parent.mkdir(parents=True, exist_ok=True)
+
+        try:
+            folder.mkdir(exist_ok=not place.is_new)
+        except FileExistsError:
+            if not place.is_new:  # It is a file.
+                raise
+            continue  # Another run has just made it.
+        return RunFolder(folder, tuple(missing))

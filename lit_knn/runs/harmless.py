@@ -2,7 +2,8 @@
 
 import pkgutil
 from collections.abc import Iterable, Mapping
-from typing import Any
+
+from lit_knn.runs.names import Options
 
 # These options, and those below them, change when a run measures, logs and saves, what it shows,
 # how long it trains and on which devices. Its steps stay the same, so a run can go on with others.
@@ -63,7 +64,7 @@ WATCHERS = (
 OF_THE_WHOLE_TRAINING = "PowerAverages"
 
 
-def harmful(different: Iterable[str], model: Mapping[str, Any]) -> list[str]:
+def harmful(different: Iterable[str], model: Options) -> list[str]:
     """Return those options that change what a run trains.
 
     Args:
@@ -71,21 +72,18 @@ def harmful(different: Iterable[str], model: Mapping[str, Any]) -> list[str]:
         model: the configuration of the run's module. Its class says which of its options do not
             count.
     """
-    untrained: tuple[str, ...] = ()
+    harmless = list(HARMLESS)
     if "class_path" in model:
         kind = pkgutil.resolve_name(model["class_path"])
-        untrained = getattr(kind, "untrained_options", ())
-
-    harmless = list(HARMLESS)
-    for name in untrained:
-        harmless.append(f"model.{name}")
+        for name in getattr(kind, "untrained_options", ()):
+            harmless.append(f"model.{name}")
 
     # With a dot at its end, `trainer.logger` holds `trainer.logger.name`, but no other option.
     prefixes = tuple(f"{name}." for name in harmless)
     return [name for name in different if not f"{name}.".startswith(prefixes)]
 
 
-def watches(callback: Any) -> bool:
+def watches(callback: object) -> bool:
     """Tell whether the recipe of a callback is of one that changes nothing in the steps."""
     path = callback
     if isinstance(callback, Mapping):

@@ -1,4 +1,4 @@
-"""Reads from the options of a trainer and its loggers how a run is called: `runs/NAME/VERSION`."""
+"""Names of the folders of a run, `runs/NAME/VERSION/slurm_JOB`, from its options and its environment."""
 
 import os
 import pkgutil
@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from pytorch_lightning.loggers import CSVLogger, TensorBoardLogger
+from pytorch_lightning.plugins.environments import SLURMEnvironment
 
 from lit_knn.common.errors import InputError
 from lit_knn.common.files import at_home
@@ -18,6 +19,7 @@ DEFAULT_NAME = "lightning_logs"
 NAMES = ("project", "experiment_name", "name")
 
 Options = Mapping[str, Any]
+"""Options by name, nested as in a file config.yaml: those of a whole run, or of one part."""
 
 
 def folder_of_name(trainer: Options) -> Path:
@@ -74,3 +76,24 @@ def _logger_options(trainer: Options, kinds: tuple[type, ...] = (object,)) -> li
         if issubclass(pkgutil.resolve_name(logger["class_path"]), kinds):
             arguments.append(logger.get("init_args") or {})
     return arguments
+
+
+def option_of(model: Options, name: str) -> Any:
+    """Return an option of a model, or None if the model has no such option."""
+    return (model.get("init_args") or {}).get(name)
+
+
+def job_folder() -> str | None:
+    """Name the folder, in that of a run, that belongs to this SLURM job; None without SLURM.
+
+    It tells the job its run when it is queued again. Lightning writes a checkpoint into it when
+    SLURM's signal comes.
+    """
+    if not SLURMEnvironment.detect():
+        return None
+    return f"slurm_{os.environ.get('SLURM_JOB_ID')}"
+
+
+def is_of_job(checkpoint: str | Path) -> bool:
+    """Tell whether Lightning wrote this checkpoint when SLURM's signal came to this job."""
+    return Path(checkpoint).parent.name == job_folder()

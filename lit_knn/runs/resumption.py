@@ -10,7 +10,7 @@ import pytorch_lightning as pl
 from lit_knn.common.distributed import in_every_process
 from lit_knn.common.errors import InputError, prefixed
 from lit_knn.common.settings import flat_settings
-from lit_knn.runs.job import is_of_job
+from lit_knn.runs.names import is_of_job
 from lit_knn.runs.run import data_autoencoder, find_reference
 
 RUN_KEY = "run"

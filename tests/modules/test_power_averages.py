@@ -15,6 +15,7 @@ from lit_knn.common.errors import InputError
 from lit_knn.common.tables import read_rows
 from lit_knn.modules.averaging import exponent
 from lit_knn.runs.folder import RunFolder
+from lit_knn.runs.kept_files import kept_checkpoints
 from main import main
 from tests.command_lines import ROOT, refusal_of
 from tests.interrupted_runs import (
@@ -81,7 +82,7 @@ def trajectory(run):
     """The weights after each step, from its checkpoint, in one vector of float64, by images seen."""
     loaded = {
         seen: torch.load(path, weights_only=True)
-        for seen, path in RunFolder(run).kept_checkpoints().items()
+        for seen, path in kept_checkpoints(RunFolder(run)).items()
     }
     return {seen: vector(checkpoint["current_model_state"]) for seen, checkpoint in loaded.items()}
 

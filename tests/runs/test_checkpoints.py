@@ -21,6 +21,7 @@ from lit_knn.estimators import OneSample
 from lit_knn.modules import LitEDM
 from lit_knn.runs.checkpoints import WholeCheckpointIO, read_training
 from lit_knn.runs.folder import RunFolder
+from lit_knn.runs.kept_files import kept_checkpoints
 from tests import interrupted_runs
 from tests.interrupted_runs import file_size_limit, ict, load
 from tests.short_training import TRAINER
@@ -196,7 +197,7 @@ def test_kept_checkpoints_of_a_resumed_run_end_where_it_went_on_and_have_the_end
         tmp_path / "b", [250, 350], (370, 37), str(tmp_path / "a" / "checkpoints" / "last.ckpt")
     )
     for max_steps, end in ((-1, []), (38, []), (37, [370])):
-        found = RunFolder(tmp_path / "b").kept_checkpoints(max_steps=max_steps)
+        found = kept_checkpoints(RunFolder(tmp_path / "b"), max_steps=max_steps)
         assert list(found) == [100, 200, 250, 350, *end]
         assert [path.parent.parent.name for path in found.values()] == [
             "a",
@@ -210,9 +211,9 @@ def test_kept_checkpoints_of_a_resumed_run_end_where_it_went_on_and_have_the_end
     write_run(
         tmp_path / "e", [250, 350], (350, 35), str(tmp_path / "d" / "checkpoints" / "last.ckpt")
     )
-    assert list(RunFolder(tmp_path / "e").kept_checkpoints()) == [100, 200, 250, 350]
+    assert list(kept_checkpoints(RunFolder(tmp_path / "e"))) == [100, 200, 250, 350]
     write_run(tmp_path / "c", [100, 200], (200, 20))
-    found = RunFolder(tmp_path / "c").kept_checkpoints(max_steps=20)
+    found = kept_checkpoints(RunFolder(tmp_path / "c"), max_steps=20)
     assert [path.name for path in found.values()] == [
         "images_seen=100.ckpt",
         "images_seen=200.ckpt",

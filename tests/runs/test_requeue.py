@@ -22,8 +22,8 @@ from lit_knn.nets import UNet
 from lit_knn.runs.changes import changes, data_changes, described
 from lit_knn.runs.folder import RunFolder
 from lit_knn.runs.harmless import harmful
-from lit_knn.runs.job_starts import newest_of_job
 from lit_knn.runs.record import read_record
+from lit_knn.runs.starting import newest_of_job
 from main import main
 from tests.command_lines import DEMO, TINY, refusal_of
 from tests.interrupted_runs import QUIET, assert_same, killed

@@ -19,6 +19,7 @@ from lit_knn.common.errors import InputError
 from lit_knn.common.tables import read_rows
 from lit_knn.runs.folder import RunFolder
 from lit_knn.runs.folder_choice import choose_folder
+from lit_knn.runs.kept_files import kept_checkpoints
 from lit_knn.runs.record import read_record
 from main import main
 from tests.command_lines import DEMO, ROOT, TINY, refusal_of
@@ -142,7 +143,7 @@ def test_a_resumed_run_goes_on_in_its_folder_and_loses_nothing(capsys):
     assert [path.read_text() for path in RunFolder(RUN).earlier("config.yaml")] == [first]
     assert start_of("knn_0") == str(LAST)
     assert RunFolder(RUN).start() is None
-    assert list(RunFolder(RUN).kept_checkpoints()) == [32, 64, 96]
+    assert list(kept_checkpoints(RunFolder(RUN))) == [32, 64, 96]
     now = read_record(RUN)
     assert now.resumed_from is None
     assert (now.step, now.time.images, now.images_seen) == (6, 96, 96)
@@ -195,7 +196,7 @@ def test_what_is_no_continuation_gets_a_folder_of_its_own():
     # What has been resumed into another folder goes on there, and still knows where it began.
     fit(4, "--ckpt_path", last("own"))
     assert read_record(own).resumed_from == RunFolder(own).start() == str(LAST)
-    assert list(RunFolder(own).kept_checkpoints()) == [32, 64]
+    assert list(kept_checkpoints(RunFolder(own))) == [32, 64]
 
 
 def test_runs_without_a_logger_do_not_share_a_folder(monkeypatch, capsys):

@@ -12,9 +12,8 @@ from lit_knn.common.checkpoint_file import last_checkpoint
 from lit_knn.common.errors import InputError, prefixed
 from lit_knn.data import ReferenceDataModule
 from lit_knn.runs.checkpoints import WholeCheckpointIO
-from lit_knn.runs.job import job_folder
-from lit_knn.runs.job_starts import checkpoint_of_job
-from lit_knn.runs.starts import newest_checkpoint
+from lit_knn.runs.names import job_folder
+from lit_knn.runs.starting import checkpoint_of_job, newest_checkpoint
 
 
 def check_path(path: str | None, command: str, model: str) -> None:

@@ -33,8 +33,8 @@ from lit_knn.common.errors import InputError, causes, prefixed
 from lit_knn.runs.checkpoints import read_training
 from lit_knn.runs.folder import METRICS_NAME, RunFolder
 from lit_knn.runs.folder_choice import choose_folder
-from lit_knn.runs.job import is_first_process, job_folder
-from lit_knn.runs.names import FILE_LOGGERS, expanded, folder_of_name
+from lit_knn.runs.lock import is_first_process, lock_folder
+from lit_knn.runs.names import FILE_LOGGERS, expanded, folder_of_name, job_folder
 from lit_knn.runs.resumption import check_fit
 
 # These commands neither train nor read a checkpoint of a run.
@@ -282,7 +282,7 @@ class CLI(LightningCLI):
         self._version = str(self._run.path.relative_to(folder_of_name(options["trainer"])))
 
         if self.subcommand == "fit" and is_first_process():
-            self._run.lock()
+            lock_folder(self._run.path)
         for kind in FILE_LOGGERS:
             self.parser.add_instantiator(self._make_logger, kind, prepend=True)
 

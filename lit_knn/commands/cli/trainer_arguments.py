@@ -10,8 +10,7 @@ from pytorch_lightning.loggers import TensorBoardLogger
 from lit_knn.callbacks import StepProgressBar
 from lit_knn.commands.cli.trainer_options import validated_at_the_end
 from lit_knn.runs.folder import RunFolder
-from lit_knn.runs.job import job_folder
-from lit_knn.runs.names import folder_of_name
+from lit_knn.runs.names import folder_of_name, job_folder
 
 
 def arguments_of_every_run(options: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,0 +1,36 @@
+"""Says which process may write into the folder of a run."""
+
+import fcntl
+import os
+from io import TextIOWrapper
+from pathlib import Path
+
+from lightning_utilities.core.rank_zero import rank_zero_only
+
+from lit_knn.common.errors import InputError
+
+LOCK_NAME = ".lock"
+# The locks of this process; the system frees them when it ends.
+_locks: list[TextIOWrapper] = []
+
+
+def is_first_process() -> bool:
+    """Tell whether this is the first process of a run, before there is a trainer."""
+    node = os.environ.get("NODE_RANK", os.environ.get("GROUP_RANK", "0"))
+    return rank_zero_only.rank == 0 and node == "0"  # type: ignore[attr-defined]
+
+
+def lock_folder(folder: Path) -> None:
+    """Keep other processes from training in a folder as long as this process lives."""
+    file = (folder / LOCK_NAME).open("a")
+    try:
+        # Unlike flock, this lock is not shared with processes that a loader of data forks.
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except (BlockingIOError, PermissionError) as error:
+        file.close()
+        problem = f"{folder}: another process trains in this folder"
+        advice = "wait until it ends, or give another --trainer.logger.version"
+        raise InputError(f"{problem}; {advice}") from error
+    except OSError:
+        pass  # This file system knows no locks.
+    _locks.append(file)
