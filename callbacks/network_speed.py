@@ -1,5 +1,7 @@
 """Make networks faster: compile them, and store them channels last in memory."""
 
+from typing import cast
+
 import pytorch_lightning as pl
 import torch
 from torch import Tensor, nn
@@ -47,7 +49,7 @@ class NetworkSpeed(pl.Callback):
             problem = "PyTorch does not compile forward derivatives, which LitMeanFlow takes"
             raise InputError(f"NetworkSpeed: {problem}")
 
-        network: nn.Module = pl_module.network
+        network = cast(nn.Module, pl_module.network)
         if self.compile:
             self._try_compiler(trainer.strategy.root_device)
         if self.channels_last:
