@@ -19,7 +19,7 @@ import torch
 
 from lit_knn.common.errors import InputError, errors_in_one_line
 from lit_knn.data.image_files import read_image_files
-from lit_knn.data.image_source import Source
+from lit_knn.data.image_source import Origin, UnpreparedImages
 from lit_knn.data.prepared import Description
 from lit_knn.data.prepared_writer import write_prepared
 
@@ -69,8 +69,8 @@ def generated_source(
     size: int | None,
     classes: int | None,
     seed: int,
-) -> Source:
-    """Make a `Source` of generated images for `write_prepared`. `Recipe` explains `number`, `classes` and `seed`.
+) -> UnpreparedImages:
+    """Make generated images for `write_prepared`. `Recipe` explains `number`, `classes` and `seed`.
 
     `images` are (S, C, H, W) uint8 and `labels` (S,) int64, None for zeros. `size` is the width and height after
     bilinear resizing with antialiasing; None keeps those of the source.
@@ -112,9 +112,10 @@ def generated_source(
     digest = hashlib.sha256(padded.data)
     for array in (recipe.ids, recipe.weights, recipe.shifts, recipe.mirrored, recipe.labels):
         digest.update(array.data)
-    how = {"generated": number, "size": size, "classes": classes, "seed": seed}
-    origin = {"source": "", "options": how, "fingerprint": digest.hexdigest()}
-    return Source([f"generated image {i}" for i in range(number)], read, recipe.labels, origin)
+    how: dict[str, object] = {"generated": number, "size": size, "classes": classes, "seed": seed}
+    origin = Origin(source="", options=how, fingerprint=digest.hexdigest())
+    names = [f"generated image {i}" for i in range(number)]
+    return UnpreparedImages(names, read, recipe.labels, origin)
 
 
 def resizing(old: int, new: int) -> np.ndarray:

@@ -19,10 +19,10 @@ from lit_knn.modules.base import EstimatorTraining
 from lit_knn.modules.time_distributions import LogitNormalTimes, UniformTimes
 from lit_knn.nets.average_velocity import GAP_FEATURES
 from lit_knn.reference import ReferenceSet
+from lit_knn.sampling.noise_grid import karras_sigmas
 from lit_knn.sampling.schedules import (
     TuningSchedule,
     consistency_weight,
-    karras_sigmas,
     log_normal_sigmas,
     lognormal_step_probs,
 )

@@ -4,7 +4,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from lit_knn.data.decoding import Options
+from lit_knn.data.decoding import PrepareOptions
 from lit_knn.data.prepared import Description, skipped_path, verify
 from lit_knn.data.prepared_writer import prepare
 
@@ -48,7 +48,7 @@ def main(args: Sequence[str] | None = None) -> None:
         print(f"{options.verify}: {N:,} images are what was prepared")
         return
 
-    changes = Options(
+    changes = PrepareOptions(
         size=options.size,
         center_crop=options.center_crop,
         rgb=options.rgb,

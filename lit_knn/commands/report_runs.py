@@ -10,7 +10,7 @@ from typing import Any
 from lit_knn import estimators
 from lit_knn.commands.cli.save_config import pairs
 from lit_knn.common.checkpoint_file import KEPT_NAME, read_checkpoint_file
-from lit_knn.common.errors import InputError
+from lit_knn.common.errors import InputError, reading
 from lit_knn.common.tables import (
     AVERAGES_PREFIX,
     CHECKPOINTS_PREFIX,
@@ -18,7 +18,6 @@ from lit_knn.common.tables import (
     HELD_OUT,
     read_rows,
 )
-from lit_knn.data.files import reading
 from lit_knn.estimators.base import Estimator
 from lit_knn.estimators.counts import DEFAULTS
 from lit_knn.figures.training_curves import Points, TrainingCurve

@@ -6,12 +6,16 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import TYPE_CHECKING, TypeAlias, TypeVar, cast
 
 import torch
 import torch.distributed as dist
 
 from lit_knn.common.errors import InputError, LostProcessError, first_line
+
+# PyTorch may be built without processes.
+if TYPE_CHECKING:
+    Group: TypeAlias = dist.ProcessGroup | None  # None is the group of all processes
 
 T = TypeVar("T")
 
@@ -105,7 +109,7 @@ def _do_nothing() -> None:
     """Take part in a step in which this process has no work."""
 
 
-def _together(work: Callable[[], T], group: Any) -> list[Any]:
+def _together(work: Callable[[], T], group: "Group") -> list[T]:
     """Run `work`, wait for the other processes, and return the result of each process."""
     result: T | None = None
     error: Exception | None = None
@@ -117,7 +121,7 @@ def _together(work: Callable[[], T], group: Any) -> list[Any]:
     except Exception as raised:
         error, message = raised, f"{type(raised).__name__}: {raised}"
 
-    outcomes: list[Any] = [None] * dist.get_world_size()
+    outcomes = cast(list[tuple[T, str, str | None]], [None] * dist.get_world_size())
     with _losing_no_process():
         dist.all_gather_object(outcomes, (result, socket.gethostname(), message), group=group)
 
@@ -132,7 +136,7 @@ def _together(work: Callable[[], T], group: Any) -> list[Any]:
 
 
 @contextmanager
-def _patient_group() -> Iterator[Any]:
+def _patient_group() -> "Iterator[Group]":
     """Make a group of all processes besides the training's group, because NCCL stops waiting after minutes."""
     with _losing_no_process():
         # The first group waits minutes for all to arrive, the second longer for their work. Both
@@ -141,7 +145,7 @@ def _patient_group() -> Iterator[Any]:
         patient = dist.new_group(backend="gloo", timeout=PATIENCE)
 
     try:
-        yield patient
+        yield cast("Group", patient)
     finally:
         dist.destroy_process_group(arrival)
         dist.destroy_process_group(patient)
@@ -169,17 +173,17 @@ def machine_name() -> str:
     return f"{socket.gethostname()} {boot}"
 
 
-def cpu_group() -> Any:
+def cpu_group() -> "Group":
     """Make a group for `largest`, which exchanges numbers on the CPU, so that no GPU waits.
 
     All processes must call this.
     """
     if _is_alone() or dist.get_backend() == "gloo":
         return None
-    return dist.new_group(backend="gloo")
+    return cast("Group", dist.new_group(backend="gloo"))
 
 
-def all_reduce_max(values: Sequence[int], group: Any) -> list[int]:
+def all_reduce_max(values: Sequence[int], group: "Group") -> list[int]:
     """Return the maximum of each value over all processes.
 
     All processes must call this, with a group from `cpu_group`.
@@ -192,7 +196,7 @@ def all_reduce_max(values: Sequence[int], group: Any) -> list[int]:
     return each.tolist()
 
 
-def leave(group: Any) -> None:
+def leave(group: "Group") -> None:
     """Close a group from `cpu_group`. A process that ends with an open group may abort."""
     if group is not None and dist.is_initialized():
         dist.destroy_process_group(group)

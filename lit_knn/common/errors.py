@@ -1,5 +1,6 @@
 """Errors that end a run with one line."""
 
+import math
 import sys
 import sysconfig
 import traceback
@@ -50,6 +51,31 @@ def check_at_least(least: int, **options: float) -> None:
     for name, value in options.items():
         if not value >= least:
             raise InputError(f"{name} must be at least {least}, got {value}")
+
+
+def check_positive(**options: float) -> None:
+    """Refuse options that are not finite and above 0."""
+    for name, value in options.items():
+        if not 0 < value < math.inf:
+            raise InputError(f"{name} must be finite and above 0, got {value!r:.80}")
+
+
+@contextmanager
+def reading(what: object, kind: str = "", advice: str = "") -> Iterator[None]:
+    """Turn any error of the block into an InputError: damaged files raise errors of many types.
+
+    Args:
+        what: the file, or the part of a file that is read.
+        kind: what the file is read as, such as " as a zip file".
+        advice: what the user can do.
+    """
+    try:
+        yield
+    except (InputError, MemoryError):
+        raise
+    except Exception as error:
+        problem = f"{what} cannot be read{kind}: {first_line(error):.300}{advice}"
+        raise InputError(problem) from error
 
 
 def first_line(error: BaseException) -> str:

@@ -3,25 +3,24 @@
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 
 
 class Stopwatch:
-    """Adds up the time that a device spends inside `with measure():` blocks. It waits only in `read_and_reset`."""
+    """Adds up the time that a device spends inside `with running():` blocks. It waits only in `read_and_reset`."""
 
     def __init__(self, device: torch.device) -> None:
         self._cuda = device.type == "cuda"
         self._seconds = 0.0
         self._events: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> "Stopwatch":
+    def __deepcopy__(self, memo: dict[int, object]) -> "Stopwatch":
         # CUDA's events cannot be copied.
         return Stopwatch(torch.device("cuda" if self._cuda else "cpu"))
 
     @contextmanager
-    def measure(self) -> Iterator[None]:
+    def running(self) -> Iterator[None]:
         """Add the time of the block."""
         if self._cuda:
             start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)

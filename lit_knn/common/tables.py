@@ -5,7 +5,6 @@ import os
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from lit_knn.common.errors import InputError
 from lit_knn.common.files import locked, written_whole
@@ -45,7 +44,7 @@ def keep_aside(path: Path, reason: str) -> None:
     )
 
 
-def write_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+def write_rows(path: Path, rows: Sequence[Mapping[str, object]]) -> None:
     """Write a CSV file completely or not at all.
 
     It has a column for every key of any row, in order of appearance.
@@ -60,7 +59,7 @@ def write_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
         writer.writerows(rows)
 
 
-def text_table(rows: Sequence[Mapping[str, Any]], formats: Mapping[str, str]) -> str:
+def text_table(rows: Sequence[Mapping[str, object]], formats: Mapping[str, str]) -> str:
     """Format rows as a text table; `formats` gives the columns and the number format of each."""
     columns = []
     for name, number_format in formats.items():
@@ -83,9 +82,8 @@ def read_rows(path: Path) -> list[dict[str, str]]:
 
     for number, row in enumerate(rows, start=2):
         if None in row or None in row.values():
-            raise InputError(
-                f"{path}: line {number} has not the fields of the header; the file is damaged"
-            )
+            problem = "has not the fields of the header; the file is damaged"
+            raise InputError(f"{path}: line {number} {problem}")
     return rows
 
 
@@ -135,8 +133,6 @@ class ResultsTable:
                 other_columns = set(texts[0]) ^ set(self.columns)
             if not other_columns:
                 rows = [self._with_types(row) for row in texts]
-        except OSError as error:
-            raise InputError(f"{self.path} cannot be read: {error.strerror}") from error
         # InputError and UnicodeDecodeError are ValueErrors.
         except (ValueError, csv.Error) as error:
             keep_aside(self.path, str(error))

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from lit_knn.common.distributed import in_every_process, rank_and_size
-from lit_knn.common.errors import InputError, check_at_least, prefixed
+from lit_knn.common.errors import check_at_least, prefixed
 from lit_knn.common.memory import to_device
 from lit_knn.data.autoencoders import Autoencoder
 from lit_knn.data.batches import ReferenceBatches, SeedBatches
-from lit_knn.data.labels import check_class_names, usable_labels
+from lit_knn.data.labels import usable_labels
 from lit_knn.data.parts import Labels, Part, shard_of, split_off
 from lit_knn.index import Index
 from lit_knn.reference import ReferenceSet
@@ -68,13 +68,10 @@ class ReferenceDataModule(pl.LightningDataModule, ABC):
         train_images: int | None = None,
     ) -> None:
         super().__init__()
-        positive = {
-            "batch_size": batch_size,
-            "predict_samples": predict_samples,
-            "val_images": val_images,
-        }
-        check_data(1, **positive, train_images=1 if train_images is None else train_images)
-        check_data(0, seed=seed, held_out=held_out)
+        check_at_least(1, **{"data.batch_size": batch_size})
+        check_at_least(0, **{"data.held_out": held_out})
+        if train_images is not None:
+            check_at_least(1, **{"data.train_images": train_images})
         self.batch_size = batch_size
         self.hflip = hflip
         self.index = index
@@ -130,7 +127,6 @@ class ReferenceDataModule(pl.LightningDataModule, ABC):
                 labels = labels.cpu()
             with prefixed(type(self).__name__):
                 labels = usable_labels(labels, len(images), self.labels_used)
-                check_class_names(self.class_names or [])
 
             if self.sharded:
                 training, held_out = self._parts(images, labels, self.sha256, self.mapped)
@@ -187,23 +183,15 @@ class ReferenceDataModule(pl.LightningDataModule, ABC):
 
     def _loaded(self) -> tuple[Images, Labels]:
         """Call `load` on every rank. If one rank fails, all stop at once instead of waiting in the first collective."""
-        loaded: list[Any] = []
+        loaded: list[tuple[Images, Labels]] = []
         in_every_process(lambda: loaded.append(self.load()))
-        match loaded[0]:
-            case (np.ndarray() | Tensor() as images, np.ndarray() | Tensor() | None as labels):
-                return images, labels
-        raise InputError(
-            f"{type(self).__name__}.load must return (images, labels): arrays, or None for labels"
-        )
+        images, labels = loaded[0]
+        return images, labels
 
     def _shard(self, part: Part) -> ShardedReferenceSet:
         """Make the shard of this rank."""
-        N, world_size = len(part.images), self._rank_and_world_size()[1]
-        if world_size > N:
-            needs = f"data.sharded=true on {world_size} devices needs as many images"
-            raise InputError(f"{needs}, there are {N}")
-
-        rows = shard_rows(N, *rank_and_size())  # A process that plans is alone.
+        # A process that plans is alone.
+        rows = shard_rows(len(part.images), *rank_and_size())
         shard = shard_of(part, rows, self.mapped)
         return ShardedReferenceSet(shard.images, self.index, self.hflip, shard.labels, shard.sha256)
 
@@ -247,8 +235,3 @@ class ReferenceDataModule(pl.LightningDataModule, ABC):
         return (
             (0, 1) if self.trainer is None else (self.trainer.global_rank, self.trainer.world_size)
         )
-
-
-def check_data(least: int, **options: int) -> None:
-    """Refuse options of a data module below `least`."""
-    check_at_least(least, **{f"data.{name}": value for name, value in options.items()})

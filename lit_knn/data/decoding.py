@@ -31,7 +31,7 @@ class UnreadFileError(BadImageError):
 
 
 @dataclasses.dataclass(frozen=True)
-class Options:
+class PrepareOptions:
     """The changes made to each image, and the source of its label."""
 
     size: int | None = None  # width and height after resizing, with antialiasing (Lanczos)
@@ -41,15 +41,12 @@ class Options:
     background: str = "white"  # the colour behind transparent parts, with `rgb`
 
     def __post_init__(self) -> None:
-        if self.size is not None and self.size < 1:
-            raise InputError(f"--size must be at least 1, got {self.size}")
+        from PIL import ImageColor
 
         if self.background != "white" and not self.rgb:
             raise InputError(f"--background {self.background} goes with --rgb")
-
-        if self.rgb and _opaque_colour(self.background) is None:
-            rule = "must be a colour such as white or #ffffff"
-            raise InputError(f"--background {rule}, got {self.background!r:.80}")
+        if len(ImageColor.getrgb(self.background)) != 3:
+            raise InputError(f"--background must be an opaque colour, got {self.background}")
 
     def coloured(self, image: "Image", name: str) -> "Image":
         """Return an image of mode RGB or L. Transparent parts show the background."""
@@ -92,7 +89,9 @@ class Options:
         return image.resize((self.size, self.size), Image.Resampling.LANCZOS)
 
 
-def decode(read: Callable[[str], bytes], name: str, options: Options | None = None) -> np.ndarray:
+def decode(
+    read: Callable[[str], bytes], name: str, options: PrepareOptions | None = None
+) -> np.ndarray:
     """Decode one image as viewers show it: a photo is turned as its Exif tag says.
 
     Args:
@@ -108,7 +107,7 @@ def decode(read: Callable[[str], bytes], name: str, options: Options | None = No
         UnreadFileError: the system cannot read the file.
         InputError: the image needs other options, such as `rgb` for transparent parts.
     """
-    options, shown = options or Options(), printable(name)
+    options, shown = options or PrepareOptions(), printable(name)
     try:
         content = read(name)
     except OSError as error:
@@ -201,14 +200,3 @@ def _transparency(image: "Image") -> str:
     if "transparency" in image.info:
         return f"{image.mode} with a transparent colour"
     return image.mode
-
-
-def _opaque_colour(text: str) -> tuple[int, ...] | None:
-    """Return the red, green and blue of a colour; None if it is no colour, or transparent."""
-    from PIL import ImageColor
-
-    try:
-        colour = ImageColor.getrgb(text)
-    except ValueError:
-        return None
-    return colour if len(colour) == 3 else None

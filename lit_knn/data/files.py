@@ -4,15 +4,13 @@ import functools
 import os
 import sys
 import zipfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, NamedTuple, TypeVar
+from typing import IO, NamedTuple
 
-from lit_knn.common.errors import InputError, first_line, printable
+from lit_knn.common.errors import InputError, printable, reading
 from lit_knn.data.file_names import advice_for, choose_images, left_out_line, nothing_read
-
-T = TypeVar("T")
 
 # (name) -> size of a file, and its time of change or CRC; it needs no reading.
 Stamp = Callable[[str], tuple[int, int]]
@@ -25,7 +23,6 @@ class Files(NamedTuple):
     # Names are relative to the root. Those of folders end with a slash.
     names: list[str]  # of files and folders
     images: list[str]  # of the image files that are read, sorted, without hidden ones
-    left_out: list[str]  # of the other image files
     read: Callable[[str], bytes]  # (name) -> content of a file
     stamp: Stamp
 
@@ -40,22 +37,6 @@ def say(text: str) -> None:
         if rank_zero_only.rank != 0:  # type: ignore[attr-defined]
             return
     print(printable(text), file=sys.stderr)
-
-
-@contextmanager
-def reading(what: object, kind: str = "", advice: str = "") -> Iterator[None]:
-    """Turn any error of the block into an InputError about the file `what`.
-
-    Damaged files raise errors of many types. `kind` is what the file is read as, such as
-    " as a zip file", and `advice` what the user can do.
-    """
-    try:
-        yield
-    except InputError:
-        raise
-    except Exception as error:
-        problem = f"{what} cannot be read{kind}: {first_line(error):.300}{advice}"
-        raise InputError(problem) from error
 
 
 def existing(path: str | os.PathLike[str]) -> Path:
@@ -95,7 +76,7 @@ def opened(path: str | os.PathLike[str]) -> Iterator[Files]:
 
 def _folder(path: Path) -> Files:
     """List the files of a folder."""
-    stored = _by_name(path, ((name, name) for name in _folder_names(path)))
+    stored = {with_slashes(name): name for name in _folder_names(path)}
 
     def stamp(name: str) -> tuple[int, int]:
         try:
@@ -109,26 +90,12 @@ def _folder(path: Path) -> Files:
 
 def _zip(path: Path, archive: zipfile.ZipFile) -> Files:
     """List the files of a zip."""
-    entry = _by_name(path, ((entry.filename, entry) for entry in archive.infolist()))
+    entry = {with_slashes(entry.filename): entry for entry in archive.infolist()}
 
     def stamp(name: str) -> tuple[int, int]:
         return entry[name].file_size, entry[name].CRC
 
-    files = _files(path, list(entry), lambda name: archive.open(entry[name]), stamp)
-    if any(entry[name].flag_bits & 1 for name in files.images):
-        raise InputError(f"{path} is encrypted: unpack it into a folder")
-    return files
-
-
-def _by_name(path: Path, entries: Iterable[tuple[str, T]]) -> dict[str, T]:
-    """Map the names of files and folders to their entries."""
-    places: dict[str, T] = {}
-    for stored_name, entry in entries:
-        name = with_slashes(stored_name)
-        if name in places and not name.endswith("/"):
-            raise InputError(f"{path} holds two files of the name {printable(name)}")
-        places[name] = entry
-    return places
+    return _files(path, list(entry), lambda name: archive.open(entry[name]), stamp)
 
 
 def _files(path: Path, names: list[str], open_: Callable[[str], IO[bytes]], stamp: Stamp) -> Files:
@@ -143,7 +110,7 @@ def _files(path: Path, names: list[str], open_: Callable[[str], IO[bytes]], stam
         with open_(name) as file:
             return file.read()
 
-    return Files(path, names, images, list(left_out), read, stamp)
+    return Files(path, names, images, read, stamp)
 
 
 def _folder_names(path: Path) -> list[str]:

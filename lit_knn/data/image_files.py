@@ -31,7 +31,7 @@ def read_image_files(
         InputError: a file is bad, or the images have several sizes.
     """
     with opened(path) as files:
-        labels, class_names = image_labels(files, labels_from_folders, labels_used)
+        labels, class_names, _ = image_labels(files, labels_from_folders, labels_used)
         with prefixed(str(files.path)):
             images = _all_images(files)
     return images, labels, class_names
@@ -48,7 +48,7 @@ def read_image_labels(
 ) -> np.ndarray | None:
     """Return the labels of `read_image_files`, without its images; refuse images without labels."""
     with opened(path) as files:
-        return image_labels(files, labels_from_folders, used=True)[0]
+        return image_labels(files, labels_from_folders, used=True).numbers
 
 
 def check_same_size(first: str, shape: tuple[int, ...], name: str, other: tuple[int, ...]) -> None:

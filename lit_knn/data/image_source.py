@@ -5,33 +5,44 @@ import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypedDict
 
 import numpy as np
 
-from lit_knn.common.errors import InputError
-from lit_knn.data.decoding import BadImageError, Options, decode
+from lit_knn.common.errors import InputError, reading
+from lit_knn.data.decoding import BadImageError, PrepareOptions, decode
 from lit_knn.data.file_names import CIFAR10_FOLDER
-from lit_knn.data.files import Files, existing, opened, reading
-from lit_knn.data.labels import NamedLabels, image_labels
+from lit_knn.data.files import Files, existing, opened
+from lit_knn.data.labels import ImageLabels, image_labels
 
-__all__ = ["Options", "Source", "open_source"]
+__all__ = ["PrepareOptions", "UnpreparedImages", "open_source"]
 
 
-class Source(NamedTuple):
+class Origin(TypedDict):
+    """Where prepared images come from, in their `.json`."""
+
+    source: str  # name of the folder or zip
+    options: dict[str, object]  # the `PrepareOptions` that are not off
+    fingerprint: str  # hash of what must be the same to continue: images and labels
+
+
+class UnpreparedImages(NamedTuple):
     """A set of images that are read one at a time."""
 
     names: list[str]  # one for each image, for messages
     read: Callable[[int], np.ndarray]  # (i) -> image i, (C, H, W) uint8; for several threads
     labels: np.ndarray | None  # (N,) int64
-    origin: dict[str, Any]  # the `source`, `options`, and a `fingerprint` of images and labels
+    origin: Origin
     changed: Callable[[], bool] = lambda: False  # tells whether the images have changed since
     class_names: list[str] | None = None  # of the classes 0, 1, …
     stamp: Callable[[int], str] | None = None  # (i) -> text that changes when image i does
+    labels_problem: str = ""  # why the labels of a file are left out
 
 
 @contextmanager
-def open_source(path: str | os.PathLike[str], options: Options) -> Iterator[Source]:
+def open_source(
+    path: str | os.PathLike[str], options: PrepareOptions
+) -> Iterator[UnpreparedImages]:
     """Open the images to prepare.
 
     `path` is as for `read_image_files`, or a folder that has `cifar-10-batches-py`.
@@ -42,7 +53,7 @@ def open_source(path: str | os.PathLike[str], options: Options) -> Iterator[Sour
         return
 
     with opened(path) as files:
-        (labels, class_names), origin = _labels_and_origin(files, options)
+        labels, origin = _labels_and_origin(files, options)
 
         def image(i: int) -> np.ndarray:
             try:
@@ -60,27 +71,33 @@ def open_source(path: str | os.PathLike[str], options: Options) -> Iterator[Sour
         def stamp(i: int) -> str:
             return _stamp(files, files.images[i])
 
-        yield Source(files.images, image, labels, origin, changed, class_names, stamp)
+        yield UnpreparedImages(
+            files.images,
+            image,
+            labels.numbers,
+            origin,
+            changed,
+            labels.class_names,
+            stamp,
+            labels.problem,
+        )
 
 
-def _labels_and_origin(files: Files, options: Options) -> tuple[NamedLabels, dict[str, Any]]:
-    named = image_labels(files, options.labels_from_folders)
+def _labels_and_origin(files: Files, options: PrepareOptions) -> tuple[ImageLabels, Origin]:
+    labels = image_labels(files, options.labels_from_folders)
     stamps = (_stamp(files, name) for name in files.images)
-    return named, _origin(files.path, options, stamps, named[0])
+    return labels, _origin(files.path, options, stamps, labels.numbers)
 
 
 def _stamp(files: Files, name: str) -> str:
     return "\t".join([name, *map(str, files.stamp(name))])
 
 
-def _cifar10(path: Path, options: Options) -> Source:
+def _cifar10(path: Path, options: PrepareOptions) -> UnpreparedImages:
     """Open CIFAR-10's training images."""
     from PIL import Image
     from torchvision.datasets import CIFAR10
 
-    if options.labels_from_folders:
-        rule = "CIFAR-10 has labels of its own, --labels-from-folders does not go with it"
-        raise InputError(f"{path}: {rule}")
     with reading(path / CIFAR10_FOLDER):
         dataset = CIFAR10(str(path), train=True, download=False)
     labels = np.array(dataset.targets, np.int64)
@@ -93,15 +110,15 @@ def _cifar10(path: Path, options: Options) -> Source:
     # torchvision keeps a transposed view, and a hash needs the bytes in a row.
     pixels = hashlib.sha256(dataset.data.tobytes()).hexdigest()
     origin = _origin(path, options, [pixels], labels)
-    return Source(names, image, labels, origin, class_names=dataset.classes)
+    return UnpreparedImages(names, image, labels, origin, class_names=dataset.classes)
 
 
 def _origin(
     path: Path,
-    options: Options,
+    options: PrepareOptions,
     stamps: Iterable[str],
     labels: np.ndarray | None,
-) -> dict[str, Any]:
+) -> Origin:
     """Describe where images come from, and hash what must be the same to continue."""
     digest = hashlib.sha256()
     for stamp in stamps:

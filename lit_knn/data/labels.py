@@ -2,24 +2,30 @@
 
 import json
 import unicodedata
-from collections import Counter
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from lit_knn.common.errors import InputError, prefixed, printable
+from lit_knn.common.errors import InputError, printable, reading
 from lit_knn.data.file_names import is_hidden
-from lit_knn.data.files import Files, reading, say, with_slashes
+from lit_knn.data.files import Files, say, with_slashes
 
 LABEL_FILE = "dataset.json"
 LARGEST = 2**31 - 1
-# (N,) int64 and the names of the classes 0, 1, …; each may be None.
-NamedLabels = tuple[np.ndarray | None, list[str] | None]
 
 
-def image_labels(files: Files, from_folders: bool, used: bool = False) -> NamedLabels:
-    """Return the labels of `files.images`, (N,) int64, and the names of the classes.
+class ImageLabels(NamedTuple):
+    """The labels of images, if they have any."""
+
+    numbers: np.ndarray | None = None  # (N,) int64
+    class_names: list[str] | None = None  # of the classes 0, 1, …
+    problem: str = ""  # why the labels of a file are left out
+
+
+def image_labels(files: Files, from_folders: bool, used: bool = False) -> ImageLabels:
+    """Return the labels of `files.images`.
 
     `dataset.json` at the root, if any, has one label for each image: {"labels": [["a/0.png", 6],
     ...]}, or {"labels": null}. With `from_folders` it is not read. The folders are then numbered in
@@ -41,12 +47,12 @@ def image_labels(files: Files, from_folders: bool, used: bool = False) -> NamedL
         if used:
             raise
         say(f"{error}; it is left out, and the images have no labels")
-        return None, None
+        return ImageLabels(problem=str(error))
 
     if used and labels is None:
         advice = f"list them in {LABEL_FILE}, or set labels_from_folders"
         raise InputError(f"{files.path} has no labels: {advice}")
-    return labels, None
+    return ImageLabels(labels)
 
 
 def class_numbers(labels: np.ndarray, N: int) -> np.ndarray:
@@ -90,29 +96,12 @@ def usable_labels(labels: ArrayLike | None, N: int, used: bool) -> np.ndarray | 
         return None
 
 
-def check_class_names(names: Sequence[str]) -> None:
-    """Refuse names of classes that the text of an option cannot hold or cannot tell apart."""
-    for name in names:
-        if not isinstance(name, str):
-            raise InputError(f"class_names must be texts, got {name!r:.80}")
-
-        kinds = {unicodedata.category(character) for character in name}
-        if not name or not kinds.isdisjoint(("Cc", "Cs")):  # Control characters, and no UTF-8.
-            rule = "an option cannot hold this text, so rename the class"
-            raise InputError(f"the name of a class is {name!r}: {rule}")
-
-    for name, number in Counter(map(_composed, names)).items():
-        if number > 1:
-            rule = "an option cannot tell apart what differs only in its Unicode form"
-            raise InputError(f"{number} classes have the name {printable(name)}: {rule}")
-
-
 def _composed(name: str) -> str:
     """Return the form of a name that keyboards type: macOS stores é as e and an accent."""
     return unicodedata.normalize("NFC", name)
 
 
-def _folder_labels(files: Files) -> tuple[np.ndarray, list[str]]:
+def _folder_labels(files: Files) -> ImageLabels:
     """Number the folders of the images, and check that each is a class."""
     where = f"{files.path}: labels from folders"
 
@@ -127,14 +116,8 @@ def _folder_labels(files: Files) -> tuple[np.ndarray, list[str]]:
     folder_of = [name.partition("/")[0] for name in files.images]
     classes, labels = np.unique(folder_of, return_inverse=True)
     _check_all_have_images(files, where, set(classes))
-    if len(classes) == 1:
-        only = printable(classes[0])
-        raise InputError(f"{where} need several folders, there is only {only}")
-
     names = [_composed(name) for name in classes.tolist()]
-    with prefixed(where):
-        check_class_names(names)
-    return labels.astype(np.int64), names
+    return ImageLabels(labels.astype(np.int64), names)
 
 
 def _advice_for_one_folder(files: Files) -> str:
@@ -194,18 +177,14 @@ def _label_by_name(where: str, listed: Sequence[object]) -> dict[str, int]:
 
 def _in_order(where: str, label_of: dict[str, int], files: Files) -> np.ndarray:
     """Return the labels of the images in their order. Names may have another Unicode form."""
-    count = f"{where} has {len(label_of)} labels for {len(files.images)} images"
     label_of_form = {_composed(name): label for name, label in label_of.items()}
 
     labels = np.empty(len(files.images), np.int64)
     for i, name in enumerate(files.images):
         label = label_of.get(name, label_of_form.get(_composed(name)))
         if label is None:
-            raise InputError(f"{count}; it lacks {printable(name)}")
+            count = f"{len(label_of)} labels for {len(files.images)} images"
+            raise InputError(f"{where} has {count}; it lacks {printable(name)}")
         labels[i] = label
 
-    known = set(map(_composed, [*files.images, *files.left_out]))
-    unknown = sorted(label_of_form.keys() - known)
-    if unknown:
-        raise InputError(f"{count}; it names {printable(unknown[0])}, which is no image")
     return labels

@@ -9,7 +9,7 @@ from lit_knn.common.errors import InputError, prefixed
 from lit_knn.common.progress import with_progress
 from lit_knn.data.array_files import read_array_file
 from lit_knn.data.autoencoders import Autoencoder
-from lit_knn.data.base import Images, Labels, ReferenceDataModule, check_data
+from lit_knn.data.base import Images, Labels, ReferenceDataModule
 from lit_knn.index.pca import sample_size
 from lit_knn.reference import ReferenceSet
 
@@ -43,17 +43,15 @@ class Latents(ReferenceDataModule):
     ) -> None:
         super().__init__(**kwargs)
         if self.hflip:
-            raise InputError(
-                "data.hflip=true would mirror latents, which are not those of mirrored images"
-            )
+            reason = "which are not those of mirrored images"
+            raise InputError(f"data.hflip=true would mirror latents, {reason}")
         if self.sharded:
             raise InputError("data.sharded=true does not work with Latents")
-        check_data(1, encode_batch=encode_batch)
         for option in ("hflip", "sharded", "held_out", "train_images"):
-            if given := getattr(images, option):
-                raise InputError(
-                    f"data.images.{option}={given} is not used: it is an option of Latents"
-                )
+            value = getattr(images, option)
+            if value:
+                problem = f"data.images.{option}={value} is not used"
+                raise InputError(f"{problem}: it is an option of Latents")
         self.images = images
         self.autoencoder = autoencoder
         self.path = path
@@ -71,11 +69,10 @@ class Latents(ReferenceDataModule):
             # It learns from all images, or from evenly spaced ones: as many as 128 MB hold, and at least 2,048.
             learned = sample_size(whole.N, whole.d, 1024)
             self.autoencoder.fit(whole.gather(torch.linspace(0, whole.N - 1, learned).long()))
-            latents = (
-                self._read(whole)
-                if self.path
-                else encode_images(whole, self.autoencoder, self.encode_batch)
-            )
+            if self.path:
+                latents = self._read(self.path, whole)
+            else:
+                latents = encode_images(whole, self.autoencoder, self.encode_batch)
             _check_decoder(self.autoencoder, latents[:2], whole.shape)
         mapped, sha256 = self.images.mapped, self.images.sha256
         sets = self.sets(images, None, sha256=sha256, mapped=mapped)
@@ -85,54 +82,51 @@ class Latents(ReferenceDataModule):
     def read_labels(self) -> Labels:
         return self.images.read_labels()
 
-    def _read(self, images: ReferenceSet) -> Tensor:
-        assert self.path is not None
-        latents = torch.from_numpy(read_array_file(self.path, floats_as_is=True)[0])
+    def _read(self, path: str, images: ReferenceSet) -> Tensor:
+        """Read the latents of all images, (N, *latent_shape), and compare some with their images."""
+        latents = torch.from_numpy(read_array_file(path, floats_as_is=True)[0])
         if len(latents) != images.N:
-            raise InputError(
-                f"data.path={self.path} holds {len(latents)} latents for {images.N} images"
-            )
+            raise InputError(f"data.path={path} holds {len(latents)} latents for {images.N} images")
+
         # Latents that ranks wrote in turns may have their first and last one in place.
         some = torch.linspace(0, images.N - 1, min(images.N, 16)).long()
         expected = _encoded(self.autoencoder, images.gather(some))
         alike = expected.shape[1:] == latents.shape[1:]
         if not alike or (latents[some] - expected).norm() > FILE_TOLERANCE * expected.norm():
-            raise InputError(
-                f"data.path={self.path}: its latents are not those of the images in their order"
-            )
+            problem = "its latents are not those of the images in their order"
+            raise InputError(f"data.path={path}: {problem}")
         return latents
 
 
 def encode_images(images: ReferenceSet, autoencoder: Autoencoder, batch_size: int = 256) -> Tensor:
-    """Encode all images in their order: (N, *latent_shape), float32, on the CPU. The autoencoder is fitted already."""
+    """Encode all images in their order, by an autoencoder that is fitted already.
+
+    Args:
+        images: the images.
+        autoencoder: encodes them.
+        batch_size: images that are encoded at a time.
+
+    Returns:
+        (N, *latent_shape), float32, on the CPU.
+    """
     batches = with_progress(torch.arange(images.N).split(batch_size), images.N, "Encoding")
     return torch.cat([_encoded(autoencoder, images.gather(ids)) for ids in batches])
 
 
 @torch.no_grad()
 def _encoded(autoencoder: Autoencoder, images: Tensor) -> Tensor:
-    """Encode images (B, *shape) and check the latents: (B, *latent_shape), float32, on the CPU."""
+    """Encode images (B, *shape): (B, *latent_shape), float32, on the CPU."""
     latents = autoencoder.encode(images)
-    fits = isinstance(latents, Tensor) and latents.ndim > 1 and len(latents) == len(images)
-    return _checked("encode", latents, fits, f"a tensor of {len(images)} latents").to(
-        "cpu", torch.float32
-    )
+    if len(latents) != len(images):
+        raise InputError(f"encode returned {len(latents)} latents for {len(images)} images")
+    return latents.to("cpu", torch.float32)
 
 
 @torch.no_grad()
 def _check_decoder(autoencoder: Autoencoder, latents: Tensor, shape: tuple[int, ...]) -> None:
     """Refuse decoded latents that cannot be compared with the images, which the first validation would find."""
-    images, expected = autoencoder.decode(latents), (len(latents), *shape)
-    fits = isinstance(images, Tensor) and tuple(images.shape) == expected
-    _checked("decode", images, fits, f"images of shape {expected} for {len(latents)} latents")
-
-
-def _checked(method: str, made: Any, fits: bool, expected: str) -> Tensor:
-    """Return a result of an autoencoder that fits, as the caller found, and is finite."""
-    if not fits:
-        got = tuple(made.shape) if isinstance(made, Tensor) else type(made).__name__
-        raise InputError(f"{method} must return {expected}, got {got}")
-    # float64 latents may be too large for float32, in which they are used.
-    if not made.to(torch.float32).isfinite().all():
-        raise InputError(f"{method} returned NaN or infinite values")
-    return made
+    images = autoencoder.decode(latents)
+    expected = (len(latents), *shape)
+    if images.shape != expected:
+        rule = f"images of shape {expected} for {len(latents)} latents"
+        raise InputError(f"decode must return {rule}, got {tuple(images.shape)}")

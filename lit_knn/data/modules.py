@@ -10,7 +10,7 @@ import torch
 from lit_knn.common.errors import InputError, prefixed
 from lit_knn.common.rng import keyed_generator
 from lit_knn.data.array_files import array_file_shape, read_array_file
-from lit_knn.data.base import Images, Labels, ReferenceDataModule, Stored, check_data
+from lit_knn.data.base import Images, Labels, ReferenceDataModule, Stored
 from lit_knn.data.image_files import count_image_files, read_image_files, read_image_labels
 from lit_knn.data.prepared import read_prepared
 from lit_knn.data.reading import read_digits
@@ -40,16 +40,14 @@ class PointsOnALine(ReferenceDataModule):
 
     def __init__(self, num_points: int = 40, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        check_data(1, num_points=num_points)
         self.num_points = num_points
 
     def load(self) -> tuple[Images, Labels]:
         generator = keyed_generator("cpu", self.seed)
         component = torch.randint(3, (self.num_points,), generator=generator)
         centre, width = torch.tensor([[-0.6, 0.1, 0.7], [0.2, 0.2, 0.15]])[:, component]
-        return (centre + width * torch.randn(self.num_points, generator=generator)).unsqueeze(
-            1
-        ), component
+        points = centre + width * torch.randn(self.num_points, generator=generator)
+        return points.unsqueeze(1), component
 
     def stored(self) -> Stored:
         return Stored((self.num_points, 1), value_bytes=4)
@@ -90,9 +88,8 @@ class CIFAR10(ReferenceDataModule):
             return TorchvisionCIFAR10(self.root, train=True, download=download)
         except (RuntimeError, OSError) as error:
             advice = f": {error}" if download else "; put it there or set data.download to true"
-            raise InputError(
-                f"data.root={self.root} has no intact cifar-10-batches-py{advice}"
-            ) from error
+            problem = f"data.root={self.root} has no intact cifar-10-batches-py"
+            raise InputError(f"{problem}{advice}") from error
 
 
 class ImageFiles(ReferenceDataModule):

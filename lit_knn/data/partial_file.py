@@ -1,4 +1,4 @@
-"""The partial file of a preparation, and the record of what it holds."""
+"""The partial file of a preparation, and the description of what it holds."""
 
 import errno
 import fcntl
@@ -11,20 +11,29 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
 import numpy as np
 
 from lit_knn.common.errors import InputError
 from lit_knn.common.files import remove_partial, written_whole
 from lit_knn.data.decoding import BadImageError, UnreadFileError
-from lit_knn.data.image_source import Source
+from lit_knn.data.image_source import UnpreparedImages
 from lit_knn.data.prepared import PARTIAL_SUFFIX
 
-RECORD_SUFFIX = f"{PARTIAL_SUFFIX}.json"
+CONTENT_SUFFIX = f"{PARTIAL_SUFFIX}.json"
 
 
-class Record:
+class Fields(TypedDict):
+    """What `OUT.partial.json` holds."""
+
+    options: dict[str, object]
+    shape: tuple[int, ...] | None
+    blocks: list[tuple[int, str]]  # the images in the file after each block, and a hash
+    bad: dict[str, list[str]]
+
+
+class PartialContent:
     """What the partial file of `out` holds; `OUT.partial.json` keeps it.
 
     Args:
@@ -37,14 +46,14 @@ class Record:
         bad: stamp and problem of the bad files, by name, in the order of the source.
     """
 
-    def __init__(self, images: Source, out: Path) -> None:
+    def __init__(self, images: UnpreparedImages, out: Path) -> None:
         self.images = images
         self.out = out
         self.shape: tuple[int, ...] | None = None
         self.done = 0
         self.bad: dict[str, list[str]] = {}
         # After each block: the images in the file, and a hash of their stamps.
-        self._blocks: list[list[Any]] = []
+        self._blocks: list[tuple[int, str]] = []
         self._stamps = hashlib.sha256()
 
     def candidates(self) -> list[int]:
@@ -63,17 +72,17 @@ class Record:
 
     def end_block(self) -> None:
         """Note that the images up to here are in the file."""
-        self._blocks.append([self.done, self._stamps.hexdigest()])
+        self._blocks.append((self.done, self._stamps.hexdigest()))
 
     def write(self) -> None:
-        """Write the record to its file."""
-        fields = {
+        """Write this description to its file."""
+        fields: Fields = {
             "options": self.images.origin["options"],
             "shape": self.shape,
             "blocks": self._blocks,
             "bad": self.bad,
         }
-        write_json(beside(self.out, RECORD_SUFFIX), fields)
+        write_json(beside(self.out, CONTENT_SUFFIX), fields)
 
     def read(self, file_bytes: int) -> None:
         """Take over what an interrupted preparation has done, up to the first image that changed.
@@ -81,13 +90,14 @@ class Record:
         Args:
             file_bytes: size of the partial file.
         """
-        path = beside(self.out, RECORD_SUFFIX)
+        path = beside(self.out, CONTENT_SUFFIX)
         if not path.exists():
             return
 
-        fields = json.loads(path.read_text(encoding="utf-8"))
-        if fields["options"] == self.images.origin["options"] and fields["shape"] is not None:
-            self._take_over(fields, file_bytes)
+        fields: Fields = json.loads(path.read_text(encoding="utf-8"))
+        shape = fields["shape"]
+        if fields["options"] == self.images.origin["options"] and shape is not None:
+            self._take_over(fields, tuple(shape), file_bytes)
 
         if self.done:
             print(f"{self.out}: going on after {self.done:,} images", file=sys.stderr)
@@ -95,14 +105,14 @@ class Record:
             again = "was begun with other images or in another way: starting again"
             print(f"{self.out} {again}", file=sys.stderr)
 
-    def _take_over(self, fields: Mapping[str, Any], file_bytes: int) -> None:
-        """Take over the blocks before the first image that changed."""
+    def _take_over(self, fields: Fields, shape: tuple[int, ...], file_bytes: int) -> None:
+        """Take over the blocks of images of `shape` before the first image that changed."""
         for i, name in enumerate(self.images.names):
             known = fields["bad"].get(name)
             if known is not None and known[0] == self._stamp(i):
                 self.bad[name] = known
 
-        shape, candidates = tuple(fields["shape"]), self.candidates()
+        candidates = self.candidates()
         in_file = (file_bytes - len(npy_header(1, shape))) // math.prod(shape)
         stamps = self._stamps.copy()
         for done, expected in fields["blocks"]:
@@ -134,7 +144,7 @@ def beside(out: Path, suffix: str) -> Path:
     return out.with_name(out.name + suffix)
 
 
-def write_json(path: Path, content: dict[str, Any]) -> None:
+def write_json(path: Path, content: Mapping[str, object]) -> None:
     """Write a JSON file that is whole or absent."""
     with written_whole(path) as partial:
         partial.write_text(json.dumps(content) + "\n", encoding="utf-8")
@@ -158,7 +168,7 @@ def partial_file(out: Path) -> Iterator[io.BufferedRandom]:
             if out.exists():
                 path.unlink(missing_ok=True)
                 raise InputError(f"{out} has just been prepared by another process")
-            for written in (beside(out, RECORD_SUFFIX), description):
+            for written in (beside(out, CONTENT_SUFFIX), description):
                 remove_partial(written)
             yield file
     except OSError as error:

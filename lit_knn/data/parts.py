@@ -50,10 +50,6 @@ def split_off(
     if needed > N:
         raise InputError(f"{options} needs at least {needed} images, there are {N}")
 
-    if needed == N and train_images is None:
-        rule = "the targets of one image have no noise, so hold out fewer"
-        raise InputError(f"{options} leaves 1 of {N} images to train on: {rule}")
-
     end = N if train_images is None else needed
     order = torch.randperm(N, device="cpu", generator=keyed_generator("cpu", Stream.HELD_OUT, 0))
     name = f"train on {train_images}, {held_out} held out"

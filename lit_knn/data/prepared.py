@@ -4,13 +4,13 @@ import hashlib
 import json
 import os
 import warnings
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from lit_knn.common.errors import InputError
-from lit_knn.data.files import reading
+from lit_knn.common.errors import InputError, reading
 
 if TYPE_CHECKING:  # Preparing needs no torch, which takes seconds to load.
     from torch import Tensor
@@ -24,7 +24,7 @@ class Description(NamedTuple):
 
     shape: tuple[int, ...]  # (N, C, H, W)
     sha256: str  # hash of the pixels, 64 hexadecimal digits
-    origin: dict[str, Any]  # the source of the images and the options; anything that JSON can write
+    origin: Mapping[str, object]  # the source of the images and the options
     labels: list[int] | None  # one for each image
     class_names: list[str] | None = None  # of the classes 0, 1, …
 
@@ -85,28 +85,18 @@ def verify(path: str | os.PathLike[str]) -> Description:
 def open_prepared(path: Path) -> tuple[np.memmap, Description]:
     """Map the pixels of prepared images, read their description, and check that the two fit, without reading pixels."""
     if not path.is_file():
-        unfinished = path.with_name(path.name + PARTIAL_SUFFIX).exists()
-        what, how = (
-            ("is not finished: run its", " again")
-            if unfinished
-            else ("is no file: make one with", "")
-        )
-        raise InputError(f"{path} {what} lit-knn prepare{how}")
+        if path.with_name(path.name + PARTIAL_SUFFIX).exists():
+            raise InputError(f"{path} is not finished: run its lit-knn prepare again")
+        raise InputError(f"{path} is no file: make one with lit-knn prepare")
+
     with reading(path, advice=AGAIN):
         pixels = np.lib.format.open_memmap(path, mode="r")
     beside = path.with_suffix(".json")
     with reading(beside, advice=AGAIN):
         fields = json.loads(beside.read_text(encoding="utf-8"))
         description = Description(**{**fields, "shape": tuple(fields["shape"])})
-        labels = np.array([] if description.labels is None else description.labels)
-    if (pixels.dtype, pixels.ndim, pixels.shape, pixels.flags.c_contiguous) != (
-        np.uint8,
-        4,
-        description.shape,
-        True,
-    ):
+
+    fits = pixels.dtype == np.uint8 and pixels.shape == description.shape and pixels.ndim == 4
+    if not fits or not pixels.flags.c_contiguous:
         raise InputError(f"{path} is not what {beside.name} says{AGAIN}")
-    whole = labels.dtype == np.int64 and labels.shape == description.shape[:1] and labels.min() >= 0
-    if description.labels is not None and not whole:
-        raise InputError(f"{beside} has not one label for each image, an integer from 0{AGAIN}")
     return pixels, description

@@ -18,12 +18,12 @@ import numpy as np
 from lit_knn.common.errors import InputError, printable
 from lit_knn.common.files import written_whole
 from lit_knn.common.progress import SECONDS_BETWEEN_LINES_IN_A_FILE
-from lit_knn.data.decoding import BadImageError, Options, bad_images
+from lit_knn.data.decoding import BadImageError, PrepareOptions, bad_images
 from lit_knn.data.image_files import check_same_size
-from lit_knn.data.image_source import Source, open_source
+from lit_knn.data.image_source import UnpreparedImages, open_source
 from lit_knn.data.partial_file import (
-    RECORD_SUFFIX,
-    Record,
+    CONTENT_SUFFIX,
+    PartialContent,
     beside,
     npy_header,
     partial_file,
@@ -48,7 +48,7 @@ BLOCK_BYTES = 8 * 2**20
 def prepare(
     source: str | os.PathLike[str],
     out: str | os.PathLike[str],
-    options: Options | None = None,
+    options: PrepareOptions | None = None,
     workers: int | None = None,
     block_images: int | None = None,
     skip_bad: bool = False,
@@ -70,12 +70,16 @@ def prepare(
     Raises:
         InputError: some files are bad. All have been read, and what is done is kept.
     """
-    with open_source(source, options or Options()) as images:
-        return write_prepared(images, out, workers, block_images, skip_bad)
+    with open_source(source, options or PrepareOptions()) as images:
+        description = write_prepared(images, out, workers, block_images, skip_bad)
+    if images.labels_problem:
+        # The line before the long work may be out of sight.
+        print(printable(f"{out} has no labels: {images.labels_problem}"), file=sys.stderr)
+    return description
 
 
 def write_prepared(
-    images: Source,
+    images: UnpreparedImages,
     out: str | os.PathLike[str],
     workers: int | None = None,
     block_images: int | None = None,
@@ -84,66 +88,64 @@ def write_prepared(
     """Write the images of any source; the arguments are those of `prepare`."""
     out = npy_path(out)
     workers = (os.cpu_count() or 1) if workers is None else workers
-    if workers < 1:
-        raise InputError(f"--workers must be at least 1, got {workers}")
     if out.exists():
         return _finished(images, out)
 
     with partial_file(out) as file:
-        record = Record(images, out)
-        record.read(os.fstat(file.fileno()).st_size)
-        shape = record.shape = record.shape or _first_shape(record)
-        # The old record must not stand beside new blocks.
-        record.write()
-        _cut(file, record.done, shape)
+        content = PartialContent(images, out)
+        content.read(os.fstat(file.fileno()).st_size)
+        shape = content.shape = content.shape or _first_shape(content)
+        # An old description must not stand beside new blocks.
+        content.write()
+        _cut(file, content.done, shape)
         digest = hashlib.file_digest(file, "sha256")
 
         size = block_images or max(BLOCK_BYTES // math.prod(shape), workers)
-        for pixels in _blocks(record, shape, size, workers):
+        for pixels in _blocks(content, shape, size, workers):
             _append(file, pixels)
             digest.update(pixels)
-            record.write()
+            content.write()
 
-        if record.bad and not skip_bad:
-            raise _bad_images(record)
+        if content.bad and not skip_bad:
+            raise _bad_images(content)
         if images.changed():
             changed = f"{images.origin['source']} was changed meanwhile"
             raise InputError(f"{changed}: give the same command again")
-        return _finish(file, record, shape, digest.hexdigest())
+        return _finish(file, content, shape, digest.hexdigest())
 
 
-def _finished(images: Source, out: Path) -> Description:
+def _finished(images: UnpreparedImages, out: Path) -> Description:
     """Return the description of a file that exists; refuse one that was made in another way."""
     description = open_prepared(out)[1]
     # The name of the source may differ.
-    if description.origin | {"source": ""} != images.origin | {"source": ""}:
+    if {**description.origin, "source": ""} != {**images.origin, "source": ""}:
         advice = "delete both files, or name another"
         raise InputError(f"{out} was made of other images or in another way: {advice}")
 
-    beside(out, RECORD_SUFFIX).unlink(missing_ok=True)
+    beside(out, CONTENT_SUFFIX).unlink(missing_ok=True)
     return description
 
 
-def _first_shape(record: Record) -> tuple[int, ...]:
+def _first_shape(content: PartialContent) -> tuple[int, ...]:
     """Return the shape of the first image that is not bad."""
-    for i in record.candidates():
+    for i in content.candidates():
         try:
-            return record.images.read(i).shape
+            return content.images.read(i).shape
         except BadImageError as error:
-            record.add_bad(i, error)
-    raise _bad_images(record)
+            content.add_bad(i, error)
+    raise _bad_images(content)
 
 
-def _bad_images(record: Record) -> InputError:
+def _bad_images(content: PartialContent) -> InputError:
     """Return the error that names the bad files."""
-    problems = [problem for _, problem in record.bad.values()]
-    number = len(record.images.names)
+    problems = [problem for _, problem in content.bad.values()]
+    number = len(content.images.names)
     which = "them" if len(problems) > 1 else "it"
     advice = f"remove {which}, or leave {which} out with --skip-bad; what is done is kept"
     if len(problems) == number:
         advice = "no image is left to prepare"
     error = bad_images(problems, number, advice)
-    return InputError(f"{record.images.origin['source']}: {error}")
+    return InputError(f"{content.images.origin['source']}: {error}")
 
 
 def _cut(file: io.BufferedRandom, done: int, shape: tuple[int, ...]) -> None:
@@ -161,10 +163,12 @@ def _append(file: io.BufferedRandom, pixels: bytes) -> None:
     os.fsync(file.fileno())
 
 
-def _blocks(record: Record, shape: tuple[int, ...], size: int, workers: int) -> Iterator[bytes]:
+def _blocks(
+    content: PartialContent, shape: tuple[int, ...], size: int, workers: int
+) -> Iterator[bytes]:
     """Decode the missing images, and yield the pixels of each block of `size` files."""
-    images, candidates = record.images, record.candidates()
-    first, missing = images.names[candidates[0]], candidates[record.done :]
+    images, candidates = content.images, content.candidates()
+    first, missing = images.names[candidates[0]], candidates[content.done :]
 
     def read(i: int) -> np.ndarray | BadImageError:
         try:
@@ -174,7 +178,7 @@ def _blocks(record: Record, shape: tuple[int, ...], size: int, workers: int) -> 
         check_same_size(first, shape, images.names[i], image.shape)
         return image
 
-    with ThreadPoolExecutor(workers) as pool, _bar(len(candidates), record.done) as bar:
+    with ThreadPoolExecutor(workers) as pool, _bar(len(candidates), content.done) as bar:
         for start in range(0, len(missing), size):
             block = missing[start : start + size]
             pixels = bytearray()
@@ -182,12 +186,12 @@ def _blocks(record: Record, shape: tuple[int, ...], size: int, workers: int) -> 
             for i, image in zip(block, pool.map(read, block), strict=True):
                 bar.update()
                 if isinstance(image, BadImageError):
-                    record.add_bad(i, image)
+                    content.add_bad(i, image)
                     continue
                 pixels += image.tobytes()
-                record.add(i)
+                content.add(i)
 
-            record.end_block()
+            content.end_block()
             yield bytes(pixels)
 
 
@@ -202,45 +206,35 @@ def _bar(total: int, done: int) -> "tqdm":
 
 def _finish(
     file: io.BufferedRandom,
-    record: Record,
+    content: PartialContent,
     shape: tuple[int, ...],
     sha256: str,
 ) -> Description:
     """Give the file its name, and write its description and the names of bad files beside it."""
-    images, out = record.images, record.out
-    rows = record.candidates()
+    images, out = content.images, content.out
+    rows = content.candidates()
     labels = None if images.labels is None else images.labels[rows].tolist()
-    if labels is not None:
-        _check_classes(labels, images.class_names or [])
 
     file.seek(0)
     _append(file, npy_header(len(rows), shape))
 
     origin, names = images.origin, images.class_names
     description = Description((len(rows), *shape), sha256, origin, labels, names)
-    _write_skipped(record)
+    _write_skipped(content)
     # The .json comes before the name, so that a finished .npy file always has its description.
     write_json(out.with_suffix(".json"), description._asdict())
     os.replace(beside(out, PARTIAL_SUFFIX), out)
-    beside(out, RECORD_SUFFIX).unlink(missing_ok=True)
+    beside(out, CONTENT_SUFFIX).unlink(missing_ok=True)
     return description
 
 
-def _check_classes(labels: list[int], class_names: list[str]) -> None:
-    """Refuse a class all of whose images are bad: without it, the others would be renumbered."""
-    empty = sorted(set(range(len(class_names))) - set(labels))
-    if empty:
-        name = printable(class_names[empty[0]])
-        raise InputError(f"all images of the class {name} are bad: remove its folder")
-
-
-def _write_skipped(record: Record) -> None:
+def _write_skipped(content: PartialContent) -> None:
     """Write the name of each bad file, and what is wrong with it, to `NAME.skipped.txt` for `NAME.npy`."""
-    path = skipped_path(record.out)
-    if not record.bad:
+    path = skipped_path(content.out)
+    if not content.bad:
         path.unlink(missing_ok=True)
         return
 
-    lines = [f"{printable(name)}\t{problem}\n" for name, (_, problem) in record.bad.items()]
+    lines = [f"{printable(name)}\t{problem}\n" for name, (_, problem) in content.bad.items()]
     with written_whole(path) as partial:
         partial.write_text("".join(lines), encoding="utf-8")

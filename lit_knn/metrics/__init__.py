@@ -1,13 +1,8 @@
 """Metrics of estimators and of generated samples. The modules hold more than these names."""
 
 from lit_knn.metrics.error_curve import ErrorCurve, error_curve
-from lit_knn.metrics.features import (
-    DINOv2,
-    EfficientNetLite0,
-    FeatureExtractor,
-    InceptionV3,
-    Pixels,
-)
+from lit_knn.metrics.feature_networks import DINOv2, EfficientNetLite0, InceptionV3
+from lit_knn.metrics.features import FeatureExtractor, Pixels
 from lit_knn.metrics.fidelity import frechet_distance
 from lit_knn.metrics.fidelity_measure import FidelityMeasure
 from lit_knn.metrics.memorisation import is_copied, memorisation, nearest_images

@@ -1,10 +1,11 @@
 """Diagnoses the neighbour search and tests the paper's theorems by enumerating the whole reference set."""
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from lit_knn.estimators import KNN
 from lit_knn.reference.streaming import all_sq_dist, batches_of, stream_sq_dist
 from lit_knn.theory import bounds
 from lit_knn.theory.posterior import log_posterior, unnormalised_log_likelihood
@@ -24,11 +25,17 @@ class SearchDiagnostics(NamedTuple):
 
 
 @torch.no_grad()
-def search_diagnostics(estimator: Any, z: Tensor, t: float, mu: Tensor) -> SearchDiagnostics:
+def search_diagnostics(estimator: KNN, z: Tensor, t: float, mu: Tensor) -> SearchDiagnostics:
     """Enumerate the posterior and the proposal at each z (B, *shape); this costs three products with all images.
 
-    The estimator `searches`; `mu` (B, *shape), float64, is the exact mean. The theorems assume exact search. The
-    proposal is that of the search alone, even if the estimator adds the source of z to it.
+    The theorems assume exact search. The proposal is that of the search alone, even if the
+    estimator adds the source of z to it.
+
+    Args:
+        estimator: a bound one.
+        z: (B, *shape), noisy latents.
+        t: their noise level.
+        mu: (B, *shape), float64, the exact mean.
     """
     parts = []
     for rows in batches_of(z, estimator.reference.N):
@@ -38,7 +45,7 @@ def search_diagnostics(estimator: Any, z: Tensor, t: float, mu: Tensor) -> Searc
     return SearchDiagnostics._make(torch.cat(column) for column in columns)
 
 
-def _diagnose(estimator: Any, z: Tensor, t: float, mu: Tensor) -> SearchDiagnostics:
+def _diagnose(estimator: KNN, z: Tensor, t: float, mu: Tensor) -> SearchDiagnostics:
     """Diagnose one batch of latents, with the arguments of `search_diagnostics`."""
     reference, k, n = estimator.reference, estimator.k, estimator.n
     levels = torch.full((len(z),), t, dtype=torch.float64, device=z.device)

@@ -2,11 +2,11 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from lit_knn.common.distributed import own_batches
 from lit_knn.common.errors import InputError, check_at_least
 from lit_knn.common.progress import progress_bar
+from lit_knn.common.tables import Row
 from lit_knn.estimators import Estimator, Exact
 from lit_knn.estimators.by_class import copied_apart
 from lit_knn.metrics.estimator_error import LatentMeans, MeanAndError, bias_share
@@ -15,15 +15,14 @@ from lit_knn.metrics.measure import (
     CERTIFIED,
     TIME,
     fixed_source,
-    measure,
+    measure_estimator,
     posterior_source,
     quantities,
 )
 from lit_knn.reference import ReferenceSet
 
-Row = dict[str, Any]
 ERRORS = ("mse", "bias_sq", "bias_sq_corrected", "variance")
-# Columns of the quantities that `measure` returns besides the errors.
+# Columns of the quantities that `measure_estimator` returns besides the errors.
 COLUMNS = dict(zip(CERTIFIED, CERTIFIED, strict=True)) | {
     "recall": "search_recall",
     "found_mass": "posterior_mass_found",
@@ -119,7 +118,7 @@ class ErrorCurve:
         self,
         reference: ReferenceSet,
         seed: int = 0,
-        advance: Callable[[int], Any] = lambda estimates: None,
+        advance: Callable[[int], object] = lambda estimates: None,
     ) -> Iterator[list[Row]]:
         """Measure level by level. All ranks must call it; they split the latents and get the same rows.
 
@@ -150,7 +149,7 @@ class ErrorCurve:
             yield rows
 
     def _measure_level(
-        self, latents: NoisyLatents, level: int, advance: Callable[[int], Any]
+        self, latents: NoisyLatents, level: int, advance: Callable[[int], object]
     ) -> list[LatentMeans]:
         """Measure all estimators at this rank's latents of one level; return their sums."""
         t = self.noise_levels[level]
@@ -174,7 +173,7 @@ class ErrorCurve:
                 source = fixed_source(x)
 
             for index, (estimator, repeats) in enumerate(cases):
-                values = measure(estimator, repeats, z, t, mu, source, (*key, index))
+                values = measure_estimator(estimator, repeats, z, t, mu, source, (*key, index))
                 sums[index].update(**values)
                 advance(len(z) * repeats)
         return sums

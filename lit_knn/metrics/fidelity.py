@@ -1,7 +1,6 @@
 """Feature distances between sets of images, such as FID, and the Inception Score."""
 
 from collections.abc import Callable, Iterable
-from typing import Any
 
 import numpy as np
 import torch
@@ -103,7 +102,7 @@ def feature_statistics(
     device: torch.device | str,
     keep_features: bool = False,
     keep_logits: bool = False,
-    advance: Callable[[int], Any] = lambda images: None,
+    advance: Callable[[int], object] = lambda images: None,
 ) -> FeatureStatistics:
     """Compute statistics of images that come in batches; all ranks must call it, each with its share.
 
@@ -157,9 +156,8 @@ def frechet_distance_of_statistics(a: FeatureStatistics, b: FeatureStatistics) -
     """Compute the squared Fréchet distance of two Gaussians, ‖m − m'‖² + Tr(C + C' − 2(C C')^½)."""
     for name, statistics in (("first", a), ("second", b)):
         if not (statistics.mean.isfinite().all() and statistics.cov.isfinite().all()):
-            raise InputError(
-                f"the features of the {name} set, of {statistics.count} images, are not finite"
-            )
+            features = f"the features of the {name} set, of {statistics.count} images"
+            raise InputError(f"{features}, are not finite")
     # Tr (C C')^½ is the sum of the singular values of FᵀF', for C = F Fᵀ and C' = F' F'ᵀ. Their absolute error is the
     # rounding error. C C' is not symmetric: the square roots of its eigenvalues would have errors of the square root
     # of the rounding error.

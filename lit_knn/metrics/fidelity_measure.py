@@ -8,10 +8,11 @@ from torch import Tensor
 from tqdm import tqdm
 
 from lit_knn.common.distributed import broadcast, on_first_rank, rank_and_size, warn_on_first_rank
-from lit_knn.common.errors import InputError, check_at_least
+from lit_knn.common.errors import InputError
 from lit_knn.common.progress import Bar, progress_bar
 from lit_knn.common.tables import HELD_OUT
-from lit_knn.metrics.features import FeatureExtractor, InceptionV3
+from lit_knn.metrics.feature_networks import InceptionV3
+from lit_knn.metrics.features import FeatureExtractor
 from lit_knn.metrics.fidelity import (
     INCEPTION_SCORE_SPLITS,
     FeatureStatistics,
@@ -57,8 +58,6 @@ class FidelityMeasure:
             if name not in EXTRA_METRICS:
                 known = ", ".join(EXTRA_METRICS)
                 raise InputError(f"extra_metrics: unknown metric {name!r}; there are {known}")
-        check_at_least(1, batch_size=batch_size)
-        check_at_least(2, kid_subset_size=kid_subset_size)
 
         self.extractor = InceptionV3() if extractor is None else extractor
         self.batch_size = batch_size

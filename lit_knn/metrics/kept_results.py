@@ -32,7 +32,7 @@ class KeptResults:
         path: Path,
         columns: Mapping[str, type],
         key: tuple[str, ...],
-        settings: Mapping[Any, Mapping[str, Any]],
+        settings: Mapping[Any, Mapping[str, object]],
     ) -> None:
         self.path, self.key, self.settings = path, key, settings
         self._depth = len(next(iter(settings)))
@@ -76,7 +76,7 @@ class KeptResults:
         self.rows.append(result)
         on_first_rank(lambda: self._write(result, self.settings[key[: self._depth]]))
 
-    def _write(self, result: Row, settings: Mapping[str, Any]) -> None:
+    def _write(self, result: Row, settings: Mapping[str, object]) -> None:
         """Write the settings file, and then the row that names it."""
         with written_whole(self._settings_path(str(result["settings"]))) as partial:
             partial.write_text(json.dumps(settings, indent=2) + "\n")

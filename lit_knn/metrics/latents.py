@@ -88,8 +88,6 @@ def noise_grid(noise_levels: Sequence[float] | int, t_min: float, t_max: float) 
                 raise InputError(f"noise_levels must be finite and above 0, got {float(t)}")
         return [float(t) for t in noise_levels]
 
-    if noise_levels < 2:
-        raise InputError(f"noise_levels={noise_levels}, a number of levels, must be at least 2")
     if not 0 < t_min < t_max < float("inf"):
         raise InputError(f"need 0 < t_min < t_max, got t_min={t_min} and t_max={t_max}")
 
@@ -132,7 +130,7 @@ def bind_all(
             mean = again = _mean_at_zero(estimator, reference, t, source)
             if estimator.deterministic:
                 again = _mean_at_zero(estimator, reference, t, source)
-        except (ValueError, RuntimeError, TypeError, IndexError) as error:
+        except Exception as error:
             reason = " ".join(str(error).split())[:300]
             images = f"images {reference.shape}"
             raise InputError(f"{option} cannot be used on {images}: {reason}") from error

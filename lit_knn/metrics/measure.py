@@ -7,7 +7,7 @@ from torch import Tensor
 
 from lit_knn.common.rng import Stream, keyed_generator
 from lit_knn.common.stopwatch import Stopwatch
-from lit_knn.estimators import DrawingEstimator, Estimator, MonteCarlo
+from lit_knn.estimators import KNN, DrawingEstimator, Estimator, MonteCarlo
 from lit_knn.metrics.diagnostics import SearchDiagnostics, search_diagnostics
 from lit_knn.metrics.estimator_error import ErrorTerms, error_terms
 from lit_knn.reference import ReferenceSet
@@ -15,18 +15,18 @@ from lit_knn.reference import ReferenceSet
 TIME = "ms_per_estimate"
 CERTIFIED = ("effective_sample_size", "largest_weight", "certified_mse")
 
-Source = Callable[[int], Tensor]
+SourceOfRepeat = Callable[[int], Tensor]
 """(repeat) -> `x_source`, (B, *shape)."""
 
 
-def fixed_source(x: Tensor) -> Source:
+def fixed_source(x: Tensor) -> SourceOfRepeat:
     """Return a source that gives, in every repeat, the clean x that z was made from."""
     return lambda repeat: x
 
 
 def posterior_source(
     reference: ReferenceSet, z: Tensor, t: float, repeats: int, key: tuple[int, ...]
-) -> Source:
+) -> SourceOfRepeat:
     """Draw x from its posterior p_t(x|z) given z (B, *shape), once for each repeat; `key` seeds the draws."""
     generator = keyed_generator(z.device, *key, Stream.SOURCE)
     levels = torch.full((len(z),), t, dtype=torch.float64, device=z.device)
@@ -35,21 +35,22 @@ def posterior_source(
 
 
 def quantities(estimator: Estimator, repeats: int) -> tuple[str, ...]:
-    """Return the names of the results of `measure` for an estimator."""
+    """Return the names of the results of `measure_estimator` for an estimator."""
     names = [name for name in ErrorTerms._fields if repeats > 1 or name != "variance"]
     if isinstance(estimator, DrawingEstimator):
         names += CERTIFIED
-        names += SearchDiagnostics._fields if estimator.searches else ()
+        if isinstance(estimator, KNN):
+            names += SearchDiagnostics._fields
     return (*names, TIME)
 
 
-def measure(
+def measure_estimator(
     estimator: Estimator,
     repeats: int,
     z: Tensor,
     t: float,
     mu: Tensor,
-    source: Source,
+    source: SourceOfRepeat,
     key: tuple[int, ...],
 ) -> dict[str, Tensor]:
     """Measure the `quantities` of an estimator at these latents, (B,) each, with the arguments of `repeated_errors`."""
@@ -58,7 +59,7 @@ def measure(
         generator = keyed_generator(z.device, *key, 0, Stream.ESTIMATOR)
         certificate = estimator.certified_mean(z, t, source(0), generator)
         values |= dict(zip(CERTIFIED, certificate[1:], strict=True))
-        if estimator.searches:
+        if isinstance(estimator, KNN):
             values |= search_diagnostics(estimator, z, t, mu)._asdict()
     return values
 
@@ -69,7 +70,7 @@ def repeated_errors(
     z: Tensor,
     t: float | Tensor,
     mu: Tensor,
-    source: Source,
+    source: SourceOfRepeat,
     key: tuple[int, ...],
 ) -> dict[str, Tensor]:
     """Estimate the posterior mean at z (B, *shape) `repeats` times, and compare with the exact one, `mu`, float64.
@@ -83,7 +84,7 @@ def repeated_errors(
     for repeat in range(repeats):
         generator = keyed_generator(z.device, *key, repeat, Stream.ESTIMATOR)
         x_source = source(repeat)
-        with watch.measure():
+        with watch.running():
             estimate = estimator.posterior_mean(z, t, x_source, generator)
         error = estimate.double() - mu
         error_sum += error

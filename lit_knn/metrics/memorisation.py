@@ -33,15 +33,11 @@ def nearest_images(samples: Tensor, reference: ReferenceSet) -> NearestImages:
 
     Fewer than `CANDIDATES` copies of an image in the set count as one, so that their ratio is not 1.
     """
-    if reference.N < 2:
-        raise InputError(
-            f"copies are told by the two nearest images, but there is only N={reference.N}"
-        )
     ids = reference.search(samples, min(CANDIDATES, reference.N))[1]
     if (ids[:, :2] < 0).any():
-        raise InputError(
-            "a sample has no two neighbours: it is not finite, or the search is too narrow (nprobe)"
-        )
+        reason = "it is not finite, or the search is too narrow (nprobe)"
+        raise InputError(f"a sample has no two neighbours: {reason}")
+
     images = reference.gather(ids.clamp(min=0))
     sq_dist = direct_sq_dist(samples, images).masked_fill(ids < 0, torch.inf)
     sq_dist, order = sq_dist.sort(dim=1)
@@ -87,8 +83,6 @@ class MemorisationMetric(LatentMeans):
 
     def __init__(self, threshold: float = 1 / 3) -> None:
         super().__init__(("copied_fraction", "mean_nearest_distance"))
-        if not 0 < threshold <= 1:
-            raise InputError(f"threshold must be above 0 and at most 1, got {threshold}")
         self.threshold = threshold
 
     def update(self, nearest: NearestImages) -> None:  # type: ignore[override]

@@ -37,7 +37,7 @@ from lit_knn.runs.resumption import (
 from lit_knn.runs.run import find_reference
 from lit_knn.sampling import GenerativeModel
 from lit_knn.sampling.model_files import prefix_of
-from lit_knn.sampling.schedules import LevelRange
+from lit_knn.sampling.noise_grid import LevelRange
 from lit_knn.sampling.solvers import PosteriorMean
 
 # With other values of these options of the trainer, ranks would wait for each other, or train other weights.
@@ -320,7 +320,7 @@ class EstimatorTraining(pl.LightningModule):
         estimator = self.estimator if estimator is None else estimator
 
         def measured(z: Tensor, t: Tensor) -> Tensor:
-            with self.monitor.estimator_watch.measure():
+            with self.monitor.estimator_watch.running():
                 return estimator.posterior_mean(z, t, x_source, generator, class_label)
 
         return measured

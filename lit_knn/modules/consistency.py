@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lit_knn.common.errors import InputError
+from lit_knn.common.errors import InputError, check_positive
 from lit_knn.common.memory import to_device
 from lit_knn.common.rng import Stream, keyed_default_rng, keyed_generator, rng_state
 from lit_knn.estimators import Estimator
@@ -16,9 +16,9 @@ from lit_knn.modules.conditioning import Conditioning
 from lit_knn.modules.model_checks import check_preconditioning
 from lit_knn.nets.precond import ConsistencyFunction
 from lit_knn.sampling import ConsistencyModel
-from lit_knn.sampling.model import check_positive
+from lit_knn.sampling.noise_grid import NoiseGrid
 from lit_knn.sampling.samplers import check_sampling_sigmas
-from lit_knn.sampling.schedules import Metric, NoiseGrid, consistency_weight
+from lit_knn.sampling.schedules import Metric, consistency_weight
 from lit_knn.sampling.solvers import PosteriorMean
 from lit_knn.theory.noise import forward_noise
 

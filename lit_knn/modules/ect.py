@@ -15,12 +15,7 @@ from lit_knn.modules.data_scale import warn_of_scale
 from lit_knn.reference import ReferenceSet
 from lit_knn.sampling.loading import load_network_to_tune
 from lit_knn.sampling.samplers import EDM_GRID
-from lit_knn.sampling.schedules import (
-    TuningSchedule,
-    check_log_normal,
-    euclidean,
-    log_normal_sigmas,
-)
+from lit_knn.sampling.schedules import TuningSchedule, euclidean, log_normal_sigmas
 from lit_knn.sampling.solvers import PosteriorMean, heun_step
 from lit_knn.theory.noise import per_item
 
@@ -100,7 +95,6 @@ class LitECT(ConsistencyTraining):
         with prefixed("LitECT"):
             schedule = TuningSchedule(q, k, b, stage_steps, stages)
             schedule.check_reaches(EDM_GRID.sigma_max)
-            check_log_normal(P_mean, P_std)
             net = _started_network(start, net, sigma_data)
             conditioning = Conditioning(net, class_conditional, sampling_class)
             super().__init__(

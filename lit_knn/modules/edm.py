@@ -6,7 +6,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from lit_knn.common.errors import prefixed
+from lit_knn.common.errors import check_positive, prefixed
 from lit_knn.estimators import Estimator
 from lit_knn.modules.augmentation import GeometricAugmentation
 from lit_knn.modules.conditioning import Conditioning
@@ -15,8 +15,8 @@ from lit_knn.modules.regression import PosteriorRegression
 from lit_knn.nets.precond import EDMPrecond
 from lit_knn.sampling import DiffusionModel
 from lit_knn.sampling.diffusion_model import check_process
-from lit_knn.sampling.model import check_positive
-from lit_knn.sampling.schedules import NoiseGrid, check_log_normal, edm_weight, log_normal_sigmas
+from lit_knn.sampling.noise_grid import NoiseGrid
+from lit_knn.sampling.schedules import edm_weight, log_normal_sigmas
 from lit_knn.theory.noise import EDM_PROCESS, Process
 
 
@@ -111,7 +111,6 @@ class LitEDM(PosteriorRegression):
             grid.descending(sampling_steps)
             self.sampling_process = EDM_PROCESS if process is None else process
             check_process(self.sampling_process, grid)
-            check_log_normal(P_mean, P_std)
 
     @property
     def network(self) -> nn.Module:

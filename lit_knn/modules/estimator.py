@@ -8,16 +8,15 @@ import pytorch_lightning as pl
 import torch
 from torch import Tensor
 
-from lit_knn.common.errors import InputError, prefixed
+from lit_knn.common.errors import InputError, check_positive, prefixed
 from lit_knn.common.rng import Stream, keyed_generator
 from lit_knn.estimators import Estimator
 from lit_knn.modules.conditioning import Conditioning
 from lit_knn.modules.model_checks import check_device
 from lit_knn.runs.run import data_reference
 from lit_knn.sampling.diffusion_model import check_process
-from lit_knn.sampling.model import check_positive
+from lit_knn.sampling.noise_grid import NoiseGrid
 from lit_knn.sampling.samplers import heun_sampler, seeded_noise
-from lit_knn.sampling.schedules import NoiseGrid
 from lit_knn.theory.noise import EDM_PROCESS, Process
 
 

@@ -7,7 +7,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from lit_knn.common.errors import InputError, prefixed
+from lit_knn.common.errors import InputError, check_positive, prefixed
 from lit_knn.estimators import Estimator
 from lit_knn.modules.augmentation import GeometricAugmentation
 from lit_knn.modules.conditioning import Conditioning
@@ -19,7 +19,6 @@ from lit_knn.reference import ReferenceSet
 from lit_knn.sampling import FlowModel
 from lit_knn.sampling.flow_model import check_flow_process
 from lit_knn.sampling.flow_times import FixedSteps
-from lit_knn.sampling.model import check_positive
 from lit_knn.theory.noise import LINEAR_PROCESS, LinearInterpolant, Process, per_item
 
 # Place of the parameterisation in a checkpoint.

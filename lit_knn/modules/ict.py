@@ -13,7 +13,8 @@ from lit_knn.common.memory import to_device
 from lit_knn.estimators import Estimator
 from lit_knn.modules.conditioning import Conditioning
 from lit_knn.modules.consistency import ConsistencyTraining, check_not_augmented
-from lit_knn.sampling.schedules import NoiseGrid, PseudoHuber, ict_num_steps, lognormal_step_probs
+from lit_knn.sampling.noise_grid import NoiseGrid
+from lit_knn.sampling.schedules import PseudoHuber, ict_num_steps, lognormal_step_probs
 from lit_knn.sampling.solvers import heun_step
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from lit_knn.common.errors import InputError, prefixed
+from lit_knn.common.errors import InputError, check_positive, prefixed
 from lit_knn.common.rng import Stream, keyed_default_rng
 from lit_knn.estimators import Estimator
 from lit_knn.modules.augmentation import GeometricAugmentation
@@ -21,7 +21,6 @@ from lit_knn.nets.average_velocity import GAP_FEATURES, AverageVelocity
 from lit_knn.nets.base import NO_CLASS
 from lit_knn.reference import ReferenceSet
 from lit_knn.sampling import MeanFlowModel
-from lit_knn.sampling.model import check_positive
 from lit_knn.theory.noise import LINEAR_PROCESS, per_item
 
 # c of the adaptive weight (arXiv 2505.13447, Section 4.3).

@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from lit_knn.common.errors import InputError
+from lit_knn.common.errors import InputError, check_positive
 from lit_knn.common.memory import to_device
 from lit_knn.common.rng import Stream, keyed_default_rng, keyed_generator
 from lit_knn.estimators import ByClass, Estimator, Exact
@@ -16,8 +16,7 @@ from lit_knn.modules.augmentation import Augmented, GeometricAugmentation
 from lit_knn.modules.base import EstimatorTraining
 from lit_knn.modules.conditioning import Conditioning
 from lit_knn.runs.run import data_autoencoder, find_reference
-from lit_knn.sampling.model import check_positive
-from lit_knn.sampling.schedules import LevelRange
+from lit_knn.sampling.noise_grid import LevelRange
 from lit_knn.theory.noise import EDM_PROCESS, Process, forward_noise, under_process
 from lit_knn.theory.warp import flip
 
@@ -232,7 +231,7 @@ class PosteriorRegression(EstimatorTraining):
         target = target.index_copy(0, plain, flip(mean, flips))
         if self.hparams.warped == "source":
             return target
-        with self.monitor.estimator_watch.measure():
+        with self.monitor.estimator_watch.running():
             mean = estimator.warped_mean(
                 z[rows], sigma[rows], augmented.warp.rows(rows), x[rows], generator, own[1]
             )

@@ -84,10 +84,9 @@ class ADM(ResidualUNet):
             nn.init.normal_(self.map_label.weight)  # a table of class embeddings
 
     def heads(self, width: int) -> int:
-        if self.head_width < 1 or width % self.head_width:
-            raise InputError(
-                f"ADM: head_width must divide the {width} channels of attention, got {self.head_width}"
-            )
+        if width % self.head_width:
+            rule = f"must divide the {width} channels of attention"
+            raise InputError(f"ADM: head_width {rule}, got {self.head_width}")
         return width // self.head_width
 
     def embed(

@@ -1,13 +1,14 @@
-"""The base of our networks. It checks the options, which are dataclass fields, and the shape of the images."""
+"""The base of our networks, whose options are dataclass fields, and the labels of their classes."""
 
 import difflib
 import unicodedata
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
+from lit_knn.common.deferred_checks import refuse
 from lit_knn.common.errors import InputError
 
 NO_CLASS = -1
@@ -22,11 +23,6 @@ else:
     NumberOfData = int | None
     NumbersOfData = Sequence[int] | None
 
-# The smallest allowed value of each integer option.
-LEAST = {"in_channels": 1, "channels": 1, "blocks": 1, "num_classes": 0, "augment_dim": 0}
-# Building a larger network could take minutes before an error shows that it is too large.
-MOST_BLOCKS, MOST_RESOLUTIONS = 100, 16
-
 
 class ImageNetwork(nn.Module):
     """Maps noisy images to images of the same shape.
@@ -38,16 +34,17 @@ class ImageNetwork(nn.Module):
     in_channels: NumberOfData
 
     def __post_init__(self) -> None:
-        check_options(type(self).__name__, vars(self))
+        for option, value in vars(self).items():
+            if value is None:
+                advice = "give it; only a config of a run takes it from the data"
+                raise InputError(f"{type(self).__name__}: {option} is None: {advice}")
         super().__init__()
 
     def check_shape(self, shape: Sequence[int]) -> None:
         """Raise InputError if images cannot have this shape, (C, H, W)."""
-        name = type(self).__name__
         if len(shape) != 3 or shape[0] != self.in_channels:
-            raise InputError(
-                f"{name}: in_channels={self.in_channels}, but the images have the shape {tuple(shape)}"
-            )
+            images = f"the images have the shape {tuple(shape)}"
+            raise InputError(f"{type(self).__name__}: in_channels={self.in_channels}, but {images}")
 
 
 def labels_for(net: nn.Module, class_label: Tensor | None, z: Tensor) -> Tensor | None:
@@ -55,20 +52,47 @@ def labels_for(net: nn.Module, class_label: Tensor | None, z: Tensor) -> Tensor 
 
     A network with classes always gets labels: `NO_CLASS` for each item in the place of None.
     """
-    num_classes: Any = getattr(net, "num_classes", 0)
+    num_classes = getattr(net, "num_classes", 0)
     if class_label is None and num_classes:
         return torch.full((len(z),), NO_CLASS, device=z.device)
 
     return class_label
 
 
-def name_classes(net: Any, names: object) -> None:
-    """Store the names of a network's classes 0, 1, … in it; raise InputError unless each class has its own."""
+def one_hot(net: nn.Module, class_label: Tensor) -> Tensor:
+    """Return one row for each integer, (..., num_classes) float32; `NO_CLASS` is all zeros.
+
+    Raises InputError for numbers of no class, on a GPU perhaps later.
+
+    Args:
+        net: the raw network, which has the classes.
+        class_label: integers of any shape.
+    """
+    num_classes = getattr(net, "num_classes", 0)
+
+    def unknown(check: int, value: float, where: str) -> InputError:
+        rule = f"num_classes={num_classes}, but a class label is {value:.0f}"
+        return InputError(f"{type(net).__name__}: {rule}{where}")
+
+    # A compiled network cannot branch on a value, so the data module must check the labels for it.
+    if not torch.compiler.is_compiling() and class_label.numel() > 0:
+        ends = torch.stack(class_label.aminmax())
+        bad = torch.stack([ends[0] < NO_CLASS, ends[1] >= num_classes])
+        refuse(f"{type(net).__name__}: labels", bad, lambda: ends, unknown)
+
+    known = torch.arange(num_classes, device=class_label.device)
+    return (class_label[..., None] == known).float()
+
+
+def name_classes(net: nn.Module, names: Sequence[str]) -> None:
+    """Store the names of a network's classes 0, 1, … in it.
+
+    Raises InputError unless each class has a name that no other has.
+    """
     number = getattr(net, "num_classes", 0)
-    strings = isinstance(names, list | tuple) and all(isinstance(name, str) for name in names)
-    if not strings or not len(set(names)) == len(names) == number:  # type: ignore[arg-type, call-overload]
+    if not len(set(names)) == len(names) == number:
         raise InputError(f"class_names must be {number} different names, got {names!r:.80}")
-    net.class_names = list(names)  # type: ignore[call-overload]
+    net.class_names = list(names)  # type: ignore[assignment]
 
 
 def class_number(option: str, net: object, label: object) -> int:
@@ -82,13 +106,14 @@ def class_number(option: str, net: object, label: object) -> int:
     number = getattr(net, "num_classes", 0)
     names = getattr(net, "class_names", None)
 
-    if not isinstance(label, str):
+    if names is None or not isinstance(label, str):
+        # In Python, True is an integer.
         if type(label) is int and 0 <= label < number:
             return label
-        numbers = f": give a number from 0 to {number - 1}" if number else ""
-        raise InputError(f"{option}={label!r:.80}, but the net has num_classes={number}{numbers}")
-    if names is None:
-        advice = " without names: give a number" if number else ""
+        advice = ""
+        if number:
+            unnamed = " without names" if isinstance(label, str) else ""
+            advice = f"{unnamed}: give a number from 0 to {number - 1}"
         raise InputError(f"{option}={label!r:.80}, but the net has num_classes={number}{advice}")
 
     # Unicode has two forms of an accented letter, and systems differ in the one that they store.
@@ -107,27 +132,3 @@ def class_number(option: str, net: object, label: object) -> int:
 
 def _normal_form(name: str) -> str:
     return unicodedata.normalize("NFC", name)
-
-
-def check_options(name: str, options: dict[str, Any]) -> None:
-    """Raise InputError for an option that is out of its range; NaN is out of every range."""
-    for option, value in options.items():
-        if value is None:
-            advice = "give it; only a config of a run takes it from the data"
-            raise InputError(f"{name}: {option} is None: {advice}")
-
-    for option, least in LEAST.items():
-        if not options.get(option, least) >= least:
-            raise InputError(f"{name}: {option} must be at least {least}, got {options[option]}")
-
-    if options.get("blocks", 1) > MOST_BLOCKS:
-        raise InputError(f"{name}: blocks must be at most {MOST_BLOCKS}, got {options['blocks']}")
-
-    multipliers = options.get("multipliers", [1])
-    if not 1 <= len(multipliers) <= MOST_RESOLUTIONS or not min(multipliers) >= 1:
-        numbers = f"1 to {MOST_RESOLUTIONS} numbers of at least 1"
-        raise InputError(f"{name}: multipliers must be {numbers}, got {list(multipliers)!r:.80}")
-
-    for option in ("dropout", "label_dropout"):
-        if not 0 <= options.get(option, 0) < 1:
-            raise InputError(f"{name}: {option} must be in [0, 1), got {options[option]}")

@@ -5,16 +5,13 @@ or another process with times between 0 and 1. The velocity v = E[dz/dτ | z] is
 E[x|z]; on the straight path it is E[ε − x | z].
 """
 
-import math
 from abc import abstractmethod
 from contextlib import nullcontext
 from numbers import Real
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from lit_knn.common.errors import InputError
 from lit_knn.nets.base import labels_for
 from lit_knn.nets.precond import EDMPrecond
 from lit_knn.theory.noise import LINEAR_PROCESS, LinearInterpolant, Process, per_item
@@ -69,13 +66,13 @@ class FlowNetwork(nn.Module):
         mean = self.process.mean_of_velocity(z.float(), per_item(tau, z).double(), velocity)
         return mean.to(torch.float32)
 
-    def description(self) -> dict[str, Any]:
+    def description(self) -> dict[str, object]:
         """Describe the parameterisation by plain values, for checkpoints."""
-        description: dict[str, Any] = {"output": type(self).__name__}
+        description: dict[str, object] = {"output": type(self).__name__}
         if type(self.process) is LinearInterpolant:
             return description
 
-        process: dict[str, Any] = {"class": type(self.process).__name__}
+        process: dict[str, object] = {"class": type(self.process).__name__}
         # The process may be a user's own class, with values of any type.
         for name, value in vars(self.process).items():
             if isinstance(value, str):
@@ -117,8 +114,6 @@ class EDMOutput(FlowNetwork):
 
     def __init__(self, model: nn.Module, sigma_data: float = 0.5) -> None:
         super().__init__(model)
-        if not (isinstance(sigma_data, (int, float)) and 0 < sigma_data < math.inf):
-            raise InputError(f"EDMOutput: sigma_data must be above 0, got {sigma_data!r}")
         self.sigma_data = float(sigma_data)
 
     def velocity(self, z: Tensor, tau: Tensor, labels: tuple[Tensor | None, ...]) -> Tensor:
@@ -127,7 +122,7 @@ class EDMOutput(FlowNetwork):
         denoised = EDMPrecond(self.model, self.sigma_data)(y, sigma, *labels)
         return self.process.velocity(z, per_item(tau, z), denoised)
 
-    def description(self) -> dict[str, Any]:
+    def description(self) -> dict[str, object]:
         return {**super().description(), "sigma_data": self.sigma_data}
 
 

@@ -8,8 +8,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lit_knn.common.errors import InputError
-
 Direction = Literal["up", "down"]
 
 
@@ -94,10 +92,6 @@ class BlurredStridedConv(nn.Conv2d):
 def group_norm(width: int, eps: float) -> nn.GroupNorm:
     """Make a group norm of at most 32 groups of at least 4 channels."""
     groups = max(min(32, width // 4), 1)
-    if width % groups:
-        raise InputError(
-            f"channels: a layer of {width} channels cannot be normalised in {groups} groups"
-        )
     return nn.GroupNorm(groups, width, eps=eps)
 
 

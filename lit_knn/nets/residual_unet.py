@@ -8,9 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lit_knn.common.deferred_checks import refuse
 from lit_knn.common.errors import InputError
-from lit_knn.nets.base import NO_CLASS, ImageNetwork, NumberOfData, NumbersOfData
+from lit_knn.nets.base import ImageNetwork, NumberOfData, NumbersOfData, one_hot
 from lit_knn.nets.layers import Direction, ResidualBlock
 
 
@@ -51,13 +50,11 @@ class ResidualUNet(ImageNetwork):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        name = type(self).__name__
         factor = 2 ** (len(self.multipliers) - 1)
-        if self.channels < 4 or self.channels % 2:
-            raise InputError(f"{name}: channels must be even and at least 4, got {self.channels}")
-        if self.image_size < factor or self.image_size % factor:
+        if self.image_size % factor:
             rule = f"a multiple of {factor} with {len(self.multipliers)} multipliers"
-            raise InputError(f"{name}: image_size must be {rule}, got {self.image_size}")
+            got = f"got {self.image_size}"
+            raise InputError(f"{type(self).__name__}: image_size must be {rule}, {got}")
 
         self.multipliers = list(self.multipliers)
         self.attention_at = sorted(self.attention_at)
@@ -198,13 +195,9 @@ class ResidualUNet(ImageNetwork):
             augment_label: (B, augment_dim) float; zeros or None mean that nothing was augmented.
         """
         self.check_shape(z_scaled.shape[1:])
-        batch = len(z_scaled)
-        if augment_label is not None:
-            self._check_augmentation(augment_label, batch)
-
         classes = None
         if class_label is not None:
-            classes = self._classes(class_label, batch)
+            classes = self._classes(class_label)
 
         # The noise level needs more digits than bf16 has.
         with torch.autocast(z_scaled.device.type, enabled=False):
@@ -213,51 +206,16 @@ class ResidualUNet(ImageNetwork):
         features = self.encode(z_scaled, embedding)
         return self.output(self.decode(features, embedding))
 
-    def _check_augmentation(self, augment_label: Tensor, batch: int) -> None:
-        """Raise InputError unless the augmentation labels are (batch, augment_dim)."""
-        shape = tuple(augment_label.shape)
-        if not self.augment_dim or shape != (batch, self.augment_dim):
-            raise InputError(
-                f"{type(self).__name__}: augment_dim={self.augment_dim}, "
-                f"but the augmentation labels are {shape}"
-            )
-
-    def _classes(self, class_label: Tensor, batch: int) -> Tensor:
+    def _classes(self, class_label: Tensor) -> Tensor:
         """Return one row of `num_classes` numbers for each item. In training some rows become 0."""
-        name = type(self).__name__
-        if not self.num_classes:
-            raise InputError(f"{name}: num_classes=0, but class labels are given")
-
         classes = class_label
         if not class_label.is_floating_point():
-            classes = self._one_hot(class_label)
-
-        shape = (batch, self.num_classes)
-        if classes.shape != shape:
-            raise InputError(
-                f"{name}: num_classes={self.num_classes} and {batch} images need class labels, "
-                f"{(batch,)} integers or {shape} floats, "
-                f"got {tuple(class_label.shape)} {class_label.dtype}"
-            )
+            classes = one_hot(self, class_label)
 
         if self.training and self.label_dropout > 0:
-            keeps_label = torch.rand(batch, 1, device=classes.device) >= self.label_dropout
+            keeps_label = torch.rand(len(classes), 1, device=classes.device) >= self.label_dropout
             classes = classes * keeps_label
         return classes
-
-    def _one_hot(self, class_label: Tensor) -> Tensor:
-        """Return one row for each integer, (..., num_classes) float32; `NO_CLASS` is all zeros."""
-        # A compiled network cannot branch on a value, so the data module must check the labels for it.
-        if not torch.compiler.is_compiling() and class_label.numel() > 0:
-            ends = torch.stack(class_label.aminmax())
-            bad = torch.stack([ends[0] < NO_CLASS, ends[1] >= self.num_classes])
-            refuse(f"{type(self).__name__}: labels", bad, lambda: ends, self._unknown_label)
-        known = torch.arange(self.num_classes, device=class_label.device)
-        return (class_label[..., None] == known).float()
-
-    def _unknown_label(self, check: int, value: float, where: str) -> InputError:
-        rule = f"num_classes={self.num_classes}, but a class label is {value:.0f}"
-        return InputError(f"{type(self).__name__}: {rule}{where}")
 
 
 def linear(layer: nn.Linear, features: Tensor) -> Tensor:

@@ -7,7 +7,6 @@ from typing import ClassVar
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lit_knn.common.errors import InputError
 from lit_knn.nets.layers import (
     BlurredStridedConv,
     FourierEmbedding,
@@ -138,8 +137,6 @@ class NCSNpp(DDPMpp):
     fourier_scale: float = 0.02
 
     def __post_init__(self) -> None:
-        if not self.fourier_scale > 0:
-            raise InputError(f"NCSNpp: fourier_scale must be above 0, got {self.fourier_scale}")
         super().__post_init__()
 
         # The pyramid of shrunken images.

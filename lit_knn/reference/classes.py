@@ -15,9 +15,8 @@ def classes_of(reference: ReferenceSet) -> dict[int, ReferenceSet]:
     """
     labels = reference.labels
     if reference.sharded:
-        raise InputError(
-            "a sharded reference set cannot be split by class: set data.sharded to false"
-        )
+        advice = "set data.sharded to false"
+        raise InputError(f"a sharded reference set cannot be split by class: {advice}")
     if labels is None:
         raise InputError("the reference set has no labels, so it has no classes")
     if reference.classes is None:

@@ -71,7 +71,8 @@ def check_images(images: Tensor, hflip: bool) -> None:
 
     pixels = images.dtype == torch.uint8
     if not pixels and not images.is_floating_point():
-        raise InputError(f"images must be uint8 or float, got {images.dtype}")
+        advice = "give images as uint8, and other numbers as float32"
+        raise InputError(f"images must be uint8 or float, got {images.dtype}; {advice}")
 
     # Few values in the last axis, and many in the two before, are colours that come last.
     channels_last = images.ndim == 4 and min(images.shape[1:3]) > 4 >= images.shape[3]
@@ -84,7 +85,7 @@ def largest_value(images: Tensor) -> float:
     """Return an upper bound of absolute values in model space.
 
     Raises:
-        InputError: floats are not finite, or too large.
+        InputError: floats are not finite.
     """
     if images.dtype == torch.uint8:
         return 1.0
@@ -93,9 +94,6 @@ def largest_value(images: Tensor) -> float:
     if not math.isfinite(largest):
         row = images.flatten(1).isfinite().all(1).int().argmin()
         raise InputError(f"images hold a value that is not finite (first in item {row})")
-    if largest > LARGEST_VALUE:
-        limit = f"float32 can square sums up to {LARGEST_VALUE:g}"
-        raise InputError(f"images hold the value {largest:.3g}, {limit}")
     return largest
 
 
@@ -114,11 +112,9 @@ def expand_labels(labels: Tensor | np.ndarray | None, stored: int, hflip: bool) 
         return None
 
     labels = torch.as_tensor(labels).cpu()
-    if labels.shape != (stored,) or labels.is_floating_point():
-        description = f"{tuple(labels.shape)} {labels.dtype}"
-        raise InputError(f"labels must be ({stored},) integers, got {description}")
+    if labels.shape != (stored,) or labels.is_floating_point() or (labels < 0).any():
+        description = f"{tuple(labels.shape)} {labels.dtype}, at least {labels.min()}"
+        raise InputError(f"labels must be ({stored},) integers from 0, got {description}")
 
     labels = labels.long()
-    if (labels < 0).any():
-        raise InputError(f"labels must be at least 0, got {labels.min()}")
     return torch.cat([labels, labels]) if hflip else labels

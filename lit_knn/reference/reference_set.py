@@ -3,7 +3,7 @@
 import copy
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Self
+from typing import Self, cast
 
 import numpy as np
 import torch
@@ -69,7 +69,7 @@ class ReferenceSet(ImageSet):
         # the rows of the whole set that this set of a class is a view of
         self._rows: slice | None = None
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+    def __deepcopy__(self, memo: dict[int, object]) -> Self:
         return self
 
     @property
@@ -114,8 +114,9 @@ class ReferenceSet(ImageSet):
             rows: numbers of the images, on the CPU; a slice makes a view.
             label: their class.
         """
-        view: Any = self.images
-        images = view.part(rows) if isinstance(view, RowView) else view[rows]
+        # `images` may be a view, see `ImageSet`.
+        stored = cast(Tensor | RowView, self.images)
+        images = stored.part(rows) if isinstance(stored, RowView) else stored[rows]
         labels = torch.full((len(images),), label)
 
         part = ReferenceSet(images, copy.copy(self._chosen_index), self.hflip, labels)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from lit_knn.common.stopwatch import Stopwatch
 from lit_knn.common.versions import processor_name
-from lit_knn.sampling.schedules import LevelRange
+from lit_knn.sampling.noise_grid import LevelRange
 
 NOISE_BANDS = 4
 

@@ -8,8 +8,9 @@ from lit_knn.sampling.diffusion_model import DiffusionModel
 from lit_knn.sampling.flow_model import FlowModel
 from lit_knn.sampling.mean_flow_model import MeanFlowModel
 from lit_knn.sampling.model import GenerativeModel
+from lit_knn.sampling.noise_grid import karras_sigmas
 from lit_knn.sampling.samplers import consistency_sampler, heun_sampler, hybrid_sampler
-from lit_knn.sampling.schedules import ict_num_steps, karras_sigmas
+from lit_knn.sampling.schedules import ict_num_steps
 from lit_knn.sampling.solvers import euler_step, heun_step
 
 MODELS = ConsistencyModel, DiffusionModel, FlowModel, MeanFlowModel

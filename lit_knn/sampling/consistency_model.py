@@ -8,11 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lit_knn.common.errors import InputError
+from lit_knn.common.errors import InputError, check_at_least
 from lit_knn.nets.precond import ConsistencyFunction
-from lit_knn.sampling.model import GenerativeModel, check_positive
+from lit_knn.sampling.model import GenerativeModel
 from lit_knn.sampling.samplers import check_sampling_sigmas, consistency_sampler, seeded_noise
-from lit_knn.sampling.schedules import check_num_steps
 
 
 class ConsistencyModel(GenerativeModel):
@@ -38,9 +37,6 @@ class ConsistencyModel(GenerativeModel):
         sampling_class: int | None = None,
     ) -> None:
         super().__init__(network, image_shape, num_steps, sampling_class)
-        check_positive(sigma_data=network.sigma_data)
-        if network.sigma_min != 0:  # sigma_min = 0 selects EDM's preconditioning.
-            check_positive(sigma_min=network.sigma_min)
         check_sampling_sigmas(sampling_sigmas, network.sigma_min)
         self.sampling_sigmas = [float(sigma) for sigma in sampling_sigmas]
         self.check_steps(num_steps)
@@ -57,7 +53,7 @@ class ConsistencyModel(GenerativeModel):
         """Make the model of a raw network and of the options that a file has."""
         return cls(ConsistencyFunction(net, sigma_data, sigma_min), image_shape, **options)
 
-    def options(self) -> dict[str, Any]:
+    def options(self) -> dict[str, object]:
         """Return the settings of the consistency function and of the sampler."""
         return {
             "sigma_data": self.network.sigma_data,
@@ -75,12 +71,11 @@ class ConsistencyModel(GenerativeModel):
         return self.network.net
 
     def check_steps(self, num_steps: int) -> None:
-        check_num_steps(num_steps)
+        check_at_least(1, num_steps=num_steps)
         most = len(self.sampling_sigmas)
         if num_steps > most:
-            raise InputError(
-                f"num_steps={num_steps!r:.80} must be from 1 to the number of sampling_sigmas, {most}"
-            )
+            rule = f"at most the number of sampling_sigmas, {most}"
+            raise InputError(f"num_steps={num_steps} must be {rule}")
 
     def draw(
         self, seeds: Sequence[int] | Tensor, num_steps: int, labels: Tensor | None, guidance: float

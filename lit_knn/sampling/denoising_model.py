@@ -2,7 +2,6 @@
 
 from abc import abstractmethod
 from functools import partial
-from typing import Any
 
 from torch import Tensor
 
@@ -39,9 +38,9 @@ class DenoisingModel(GenerativeModel):
         conditional = partial(self.network, class_label=class_label)
         return guided(conditional, self.network, guidance)
 
-    def guidance_options(self) -> dict[str, Any]:
+    def guidance_options(self) -> dict[str, object]:
         """Return the options of guidance that are not the defaults."""
-        options: dict[str, Any] = {}
+        options: dict[str, object] = {}
         if self.guidance != 1:
             options["guidance"] = self.guidance
         if self.num_classes and not self.drops_labels:

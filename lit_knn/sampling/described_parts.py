@@ -1,5 +1,6 @@
 """Parts of a model as plain values in files: the name of a class and its options."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from lit_knn.common.errors import InputError
@@ -11,7 +12,7 @@ PROCESSES: dict[str, type[Process]] = {
 }
 
 
-def named_process(process: Process) -> dict[str, Any]:
+def named_process(process: Process) -> dict[str, object]:
     """Return the class and the arguments of a process.
 
     A user's own process is named "own", because no file can make it.
@@ -28,7 +29,9 @@ def process_of(description: object) -> Process:
     return PROCESSES[name](**options)
 
 
-def named(option: str, description: object, known: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+def named(
+    option: str, description: object, known: Mapping[str, object]
+) -> tuple[str, dict[str, Any]]:
     """Split {"class": …, …} into the name of a known class and its options.
 
     Args:
@@ -36,15 +39,9 @@ def named(option: str, description: object, known: dict[str, Any]) -> tuple[str,
         description: what the file says about the part.
         known: the classes that a file can name, by their names.
     """
-    name = None
-    if isinstance(description, dict):
-        name = str(description.get("class"))
-
-    if not isinstance(description, dict) or name not in known:
-        raise InputError(
-            f"{option} must name one of {', '.join(known)} as its class, got {description!r:.80}"
-        )
-
-    options = dict(description)
-    del options["class"]
+    options = dict(description) if isinstance(description, dict) else {}
+    name = options.pop("class", None)
+    if name not in known:
+        rule = f"must name one of {', '.join(known)} as its class"
+        raise InputError(f"{option} {rule}, got {description!r:.80}")
     return name, options

@@ -9,9 +9,8 @@ from torch import Tensor, nn
 from lit_knn.nets.precond import EDMPrecond
 from lit_knn.sampling.denoising_model import DenoisingModel
 from lit_knn.sampling.described_parts import named_process, process_of
-from lit_knn.sampling.model import check_positive
-from lit_knn.sampling.samplers import EDM_GRID, heun_sampler, seeded_noise
-from lit_knn.sampling.schedules import NoiseGrid
+from lit_knn.sampling.noise_grid import EDM_GRID, NoiseGrid
+from lit_knn.sampling.samplers import heun_sampler, seeded_noise
 from lit_knn.theory.noise import EDM, EDM_PROCESS, Process
 
 
@@ -42,7 +41,6 @@ class DiffusionModel(DenoisingModel):
         drops_labels: bool = True,
     ) -> None:
         super().__init__(network, image_shape, num_steps, sampling_class, guidance, drops_labels)
-        check_positive(sigma_data=network.sigma_data)
         self.grid, self.process = grid, process
         self.check_steps(num_steps)
         check_process(process, grid)
@@ -71,9 +69,9 @@ class DiffusionModel(DenoisingModel):
         network = EDMPrecond(net, sigma_data)
         return cls(network, image_shape, grid, process=noise_process, **options)
 
-    def options(self) -> dict[str, Any]:
+    def options(self) -> dict[str, object]:
         """Return the settings of the denoiser and of the sampler; EDM's process needs no name."""
-        options: dict[str, Any] = {
+        options: dict[str, object] = {
             "sigma_data": self.network.sigma_data,
             "sigma_min": self.grid.sigma_min,
             "sigma_max": self.grid.sigma_max,

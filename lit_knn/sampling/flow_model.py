@@ -1,7 +1,7 @@
 """Flow models: a velocity, whose flow maps noise to an image."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -58,7 +58,7 @@ class FlowModel(DenoisingModel):
         net: nn.Module,
         image_shape: Sequence[int],
         output: object = None,
-        times: Any = None,
+        times: Mapping[str, float] | None = None,
         sampler: object = None,
         process: object = None,
         **options: Any,
@@ -73,17 +73,12 @@ class FlowModel(DenoisingModel):
             network.process = process_of(process)
 
         _, sampler_options = named("sampler", sampler, {"FixedSteps": FixedSteps})
-        solver = sampler_options.get("solver")
-        if solver not in SOLVERS:
-            raise InputError(f"solver must be one of {', '.join(SOLVERS)}, got {solver!r:.80}")
-        sampler_options["solver"] = SOLVERS[solver]
+        steps = FixedSteps(SOLVERS[sampler_options["solver"]])
+        return cls(network, image_shape, TimeSpan(**(times or {})), steps, **options)
 
-        steps = FixedSteps(**sampler_options)
-        return cls(network, image_shape, TimeSpan(**times), steps, **options)
-
-    def options(self) -> dict[str, Any]:
+    def options(self) -> dict[str, object]:
         """Return the settings; a user's own class or solver becomes None, as no file can name it."""
-        options: dict[str, Any] = {
+        options: dict[str, object] = {
             "output": self._named_output(),
             "times": {"low": self.times.low, "high": self.times.high},
             "sampler": self._named_sampler(),
@@ -95,18 +90,18 @@ class FlowModel(DenoisingModel):
             options["process"] = named_process(process)
         return options | self.guidance_options()
 
-    def _named_output(self) -> dict[str, Any] | None:
+    def _named_output(self) -> dict[str, object] | None:
         """Return class and options of the flow network, or None if no file can name it."""
         if type(self.network) not in OUTPUTS.values():
             return None
 
-        output: dict[str, Any] = {"class": type(self.network).__name__}
+        output: dict[str, object] = {"class": type(self.network).__name__}
         for name, value in self.network.description().items():
             if name not in ("output", "process"):
                 output[name] = value
         return output
 
-    def _named_sampler(self) -> dict[str, Any] | None:
+    def _named_sampler(self) -> dict[str, object] | None:
         """Return class and solver of the sampler, or None if no file can name the class."""
         if type(self.sampler) is not FixedSteps:
             return None

@@ -6,8 +6,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from lit_knn.common.errors import InputError
-from lit_knn.sampling.schedules import check_num_steps
+from lit_knn.common.errors import InputError, check_at_least
 from lit_knn.sampling.solvers import heun_step
 from lit_knn.theory.noise import LINEAR_PROCESS, Process, per_item
 
@@ -25,9 +24,8 @@ class TimeSpan:
 
     def __init__(self, low: float, high: float) -> None:
         if not 0 < low < high < 1:
-            raise InputError(
-                f"{type(self).__name__}: need 0 < low < high < 1, got low={low} and high={high}"
-            )
+            got = f"got low={low} and high={high}"
+            raise InputError(f"{type(self).__name__}: need 0 < low < high < 1, {got}")
         self.low = low
         self.high = high
 
@@ -37,7 +35,7 @@ class TimeSpan:
         On the straight path `growth` is 1. Under VP σ grows as √τ: equal steps in τ would end at a level so high that
         the last mean blurs details.
         """
-        check_num_steps(num_steps)
+        check_at_least(1, num_steps=num_steps)
         steps = torch.linspace(self.high**growth, 0, num_steps + 1, dtype=torch.float64)[:-1]
         times = steps ** (1 / growth)
         return times[times >= self.low]

@@ -1,6 +1,5 @@
 """Classifier-free guidance (Ho & Salimans 2022, arXiv 2207.12598) moves a sample from the average to its class."""
 
-import math
 from collections.abc import Callable
 
 from torch import Tensor
@@ -32,14 +31,12 @@ def guided(conditional: Denoiser, unconditional: Denoiser, guidance: float) -> D
 
 def check_guidance(guidance: float, num_classes: int, drops_labels: bool) -> float:
     """Return w. Only w = 1 is allowed if the network has no classes or never saw items without a class."""
-    if not 0 <= guidance < math.inf:
-        raise InputError(f"guidance must be a finite number of at least 0, got {guidance}")
-    if guidance != 1 and num_classes == 0:
-        raise InputError(
-            f"guidance={guidance} needs a class-conditional network, but the net has num_classes=0"
-        )
-    if guidance != 1 and not drops_labels:
-        raise InputError(
-            f"guidance={guidance} needs a network that was trained without classes, too (label_dropout)"
-        )
+    if guidance != 1:
+        needs = f"guidance={guidance} needs a"
+        if num_classes == 0:
+            raise InputError(f"{needs} class-conditional network, but the net has num_classes=0")
+        if not drops_labels:
+            raise InputError(
+                f"{needs} network that was trained without classes, too (label_dropout)"
+            )
     return float(guidance)

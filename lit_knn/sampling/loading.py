@@ -6,21 +6,20 @@
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from lit_knn.common.errors import InputError, prefixed
-from lit_knn.nets.architecture import build_network, load_weights
+from lit_knn.common.errors import InputError, prefixed, reading
+from lit_knn.nets.architecture import Architecture, build_network, load_weights
 from lit_knn.nets.base import ImageNetwork, name_classes
 from lit_knn.nets.flow import FlowDenoiser
 from lit_knn.nets.precond import EDMPrecond
 from lit_knn.sampling import KINDS, DiffusionModel, GenerativeModel
 from lit_knn.sampling.denoising_model import DenoisingModel
+from lit_knn.sampling.model import ModelDescription
 from lit_knn.sampling.model_files import find_file, read_model_file, write_exported
 
-FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 # Layers for augmentation labels, in the published networks and in `UNet`. They have no bias, so
 # without labels they add nothing.
 AUGMENTATION_WEIGHTS = ("map_augment.weight", "embedding.augmentation.weight")
@@ -41,7 +40,7 @@ def load(path: str | os.PathLike[str], net: nn.Module | None = None) -> Generati
     """
     file = find_file(path)
     description, weights = read_model_file(file)
-    with prefixed(os.fspath(file)):
+    with prefixed(os.fspath(file)), reading("the model"):
         return build(description, weights, net)
 
 
@@ -50,8 +49,11 @@ def load_network(
 ) -> EDMPrecond | FlowDenoiser:
     """Load only the denoiser D(z, σ) of a diffusion or flow model.
 
-    `path` and `net` are those of `load`. `fp16` makes the network compute in float16, except its embedding. EDM's own
-    code does the same on GPUs for files with `use_fp16`. The weights stay in float32.
+    Args:
+        path: see `load`.
+        net: see `load`.
+        fp16: compute in float16, except the embedding, as EDM's own code does on GPUs for files with `use_fp16`. The
+            weights stay in float32.
 
     Returns:
         `denoiser(z, sigma, class_label=None)`, on the CPU, in evaluation mode, without gradients.
@@ -78,9 +80,8 @@ def load_network_to_tune(path: str | os.PathLike[str], net: nn.Module | None = N
 
     model, denoiser = _denoising_model(path, net, augmented=False)
     if not isinstance(denoiser, EDMPrecond):
-        raise InputError(
-            f"{os.fspath(path)}: a {model.kind} model cannot be tuned: give a diffusion model"
-        )
+        problem = f"a {model.kind} model cannot be tuned: give a diffusion model"
+        raise InputError(f"{os.fspath(path)}: {problem}")
 
     for name, value in model.net.named_parameters():
         value.requires_grad_(name not in frozen)
@@ -93,35 +94,32 @@ def _denoising_model(
     """Load a model and its denoiser; `augmented=False` omits the layer for augmentation labels."""
     file = find_file(path)
     description, weights = read_model_file(file)
+    with prefixed(os.fspath(file)), reading("the model"):
+        if description["kind"] == DiffusionModel.kind:
+            # Only the sampler needs the process, and a file cannot name a user's own process.
+            description["options"]["process"] = None
+        if not augmented:
+            _omit_augmentation(description, weights)
 
-    options = description.get("options")
-    if description.get("kind") == DiffusionModel.kind and isinstance(options, dict):
-        # Only the sampler needs the process, and a file cannot name a user's own process.
-        options["process"] = None
-    if not augmented:
-        _omit_augmentation(description, weights)
-
-    with prefixed(os.fspath(file)):
         model = build(description, weights, net)
         if not isinstance(model, DenoisingModel):
-            raise InputError(
-                f"a {model.kind} model has no denoiser: give a diffusion or a flow model"
-            )
+            advice = "give a diffusion or a flow model"
+            raise InputError(f"a {model.kind} model has no denoiser: {advice}")
         return model, model.denoiser
 
 
-def _omit_augmentation(description: dict[str, Any], weights: dict[str, Tensor]) -> None:
+def _omit_augmentation(description: ModelDescription, weights: dict[str, Tensor]) -> None:
     """Take the layer for augmentation labels out of the content of a file."""
     for name in AUGMENTATION_WEIGHTS:
         weights.pop(name, None)
 
     architecture = description.get("architecture")
-    if isinstance(architecture, dict) and isinstance(architecture.get("options"), dict):
+    if architecture is not None:
         architecture["options"]["augment_dim"] = 0
 
 
 def build(
-    description: Mapping[str, Any], weights: Mapping[str, Tensor], net: nn.Module | None = None
+    description: ModelDescription, weights: Mapping[str, Tensor], net: nn.Module | None = None
 ) -> GenerativeModel:
     """Make a model from a description and weights; raise InputError if they do not fit.
 
@@ -130,12 +128,9 @@ def build(
         weights: the weights of the raw network, by name.
         net: see `load`.
     """
-    _check_weights(weights)
-    kind, options = description.get("kind"), description.get("options")
-    if not isinstance(kind, str) or kind not in KINDS:
-        raise InputError(f"kind must be one of {', '.join(KINDS)}, got {kind!r:.80}")
-    if not isinstance(options, dict) or not all(isinstance(name, str) for name in options):
-        raise InputError(f"options must be a dict, got {options!r:.80}")
+    for name, value in weights.items():
+        if value.is_floating_point() and not value.isfinite().all():
+            raise InputError(f"{name!r:.80} holds a weight that is not finite")
 
     if net is None:
         network = _network(description.get("architecture"), weights)
@@ -145,14 +140,9 @@ def build(
     if "class_names" in description:
         name_classes(network, description["class_names"])
 
-    image_shape: Any = description.get("image_shape")
-    try:
-        model = KINDS[kind].around(network, image_shape, **options)
-    except TypeError as error:
-        names = ", ".join(options)
-        raise InputError(
-            f"a model of kind {kind} cannot have the options {names!r:.200}"
-        ) from error
+    kind, options = description["kind"], description["options"]
+    model = KINDS[kind].around(network, description["image_shape"], **options)
+    # A default could differ from the option of the training.
     missing = model.options().keys() - options.keys()
     if missing:
         raise InputError(f"a model of kind {kind} needs the option {min(missing)}")
@@ -165,22 +155,11 @@ def build(
     return model.eval().requires_grad_(False)
 
 
-def _check_weights(weights: Mapping[str, Tensor]) -> None:
-    """Raise InputError for weights that are not ordinary, finite tensors."""
-    for name, value in weights.items():
-        known = value.dtype in FLOATS or not (value.is_floating_point() or value.is_complex())
-        if not known or value.layout != torch.strided:
-            raise InputError(f"{name!r:.80} is not an ordinary tensor of weights")
-        if value.is_floating_point() and not value.isfinite().all():
-            raise InputError(f"{name!r:.80} holds a weight that is not finite")
-
-
-def _network(architecture: object, weights: Mapping[str, Tensor]) -> nn.Module:
+def _network(architecture: Architecture | None, weights: Mapping[str, Tensor]) -> nn.Module:
     """Build the network that a file describes, with copies of the file's weights."""
     if architecture is None:
         raise InputError("the file does not tell the architecture of its network: give net")
-    if not isinstance(architecture, dict):
-        raise InputError(f"architecture must be a dict, got {architecture!r:.80}")
+
     # PyTorch rounds differently if weights are stored channels last or at an unaligned address.
     plain = {}
     for name, value in weights.items():

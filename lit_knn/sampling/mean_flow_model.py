@@ -7,11 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lit_knn.common.errors import InputError
+from lit_knn.common.errors import InputError, check_at_least
 from lit_knn.nets.average_velocity import AverageVelocity
 from lit_knn.sampling.model import GenerativeModel
 from lit_knn.sampling.samplers import seeded_noise
-from lit_knn.sampling.schedules import check_num_steps
 
 
 class MeanFlowModel(GenerativeModel):
@@ -41,7 +40,7 @@ class MeanFlowModel(GenerativeModel):
     def around(cls, net: nn.Module, image_shape: Sequence[int], **options: Any) -> "MeanFlowModel":
         return cls(AverageVelocity(net), image_shape, **options)
 
-    def options(self) -> dict[str, Any]:
+    def options(self) -> dict[str, object]:
         return {"num_steps": self.num_steps, "sampling_class": self.sampling_class}
 
     def times_range(self) -> tuple[float, float]:
@@ -66,22 +65,20 @@ class MeanFlowModel(GenerativeModel):
         r = torch.as_tensor(r, dtype=t.dtype, device=z.device).expand(len(z))
         bad = ~((r >= 0) & (r <= t))
         if bad.any():
-            raise InputError(
-                f"r must be from 0 to t={t[bad][0].item():g}, got {r[bad][0].item():g}"
-            )
+            highest = t[bad][0].item()
+            raise InputError(f"r must be from 0 to t={highest:g}, got {r[bad][0].item():g}")
         return self.network(z, t, labels, r)
 
     def check_steps(self, num_steps: int) -> None:
-        check_num_steps(num_steps)
+        check_at_least(1, num_steps=num_steps)
 
     def draw(
         self, seeds: Sequence[int] | Tensor, num_steps: int, labels: Tensor | None, guidance: float
     ) -> Tensor:
         """Draw images by `num_steps` steps of the average velocity; see `GenerativeModel.draw`."""
         if guidance != 1:
-            raise InputError(
-                f"sample: guidance={guidance}, but a mean flow has its guidance from training"
-            )
+            reason = "a mean flow has its guidance from training"
+            raise InputError(f"sample: guidance={guidance}, but {reason}")
         self.check_steps(num_steps)
 
         times = torch.linspace(1, 0, num_steps + 1, dtype=torch.float64, device=self.device)

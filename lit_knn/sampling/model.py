@@ -3,24 +3,34 @@
 import math
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypedDict
 
 import torch
 from torch import Tensor, nn
 
 from lit_knn.common.errors import InputError
-from lit_knn.nets.architecture import architecture_of
+from lit_knn.nets.architecture import Architecture, architecture_of
 from lit_knn.nets.base import NO_CLASS, class_number
 from lit_knn.sampling.guidance import check_guidance
 from lit_knn.sampling.model_inputs import Labels, check_times, class_numbers, times_of
 from lit_knn.sampling.samplers import seeded_classes
 
 
+class ModelDescription(TypedDict, total=False):
+    """A model without its weights, as plain values in a file."""
+
+    kind: str
+    image_shape: list[int]
+    options: dict[str, object]  # what `GenerativeModel.options` returns
+    architecture: Architecture | None  # None if the network's class is a user's
+    class_names: list[str]  # of the classes 0, 1, …, if they have names
+
+
 class GenerativeModel(nn.Module):
     """A preconditioned network with the settings of its sampler. Subclasses define the sampler.
 
     An image depends on its seed, its class and the number of steps. The other images of its batch
-    change only its rounding. The constructors check all values, because files hold them.
+    change only its rounding.
 
     Args:
         network: the preconditioned network (z (B, *shape), t (B,), class_label (B,) or None) -> (B, *shape).
@@ -48,12 +58,6 @@ class GenerativeModel(nn.Module):
         super().__init__()
         self.network = network
         self.image_shape = tuple(image_shape)
-        positive = all(type(side) is int and side >= 1 for side in self.image_shape)
-        if not self.image_shape or not positive:
-            raise InputError(
-                f"image_shape must be a list of positive integers, got {image_shape!r:.80}"
-            )
-
         self.num_steps = num_steps
         self.drops_labels = drops_labels
 
@@ -70,7 +74,7 @@ class GenerativeModel(nn.Module):
         """Make the model of a raw network and the values that `options` returned."""
 
     @abstractmethod
-    def options(self) -> dict[str, Any]:
+    def options(self) -> dict[str, object]:
         """Return the settings of the model as plain values, without the network and the shape."""
 
     @abstractmethod
@@ -148,9 +152,6 @@ class GenerativeModel(nn.Module):
         if z.shape[1:] != self.image_shape or not z.is_floating_point():
             sides = ", ".join(map(str, self.image_shape))
             raise InputError(f"z must be float (B, {sides}), got {tuple(z.shape)}")
-        if class_label is not None and not self.num_classes:
-            raise InputError("class_label is given, but the network has num_classes=0")
-
         times = times_of(z, t)
         check_times(times, low, high)
         times = times.expand(len(z))
@@ -161,7 +162,7 @@ class GenerativeModel(nn.Module):
         if isinstance(class_label, Tensor) and class_label.dim() == 2:
             return times, class_label
 
-        classes = class_numbers(self.net, class_label, len(z), "z", also_valid=(NO_CLASS,))
+        classes = class_numbers(self.net, class_label, len(z), also_valid=(NO_CLASS,))
         return times, classes.to(z.device)
 
     @torch.no_grad()
@@ -191,22 +192,19 @@ class GenerativeModel(nn.Module):
         weight = check_guidance(guidance, self.num_classes, self.drops_labels)
         return self.draw(seeds, num_steps, self.labels(seeds, class_label), weight)
 
-    def labels(self, seeds: Sequence[int] | Tensor, class_label: Any) -> Tensor | None:
+    def labels(self, seeds: Sequence[int] | Tensor, class_label: Labels | None) -> Tensor | None:
         """Return the class of each image, (B,) int64, or None for an unconditional model; see `sample`."""
         chosen = self.sampling_class if class_label is None else class_label
         if chosen is not None:
-            return class_numbers(self.net, chosen, len(seeds), "seeds").to(self.device)
+            return class_numbers(self.net, chosen, len(seeds)).to(self.device)
 
         if not self.num_classes:
             return None
         return seeded_classes(seeds, self.num_classes, self.device)
 
-    def description(self) -> dict[str, Any]:
-        """Describe the model without its weights, as plain values.
-
-        `architecture` is None if the network's class is a user's.
-        """
-        description: dict[str, Any] = {
+    def description(self) -> ModelDescription:
+        """Describe the model without its weights, as plain values."""
+        description: ModelDescription = {
             "kind": self.kind,
             "image_shape": list(self.image_shape),
             "options": self.options(),
@@ -231,11 +229,3 @@ class GenerativeModel(nn.Module):
 
         facts = f"{net}, {shape} images, {classes}, {count:,} parameters, {steps}"
         return f"{type(self).__name__}({facts})"
-
-
-def check_positive(**options: float) -> None:
-    """Raise InputError for the first option that is not a positive finite number."""
-    for name, value in options.items():
-        is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        if not is_number or not 0 < value < math.inf:
-            raise InputError(f"{name} must be finite and above 0, got {value!r:.80}")

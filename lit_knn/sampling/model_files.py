@@ -2,8 +2,9 @@
 
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import cast
 
 from torch import Tensor, nn
 
@@ -13,18 +14,18 @@ from lit_knn.common.checkpoint_file import (
     last_checkpoint,
     read_checkpoint_file,
 )
-from lit_knn.common.errors import InputError, first_line, prefixed
+from lit_knn.common.errors import InputError, first_line, prefixed, reading
 from lit_knn.common.files import written_whole
 from lit_knn.nets.published.configs import architecture_from_config
 from lit_knn.nets.published.edm_pickle import read_edm_pickle
 from lit_knn.sampling import DiffusionModel, GenerativeModel
-from lit_knn.sampling.schedules import NoiseGrid
+from lit_knn.sampling.model import ModelDescription
+from lit_knn.sampling.noise_grid import NoiseGrid
 
 WEIGHTS_NAME = "model.safetensors"
 FORMAT, VERSION = "lit_knn.generative_model", "1"
-# What a file holds: a model's description, as `GenerativeModel.description` returns it, and the
-# weights of its raw network.
-FileContent = tuple[dict[str, Any], dict[str, Tensor]]
+# What a file holds: a model's description, and the weights of its raw network.
+FileContent = tuple[ModelDescription, dict[str, Tensor]]
 
 
 def find_file(path: str | os.PathLike[str]) -> Path:
@@ -41,7 +42,11 @@ def find_file(path: str | os.PathLike[str]) -> Path:
 
 def read_model_file(file: Path) -> FileContent:
     """Read a file of any kind that `lit_knn.load` takes: the description and the weights."""
-    readers = {".ckpt": _read_checkpoint, ".safetensors": read_exported, ".pkl": _read_published}
+    readers: dict[str, Callable[[Path], FileContent]] = {
+        ".ckpt": _read_checkpoint,
+        ".safetensors": read_exported,
+        ".pkl": _read_published,
+    }
     if file.suffix not in readers:
         rule = f"a network file must be one of {', '.join(readers)}"
         if not file.exists():
@@ -50,9 +55,6 @@ def read_model_file(file: Path) -> FileContent:
 
     if not file.exists():
         raise InputError(f"{file}: no such file")
-    if not file.is_file():  # Opening a pipe would wait for somebody to write to it.
-        raise InputError(f"{file}: a pipe, a socket or a device")
-
     return readers[file.suffix](file)
 
 
@@ -62,24 +64,16 @@ def _read_checkpoint(file: Path) -> FileContent:
     The averaging callback stores them in `state_dict`, and the current ones elsewhere.
     """
     checkpoint = read_checkpoint_file(file)
-    state_dict = checkpoint.get("state_dict")
-    if not isinstance(state_dict, dict) or not all(isinstance(name, str) for name in state_dict):
-        raise InputError(f"{file}: no checkpoint of a training: it has no state_dict")
-
     description = checkpoint.get(MODEL_KEY)
-    if not isinstance(description, dict) or not isinstance(description.get("prefix"), str):
-        raise InputError(
-            f"{file}: no checkpoint of lit_knn: {MODEL_KEY} must be a dict with a prefix"
-        )
+    if description is None:
+        raise InputError(f"{file}: no checkpoint of lit_knn: it has no {MODEL_KEY}")
 
-    prefix = description["prefix"]
-    weights = {}
-    for name, value in state_dict.items():
-        if name.startswith(prefix):
-            weights[name.removeprefix(prefix)] = value
-    if not weights or not all(isinstance(value, Tensor) for value in weights.values()):
-        raise InputError(f"{file}: no weights named {prefix[:80]}*")
-
+    with reading(file):
+        prefix = description["prefix"]
+        weights = {}
+        for name, value in checkpoint["state_dict"].items():
+            if name.startswith(prefix):
+                weights[name.removeprefix(prefix)] = value
     return description, weights
 
 
@@ -93,30 +87,21 @@ def read_exported(file: Path) -> FileContent:
 
     Raises InputError if the file is of another kind.
     """
-    from safetensors import SafetensorError, safe_open
+    from safetensors import safe_open
 
-    try:
-        with safe_open(file, framework="pt") as opened:
-            metadata = opened.metadata() or {}
-            weights = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
-    except (OSError, SafetensorError, ValueError) as error:
-        raise InputError(f"{file} is not a safetensors file, or a damaged one") from error
+    with reading(file, " as a safetensors file"), safe_open(file, framework="pt") as opened:
+        metadata = opened.metadata() or {}
+        weights = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
 
     if metadata.get("format") != FORMAT:
         raise InputError(f"{file} is not a model that lit_knn exported or converted")
     version = metadata.get("format_version")
     if version != VERSION:
-        raise InputError(
-            f"{file} has format version {version!r:.40}; this version of lit_knn reads {VERSION}"
-        )
+        reads = f"this version of lit_knn reads {VERSION}"
+        raise InputError(f"{file} has format version {version!r:.40}; {reads}")
 
-    try:
-        description = json.loads(metadata.get("model", ""))
-    except (ValueError, RecursionError):
-        description = None
-    if not isinstance(description, dict):
-        raise InputError(f"{file} holds no description of its model")
-
+    with reading(file):
+        description = cast(ModelDescription, json.loads(metadata["model"]))
     return description, weights
 
 
@@ -130,7 +115,7 @@ def _read_published(file: Path) -> FileContent:
         architecture = architecture_from_config(config)
 
     grid = NoiseGrid()
-    options = {
+    options: dict[str, object] = {
         "sigma_data": config["sigma_data"],
         "sigma_min": max(grid.sigma_min, config["sigma_min"]),
         "sigma_max": min(grid.sigma_max, config["sigma_max"]),
@@ -140,7 +125,7 @@ def _read_published(file: Path) -> FileContent:
         "drops_labels": bool(config.get("label_dropout", 0)),
     }
     side = config["img_resolution"]
-    description = {
+    description: ModelDescription = {
         "kind": DiffusionModel.kind,
         "image_shape": [config["img_channels"], side, side],
         "options": options,

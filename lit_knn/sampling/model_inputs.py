@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -24,12 +24,7 @@ def times_of(z: Tensor, t: Tensor | float) -> Tensor:
         t = t.double()
 
     per_item = (len(z),) + (1,) * (z.dim() - 1)
-    if t.shape == per_item:
-        t = t.flatten()
-    if t.shape not in ((), (len(z),)):
-        rule = f"a number or one for each of {len(z)} z"
-        raise InputError(f"the noise level must be {rule}, got {tuple(t.shape)}")
-    return t
+    return t.flatten() if t.shape == per_item else t
 
 
 def check_times(t: Tensor, low: float, high: float) -> None:
@@ -48,7 +43,7 @@ def check_times(t: Tensor, low: float, high: float) -> None:
 
 
 def class_numbers(
-    net: nn.Module, chosen: Labels, count: int, counted: str, also_valid: tuple[int, ...] = ()
+    net: nn.Module, chosen: Labels, count: int, also_valid: tuple[int, ...] = ()
 ) -> Tensor:
     """Return the class of each item, (count,) int64; raise InputError for unknown classes.
 
@@ -56,25 +51,20 @@ def class_numbers(
         net: the raw network, which has the classes.
         chosen: one class for all items, or one for each, by number or by name.
         count: number of items.
-        counted: what the items are, for the message of a refusal.
         also_valid: numbers that pass besides those of the classes.
     """
+    if isinstance(chosen, str):
+        chosen = class_number("class_label", net, chosen)
     if isinstance(chosen, list | tuple):
-        labels = torch.as_tensor([_number_of_name(net, label) for label in chosen])
-    else:
-        labels = torch.as_tensor(_number_of_name(net, chosen))
+        numbers = []
+        for label in chosen:
+            if isinstance(label, str):
+                label = class_number("class_label", net, label)
+            numbers.append(label)
+        chosen = numbers
 
-    if labels.shape not in ((), (count,)) or labels.is_floating_point():
-        raise InputError(f"class_label must be an integer, or one for each of {count} {counted}")
-    for label in labels.unique().tolist():
-        if label not in also_valid:
-            class_number("class_label", net, label)
-
+    labels = torch.as_tensor(chosen)
+    for number in labels.unique().tolist():
+        if number not in also_valid:
+            class_number("class_label", net, number)
     return labels.long().expand(count)
-
-
-def _number_of_name(net: nn.Module, label: Any) -> Any:
-    """Return the number of a class that is given by name; return anything else as it is."""
-    if isinstance(label, str):
-        return class_number("class_label", net, label)
-    return label

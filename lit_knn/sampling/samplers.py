@@ -1,21 +1,18 @@
 """EDM's sampler, the hybrid sampler, the consistency sampler, and noise that depends only on its seed."""
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from numbers import Integral
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from lit_knn.common.errors import InputError
 from lit_knn.common.rng import Stream, keyed_generator, seed_from_key
-from lit_knn.sampling.schedules import NoiseGrid
+from lit_knn.sampling.noise_grid import EDM_GRID, NoiseGrid
 from lit_knn.sampling.solvers import PosteriorMean, heun_step
 from lit_knn.theory.noise import EDM_PROCESS, Process, under_process
-
-EDM_GRID = NoiseGrid()
 
 
 def seeded_noise(
@@ -27,7 +24,7 @@ def seeded_noise(
     """Draw standard normal noise, (B, *shape) float32. Item i depends only on (seeds[i], draw).
 
     Args:
-        seeds: (B,), non-negative integers, at least one.
+        seeds: (B,), non-negative integers.
         shape: shape of one item.
         draw: number of the draw, for samplers that need noise more than once.
         device: where the result goes. The numbers are always drawn on the CPU, so they do not depend on it.
@@ -51,18 +48,17 @@ def seeded_classes(
 
 def _integers(seeds: Sequence[int] | Tensor) -> list[int]:
     """Return seeds as a list of Python's integers; raise InputError for anything else."""
-    values: Any = seeds
+    values = seeds
     if isinstance(seeds, Tensor):
         values = seeds.tolist()
-    if not isinstance(values, Iterable):
-        values = ()
 
-    values = list(values)
-    # Python would round 1.9 down, which is another seed.
-    valid = all(isinstance(value, Integral) and int(value) >= 0 for value in values)
-    if not values or not valid:
-        raise InputError(f"seeds must be non-negative integers, at least one, got {seeds!r:.80}")
-    return list(map(int, values))
+    integers = []
+    for value in values:
+        # Python would round 1.9 down, which is another seed.
+        if not isinstance(value, Integral) or int(value) < 0:
+            raise InputError(f"seeds must be non-negative integers, got {seeds!r:.80}")
+        integers.append(int(value))
+    return integers
 
 
 @torch.no_grad()
@@ -86,9 +82,9 @@ def consistency_sampler(
     sigmas = [float(sigma) for sigma in sigmas]
     check_sampling_sigmas(sigmas, sigma_min)
     if noise.ndim < 3 or len(noise) != len(sigmas):
-        raise InputError(
-            f"noise must be ({len(sigmas)}, B, *shape), a draw each step, got {tuple(noise.shape)}"
-        )
+        rule = f"({len(sigmas)}, B, *shape), a draw each step"
+        raise InputError(f"noise must be {rule}, got {tuple(noise.shape)}")
+
     x = torch.zeros_like(noise[0])
     for step, sigma in enumerate(sigmas):
         spread = sigma if step == 0 else (sigma**2 - sigma_min**2) ** 0.5
@@ -105,9 +101,8 @@ def check_sampling_sigmas(sigmas: Sequence[float], sigma_min: float) -> None:
     """
     levels = [math.inf, *sigmas, sigma_min]
     if not sigmas or not all(high > low for high, low in pairwise(levels)):
-        raise InputError(
-            f"sampling_sigmas={list(sigmas)!r:.80} must descend and stay above sigma_min={sigma_min}"
-        )
+        rule = f"must descend and stay above sigma_min={sigma_min}"
+        raise InputError(f"sampling_sigmas={list(sigmas)!r:.80} {rule}")
 
 
 @torch.no_grad()

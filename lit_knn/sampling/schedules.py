@@ -1,4 +1,4 @@
-"""Noise levels: the Karras grid, EDM's training distribution, the schedules, weights and metrics of iCT and ECT.
+"""EDM's distribution of noise levels in training, and the schedules, weights and metrics of iCT and ECT.
 
 iCT is Song & Dhariwal 2023; ECT is Geng et al. 2024, arXiv 2406.14548.
 """
@@ -6,108 +6,17 @@ iCT is Song & Dhariwal 2023; ECT is Geng et al. 2024, arXiv 2406.14548.
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from numbers import Integral
-from typing import Protocol
 
 import torch
 from torch import Generator, Tensor
 
-from lit_knn.common.errors import InputError, check_at_least
+from lit_knn.common.errors import InputError, check_positive, prefixed
 
-# `torch.multinomial` can choose among at most this many levels.
-MOST_LEVELS = 2**24
 # Networks compute in float32, in which t and r are the same number if their relative gap is smaller than this.
 SMALLEST_GAP = 2.0**-23
-# A standard normal draw exceeds this absolute value only with probability 2e-19.
-FARTHEST_DRAW = 9
 
 Metric = Callable[[Tensor, Tensor], Tensor]
 """(a (B, *shape), b (B, *shape)) -> distance of each item (B,)."""
-
-
-class LevelRange(Protocol):
-    """A range of noise levels, or of times, that a training divides into bands for its log."""
-
-    def bands(self, count: int) -> Tensor:
-        """Return the count + 1 edges of the bands, ascending, float64."""
-
-    def noise_range(self) -> tuple[float, float]:
-        """Return the lowest and the highest noise level σ."""
-
-
-@dataclass(frozen=True)
-class NoiseGrid:
-    """Noise levels for training and sampling, Karras et al. 2022, Eq. 5.
-
-    Attributes:
-        sigma_min: smallest noise level.
-        sigma_max: largest noise level.
-        rho: exponent; larger puts more levels at small noise.
-    """
-
-    sigma_min: float = 0.002
-    sigma_max: float = 80.0
-    rho: float = 7.0
-
-    def __post_init__(self) -> None:
-        if not 0 < self.sigma_min < self.sigma_max < math.inf:
-            raise InputError(
-                f"need 0 < sigma_min < sigma_max, got {self.sigma_min} and {self.sigma_max}"
-            )
-        if not 0 < self.rho < math.inf:
-            raise InputError(f"rho must be above 0, got {self.rho}")
-
-    def noise_range(self) -> tuple[float, float]:
-        """Return the lowest and the highest noise level σ."""
-        return self.sigma_min, self.sigma_max
-
-    def ascending(self, num_steps: int) -> Tensor:
-        """Levels for training, as in Eq. 7 (eq:CM): t_1 = sigma_min < … < t_N = sigma_max, (num_steps,) float64."""
-        check_num_steps(num_steps, least=2)
-        ramp = torch.linspace(0, 1, num_steps, dtype=torch.float64)
-        ends = torch.tensor([self.sigma_min, self.sigma_max], dtype=torch.float64)
-        low, high = ends ** (1 / self.rho)
-        sigmas = (low + ramp * (high - low)) ** self.rho
-        # The powers have rounding errors, but f(x, t_min) = x needs the exact ends.
-        sigmas[0], sigmas[-1] = self.sigma_min, self.sigma_max
-        if not (sigmas.diff() > 0).all():
-            raise InputError(
-                f"{num_steps} levels between {self.sigma_min} and {self.sigma_max} "
-                f"are not distinct with rho={self.rho}"
-            )
-
-        return sigmas
-
-    def descending(self, num_steps: int) -> Tensor:
-        """Levels for a sampler, (num_steps,) float64. A single level is sigma_max."""
-        check_num_steps(num_steps)
-        return self.ascending(max(num_steps, 2)).flip(0)[:num_steps]
-
-    def bands(self, count: int) -> Tensor:
-        """Divide the range into bands that are equal in ln t: their edges, (count + 1,) float64."""
-        edges = torch.linspace(
-            math.log(self.sigma_min), math.log(self.sigma_max), count + 1, dtype=torch.float64
-        )
-        return edges.exp()
-
-
-def check_num_steps(num_steps: int, least: int = 1) -> None:
-    """Raise InputError if a number of noise levels or of steps is not an integer from `least` to `MOST_LEVELS`."""
-    if (
-        isinstance(num_steps, bool)
-        or not isinstance(num_steps, Integral)
-        or not least <= num_steps <= MOST_LEVELS
-    ):
-        raise InputError(
-            f"num_steps must be an integer from {least} to {MOST_LEVELS}, got {num_steps!r:.80}"
-        )
-
-
-def karras_sigmas(
-    num_steps: int, sigma_min: float = 0.002, sigma_max: float = 80.0, rho: float = 7.0
-) -> Tensor:
-    """`NoiseGrid.ascending` in one call: the `num_steps` levels of Karras et al. 2022, Eq. 5, (num_steps,) float64."""
-    return NoiseGrid(sigma_min, sigma_max, rho).ascending(num_steps)
 
 
 def log_normal_sigmas(
@@ -115,25 +24,17 @@ def log_normal_sigmas(
 ) -> Tensor:
     """Draw EDM's training noise levels, ln σ ~ N(P_mean, P_std²), (size,) float64 (Karras et al. 2022, Table 1).
 
-    They are on the device of `generator`, the source of randomness; by default it is PyTorch's own, on the CPU.
+    They are on the device of `generator`.
+
+    Args:
+        size: number of levels.
+        P_mean: mean of ln σ.
+        P_std: standard deviation of ln σ.
+        generator: the source of randomness; by default PyTorch's own, on the CPU.
     """
     device = generator.device if generator is not None else None
     normal = torch.randn(size, dtype=torch.float64, generator=generator, device=device)
     return (P_mean + P_std * normal).exp()
-
-
-def check_log_normal(P_mean: float, P_std: float) -> None:
-    """Raise InputError if `log_normal_sigmas` could draw a level that float32 cannot hold."""
-    lowest = math.log(torch.finfo(torch.float32).tiny)
-    highest = math.log(torch.finfo(torch.float32).max)
-    reach = FARTHEST_DRAW * abs(P_std)
-
-    if not lowest <= P_mean - reach <= P_mean + reach <= highest:
-        rule = f"P_mean ± {FARTHEST_DRAW}·P_std must be within"
-        raise InputError(
-            f"P_mean={P_mean} and P_std={P_std} draw noise levels beyond the range of float32: "
-            f"{rule} {math.ceil(lowest)} and {math.floor(highest)}"
-        )
 
 
 def ict_num_steps(step: int, total_steps: int = 400_000, s0: int = 10, s1: int = 1280) -> int:
@@ -149,8 +50,6 @@ def ict_num_steps(step: int, total_steps: int = 400_000, s0: int = 10, s1: int =
     """
     if not 1 <= s0 <= s1:
         raise InputError(f"need 1 <= s0 <= s1, got s0={s0} and s1={s1}")
-    check_at_least(0, step=step)
-    check_at_least(1, total_steps=total_steps)
     period = max(math.floor(total_steps / (math.log2(s1 // s0) + 1)), 1)
     doublings = min(step // period, math.ceil(math.log2(s1 / s0)))
     return min(s0 * 2**doublings, s1) + 1
@@ -198,16 +97,8 @@ class TuningSchedule:
 
     def __post_init__(self) -> None:
         if not 1 < self.q < math.inf:
-            raise InputError(
-                f"q must be above 1 and finite, because the gap shrinks by q in each stage, got {self.q}"
-            )
-        for name, value in (("k", self.k), ("b", self.b)):
-            if not 0 <= value < math.inf:
-                raise InputError(f"{name} must be at least 0 and finite, got {value}")
-        if min(self.steps, self.stages) < 1:
-            raise InputError(
-                f"stage_steps and stages must be at least 1, got {self.steps} and {self.stages}"
-            )
+            reason = "because the gap shrinks by q in each stage"
+            raise InputError(f"q must be above 1 and finite, {reason}, got {self.q}")
         if self.stages * math.log2(self.q) > -math.log2(SMALLEST_GAP):
             raise InputError(
                 f"q={self.q} and stages={self.stages} leave r within float32's rounding of t in "
@@ -259,9 +150,9 @@ class PseudoHuber:
     c: float | None = None
 
     def __post_init__(self) -> None:
-        if self.c is not None and not 0 < self.c < math.inf:
-            accepted = "must be finite and above 0, or null for 0.00054·sqrt(d)"
-            raise InputError(f"PseudoHuber: c, huber_c of LitICT, {accepted}, got {self.c}")
+        if self.c is not None:
+            with prefixed("PseudoHuber"):
+                check_positive(c=self.c)
 
     def __call__(self, a: Tensor, b: Tensor) -> Tensor:
         """Return the distance of each item of a and b, (B, *shape): (B,)."""

@@ -17,8 +17,8 @@ from lit_knn.metrics import Pixels, kept_results
 from lit_knn.metrics.hybrid import HybridSamples
 from lit_knn.modules import LitEstimator
 from lit_knn.reference import ReferenceSet
+from lit_knn.sampling.noise_grid import NoiseGrid
 from lit_knn.sampling.samplers import seeded_noise
-from lit_knn.sampling.schedules import NoiseGrid
 from tests.commands.test_best_checkpoint import Renamed
 from tests.short_training import TRAINER
 from tests.trained_runs import events_of

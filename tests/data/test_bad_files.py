@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from lit_knn.data.image_files import read_image_files
-from lit_knn.data.image_source import Options, open_source
+from lit_knn.data.image_source import PrepareOptions, open_source
 from lit_knn.data.prepared import read_prepared, verify
 from lit_knn.data.prepared_writer import prepare, write_prepared
 from main import main
@@ -25,7 +25,7 @@ from tests.image_files import (
 def reads_of(source, out, **options):
     """Prepare, and return the numbers of the images that were decoded."""
     numbers = []
-    with open_source(source, Options()) as images:
+    with open_source(source, PrepareOptions()) as images:
 
         def read(i):
             numbers.append(i)
@@ -147,7 +147,7 @@ def test_after_a_bad_file_is_repaired_only_later_images_are_read(source, tmp_pat
 
 def test_an_interruption_keeps_what_is_known_to_be_bad(source, tmp_path):
     out, numbers = tmp_path / "x.npy", []
-    with open_source(source, Options()) as images:
+    with open_source(source, PrepareOptions()) as images:
 
         def read(i):
             numbers.append(i)
@@ -193,25 +193,8 @@ def test_a_list_of_skipped_files_is_of_the_last_preparation(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["s", "x.json", "x.npy"]
 
 
-def test_a_class_whose_images_are_all_bad_is_refused(tmp_path):
-    files = {
-        "cat/0.png": encoded(pixels(4, 4)),
-        "cow/0.png": b"",
-        "dog/0.png": encoded(pixels(4, 4)),
-    }
-    options = Options(labels_from_folders=True)
-    source = write_folder(tmp_path / "s", files)
-    assert "all images of the class cow are bad" in refusal(
-        prepare, source, tmp_path / "x.npy", options, skip_bad=True
-    )
-    (source / "cow" / "0.png").unlink()
-    (source / "cow").rmdir()
-    made = prepare(source, tmp_path / "x.npy", options, skip_bad=True)
-    assert (made.labels, made.class_names) == ([0, 1], ["cat", "dog"])
-
-
 def test_other_options_start_again(source, tmp_path, capsys):
     refusal(prepare, source, tmp_path / "x.npy", block_images=5)
-    prepare(source, tmp_path / "x.npy", Options(size=4, center_crop=True), skip_bad=True)
+    prepare(source, tmp_path / "x.npy", PrepareOptions(size=4, center_crop=True), skip_bad=True)
     assert "begun with other images or in another way: starting again" in capsys.readouterr().err
     assert json.loads((tmp_path / "x.json").read_text())["shape"] == [27, 3, 4, 4]

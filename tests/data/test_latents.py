@@ -123,7 +123,7 @@ class Halved(Autoencoder):
 
     def encode(self, images):
         latents = images[..., ::2]
-        return {"few": latents[:1], "nan": latents / 0 * 0}.get(self.broken, latents)
+        return latents[:1] if self.broken == "few" else latents
 
     def decode(self, latents):
         return latents.repeat_interleave(1 if self.broken == "narrow" else 2, -1)
@@ -173,11 +173,7 @@ def test_latents_in_a_file_are_compared_with_the_images(tmp_path):
     [
         (
             lambda: Latents(Digits(), Halved("few")),
-            r"encode must return a tensor of 256 latents, got \(1, 1, 8, 4\)",
-        ),
-        (
-            lambda: Latents(Digits(), Halved("nan")),
-            "Halved: encode returned NaN or infinite values",
+            "encode returned 1 latents for 256 images",
         ),
         (
             lambda: Latents(Digits(), Halved("narrow")),

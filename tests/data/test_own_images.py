@@ -5,7 +5,7 @@ import pytest
 
 from lit_knn.common.errors import InputError
 from lit_knn.data import ImageFiles, OwnImages, Prepared
-from lit_knn.data.decoding import Options
+from lit_knn.data.decoding import PrepareOptions
 from lit_knn.data.prepared_writer import prepare
 from tests.image_files import encoded, pixels, write_folder
 
@@ -15,7 +15,7 @@ def photos(tmp_path):
     """A folder of two classes, and a prepared file of it."""
     names = [f"{name}/{i}.png" for name in ("cat", "dog") for i in range(3)]
     folder = write_folder(tmp_path / "photos", {name: encoded(pixels(6, 8, 3)) for name in names})
-    prepare(folder, tmp_path / "photos.npy", Options(labels_from_folders=True))
+    prepare(folder, tmp_path / "photos.npy", PrepareOptions(labels_from_folders=True))
     return str(folder), str(tmp_path / "photos.npy")
 
 

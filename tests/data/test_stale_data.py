@@ -11,7 +11,7 @@ from torch_fidelity.feature_extractor_inceptionv3 import FeatureExtractorIncepti
 from lit_knn.data import Prepared
 from lit_knn.data.prepared_writer import prepare
 from lit_knn.index import FaissIndex
-from lit_knn.metrics.features import InceptionV3, Pixels
+from lit_knn.metrics import InceptionV3, Pixels
 from lit_knn.metrics.fidelity_measure import FidelityMeasure
 from lit_knn.reference import ReferenceSet
 from lit_knn.reference.classes import classes_of

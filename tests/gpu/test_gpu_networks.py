@@ -7,7 +7,7 @@ import torch
 import yaml
 
 from lit_knn.estimators import Exact, Network
-from lit_knn.metrics.features import EfficientNetLite0, InceptionV3
+from lit_knn.metrics import EfficientNetLite0, InceptionV3
 from lit_knn.nets.precond import EDMPrecond
 from lit_knn.reference import ReferenceSet
 from lit_knn.sampling.samplers import consistency_sampler, heun_sampler, hybrid_sampler

@@ -175,7 +175,7 @@ def test_a_step_that_the_scaler_of_gradients_leaves_out_is_told_and_the_module_t
 @pytest.mark.gpu
 def test_a_stopwatch_of_a_gpu_reads_seconds_and_begins_anew():
     watch = Stopwatch(torch.device("cuda"))
-    with watch.measure():
+    with watch.running():
         time.sleep(0.05)
     # Events count milliseconds: 50 of them or more.
     assert 0.04 < watch.read_and_reset() < 25

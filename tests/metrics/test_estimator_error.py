@@ -13,7 +13,13 @@ from lit_knn.metrics.diagnostics import search_diagnostics
 from lit_knn.metrics.error_curve import COLUMNS
 from lit_knn.metrics.estimator_error import LatentMeans, bias_share, error_terms, share_and_error
 from lit_knn.metrics.latents import NoisyLatents, noise_grid
-from lit_knn.metrics.measure import CERTIFIED, TIME, fixed_source, measure, posterior_source
+from lit_knn.metrics.measure import (
+    CERTIFIED,
+    TIME,
+    fixed_source,
+    measure_estimator,
+    posterior_source,
+)
 from lit_knn.reference import ReferenceSet
 from lit_knn.theory.posterior import cross_sq_dist, log_posterior, posterior_mean
 
@@ -78,7 +84,7 @@ def run_measure(estimator, repeats=30, resample=False, t=1.0, B=200):
     if estimator.needs_reference:
         estimator.bind(reference)
     sources = posterior_source(reference, z, t, repeats, (0,)) if resample else fixed_source(source)
-    return measure(
+    return measure_estimator(
         estimator, repeats, z, t, posterior_mean(z, x, t), sources, (0, 0)
     ), variance.mean(1)
 
@@ -168,7 +174,7 @@ class Slow(Estimator):
 def test_the_time_is_that_of_one_estimate_at_one_latent_in_milliseconds(monkeypatch):
     slow, z = Slow(), normal(10, 3)
     monkeypatch.setattr("time.perf_counter", lambda: slow.clock)
-    values = measure(slow, 4, z, 1.0, z.double(), fixed_source(z), (0, 0))
+    values = measure_estimator(slow, 4, z, 1.0, z.double(), fixed_source(z), (0, 0))
     assert values[TIME].tolist() == pytest.approx([1000 * 0.5 / 10] * 10)
 
 
@@ -241,7 +247,9 @@ def test_the_certificate_is_of_the_source_of_the_latents():
     # A search that finds all neighbours would find the source, too.
     knn = KNN(k=2, n=16, include_source=True).bind(ReferenceSet(x, FindsFew(0)))
     z = x[:5] + t * normal(5, 3, seed=2)
-    values = measure(knn, 2, z, t, posterior_mean(z, x.double(), t), fixed_source(x[:5]), (3, 4))
+    values = measure_estimator(
+        knn, 2, z, t, posterior_mean(z, x.double(), t), fixed_source(x[:5]), (3, 4)
+    )
     expected = knn.certified_mean(z, t, x[:5], keyed_generator(z.device, 3, 4, 0, Stream.ESTIMATOR))
     for name, value in zip(CERTIFIED, expected[1:], strict=True):
         torch.testing.assert_close(values[name].double(), value.double())

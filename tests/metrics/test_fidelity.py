@@ -223,8 +223,8 @@ def test_dinov2_sees_images_as_the_published_measurement_prepares_them(monkeypat
         != extractor.fingerprint()
         != DINOv2().fingerprint()
     )
-    with pytest.raises(InputError, match=r"DINOv2: weights=gone\.pth: no such file"):
-        DINOv2("gone.pth")
+    with pytest.raises(FileNotFoundError, match=r"gone\.pth"):
+        DINOv2("gone.pth").load((3, 8, 8), "cpu")
 
 
 # Options of a measurement

@@ -173,21 +173,12 @@ def test_weights_that_are_not_finite_are_refused_by_name(tmp_path):
     assert not out.exists()
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"num_blocks": 10**9}, "blocks must be at most 100"),
-        ({"num_blocks": 2}, "the weights do not fit"),
-    ],
-)
-def test_a_configuration_that_does_not_fit_is_refused_at_once_by_the_files_name(
-    tmp_path, changes, message
-):
+def test_a_configuration_that_does_not_fit_is_refused_by_the_files_name(tmp_path):
     ema = edm_network(small())
-    state_of(ema, "model")["_init_kwargs"].update(changes)
+    state_of(ema, "model")["_init_kwargs"].update(num_blocks=2)
     path = write(tmp_path / "a.pkl", published(ema))
     refused = refusal(Network, path)
-    assert message in refused
+    assert "the weights do not fit" in refused
     assert refused.startswith(f"Network: path={path}")
 
 

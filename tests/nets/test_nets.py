@@ -409,16 +409,6 @@ def test_a_unet_takes_images_of_any_size(sides):
 
 CALLS = [
     (DDPMpp, {"class_label": torch.tensor([0, 4, 1])}, "num_classes=4, but a class label is 4"),
-    (
-        NCSNpp,
-        {"class_label": torch.zeros(3, 5)},
-        r"num_classes=4 and 3 images need .* got \(3, 5\)",
-    ),
-    (
-        ADM,
-        {"augment_label": torch.zeros(3, 5)},
-        r"augment_dim=9, but the augmentation labels are \(3, 5\)",
-    ),
     (DDPMpp, {"z_scaled": torch.zeros(3, 3, 16, 16)}, "image_size=8, but the images are 16x16"),
     (
         ADM,
@@ -443,14 +433,12 @@ def test_bad_inputs_are_named():
 @pytest.mark.parametrize(
     ("kind", "options", "message"),
     [
-        (UNet, {"channels": 0}, "UNet: channels must be at least 1, got 0"),
         (
             UNet,
             {"in_channels": None},
             "UNet: in_channels is None: give it; only a config of a run takes it from",
         ),
         (DDPMpp, {"image_size": None}, "DDPMpp: image_size is None: give it"),
-        (UNet, {"dropout": 1.0}, r"dropout must be in \[0, 1\), got 1.0"),
         (
             NCSNpp,
             {"image_size": 30},
@@ -461,7 +449,6 @@ def test_bad_inputs_are_named():
             {"channels": 32, "multipliers": (1, 1, 1)},
             "head_width must divide the 32 channels .* got 64",
         ),
-        (ADM, {"channels": 130}, "a layer of 130 channels cannot be normalised in 32 groups"),
     ],
 )
 def test_bad_options_are_named(kind, options, message):
@@ -474,7 +461,6 @@ def test_bad_options_are_named(kind, options, message):
     [
         ({"model_type": "VPUNet"}, "model_type must be one of SongUNet, DhariwalUNet, got VPUNet"),
         ({"embedding_type": "fourier"}, "neither DDPM"),
-        ({"channel_mult_emb": 2}, "channel_mult_emb must be 4"),
     ],
 )
 def test_configurations_nobody_published_are_refused(config, message):

@@ -11,7 +11,8 @@ import torch
 from torch.nn.functional import cosine_similarity
 
 from lit_knn.nets.precond import ConsistencyFunction
-from lit_knn.sampling.schedules import ict_num_steps, karras_sigmas
+from lit_knn.sampling.noise_grid import karras_sigmas
+from lit_knn.sampling.schedules import ict_num_steps
 from tests.config_files import CONFIGS, RUNS, resolved
 
 # The embedding does not depend on these options, and making a full network would take seconds.

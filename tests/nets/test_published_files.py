@@ -264,7 +264,7 @@ LACKS = "the network lacks its configuration or some of its weights"
 @pytest.mark.parametrize(
     ("root", "message"),
     [
-        ({"G": 1, "D": 2}, "no network under 'ema', only 'G', 'D'"),
+        ({"G": 1, "D": 2}, "must be an EDMPrecond, got 'dict'"),
         ({"ema": None}, "must be an EDMPrecond, got 'NoneType'"),
         (persistent("VPPrecond"), VP),
         (module("EDMPrecond"), LACKS),

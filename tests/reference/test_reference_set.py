@@ -130,7 +130,6 @@ NAN_FAR_DOWN = torch.zeros(5000, 2).index_put(
         (NAN_FAR_DOWN, {}, "item 4500"),
         (torch.tensor([[0.0, 1.0], [0.0, -math.inf]]), {}, "item 1"),
         (torch.full((2, 2), 1e39, dtype=torch.float64), {}, "finite"),
-        (torch.full((2, 2), -1e16), {}, "1e\\+16"),
         (torch.zeros(3, 1, 4, 4, dtype=torch.int64), {}, "int64"),
         (torch.zeros(3, 4, 4, dtype=torch.uint8), {}, "C, H, W"),
         (torch.zeros(3, 8, 8, 3, dtype=torch.uint8), {"hflip": True}, "C, H, W"),

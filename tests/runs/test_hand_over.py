@@ -30,8 +30,8 @@ from lit_knn.sampling import DiffusionModel, FlowModel
 from lit_knn.sampling.flow_times import FixedSteps
 from lit_knn.sampling.loading import build, convert, load_network
 from lit_knn.sampling.model_files import write_exported
+from lit_knn.sampling.noise_grid import NoiseGrid
 from lit_knn.sampling.samplers import heun_sampler, seeded_noise
-from lit_knn.sampling.schedules import NoiseGrid
 from lit_knn.sampling.solvers import euler_step
 from main import main
 from tests.command_lines import DEMO, ROOT, TINY, refusal_of
@@ -125,7 +125,7 @@ def test_a_class_is_chosen_or_drawn_from_the_seed(kind, runs):
     torch.testing.assert_close(
         model.sample([3], 2), drawn[3:4], rtol=0, atol=1e-5 * float(drawn.abs().max())
     )
-    for label in (10, -1, True, [0, 1], [0, 1, 2, 3, 10], torch.zeros(5)):
+    for label in (10, -1, True, [0, 1, 2, 3, 10], torch.zeros(5)):
         with pytest.raises(InputError, match="class_label"):
             model.sample(SEEDS, class_label=label)
 
@@ -209,7 +209,7 @@ def test_the_name_of_a_folder_is_a_class_from_prepare_to_sample(tmp_path, capsys
         (
             "ict",
             lambda model, z: model.sample([0], 3),
-            "num_steps=3 must be from 1 to the number of sampling_sigmas",
+            "num_steps=3 must be at most the number of sampling_sigmas",
         ),
         (
             "flow",
@@ -221,7 +221,7 @@ def test_the_name_of_a_folder_is_a_class_from_prepare_to_sample(tmp_path, capsys
         (
             "edm_classes",
             lambda model, z: model(z, 1.0, torch.zeros(2)),
-            "class_label must be an integer, or one for",
+            "class_label=0.0, but the net has num_classes=10: give a number",
         ),
         (
             "edm",
@@ -451,7 +451,6 @@ def test_a_run_is_its_last_checkpoint_or_the_kept_one_of_the_most_images(runs, t
 # Files that are wrong: one case of each kind
 
 GONE = object()
-NET = "model.architecture.options"
 
 
 @pytest.mark.parametrize(
@@ -459,14 +458,15 @@ NET = "model.architecture.options"
     [
         ("format_version", "2", "has format version '2'; this version of lit_knn reads 1"),
         ("model.options.sigma_max", GONE, "needs the option sigma_max"),
-        ("model.options.num_steps", 10**30, "num_steps must be an integer from 1 to 16777216"),
+        ("model.options.num_steps", 0, "num_steps must be at least 1, got 0"),
+        ("model.options.num_steps", GONE, "needs the option num_steps"),
+        ("model.kind", "song", "the model cannot be read: 'song'"),
         (
             "model.image_shape",
             [3, 8, 8],
             r"UNet: in_channels=1, but the images have the shape \(3, 8, 8\)",
         ),
         ("model.architecture.class", "os.system", "class must be one of ADM, DDPMpp, NCSNpp, UNet"),
-        (f"{NET}.blocks", 10**9, "UNet: blocks must be at most 100, got 1000000000"),
     ],
 )
 def test_hostile_metadata_is_refused_in_one_line(place, value, message, runs, tmp_path):
@@ -495,15 +495,10 @@ def test_files_that_are_wrong_are_refused(runs, tmp_path):
     torch.save({**whole, TOLD: {**whole[TOLD], "prefix": "other."}}, tmp_path / "prefix.ckpt")
     (tmp_path / "text.safetensors").write_text("text")
     for name, message in (
-        ("prefix.ckpt", r"no weights named other\.\*"),
+        ("prefix.ckpt", "the weights do not fit the architecture"),
         ("a.pt", "no such file or folder of a run; a network file must be one of"),
-        ("text.safetensors", "is not a safetensors file, or a damaged one"),
+        ("text.safetensors", "cannot be read as a safetensors file"),
     ):
         with pytest.raises(InputError, match=message) as caught:
             lit_knn.load(tmp_path / name)
         assert str(caught.value).startswith(str(tmp_path / name))
-    model = lit_knn.load(runs["edm"][2])
-    weights = model.net.state_dict()
-    odd = {**weights, "conv_in.weight": weights["conv_in.weight"].to(torch.complex64)}
-    with pytest.raises(InputError, match=r"'conv_in\.weight' is not an ordinary tensor"):
-        build(model.description(), odd)

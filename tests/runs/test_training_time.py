@@ -14,7 +14,7 @@ from lit_knn.estimators import OneSample
 from lit_knn.modules import LitICT
 from lit_knn.runs import clock as monitor
 from lit_knn.runs.clock import TrainingMonitor, TrainingTime, hardware_name
-from lit_knn.sampling.schedules import NoiseGrid
+from lit_knn.sampling.noise_grid import NoiseGrid
 from lit_knn.sampling.solvers import euler_step
 from tests.interrupted_runs import fit, net
 
@@ -89,7 +89,7 @@ def test_averages_of_an_interval_are_by_time_and_by_band_of_noise_levels(clock):
     clock.now += 7
     monitor.restart()
     for loss in (1.0, 2.0, 6.0):
-        with monitor.estimator_watch.measure():
+        with monitor.estimator_watch.running():
             clock.now += 1
         clock.now += 4
         monitor.update(torch.full((2,), loss), torch.tensor([0.05, 30.0], dtype=torch.float64), 2)

@@ -28,9 +28,9 @@ def test_samples_take_the_steps_asked_for_from_their_seed_noise():
         for sampler in (model, module):
             expected = (1 - 3 / taken) ** taken * noise
             torch.testing.assert_close(sampler.sample(range(5), num_steps), expected)
-    with pytest.raises(InputError, match="num_steps must be an integer from 1 to"):
+    with pytest.raises(InputError, match="num_steps must be at least 1"):
         model.sample([0], 0)
-    with pytest.raises(InputError, match="num_steps must be an integer from 1 to"):
+    with pytest.raises(InputError, match="num_steps must be at least 1"):
         MeanFlowModel(AverageVelocity(net), (1, 2, 2), num_steps=0)
 
 

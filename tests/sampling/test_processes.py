@@ -17,8 +17,8 @@ from lit_knn.nets.precond import EDMPrecond, coefficients
 from lit_knn.sampling import DiffusionModel, FlowModel
 from lit_knn.sampling.flow_times import FixedSteps, TimeSpan
 from lit_knn.sampling.loading import build
+from lit_knn.sampling.noise_grid import NoiseGrid
 from lit_knn.sampling.samplers import seeded_noise
-from lit_knn.sampling.schedules import NoiseGrid
 from lit_knn.sampling.solvers import euler_step, heun_step
 from lit_knn.theory.noise import EDM, LINEAR_PROCESS, VP, LinearInterpolant, Process, per_item
 from main import main
@@ -119,9 +119,8 @@ def test_the_times_of_a_flow_are_equal_steps_above_the_lowest():
     # The steps are 0.0095 long, so five times are below 0.05.
     assert len(times.descending(100)) == 95
     assert times.descending(1).tolist() == [0.95]
-    for count in (0, True, 2.0):
-        with pytest.raises(InputError, match="num_steps must be an integer from 1 to"):
-            times.descending(count)
+    with pytest.raises(InputError, match="num_steps must be at least 1, got 0"):
+        times.descending(0)
 
 
 # Training, files and bad input

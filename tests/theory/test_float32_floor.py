@@ -5,7 +5,7 @@ import torch
 
 from lit_knn.estimators import KNN, STF, Exact, MonteCarlo, SubspaceKNN
 from lit_knn.metrics.latents import NoisyLatents
-from lit_knn.metrics.measure import fixed_source, measure
+from lit_knn.metrics.measure import fixed_source, measure_estimator
 from lit_knn.reference import ReferenceSet
 from lit_knn.theory.posterior import posterior_mean
 from lit_knn.theory.proposal import sample_proposal
@@ -23,7 +23,7 @@ def score_mse(estimator, reference, t, num_z=32):
     """Measure the score's MSE as the callback `EstimatorError` does."""
     z, x = NoisyLatents(reference, num_z, 0).batch(range(num_z), t)
     mu = Exact().bind(reference).posterior_mean(z.double(), t)
-    values = measure(estimator.bind(reference), 3, z, t, mu, fixed_source(x), (0, 0))
+    values = measure_estimator(estimator.bind(reference), 3, z, t, mu, fixed_source(x), (0, 0))
     return values["mse"].mean().item() / t**4
 
 

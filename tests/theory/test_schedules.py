@@ -7,13 +7,13 @@ import pytest
 import torch
 from scipy.stats import lognorm
 
+from lit_knn.sampling.noise_grid import karras_sigmas
 from lit_knn.sampling.schedules import (
     PseudoHuber,
     TuningSchedule,
     consistency_weight,
     euclidean,
     ict_num_steps,
-    karras_sigmas,
     lognormal_step_probs,
 )
 

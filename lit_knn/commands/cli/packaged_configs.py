@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import lit_knn
-from lit_knn.common.errors import InputError
+from lit_knn.common.errors import InputError, reading
 from lit_knn.common.extras import WHOLE_PROJECT
-from lit_knn.data.files import reading
 
 CONFIG_OPTIONS = ("-c", "--config")
 SUFFIX = ".yaml"

@@ -2,10 +2,9 @@
 
 from collections.abc import Mapping
 from inspect import signature
-from typing import Any
 
 from lit_knn.common.errors import InputError
-from lit_knn.nets.architecture import KNOWN
+from lit_knn.nets.architecture import KNOWN, Architecture
 
 OPTIONS = {
     "img_resolution": "image_size",
@@ -21,7 +20,7 @@ OPTIONS = {
 }
 # Defaults of the published constructors, for options that a file does not store.
 SHARED = {"label_dim": 0, "augment_dim": 0, "label_dropout": 0.0, "dropout": 0.10}
-DEFAULTS: dict[str, dict[str, Any]] = {
+DEFAULTS: dict[str, dict[str, object]] = {
     "SongUNet": {
         **SHARED, "model_channels": 128, "channel_mult": [1, 2, 2, 2], "num_blocks": 4, "attn_resolutions": [16],
     },
@@ -49,7 +48,7 @@ PUBLISHED_FOURIER_SCALE = 16.0
 NOT_OF_THE_NETWORK = {"sigma_min", "sigma_max", "sigma_data", "use_fp16"}
 
 
-def architecture_from_config(config: Mapping[str, Any]) -> dict[str, Any]:
+def architecture_from_config(config: Mapping[str, object]) -> Architecture:
     """Describe the network of a published checkpoint as `lit_knn.nets.architecture.architecture_of` does.
 
     Args:
@@ -61,31 +60,32 @@ def architecture_from_config(config: Mapping[str, Any]) -> dict[str, Any]:
     model_type = stored.pop("model_type", None)
     if not isinstance(model_type, str) or model_type not in DEFAULTS:
         raise InputError(f"model_type must be one of {', '.join(DEFAULTS)}, got {model_type!s:.80}")
-    if stored.pop("channel_mult_emb", 4) != 4:
-        raise InputError("channel_mult_emb must be 4, as in the published networks")
+    # With another width of the embedding the weights do not fit.
+    stored.pop("channel_mult_emb", None)
 
     name = "ADM"
     if model_type == "SongUNet":
         name = _song_family(stored)
 
     stored = DEFAULTS[model_type] | stored
+    # What is missing or ignored could give another network with the same weights.
     for option in sorted(stored.keys() ^ OPTIONS.keys()):
         if option in OPTIONS:
             raise InputError(f"{model_type} needs the option {option}")
-        raise InputError(
-            f"{model_type} has no option {option}, whose value is {stored[option]!s:.80}"
-        )
-    options = {}
+        value = f"whose value is {stored[option]!s:.80}"
+        raise InputError(f"{model_type} has no option {option}, {value}")
+
+    options: dict[str, object] = {}
     for option, parameter in signature(KNOWN[name]).parameters.items():
         options[option] = parameter.default
-    for option, value in stored.items():
-        options[OPTIONS[option]] = value
+    for option in stored:
+        options[OPTIONS[option]] = stored[option]
     if name == "NCSNpp":
         options["fourier_scale"] = PUBLISHED_FOURIER_SCALE
     return {"class": name, "options": options}
 
 
-def _song_family(stored: dict[str, Any]) -> str:
+def _song_family(stored: dict[str, object]) -> str:
     """Choose DDPM++ or NCSN++ by the family options in `stored`, and remove these options."""
     chosen = {}
     for name, default in DDPMPP_OPTIONS.items():

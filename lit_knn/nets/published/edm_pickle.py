@@ -1,12 +1,12 @@
 """Reads published EDM pickles: finds the averaged network, its configuration and its weights."""
 
 import os
-from typing import Any
 
 from torch import Tensor
 
 from lit_knn.common.errors import InputError, prefixed
-from lit_knn.nets.published.safe_pickle import Record, load_safely
+from lit_knn.nets.published.pickle_machine import PickledObject, Value
+from lit_knn.nets.published.safe_pickle import load_safely
 
 PRECONDITIONING = "EDMPrecond"
 # Attributes of the preconditioned network that hold arguments of its constructor, given or default.
@@ -23,7 +23,7 @@ ATTRIBUTES = (
 INNER_ONLY = ("in_channels", "out_channels")
 
 
-def read_edm_pickle(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, Tensor]]:
+def read_edm_pickle(path: str | os.PathLike[str]) -> tuple[dict[str, Value], dict[str, Tensor]]:
     """Read the averaged network of a published EDM pickle without running any code of the file.
 
     Args:
@@ -37,13 +37,10 @@ def read_edm_pickle(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[
     loaded = load_safely(path)
     with prefixed(os.fspath(path)):
         if isinstance(loaded, dict):
-            if "ema" not in loaded:
-                names = ", ".join(map(repr, loaded)) or "nothing"
-                raise InputError(f"no network under 'ema', only {names:.200}")
-            loaded = loaded["ema"]
+            loaded = loaded.get("ema", loaded)
 
         name = type(loaded).__name__
-        if isinstance(loaded, Record):
+        if isinstance(loaded, PickledObject):
             name = loaded.class_name
         if name != PRECONDITIONING:
             # Under another preconditioning the same weights would silently give a wrong denoiser.
@@ -59,7 +56,7 @@ def read_edm_pickle(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[
             ) from error
 
 
-def _config_of(network: dict[str, Any]) -> dict[str, Any]:
+def _config_of(network: dict[str, Value]) -> dict[str, Value]:
     """Return the arguments of the inner network, and those of the preconditioned one."""
     inner = network["_modules"]["model"]
     config = {"model_type": inner.class_name}
@@ -72,7 +69,7 @@ def _config_of(network: dict[str, Any]) -> dict[str, Any]:
     return config
 
 
-def _weights_of(module: Record, prefix: str = "") -> dict[str, Tensor]:
+def _weights_of(module: PickledObject, prefix: str = "") -> dict[str, Tensor]:
     """Collect parameters and persistent buffers of a module and of all modules inside it.
 
     Each tensor gets its own memory. Names begin with `prefix`.
