@@ -10,11 +10,8 @@ from torch import Tensor
 from benchmarks.learning_curves.sets import Images
 from lit_knn.common.files import written_whole
 from lit_knn.metrics import FeatureExtractor
-from lit_knn.metrics.fidelity import (
-    FeatureStatistics,
-    frechet_distance_of_statistics,
-    precision_recall,
-)
+from lit_knn.metrics.feature_statistics import FeatureStatistics
+from lit_knn.metrics.fidelity import frechet_distance_of_statistics, precision_recall
 from lit_knn.metrics.memorisation import memorisation
 from lit_knn.reference import ReferenceSet
 

@@ -91,7 +91,7 @@ def once_per_machine(lead: Callable[[], T], follow: Callable[[T], None]) -> None
         leads = rank == leader
 
         results = _together(lead if leads else _do_nothing, group)
-        _together(_do_nothing if leads else lambda: follow(results[leader]), group)
+        _together(_do_nothing if leads else lambda: follow(cast(T, results[leader])), group)
 
 
 def in_every_process(work: Callable[[], T]) -> list[T]:
@@ -121,7 +121,9 @@ def _together(work: Callable[[], T], group: "Group") -> list[T]:
     except Exception as raised:
         error, message = raised, f"{type(raised).__name__}: {raised}"
 
-    outcomes = cast(list[tuple[T, str, str | None]], [None] * dist.get_world_size())
+    # The collective puts an outcome in each place.
+    empty = [None] * dist.get_world_size()
+    outcomes = cast(list[tuple[T | None, str, str | None]], empty)
     with _losing_no_process():
         dist.all_gather_object(outcomes, (result, socket.gethostname(), message), group=group)
 
@@ -131,7 +133,7 @@ def _together(work: Callable[[], T], group: "Group") -> list[T]:
     for rank, (result, host, message) in enumerate(outcomes):
         if message is not None:
             raise InputError(f"rank {rank} on {host} failed: {message}")
-        results.append(result)
+        results.append(cast(T, result))
     return results
 
 

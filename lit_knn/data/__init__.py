@@ -1,6 +1,6 @@
 """Image files and data modules: their images are the training data and also the reference set of the estimators."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from lit_knn.data.base import ReferenceDataModule, Stored
@@ -24,7 +24,7 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     # The command `prepare` reads files alone: it loads neither torch nor Lightning.
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

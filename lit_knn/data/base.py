@@ -1,19 +1,16 @@
-"""The base of the data modules: training batches and reference set of the same images, on every rank."""
+"""The base of the data modules: the reference set, in one piece or sharded, and its options."""
 
 from abc import ABC, abstractmethod
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-import pytorch_lightning as pl
-import torch
 from torch import Tensor
 
 from lit_knn.common.distributed import in_every_process, rank_and_size
 from lit_knn.common.errors import check_at_least, prefixed
-from lit_knn.common.memory import to_device
 from lit_knn.data.autoencoders import Autoencoder
-from lit_knn.data.batches import ReferenceBatches, SeedBatches
 from lit_knn.data.labels import usable_labels
+from lit_knn.data.loaders import ReferenceLoaders
 from lit_knn.data.parts import Labels, Part, shard_of, split_off
 from lit_knn.index import Index
 from lit_knn.reference import ReferenceSet
@@ -33,7 +30,7 @@ class Stored(NamedTuple):
     by_class: bool = False
 
 
-class ReferenceDataModule(pl.LightningDataModule, ABC):
+class ReferenceDataModule(ReferenceLoaders, ABC):
     """Images in memory: they are the training data and also the reference set of the estimators.
 
     Subclasses implement `load`. After `setup`, `reference` is the `ReferenceSet`; its neighbour index is built when an
@@ -81,8 +78,6 @@ class ReferenceDataModule(pl.LightningDataModule, ABC):
         self.sharded = sharded
         self.held_out = held_out
         self.train_images = train_images
-        self.reference: ReferenceSet | None = None
-        self.held_out_reference: ReferenceSet | None = None
 
     # True if the images stay on the disk, see `Stored`.
     mapped = False
@@ -194,44 +189,3 @@ class ReferenceDataModule(pl.LightningDataModule, ABC):
         rows = shard_rows(len(part.images), *rank_and_size())
         shard = shard_of(part, rows, self.mapped)
         return ShardedReferenceSet(shard.images, self.index, self.hflip, shard.labels, shard.sha256)
-
-    def transfer_batch_to_device(
-        self, batch: Any, device: torch.device, dataloader_idx: int
-    ) -> Any:
-        """Move the images alone: with labels on the host, `ByClass` finds the rows of a class without waiting."""
-        if isinstance(batch, Tensor):
-            return to_device(batch, device)
-        return (to_device(batch[0], device), *batch[1:])
-
-    def train_dataloader(self) -> ReferenceBatches:
-        """Return shuffled batches of all images. A resumed run continues at the batch where it stopped."""
-        trainer = self.trainer
-        if trainer is None:
-            return self._batches()
-        if trainer.overfit_batches > 0:  # type: ignore[attr-defined]
-            progress = trainer.fit_loop.epoch_loop.batch_progress
-            return self._batches(shuffle=False, batches_done=lambda: progress.current.ready)
-        accumulate = trainer.accumulate_grad_batches
-        return self._batches(
-            accumulate=accumulate, batches_done=lambda: trainer.lightning_module.batches_done
-        )
-
-    def val_dataloader(self) -> ReferenceBatches:
-        """Return batches of the same `val_images` images every time: of the held-out images, if there are any."""
-        return self._batches(self.held_out_reference, shuffle=False, num_images=self.val_images)
-
-    def predict_dataloader(self) -> SeedBatches:
-        """Return batches of seeds, one seed for each sample to generate."""
-        return SeedBatches(self.predict_samples, self.batch_size, *self._rank_and_world_size())
-
-    def _batches(self, images: ReferenceSet | None = None, **options: Any) -> ReferenceBatches:
-        """Return batches of `images`, by default of the reference set."""
-        assert self.reference is not None, "call setup() before asking for batches"
-        rank, world_size = self._rank_and_world_size()
-        options |= {"seed": self.seed, "rank": rank, "world_size": world_size}
-        return ReferenceBatches(images or self.reference, self.batch_size, **options)
-
-    def _rank_and_world_size(self) -> tuple[int, int]:
-        return (
-            (0, 1) if self.trainer is None else (self.trainer.global_rank, self.trainer.world_size)
-        )

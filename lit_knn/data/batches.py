@@ -10,20 +10,31 @@ from lit_knn.common.memory import to_device
 from lit_knn.common.rng import Stream, keyed_generator
 from lit_knn.reference import ReferenceSet
 
+Batch = tuple[Tensor, Tensor | None]
+"""Images (B, *shape), float32 in model space, and labels (B,) int64 on the CPU, or None."""
+
 
 class ReferenceBatches:
-    """An iterable of batches `(x, labels)`. The reference set's device gathers them, without workers or host copies.
+    """An iterable of batches. The reference set's device gathers them, without workers or host copies.
 
-    `x` is (batch_size, *shape), float32, model space; `labels` is (batch_size,), int64, on the CPU, or None. The ranks
-    together draw the same images as one rank with `world_size` times the batch size.
+    The ranks together draw the same images as one rank with `world_size` times the batch size.
 
     With `shuffle`, an epoch has all N images once, in random order, without the last images that do not fill a step:
     `accumulate` batches on every rank. An iteration has as many batches as an epoch and starts at `batches_done`, also
     inside an epoch. Without `shuffle`, every iteration has the same `num_images` images, drawn once from the seed; the
     last batch may be smaller, and a remainder that cannot be split evenly over the ranks is left out.
 
-    `num_images` is over all ranks, and None, or a number above N, means all N. `batches_done` returns the number of
-    batches drawn since training began; it is called when the first batch of an iteration is drawn.
+    Args:
+        reference: the images.
+        batch_size: images per batch and rank.
+        seed: sets the order.
+        shuffle: see above.
+        num_images: over all ranks, without `shuffle`; None, or a number above N, means all N.
+        rank: number of this rank.
+        world_size: number of ranks.
+        accumulate: batches of a step.
+        batches_done: returns the number of batches drawn since training began; called when the first batch of an
+            iteration is drawn.
     """
 
     def __init__(
@@ -45,42 +56,44 @@ class ReferenceBatches:
         self.world_size = world_size
         self._global_batch_size = batch_size * world_size
         self._batches_done = batches_done
-        N = reference.N if shuffle or num_images is None else min(num_images, reference.N)
-        unit = self._global_batch_size * accumulate if shuffle else world_size
+        N, unit = reference.N, world_size
+        if shuffle:
+            unit = self._global_batch_size * accumulate
+        elif num_images is not None:
+            N = min(num_images, N)
+
         self._num_ids = N - N % unit
         if self._num_ids == 0:
             times = f" times accumulate_grad_batches={accumulate}" if accumulate > 1 else ""
             step = f"data.batch_size={batch_size}{times} on {world_size} device(s)"
-            needs = f"{step} needs {unit} images, the reference set has {N}"
-            raise InputError(
-                needs if shuffle else f"{N} image(s) cannot be split over {world_size} devices"
-            )
+            raise InputError(f"{step} needs {unit} images, the reference set has {N}")
 
     def __len__(self) -> int:
         return -(-self._num_ids // self._global_batch_size)
 
-    def __iter__(self) -> Iterator[tuple[Tensor, Tensor | None]]:
+    def __iter__(self) -> Iterator[Batch]:
         # At iter() it would be too early: Lightning corrects the progress of a checkpoint before the first batch.
-        labels = self.reference.labels
         epoch, first = divmod(self._batches_done(), len(self))
-        for batches in (range(first, len(self)), range(first)):
-            key = (
-                (Stream.TRAINING_ORDER, self.seed, epoch)
-                if self.shuffle
-                else (Stream.VALIDATION_ORDER, self.seed)
-            )
-            order = torch.randperm(
-                self.reference.N, device="cpu", generator=keyed_generator("cpu", *key)
-            )
-            order = order[: self._num_ids]
-            # One copy for an epoch, because a copy for each batch would wait for the GPU.
-            on_device = to_device(order, self.reference.device)
-            for batch_idx in batches:
-                start = batch_idx * self._global_batch_size
-                own = slice(start + self.rank, start + self._global_batch_size, self.world_size)
-                x = self.reference.take(on_device[own].to(self.reference.device))
-                yield x, None if labels is None else labels[order[own]]
-            epoch += 1
+        yield from self._of_epoch(epoch, range(first, len(self)))
+        yield from self._of_epoch(epoch + 1, range(first))
+
+    def _of_epoch(self, epoch: int, batches: range) -> Iterator[Batch]:
+        """Yield some batches of an epoch by their numbers."""
+        key: tuple[int, ...] = (Stream.VALIDATION_ORDER, self.seed)
+        if self.shuffle:
+            key = (Stream.TRAINING_ORDER, self.seed, epoch)
+        generator = keyed_generator("cpu", *key)
+        order = torch.randperm(self.reference.N, device="cpu", generator=generator)
+        order = order[: self._num_ids]
+
+        # One copy for an epoch, because a copy for each batch would wait for the GPU.
+        on_device = to_device(order, self.reference.device)
+        labels = self.reference.labels
+        for number in batches:
+            start = number * self._global_batch_size
+            of_rank = slice(start + self.rank, start + self._global_batch_size, self.world_size)
+            x = self.reference.take(on_device[of_rank].to(self.reference.device))
+            yield x, None if labels is None else labels[order[of_rank]]
 
     def state_dict(self) -> dict[str, int]:
         """Return no state, because `batches_done` gives the position. Lightning can resume only with this method."""
@@ -94,9 +107,8 @@ class SeedBatches:
 
     def __init__(self, num_seeds: int, batch_size: int, rank: int = 0, world_size: int = 1) -> None:
         if num_seeds < world_size:
-            raise InputError(
-                f"data.predict_samples={num_seeds} must be at least the number of devices, {world_size}"
-            )
+            rule = f"must be at least the number of devices, {world_size}"
+            raise InputError(f"data.predict_samples={num_seeds} {rule}")
         self._batches = torch.arange(rank, num_seeds, world_size).split(batch_size)
 
     def __len__(self) -> int:

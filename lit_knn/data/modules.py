@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import torch
@@ -15,6 +15,9 @@ from lit_knn.data.image_files import count_image_files, read_image_files, read_i
 from lit_knn.data.prepared import read_prepared
 from lit_knn.data.reading import read_digits
 from lit_knn.reference.classes import lie_together
+
+if TYPE_CHECKING:
+    from torchvision import datasets
 
 T = TypeVar("T")
 
@@ -81,7 +84,7 @@ class CIFAR10(ReferenceDataModule):
     def stored(self) -> Stored:
         return Stored((50_000, 3, 32, 32))
 
-    def _dataset(self, download: bool) -> Any:
+    def _dataset(self, download: bool) -> "datasets.CIFAR10":
         from torchvision.datasets import CIFAR10 as TorchvisionCIFAR10
 
         try:
@@ -176,7 +179,7 @@ class Arrays(ReferenceDataModule):
         return None if known is None else Stored(*known)
 
 
-def _read(reader: Callable[..., T], path: str, *options: Any) -> T:
+def _read(reader: Callable[..., T], path: str, *options: object) -> T:
     """Call `reader`; its errors also name the option `data.path`."""
     with prefixed(f"data.path={path}"):
         return reader(path, *options)

@@ -8,18 +8,12 @@ import io
 import math
 import os
 import sys
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-import numpy as np
 
 from lit_knn.common.errors import InputError, printable
 from lit_knn.common.files import written_whole
-from lit_knn.common.progress import SECONDS_BETWEEN_LINES_IN_A_FILE
+from lit_knn.data.decoded_blocks import decoded_blocks
 from lit_knn.data.decoding import BadImageError, PrepareOptions, bad_images
-from lit_knn.data.image_files import check_same_size
 from lit_knn.data.image_source import UnpreparedImages, open_source
 from lit_knn.data.partial_file import (
     CONTENT_SUFFIX,
@@ -36,9 +30,6 @@ from lit_knn.data.prepared import (
     open_prepared,
     skipped_path,
 )
-
-if TYPE_CHECKING:
-    from tqdm import tqdm
 
 # Images are written and recorded in blocks of about this many bytes.
 # An interruption loses at most one block.
@@ -101,7 +92,7 @@ def write_prepared(
         digest = hashlib.file_digest(file, "sha256")
 
         size = block_images or max(BLOCK_BYTES // math.prod(shape), workers)
-        for pixels in _blocks(content, shape, size, workers):
+        for pixels in decoded_blocks(content, shape, size, workers):
             _append(file, pixels)
             digest.update(pixels)
             content.write()
@@ -161,47 +152,6 @@ def _append(file: io.BufferedRandom, pixels: bytes) -> None:
     file.write(pixels)
     file.flush()
     os.fsync(file.fileno())
-
-
-def _blocks(
-    content: PartialContent, shape: tuple[int, ...], size: int, workers: int
-) -> Iterator[bytes]:
-    """Decode the missing images, and yield the pixels of each block of `size` files."""
-    images, candidates = content.images, content.candidates()
-    first, missing = images.names[candidates[0]], candidates[content.done :]
-
-    def read(i: int) -> np.ndarray | BadImageError:
-        try:
-            image = images.read(i)
-        except BadImageError as error:
-            return error
-        check_same_size(first, shape, images.names[i], image.shape)
-        return image
-
-    with ThreadPoolExecutor(workers) as pool, _bar(len(candidates), content.done) as bar:
-        for start in range(0, len(missing), size):
-            block = missing[start : start + size]
-            pixels = bytearray()
-
-            for i, image in zip(block, pool.map(read, block), strict=True):
-                bar.update()
-                if isinstance(image, BadImageError):
-                    content.add_bad(i, image)
-                    continue
-                pixels += image.tobytes()
-                content.add(i)
-
-            content.end_block()
-            yield bytes(pixels)
-
-
-def _bar(total: int, done: int) -> "tqdm":
-    """Return the progress bar."""
-    from tqdm import tqdm
-
-    # In a log file each refresh adds a line.
-    between = 0.1 if sys.stderr.isatty() else SECONDS_BETWEEN_LINES_IN_A_FILE
-    return tqdm(total=total, initial=done, desc="Preparing", unit=" images", mininterval=between)
 
 
 def _finish(

@@ -1,7 +1,8 @@
 """Metrics of estimators and of generated samples. The modules hold more than these names."""
 
+from lit_knn.metrics.dinov2 import DINOv2
 from lit_knn.metrics.error_curve import ErrorCurve, error_curve
-from lit_knn.metrics.feature_networks import DINOv2, EfficientNetLite0, InceptionV3
+from lit_knn.metrics.feature_networks import EfficientNetLite0, InceptionV3
 from lit_knn.metrics.features import FeatureExtractor, Pixels
 from lit_knn.metrics.fidelity import frechet_distance
 from lit_knn.metrics.fidelity_measure import FidelityMeasure

@@ -12,11 +12,10 @@ from lit_knn.common.errors import InputError
 from lit_knn.common.progress import Bar, progress_bar
 from lit_knn.common.tables import HELD_OUT
 from lit_knn.metrics.feature_networks import InceptionV3
+from lit_knn.metrics.feature_statistics import FeatureStatistics, feature_statistics
 from lit_knn.metrics.features import FeatureExtractor
 from lit_knn.metrics.fidelity import (
     INCEPTION_SCORE_SPLITS,
-    FeatureStatistics,
-    feature_statistics,
     frechet_distance_of_statistics,
     inception_score,
     kernel_distance,

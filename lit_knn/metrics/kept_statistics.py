@@ -7,8 +7,8 @@ from pathlib import Path
 
 import torch
 
+from lit_knn.metrics.feature_statistics import FeatureStatistics
 from lit_knn.metrics.features import FeatureExtractor
-from lit_knn.metrics.fidelity import FeatureStatistics
 from lit_knn.metrics.kept_results import load_tensors, save_tensors
 
 

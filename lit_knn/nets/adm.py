@@ -8,8 +8,9 @@ from torch.nn import functional as F
 
 from lit_knn.common.errors import InputError
 from lit_knn.nets.base import NumberOfData, NumbersOfData
-from lit_knn.nets.layers import PositionalEmbedding, ResidualBlock, group_norm, zero_
-from lit_knn.nets.residual_unet import ResidualUNet, linear
+from lit_knn.nets.embeddings import PositionalEmbedding
+from lit_knn.nets.layers import ResidualBlock, group_norm, linear, zero_
+from lit_knn.nets.residual_unet import ResidualUNet
 
 NORM_EPS = 1e-5
 

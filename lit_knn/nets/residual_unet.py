@@ -6,7 +6,6 @@ from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from lit_knn.common.errors import InputError
 from lit_knn.nets.base import ImageNetwork, NumberOfData, NumbersOfData, one_hot
@@ -216,8 +215,3 @@ class ResidualUNet(ImageNetwork):
             keeps_label = torch.rand(len(classes), 1, device=classes.device) >= self.label_dropout
             classes = classes * keeps_label
         return classes
-
-
-def linear(layer: nn.Linear, features: Tensor) -> Tensor:
-    """Apply the layer in the precision of its weights, because embeddings are computed in float32."""
-    return F.linear(features.to(layer.weight.dtype), layer.weight, layer.bias)

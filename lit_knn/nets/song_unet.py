@@ -7,14 +7,9 @@ from typing import ClassVar
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lit_knn.nets.layers import (
-    BlurredStridedConv,
-    FourierEmbedding,
-    PositionalEmbedding,
-    ResidualBlock,
-    group_norm,
-)
-from lit_knn.nets.residual_unet import ResidualUNet, linear
+from lit_knn.nets.embeddings import FourierEmbedding, PositionalEmbedding
+from lit_knn.nets.layers import BlurredStridedConv, ResidualBlock, group_norm, linear
+from lit_knn.nets.residual_unet import ResidualUNet
 
 NORM_EPS = 1e-6
 NEARLY_ZERO = 1e-5

@@ -12,10 +12,8 @@ from torch_fidelity import metric_fid
 
 from lit_knn.common.errors import InputError
 from lit_knn.metrics import DINOv2, EfficientNetLite0, FidelityMeasure, InceptionV3, Pixels
+from lit_knn.metrics.feature_statistics import FeatureStatistics, FeatureSums, feature_statistics
 from lit_knn.metrics.fidelity import (
-    FeatureStatistics,
-    FeatureSums,
-    feature_statistics,
     frechet_distance,
     frechet_distance_of_statistics,
     inception_score,

@@ -8,7 +8,8 @@ from scipy.stats import sem
 
 from lit_knn.estimators import Exact, MonteCarlo, OneSample
 from lit_knn.metrics import ErrorCurve, FidelityMeasure, Pixels, frechet_distance
-from lit_knn.metrics.fidelity import frechet_distance_of_statistics, image_statistics
+from lit_knn.metrics.feature_statistics import image_statistics
+from lit_knn.metrics.fidelity import frechet_distance_of_statistics
 from lit_knn.reference import ReferenceSet
 
 N, d, n, LEVELS = 40, 3, 16, [0.4, 2.0]

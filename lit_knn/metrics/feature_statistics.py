@@ -1,0 +1,135 @@
+"""Statistics of the features of images, summed over batches and ranks."""
+
+from collections.abc import Callable, Iterable
+
+import numpy as np
+import torch
+from torch import Tensor
+from torchmetrics import Metric
+from torchmetrics.utilities import dim_zero_cat
+
+from lit_knn.common.distributed import rank_and_size
+from lit_knn.common.progress import progress_bar
+from lit_knn.metrics.features import FeatureExtractor
+from lit_knn.reference import ReferenceSet
+
+
+class FeatureStatistics:
+    """Statistics of F features of a set of images: mean (F,) and unbiased covariance (F, F), both float64, and count.
+
+    `features` (count, F) and `logits` (count, L), float32, are in the order of the images' numbers, or None.
+    """
+
+    # A data class or tuple would not work: torchmetrics would look into it and squeeze the mean of a single feature.
+    def __init__(
+        self,
+        mean: Tensor,
+        cov: Tensor,
+        count: int,
+        features: Tensor | None = None,
+        logits: Tensor | None = None,
+    ) -> None:
+        self.mean, self.cov, self.count = mean, cov, count
+        self.features, self.logits = features, logits
+
+    def to(self, device: torch.device | str) -> "FeatureStatistics":
+        """Return a copy on another device, without logits."""
+        features = None if self.features is None else self.features.to(device)
+        return FeatureStatistics(self.mean.to(device), self.cov.to(device), self.count, features)
+
+
+class FeatureSums(Metric):
+    """Adds up F features over batches and ranks; `compute` gives their `FeatureStatistics`, the same on every rank.
+
+    Sums and outer products are float64, so that the order of the images makes no difference. The L logits, and features
+    if `keep_features`, are gathered and sorted by the images' numbers.
+    """
+
+    feature_sum: Tensor
+    outer_sum: Tensor
+    count: Tensor
+    numbers: list[Tensor]
+    features: list[Tensor]
+    logits: list[Tensor]
+
+    def __init__(self, num_features: int, num_logits: int = 0, keep_features: bool = False) -> None:
+        super().__init__()
+        self.num_logits, self.keep_features = num_logits, keep_features
+        self.add_state(
+            "feature_sum", torch.zeros(num_features, dtype=torch.float64), dist_reduce_fx="sum"
+        )
+        self.add_state(
+            "outer_sum",
+            torch.zeros(num_features, num_features, dtype=torch.float64),
+            dist_reduce_fx="sum",
+        )
+        self.add_state("count", torch.zeros((), dtype=torch.int64), dist_reduce_fx="sum")
+        for name in ("numbers", "features", "logits"):
+            self.add_state(name, [], dist_reduce_fx="cat")
+
+    def update(self, numbers: Tensor, features: Tensor, logits: Tensor | None = None) -> None:
+        """Add a batch, which may be empty (each rank needs at least one batch).
+
+        `numbers` (B,), int64, tell the images apart, such as seeds; features are (B, F), and logits (B, L), if any.
+        """
+        doubles = features.double()
+        self.feature_sum += doubles.sum(0)
+        self.outer_sum += doubles.T @ doubles
+        self.count += len(features)
+        self.numbers.append(numbers.to(features.device))
+        if self.keep_features:
+            self.features.append(features)
+        if self.num_logits and logits is not None:
+            self.logits.append(logits)
+
+    def compute(self) -> FeatureStatistics:
+        """Return the statistics of all images so far."""
+        order = dim_zero_cat(self.numbers).argsort()
+        count = int(self.count)
+        mean = self.feature_sum / count
+        cov = (self.outer_sum - count * torch.outer(mean, mean)) / (count - 1)
+        features = dim_zero_cat(self.features)[order] if self.keep_features else None
+        logits = dim_zero_cat(self.logits)[order] if self.num_logits else None
+        return FeatureStatistics(mean, cov, count, features, logits)
+
+
+def feature_statistics(
+    batches: Iterable[tuple[Tensor, Tensor]],
+    extractor: FeatureExtractor,
+    device: torch.device | str,
+    keep_features: bool = False,
+    keep_logits: bool = False,
+    advance: Callable[[int], object] = lambda images: None,
+) -> FeatureStatistics:
+    """Compute statistics of images that come in batches; all ranks must call it, each with its share.
+
+    The batches hold numbers (B,) int64, each used once over all ranks, and images (B, *shape) in model space. The
+    extractor is loaded on `device`. `advance` is called with the number of images after each batch.
+    """
+    num_logits = extractor.num_logits if keep_logits else 0
+    sums = FeatureSums(extractor.num_features, num_logits, keep_features).to(device)
+    # A rank without images still takes part in the sums.
+    nothing = torch.zeros(0, extractor.num_features, device=device)
+    sums.update(torch.zeros(0, dtype=torch.int64), nothing, nothing.new_zeros(0, num_logits))
+    for numbers, images in batches:
+        images = images.to(device)
+        features, logits = extractor(images)
+        # As a picture, a pixel that is not finite would be black.
+        features = features.where(images.flatten(1).isfinite().all(1, keepdim=True), torch.nan)
+        sums.update(numbers, features, logits if num_logits else None)
+        advance(len(images))
+    return sums.compute()
+
+
+def image_statistics(
+    images: Tensor | np.ndarray | ReferenceSet, extractor: FeatureExtractor, batch_size: int = 128
+) -> FeatureStatistics:
+    """Compute statistics of images (N, *shape), uint8 pixels or float in model space, on their device.
+
+    The mirror images of a reference set are left out, as in published values.
+    """
+    reference = images if isinstance(images, ReferenceSet) else ReferenceSet(images)
+    extractor.load(reference.shape, reference.device)
+    share = reference.share(*rank_and_size(), batch_size, mirrored=False)
+    with progress_bar(len(reference.images), "Features", " images") as bar:
+        return feature_statistics(share, extractor, reference.device, advance=bar.update)
