@@ -25,7 +25,7 @@ from lit_knn.metrics.kept_results import KeptResults
 from lit_knn.metrics.latents import bind_all, check_not_empty, draw_samples
 from lit_knn.metrics.memorisation import MemorisationMetric, check_search, nearest_images
 from lit_knn.modules import LitEstimator
-from lit_knn.sampling.samplers import hybrid_sigmas
+from lit_knn.sampling.hybrid_sampler import hybrid_sigmas
 
 FORWARD = "forward"
 GRID_SAMPLES = 64

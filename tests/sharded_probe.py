@@ -22,7 +22,8 @@ from lit_knn.estimators import (
 from lit_knn.index import FaissIndex, TorchIndex
 from lit_knn.reference.classes import classes_of
 from lit_knn.reference.principal import projection_of
-from lit_knn.reference.sharded import ShardedReferenceSet, shard_rows
+from lit_knn.reference.sharded import ShardedReferenceSet
+from lit_knn.reference.shards import shard_rows
 from tests.toys import all_warped
 
 N, K = 61, 40

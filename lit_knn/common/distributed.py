@@ -2,13 +2,12 @@
 
 import socket
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias, TypeVar, cast
 
-import torch
 import torch.distributed as dist
 
 from lit_knn.common.errors import InputError, LostProcessError, first_line
@@ -49,7 +48,7 @@ def own_batches(num: int, batch_size: int) -> Iterator[tuple[int, range]]:
 def broadcast(value: T) -> T:
     """Return the first rank's value, which must be picklable, on every rank. All ranks must call this."""
     values = [value]
-    if not _is_alone():
+    if not is_alone():
         dist.broadcast_object_list(values)
     return values[0]
 
@@ -80,7 +79,7 @@ def warn_on_first_rank(message: str) -> None:
 
 def once_per_machine(lead: Callable[[], T], follow: Callable[[T], None]) -> None:
     """Run `lead` in the first process of each machine, then `follow` with its result in the others."""
-    if _is_alone():
+    if is_alone():
         lead()
         return
 
@@ -99,7 +98,7 @@ def in_every_process(work: Callable[[], T]) -> list[T]:
 
     If `work` fails in another process, an InputError names its rank; if one was killed, it is a LostProcessError.
     """
-    if _is_alone():
+    if is_alone():
         return [work()]
     with _patient_group() as group:
         return _together(work, group)
@@ -175,34 +174,6 @@ def machine_name() -> str:
     return f"{socket.gethostname()} {boot}"
 
 
-def cpu_group() -> "Group":
-    """Make a group for `largest`, which exchanges numbers on the CPU, so that no GPU waits.
-
-    All processes must call this.
-    """
-    if _is_alone() or dist.get_backend() == "gloo":
-        return None
-    return cast("Group", dist.new_group(backend="gloo"))
-
-
-def all_reduce_max(values: Sequence[int], group: "Group") -> list[int]:
-    """Return the maximum of each value over all processes.
-
-    All processes must call this, with a group from `cpu_group`.
-    """
-    if _is_alone():
-        return list(values)
-
-    each = torch.tensor(values)
-    dist.all_reduce(each, dist.ReduceOp.MAX, group)
-    return each.tolist()
-
-
-def leave(group: "Group") -> None:
-    """Close a group from `cpu_group`. A process that ends with an open group may abort."""
-    if group is not None and dist.is_initialized():
-        dist.destroy_process_group(group)
-
-
-def _is_alone() -> bool:
+def is_alone() -> bool:
+    """Return whether there is only one rank."""
     return rank_and_size()[1] == 1

@@ -1,14 +1,18 @@
-"""Exchanges tensors between the ranks of a distributed run."""
+"""Exchanges tensors and numbers between the ranks of a distributed run."""
 
 import math
 from collections.abc import Sequence
+from typing import TYPE_CHECKING, cast
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from lit_knn.common.distributed import rank_and_size
+from lit_knn.common.distributed import is_alone, rank_and_size
 from lit_knn.common.memory import to_device
+
+if TYPE_CHECKING:
+    from lit_knn.common.distributed import Group
 
 
 class Exchange:
@@ -93,3 +97,32 @@ def unpacked(rows: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
         shape = (len(rows), *tensor.shape[1:])
         tensors.append(aligned.view(tensor.dtype).reshape(shape))
     return tensors
+
+
+def cpu_group() -> "Group":
+    """Make a group for `all_reduce_max`, which exchanges numbers on the CPU, so that no GPU waits.
+
+    All processes must call this.
+    """
+    if is_alone() or dist.get_backend() == "gloo":
+        return None
+    return cast("Group", dist.new_group(backend="gloo"))
+
+
+def all_reduce_max(values: Sequence[int], group: "Group") -> list[int]:
+    """Return the maximum of each value over all processes.
+
+    All processes must call this, with a group from `cpu_group`.
+    """
+    if is_alone():
+        return list(values)
+
+    each = torch.tensor(values)
+    dist.all_reduce(each, dist.ReduceOp.MAX, group)
+    return each.tolist()
+
+
+def leave(group: "Group") -> None:
+    """Close a group from `cpu_group`. A process that ends with an open group may abort."""
+    if group is not None and dist.is_initialized():
+        dist.destroy_process_group(group)

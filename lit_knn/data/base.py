@@ -14,7 +14,8 @@ from lit_knn.data.loaders import ReferenceLoaders
 from lit_knn.data.parts import Labels, Part, shard_of, split_off
 from lit_knn.index import Index
 from lit_knn.reference import ReferenceSet
-from lit_knn.reference.sharded import ShardedReferenceSet, shard_rows
+from lit_knn.reference.sharded import ShardedReferenceSet
+from lit_knn.reference.shards import shard_rows
 
 Images = np.ndarray | Tensor
 

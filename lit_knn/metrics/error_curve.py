@@ -9,29 +9,16 @@ from lit_knn.common.progress import progress_bar
 from lit_knn.common.tables import Row
 from lit_knn.estimators import Estimator, Exact
 from lit_knn.estimators.by_class import copied_apart
-from lit_knn.metrics.estimator_error import LatentMeans, MeanAndError, bias_share
+from lit_knn.metrics.error_columns import columns_of
+from lit_knn.metrics.estimator_error import LatentMeans
 from lit_knn.metrics.latents import NoisyLatents, bind_all, check_not_empty, noise_grid
 from lit_knn.metrics.measure import (
-    CERTIFIED,
-    TIME,
     fixed_source,
     measure_estimator,
     posterior_source,
     quantities,
 )
 from lit_knn.reference import ReferenceSet
-
-ERRORS = ("mse", "bias_sq", "bias_sq_corrected", "variance")
-# Columns of the quantities that `measure_estimator` returns besides the errors.
-COLUMNS = dict(zip(CERTIFIED, CERTIFIED, strict=True)) | {
-    "recall": "search_recall",
-    "found_mass": "posterior_mass_found",
-    "normaliser_ratio": "Zq_over_pt",
-    "eq12_variance": "eq12_variance",
-    "bound_4_1": "theorem_4_1_bound",
-    "bound_4_2": "theorem_4_2_bound",
-    TIME: TIME,
-}
 
 
 def error_curve(
@@ -145,7 +132,10 @@ class ErrorCurve:
             rows = []
             for name, of_estimator in zip(self.estimators, sums, strict=True):
                 # Every rank must call `compute`, because it adds up the sums of all ranks.
-                rows.append(self._row(name, t, of_estimator.compute()))
+                means = of_estimator.compute()
+                repeats = self._repeats(self.estimators[name])
+                first: Row = {"estimator": name, "t": t, "num_z": self.num_z, "repeats": repeats}
+                rows.append(first | columns_of(means, t))
             yield rows
 
     def _measure_level(
@@ -183,28 +173,3 @@ class ErrorCurve:
 
     def _is_deterministic(self, estimator: Estimator) -> bool:
         return estimator.deterministic and not (estimator.uses_source and self.resample_source)
-
-    def _row(self, name: str, t: float, means: dict[str, MeanAndError]) -> Row:
-        """Return the row of one estimator at one level, from its means over all latents."""
-        row: Row = {
-            "estimator": name,
-            "t": t,
-            "num_z": self.num_z,
-            "repeats": self._repeats(self.estimators[name]),
-        }
-        for prefix, scale in (("mu", 1.0), ("score", t**-4)):
-            for error in ERRORS:
-                column = f"{prefix}_{error}"
-                row[column] = row[f"{column}_se"] = ""
-                if error in means:
-                    row[column] = means[error].mean * scale
-                    row[f"{column}_se"] = means[error].standard_error * scale
-
-        row["bias_share"] = row["bias_share_se"] = ""
-        if "variance" in means and means["mse"].mean > 0:
-            share = bias_share(means["mse"], means["bias_sq_corrected"], means["variance"])
-            row["bias_share"], row["bias_share_se"] = share
-
-        for quantity, column in COLUMNS.items():
-            row[column] = means[quantity].mean if quantity in means else ""
-        return row

@@ -1,5 +1,7 @@
 """Feature distances between sets of images, such as FID, and the Inception Score."""
 
+from collections.abc import Collection
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -10,6 +12,7 @@ from lit_knn.metrics.features import FeatureExtractor
 from lit_knn.reference import ReferenceSet
 
 INCEPTION_SCORE_SPLITS = 10
+EXTRA_METRICS = ("kid", "precision", "recall")
 
 
 def frechet_distance(
@@ -99,3 +102,24 @@ def precision_recall(generated: Tensor, real: Tensor) -> dict[str, float]:
         generated, real, save_cpu_ram=True, prc_batch_size=rows, verbose=False
     )
     return {"precision": shares["precision"], "recall": shares["recall"]}
+
+
+def extra_values(
+    names: Collection[str], generated: Tensor, real: Tensor, kid_subset_size: int
+) -> dict[str, float]:
+    """Compute the metrics of `EXTRA_METRICS` that are asked for.
+
+    Args:
+        names: of the metrics.
+        generated: (N, F), features of the generated images.
+        real: (M, F), features of the real images.
+        kid_subset_size: images of one subset of KID.
+    """
+    values: dict[str, float] = {}
+    if "kid" in names:
+        values |= kernel_distance(generated, real, kid_subset_size)
+    if "precision" in names or "recall" in names:
+        for name, value in precision_recall(generated, real).items():
+            if name in names:
+                values[name] = value
+    return values

@@ -1,13 +1,12 @@
 """Measures the fidelity of any images to a data set, for the `Fidelity` callback."""
 
 from collections.abc import Iterable, Sequence
-from functools import partial
 
 import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from lit_knn.common.distributed import broadcast, on_first_rank, rank_and_size, warn_on_first_rank
+from lit_knn.common.distributed import on_first_rank, rank_and_size, warn_on_first_rank
 from lit_knn.common.errors import InputError
 from lit_knn.common.progress import Bar, progress_bar
 from lit_knn.common.tables import HELD_OUT
@@ -15,16 +14,14 @@ from lit_knn.metrics.feature_networks import InceptionV3
 from lit_knn.metrics.feature_statistics import FeatureStatistics, feature_statistics
 from lit_knn.metrics.features import FeatureExtractor
 from lit_knn.metrics.fidelity import (
+    EXTRA_METRICS,
     INCEPTION_SCORE_SPLITS,
+    extra_values,
     frechet_distance_of_statistics,
     inception_score,
-    kernel_distance,
-    precision_recall,
 )
-from lit_knn.metrics.kept_statistics import load_statistics, save_statistics, statistics_path
+from lit_knn.metrics.kept_statistics import kept_or_computed, statistics_path
 from lit_knn.reference import ReferenceSet
-
-EXTRA_METRICS = ("kid", "precision", "recall")
 
 
 class FidelityMeasure:
@@ -124,12 +121,8 @@ class FidelityMeasure:
             option = f"kid_subset_size={self.kid_subset_size}"
             raise InputError(f"kid: {option} is more than the {fewest} images")
 
-        if self._needs_neighbours and fewest < 4:
+        if {"precision", "recall"} & set(self.extra_metrics) and fewest < 4:
             raise InputError(f"precision and recall need at least 4 images, there are {fewest}")
-
-    @property
-    def _needs_neighbours(self) -> bool:
-        return "precision" in self.extra_metrics or "recall" in self.extra_metrics
 
     def _num_real(self, reference: ReferenceSet) -> int:
         """Return the number of real images that are compared."""
@@ -175,16 +168,10 @@ class FidelityMeasure:
         if generated.features is None or real.features is None:
             return values
 
-        extra: dict[str, float] = {}
-        if "kid" in self.extra_metrics:
-            extra |= kernel_distance(generated.features, real.features, self.kid_subset_size)
-        if self._needs_neighbours:
-            shares = precision_recall(generated.features, real.features)
-            for name, value in shares.items():
-                if name in self.extra_metrics:
-                    extra[name] = value
-
-        for name, value in extra.items():
+        features = generated.features, real.features
+        for name, value in extra_values(
+            self.extra_metrics, *features, self.kid_subset_size
+        ).items():
             values[name + self.suffix] = value
         return values
 
@@ -196,25 +183,19 @@ class FidelityMeasure:
         Only the first rank needs the result.
         """
         rank, size = rank_and_size()
-        path = None
-        if self.cache_dir is not None:
-            # All ranks must call it, because ranks may share the images.
-            data = reference.fingerprint(self.mirrored)
-            with_features = bool(self.extra_metrics)
-            path = statistics_path(self.cache_dir, data, self.extractor, with_features)
-            earlier = load_statistics(path) if rank == 0 else None
-            if broadcast(earlier is not None):
-                return None if earlier is None else earlier.to(device)
-            # A bad folder raises its error before the pass over the data.
-            on_first_rank(partial(path.parent.mkdir, parents=True, exist_ok=True))
 
-        # Only samples have an Inception Score; the logits of a large data set would fill the memory.
-        batches = reference.share(rank, size, self.batch_size, self.mirrored)
-        shown = bar(self._num_real(reference) // size, "Data", " images")
-        real = self._statistics(batches, device, shown, with_logits=False)
-        if path is not None and rank == 0:
-            save_statistics(path, real, self.extractor.metric)
-        return real
+        def compute() -> FeatureStatistics:
+            # Only samples have an Inception Score; the logits of a large data set would fill the memory.
+            batches = reference.share(rank, size, self.batch_size, self.mirrored)
+            shown = bar(self._num_real(reference) // size, "Data", " images")
+            return self._statistics(batches, device, shown, with_logits=False)
+
+        if self.cache_dir is None:
+            return compute()
+        # All ranks must call it, because ranks may share the images.
+        data = reference.fingerprint(self.mirrored)
+        path = statistics_path(self.cache_dir, data, self.extractor, bool(self.extra_metrics))
+        return kept_or_computed(path, compute, device, self.extractor.metric)
 
     def _statistics(
         self,

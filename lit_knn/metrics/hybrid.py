@@ -9,8 +9,9 @@ from torch import Tensor
 from lit_knn.common.rng import Stream, keyed_generator
 from lit_knn.estimators import Estimator
 from lit_knn.reference import ReferenceSet
+from lit_knn.sampling.hybrid_sampler import hybrid_sampler, hybrid_sigmas
 from lit_knn.sampling.noise_grid import NoiseGrid
-from lit_knn.sampling.samplers import hybrid_sampler, hybrid_sigmas, integrate_flow, seeded_noise
+from lit_knn.sampling.samplers import integrate_flow, seeded_noise
 from lit_knn.sampling.solvers import PosteriorMean
 from lit_knn.theory.noise import forward_noise
 

@@ -3,10 +3,13 @@
 import hashlib
 import sys
 import warnings
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import torch
 
+from lit_knn.common.distributed import broadcast, on_first_rank, rank_and_size
 from lit_knn.metrics.feature_statistics import FeatureStatistics
 from lit_knn.metrics.features import FeatureExtractor
 from lit_knn.metrics.kept_results import load_tensors, save_tensors
@@ -26,6 +29,33 @@ def statistics_path(
     identity = f"{data} {extractor.fingerprint()} features={with_features}".encode()
     name = f"{extractor.metric}-{hashlib.sha256(identity).hexdigest()[:16]}.npz"
     return Path(folder, name).expanduser()
+
+
+def kept_or_computed(
+    path: Path,
+    compute: Callable[[], FeatureStatistics],
+    device: torch.device | str,
+    metric: str,
+) -> FeatureStatistics | None:
+    """Load statistics, or compute and keep them. All ranks must call it; only the first needs the result.
+
+    Args:
+        path: see `statistics_path`.
+        compute: called on all ranks if the file is absent or damaged.
+        device: where the result goes.
+        metric: name of the distance, for a message.
+    """
+    is_first = rank_and_size()[0] == 0
+    earlier = load_statistics(path) if is_first else None
+    if broadcast(earlier is not None):
+        return None if earlier is None else earlier.to(device)
+
+    # A bad folder raises its error before the pass over the data.
+    on_first_rank(partial(path.parent.mkdir, parents=True, exist_ok=True))
+    statistics = compute()
+    if is_first:
+        save_statistics(path, statistics, metric)
+    return statistics
 
 
 def load_statistics(path: Path) -> FeatureStatistics | None:

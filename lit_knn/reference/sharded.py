@@ -3,33 +3,17 @@
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from lit_knn.common.distributed import in_every_process
-from lit_knn.common.errors import InputError
 from lit_knn.common.exchange import Exchange, packed, unpacked
 from lit_knn.index import Index
-from lit_knn.reference.images import expand_labels
 from lit_knn.reference.reference_set import ReferenceSet
 from lit_knn.reference.row_view import RowView
-
-
-def shard_rows(N: int, rank: int, size: int) -> slice:
-    """Return the images of one rank, when N images are split evenly over `size` ranks."""
-    return slice(N * rank // size, N * (rank + 1) // size)
-
-
-class Shard(NamedTuple):
-    """What each rank tells the others about its images."""
-
-    kind: str  # shape, type and options, which must be the same on all ranks
-    stored: int  # number of images
-    labels: np.ndarray | None  # (stored,)
-    largest: float  # upper bound of the absolute values
+from lit_knn.reference.shards import agree_on_shards, labels_of_all
 
 
 class ShardedReferenceSet(ReferenceSet):
@@ -75,7 +59,11 @@ class ShardedReferenceSet(ReferenceSet):
         self._local._index_shared = False
         self.exchange = Exchange()
 
-        sizes = self._agree_on_shards()
+        shards = agree_on_shards(self._local)
+        sizes = [shard.stored for shard in shards]
+        self.labels = labels_of_all(shards, hflip)
+        self.largest = max(shard.largest for shard in shards)
+
         copies = 2 if hflip else 1
         self._stored = sum(sizes)
         self.N = self._stored * copies
@@ -99,31 +87,6 @@ class ShardedReferenceSet(ReferenceSet):
 
     def of_first(self, values: Tensor) -> Tensor:
         return self.exchange.of_first(values)
-
-    def _agree_on_shards(self) -> list[int]:
-        """Compare the shards, and set the labels and the largest value of all images.
-
-        Returns:
-            The number of images of each rank.
-        """
-        has_labels = self.labels is not None
-        kind = f"{self.shape} {self.images.dtype} hflip={self.hflip} labels={has_labels}"
-        stored = len(self.images)
-        labels = None if self.labels is None else self.labels[:stored].numpy()
-        shards = in_every_process(lambda: Shard(kind, stored, labels, self.largest))
-
-        first = shards[0].kind
-        for rank, shard in enumerate(shards):
-            if shard.kind != first:
-                difference = f"rank 0 has images {first}, rank {rank} {shard.kind}"
-                raise InputError(f"the shards differ: {difference}")
-
-        sizes = [shard.stored for shard in shards]
-        self.largest = max(shard.largest for shard in shards)
-        parts = [shard.labels for shard in shards if shard.labels is not None]
-        if parts:
-            self.labels = expand_labels(np.concatenate(parts), sum(sizes), self.hflip)
-        return sizes
 
     def _move(self, device: torch.device) -> None:
         self.images = self.local.to(device).images

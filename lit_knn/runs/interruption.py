@@ -11,7 +11,7 @@ import pytorch_lightning as pl
 from pytorch_lightning.plugins.environments import SLURMEnvironment
 from pytorch_lightning.utilities.exceptions import SIGTERMException
 
-from lit_knn.common.distributed import all_reduce_max, cpu_group, leave
+from lit_knn.common.exchange import all_reduce_max, cpu_group, leave
 
 # A launcher passes a Ctrl-C on to processes that already got it from the terminal. Two so close
 # together are one.

@@ -1,10 +1,22 @@
-"""Parts of a model as plain values in files: the name of a class and its options."""
+"""A model and its parts as plain values in files: the name of a class and its options."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypedDict
 
 from lit_knn.common.errors import InputError
+from lit_knn.nets.architecture import Architecture
 from lit_knn.theory.noise import EDM, VP, LinearInterpolant, Process
+
+
+class ModelDescription(TypedDict, total=False):
+    """A model without its weights, as plain values in a file."""
+
+    kind: str
+    image_shape: list[int]
+    options: dict[str, object]  # what `GenerativeModel.options` returns
+    architecture: Architecture | None  # None if the network's class is a user's
+    class_names: list[str]  # of the classes 0, 1, …, if they have names
+
 
 # A file can name only these processes.
 PROCESSES: dict[str, type[Process]] = {

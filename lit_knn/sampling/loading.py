@@ -17,7 +17,7 @@ from lit_knn.nets.flow import FlowDenoiser
 from lit_knn.nets.precond import EDMPrecond
 from lit_knn.sampling import KINDS, DiffusionModel, GenerativeModel
 from lit_knn.sampling.denoising_model import DenoisingModel
-from lit_knn.sampling.model import ModelDescription
+from lit_knn.sampling.described_parts import ModelDescription
 from lit_knn.sampling.model_files import find_file, read_model_file, write_exported
 
 # Layers for augmentation labels, in the published networks and in `UNet`. They have no bias, so

@@ -3,27 +3,18 @@
 import math
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import Any, ClassVar, TypedDict
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from lit_knn.common.errors import InputError
-from lit_knn.nets.architecture import Architecture, architecture_of
+from lit_knn.nets.architecture import architecture_of
 from lit_knn.nets.base import NO_CLASS, class_number
+from lit_knn.sampling.described_parts import ModelDescription
 from lit_knn.sampling.guidance import check_guidance
-from lit_knn.sampling.model_inputs import Labels, check_times, class_numbers, times_of
+from lit_knn.sampling.model_inputs import Labels, checked_times, class_numbers
 from lit_knn.sampling.samplers import seeded_classes
-
-
-class ModelDescription(TypedDict, total=False):
-    """A model without its weights, as plain values in a file."""
-
-    kind: str
-    image_shape: list[int]
-    options: dict[str, object]  # what `GenerativeModel.options` returns
-    architecture: Architecture | None  # None if the network's class is a user's
-    class_names: list[str]  # of the classes 0, 1, …, if they have names
 
 
 class GenerativeModel(nn.Module):
@@ -143,8 +134,8 @@ class GenerativeModel(nn.Module):
         Raises InputError for others than `forward` takes.
 
         Args:
-            z: (B, *shape), float.
-            t: the time of each item, (B,) or (B, 1, …, 1), or one number for all.
+            z: see `forward`.
+            t: see `forward`.
             class_label: see `forward`; a network may also take weights of the classes, (B, num_classes).
             low: the lowest time; 0 is excluded.
             high: the highest time; infinity is excluded.
@@ -152,18 +143,14 @@ class GenerativeModel(nn.Module):
         if z.shape[1:] != self.image_shape or not z.is_floating_point():
             sides = ", ".join(map(str, self.image_shape))
             raise InputError(f"z must be float (B, {sides}), got {tuple(z.shape)}")
-        times = times_of(z, t)
-        check_times(times, low, high)
-        times = times.expand(len(z))
 
-        if class_label is None:
-            return times, None
+        times = checked_times(z, t, low, high)
         # The network checks weights of the classes itself.
-        if isinstance(class_label, Tensor) and class_label.dim() == 2:
-            return times, class_label
-
-        classes = class_numbers(self.net, class_label, len(z), also_valid=(NO_CLASS,))
-        return times, classes.to(z.device)
+        is_weights = isinstance(class_label, Tensor) and class_label.dim() == 2
+        if class_label is not None and not is_weights:
+            classes = class_numbers(self.net, class_label, len(z), also_valid=(NO_CLASS,))
+            class_label = classes.to(z.device)
+        return times, class_label
 
     @torch.no_grad()
     def sample(

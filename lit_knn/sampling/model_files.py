@@ -19,7 +19,7 @@ from lit_knn.common.files import written_whole
 from lit_knn.nets.published.configs import architecture_from_config
 from lit_knn.nets.published.edm_pickle import read_edm_pickle
 from lit_knn.sampling import DiffusionModel, GenerativeModel
-from lit_knn.sampling.model import ModelDescription
+from lit_knn.sampling.described_parts import ModelDescription
 from lit_knn.sampling.noise_grid import NoiseGrid
 
 WEIGHTS_NAME = "model.safetensors"

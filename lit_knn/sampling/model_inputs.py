@@ -14,8 +14,17 @@ from lit_knn.nets.base import class_number
 Labels: TypeAlias = int | str | Sequence[int | str] | Tensor
 
 
-def times_of(z: Tensor, t: Tensor | float) -> Tensor:
-    """Return the times of z (B, *shape) as floats on its device, one for all, (), or (B,)."""
+def checked_times(z: Tensor, t: Tensor | float, low: float, high: float) -> Tensor:
+    """Return the times of z, (B,), of a float type, on its device.
+
+    Raises InputError unless all times are above 0, finite, and from `low` to `high`.
+
+    Args:
+        z: (B, *shape).
+        t: the time of each item, (B,) or (B, 1, …, 1), or one number for all.
+        low: the lowest time.
+        high: the highest time.
+    """
     if isinstance(t, Tensor):
         t = t.to(z.device)
     else:
@@ -23,23 +32,20 @@ def times_of(z: Tensor, t: Tensor | float) -> Tensor:
     if not t.is_floating_point():
         t = t.double()
 
-    per_item = (len(z),) + (1,) * (z.dim() - 1)
-    return t.flatten() if t.shape == per_item else t
-
-
-def check_times(t: Tensor, low: float, high: float) -> None:
-    """Raise InputError unless all times are above 0, finite, and from `low` to `high`."""
     # The least level may be rounded to the type of t, in which 0.7 may be below 0.7 in float64.
     lowest = torch.tensor(low, dtype=t.dtype)
     inside = (t > 0) & (t >= lowest) & (t.double() <= high) & t.isfinite()
-    if inside.all():
-        return
+    if not inside.all():
+        limits = "finite"
+        if low or high < math.inf:
+            limits = f"from {low:g} to {high:g}"
+        outside = t[~inside][0].item()
+        raise InputError(f"the noise level must be above 0 and {limits}, got {outside:g}")
 
-    limits = "finite"
-    if low or high < math.inf:
-        limits = f"from {low:g} to {high:g}"
-    outside = t[~inside][0].item()
-    raise InputError(f"the noise level must be above 0 and {limits}, got {outside:g}")
+    per_item = (len(z),) + (1,) * (z.dim() - 1)
+    if t.shape == per_item:
+        t = t.flatten()
+    return t.expand(len(z))
 
 
 def class_numbers(

@@ -55,7 +55,7 @@ CASES = [
         "Fidelity",
         FEW | {"extractor": INCEPTION | {"init_args": {"weights": "no"}}},
         (),
-        "no: No such file or directory",
+        "No such file or directory: 'no'",
     ),
     (
         "Fidelity",

@@ -10,7 +10,8 @@ from lit_knn.estimators import Exact, Network
 from lit_knn.metrics import EfficientNetLite0, InceptionV3
 from lit_knn.nets.precond import EDMPrecond
 from lit_knn.reference import ReferenceSet
-from lit_knn.sampling.samplers import consistency_sampler, heun_sampler, hybrid_sampler
+from lit_knn.sampling.hybrid_sampler import hybrid_sampler
+from lit_knn.sampling.samplers import consistency_sampler, heun_sampler
 from tests import ROOT
 from tests.every_estimator import made
 from tests.networks import write_own

@@ -10,7 +10,7 @@ from lit_knn.estimators import KNN, STF, Estimator, MonteCarlo, OneSample
 from lit_knn.index.torch_index import FlatIndex
 from lit_knn.metrics import error_curve, nearest_images
 from lit_knn.metrics.diagnostics import search_diagnostics
-from lit_knn.metrics.error_curve import COLUMNS
+from lit_knn.metrics.error_columns import COLUMNS
 from lit_knn.metrics.estimator_error import LatentMeans, bias_share, error_terms, share_and_error
 from lit_knn.metrics.latents import NoisyLatents, noise_grid
 from lit_knn.metrics.measure import (

@@ -10,12 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lit_knn.common.errors import InputError
+from lit_knn.sampling.hybrid_sampler import hybrid_sampler, hybrid_sigmas
 from lit_knn.sampling.noise_grid import NoiseGrid, karras_sigmas
 from lit_knn.sampling.samplers import (
     consistency_sampler,
     heun_sampler,
-    hybrid_sampler,
-    hybrid_sigmas,
     integrate_flow,
     seeded_noise,
 )
