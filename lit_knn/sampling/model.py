@@ -145,12 +145,14 @@ class GenerativeModel(nn.Module):
             raise InputError(f"z must be float (B, {sides}), got {tuple(z.shape)}")
 
         times = checked_times(z, t, low, high)
+        if class_label is None:
+            return times, None
         # The network checks weights of the classes itself.
-        is_weights = isinstance(class_label, Tensor) and class_label.dim() == 2
-        if class_label is not None and not is_weights:
-            classes = class_numbers(self.net, class_label, len(z), also_valid=(NO_CLASS,))
-            class_label = classes.to(z.device)
-        return times, class_label
+        if isinstance(class_label, Tensor) and class_label.dim() == 2:
+            return times, class_label
+
+        classes = class_numbers(self.net, class_label, len(z), also_valid=(NO_CLASS,))
+        return times, classes.to(z.device)
 
     @torch.no_grad()
     def sample(
