@@ -55,7 +55,13 @@ def progress_bar(
 
 
 def with_progress(pieces: "Iterable[Tensor]", total: int, description: str) -> "Iterator[Tensor]":
-    """Yield the pieces while a bar on a terminal counts their rows, which are images. Without tqdm there is no bar."""
+    """Yield pieces of images while a bar on a terminal counts them. Without tqdm there is no bar.
+
+    Args:
+        pieces: tensors whose rows are images.
+        total: number of images.
+        description: what the work is.
+    """
     try:
         bar = progress_bar(total, description, " images", delay=1.0)
     except ModuleNotFoundError:

@@ -143,7 +143,13 @@ def has_frames(open_: Callable[[str], IO[bytes]], name: str) -> bool:
 
 
 def bad_images(problems: Sequence[str], number: int, advice: str) -> InputError:
-    """Return the error that names the bad ones of `number` image files: ten, and their count."""
+    """Return the error that names bad image files: ten, and their count.
+
+    Args:
+        problems: one line for each bad file.
+        number: number of all image files.
+        advice: what the user can do.
+    """
     if len(problems) == 1:
         return InputError(f"{problems[0]}; {advice}")
 

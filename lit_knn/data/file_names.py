@@ -75,7 +75,13 @@ def left_out_line(images: Sequence[str], left_out: Mapping[str, str]) -> str:
 
 
 def nothing_read(path: Path, names: Sequence[str], left_out: Mapping[str, str]) -> str:
-    """Say that a folder or zip has no image that is read, what it has, and what to do."""
+    """Say that a folder or zip has no image that is read, what it has, and what to do.
+
+    Args:
+        path: the folder or zip.
+        names: of its files and folders.
+        left_out: kinds of the image files that are not read, by name.
+    """
     problem = f"{path} holds no image files that are read ({', '.join(sorted(IMAGE_SUFFIXES))})"
     if left_out:
         return f"{problem}; {left_out_line([], left_out)}"

@@ -52,7 +52,14 @@ def read_image_labels(
 
 
 def check_same_size(first: str, shape: tuple[int, ...], name: str, other: tuple[int, ...]) -> None:
-    """Refuse the image `name` of shape `other`, (C, H, W), if `first` has another `shape`."""
+    """Refuse an image that has another size or number of channels than the first one.
+
+    Args:
+        first: name of the first image.
+        shape: its shape, (C, H, W).
+        name: name of the other image.
+        other: its shape.
+    """
     if other != shape:
         rule = "all images must have one size and number of channels"
         sizes = f"{printable(first)} is {_size(shape)} and {printable(name)} is {_size(other)}"

@@ -81,8 +81,11 @@ def _advice_for_shape(labels: np.ndarray, N: int) -> str:
 def usable_labels(labels: ArrayLike | None, N: int, used: bool) -> np.ndarray | None:
     """Return the labels of a data module as numbers of classes, (N,) int64.
 
-    Labels that are no classes are refused if they are `used`. Otherwise a line says that they are
-    left out, and the result is None.
+    Args:
+        labels: what the data module has loaded; None for none.
+        N: number of images.
+        used: refuse labels that are no classes. Otherwise a line says that they are left out, and
+            the result is None.
     """
     if labels is None:
         return None

@@ -60,7 +60,13 @@ def split_off(
 
 
 def shard_of(part: Part, rows: slice, mapped: bool) -> Part:
-    """Return the consecutive `rows` of a part; a view if the images stay on the disk."""
+    """Return consecutive rows of a part.
+
+    Args:
+        part: the images of all ranks.
+        rows: those of one rank.
+        mapped: whether the images stay on the disk; the result is then a view.
+    """
     images, labels, sha256 = part
     if isinstance(images, RowView):
         images = images.part(rows)

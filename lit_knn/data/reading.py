@@ -18,15 +18,23 @@ def reference_from(
     hflip: bool = False,
     floats_as_is: bool = False,
 ) -> ReferenceSet:
-    """Read a zip, folder, .npy or .npz (latents: `floats_as_is`). Prepared images, with a .json, stay on the disk."""
+    """Read images as a reference set. Prepared images, with a .json, stay on the disk.
+
+    Args:
+        path: a zip, a folder, an .npy or an .npz file.
+        index: neighbour index; see `ReferenceSet`.
+        hflip: also count mirror images; see `ReferenceSet`.
+        floats_as_is: for latents; see `read_array_file`.
+    """
     path = Path(path).expanduser()
     if path.suffix == ".npy" and path.with_suffix(".json").exists():
         prepared = read_prepared(path)
         return ReferenceSet(prepared.images, index, hflip, prepared.labels, prepared.sha256)
-    of_arrays = path.suffix in (".npy", ".npz")
-    images, labels = (
-        read_array_file(path, floats_as_is) if of_arrays else read_image_files(path)[:2]
-    )
+
+    if path.suffix in (".npy", ".npz"):
+        images, labels = read_array_file(path, floats_as_is)
+    else:
+        images, labels, _ = read_image_files(path)
     return ReferenceSet(images, index, hflip, labels)
 
 

@@ -23,8 +23,10 @@ class ErrorTerms(NamedTuple):
 def error_terms(error_sum: Tensor, sq_error_sum: Tensor, repeats: int) -> ErrorTerms:
     """Split Eq. 15 (eq:mse) into squared bias and variance: mse = bias_sq_corrected + variance, at each z.
 
-    `error_sum` is Σ_r (μ̂_r − μ) over the R `repeats`, (B, *shape), and `sq_error_sum` Σ_r ‖μ̂_r − μ‖², (B,); both are
-    float64. R = 1 means a deterministic estimator, with variance 0.
+    Args:
+        error_sum: (B, *shape), float64, Σ_r (μ̂_r − μ) over the repeats.
+        sq_error_sum: (B,), float64, Σ_r ‖μ̂_r − μ‖².
+        repeats: R; 1 means a deterministic estimator, with variance 0.
     """
     d = error_sum[0].numel()
     mse = sq_error_sum / (repeats * d)
@@ -63,15 +65,20 @@ def share_and_error(values: Tensor, of: Tensor) -> MeanAndError:
 def bias_share(
     mse: MeanAndError, bias_sq_corrected: MeanAndError, variance: MeanAndError
 ) -> MeanAndError:
-    """Compute the share of the MSE (above 0) that is squared bias: a ratio of means, with its standard error.
+    """Compute the share of the MSE that is squared bias: a ratio of means, with its standard error.
 
-    It uses the corrected bias, because the plain one includes variance / R. As mse = bias_sq_corrected + variance at
-    each latent, the three standard errors determine the covariance of bias and MSE.
+    As mse = bias_sq_corrected + variance at each latent, the three standard errors determine the covariance of bias
+    and MSE.
+
+    Args:
+        mse: above 0.
+        bias_sq_corrected: the squared bias; the plain one includes variance / R.
+        variance: of the estimator.
     """
     share = bias_sq_corrected.mean / mse.mean
-    of_mse, of_bias, of_variance = (
-        part.standard_error**2 for part in (mse, bias_sq_corrected, variance)
-    )
+    of_mse = mse.standard_error**2
+    of_bias = bias_sq_corrected.standard_error**2
+    of_variance = variance.standard_error**2
     covariance = (of_mse + of_bias - of_variance) / 2
     sq_error = of_bias + share**2 * of_mse - 2 * share * covariance
     return MeanAndError(share, max(sq_error, 0.0) ** 0.5 / mse.mean)

@@ -70,7 +70,10 @@ class FeatureSums(Metric):
     def update(self, numbers: Tensor, features: Tensor, logits: Tensor | None = None) -> None:
         """Add a batch, which may be empty (each rank needs at least one batch).
 
-        `numbers` (B,), int64, tell the images apart, such as seeds; features are (B, F), and logits (B, L), if any.
+        Args:
+            numbers: (B,), int64, tell the images apart, such as seeds.
+            features: (B, F).
+            logits: (B, L), if any.
         """
         doubles = features.double()
         self.feature_sum += doubles.sum(0)
@@ -103,8 +106,13 @@ def feature_statistics(
 ) -> FeatureStatistics:
     """Compute statistics of images that come in batches; all ranks must call it, each with its share.
 
-    The batches hold numbers (B,) int64, each used once over all ranks, and images (B, *shape) in model space. The
-    extractor is loaded on `device`. `advance` is called with the number of images after each batch.
+    Args:
+        batches: numbers (B,) int64, each used once over all ranks, and images (B, *shape) in model space.
+        extractor: loaded on `device`.
+        device: where features are computed.
+        keep_features: also return the features of each image.
+        keep_logits: also return the logits of each image.
+        advance: called with the number of images after each batch.
     """
     num_logits = extractor.num_logits if keep_logits else 0
     sums = FeatureSums(extractor.num_features, num_logits, keep_features).to(device)
@@ -124,9 +132,13 @@ def feature_statistics(
 def image_statistics(
     images: Tensor | np.ndarray | ReferenceSet, extractor: FeatureExtractor, batch_size: int = 128
 ) -> FeatureStatistics:
-    """Compute statistics of images (N, *shape), uint8 pixels or float in model space, on their device.
+    """Compute statistics of images on their device.
 
-    The mirror images of a reference set are left out, as in published values.
+    Args:
+        images: (N, *shape), uint8 pixels or float in model space. The mirror images of a reference
+            set are left out, as in published values.
+        extractor: computes the features.
+        batch_size: images at a time.
     """
     reference = images if isinstance(images, ReferenceSet) else ReferenceSet(images)
     extractor.load(reference.shape, reference.device)

@@ -22,8 +22,13 @@ def frechet_distance(
 ) -> float:
     """Compute the Fréchet distance between the features of samples and data; with `InceptionV3` it is FID.
 
-    The arguments are those of `image_statistics`. To compare one set several times, keep its statistics:
+    To compare one set several times, keep its statistics:
     `frechet_distance_of_statistics(image_statistics(samples, extractor), known)`.
+
+    Args:
+        samples: see `image_statistics`.
+        data: see `image_statistics`.
+        extractor: computes the features.
     """
     a, b = (image_statistics(images, extractor) for images in (samples, data))
     return frechet_distance_of_statistics(a, b.to(a.mean.device))
@@ -77,7 +82,10 @@ def inception_score(logits: Tensor) -> dict[str, float]:
 def kernel_distance(generated: Tensor, real: Tensor, subset_size: int = 1000) -> dict[str, float]:
     """Compute KID (Bińkowski et al. 2018) by torch-fidelity: mean `kid` and deviation `kid_std` of 100 random subsets.
 
-    The features are (N, F) and (M, F). A subset has `subset_size` images of each set, at most N and M.
+    Args:
+        generated: (N, F), features.
+        real: (M, F), features.
+        subset_size: images of each set in a subset, at most N and M.
     """
     from torch_fidelity.metric_kid import kid_features_to_metric
 

@@ -110,19 +110,19 @@ class FidelityMeasure:
             num_images: number of images that are compared with the data.
             fewest: the smaller one of this number and the number of real images.
         """
-        if fewest < 2:
-            raise InputError(f"{self.metric} needs at least 2 images, there is {fewest}")
+        needs = [(self.metric, 2, fewest)]
+        if self.extractor.num_logits:
+            needs.append(("inception_score", INCEPTION_SCORE_SPLITS, num_images))
+        if "kid" in self.extra_metrics:
+            needs.append(
+                (f"kid with kid_subset_size={self.kid_subset_size}", self.kid_subset_size, fewest)
+            )
+        if {"precision", "recall"} & set(self.extra_metrics):
+            needs.append(("precision and recall", 4, fewest))
 
-        if self.extractor.num_logits and num_images < INCEPTION_SCORE_SPLITS:
-            splits = f"its {INCEPTION_SCORE_SPLITS} splits"
-            raise InputError(f"inception_score: {num_images} images are fewer than {splits}")
-
-        if "kid" in self.extra_metrics and fewest < self.kid_subset_size:
-            option = f"kid_subset_size={self.kid_subset_size}"
-            raise InputError(f"kid: {option} is more than the {fewest} images")
-
-        if {"precision", "recall"} & set(self.extra_metrics) and fewest < 4:
-            raise InputError(f"precision and recall need at least 4 images, there are {fewest}")
+        for name, least, count in needs:
+            if count < least:
+                raise InputError(f"{name}: at least {least} images are needed, there are {count}")
 
     def _num_real(self, reference: ReferenceSet) -> int:
         """Return the number of real images that are compared."""

@@ -31,8 +31,13 @@ class HybridSamples:
     def draw(self, estimator: Estimator | None, t_switch: float, seeds: Tensor) -> Tensor:
         """Draw one batch, (B, *shape), float32, model space; the latents are the same for all methods and all t_switch.
 
-        The estimator integrates from sigma_max to t_switch. With None, the forward process gives the start at t_switch:
-        x + t_switch·ε, with x drawn from the data with replacement. The draws of estimators depend on the first seed.
+        The draws of estimators depend on the first seed.
+
+        Args:
+            estimator: integrates from sigma_max to t_switch. With None, the forward process gives the start at
+                t_switch: x + t_switch·ε, with x drawn from the data with replacement.
+            t_switch: the noise level at which the network takes over.
+            seeds: (B,), non-negative integers.
         """
         device, first = self.reference.device, int(seeds[0])
         noise = seeded_noise(seeds, self.reference.shape, device=device)

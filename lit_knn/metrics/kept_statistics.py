@@ -68,7 +68,13 @@ def load_statistics(path: Path) -> FeatureStatistics | None:
 
 
 def save_statistics(path: Path, statistics: FeatureStatistics, metric: str) -> None:
-    """Keep the statistics of a data set, and say where; only warn if that fails."""
+    """Keep the statistics of a data set, and say where; only warn if that fails.
+
+    Args:
+        path: see `statistics_path`.
+        statistics: of the data.
+        metric: name of the distance, for the message.
+    """
     parts = vars(statistics) | {"count": torch.tensor(statistics.count)}
     try:
         save_tensors(path, **parts)

@@ -18,20 +18,25 @@ def mean_pictures(
     num_images: int = 1,
     seed: int = 0,
 ) -> dict[str, Tensor]:
-    """Bind the estimators, and estimate the means at `num_images` z, with equal images and noise at all t.
+    """Bind the estimators, and estimate the means with equal images and noise at all levels.
 
-    Returns the rows of Figure 2 by name, (levels, images, *shape), model space, on the CPU: z / sqrt(1 + t²), the exact
-    mean, and each estimate of it.
+    Args:
+        estimators: estimators by name.
+        reference: the images.
+        noise_levels: levels t.
+        num_images: number of latents at each level.
+        seed: the first part of the key of every draw.
+
+    Returns:
+        The rows of Figure 2 by name, (levels, images, *shape), model space, on the CPU: z / sqrt(1 + t²), the exact
+        mean, and each estimate of it.
     """
-    named = {f"estimators.{name}": own for name, own in estimators.items()}
+    named = {f"estimators.{name}": estimator for name, estimator in estimators.items()}
     bind_all(named, reference, max(noise_levels), source=True)
     latents = NoisyLatents(reference, num_images, seed)
     exact = Exact().bind(reference)
-    rows: dict[str, list[Tensor]] = {
-        "$z$": [],
-        "true mean": [],
-        **{name: [] for name in estimators},
-    }
+    rows: dict[str, list[Tensor]] = {name: [] for name in ("$z$", "true mean", *estimators)}
+
     for level, t in enumerate(noise_levels):
         z, x = latents.batch(range(num_images), t)
         rows["$z$"].append(z / (1 + t**2) ** 0.5)

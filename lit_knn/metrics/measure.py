@@ -27,7 +27,15 @@ def fixed_source(x: Tensor) -> SourceOfRepeat:
 def posterior_source(
     reference: ReferenceSet, z: Tensor, t: float, repeats: int, key: tuple[int, ...]
 ) -> SourceOfRepeat:
-    """Draw x from its posterior p_t(x|z) given z (B, *shape), once for each repeat; `key` seeds the draws."""
+    """Draw x from its posterior p_t(x|z), once for each repeat.
+
+    Args:
+        reference: the images.
+        z: (B, *shape), noisy latents.
+        t: their noise level.
+        repeats: number of draws.
+        key: seeds the draws.
+    """
     generator = keyed_generator(z.device, *key, Stream.SOURCE)
     levels = torch.full((len(z),), t, dtype=torch.float64, device=z.device)
     ids = MonteCarlo(repeats).bind(reference).posterior_ids(z, levels, generator)
@@ -53,7 +61,17 @@ def measure_estimator(
     source: SourceOfRepeat,
     key: tuple[int, ...],
 ) -> dict[str, Tensor]:
-    """Measure the `quantities` of an estimator at these latents, (B,) each, with the arguments of `repeated_errors`."""
+    """Measure the `quantities` of an estimator at these latents, (B,) each.
+
+    Args:
+        estimator: see `repeated_errors`.
+        repeats: see `repeated_errors`.
+        z: (B, *shape), noisy latents.
+        t: their noise level.
+        mu: (B, *shape), float64, the exact mean.
+        source: gives `x_source` in each repeat.
+        key: seeds the estimator's draws.
+    """
     values = repeated_errors(estimator, repeats, z, t, mu, source, key)
     if isinstance(estimator, DrawingEstimator):
         generator = keyed_generator(z.device, *key, 0, Stream.ESTIMATOR)
@@ -73,10 +91,19 @@ def repeated_errors(
     source: SourceOfRepeat,
     key: tuple[int, ...],
 ) -> dict[str, Tensor]:
-    """Estimate the posterior mean at z (B, *shape) `repeats` times, and compare with the exact one, `mu`, float64.
+    """Estimate the posterior mean several times, and compare with the exact one.
 
-    The estimator is bound; with one repeat it is deterministic given its source. `key` is that of its draws. The
-    result, (B,) each, is the `ErrorTerms` and the time of one estimate of one posterior mean, in milliseconds.
+    Args:
+        estimator: a bound one.
+        repeats: number of estimates; 1 for an estimator that is deterministic given its source.
+        z: (B, *shape), noisy latents.
+        t: their noise levels, (B,) or one for all.
+        mu: (B, *shape), float64, the exact mean.
+        source: gives `x_source` in each repeat.
+        key: seeds the estimator's draws.
+
+    Returns:
+        (B,) each: the `ErrorTerms`, and the time of one estimate of one posterior mean, in milliseconds.
     """
     error_sum = torch.zeros_like(mu)
     sq_error_sum = torch.zeros(len(z), dtype=torch.float64, device=z.device)

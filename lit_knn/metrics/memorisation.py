@@ -58,10 +58,13 @@ def check_search(reference: ReferenceSet) -> None:
 def memorisation(
     samples: Tensor, reference: ReferenceSet, threshold: float = 1 / 3, batch_size: int = 500
 ) -> dict[str, float]:
-    """Measure how many samples (B, *shape) are copies, and how near they are to the data, in model space.
+    """Measure how many samples are copies, and how near they are to the data; see `MemorisationMetric.compute`.
 
-    `batch_size` samples are compared at a time, on the device of `reference`. For `threshold` see `is_copied`, for the
-    result `MemorisationMetric.compute`.
+    Args:
+        samples: (B, *shape), model space.
+        reference: the training images; samples are compared on their device.
+        threshold: see `is_copied`.
+        batch_size: samples that are compared at a time.
     """
     metric = MemorisationMetric(threshold).to(reference.device)
     for batch in samples.split(batch_size):
@@ -91,7 +94,7 @@ class MemorisationMetric(LatentMeans):
 
     def compute(self) -> dict[str, float]:  # type: ignore[override]
         """Return `copied_fraction` in [0, 1] and `mean_nearest_distance`, L2 in model space; NaN without samples."""
-        return {name: own.mean for name, own in super().compute().items()}
+        return {name: value.mean for name, value in super().compute().items()}
 
 
 class LikestPairs:
@@ -114,8 +117,8 @@ class LikestPairs:
         exchange = Exchange()
         self._keep([torch.cat(exchange.all_gather(part)) for part in self._parts])
         ratio, samples, ids = self._parts
-        found = int(ratio.isfinite().sum())
-        return samples[:found], ids[:found]
+        count = int(ratio.isfinite().sum())
+        return samples[:count], ids[:count]
 
     def _keep(self, joined: list[Tensor]) -> None:
         # A stable sort makes ties depend as little as possible on the number of ranks.

@@ -47,7 +47,13 @@ def build_network(architecture: Architecture, weights: Mapping[str, Tensor]) -> 
 
 
 def load_weights(net: nn.Module, weights: Mapping[str, Tensor], assign: bool = False) -> None:
-    """Copy weights into a network; `assign` uses the tensors without a copy. Raises InputError if they do not fit."""
+    """Give a network its weights; raise InputError if they do not fit.
+
+    Args:
+        net: the network.
+        weights: its weights, by name.
+        assign: use the tensors themselves, without a copy.
+    """
     try:
         net.load_state_dict(weights, assign=assign)
     except RuntimeError as error:

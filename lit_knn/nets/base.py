@@ -48,9 +48,12 @@ class ImageNetwork(nn.Module):
 
 
 def labels_for(net: nn.Module, class_label: Tensor | None, z: Tensor) -> Tensor | None:
-    """Return the labels that a network gets for z (B, *shape).
+    """Return the labels that a network gets.
 
-    A network with classes always gets labels: `NO_CLASS` for each item in the place of None.
+    Args:
+        net: the raw network. One with classes always gets labels.
+        class_label: (B,), or None, in whose place each item gets `NO_CLASS`.
+        z: (B, *shape).
     """
     num_classes = getattr(net, "num_classes", 0)
     if class_label is None and num_classes:

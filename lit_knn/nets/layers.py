@@ -21,17 +21,20 @@ def fir_kernel(taps: Sequence[float]) -> Tensor:
 
 
 def resample(h: Tensor, kernel: Tensor, direction: Direction) -> Tensor:
-    """Double or halve the height and width of h (B, C, H, W) with the low-pass `kernel` (1, 1, n, n), where n is even.
+    """Double or halve the height and width of images.
 
-    Two symmetric taps are always the box filter: it averages 2x2 pixels to halve, and repeats pixels to double.
+    Args:
+        h: (B, C, H, W).
+        kernel: (1, 1, n, n), a low-pass filter, n even.
+        direction: double or halve.
     """
     taps, channels = kernel.shape[-1], h.shape[1]
+    # Two symmetric taps are always the box filter.
+    if taps == 2 and direction == "down":
+        return F.avg_pool2d(h, 2)
     if taps == 2:
-        return (
-            F.avg_pool2d(h, 2)
-            if direction == "down"
-            else F.interpolate(h, scale_factor=2.0, mode="nearest")
-        )
+        return F.interpolate(h, scale_factor=2.0, mode="nearest")
+
     margin = taps // 2 - 1
     per_channel = kernel.to(h.dtype).expand(channels, 1, taps, taps)
     if direction == "down":

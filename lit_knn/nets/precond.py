@@ -42,8 +42,19 @@ def coefficients(t: Tensor, sigma_data: float, sigma_min: float = 0.0) -> Coeffi
 def preconditioned(
     net: nn.Module, c: Coefficients, z: Tensor, class_label: Tensor | None, *augment_label: Tensor
 ) -> Tensor:
-    """Return c_skip·z + c_out·F(c_in·z, c_noise, *labels), (B, *shape) float32."""
-    c_skip, c_out, c_in = (per_item(value.float(), z) for value in c[:3])
+    """Return c_skip·z + c_out·F(c_in·z, c_noise, *labels), (B, *shape) float32.
+
+    Args:
+        net: F, the raw network.
+        c: the coefficients.
+        z: (B, *shape).
+        class_label: (B,), or None.
+        augment_label: (B, augment_dim), if any.
+    """
+    c_skip = per_item(c.c_skip.float(), z)
+    c_out = per_item(c.c_out.float(), z)
+    c_in = per_item(c.c_in.float(), z)
+
     z = z.float()
     class_label = labels_for(net, class_label, z)
     output = net(c_in * z, c.c_noise.float(), class_label, *augment_label)

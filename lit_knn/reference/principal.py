@@ -48,7 +48,13 @@ def components_of(reference: ReferenceSet, r: int) -> PrincipalComponents:
 def projection_of(
     reference: ReferenceSet, r: int, dtype: torch.dtype = torch.float32
 ) -> Projection:
-    """Project all N images to r principal components of type `dtype`. Each rank projects the images of its shard."""
+    """Project all N images to principal components. Each rank projects the images of its shard.
+
+    Args:
+        reference: the images.
+        r: number of components.
+        dtype: type of the coordinates.
+    """
     components = components_of(reference, r)
     part = reference.local
 
@@ -78,6 +84,7 @@ def covariance_of(reference: ReferenceSet) -> Covariance:
 
 
 def _covariance(reference: ReferenceSet) -> Covariance:
+    """Decompose the images themselves if there are fewer of them than dimensions, else their products."""
     mean = reference.sum() / reference.N
     chunks = (x.flatten(1).double() - mean for _, x in reference.chunks(chunk_rows(reference.d)))
     if reference.d >= reference.N:

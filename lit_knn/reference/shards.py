@@ -13,7 +13,13 @@ from lit_knn.reference.reference_set import ReferenceSet
 
 
 def shard_rows(N: int, rank: int, size: int) -> slice:
-    """Return the images of one rank, when N images are split evenly over `size` ranks."""
+    """Return the images of one rank, when all images are split evenly over the ranks.
+
+    Args:
+        N: number of images.
+        rank: number of the rank.
+        size: number of ranks.
+    """
     return slice(N * rank // size, N * (rank + 1) // size)
 
 

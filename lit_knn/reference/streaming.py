@@ -30,9 +30,15 @@ def all_sq_dist(reference: ReferenceSet, z: Tensor) -> Tensor:
 def stream_sq_dist(
     reference: ReferenceSet, z: Tensor, warp: Warp | None = None
 ) -> Iterator[tuple[slice, Tensor, Tensor]]:
-    """Yield slices of ids, their images (c, d) float32, and ‖z − x‖² (B, c) float64 from latents z (B, *shape).
+    """Compute ‖z − x‖² to all images, a piece of them at a time.
 
-    B is at most a few thousand, see `batches_of`. With B maps A, `warp`, the distances are from z to A x.
+    Args:
+        reference: the images.
+        z: (B, *shape), latents; B is at most a few thousand, see `batches_of`.
+        warp: B maps A; the distances are then from z to A x.
+
+    Yields:
+        A slice of ids, their images (c, d) float32, and the squared distances (B, c) float64.
     """
     if warp is None:
         flat = z.flatten(1).double()

@@ -50,7 +50,15 @@ class ConsistencyModel(GenerativeModel):
         sigma_min: float = 0.002,
         **options: Any,
     ) -> "ConsistencyModel":
-        """Make the model of a raw network and of the options that a file has."""
+        """Make the model of a raw network and of the options that a file has.
+
+        Args:
+            net: the raw network.
+            image_shape: shape of one image.
+            sigma_data: standard deviation of the data.
+            sigma_min: noise level at which the consistency function is the identity.
+            options: those of the constructor.
+        """
         return cls(ConsistencyFunction(net, sigma_data, sigma_min), image_shape, **options)
 
     def options(self) -> dict[str, object]:

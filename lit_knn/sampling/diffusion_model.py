@@ -59,7 +59,15 @@ class DiffusionModel(DenoisingModel):
     ) -> "DiffusionModel":
         """Make the model of a raw network and of the options that a file has.
 
-        A file that names no process means EDM's.
+        Args:
+            net: the raw network.
+            image_shape: shape of one image.
+            sigma_data: standard deviation of the data.
+            sigma_min: smallest noise level of the sampler.
+            sigma_max: largest noise level of the sampler.
+            rho: exponent of the sampler's grid.
+            process: see `process_of`; None for EDM's.
+            options: those of the constructor.
         """
         grid = NoiseGrid(sigma_min, sigma_max, rho)
         noise_process: Process = EDM_PROCESS

@@ -65,7 +65,14 @@ class FlowModel(DenoisingModel):
     ) -> "FlowModel":
         """Make the model from the parts that a file names.
 
-        A file that names no process means the straight path.
+        Args:
+            net: the raw network.
+            image_shape: shape of one image.
+            output: class and options of the flow network.
+            times: arguments of the `TimeSpan`.
+            sampler: class and solver of the sampler.
+            process: see `process_of`; None for the straight path.
+            options: those of the constructor.
         """
         name, output_options = named("output", output, OUTPUTS)
         network = OUTPUTS[name](net, **output_options)

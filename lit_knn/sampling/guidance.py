@@ -16,6 +16,11 @@ def guided(conditional: Denoiser, unconditional: Denoiser, guidance: float) -> D
     w = 1 is the conditional function itself, w = 0 the unconditional one, and w > 1 moves further away from the average
     of all classes. Ho & Salimans write 1 + w for this w. Guiding the denoiser, the score or the velocity has the same
     effect, because at a given z and t each is an affine function of the others, which does not depend on the class.
+
+    Args:
+        conditional: D(z; class).
+        unconditional: D(z; none).
+        guidance: w.
     """
     if guidance == 1:
         return conditional
@@ -30,7 +35,13 @@ def guided(conditional: Denoiser, unconditional: Denoiser, guidance: float) -> D
 
 
 def check_guidance(guidance: float, num_classes: int, drops_labels: bool) -> float:
-    """Return w. Only w = 1 is allowed if the network has no classes or never saw items without a class."""
+    """Return w. Only w = 1 is allowed if the network has no classes or never saw items without a class.
+
+    Args:
+        guidance: w.
+        num_classes: number of classes of the network.
+        drops_labels: whether its training hid some class labels.
+    """
     if guidance != 1:
         needs = f"guidance={guidance} needs a"
         if num_classes == 0:

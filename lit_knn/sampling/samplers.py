@@ -40,7 +40,13 @@ def seeded_noise(
 def seeded_classes(
     seeds: Sequence[int] | Tensor, num_classes: int, device: torch.device | str = "cpu"
 ) -> Tensor:
-    """Draw one of `num_classes` classes for each seed, (B,) int64. Item i depends only on seeds[i]."""
+    """Draw a class for each seed, (B,) int64. Item i depends only on seeds[i].
+
+    Args:
+        seeds: (B,), non-negative integers.
+        num_classes: number of classes.
+        device: where the result goes.
+    """
     # The key has three parts, so it differs from the keys (seed, draw) of seeded_noise.
     draws = [seed_from_key(seed, Stream.CLASS, 0) % num_classes for seed in _integers(seeds)]
     return torch.tensor(draws, device=device)

@@ -50,10 +50,11 @@ def heun_step(
     posterior_mean: PosteriorMean,
     process: Process = EDM_PROCESS,
 ) -> Tensor:
-    """Take one Heun step of Eq. 3 (eq:pfode) from t to t_next. It has order 2 and two evaluations; see `euler_step`.
+    """Take one Heun step of Eq. 3 (eq:pfode) from t to t_next. It has order 2 and two evaluations.
 
-    If t_next = 0, the velocity there is not defined, so the step is Euler's. If t_next = 0 for all items, there is no
-    second evaluation, unless t_next is on a GPU: looking at it would wait for the device.
+    The arguments are those of `euler_step`. If t_next = 0, the velocity there is not defined, so the
+    step is Euler's. If t_next = 0 for all items, there is no second evaluation, unless t_next is on a
+    GPU: looking at it would wait for the device.
     """
     on_gpu = isinstance(t_next, Tensor) and t_next.is_cuda
     all_end_at_0 = not on_gpu and not (torch.as_tensor(t_next) > 0).any()

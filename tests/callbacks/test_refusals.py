@@ -49,7 +49,7 @@ CASES = [
         "Fidelity",
         FEW | {"extra_metrics": ["kid"]},
         (),
-        "kid: kid_subset_size=1000 is more than the 30 images",
+        "kid_subset_size=1000: at least 1000 images are needed, there are 30",
     ),
     (
         "Fidelity",

@@ -287,6 +287,17 @@ def test_a_json_that_does_not_fit_is_refused(whole, change, words):
     assert words in refusal(prepare, whole.with_name("source"), whole)
 
 
+def test_labels_that_are_left_out_are_told_after_the_work(whole, capsys):
+    folder = whole.with_name("source")
+    write_folder(folder, labels_json([["0000.png", 0], ["0001.png", 1]]))
+    main(["prepare", str(folder), str(whole.with_name("x.npy"))])
+    printed = capsys.readouterr()
+    assert printed.err.splitlines()[-1].endswith(
+        f"x.npy has no labels: {folder}: dataset.json has 2 labels for 20 images; it lacks 0002.png"
+    )
+    assert "20 images of 5x6x3, without labels" in printed.out
+
+
 def test_the_command(whole, capsys):
     source, out = str(whole.with_name("source")), str(whole.with_name("x.npy"))
     main(["prepare", source, out, "--size", "4", "--center-crop", "--workers", "1"])

@@ -285,10 +285,10 @@ def test_only_the_metrics_that_were_asked_for_are_returned(dark, tmp_path):
             Pixels,
             {"extra_metrics": ["kid"], "kid_subset_size": 60},
             80,
-            "kid_subset_size=60 is more than the 40",
+            "kid_subset_size=60: at least 60 images are needed, there are 40",
         ),
-        (Pixels, {"extra_metrics": ["recall"]}, 3, "need at least 4 images, there are 3"),
-        (WithLogits, {}, 9, "inception_score: 9 images are fewer than its 10 splits"),
+        (Pixels, {"extra_metrics": ["recall"]}, 3, "at least 4 images are needed, there are 3"),
+        (WithLogits, {}, 9, "inception_score: at least 10 images are needed, there are 9"),
     ],
 )
 def test_too_few_images_are_refused_before_any_is_looked_at(

@@ -69,11 +69,10 @@ def architecture_from_config(config: Mapping[str, object]) -> Architecture:
 
     stored = DEFAULTS[model_type] | stored
     # What is missing or ignored could give another network with the same weights.
-    for option in sorted(stored.keys() ^ OPTIONS.keys()):
-        if option in OPTIONS:
-            raise InputError(f"{model_type} needs the option {option}")
-        value = f"whose value is {stored[option]!s:.80}"
-        raise InputError(f"{model_type} has no option {option}, {value}")
+    odd = stored.keys() ^ OPTIONS.keys()
+    if odd:
+        names = ", ".join(sorted(odd))
+        raise InputError(f"{model_type}: options are missing or unknown: {names:.300}")
 
     options: dict[str, object] = {}
     for option, parameter in signature(KNOWN[name]).parameters.items():
