@@ -10,7 +10,7 @@ from lit_knn.commands.plan_network import estimators_of, network_parts
 from lit_knn.commands.plan_table import GB, Need, Part, Plan
 from lit_knn.common.errors import InputError, check_at_least
 from lit_knn.common.memory import machine_bytes, process_bytes
-from lit_knn.data import ReferenceDataModule, Stored
+from lit_knn.data import DataLayout, ReferenceDataModule
 
 # Memory of a CUDA context with the kernels of PyTorch and its libraries.
 CUDA_CONTEXT_BYTES = 600 * 2**20
@@ -92,14 +92,14 @@ def _too_large(owners: Sequence[str], parts: Sequence[Part], need: Need, ranks: 
 
 def _stored(
     datamodule: ReferenceDataModule, images: int | None, image_shape: list[int] | None
-) -> Stored:
+) -> DataLayout:
     """Return size and layout of the images, from the data unless both are given."""
     if images is not None:
         check_at_least(1, images=images)
     if image_shape:
         check_at_least(1, image_shape=min(image_shape))
     if images is not None and image_shape is not None:
-        return Stored((images, *image_shape), mapped=datamodule.mapped)
+        return DataLayout((images, *image_shape), mapped=datamodule.mapped)
 
     missing = "give --images and --image_shape"
     try:

@@ -10,7 +10,7 @@ from lit_knn.commands.plan_index import index_parts
 from lit_knn.commands.plan_network import estimators_of
 from lit_knn.commands.plan_table import Part
 from lit_knn.common.memory import work_bytes
-from lit_knn.data import ReferenceDataModule, Stored
+from lit_knn.data import DataLayout, ReferenceDataModule
 from lit_knn.estimators import Estimator, Holdings
 
 # Number of work arrays of bounded size that an estimator may hold at the same time.
@@ -21,7 +21,7 @@ def data_parts(
     trainer: pl.Trainer,
     model: pl.LightningModule,
     datamodule: ReferenceDataModule,
-    stored: Stored,
+    stored: DataLayout,
     device: torch.device,
 ) -> tuple[list[Part], list[Part]]:
     """Plan the images and the estimators of one rank.
@@ -71,7 +71,7 @@ def data_parts(
     return [on_device, *held], [loaded, *building]
 
 
-def _describe_images(stored: Stored) -> str:
+def _describe_images(stored: DataLayout) -> str:
     N, *shape = stored.shape
     sides = "x".join(map(str, shape))
     dtype = "uint8" if stored.value_bytes == 1 else "float32"
@@ -81,7 +81,7 @@ def _describe_images(stored: Stored) -> str:
 def estimator_parts(
     estimators: Sequence[Estimator],
     data: ReferenceDataModule,
-    stored: Stored,
+    stored: DataLayout,
     device: torch.device,
     ranks: int = 1,
 ) -> tuple[list[Part], list[Part]]:
@@ -117,7 +117,7 @@ def estimator_parts(
 def _joint_holdings(
     estimators: Sequence[Estimator],
     data: ReferenceDataModule,
-    stored: Stored,
+    stored: DataLayout,
     device: torch.device,
     ranks: int,
 ) -> tuple[Holdings, list[Part]]:

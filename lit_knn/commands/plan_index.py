@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from lit_knn.commands.plan_table import Part
-from lit_knn.data import ReferenceDataModule, Stored
+from lit_knn.data import DataLayout, ReferenceDataModule
 from lit_knn.index import Index, default_index
 from lit_knn.index.base import Vectors
 
@@ -33,7 +33,7 @@ class NotBuilt(Index):
 
 
 def index_parts(
-    data: ReferenceDataModule, stored: Stored, neighbours: int, device: torch.device, ranks: int
+    data: ReferenceDataModule, stored: DataLayout, neighbours: int, device: torch.device, ranks: int
 ) -> tuple[list[Part], list[Part]]:
     """Plan the index of the images of one rank.
 

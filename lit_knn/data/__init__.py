@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from lit_knn.data.base import ReferenceDataModule, Stored
+    from lit_knn.data.base import DataLayout, ReferenceDataModule
     from lit_knn.data.batches import SeedBatches
     from lit_knn.data.latents import Latents
     from lit_knn.data.modules import CIFAR10, Arrays, Digits, ImageFiles, PointsOnALine, Prepared
@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 __all__ = [
     "CIFAR10",
     "Arrays",
+    "DataLayout",
     "Digits",
     "ImageFiles",
     "Latents",
@@ -20,7 +21,6 @@ __all__ = [
     "Prepared",
     "ReferenceDataModule",
     "SeedBatches",
-    "Stored",
 ]
 
 

@@ -20,7 +20,7 @@ from lit_knn.reference.shards import shard_rows
 Images = np.ndarray | Tensor
 
 
-class Stored(NamedTuple):
+class DataLayout(NamedTuple):
     """The size and layout of images before they are loaded."""
 
     shape: tuple[int, ...]  # (N, *shape)
@@ -80,7 +80,7 @@ class ReferenceDataModule(ReferenceLoaders, ABC):
         self.held_out = held_out
         self.train_images = train_images
 
-    # True if the images stay on the disk, see `Stored`.
+    # True if the images stay on the disk, see `DataLayout`.
     mapped = False
     # Decodes samples for pictures and Fréchet distances; None if the samples are images themselves.
     autoencoder: Autoencoder | None = None
@@ -98,7 +98,7 @@ class ReferenceDataModule(ReferenceLoaders, ABC):
     def load(self) -> tuple[Images, Labels]:
         """Load images, uint8 (N, C, H, W) or float (N, *shape) in model space, and labels, (N,) integers, or None."""
 
-    def stored(self) -> Stored | None:
+    def stored(self) -> DataLayout | None:
         """Return the size and layout of the images, for the planner, or None if they are not known before `load`."""
         return None
 

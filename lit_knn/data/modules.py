@@ -10,7 +10,7 @@ import torch
 from lit_knn.common.errors import InputError, prefixed
 from lit_knn.common.rng import keyed_generator
 from lit_knn.data.array_files import array_file_shape, read_array_file
-from lit_knn.data.base import Images, Labels, ReferenceDataModule, Stored
+from lit_knn.data.base import DataLayout, Images, Labels, ReferenceDataModule
 from lit_knn.data.image_files import count_image_files, read_image_files, read_image_labels
 from lit_knn.data.prepared import read_prepared
 from lit_knn.data.reading import read_digits
@@ -28,8 +28,8 @@ class Digits(ReferenceDataModule):
     def load(self) -> tuple[Images, Labels]:
         return read_digits()
 
-    def stored(self) -> Stored:
-        return Stored((1797, 1, 8, 8))
+    def stored(self) -> DataLayout:
+        return DataLayout((1797, 1, 8, 8))
 
 
 class PointsOnALine(ReferenceDataModule):
@@ -52,8 +52,8 @@ class PointsOnALine(ReferenceDataModule):
         points = centre + width * torch.randn(self.num_points, generator=generator)
         return points.unsqueeze(1), component
 
-    def stored(self) -> Stored:
-        return Stored((self.num_points, 1), value_bytes=4)
+    def stored(self) -> DataLayout:
+        return DataLayout((self.num_points, 1), value_bytes=4)
 
 
 class CIFAR10(ReferenceDataModule):
@@ -81,8 +81,8 @@ class CIFAR10(ReferenceDataModule):
         self.class_names = dataset.classes
         return np.ascontiguousarray(dataset.data.transpose(0, 3, 1, 2)), np.array(dataset.targets)
 
-    def stored(self) -> Stored:
-        return Stored((50_000, 3, 32, 32))
+    def stored(self) -> DataLayout:
+        return DataLayout((50_000, 3, 32, 32))
 
     def _dataset(self, download: bool) -> "datasets.CIFAR10":
         from torchvision.datasets import CIFAR10 as TorchvisionCIFAR10
@@ -120,8 +120,8 @@ class ImageFiles(ReferenceDataModule):
     def read_labels(self) -> Labels:
         return _read(read_image_labels, self.path, self.labels_from_folders)
 
-    def stored(self) -> Stored:
-        return Stored(_read(count_image_files, self.path), by_class=self.labels_from_folders)
+    def stored(self) -> DataLayout:
+        return DataLayout(_read(count_image_files, self.path), by_class=self.labels_from_folders)
 
 
 class Prepared(ReferenceDataModule):
@@ -147,10 +147,10 @@ class Prepared(ReferenceDataModule):
             raise InputError(f"data.path={self.path} has no labels: {advice}")
         return prepared.images, prepared.labels
 
-    def stored(self) -> Stored:
+    def stored(self) -> DataLayout:
         prepared = _read(read_prepared, self.path)
         by_class = prepared.labels is not None and lie_together(torch.from_numpy(prepared.labels))
-        return Stored(tuple(prepared.images.shape), mapped=self.mapped, by_class=by_class)
+        return DataLayout(tuple(prepared.images.shape), mapped=self.mapped, by_class=by_class)
 
 
 class Arrays(ReferenceDataModule):
@@ -174,9 +174,9 @@ class Arrays(ReferenceDataModule):
     def load(self) -> tuple[Images, Labels]:
         return _read(read_array_file, self.path, self.floats_as_is, self.labels_used)
 
-    def stored(self) -> Stored | None:
+    def stored(self) -> DataLayout | None:
         known = _read(array_file_shape, self.path)
-        return None if known is None else Stored(*known)
+        return None if known is None else DataLayout(*known)
 
 
 def _read(reader: Callable[..., T], path: str, *options: object) -> T:

@@ -3,7 +3,7 @@
 from typing import Any
 
 from lit_knn.common.errors import InputError
-from lit_knn.data.base import Images, Labels, ReferenceDataModule, Stored
+from lit_knn.data.base import DataLayout, Images, Labels, ReferenceDataModule
 from lit_knn.data.modules import ImageFiles, Prepared
 
 
@@ -38,5 +38,5 @@ class OwnImages(ReferenceDataModule):
     def read_labels(self) -> Labels:
         return self.source.read_labels()
 
-    def stored(self) -> Stored:
+    def stored(self) -> DataLayout:
         return self.source.stored()

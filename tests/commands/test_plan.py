@@ -13,7 +13,7 @@ from lit_knn.commands.plan import make_plan
 from lit_knn.commands.plan_data import estimator_parts
 from lit_knn.commands.plan_table import Part, Plan
 from lit_knn.commands.trainer import Trainer
-from lit_knn.data import Arrays, Digits, PointsOnALine, Stored
+from lit_knn.data import Arrays, DataLayout, Digits, PointsOnALine
 from lit_knn.estimators import KNN, STF, SubspaceKNN
 from lit_knn.index import FaissIndex, SubspaceIndex, TorchIndex
 from lit_knn.reference import ReferenceSet
@@ -182,7 +182,7 @@ def test_data_modules_know_their_size_before_they_load_or_need_it_given(tmp_path
         data.setup()
         assert stored.shape == tuple(data.reference.images.shape)
         assert stored.value_bytes == data.reference.images.element_size()
-    assert not Stored((1, 1)).mapped
+    assert not DataLayout((1, 1)).mapped
     np.savez(tmp_path / "a.npz", images=np.zeros((4, 1, 8, 8), np.uint8))
     trainer, data = Trainer(accelerator="cpu", logger=False), Arrays(str(tmp_path / "a.npz"))
     model = make_cli(["-c", DEMO], run=False).model

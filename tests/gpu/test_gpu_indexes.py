@@ -8,7 +8,7 @@ import torch
 
 from lit_knn.commands.plan_data import estimator_parts
 from lit_knn.common.errors import InputError
-from lit_knn.data import Stored
+from lit_knn.data import DataLayout
 from lit_knn.index import FaissIndex
 from lit_knn.reference import ReferenceSet
 from tests.config_files import CONFIGS, RUNS, resolved
@@ -119,7 +119,7 @@ def test_a_run_searches_on_a_gpu_and_on_a_cpu_at_its_real_size(path):
     config = resolved(path)
     data, estimators = made(config["data"]), estimators_in([config["model"], config["trainer"]])
     size = SIZES.get(getattr(data, "path", None))
-    stored = data.stored() if size is None else Stored(size, mapped=True)
+    stored = data.stored() if size is None else DataLayout(size, mapped=True)
     for device in (CPU, GPU):
         held, _ = estimator_parts(estimators, data, stored, device)
         assert all(part.counted for part in held)
