@@ -67,9 +67,9 @@ class DeferredChecks:
 _COLLECTING: ContextVar[DeferredChecks | None] = ContextVar("collecting", default=None)
 
 
-def deferring(device: torch.device) -> bool:
-    """Return whether checks of values on `device` are noted for later."""
-    return device.type == "cuda" and _COLLECTING.get() is not None
+def deferring() -> bool:
+    """Return whether checks of values on a GPU are noted for later."""
+    return _COLLECTING.get() is not None
 
 
 def refuse(name: str, bad: Tensor, values: Callable[[], Tensor], failure: Failure) -> None:
@@ -78,7 +78,7 @@ def refuse(name: str, bad: Tensor, values: Callable[[], Tensor], failure: Failur
     `bad`, (n,) bool, tells which of the n checks called `name` fail; `values` computes (n,) numbers for the messages.
     """
     checks = _COLLECTING.get()
-    if checks is not None and deferring(bad.device):
+    if checks is not None and bad.is_cuda:
         checks.note(name, bad, values(), failure)
         return
     # All results come from a GPU in one transfer.

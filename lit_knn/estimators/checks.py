@@ -80,7 +80,7 @@ def checked_query(
         )
 
     # On a GPU a training step checks only its loss, which wrong values spoil.
-    if t.numel() > 0 and not deferring(t.device):
+    if t.numel() > 0 and not (t.is_cuda and deferring()):
         _check_values(estimator, z, t, x_source)
     return Query(z, t.expand(len(z), *[1] * (z.ndim - 1)), x_source, generator, labels)
 
@@ -91,8 +91,8 @@ def _check_fits_set(estimator: "Hooks", z: Tensor) -> None:
         shape = ", ".join(str(size) for size in reference.shape)
         raise refusal(estimator, f"z must be (B, {shape}), got {tuple(z.shape)}")
 
-    if z.device != reference.device:
-        device = reference.device
+    device = reference.images.device
+    if z.device != device:
         raise refusal(
             estimator, f"z is on {z.device}, the reference set on {device}: call reference.to()"
         )

@@ -70,11 +70,11 @@ def weighted_mean(
     Returns:
         (B, *shape), float64.
     """
-    results = ResultRows(len(z))
+    mean = torch.empty(z.shape, dtype=torch.float64, device=z.device)
     for rows, images in drawn_images(reference, draws, warp):
         weights = weights_of(draws, images, rows, z, t)
-        results.put(rows, images.mean(weights))
-    return results.columns[0]
+        mean[rows] = images.mean(weights)
+    return mean
 
 
 def weights_of(draws: Draws, images: Images, rows: Tensor, z: Tensor, t: Tensor) -> Tensor:

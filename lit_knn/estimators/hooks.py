@@ -138,9 +138,9 @@ class Hooks(RecordsArguments, ABC):
             raise InputError(f"{type(self).__name__} is used before bind(reference)")
         return self._reference
 
-    def has_nothing_to_do(self, query: Query) -> bool:
-        """Return whether the batch is empty, and no other rank waits for this rank's part of the set."""
-        return len(query.z) == 0 and not (self.needs_reference and self.reference.sharded)
+    def others_wait(self) -> bool:
+        """Return whether other ranks wait for this rank's part of the set, even if the batch of this rank is empty."""
+        return self.needs_reference and self.reference.sharded
 
     def mean_of(self, query: Query) -> Tensor:
         """Call the hook with checked arguments, and check the result. An estimator of parts calls it of its parts."""

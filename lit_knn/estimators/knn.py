@@ -51,10 +51,7 @@ class KNN(DrawingEstimator):
         self.k = count(self, "k", k)
         self.n = count(self, "n", n)
         self.include_source = include_source
-
-    @property
-    def uses_source(self) -> bool:  # type: ignore[override]
-        return self.include_source
+        self.uses_source = include_source
 
     def bind(self, reference: ReferenceSet) -> Self:
         super().bind(reference)
@@ -80,26 +77,33 @@ class KNN(DrawingEstimator):
     ) -> Draws:
         proposal = self.proposal(z, t, x_source)
         ids, log_q = sample_proposal(proposal, self.n, generator)
-        # The weights are p/q.
+        # The weights are w = p/q.
         return merged(ids, -log_q)
 
     def proposal(self, z: Tensor, t: Tensor, x_source: Tensor | None = None) -> Proposal:
-        """Build the proposal for z (B, *shape) at t (B,), Eq. 13 (eq:proposal), with the source of each z if given."""
-        sq_dist, ids = self.reference.search(z, self.k)
-        sq_dist = sq_dist.double()
-        nearest = ids[:, :RECOMPUTED_NEIGHBOURS]
-        sq_dist[:, :RECOMPUTED_NEIGHBOURS] = self._exact_sq_dist(z, nearest)
+        """Build the proposal of each z, Eq. 13 (eq:proposal).
 
+        Args:
+            z: (B, *shape).
+            t: (B,).
+            x_source: (B, *shape), sources that become neighbours if the search misses them.
+        """
+        reference = self.reference
+        sq_dist, ids = reference.search(z, self.k)
+        sq_dist = sq_dist.double()
+
+        nearest = ids[:, :RECOMPUTED_NEIGHBOURS]
+        sq_dist[:, :RECOMPUTED_NEIGHBOURS] = exact_sq_dist(reference, z, nearest)
         if x_source is not None:
             sq_dist, ids = self._with_source(z, x_source, sq_dist, ids)
-        return neighbour_proposal(sq_dist, ids, t, self.reference.N)
+        return neighbour_proposal(sq_dist, ids, t, reference.N)
 
     def _with_source(
         self, z: Tensor, x_source: Tensor, sq_dist: Tensor, ids: Tensor
     ) -> tuple[Tensor, Tensor]:
         """Add the source of each z as one more neighbour, or id −1 if the source is not needed."""
         source = self.reference.locate(x_source).unsqueeze(1)
-        source_sq_dist = self._exact_sq_dist(z, source)
+        source_sq_dist = exact_sq_dist(self.reference, z, source)
         sq_dist = torch.where(ids == source, source_sq_dist, sq_dist)
 
         # Do not add a source that is farther than all neighbours, because this source would lower the tail.
@@ -110,7 +114,17 @@ class KNN(DrawingEstimator):
         ids = torch.cat([ids, torch.where(missed, source, -1)], 1)
         return sq_dist, ids
 
-    def _exact_sq_dist(self, z: Tensor, ids: Tensor) -> Tensor:
-        """Compute ‖z − x‖² from z (B, *shape) to the images of `ids` (B, n), inf for id −1: (B, n), float64."""
-        sq_dist = direct_sq_dist(z, self.reference.take(ids.clamp(min=0)))
-        return torch.where(ids >= 0, sq_dist, torch.inf)
+
+def exact_sq_dist(reference: ReferenceSet, z: Tensor, ids: Tensor) -> Tensor:
+    """Compute ‖z − x‖² from the difference of z and x.
+
+    Args:
+        reference: the set of the images x.
+        z: (B, *shape).
+        ids: (B, n), −1 for no image.
+
+    Returns:
+        (B, n), float64; inf for no image.
+    """
+    sq_dist = direct_sq_dist(z, reference.take(ids.clamp(min=0)))
+    return torch.where(ids >= 0, sq_dist, torch.inf)

@@ -170,8 +170,7 @@ class Switched(Parts):
         result = torch.empty_like(z)
         for part, chosen in ((below, ~is_high), (above, is_high)):
             rows = chosen.flatten().nonzero()[:, 0]
-            rows_of_part = query.rows(rows)
             # On a sharded set a part answers for zero rows, too, because other ranks wait for it.
-            if not part.has_nothing_to_do(rows_of_part):
-                result[rows] = part.mean_of(rows_of_part)
+            if len(rows) or part.others_wait():
+                result[rows] = part.mean_of(query.rows(rows))
         return result

@@ -18,6 +18,7 @@ from lit_knn.common.progress import with_progress
 from lit_knn.index.base import Index, Vectors, numbered
 from lit_knn.index.cache import IndexCache
 from lit_knn.index.faiss_kind import MAX_SELECTION, FaissKind
+from lit_knn.index.precision import full_float32
 
 # Number of rows that are checked, or coded, at a time. The results of so few rows stay in the processor's cache.
 CHECKED_ROWS = 64
@@ -198,7 +199,10 @@ class FaissIndex(Index):
         if queries.is_cuda:
             self._check_k(k, queries.shape[1])
 
-        queries, left_out = self._project(queries.float().contiguous())
+        queries = queries.float().contiguous()
+        left_out: Tensor | float = 0.0
+        if self._components:
+            queries, left_out = self._project(queries, *self._components)
         # FAISS takes the stream of the current device, which may be another GPU.
         with torch.cuda.device(self._device) if queries.is_cuda else nullcontext():
             sq_dist, ids = self._index.search(queries, k)
@@ -214,14 +218,12 @@ class FaissIndex(Index):
         finally:
             self._index.nprobe = self._probes
 
-    def _project(self, queries: Tensor) -> tuple[Tensor, Tensor | float]:
+    @full_float32()
+    def _project(self, queries: Tensor, centre: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Return the queries in the components, and their squared distances from the subspace, (B, 1).
 
         FAISS's distances lack this second part, so they would be too small beside the exact ones of `KNN`.
         """
-        if not self._components:
-            return queries, 0.0
-        centre, rows = self._components
         centred = queries - centre
         projected = centred @ rows.T
         sq_norms = centred.square().sum(1, keepdim=True)

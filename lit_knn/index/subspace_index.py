@@ -7,7 +7,7 @@ from lit_knn.common.errors import InputError
 from lit_knn.common.progress import with_progress
 from lit_knn.index.base import Vectors
 from lit_knn.index.pca import principal_components, project_images, sample_size
-from lit_knn.index.precision import compute_dtype
+from lit_knn.index.precision import compute_dtype, full_float32
 from lit_knn.index.torch_index import TorchIndex
 
 
@@ -49,6 +49,7 @@ class SubspaceIndex(TorchIndex):
         if self._values is not None:
             self._components = self._components.to(device)
 
+    @full_float32()
     def search(self, queries: Tensor, k: int) -> tuple[Tensor, Tensor]:
         sq_dist, ids, sq_norms = self._nearest(self._components.project(queries), k)
         all_sq_norms = (queries - self._components.mean).square().sum(1, keepdim=True)

@@ -13,6 +13,7 @@ from lit_knn.index.faiss_index import CHECKED_ROWS, PIXEL_TOLERANCE, FaissIndex
 from lit_knn.index.precision import (
     check_compute,
     compute_dtype,
+    full_float32,
     matmul_float32,
     stored,
     whole_tiles,
@@ -70,6 +71,7 @@ class TorchIndex(Index):
             self._hold(self._values.to(device), self._half_sq_norms.to(device))
             self._offset = self._offset.to(device)
 
+    @full_float32()
     def search(self, queries: Tensor, k: int) -> tuple[Tensor, Tensor]:
         sq_dist, ids, _ = self._nearest(queries / self._scale - self._offset, k)
         # ‖z‖² + ‖x‖² − 2 z·x of equal vectors may be rounded to less than 0.

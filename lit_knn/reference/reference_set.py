@@ -14,7 +14,7 @@ from lit_knn.index import Index, default_index
 from lit_knn.index.base import numbered
 from lit_knn.reference.image_set import ImageSet
 from lit_knn.reference.row_view import RowView
-from lit_knn.reference.search import nearest, stored_image, vectors_of
+from lit_knn.reference.search import search_mirrored, vectors_of
 
 
 class ReferenceSet(ImageSet):
@@ -180,15 +180,26 @@ class ReferenceSet(ImageSet):
             latents = f"z has shape {tuple(z.shape)} and type {z.dtype}"
             images = f"the images, floats in model space, have shape {self.shape}"
             raise InputError(f"{latents}, but {images}")
-        self.build_index()
+        if not self.index_built:
+            self.build_index()
 
+    @torch.no_grad()
     def _nearest(self, z: Tensor, k: int) -> tuple[Tensor, Tensor]:
-        """Search without checks."""
-        return nearest(self.index, z, k, len(self.images), self.hflip)
+        """Search without checks. Without `hflip` there are at most as many columns as stored images."""
+        stored = len(self.images)
+        k_stored = min(k, stored)
+        if self.hflip:
+            return search_mirrored(
+                lambda queries: self.index.search(queries, k_stored), z, k, stored
+            )
+        return self.index.search(z.flatten(1).float(), k_stored)
 
+    @torch.no_grad()
     def _stored_image(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Find the nearest image of each image x of the set, as `_nearest` with k = 1."""
-        return stored_image(self.index, x, len(self.images), self.hflip)
+        if self.hflip:
+            return search_mirrored(self.index.locate, x, 1, len(self.images))
+        return self.index.locate(x.flatten(1).float())
 
     def fetch(self, ids: Tensor) -> tuple["ReferenceSet", Tensor]:
         """Return a set that holds the images of `ids`, and their ids in that set.

@@ -1,4 +1,4 @@
-"""Search of the stored images of one process by a neighbour index, mirror images included."""
+"""How a neighbour index reads the stored images of one process, and finds mirror images, too."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -7,9 +7,7 @@ import torch
 from torch import Tensor
 
 from lit_knn.common.rng import Stream, keyed_generator
-from lit_knn.index import Index
 from lit_knn.index.base import Vectors
-from lit_knn.index.precision import full_float32
 from lit_knn.reference.images import chunk_rows, stored_chunks, to_model_space
 
 Find = Callable[[Tensor], tuple[Tensor, Tensor]]
@@ -38,45 +36,19 @@ def vectors_of(images: Tensor, fingerprint: Callable[[], str], shared: bool) -> 
     return Vectors(chunks, sample, len(images), fingerprint, shared)
 
 
-@torch.no_grad()
-@full_float32()
-def nearest(index: Index, z: Tensor, k: int, stored: int, hflip: bool) -> tuple[Tensor, Tensor]:
-    """Find the k nearest images.
-
-    Args:
-        index: built from the `stored` images.
-        z: (B, *shape), model space.
-        k: number of neighbours, mirrored ones included.
-        stored: number of stored images.
-        hflip: whether id i + stored is the mirror image of image i.
-
-    Returns:
-        `sq_dist` (B, k), ascending, and `ids` (B, k), as of `ReferenceSet.search`. Without `hflip`
-        there are only as many columns as stored images.
-    """
-    k_stored = min(k, stored)
-
-    def find(queries: Tensor) -> tuple[Tensor, Tensor]:
-        return index.search(queries, k_stored)
-
-    if hflip:
-        return _with_mirrored(find, z, k, stored)
-    return find(z.flatten(1).float())
-
-
-@torch.no_grad()
-@full_float32()
-def stored_image(index: Index, x: Tensor, stored: int, hflip: bool) -> tuple[Tensor, Tensor]:
-    """Find the one image that equals x (B, *shape), with the arguments and results of `nearest`."""
-    if hflip:
-        return _with_mirrored(index.locate, x, 1, stored)
-    return index.locate(x.flatten(1).float())
-
-
-def _with_mirrored(find: Find, z: Tensor, k: int, stored: int) -> tuple[Tensor, Tensor]:
-    """Merge the neighbours of z and of its mirror image to the k nearest, (B, k) each, ascending.
+def search_mirrored(find: Find, z: Tensor, k: int, stored: int) -> tuple[Tensor, Tensor]:
+    """Search all images, mirror images included: id i + stored is the mirror image of image i.
 
     ‖z − mirror(x)‖ = ‖mirror(z) − x‖, so the mirrored images are searched with the mirrored query.
+
+    Args:
+        find: searches the stored images.
+        z: (B, *shape), model space.
+        k: number of neighbours.
+        stored: number of stored images.
+
+    Returns:
+        `sq_dist` (B, k), ascending, and `ids` (B, k).
     """
     queries = z.flatten(1).float(), z.flip(-1).flatten(1).float()
     if z.is_cuda:

@@ -48,7 +48,8 @@ def unnormalised_log_likelihood(sq_dist: Tensor, t: Tensor | float) -> Tensor:
         sq_dist: (B, n), squared L2, model space.
         t: (B,) or scalar, t > 0.
     """
-    return sq_dist.double() / (-2.0 * per_item(t, sq_dist).double().square())
+    t = torch.as_tensor(t, dtype=torch.float64, device=sq_dist.device).reshape(-1, 1)
+    return sq_dist.double() / (-2.0 * t.square())
 
 
 def log_posterior(sq_dist: Tensor, t: Tensor | float) -> Tensor:

@@ -23,14 +23,17 @@ def weighted_mean(weights: Tensor, x: Tensor) -> Tensor:
 
 
 def weighted_deviation(weights: Tensor, x: Tensor, centre: Tensor) -> Tensor:
-    """Σ_i w_i (x_i − c), (B, *shape) in the dtype of `x`; the weights (B, n) need not sum to 1.
+    """Σ_i w_i (x_i − c), (B, *shape) in the dtype of `x`.
 
-    `x` is (B, n, *shape), and the centre c, (B, *shape), is near the images.
+    Args:
+        weights: (B, n), which need not sum to 1.
+        x: (B, n, *shape).
+        centre: (B, *shape), c, near the images.
     """
     weights = weights.to(x.dtype).unsqueeze(1)
     deviation = (x - centre.to(x.dtype).unsqueeze(1)).flatten(2)
-    blocks = zip(
-        weights.split(DRAWS_PER_SUM, dim=2), deviation.split(DRAWS_PER_SUM, dim=1), strict=True
-    )
-    total = torch.stack([torch.bmm(*block) for block in blocks]).sum(0)
-    return total.reshape(centre.shape)
+    sums = []
+    for start in range(0, max(x.shape[1], 1), DRAWS_PER_SUM):
+        draws = slice(start, start + DRAWS_PER_SUM)
+        sums.append(torch.bmm(weights[:, :, draws], deviation[:, draws]))
+    return torch.stack(sums).sum(0).reshape(centre.shape)
