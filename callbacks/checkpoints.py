@@ -109,7 +109,13 @@ class CheckpointByImages(StepCheckpoint):
         self._passed = 0
 
     def check_overwrites(self, trainer: pl.Trainer, step: int, start: str | None) -> None:
-        """Raise InputError if a new run would add to the kept checkpoints of another one."""
+        """Raise InputError if a new run would add to the kept checkpoints of another one.
+
+        Args:
+            trainer: the trainer of this run.
+            step: the step that it starts from.
+            start: the checkpoint that it starts from, or None.
+        """
         if step > 0:
             return
         folder = self.folder(trainer)

@@ -32,6 +32,7 @@ class LastCheckpoint(StepCheckpoint):
         self._whole = False  # True if no gradients are open and no step is half done.
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Check that the states of all callbacks can be read again from a checkpoint."""
         super().on_train_start(trainer, pl_module)
         # An error before the first step saves nothing: the callbacks may not have taken the
         # checkpoint's state.
@@ -58,11 +59,10 @@ class LastCheckpoint(StepCheckpoint):
         with prefixed("this run would overwrite a checkpoint"):
             saved = read_training(path)["global_step"]
         if saved > step:
-            problem = (
-                f"{path} has {saved} steps, and this run, from step {step}, would overwrite it"
-            )
+            problem = f"{path} has {saved} steps, and this run, from step {step}, would overwrite"
+            advice = "resume from it with --ckpt_path"
             where = "move its run's folder, or give another logger version"
-            raise InputError(f"{problem}: resume from it with --ckpt_path, {where}")
+            raise InputError(f"{problem} it: {advice}, {where}")
 
     def save(self, trainer: pl.Trainer, name: str = LAST_NAME) -> None:
         self._saved_step = trainer.global_step  # A save that fails is not tried again.

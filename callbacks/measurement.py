@@ -121,7 +121,14 @@ class Measurement(pl.Callback):
         return images
 
     def bar(self, total: int | None, description: str, unit: str, leave: bool = False) -> tqdm:
-        """Make a `progress_bar`; it is shown unless the run's bars are off."""
+        """Make a `progress_bar`; it is shown unless the run's bars are off.
+
+        Args:
+            total: what it counts to, if that is known.
+            description: text before the bar.
+            unit: what it counts, with a space before it.
+            leave: the bar stays on the screen when it is full.
+        """
         shown = self.trainer.progress_bar_callback is not None
         return progress_bar(total, description, unit, leave, shown=shown)
 
@@ -174,7 +181,14 @@ class Measurement(pl.Callback):
 
     @rank_zero_only
     def save_picture(self, picture: Tensor, path: Path, tag: str, step: int = 0) -> None:
-        """Write a picture (3, H, W) in [0, 1] to a file on the first rank, and give it to loggers."""
+        """Write a picture to a file on the first rank, and give the loggers the same pixels.
+
+        Args:
+            picture: (3, H, W) in [0, 1].
+            path: of the file.
+            tag: name of the picture for the loggers.
+            step: number of the step for the loggers.
+        """
         with written_whole(path) as partial:
             save_image(picture, partial)
         with Image.open(path) as written:

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytorch_lightning as pl
-from lightning_utilities.core.rank_zero import rank_zero_warn
+from lightning_utilities.core.rank_zero import rank_zero_only, rank_zero_warn
 
 from lit_knn.common.errors import InputError, first_line
 from lit_knn.runs.folder import RunFolder
@@ -20,14 +20,18 @@ class RunRecord(pl.Callback):
     `lit-knn fit` always adds this callback.
     """
 
+    _record: Record | None = None  # on the first rank, from the start of the training
+
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Begin the record of this part of the run, and write it."""
         # Every rank must read `log_dir` and hash its images: both can be collective operations.
         self._folder = trainer.log_dir
-        data = _describe_data(trainer)
-        if not trainer.is_global_zero:
-            return
+        self._begin(trainer, _describe_data(trainer))
+        self._write(trainer, pl_module)
 
+    @rank_zero_only
+    def _begin(self, trainer: pl.Trainer, data: dict[str, Any]) -> None:
+        """Make the record of this part of the run."""
         resumed_from = None
         if trainer.ckpt_path is not None:
             resumed_from = str(trainer.ckpt_path)
@@ -40,7 +44,6 @@ class RunRecord(pl.Callback):
                 self._record.resumed_from = read_record(run.path).resumed_from
             except InputError as error:
                 rank_zero_warn(f"{error}; where this run began is lost")
-        self._write(trainer, pl_module)
 
     def on_save_checkpoint(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, *_: object
@@ -62,7 +65,7 @@ class RunRecord(pl.Callback):
 
     def _write(self, trainer: pl.Trainer, pl_module: Any, status: str | None = None) -> None:
         """Write the record as it is now; without a `status` it keeps the last one."""
-        record: Record | None = getattr(self, "_record", None)
+        record = self._record
         if record is None or self._folder is None or trainer.state.fn != "fit":
             return
 
