@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_only
 from torch import Tensor
@@ -204,13 +203,13 @@ class HybridSampling(Measurement):
         picture = image_grid(samples[:GRID_SAMPLES])
         self.save_picture(picture, self.folder / "samples" / name, tag)
 
-    def _describe(self) -> dict[tuple[str], dict[str, Any]]:
+    def _describe(self) -> dict[tuple[str], dict[str, object]]:
         """Describe everything that the results of each method depend on."""
         data = {
             "images": self.reference.fingerprint(),
             "index": describe(self.reference.index),
         }
-        shared: dict[str, Any] = {
+        shared: dict[str, object] = {
             "network": describe(self.network),
             "data": data,
             "held_out": self._real.fingerprint() if self.held_out else None,
@@ -223,7 +222,7 @@ class HybridSampling(Measurement):
         }
         shared.update(asdict(self._samples.grid))
 
-        by_method: dict[tuple[str], dict[str, Any]] = {}
+        by_method: dict[tuple[str], dict[str, object]] = {}
         for name, estimator in self.estimators.items():
             by_method[(name,)] = {"estimator": describe(estimator), **shared}
         by_method[(FORWARD,)] = {"estimator": None, **shared}

@@ -30,7 +30,7 @@ class RunRecord(pl.Callback):
         self._write(trainer, pl_module)
 
     @rank_zero_only
-    def _begin(self, trainer: pl.Trainer, data: dict[str, Any]) -> None:
+    def _begin(self, trainer: pl.Trainer, data: dict[str, object]) -> None:
         """Make the record of this part of the run."""
         resumed_from = None
         if trainer.ckpt_path is not None:
@@ -76,9 +76,9 @@ class RunRecord(pl.Callback):
         record.write(self._folder)
 
 
-def _describe_data(trainer: pl.Trainer) -> dict[str, Any]:
+def _describe_data(trainer: pl.Trainer) -> dict[str, object]:
     """Return the class of the run's data, and what is known of its images."""
-    data: dict[str, Any] = {"class": type(getattr(trainer, "datamodule", None)).__name__}
+    data: dict[str, object] = {"class": type(getattr(trainer, "datamodule", None)).__name__}
     reference = find_reference(trainer)
     if reference is not None:
         data["images"] = reference.N
