@@ -1,6 +1,7 @@
 """Tables of results in CSV files. A table is written completely or not at all, and the next run reads it."""
 
 import csv
+import math
 import os
 import warnings
 from collections.abc import Mapping, Sequence
@@ -27,6 +28,13 @@ HELD_OUT = "_held_out"  # suffix of metrics that compare with held-out images
 SAME_SETTINGS = "measure with the same settings, or rename that file"
 
 Row = dict[str, str | int | float]
+"""The cells of a row of a table of results, by column; a number that is not known is ""."""
+
+
+def number(row: Mapping[str, str | int | float], column: str) -> float:
+    """Return the number of a cell; NaN if it is empty."""
+    cell = row[column]
+    return math.nan if isinstance(cell, str) else cell
 
 
 def keep_aside(path: Path, reason: str) -> None:

@@ -36,11 +36,12 @@ def figure1(knn: KNN, reference: ReferenceSet, z: float, levels: list[float]) ->
     title = f"The $k = {knn.k}$ points nearest to $z$, of $N = {reference.N}$"
     figure.suptitle(title, fontsize=11)
 
-    dots = {"marker": MARKER, "linestyle": "", "markersize": 4}
+    dots = Line2D([], [], color=PROPOSAL, label="proposal", linestyle="", markersize=4)
+    dots.set(marker=MARKER)
     handles = [
         Line2D([], [], color=NEIGHBOUR, linewidth=4, label="posterior, neighbours"),
         Line2D([], [], color=OTHER, linewidth=4, label="posterior, others"),
-        Line2D([], [], color=PROPOSAL, label="proposal", **dots),
+        dots,
         Line2D([], [], color="0.4", linestyle="--", label="$z$"),
     ]
     figure.legend(handles=handles, loc="outside lower center", ncols=4, frameon=False)

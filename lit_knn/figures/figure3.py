@@ -1,14 +1,14 @@
 """Figure 3 (fig:estimator_perf): MSE, squared bias and variance of estimators over noise levels."""
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from lit_knn.figures.style import dress, looks
+from lit_knn.common.tables import Row, number
+from lit_knn.figures.style import Look, dress, looks
 
 QUANTITIES = {"mse": "MSE", "bias_sq_corrected": "squared bias", "variance": "variance"}
 PREFIXES = {"score": "score, per dimension", "mu": "posterior mean, per dimension"}
@@ -20,8 +20,6 @@ UNCERTAIN = 2.0
 # Distance between the rows of marks for zeros, as a share of the axis.
 MARK_STEP = 0.03
 ZERO_MARKER = "x"
-
-Row = Mapping[str, Any]
 
 
 def figure3(rows: Sequence[Row]) -> Figure:
@@ -58,15 +56,18 @@ def _draw_panel(axes: Axes, rows: Sequence[Row], column: str) -> tuple[bool, boo
     dress(axes, "xy")
     any_limit = any_zero = False
 
-    for number, (name, style) in enumerate(looks(row["estimator"] for row in rows).items()):
-        of_estimator = [row for row in rows if row["estimator"] == name]
-        of_estimator.sort(key=lambda row: row["t"])
-        _draw_curve(axes, of_estimator, column, style)
+    by_name: dict[str, list[Row]] = {}
+    for row in rows:
+        by_name.setdefault(str(row["estimator"]), []).append(row)
+    by_look = looks(by_name)
 
+    # The looks' order is that of the marks at the foot.
+    for place, (name, look) in enumerate(by_look.items(), start=1):
+        of_estimator = sorted(by_name[name], key=lambda row: row["t"])
+        _draw_curve(axes, of_estimator, column, look)
         if "bias" in column:
-            any_limit |= _mark_limits(axes, of_estimator, column, style)
-        zeros = [row["t"] for row in of_estimator if row[column] == 0]
-        any_zero |= _mark_zeros(axes, zeros, number, style)
+            any_limit |= _mark_limits(axes, of_estimator, column, look)
+        any_zero |= _mark_zeros(axes, of_estimator, column, look, height=place * MARK_STEP)
     return any_limit, any_zero
 
 
@@ -95,58 +96,80 @@ def _draw_legend(figure: Figure, any_limit: bool, any_zero: bool) -> None:
     )
 
 
-def _draw_curve(axes: Axes, rows: Sequence[Row], column: str, style: dict[str, Any]) -> None:
+def _draw_curve(axes: Axes, rows: Sequence[Row], column: str, look: Look) -> None:
     """Draw one curve and its band.
 
     It has gaps where values are unknown, have no logarithm, or are biases within their error.
+
+    Args:
+        axes: the panel.
+        rows: rows of one estimator, by noise level.
+        column: the quantity.
+        look: look of the estimator.
     """
     t, values, low, high = [], [], [], []
     for row in rows:
-        value = _number(row[column])
-        error = _number(row[f"{column}_se"])
+        value = number(row, column)
+        error = number(row, f"{column}_se")
         uncertain_bias = "bias" in column and value < UNCERTAIN * error
         if uncertain_bias or not value > 0:
             value = math.nan
         if not math.isfinite(error):
             error = 0.0
 
-        t.append(row["t"])
+        t.append(number(row, "t"))
         values.append(value)
         low.append(max(value - error, value / 10))
         high.append(value + error)
 
-    (line,) = axes.plot(t, values, label=rows[0]["estimator"], **style)
+    (line,) = axes.plot(t, values, label=str(rows[0]["estimator"]), **look)
     axes.fill_between(t, low, high, color=line.get_color(), alpha=0.15, linewidth=0)
 
 
-def _number(field: Any) -> float:
-    """Return the number of a field of the table; NaN if it is empty."""
-    return math.nan if field == "" else field
+def _mark_limits(axes: Axes, rows: Sequence[Row], column: str, look: Look) -> bool:
+    """Mark the upper limits of biases that may be 0; return True if there are any.
 
-
-def _mark_limits(axes: Axes, rows: Sequence[Row], column: str, style: dict[str, Any]) -> bool:
-    """Mark the upper limits of biases that may be 0; return True if there are any."""
+    Args:
+        axes: the panel.
+        rows: rows of one estimator, by noise level.
+        column: the squared bias.
+        look: look of the estimator.
+    """
     t, limits = [], []
     for row in rows:
-        value = _number(row[column])
-        margin = UNCERTAIN * _number(row[f"{column}_se"])
+        value = number(row, column)
+        margin = UNCERTAIN * number(row, f"{column}_se")
         if value < margin:
-            t.append(row["t"])
+            t.append(number(row, "t"))
             limits.append(max(value, 0.0) + margin)
 
-    hollow = {"linestyle": "none", "fillstyle": "none", "markersize": 4}
     if limits:
-        axes.plot(t, limits, **style | hollow)
+        (marks,) = axes.plot(t, limits, **look)
+        marks.set(linestyle="none", fillstyle="none", markersize=4)
     return len(limits) > 0
 
 
-def _mark_zeros(axes: Axes, t: Sequence[float], number: int, style: dict[str, Any]) -> bool:
-    """Mark the zeros of an estimator at the foot of the axes; return True if there are any."""
+def _mark_zeros(
+    axes: Axes,
+    rows: Sequence[Row],
+    column: str,
+    look: Look,
+    height: float,
+) -> bool:
+    """Mark the zeros of an estimator at the foot of the axes; return True if there are any.
+
+    Args:
+        axes: the panel.
+        rows: rows of one estimator.
+        column: the quantity.
+        look: look of the estimator.
+        height: height of the marks, as a share of the axis.
+    """
+    t = [number(row, "t") for row in rows if row[column] == 0]
     if t:
-        height = MARK_STEP * (number + 1)
-        marks = Line2D(t, [height] * len(t), **style)
-        marks.set(linestyle="none", fillstyle="none", marker=ZERO_MARKER)
-        marks.set_transform(axes.get_xaxis_transform())
+        marks = Line2D(t, [height] * len(t), color=look["color"], marker=ZERO_MARKER)
+        marks.set(linestyle="none", fillstyle="none", markersize=look["markersize"])
+        marks.set(zorder=look["zorder"], transform=axes.get_xaxis_transform())
         axes.add_line(marks)
     return len(t) > 0
 
@@ -155,21 +178,24 @@ def _fit_limits(axes: Axes, rows: Sequence[Row], column: str) -> None:
     """Show each curve down to `DECADES` below its peak.
 
     Curves far from the others, such as rounding errors, leave the picture.
+
+    Args:
+        axes: the panel.
+        rows: all rows.
+        column: the quantity.
     """
-    peaks: dict[str, float] = {}
-    lowest = math.inf
+    values: dict[str, list[float]] = {}
     for row in rows:
-        name, value = row["estimator"], row[column]
+        value = number(row, column)
         if math.isfinite(value) and value > 0:
-            peaks[name] = max(value, peaks.get(name, 0.0))
-            lowest = min(value, lowest)
-    if not peaks:
+            values.setdefault(str(row["estimator"]), []).append(value)
+    if not values:
         return
 
-    ascending = sorted(peaks.values())
-    smallest, largest = ascending[0], ascending[-1]
-    middle = ascending[len(ascending) // 2]
+    peaks = sorted(max(of_estimator) for of_estimator in values.values())
+    smallest_peak, middle_peak, largest_peak = peaks[0], peaks[len(peaks) // 2], peaks[-1]
+    lowest = min(min(of_estimator) for of_estimator in values.values())
 
-    floor = max(lowest / 3, smallest / 10**DECADES, middle / 10**BELOW)
-    ceiling = min(3 * largest, middle * 10**ABOVE)
+    floor = max(lowest / 3, smallest_peak / 10**DECADES, middle_peak / 10**BELOW)
+    ceiling = min(3 * largest_peak, middle_peak * 10**ABOVE)
     axes.set_ylim(floor, ceiling)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from matplotlib.figure import Figure
 
-from lit_knn.common.tables import TITLES, Row
+from lit_knn.common.tables import TITLES, Row, number
 from lit_knn.figures.style import dress, looks
 
 
@@ -24,8 +24,10 @@ def figure5(rows: Sequence[Row], metric: str, baseline: str) -> Figure:
 
     for axes, column in ((left, metric), (right, "copied_fraction")):
         for method, style in styles.items():
-            points = [(row["t_switch"], row[column]) for row in rows if row["method"] == method]
-            t_switch, values = zip(*sorted(points), strict=True)
+            of_method = [row for row in rows if row["method"] == method]
+            of_method.sort(key=lambda row: row["t_switch"])
+            t_switch = [number(row, "t_switch") for row in of_method]
+            values = [number(row, column) for row in of_method]
             axes.plot(t_switch, values, label=method, **style)
         dress(axes, "x", xlabel="$t_{\\mathrm{switch}}$", ylabel=column.replace("_", " "))
 

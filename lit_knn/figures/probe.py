@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -28,16 +27,9 @@ PANELS: dict[str, dict[str, str]] = {
 }
 # No axis goes below this: smaller values are rounding, or as good as 0.
 LOWEST = 1e-6
-# A legend stands below its panel and the words of its axis, because curves go anywhere.
-BELOW_PANEL: dict[str, Any] = {
-    "loc": "upper left",
-    "bbox_to_anchor": (0, -0.15),
-    "frameon": False,
-    "fontsize": "small",
-}
 
 
-def probe_figure(rows: Sequence[Mapping[str, Any]], sigma: np.ndarray) -> Figure:
+def probe_figure(rows: Sequence[Mapping[str, float]], sigma: np.ndarray) -> Figure:
     """Draw a probe over the noise level.
 
     Args:
@@ -57,27 +49,41 @@ def probe_figure(rows: Sequence[Mapping[str, Any]], sigma: np.ndarray) -> Figure
     return figure
 
 
-def _draw_panel(axes: Axes, rows: Sequence[Mapping[str, Any]], columns: Mapping[str, str]) -> None:
-    """Draw columns with their standard errors; the legend says what is below the axis."""
+def _draw_panel(
+    axes: Axes,
+    rows: Sequence[Mapping[str, float]],
+    columns: Mapping[str, str],
+) -> None:
+    """Draw columns with their standard errors; the legend says what is below the axis.
+
+    Args:
+        axes: the panel.
+        rows: those of `probe.csv`.
+        columns: columns, which need not be there, with their names in the picture.
+    """
     dress(axes, "xy")
     styles = looks(columns.values())
     t = [row["t"] for row in rows]
-    shown = [name for name in columns if name in rows[0]]
 
     curves = {}
-    for name in shown:
-        values = [row[name] for row in rows]
-        errors = [row[f"{name}_se"] for row in rows]
-        curves[name] = axes.errorbar(t, values, errors, **styles[columns[name]])
+    for column, name in columns.items():
+        if column in rows[0]:
+            values = [row[column] for row in rows]
+            errors = [row[f"{column}_se"] for row in rows]
+            curve = axes.errorbar(t, values, errors, **styles[name])
+            curves[name] = curve, values
 
     bottom, top = axes.get_ylim()
     bottom = max(bottom, LOWEST)
-    for name in shown:
-        note = _note_on_hidden([row[name] for row in rows], bottom)
-        curves[name].set_label(columns[name] + note)
-
     axes.set_ylim(bottom, top)
-    axes.legend(**BELOW_PANEL)
+    for name, (curve, values) in curves.items():
+        curve.set_label(name + _note_on_hidden(values, bottom))
+    _draw_legend(axes)
+
+
+def _draw_legend(axes: Axes) -> None:
+    """Draw the legend below the panel and the words of its axis, because curves go anywhere."""
+    axes.legend(loc="upper left", bbox_to_anchor=(0, -0.15), frameon=False, fontsize="small")
 
 
 def _note_on_hidden(values: Sequence[float], bottom: float) -> str:
@@ -91,8 +97,14 @@ def _note_on_hidden(values: Sequence[float], bottom: float) -> str:
     return f"\n(below the axis at {len(hidden)} of {len(known)} levels)"
 
 
-def _draw_training(axes: Axes, rows: Sequence[Mapping[str, Any]], sigma: np.ndarray) -> None:
-    """Draw the noise levels of a training, and the share of collapsed posteriors."""
+def _draw_training(axes: Axes, rows: Sequence[Mapping[str, float]], sigma: np.ndarray) -> None:
+    """Draw the noise levels of a training, and the share of collapsed posteriors.
+
+    Args:
+        axes: the panel.
+        rows: those of `probe.csv`.
+        sigma: draws from the noise levels of the training.
+    """
     t = [row["t"] for row in rows]
     counts, edges = np.histogram(sigma, np.geomspace(t[0], t[-1], 80))
     heights = counts / max(counts.max(), 1)
@@ -106,4 +118,4 @@ def _draw_training(axes: Axes, rows: Sequence[Mapping[str, Any]], sigma: np.ndar
     axes.plot(t, of_a_tenth, "k:", label="the same with a tenth of the images")
 
     dress(axes, "x", title="What a training meets", ylim=(0, 1.05), yticks=(0, 0.5, 1))
-    axes.legend(**BELOW_PANEL)
+    _draw_legend(axes)

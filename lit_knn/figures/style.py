@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import NotRequired, TypedDict
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -14,10 +14,12 @@ from matplotlib.ticker import LogFormatterSciNotation
 
 from lit_knn.common.files import written_whole
 
+Marker = str | tuple[int, int]  # a tuple is a star: its number of points, and 1
+
 # One colour and one marker for each estimator, in all pictures; the first seven colours are those
 # of Okabe and Ito. Other marks have other meanings: "x" is a zero, a hollow marker an upper limit,
 # and "*" the best.
-PALETTE: dict[str, tuple[str, Any]] = {
+PALETTE: dict[str, tuple[str, Marker]] = {
     "KNN": ("#0072B2", "o"),
     "STF": ("#D55E00", "s"),
     "MonteCarlo": ("#009E73", "D"),
@@ -46,7 +48,18 @@ WHITEST = 0.6
 PNG_DPI = 200
 
 
-def looks(names: Iterable[str]) -> dict[str, dict[str, Any]]:
+class Look(TypedDict):
+    """The look of a curve: arguments of `Axes.plot`."""
+
+    color: str
+    marker: Marker
+    markersize: float
+    linewidth: float
+    zorder: float
+    linestyle: NotRequired[str]
+
+
+def looks(names: Iterable[str]) -> dict[str, Look]:
     """Return the look of each name in a picture, by name: colour, marker, sizes and order.
 
     The order of the result is not that of the names, so look a name up. The first name is drawn on
@@ -61,7 +74,7 @@ def looks(names: Iterable[str]) -> dict[str, dict[str, Any]]:
         families.setdefault(_estimator(name), []).append(name)
 
     without_estimator = families.pop("", [])
-    by_name: dict[str, dict[str, Any]] = {}
+    by_name: dict[str, Look] = {}
     for known, variants in families.items():
         colour, marker = PALETTE[known]
         if known in variants:
@@ -77,8 +90,15 @@ def looks(names: Iterable[str]) -> dict[str, dict[str, Any]]:
     return by_name
 
 
-def _look(colour: str, white: float, marker: Any, order: float) -> dict[str, Any]:
-    """Return arguments of `Axes.plot`; `white` is the share of white in the colour."""
+def _look(colour: str, white: float, marker: Marker, order: float) -> Look:
+    """Return the look of a curve.
+
+    Args:
+        colour: colour of the estimator.
+        white: share of white in the colour of this variant.
+        marker: marker of the estimator.
+        order: place in the drawing order.
+    """
     red, green, blue = (1 - white) * np.array(to_rgb(colour)) + white
     return {
         "color": to_hex((red, green, blue)),
@@ -119,7 +139,7 @@ class LogNumbers(LogFormatterSciNotation):
         return text
 
 
-def dress(axes: Axes, log: str = "", **labels: Any) -> None:
+def dress(axes: Axes, log: str = "", **labels: object) -> None:
     """Give axes a light grid behind the data and no frame at the top and right.
 
     Args:

@@ -1,19 +1,15 @@
 """Pictures of training runs: metrics over the images seen, times, and Figure 4 (fig:ablation)."""
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from lit_knn.common.tables import TITLES
-from lit_knn.figures.style import dress, image_unit, log_axis, looks
+from lit_knn.figures.style import Look, dress, image_unit, log_axis, looks
 
 HIGHER_IS_BETTER = {"inception_score", "precision", "recall"}
-# The estimator's part of a bar of times.
-HATCHED: dict[str, Any] = {"facecolor": "white", "hatch": "////"}
 
 Points = Sequence[tuple[int, float]]  # (images seen, value), ascending
 
@@ -69,12 +65,14 @@ def passes(points: Points, baseline: Points, metric: str) -> int | None:
 def run_comparison(runs: Sequence[TrainingCurve]) -> Figure:
     """Draw one panel per metric over images seen, with a line per run, and bars of the times."""
     metrics = metrics_of(runs)
-    figure = Figure(figsize=(4.2 * (len(metrics) + 1), 3.8), layout="constrained")
-    *panels, bars = figure.subplots(1, len(metrics) + 1, squeeze=False)[0]
+    columns = len(metrics) + 1
+    figure = Figure(figsize=(4.2 * columns, 3.8), layout="constrained")
+    panels = figure.subplots(1, columns, squeeze=False)[0]
 
-    for axes, metric in zip(panels, metrics, strict=True):
+    for axes, metric in zip(panels[:-1], metrics, strict=True):
         _draw_metric(axes, runs, metric)
 
+    bars = panels[-1]
     _draw_times(bars, runs)
     handles, labels = bars.get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=2, frameon=False)
@@ -83,22 +81,35 @@ def run_comparison(runs: Sequence[TrainingCurve]) -> Figure:
 
 def metrics_of(runs: Sequence[TrainingCurve]) -> list[str]:
     """Return the metrics of all runs, in the order in which they first appear."""
-    return list(dict.fromkeys(metric for run in runs for metric in run.distances))
+    metrics: list[str] = []
+    for run in runs:
+        for metric in run.distances:
+            if metric not in metrics:
+                metrics.append(metric)
+    return metrics
 
 
-def _looks(runs: Sequence[TrainingCurve]) -> list[tuple[TrainingCurve, dict[str, Any]]]:
-    """Pair each run with its look, which is that of its estimator."""
+def _looks(runs: Sequence[TrainingCurve]) -> list[Look]:
+    """Return the look of each run, which is that of its estimator."""
     # Runs of the same method need names of their own.
     names = [f"{run.method} {number}" for number, run in enumerate(runs)]
-    styles = looks(names)
-    return [(run, styles[name]) for run, name in zip(runs, names, strict=True)]
+    by_name = looks(names)
+    return [by_name[name] for name in names]
 
 
-def _draw_points(axes: Axes, points: Points, divisor: float, **style: Any) -> None:
-    """Draw values over the images seen, in units of `divisor` images."""
+def _draw_points(axes: Axes, points: Points, divisor: float, look: Look, label: str = "") -> None:
+    """Draw values over the images seen.
+
+    Args:
+        axes: the panel.
+        points: images seen and values.
+        divisor: number of images in a unit of the axis.
+        look: look of the run.
+        label: name of the run in the legend; "" leaves it out.
+    """
     seen = [images / divisor for images, _ in points]
     values = [value for _, value in points]
-    axes.plot(seen, values, **style)
+    axes.plot(seen, values, label=label, **look)
 
 
 def _draw_metric(axes: Axes, runs: Sequence[TrainingCurve], metric: str) -> None:
@@ -108,8 +119,8 @@ def _draw_metric(axes: Axes, runs: Sequence[TrainingCurve], metric: str) -> None
         every_point += run.distances.get(metric, ())
     unit, divisor = image_unit(max(seen for seen, _ in every_point))
 
-    for run, style in _looks(runs):
-        _draw_points(axes, run.distances.get(metric, ()), divisor, **style)
+    for run, look in zip(runs, _looks(runs), strict=True):
+        _draw_points(axes, run.distances.get(metric, ()), divisor, look)
 
     logarithmic = log_axis(value for _, value in every_point)
     xlabel = f"Training images seen ({unit})"
@@ -118,12 +129,13 @@ def _draw_metric(axes: Axes, runs: Sequence[TrainingCurve], metric: str) -> None
 
 def _draw_times(axes: Axes, runs: Sequence[TrainingCurve]) -> None:
     """Draw a bar for each run: plain for network and data, hatched for the estimator."""
-    for number, (run, style) in enumerate(_looks(runs)):
-        colour = style["color"]
+    for place, (run, look) in enumerate(zip(runs, _looks(runs), strict=True)):
+        colour = look["color"]
         estimator, rest = run.ms_per_image
-        axes.barh(number, rest, height=0.6, color=colour, label=f"{run.name} {run.method}")
+        axes.barh(place, rest, height=0.6, color=colour, label=f"{run.name} {run.method}")
         # Some colours are dark and others light: only a pattern stands out from all.
-        axes.barh(number, estimator, height=0.6, left=rest, edgecolor=colour, **HATCHED)
+        (bar,) = axes.barh(place, estimator, height=0.6, left=rest)
+        bar.set(edgecolor=colour, facecolor="white", hatch="////")
 
     dress(axes, xlabel="ms per image (hatched: estimator)")
     axes.set_yticks([])
@@ -142,19 +154,18 @@ def figure4(runs: Sequence[TrainingCurve]) -> Figure:
     """
     metrics = metrics_of(runs)
     figure = Figure(figsize=(6 * len(metrics), 7), layout="constrained")
-    columns = figure.subplots(2, len(metrics), sharex="col", squeeze=False).T
+    grid = figure.subplots(2, len(metrics), sharex="col", squeeze=False)
 
-    for (upper, lower), metric in zip(columns, metrics, strict=True):
+    for upper, lower, metric in zip(*grid, metrics, strict=True):
         measured = [run for run in runs if metric in run.distances]
         without_k = [run for run in measured if run.k is None]
         last_images = max(run.distances[metric][-1][0] for run in measured)
         unit, divisor = image_unit(last_images)
 
-        for axes, option, title in ((upper, "k", "search size k"), (lower, "n", "sample size n")):
-            dress(axes, "y", ylabel=TITLES.get(metric, metric))
-            axes.set_title(f"Effect of the {title}", fontsize=10)
-            _panel(axes, without_k + varied(measured, option), metric, divisor)
-
+        _draw_panel(upper, without_k + varied(measured, "k"), metric, divisor)
+        upper.set_title("Effect of the search size k", fontsize=10)
+        _draw_panel(lower, without_k + varied(measured, "n"), metric, divisor)
+        lower.set_title("Effect of the sample size n", fontsize=10)
         lower.set_xlabel(f"Training images seen ({unit})")
     return figure
 
@@ -165,31 +176,40 @@ def varied(runs: Sequence[TrainingCurve], option: str) -> list[TrainingCurve]:
     All these runs have the same value of the other option: the most common one. In a tie it is the
     larger one.
     """
-    searching = [run for run in runs if run.k is not None]
-    other = "n" if option == "k" else "k"
-    counts = Counter(getattr(run, other) for run in searching)
-    common = max(counts, key=lambda value: (counts[value], value or 0), default=None)
+    by_other: dict[int, list[TrainingCurve]] = {}
+    for run in runs:
+        if run.k is not None:
+            other = run.n if option == "k" else run.k
+            by_other.setdefault(other or 0, []).append(run)
+    if not by_other:
+        return []
 
-    chosen = [run for run in searching if getattr(run, other) == common]
-    return sorted(chosen, key=lambda run: getattr(run, option) or 0)
+    most_common = max(by_other, key=lambda value: (len(by_other[value]), value))
+    return sorted(by_other[most_common], key=lambda run: (run.k if option == "k" else run.n) or 0)
 
 
-def _panel(axes: Axes, runs: Sequence[TrainingCurve], metric: str, divisor: float) -> None:
-    """Draw the curves of Figure 4's panel, the best of each, and where it passes the baseline."""
+def _draw_panel(axes: Axes, runs: Sequence[TrainingCurve], metric: str, divisor: float) -> None:
+    """Draw the curves of a panel of Figure 4, the best of each, and where it passes the baseline.
+
+    Args:
+        axes: the panel.
+        runs: the runs of the panel, which all have the metric.
+        metric: the metric.
+        divisor: number of images in a unit of the axis.
+    """
+    dress(axes, "y", ylabel=TITLES.get(metric, metric))
     baseline = next((run for run in runs if run.estimator == "OneSample"), None)
 
-    for run, style in _looks(runs):
+    for run, look in zip(runs, _looks(runs), strict=True):
         points = run.distances[metric]
-        colour = style["color"]
-        _draw_points(axes, points, divisor, label=run.method, **style)
+        _draw_points(axes, points, divisor, look, label=run.method)
 
         best = best_point(points, metric)[1]
-        axes.axhline(best, color=colour, linestyle=":", linewidth=1)
+        axes.axhline(best, color=look["color"], linestyle=":", linewidth=1)
 
-        if baseline is None:
-            continue
-        passed = passes(points, baseline.distances[metric], metric)
-        if passed is not None:
-            axes.axvline(passed / divisor, color=colour, linestyle="--", linewidth=1)
+        if baseline is not None:
+            passed = passes(points, baseline.distances[metric], metric)
+            if passed is not None:
+                axes.axvline(passed / divisor, color=look["color"], linestyle="--", linewidth=1)
 
     axes.legend(fontsize=8)
