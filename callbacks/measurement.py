@@ -95,7 +95,7 @@ class Measurement(pl.Callback):
     @property
     def seed(self) -> int:
         """Seed of the run, which is the option `--seed_everything`."""
-        return int(self.module.hparams.seed)
+        return int(self.module.seed)
 
     @property
     def reference(self) -> ReferenceSet:

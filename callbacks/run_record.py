@@ -7,6 +7,7 @@ import pytorch_lightning as pl
 from lightning_utilities.core.rank_zero import rank_zero_only, rank_zero_warn
 
 from lit_knn.common.errors import InputError, first_line
+from lit_knn.runs.clock import training_clock
 from lit_knn.runs.folder import RunFolder
 from lit_knn.runs.record import Record, read_record
 from lit_knn.runs.run import find_reference
@@ -71,7 +72,7 @@ class RunRecord(pl.Callback):
 
         record.status = status or record.status
         record.step = trainer.global_step
-        record.time = pl_module.training_time()
+        record.time = training_clock(trainer).total()
         record.images_seen = int(pl_module.images_seen)
         record.write(self._folder)
 

@@ -243,6 +243,6 @@ def _check_finite(samples: Tensor, seeds: Tensor) -> None:
 def _conditioning(pl_module: pl.LightningModule) -> Conditioning | None:
     """Return what gives samples their classes, or None if they have none."""
     conditioning: Conditioning | None = getattr(pl_module, "conditioning", None)
-    if not conditioning or pl_module.hparams.get("guidance", 1) <= 0:
+    if not conditioning or getattr(pl_module, "guidance", 1.0) <= 0:
         return None
     return conditioning

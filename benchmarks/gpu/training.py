@@ -17,6 +17,7 @@ from lit_knn.estimators import OneSample
 from lit_knn.modules import LitEDM, LitICT
 from lit_knn.nets import DDPMpp, NCSNpp
 from lit_knn.reference import ReferenceSet
+from lit_knn.runs.clock import training_clock
 
 
 class Size(NamedTuple):
@@ -40,7 +41,7 @@ COMPILED = {"bf16, compiled": ("bf16-mixed", True)}
 
 
 class StepClock(pl.Callback):
-    """Reads the module's own monitor over the optimiser steps after a warm-up, in which the first steps take memory.
+    """Reads the clock of the training over the optimiser steps after a warm-up, in which the first steps take memory.
 
     Args:
         warm_up: steps before the clock starts.
@@ -63,9 +64,9 @@ class StepClock(pl.Callback):
             torch.cuda.synchronize()
         if start:
             self.started = True
-            pl_module.monitor.restart()
+            training_clock(trainer).start()
         else:
-            self.values = pl_module.monitor.read()
+            self.values = training_clock(trainer).averages()
 
 
 def _ict(size: Size) -> pl.LightningModule:

@@ -109,7 +109,7 @@ class Measurements:
 
     def samples(self, module: EstimatorTraining, num_steps: int | None = None) -> Tensor:
         """Draw samples (B, *shape). The k-th seed of the training has the k-th set of noise."""
-        numbers = torch.arange(self.lengths.samples) + module.hparams.seed * self.lengths.samples
+        numbers = torch.arange(self.lengths.samples) + module.seed * self.lengths.samples
         return torch.cat([module.sample(seeds, num_steps) for seeds in numbers.split(128)])
 
     def gradients(self, module: Any) -> GradientMoments:

@@ -22,6 +22,7 @@ from lit_knn.common.rng import keyed_default_rng
 from lit_knn.common.tables import Row
 from lit_knn.data.base import Images, Labels, ReferenceDataModule
 from lit_knn.reference import ReferenceSet
+from lit_knn.runs.clock import training_clock
 
 # Samples of a run that the pictures show.
 PICTURES = 16
@@ -78,7 +79,7 @@ class Measure(pl.Callback):
 
     def on_validation_epoch_end(self, trainer: pl.Trainer, pl_module: Any) -> None:
         """Begin a row. The averaged weights stay in the network until the callback that averages runs."""
-        trained = pl_module.training_time()
+        trained = training_clock(trainer).total()
         self.rows.append(
             {
                 "step": trainer.global_step,

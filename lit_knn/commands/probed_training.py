@@ -48,10 +48,9 @@ def training_of(model: Any, shape: Sequence[int], seed: int) -> Training:
         sigma = model.process.sigma(t)
         weight = model.process.velocity(0 * t, t, torch.ones_like(t)).square()
     else:
-        options = model.hparams
-        P_mean, P_std = options.get("P_mean", -1.2), options.get("P_std", 1.2)
+        P_mean, P_std = getattr(model, "P_mean", -1.2), getattr(model, "P_std", 1.2)
         sigma = log_normal_sigmas(DRAWS, P_mean, P_std, generator)
-        weight = edm_weight(sigma, options.get("sigma_data", EDM["sigma_data"]))
+        weight = edm_weight(sigma, getattr(model, "sigma_data", EDM["sigma_data"]))
     return Training(name, sigma.numpy(), weight.numpy(), milliseconds_of_pass(model, shape))
 
 

@@ -24,7 +24,9 @@ from lit_knn.data import ReferenceDataModule
 from lit_knn.index import FlatIndex
 from lit_knn.modules.tuners import check_no_tuner
 from lit_knn.runs.checkpoints import WholeCheckpointIO
+from lit_knn.runs.identity import SameRun
 from lit_knn.runs.interruption import EndAtSigterm
+from lit_knn.runs.optimiser import ResumedOptimiser
 
 # Lightning's type is Union[int, float]. Python may return a cached Union[float, int] instead. The parser then reads
 # one batch, `1`, as the whole epoch, `1.0`. No other union has this type.
@@ -134,7 +136,7 @@ class Trainer(pl.Trainer):
         return plan
 
     def _rehearse(self, model: pl.LightningModule, datamodule: Any, ckpt_path: str | None) -> None:
-        """Call the hooks of a fit up to the first step; of callbacks, only those of measurements, which check."""
+        """Call the hooks of a fit up to the first step; of callbacks, only those that check."""
         trains = getattr(model, "needs_checkpoint", True)
         stage = TrainerFn.FITTING if trains else TrainerFn.VALIDATING
         measurements = [c for c in self.callbacks if isinstance(c, Measurement)]
@@ -146,13 +148,20 @@ class Trainer(pl.Trainer):
         for measurement in measurements:
             measurement.setup(self, model, stage)
         model.setup(stage)
+        if not trains:
+            return
+
+        made: Any = model.configure_callbacks()
+        checks = [each for each in made if isinstance(each, SameRun | ResumedOptimiser)]
         if ckpt_path is not None:
-            model.on_load_checkpoint(self.strategy.checkpoint_io.load_checkpoint(ckpt_path))
-        if trains:
-            self.strategy.setup_optimizers(self)
-            for measurement in measurements:
-                measurement.on_fit_start(self, model)
-            model.on_fit_start()
+            checkpoint = self.strategy.checkpoint_io.load_checkpoint(ckpt_path)
+            model.on_load_checkpoint(checkpoint)
+            for check in checks:
+                check.on_load_checkpoint(self, model, checkpoint)
+        self.strategy.setup_optimizers(self)
+        for callback in (*measurements, *checks):
+            callback.on_fit_start(self, model)
+        model.on_fit_start()
 
     def best(
         self,

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from lit_knn.commands.report_runs import read_average, read_distances
+from lit_knn.common.checkpoint_file import RUN_KEY
 from lit_knn.runs.checkpoints import AVERAGE_KEY
 from lit_knn.runs.folder import CONFIG_NAME, RunFolder
 from lit_knn.runs.record import RECORD_NAME, read_record
-from lit_knn.runs.resumption import RUN_KEY
 
 # The other parts of a configuration, and the trainer's other options, do not change the weights.
 PARTS = ("seed_everything", "model", "data", "trainer")

@@ -14,6 +14,8 @@ Content: TypeAlias = dict[str, Any]
 """The content of a checkpoint: Lightning's keys, and those that modules, data and callbacks add."""
 MODEL_KEY = "generative_model"
 """Key of the model's description in a checkpoint, with the prefix of the network's weights in `state_dict`."""
+RUN_KEY = "run"
+"""Key of what must stay the same when the run is resumed, see `lit_knn.runs.identity`."""
 CHECKPOINTS = "checkpoints"
 LAST_NAME = "last.ckpt"
 # `CheckpointByImages` gives its files these names.

@@ -1,6 +1,6 @@
 """Batches gathered from a reference set; their order depends only on the seed and the epoch."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -12,6 +12,14 @@ from lit_knn.reference import ReferenceSet
 
 Batch = tuple[Tensor, Tensor | None]
 """Images (B, *shape), float32 in model space, and labels (B,) int64 on the CPU, or None."""
+
+
+def split_batch(batch: object) -> tuple[Tensor, Tensor | None]:
+    """Return the images of a batch, (B, *shape), and their labels, (B,), if it has any."""
+    if isinstance(batch, Tensor):
+        return batch, None
+    assert isinstance(batch, Sequence), f"a batch is a tensor or (x, labels), not {type(batch)}"
+    return batch[0], batch[1] if len(batch) > 1 else None
 
 
 class ReferenceBatches:

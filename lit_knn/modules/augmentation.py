@@ -4,7 +4,7 @@ import math
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from lit_knn.common.errors import InputError
 from lit_knn.common.memory import to_device
@@ -77,10 +77,10 @@ class GeometricAugmentation:
         stretch, axis = normal() * happens(self.p), angle() * happens(0.5)
         shifted = happens(self.p)
         shift_x, shift_y = normal() * shifted, normal() * shifted
+
         columns = [x_flip, y_flip, scale, rotation.cos() - 1, rotation.sin()]
-        labels = torch.stack(
-            [*columns, stretch * axis.cos(), stretch * axis.sin(), shift_x, shift_y], dim=1
-        )
+        columns += [stretch * axis.cos(), stretch * axis.sin(), shift_x, shift_y]
+        labels = torch.stack(columns, dim=1)
         warped = labels[:, 2:].ne(0).any(dim=1)
 
         # Mixed precision would round the map but not the labels, and the two would disagree.
@@ -88,14 +88,37 @@ class GeometricAugmentation:
             back = _unstretch(scale, scale) @ _rotation(rotation)
             back = back @ _rotation(-axis) @ _unstretch(stretch, -stretch) @ _rotation(axis)
             theta = _theta(back, torch.stack([shift_x, shift_y], dim=1), images.shape[2:])
-            labels, theta, changed = (
-                to_device(part, images.device) for part in (labels, theta, warped)
-            )
-            warp = Warp(labels[:, :2].bool(), theta)
+
+            labels = to_device(labels, images.device)
+            changed = to_device(warped, images.device)
+            warp = Warp(labels[:, :2].bool(), to_device(theta, images.device))
             result = warp.apply(images)
+
         # Resampling rounds pixels even where the map is the identity, so images that are not warped are only flipped.
         result = torch.where(changed[:, None, None, None], result, flip(images, warp.flips))
         return Augmented(result, labels, warped, warp)
+
+
+def check_labels(
+    augmentation: GeometricAugmentation | None, net: nn.Module, time_labels: int = 0
+) -> None:
+    """Raise InputError if the net takes another number of labels than it gets.
+
+    Args:
+        augmentation: gives labels, or None.
+        net: takes `augment_dim` labels.
+        time_labels: labels that hold a second time, see `LitMeanFlow`.
+    """
+    name, labels = "null", 0
+    if augmentation is not None:
+        name, labels = type(augmentation).__name__, augmentation.label_dim
+
+    augment_dim = getattr(net, "augment_dim", 0)
+    if labels + time_labels != augment_dim:
+        problem = f"augmentation={name} gives {labels} labels"
+        if time_labels:
+            problem += f" and the second time {time_labels}"
+        raise InputError(f"{problem}, but the net has augment_dim={augment_dim}")
 
 
 def _theta(back: Tensor, shift: Tensor, sides: torch.Size) -> Tensor:

@@ -6,10 +6,9 @@ deviation of its profile divided by T. Times are images seen.
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import chain
-from typing import Any
 
 import numpy as np
 import pytorch_lightning as pl
@@ -18,7 +17,11 @@ from pytorch_lightning.callbacks import WeightAveraging
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel
 
+from lit_knn.common.checkpoint_file import Content
 from lit_knn.common.errors import InputError
+from lit_knn.runs.clock import TrainingClock
+from lit_knn.runs.identity import SameRun
+from lit_knn.runs.run import find_callback
 
 # σ_rel of γ = 0, the plain mean of all weights: 12^(−1/2), rounded up so that users can give it. Longer averages would
 # prefer the weights of the beginning.
@@ -44,22 +47,25 @@ class MovingAverage(AveragedModel):
     @torch.no_grad()
     def update_parameters(self, model: nn.Module) -> None:
         """Move the average towards the values of `model`. All tensors of a type share a few launches."""
+        averages = _values_by_type(self.module)
+        currents = _values_by_type(model)
         first = self.n_averaged.item() == 0
-        pairs: dict[torch.dtype, tuple[list[Tensor], list[Tensor]]] = defaultdict(lambda: ([], []))
-        for averaged, current in zip(_values(self.module), _values(model), strict=True):
-            for tensors, tensor in zip(pairs[averaged.dtype], (averaged, current), strict=True):
-                tensors.append(tensor.detach())
-        for dtype, (averages, currents) in pairs.items():
+
+        for dtype, averaged in averages.items():
             # Integers, such as counts in a buffer, have no average.
             if first or not dtype.is_floating_point:
-                torch._foreach_copy_(averages, currents)
+                torch._foreach_copy_(averaged, currents[dtype])
             else:
-                torch._foreach_lerp_(averages, currents, 1 - self.decay())
+                torch._foreach_lerp_(averaged, currents[dtype], 1 - self.decay())
         self.n_averaged += 1
 
 
-def _values(model: nn.Module) -> Iterator[Tensor]:
-    return chain(model.parameters(), model.buffers())
+def _values_by_type(model: nn.Module) -> dict[torch.dtype, list[Tensor]]:
+    """Return the parameters and buffers of a model by their number type."""
+    values: dict[torch.dtype, list[Tensor]] = defaultdict(list)
+    for value in chain(model.parameters(), model.buffers()):
+        values[value.dtype].append(value.detach())
+    return values
 
 
 class Averaging(WeightAveraging):
@@ -76,9 +82,9 @@ class Averaging(WeightAveraging):
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Copy the module when a fit begins. Other commands get averaged weights from the checkpoint."""
-        self._average_model = (
-            MovingAverage(pl_module, self._of_run, self._decay) if stage == "fit" else None
-        )
+        self._average_model = None
+        if stage == "fit":
+            self._average_model = MovingAverage(pl_module, self._of_run, self._decay)
 
 
 def exponent(length: float) -> float:
@@ -117,9 +123,10 @@ class TrackedAverages:
     def __init__(self, model: nn.Module, device: torch.device, lengths: Sequence[float]) -> None:
         self.lengths = list(lengths)
         self._before, self._now = 0, 0
-        self._averages = [
-            MovingAverage(model, device, partial(self._decay, exponent(s))) for s in self.lengths
-        ]
+        self._averages = []
+        for length in self.lengths:
+            decay = partial(self._decay, exponent(length))
+            self._averages.append(MovingAverage(model, device, decay))
 
     def _decay(self, gamma: float) -> float:
         """Return β = (before/now)^(γ+1), the weight of the old average, Eq. 127 of arXiv 2312.02696.
@@ -138,52 +145,56 @@ class TrackedAverages:
         """Return the averaged weights by name, for each length; they are not copied."""
         return [average.module.state_dict() for average in self._averages]
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> Content:
         """Return what a checkpoint keeps."""
         return {
             "lengths": self.lengths,
             "averages": [average.state_dict() for average in self._averages],
         }
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: Content) -> None:
         """Go on from the averages of a checkpoint. Raises InputError if they have other lengths."""
         if state["lengths"] != self.lengths:
-            told = (
-                f"the checkpoint has averages of the lengths {state['lengths']}, not {self.lengths}"
-            )
-            raise InputError(f"{told}: they need the whole training, so give the same")
+            problem = f"the checkpoint has averages of the lengths {state['lengths']}"
+            advice = "they need the whole training, so give the same"
+            raise InputError(f"{problem}, not {self.lengths}: {advice}")
         for average, saved in zip(self._averages, state["averages"], strict=True):
             average.load_state_dict(saved)
 
 
 def make_snapshot(
-    trainer: pl.Trainer, pl_module: Any, tracked: TrackedAverages, dtype: torch.dtype
-) -> dict[str, Any] | None:
+    trainer: pl.Trainer, module: pl.LightningModule, tracked: TrackedAverages, dtype: torch.dtype
+) -> Content | None:
     """Collect the averages on the CPU, and all that a checkpoint without an optimiser has. All ranks must call this.
 
     Returns:
         The snapshot, with float32 weights in `dtype`, or None if an average is not finite in it.
     """
-    snapshot: dict[str, Any] = {
+    snapshot: Content = {
         "epoch": trainer.current_epoch,
         "global_step": trainer.global_step,
         "pytorch-lightning_version": pl.__version__,
         "hparams_name": "kwargs",
-        "hyper_parameters": dict(pl_module.hparams),
+        "hyper_parameters": dict(module.hparams),
     }
-    pl_module.on_save_checkpoint(snapshot)
-    # The module has not finished the batch yet, and so does not count its images.
-    snapshot["images_seen"] = int(pl_module.images_seen)
-    del snapshot["batches_done"]
+    module.on_save_checkpoint(snapshot)
+    for callback in (find_callback(trainer, TrainingClock), find_callback(trainer, SameRun)):
+        if callback is not None:
+            callback.on_save_checkpoint(trainer, module, snapshot)
+
+    averages = []
+    for weights in tracked.weights():
+        averages.append({name: _stored(value, dtype) for name, value in weights.items()})
     snapshot["lengths"] = tracked.lengths
-    snapshot["averages"] = [
-        {n: _stored(v, dtype) for n, v in each.items()} for each in tracked.weights()
-    ]
-    finite = all(value.isfinite().all() for each in snapshot["averages"] for value in each.values())
-    return snapshot if finite else None
+    snapshot["averages"] = averages
+
+    for weights in averages:
+        if not all(value.isfinite().all() for value in weights.values()):
+            return None
+    return snapshot
 
 
 def _stored(value: Tensor, dtype: torch.dtype) -> Tensor:
-    return value.detach().to(
-        "cpu", dtype if value.dtype == torch.float32 else value.dtype, copy=True
-    )
+    """Copy a value to the CPU, and float32 weights to `dtype`."""
+    dtype = dtype if value.dtype == torch.float32 else value.dtype
+    return value.detach().to("cpu", dtype, copy=True)

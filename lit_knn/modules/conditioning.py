@@ -1,18 +1,22 @@
 """Checks the options and data of class-conditional training and sampling, and draws the class of each sample."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from lightning_utilities.core.rank_zero import rank_zero_warn
 from torch import Tensor
 
+from lit_knn.common.checkpoint_file import Content
 from lit_knn.common.errors import InputError
+from lit_knn.common.memory import to_device
 from lit_knn.common.rng import keyed_generator
+from lit_knn.estimators import Estimator, class_conditional
 from lit_knn.nets.base import NO_CLASS, class_number, name_classes
 from lit_knn.reference import ReferenceSet
 from lit_knn.sampling.guidance import check_guidance
+from lit_knn.sampling.noise_grid import LevelRange
 from lit_knn.sampling.samplers import seeded_classes
 
 NUMBER = re.compile(r"-?[0-9]+")
@@ -20,6 +24,11 @@ NUMBER = re.compile(r"-?[0-9]+")
 QUOTED = re.compile(r"(['\"])(.*)\1", re.DOTALL)
 # The command line reads these words as no value.
 NULLS = ("null", "Null", "NULL", "None", "~")
+
+
+def labels_on(device: torch.device, class_label: Tensor | None) -> Tensor | None:
+    """Copy labels (B,), if there are any, to the device of the network; see `to_device`."""
+    return None if class_label is None else to_device(class_label, device)
 
 
 class Conditioning:
@@ -53,12 +62,15 @@ class Conditioning:
             raise InputError(f"label_dropout must be at least 0 and below 1, got {label_dropout}")
         if label_dropout and not class_conditional:
             raise InputError(f"label_dropout={label_dropout}, but class_conditional is false")
-        if label_dropout and getattr(net, "label_dropout", 0):
+
+        dropout_of_net = getattr(net, "label_dropout", 0)
+        if label_dropout and dropout_of_net:
             raise InputError(
                 f"label_dropout={label_dropout}, but the net drops labels, too: set one to 0"
             )
+
         self.label_dropout = label_dropout
-        self.drops_labels = bool(label_dropout or getattr(net, "label_dropout", 0))
+        self.drops_labels = bool(label_dropout or dropout_of_net)
         self.num_classes = num_classes
         self._net = net
         self._sampling_class = None if sampling_class is None else str(sampling_class)
@@ -93,6 +105,17 @@ class Conditioning:
 
         return class_number("sampling_class", self._net, text)
 
+    def estimator_for(self, estimator: Estimator, level_range: LevelRange) -> Estimator:
+        """Return an estimator that averages over the images of each item's class, if the model gets labels.
+
+        Raises InputError if a noise level of the estimator itself is outside those of the training.
+        """
+        estimator.check_levels(*level_range.noise_range())
+        if not self:
+            return estimator
+        # The target of an item without a class is the mean over all images.
+        return class_conditional(estimator, unlabelled=self.label_dropout > 0)
+
     def check_data(self, reference: ReferenceSet, class_names: list[str] | None) -> None:
         """Check labels and classes of the data, and take over the names of its classes, if it has any."""
         if not self:
@@ -103,21 +126,27 @@ class Conditioning:
             raise InputError(
                 "class_conditional=True needs all images on each device: set data.sharded to false"
             )
-        found = reference.labels.unique().tolist()
-        if found != list(range(self.num_classes)):
-            # With more classes than the data, samples would be of classes that do not exist.
-            gap = next((label for label in range(found[-1]) if label not in found), None)
-            mend = (
-                f"give it {len(found)}"
-                if gap is None
-                else f"no image has the label {gap}, renumber the labels"
-            )
-            told = f"the labels of the data are {found[0]} to {found[-1]}"
-            raise InputError(f"{told}, but the net has num_classes={self.num_classes}: {mend}")
+        self._check_labels(reference.labels.unique().tolist())
         if class_names is not None:
             name_classes(self._net, class_names)
         self._warn_of_hidden_names()
         self.chosen_class()  # An unknown name is refused before the work.
+
+    def _check_labels(self, labels: list[int]) -> None:
+        """Raise InputError if the labels of the data, ascending, are not those of the classes.
+
+        With more classes than the data, samples would be of classes that do not exist.
+        """
+        if labels == list(range(self.num_classes)):
+            return
+
+        advice = f"give it {len(labels)}"
+        for label in range(labels[-1]):
+            if label not in labels:
+                advice = f"no image has the label {label}, renumber the labels"
+                break
+        problem = f"the labels of the data are {labels[0]} to {labels[-1]}"
+        raise InputError(f"{problem}, but the net has num_classes={self.num_classes}: {advice}")
 
     def _warn_of_hidden_names(self) -> None:
         """Warn if no class is chosen, and the command line reads the name of one as no class."""
@@ -131,7 +160,7 @@ class Conditioning:
         """Raise InputError if the model has no classes to guide to, or is never trained without them."""
         check_guidance(guidance, self.num_classes, self.drops_labels)
 
-    def take_over(self, description: Mapping[str, Any], trains: bool) -> None:
+    def take_over(self, description: Content, trains: bool) -> None:
         """Take over from a checkpoint whether its training hid some of the labels, and for sampling its class names.
 
         Args:

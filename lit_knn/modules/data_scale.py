@@ -52,3 +52,9 @@ def warn_of_scale(reference: ReferenceSet, expected: float, owner: str, advice: 
     # The mean of pixels in [-1, 1] is never so far from 0.
     if abs(mean) > expected * FACTOR:
         rank_zero_warn(f"the data's mean is {mean:.2g}, far from 0: subtract it from the data")
+
+
+def warn_of_sigma_data(reference: ReferenceSet, sigma_data: float) -> None:
+    """Warn if the data deviate far from the option `sigma_data`; see `warn_of_scale`."""
+    advice = "scale the data, or give --model.sigma_data {deviation} and noise levels to match"
+    warn_of_scale(reference, sigma_data, "sigma_data is", f"{advice}, as lit-knn probe shows")

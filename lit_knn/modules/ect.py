@@ -2,11 +2,11 @@
 
 from collections.abc import Callable, Sequence
 from os import PathLike, fspath
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from lit_knn.common.checkpoint_file import Content
 from lit_knn.common.errors import InputError, prefixed
 from lit_knn.estimators import Estimator
 from lit_knn.modules.conditioning import Conditioning
@@ -98,34 +98,46 @@ class LitECT(ConsistencyTraining):
             net = _started_network(start, net, sigma_data)
             conditioning = Conditioning(net, class_conditional, sampling_class)
             super().__init__(
-                net, estimator, solver, metric, EDM_GRID, conditioning, sigma_data, 0.0
+                net,
+                estimator,
+                solver,
+                metric,
+                EDM_GRID,
+                conditioning,
+                lr=lr,
+                ema_decay=ema_decay,
+                P_mean=P_mean,
+                P_std=P_std,
+                sigma_data=sigma_data,
+                sigma_min=0.0,
+                sampling_sigmas=sampling_sigmas,
+                predict_steps=predict_steps,
+                seed=seed,
             )
             # A path object among the options would make a checkpoint that no safe reader opens.
             self.save_hyperparameters(ignore=["net", "estimator", "start", "solver", "metric"])
             self.schedule = schedule
             self._has_weights = start is not None
-            self.check_shared_options()
 
-    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+    def on_load_checkpoint(self, checkpoint: Content) -> None:
         super().on_load_checkpoint(checkpoint)
         self._has_weights = True
 
     def on_fit_start(self) -> None:
-        """Also refuses to train from random weights."""
+        """Refuse to train from random weights."""
         if not self._has_weights:
             raise InputError(
                 "LitECT: start=null has no trained network: give a start, or --ckpt_path to go on"
             )
-        super().on_fit_start()
 
     def check_scale(self, reference: ReferenceSet) -> None:
         """Warn if the data's standard deviation is far from `sigma_data`, that of the data of `start`."""
-        sigma_data = self.consistency_function.sigma_data
-        warn_of_scale(reference, sigma_data, "sigma_data is", "scale the data as those of start")
+        advice = "scale the data as those of start"
+        warn_of_scale(reference, self.sigma_data, "sigma_data is", advice)
 
     def draw_levels(self, size: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         """Draw t from the log-normal distribution, and map it to r; each is (size,) float64."""
-        t = log_normal_sigmas(size, self.hparams.P_mean, self.hparams.P_std, generator)
+        t = log_normal_sigmas(size, self.P_mean, self.P_std, generator)
         return t, self.schedule.teacher_level(t, self.schedule.stage(self.step))
 
     def step_down(self, z: Tensor, t: Tensor, r: Tensor, posterior_mean: PosteriorMean) -> Tensor:
@@ -137,9 +149,8 @@ class LitECT(ConsistencyTraining):
         far = per_item(r < LEAST_RATIO * t, z)
         # A step to 0 ends on the posterior mean μ, and Euler's step to r on the line from z to μ.
         stepped = self.solver(z, t, torch.where(far.flatten(), 0.0, r), posterior_mean)
-        return torch.where(
-            far, torch.lerp(stepped.double(), z.double(), per_item(r / t, z)), stepped
-        ).to(z.dtype)
+        on_line = torch.lerp(stepped.double(), z.double(), per_item(r / t, z))
+        return torch.where(far, on_line, stepped).to(z.dtype)
 
     def interval_metrics(self) -> dict[str, float]:
         """Return the stage of the schedule, for the log."""
@@ -155,12 +166,13 @@ def _started_network(
         if net is None:
             raise InputError("start=null needs net, the architecture of the checkpoint")
         return net
+
     try:
         denoiser = load_network_to_tune(start, net)
     except InputError as error:
         raise InputError(f"start={error}") from error
+
     if denoiser.sigma_data != sigma_data:
-        raise InputError(
-            f"start={fspath(start)} was trained with sigma_data={denoiser.sigma_data}, not {sigma_data}"
-        )
+        problem = f"start={fspath(start)} was trained with sigma_data={denoiser.sigma_data}"
+        raise InputError(f"{problem}, not {sigma_data}")
     return denoiser.model

@@ -1,18 +1,20 @@
 """EDM diffusion models (Karras et al. 2022) trained towards the posterior mean of any estimator: Table 2."""
 
-from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
+from lit_knn.common.checkpoint_file import Content
 from lit_knn.common.errors import check_positive, prefixed
 from lit_knn.estimators import Estimator
 from lit_knn.modules.augmentation import GeometricAugmentation
 from lit_knn.modules.conditioning import Conditioning
+from lit_knn.modules.data_scale import warn_of_sigma_data
 from lit_knn.modules.model_checks import check_preconditioning
 from lit_knn.modules.regression import PosteriorRegression
 from lit_knn.nets.precond import EDMPrecond
+from lit_knn.reference import ReferenceSet
 from lit_knn.sampling import DiffusionModel
 from lit_knn.sampling.diffusion_model import check_process
 from lit_knn.sampling.noise_grid import NoiseGrid
@@ -72,7 +74,6 @@ class LitEDM(PosteriorRegression):
         seed: first part of the key of every random draw.
     """
 
-    grid: NoiseGrid
     untrained_options = (*PosteriorRegression.untrained_options, "guidance")
 
     def __init__(
@@ -101,16 +102,34 @@ class LitEDM(PosteriorRegression):
     ) -> None:
         with prefixed("LitEDM"):
             conditioning = Conditioning(net, class_conditional, sampling_class, label_dropout)
-            grid = NoiseGrid(sigma_min, sigma_max, rho)
-            super().__init__(net, estimator, grid, conditioning, augmentation, warped)
-            self.save_hyperparameters(ignore=["net", "estimator", "augmentation", "process"])
-            self.denoiser = EDMPrecond(net, sigma_data)
-            self.check_training_options()
-            check_positive(P_std=P_std, sigma_data=sigma_data, sampling_steps=sampling_steps)
             conditioning.check_guidance(guidance)
+            grid = NoiseGrid(sigma_min, sigma_max, rho)
             grid.descending(sampling_steps)
-            self.sampling_process = EDM_PROCESS if process is None else process
-            check_process(self.sampling_process, grid)
+            process = EDM_PROCESS if process is None else process
+            check_process(process, grid)
+            check_positive(P_std=P_std, sigma_data=sigma_data, sampling_steps=sampling_steps)
+            super().__init__(
+                net,
+                estimator,
+                grid,
+                conditioning,
+                augmentation,
+                warped,
+                lr=lr,
+                lr_ramp_up_images=lr_ramp_up_images,
+                ema_half_life_images=ema_half_life_images,
+                measure_target=measure_target,
+                seed=seed,
+            )
+        self.save_hyperparameters(ignore=["net", "estimator", "augmentation", "process"])
+        self.denoiser = EDMPrecond(net, sigma_data)
+        self.grid = grid
+        self.sigma_data = sigma_data
+        self.P_mean = P_mean
+        self.P_std = P_std
+        self.sampling_steps = sampling_steps
+        self.sampling_process = process
+        self.guidance = guidance
 
     @property
     def network(self) -> nn.Module:
@@ -123,8 +142,7 @@ class LitEDM(PosteriorRegression):
 
     def draw_times(self, size: int, generator: torch.Generator) -> Tensor:
         """Draw the noise levels: ln σ ~ N(P_mean, P_std²)."""
-        h = self.hparams
-        return log_normal_sigmas(size, h.P_mean, h.P_std, generator)
+        return log_normal_sigmas(size, self.P_mean, self.P_std, generator)
 
     def item_losses(
         self,
@@ -135,30 +153,33 @@ class LitEDM(PosteriorRegression):
         augment_label: Tensor | None,
     ) -> Tensor:
         """Compute λ(σ)·‖D(z, σ) − μ̂‖²/d of each item, (B,); λ = (σ² + σ_data²)/(σ·σ_data)²."""
-        h = self.hparams
         denoised = self.denoiser(z, t, class_label, augment_label)
-        return edm_weight(t, h.sigma_data).float() * (denoised - target).square().flatten(1).mean(1)
+        weight = edm_weight(t, self.sigma_data).float()
+        return weight * (denoised - target).square().flatten(1).mean(1)
 
     def objective(self, loss: Tensor, x: Tensor) -> Tensor:
         """Return EDM's loss: the sum over pixels, then the mean over items."""
         return loss.mean() * x[0].numel()
 
-    def check_checkpoint(self, checkpoint: Mapping[str, Any]) -> None:
+    def check_checkpoint(self, checkpoint: Content) -> None:
         """Also refuses another preconditioning."""
         super().check_checkpoint(checkpoint)
         check_preconditioning(
             "LitEDM", checkpoint.get("hyper_parameters", {}), sigma_data=self.denoiser.sigma_data
         )
 
+    def check_scale(self, reference: ReferenceSet) -> None:
+        """Warn if the data's standard deviation is far from `sigma_data`."""
+        warn_of_sigma_data(reference, self.sigma_data)
+
     def generative_model(self) -> DiffusionModel:
-        h = self.hparams
-        options = (
+        return DiffusionModel(
+            self.denoiser,
+            self.known_image_shape(),
             self.grid,
-            h.sampling_steps,
+            self.sampling_steps,
             self.conditioning.chosen_class(),
             self.sampling_process,
-            h.guidance,
-        )
-        return DiffusionModel(
-            self.denoiser, self.known_image_shape(), *options, self.conditioning.drops_labels
+            self.guidance,
+            self.conditioning.drops_labels,
         )

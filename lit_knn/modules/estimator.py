@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
 
 import pytorch_lightning as pl
 import torch
@@ -39,8 +38,6 @@ class LitEstimator(pl.LightningModule):
     needs_checkpoint = False
     """False: there is nothing to `fit`, and `validate` and `predict` need no checkpoint."""
 
-    hparams: Any
-
     def __init__(
         self,
         estimator: Estimator | None = None,
@@ -65,6 +62,9 @@ class LitEstimator(pl.LightningModule):
             self.estimator = estimator
             knows_classes = estimator is not None and estimator.num_classes > 0
             self.conditioning = Conditioning(estimator, knows_classes, sampling_class)
+
+        self.sampling_steps = sampling_steps
+        self.seed = seed
         self.step = 0
         self.images_seen = 0
 
@@ -81,7 +81,7 @@ class LitEstimator(pl.LightningModule):
         if self.estimator is not None and self.estimator.needs_reference:
             self.estimator.bind(reference)
 
-    def validation_step(self, batch: Any, batch_idx: int) -> None:
+    def validation_step(self, batch: object, batch_idx: int) -> None:
         """Do nothing, because the callbacks measure."""
 
     def predict_step(self, batch: Tensor, batch_idx: int) -> Tensor:
@@ -96,11 +96,12 @@ class LitEstimator(pl.LightningModule):
         """
         if self.estimator is None:
             raise InputError("LitEstimator: estimator is null, so there is nothing to sample with")
-        h = self.hparams
+
         seeds = torch.as_tensor(seeds)
-        generator = keyed_generator(self.device, h.seed, *seeds[:1].tolist(), Stream.SAMPLING)
+        generator = keyed_generator(self.device, self.seed, *seeds[:1].tolist(), Stream.SAMPLING)
         labels = self.conditioning.of_samples(seeds, self.device)
         mean = partial(self.estimator.posterior_mean, generator=generator, labels=labels)
+
         noise = seeded_noise(seeds, data_reference(self.trainer).shape, device=self.device)
-        steps = h.sampling_steps if num_steps is None else num_steps
+        steps = self.sampling_steps if num_steps is None else num_steps
         return heun_sampler(mean, noise, steps, self.grid, process=self.process)

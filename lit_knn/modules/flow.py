@@ -1,12 +1,13 @@
 """Flow matching (Lipman et al. 2022) trained towards the velocity of any estimator."""
 
 import copy
-from collections.abc import Callable, Mapping
-from typing import Any, Literal
+from collections.abc import Callable
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
+from lit_knn.common.checkpoint_file import Content
 from lit_knn.common.errors import InputError, check_positive, prefixed
 from lit_knn.estimators import Estimator
 from lit_knn.modules.augmentation import GeometricAugmentation
@@ -68,7 +69,6 @@ class LitFlow(PosteriorRegression):
         seed: first part of the key of every random draw.
     """
 
-    times: TimeDistribution
     untrained_options = (*PosteriorRegression.untrained_options, "guidance")
 
     def __init__(
@@ -94,31 +94,34 @@ class LitFlow(PosteriorRegression):
     ) -> None:
         with prefixed("LitFlow"):
             conditioning = Conditioning(net, class_conditional, sampling_class, label_dropout)
+            conditioning.check_guidance(guidance)
             times = UniformTimes() if times is None else copy.copy(times)
             process = LINEAR_PROCESS if process is None else process
             check_flow_process(process, times)
             times.process = process
-            super().__init__(net, estimator, times, conditioning, augmentation, warped)
-            self.times = times
+            check_positive(sampling_steps=sampling_steps)
+            times.descending(sampling_steps)
+            super().__init__(
+                net,
+                estimator,
+                times,
+                conditioning,
+                augmentation,
+                warped,
+                lr=lr,
+                lr_ramp_up_images=lr_ramp_up_images,
+                ema_half_life_images=ema_half_life_images,
+                measure_target=measure_target,
+                seed=seed,
+            )
             objects = ["net", "estimator", "output", "times", "augmentation", "sampler", "process"]
             self.save_hyperparameters(ignore=objects)
-            self.process = process
-            self.flow = output(net)
-            if not isinstance(self.flow, FlowNetwork):
-                made = type(self.flow).__name__
-                raise InputError(
-                    f"output={output.__name__} makes {made}, not a FlowNetwork of lit_knn.nets.flow"
-                )
-            if type(self.flow) not in OUTPUTS.values() and type(process) is not LinearInterpolant:
-                raise InputError(
-                    f"process={type(process).__name__} needs an output of lit_knn.nets.flow"
-                )
-            self.flow.process = process
-            self.sampler = FixedSteps() if sampler is None else sampler
-            self.check_training_options()
-            check_positive(sampling_steps=sampling_steps)
-            conditioning.check_guidance(guidance)
-            self.times.descending(sampling_steps)
+            self.flow = _flow_network(output, net, process)
+        self.times = times
+        self.process = process
+        self.sampler = FixedSteps() if sampler is None else sampler
+        self.sampling_steps = sampling_steps
+        self.guidance = guidance
 
     @property
     def network(self) -> nn.Module:
@@ -154,34 +157,46 @@ class LitFlow(PosteriorRegression):
             warn_of_scale(reference, expected, "sigma_data of output is", "scale the data")
 
     def generative_model(self) -> FlowModel:
-        h = self.hparams
-        options = (
+        return FlowModel(
+            self.flow,
+            self.known_image_shape(),
             self.times,
             self.sampler,
-            h.sampling_steps,
+            self.sampling_steps,
             self.conditioning.chosen_class(),
-            h.guidance,
-        )
-        return FlowModel(
-            self.flow, self.known_image_shape(), *options, self.conditioning.drops_labels
+            self.guidance,
+            self.conditioning.drops_labels,
         )
 
     # Checkpoints
 
-    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+    def on_save_checkpoint(self, checkpoint: Content) -> None:
         """Also saves what the network puts out."""
         super().on_save_checkpoint(checkpoint)
         checkpoint[FLOW_KEY] = self.flow.description()
 
-    def check_checkpoint(self, checkpoint: Mapping[str, Any]) -> None:
+    def check_checkpoint(self, checkpoint: Content) -> None:
         """Also refuses another parameterisation."""
-        own, saved = self.flow.description(), checkpoint.get(FLOW_KEY)
+        saved, expected = checkpoint.get(FLOW_KEY), self.flow.description()
         if saved is None:
             raise InputError(
                 "the checkpoint is not of LitFlow: it has no parameterisation of a flow"
             )
-        if saved != own:
-            raise InputError(
-                f"the checkpoint is of another parameterisation: {saved}, but the model has {own}"
-            )
+        if saved != expected:
+            problem = f"the checkpoint is of another parameterisation: {saved}"
+            raise InputError(f"{problem}, but the model has {expected}")
         super().check_checkpoint(checkpoint)
+
+
+def _flow_network(
+    output: Callable[[nn.Module], FlowNetwork], net: nn.Module, process: Process
+) -> FlowNetwork:
+    """Wrap a net in what it puts out, for the times of a process; see `LitFlow`."""
+    flow = output(net)
+    if not isinstance(flow, FlowNetwork):
+        made = f"output={output.__name__} makes {type(flow).__name__}"
+        raise InputError(f"{made}, not a FlowNetwork of lit_knn.nets.flow")
+    if type(flow) not in OUTPUTS.values() and type(process) is not LinearInterpolant:
+        raise InputError(f"process={type(process).__name__} needs an output of lit_knn.nets.flow")
+    flow.process = process
+    return flow

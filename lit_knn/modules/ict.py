@@ -13,6 +13,8 @@ from lit_knn.common.memory import to_device
 from lit_knn.estimators import Estimator
 from lit_knn.modules.conditioning import Conditioning
 from lit_knn.modules.consistency import ConsistencyTraining, check_not_augmented
+from lit_knn.modules.data_scale import warn_of_sigma_data
+from lit_knn.reference import ReferenceSet
 from lit_knn.sampling.noise_grid import NoiseGrid
 from lit_knn.sampling.schedules import PseudoHuber, ict_num_steps, lognormal_step_probs
 from lit_knn.sampling.solvers import heun_step
@@ -74,58 +76,69 @@ class LitICT(ConsistencyTraining):
     ) -> None:
         with prefixed("LitICT"):
             check_not_augmented(net)
-            grid = NoiseGrid(sigma_min, sigma_max, rho)
-            conditioning = Conditioning(net, class_conditional, sampling_class)
             super().__init__(
                 net,
                 estimator,
                 solver,
                 PseudoHuber(huber_c),
-                grid,
-                conditioning,
-                sigma_data,
-                sigma_min,
+                NoiseGrid(sigma_min, sigma_max, rho),
+                Conditioning(net, class_conditional, sampling_class),
+                lr=lr,
+                ema_decay=ema_decay,
+                P_mean=P_mean,
+                P_std=P_std,
+                sigma_data=sigma_data,
+                sigma_min=sigma_min,
+                sampling_sigmas=sampling_sigmas,
+                predict_steps=predict_steps,
+                seed=seed,
             )
             self.save_hyperparameters(ignore=["net", "estimator", "solver"])
-            self._levels_of: tuple[int, torch.device] | None = None
-            self._kept_levels: tuple[Tensor, Tensor]
-            self.check_shared_options()
+            self.total_steps = total_steps
+            self.s0 = s0
+            self.s1 = s1
             self._check_schedule()
+        # The grid and p(i), which change only when N(k) grows.
+        self._levels: tuple[Tensor, Tensor] | None = None
+        self._levels_of: tuple[int, torch.device] | None = None
 
     def _check_schedule(self) -> None:
-        h = self.hparams
-        if (first := h.sampling_sigmas[0]) > h.sigma_max:
+        highest, sigma_max = self.sampling_sigmas[0], self.grid.sigma_max
+        if highest > sigma_max:
             raise InputError(
-                f"sampling_sigmas begin at {first}, but no level above sigma_max={h.sigma_max} is trained"
+                f"sampling_sigmas begin at {highest}, but no level above sigma_max={sigma_max} is trained"
             )
-        ict_num_steps(0, h.total_steps, h.s0, h.s1)
-        self.grid.ascending(h.s1 + 1)
-        sigmas = self.grid.ascending(h.s0 + 1)
-        if not lognormal_step_probs(sigmas, h.P_mean, h.P_std).isfinite().all():
+        ict_num_steps(0, self.total_steps, self.s0, self.s1)
+        self.grid.ascending(self.s1 + 1)
+        sigmas = self.grid.ascending(self.s0 + 1)
+        if not lognormal_step_probs(sigmas, self.P_mean, self.P_std).isfinite().all():
             raise InputError(
-                f"P_mean={h.P_mean}, P_std={h.P_std} leave no noise level any probability"
+                f"P_mean={self.P_mean}, P_std={self.P_std} leave no noise level any probability"
             )
 
     @property
     def num_steps(self) -> int:
         """Number of grid points N(k) at the current iteration."""
-        h = self.hparams
-        return ict_num_steps(self.step, h.total_steps, h.s0, h.s1)
+        return ict_num_steps(self.step, self.total_steps, self.s0, self.s1)
 
     def draw_levels(self, size: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         """Draw t_i and t_{i−1} for `size` items from p(i); each is (size,) float64."""
-        sigmas, probs = self._levels(self.num_steps)
+        sigmas, probs = self._grid_and_probs(self.num_steps)
         lower = torch.multinomial(probs, size, replacement=True, generator=generator)
         return sigmas[lower + 1], sigmas[lower]
 
-    def _levels(self, num_steps: int) -> tuple[Tensor, Tensor]:
+    def _grid_and_probs(self, num_steps: int) -> tuple[Tensor, Tensor]:
         """Return the grid and p(i) on the module's device. They are copied only when N(k) grows."""
-        if self._levels_of != (num_steps, self.device):
-            h, sigmas = self.hparams, self.grid.ascending(num_steps)
-            probs = lognormal_step_probs(sigmas, h.P_mean, h.P_std)
-            self._kept_levels = to_device(sigmas, self.device), to_device(probs, self.device)
+        if self._levels is None or self._levels_of != (num_steps, self.device):
+            sigmas = self.grid.ascending(num_steps)
+            probs = lognormal_step_probs(sigmas, self.P_mean, self.P_std)
+            self._levels = to_device(sigmas, self.device), to_device(probs, self.device)
             self._levels_of = num_steps, self.device
-        return self._kept_levels
+        return self._levels
+
+    def check_scale(self, reference: ReferenceSet) -> None:
+        """Warn if the data's standard deviation is far from `sigma_data`."""
+        warn_of_sigma_data(reference, self.sigma_data)
 
     def interval_metrics(self) -> dict[str, float]:
         """Return the number of grid points N(k), for the log."""

@@ -2,12 +2,10 @@
 
 import copy
 import math
-from collections.abc import Callable
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from lit_knn.common.errors import InputError, check_positive, prefixed
 from lit_knn.common.rng import Stream, keyed_default_rng
@@ -15,10 +13,10 @@ from lit_knn.estimators import Estimator
 from lit_knn.modules.augmentation import GeometricAugmentation
 from lit_knn.modules.conditioning import Conditioning
 from lit_knn.modules.data_scale import warn_of_scale
+from lit_knn.modules.mean_flow_error import average_velocity_error, guidance_of_velocities
 from lit_knn.modules.regression import PosteriorRegression
 from lit_knn.modules.time_distributions import LogitNormalTimes, TimeDistribution
 from lit_knn.nets.average_velocity import GAP_FEATURES, AverageVelocity
-from lit_knn.nets.base import NO_CLASS
 from lit_knn.reference import ReferenceSet
 from lit_knn.sampling import MeanFlowModel
 from lit_knn.theory.noise import LINEAR_PROCESS, per_item
@@ -74,7 +72,6 @@ class LitMeanFlow(PosteriorRegression):
 
     process = LINEAR_PROCESS
     time_labels = GAP_FEATURES
-    times: TimeDistribution
 
     def __init__(
         self,
@@ -100,15 +97,6 @@ class LitMeanFlow(PosteriorRegression):
     ) -> None:
         with prefixed("LitMeanFlow"):
             conditioning = Conditioning(net, class_conditional, sampling_class, label_dropout)
-            times = LogitNormalTimes(-2.0, 2.0) if times is None else copy.copy(times)
-            super().__init__(net, estimator, times, conditioning, augmentation, warped)
-            self.times = times
-            self.save_hyperparameters(
-                ignore=["net", "estimator", "tangent", "times", "augmentation"]
-            )
-            self.flow = AverageVelocity(net)
-            self.tangent = None if tangent is None else self.fitted(tangent)
-            self.check_training_options()
             check_positive(sampling_steps=sampling_steps)
             if not 0 <= different <= 1:
                 raise InputError(f"different must be from 0 to 1, got {different}")
@@ -116,13 +104,46 @@ class LitMeanFlow(PosteriorRegression):
                 raise InputError(f"power must be at least 0, got {power}")
             if not 0 <= kappa < 1:
                 raise InputError(f"kappa must be at least 0 and below 1, got {kappa}")
+
+            times = LogitNormalTimes(-2.0, 2.0) if times is None else copy.copy(times)
+            super().__init__(
+                net,
+                estimator,
+                times,
+                conditioning,
+                augmentation,
+                warped,
+                lr=lr,
+                lr_ramp_up_images=lr_ramp_up_images,
+                ema_half_life_images=ema_half_life_images,
+                measure_target=measure_target,
+                seed=seed,
+            )
+            objects = ["net", "estimator", "tangent", "times", "augmentation"]
+            self.save_hyperparameters(ignore=objects)
+            self.tangent: Estimator | None = None
+            if tangent is not None:
+                self.tangent = conditioning.estimator_for(tangent, times)
+                self.check_can_warp("tangent", tangent)
+
             # The net would drop other labels in each of its evaluations.
             conditioning.drops_labels = label_dropout > 0
             conditioning.check_guidance(round(guidance / (1 - kappa), 9))
 
+        self.flow = AverageVelocity(net)
+        self.times = times
+        self.different = different
+        self.power = power
+        self.sampling_steps = sampling_steps
+        self.guidance = guidance
+        self.kappa = kappa
+
     @property
     def estimators(self) -> dict[str, Estimator]:
-        return super().estimators | ({} if self.tangent is None else {"tangent": self.tangent})
+        estimators = super().estimators
+        if self.tangent is not None:
+            estimators["tangent"] = self.tangent
+        return estimators
 
     @property
     def network(self) -> nn.Module:
@@ -140,7 +161,7 @@ class LitMeanFlow(PosteriorRegression):
     def draw_lower(self, t: Tensor, generator: torch.Generator) -> Tensor:
         """Draw r for each t (B,): the smaller of the two draws, given t, or t itself."""
         r = self.times.draw_below(t, generator)
-        differs = torch.rand(len(t), generator=generator, device=t.device) < self.hparams.different
+        differs = torch.rand(len(t), generator=generator, device=t.device) < self.different
         return torch.where(differs, r, t)
 
     def losses(
@@ -176,52 +197,30 @@ class LitMeanFlow(PosteriorRegression):
             class_label: (B,) int64, `NO_CLASS` for an item without a class, or None.
             augment_label: (B, label_dim), or None.
         """
-        guided = self._guidance(z, t, class_label, augment_label)
-        # Older PyTorch would take the weights that it cast without gradients.
-        torch.clear_autocast_cache()
-        velocity, tangent = (
-            guided(self.process.velocity(z, per_item(t, z), each).to(z.dtype))
-            for each in (mean, tangent_mean)
+        guided = guidance_of_velocities(
+            self.flow, z, t, class_label, augment_label, self.guidance, self.kappa
         )
+        velocity = guided(self.process.velocity(z, per_item(t, z), mean).to(z.dtype))
+        tangent = guided(self.process.velocity(z, per_item(t, z), tangent_mean).to(z.dtype))
 
         def average(z: Tensor, r: Tensor, t: Tensor) -> Tensor:
             return self.flow(z, t, class_label, r, augment_label)
 
-        # The fused kernels of attention have no forward derivative, and a CPU's group norm mixes number types in it.
-        with sdpa_kernel(SDPBackend.MATH), torch.autocast("cpu", enabled=False):
-            u, derivative = torch.func.jvp(
-                average, (z, r, t), (tangent, torch.zeros_like(r), torch.ones_like(t))
-            )[:2]
-        wanted = velocity - per_item(t - r, z).to(z.dtype) * derivative.detach()
-        return (u - wanted).square().flatten(1).mean(1)
-
-    @torch.no_grad()
-    def _guidance(
-        self, z: Tensor, t: Tensor, class_label: Tensor | None, augment_label: Tensor | None
-    ) -> Callable[[Tensor], Tensor]:
-        """Return what guidance makes of a velocity (B, *shape); items without a class keep theirs."""
-        weight, kappa = self.hparams.guidance, self.hparams.kappa
-        if class_label is None or (weight == 1 and kappa == 0):
-            return lambda velocity: velocity
-        own = self.flow(z, t, class_label, augment_label=augment_label)
-        without = self.flow(
-            z, t, torch.full_like(class_label, NO_CLASS), augment_label=augment_label
-        )
-        rest = kappa * own + (1 - weight - kappa) * without
-        unlabelled = per_item(class_label == NO_CLASS, z)
-        return lambda velocity: torch.where(unlabelled, velocity, weight * velocity + rest)
+        return average_velocity_error(average, z, r, t, velocity, tangent)
 
     def objective(self, loss: Tensor, x: Tensor) -> Tensor:
         """Weight each item's ‖Δ‖² by 1/(‖Δ‖² + c)^power, without gradient, and take the mean."""
         errors = loss * x[0].numel()
-        return (errors / (errors.detach() + WEIGHT_FLOOR) ** self.hparams.power).mean()
+        return (errors / (errors.detach() + WEIGHT_FLOOR) ** self.power).mean()
 
     def check_scale(self, reference: ReferenceSet) -> None:
         """Warn if the data's standard deviation is far from that of the noise, 1."""
         warn_of_scale(reference, 1.0, "a flow expects", "scale the data")
 
     def generative_model(self) -> MeanFlowModel:
-        chosen = self.conditioning.chosen_class()
         return MeanFlowModel(
-            self.flow, self.known_image_shape(), self.hparams.sampling_steps, chosen
+            self.flow,
+            self.known_image_shape(),
+            self.sampling_steps,
+            self.conditioning.chosen_class(),
         )

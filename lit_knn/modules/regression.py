@@ -9,16 +9,15 @@ import torch
 from torch import Tensor, nn
 
 from lit_knn.common.errors import InputError, check_positive
-from lit_knn.common.memory import to_device
 from lit_knn.common.rng import Stream, keyed_default_rng, keyed_generator
 from lit_knn.estimators import ByClass, Estimator, Exact
-from lit_knn.modules.augmentation import Augmented, GeometricAugmentation
+from lit_knn.modules.augmentation import Augmented, GeometricAugmentation, check_labels
+from lit_knn.modules.augmented_mean import augmented_mean
 from lit_knn.modules.base import EstimatorTraining
-from lit_knn.modules.conditioning import Conditioning
+from lit_knn.modules.conditioning import Conditioning, labels_on
 from lit_knn.runs.run import data_autoencoder, find_reference
 from lit_knn.sampling.noise_grid import LevelRange
 from lit_knn.theory.noise import EDM_PROCESS, Process, forward_noise, under_process
-from lit_knn.theory.warp import flip
 
 # Early in training EDM limits the half-life of the average to this share of the images seen.
 AVERAGE_RAMP_UP = 0.05
@@ -41,9 +40,8 @@ class Items(NamedTuple):
 class PosteriorRegression(EstimatorTraining):
     """Fits a network to the estimator's posterior mean, in any noise process. Subclasses define levels and loss.
 
-    Subclasses call `save_hyperparameters` with at least `seed`, `lr`, `lr_ramp_up_images`, `ema_half_life_images`,
-    `warped` and `measure_target`, then `check_training_options`. They implement `draw_times`, `item_losses`, `network`,
-    `evaluate_network` and `generative_model`. `LitEDM` explains the arguments.
+    Subclasses implement `draw_times`, `item_losses`, `network`, `evaluate_network` and `generative_model`. `LitEDM`
+    explains the arguments.
     """
 
     process: Process = EDM_PROCESS
@@ -55,48 +53,48 @@ class PosteriorRegression(EstimatorTraining):
         self,
         net: nn.Module,
         estimator: Estimator,
-        levels: LevelRange,
+        level_range: LevelRange,
         conditioning: Conditioning,
         augmentation: GeometricAugmentation | None,
         warped: Literal["posterior", "source"],
+        *,
+        lr: float,
+        lr_ramp_up_images: int,
+        ema_half_life_images: int,
+        measure_target: bool,
+        seed: int,
     ) -> None:
-        super().__init__(estimator, levels, conditioning)
-        self.augmentation = augmentation
+        super().__init__(estimator, level_range, conditioning, seed)
         if warped not in ("posterior", "source"):
             raise InputError(f"warped={warped!r} must be posterior or source")
-        given, taken = (
-            getattr(augmentation, "label_dim", 0) + self.time_labels,
-            getattr(net, "augment_dim", 0),
-        )
-        if given != taken:
-            times = f" and the second time {self.time_labels}" if self.time_labels else ""
-            name = "null" if augmentation is None else type(augmentation).__name__
-            told = f"augmentation={name} gives {given - self.time_labels} labels{times}"
-            raise InputError(f"{told}, but the net has augment_dim={taken}")
+        check_positive(lr=lr, ema_half_life_images=ema_half_life_images)
+        if lr_ramp_up_images < 0:
+            raise InputError(f"lr_ramp_up_images must be at least 0, got {lr_ramp_up_images}")
 
-    def check_training_options(self) -> None:
-        """Raise InputError for an option that is out of its range, or an estimator that does not fit the others."""
-        h = self.hparams
-        if self.augmentation and h.warped == "posterior":
-            for option, estimator in self.estimators.items():
-                if not estimator.can_warp:
-                    problem = f"{option} cannot estimate the posterior of warped images"
-                    advice = "set warped to source, whose target is the item itself, or augmentation to null"
-                    raise InputError(f"{problem}: {advice}")
-        check_positive(lr=h.lr, ema_half_life_images=h.ema_half_life_images)
-        if h.lr_ramp_up_images < 0:
-            raise InputError(f"lr_ramp_up_images must be at least 0, got {h.lr_ramp_up_images}")
+        self.augmentation = augmentation
+        self.warped = warped
+        self.lr = lr
+        self.lr_ramp_up_images = lr_ramp_up_images
+        self.ema_half_life_images = ema_half_life_images
+        self.measure_target = measure_target
+        check_labels(augmentation, net, self.time_labels)
+        self.check_can_warp("estimator", estimator)
+
+    def check_can_warp(self, option: str, estimator: Estimator) -> None:
+        """Raise InputError if an estimator would need the posterior of warped images, and has none."""
+        if self.augmentation and self.warped == "posterior" and not estimator.can_warp:
+            problem = f"{option} cannot estimate the posterior of warped images"
+            advice = (
+                "set warped to source, whose target is the item itself, or augmentation to null"
+            )
+            raise InputError(f"{problem}: {advice}")
 
     def setup(self, stage: str) -> None:
         """Also refuse to warp latents."""
-        if (
-            stage == "fit"
-            and self.augmentation is not None
-            and data_autoencoder(self.trainer) is not None
-        ):
-            raise InputError(
-                f"{type(self).__name__}: augmentation would warp latents, not images: set it to null"
-            )
+        encoded = data_autoencoder(self.trainer) is not None
+        if stage == "fit" and encoded and self.augmentation is not None:
+            problem = "augmentation would warp latents, not images: set it to null"
+            raise InputError(f"{type(self).__name__}: {problem}")
         super().setup(stage)
 
     # Subclasses define these
@@ -128,7 +126,7 @@ class PosteriorRegression(EstimatorTraining):
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         """Use Adam, as EDM and flow matching do."""
-        return torch.optim.Adam(self.parameters(), lr=self.hparams.lr, betas=(0.9, 0.999), eps=1e-8)
+        return torch.optim.Adam(self.parameters(), lr=self.lr, betas=(0.9, 0.999), eps=1e-8)
 
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
         """Set the learning rate. It grows linearly with the images seen, including this step's, so it is never 0.
@@ -137,16 +135,16 @@ class PosteriorRegression(EstimatorTraining):
         """
         if self.trainer.lr_scheduler_configs:
             return
-        ramp = self.hparams.lr_ramp_up_images
+        ramp = self.lr_ramp_up_images
         for group in optimizer.param_groups:
-            group["lr"] = self.hparams.lr * (min(self.images_seen / ramp, 1.0) if ramp else 1.0)
+            group["lr"] = self.lr * (min(self.images_seen / ramp, 1.0) if ramp else 1.0)
 
     def average_decay(self) -> float:
         """EDM's decay; the half-life is `ema_half_life_images` or 5 % of the images seen, whichever is less.
 
         The images seen include this step's. EDM's code counts those before it, so that its first decay is 0.
         """
-        half_life = min(self.hparams.ema_half_life_images, AVERAGE_RAMP_UP * self.images_seen)
+        half_life = min(self.ema_half_life_images, AVERAGE_RAMP_UP * self.images_seen)
         return 0.5 ** (self.images_of_step / max(half_life, 1e-8))
 
     def interval_metrics(self) -> dict[str, float]:
@@ -168,29 +166,29 @@ class PosteriorRegression(EstimatorTraining):
     def items(self, x: Tensor, class_label: Tensor | None, key: tuple[int, ...]) -> Items:
         """Draw times and noise for clean items x (B, *shape); in training, also drop labels and augment."""
         generator = keyed_generator(x.device, *key)
-        if key[-1] == Stream.TRAIN:
+        trains = key[-1] == Stream.TRAIN
+        if trains:
             class_label = self.conditioning.dropped(class_label, *key, Stream.LABEL)
         t = self.draw_times(len(x), generator)
+
         augmented = None
-        if self.augmentation is not None and key[-1] == Stream.TRAIN:
+        if self.augmentation is not None and trains:
             # With draws of the CPU, a GPU run knows which items are warped without waiting.
             on_cpu = x.device.type == "cpu"
-            augmented = self.augmentation(
-                x, generator if on_cpu else keyed_generator("cpu", *key, Stream.AUGMENTATION)
-            )
+            draws = generator if on_cpu else keyed_generator("cpu", *key, Stream.AUGMENTATION)
+            augmented = self.augmentation(x, draws)
             self.log("train/augmented", augmented.warped.float().mean())
+
         clean = x if augmented is None else augmented.images
-        z = forward_noise(
-            clean, t, torch.randn(x.shape, device=x.device, generator=generator), self.process
-        )
-        on_device = None if class_label is None else to_device(class_label, x.device)
-        labels = on_device, None if augmented is None else augmented.labels
+        noise = torch.randn(x.shape, device=x.device, generator=generator)
+        z = forward_noise(clean, t, noise, self.process)
 
         def mean(estimator: Estimator) -> Tensor:
-            return under_process(self.target, self.process)(
-                z, t, x, class_label, augmented, generator, estimator
-            )
+            target = under_process(self.target, self.process)
+            return target(z, t, x, class_label, augmented, generator, estimator)
 
+        augment_label = None if augmented is None else augmented.labels
+        labels = labels_on(x.device, class_label), augment_label
         return Items(z, t, labels, class_label, mean, generator)
 
     def target(
@@ -216,35 +214,19 @@ class PosteriorRegression(EstimatorTraining):
         """
         if augmented is None:
             return self.posterior_mean(x, class_label, generator, estimator)(z, sigma)
-        target = augmented.images
-        # Both estimates run even for zero items, because a sharded reference set needs all ranks in each call.
-        places = [each.nonzero()[:, 0] for each in (~augmented.warped, augmented.warped)]
-        plain, rows = (to_device(each, z.device) for each in places)
-        own = [
-            None if class_label is None else class_label[each.to(class_label.device)]
-            for each in places
-        ]
-        flips = augmented.warp.flips[plain]
-        mean = self.posterior_mean(x[plain], own[0], generator, estimator)(
-            flip(z[plain], flips), sigma[plain]
-        )
-        target = target.index_copy(0, plain, flip(mean, flips))
-        if self.hparams.warped == "source":
-            return target
-        with self.monitor.estimator_watch.running():
-            mean = estimator.warped_mean(
-                z[rows], sigma[rows], augmented.warp.rows(rows), x[rows], generator, own[1]
-            )
-        return target.index_copy(0, rows, mean)
+        with self.estimator_watch.running():
+            warp = self.warped == "posterior"
+            return augmented_mean(estimator, z, sigma, x, class_label, augmented, generator, warp)
 
     def log_target_error(self, items: Items, target: Tensor) -> None:
         """At validation, log the squared error of the targets (B, *shape) against the exact mean, if it is wanted."""
         reference = find_reference(self.trainer)
-        if not (self.trainer.validating and self.hparams.measure_target) or reference is None:
+        measured = self.trainer.validating and self.measure_target
+        if not measured or reference is None:
             return
+
         exact = Exact() if items.class_label is None else ByClass(Exact())
         mean = partial(exact.bind(reference).posterior_mean, labels=items.class_label)
         mu = under_process(mean, self.process)(items.z, items.t)
-        self.log(
-            "val/target_mse", (target - mu).square().mean(), batch_size=len(mu), sync_dist=True
-        )
+        error = (target - mu).square().mean()
+        self.log("val/target_mse", error, batch_size=len(mu), sync_dist=True)

@@ -1,17 +1,22 @@
-"""Measures training: its time over all resumed parts, and the loss by noise level."""
+"""Measures the time of a training, over all resumed parts, and the estimator's share of it."""
 
 import math
 import time
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
 
+import pytorch_lightning as pl
 import torch
-from torch import Tensor
+from pytorch_lightning.trainer.states import TrainerFn
 
+from lit_knn.common.checkpoint_file import Content
+from lit_knn.common.errors import InputError
 from lit_knn.common.stopwatch import Stopwatch
 from lit_knn.common.versions import processor_name
-from lit_knn.sampling.noise_grid import LevelRange
+from lit_knn.runs.intervals import IntervalCallback
+from lit_knn.runs.run import find_callback
 
-NOISE_BANDS = 4
+TIME_KEY = "training_time"
 
 
 @dataclass(frozen=True)
@@ -60,77 +65,104 @@ def hardware_name(device: torch.device, processes: int) -> str:
     return f"{processes} x {processor_name()} ({threads})"
 
 
-class TrainingMonitor:
-    """Computes averages over the steps since the last `read`. Call `restart` first.
+class TrainingClock(IntervalCallback):
+    """Measures and logs images per second and the estimator's share of the time.
 
-    Sums stay on the device.
+    The clock stands in validations. Checkpoints hold the time of all parts of a run.
+
+    Args:
+        estimator_watch: measures the calls of the estimator.
+        images_seen: returns the number of images that the training has seen, over all ranks.
     """
 
-    def __init__(self, levels: LevelRange, device: torch.device) -> None:
-        self.band_edges = levels.bands(NOISE_BANDS).to(device)
-        self.estimator_watch = Stopwatch(device)
-        self._before = TrainingTime()  # total time of the earlier intervals
-        self._forget()
-
-    def _forget(self) -> None:
-        """Empty the averages."""
+    def __init__(self, estimator_watch: Stopwatch, images_seen: Callable[[], int]) -> None:
+        self._estimator_watch = estimator_watch
+        self._images_seen = images_seen
+        self._hardware: tuple[str, ...] = ()
+        self._before_resuming = TrainingTime()
+        self._earlier = TrainingTime()  # time of the earlier intervals
+        self._images_before, self._estimator_seconds = 0, 0.0
         self._started: float | None = None
-        self._images, self._estimator_seconds = 0, 0.0
-        self._band_sum = torch.zeros(NOISE_BANDS, device=self.band_edges.device)
-        self._band_count = torch.zeros(NOISE_BANDS, device=self.band_edges.device)
-        self.estimator_watch.read_and_reset()
 
-    def restart(self) -> None:
-        """Begin a new interval with empty averages, for instance after a validation."""
-        self.pause()
+    def start(self) -> None:
+        """Begin a new interval, for instance after a validation."""
+        self.stop()
         self._started = time.perf_counter()
 
-    def pause(self) -> None:
-        """Stop the clock until `restart`, for instance for a validation."""
-        self._before = self.elapsed()
-        self._forget()
+    def stop(self) -> None:
+        """Stop the clock until `start`, for instance for a validation."""
+        self._earlier = self.elapsed()
+        self._started = None
+        self._images_before, self._estimator_seconds = self._images_seen(), 0.0
+        self._estimator_watch.read_and_reset()
 
     def elapsed(self) -> TrainingTime:
         """Return the time of all intervals, with the current one; this waits for the device."""
         if self._started is None:
-            return self._before
-        return self._before + self._interval()
+            return self._earlier
+        return self._earlier + self._interval(self._started)
 
-    def _interval(self) -> TrainingTime:
+    def _interval(self, started: float) -> TrainingTime:
         """Return the time of the current interval."""
+        self._estimator_seconds += self._estimator_watch.read_and_reset()
+        seconds = time.perf_counter() - started
+        images = self._images_seen() - self._images_before
+        return TrainingTime(seconds, images, self._estimator_seconds)
+
+    def averages(self) -> dict[str, float]:
+        """Return the averages of the current interval by name, and begin a new one."""
         assert self._started is not None
-        self._estimator_seconds += self.estimator_watch.read_and_reset()
-        seconds = time.perf_counter() - self._started
-        return TrainingTime(seconds, self._images, self._estimator_seconds)
-
-    def update(self, loss: Tensor, t: Tensor, images: int) -> None:
-        """Add one batch.
-
-        Args:
-            loss: (B,).
-            t: noise levels, (B,) float64.
-            images: the batch's number of images, over all ranks.
-        """
-        band = torch.bucketize(t, self.band_edges[1:-1])
-        self._band_sum.index_add_(0, band, loss)
-        self._band_count.index_add_(0, band, torch.ones_like(loss))
-        self._images += images
-
-    def read(self) -> dict[str, float]:
-        """Return the averages by name, without those of empty bands, and call `restart`."""
-        interval = self._interval()
-        values = {
+        interval = self._interval(self._started)
+        self.start()
+        return {
             "train/images_per_s": interval.images_per_second,
             "estimator/share_of_time": interval.estimator_share,
         }
 
-        edges = self.band_edges.tolist()
-        totals, counts = self._band_sum.tolist(), self._band_count.tolist()
-        for band in range(NOISE_BANDS):
-            total, count = totals[band], counts[band]
-            if count > 0:
-                name = f"train/loss_t_{edges[band]:.3g}_to_{edges[band + 1]:.3g}"
-                values[name] = total / count
+    def total(self) -> TrainingTime:
+        """Return how long training took so far, including the time before it was resumed."""
+        elapsed = self.elapsed()
+        if elapsed.seconds:
+            elapsed = replace(elapsed, hardware=self._hardware)
+        return self._before_resuming + elapsed
 
-        self.restart()
-        return values
+    # Hooks
+
+    def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Start the clock when all is set up."""
+        self._hardware = (hardware_name(trainer.strategy.root_device, trainer.world_size),)
+        self.start()
+
+    def at_interval(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Log the averages."""
+        pl_module.log_dict(self.averages())
+
+    def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self.stop()
+
+    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self.start()
+
+    def on_save_checkpoint(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: Content
+    ) -> None:
+        """Save the time of all parts."""
+        checkpoint[TIME_KEY] = asdict(self.total())
+
+    def on_load_checkpoint(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: Content
+    ) -> None:
+        """Load the time of the earlier parts of a resumed run."""
+        if trainer.state.fn != TrainerFn.FITTING:
+            return
+        saved = dict(checkpoint.get(TIME_KEY, {}))
+        saved["hardware"] = tuple(saved.get("hardware", ()))
+        self._before_resuming = TrainingTime(**saved)
+
+
+def training_clock(trainer: pl.Trainer) -> TrainingClock:
+    """Return the clock of a training. Raises InputError if the module has none."""
+    clock = find_callback(trainer, TrainingClock)
+    if clock is None:
+        raise InputError("the training has no clock; use a module of lit_knn.modules")
+    return clock

@@ -5,13 +5,15 @@ import signal
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
+from types import FrameType
 
 import pytorch_lightning as pl
+import torch.distributed as dist
 from pytorch_lightning.plugins.environments import SLURMEnvironment
 from pytorch_lightning.utilities.exceptions import SIGTERMException
 
 from lit_knn.common.exchange import all_reduce_max, cpu_group, leave
+from lit_knn.runs.run import find_callback
 
 # A launcher passes a Ctrl-C on to processes that already got it from the terminal. Two so close
 # together are one.
@@ -19,6 +21,8 @@ SECONDS_BETWEEN_TWO = 1.0
 # SLURM is asked to send one of these before it ends a job. Lightning then saves a checkpoint and
 # queues the job again.
 REQUEUE_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)
+Handler = Callable[[int, FrameType | None], object]
+"""Gets the number of a signal, and the frame in which it came."""
 
 
 class RunInterrupted(SystemExit):
@@ -45,9 +49,9 @@ class Interruption(pl.Callback):
     def __init__(self) -> None:
         self.stops = 0  # The signal that ends the run after this batch; the same on all ranks.
         self._noted, self._noted_at, self._requeue_noted = 0, 0.0, 0
-        self._requeue: Callable[[int, Any], Any] | None = None
+        self._requeue: Handler | None = None
         self._ends_at_once = False
-        self._group: Any = None
+        self._group: dist.ProcessGroup | None = None
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Take over the signals. Lightning gives them back when the run ends."""
@@ -69,20 +73,30 @@ class Interruption(pl.Callback):
                 self._requeue = handler
                 signal.signal(signum, self._note_requeue)
 
-    def teardown(self, *_: Any, **__: Any) -> None:
+    def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        self._close_group()
+
+    def on_exception(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException
+    ) -> None:
+        """Tear down: Lightning does not after a failure or an interruption."""
+        self._close_group()
+
+    def _close_group(self) -> None:
         """Close the group of processes that agree on signals."""
         group = self._group
         self._group = None
         leave(group)
 
-    on_exception = teardown  # Lightning tears nothing down after a failure or an interruption.
-
-    def on_train_batch_end(self, trainer: pl.Trainer, pl_module: Any, *_: Any) -> None:
-        """Count the batch, and agree with the other ranks whether to stop.
-
-        Checkpoints are saved after that.
-        """
-        pl_module.finish_batch()
+    def on_train_batch_end(
+        self,
+        trainer: pl.Trainer,
+        pl_module: pl.LightningModule,
+        outputs: object,
+        batch: object,
+        batch_idx: int,
+    ) -> None:
+        """Agree with the other ranks whether to stop. Checkpoints are saved after that."""
         self._open = trainer.global_step == self._step
         if self._open:
             return  # Gradients without their step would be lost.
@@ -93,7 +107,9 @@ class Interruption(pl.Callback):
             self._requeue_noted = 0
             self._requeue(requeue, None)
 
-    def on_train_batch_start(self, trainer: pl.Trainer, *_: Any) -> None:
+    def on_train_batch_start(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: object, batch_idx: int
+    ) -> None:
         """End the run if a signal has come in the batch before."""
         if self.stops:
             raise self._interrupted(self.stops)
@@ -123,7 +139,7 @@ class Interruption(pl.Callback):
                 break
         return RunInterrupted(signum, self._trainer.global_step, saved)
 
-    def _note(self, signum: int, frame: Any) -> None:
+    def _note(self, signum: int, frame: FrameType | None) -> None:
         """Note a signal; a second Ctrl-C, and any signal in a validation, end the run at once."""
         launcher = self._trainer.strategy.launcher
         now = time.monotonic()
@@ -145,16 +161,14 @@ class Interruption(pl.Callback):
         if self._ends_at_once:
             raise self._interrupted(signum)
 
-    def _note_requeue(self, signum: int, frame: Any) -> None:
+    def _note_requeue(self, signum: int, frame: FrameType | None) -> None:
         self._requeue_noted = signum
 
 
 def stop_signal(trainer: pl.Trainer) -> int:
     """Return the signal that ends the run after this batch, or 0."""
-    for callback in trainer.callbacks:  # type: ignore[attr-defined]
-        if isinstance(callback, Interruption):
-            return callback.stops
-    return 0
+    interruption = find_callback(trainer, Interruption)
+    return 0 if interruption is None else interruption.stops
 
 
 class EndAtSigterm(pl.Callback):
@@ -170,7 +184,7 @@ class EndAtSigterm(pl.Callback):
     def on_predict_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Take over the signal. Lightning gives it back when the trainer's work ends."""
 
-        def end(signum: int, frame: Any) -> None:
+        def end(signum: int, frame: FrameType | None) -> None:
             signal.signal(signum, signal.SIG_IGN)  # A launcher may send it twice.
             if trainer.strategy.launcher is not None:
                 trainer.strategy.launcher.kill(signum)

@@ -1,4 +1,6 @@
-"""Helpers for modules and callbacks: the data of a run."""
+"""Helpers for modules and callbacks: the data and the callbacks of a run."""
+
+from typing import TypeVar
 
 import pytorch_lightning as pl
 import torch
@@ -7,6 +9,16 @@ from torch import Tensor
 from lit_knn.common.errors import InputError
 from lit_knn.data.autoencoders import Autoencoder
 from lit_knn.reference import ReferenceSet
+
+CallbackT = TypeVar("CallbackT", bound=pl.Callback)
+
+
+def find_callback(trainer: pl.Trainer, kind: type[CallbackT]) -> CallbackT | None:
+    """Return the first callback of a class, or None if the run has none."""
+    for callback in trainer.callbacks:  # type: ignore[attr-defined]
+        if isinstance(callback, kind):
+            return callback
+    return None
 
 
 def find_reference(trainer: pl.Trainer) -> ReferenceSet | None:

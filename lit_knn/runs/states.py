@@ -12,6 +12,7 @@ import torch
 from lightning_utilities.core.rank_zero import rank_zero_warn
 from torch import Tensor, nn
 
+from lit_knn.common.checkpoint_file import Content
 from lit_knn.common.distributed import on_first_rank
 from lit_knn.common.errors import InputError, one_line
 from lit_knn.runs.owners import Keys, Owners, class_name
@@ -35,7 +36,7 @@ class Unreadable(NamedTuple):
     is_key: bool = False  # it is a key of the dictionary at `keys`
 
 
-def unreadable(checkpoint: Mapping[str, Any]) -> list[Unreadable]:
+def unreadable(checkpoint: Mapping[str, object]) -> list[Unreadable]:
     """Return the values of a checkpoint that `torch.load` would refuse, the outer ones first."""
     problems: list[Unreadable] = []
     waiting: deque[tuple[Keys, Any]] = deque([((), checkpoint)])
@@ -64,7 +65,7 @@ def unreadable(checkpoint: Mapping[str, Any]) -> list[Unreadable]:
     return problems
 
 
-def _can_be_read(value: Any) -> bool:
+def _can_be_read(value: object) -> bool:
     """Tell whether `torch.load` reads a value that `torch.save` has written."""
     if type(value) in PLAIN:
         return True
@@ -79,7 +80,7 @@ def _can_be_read(value: Any) -> bool:
     return True
 
 
-def without(checkpoint: dict[str, Any], problems: list[Unreadable]) -> dict[str, Any] | None:
+def without(checkpoint: Content, problems: list[Unreadable]) -> Content | None:
     """Return the checkpoint without the states that hold these values, or None if it needs one."""
     reduced = dict(checkpoint)
 
@@ -128,7 +129,7 @@ def _explained(problem: Unreadable, owners: Owners) -> str:
     return f"{owner}: {what} is {class_name(kind)}; give {_instead(problem.value)}"
 
 
-def _instead(value: Any) -> str:
+def _instead(value: object) -> str:
     """Return what to keep in the place of a value."""
     if isinstance(value, np.generic):
         value = value.item()

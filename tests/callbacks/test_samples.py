@@ -145,7 +145,7 @@ def test_images_of_a_conditional_model_have_their_classes(tmp_path):
     with np.load(tmp_path / "npz" / "samples.npz") as file:
         assert file["labels"].tolist() == expected
     # With guidance 0 it is the unconditional model.
-    without = predict(tmp_path / "without", conditioning=classes, hparams={"guidance": 0.0})
+    without = predict(tmp_path / "without", conditioning=classes, guidance=0.0)
     assert not {"dataset.json", "classes.csv"} & set(without)
 
 

@@ -132,4 +132,4 @@ def test_optimisers(module, kind):
     assert type(optimiser) is kind
     defaults = optimiser.defaults
     assert (defaults["betas"], defaults["eps"], defaults["weight_decay"]) == ((0.9, 0.999), 1e-8, 0)
-    assert defaults["lr"] == model.hparams.lr
+    assert defaults["lr"] == model.lr

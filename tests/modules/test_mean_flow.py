@@ -219,12 +219,11 @@ def test_the_two_times_are_two_draws_in_order_and_a_share_of_them_is_equal(times
 
 def test_the_defaults_are_those_of_the_paper():
     module = LitMeanFlow(unet(), OneSample())
-    h = module.hparams
     # arXiv 2505.13447, CIFAR-10: 10,000 steps of warm-up with 1,024 images. 0.99995 is the decay
     # of such a step.
-    assert h.lr_ramp_up_images == 10_000 * 1024
-    assert 0.5 ** (1024 / h.ema_half_life_images) == pytest.approx(0.99995, abs=5e-8)
-    assert (h.lr, h.different, h.power) == (6e-4, 0.75, 0.75)
+    assert module.lr_ramp_up_images == 10_000 * 1024
+    assert 0.5 ** (1024 / module.ema_half_life_images) == pytest.approx(0.99995, abs=5e-8)
+    assert (module.lr, module.different, module.power) == (6e-4, 0.75, 0.75)
     assert (module.times.mean, module.times.std) == (-2, 2)
 
 

@@ -49,7 +49,9 @@ def test_averages_are_logged_every_n_steps():
 
     class Watch(pl.Callback):
         def on_train_batch_end(self, trainer, pl_module, *args):
-            pl_module.log_dict = lambda values, **_: logged.setdefault(trainer.global_step, values)
+            pl_module.log_dict = lambda values, **_: logged.setdefault(
+                trainer.global_step, {}
+            ).update(values)
 
     net = WatchedNet()
     grid = {"sigma_min": 0.01, "sigma_max": 50.0}

@@ -21,7 +21,7 @@ from lit_knn.data.prepared_writer import prepare
 from lit_knn.sampling.loading import load_network
 from lit_knn.theory.noise import Process
 from main import main
-from tests.command_lines import ROOT, refusal_of
+from tests.command_lines import ROOT
 from tests.image_files import image_folder
 from tests.networks import write_own, write_published
 from tests.trained_runs import leave_run
@@ -287,16 +287,6 @@ def test_every_command_of_the_page_on_extending_runs(command, outside, capsys):
         assert [row["mu_variance"] for row in rows] == ["", "", ""]
     if command.startswith("fit"):
         assert list(outside.rglob("last.ckpt"))
-
-
-@pytest.mark.parametrize(("answer", "got"), [("None", "None"), ("loss", "(16,)")])
-def test_an_objective_that_is_no_scalar_is_refused(answer, got, outside, capsys):
-    name = f"objective_{answer.lower()}"
-    code = "from lit_knn.modules.edm import LitEDM\nclass Own(LitEDM):\n    objective = lambda self, loss, x: "
-    (outside / f"{name}.py").write_text(code + answer)
-    command = f"fit -c table2/digits --model {name}.Own --model.net mine_net.Small --model.augmentation null"
-    line = refusal_of(arguments(command), capsys)
-    assert line == f"error: Own: objective must return a scalar tensor, got {got}"
 
 
 def test_the_other_snippets_of_the_page_run(own_folder):

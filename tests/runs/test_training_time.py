@@ -10,11 +10,11 @@ import torch
 
 from lit_knn.callbacks import RunRecord
 from lit_knn.common import versions
+from lit_knn.common.stopwatch import Stopwatch
 from lit_knn.estimators import OneSample
 from lit_knn.modules import LitICT
-from lit_knn.runs import clock as monitor
-from lit_knn.runs.clock import TrainingMonitor, TrainingTime, hardware_name
-from lit_knn.sampling.noise_grid import NoiseGrid
+from lit_knn.runs import clock as clock_file
+from lit_knn.runs.clock import TrainingClock, TrainingTime, hardware_name
 from lit_knn.sampling.solvers import euler_step
 from tests.interrupted_runs import fit, net
 
@@ -25,7 +25,7 @@ STEP, ESTIMATE, VALIDATION = 10.0, 3.0, 1000.0
 def clock(monkeypatch):
     """A clock that moves only when a test moves it."""
     clock = SimpleNamespace(now=5.0)
-    monkeypatch.setattr(monitor.time, "perf_counter", lambda: clock.now)
+    monkeypatch.setattr(clock_file.time, "perf_counter", lambda: clock.now)
     return clock
 
 
@@ -84,29 +84,26 @@ def test_parts_of_a_resumed_run_add_up_without_validations_and_setup(tmp_path, c
         assert record["time"]["hardware"] == [hardware_name(torch.device("cpu"), 1)]
 
 
-def test_averages_of_an_interval_are_by_time_and_by_band_of_noise_levels(clock):
-    monitor = TrainingMonitor(NoiseGrid(0.01, 100.0), torch.device("cpu"))
+def test_averages_of_an_interval_are_by_time_and_a_pause_is_left_out(clock):
+    watch = Stopwatch(torch.device("cpu"))
+    images = 100  # of earlier parts
+    training = TrainingClock(watch, lambda: images)
     clock.now += 7
-    monitor.restart()
-    for loss in (1.0, 2.0, 6.0):
-        with monitor.estimator_watch.running():
+    training.start()
+    for _ in range(3):
+        with watch.running():
             clock.now += 1
         clock.now += 4
-        monitor.update(torch.full((2,), loss), torch.tensor([0.05, 30.0], dtype=torch.float64), 2)
-        monitor.elapsed()  # Reading in between changes nothing.
-    assert monitor.elapsed() == TrainingTime(15, 6, 3)
-    averages = monitor.read()
-    assert averages["train/images_per_s"] == pytest.approx(6 / 15)
-    assert averages["estimator/share_of_time"] == pytest.approx(3 / 15)
-    # Four bands of equal width in log t, of which two have items.
-    bands = {name: value for name, value in averages.items() if "loss" in name}
-    assert bands == {
-        "train/loss_t_0.01_to_0.1": pytest.approx(3),
-        "train/loss_t_10_to_100": pytest.approx(3),
+        images += 2
+        training.elapsed()  # Reading in between changes nothing.
+    assert training.elapsed() == TrainingTime(15, 6, 3)
+    assert training.averages() == {
+        "train/images_per_s": pytest.approx(6 / 15),
+        "estimator/share_of_time": pytest.approx(3 / 15),
     }
-    monitor.pause()
+    training.stop()
     clock.now += 100
-    assert monitor.elapsed() == TrainingTime(15, 6, 3)
+    assert training.elapsed() == TrainingTime(15, 6, 3)
 
 
 # Two processors of one machine, as Linux lists them, and an ARM processor, which has no name.

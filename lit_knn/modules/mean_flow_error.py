@@ -1,0 +1,72 @@
+"""The error of an average velocity, and the guidance of its target (MeanFlow, Geng et al. 2025)."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from lit_knn.nets.average_velocity import AverageVelocity
+from lit_knn.nets.base import NO_CLASS
+from lit_knn.theory.noise import per_item
+
+
+def average_velocity_error(
+    average: Callable[[Tensor, Tensor, Tensor], Tensor],
+    z: Tensor,
+    r: Tensor,
+    t: Tensor,
+    velocity: Tensor,
+    tangent: Tensor,
+) -> Tensor:
+    """Compute ‖u − û‖²/d of each item, (B,); û = v̂ − (t − r)·du/dt has no gradient.
+
+    Args:
+        average: u(z, r, t), the average velocity from r to t.
+        z: (B, *shape), latents at t.
+        r: (B,) float64, at most t.
+        t: (B,) float64.
+        velocity: (B, *shape), v̂, the velocity at t.
+        tangent: (B, *shape), the velocity along which u is derived.
+    """
+    # Older PyTorch would take the weights that it cast without gradients.
+    torch.clear_autocast_cache()
+    # The fused kernels of attention have no forward derivative, and a CPU's group norm mixes number types in it.
+    with sdpa_kernel(SDPBackend.MATH), torch.autocast("cpu", enabled=False):
+        directions = tangent, torch.zeros_like(r), torch.ones_like(t)
+        u, derivative = torch.func.jvp(average, (z, r, t), directions)[:2]
+
+    target = velocity - per_item(t - r, z).to(z.dtype) * derivative.detach()
+    return (u - target).square().flatten(1).mean(1)
+
+
+@torch.no_grad()
+def guidance_of_velocities(
+    flow: AverageVelocity,
+    z: Tensor,
+    t: Tensor,
+    class_label: Tensor | None,
+    augment_label: Tensor | None,
+    weight: float,
+    kappa: float,
+) -> Callable[[Tensor], Tensor]:
+    """Return what guidance makes of a velocity (B, *shape); items without a class keep theirs.
+
+    Args:
+        flow: the average velocity.
+        z: (B, *shape), latents at t.
+        t: (B,) float64.
+        class_label: (B,) int64, `NO_CLASS` for an item without a class, or None.
+        augment_label: (B, label_dim), or None.
+        weight: weight of the velocity of the class.
+        kappa: weight of the network's own velocity of the class, see `LitMeanFlow`.
+    """
+    if class_label is None or (weight == 1 and kappa == 0):
+        return lambda velocity: velocity
+
+    no_class = torch.full_like(class_label, NO_CLASS)
+    of_class = flow(z, t, class_label, augment_label=augment_label)
+    of_none = flow(z, t, no_class, augment_label=augment_label)
+    rest = kappa * of_class + (1 - weight - kappa) * of_none
+    unlabelled = per_item(class_label == NO_CLASS, z)
+    return lambda velocity: torch.where(unlabelled, velocity, weight * velocity + rest)
