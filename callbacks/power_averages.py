@@ -49,7 +49,6 @@ class PowerAverages(pl.Callback):
         dtype: str = "float32",
     ) -> None:
         self.lengths = checked_lengths(lengths)
-        self.copies_of_weights = len(self.lengths)  # on the device, for `plan`
         check_at_least(1, every_n_images=every_n_images)
         if dtype not in DTYPES:
             raise InputError(f"dtype={dtype} is not one of {', '.join(DTYPES)}")

@@ -1,148 +1,148 @@
-"""Plans the memory of the images, and of the arrays and indexes that estimators make from them."""
+"""Predicts the memory of images, index and estimators, without the data and without a GPU."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator
+from typing import NamedTuple
 
 import pytorch_lightning as pl
 import torch
 
-from lit_knn.commands.plan_index import index_parts
-from lit_knn.commands.plan_network import estimators_of
-from lit_knn.commands.plan_table import Part
-from lit_knn.common.memory import work_bytes
+from lit_knn.common.memory import machine_bytes
 from lit_knn.data import DataLayout, ReferenceDataModule
-from lit_knn.estimators import Estimator, Holdings
+from lit_knn.estimators import Estimator
+from lit_knn.index import FaissIndex, TorchIndex, default_index
 
-# Number of work arrays of bounded size that an estimator may hold at the same time.
-WORK_ARRAYS = 4
+GB = 1e9
+# A CUDA context with the kernels of PyTorch and its libraries, and what FAISS reserves on a large GPU.
+CUDA_CONTEXT_BYTES, FAISS_BYTES = 600 * 2**20, 1536 * 2**20
+
+Sizes = dict[str, int | None]  # bytes by what takes them, None if not known
 
 
-def data_parts(
+class Memory(NamedTuple):
+    """The memory of the machine, or that of each GPU, and what each rank holds there."""
+
+    name: str
+    available: float | None  # bytes, None if not known
+    ranks: int  # processes that share the memory
+    sizes: Sizes
+
+    @property
+    def needed(self) -> int:
+        """Bytes of all ranks, as far as they are known."""
+        return self.ranks * sum(size or 0 for size in self.sizes.values())
+
+    @property
+    def fits(self) -> bool:
+        """Tells whether the memory is large enough, as far as sizes are known."""
+        return self.available is None or self.needed <= self.available
+
+    def __str__(self) -> str:
+        lines = [f"Each of {self.ranks} rank(s) holds on {self.name}:"]
+        for name, size in self.sizes.items():
+            lines.append(f"  {name:44}" + ("NOT KNOWN" if size is None else f"{size / GB:8.3f} GB"))
+
+        verdict = "whose memory is not known"
+        if self.available is not None:
+            verdict = f"which has {self.available / GB:.2f} GB: "
+            verdict += "fits" if self.fits else "DOES NOT FIT"
+        return "\n".join([*lines, f"{self.needed / GB:.2f} GB on {self.name}, {verdict}"])
+
+
+def plan_data(
     trainer: pl.Trainer,
     model: pl.LightningModule,
-    datamodule: ReferenceDataModule,
+    data: ReferenceDataModule,
     stored: DataLayout,
     device: torch.device,
-) -> tuple[list[Part], list[Part]]:
-    """Plan the images and the estimators of one rank.
+) -> list[Memory]:
+    """Plan images, index and estimators: on each GPU, if the device is one, and in the memory of the machine.
 
     Args:
-        trainer: tells the number of ranks; its callbacks may have estimators.
+        trainer: has the number of ranks; its callbacks may have estimators.
         model: may have estimators.
-        datamodule: the data.
+        data: names the index, and divides the images.
         stored: size and layout of all images.
-        device: the device of the rank.
+        device: the device of a rank.
 
-    Returns:
-        What lies on `device`, and what lies in the machine's memory until it is there.
+    Raises:
+        InputError: the index cannot search so many images.
     """
     total, *shape = stored.shape
-    ranks = trainer.world_size if datamodule.sharded else 1
-    N = datamodule.train_images
-    if N is None:
-        N = total - datamodule.held_out
+    d = math.prod(shape)
+    ranks = trainer.world_size // trainer.num_nodes
+    shards = trainer.world_size if data.sharded else 1
+    # The largest shard has more images than others if the ranks do not divide N.
+    N = math.ceil((data.train_images or total - data.held_out) / shards)
+    images = f"images, {N:,} x {'x'.join(map(str, shape))}"
+    size = (N + data.held_out) * d * stored.value_bytes
+    # The pages of a mapped file are given up when memory is short.
+    machine: Sizes = {images: 0 if data.mapped else size}
+    held: Sizes = {images: size}
 
-    # Plan for the largest shard, which has more images than others if the ranks do not divide N.
-    of_rank = stored._replace(shape=(-(-N // ranks), *shape))
-    image_bytes = math.prod(shape) * stored.value_bytes
-    size = (of_rank.shape[0] + datamodule.held_out) * image_bytes
+    estimators = list(estimators_of(trainer, model))
+    conditioning = getattr(model, "conditioning", None)
+    if conditioning and estimators and not stored.by_class:
+        held["images copied by class"] = size
+    # With label dropout there is a set of all images beside those of the classes.
+    sets = 2 if conditioning and conditioning.label_dropout else 1
+    for estimator in estimators:
+        held |= sizes_of(
+            estimator, type(estimator).__name__, shards * N * sets * (1 + data.hflip), d
+        )
 
-    estimators = estimators_of(trainer, model)
-    held, building = estimator_parts(estimators, datamodule, of_rank, device, ranks)
-    need_reference = any(estimator.needs_reference for estimator in estimators)
-    if getattr(model, "conditioning", None) and not stored.by_class and need_reference:
-        note = "copies, which data sorted by class do not need"
-        held.insert(0, Part("images by class", size, note))
+    # An estimator of which nothing is known may search.
+    searching = [e for e in estimators if getattr(e, "searches", not hasattr(e, "memory"))]
+    if searching:
+        index = data.index or default_index(device, stored.value_bytes == 1)
+        index.check(N, d, device, min(N, max(getattr(e, "k", 1) for e in searching)))
+        index_sizes = sizes_of(index, "index", N * sets, d)
+        held["index"] = index_sizes["index"]
+        if device.type == "cpu" or not isinstance(index, TorchIndex):
+            machine |= index_sizes
+        if isinstance(index, FaissIndex) and index.shared and shards == 1:
+            # The processes of a machine map one file.
+            machine["index"] = index.memory(N * sets, d)["index"] // ranks
+        if isinstance(index, FaissIndex) and device.type == "cuda":
+            held["work arrays of FAISS"] = FAISS_BYTES
 
-    others = total * image_bytes - size
-    if others and not stored.mapped:
-        note = "until this rank has chosen its own"
-        building.append(Part("other images", others, note, temporary=True))
-
-    description = _describe_images(of_rank)
-    loaded = Part("images", size, f"{description}, in memory")
-    if stored.mapped:
-        note = f"{description}, mapped from the disk, shared, given up when short"
-        loaded = Part("images", 0, note)
-
-    on_device = loaded
-    if device.type != "cpu":
-        on_device = Part("images", size, f"{description}, copied to the device")
-    return [on_device, *held], [loaded, *building]
-
-
-def _describe_images(stored: DataLayout) -> str:
-    N, *shape = stored.shape
-    sides = "x".join(map(str, shape))
-    dtype = "uint8" if stored.value_bytes == 1 else "float32"
-    return f"{N:,} x {sides} {dtype}"
+    if device.type == "cpu":
+        return [Memory("the machine", machine_bytes(), ranks, held | machine)]
+    held["CUDA context, about"] = CUDA_CONTEXT_BYTES
+    available = None
+    if torch.cuda.is_available():
+        available = torch.cuda.get_device_properties(device).total_memory
+    return [
+        Memory("each device", available, 1, held),
+        Memory("the machine", machine_bytes(), ranks, machine),
+    ]
 
 
-def estimator_parts(
-    estimators: Sequence[Estimator],
-    data: ReferenceDataModule,
-    stored: DataLayout,
-    device: torch.device,
-    ranks: int = 1,
-) -> tuple[list[Part], list[Part]]:
-    """Plan the memory of estimators besides the images.
+def sizes_of(part: object, name: str, N: int, d: int) -> Sizes:
+    """Return the bytes by name that the optional method `memory` of an estimator or index predicts.
 
     Args:
-        estimators: of one run; they share index and arrays.
-        data: names the index, and says whether mirror images count.
-        stored: size and layout of the images of one rank.
-        device: the device of the rank.
-        ranks: number of shards of the images; 1 without shards.
-
-    Returns:
-        What lies on `device`, and what lies in the machine's memory until the estimators are bound.
+        part: the estimator or index.
+        name: what to call it without the method.
+        N: number of images.
+        d: dimension of an image.
     """
-    holdings, unknown = _joint_holdings(estimators, data, stored, device, ranks)
-    held: list[Part] = []
-    building: list[Part] = []
-    if holdings.neighbours:
-        index, build = index_parts(data, stored, holdings.neighbours, device, ranks)
-        held += holdings.indexes * index
-        building += holdings.indexes * build
-
-    for name, size in sorted(holdings.arrays.items()):
-        held.append(Part(name, size))
-
-    if any(estimator.needs_reference for estimator in estimators):
-        size = WORK_ARRAYS * work_bytes(device)
-        held.append(Part("work arrays", size, "of the estimators, about", estimated=True))
-    return [*held, *unknown], building
+    memory = getattr(part, "memory", None)
+    return {name: None} if memory is None else memory(N, d)
 
 
-def _joint_holdings(
-    estimators: Sequence[Estimator],
-    data: ReferenceDataModule,
-    stored: DataLayout,
-    device: torch.device,
-    ranks: int,
-) -> tuple[Holdings, list[Part]]:
-    """Return what estimators hold together, and a line for each one that does not tell."""
-    N = stored.shape[0]
-    d = math.prod(stored.shape[1:])
-    # Each rank holds the coordinates of the images of all ranks.
-    all_images = ranks * N * (1 + data.hflip)
+def estimators_of(trainer: pl.Trainer, model: pl.LightningModule) -> Iterator[Estimator]:
+    """Yield the estimators of the model and of callbacks that average over images, without their wrappers."""
+    for part in (model, *trainer.callbacks):  # type: ignore[attr-defined]
+        named = getattr(part, "estimators", None)
+        if isinstance(named, dict):
+            for estimator in named.values():
+                yield from _inside(estimator)
 
-    neighbours, indexes = 0, 1
-    arrays: dict[str, int] = {}
-    unknown = []
-    for estimator in estimators:
-        holdings = estimator.holds(all_images, d, stored.value_bytes == 1, device)
-        if holdings is None:
-            name = type(estimator).__name__
-            note = "does not tell what else it holds: NOT KNOWN, not counted"
-            unknown.append(Part(name, 0, note, counted=False))
-            # The estimator may search for neighbours.
-            holdings = Holdings(neighbours=1)
 
-        if estimator.needs_reference:
-            neighbours = max(neighbours, holdings.neighbours)
-            indexes = max(indexes, holdings.indexes)
-        # Arrays of one name are shared.
-        for name, size in holdings.arrays.items():
-            arrays[name] = max(size, arrays.get(name, 0))
-    return Holdings(neighbours, arrays, indexes), unknown
+def _inside(estimator: Estimator) -> Iterator[Estimator]:
+    parts = [part for part in vars(estimator).values() if isinstance(part, Estimator)]
+    for part in parts:
+        yield from _inside(part)
+    if not parts and estimator.needs_reference:
+        yield estimator

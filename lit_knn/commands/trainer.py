@@ -9,24 +9,17 @@ import pytorch_lightning as pl
 from jsonargparse.typing import restricted_number_type
 from lightning_fabric.plugins.io.torch_io import TorchCheckpointIO
 from pytorch_lightning.callbacks import ModelCheckpoint, ProgressBar
-from pytorch_lightning.trainer.states import TrainerFn
 
 from lit_knn.callbacks import Fidelity, LastCheckpoint
-from lit_knn.callbacks.measurement import Measurement
 from lit_knn.commands.best import BestCheckpoint
 from lit_knn.commands.plan import make_plan
-from lit_knn.commands.plan_index import NotBuilt
-from lit_knn.commands.plan_table import Plan
 from lit_knn.commands.probe import probe
 from lit_knn.common.checkpoint_file import CHECKPOINTS
 from lit_knn.common.errors import InputError
 from lit_knn.data import ReferenceDataModule
-from lit_knn.index import FlatIndex
 from lit_knn.modules.tuners import check_no_tuner
 from lit_knn.runs.checkpoints import WholeCheckpointIO
-from lit_knn.runs.identity import SameRun
 from lit_knn.runs.interruption import EndAtSigterm
-from lit_knn.runs.optimiser import ResumedOptimiser
 
 # Lightning's type is Union[int, float]. Python may return a cached Union[float, int] instead. The parser then reads
 # one batch, `1`, as the whole epoch, `1.0`. No other union has this type.
@@ -110,58 +103,27 @@ class Trainer(pl.Trainer):
         images: int | None = None,
         image_shape: list[int] | None = None,
         gpu_gb: float | None = None,
+        one_step: bool = True,
         ckpt_path: str | None = None,
-    ) -> Plan:
+    ) -> None:
         """Show how much memory each rank of a fit needs, and whether that is available; if not, the exit status is 1.
 
-        A plan for these data and this machine also goes through all that a fit does before its first step, except that
-        it builds no index and writes nothing. So it refuses what the fit would refuse. For data that the fit would
-        download, it shows the memory alone.
+        If the device is here, the network also trains for a step on blank images, which measures memory and time.
 
         Args:
             model: the module.
-            datamodule: the data.
+            datamodule: the data; nothing is read but their size.
             images: plan for this number of images instead of the data's.
             image_shape: plan for this image shape, such as [3, 64, 64], instead of the data's.
             gpu_gb: plan for GPUs with this many GB each, instead of the devices of this machine.
-            ckpt_path: checkpoint that the fit resumes from, or `last`.
+            one_step: try one step; without it the memory of activations is not known.
+            ckpt_path: checkpoint that the fit resumes from, or `last`; it is checked.
         """
-        plan = make_plan(self, model, datamodule, images, image_shape, gpu_gb)
-        here = datamodule is not None and not datamodule.downloads()
-        if here and plan.fits and not any((images, image_shape, gpu_gb)):
-            self._rehearse(model, datamodule, ckpt_path)
-        print(plan)
-        if not plan.fits:
+        assert datamodule is not None
+        memories = make_plan(self, model, datamodule, images, image_shape, gpu_gb, one_step)
+        print(*memories, sep="\n")
+        if not all(memory.fits for memory in memories):
             raise SystemExit(1)
-        return plan
-
-    def _rehearse(self, model: pl.LightningModule, datamodule: Any, ckpt_path: str | None) -> None:
-        """Call the hooks of a fit up to the first step; of callbacks, only those that check."""
-        trains = getattr(model, "needs_checkpoint", True)
-        stage = TrainerFn.FITTING if trains else TrainerFn.VALIDATING
-        measurements = [c for c in self.callbacks if isinstance(c, Measurement)]
-        self.state.fn, self.datamodule = stage, datamodule
-        model.trainer = datamodule.trainer = self
-        self.strategy.connect(model)
-        datamodule.index = NotBuilt(datamodule.index or FlatIndex())
-        datamodule.setup(stage)
-        for measurement in measurements:
-            measurement.setup(self, model, stage)
-        model.setup(stage)
-        if not trains:
-            return
-
-        made: Any = model.configure_callbacks()
-        checks = [each for each in made if isinstance(each, SameRun | ResumedOptimiser)]
-        if ckpt_path is not None:
-            checkpoint = self.strategy.checkpoint_io.load_checkpoint(ckpt_path)
-            model.on_load_checkpoint(checkpoint)
-            for check in checks:
-                check.on_load_checkpoint(self, model, checkpoint)
-        self.strategy.setup_optimizers(self)
-        for callback in (*measurements, *checks):
-            callback.on_fit_start(self, model)
-        model.on_fit_start()
 
     def best(
         self,

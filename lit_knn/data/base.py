@@ -25,8 +25,6 @@ class DataLayout(NamedTuple):
 
     shape: tuple[int, ...]  # (N, *shape)
     value_bytes: int = 1  # 1 for uint8, 4 for floats
-    # the images stay on the disk; pages are read when used, and a machine's ranks share them
-    mapped: bool = False
     # the images are known to be in order of class, so that classes need no copies
     by_class: bool = False
 
@@ -80,7 +78,7 @@ class ReferenceDataModule(ReferenceLoaders, ABC):
         self.held_out = held_out
         self.train_images = train_images
 
-    # True if the images stay on the disk, see `DataLayout`.
+    # True if the images stay on the disk; pages are read when used, and a machine's ranks share them.
     mapped = False
     # Decodes samples for pictures and Fréchet distances; None if the samples are images themselves.
     autoencoder: Autoencoder | None = None
@@ -99,7 +97,7 @@ class ReferenceDataModule(ReferenceLoaders, ABC):
         """Load images, uint8 (N, C, H, W) or float (N, *shape) in model space, and labels, (N,) integers, or None."""
 
     def stored(self) -> DataLayout | None:
-        """Return the size and layout of the images, for the planner, or None if they are not known before `load`."""
+        """Return the size and layout of the images, or None if they are not known before `load`."""
         return None
 
     def read_labels(self) -> Labels:

@@ -150,7 +150,7 @@ class Prepared(ReferenceDataModule):
     def stored(self) -> DataLayout:
         prepared = _read(read_prepared, self.path)
         by_class = prepared.labels is not None and lie_together(torch.from_numpy(prepared.labels))
-        return DataLayout(tuple(prepared.images.shape), mapped=self.mapped, by_class=by_class)
+        return DataLayout(tuple(prepared.images.shape), by_class=by_class)
 
 
 class Arrays(ReferenceDataModule):

@@ -1,6 +1,6 @@
 """Score estimators. Each estimates the posterior mean E[x|z,t] over a reference set."""
 
-from lit_knn.estimators.base import Estimator, Holdings, Query
+from lit_knn.estimators.base import Estimator, Query
 from lit_knn.estimators.by_class import ByClass, class_conditional
 from lit_knn.estimators.drawing import Certificate, DrawingEstimator
 from lit_knn.estimators.exact import Exact
@@ -25,7 +25,6 @@ __all__ = [
     "DrawingEstimator",
     "Estimator",
     "Exact",
-    "Holdings",
     "Mixed",
     "MonteCarlo",
     "Network",

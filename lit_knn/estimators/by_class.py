@@ -9,7 +9,7 @@ from torch import Generator, Tensor
 
 from lit_knn.common.errors import InputError, prefixed
 from lit_knn.common.memory import to_device
-from lit_knn.estimators.base import Estimator, Holdings
+from lit_knn.estimators.base import Estimator
 from lit_knn.estimators.checks import Query
 from lit_knn.nets.base import NO_CLASS
 from lit_knn.reference import ReferenceSet
@@ -64,14 +64,6 @@ class ByClass(Estimator):
         if self.unlabelled:
             self.parts[NO_CLASS] = copied_apart(self.estimator).bind(reference)
         return self
-
-    def holds(self, N: int, d: int, pixels: bool, device: torch.device) -> Holdings | None:
-        # All classes together need about as much memory as the whole set, which `unlabelled` binds once more.
-        held = self.estimator.holds(N, d, pixels, device)
-        if held is None or not self.unlabelled:
-            return held
-        again = {f"{name} of all images": size for name, size in held.arrays.items()}
-        return held._replace(arrays={**held.arrays, **again}, indexes=2)
 
     def _posterior_mean(
         self,

@@ -7,7 +7,7 @@ import torch
 from torch import Generator, Tensor
 
 from lit_knn.common.memory import work_bytes
-from lit_knn.estimators.base import Estimator, Holdings
+from lit_knn.estimators.base import Estimator
 from lit_knn.estimators.checks import Query
 from lit_knn.index.precision import is_native, matmul_float32, whole_tiles
 from lit_knn.reference import ReferenceSet
@@ -34,8 +34,6 @@ CHUNK_BYTES, CHUNK = 3 * 2**20, {"cpu": 512, "cuda": 8192}
 # Bytes for the float32 scores of one group of latents on a CPU, and the minimum number of latents per group, because
 # every group reads all images twice. On a GPU the scores take several work arrays.
 SCORE_BYTES, MIN_LATENTS, GPU_SCORE_ARRAYS = 64 * 2**20, 64, 4
-# Memory plans for a GPU count the scores of this many latents.
-PLANNED_LATENTS = 1024
 # Bounds of 1/t² in float32: above the first only the best image is likely, below its inverse all images are. Weights
 # below e^LEAST_LOG would be denormal numbers, which are slow.
 MOST_FACTOR, LEAST_LOG = 1e37, -80.0
@@ -54,15 +52,8 @@ class Exact(Estimator):
     deterministic = True
     shardable = True
 
-    def holds(self, N: int, d: int, pixels: bool, device: torch.device) -> Holdings:
-        if device.type != "cuda":
-            return Holdings(arrays={"norms of the images": 4 * N})
-        if not pixels:
-            return Holdings()
-        scores = min(score_bytes(N, device), 4 * N * PLANNED_LATENTS)
-        return Holdings(
-            arrays={"norms of the images": 4 * N, f"scores of {PLANNED_LATENTS} latents": scores}
-        )
+    def memory(self, N: int, d: int) -> dict[str, int]:
+        return {"norms of the images": 4 * N}
 
     def _posterior_mean(
         self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: Generator | None

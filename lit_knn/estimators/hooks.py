@@ -2,9 +2,8 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from typing import ClassVar, NamedTuple, Self, TypeVar
+from typing import ClassVar, Self, TypeVar
 
-import torch
 from torch import Generator, Tensor
 
 from lit_knn.common.errors import InputError
@@ -16,19 +15,6 @@ from lit_knn.reference import ReferenceSet
 from lit_knn.theory.warp import Warp
 
 T = TypeVar("T")
-
-
-class Holdings(NamedTuple):
-    """Memory that an estimator needs in addition to the images."""
-
-    neighbours: int = 0
-    """Neighbours searched per z; 0 if the estimator needs no index."""
-
-    arrays: Mapping[str, int] = {}
-    """Bytes by array name; arrays that estimators share have the same name."""
-
-    indexes: int = 1
-    """Indexes that hold all images."""
 
 
 class Hooks(RecordsArguments, ABC):
@@ -115,13 +101,6 @@ class Hooks(RecordsArguments, ABC):
         fit_counts(self, reference)
         self._reference = reference
         return self
-
-    def holds(self, N: int, d: int, pixels: bool, device: torch.device) -> Holdings | None:
-        """Predict the memory that the estimator will hold on `device`, for N images of dimension d, or None if unknown.
-
-        N includes mirrored images and the images of other ranks. `pixels` is true if the images are uint8.
-        """
-        return None
 
     @property
     def can_warp(self) -> bool:

@@ -6,8 +6,7 @@ from typing import ClassVar, Self
 import torch
 from torch import Generator, Tensor
 
-from lit_knn.estimators.base import Holdings
-from lit_knn.estimators.counts import Limit, count, fitted_count, of_images
+from lit_knn.estimators.counts import Limit, count, of_images
 from lit_knn.estimators.drawing import DrawingEstimator, warped_weighted_mean
 from lit_knn.estimators.draws import Draws, merged, weighted_mean
 from lit_knn.reference import ReferenceSet
@@ -60,8 +59,8 @@ class KNN(DrawingEstimator):
         reference.search(torch.zeros(1, *reference.shape, device=reference.device), self.k)
         return self
 
-    def holds(self, N: int, d: int, pixels: bool, device: torch.device) -> Holdings:
-        return Holdings(neighbours=fitted_count(self, "k", N, d))
+    def memory(self, N: int, d: int) -> dict[str, int]:
+        return {}
 
     def _posterior_mean(
         self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: Generator | None

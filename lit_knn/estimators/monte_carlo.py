@@ -3,7 +3,6 @@
 import torch
 from torch import Generator, Tensor
 
-from lit_knn.estimators.base import Holdings
 from lit_knn.estimators.counts import count
 from lit_knn.estimators.drawing import DrawingEstimator
 from lit_knn.estimators.draws import Draws, merged, weighted_mean
@@ -24,8 +23,8 @@ class MonteCarlo(DrawingEstimator):
     def __init__(self, n: int | None = None) -> None:
         self.n = count(self, "n", n)
 
-    def holds(self, N: int, d: int, pixels: bool, device: torch.device) -> Holdings:
-        return Holdings()
+    def memory(self, N: int, d: int) -> dict[str, int]:
+        return {}
 
     def _posterior_mean(
         self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: Generator | None

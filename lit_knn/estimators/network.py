@@ -3,12 +3,11 @@
 from os import PathLike
 from typing import Any
 
-import torch
 from torch import Generator, Tensor, nn
 
 from lit_knn.common.errors import InputError
 from lit_knn.common.memory import to_device
-from lit_knn.estimators.base import Estimator, Holdings
+from lit_knn.estimators.base import Estimator
 from lit_knn.nets.average_velocity import AverageVelocity
 from lit_knn.nets.base import NO_CLASS, ImageNetwork, labels_for
 from lit_knn.nets.flow import FlowDenoiser, FlowNetwork
@@ -84,9 +83,6 @@ class Network(Estimator):
     def settings(self) -> dict[str, Any]:
         # The weights are a setting, and the path is not.
         return {"denoiser": self.denoiser}
-
-    def holds(self, N: int, d: int, pixels: bool, device: torch.device) -> Holdings:
-        return Holdings()  # Networks are counted separately.
 
     def _posterior_mean(
         self,

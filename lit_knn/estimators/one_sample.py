@@ -1,10 +1,9 @@
 """The one-sample estimator of diffusion and consistency training."""
 
-import torch
 from torch import Generator, Tensor
 
 from lit_knn.common.errors import InputError
-from lit_knn.estimators.base import Estimator, Holdings
+from lit_knn.estimators.base import Estimator
 from lit_knn.theory.warp import Warp
 
 
@@ -20,9 +19,6 @@ class OneSample(Estimator):
     uses_source = True
     takes_labels = True
     shardable = True
-
-    def holds(self, N: int, d: int, pixels: bool, device: torch.device) -> Holdings:
-        return Holdings()
 
     def _posterior_mean(
         self,

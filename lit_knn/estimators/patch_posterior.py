@@ -9,7 +9,7 @@ from torch import Generator, Tensor
 
 from lit_knn.common.errors import InputError
 from lit_knn.common.memory import work_bytes
-from lit_knn.estimators.base import Estimator, Holdings
+from lit_knn.estimators.base import Estimator
 from lit_knn.estimators.patch_sizes import checked_sizes, sizes_of
 from lit_knn.estimators.rounding import LEAST_LOG_WEIGHT, product_dtype
 from lit_knn.reference import ReferenceSet
@@ -60,8 +60,8 @@ class PatchPosterior(Estimator):
         self.sizes_in_use = given or sizes_of(reference)
         return self
 
-    def holds(self, N: int, d: int, pixels: bool, device: torch.device) -> Holdings:
-        return Holdings()
+    def memory(self, N: int, d: int) -> dict[str, int]:
+        return {}
 
     def _posterior_mean(
         self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: Generator | None

@@ -8,7 +8,7 @@ from torch import Generator, Tensor
 
 from lit_knn.common.errors import InputError
 from lit_knn.common.memory import work_bytes
-from lit_knn.estimators.base import Estimator, Holdings
+from lit_knn.estimators.base import Estimator
 from lit_knn.estimators.rounding import LEAST_LOG_WEIGHT, product_dtype
 from lit_knn.reference import ReferenceSet
 from lit_knn.reference.principal import covariance_of
@@ -68,8 +68,8 @@ class PCALocality(Estimator):
         covariance_of(reference)
         return self
 
-    def holds(self, N: int, d: int, pixels: bool, device: torch.device) -> Holdings:
-        return Holdings(arrays={"covariance": 8 * d * min(N, d), "masks": 4 * d * d})
+    def memory(self, N: int, d: int) -> dict[str, int]:
+        return {"covariance": 8 * d * min(N, d), "masks": 4 * d * d}
 
     def _tiles(self, t: float) -> list[Tile]:
         """Return the masks at noise level t. Those of the last level are kept, because samplers repeat a level."""

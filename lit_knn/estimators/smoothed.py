@@ -9,7 +9,7 @@ from torch import Generator, Tensor
 
 from lit_knn.common.errors import InputError, prefixed
 from lit_knn.common.memory import work_bytes
-from lit_knn.estimators.base import Estimator, Holdings
+from lit_knn.estimators.base import Estimator
 from lit_knn.estimators.by_class import copied_apart
 from lit_knn.estimators.checks import Query
 from lit_knn.estimators.counts import check_count
@@ -63,9 +63,6 @@ class Smoothed(Estimator):
             with prefixed("Smoothed"):
                 self.part = copied_apart(self.estimator).bind(reference)
         return self
-
-    def holds(self, N: int, d: int, pixels: bool, device: torch.device) -> Holdings | None:
-        return self.estimator.holds(N, d, pixels, device)
 
     def _posterior_mean(
         self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: Generator | None

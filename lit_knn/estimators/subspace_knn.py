@@ -10,7 +10,6 @@ from torch import Generator, Tensor
 
 from lit_knn.common.errors import InputError
 from lit_knn.common.memory import work_bytes
-from lit_knn.estimators.base import Holdings
 from lit_knn.estimators.counts import Limit, count, fitted_count, of_components, of_images
 from lit_knn.estimators.drawing import Certificate, DrawingEstimator
 from lit_knn.estimators.draws import Draws, ResultRows, drawn_images, weights_of
@@ -76,10 +75,11 @@ class SubspaceKNN(DrawingEstimator):
         self._projection()
         return self
 
-    def holds(self, N: int, d: int, pixels: bool, device: torch.device) -> Holdings:
-        r, dtype = fitted_count(self, "r", N, d), self._dtype(device)
-        size = N * (r * dtype.itemsize + 4) + 4 * r * d
-        return Holdings(arrays={f"r={r} coordinates, {str(dtype).removeprefix('torch.')}": size})
+    def memory(self, N: int, d: int) -> dict[str, int]:
+        r = fitted_count(self, "r", N, d)
+        # `auto` counts as float32, which takes more than bfloat16.
+        coordinate = 2 if self.compute == "bfloat16" else 4
+        return {f"r={r} coordinates": N * (r * coordinate + 4) + 4 * r * d}
 
     def _projection(self) -> Projection:
         reference = self.reference

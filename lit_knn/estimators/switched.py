@@ -9,7 +9,7 @@ import torch
 from torch import Generator, Tensor, nn
 
 from lit_knn.common.errors import InputError, prefixed
-from lit_knn.estimators.base import Estimator, Holdings
+from lit_knn.estimators.base import Estimator
 from lit_knn.estimators.by_class import copied_apart
 from lit_knn.estimators.checks import Query
 from lit_knn.estimators.network import Network
@@ -78,19 +78,6 @@ class Parts(Estimator):
                 for part in self.options.values()
             )
         return self
-
-    def holds(self, N: int, d: int, pixels: bool, device: torch.device) -> Holdings | None:
-        # The parts share arrays of the same name.
-        first, second = (part.holds(N, d, pixels, device) for part in self.parts)
-        if first is None or second is None:
-            return None
-        arrays = {
-            name: max(first.arrays.get(name, 0), size) for name, size in second.arrays.items()
-        }
-        indexes = max(first.indexes, second.indexes)
-        return Holdings(
-            max(first.neighbours, second.neighbours), {**first.arrays, **arrays}, indexes
-        )
 
     @abstractmethod
     def _posterior_mean(

@@ -3,10 +3,9 @@
 from collections.abc import Mapping
 from typing import ClassVar, Self
 
-import torch
 from torch import Generator, Tensor
 
-from lit_knn.estimators.base import Estimator, Holdings
+from lit_knn.estimators.base import Estimator
 from lit_knn.estimators.counts import Limit, count, fitted_count, of_components
 from lit_knn.reference import ReferenceSet
 from lit_knn.reference.principal import components_of
@@ -40,9 +39,9 @@ class Wiener(Estimator):
         components_of(reference, self.r)
         return self
 
-    def holds(self, N: int, d: int, pixels: bool, device: torch.device) -> Holdings:
+    def memory(self, N: int, d: int) -> dict[str, int]:
         r = fitted_count(self, "r", N, d)
-        return Holdings(arrays={f"r={r} components": 4 * r * d})
+        return {f"r={r} components": 4 * r * d}
 
     def _posterior_mean(
         self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: Generator | None

@@ -33,13 +33,9 @@ class Index(RecordsArguments, ABC):
     independent index with the same settings.
 
     Attributes:
-        shared: whether the processes of a machine share one copy of the index while it is on the CPU.
-        built_on_cpu: whether `build` needs the memory of the machine even if the vectors are on a GPU.
         in_use: whether a reference set has built this index for itself. Another set builds a copy.
     """
 
-    shared = False
-    built_on_cpu = True
     in_use = False
 
     def check(self, N: int, d: int, device: torch.device | None = None, k: int = 1) -> None:
@@ -66,14 +62,6 @@ class Index(RecordsArguments, ABC):
     @abstractmethod
     def to(self, device: torch.device) -> None:
         """Move the index to `device`, or raise InputError if it does not support the device."""
-
-    def nbytes(self, N: int, d: int, device: torch.device) -> int | None:
-        """Predict the bytes of the index built on `device` for N vectors of dimension d. Returns None if unknown."""
-        return None
-
-    def build_bytes(self, N: int, d: int) -> int:
-        """Predict the additional bytes that the build needs."""
-        return 0
 
 
 def numbered(device: torch.device | str) -> torch.device:

@@ -248,11 +248,12 @@ class FaissIndex(Index):
         self._device = device
         self._components = tuple(part.to(device) for part in self._components)
 
-    def nbytes(self, N: int, d: int, device: torch.device) -> int:
-        return self._kind.nbytes(N, d, device)
-
-    def build_bytes(self, N: int, d: int) -> int:
-        return self._kind.build_bytes(N, d)
+    def memory(self, N: int, d: int) -> dict[str, int]:
+        """Predict the bytes of the index, and those that its build needs besides."""
+        return {
+            "index": self._kind.nbytes(N, d),
+            "building of the index": self._kind.build_bytes(N, d),
+        }
 
 
 def import_faiss() -> Any:

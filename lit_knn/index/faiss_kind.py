@@ -15,8 +15,6 @@ the sources of FAISS 1.15. Files without a folder are in `faiss/gpu`:
 import re
 from typing import NamedTuple, Self
 
-import torch
-
 from lit_knn.common.errors import InputError
 
 KIND = re.compile(r"(?:PCA([1-9][0-9]*),)?(?:IVF([1-9][0-9]*),)?(Flat|SQ8)")
@@ -89,20 +87,15 @@ class FaissKind(NamedTuple):
         # FAISS needs at least one point for each list.
         return min(max(min(useful, affordable), self.lists), N)
 
-    def nbytes(self, N: int, d: int, device: torch.device) -> int:
-        """Predict the bytes of the index. On a GPU they include FAISS's scratch memory."""
+    def nbytes(self, N: int, d: int) -> int:
+        """Predict the bytes of the index."""
         held = N * self.bytes_per_vector(d)
         if self.lists:
             held += 8 * N + 4 * self.searched_d(d) * self.lists
 
-        if device.type == "cpu":
-            # FAISS also keeps the components that it does not use.
-            directions = self.components + d
-        else:
-            directions = self.components + 1
-            held += SCRATCH_BYTES
         if self.components:
-            held += 4 * d * directions
+            # FAISS also keeps the components that it does not use.
+            held += 4 * d * (self.components + d)
         return held
 
     def build_bytes(self, N: int, d: int) -> int:

@@ -56,9 +56,8 @@ class SubspaceIndex(TorchIndex):
         left_out = all_sq_norms - sq_norms
         return sq_dist + left_out, ids
 
-    def nbytes(self, N: int, d: int, device: torch.device) -> int:
-        value = compute_dtype("SubspaceIndex", self.compute, device).itemsize
-        return N * (self.r * value + 4) + 4 * d * (self.r + 1)
-
-    def build_bytes(self, N: int, d: int) -> int:
-        return 4 * d * sample_size(N, d, self.r)  # the sample for the principal components
+    def memory(self, N: int, d: int) -> dict[str, int]:
+        # `auto` counts as float32, which takes more than bfloat16.
+        coordinate = 2 if self.compute == "bfloat16" else 4
+        size = N * (self.r * coordinate + 4) + 4 * d * (self.r + 1)
+        return {"index": size, "building of the index": 4 * d * sample_size(N, d, self.r)}

@@ -36,8 +36,6 @@ class TorchIndex(Index):
             else float32.
     """
 
-    built_on_cpu = False
-
     def __init__(self, compute: str = "auto") -> None:
         self.compute = check_compute(type(self).__name__, compute)
         self._values: Tensor | None = None
@@ -114,8 +112,8 @@ class TorchIndex(Index):
             yield start, torch.sub(half_sq_norms, products, out=products)
             start += len(chunk)
 
-    def nbytes(self, N: int, d: int, device: torch.device) -> int:
-        return N * (d + 4)
+    def memory(self, N: int, d: int) -> dict[str, int]:
+        return {"index": N * (d + 4)}
 
 
 class FlatIndex(TorchIndex):
@@ -131,8 +129,8 @@ class FlatIndex(TorchIndex):
         self._offset = sample.mean(0).to(device)
         self._store(vectors, lambda x: x - self._offset)
 
-    def nbytes(self, N: int, d: int, device: torch.device) -> int:
-        return 4 * N * (d + 1)
+    def memory(self, N: int, d: int) -> dict[str, int]:
+        return {"index": 4 * N * (d + 1)}
 
 
 def exact_index() -> Index:

@@ -1,4 +1,4 @@
-"""`lit-knn plan` tells the memory of a run before it starts, as the run takes it, and refuses what a fit refuses."""
+"""`lit-knn plan` tells the memory of a run before it starts, as the run takes it, and tries one step."""
 
 import pickle
 import re
@@ -10,12 +10,15 @@ from PIL import Image
 
 from lit_knn.commands.cli.make_cli import make_cli
 from lit_knn.commands.plan import make_plan
-from lit_knn.commands.plan_data import estimator_parts
-from lit_knn.commands.plan_table import Part, Plan
+from lit_knn.commands.plan_data import Memory, plan_data
+from lit_knn.commands.plan_step import try_step
 from lit_knn.commands.trainer import Trainer
-from lit_knn.data import Arrays, DataLayout, Digits, PointsOnALine
-from lit_knn.estimators import KNN, STF, SubspaceKNN
+from lit_knn.common.errors import InputError
+from lit_knn.common.memory import process_bytes
+from lit_knn.data import Arrays, Digits, PointsOnALine
+from lit_knn.estimators import KNN, STF, SubspaceKNN, Switched
 from lit_knn.index import FaissIndex, SubspaceIndex, TorchIndex
+from lit_knn.modules.estimator import LitEstimator
 from lit_knn.reference import ReferenceSet
 from lit_knn.reference.principal import projection_of
 from main import main
@@ -25,123 +28,123 @@ from tests.image_files import refusal
 
 CONFIGS = ROOT / "configs"
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
-LAST = "runs/demo/knn_0/checkpoints/last.ckpt"
 
 
 def plan_of(config, *args):
+    """What each rank holds on the machine, by the first word, of a run on the CPU."""
     cli = make_cli(["-c", str(CONFIGS / config), "--trainer.accelerator", "cpu", *args], run=False)
-    return make_plan(cli.trainer, cli.model, cli.datamodule)
+    (memory,) = make_plan(cli.trainer, cli.model, cli.datamodule, one_step=False)
+    return memory
 
 
-def parts_of(plan):
-    return {part.name: part.bytes for part in plan.parts}
+def sizes(memory):
+    return {name.partition(",")[0]: size for name, size in memory.sizes.items()}
 
 
-def test_networks_count_for_parameters_gradients_two_moments_and_an_average():
-    parts, count = parts_of(plan_of("table1/ict_knn.yaml")), 56_395_523  # published for NCSN++
-    assert parts["network"] == parts["gradients"] == parts["averaged weights"] == 4 * count
-    assert parts["optimiser"] == 8 * count
-    assert parts["images"] == 50_000 * 3072
-    assert parts["index"] == 50_000 * 3072 * 4
+def planned(estimator, data, device=CPU):
+    """What lies on the device, and in the memory of the machine, for one estimator."""
+    stored, trainer = data.stored(), Trainer(accelerator="cpu", logger=False)
+    memories = plan_data(trainer, LitEstimator(estimator), data, stored, device)
+    return sizes(memories[0]), sizes(memories[-1])
 
 
 def test_ranks_shards_and_options_change_what_they_should(monkeypatch):
-    plain, weights = plan_of("demo.yaml"), 4 * 704_705
-    lengths = [
-        "--trainer.callbacks+",
-        "lit_knn.callbacks.PowerAverages",
-        "--trainer.callbacks.lengths",
-        "[0.05, 0.1]",
-    ]
-    options = ["--trainer.precision", "bf16-mixed", "--optimizer", "SGD", "--optimizer.lr", "3e-3"]
-    more = parts_of(plan_of("demo.yaml", *options, *lengths))
-    added = {"program": more["program"], "optimiser": 0, "power-function averages": 2 * weights}
-    assert more == parts_of(plain) | added
     two = plan_of("demo.yaml", "--trainer.devices", "2")
-    assert parts_of(two)["gradient exchange"] == parts_of(two)["gradients"] == weights
-    assert two.needed[0][1] == 2 * two.total
+    assert two.needed == 2 * sum(size or 0 for size in two.sizes.values())
     options = ["--data.sharded", "true", "--trainer.strategy", "ddp", "--model.net.channels", "16"]
-    parts = parts_of(plan_of("table1/ict_knn.yaml", *options, "--trainer.devices", "4"))
+    parts = sizes(plan_of("table1/ict_knn.yaml", *options, "--trainer.devices", "4"))
     assert (parts["images"], parts["index"]) == (12_500 * 3072, 12_500 * 3072 * 4)
-    assert parts["order of an epoch"] == 2 * 50_000 * 8  # mirror images are items, too
     # A draw of the images and the held-out ones stay; the index has those of the draw alone.
-    parts = parts_of(
+    parts = sizes(
         plan_of("table1/ict_knn.yaml", "--data.train_images", "2048", "--data.held_out", "100")
     )
     assert (parts["images"], parts["index"]) == (2148 * 3072, 2048 * 3072 * 4)
-    assert (
-        parts_of(plan_of("table1/ict_knn.yaml", "--data.held_out", "100"))["index"]
-        == 49_900 * 3072 * 4
-    )
+    parts = sizes(plan_of("table1/ict_knn.yaml", "--data.held_out", "100"))
+    assert parts["index"] == 49_900 * 3072 * 4
     tangent = ["--model.estimator", "OneSample", "--model.tangent", "SubspaceKNN"]
-    parts = parts_of(plan_of("meanflow/digits.yaml", *tangent))
+    parts = sizes(plan_of("meanflow/digits.yaml", *tangent))
     assert any("coordinates" in name for name in parts)
     # Two machines have their own ranks. 1797 images are three shards of 449 and one of 450.
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
     monkeypatch.setenv("NODE_RANK", "0")
     plan = plan_of("demo.yaml", *options, "--trainer.devices", "2", "--trainer.num_nodes", "2")
-    assert (plan.ranks, parts_of(plan)["images"]) == (2, 450 * 64)
+    assert (plan.ranks, sizes(plan)["images"]) == (2, 450 * 64)
 
 
 @pytest.mark.parametrize("factory", ["Flat", "IVF20,SQ8", "PCA16,IVF20,SQ8"])
 def test_sizes_of_faiss_indexes_are_those_of_what_faiss_writes(factory, tmp_path):
     N, d = 3000, 48
-    ReferenceSet(
-        torch.randn(N, d), index=FaissIndex(factory, cache_dir=str(tmp_path))
-    ).build_index()
+    index = FaissIndex(factory, cache_dir=str(tmp_path))
+    ReferenceSet(torch.randn(N, d), index=index).build_index()
     (file,) = tmp_path.glob("*.index")
     # The written index also has names, numbers and the quantisers' tables.
-    assert FaissIndex(factory).nbytes(N, d, CPU) == pytest.approx(
-        file.stat().st_size, rel=0.02, abs=8192
-    )
+    assert index.memory(N, d)["index"] == pytest.approx(file.stat().st_size, rel=0.02, abs=8192)
 
 
 @pytest.mark.parametrize("index", [TorchIndex(), SubspaceIndex(5, "float32")], ids=type)
 def test_the_size_of_a_torch_index_is_that_of_what_is_pickled(index):
     before = len(pickle.dumps(index))
     ReferenceSet(torch.randint(256, (500, 3, 4, 4), dtype=torch.uint8), index=index).build_index()
-    assert index.nbytes(500, 48, CPU) == pytest.approx(len(pickle.dumps(index)) - before, abs=2000)
+    size = len(pickle.dumps(index)) - before
+    assert index.memory(500, 48)["index"] == pytest.approx(size, abs=2000)
 
 
 @pytest.mark.parametrize("hflip", [False, True])
 def test_the_size_of_a_projection_is_that_of_its_tensors(hflip):
     data = Digits(hflip=hflip)
     estimator = SubspaceKNN(r=7, n=32, compute="float32")
-    # Two estimators share the arrays of one name.
-    held, _ = estimator_parts([STF(4), estimator, estimator], data, data.stored(), CPU)
-    (part,) = (p for p in held if "coordinates" in p.name)
+    # Two estimators share the arrays of one name, and wrappers hold nothing.
+    held, _ = planned(Switched(Switched(STF(4), estimator, 1.0), estimator, 2.0), data)
+    assert "index" not in held
+    (size,) = (size for name, size in held.items() if "coordinates" in name)
     data.setup()
     projection = projection_of(data.reference, 7)
     tensors = [projection.coordinates, projection.half_sq_norms, projection.components.basis]
-    assert part.bytes == sum(t.numel() * t.element_size() for t in tensors)
+    assert size == sum(t.numel() * t.element_size() for t in tensors)
+
+
+class Unknown(STF):
+    """An estimator of a user, who need not tell what it holds."""
+
+    memory = None
+
+
+def test_an_estimator_that_does_not_tell_its_memory_is_not_known_and_may_search():
+    Unknown.searches = True
+    held, _ = planned(Unknown(4), Digits())
+    assert held["Unknown"] is None
+    assert held["index"] == 4 * 64 * 1797
+    memory = Memory("the machine", 1e12, 1, {"Unknown": None})
+    assert re.search("Unknown +NOT KNOWN", str(memory))
 
 
 def test_an_index_is_that_of_its_device_and_counts_where_it_is_built():
     for index, on_cpu in (
         (FaissIndex("Flat"), 4 * 64 * 1797),
-        (TorchIndex(), 0),
-        (SubspaceIndex(8), 0),
+        (TorchIndex(), None),
+        (SubspaceIndex(8), None),
     ):
         data = Digits(index=index)
-        held, building = estimator_parts([KNN(8, 4)], data, data.stored(), GPU)
-        assert building[0].bytes == on_cpu
-        assert held[0].bytes > 0
-        _, building = estimator_parts([KNN(8, 4)], data, data.stored(), CPU)
-        assert building[0].bytes == index.nbytes(1797, 64, CPU)
+        held, machine = planned(KNN(8, 4), data, GPU)
+        assert machine.get("index") == on_cpu
+        assert held["index"] == index.memory(1797, 64)["index"]
+        _, machine = planned(KNN(8, 4), data)
+        assert machine["index"] == index.memory(1797, 64)["index"]
     for device, index in ((CPU, FaissIndex("Flat")), (GPU, TorchIndex())):  # The run names none.
-        (held, *_), _ = estimator_parts([KNN(8, 4)], Digits(), Digits().stored(), device)
-        assert (held.bytes, held.note.split()[0]) == (
-            index.nbytes(1797, 64, device),
-            type(index).__name__,
-        )
+        held, _ = planned(KNN(8, 4), Digits(), device)
+        assert held["index"] == index.memory(1797, 64)["index"]
+    # FAISS on a GPU finds fewer neighbours.
+    data = Digits(index=FaissIndex("IVF4,SQ8"))
+    with pytest.raises(InputError, match="k=1797: FAISS on a GPU finds at most 512"):
+        planned(KNN(), data, GPU)
 
 
 def test_classes_of_unsorted_data_count_as_copies(tmp_path):
-    parts = parts_of(plan_of("table2/digits_conditional.yaml"))
+    parts = sizes(plan_of("table2/digits_conditional.yaml"))
+    assert parts["images copied by class"] == parts["images"] == 1797 * 64
     # With label dropout an index of all images joins those of the classes.
     both = plan_of("table2/digits_conditional.yaml", "--model.label_dropout", "0.1")
-    assert [part.bytes for part in both.parts if part.name == "index"] == [parts["index"]] * 2
-    assert parts["images by class"] == parts["images"] == 1797 * 64
+    assert sizes(both)["index"] == 2 * parts["index"]
     for i in range(4):
         (tmp_path / "in" / str(i % 2)).mkdir(parents=True, exist_ok=True)
         Image.new("L", (8, 8)).save(tmp_path / "in" / str(i % 2) / f"{i}.png")
@@ -155,19 +158,18 @@ def test_classes_of_unsorted_data_count_as_copies(tmp_path):
         "4",
     )
     for options in (prepared, ("--model.estimator", "estimators/one_sample.yaml")):
-        assert "images by class" not in parts_of(
+        assert "images copied by class" not in sizes(
             plan_of("table2/digits_conditional.yaml", *options)
         )
 
 
-def test_ranks_of_a_machine_hold_a_shared_part_once():
-    parts = [Part("index", 10, shared=True), Part("network", 5)]
-    (machine,) = Plan(CPU, parts, [], None, 29, ranks=4).needed
-    assert machine == ("the machine", 10 + 4 * 5, 29)
-    device, host = Plan(GPU, parts, parts, 15, 30, ranks=4).needed
-    assert (device, host) == (("each device", 15, 15), ("the machine", 30, 30))
-    assert not Plan(CPU, parts, [], None, 29, ranks=4).fits
-    assert Plan(GPU, parts, parts, 15, 30, ranks=4).fits
+def test_ranks_of_a_machine_share_the_file_of_an_index(tmp_path):
+    options = ["--trainer.devices", "2", "--data.index", "FaissIndex"]
+    alone = plan_of("demo.yaml", *options)
+    shared = plan_of("demo.yaml", *options, "--data.index.cache_dir", str(tmp_path))
+    assert 2 * sizes(shared)["index"] == sizes(alone)["index"]
+    assert not Memory("the machine", 29, 2, {"index": 10, "network": 5}).fits
+    assert Memory("the machine", 30, 2, {"index": 10, "network": 5}).fits
 
 
 def test_data_modules_know_their_size_before_they_load_or_need_it_given(tmp_path):
@@ -182,27 +184,26 @@ def test_data_modules_know_their_size_before_they_load_or_need_it_given(tmp_path
         data.setup()
         assert stored.shape == tuple(data.reference.images.shape)
         assert stored.value_bytes == data.reference.images.element_size()
-    assert not DataLayout((1, 1)).mapped
     np.savez(tmp_path / "a.npz", images=np.zeros((4, 1, 8, 8), np.uint8))
     trainer, data = Trainer(accelerator="cpu", logger=False), Arrays(str(tmp_path / "a.npz"))
     model = make_cli(["-c", DEMO], run=False).model
     assert "--image_shape" in refusal(make_plan, trainer, model, data, 10)
-    assert parts_of(make_plan(trainer, model, data, 1000, [1, 8, 8]))["images"] == 64_000
+    (memory,) = make_plan(trainer, model, data, 1000, [1, 8, 8], one_step=False)
+    assert sizes(memory)["images"] == 64_000
 
 
 # The command
 
 
 def test_the_command_plans_and_starts_nothing(tmp_path, own_folder, capsys):
-    main(["plan", "-c", DEMO])
+    main(["plan", "-c", DEMO, "--one_step", "false"])
     printed = capsys.readouterr().out
-    assert "704,705 parameters" in printed
+    assert re.search("network.* 0.014 GB\n +activations +NOT KNOWN", printed)
     assert ": fits" in printed
-    assert "Not counted: activations" in printed
     # Plans for other data, or for another GPU.
     for options in (["--images", "2000000000"], ["--gpu_gb", "0.5"]):
         with pytest.raises(SystemExit) as caught:
-            main(["plan", "-c", DEMO, *options])
+            main(["plan", "-c", DEMO, "--one_step", "false", *options])
         assert caught.value.code == 1
         assert "DOES NOT FIT" in capsys.readouterr().out
     for number in ("0", "-5"):
@@ -237,56 +238,64 @@ def test_the_64x64_runs_are_planned_before_their_data_are_there(
     ]
     main([*plan, "--images", str(N), "--image_shape", "[3,64,64]", "--gpu_gb", "80", *papers])
     printed = capsys.readouterr().out
-    size = float(re.search(r"  index +(\S+) GB", printed)[1])
-    assert all(f"\n  {part} " in printed for part in ("network", "gradients", "optimiser"))
-    assert "on a GPU of 80 GB that is given, not found here" in printed
-    assert f"{N:,} x 3x64x64 uint8, copied to the device" in printed
-    assert "mapped from the disk" in printed
-    # Each image takes its bytes and its number, and FAISS reserves 1.5 GiB.
-    assert size == pytest.approx(
-        (N * (12_288 + 8) + lists * 4 * 12_288 + 1.5 * 2**30) / 1e9, rel=1e-3
-    )
-    assert ": fits" in printed
+    device, machine = printed.split("each device, which has 80.00 GB: fits")
+    for where in (device, machine):
+        size = float(re.search(r"  index +(\S+) GB", where)[1])
+        # Each image takes its bytes and its number.
+        assert size == pytest.approx((N * (12_288 + 8) + lists * 4 * 12_288) / 1e9, rel=1e-3)
+    # The images are mapped from the disk, and copied to the device.
+    for where, size in ((device, N * 12_288 / 1e9), (machine, 0)):
+        assert f"  images, {N:,} x 3x64x64 " in where
+        assert float(re.search(r"  images, .* (\S+) GB", where)[1]) == pytest.approx(size, rel=1e-3)
+    assert re.search("work arrays of FAISS +1.611 GB", device)
+    assert "the machine, whose memory is not known" in machine
     assert not list(tmp_path.iterdir())
 
 
-GRID = "trainer: {callbacks: [{class_path: lit_knn.callbacks.SampleGrid, init_args: {num_steps: [3]}}]}"
-ONE_CYCLE = "--lr_scheduler OneCycleLR --lr_scheduler.max_lr 0.003 --lr_scheduler.total_steps 9 --trainer.max_steps 10"
-RESUMED = f"--ckpt_path {LAST}"
-CLASSES = f"-c {CONFIGS}/table2/digits_conditional.yaml -c tiny.yaml"
-REFUSED = [
-    ("--data.batch_size 2000", "needs 2000 images"),
-    ("--data Arrays --data.path images.npy", "the images have the shape (3, 8, 8)"),
-    ("--model.estimator PCALocality --data.sharded true", "PCALocality needs the whole reference set"),
-    (f"{CLASSES} --model.estimator.k 1000", "class 0: KNN: k=1000"),
-    ("-c grid.yaml", "SampleGrid: num_steps=3"),
-    (f"{ONE_CYCLE} --optimizer RAdam --optimizer.lr 0.003", "OneCycleLR would end before the 10 steps"),
-    ("--trainer.logger.version knn_0", "would overwrite it"),
-    (f"{RESUMED} --data.held_out 9 --trainer.max_steps 2", "number of images of the data 1797, not 1788"),
-    (f"{RESUMED} --trainer.max_steps 2 --optimizer SGD --optimizer.lr 0.003", "the state of optimizer RAdam"),
-]  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def planned(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("planned")
-    with pytest.MonkeyPatch.context() as patched:
-        patched.chdir(folder)
-        main(["fit", "-c", DEMO, *TINY])
-        np.save("images.npy", np.zeros((40, 8, 8, 3), np.uint8))
-        for name, text in {"grid": GRID, "tiny": "data: {init_args: {batch_size: 32}}"}.items():
-            (folder / f"{name}.yaml").write_text(text)
-    return folder
-
-
-@pytest.mark.parametrize(("options", "message"), REFUSED, ids=[options for options, _ in REFUSED])
-def test_a_plan_refuses_what_a_fit_refuses_in_the_same_words(
-    options, message, planned, monkeypatch, capsys
-):
-    monkeypatch.chdir(planned)
-    before = sorted(planned.rglob("*"))
-    command = ["-c", DEMO, *TINY, *options.split()]
+def test_a_plan_refuses_what_a_fit_would_overwrite_in_the_same_words(own_folder, capsys):
+    main(["fit", "-c", DEMO, *TINY])
+    before = sorted(own_folder.rglob("*"))
+    command = ["-c", DEMO, *TINY, "--trainer.logger.version", "knn_0"]
     line = refusal_of(["plan", *command], capsys)
-    assert sorted(planned.rglob("*")) == before
-    assert message in line
+    assert sorted(own_folder.rglob("*")) == before
+    assert "would overwrite it" in line
     assert refusal_of(["fit", *command], capsys) == line
+
+
+# One step
+
+
+@pytest.fixture
+def demo():
+    return make_cli(["-c", DEMO, "--trainer.accelerator", "cpu"], run=False)
+
+
+def test_a_step_takes_gradients_moments_an_average_and_activations_that_grow_with_the_batch(demo):
+    few, many = (try_step(demo.trainer, demo.model, (B, 1, 8, 8)) for B in (8, 512))
+    assert few.peak > 4 * 4 * 704_705 / 2
+    # The activations of 504 more images, of which each has more than 64 channels of 8x8 pixels.
+    assert many.peak - few.peak > 504 * 64 * 64 * 4
+    assert many.seconds > few.seconds > 0
+
+
+def test_a_step_of_a_class_conditional_network_is_tried_without_data():
+    config = str(CONFIGS / "table2" / "digits_conditional.yaml")
+    cli = make_cli(["-c", config, "--trainer.accelerator", "cpu"], run=False)
+    assert try_step(cli.trainer, cli.model, (8, 1, 8, 8)).peak > 0
+
+
+def test_a_step_larger_than_the_machine_is_refused_in_one_line(demo, monkeypatch):
+    import lit_knn.commands.plan_step as module
+
+    monkeypatch.setattr(module, "machine_bytes", lambda: process_bytes("VmData") + 2**26)
+    line = refusal(try_step, demo.trainer, demo.model, (4096, 1, 8, 8))
+    assert line.startswith("one step of 4096 images does not fit: give a smaller --data.batch_size")
+
+
+def test_the_command_tells_memory_and_time_of_a_step_and_writes_nothing(own_folder, capsys):
+    main(["plan", "-c", DEMO, "--data.batch_size", "4"])
+    printed = capsys.readouterr().out
+    assert re.search(r"^one step on this machine: peak 0\.\d+ GB, \S+ s$", printed, re.M)
+    assert re.search(r"a step of 4 images +0\.\d+ GB", printed)
+    assert "NOT KNOWN" not in printed
+    assert not list(own_folder.iterdir())

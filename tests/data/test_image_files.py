@@ -223,7 +223,7 @@ def test_labels_of_folders_are_those_of_torchvision(tmp_path):
             for image, label in zip(images, labels, strict=True)
         ]
         assert sorted(ours) == theirs
-        assert data.stored() == ((12, 3, 4, 4), 1, False, True)
+        assert data.stored() == ((12, 3, 4, 4), 1, True)
         out = tmp_path / f"{path.name}.npy"
         prepare(path, out, PrepareOptions(labels_from_folders=True))
         prepared = read_prepared(out)

@@ -12,7 +12,6 @@ from lit_knn.estimators import (
     ByClass,
     Estimator,
     Exact,
-    Holdings,
     Mixed,
     MonteCarlo,
     OneSample,
@@ -49,11 +48,8 @@ class Far(Estimator):
 
     needs_reference = False
 
-    def __init__(self, value, holdings=None):
-        self.value, self.holdings, self.sizes = value, holdings, []
-
-    def holds(self, N, d, pixels, device):
-        return self.holdings
+    def __init__(self, value):
+        self.value, self.sizes = value, []
 
     def _posterior_mean(self, z, t, x_source, generator):
         self.sizes.append(len(z))
@@ -119,11 +115,6 @@ def test_a_users_own_switched_estimator_gets_classes_and_stays_what_it_is():
     reference = labelled()
     z, x = latents(reference)
     labels = torch.arange(8) % 3
-    # With label dropout the part that searches has an index of each class and one of all images.
-    for estimator in (KNN(), Mixed(OneSample(), KNN(), 0.3)):
-        assert (
-            class_conditional(estimator, True).holds(60, 16, True, torch.device("cpu")).indexes == 2
-        )
     own = class_conditional(Half()).bind(reference)
     assert type(own) is Half
     expected = (
@@ -216,16 +207,11 @@ def test_a_run_with_classes_makes_both_parts_class_conditional():
         assert class_conditional(given, unlabelled=True).unlabelled
 
 
-def test_parts_stay_the_user_s_and_tell_their_memory_and_shards():
+def test_parts_stay_the_user_s_and_tell_their_classes_and_shards():
     above = KNN(4, 4)
     Switched(OneSample(), above, 1.0).bind(labelled())
     with pytest.raises(InputError, match="KNN is used before bind"):
         above.reference  # noqa: B018
-    # Arrays that both parts hold have the same name.
-    one, other = Holdings(3, {"a": 5, "b": 2}), Holdings(4, {"a": 7, "c": 1})
-    held = Switched(Far(1.0, one), Far(1.0, other), 1.0).holds(100, 5, True, torch.device("cpu"))
-    assert held == Holdings(4, {"a": 7, "b": 2, "c": 1})
-    assert Switched(Far(1.0, one), Far(1.0), 1.0).holds(100, 5, True, torch.device("cpu")) is None
     # A sampler needs the classes of a network, whichever part it is.
     for parts in ((OneSample(), Asked(3)), (Asked(3), OneSample())):
         assert Switched(*parts, 1.0).num_classes == 3

@@ -6,10 +6,12 @@ import sys
 import pytest
 import torch
 
-from lit_knn.commands.plan_data import estimator_parts
+from lit_knn.commands.plan_data import plan_data
+from lit_knn.commands.trainer import Trainer
 from lit_knn.common.errors import InputError
 from lit_knn.data import DataLayout
 from lit_knn.index import FaissIndex
+from lit_knn.modules.estimator import LitEstimator
 from lit_knn.reference import ReferenceSet
 from tests.config_files import CONFIGS, RUNS, resolved
 from tests.every_estimator import made
@@ -119,12 +121,16 @@ def test_a_run_searches_on_a_gpu_and_on_a_cpu_at_its_real_size(path):
     config = resolved(path)
     data, estimators = made(config["data"]), estimators_in([config["model"], config["trainer"]])
     size = SIZES.get(getattr(data, "path", None))
-    stored = data.stored() if size is None else DataLayout(size, mapped=True)
+    stored = data.stored() if size is None else DataLayout(size)
+    module = LitEstimator()
+    module.estimators = dict(enumerate(estimators))
     for device in (CPU, GPU):
-        held, _ = estimator_parts(estimators, data, stored, device)
-        assert all(part.counted for part in held)
+        on_device = plan_data(
+            Trainer(accelerator="cpu", logger=False), module, data, stored, device
+        )[0]
+        assert None not in on_device.sizes.values()
         # Half of a large GPU is left for the network.
-        assert sum(part.bytes for part in held) + math.prod(stored.shape) < 40e9
+        assert on_device.needed < 40e9
     assert estimators or "lit_knn.estimators.Network" in path.read_text()
 
 

@@ -67,7 +67,7 @@ def test_codes_of_8_bits_lose_nothing_of_pixels_and_half_a_step_of_floats(kind):
     if kind == "one latent":  # All other values are pixels, also those after it.
         latents = torch.cat([torch.full((1, 8), 0.3), torch.full((299, 8), 1 / 255)])
     reference = ReferenceSet(pixels() if kind == "pixels" else latents, TorchIndex("float32"))
-    assert reference.index.nbytes(300, reference.d, CPU) == 300 * (reference.d + 4)
+    assert reference.index.memory(300, reference.d) == {"index": 300 * (reference.d + 4)}
     z = noisy(reference, 0.5)
     sq_dist, ids = reference.search(z, 300)
     true = (reference.gather(ids) - z.unsqueeze(1)).double().flatten(2).norm(dim=2)

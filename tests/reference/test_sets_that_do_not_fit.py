@@ -55,7 +55,7 @@ def test_every_command_refuses_images_larger_than_the_memory(tmp_path, own_folde
         f"images {1.5 * machine_bytes() / 1e9:.4g} GB",
         f"more than the {machine_bytes() / 1e9:.4g} GB",
     )
-    for run, name in ((DEMO, "Exact"), (CONDITIONAL, "ByClass")):
+    for run, name in ((DEMO, "Exact"), (CONDITIONAL, "Exact")):
         line = refusal_of(["fit", *run_of(run, path, "exact")], capsys)
         assert f"{name}: the set does not fit: {size}" in line
         assert there in line
@@ -72,19 +72,20 @@ def test_every_command_refuses_images_larger_than_the_memory(tmp_path, own_folde
 def test_an_index_that_does_not_fit_is_refused_where_the_images_alone_would_fit(tmp_path):
     path = sparse_images(tmp_path, 0.4)
     checked(DEMO, path, "exact")
-    for estimator, name in (("knn", "KNN"), ("switched", "Switched")):
+    for estimator, name in (("knn", "KNN"), ("switched", "KNN")):
         with pytest.raises(
             InputError, match=f"{name}: the set does not fit: images .* GB, index .* GB"
         ):
             checked(DEMO, path, estimator, "--data.index", "FaissIndex")
     # The images of classes are copies.
     checked(CONDITIONAL, sparse_images(tmp_path, 0.6), "one_sample")
-    with pytest.raises(InputError, match="images by class"):
+    with pytest.raises(InputError, match="images copied by class"):
         checked(CONDITIONAL, path, "exact")
 
 
 def test_a_run_that_may_fit_is_tried(tmp_path):
     # Images that leave no room for work arrays: the plan says so, and the run is tried.
     cli = checked(DEMO, sparse_images(tmp_path, 0.999), "stf")
-    assert not make_plan(cli.trainer, cli.model, cli.datamodule).fits
+    (memory,) = make_plan(cli.trainer, cli.model, cli.datamodule, one_step=False)
+    assert not memory.fits
     check_fits(cli.trainer, cli.model, None)  # A set whose size is not known is tried, too.

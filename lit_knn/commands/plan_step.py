@@ -1,0 +1,107 @@
+"""Tries a step of a training on blank images, and measures its memory and its time."""
+
+import logging
+import resource
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import NamedTuple
+
+import pytorch_lightning as pl
+import torch
+from pytorch_lightning.callbacks import LambdaCallback
+from pytorch_lightning.plugins.environments import LightningEnvironment
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+from lit_knn.common.errors import InputError
+from lit_knn.common.memory import is_out_of_memory, machine_bytes, process_bytes
+from lit_knn.estimators import OneSample
+from lit_knn.modules.base import EstimatorTraining
+
+
+class Step(NamedTuple):
+    """The memory and the time of one step."""
+
+    peak: int  # bytes on a GPU; on a CPU, those beyond the process before the step
+    seconds: float
+
+
+def try_step(trainer: pl.Trainer, model: EstimatorTraining, batch_shape: Sequence[int]) -> Step:
+    """Train for two steps on one rank, without callbacks and without the estimator, which needs the data.
+
+    Args:
+        trainer: has the device, the precision and the number of batches in a step.
+        model: the module; it is changed.
+        batch_shape: (B, *shape) of a batch.
+
+    Raises:
+        InputError: the memory is too small.
+    """
+    for name in model.estimators:
+        setattr(model, name, OneSample())
+    ends = []
+
+    def note_end(
+        trainer: pl.Trainer, model: pl.LightningModule, outputs: dict[str, Tensor], *_: object
+    ) -> None:
+        outputs["loss"].item()  # This waits for the device.
+        ends.append(time.perf_counter())
+
+    device = trainer.strategy.root_device
+    logging.getLogger("pytorch_lightning").setLevel(logging.WARNING)
+    alone = pl.Trainer(
+        accelerator=device.type,
+        devices=1 if device.index is None else [device.index],
+        plugins=[LightningEnvironment()],
+        precision=trainer.precision,
+        accumulate_grad_batches=trainer.accumulate_grad_batches,
+        gradient_clip_val=trainer.gradient_clip_val,
+        max_steps=2,
+        limit_val_batches=0,
+        callbacks=[LambdaCallback(on_train_batch_end=note_end)],
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+    # The second step has the state that the optimiser makes in the first.
+    number = 2 * trainer.accumulate_grad_batches
+    batch = [torch.zeros(*batch_shape), torch.zeros(batch_shape[0], dtype=torch.long)]
+    batches: DataLoader[list[Tensor]] = DataLoader([batch] * number, batch_size=None)  # type: ignore[arg-type]
+    before = forget_peak(device)
+    try:
+        with limited_memory():
+            alone.fit(model, batches, batches)
+    except RuntimeError as error:
+        if not is_out_of_memory(error):
+            raise
+        advice = "give a smaller --data.batch_size, or --one_step false to see the rest"
+        raise InputError(f"one step of {batch_shape[0]} images does not fit: {advice}") from error
+
+    peak = process_bytes("VmHWM") - before
+    if device.type == "cuda":
+        peak = torch.cuda.max_memory_allocated(device)
+    return Step(peak, ends[-1] - ends[number // 2 - 1])
+
+
+def forget_peak(device: torch.device) -> int:
+    """Begin to measure the peak memory, and return the bytes of this process."""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+    # Linux then forgets the peak of the process.
+    with suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5")
+    return process_bytes()
+
+
+@contextmanager
+def limited_memory() -> Iterator[None]:
+    """Let allocations beyond the machine's memory fail inside the block. Otherwise the system ends the process."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    resource.setrlimit(resource.RLIMIT_DATA, (machine_bytes() or soft, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
