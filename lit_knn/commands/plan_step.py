@@ -41,39 +41,15 @@ def try_step(trainer: pl.Trainer, model: EstimatorTraining, batch_shape: Sequenc
     """
     for name in model.estimators:
         setattr(model, name, OneSample())
-    ends = []
-
-    def note_end(
-        trainer: pl.Trainer, model: pl.LightningModule, outputs: dict[str, Tensor], *_: object
-    ) -> None:
-        outputs["loss"].item()  # This waits for the device.
-        ends.append(time.perf_counter())
-
     device = trainer.strategy.root_device
-    logging.getLogger("pytorch_lightning").setLevel(logging.WARNING)
-    alone = pl.Trainer(
-        accelerator=device.type,
-        devices=1 if device.index is None else [device.index],
-        plugins=[LightningEnvironment()],
-        precision=trainer.precision,
-        accumulate_grad_batches=trainer.accumulate_grad_batches,
-        gradient_clip_val=trainer.gradient_clip_val,
-        max_steps=2,
-        limit_val_batches=0,
-        callbacks=[LambdaCallback(on_train_batch_end=note_end)],
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-    )
-    # The second step has the state that the optimiser makes in the first.
-    number = 2 * trainer.accumulate_grad_batches
     batch = [torch.zeros(*batch_shape), torch.zeros(batch_shape[0], dtype=torch.long)]
-    batches: DataLoader[list[Tensor]] = DataLoader([batch] * number, batch_size=None)  # type: ignore[arg-type]
+    # The second step has the state that the optimiser makes in the first.
+    count = 2 * trainer.accumulate_grad_batches
+    batches: DataLoader[list[Tensor]] = DataLoader([batch] * count, batch_size=None)  # type: ignore[arg-type]
+
     before = forget_peak(device)
     try:
-        with limited_memory():
-            alone.fit(model, batches, batches)
+        ends = train(trainer, model, batches)
     except RuntimeError as error:
         if not is_out_of_memory(error):
             raise
@@ -83,7 +59,38 @@ def try_step(trainer: pl.Trainer, model: EstimatorTraining, batch_shape: Sequenc
     peak = process_bytes("VmHWM") - before
     if device.type == "cuda":
         peak = torch.cuda.max_memory_allocated(device)
-    return Step(peak, ends[-1] - ends[number // 2 - 1])
+    return Step(peak, ends[-1] - ends[count // 2 - 1])
+
+
+def train(trainer: pl.Trainer, model: pl.LightningModule, batches: DataLoader) -> list[float]:
+    """Train for two steps as `trainer` would on one rank. Returns the time of the end of each batch."""
+    device = trainer.strategy.root_device
+    ends = []
+
+    def note_end(
+        trainer: pl.Trainer, model: pl.LightningModule, outputs: dict[str, Tensor], *_: object
+    ) -> None:
+        outputs["loss"].item()  # This waits for the device.
+        ends.append(time.perf_counter())
+
+    with alone():
+        trial = pl.Trainer(
+            accelerator=device.type,
+            devices=1 if device.index is None else [device.index],
+            plugins=[LightningEnvironment()],
+            precision=trainer.precision,
+            accumulate_grad_batches=trainer.accumulate_grad_batches,
+            gradient_clip_val=trainer.gradient_clip_val,
+            max_steps=2,
+            limit_val_batches=0,
+            callbacks=[LambdaCallback(on_train_batch_end=note_end)],
+            logger=False,
+            enable_checkpointing=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+        )
+        trial.fit(model, batches, batches)
+    return ends
 
 
 def forget_peak(device: torch.device) -> int:
@@ -97,11 +104,15 @@ def forget_peak(device: torch.device) -> int:
 
 
 @contextmanager
-def limited_memory() -> Iterator[None]:
-    """Let allocations beyond the machine's memory fail inside the block. Otherwise the system ends the process."""
+def alone() -> Iterator[None]:
+    """Hide Lightning's messages. Allocations beyond the machine's memory then fail, and the process does not end."""
+    logger = logging.getLogger("pytorch_lightning")
+    level = logger.level
     soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    logger.setLevel(logging.WARNING)
     resource.setrlimit(resource.RLIMIT_DATA, (machine_bytes() or soft, hard))
     try:
         yield
     finally:
+        logger.setLevel(level)
         resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))

@@ -252,12 +252,12 @@ def test_the_64x64_runs_are_planned_before_their_data_are_there(
     assert not list(tmp_path.iterdir())
 
 
-def test_a_plan_refuses_what_a_fit_would_overwrite_in_the_same_words(own_folder, capsys):
+def test_a_plan_refuses_what_a_fit_would_overwrite_in_the_same_words(tmp_path, own_folder, capsys):
     main(["fit", "-c", DEMO, *TINY])
-    before = sorted(own_folder.rglob("*"))
+    before = sorted(tmp_path.rglob("*"))
     command = ["-c", DEMO, *TINY, "--trainer.logger.version", "knn_0"]
     line = refusal_of(["plan", *command], capsys)
-    assert sorted(own_folder.rglob("*")) == before
+    assert sorted(tmp_path.rglob("*")) == before
     assert "would overwrite it" in line
     assert refusal_of(["fit", *command], capsys) == line
 
@@ -270,12 +270,11 @@ def demo():
     return make_cli(["-c", DEMO, "--trainer.accelerator", "cpu"], run=False)
 
 
-def test_a_step_takes_gradients_moments_an_average_and_activations_that_grow_with_the_batch(demo):
-    few, many = (try_step(demo.trainer, demo.model, (B, 1, 8, 8)) for B in (8, 512))
-    assert few.peak > 4 * 4 * 704_705 / 2
-    # The activations of 504 more images, of which each has more than 64 channels of 8x8 pixels.
-    assert many.peak - few.peak > 504 * 64 * 64 * 4
-    assert many.seconds > few.seconds > 0
+def test_the_peak_of_a_step_has_activations_that_grow_with_the_batch(demo):
+    few, many = (try_step(demo.trainer, demo.model, (B, 1, 8, 8)) for B in (16, 512))
+    # The activations of each image hold more than 20 arrays of 32 channels of 8x8 pixels.
+    assert many.peak - few.peak > 496 * 20 * 32 * 64 * 4
+    assert many.seconds > 0
 
 
 def test_a_step_of_a_class_conditional_network_is_tried_without_data():
@@ -292,10 +291,12 @@ def test_a_step_larger_than_the_machine_is_refused_in_one_line(demo, monkeypatch
     assert line.startswith("one step of 4096 images does not fit: give a smaller --data.batch_size")
 
 
-def test_the_command_tells_memory_and_time_of_a_step_and_writes_nothing(own_folder, capsys):
+def test_the_command_tells_memory_and_time_of_a_step_and_writes_nothing(
+    tmp_path, own_folder, capsys
+):
     main(["plan", "-c", DEMO, "--data.batch_size", "4"])
     printed = capsys.readouterr().out
     assert re.search(r"^one step on this machine: peak 0\.\d+ GB, \S+ s$", printed, re.M)
     assert re.search(r"a step of 4 images +0\.\d+ GB", printed)
     assert "NOT KNOWN" not in printed
-    assert not list(own_folder.iterdir())
+    assert not list(tmp_path.iterdir())
