@@ -4,6 +4,7 @@ import math
 import sys
 
 import pytest
+import pytorch_lightning as pl
 import torch
 
 from lit_knn.commands.plan_data import plan_data
@@ -11,7 +12,6 @@ from lit_knn.commands.trainer import Trainer
 from lit_knn.common.errors import InputError
 from lit_knn.data import DataLayout
 from lit_knn.index import FaissIndex
-from lit_knn.modules.estimator import LitEstimator
 from lit_knn.reference import ReferenceSet
 from tests.config_files import CONFIGS, RUNS, resolved
 from tests.every_estimator import made
@@ -122,7 +122,7 @@ def test_a_run_searches_on_a_gpu_and_on_a_cpu_at_its_real_size(path):
     data, estimators = made(config["data"]), estimators_in([config["model"], config["trainer"]])
     size = SIZES.get(getattr(data, "path", None))
     stored = data.stored() if size is None else DataLayout(size)
-    module = LitEstimator()
+    module = pl.LightningModule()
     module.estimators = dict(enumerate(estimators))
     for device in (CPU, GPU):
         on_device = plan_data(

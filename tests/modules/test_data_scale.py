@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from lit_knn.commands.cli.make_cli import make_cli
 from lit_knn.estimators import OneSample
 from lit_knn.modules import LitECT, LitEDM, LitFlow, LitICT, LitMeanFlow
 from lit_knn.modules.data_scale import mean_and_deviation
@@ -14,6 +15,7 @@ from lit_knn.nets import UNet
 from lit_knn.nets.flow import EDMOutput
 from lit_knn.reference import ReferenceSet, ShardedReferenceSet
 from main import main
+from tests import ROOT
 from tests.command_lines import DEMO, TINY
 from tests.networks import write_own
 from tests.short_training import train
@@ -95,16 +97,17 @@ def test_the_deviation_is_that_of_all_values():
     assert mean_and_deviation(ReferenceSet(torch.ones(1, 4))) == (1, 0)
 
 
-def test_fit_and_plan_tell_it_and_images_are_silent(own_folder, recwarn):
+def test_a_fit_tells_it_and_images_are_silent(own_folder, recwarn):
     latents = 0.033 * np.random.default_rng(0).standard_normal((64, 1, 8, 8))
     np.save("latents.npy", latents.astype(np.float32))
     other = ["--data", "Arrays", "--data.path", "latents.npy", "--data.batch_size", "16"]
     line = "the data's deviation is 0.033, sigma_data is 0.5: scale the data, or give "
     line += "--model.sigma_data 0.033 and noise levels to match, as lit-knn probe shows"
-    for command in ("fit", "plan"):
-        main([command, "-c", DEMO, *TINY, *other, "--trainer.callbacks", "[]"])
-        assert sum(str(warning.message) == line for warning in recwarn) == 1
-        recwarn.clear()
+    main(["fit", "-c", DEMO, *TINY, *other, "--trainer.callbacks", "[]"])
+    assert sum(str(warning.message) == line for warning in recwarn) == 1
+    recwarn.clear()
     for config in ("demo", "table2/digits", "flow/digits", "meanflow/digits"):
-        main(["plan", "-c", config])
+        cli = make_cli(["-c", str(ROOT / "configs" / f"{config}.yaml")], run=False)
+        cli.datamodule.setup()
+        cli.model.check_scale(cli.datamodule.reference)
     assert not any("deviation" in str(warning.message) for warning in recwarn)
