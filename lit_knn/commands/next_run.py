@@ -1,6 +1,5 @@
 """The command of the training that follows a probe."""
 
-import re
 import shlex
 from collections.abc import Collection, Sequence
 from pathlib import Path
@@ -44,7 +43,7 @@ def command_of_next_run(
         estimator: the estimator to train with; None for the config's own.
     """
     options = without(trainer.command_line[1:], PROBE_OPTIONS)
-    has_config = any(re.match(r"-c|--config|--model\b", option) for option in options)
+    has_config = names_model(options)
     run = run_for(shape)
 
     if isinstance(model, LitEstimator) and (has_config or run is None):
@@ -70,6 +69,11 @@ def run_for(shape: Sequence[int]) -> str | None:
     if are_pictures(tuple(shape)) and (shape[0] == 3 or not is_small):
         return PICTURE_RUN
     return SMALL_RUN if is_small else None
+
+
+def names_model(options: Sequence[str]) -> bool:
+    """Return whether a command line names a model, or a config, which has one."""
+    return any(option.partition("=")[0] in ("--model", *CONFIG) for option in options)
 
 
 def without(args: Sequence[str], names: Collection[str]) -> list[str]:

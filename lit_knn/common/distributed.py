@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TypeAlias, TypeVar, cast
 
 import torch.distributed as dist
 
-from lit_knn.common.errors import InputError, LostProcessError, first_line
+from lit_knn.common.errors import InputError, first_line
 
 # PyTorch may be built without processes.
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ def once_per_machine(lead: Callable[[], T], follow: Callable[[T], None]) -> None
 def in_every_process(work: Callable[[], T]) -> list[T]:
     """Run `work` in every process and return all results, picklable, in rank order. Every process must call this.
 
-    If `work` fails in another process, an InputError names its rank; if one was killed, it is a LostProcessError.
+    If `work` fails in another process, an InputError names its rank; if one was killed, an InputError says so.
     """
     if is_alone():
         return [work()]
@@ -154,14 +154,14 @@ def _patient_group() -> "Iterator[Group]":
 
 @contextmanager
 def _losing_no_process() -> Iterator[None]:
-    """Raise LostProcessError if the other processes cannot be reached."""
+    """Raise InputError if the other processes cannot be reached."""
     try:
         yield
     except RuntimeError as error:
         reason = first_line(error).partition(". ")[0]
         names = "GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME may have to name the network"
         advice = f"on several machines, {names}, see docs/troubleshooting.md"
-        raise LostProcessError(
+        raise InputError(
             f"another process ended while the reference set was made ready ({reason}); {advice}"
         ) from error
 

@@ -27,10 +27,6 @@ class NonFiniteLossError(RuntimeError):
     """A loss in training is NaN or infinite."""
 
 
-class LostProcessError(InputError):
-    """Another process of the run has ended without a message, so the others report it."""
-
-
 @contextmanager
 def prefixed(owner: str) -> Iterator[None]:
     """Put `owner`, the receiver of the bad input, before the message of an `InputError`.

@@ -1,19 +1,16 @@
-"""Rewrites the arguments before parsing, and the parser's result."""
+"""Completes the arguments before parsing, and makes plain dictionaries of the parser's result."""
 
-import argparse
-import os
-import re
 from collections.abc import Sequence
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import yaml
 from jsonargparse import Namespace
 
-from lit_knn.commands.cli.packaged_configs import CONFIG_OPTIONS
+from lit_knn.commands.next_run import names_model
 from lit_knn.common.errors import InputError
 from lit_knn.runs.folder import RunFolder
+from lit_knn.runs.names import Options
 
 # Under this key the parser notes the file of a group of options. The key is not an option.
 FILE_NOTE = "__path__"
@@ -21,14 +18,22 @@ FILE_NOTE = "__path__"
 PARTS_OF_A_RUN = ("seed_everything", "model", "data", "trainer")
 
 
-def as_dict(value: Any) -> Any:
+def as_dict(options: Namespace | Options) -> dict[str, Any]:
     """Turn the parser's namespaces into dictionaries, also those in lists, without its notes of the files read."""
-    if isinstance(value, (Namespace, dict)):
-        inner = vars(value) if isinstance(value, Namespace) else value
-        return {name: as_dict(part) for name, part in inner.items() if name != FILE_NOTE}
+    by_name = vars(options) if isinstance(options, Namespace) else options
+    plain = {}
+    for name, value in by_name.items():
+        if name != FILE_NOTE:
+            plain[name] = _plain(value)
+    return plain
 
+
+def _plain(value: object) -> object:
+    """Return a value of an option without the parser's namespaces."""
+    if isinstance(value, (Namespace, dict)):
+        return as_dict(value)
     if isinstance(value, (list, tuple)):
-        return [as_dict(part) for part in value]
+        return [_plain(part) for part in value]
     return value
 
 
@@ -40,30 +45,34 @@ def check_linked(args: Sequence[str]) -> None:
             raise InputError(f"{option} is set by --seed_everything: give that option")
 
 
-def check_text(args: Sequence[str]) -> None:
-    """Refuse a value that is no text, because the settings of a run are a text file."""
-    for option, arg in pairwise(["", *args]):
-        name = os.fsencode(arg).decode(errors="backslashreplace")
-        if name != arg and option not in CONFIG_OPTIONS:
-            raise InputError(f"{option} {name}: not UTF-8; rename the file or the folder")
-
-
-def with_config_of_run(args: Sequence[str]) -> list[str]:
-    """Insert the configuration of the run into `best --run RUN …`; a bare `probe` needs no model."""
-    command = args[0] if args else ""
-    options = list(args[1:])
-    has_model = any(re.match(r"-c|--config|--model\b", arg) for arg in args)
-    if command == "probe" and not has_model:
+def completed(args: Sequence[str]) -> list[str]:
+    """Insert what a command line leaves out: the config of the run of `best`, the model of a bare `probe`."""
+    command, options = args[:1], list(args[1:])
+    if command == ["best"]:
+        return ["best", *_config_of_run(options), *options]
+    if command == ["probe"] and not names_model(options):
         return ["probe", "--model", "LitEstimator", *options]
-    if command != "best":
-        return list(args)
+    return list(args)
 
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.add_argument("--run")
-    run = parser.parse_known_args(options)[0].run
+
+def _config_of_run(options: Sequence[str]) -> list[str]:
+    """Return the options `-c YAML` with the configuration of the run that `--run` names; none without `--run`."""
+    run = _value_of("--run", options)
     if run is None:
-        return list(args)
+        return []
 
     config = RunFolder(Path(run)).config()
     parts = {name: value for name, value in config.items() if name in PARTS_OF_A_RUN}
-    return ["best", "-c", yaml.safe_dump(parts), *options]
+    return ["-c", yaml.safe_dump(parts)]
+
+
+def _value_of(option: str, options: Sequence[str]) -> str | None:
+    """Return the last value of an option, which is `--NAME VALUE` or `--NAME=VALUE`; None if it is not there."""
+    value = None
+    for place, argument in enumerate(options):
+        name, equals, after = argument.partition("=")
+        if name == option and equals:
+            value = after
+        elif name == option and place + 1 < len(options):
+            value = options[place + 1]
+    return value

@@ -11,8 +11,8 @@ import pytorch_lightning as pl
 from lit_knn.common.checkpoint_file import last_checkpoint
 from lit_knn.common.errors import InputError, prefixed
 from lit_knn.data import ReferenceDataModule
-from lit_knn.runs.checkpoints import WholeCheckpointIO
-from lit_knn.runs.names import job_folder
+from lit_knn.runs.checkpoints import WholeCheckpointIO, read_training
+from lit_knn.runs.names import Options, job_folder
 from lit_knn.runs.starting import checkpoint_of_job, newest_checkpoint
 
 
@@ -38,13 +38,14 @@ def resumes(command: str) -> bool:
     return command in ("fit", "plan")
 
 
-def find_start(
-    path: str | None, command: str, options: Callable[[], dict[str, Any]]
-) -> tuple[Path, dict[str, Any]] | None:
-    """Find path and content of the checkpoint of a queued job, or of `last`; return None for another path.
+def read(
+    path: str | None, command: str, options: Callable[[], Options]
+) -> tuple[str | None, dict[str, Any] | None]:
+    """Return path and content of the checkpoint from which a command starts, or None twice.
 
     Args:
-        path: as it was typed.
+        path: as it was typed: a file, the folder of a run, or `last`. A job that is queued again may have a
+            newer one.
         command: name of the command.
         options: returns those that the run's config.yaml will have, which takes time.
     """
@@ -53,12 +54,14 @@ def find_start(
         start = checkpoint_of_job(options())
     if start is None and path == "last":
         start = newest_checkpoint(options(), resumes(command))
-    return start
+    if start is not None:
+        return str(start[0]), start[1]
+    if path is None:
+        return None, None
 
-
-def file_of(path: str) -> str:
-    """Return the checkpoint that a path names; of a folder, the last."""
-    return str(last_checkpoint(path)) if Path(path).is_dir() else path
+    with prefixed("--ckpt_path"):
+        file = str(last_checkpoint(path)) if Path(path).is_dir() else path
+        return file, read_training(file, to_resume=resumes(command))
 
 
 def refuse_when_loaded(datamodule: pl.LightningDataModule, error: InputError) -> None:
@@ -71,11 +74,14 @@ def refuse_when_loaded(datamodule: pl.LightningDataModule, error: InputError) ->
     datamodule.load = partial(_refuse, error)  # type: ignore[method-assign]
 
 
-def hand_over(trainer: pl.Trainer, model: Any, path: str, checkpoint: dict[str, Any]) -> None:
+def hand_over(
+    trainer: pl.Trainer, model: pl.LightningModule, path: str, checkpoint: dict[str, Any]
+) -> None:
     """Check that the weights of a checkpoint are for the model, and keep them for Lightning's loading."""
-    if hasattr(model, "check_checkpoint"):
+    check = getattr(model, "check_checkpoint", None)
+    if check is not None:
         with prefixed(f"--ckpt_path {path}"):
-            model.check_checkpoint(checkpoint)
+            check(checkpoint)
 
     io = trainer.strategy.checkpoint_io
     if isinstance(io, WholeCheckpointIO):

@@ -5,17 +5,16 @@ import os
 import shlex
 import signal
 import sys
-import time
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
 
 from lightning_utilities.core.rank_zero import rank_zero_only
 from pytorch_lightning.utilities.exceptions import SIGTERMException
 
 from lit_knn.commands.cli.make_cli import make_cli
-from lit_knn.common.errors import OURS, LostProcessError, NonFiniteLossError, is_lost, one_line
+from lit_knn.commands.next_run import without
+from lit_knn.common.errors import OURS, one_line
 from lit_knn.runs.interruption import RunInterrupted
 
 # Starts of warnings of Lightning and PyTorch about their own code, or about things that this program does on purpose.
@@ -41,47 +40,35 @@ LOGGERS = ("pytorch_lightning.utilities.rank_zero", "lightning_fabric.utilities.
 
 # Launchers set the number of processes in these variables.
 SIZES = ("WORLD_SIZE", "SLURM_NTASKS", "JSM_NAMESPACE_SIZE")
-# Each rank has its own loss, and only the remaining ranks notice a lost rank.
-ALWAYS_SAID = (NonFiniteLossError, LostProcessError)
 
 
 def main(args: Sequence[str]) -> None:
-    """Run one command line. The first rank raises its errors; another rank prints its error only if no other does."""
+    """Run one command line. The first rank raises its error; another rank prints it with the number of the rank.
+
+    Launchers end all other processes as soon as one fails. So each says its error before it ends.
+    """
     # Users can name classes from files in the current folder; it comes first, before any installed `utils`.
     if sys.path[0] not in ("", os.getcwd()):
         sys.path.insert(0, os.getcwd())
     if all(os.environ.get(size, "1") == "1" for size in SIZES):
         rank_zero_only.rank = 0  # type: ignore[attr-defined]  # Another launcher may have left its rank behind.
+
     try:
         with _quiet():
             make_cli(args)
     except (KeyboardInterrupt, SystemExit) as stop:
-        raise _interrupted(stop, args) from None
+        raise _ended(stop, args) from None
     except Exception as error:
-        rank = rank_zero_only.rank  # type: ignore[attr-defined]
-        if rank == 0:
+        if _rank() == 0:
             raise
         message, status = one_line(error, args[0])
-        # Each machine has its own files, each rank its own loss, and rank 0 may be lost.
-        first_of_machine = os.environ.get("LOCAL_RANK", os.environ.get("SLURM_LOCALID")) == "0"
-        if (
-            first_of_machine
-            or isinstance(error, ALWAYS_SAID)
-            or is_lost(error)
-            or _first_is_alive()
-        ):
-            print(f"error: rank {rank}: {message}", file=sys.stderr)
+        print(f"error: rank {_rank()}: {message}", file=sys.stderr)
         raise SystemExit(status) from error
 
 
-def _first_is_alive() -> bool:
-    """Return whether the first process still runs a second after this one failed; then this one prints its error.
-
-    Otherwise torchrun ends this process, or the first process was the parent of this one, so the parent changes.
-    """
-    parent = os.getppid()
-    time.sleep(1)
-    return os.getppid() == parent
+def _rank() -> int:
+    """Return the number of this process among those of the run, which Lightning sets."""
+    return int(rank_zero_only.rank)  # type: ignore[attr-defined]
 
 
 @contextmanager
@@ -91,11 +78,15 @@ def _quiet() -> Iterator[None]:
     formatted = warnings.formatwarning
 
     def without_place(
-        message: Any, category: type[Warning], filename: str, *place: Any, **more: Any
+        message: Warning | str,
+        category: type[Warning],
+        filename: str,
+        lineno: int,
+        line: str | None = None,
     ) -> str:
         if issubclass(category, UserWarning) and filename.startswith(OURS):
             return f"warning: {message}\n"
-        return formatted(message, category, filename, *place, **more)
+        return formatted(message, category, filename, lineno, line)
 
     warnings.formatwarning = without_place
     with warnings.catch_warnings():
@@ -115,36 +106,34 @@ def _says_something(record: logging.LogRecord) -> bool:
     return not record.getMessage().startswith(LINES)
 
 
-def _interrupted(stop: BaseException, args: Sequence[str]) -> BaseException:
-    """Print how to resume an interrupted run, and return the exception that exits with the shell's status."""
+def _ended(stop: BaseException, args: Sequence[str]) -> BaseException:
+    """Say how a run was interrupted, and return the exception that exits with the shell's status."""
+    is_ctrl_c = isinstance(stop, KeyboardInterrupt) or isinstance(
+        stop.__context__, KeyboardInterrupt
+    )
+    status: int | str | None
     if isinstance(stop, RunInterrupted):
-        goes_on = (
-            f"to go on: {_resuming(args, stop.checkpoint)}"
-            if stop.checkpoint
-            else "no checkpoint was saved"
-        )
-        said = (
-            f"interrupted by {signal.Signals(stop.signum).name} after step {stop.step}; {goes_on}"
-        )
-        status = stop.code
-    elif isinstance(stop, KeyboardInterrupt) or isinstance(stop.__context__, KeyboardInterrupt):
-        said, status = "interrupted", 128 + signal.SIGINT
+        message, status = _interrupted(stop, args), stop.code
+    elif is_ctrl_c:
+        message, status = "interrupted", 128 + signal.SIGINT
     elif isinstance(stop, SIGTERMException):
-        said, status = "interrupted by SIGTERM", 128 + signal.SIGTERM
+        message, status = "interrupted by SIGTERM", 128 + signal.SIGTERM
     else:
         return stop
+
     # A launcher kills the first process as soon as another fails, perhaps before the first has printed this.
-    if rank_zero_only.rank != 0:  # type: ignore[attr-defined]
+    if _rank() != 0:
         return SystemExit(0)
-    print(f"\n{said}", file=sys.stderr)
+    print(f"\n{message}", file=sys.stderr)
     return SystemExit(status)
 
 
-def _resuming(args: Sequence[str], checkpoint: str) -> str:
-    """Return the command line that resumes from the checkpoint."""
-    kept, skip = [], False
-    for arg in args:
-        if not skip and not arg.startswith("--ckpt_path"):
-            kept.append(arg)
-        skip = arg == "--ckpt_path"
-    return shlex.join(["lit-knn", *kept, "--ckpt_path", os.path.relpath(checkpoint)])
+def _interrupted(stop: RunInterrupted, args: Sequence[str]) -> str:
+    """Say after which step a signal interrupted a training, and which command goes on."""
+    message = f"interrupted by {signal.Signals(stop.signum).name} after step {stop.step}"
+    if not stop.checkpoint:
+        return f"{message}; no checkpoint was saved"
+
+    checkpoint = os.path.relpath(stop.checkpoint)
+    command = ["lit-knn", *without(args, ["ckpt_path"]), "--ckpt_path", checkpoint]
+    return f"{message}; to go on: {shlex.join(command)}"

@@ -1,9 +1,9 @@
 """The parser of the command line: it reads YAML strictly, suggests options, lists our networks, and makes objects."""
 
-import difflib
 import re
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn, TypeVar
 
 import jsonargparse
 import yaml
@@ -12,11 +12,16 @@ from torch import nn
 
 from lit_knn import nets
 from lit_knn.commands.cli.packaged_configs import with_packaged_parts
+from lit_knn.commands.cli.suggestions import hint_of_argument, nearest
 from lit_knn.common.errors import InputError, first_line
 from lit_knn.modules.conditioning import NULLS
 
+T = TypeVar("T")
+
 NETWORKS = re.compile(r"known\s+subclasses:\s+torch\.nn\.Module\b[^)]*")
-NOT_ACCEPTED = re.compile(r"Option '([\w.]+)' is not accepted")
+# Beginnings of the parser's messages.
+UNKNOWN_ARGUMENT = "unrecognized arguments: "
+UNKNOWN_OPTION = "Option '"
 # The loader's message for a tab, among others.
 NO_TOKEN = "found character that cannot start any token"
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -28,7 +33,7 @@ NAMES = ("sampling_class",)
 class Parser(LightningArgumentParser):
     """Lightning's parser, also for the options of a class (`--model.help LitICT`)."""
 
-    def format_help(self, *args: Any, **kwargs: Any) -> str:
+    def format_help(self, *args: Any) -> str:
         """List the classes of `lit_knn.nets` where the parser lists every subclass of `torch.nn.Module`."""
         lines = ["classes:"]
         for name in nets.__all__:
@@ -38,51 +43,57 @@ class Parser(LightningArgumentParser):
         lines.append("or your own: mine.Net of mine.py in this folder; see docs/extending.md")
 
         indented = ("\n" + " " * 24).join(lines)
-        return NETWORKS.sub(indented, super().format_help(*args, **kwargs))
+        return NETWORKS.sub(indented, super().format_help(*args))
 
     # A second check of a configuration takes as long as parsing. Lightning gives `skip_none` its old name.
 
-    def save(self, *args: Any, skip_none: bool = False, **kwargs: Any) -> None:
-        super().save(*args, skip_unset=skip_none, skip_validation=True, **kwargs)
+    def save(self, *args: Any, skip_none: bool = False, **options: Any) -> None:
+        super().save(*args, skip_unset=skip_none, skip_validation=True, **options)
 
-    def dump(self, *args: Any, skip_none: bool = False, **kwargs: Any) -> str:
-        kwargs.setdefault("skip_unset", skip_none)
-        kwargs.setdefault("skip_validation", True)
-        return super().dump(*args, **kwargs)
+    def dump(self, *args: Any, skip_none: bool = False, **options: Any) -> str:
+        options.setdefault("skip_unset", skip_none)
+        options.setdefault("skip_validation", True)
+        return super().dump(*args, **options)
 
-    def validate(self, *args: Any, **kwargs: Any) -> None:
-        """Check values; for an option that the class does not have, add the nearest name to the error, or all."""
+    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
+        """Raise an error of this parser; say which option may be meant by an unknown argument."""
+        if message.startswith(UNKNOWN_ARGUMENT):
+            argument = message.removeprefix(UNKNOWN_ARGUMENT).partition(" ")[0]
+            message += hint_of_argument(argument, self.get_defaults().keys())
+        super().error(message, ex)
+
+    def validate(self, *args: Any, **options: Any) -> None:
+        """Check values; say which option may be meant by one that the class does not have."""
         try:
-            super().validate(*args, **kwargs)
+            super().validate(*args, **options)
         except KeyError as error:
-            unknown = NOT_ACCEPTED.fullmatch(str(error))
-            if unknown:
-                error.args = (f"{error}; {self._nearest(unknown[1])}",)
+            message = str(error)
+            if message.startswith(UNKNOWN_OPTION):
+                error.args = (message + self._nearest(message.split("'")[1]),)
             raise
 
     def _nearest(self, option: str) -> str:
         """Say which option of the class is nearest, or which it has."""
-        options = sorted({name.partition(".")[0] for name in vars(self.get_defaults())})
-        near = difflib.get_close_matches(option, options, n=1)
-        if near:
-            return f"did you mean {near[0]}?"
-        return f"it has {', '.join(options) or 'none'}"
+        options = sorted(vars(self.get_defaults()))
+        return nearest(option, options) or f"; it has {', '.join(options) or 'none'}"
 
 
-def construct(kind: type, *args: Any, **kwargs: Any) -> Any:
+def construct(kind: Callable[..., T], *args: object, **options: object) -> T:
     """Make an object of a class; if a class that is not ours fails, an error names it in one line."""
     try:
-        return kind(*args, **kwargs)
+        return kind(*args, **options)
     except Exception as error:
         if kind.__module__.startswith("lit_knn.") or isinstance(error, (InputError, OSError)):
             raise
         raise InputError(f"{kind.__name__}: {type(error).__name__}: {first_line(error)}") from error
 
 
-def load(text: str, path: str | None = None) -> Any:
+def load(text: str, path: str | None = None) -> object:
     """Load a file or a value like the parser's own loader, but refuse a repeated key.
 
-    `path` is the file after `-c`. For other files the parser adds the name to a `YAMLError`.
+    Args:
+        text: the YAML.
+        path: the file after `-c`; None for a value or another file, whose name the parser adds to a `YAMLError`.
     """
     try:
         node = yaml.compose(text, Loader=LOADER)
@@ -109,26 +120,24 @@ def load(text: str, path: str | None = None) -> Any:
     return with_packaged_parts(value, Path(path).parent)
 
 
-def _has_seed(options: Any) -> bool:
+def _has_seed(options: object) -> bool:
     """Return whether the options of a part, or those of its class, have a seed."""
     if not isinstance(options, dict):
         return False
-
     return "seed" in options or "seed" in (options.get("init_args") or {})
 
 
-def _of_text(text: str, value: Any) -> Any:
+def _of_text(text: str, value: object) -> object:
     """Return the value of an option's text.
 
     `None` means null, too. What YAML takes for a comment, such as #3, is a text.
     """
     if text.strip() in NULLS:
         return None
-
     return text if value is None else value
 
 
-def _keep_names(node: yaml.Node | None, value: Any) -> None:
+def _keep_names(node: yaml.Node | None, value: object) -> None:
     """Replace, in place, the values of options that are names by their text; null stays."""
     if isinstance(node, yaml.SequenceNode) and isinstance(value, list):
         for part, item in zip(node.value, value, strict=False):

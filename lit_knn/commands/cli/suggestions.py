@@ -1,56 +1,28 @@
-"""Says what to do about a name that does not exist: the nearest class, name or config."""
+"""Says which class or option may be meant by one that does not exist."""
 
-import difflib
-import inspect
-import re
-import sys
+from collections.abc import Iterable
+from difflib import get_close_matches
+from inspect import signature
 from pathlib import Path
+from types import ModuleType
 
-from lit_knn.commands.cli.packaged_configs import hint_of_part
-
-NO_CLASS = re.compile(r"(?:Expected a dot import path string|Unexpected import path format): (\S+)")
-NO_ATTRIBUTE = re.compile(r"module '([\w.]+)' has no attribute '(\w+)'")
-NO_OBJECT = re.compile(r"Expected an instantiatable class, but ([\w.]+) is abstract")
+from lit_knn.commands.cli.packaged_configs import FILES, hint_of_part, names
 
 
-def with_suggestion(reason: str) -> str:
-    """Add to a parser's reason what to do: the nearest name, or where a file must be."""
-    if reason.startswith("No module named"):
-        return f"{reason}; a file of your own must be in the current folder"
+def nearest(name: str | None, known: Iterable[str], prefix: str = "") -> str:
+    """Return what to add to a message: the known name that is most like an unknown one, or nothing.
 
-    if NO_OBJECT.fullmatch(reason):
-        return "there is no object that could have this option: give a class first"
-
-    absent = NO_ATTRIBUTE.fullmatch(reason)
-    if absent:
-        module, name = absent.groups()
-        return f"{reason}{_similar_in_module(module, name)}"
-
-    for part in reason.split("; "):
-        unknown = NO_CLASS.fullmatch(part)
-        if unknown:
-            name = unknown[1]
-            return f"{name} is neither a class nor a file{_similar(name)}"
-    return reason
+    Args:
+        name: the unknown name.
+        known: the names that there are.
+        prefix: stands before the known name in the message.
+    """
+    for near in get_close_matches(name or "", known, n=1):
+        return f"; did you mean {prefix}{near}?"
+    return ""
 
 
-def _similar_in_module(module: str, name: str) -> str:
-    """Return what to add to the message that a module lacks a name: the nearest class or name."""
-    contents = vars(sys.modules[module])
-    classes = {}
-    for known, thing in contents.items():
-        if inspect.isclass(thing):
-            classes[known.lower()] = known
-
-    near = difflib.get_close_matches(name.lower(), classes, n=1)
-    if near:
-        return f"; did you mean {module}.{classes[near[0]]}?"
-
-    near = difflib.get_close_matches(name, contents, n=1)
-    return f"; did you mean {module}.{near[0]}?" if near else ""
-
-
-def _similar(name: str) -> str:
+def nearest_class(name: str) -> str:
     """Return what to add to the message that a class is unknown: the nearest class or config."""
     from pytorch_lightning import loggers  # They take seconds to import.
     from torch import optim
@@ -59,10 +31,69 @@ def _similar(name: str) -> str:
 
     classes = {}
     for room in (loggers, optim, callbacks, data, estimators, index, modules, nets):
-        for known in room.__all__:
-            classes[known.lower()] = known
+        for public_name in room.__all__:
+            classes[public_name.lower()] = public_name
 
-    near = difflib.get_close_matches(Path(name).stem.lower(), classes, n=1)
+    near = get_close_matches(Path(name).stem.lower(), classes, n=1)
     if near and "/" not in name:
         return f"; did you mean {classes[near[0]]}?"
     return hint_of_part(name)
+
+
+def hint_of_argument(argument: str, options: Iterable[str]) -> str:
+    """Return what to add to the message that an argument is unknown: what may be meant.
+
+    Args:
+        argument: the first unknown one, such as `--lr`.
+        options: the names of the command's options, such as `trainer.max_steps`.
+    """
+    if argument.startswith("-"):
+        meant = options_like(argument.lstrip("-").partition("=")[0], list(options))
+        choices = " or ".join(f"--{option}" for option in meant)
+        return f"; did you mean {choices}?" if choices else ""
+
+    if argument in names() or Path(argument).suffix in FILES:
+        return f"; each config needs an option of its own: -c {argument}"
+    return ""
+
+
+def options_like(name: str, options: list[str]) -> list[str]:
+    """Return the options that may be meant by an unknown one, at most two of a part.
+
+    Args:
+        name: the unknown option, without dashes.
+        options: the names of the command's options. Those of model and data are not among them.
+    """
+    in_parts = [option for option in options if option.endswith(f".{name}")]
+    in_parts += _in_classes(name)
+    if in_parts and name != "seed":  # One option sets the seeds of all parts.
+        return in_parts
+
+    part, dot, option_of_part = name.partition(".")
+    parts = {option.partition(".")[0] for option in options}
+    if dot and part not in parts:
+        return [f"{near}.{option_of_part}" for near in get_close_matches(part, parts, n=1)]
+
+    beginning = f"{part}." if dot else ""
+    wanted_word = option_of_part or name
+    longer = [each for each in options if each.startswith(beginning) and wanted_word in each]
+    if longer:
+        return sorted(get_close_matches(name, longer, n=2, cutoff=0))
+    return get_close_matches(name, options, n=1)
+
+
+def _in_classes(name: str) -> list[str]:
+    """Return the options of this name that classes of the project have."""
+    from lit_knn import data, estimators, modules
+
+    rooms = {"model": modules, "model.estimator": estimators, "data": data}
+    return [f"{part}.{name}" for part, room in rooms.items() if _has_option(room, name)]
+
+
+def _has_option(room: ModuleType, name: str) -> bool:
+    """Return whether a class of a package has an option of this name."""
+    for public_name in room.__all__:
+        public: object = getattr(room, public_name)
+        if isinstance(public, type) and name in signature(public).parameters:
+            return True
+    return False

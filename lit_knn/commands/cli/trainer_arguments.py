@@ -1,28 +1,33 @@
 """Arguments of the trainer that follow from the command and its run, beside the options that were given."""
 
-from collections.abc import Mapping
-from typing import Any
-
+import pytorch_lightning as pl
 import torch
+from jsonargparse import Namespace
 from pytorch_lightning.callbacks import ProgressBar
-from pytorch_lightning.loggers import TensorBoardLogger
+from pytorch_lightning.loggers import Logger, TensorBoardLogger
 
 from lit_knn.callbacks import StepProgressBar
-from lit_knn.commands.cli.trainer_options import validated_at_the_end
+from lit_knn.commands.cli.parser import construct
 from lit_knn.runs.folder import RunFolder
-from lit_knn.runs.names import folder_of_name, job_folder
+from lit_knn.runs.names import expanded, folder_of_name, job_folder
 
 
-def arguments_of_every_run(options: Mapping[str, Any]) -> dict[str, Any]:
+def of_every_run(options: Namespace) -> dict[str, object]:
     """Return the arguments that do not depend on the run's folder, by the trainer's options."""
     # Lightning's own logging of hyperparameters knows neither estimator nor net; `SaveConfig` logs all options.
-    arguments: dict[str, Any] = {"enable_autolog_hparams": False}
+    arguments: dict[str, object] = {"enable_autolog_hparams": False}
     arguments["callbacks"] = _with_progress_bar(options)
-    arguments |= validated_at_the_end(options)
+
+    # A run that would end before its first validation is validated at its end.
+    every = options.val_check_interval
+    batches = options.max_steps * (options.accumulate_grad_batches or 1)
+    counts_batches = type(every) is int and options.check_val_every_n_epoch is None
+    if counts_batches and 0 < batches < every:
+        arguments["val_check_interval"] = batches
     return arguments
 
 
-def arguments_of_folder(options: Mapping[str, Any], run: RunFolder, version: str) -> dict[str, Any]:
+def of_folder(options: Namespace, run: RunFolder, version: str) -> dict[str, object]:
     """Return the arguments that depend on the run's folder.
 
     Args:
@@ -30,11 +35,11 @@ def arguments_of_folder(options: Mapping[str, Any], run: RunFolder, version: str
         run: the folder.
         version: its name in the folder of all runs of this name.
     """
-    arguments: dict[str, Any] = {}
+    arguments: dict[str, object] = {}
     # This is Lightning's default logger, in the run's folder.
-    if options["logger"] in (None, True):
-        named = folder_of_name(options)
-        arguments["logger"] = TensorBoardLogger(named.parent, named.name, version)
+    if options.logger in (None, True):
+        folder = folder_of_name(vars(options))
+        arguments["logger"] = TensorBoardLogger(folder.parent, folder.name, version)
 
     # In one folder, all runs would go on from each other's checkpoints.
     job = job_folder()
@@ -43,20 +48,35 @@ def arguments_of_folder(options: Mapping[str, Any], run: RunFolder, version: str
     return arguments
 
 
-def arguments_of_other_gpu(options: Mapping[str, Any]) -> dict[str, Any]:
+def of_other_gpu(options: Namespace) -> dict[str, object]:
     """Return the arguments of a plan for GPUs of another machine: this one may have none."""
-    if options["accelerator"] in ("gpu", "cuda") and not torch.cuda.is_available():
+    if options.accelerator in ("gpu", "cuda") and not torch.cuda.is_available():
         return {"accelerator": "cpu"}
     return {}
 
 
-def _with_progress_bar(options: Mapping[str, Any]) -> list[Any]:
+def make_logger(
+    version_of_run: str,
+    kind: type[Logger],
+    *args: object,
+    version: int | str | None = None,
+    **options: object,
+) -> Logger:
+    """Make a TensorBoard or CSV logger; its default version is the version of the run."""
+    if options.get("save_dir"):
+        options["save_dir"] = str(expanded(str(options["save_dir"])))
+    if version is None:
+        version = version_of_run
+    return construct(kind, *args, version=version, **options)
+
+
+def _with_progress_bar(options: Namespace) -> list[pl.Callback]:
     """Return the callbacks. They show progress over the whole run, unless options set another bar or no bar."""
-    callbacks = options["callbacks"] or []
+    callbacks = options.callbacks or []
     if not isinstance(callbacks, list):
         callbacks = [callbacks]
 
     has_bar = any(isinstance(callback, ProgressBar) for callback in callbacks)
-    if has_bar or options["enable_progress_bar"] is False:
+    if has_bar or options.enable_progress_bar is False:
         return callbacks
     return [*callbacks, StepProgressBar()]

@@ -1,14 +1,17 @@
 """Checks trainer options and learning rates whose errors Lightning reports late or never."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import torch
+from jsonargparse import Namespace
 from lightning_utilities.core.rank_zero import rank_zero_warn
+from pytorch_lightning.utilities.exceptions import MisconfigurationException
 
-from lit_knn.common.errors import InputError, check_at_least, prefixed
+from lit_knn.common.errors import InputError
+from lit_knn.runs.names import Options
 
 # Lightning takes 0 for these counts of steps, and the training then fails or, below 0, counts wrongly.
 COUNTS = ("accumulate_grad_batches", "log_every_n_steps", "val_check_interval")
@@ -16,21 +19,38 @@ COUNTS = ("accumulate_grad_batches", "log_every_n_steps", "val_check_interval")
 WORK = dict.fromkeys(("limit_train_batches", "max_steps", "max_epochs"), "fit")
 WORK |= {"limit_val_batches": "validate", "limit_predict_batches": "predict"}
 PRECISIONS = ("32-true", "32", "16-mixed", "16", "bf16-mixed", "bf16")
+# Lightning's trainer refuses its options with these errors.
+REFUSALS = (ValueError, RuntimeError, TypeError, ImportError, MisconfigurationException)
 NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")
 
 
-def check_trainer_options(options: Mapping[str, Any], command: str) -> None:
+def check(options: Options, command: str | None) -> None:
+    """Refuse options of a command that Lightning would refuse late or never.
+
+    Args:
+        options: those of the command, as plain dictionaries.
+        command: name of the command; None if only the objects are made, for a training.
+    """
+    trains = command in (None, "plan")
+    check_trainer_options(options["trainer"], "fit" if trains else str(command))
+    check_learning_rate(options)
+
+
+def check_trainer_options(options: Options, command: str) -> None:
     """Refuse the first option of the trainer that is out of its range."""
     for name, its_command in WORK.items():
         if command == its_command and options.get(name) == 0:
             raise InputError(f"trainer.{name} must be above 0: {command} would do nothing")
-    with prefixed("trainer"):
-        check_at_least(
-            1, **{name: options[name] for name in COUNTS if type(options.get(name)) is int}
-        )
+
+    for name in COUNTS:
+        count = options.get(name)
+        if type(count) is int and count < 1:
+            raise InputError(f"trainer.{name} must be at least 1, got {count}")
+
     clip = options.get("gradient_clip_val")
     if clip is not None and not clip >= 0:  # Lightning would not clip at all, or fail at NaN.
         raise InputError(f"trainer.gradient_clip_val must be at least 0, got {clip}")
+
     precision = options.get("precision")
     if precision is not None and str(precision) not in PRECISIONS:
         raise InputError(
@@ -38,18 +58,10 @@ def check_trainer_options(options: Mapping[str, Any], command: str) -> None:
         )
 
 
-def validated_at_the_end(options: Mapping[str, Any]) -> dict[str, int]:
-    """Return another `val_check_interval` for a run that would end before its first validation."""
-    steps, every = options["max_steps"], options["val_check_interval"]
-    batches = steps * (options["accumulate_grad_batches"] or 1)
-    counts = type(every) is int and options["check_val_every_n_epoch"] is None
-    return {"val_check_interval": batches} if counts and 0 < batches < every else {}
-
-
-def warn_of_unused_gpu(options: Mapping[str, Any]) -> None:
+def warn_of_unused_gpu(options: Namespace) -> None:
     """Warn if a run that takes any device is on the CPU, although the machine has an NVIDIA driver."""
     if (
-        options.get("accelerator") in (None, "auto")
+        options.accelerator in (None, "auto")
         and NVIDIA_DRIVER.exists()
         and not torch.cuda.is_available()
     ):
@@ -58,18 +70,14 @@ def warn_of_unused_gpu(options: Mapping[str, Any]) -> None:
         rank_zero_warn(f"{problem}, so the run is on the CPU; {advice}")
 
 
-def check_learning_rate(options: Mapping[str, Any]) -> None:
+def check_learning_rate(options: Options) -> None:
     """Refuse options without effect: modules with `lr_ramp_up_images` set the learning rate at every step."""
-    parts = ("model", "optimizer", "lr_scheduler")
-    model, optimiser, schedule = ((options.get(part) or {}).get("init_args", {}) for part in parts)
+    model = _options_of("model", options)
     lr = model.get("lr")
-    others = {
-        "optimizer.lr": optimiser.get("lr"),
-        "lr_scheduler.max_lr": schedule.get("max_lr"),
-    }
-    for name, other in others.items():
+    for part, name in (("optimizer", "lr"), ("lr_scheduler", "max_lr")):
+        other = _options_of(part, options).get(name)
         if lr is not None and other is not None and other != lr:
-            problem = f"--{name}={other} and --model.lr={lr} are two learning rates"
+            problem = f"--{part}.{name}={other} and --model.lr={lr} are two learning rates"
             raise InputError(f"{problem}: give both the same value")
 
     if options.get("lr_scheduler") and not options.get("optimizer"):
@@ -83,6 +91,12 @@ def check_learning_rate(options: Mapping[str, Any]) -> None:
         raise InputError(f"{problem}, so --lr_scheduler would have no effect: {advice}")
 
 
+def _options_of(part: str, options: Options) -> Options:
+    """Return the options of the class of a part; none if there is no class."""
+    part_options: Options = (options.get(part) or {}).get("init_args") or {}
+    return part_options
+
+
 def _about_tasks_of_slurm() -> str:
     """Say which variables of SLURM do not fit. Lightning names options of a batch script."""
     names = ("SLURM_NTASKS", "SLURM_NTASKS_PER_NODE")
@@ -91,17 +105,22 @@ def _about_tasks_of_slurm() -> str:
     return f"{problem}: unset it, or give `#SBATCH --ntasks-per-node` the number of devices"
 
 
-def explain(error: Exception, options: Mapping[str, Any]) -> str:
-    """Return Lightning's reason for refusing trainer options, and the values of the options for devices."""
-    names = ("accelerator", "devices", "strategy", "precision")
-    values = []
-    for name in names:
-        if options.get(name) not in (None, "auto"):
-            values.append(f"trainer.{name}={options[name]}")
+@contextmanager
+def explained(options: Namespace) -> Iterator[None]:
+    """Refuse trainer options with Lightning's reason, and name the values of the options for devices."""
+    try:
+        yield
+    except InputError:
+        raise
+    except REFUSALS as error:
+        reason = " ".join(str(error).split()) or type(error).__name__
+        if "--ntasks-per-node" in reason:
+            reason = _about_tasks_of_slurm()
 
-    reason = " ".join(str(error).split()) or type(error).__name__
-    if "--ntasks-per-node" in reason:
-        reason = _about_tasks_of_slurm()
-    if values:
-        reason += f" ({', '.join(values)})"
-    return f"trainer: {reason}"
+        values = []
+        for name in ("accelerator", "devices", "strategy", "precision"):
+            if options[name] not in (None, "auto"):
+                values.append(f"trainer.{name}={options[name]}")
+        if values:
+            reason += f" ({', '.join(values)})"
+        raise InputError(f"trainer: {reason}") from error
