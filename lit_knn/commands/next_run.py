@@ -3,7 +3,8 @@
 import shlex
 from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import Any
+
+import pytorch_lightning as pl
 
 from lit_knn.common.pixels import are_pictures
 from lit_knn.modules import LitEstimator
@@ -27,8 +28,8 @@ PARTS = {
 
 
 def command_of_next_run(
-    trainer: Any,
-    model: Any,
+    command_line: Sequence[str],
+    model: pl.LightningModule,
     shape: Sequence[int],
     settings: Path,
     estimator: str | None,
@@ -36,13 +37,13 @@ def command_of_next_run(
     """Return a line with the command that trains with what a probe found.
 
     Args:
-        trainer: its `command_line` is that of the probe.
+        command_line: the arguments of the probe.
         model: the module that was probed.
         shape: shape of an image.
         settings: path of probe.yaml.
         estimator: the estimator to train with; None for the config's own.
     """
-    options = without(trainer.command_line[1:], PROBE_OPTIONS)
+    options = without(command_line[1:], PROBE_OPTIONS)
     has_config = names_model(options)
     run = run_for(shape)
 
@@ -72,8 +73,12 @@ def run_for(shape: Sequence[int]) -> str | None:
 
 
 def names_model(options: Sequence[str]) -> bool:
-    """Return whether a command line names a model, or a config, which has one."""
-    return any(option.partition("=")[0] in ("--model", *CONFIG) for option in options)
+    """Return whether a command line has options of a model, or a config, which has them."""
+    for option in options:
+        name = option.partition("=")[0]
+        if name in CONFIG or name.partition(".")[0] == "--model":
+            return True
+    return False
 
 
 def without(args: Sequence[str], names: Collection[str]) -> list[str]:

@@ -1,14 +1,13 @@
 """Makes a network of the user's own for `lit-knn export`, as its class path or a run's config.yaml says."""
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import yaml
 from torch import nn
 
 from lit_knn.common.errors import InputError, first_line
 from lit_knn.runs.folder import CONFIG_NAME, RunFolder
+from lit_knn.runs.names import Options
 
 HINT = "give --net, the class path of the network, such as mine.Net"
 
@@ -42,7 +41,7 @@ def network_of_run(run: Path, text: str | None = None) -> nn.Module:
     return _made(spec, "--net")
 
 
-def _stored(run: Path) -> Mapping[str, Any] | None:
+def _stored(run: Path) -> Options | None:
     """Read the network from the configuration of a run, or return None if it is not there."""
     if not (run / CONFIG_NAME).is_file():
         return None
@@ -51,7 +50,7 @@ def _stored(run: Path) -> Mapping[str, Any] | None:
     return (model.get("init_args") or {}).get("net")
 
 
-def _made(spec: Any, owner: str) -> nn.Module:
+def _made(spec: object, owner: str) -> nn.Module:
     """Make the network of a class path and its options; `owner` names them in errors."""
     # Loading them takes a second, which the networks of lit_knn do not need.
     from jsonargparse import ArgumentParser

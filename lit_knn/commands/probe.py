@@ -87,7 +87,8 @@ def probe(
     lines += sentences(constants)
 
     settings = folder / "probe.yaml"
-    command = command_of_next_run(self, model, images.shape, settings, estimator)
+    arguments = self.command_line  # type: ignore[attr-defined]
+    command = command_of_next_run(arguments, model, images.shape, settings, estimator)
     write_settings(settings, [*lines, command], options_of(model, constants))
     rows = table_rows(t, table)
     write_rows(folder / "probe.csv", [cells(row, "") for row in rows])

@@ -10,6 +10,7 @@ from lit_knn.commands.report_runs import read_average, read_distances
 from lit_knn.common.checkpoint_file import RUN_KEY
 from lit_knn.runs.checkpoints import AVERAGE_KEY
 from lit_knn.runs.folder import CONFIG_NAME, RunFolder
+from lit_knn.runs.names import Options
 from lit_knn.runs.record import RECORD_NAME, read_record
 
 # The other parts of a configuration, and the trainer's other options, do not change the weights.
@@ -43,15 +44,15 @@ class Facts:
     hours: float  # of the training steps, without validations
     hardware: list[str]
     # number and hash of the images, and with a record class, shape and fingerprint of the data
-    data: dict[str, Any]
+    data: dict[str, object]
     metrics: Metrics  # measured up to these weights
     versions: dict[str, str]
     # the parts of config.yaml that make the weights, without paths of the machine
-    config: dict[str, Any]
+    config: Options
     autoencoder: str = ""  # the class that decodes the samples, if they are latents
 
 
-def collect(checkpoint: Mapping[Any, Any], file: Path) -> Facts:
+def collect(checkpoint: Mapping[str, Any], file: Path) -> Facts:
     """Collect the available facts of a checkpoint from its content, and from the run folder that holds its file.
 
     Args:
@@ -60,7 +61,7 @@ def collect(checkpoint: Mapping[Any, Any], file: Path) -> Facts:
     """
     run = file.resolve().parent.parent
     identity = checkpoint.get(RUN_KEY) or {}
-    data: dict[str, Any] = {}
+    data: dict[str, object] = {}
     versions: dict[str, str] = {}
     if (run / RECORD_NAME).is_file():
         record = read_record(run)
@@ -87,7 +88,7 @@ def collect(checkpoint: Mapping[Any, Any], file: Path) -> Facts:
     )
 
 
-def _metrics(checkpoint: Mapping[Any, Any], file: Path) -> Metrics:
+def _metrics(checkpoint: Mapping[str, Any], file: Path) -> Metrics:
     """Return the last measurements up to these weights."""
     run = file.resolve().parent.parent
     average = checkpoint.get(AVERAGE_KEY)
@@ -108,7 +109,7 @@ def _metrics(checkpoint: Mapping[Any, Any], file: Path) -> Metrics:
     return metrics
 
 
-def _configuration(run: Path) -> dict[str, Any]:
+def _configuration(run: Path) -> Options:
     """Return the settings of a run that make its weights; an empty dictionary without a run."""
     if not (run / CONFIG_NAME).is_file():
         return {}
@@ -121,7 +122,7 @@ def _configuration(run: Path) -> dict[str, Any]:
     return settings
 
 
-def _autoencoder(run: Mapping[str, Any], settings: Mapping[str, Any]) -> str:
+def _autoencoder(run: Mapping[str, str], settings: Options) -> str:
     """Return the class of the autoencoder of a training, with its path if it is known; "" for none."""
     if "autoencoder" not in run:
         return ""

@@ -125,7 +125,9 @@ def test_the_next_command_has_all_options_but_those_of_the_probe(tmp_path):
 
     def command(*args, estimator=None, module=model, shape=(1, 8, 8)):
         trainer.command_line = ["probe", *args]
-        return command_of_next_run(trainer, module, shape, tmp_path / "probe.yaml", estimator)
+        return command_of_next_run(
+            trainer.command_line, module, shape, tmp_path / "probe.yaml", estimator
+        )
 
     settings = f"-c {tmp_path / 'probe.yaml'}"
     args = ["--levels", "3", "-c", "a", "--out=x", "--config", "b", "--data.held_out", "9"]

@@ -3,7 +3,6 @@
 import importlib
 import sys
 from collections.abc import Sequence
-from typing import Any
 
 import pytorch_lightning as pl
 import yaml
@@ -42,7 +41,7 @@ def make_cli(args: Sequence[str] | None = None, run: bool = True) -> CLI:
     if run and command_line and command_line[0] in CLI.subcommands():
         called = command_line[0]
 
-    parser_options: dict[str, Any] = {
+    parser_options: dict[str, object] = {
         "exit_on_error": False,
         "epilog": DEBUG_HELP,
         "allow_abbrev": False,
@@ -68,7 +67,7 @@ def make_cli(args: Sequence[str] | None = None, run: bool = True) -> CLI:
     )
 
 
-def _options_of_commands(parser_options: dict[str, Any]) -> dict[str, dict[str, Any]]:
+def _options_of_commands(parser_options: dict[str, object]) -> dict[str, dict[str, object]]:
     """Return the options of the parser of each command."""
     commands = {}
     for name in CLI.subcommands():

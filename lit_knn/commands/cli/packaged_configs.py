@@ -5,7 +5,6 @@ import re
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import lit_knn
 from lit_knn.common.errors import InputError, reading
@@ -67,7 +66,7 @@ def with_packaged_configs(args: Sequence[str]) -> list[str]:
     return replaced
 
 
-def with_packaged_parts(options: Any, beside: Path) -> Any:
+def with_packaged_parts(options: object, beside: Path) -> object:
     """Replace names of the project's configs in the options of a file by their paths; files in `beside` win."""
     if isinstance(options, dict):
         return {name: with_packaged_parts(value, beside) for name, value in options.items()}

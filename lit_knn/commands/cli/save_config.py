@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 import pytorch_lightning as pl
 from pytorch_lightning.cli import SaveConfigCallback
@@ -15,6 +14,10 @@ from lit_knn.runs.folder import CONFIG_NAME, RunFolder
 OF_THE_TRAINER = ("max_steps", "precision", "accumulate_grad_batches")
 # These options set where a run computes and reads, not what. The seed of the data equals the seed of the model.
 NOT_TOLD = frozenset({"data.cache_dir", "data.num_workers", "data.pin_memory", "data.seed"})
+
+
+Scalar = str | int | float | bool
+"""A value that loggers compare runs by."""
 
 
 class SaveConfig(SaveConfigCallback):
@@ -58,7 +61,7 @@ class SaveConfig(SaveConfigCallback):
         for name in OF_THE_TRAINER:
             settings[name] = options["trainer"].get(name)
 
-        flat: dict[str, Any] = {}
+        flat: dict[str, Scalar] = {}
         for name, value in settings.items():
             flat.update(pairs(name, value))
         for name in NOT_TOLD:
@@ -77,7 +80,7 @@ class SaveConfig(SaveConfigCallback):
                 logger.experiment.file_writer.add_summary(summary)
 
 
-def pairs(name: str, value: Any) -> Iterator[tuple[str, str | int | float | bool]]:
+def pairs(name: str, value: object) -> Iterator[tuple[str, Scalar]]:
     """Flatten one option, such as `estimator` to `estimator` and `estimator.k`. Null, a default, is left out."""
     if isinstance(value, list) and any(isinstance(part, Mapping) for part in value):
         value = dict(enumerate(value))
