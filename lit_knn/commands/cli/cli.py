@@ -80,10 +80,14 @@ class CLI(OptionsCLI):
         self.parser.add_instantiator(self._make, object)
         try:
             super().instantiate_classes()
+            return
         except InputError:
             raise
-        except ValueError as error:
-            raise self._not_made or error from error
+        except ValueError:
+            if self._not_made is None:
+                raise
+        # It is raised out here, because the parser's error has it among its causes.
+        raise self._not_made
 
     def _make(self, kind: type, *args: object, **options: object) -> object:
         """Make one object for the parser, and remember the error: a list hides it among others."""

@@ -10,6 +10,7 @@ from jsonargparse import set_loader
 from pytorch_lightning.cli import LightningCLI
 
 from lit_knn.callbacks import RunRecord, RunSummary
+from lit_knn.commands.cli import replaced
 from lit_knn.commands.cli.cli import CLI
 from lit_knn.commands.cli.parser import Parser, load
 from lit_knn.commands.cli.save_config import SaveConfig
@@ -22,6 +23,7 @@ NAMED += ["modules.augmentation", "modules.time_distributions"]
 for module in NAMED:
     importlib.import_module(f"lit_knn.{module}")
 set_loader("yaml", load, exceptions=(yaml.YAMLError,))
+replaced.set_rule()
 
 # Count runs in batches, not in epochs, because an epoch of a small set takes only a second.
 TRAINER_DEFAULTS = {

@@ -70,4 +70,6 @@ def _clear_options(
     _discard_misfits(parser, before, now)
 
 
-_typehints.discard_init_args_on_class_path_change = _clear_options
+def set_rule() -> None:
+    """Let the parser clear the options of a class that is replaced. It has no public way to this."""
+    _typehints.discard_init_args_on_class_path_change = _clear_options
