@@ -1,6 +1,5 @@
 """The commands that make a model, data and a trainer: `lit-knn fit|validate|predict|plan|best -c …`."""
 
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -71,9 +70,8 @@ class CLI(OptionsCLI):
         if command == "fit" and is_first_process():
             lock_folder(self._run.path)
 
-        make_logger = partial(trainer_arguments.make_logger, self._version)
         for kind in FILE_LOGGERS:
-            self.parser.add_instantiator(make_logger, kind, prepend=True)
+            self.parser.add_instantiator(self._make_logger, kind, prepend=True)
 
     def instantiate_classes(self) -> None:
         """Make all objects. An error says why one cannot be made, also if it is one of a list."""
@@ -96,6 +94,10 @@ class CLI(OptionsCLI):
         except Exception as error:
             self._not_made = error
             raise
+
+    def _make_logger(self, kind: type, *args: object, **options: object) -> object:
+        """Make a TensorBoard or CSV logger in the folder of the run."""
+        return self._make(kind, *args, **trainer_arguments.of_logger(options, self._version))
 
     def instantiate_trainer(self, **kwargs: object) -> pl.Trainer:
         """Make the trainer of the command, which writes into the run's folder."""

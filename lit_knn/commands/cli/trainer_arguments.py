@@ -1,13 +1,14 @@
-"""Arguments of the trainer that follow from the command and its run, beside the options that were given."""
+"""Arguments of the trainer and its loggers that follow from the command and its run, beside the options that were given."""
+
+from collections.abc import Mapping
 
 import pytorch_lightning as pl
 import torch
 from jsonargparse import Namespace
 from pytorch_lightning.callbacks import ProgressBar
-from pytorch_lightning.loggers import Logger, TensorBoardLogger
+from pytorch_lightning.loggers import TensorBoardLogger
 
 from lit_knn.callbacks import StepProgressBar
-from lit_knn.commands.cli.parser import construct
 from lit_knn.runs.folder import RunFolder
 from lit_knn.runs.names import expanded, folder_of_name, job_folder
 
@@ -55,19 +56,14 @@ def of_other_gpu(options: Namespace) -> dict[str, object]:
     return {}
 
 
-def make_logger(
-    version_of_run: str,
-    kind: type[Logger],
-    *args: object,
-    version: int | str | None = None,
-    **options: object,
-) -> Logger:
-    """Make a TensorBoard or CSV logger; its default version is the version of the run."""
-    if options.get("save_dir"):
-        options["save_dir"] = str(expanded(str(options["save_dir"])))
-    if version is None:
-        version = version_of_run
-    return construct(kind, *args, version=version, **options)
+def of_logger(options: Mapping[str, object], version: str) -> dict[str, object]:
+    """Return the options of a TensorBoard or CSV logger; its default version is the version of the run."""
+    completed = dict(options)
+    if completed.get("save_dir"):
+        completed["save_dir"] = str(expanded(str(completed["save_dir"])))
+    if completed.get("version") is None:
+        completed["version"] = version
+    return completed
 
 
 def _with_progress_bar(options: Namespace) -> list[pl.Callback]:
