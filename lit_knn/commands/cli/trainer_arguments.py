@@ -1,4 +1,4 @@
-"""Arguments of the trainer and its loggers that follow from the command and its run, beside the options that were given."""
+"""Arguments of the trainer and its loggers that follow from the command and its run."""
 
 from collections.abc import Mapping
 
