@@ -1,43 +1,26 @@
 """The subspace estimator: the leading principal components of all images give the proposal and a correction."""
 
-import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import ClassVar, Self
 
 import torch
 from torch import Generator, Tensor
 
 from lit_knn.common.errors import InputError
-from lit_knn.common.memory import work_bytes
 from lit_knn.estimators.counts import Limit, count, fitted_count, of_components, of_images
 from lit_knn.estimators.drawing import Certificate, DrawingEstimator
-from lit_knn.estimators.draws import Draws, ResultRows, drawn_images, weights_of
+from lit_knn.estimators.draws import ResultRows, drawn_images, weights_of
+from lit_knn.estimators.subspace_draws import SubspaceDraws, excess_of, subspace_draws
 from lit_knn.index.pca import Projection
-from lit_knn.index.precision import check_compute, compute_dtype, matmul_float32
+from lit_knn.index.precision import check_compute, compute_dtype
 from lit_knn.reference import ReferenceSet
 from lit_knn.reference.gathered import Images
 from lit_knn.reference.principal import projection_of
-from lit_knn.theory.stratified import stratified_draws
 from lit_knn.theory.warp import Warp
 
 # Images that together have less than this share of the proposal are left out. They hold the same share of the posterior
 # on average. Leaving out these images adds a squared error of at most this share times a squared distance in the data.
 NEGLIGIBLE_SHARE = 1e-8
-# Minimum number of latents per piece. With fewer latents, reading the coordinates takes longer than multiplying them.
-MIN_ROWS = 32
-# Minimum noise variance of the proposal. With a smaller variance, float32 could not hold the logarithms.
-LEAST_NOISE = 1e-30
-# This divisor replaces 0 where the numerator is also 0. Some processors would round a smaller number to 0.
-TINY = torch.finfo(torch.float32).tiny
-
-
-@dataclass(frozen=True, kw_only=True)
-class SubspaceDraws(Draws):
-    """`Draws` that keep the most probable images and draw others from the rest of the proposal."""
-
-    sampled: Tensor  # (B, n), bool, which images are draws from the rest; the others are kept
-    rest_mean: Tensor  # (B, r), float32, the exact E_q[y] over the rest
 
 
 class SubspaceKNN(DrawingEstimator):
@@ -109,42 +92,6 @@ class SubspaceKNN(DrawingEstimator):
         draws = self.draw(near_z, near_t, None, generator, negligible_share=0.0)
         return warp.apply(self._corrected_mean(draws, z, t, warp).to(x_source.dtype))
 
-    def _corrected_mean(
-        self, draws: SubspaceDraws, z: Tensor, t: Tensor, warp: Warp | None = None
-    ) -> Tensor:
-        """Average the drawn images (Eq. 11), minus the known effect of the drawing."""
-        # With float32 images, a float64 mean would differ from the mean of the certificate.
-        wide = torch.promote_types(z.dtype, torch.float32)
-        results = ResultRows(len(z))
-        for rows, images in drawn_images(self.reference, draws, warp):
-            weights = weights_of(draws, images, rows, z, t)
-            results.put(rows, images.mean(weights).to(wide), self._excess(weights, draws, rows))
-
-        mean, excess = results.columns
-        # Use one product for all rows, because P is large: reading P again for every few rows would be slow.
-        return mean - self._projection().components.expand(excess).view(mean.shape)
-
-    def _certificate(
-        self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: Generator | None
-    ) -> Certificate:
-        t = t.flatten()
-        draws = self.draw(z, t, x_source, generator)
-        wide = torch.promote_types(z.dtype, torch.float32)
-        results = ResultRows(len(z))
-        for rows, images in drawn_images(self.reference, draws):
-            weights = weights_of(draws, images, rows, z, t)
-            excess = (
-                self._projection()
-                .components.expand(self._excess(weights, draws, rows))
-                .view(-1, *z.shape[1:])
-            )
-            mean = images.mean(weights).to(wide) - excess
-
-            sample_size = 1 / weights.square().sum(1)
-            sq_error = self._sq_error(weights, images, mean, excess, draws, rows)
-            results.put(rows, mean, sample_size, weights.amax(1), sq_error)
-        return Certificate(*results.columns)
-
     def draw(
         self,
         z: Tensor,
@@ -153,127 +100,94 @@ class SubspaceKNN(DrawingEstimator):
         generator: Generator | None,
         negligible_share: float = NEGLIGIBLE_SHARE,
     ) -> SubspaceDraws:
-        """Choose the images of each z from the posterior given only P'z."""
-        projection = self._projection()
-        y = projection.components.project(z)
-        # The largest array of a piece is (b, N) in float32. Use few pieces, because each reads all coordinates twice.
-        rows_of_piece = max(work_bytes(z.device) // (4 * self.reference.N), MIN_ROWS)
-        num_pieces = max(-(-len(z) // rows_of_piece), 1)
-        log_share = math.log(negligible_share) if negligible_share > 0 else -math.inf
-
-        pieces = []
-        for y_rows, t_rows in zip(
-            y.tensor_split(num_pieces), t.tensor_split(num_pieces), strict=True
-        ):
-            pieces.append(self._draw_rows(projection, y_rows, t_rows, log_share, generator))
-        ids, log_factor, sampled, rest_mean = (
-            torch.cat(part) for part in zip(*pieces, strict=True)
+        return subspace_draws(
+            self.reference, self._projection(), z, t, self.n, negligible_share, generator
         )
-        return SubspaceDraws(ids=ids, log_factor=log_factor, sampled=sampled, rest_mean=rest_mean)
 
-    def _draw_rows(
-        self,
-        projection: Projection,
-        y: Tensor,
-        t: Tensor,
-        log_share: float,
-        generator: Generator | None,
-    ) -> tuple[Tensor, ...]:
-        """Choose the images of some rows, given y = P'(z − mean), (b, r): the tensors of their `SubspaceDraws`."""
-        coordinates, noise = projection.coordinates, t.square()
-        log_q = matmul_float32(y.to(coordinates.dtype), coordinates.T).sub_(
-            projection.half_sq_norms
-        )
-        log_q.div_(noise.unsqueeze(1).float().clamp_(min=LEAST_NOISE))
-        key = "largest norm in coordinates", self.r, coordinates.dtype
-        largest_norm = self.reference.cached(
-            key, lambda: (2 * projection.half_sq_norms.max()).sqrt()
-        )
-        # Largest rounding error of the low-precision product. Rounding must not make likely images look negligible.
-        rounding = torch.finfo(coordinates.dtype).eps * y.norm(dim=1) * largest_norm / noise
-        draws = stratified_draws(log_q, self.n, log_share - 2 * rounding.double(), generator)
-        rest_mean = self._rest_mean(draws.rest, draws.sampled, coordinates)
-        return draws.ids, draws.log_correction, draws.sampled, rest_mean
-
-    def _rest_mean(self, rest: Tensor, sampled: Tensor, coordinates: Tensor) -> Tensor:
-        """Average the coordinates (N, r) over the rest of each row that draws from it: (B, r); 0 for the other rows."""
-        some = sampled.any(1)
-        # The host of a GPU does not know the number of these rows.
-        if coordinates.is_cuda or some.all():
-            return _mean_of_rest(rest, coordinates)
-        mean = coordinates.new_zeros(len(some), coordinates.shape[1], dtype=torch.float32)
-        if some.any():
-            mean[some] = _mean_of_rest(rest[some], coordinates)
-        return mean
-
-    def _excess(self, weights: Tensor, draws: SubspaceDraws, rows: Tensor) -> Tensor:
-        """Return the known error that the drawing causes in the mean of y: (b, r), float32."""
-        ids, sampled = (part[rows, : weights.shape[1]] for part in (draws.ids, draws.sampled))
-        mean = _sums_of_drawn(ids, sampled, self._projection().coordinates)
-        mean.div_(sampled.sum(1, keepdim=True).clamp_(min=1))
-        # The share is 0 if nothing is drawn.
-        share = (weights * sampled).sum(1, keepdim=True).float()
-        return share * (mean - draws.rest_mean[rows])
-
-    def _sq_error(
-        self,
-        weights: Tensor,
-        images: Images,
-        mean: Tensor,
-        excess: Tensor,
-        draws: SubspaceDraws,
-        rows: Tensor,
+    def _corrected_mean(
+        self, draws: SubspaceDraws, z: Tensor, t: Tensor, warp: Warp | None = None
     ) -> Tensor:
-        """Estimate the squared error per dimension, (b,), float64, from the spread of the draws' contributions.
-
-        Each of s draws, which together weigh π, contributes c = w(x − μ̂) − π/s·P(y − E_q[y]). If the draws were
-        independent, their sum would have the variance s/(s − 1)·Σ|c − c̄|²; draws without repetition vary less. For
-        s = 1 the estimate is |c|².
-        """
+        """Average the drawn images (Eq. 11), minus the known effect of the drawing: (B, *shape)."""
         projection = self._projection()
-        ids, sampled = (part[rows, : images.places] for part in (draws.ids, draws.sampled))
-        count, weights = sampled.sum(1), torch.where(sampled, weights, 0.0)
-        share = weights.sum(1, keepdim=True) / count.clamp(min=1).unsqueeze(1)
-        along = projection.coordinates[ids].float()
-        from_mean = along - projection.components.project(mean).unsqueeze(1)
-        from_rest = torch.where(
-            sampled.unsqueeze(2), along - draws.rest_mean[rows].unsqueeze(1), 0.0
-        )
-        squares = (
-            weights.square() * images.sq_dist(mean)
-            - 2 * weights * share * (from_mean * from_rest).sum(2)
-            + share.square() * from_rest.square().sum(2)
-        ).sum(1)
-        # Σc over the draws is not 0, because it balances the kept images, which do not vary. The error is the spread of
-        # c around its mean, so |Σc|²/s is subtracted.
-        total = (images.deviation(weights, mean) - excess).flatten(1)
-        centred = squares - total.double().square().sum(1) / count.clamp(min=1)
-        # The sum of squares is expanded, so rounding may make it negative.
-        variance = torch.where(
-            count > 1, centred * count / (count - 1).clamp(min=1), squares
-        ).clamp(min=0)
-        return variance / self.reference.d
+        # With float32 images, a float64 mean would differ from the mean of the certificate.
+        wide = torch.promote_types(z.dtype, torch.float32)
+        results = ResultRows(len(z))
+        for rows, images in drawn_images(self.reference, draws, warp):
+            weights = weights_of(draws, images, rows, z, t)
+            excess = excess_of(projection, draws.of_rows(rows, images.places), weights)
+            results.put(rows, images.mean(weights).to(wide), excess)
+
+        mean, excess = results.columns
+        # Use one product for all rows, because P is large: reading P again for every few rows would be slow.
+        return mean - projection.components.expand(excess).view(mean.shape)
+
+    def _certificate(
+        self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: Generator | None
+    ) -> Certificate:
+        t = t.flatten()
+        draws = self.draw(z, t, x_source, generator)
+        projection = self._projection()
+        wide = torch.promote_types(z.dtype, torch.float32)
+        results = ResultRows(len(z))
+        for rows, images in drawn_images(self.reference, draws):
+            of_rows = draws.of_rows(rows, images.places)
+            weights = weights_of(draws, images, rows, z, t)
+            excess = projection.components.expand(excess_of(projection, of_rows, weights))
+            excess = excess.view(-1, *z.shape[1:])
+            mean = images.mean(weights).to(wide) - excess
+
+            sample_size = 1 / weights.square().sum(1)
+            sq_error = corrected_sq_error(projection, of_rows, images, weights, mean, excess)
+            results.put(rows, mean, sample_size, weights.amax(1), sq_error)
+        return Certificate(*results.columns)
 
 
-def _sums_of_drawn(ids: Tensor, sampled: Tensor, coordinates: Tensor) -> Tensor:
-    """Sum the coordinates (N, r) of each row's drawn images, `ids` (B, n) where `sampled`: (B, r), float32."""
-    if coordinates.dtype == torch.float32:
-        # This operation reads the coordinates in place.
-        return torch.nn.functional.embedding_bag(
-            ids, coordinates, mode="sum", per_sample_weights=sampled.float()
-        )
-    return torch.bmm(sampled.float().unsqueeze(1), coordinates[ids].float()).squeeze(1)
+def corrected_sq_error(
+    projection: Projection,
+    draws: SubspaceDraws,
+    images: Images,
+    weights: Tensor,
+    mean: Tensor,
+    excess: Tensor,
+) -> Tensor:
+    """Estimate the squared error per dimension of a corrected mean, from the spread of the draws' contributions.
 
+    Each of s draws, which together weigh π, contributes c = w(x − μ̂) − π/s·P(y − E_q[y]). If the draws were
+    independent, their sum would have the variance s/(s − 1)·Σ|c − c̄|²; draws without repetition vary less. For
+    s = 1 the estimate is |c|².
 
-def _mean_of_rest(rest: Tensor, coordinates: Tensor) -> Tensor:
-    """Average the coordinates (N, r) over each row's rest (B, N): (B, r), 0 for an empty rest. Overwrites `rest`.
+    Args:
+        projection: components and coordinates of all images.
+        draws: of b rows.
+        images: the images of the draws.
+        weights: (b, n), which sum to 1.
+        mean: (b, *shape), the corrected mean.
+        excess: (b, *shape), what was subtracted from the mean.
 
-    One matrix product computes all rows. No row may hold a NaN, because on some processors a NaN spreads to other rows.
+    Returns:
+        (b,), float64.
     """
-    # Each row is divided by its largest value. Otherwise bfloat16 might round all values of a tiny row to 0.
-    largest, dtype = rest.amax(1, keepdim=True).clamp_(min=TINY), coordinates.dtype
-    rest = torch.div(
-        rest, largest, out=rest if dtype == rest.dtype else torch.empty_like(rest, dtype=dtype)
-    )
-    total = rest.sum(1, keepdim=True, dtype=torch.float32).clamp_(min=TINY)
-    return matmul_float32(rest, coordinates).div_(total)
+    num_drawn = draws.sampled.sum(1)
+    weights = torch.where(draws.sampled, weights, 0.0)
+    share = weights.sum(1, keepdim=True) / num_drawn.clamp(min=1).unsqueeze(1)
+
+    y = projection.coordinates[draws.ids].float()
+    from_mean = y - projection.components.project(mean).unsqueeze(1)
+    from_rest = y - draws.rest_mean.unsqueeze(1)
+    from_rest = torch.where(draws.sampled.unsqueeze(2), from_rest, 0.0)
+
+    # |c|² is expanded. P has orthonormal columns, so products of x − μ̂ with P·y are products with coordinates.
+    of_images = weights.square() * images.sq_dist(mean)
+    of_both = 2 * weights * share * (from_mean * from_rest).sum(2)
+    of_rest = share.square() * from_rest.square().sum(2)
+    squares = (of_images - of_both + of_rest).sum(1)
+
+    # Σc over the draws is not 0, because it balances the kept images, which do not vary. The error is the spread of
+    # c around its mean, so |Σc|²/s is subtracted.
+    total = (images.deviation(weights, mean) - excess).flatten(1)
+    centred = squares - total.double().square().sum(1) / num_drawn.clamp(min=1)
+    spread = centred * num_drawn / (num_drawn - 1).clamp(min=1)
+
+    # Rounding may make the expanded sum negative.
+    variance = torch.where(num_drawn > 1, spread, squares).clamp(min=0)
+    return variance / mean.shape[1:].numel()
