@@ -36,7 +36,14 @@ class DeferredChecks:
             _COLLECTING.reset(token)
 
     def note(self, name: str, bad: Tensor, values: Tensor, failure: Failure) -> None:
-        """Note each failed check that did not fail before. See `refuse`."""
+        """Note each failed check that did not fail before.
+
+        Args:
+            name: of the checks.
+            bad: (n,) bool, on the device, which checks fail.
+            values: (n,), for the messages.
+            failure: makes the error.
+        """
         key = name, len(bad), bad.device
         values = values.detach().double()
         failures = torch.stack([torch.full_like(values, self._step), values], dim=1)
@@ -75,7 +82,11 @@ def deferring() -> bool:
 def refuse(name: str, bad: Tensor, values: Callable[[], Tensor], failure: Failure) -> None:
     """Raise the error of the first check that fails, or note it inside `DeferredChecks.collect` if it is on a GPU.
 
-    `bad`, (n,) bool, tells which of the n checks called `name` fail; `values` computes (n,) numbers for the messages.
+    Args:
+        name: of the checks.
+        bad: (n,) bool, which checks fail.
+        values: computes (n,) numbers for the messages.
+        failure: makes the error.
     """
     checks = _COLLECTING.get()
     if checks is not None and bad.is_cuda:

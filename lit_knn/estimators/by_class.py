@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Callable, Iterator
-from typing import Any, Self
+from typing import Self, TypeVar, cast
 
 import torch
 from torch import Generator, Tensor
@@ -15,6 +15,8 @@ from lit_knn.nets.base import NO_CLASS
 from lit_knn.reference import ReferenceSet
 from lit_knn.reference.classes import classes_of, rows_by_label
 from lit_knn.theory.warp import Warp
+
+AnyEstimator = TypeVar("AnyEstimator", bound=Estimator)
 
 
 class ByClass(Estimator):
@@ -56,6 +58,7 @@ class ByClass(Estimator):
         self.estimator.check_levels(lowest, highest)
 
     def bind(self, reference: ReferenceSet) -> Self:
+        """Bind a copy of the estimator to the images of each class, and with `unlabelled` one to all images."""
         super().bind(reference)
         self.parts = {}
         for label, images in classes_of(reference).items():
@@ -74,6 +77,7 @@ class ByClass(Estimator):
         labels: Tensor | None = None,
         warp: Warp | None = None,
     ) -> Tensor:
+        """Let the part of each label estimate the items of the label."""
         query = Query(z, t, x_source, generator, labels, warp)
         result = torch.empty_like(z)
         for part, rows in self._rows(query):
@@ -89,6 +93,7 @@ class ByClass(Estimator):
         generator: Generator | None,
         labels: Tensor | None = None,
     ) -> Tensor:
+        """Hook for `warped_mean`."""
         return self._posterior_mean(z, t, x_source, generator, labels, warp)
 
     def log_density_of(self, query: Query) -> Tensor:
@@ -118,21 +123,28 @@ def class_conditional(estimator: Estimator, unlabelled: bool = False) -> Estimat
     return estimator.by_class(lambda part: ByClass(part, unlabelled))
 
 
-def copied_apart(value: Any, copies: dict[int, Any] | None = None) -> Any:
+def copied_apart(estimator: AnyEstimator) -> AnyEstimator:
     """Copy an estimator with the dicts, lists, sets and estimators that it holds, so that two classes share no results.
 
-    An estimator that it holds twice is copied once: `copies` has the copies by the id of the original.
+    An estimator that it holds twice is copied once.
     """
-    copies = {} if copies is None else copies
+    return cast(AnyEstimator, _copied(estimator, {}))
+
+
+def _copied(value: object, copies: dict[int, Estimator]) -> object:
+    """Copy an estimator, or a container and the estimators in it. `copies` are by the id of the original."""
     if isinstance(value, Estimator):
         if id(value) not in copies:
-            copies[id(value)] = made = copy.copy(value)
-            vars(made).update(
-                {name: copied_apart(held, copies) for name, held in vars(made).items()}
-            )
+            new_copy = copy.copy(value)
+            copies[id(value)] = new_copy
+            for name, part in list(vars(new_copy).items()):
+                vars(new_copy)[name] = _copied(part, copies)
         return copies[id(value)]
-    if type(value) in (list, tuple):
-        return type(value)(copied_apart(held, copies) for held in value)
+
+    if type(value) is list:
+        return [_copied(part, copies) for part in value]
+    if type(value) is tuple:
+        return tuple(_copied(part, copies) for part in value)
     if type(value) is dict:
-        return {key: copied_apart(held, copies) for key, held in value.items()}
+        return {key: _copied(part, copies) for key, part in value.items()}
     return copy.copy(value) if isinstance(value, (dict, list, set)) else value

@@ -57,7 +57,15 @@ def checked_query(
     generator: Generator | None,
     labels: Tensor | None = None,
 ) -> Query:
-    """Check the arguments of a call, `Estimator.posterior_mean`.
+    """Check the arguments of a call.
+
+    Args:
+        estimator: gets the call.
+        z: as in `Estimator.posterior_mean`, like the others.
+        t: noise level.
+        x_source: clean x of each z.
+        generator: source of randomness.
+        labels: class of each z.
 
     Raises:
         InputError: a wrong type, shape, device or value.
@@ -86,6 +94,7 @@ def checked_query(
 
 
 def _check_fits_set(estimator: "Hooks", z: Tensor) -> None:
+    """Compare z with the bound set."""
     reference = estimator.reference
     if z.ndim == 1 or z.shape[1:] != reference.shape:
         shape = ", ".join(str(size) for size in reference.shape)
@@ -108,6 +117,7 @@ def _check_source(estimator: "Hooks", x_source: Tensor, z: Tensor) -> None:
 
 
 def _check_labels(estimator: "Hooks", labels: Tensor, z: Tensor) -> None:
+    """Refuse labels of another form, or for an estimator that takes none."""
     if not estimator.takes_labels:
         by_class = f"ByClass({type(estimator).__name__}(...))"
         raise refusal(
@@ -142,7 +152,13 @@ def _check_values(estimator: "Hooks", z: Tensor, t: Tensor, x_source: Tensor | N
 
 
 def checked_mean(estimator: "Hooks", mean: object, z: Tensor) -> Tensor:
-    """Return the mean of a hook in the dtype of `z`. It must be finite, and have the shape and device of `z`."""
+    """Return the mean of a hook in the dtype of `z`. It must be finite, and have the shape and device of `z`.
+
+    Args:
+        estimator: its class stands in the error.
+        mean: what the hook returned.
+        z: (B, *shape), the latents of the call.
+    """
     if not isinstance(mean, Tensor) or mean.shape != z.shape or mean.device != z.device:
         result = (
             f"{tuple(mean.shape)} on {mean.device}"
@@ -159,7 +175,13 @@ def checked_mean(estimator: "Hooks", mean: object, z: Tensor) -> Tensor:
 
 
 def time_of_process(estimator: "Hooks", query: Query, process: Process) -> Tensor:
-    """Return the times t of a query, (B,), if `process` has a noise level at all of them."""
+    """Return the times of a query, (B,), float64.
+
+    Args:
+        estimator: its class stands in the error.
+        query: its t are times of `process`.
+        process: must have a noise level at all of them.
+    """
     t = query.t.flatten()
     sigma = process.sigma(t)
     bad = ~((sigma > 0) & sigma.isfinite())

@@ -3,11 +3,14 @@
 import warnings
 from collections.abc import Callable
 from numbers import Integral
-from typing import Any
+from typing import TYPE_CHECKING
 
 from lit_knn.common.distributed import rank_and_size
 from lit_knn.common.errors import InputError
 from lit_knn.reference import ReferenceSet
+
+if TYPE_CHECKING:
+    from lit_knn.estimators.hooks import Hooks
 
 # k and n are the paper's (tab:hyperparams): "KNN search size 2048", "Estimator batch size 256". r is our own: on
 # CIFAR-10 at t >= 2, r = 256 has 3 to 8 times the error and takes 0.9 times as long.
@@ -31,15 +34,30 @@ class Default(int):
     """The number of an option that the user left at null."""
 
 
-def count(estimator: Any, option: str, value: int | None) -> int:
-    """Return the number that the user gave for an option, or the `Default` for None."""
+def count(estimator: "Hooks", option: str, value: int | None) -> int:
+    """Return the number that the user gave for an option, or the `Default` for None.
+
+    Args:
+        estimator: its class stands in the error.
+        option: name of the option.
+        value: what the user gave.
+    """
     if value is None:
         return Default(DEFAULTS[option])
     return check_count(type(estimator).__name__, option, value)
 
 
 def check_count(owner: str, option: str, value: int) -> int:
-    """Return `value`, or raise InputError if it is not an integer of at least 1."""
+    """Return `value` if it is an integer of at least 1.
+
+    Args:
+        owner: class of the option.
+        option: name of the option.
+        value: what the user gave.
+
+    Raises:
+        InputError: it is none.
+    """
     if isinstance(value, bool) or not isinstance(value, Integral):
         raise InputError(f"{owner}: {option} must be an integer, got {value!r}")
     if value < 1:
@@ -47,10 +65,16 @@ def check_count(owner: str, option: str, value: int) -> int:
     return int(value)
 
 
-def fitted_count(estimator: Any, option: str, N: int, d: int) -> int:
+def fitted_count(estimator: "Hooks", option: str, N: int, d: int) -> int:
     """Return the number of an option for N images of dimension d.
 
     A default is reduced to the limit of the option, `estimator.limits[option]`.
+
+    Args:
+        estimator: it has the option as an attribute.
+        option: name of the option.
+        N: number of images.
+        d: dimension of an image.
 
     Raises:
         InputError: a number that the user gave is above the limit.
@@ -70,7 +94,7 @@ def fitted_count(estimator: Any, option: str, N: int, d: int) -> int:
     return int(number)
 
 
-def fit_counts(estimator: Any, reference: ReferenceSet) -> None:
+def fit_counts(estimator: "Hooks", reference: ReferenceSet) -> None:
     """Set the counts of an estimator to those for a set, and warn about each default that is reduced."""
     numbers = {}
     for option in estimator.limits:

@@ -44,7 +44,14 @@ class DrawingEstimator(Estimator):
     def draw(
         self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: Generator | None
     ) -> Draws:
-        """Draw the images of each z. The arguments are those of `_posterior_mean`, but `t` is (B,)."""
+        """Draw the images of each z.
+
+        Args:
+            z: (B, *shape).
+            t: (B,).
+            x_source: (B, *shape), or None.
+            generator: source of randomness.
+        """
 
     @torch.no_grad()
     def certified_mean(
@@ -59,6 +66,12 @@ class DrawingEstimator(Estimator):
         The mean equals `posterior_mean` if the generator is in the same state. The error is the variance of Eq. 12
         (eq:SNIS_Var), with the weights of the draws in place of the posterior. It holds for large n: `Certificate`
         says from which effective sample size on.
+
+        Args:
+            z: (B, *shape), noisy latents.
+            t: (B,) or scalar, noise level.
+            x_source: as in `posterior_mean`.
+            generator: as in `posterior_mean`.
         """
         query = checked_query(self, z, t, x_source, generator)
         if len(z) == 0 and not self.others_wait():
@@ -86,7 +99,19 @@ def warped_weighted_mean(
     x_source: Tensor,
     generator: Generator | None,
 ) -> Tensor:
-    """Average warped images: the hook `_warped_mean` of the estimators whose draws are near z."""
+    """Average warped images: the hook `_warped_mean` of the estimators whose draws are near z.
+
+    Args:
+        estimator: draws the images.
+        z: (B, C, H, W).
+        t: (B, 1, 1, 1).
+        warp: B maps.
+        x_source: (B, C, H, W), the images before warping.
+        generator: source of randomness.
+
+    Returns:
+        (B, C, H, W), in the dtype of `x_source`.
+    """
     t = t.flatten()
     near_z, near_t = warp.query(z, t, x_source, estimator.reference.mean())
     draws = estimator.draw(near_z, near_t, x_source if estimator.uses_source else None, generator)
@@ -97,7 +122,14 @@ def warped_weighted_mean(
 
 
 def certificate_of(reference: ReferenceSet, draws: Draws, z: Tensor, t: Tensor) -> Certificate:
-    """Average independent draws like `weighted_mean`, and estimate the error of the mean."""
+    """Average independent draws like `weighted_mean`, and estimate the error of the mean.
+
+    Args:
+        reference: the set of the images.
+        draws: the images of each z.
+        z: (B, *shape).
+        t: (B,).
+    """
     results = ResultRows(len(z))
     for rows, images in drawn_images(reference, draws):
         weights = weights_of(draws, images, rows, z, t)
@@ -117,8 +149,13 @@ def certificate_of(reference: ReferenceSet, draws: Draws, z: Tensor, t: Tensor) 
 def sq_error(weights: Tensor, single: Tensor, images: Images, mean: Tensor) -> Tensor:
     """Estimate the squared error per dimension of the mean of independent draws: (B,), float64.
 
-    It is the variance of Eq. 12 (eq:SNIS_Var), with the weights of the draws in place of the posterior. `single` is the
-    weight of a single draw at each place. `weights` and `single` are (B, p), `mean` is (B, *shape).
+    It is the variance of Eq. 12 (eq:SNIS_Var), with the weights of the draws in place of the posterior.
+
+    Args:
+        weights: (B, p), of the places.
+        single: (B, p), of a single draw at each place.
+        images: of the places.
+        mean: (B, *shape).
     """
     sq_weights = weights * single
     # The mean comes from the same draws, so divide by `left`. For equal weights, this replaces n by the n − 1 of a

@@ -100,6 +100,11 @@ def drawn_images(
     """Yield rows (b,) and their images, in bounded memory, in any order.
 
     On CUDA the images stay in the set if they can. A sharded set first fetches all images at once, each image once.
+
+    Args:
+        reference: the set of the images.
+        draws: the images of each z.
+        warp: B maps for the images.
     """
     used = used_places(draws)
     ids = draws.ids

@@ -41,6 +41,7 @@ class Mixed(Parts):
         labels: Tensor | None = None,
         warp: Warp | None = None,
     ) -> Tensor:
+        """Mix the means of both parts."""
         query = Query(z, t, x_source, generator, labels, warp)
         first = self.parts[0].mean_of(query)
         second = self.parts[1].mean_of(query)

@@ -39,7 +39,13 @@ class MonteCarlo(DrawingEstimator):
         return merged(ids, torch.zeros_like(ids, dtype=torch.float64), of_posterior=True)
 
     def posterior_ids(self, z: Tensor, t: Tensor, generator: Generator | None) -> Tensor:
-        """Draw n ids for each z (B, *shape) at t (B,) from p_t(x|z), Eq. 2 (eq:posterior): (B, n)."""
+        """Draw n ids for each z from p_t(x|z), Eq. 2 (eq:posterior): (B, n).
+
+        Args:
+            z: (B, *shape).
+            t: (B,).
+            generator: source of randomness.
+        """
         ids = torch.empty(len(z), self.n, dtype=torch.long, device=z.device)
         for rows in batches_of(z, self.reference.N):
             sq_dist = all_sq_dist(self.reference, z[rows])

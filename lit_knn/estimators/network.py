@@ -1,7 +1,6 @@
 """A trained network as an estimator."""
 
 from os import PathLike
-from typing import Any
 
 from torch import Generator, Tensor, nn
 
@@ -68,19 +67,17 @@ class Network(Estimator):
             except InputError as error:
                 raise InputError(f"Network: path={error}") from error
 
-        raw: Any = self.denoiser
-        if isinstance(self.denoiser, OURS):
-            raw = self.denoiser.model
+        raw = self.denoiser.model if isinstance(self.denoiser, OURS) else self.denoiser
 
         self.num_classes = int(getattr(raw, "num_classes", 0))
         # Names of the classes 0, 1, …, with which `sampling_class` chooses one, or None.
         self.class_names: list[str] | None = getattr(raw, "class_names", None)
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> "Network":
+    def __deepcopy__(self, memo: dict[int, object]) -> "Network":
         # Each copy of a module, as for an average, would copy the weights, which nobody changes.
         return self
 
-    def settings(self) -> dict[str, Any]:
+    def settings(self) -> dict[str, object]:
         # The weights are a setting, and the path is not.
         return {"denoiser": self.denoiser}
 
@@ -92,6 +89,7 @@ class Network(Estimator):
         generator: Generator | None,
         labels: Tensor | None = None,
     ) -> Tensor:
+        """Denoise z."""
         self._check_labels(labels)
         if self.denoiser.training:
             raise InputError("Network: the module is in training mode: call its eval() first")

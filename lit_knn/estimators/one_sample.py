@@ -28,6 +28,7 @@ class OneSample(Estimator):
         generator: Generator | None,
         labels: Tensor | None = None,
     ) -> Tensor:
+        """Return `x_source`."""
         if x_source is None:
             raise InputError("OneSample needs x_source, the clean x that z was made from")
         return x_source
@@ -41,4 +42,5 @@ class OneSample(Estimator):
         generator: Generator | None,
         labels: Tensor | None = None,
     ) -> Tensor:
+        """Return `x_source` warped."""
         return warp.apply(x_source)

@@ -46,18 +46,20 @@ class PatchPosterior(Estimator):
         self.sizes_in_use: dict[float, int] = {}
 
     def bind(self, reference: ReferenceSet) -> Self:
+        """Check the sizes, or choose them by the spectrum of the images."""
         if len(reference.shape) != 3:
             raise InputError(
                 f"PatchPosterior: needs images (C, H, W), got data of shape {reference.shape}"
             )
-        given, largest = checked_sizes(self.size), max(reference.shape[1:])
-        for size in (given or {}).values():
+        sizes = checked_sizes(self.size)
+        largest = max(reference.shape[1:])
+        for size in (sizes or {}).values():
             if size > largest:
                 raise InputError(
                     f"PatchPosterior: size={size} is more than {largest}, which sees a whole image"
                 )
         super().bind(reference)
-        self.sizes_in_use = given or sizes_of(reference)
+        self.sizes_in_use = sizes or sizes_of(reference)
         return self
 
     def memory(self, N: int, d: int) -> dict[str, int]:
@@ -66,11 +68,12 @@ class PatchPosterior(Estimator):
     def _posterior_mean(
         self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: Generator | None
     ) -> Tensor:
+        """Estimate the rows of each patch size together: (B, C, H, W), float64."""
         t = t.flatten()
         sizes = self._sizes_at(t)
         mean = torch.empty_like(z, dtype=torch.float64)
         for size in sorted(set(sizes)):
-            rows = [row for row, own in enumerate(sizes) if own == size]
+            rows = [row for row, row_size in enumerate(sizes) if row_size == size]
             windows = math.prod(
                 length - min(size, length) + 1 for length in self.reference.shape[1:]
             )
@@ -86,7 +89,8 @@ class PatchPosterior(Estimator):
         if len(sizes) == 1:
             return [*sizes.values()] * len(t)
         return [
-            sizes[min(sizes, key=lambda own: abs(math.log(own / level)))] for level in t.tolist()
+            sizes[min(sizes, key=lambda other: abs(math.log(other / level)))]
+            for level in t.tolist()
         ]
 
     def _mean_at(self, z: Tensor, t: Tensor, size: int) -> Tensor:
@@ -165,16 +169,21 @@ def scaled_latents(z: Tensor, t: Tensor, dtype: torch.dtype) -> Tensor:
 
     The product with `with_half_squares` of x is (z·x − x²/2)/t² in each pixel. Its sum over a window is the window's
     log weight −‖z_w − x_w‖²/2t², except for ‖z_w‖², which is the same for all x.
+
+    Args:
+        z: (H, W, C, B).
+        t: (B,).
+        dtype: of the result.
     """
     return (torch.cat([z, torch.ones_like(z[:, :, :1])], 2).double() / t.square()).to(dtype)
 
 
 def with_half_squares(x: Tensor, dtype: torch.dtype) -> Tensor:
     """Return images (H, W, C, n) as (H, W, C + 1, n), with a channel −‖pixel‖²/2."""
-    own = x.new_empty(*x.shape[:2], x.shape[2] + 1, x.shape[3], dtype=dtype)
-    own[:, :, :-1] = x
-    torch.sum(own[:, :, :-1].square(), 2, out=own[:, :, -1]).mul_(-0.5)
-    return own
+    keys = x.new_empty(*x.shape[:2], x.shape[2] + 1, x.shape[3], dtype=dtype)
+    keys[:, :, :-1] = x
+    torch.sum(keys[:, :, :-1].square(), 2, out=keys[:, :, -1]).mul_(-0.5)
+    return keys
 
 
 def sliding_sums(x: Tensor, size: int) -> Tensor:

@@ -3,7 +3,6 @@
 import math
 from collections.abc import Mapping
 from itertools import accumulate
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,7 +20,7 @@ LEVELS_PER_DECADE, DECADES = 6, 3
 KEPT_GAIN = 0.9
 
 
-def checked_sizes(size: Any) -> dict[float, int] | None:
+def checked_sizes(size: int | Mapping[float, int] | None) -> dict[float, int] | None:
     """Return the option `size` as a table {noise level: size}, or None."""
     if size is None:
         return None
@@ -30,7 +29,7 @@ def checked_sizes(size: Any) -> dict[float, int] | None:
         raise InputError(
             f"PatchPosterior: size must be a number, a table of noise levels or null, got {size}"
         )
-    for level, own in table.items():
+    for level, edge in table.items():
         if (
             isinstance(level, bool)
             or not isinstance(level, (int, float))
@@ -39,8 +38,8 @@ def checked_sizes(size: Any) -> dict[float, int] | None:
             raise InputError(
                 f"PatchPosterior: the noise levels of size must be finite and above 0, got {level!r}"
             )
-        check_count("PatchPosterior", "size", own)
-    return {float(level): own for level, own in table.items()}
+        check_count("PatchPosterior", "size", edge)
+    return {float(level): edge for level, edge in table.items()}
 
 
 def sizes_of(reference: ReferenceSet) -> dict[float, int]:
@@ -60,8 +59,8 @@ def sizes_of(reference: ReferenceSet) -> dict[float, int]:
     levels = [deviation * 10 ** (step / LEVELS_PER_DECADE) for step in steps]
     # Less noise never needs a larger patch: far below the spectrum, wider filters gain almost nothing. A window wider
     # than the image gains little, and the whole image is cheaper.
-    wanted = [min(extent(spectrum, level), largest) for level in levels]
-    sizes = list(accumulate(reversed(wanted), min, initial=largest))[:0:-1]
+    extents = [min(extent(spectrum, level), largest) for level in levels]
+    sizes = list(accumulate(reversed(extents), min, initial=largest))[:0:-1]
     return dict(zip(levels, sizes, strict=True))
 
 

@@ -91,12 +91,13 @@ class PCALocality(Estimator):
     def _posterior_mean(
         self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: Generator | None
     ) -> Tensor:
+        """Estimate the rows of each noise level together: (B, *shape), float64."""
         mean = torch.empty(z.shape, dtype=torch.float64, device=z.device)
         levels, level_of = t.flatten().unique(return_inverse=True)
         for number, level in enumerate(levels.tolist()):
             rows = (level_of == number).nonzero()[:, 0]
-            own = local_means(self.reference, z[rows].flatten(1), level, self._tiles(level))
-            mean[rows] = own.view(-1, *z.shape[1:])
+            of_level = local_means(self.reference, z[rows].flatten(1), level, self._tiles(level))
+            mean[rows] = of_level.view(-1, *z.shape[1:])
         return mean
 
 
@@ -108,10 +109,11 @@ def tiles_of(masks: Tensor, shape: tuple[int, ...]) -> list[Tile]:
     for band in plane.split(SIDE, dim=1):
         for block in band.split(SIDE, dim=2):
             for pixels in block.flatten(1):
-                own = masks[pixels]
-                common, some = own.all(0), own.any(0)
-                others = (some & ~common).nonzero()[:, 0]
-                tiles.append(Tile(pixels, common.nonzero()[:, 0], others, own[:, others].float()))
+                of_tile = masks[pixels]
+                in_all = of_tile.all(0)
+                common = in_all.nonzero()[:, 0]
+                others = (of_tile.any(0) & ~in_all).nonzero()[:, 0]
+                tiles.append(Tile(pixels, common, others, of_tile[:, others].float()))
     return tiles
 
 
@@ -120,6 +122,12 @@ def local_means(reference: ReferenceSet, z: Tensor, t: float, tiles: list[Tile])
 
     The squares of z are the same for all n, so they cancel. Only products remain: Σ z_q·x_nq/t² − Σ x_nq²/2t². A
     running maximum, normaliser and weighted sum for each z and pixel bound the memory.
+
+    Args:
+        reference: the set of the images.
+        z: (B, d).
+        t: the noise level of all z.
+        tiles: the masks of all pixels.
     """
     terms = max(len(tile.common) + len(tile.others) for tile in tiles)
     dtype = product_dtype(reference, z, t, terms)
@@ -164,7 +172,9 @@ def _log_weights(tile: Tile, z: Tensor, x: Tensor, half_squares: Tensor, work: T
     ).sum(0)
     # One product for all z and all pixels of the tile.
     factors = (masks.unsqueeze(1) * z[:, tile.others]).flatten(0, 1)
-    own = work[: len(factors) * x.shape[1]].view(len(factors), -1)
-    torch.mm(factors, x.index_select(0, tile.others), out=own)
-    own = own.view(g, len(z), -1)
-    return own.add_(shared).sub_((masks @ half_squares.index_select(0, tile.others)).unsqueeze(1))
+    products = work[: len(factors) * x.shape[1]].view(len(factors), -1)
+    torch.mm(factors, x.index_select(0, tile.others), out=products)
+    products = products.view(g, len(z), -1)
+    return products.add_(shared).sub_(
+        (masks @ half_squares.index_select(0, tile.others)).unsqueeze(1)
+    )

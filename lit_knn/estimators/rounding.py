@@ -16,13 +16,19 @@ LEAST_LOG_WEIGHT = -80.0
 def product_dtype(reference: ReferenceSet, z: Tensor, t: Tensor | float, terms: int) -> torch.dtype:
     """Return float32 or float64, for products of latents z (B, *) and images that sum up `terms` pixels.
 
-    `t` is the lowest noise level. Σ|z_q·x_q| over the terms is at most max|x|·Σ|z_q|, and Σ|z_q| is at most the smaller
+    Σ|z_q·x_q| over the terms is at most max|x|·Σ|z_q|, and Σ|z_q| is at most the smaller
     of terms·max|z| and √terms·‖z‖ (Cauchy). An addition rounds by at most eps/2 of its partial sum, and errors of both
     signs cancel. On CIFAR-10 the largest error of a log weight was 0.2 to 0.9 times eps/2·`size` with pairwise sums of
     pixel rows (`sliding_sums`), and up to 2 times with one product.
+
+    Args:
+        reference: the set of the images.
+        z: (B, *), noisy latents.
+        t: the lowest noise level.
+        terms: number of pixels in a sum.
     """
-    own = z.flatten(1).double()
-    values = own.abs().max(), torch.linalg.vector_norm(own, dim=1).max(), own.new_ones(())
+    flat = z.flatten(1).double()
+    values = flat.abs().max(), torch.linalg.vector_norm(flat, dim=1).max(), flat.new_ones(())
     # No other values are read from a GPU.
     largest, norm, precision = (torch.stack(values) / t / t).tolist()
     latents = min(terms * largest, math.sqrt(terms) * norm)

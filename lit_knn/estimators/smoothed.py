@@ -67,6 +67,7 @@ class Smoothed(Estimator):
     def _posterior_mean(
         self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: Generator | None
     ) -> Tensor:
+        """Average the means at n points near each z: (B, *shape), float64."""
         if self.width == 0:
             return self.part.mean_of(Query(z, t, x_source, generator))
         total = torch.zeros(z.shape, dtype=torch.float64, device=z.device)

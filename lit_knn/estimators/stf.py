@@ -36,6 +36,7 @@ class UniformSNIS(DrawingEstimator):
     def draw(
         self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: Generator | None
     ) -> Draws:
+        """Draw n images of the set at random, or n − 1 if the source is one of them."""
         others = self.n if x_source is None else self.n - 1
         ids = torch.randint(
             self.reference.N, (len(z), others), device=z.device, generator=generator

@@ -86,6 +86,7 @@ class SubspaceKNN(DrawingEstimator):
     def _warped_mean(
         self, z: Tensor, t: Tensor, warp: Warp, x_source: Tensor, generator: Generator | None
     ) -> Tensor:
+        """Average images that are likely for the latents before warping, and warp the mean."""
         t = t.flatten()
         near_z, near_t = warp.query(z, t, x_source, self.reference.mean())
         # The proposal only approximates the posterior of warped images, so images with negligible shares may be likely.
@@ -100,6 +101,7 @@ class SubspaceKNN(DrawingEstimator):
         generator: Generator | None,
         negligible_share: float = NEGLIGIBLE_SHARE,
     ) -> SubspaceDraws:
+        """Choose the images of each z. Those with a `negligible_share` of the proposal together are left out."""
         return subspace_draws(
             self.reference, self._projection(), z, t, self.n, negligible_share, generator
         )
@@ -124,6 +126,7 @@ class SubspaceKNN(DrawingEstimator):
     def _certificate(
         self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: Generator | None
     ) -> Certificate:
+        """Correct the mean of each piece, because its error needs the corrected mean."""
         t = t.flatten()
         draws = self.draw(z, t, x_source, generator)
         projection = self._projection()

@@ -71,6 +71,7 @@ class Parts(Estimator):
             part.check_levels(lowest, highest)
 
     def bind(self, reference: ReferenceSet) -> Self:
+        """Bind a copy of each part that averages over images."""
         super().bind(reference)
         with prefixed(type(self).__name__):
             self.parts = tuple(
@@ -100,6 +101,7 @@ class Parts(Estimator):
         generator: Generator | None,
         labels: Tensor | None = None,
     ) -> Tensor:
+        """Hook for `warped_mean`."""
         return self._posterior_mean(z, t, x_source, generator, labels, warp)
 
 
@@ -146,6 +148,7 @@ class Switched(Parts):
         labels: Tensor | None = None,
         warp: Warp | None = None,
     ) -> Tensor:
+        """Let each part estimate the rows on its side of the switch."""
         query = Query(z, t, x_source, generator, labels, warp)
         is_high = t >= self.t
         # `below` draws first.

@@ -46,6 +46,7 @@ class Wiener(Estimator):
     def _posterior_mean(
         self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: Generator | None
     ) -> Tensor:
+        """Shrink each component of z − m by its variance, and all other directions by their common one."""
         p = components_of(self.reference, self.r)
         # Keep float64: in float32 a small t² would be 0, and the ratio 0/0 if the images do not vary.
         noise = t.reshape(-1, 1).square()

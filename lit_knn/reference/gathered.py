@@ -71,6 +71,7 @@ class Stored(NamedTuple):
         return centre.double() + self.deviation(weights, centre)
 
     def deviation(self, weights: Tensor, centre: Tensor) -> Tensor:
+        """Σ_i w_i (x_i − c), see `Gathered.deviation`. A source has the first column of the weights."""
         stored = self.reference
         of_stored = weights if self.source is None else weights[:, 1:]
         total = compiled(stored_deviation)(
@@ -161,7 +162,14 @@ def can_compile(device: torch.device) -> bool:
 
 
 def stored_sq_dist(images: Tensor, hflip: bool, ids: Tensor, z: Tensor) -> Tensor:
-    """‖z − x‖² from z (B, *shape) to the stored images of `ids` (B, n): (B, n), float64."""
+    """‖z − x‖² from each z to stored images: (B, n), float64.
+
+    Args:
+        images: (N, *shape), as they are stored.
+        hflip: see `images_of`.
+        ids: (B, n).
+        z: (B, *shape).
+    """
     difference = images_of(images, hflip, ids) - z.unsqueeze(1)
     return difference.flatten(2).square().sum(2, dtype=torch.float64)
 
@@ -169,7 +177,15 @@ def stored_sq_dist(images: Tensor, hflip: bool, ids: Tensor, z: Tensor) -> Tenso
 def stored_deviation(
     images: Tensor, hflip: bool, ids: Tensor, weights: Tensor, centre: Tensor
 ) -> Tensor:
-    """Σ_i w_i (x_i − c) of the stored images of `ids` (B, n), (B, *shape), for weights (B, n) and c (B, *shape)."""
+    """Σ_i w_i (x_i − c) of stored images, (B, *shape).
+
+    Args:
+        images: (N, *shape), as they are stored.
+        hflip: see `images_of`.
+        ids: (B, n).
+        weights: (B, n).
+        centre: (B, *shape), c.
+    """
     deviation = (images_of(images, hflip, ids) - centre.unsqueeze(1)).flatten(2)
     return (weights.unsqueeze(2) * deviation).sum(1).reshape(centre.shape)
 

@@ -26,12 +26,24 @@ def snis_trace(
 
 
 def monte_carlo_trace(log_posterior: Tensor, sq_deviation: Tensor, n: int) -> Tensor:
-    """Tr Cov(μ̂_MC) for n posterior draws (Eq. 9, eq:simple_mc). The arguments are those of `snis_trace`."""
+    """Tr Cov(μ̂_MC) for n posterior draws (Eq. 9, eq:simple_mc), (B,).
+
+    Args:
+        log_posterior: (B, N), as in `snis_trace`.
+        sq_deviation: (B, N), as in `snis_trace`.
+        n: number of draws.
+    """
     return snis_trace(log_posterior, log_posterior, sq_deviation, n)
 
 
 def uniform_trace(log_posterior: Tensor, sq_deviation: Tensor, n: int) -> Tensor:
-    """Tr Cov(μ̂_U) for SNIS with q = 1/N (eq:uniform_trace). The arguments are those of `snis_trace`."""
+    """Tr Cov(μ̂_U) for SNIS with q = 1/N (eq:uniform_trace), (B,).
+
+    Args:
+        log_posterior: (B, N), as in `snis_trace`.
+        sq_deviation: (B, N), as in `snis_trace`.
+        n: number of draws.
+    """
     return snis_trace(log_posterior, -math.log(log_posterior.shape[1]), sq_deviation, n)
 
 
@@ -55,7 +67,13 @@ def theorem_4_2_bound(
 ) -> Tensor:
     """Right-hand side of Theorem 4.2 (thm:knn_vs_stf), (B,), for k neighbours among N images.
 
-    (1 − Σ_{x ∉ K} p_t(z|x) / p_t(z)) · Tr Cov(μ̂_MC) + (N − k)/N · Tr Cov(μ̂_U). `neighbour_mass` (B,) is the factor in
-    brackets, the posterior probability of the neighbours. The traces (B,) are `monte_carlo_trace` and `uniform_trace`.
+    (1 − Σ_{x ∉ K} p_t(z|x) / p_t(z)) · Tr Cov(μ̂_MC) + (N − k)/N · Tr Cov(μ̂_U).
+
+    Args:
+        neighbour_mass: (B,), the factor in brackets, the posterior probability of the neighbours.
+        trace_mc: (B,), `monte_carlo_trace`.
+        trace_uniform: (B,), `uniform_trace`.
+        k: number of neighbours.
+        N: number of images.
     """
     return neighbour_mass * trace_mc + (N - k) / N * trace_uniform

@@ -7,7 +7,6 @@ posterior mean, μ(y, σ) = E[x | x + σε = y], and `under_process` evaluates i
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from numbers import Real
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -62,18 +61,18 @@ class Process(ABC):
 
     def t_of_sigma(self, sigma: Tensor) -> Tensor:
         """Find the time t with σ(t) = `sigma`, by bisection in float64. Raises InputError if there is no such time."""
-        wanted = sigma.double()
-        low, high = torch.zeros_like(wanted), torch.ones_like(wanted)
+        level = sigma.double()
+        low, high = torch.zeros_like(level), torch.ones_like(level)
         for _ in range(SEARCH_STEPS):
-            high = torch.where(self.sigma(high) < wanted, 2 * high, high)
+            high = torch.where(self.sigma(high) < level, 2 * high, high)
         for _ in range(SEARCH_STEPS):
             middle = (low + high) / 2
-            below = self.sigma(middle) < wanted
+            below = self.sigma(middle) < level
             low, high = torch.where(below, middle, low), torch.where(below, high, middle)
-        missed = ~torch.isclose(self.sigma(high), wanted, rtol=1e-6)
+        missed = ~torch.isclose(self.sigma(high), level, rtol=1e-6)
         if missed.any():
             raise InputError(
-                f"{type(self).__name__}: no t has the noise level σ(t)={wanted[missed][0].item():g}"
+                f"{type(self).__name__}: no t has the noise level σ(t)={level[missed][0].item():g}"
             )
         return high.to(sigma.dtype)
 
@@ -82,7 +81,13 @@ class Process(ABC):
         return self.scale(t) * self.sigma(t)
 
     def mean_of_velocity(self, z: Tensor, t: Tensor, velocity: Tensor) -> Tensor:
-        """Return the posterior mean μ that has the given velocity. This inverts `velocity` at the same z and t."""
+        """Return the posterior mean μ that has the given velocity, (B, *shape). This inverts `velocity`.
+
+        Args:
+            z: (B, *shape).
+            t: time, broadcasts over z.
+            velocity: (B, *shape).
+        """
         s = self.scale(t)
         drift = self.scale_derivative(t) / s * z
         return (z - self.sigma(t) / self.sigma_derivative(t) * (velocity - drift)) / s
@@ -90,8 +95,12 @@ class Process(ABC):
     def velocity(self, z: Tensor, t: Tensor, mu: Tensor) -> Tensor:
         """dz/dt of the probability flow ODE for t > 0: (ṡ/s)·z + (σ̇/σ)·(z − s·μ), (B, *shape).
 
-        This is Eq. 4 of Karras et al. 2022 (eq:general_pfode) with ∇_z log p(z/s; σ) = (μ − z/s) / (s·σ²). t broadcasts
-        over the latents z. μ, of the shape of z, is the posterior mean E[x | z/s(t), σ(t)].
+        This is Eq. 4 of Karras et al. 2022 (eq:general_pfode) with ∇_z log p(z/s; σ) = (μ − z/s) / (s·σ²).
+
+        Args:
+            z: (B, *shape).
+            t: time, broadcasts over z.
+            mu: (B, *shape), the posterior mean E[x | z/s(t), σ(t)].
         """
         s = self.scale(t)
         return self.scale_derivative(t) / s * z + self.sigma_derivative(t) / self.sigma(t) * (
@@ -225,7 +234,7 @@ def under_process(posterior_mean: Callable[..., Tensor], process: Process) -> Ca
         process: the noise process.
     """
 
-    def mean(z: Tensor, t: Tensor | float, *args: Any, **kwargs: Any) -> Tensor:
+    def mean(z: Tensor, t: Tensor | float, *args: object, **kwargs: object) -> Tensor:
         t = (t if isinstance(t, Tensor) else per_item(t, z)).to(z.device, torch.float64)
         y = z.double() / process.scale(per_item(t, z))
         return posterior_mean(y.to(z.dtype), process.sigma(t), *args, **kwargs)

@@ -60,7 +60,12 @@ def log_posterior(sq_dist: Tensor, t: Tensor | float) -> Tensor:
 def posterior_mean(z: Tensor, x: Tensor, t: Tensor | float) -> Tensor:
     """E[x|z,t], (B, *shape) float64, Eq. 8 (eq:posterior_mean), by enumeration of a set x (N, *shape) in memory.
 
-    z is (B, *shape), t > 0 is (B,) or a scalar. `lit_knn.estimators.Exact` streams over a set of any size.
+    `lit_knn.estimators.Exact` streams over a set of any size.
+
+    Args:
+        z: (B, *shape).
+        x: (N, *shape).
+        t: (B,) or scalar, t > 0.
     """
     weights = log_posterior(cross_sq_dist(z.flatten(1), x.flatten(1)), t).exp()
     return (weights @ x.flatten(1).double()).reshape(z.shape)
@@ -72,7 +77,12 @@ def score_from_mean(
     """The score ∇ log p_t(z) = (s·E[x|z/s,σ] − z) / (s·σ)², (B, *shape) (appendix, ap:general_diffusion).
 
     In the EDM process (s(t) = 1, σ(t) = t) it is (E[x|z,t] − z) / t², Eq. 5 (eq:clean_score).
-    `mu` is the exact or estimated posterior mean of the clean x. t > 0 is (B,) or a scalar.
+
+    Args:
+        mu: (B, *shape), the exact or estimated posterior mean of the clean x.
+        z: (B, *shape).
+        t: (B,) or scalar, t > 0.
+        process: the noise process.
     """
     t = per_item(t, z)
     return (process.scale(t) * mu - z) / process.noise_std(t).square()

@@ -78,7 +78,12 @@ def sample_proposal(
     """Draw n independent images from the proposal of each z (line 5 of Algorithm 1).
 
     Each draw inverts the cumulative distribution to pick a neighbour or "the tail". In the tail it then picks one
-    image uniformly. `generator` is on the device of the proposal.
+    image uniformly.
+
+    Args:
+        proposal: of B latents.
+        n: draws for each z.
+        generator: on the device of the proposal.
 
     Returns:
         `ids` (B, n) in [0, N), and `log_q` (B, n), float64, the log-probability of each draw.

@@ -59,21 +59,19 @@ def stratified_draws(
     p_top = log_top.exp()
     used = num_used(log_top, rest.shape[1], log_negligible)
     # If n = N, every image is kept. Rounding must not make some images random.
-    sure = (
-        num_sure(p_top / rest.sum(1, keepdim=True))
-        if n < rest.shape[1]
-        else torch.full_like(used, n)
-    )
-    kept = torch.where(used < n, used, sure)
+    sure = torch.full_like(used, n)
+    if n < rest.shape[1]:
+        sure = num_sure(p_top / rest.sum(1, keepdim=True))
+    num_kept = torch.where(used < n, used, sure)
 
     place = torch.arange(n, device=rest.device)
-    is_kept, is_used = place < kept.unsqueeze(1), place < used.unsqueeze(1)
+    is_kept, is_used = place < num_kept.unsqueeze(1), place < used.unsqueeze(1)
     rest.scatter_(1, top, p_top.masked_fill_(is_kept, 0.0).float())
     cdf = Cumulated(rest, n)
-    num_drawn = (used - kept).clamp_(min=1).unsqueeze(1)
+    num_drawn = (used - num_kept).clamp_(min=1).unsqueeze(1)
     u = torch.rand(len(rest), 1, dtype=torch.float64, device=rest.device, generator=generator)
     # Unused and kept places have heights outside the distribution.
-    drawn = cdf.columns((u + place).sub_(kept.unsqueeze(1)).div_(num_drawn).mul_(cdf.total))
+    drawn = cdf.columns((u + place).sub_(num_kept.unsqueeze(1)).div_(num_drawn).mul_(cdf.total))
     drawn_q = rest.gather(1, drawn).double()
     # Reject columns of probability 0. Rounding can select them, and an underflowed rest has only such columns. A kept
     # place also counts as used.
@@ -85,7 +83,13 @@ def stratified_draws(
 
 
 def num_used(log_top: Tensor, N: int, log_negligible: Tensor) -> Tensor:
-    """Count the largest probabilities that together hold all but a negligible part: (B,); n if all n hold less."""
+    """Count the largest probabilities that together hold all but a negligible part: (B,); n if all n hold less.
+
+    Args:
+        log_top: (B, n), descending, log-probabilities up to a constant per row.
+        N: number of all images.
+        log_negligible: (B,), log of the part that may be left out.
+    """
     # Bound the mass after each place: the later places, plus N times the last place for all images outside the n.
     bound = log_top[:, -1:] + math.log(N)
     # Sum in reverse order: the last place comes first.
