@@ -1,8 +1,9 @@
 """Score estimators. Each estimates the posterior mean E[x|z,t] over a reference set."""
 
-from lit_knn.estimators.base import Estimator, Query
+from lit_knn.estimators.base import Estimator
 from lit_knn.estimators.by_class import ByClass, class_conditional
-from lit_knn.estimators.drawing import Certificate, DrawingEstimator
+from lit_knn.estimators.certificate import Certificate, DrawingEstimator
+from lit_knn.estimators.checks import Query
 from lit_knn.estimators.exact import Exact
 from lit_knn.estimators.knn import KNN
 from lit_knn.estimators.mixed import Mixed

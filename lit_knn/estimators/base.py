@@ -13,8 +13,6 @@ from lit_knn.theory.noise import EDM_PROCESS, Process, under_process
 from lit_knn.theory.posterior import score_from_mean
 from lit_knn.theory.warp import Warp
 
-__all__ = ["Estimator", "Query"]
-
 
 class Estimator(Hooks):
     """Estimates the posterior mean E[x|z,t] (Eq. 8, eq:posterior_mean), and with it the score (Eq. 5).

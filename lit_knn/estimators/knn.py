@@ -6,8 +6,8 @@ from typing import ClassVar, Self
 import torch
 from torch import Generator, Tensor
 
+from lit_knn.estimators.certificate import DrawingEstimator, warped_weighted_mean
 from lit_knn.estimators.counts import Limit, count, of_images
-from lit_knn.estimators.drawing import DrawingEstimator, warped_weighted_mean
 from lit_knn.estimators.draws import Draws, merged, weighted_mean
 from lit_knn.reference import ReferenceSet
 from lit_knn.theory.posterior import direct_sq_dist

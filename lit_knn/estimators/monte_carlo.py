@@ -3,8 +3,8 @@
 import torch
 from torch import Generator, Tensor
 
+from lit_knn.estimators.certificate import DrawingEstimator
 from lit_knn.estimators.counts import count
-from lit_knn.estimators.drawing import DrawingEstimator
 from lit_knn.estimators.draws import Draws, merged, weighted_mean
 from lit_knn.reference.streaming import all_sq_dist, batches_of
 from lit_knn.theory.posterior import unnormalised_log_likelihood

@@ -12,6 +12,7 @@ from lit_knn.common.memory import work_bytes
 from lit_knn.estimators.base import Estimator
 from lit_knn.estimators.patch_sizes import checked_sizes, sizes_of
 from lit_knn.estimators.rounding import LEAST_LOG_WEIGHT, product_dtype
+from lit_knn.estimators.windows import over_pixels, sliding_sums
 from lit_knn.reference import ReferenceSet
 
 # Maximum latents of one pass over the images. With more latents, only few images fit the cache at a time.
@@ -147,13 +148,6 @@ def _log_weights(queries: Tensor, keys: Tensor, left: int, h: int, w: int) -> Te
     )
 
 
-def over_pixels(weights: Tensor, size: int) -> Tensor:
-    """Sum weights of windows (R, *) over the windows that hold each pixel of an axis: (R + size − 1, *)."""
-    padded = weights.new_zeros(len(weights) + 2 * (size - 1), *weights.shape[1:])
-    padded[size - 1 : size - 1 + len(weights)] = weights
-    return sliding_sums(padded, size)
-
-
 def images_last(x: Tensor) -> Tensor:
     """Copy images (n, C, H, W) to (H, W, C, n). Then a patch is a few long runs of memory."""
     return x.permute(2, 3, 1, 0).contiguous()
@@ -184,23 +178,3 @@ def with_half_squares(x: Tensor, dtype: torch.dtype) -> Tensor:
     keys[:, :, :-1] = x
     torch.sum(keys[:, :, :-1].square(), 2, out=keys[:, :, -1]).mul_(-0.5)
     return keys
-
-
-def sliding_sums(x: Tensor, size: int) -> Tensor:
-    """Sum over windows along the first axis: (n, *) to (n − size + 1, *), row i is the sum of x[i : i + size].
-
-    Sums of 1, 2, 4 ... rows are added: about 2·log₂(size) additions for each row. Nothing is subtracted, so no digits
-    cancel, and the rounding grows only with log₂(size).
-    """
-    count = len(x) - size + 1
-    total, start, span = None, 0, 1
-    while True:
-        if size & span:
-            part = x[start : start + count]
-            total = part if total is None else total + part
-            start += span
-        if 2 * span > size:
-            assert total is not None
-            return total
-        x = x[:-span] + x[span:]
-        span *= 2

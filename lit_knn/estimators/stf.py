@@ -3,8 +3,8 @@
 import torch
 from torch import Generator, Tensor
 
+from lit_knn.estimators.certificate import DrawingEstimator, warped_weighted_mean
 from lit_knn.estimators.counts import count
-from lit_knn.estimators.drawing import DrawingEstimator, warped_weighted_mean
 from lit_knn.estimators.draws import Draws, weighted_mean
 
 

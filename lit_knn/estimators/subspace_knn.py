@@ -7,8 +7,8 @@ import torch
 from torch import Generator, Tensor
 
 from lit_knn.common.errors import InputError
+from lit_knn.estimators.certificate import Certificate, DrawingEstimator
 from lit_knn.estimators.counts import Limit, count, fitted_count, of_components, of_images
-from lit_knn.estimators.drawing import Certificate, DrawingEstimator
 from lit_knn.estimators.draws import ResultRows, drawn_images, weights_of
 from lit_knn.estimators.subspace_draws import SubspaceDraws, excess_of, subspace_draws
 from lit_knn.index.pca import Projection

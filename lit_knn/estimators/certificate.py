@@ -1,4 +1,4 @@
-"""Estimators that average drawn images: the weights of Eq. 11, the mean, and an estimate of its error."""
+"""Estimators that average drawn images, and so can estimate the error of their mean."""
 
 from abc import abstractmethod
 from typing import NamedTuple
