@@ -22,6 +22,7 @@ from lit_knn.estimators.base import Estimator
 from lit_knn.estimators.counts import DEFAULTS
 from lit_knn.figures.training_curves import Points, TrainingCurve
 from lit_knn.runs.folder import RunFolder
+from lit_knn.runs.names import Options
 from lit_knn.runs.record import Record, read_record
 
 # All other columns of the tables are metrics, but for deviations, `…_std`.
@@ -68,7 +69,7 @@ def ms_per_image(record: Record) -> tuple[float, float]:
     return 1000 * time.estimator_seconds / time.images, 1000 * rest / time.images
 
 
-def estimator_of(settings: dict[str, Any], images: int) -> tuple[str, int | None, int | None]:
+def estimator_of(settings: Options, images: int) -> tuple[str, int | None, int | None]:
     """Return class name, k and n of the estimator of a run's configuration; "-" for a model without an estimator."""
     estimator = settings["model"].get("init_args", {}).get("estimator") or {}
     options = estimator.get("init_args") or {}

@@ -6,7 +6,6 @@ import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import yaml
 from lightning_utilities.core.rank_zero import rank_zero_warn
@@ -30,7 +29,7 @@ class RunFolder:
     path: Path  # runs/NAME/VERSION
     made: tuple[Path, ...] = ()  # the folders that were made for this run, the inmost first
 
-    def config(self, name: str = CONFIG_NAME) -> dict[str, Any]:
+    def config(self, name: str = CONFIG_NAME) -> Options:
         """Read a configuration; raise InputError if it is missing or not that of a training run."""
         path = self.path / name
         if not path.is_file():
