@@ -47,14 +47,10 @@ class MeanPicture(Measurement):
         self.outputs = [f"figure2_{i}.png" for i in range(num_images)]
 
     def check(self) -> None:
-        """Check that the data are pictures, and enough of them."""
-        shape, number = self.reference.shape, self.reference.N
+        """Check that the data are pictures."""
+        shape = self.reference.shape
         if not are_pictures(shape):
             raise InputError(f"the data must be images of 1 or 3 channels, not {shape}")
-        if self.num_images > number:
-            raise InputError(
-                f"num_images={self.num_images} is more than the {number} images of the data"
-            )
 
     def evaluate(self) -> None:
         """Compute the rows of all pictures, and draw them on the first rank."""

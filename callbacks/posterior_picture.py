@@ -3,7 +3,7 @@
 from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_only
 
 from lit_knn.callbacks.measurement import Measurement
-from lit_knn.common.errors import InputError, prefixed
+from lit_knn.common.errors import prefixed
 from lit_knn.estimators import KNN
 from lit_knn.figures import figure1
 from lit_knn.metrics.latents import noise_grid
@@ -32,9 +32,7 @@ class PosteriorPicture(Measurement):
         self.levels = noise_grid(noise_levels, 0, 0)
 
     def check(self) -> None:
-        """Check the dimension of the data, and bind the proposal to them."""
-        if self.reference.d != 1:
-            raise InputError(f"the data must have one dimension, it has {self.reference.d}")
+        """Bind the proposal to the data, which must have one dimension."""
         self.knn.bind(self.reference)
 
     @rank_zero_only
