@@ -17,7 +17,7 @@ from lit_knn.runs.names import expanded
 
 def images_seen(pl_module: pl.LightningModule) -> int:
     """Return how many images a training module of this project has seen, over all ranks."""
-    return int(cast(EstimatorTraining, pl_module).images_seen)
+    return cast(EstimatorTraining, pl_module).images_seen
 
 
 class StepCheckpoint(Checkpoint):

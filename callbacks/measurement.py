@@ -87,7 +87,7 @@ class Measurement(pl.Callback):
     def join(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Take trainer, model and data of a run. Every rank must call it."""
         self.trainer, self.module = trainer, cast(Any, pl_module)
-        self.data: Any = getattr(trainer, "datamodule", None)
+        self.data: object = getattr(trainer, "datamodule", None)
         self.device = trainer.strategy.root_device
         # Every rank must read `log_dir`, because reading it is a collective operation.
         self.run_folder = Path(trainer.log_dir or trainer.default_root_dir)

@@ -122,7 +122,8 @@ class PowerAverages(pl.Callback):
     def _write(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Write a snapshot of the averages as they are, if they are finite."""
         assert self._tracked is not None
-        snapshot = make_snapshot(trainer, pl_module, self._tracked, DTYPES[self.dtype])
+        module = cast(EstimatorTraining, pl_module)
+        snapshot = make_snapshot(trainer, module, self._tracked, DTYPES[self.dtype])
         if snapshot is None:
             problem = f"an average is not finite in {self.dtype}; no snapshot is written"
             rank_zero_warn(f"PowerAverages: at step {trainer.global_step} {problem}")

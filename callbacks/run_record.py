@@ -1,11 +1,11 @@
 """Write the record of a training run beside its checkpoints."""
 
 from pathlib import Path
-from typing import Any
 
 import pytorch_lightning as pl
 from lightning_utilities.core.rank_zero import rank_zero_only, rank_zero_warn
 
+from lit_knn.callbacks.checkpoints import images_seen
 from lit_knn.common.errors import InputError, first_line
 from lit_knn.runs.clock import training_clock
 from lit_knn.runs.folder import RunFolder
@@ -64,7 +64,9 @@ class RunRecord(pl.Callback):
     def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self._write(trainer, pl_module, "finished")
 
-    def _write(self, trainer: pl.Trainer, pl_module: Any, status: str | None = None) -> None:
+    def _write(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, status: str | None = None
+    ) -> None:
         """Write the record as it is now; without a `status` it keeps the last one."""
         record = self._record
         if record is None or self._folder is None or trainer.state.fn != "fit":
@@ -73,7 +75,7 @@ class RunRecord(pl.Callback):
         record.status = status or record.status
         record.step = trainer.global_step
         record.time = training_clock(trainer).total()
-        record.images_seen = int(pl_module.images_seen)
+        record.images_seen = images_seen(pl_module)
         record.write(self._folder)
 
 
