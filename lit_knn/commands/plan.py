@@ -14,37 +14,57 @@ from lit_knn.modules.base import EstimatorTraining
 WORK_ARRAYS = 4
 
 
-def make_plan(
-    trainer: pl.Trainer,
+def plan(
+    self: pl.Trainer,
     model: pl.LightningModule,
     datamodule: ReferenceDataModule,
     images: int | None = None,
     image_shape: list[int] | None = None,
     gpu_gb: float | None = None,
     one_step: bool = True,
+    ckpt_path: str | None = None,
 ) -> list[Memory]:
-    """Plan a fit, and print what one step took. The arguments are those of `Trainer.plan`."""
-    stored = _stored(datamodule, images, image_shape)
-    device = trainer.strategy.root_device if gpu_gb is None else torch.device("cuda", 0)
-    memories = plan_data(trainer, model, datamodule, stored, device)
-    here, machine = memories[0], memories[-1]
-    machine.sizes["this process, with the network"] = process_bytes()
-    here.sizes["work arrays of estimators, about"] = WORK_ARRAYS * work_bytes(device)
+    """Show how much memory each rank of a fit needs, and whether that is available; if not, the exit status is 1.
+
+    If the device is here, the network also trains for a step on blank images, which measures memory and time.
+
+    Args:
+        self: Lightning's trainer.
+        model: the module.
+        datamodule: the data; nothing is read but their size.
+        images: plan for this number of images instead of the data's.
+        image_shape: plan for this image shape, such as [3, 64, 64], instead of the data's.
+        gpu_gb: plan for GPUs with this many GB each, instead of the devices of this machine.
+        one_step: try one step; without it the memory of activations is not known.
+        ckpt_path: checkpoint that the fit resumes from, or `last`; it is checked.
+    """
+    layout = _layout(datamodule, images, image_shape)
+    device = self.strategy.root_device if gpu_gb is None else torch.device("cuda", 0)
+    memories = plan_data(self, model, datamodule, layout, device)
     if gpu_gb is not None:
         # Nothing is known of the machine that has this GPU.
-        memories = [here._replace(available=gpu_gb * GB), machine._replace(available=None)]
+        memories = [
+            memories[0]._replace(available=gpu_gb * GB),
+            memories[1]._replace(available=None),
+        ]
+    memories[-1].sizes["this process, with the network"] = process_bytes()
+    held = memories[0].sizes
+    held["work arrays of estimators, about"] = WORK_ARRAYS * work_bytes(device)
 
-    if not isinstance(model, EstimatorTraining):
-        return memories
-    if gpu_gb is None and one_step:
-        step = try_step(trainer, model, (datamodule.batch_size, *stored.shape[1:]))
-        here.sizes[f"a step of {datamodule.batch_size} images"] = step.peak
-        print(f"one step on this machine: peak {step.peak / GB:.3f} GB, {step.seconds:.3g} s")
-    else:
-        weights = sum(parameter.nbytes for parameter in model.parameters())
-        here.sizes["network, gradients, optimiser, average"] = 5 * weights
-        here.sizes["activations"] = None
-        print("no step is tried: the device is not here, or --one_step is false")
+    if isinstance(model, EstimatorTraining):
+        if one_step and gpu_gb is None:
+            step = try_step(self, model, (datamodule.batch_size, *layout.shape[1:]))
+            held[f"a step of {datamodule.batch_size} images"] = step.peak
+            print(f"one step on this machine: peak {step.peak / GB:.3f} GB, {step.seconds:.3g} s")
+        else:
+            print("no step is tried: the device is not here, or --one_step is false")
+            weights = sum(parameter.nbytes for parameter in model.parameters())
+            held["network, gradients, optimiser, average"] = 5 * weights
+            held["activations"] = None
+
+    print(*memories, sep="\n")
+    if not all(memory.fits for memory in memories):
+        raise SystemExit(1)
     return memories
 
 
@@ -77,7 +97,7 @@ def check_fits(
         raise InputError(f"{owners}: the set does not fit: {problem}, {limit}; {advice}")
 
 
-def _stored(
+def _layout(
     datamodule: ReferenceDataModule, images: int | None, image_shape: list[int] | None
 ) -> DataLayout:
     """Return size and layout of the images, from the data unless both are given."""

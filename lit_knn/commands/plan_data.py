@@ -1,7 +1,7 @@
 """Predicts the memory of images, index and estimators, without the data and without a GPU."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import pytorch_lightning as pl
@@ -10,7 +10,7 @@ import torch
 from lit_knn.common.memory import machine_bytes
 from lit_knn.data import DataLayout, ReferenceDataModule
 from lit_knn.estimators import Estimator
-from lit_knn.index import FaissIndex, TorchIndex, default_index
+from lit_knn.index import FaissIndex, Index, TorchIndex, default_index
 
 GB = 1e9
 # A CUDA context with the kernels of PyTorch and its libraries, and what FAISS reserves on a large GPU.
@@ -53,7 +53,7 @@ def plan_data(
     trainer: pl.Trainer,
     model: pl.LightningModule,
     data: ReferenceDataModule,
-    stored: DataLayout,
+    layout: DataLayout,
     device: torch.device,
 ) -> list[Memory]:
     """Plan images, index and estimators: on each GPU, if the device is one, and in the memory of the machine.
@@ -62,49 +62,46 @@ def plan_data(
         trainer: has the number of ranks; its callbacks may have estimators.
         model: may have estimators.
         data: names the index, and divides the images.
-        stored: size and layout of all images.
+        layout: size and layout of all images.
         device: the device of a rank.
 
     Raises:
         InputError: the index cannot search so many images.
     """
-    total, *shape = stored.shape
+    total, *shape = layout.shape
     d = math.prod(shape)
     ranks = trainer.world_size // trainer.num_nodes
     shards = trainer.world_size if data.sharded else 1
     # The largest shard has more images than others if the ranks do not divide N.
     N = math.ceil((data.train_images or total - data.held_out) / shards)
     images = f"images, {N:,} x {'x'.join(map(str, shape))}"
-    size = (N + data.held_out) * d * stored.value_bytes
+    size = (N + data.held_out) * d * layout.value_bytes
     # The pages of a mapped file are given up when memory is short.
     machine: Sizes = {images: 0 if data.mapped else size}
     held: Sizes = {images: size}
 
     estimators = list(estimators_of(trainer, model))
     conditioning = getattr(model, "conditioning", None)
-    if conditioning and estimators and not stored.by_class:
+    if conditioning and estimators and not layout.by_class:
         held["images copied by class"] = size
-    # With label dropout there is a set of all images beside those of the classes.
-    sets = 2 if conditioning and conditioning.label_dropout else 1
+    if conditioning and conditioning.label_dropout:
+        # There is a set of all images beside those of the classes.
+        N *= 2
     for estimator in estimators:
-        held |= sizes_of(
-            estimator, type(estimator).__name__, shards * N * sets * (1 + data.hflip), d
-        )
+        name = type(estimator).__name__
+        held |= sizes_of(estimator, name, shards * N * (1 + data.hflip), d)
 
-    # An estimator of which nothing is known may search.
-    searching = [e for e in estimators if getattr(e, "searches", not hasattr(e, "memory"))]
-    if searching:
-        index = data.index or default_index(device, stored.value_bytes == 1)
-        index.check(N, d, device, min(N, max(getattr(e, "k", 1) for e in searching)))
-        index_sizes = sizes_of(index, "index", N * sets, d)
+    index = data.index or default_index(device, layout.value_bytes == 1)
+    index_sizes = searched_sizes(index, estimators, N, d, device)
+    if index_sizes:
         held["index"] = index_sizes["index"]
         if device.type == "cpu" or not isinstance(index, TorchIndex):
             machine |= index_sizes
-        if isinstance(index, FaissIndex) and index.shared and shards == 1:
-            # The processes of a machine map one file.
-            machine["index"] = index.memory(N * sets, d)["index"] // ranks
-        if isinstance(index, FaissIndex) and device.type == "cuda":
-            held["work arrays of FAISS"] = FAISS_BYTES
+        if isinstance(index, FaissIndex):
+            held["work arrays of FAISS"] = 0 if device.type == "cpu" else FAISS_BYTES
+            if index.shared and shards == 1:
+                # The processes of a machine map one file.
+                machine["index"] = index.memory(N, d)["index"] // ranks
 
     if device.type == "cpu":
         return [Memory("the machine", machine_bytes(), ranks, held | machine)]
@@ -118,8 +115,33 @@ def plan_data(
     ]
 
 
+def searched_sizes(
+    index: Index, estimators: Sequence[Estimator], N: int, d: int, device: torch.device
+) -> Sizes:
+    """Return the bytes of an index and of its build by name, or nothing if no estimator searches.
+
+    Args:
+        index: the index, which is not built.
+        estimators: those of the run. One of which nothing is known may search.
+        N: number of images.
+        d: dimension of an image.
+        device: the device that searches.
+
+    Raises:
+        InputError: the index cannot search so many images or neighbours.
+    """
+    neighbours = []
+    for estimator in estimators:
+        if getattr(estimator, "searches", not hasattr(estimator, "memory")):
+            neighbours.append(getattr(estimator, "k", 1))
+    if not neighbours:
+        return {}
+    index.check(N, d, device, min(max(neighbours), N))
+    return sizes_of(index, "index", N, d)
+
+
 def sizes_of(part: object, name: str, N: int, d: int) -> Sizes:
-    """Return the bytes by name that the optional method `memory` of an estimator or index predicts.
+    """Return the bytes by name that an estimator or index tells by its optional method `memory`.
 
     Args:
         part: the estimator or index.

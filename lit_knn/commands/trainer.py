@@ -12,7 +12,7 @@ from pytorch_lightning.callbacks import ModelCheckpoint, ProgressBar
 
 from lit_knn.callbacks import Fidelity, LastCheckpoint
 from lit_knn.commands.best import BestCheckpoint
-from lit_knn.commands.plan import make_plan
+from lit_knn.commands.plan import plan
 from lit_knn.commands.probe import probe
 from lit_knn.common.checkpoint_file import CHECKPOINTS
 from lit_knn.common.errors import InputError
@@ -49,6 +49,7 @@ class Trainer(pl.Trainer):
     _run_folder: Path | None = None
     # The arguments of the command that made this trainer, as they were typed.
     command_line: Sequence[str] = ()
+    plan = plan
     probe = probe
 
     def __init__(
@@ -95,35 +96,6 @@ class Trainer(pl.Trainer):
         if self._run_folder is None:
             return super().log_dir
         return self.strategy.broadcast(str(self._run_folder))
-
-    def plan(
-        self,
-        model: pl.LightningModule,
-        datamodule: ReferenceDataModule | None = None,
-        images: int | None = None,
-        image_shape: list[int] | None = None,
-        gpu_gb: float | None = None,
-        one_step: bool = True,
-        ckpt_path: str | None = None,
-    ) -> None:
-        """Show how much memory each rank of a fit needs, and whether that is available; if not, the exit status is 1.
-
-        If the device is here, the network also trains for a step on blank images, which measures memory and time.
-
-        Args:
-            model: the module.
-            datamodule: the data; nothing is read but their size.
-            images: plan for this number of images instead of the data's.
-            image_shape: plan for this image shape, such as [3, 64, 64], instead of the data's.
-            gpu_gb: plan for GPUs with this many GB each, instead of the devices of this machine.
-            one_step: try one step; without it the memory of activations is not known.
-            ckpt_path: checkpoint that the fit resumes from, or `last`; it is checked.
-        """
-        assert datamodule is not None
-        memories = make_plan(self, model, datamodule, images, image_shape, gpu_gb, one_step)
-        print(*memories, sep="\n")
-        if not all(memory.fits for memory in memories):
-            raise SystemExit(1)
 
     def best(
         self,

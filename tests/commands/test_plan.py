@@ -9,7 +9,6 @@ import torch
 from PIL import Image
 
 from lit_knn.commands.cli.make_cli import make_cli
-from lit_knn.commands.plan import make_plan
 from lit_knn.commands.plan_data import Memory, plan_data
 from lit_knn.commands.plan_step import try_step
 from lit_knn.commands.trainer import Trainer
@@ -33,7 +32,7 @@ CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 def plan_of(config, *args):
     """What each rank holds on the machine, by the first word, of a run on the CPU."""
     cli = make_cli(["-c", str(CONFIGS / config), "--trainer.accelerator", "cpu", *args], run=False)
-    (memory,) = make_plan(cli.trainer, cli.model, cli.datamodule, one_step=False)
+    (memory,) = cli.trainer.plan(cli.model, cli.datamodule, one_step=False)
     return memory
 
 
@@ -187,8 +186,8 @@ def test_data_modules_know_their_size_before_they_load_or_need_it_given(tmp_path
     np.savez(tmp_path / "a.npz", images=np.zeros((4, 1, 8, 8), np.uint8))
     trainer, data = Trainer(accelerator="cpu", logger=False), Arrays(str(tmp_path / "a.npz"))
     model = make_cli(["-c", DEMO], run=False).model
-    assert "--image_shape" in refusal(make_plan, trainer, model, data, 10)
-    (memory,) = make_plan(trainer, model, data, 1000, [1, 8, 8], one_step=False)
+    assert "--image_shape" in refusal(trainer.plan, model, data, 10)
+    (memory,) = trainer.plan(model, data, 1000, [1, 8, 8], one_step=False)
     assert sizes(memory)["images"] == 64_000
 
 
