@@ -1,12 +1,11 @@
 """Measure the fidelity of samples at each validation, such as FID and the Inception Score."""
 
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 from lightning_utilities.core.rank_zero import rank_zero_only
 from torch import Tensor
 
-from lit_knn.callbacks.measurement import Measurement
+from lit_knn.callbacks.measurement import Measurement, SampledModel
 from lit_knn.common.errors import check_at_least, prefixed
 from lit_knn.common.tables import FIDELITY_CSV, undamaged_rows, write_rows
 from lit_knn.metrics import FeatureExtractor, FidelityMeasure, Pixels
@@ -73,15 +72,15 @@ class Fidelity(Measurement):
         self.log_values(self.last_values, shown=(self.measure.metric, "inception_score"))
         self._write()
 
-    def samples(self, pl_module: Any, draw: int = 1) -> Iterator[tuple[Tensor, Tensor]]:
+    def samples(self, model: SampledModel, draw: int = 1) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield this rank's share of the samples: seeds (B,) and decoded images.
 
         Args:
-            pl_module: the model that draws.
+            model: the model that draws.
             draw: number of the draw, from 1; each has its own seeds.
         """
         first = (draw - 1) * self.num_samples
-        batches = draw_samples(pl_module.sample, self.num_samples, self.measure.batch_size, first)
+        batches = draw_samples(model.sample, self.num_samples, self.measure.batch_size, first)
         for seeds, drawn in batches:
             yield seeds, decoded(self.trainer, drawn)
 
@@ -94,11 +93,12 @@ class Fidelity(Measurement):
 
     @rank_zero_only
     def _write(self) -> None:
-        """Add a row, or add columns to the row that another callback wrote at this validation.
+        """Write the values into the table.
 
-        Only the first rank writes.
+        They get a row, or columns of the row that another callback wrote at this validation. Only
+        the first rank writes.
         """
-        point = {
+        validation = {
             "step": str(self.module.step),
             "images_seen": str(self.module.images_seen),
             "num_samples": str(self.num_samples),
@@ -106,7 +106,7 @@ class Fidelity(Measurement):
         }
         if self.trainer.state.fn == "fit":
             # The weights differ from those of the checkpoint that the run resumed from.
-            point["checkpoint"] = ""
+            validation["checkpoint"] = ""
 
         values = {}
         for name, value in self.last_values.items():
@@ -114,32 +114,35 @@ class Fidelity(Measurement):
 
         path = self.run_folder / FIDELITY_CSV
         rows = undamaged_rows(path)
-        if not rows or not self._belongs_to(rows[-1], point, values):
-            rows.append(point)
+        if not rows or not self._has_room(rows[-1], validation, values):
+            rows.append(validation)
         rows[-1].update(values)
         write_rows(path, rows)
 
-    def _belongs_to(
-        self, row: dict[str, str], point: dict[str, str], values: dict[str, str]
+    def _has_room(
+        self,
+        row: dict[str, str],
+        validation: dict[str, str],
+        values: dict[str, str],
     ) -> bool:
-        """Tell whether a row has room for these values.
+        """Return whether a row is from this validation, and lacks these values.
 
         Args:
             row: the last one of the table.
-            point: step, images and checkpoint of this validation.
+            validation: step, images and checkpoint of this validation.
             values: what was measured, by name.
         """
-        # The row must be from this validation, not from an earlier measurement.
-        for name, value in point.items():
+        # A row of an earlier measurement differs in one of these.
+        for name, value in validation.items():
             if row.get(name) != value:
                 return False
 
-        # It may have this measurement already.
         if row.get(self.measure.metric):
             return False
 
         # Another callback may have measured the same names, as `precision`, on other features.
-        return all(row.get(name) in (None, "", value) for name, value in values.items())
+        taken = [name for name, value in values.items() if row.get(name) not in (None, "", value)]
+        return not taken
 
 
 class PixelFrechetDistance(Fidelity):

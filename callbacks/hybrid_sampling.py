@@ -1,18 +1,19 @@
 """Figure 5: samples of the probability flow, begun by an estimator and finished by a network."""
 
-import re
 import time
 from collections.abc import Iterator
 from dataclasses import asdict
 from functools import partial
+from itertools import product
 from pathlib import Path
 
 from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_only
 from torch import Tensor
 from tqdm import tqdm
 
+from lit_knn.callbacks.hybrid_points import FORWARD, check_names, open_points
 from lit_knn.callbacks.measurement import Measurement
-from lit_knn.common.errors import InputError, check_at_least, prefixed
+from lit_knn.common.errors import check_at_least, prefixed
 from lit_knn.common.pixels import are_pictures
 from lit_knn.common.settings import describe
 from lit_knn.common.tables import Row
@@ -20,13 +21,11 @@ from lit_knn.estimators import Estimator
 from lit_knn.figures import figure5, image_grid
 from lit_knn.metrics import FeatureExtractor, FidelityMeasure
 from lit_knn.metrics.hybrid import HybridSamples
-from lit_knn.metrics.kept_results import KeptResults
 from lit_knn.metrics.latents import bind_all, check_not_empty, draw_samples
 from lit_knn.metrics.memorisation import MemorisationMetric, check_search, nearest_images
 from lit_knn.modules import LitEstimator
 from lit_knn.sampling.hybrid_sampler import hybrid_sigmas
 
-FORWARD = "forward"
 GRID_SAMPLES = 64
 
 
@@ -82,14 +81,7 @@ class HybridSampling(Measurement):
     ) -> None:
         check_at_least(2, num_samples=num_samples)
         check_at_least(1, num_steps=num_steps, batch_size=batch_size)
-        for name in estimators:
-            # Names are parts of the names of files. YAML reads some as numbers.
-            if not isinstance(name, str) or not re.fullmatch(r"[\w.+-]+", name):
-                raise InputError(
-                    f"a name must be a text of letters, digits and _.+- only, got {name!r}"
-                )
-        if FORWARD in estimators:
-            raise InputError(f"an estimator cannot be called {FORWARD!r}, which is the baseline")
+        check_names(estimators)
         check_not_empty(t_switch=t_switch)
         MemorisationMetric(threshold)  # This refuses a bad threshold now.
         self.network = network
@@ -100,7 +92,7 @@ class HybridSampling(Measurement):
         self.num_steps = num_steps
         self.batch_size = batch_size
         self.threshold = threshold
-        self.distance = FidelityMeasure(
+        self.measure = FidelityMeasure(
             extractor, batch_size, cache_dir=cache_dir, held_out=held_out
         )
         self.held_out = held_out
@@ -122,31 +114,15 @@ class HybridSampling(Measurement):
         check_search(reference)
         self._samples = HybridSamples(self.network, reference, self.num_steps, grid, self.seed)
         self._real = self.real_images(self.held_out)
-        self.distance.prepare(self._real, self.num_samples)
+        self.measure.prepare(self._real, self.num_samples)
 
-        columns = {
-            "method": str,
-            "t_switch": float,
-            self.distance.metric: float,
-            "copied_fraction": float,
-            "mean_nearest_distance": float,
-            "num_samples": int,
-            "num_steps": int,
-            "seed": int,
-            "seconds": float,
-        }
-        # Each distance has its own file, because a file with other columns would be refused.
-        path = self.folder / f"hybrid_sampling_{self.distance.metric}.csv"
-        self._finished = KeptResults(path, columns, ("method", "t_switch"), self._describe())
+        metric = self.measure.metric
+        self._finished = open_points(self.folder, metric, self.estimators, self._describe())
 
     def evaluate(self) -> None:
         """Measure the points that are not finished, and draw all."""
-        points = []
-        for t_switch in self.t_switch:
-            for method in self.estimators:
-                points.append((method, t_switch))
-            points.append((FORWARD, t_switch))
-
+        methods = [*self.estimators, FORWARD]
+        points = [(method, t_switch) for t_switch, method in product(self.t_switch, methods)]
         unfinished = [point for point in points if self._finished.find(*point) is None]
         number = len(points) - len(unfinished)
         rank_zero_info(f"Hybrid sampling: {number} of {len(points)} points are finished")
@@ -167,7 +143,7 @@ class HybridSampling(Measurement):
             if row is not None:
                 rows.append(row)
 
-        figure = figure5(rows, self.distance.metric, FORWARD)
+        figure = figure5(rows, self.measure.metric, FORWARD)
         picture = self.save_figure(figure, "hybrid_sampling")
         rank_zero_info(f"Results: {self._finished.path}\nPicture: {picture}")
 
@@ -186,8 +162,8 @@ class HybridSampling(Measurement):
                 bar.update(min(len(seeds) * self.trainer.world_size, bar.total - bar.n))
                 yield seeds, samples
 
-        metric = self.distance.metric
-        distances = self.distance(self._real, draw(), None, reference.device, self.bar)
+        metric = self.measure.metric
+        distances = self.measure(self._real, draw(), None, reference.device, self.bar)
         row: Row = {"method": method, "t_switch": t_switch, metric: distances[metric]}
         row.update(memorisation.compute())
         row["num_samples"] = self.num_samples
@@ -203,27 +179,22 @@ class HybridSampling(Measurement):
         picture = image_grid(samples[:GRID_SAMPLES])
         self.save_picture(picture, self.folder / "samples" / name, tag)
 
-    def _describe(self) -> dict[tuple[str], dict[str, object]]:
-        """Describe everything that the results of each method depend on."""
+    def _describe(self) -> dict[str, object]:
+        """Describe everything that the results of all methods depend on."""
         data = {
             "images": self.reference.fingerprint(),
             "index": describe(self.reference.index),
         }
-        shared: dict[str, object] = {
+        settings: dict[str, object] = {
             "network": describe(self.network),
             "data": data,
             "held_out": self._real.fingerprint() if self.held_out else None,
-            "extractor": self.distance.extractor.fingerprint(),
+            "extractor": self.measure.extractor.fingerprint(),
             "num_samples": self.num_samples,
             "num_steps": self.num_steps,
             "batch_size": self.batch_size,
             "threshold": self.threshold,
             "seed": self._samples.seed,
         }
-        shared.update(asdict(self._samples.grid))
-
-        by_method: dict[tuple[str], dict[str, object]] = {}
-        for name, estimator in self.estimators.items():
-            by_method[(name,)] = {"estimator": describe(estimator), **shared}
-        by_method[(FORWARD,)] = {"estimator": None, **shared}
-        return by_method
+        settings.update(asdict(self._samples.grid))
+        return settings

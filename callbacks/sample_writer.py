@@ -1,9 +1,7 @@
 """Write the samples of `predict` as PNG files or one .npz file, and a picture of the first."""
 
-import json
 import os
 import shutil
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -13,23 +11,24 @@ import torch
 from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_only
 from pytorch_lightning.callbacks import BasePredictionWriter
 from torch import Tensor
-from torchvision.transforms.functional import to_pil_image
 from torchvision.utils import save_image
 
+from lit_knn.callbacks.sample_files import (
+    GRID_SAMPLES,
+    picture_of_first,
+    write_classes,
+    write_npz,
+    write_pngs,
+)
 from lit_knn.common.distributed import on_first_rank
-from lit_knn.common.errors import InputError, printable
+from lit_knn.common.errors import InputError
 from lit_knn.common.files import written_whole
 from lit_knn.common.pixels import are_pictures, to_uint8
-from lit_knn.common.tables import Row, write_rows
-from lit_knn.figures import captioned, sample_picture
 from lit_knn.modules.conditioning import Conditioning
 from lit_knn.runs.names import expanded
 from lit_knn.runs.run import decoded
 
-GRID_SAMPLES = 64
-# A scatter plot has room for more points.
-GRID_POINTS = 2000
-GRID_ENDING, CLASSES_NAME = "grid.png", "classes.csv"
+GRID_ENDING = "grid.png"
 
 
 class SampleWriter(BasePredictionWriter):
@@ -114,18 +113,12 @@ class SampleWriter(BasePredictionWriter):
         drawn = seeds.numpy()
         in_shard = np.full(len(drawn), True)
         if is_picture and self.format == "png":
-            self._write_pngs(images, seeds.tolist())
+            write_pngs(self._folder, images, seeds.tolist())
             in_shard = drawn < GRID_SAMPLES  # The picture of the first ones needs these again.
 
         shard = self._shards / f"{trainer.global_rank:04d}_{batch_idx:06d}.npz"
         with written_whole(shard) as partial:
             np.savez(partial, drawn=drawn, seeds=drawn[in_shard], images=images[in_shard])
-
-    def _write_pngs(self, images: np.ndarray, seeds: list[int]) -> None:
-        """Write images (B, C, H, W), uint8, each named by its seed."""
-        for seed, image in zip(seeds, images, strict=True):
-            with written_whole(self._folder / f"{seed:06d}.png", flush=False) as partial:
-                to_pil_image(image.transpose(1, 2, 0)).save(partial)
 
     def on_predict_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Join the batches of all ranks in the order of their seeds."""
@@ -149,13 +142,17 @@ class SampleWriter(BasePredictionWriter):
             labels = conditioning.of_samples(torch.from_numpy(drawn), torch.device("cpu"))
             classes = None if labels is None else labels.numpy()
             names = conditioning.class_names
-        self._draw(images, len(drawn))
+
+        picture = picture_of_first(images, len(drawn))
+        if picture is not None:
+            with written_whole(self._beside(GRID_ENDING)) as partial:
+                save_image(picture, partial)
 
         is_picture = images.dtype == np.uint8
         if self.format == "npz" or not is_picture:
-            self._write_npz(images, seeds, classes)
+            write_npz(self._folder / "samples.npz", images, seeds, classes)
         elif classes is not None:
-            self._write_classes(drawn, classes, names)
+            write_classes(self._folder, drawn, classes, names)
         shutil.rmtree(self._shards)
 
     def _read_shards(self, ranks: int) -> list[dict[str, np.ndarray]]:
@@ -168,63 +165,6 @@ class SampleWriter(BasePredictionWriter):
 
         # A dict holds the arrays and no open file: a process may open only about a thousand.
         return [dict(np.load(path)) for path in paths]
-
-    def _write_npz(self, images: np.ndarray, seeds: np.ndarray, classes: np.ndarray | None) -> None:
-        """Write `samples.npz`.
-
-        Args:
-            images: (N, C, H, W), uint8, or float32 samples of any shape.
-            seeds: (N,).
-            classes: (N,), or None if samples have no class.
-        """
-        if images.dtype == np.uint8:
-            images = images.transpose(0, 2, 3, 1)
-
-        arrays = {"images": images, "seeds": seeds}
-        if classes is not None:
-            arrays["labels"] = classes
-        with written_whole(self._folder / "samples.npz") as partial:
-            np.savez_compressed(partial, **arrays)  # type: ignore[arg-type]
-
-    def _draw(self, images: np.ndarray, number: int) -> None:
-        """Draw the first of so many samples, in the order of their seeds, if their shape fits."""
-        limit = GRID_POINTS if images.shape[1:] == (2,) else GRID_SAMPLES
-        first = torch.from_numpy(images[:limit]).float()
-        if images.dtype == np.uint8:
-            first = first / 127.5 - 1
-
-        picture = sample_picture(first)
-        if picture is None:
-            return
-
-        caption = f"{len(first):,} of {number:,} samples"
-        with written_whole(self._beside(GRID_ENDING)) as partial:
-            save_image(captioned(picture, caption), partial)
-
-    def _write_classes(
-        self, seeds: np.ndarray, classes: np.ndarray, names: Sequence[str] | None
-    ) -> None:
-        """Write the class of each PNG file: for programs in EDM's layout, for people with its name.
-
-        Args:
-            seeds: (N,).
-            classes: (N,).
-            names: of the classes, if they have some.
-        """
-        labels = []
-        rows: list[Row] = []
-        for seed, number in zip(seeds.tolist(), classes.tolist(), strict=True):
-            file = f"{seed:06d}.png"
-            labels.append([file, number])
-
-            row: Row = {"file": file, "class": number}
-            if names:
-                row["name"] = printable(names[number])
-            rows.append(row)
-
-        with written_whole(self._folder / "dataset.json") as partial:
-            partial.write_text(json.dumps({"labels": labels}) + "\n", encoding="utf-8")
-        write_rows(self._folder / CLASSES_NAME, rows)
 
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         if stage == "predict":

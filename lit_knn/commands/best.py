@@ -1,19 +1,21 @@
 """Measure all kept checkpoints of a run and find the best: the protocol of the paper's Table 1 (tab:cifar_fid)."""
 
 import time
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import cast
 
 import pytorch_lightning as pl
 from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_only, rank_zero_warn
 
 from lit_knn.callbacks import Fidelity
+from lit_knn.callbacks.measurement import SampledModel
+from lit_knn.commands.best_report import curve_of, description_of, summary_of_draws
 from lit_knn.commands.best_tables import Key, open_tables, settings_of
 from lit_knn.common.distributed import on_first_rank
 from lit_knn.common.errors import InputError, check_at_least, prefixed
-from lit_knn.common.tables import TITLES, Row
-from lit_knn.figures import average_curve, checkpoint_curve, save_figure
+from lit_knn.common.tables import Row, number
+from lit_knn.figures import save_figure
+from lit_knn.modules.base import EstimatorTraining
 from lit_knn.runs.checkpoints import read_training
 from lit_knn.runs.folder import RunFolder
 from lit_knn.runs.kept_files import averages_in, kept_checkpoints
@@ -58,7 +60,8 @@ class BestCheckpoint(pl.Callback):
 
     def on_predict_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Open the tables. The model's options are known only after its setup."""
-        settings = settings_of(self.fidelity, self._reference, pl_module)
+        model = cast(EstimatorTraining, pl_module)
+        settings = settings_of(self.fidelity, self._reference, model)
         self._kept, self._drawn = open_tables(
             self.run, self.folder, self._key, self.fidelity, settings
         )
@@ -80,13 +83,15 @@ class BestCheckpoint(pl.Callback):
                 problem = f"{path} is of {seen} images, and {its_row}"
                 raise InputError(f"{problem}: move that table away")
 
-    def _find(self, max_steps: int) -> tuple[dict[Any, Path], Key]:
+    def _find(self, max_steps: int) -> tuple[dict[float, Path], Key]:
         """Return the checkpoints by images seen, or the averages by relative length, and the name of that column."""
-        averages = {} if self.folder is None else averages_in(self.folder)
-        if averages:
-            return averages, "ema"
+        if self.folder is not None:
+            averages = averages_in(self.folder)
+            if averages:
+                return averages, "ema"
 
-        return kept_checkpoints(RunFolder(self.run), self.folder, max_steps), "images_seen"
+        checkpoints = kept_checkpoints(RunFolder(self.run), self.folder, max_steps)
+        return dict(checkpoints.items()), "images_seen"
 
     def on_predict_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Measure the remaining checkpoints, then draw and print the result."""
@@ -109,30 +114,36 @@ class BestCheckpoint(pl.Callback):
 
         if not self._kept.rows:
             return
-        rows: list[Any] = sorted(self._kept.rows, key=lambda row: row[self._key])
-        best = min(rows, key=lambda row: row[self.metric])
-        draws = self._further_draws(trainer, pl_module, best)
-        self._conclude(rows, best, [best[self.metric], *draws])
+        rows = sorted(self._kept.rows, key=lambda row: number(row, self._key))
+        best = min(rows, key=lambda row: number(row, self.metric))
+        draws = [number(best, self.metric)]
+        draws += self._further_draws(trainer, pl_module, number(best, self._key))
+        self._conclude(rows, best, draws)
 
     def _further_draws(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, best: Any
-    ) -> list[Any]:
-        """Measure further draws of samples of the best checkpoint; return their values."""
-        place = best[self._key]
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, place: float
+    ) -> list[float]:
+        """Measure further draws of samples of the best checkpoint; return their values.
+
+        Args:
+            trainer: tells the device.
+            pl_module: gets the weights.
+            place: the checkpoint's value in the column that numbers the checkpoints.
+        """
         path = self.checkpoints.get(place)
         numbers = range(2, self.draws + 1)
         missing = [n for n in numbers if self._drawn.find(place, n) is None]
         if missing and path is not None and self._load(trainer, pl_module, path):
             for n in missing:
-                row = self._measure(trainer, pl_module, place, path, n)
-                self._drawn.add(row | {"draw": n})
+                measured = self._measure(trainer, pl_module, place, path, n)
+                self._drawn.add(measured | {"draw": n})
 
         values = []
         for n in numbers:
             # A draw is missing if the file of its checkpoint is.
-            drawn: Any = self._drawn.find(place, n)
-            if drawn is not None:
-                values.append(drawn[self.metric])
+            row = self._drawn.find(place, n)
+            if row is not None:
+                values.append(number(row, self.metric))
         return values
 
     def _load(self, trainer: pl.Trainer, pl_module: pl.LightningModule, path: Path) -> bool:
@@ -155,7 +166,12 @@ class BestCheckpoint(pl.Callback):
         return True
 
     def _measure(
-        self, trainer: pl.Trainer, pl_module: Any, place: float, path: Path, draw: int = 1
+        self,
+        trainer: pl.Trainer,
+        pl_module: pl.LightningModule,
+        place: float,
+        path: Path,
+        draw: int = 1,
     ) -> Row:
         """Measure samples of the loaded weights.
 
@@ -171,16 +187,17 @@ class BestCheckpoint(pl.Callback):
         """
         start = time.monotonic()
         fidelity = self.fidelity
+        model = cast(SampledModel, pl_module)
         with prefixed(str(path)):
-            samples = fidelity.samples(pl_module, draw)
+            samples = fidelity.samples(model, draw)
             device = trainer.strategy.root_device
             values = fidelity.measure(
                 self._reference, samples, fidelity.num_samples, device, fidelity.bar
             )
 
         return {
-            "step": int(pl_module.step),
-            "images_seen": int(pl_module.images_seen),
+            "step": int(model.step),
+            "images_seen": int(model.images_seen),
             self._key: place,
             "checkpoint": str(path),
             **values,
@@ -189,31 +206,22 @@ class BestCheckpoint(pl.Callback):
         }
 
     @rank_zero_only
-    def _conclude(self, rows: list[Any], best: Any, draws: list[Any]) -> None:
-        """Draw the curve, and print the best checkpoint with all its draws."""
-        points = [(row[self._key], row[self.metric]) for row in rows]
-        draw: Any = average_curve if self._key == "ema" else checkpoint_curve
-        figure = draw(points, (best[self._key], best[self.metric]), self.metric, f"{self.run}")
+    def _conclude(self, rows: list[Row], best: Row, draws: list[float]) -> None:
+        """Draw the curve, and print the best checkpoint with all its draws.
+
+        Args:
+            rows: rows of all checkpoints, in their order.
+            best: the row of the best one.
+            draws: the metric of each draw of its samples.
+        """
+        figure = curve_of(rows, best, self._key, self.metric, str(self.run))
         pictures = save_figure(figure, self._kept.path.with_suffix(""))
 
-        metrics = [name for name in best if name in TITLES] or [self.metric]
-        values = ", ".join(f"{TITLES.get(name, name)} {best[name]:.4g}" for name in metrics)
-        place = f"step {best['step']:,}, {best['images_seen']:,} images seen"
-        no_file = "Its file is gone, so no further draws are made."
-        print(f"\nBest of {len(rows)} checkpoints: {values}, {place}")
-        print(f"  {self.checkpoints.get(best[self._key], no_file)}")
+        print(f"\nBest of {len(rows)} checkpoints: {description_of(best, self.metric)}")
+        path = self.checkpoints.get(number(best, self._key))
+        print(f"  {path or 'Its file is gone, so no further draws are made.'}")
         if len(draws) > 1:
             print(summary_of_draws(self.metric, draws))
             print(f"Draws:    {self._drawn.path}")
         print(f"Rows:     {self._kept.path}")
         print(f"Pictures: {', '.join(map(str, pictures))}")
-
-
-def summary_of_draws(metric: str, draws: Sequence[float]) -> str:
-    """Describe all draws of the best checkpoint. The first chose it, so only the others are a fair measurement."""
-    title = TITLES.get(metric, metric)
-    values = ", ".join(f"{value:.4g}" for value in draws)
-    least = f"The least, {min(draws):.4g}, is what EDM's authors report."
-    mean = sum(draws[1:]) / (len(draws) - 1)
-    fair = f"The mean of the draws that did not choose the checkpoint is {mean:.4g}"
-    return f"{title} of {len(draws)} draws: {values}. {least} {fair}"

@@ -2,19 +2,24 @@
 
 import json
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from lit_knn.callbacks import Fidelity
 from lit_knn.common.settings import describe
 from lit_knn.common.tables import AVERAGES_PREFIX, CHECKPOINTS_PREFIX, DRAWS_PREFIX
 from lit_knn.metrics.kept_results import KeptResults
+from lit_knn.modules.base import EstimatorTraining
+from lit_knn.reference import ReferenceSet
 from lit_knn.runs.run import data_autoencoder
 
+Settings = dict[str, object]  # plain values, as in a JSON file
 Key = Literal["images_seen", "ema"]
 """The column that numbers the checkpoints: images seen, or the relative length of an average."""
 
 
-def settings_of(fidelity: Fidelity, reference: Any, pl_module: Any) -> dict[str, Any]:
+def settings_of(
+    fidelity: Fidelity, reference: ReferenceSet, pl_module: EstimatorTraining
+) -> Settings:
     """Return all that a measured distance depends on. All ranks call this: they describe the data together.
 
     Args:
@@ -23,7 +28,7 @@ def settings_of(fidelity: Fidelity, reference: Any, pl_module: Any) -> dict[str,
         pl_module: makes the samples.
     """
     measure = fidelity.measure
-    settings = {
+    settings: Settings = {
         "num_samples": fidelity.num_samples,
         "extractor": measure.extractor.fingerprint(),
         "extra_metrics": list(measure.extra_metrics),
@@ -44,7 +49,7 @@ def settings_of(fidelity: Fidelity, reference: Any, pl_module: Any) -> dict[str,
 
 
 def open_tables(
-    run: Path, averages: str | None, key: Key, fidelity: Fidelity, settings: dict[str, Any]
+    run: Path, averages: str | None, key: Key, fidelity: Fidelity, settings: Settings
 ) -> tuple[KeptResults, KeptResults]:
     """Open the table of checkpoints and that of further draws.
 

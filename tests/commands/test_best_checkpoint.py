@@ -12,7 +12,7 @@ import yaml
 from pytorch_lightning.strategies import SingleDeviceStrategy
 
 import lit_knn
-from lit_knn.commands.best import summary_of_draws
+from lit_knn.commands.best_report import summary_of_draws
 from lit_knn.commands.report_runs import read_distances
 from lit_knn.common.tables import read_rows
 from lit_knn.data import Digits
