@@ -6,7 +6,7 @@ It sums the snapshots of `PowerAverages` with the profile nearest to the wanted 
 import argparse
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TypedDict, cast
 
 import numpy as np
 import torch
@@ -21,15 +21,32 @@ from lit_knn.runs.checkpoints import AVERAGE_KEY, WholeCheckpointIO
 from lit_knn.runs.folder import RunFolder
 from lit_knn.runs.kept_files import kept_snapshots
 
-Snapshot = dict[str, Any]
 AVERAGES_FOLDER = "averages"
 # If the profile error exceeds these limits, the sum is written with a warning, or refused.
 WARNED, REFUSED = 0.05, 0.3
 
 
+class Snapshot(TypedDict):
+    """The part of a snapshot's file that averages are made of. The rest is that of any checkpoint."""
+
+    images_seen: int
+    lengths: list[float]
+    averages: list[dict[str, Tensor]]
+
+
 def average(snapshots: Sequence[Snapshot], weights: np.ndarray) -> dict[str, Tensor]:
-    """Sum snapshots of one architecture in float64. Integers come from the last one; 16-bit tensors become float32."""
-    averages = []
+    """Sum snapshots of one architecture in float64.
+
+    Integers come from the last one; 16-bit tensors become float32.
+
+    Args:
+        snapshots: the snapshots.
+        weights: a weight for each average of each snapshot.
+
+    Returns:
+        The state of the network.
+    """
+    averages: list[dict[str, Tensor]] = []
     for snapshot in snapshots:
         averages += snapshot["averages"]
 
@@ -122,7 +139,7 @@ def read_snapshots(run: Path, images: int | None) -> list[Snapshot]:
         raise InputError(f"--images {images}: there is no such snapshot; the nearest are {nearest}")
 
     chosen = [path for seen, path in paths.items() if images is None or seen <= images]
-    return [read_checkpoint_file(path, mmap=True) for path in chosen]
+    return [cast(Snapshot, read_checkpoint_file(path, mmap=True)) for path in chosen]
 
 
 def _spell(length: float) -> str:
@@ -131,7 +148,7 @@ def _spell(length: float) -> str:
     return rounded if float(rounded) == length else repr(length)
 
 
-def _check_same_average(path: Path, about: dict[str, Any], images_seen: int) -> None:
+def _check_same_average(path: Path, about: dict[str, float], images_seen: int) -> None:
     """Refuse a file with another average than the one to write."""
     checkpoint = read_checkpoint_file(path, mmap=True)
     if checkpoint.get(AVERAGE_KEY) != about or checkpoint.get("images_seen") != images_seen:
@@ -140,10 +157,17 @@ def _check_same_average(path: Path, about: dict[str, Any], images_seen: int) -> 
 
 
 def _write_average(
-    path: Path, about: dict[str, Any], snapshots: Sequence[Snapshot], weights: np.ndarray
+    path: Path, about: dict[str, float], snapshots: Sequence[Snapshot], weights: np.ndarray
 ) -> None:
-    """Write a checkpoint for `validate` and `predict`; a training cannot resume from it."""
-    checkpoint = dict(snapshots[-1])
+    """Write a checkpoint for `validate` and `predict`; a training cannot resume from it.
+
+    Args:
+        path: the file.
+        about: length, residual and number of snapshots of the average.
+        snapshots: the snapshots.
+        weights: a weight for each average of each snapshot.
+    """
+    checkpoint: dict[str, object] = {**snapshots[-1]}
     del checkpoint["lengths"], checkpoint["averages"]
     checkpoint["state_dict"] = average(snapshots, weights)
     checkpoint[AVERAGE_KEY] = about

@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from os import PathLike
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import nn
@@ -105,7 +104,7 @@ def run_of(file: Path) -> Path:
     return file.resolve().parent.parent
 
 
-def is_foreign(checkpoint: Mapping[Any, Any]) -> bool:
+def is_foreign(checkpoint: Mapping[str, object]) -> bool:
     """Tell whether the network of a checkpoint is a class that lit_knn does not have."""
     description = checkpoint.get(MODEL_KEY)
     return isinstance(description, dict) and description.get("architecture") is None

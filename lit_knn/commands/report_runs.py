@@ -37,7 +37,7 @@ class Run:
     """Holds what is in the folder of a training run; `config` has all settings but null, by dotted names."""
 
     folder: str
-    config: dict[str, Any]
+    config: dict[str, str | int | float | bool]
     record: Record
     curve: TrainingCurve
 
@@ -48,7 +48,7 @@ def read_run(folder: str) -> Run:
     settings = run.config()
     record = read_record(run.path)
 
-    config: dict[str, Any] = {}
+    config: dict[str, str | int | float | bool] = {}
     for name, value in settings.items():
         config.update(pairs(name, value))
 
