@@ -113,6 +113,7 @@ def _at_home(arg: str) -> str:
 
 
 def _parser() -> argparse.ArgumentParser:
+    """Return a parser that only shows the help and the version."""
     lines = "\n".join(f"  {name:9}  {what}" for name, what in COMMANDS.items())
     parser = argparse.ArgumentParser(
         prog="lit-knn",

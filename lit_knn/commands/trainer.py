@@ -63,11 +63,15 @@ class Trainer(pl.Trainer):
         callbacks: list[pl.Callback] | pl.Callback | None = None,
         **kwargs: Any,
     ) -> None:
-        callbacks = [callbacks] if isinstance(callbacks, pl.Callback) else list(callbacks or ())
+        """Make Lightning's trainer, with checkpoints that are whole and with an end at SIGTERM."""
+        if isinstance(callbacks, pl.Callback):
+            callbacks = [callbacks]
+        callbacks = list(callbacks or ())
         check_no_tuner(callbacks)
         # The command line gives every run a LastCheckpoint.
         if kwargs.get("enable_checkpointing") is False:
             callbacks = [each for each in callbacks if not isinstance(each, LastCheckpoint)]
+
         super().__init__(
             limit_train_batches=limit_train_batches,
             limit_val_batches=limit_val_batches,
@@ -77,6 +81,7 @@ class Trainer(pl.Trainer):
             callbacks=callbacks,
             **kwargs,
         )
+
         if type(self.strategy.checkpoint_io) is TorchCheckpointIO:
             self.strategy.checkpoint_io = WholeCheckpointIO()
         self.callbacks = [EndAtSigterm(), *self.callbacks]  # type: ignore[has-type]
@@ -129,15 +134,20 @@ class Trainer(pl.Trainer):
             raise InputError(
                 "best: the run has no lit_knn.callbacks.Fidelity; add -c configs/evaluate/fid.yaml"
             )
+
         best = BestCheckpoint(measures[-1], run, checkpoints, draws)
         bars = [callback for callback in callbacks if isinstance(callback, ProgressBar)]
         for bar in bars:
             bar.disable()  # One bar over all checkpoints replaces this bar.
-        self.callbacks, self.loggers = [best, *bars, EndAtSigterm()], []
-        assert datamodule is not None
+        self.callbacks = [best, *bars, EndAtSigterm()]
+        self.loggers = []
+
         # `predict` itself draws one sample on each rank, as a trial before the long work.
-        datamodule.predict_samples, self.limit_predict_batches = self.world_size, 1
+        assert datamodule is not None
+        datamodule.predict_samples = self.world_size
+        self.limit_predict_batches = 1
         self.predict(model, datamodule=datamodule, return_predictions=False)
+
         if best.damaged:
             raise InputError(
                 f"{len(best.damaged)} checkpoint(s) are not measured: {'; '.join(best.damaged)}"

@@ -84,11 +84,6 @@ def test_a_left_number_of_tasks_is_named(more, tmp_path, monkeypatch, capsys):
             1,
             f"the environment has SLURM_PROCID=1 and SLURM_NTASKS=2, but {ONE}",
         ),
-        (
-            {"TORCHELASTIC_RUN_ID": "x"},
-            1,
-            "TORCHELASTIC_RUN_ID in the environment needs WORLD_SIZE and LOCAL_WORLD_SIZE",
-        ),
     ],
 )
 def test_variables_that_do_not_fit_are_named(variables, devices, message, monkeypatch):

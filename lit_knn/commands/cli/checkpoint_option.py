@@ -4,11 +4,11 @@ import pkgutil
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import pytorch_lightning as pl
 
-from lit_knn.common.checkpoint_file import last_checkpoint
+from lit_knn.common.checkpoint_file import Content, last_checkpoint
 from lit_knn.common.errors import InputError, prefixed
 from lit_knn.data import ReferenceDataModule
 from lit_knn.runs.checkpoints import WholeCheckpointIO, read_training
@@ -40,7 +40,7 @@ def resumes(command: str) -> bool:
 
 def read(
     path: str | None, command: str, options: Callable[[], Options]
-) -> tuple[str | None, dict[str, Any] | None]:
+) -> tuple[str | None, Content | None]:
     """Return path and content of the checkpoint from which a command starts, or None twice.
 
     Args:
@@ -75,9 +75,16 @@ def refuse_when_loaded(datamodule: pl.LightningDataModule, error: InputError) ->
 
 
 def hand_over(
-    trainer: pl.Trainer, model: pl.LightningModule, path: str, checkpoint: dict[str, Any]
+    trainer: pl.Trainer, model: pl.LightningModule, path: str, checkpoint: Content
 ) -> None:
-    """Check that the weights of a checkpoint are for the model, and keep them for Lightning's loading."""
+    """Check that the weights of a checkpoint are for the model, and keep them for Lightning's loading.
+
+    Args:
+        trainer: loads the checkpoint later.
+        model: gets the weights.
+        path: names the checkpoint in errors.
+        checkpoint: its content.
+    """
     check = getattr(model, "check_checkpoint", None)
     if check is not None:
         with prefixed(f"--ckpt_path {path}"):

@@ -84,6 +84,7 @@ def _quiet() -> Iterator[None]:
         lineno: int,
         line: str | None = None,
     ) -> str:
+        """Format a warning like Python, but ours as one line without its place in the source."""
         if issubclass(category, UserWarning) and filename.startswith(OURS):
             return f"warning: {message}\n"
         return formatted(message, category, filename, lineno, line)

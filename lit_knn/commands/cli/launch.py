@@ -34,17 +34,14 @@ def check_processes(trainer: pl.Trainer) -> None:
 
 
 def _check_torchrun(trainer: pl.Trainer) -> None:
-    try:
-        started = int(os.environ["WORLD_SIZE"])
-        on_this_machine = int(os.environ["LOCAL_WORLD_SIZE"])
-    except (KeyError, ValueError) as error:
-        rule = "needs WORLD_SIZE and LOCAL_WORLD_SIZE, which torchrun sets"
-        advice = "unset it, or start with torchrun"
-        raise InputError(f"TORCHELASTIC_RUN_ID in the environment {rule}: {advice}") from error
+    """Refuse other numbers of processes than torchrun has started, in all and on this machine."""
+    started = int(os.environ["WORLD_SIZE"])
+    on_this_machine = int(os.environ["LOCAL_WORLD_SIZE"])
     _check_number("torchrun", started, trainer, trainer.num_devices == on_this_machine)
 
 
 def _check_srun(trainer: pl.Trainer) -> None:
+    """Refuse another number of processes than srun has started, and a batch script without srun."""
     started = int(os.environ["SLURM_NTASKS"])
     if started > 1 and not {"SLURM_STEP_ID", "SLURM_STEPID"} & os.environ.keys():
         advice = "write `srun lit-knn …` into the batch script"
@@ -64,9 +61,9 @@ def _check_number(launcher: str, started: int, trainer: pl.Trainer, fits: bool =
 def _check_machines(trainer: pl.Trainer) -> None:
     """Refuse several machines that have no numbers. Each must know its own."""
     environment = getattr(trainer.strategy, "cluster_environment", None)
-    is_told = all(name in os.environ for name in ("MASTER_ADDR", "NODE_RANK"))
+    has_numbers = all(name in os.environ for name in ("MASTER_ADDR", "NODE_RANK"))
     is_launched = not isinstance(environment, LightningEnvironment | None)
-    if trainer.num_nodes > 1 and not is_told and not is_launched:
+    if trainer.num_nodes > 1 and not has_numbers and not is_launched:
         variables = "MASTER_ADDR and NODE_RANK in the environment of each machine"
         needed = f"a launcher, torchrun or srun, or {variables}"
         raise InputError(f"trainer.num_nodes={trainer.num_nodes} needs {needed}")
@@ -91,9 +88,11 @@ def _check_left_variables(trainer: pl.Trainer) -> None:
     # With LOCAL_RANK, Lightning starts no other process. They would not meet without a common port.
     if devices > 1 and "LOCAL_RANK" in os.environ and "MASTER_PORT" not in os.environ:
         wrong.append("LOCAL_RANK")
-    if wrong:
-        variables = [f"{name}={os.environ[name]}" for name in RANKS + SIZES if name in os.environ]
-        options = f"trainer.num_nodes={nodes} and trainer.devices={devices}"
-        asked = f"but {options} ask for processes: {nodes * devices}"
-        advice = "unset these variables, or give --trainer.num_nodes and --trainer.devices"
-        raise InputError(f"the environment has {' and '.join(variables)}, {asked}; {advice}")
+    if not wrong:
+        return
+
+    variables = [f"{name}={os.environ[name]}" for name in RANKS + SIZES if name in os.environ]
+    options = f"trainer.num_nodes={nodes} and trainer.devices={devices}"
+    asked = f"but {options} ask for processes: {nodes * devices}"
+    advice = "unset these variables, or give --trainer.num_nodes and --trainer.devices"
+    raise InputError(f"the environment has {' and '.join(variables)}, {asked}; {advice}")

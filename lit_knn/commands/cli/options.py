@@ -2,7 +2,6 @@
 
 import argparse
 from collections.abc import Sequence
-from typing import Any
 
 import yaml
 from jsonargparse import Namespace
@@ -15,6 +14,7 @@ from lit_knn.commands.cli.from_data import fill_network
 from lit_knn.commands.cli.messages import refusal
 from lit_knn.commands.cli.packaged_configs import with_packaged_configs
 from lit_knn.commands.cli.samples import SAMPLES_HELP, set_samples
+from lit_knn.common.checkpoint_file import Content
 from lit_knn.common.errors import InputError
 
 # Every run has these callbacks. Their options begin with these names.
@@ -34,7 +34,7 @@ class OptionsCLI(LightningCLI):
     called: str | None = None
 
     # The content of the checkpoint until Lightning loads it, or why it cannot be read.
-    checkpoint: dict[str, Any] | None = None
+    checkpoint: Content | None = None
     unreadable: InputError | None = None
 
     @staticmethod

@@ -20,15 +20,18 @@ def set_samples(options: Namespace, command: str | None) -> None:
         options: the parsed options of the command, changed in place.
         command: name of the command.
     """
-    number, options["samples"] = options.get("samples"), None
+    number = options.get("samples")
+    options["samples"] = None
     if number is None:
         return
+
     if command == "predict":
         advice = f"give --data.predict_samples {number}"
         raise InputError(f"--samples {number} is for fit and validate: {advice}")
 
     callbacks = options.trainer.callbacks or []
-    callbacks = callbacks if isinstance(callbacks, list) else [callbacks]
+    if not isinstance(callbacks, list):
+        callbacks = [callbacks]
     sampling = [each for each in callbacks if issubclass(resolve_name(each.class_path), SAMPLING)]
     if not sampling:
         rule = "no callback of this run measures samples, as Fidelity does"

@@ -13,7 +13,7 @@ from lit_knn.runs.folder import CONFIG_NAME, RunFolder
 # These options of the trainer change the result.
 OF_THE_TRAINER = ("max_steps", "precision", "accumulate_grad_batches")
 # These options set where a run computes and reads, not what. The seed of the data equals the seed of the model.
-NOT_TOLD = frozenset({"data.cache_dir", "data.num_workers", "data.pin_memory", "data.seed"})
+NOT_LOGGED = frozenset({"data.cache_dir", "data.num_workers", "data.pin_memory", "data.seed"})
 
 
 Scalar = str | int | float | bool
@@ -35,17 +35,18 @@ class SaveConfig(SaveConfigCallback):
         self._save(trainer, pl_module, "fit")
 
     def _save(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        """Save the options once; an equal file of an earlier part of the run is not kept twice."""
         # Every rank must read `log_dir`: it is a collective operation.
         run = RunFolder(Path(str(trainer.log_dir)))
         saves = not self.already_saved and trainer.is_global_zero
         if stage != "fit" and (run.path / CONFIG_NAME).is_file():
             self.config_filename = f"config_{trainer.state.fn.value}.yaml"  # type: ignore[union-attr]
+
         earlier = run.keep_earlier(self.config_filename) if saves else None
         super().setup(trainer, pl_module, stage)
-        if (
-            earlier is not None
-            and earlier.read_bytes() == (run.path / self.config_filename).read_bytes()
-        ):
+        if earlier is None:
+            return
+        if earlier.read_bytes() == (run.path / self.config_filename).read_bytes():
             earlier.unlink()
 
     def save_config(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
@@ -64,7 +65,7 @@ class SaveConfig(SaveConfigCallback):
         flat: dict[str, Scalar] = {}
         for name, value in settings.items():
             flat.update(pairs(name, value))
-        for name in NOT_TOLD:
+        for name in NOT_LOGGED:
             flat.pop(name, None)
 
         for logger in trainer.loggers:

@@ -69,14 +69,13 @@ def options_like(name: str, options: list[str]) -> list[str]:
     if in_parts and name != "seed":  # One option sets the seeds of all parts.
         return in_parts
 
-    part, dot, option_of_part = name.partition(".")
+    part, dot, after_part = name.partition(".")
     parts = {option.partition(".")[0] for option in options}
     if dot and part not in parts:
-        return [f"{near}.{option_of_part}" for near in get_close_matches(part, parts, n=1)]
+        return [f"{near}.{after_part}" for near in get_close_matches(part, parts, n=1)]
 
-    beginning = f"{part}." if dot else ""
-    wanted_word = option_of_part or name
-    longer = [each for each in options if each.startswith(beginning) and wanted_word in each]
+    beginning, _, word = name.rpartition(".")
+    longer = [option for option in options if option.startswith(beginning) and word in option]
     if longer:
         return sorted(get_close_matches(name, longer, n=2, cutoff=0))
     return get_close_matches(name, options, n=1)
