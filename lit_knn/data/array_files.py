@@ -59,9 +59,12 @@ def read_array_file(
         images = _checked_floats(path, images, floats_as_is)
 
     labels, about_labels = _labels(path, loaded, labels_used)
-    others = ", ".join(map(printable, loaded.others))
-    not_read = f"not read: {others}" if others else ""
-    say(f"{path}: {'; '.join(filter(None, [_described(loaded), about_labels, not_read]))}")
+    facts = [_described(loaded)]
+    if about_labels:
+        facts.append(about_labels)
+    if loaded.others:
+        facts.append(f"not read: {', '.join(map(printable, loaded.others))}")
+    say(f"{path}: {'; '.join(facts)}")
     return images, labels
 
 
@@ -133,8 +136,9 @@ def _labels(path: Path, loaded: Loaded, used: bool) -> tuple[np.ndarray | None, 
     """Return the labels, and what to say about them."""
     if loaded.labels is None:
         if used:
-            keys = ", ".join(map(printable, filter(None, [loaded.key, *loaded.others])))
-            has = f"the file has {keys}" if keys else "an .npy file has none"
+            has = "an .npy file has none"
+            if loaded.key:
+                has = f"the file has {', '.join(map(printable, (loaded.key, *loaded.others)))}"
             rule = f"labels are read from the keys {', '.join(LABEL_KEYS)} of an .npz file"
             raise InputError(f"{path} has no labels: {rule}; {has}")
         return None, ""

@@ -50,12 +50,12 @@ class PCA(Autoencoder):
         self._shape: tuple[int, ...] = ()
 
     def fit(self, images: Tensor) -> None:
+        """Compute the principal components of the images."""
         flat, r = images.flatten(1), prod(self.latent_shape)
         if r > min(flat.shape):
-            there = f"{len(flat)} images of {flat.shape[1]} values"
-            raise InputError(
-                f"latent_shape={list(self.latent_shape)} has {r} components, but there are {there}"
-            )
+            latents = f"latent_shape={list(self.latent_shape)} has {r} components"
+            data = f"{len(flat)} images of {flat.shape[1]} values"
+            raise InputError(f"{latents}, but there are {data}")
         self._components = principal_components(flat, flat.mean(0), r)
         self._shape = tuple(images.shape[1:])
 
@@ -69,6 +69,5 @@ class PCA(Autoencoder):
     def decode(self, latents: Tensor) -> Tensor:
         assert self._components is not None, "decode needs fit(images) first"
         components = self._components.to(latents.device)
-        return (components.expand(latents.flatten(1) / self.scale) + components.mean).reshape(
-            -1, *self._shape
-        )
+        images = components.expand(latents.flatten(1) / self.scale) + components.mean
+        return images.reshape(-1, *self._shape)

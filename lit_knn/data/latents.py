@@ -61,6 +61,7 @@ class Latents(ReferenceDataModule):
         self.images.prepare_data()
 
     def load(self) -> tuple[Images, Labels]:
+        """Load the images, and encode all of them or read their latents."""
         self.images.trainer = self.trainer  # It tells whether labels are used.
         images, labels = self.images.load()
         self.class_names = self.images.class_names

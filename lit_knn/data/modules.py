@@ -85,6 +85,7 @@ class CIFAR10(ReferenceDataModule):
         return DataLayout((50_000, 3, 32, 32))
 
     def _dataset(self, download: bool) -> "datasets.CIFAR10":
+        """Open the training images, perhaps after a download."""
         from torchvision.datasets import CIFAR10 as TorchvisionCIFAR10
 
         try:

@@ -38,6 +38,7 @@ class NetworkExtractor(FeatureExtractor):
 
     @torch.no_grad()
     def __call__(self, images: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Extract features in full precision, on any device."""
         # Images may come from a network in lower precision. All devices use the same statistics of the data, so no
         # device may round products to TF32.
         cudnn = torch.backends.cudnn

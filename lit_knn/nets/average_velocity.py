@@ -33,9 +33,8 @@ class AverageVelocity(nn.Module):
         self.model = model
         self.augment_dim = getattr(model, "augment_dim", 0)
         if self.augment_dim < GAP_FEATURES:
-            raise InputError(
-                f"the net has augment_dim={self.augment_dim}; a mean flow needs {GAP_FEATURES} for time r"
-            )
+            needs = f"a mean flow needs {GAP_FEATURES} for time r"
+            raise InputError(f"the net has augment_dim={self.augment_dim}; {needs}")
 
     def forward(
         self,

@@ -104,6 +104,7 @@ class ShardedReferenceSet(ReferenceSet):
         self.index = self.local.index
 
     def _nearest(self, z: Tensor, k: int) -> tuple[Tensor, Tensor]:
+        """Search every shard, and merge the nearest images."""
         # A shard may have fewer than k images, but all shards must give the same number of columns.
         width = min(k, self._most)
 
@@ -152,6 +153,7 @@ class ShardedReferenceSet(ReferenceSet):
         return torch.where(ids < 0, ids, shifted)
 
     def fetch(self, ids: Tensor) -> tuple[ReferenceSet, Tensor]:
+        """Bring the images of `ids` to this rank: a set of them, and their ids in it."""
         # The rank that holds an image sends it in its stored type, once per call.
         needed, position = (ids % self._stored).unique(return_inverse=True)
 
