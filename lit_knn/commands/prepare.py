@@ -4,7 +4,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from lit_knn.data.decoding import PrepareOptions
+from lit_knn.data.prepare_options import PrepareOptions
 from lit_knn.data.prepared import Description, skipped_path, verify
 from lit_knn.data.prepared_writer import prepare
 

@@ -146,10 +146,7 @@ def _place_and_message(error: BaseException, doing: str) -> str:
 
     # The notes name the parts in which a plug-in failed, the innermost first.
     parts = getattr(error, "__notes__", None) or [_plug_in(error)]
-    words = [doing]
-    words.extend(reversed(parts))
-    words.append(type(error).__name__)
-    words.append(_joined_lines(error))
+    words = [doing, *reversed(parts), type(error).__name__, _joined_lines(error)]
     return ": ".join(filter(None, words))
 
 

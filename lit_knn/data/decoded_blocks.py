@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from lit_knn.common.progress import SECONDS_BETWEEN_LINES_IN_A_FILE
-from lit_knn.data.decoding import BadImageError
+from lit_knn.data.bad_images import BadImageError
 from lit_knn.data.image_files import check_same_size
 from lit_knn.data.partial_file import PartialContent
 

@@ -1,92 +1,22 @@
 """Decodes image files: one way from the bytes of a file to its pixels, for every kind of source."""
 
-import dataclasses
 import io
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import IO, TYPE_CHECKING
 
 import numpy as np
 
 from lit_knn.common.errors import InputError, first_line, printable
+from lit_knn.data.bad_images import BadImageError, UnreadFileError
+from lit_knn.data.prepare_options import PrepareOptions
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
 # Pillow reads these formats without loss of meaning. The content decides, not the suffix.
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF")
-# Images in these modes become RGB without loss. Other modes lose more: floats would be cut off.
-TO_RGB = ("1", "L", "P", "RGB", "RGBX", "CMYK", "YCbCr", "HSV")
-RULE = "only opaque RGB, palette and 8-bit grayscale (L) images are read"
 # Exif's number of the tag that says how to turn a photo, and its value for a photo that is upright.
 ORIENTATION, UPRIGHT = 0x0112, 1
-NAMED = 10
-
-
-class BadImageError(InputError):
-    """A file that no option can make an image of this set, such as a damaged one."""
-
-
-class UnreadFileError(BadImageError):
-    """A file that the system could not read this time, such as one without permission."""
-
-
-@dataclasses.dataclass(frozen=True)
-class PrepareOptions:
-    """The changes made to each image, and the source of its label."""
-
-    size: int | None = None  # width and height after resizing, with antialiasing (Lanczos)
-    center_crop: bool = False  # first cut the largest square out of the middle
-    rgb: bool = False  # make grayscale, CMYK and transparent images RGB
-    labels_from_folders: bool = False  # label each image by its folder, see `image_labels`
-    background: str = "white"  # the colour behind transparent parts, with `rgb`
-
-    def __post_init__(self) -> None:
-        from PIL import ImageColor
-
-        if self.background != "white" and not self.rgb:
-            raise InputError(f"--background {self.background} goes with --rgb")
-        if len(ImageColor.getrgb(self.background)) != 3:
-            raise InputError(f"--background must be an opaque colour, got {self.background}")
-
-    def coloured(self, image: "Image", name: str) -> "Image":
-        """Return an image of mode RGB or L. Transparent parts show the background."""
-        from PIL import Image
-
-        if image.has_transparency_data:
-            if not self.rgb:
-                advice = "lit-knn prepare puts it on white with --rgb"
-                raise InputError(f"{name} has mode {_transparency(image)}; {RULE}: {advice}")
-            ground = Image.new("RGBA", image.size, self.background)
-            return Image.alpha_composite(ground, image.convert("RGBA")).convert("RGB")
-
-        if image.mode == "P" or (self.rgb and image.mode in TO_RGB):
-            return image.convert("RGB")
-
-        if image.mode in ("RGB", "L"):
-            return image
-
-        if image.mode in TO_RGB:
-            advice = "lit-knn prepare makes it RGB with --rgb"
-            raise InputError(f"{name} has mode {image.mode}; {RULE}: {advice}")
-
-        raise BadImageError(f"{name} has mode {image.mode}; {RULE}")
-
-    def sized(self, image: "Image", name: str) -> "Image":
-        """Crop and resize an image of mode RGB or L."""
-        from PIL import Image
-
-        width, height = image.size
-        if self.center_crop:
-            side = min(width, height)
-            left, top = (width - side) // 2, (height - side) // 2
-            image = image.crop((left, top, left + side, top + side))
-        elif self.size is not None and width != height:
-            squeezed = f"{name} is {width}x{height}, which --size {self.size} would squeeze"
-            raise InputError(f"{squeezed}: add --center-crop")
-
-        if self.size is None or image.size == (self.size, self.size):
-            return image
-        return image.resize((self.size, self.size), Image.Resampling.LANCZOS)
 
 
 def decode(
@@ -142,24 +72,6 @@ def has_frames(open_: Callable[[str], IO[bytes]], name: str) -> bool:
         return False
 
 
-def bad_images(problems: Sequence[str], number: int, advice: str) -> InputError:
-    """Return the error that names bad image files: ten, and their count.
-
-    Args:
-        problems: one line for each bad file.
-        number: number of all image files.
-        advice: what the user can do.
-    """
-    if len(problems) == 1:
-        return InputError(f"{problems[0]}; {advice}")
-
-    named = "; ".join(problems[:NAMED])
-    rest = len(problems) - NAMED
-    more = f"; and {rest:,} more" if rest > 0 else ""
-    count = f"{len(problems):,} of {number:,} image files are bad"
-    return InputError(f"{count}: {named}{more}; {advice}")
-
-
 def _opened(content: bytes, name: str) -> "Image":
     """Open an image of one frame and at most 8 bits a channel, and decode it."""
     from PIL import Image, UnidentifiedImageError
@@ -197,12 +109,3 @@ def _upright(image: "Image") -> "Image":
     except Exception:  # The tags are damaged. Viewers then show the photo as it is stored.
         return image
     return image if orientation == UPRIGHT else ImageOps.exif_transpose(image)
-
-
-def _transparency(image: "Image") -> str:
-    """Say which mode a transparent image has, and what makes it transparent."""
-    if image.mode == "P":
-        return "palette with transparency"
-    if "transparency" in image.info:
-        return f"{image.mode} with a transparent colour"
-    return image.mode

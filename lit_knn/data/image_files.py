@@ -5,7 +5,8 @@ import os
 import numpy as np
 
 from lit_knn.common.errors import InputError, prefixed, printable
-from lit_knn.data.decoding import BadImageError, bad_images, decode
+from lit_knn.data.bad_images import BadImageError, bad_images
+from lit_knn.data.decoding import decode
 from lit_knn.data.files import Files, opened
 from lit_knn.data.labels import image_labels
 

@@ -10,12 +10,12 @@ from typing import NamedTuple, TypedDict
 import numpy as np
 
 from lit_knn.common.errors import InputError, reading
-from lit_knn.data.decoding import BadImageError, PrepareOptions, decode
+from lit_knn.data.bad_images import BadImageError
+from lit_knn.data.decoding import decode
 from lit_knn.data.file_names import CIFAR10_FOLDER
 from lit_knn.data.files import Files, existing, opened
 from lit_knn.data.labels import ImageLabels, image_labels
-
-__all__ = ["PrepareOptions", "UnpreparedImages", "open_source"]
+from lit_knn.data.prepare_options import PrepareOptions
 
 
 class Origin(TypedDict):

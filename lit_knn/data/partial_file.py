@@ -17,7 +17,7 @@ import numpy as np
 
 from lit_knn.common.errors import InputError
 from lit_knn.common.files import remove_partial, written_whole
-from lit_knn.data.decoding import BadImageError, UnreadFileError
+from lit_knn.data.bad_images import BadImageError, UnreadFileError
 from lit_knn.data.image_source import UnpreparedImages
 from lit_knn.data.prepared import PARTIAL_SUFFIX
 

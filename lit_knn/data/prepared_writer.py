@@ -12,8 +12,8 @@ from pathlib import Path
 
 from lit_knn.common.errors import InputError, printable
 from lit_knn.common.files import written_whole
+from lit_knn.data.bad_images import BadImageError, bad_images
 from lit_knn.data.decoded_blocks import decoded_blocks
-from lit_knn.data.decoding import BadImageError, PrepareOptions, bad_images
 from lit_knn.data.image_source import UnpreparedImages, open_source
 from lit_knn.data.partial_file import (
     CONTENT_SUFFIX,
@@ -23,6 +23,7 @@ from lit_knn.data.partial_file import (
     partial_file,
     write_json,
 )
+from lit_knn.data.prepare_options import PrepareOptions
 from lit_knn.data.prepared import (
     PARTIAL_SUFFIX,
     Description,

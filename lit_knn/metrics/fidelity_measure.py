@@ -4,7 +4,6 @@ from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
 from lit_knn.common.distributed import on_first_rank, rank_and_size, warn_on_first_rank
 from lit_knn.common.errors import InputError
@@ -154,8 +153,11 @@ class FidelityMeasure:
             self._of = reference
 
         share = None if total is None else total // rank_and_size()[1]
-        shown = bar(share, "Samples", " images")
-        generated = self._statistics(batches, device, shown, with_logits=True)
+        with bar(share, "Samples", " images") as shown:
+            # Metrics that compare single images need their features.
+            generated = feature_statistics(
+                batches, self.extractor, device, bool(self.extra_metrics), True, shown.update
+            )
         return on_first_rank(lambda: self._values(generated))
 
     def _values(self, generated: FeatureStatistics) -> dict[str, float]:
@@ -169,44 +171,29 @@ class FidelityMeasure:
             return values
 
         features = generated.features, real.features
-        for name, value in extra_values(
-            self.extra_metrics, *features, self.kid_subset_size
-        ).items():
+        extra = extra_values(self.extra_metrics, *features, self.kid_subset_size)
+        for name, value in extra.items():
             values[name + self.suffix] = value
         return values
 
     def _real_statistics(
         self, reference: ReferenceSet, device: torch.device | str, bar: Bar
     ) -> FeatureStatistics | None:
-        """Load the statistics of the data, or compute them on all ranks.
-
-        Only the first rank needs the result.
-        """
+        """Load the statistics of the data, or compute them on all ranks; the first rank needs them."""
         rank, size = rank_and_size()
+        keep = bool(self.extra_metrics)
 
         def compute() -> FeatureStatistics:
-            # Only samples have an Inception Score; the logits of a large data set would fill the memory.
             batches = reference.share(rank, size, self.batch_size, self.mirrored)
-            shown = bar(self._num_real(reference) // size, "Data", " images")
-            return self._statistics(batches, device, shown, with_logits=False)
+            # Only samples have an Inception Score; the logits of a large data set would fill the memory.
+            with bar(self._num_real(reference) // size, "Data", " images") as shown:
+                return feature_statistics(
+                    batches, self.extractor, device, keep, False, shown.update
+                )
 
         if self.cache_dir is None:
             return compute()
         # All ranks must call it, because ranks may share the images.
         data = reference.fingerprint(self.mirrored)
-        path = statistics_path(self.cache_dir, data, self.extractor, bool(self.extra_metrics))
+        path = statistics_path(self.cache_dir, data, self.extractor, keep)
         return kept_or_computed(path, compute, device, self.extractor.metric)
-
-    def _statistics(
-        self,
-        batches: Iterable[tuple[Tensor, Tensor]],
-        device: torch.device | str,
-        bar: tqdm,
-        with_logits: bool,
-    ) -> FeatureStatistics:
-        """Compute the statistics of images under a progress bar; features stay if a metric needs them."""
-        with bar:
-            keep = bool(self.extra_metrics)
-            return feature_statistics(
-                batches, self.extractor, device, keep, with_logits, bar.update
-            )

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from lit_knn.data.image_files import read_image_files
-from lit_knn.data.image_source import PrepareOptions, open_source
+from lit_knn.data.image_source import open_source
+from lit_knn.data.prepare_options import PrepareOptions
 from lit_knn.data.prepared import read_prepared, verify
 from lit_knn.data.prepared_writer import prepare, write_prepared
 from main import main

@@ -14,7 +14,7 @@ from torchvision.datasets import ImageFolder
 from lit_knn.data import Arrays, ImageFiles
 from lit_knn.data.array_files import array_file_shape, read_array_file
 from lit_knn.data.image_files import count_image_files, read_image_files
-from lit_knn.data.image_source import PrepareOptions
+from lit_knn.data.prepare_options import PrepareOptions
 from lit_knn.data.prepared import read_prepared, verify
 from lit_knn.data.prepared_writer import prepare
 from lit_knn.data.reading import reference_from

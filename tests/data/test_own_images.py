@@ -5,7 +5,7 @@ import pytest
 
 from lit_knn.common.errors import InputError
 from lit_knn.data import ImageFiles, OwnImages, Prepared
-from lit_knn.data.decoding import PrepareOptions
+from lit_knn.data.prepare_options import PrepareOptions
 from lit_knn.data.prepared_writer import prepare
 from tests.image_files import encoded, pixels, write_folder
 

@@ -15,7 +15,8 @@ from lit_knn.common.errors import InputError
 from lit_knn.data import Arrays, ImageFiles, Prepared
 from lit_knn.data.array_files import read_array_file
 from lit_knn.data.image_files import read_image_files
-from lit_knn.data.image_source import PrepareOptions, open_source
+from lit_knn.data.image_source import open_source
+from lit_knn.data.prepare_options import PrepareOptions
 from lit_knn.data.prepared import read_prepared, verify
 from lit_knn.data.prepared_writer import prepare, write_prepared
 from lit_knn.data.reading import reference_from

@@ -10,7 +10,7 @@ from PIL import Image
 
 from lit_knn.data import ImageFiles, Prepared
 from lit_knn.data.image_files import read_image_files
-from lit_knn.data.image_source import PrepareOptions
+from lit_knn.data.prepare_options import PrepareOptions
 from lit_knn.data.prepared import read_prepared
 from lit_knn.data.prepared_writer import prepare
 from tests.image_files import both, encoded, labels_json, pixels, refusal, write_folder
