@@ -22,7 +22,7 @@ LAST_NAME = "last.ckpt"
 KEPT_NAME = re.compile(r"images_seen=(\d+)\.ckpt")
 
 
-def read_checkpoint_file(path: str | os.PathLike[str], mmap: bool = False) -> dict[Any, Any]:
+def read_checkpoint_file(path: str | os.PathLike[str], mmap: bool = False) -> Content:
     """Read a file that `torch.save` wrote, onto the CPU; `mmap` leaves the tensors on the disk until they are used.
 
     Raises InputError for every file that is missing, damaged, of another kind, or needs code to be read.

@@ -26,8 +26,9 @@ class NetworkExtractor(FeatureExtractor):
 
     def load(self, shape: tuple[int, ...], device: torch.device | str) -> None:
         if not are_pictures(shape):
-            got = f"got data of shape {shape}; for latents and vectors use Pixels"
-            raise InputError(f"{type(self).__name__}: needs images of 1 or 3 channels, {got}")
+            rule = f"{type(self).__name__}: needs images of 1 or 3 channels"
+            advice = "for latents and vectors use Pixels"
+            raise InputError(f"{rule}, got data of shape {shape}; {advice}")
         if self.network is None:
             self.network = self._load_network().eval().requires_grad_(False)
         self.network.to(device)

@@ -52,8 +52,8 @@ class ResidualUNet(ImageNetwork):
         factor = 2 ** (len(self.multipliers) - 1)
         if self.image_size % factor:
             rule = f"a multiple of {factor} with {len(self.multipliers)} multipliers"
-            got = f"got {self.image_size}"
-            raise InputError(f"{type(self).__name__}: image_size must be {rule}, {got}")
+            option = f"{type(self).__name__}: image_size"
+            raise InputError(f"{option} must be {rule}, got {self.image_size}")
 
         self.multipliers = list(self.multipliers)
         self.attention_at = sorted(self.attention_at)

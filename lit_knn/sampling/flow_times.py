@@ -24,8 +24,8 @@ class TimeSpan:
 
     def __init__(self, low: float, high: float) -> None:
         if not 0 < low < high < 1:
-            got = f"got low={low} and high={high}"
-            raise InputError(f"{type(self).__name__}: need 0 < low < high < 1, {got}")
+            rule = f"{type(self).__name__}: need 0 < low < high < 1"
+            raise InputError(f"{rule}, got low={low} and high={high}")
         self.low = low
         self.high = high
 
