@@ -25,7 +25,7 @@ class KNNScore(OthersEstimator):
         self.k, self.n = k, n
 
     def make(self, their_class: Any) -> Any:
-        images = Pixels(self.reference.images)
+        images = PixelDataset(self.reference.images)
         return their_class(images, ref_size=self.n, k=self.k, gpu=False)
 
     def mean(self, z: Tensor, t: Tensor, x: Tensor | None) -> Tensor:
@@ -50,13 +50,13 @@ class KNNScoreSTF(OthersEstimator):
         self.n = n
 
     def make(self, their_class: Any) -> Any:
-        return their_class(Pixels(self.reference.images), ref_size=self.n)
+        return their_class(PixelDataset(self.reference.images), ref_size=self.n)
 
     def mean(self, z: Tensor, t: Tensor, x: Tensor | None) -> Tensor:
         return self.theirs(z, t, x)
 
 
-class Pixels(Dataset[tuple[Any, int]]):
+class PixelDataset(Dataset[tuple[Any, int]]):
     """Images (N, C, H, W), uint8, as the data set that their code reads: arrays with a label."""
 
     def __init__(self, images: Tensor) -> None:
