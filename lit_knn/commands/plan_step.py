@@ -64,7 +64,16 @@ def try_step(trainer: pl.Trainer, model: EstimatorTraining, batch_shape: Sequenc
 
 
 def train(trainer: pl.Trainer, model: pl.LightningModule, batches: DataLoader) -> list[float]:
-    """Train for two steps as `trainer` would on one rank. Returns the time of the end of each batch."""
+    """Train for two steps on one rank.
+
+    Args:
+        trainer: has the options of the training.
+        model: the module that it trains.
+        batches: those of two steps.
+
+    Returns:
+        The time at the end of each batch.
+    """
     device = trainer.strategy.root_device
     ends = []
 

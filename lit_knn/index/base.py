@@ -39,7 +39,17 @@ class Index(RecordsArguments, ABC):
     in_use = False
 
     def check(self, N: int, d: int, device: torch.device | None = None, k: int = 1) -> None:
-        """Raise InputError for settings that cannot find k of N vectors of dimension d on `device`; None is the CPU."""
+        """Refuse, before the build, settings with which a search cannot work.
+
+        Args:
+            N: number of vectors.
+            d: their dimension.
+            device: where the index is used; None for the CPU.
+            k: the most neighbours that are searched.
+
+        Raises:
+            InputError: the settings cannot find k of the vectors on the device.
+        """
         return
 
     @abstractmethod

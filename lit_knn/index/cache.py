@@ -4,21 +4,33 @@ import hashlib
 import json
 import re
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO, Generic, TypeVar
 
 from lit_knn.common.distributed import once_per_machine
 from lit_knn.common.errors import InputError, first_line
 from lit_knn.common.files import locked, remove_partial, written_whole
 from lit_knn.index.base import Vectors
 
+Built = TypeVar("Built")
+"""An index that has been built."""
 
-class IndexCache:
-    """A folder of built indexes, made if missing. A leading ~ means the user's home. `read` may map the file."""
+Label = Mapping[str, str | bool]
+"""Everything besides the vectors that determines a file, including `factory`."""
+
+
+class IndexCache(Generic[Built]):
+    """A folder of built indexes, made if missing.
+
+    Args:
+        folder: the folder; a leading ~ means the user's home.
+        write: writes an index to an open file.
+        read: reads or maps a file.
+    """
 
     def __init__(
-        self, folder: str, write: Callable[[Any, BinaryIO], None], read: Callable[[Path], Any]
+        self, folder: str, write: Callable[[Built, BinaryIO], None], read: Callable[[Path], Built]
     ) -> None:
         if not folder:  # An empty path would mean the working directory.
             raise InputError("cache_dir is empty: name a folder, or give null for no cache")
@@ -26,16 +38,21 @@ class IndexCache:
         self._write = write
         self._read = read
 
-    def get(self, vectors: Vectors, label: dict[str, Any], build: Callable[[Vectors], Any]) -> Any:
+    def get(self, vectors: Vectors, label: Label, build: Callable[[Vectors], Built]) -> Built:
         """Return the index from the folder. If the folder does not have it, build the index and keep it.
 
         If all processes of a distributed run share the vectors, each process must call this. One process of each
-        machine computes the fingerprint and builds; the others map the file. `label` holds everything else that
-        determines the file, including `factory`.
+        machine computes the fingerprint and builds; the others map the file.
+
+        Args:
+            vectors: what the index is built from.
+            label: everything besides the vectors that determines the file.
+            build: builds the index.
         """
-        index: Any = None
+        index: Built | None = None
 
         def lead() -> Path | None:
+            """Return the file with the index, or None if the index cannot be written."""
             nonlocal index
             # Make the folder inside `lead`, so that an error also stops the other processes.
             try:
@@ -45,8 +62,8 @@ class IndexCache:
                     f"cache_dir={self.folder} cannot be made: {error.strerror}"
                 ) from error
             path = self.folder / file_name({**label, "data": vectors.fingerprint()})
-            index, kept = self._get(path, lambda: build(vectors))
-            return path if kept else None
+            index, in_folder = self._get(path, lambda: build(vectors))
+            return path if in_folder else None
 
         def follow(path: Path | None) -> None:
             nonlocal index
@@ -56,9 +73,10 @@ class IndexCache:
             once_per_machine(lead, follow)
         else:
             lead()
+        assert index is not None
         return index
 
-    def _get(self, path: Path, build: Callable[[], Any]) -> tuple[Any, bool]:
+    def _get(self, path: Path, build: Callable[[], Built]) -> tuple[Built, bool]:
         """Return the index, and whether the file holds it."""
         if path.exists():  # It is complete, and its folder may be somebody else's.
             return self._read(path), True
@@ -76,7 +94,7 @@ class IndexCache:
             return self._read(path), True
 
 
-def file_name(label: dict[str, Any]) -> str:
+def file_name(label: Label) -> str:
     """Return the file name for an index. The name shows the factory string."""
-    digest = hashlib.sha256(json.dumps(label, sort_keys=True).encode()).hexdigest()[:16]
+    digest = hashlib.sha256(json.dumps(dict(label), sort_keys=True).encode()).hexdigest()[:16]
     return f"{re.sub('[^A-Za-z0-9]+', '-', str(label['factory']))}-{digest}.index"

@@ -1,32 +1,24 @@
-"""Neighbour search by FAISS (Johnson et al. 2019), as in the paper. Only this file imports faiss.
-
-`faiss_kind` lists the limits of FAISS's GPU kernels. `contrib/torch_utils.py` of FAISS orders its work
-after PyTorch's on the stream of the *current* device.
-"""
-
-import warnings
-from contextlib import nullcontext
-from functools import cache
-from pathlib import Path
-from typing import Any, BinaryIO
+"""Neighbour search by FAISS, as in the paper. `faiss_kind` lists the limits of FAISS's GPU kernels."""
 
 import torch
 from torch import Tensor
 
 from lit_knn.common.errors import InputError
-from lit_knn.common.progress import with_progress
 from lit_knn.index.base import Index, Vectors, numbered
 from lit_knn.index.cache import IndexCache
+from lit_knn.index.faiss_build import build_faiss
 from lit_knn.index.faiss_kind import MAX_SELECTION, FaissKind
+from lit_knn.index.faiss_library import (
+    Searcher,
+    copied_to_cpu,
+    copied_to_gpu,
+    import_faiss,
+    parts_of,
+    read_index,
+    write_index,
+)
 from lit_knn.index.precision import full_float32
 
-# Number of rows that are checked, or coded, at a time. The results of so few rows stay in the processor's cache.
-CHECKED_ROWS = 64
-# Tolerance in grey levels. It is above the largest rounding error of a pixel in float32.
-PIXEL_TOLERANCE = 1e-3
-# FAISS decodes p to minimum + range · (p + 1/2) / 255. With these values, code p stands for p / 127.5 − 1. FAISS's own
-# pixel codes, `SQ8_direct`, do not work in lists, where FAISS codes differences from the centre.
-PIXEL_MINIMUM, PIXEL_RANGE = -1 - 0.5 / 127.5, 2.0
 ADVICE = (
     "there it searches Flat, IVF<c>,Flat and, with lossless=True, IVF<c>,SQ8; lit_knn.index.TorchIndex (8 bits) and "
     "SubspaceIndex have no such limits"
@@ -70,12 +62,15 @@ class FaissIndex(Index):
         self.lossless = lossless
         self.shared = cache_dir is not None
         self._kind = kind
-        self._cache = None if cache_dir is None else IndexCache(cache_dir, _write, _read)
+        self._cache: IndexCache[Searcher] | None = None
+        if cache_dir is not None:
+            self._cache = IndexCache(cache_dir, write_index, read_index)
         self._probes = nprobe or max(kind.lists // 50, 1)
-        self._index: Any = None
-        self._components: tuple[Tensor, ...] = ()
+        self._index: Searcher | None = None
+        self._components: list[Tensor] = []
 
     def check(self, N: int, d: int, device: torch.device | None = None, k: int = 1) -> None:
+        """Refuse settings that FAISS cannot build, or that end the process on a GPU; see `Index.check`."""
         import_faiss()
         option = f"FaissIndex: factory={self.factory!r}"
         if self._kind.lists > N:
@@ -119,77 +114,26 @@ class FaissIndex(Index):
 
     def build(self, vectors: Vectors) -> None:
         """Train components, lists and the quantiser on a subset, and add all vectors; or map the file of a cache."""
-        faiss = import_faiss()
+
+        def build(vectors: Vectors) -> Searcher:
+            return build_faiss(self.factory, self._kind, vectors)
+
         if self._cache is None:
-            index = self._build(vectors)
+            index = build(vectors)
         else:
-            label = {"factory": self.factory, "lossless": self.lossless, "faiss": faiss.__version__}
-            index = self._cache.get(vectors, label, self._build)
+            version = import_faiss().__version__
+            label = {"factory": self.factory, "lossless": self.lossless, "faiss": version}
+            index = self._cache.get(vectors, label, build)
 
         self._device = torch.device("cpu")
-        self._components = ()
+        self._components = []
+        # The whole index owns its parts, so it must live as long as they do.
+        self._whole: Searcher | None = index
         if self._kind.components:
-            step = faiss.downcast_VectorTransform(index.chain.at(0))
-            centre = torch.from_numpy(faiss.vector_to_array(step.mean))
-            rows = torch.from_numpy(faiss.vector_to_array(step.A))
-            self._components = centre, rows.reshape(step.d_out, step.d_in)
-            # The outer index owns the inner one.
-            self._whole = index
-            index = faiss.downcast_index(index.index)
+            index, *self._components = parts_of(index)
         if self._kind.lists:
             index.nprobe = self._probes
         self._index = index
-
-    def _build(self, vectors: Vectors) -> Any:
-        """Train an index of FAISS and add all vectors."""
-        faiss = import_faiss()
-        N = vectors.N
-        d = self._checked(vectors.sample(min(N, 16))).shape[1]
-        index = faiss.index_factory(d, self.factory)
-
-        if self._kind.lists:
-            lists = faiss.extract_index_ivf(index)
-            self._warn_of_few_images(N, lists.cp.min_points_per_centroid)
-            lists.cp.min_points_per_centroid = 1  # Otherwise FAISS itself warns at each clustering.
-            lists.by_residual = lists.by_residual and not self.lossless
-
-        if self.lossless:
-            # All dimensions share one range, so that GPU kernels need no shared memory for ranges.
-            index.sq.qtype = faiss.ScalarQuantizer.QT_8bit_uniform
-            index.sq.set_derived_sizes()
-        if not index.is_trained:
-            index.train(vectors.sample(self._kind.training_points(N, d)))
-        if self.lossless:
-            ranges = torch.tensor([PIXEL_MINIMUM, PIXEL_RANGE], dtype=torch.float32)
-            faiss.copy_array_to_vector(ranges.numpy(), index.sq.trained)
-
-        for chunk in with_progress(vectors.chunks(), N, f"building FAISS index {self.factory}"):
-            index.add(self._checked(chunk.cpu().contiguous()))
-        return index
-
-    def _warn_of_few_images(self, N: int, enough: int) -> None:
-        """Warn if the lists have on average fewer than `enough` of the N images."""
-        if enough * self._kind.lists <= N:
-            return
-        most_lists = max(N // enough, 1)
-        advice = f"FAISS advises {enough} or more for each list, so at most {most_lists} lists"
-        message = f"{N} images are few for factory={self.factory!r}: {advice}"
-        warnings.warn(message, stacklevel=3)
-
-    def _checked(self, vectors: Tensor) -> Tensor:
-        """Return the vectors. With `lossless`, refuse values that are not pixels."""
-        if not self.lossless:
-            return vectors
-
-        for rows in vectors.split(CHECKED_ROWS):
-            pixels = (rows + 1) * 127.5
-            strange = (pixels - pixels.round().clamp(0, 255)).abs() > PIXEL_TOLERANCE
-            if strange.any():
-                value = f"the float {rows[strange][0].item():.6g}"
-                raise InputError(
-                    f"FaissIndex: lossless=True needs uint8 images, the data holds {value}"
-                )
-        return vectors
 
     def search(self, queries: Tensor, k: int) -> tuple[Tensor, Tensor]:
         """Search on the device of the index, without copies to the host."""
@@ -203,8 +147,9 @@ class FaissIndex(Index):
         left_out: Tensor | float = 0.0
         if self._components:
             queries, left_out = self._project(queries, *self._components)
+        assert self._index is not None, "search before build"
         # FAISS takes the stream of the current device, which may be another GPU.
-        with torch.cuda.device(self._device) if queries.is_cuda else nullcontext():
+        with torch.cuda.device_of(queries):
             sq_dist, ids = self._index.search(queries, k)
         return (sq_dist + left_out).masked_fill(ids < 0, torch.inf), ids
 
@@ -212,6 +157,7 @@ class FaissIndex(Index):
         """Search one list, because a vector is in the list with the nearest centre."""
         if not self._kind.lists or queries.is_cuda:
             return self.search(queries, 1)
+        assert self._index is not None, "search before build"
         self._index.nprobe = 1
         try:
             return self.search(queries, 1)
@@ -235,18 +181,16 @@ class FaissIndex(Index):
         if self._index is None or device == self._device:
             return
 
-        faiss = import_faiss()
         if device.type != "cpu":
             self._check_gpu(device)
         if self._device.type == "cuda":
-            self._index = faiss.index_gpu_to_cpu(self._index)
+            self._index = copied_to_cpu(self._index)
         if device.type == "cuda":
-            gpu = device.index
-            self._index = faiss.index_cpu_to_gpu(_resources(gpu), gpu, self._index)
+            self._index = copied_to_gpu(self._index, device.index)
             self._whole = None
 
         self._device = device
-        self._components = tuple(part.to(device) for part in self._components)
+        self._components = [part.to(device) for part in self._components]
 
     def memory(self, N: int, d: int) -> dict[str, int]:
         """Predict the bytes of the index, and those that its build needs besides."""
@@ -254,40 +198,3 @@ class FaissIndex(Index):
             "index": self._kind.nbytes(N, d),
             "building of the index": self._kind.build_bytes(N, d),
         }
-
-
-def import_faiss() -> Any:
-    """Import faiss with its support for torch tensors. Raises InputError if faiss does not load."""
-    try:
-        import faiss
-
-        # Every index then takes and returns torch tensors, on their device.
-        import faiss.contrib.torch_utils
-    except ImportError as error:
-        raise InputError(
-            f"FaissIndex needs faiss ({error}): pip install 'lit_knn[faiss]'"
-        ) from error
-    return faiss
-
-
-@cache
-def _resources(device_number: int) -> Any:
-    """Return the GPU resources that all indexes of one GPU share. Else each of 1000 classes would reserve memory."""
-    return import_faiss().StandardGpuResources()
-
-
-def _write(index: Any, file: BinaryIO) -> None:
-    # Python writes the file, because FAISS does not notice a full disk when it closes a file.
-    faiss = import_faiss()
-    faiss.write_index(index, faiss.PyCallbackIOWriter(file.write, 2**20))
-
-
-def _read(path: Path) -> Any:
-    faiss = import_faiss()
-    try:
-        # This flag maps every kind of index into memory. An older faiss lacks the flag and reads the file.
-        return faiss.read_index(str(path), getattr(faiss, "IO_FLAG_MMAP_IFC", 0))
-    except RuntimeError as error:
-        raise InputError(
-            f"index cache: {path} is damaged, remove it: {str(error).splitlines()[0]}"
-        ) from error

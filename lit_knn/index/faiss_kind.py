@@ -31,8 +31,6 @@ MAX_SELECTION = 2048
 SHARED_BYTES = 48 * 1024
 # FAISS has a kernel for each of these lengths of the list of neighbours.
 WIDTHS = (1, 32, 64, 128, 256, 512, 1024, 2048)
-# FAISS reserves this much memory on a large GPU by default.
-SCRATCH_BYTES = 1536 * 2**20
 
 
 class FaissKind(NamedTuple):

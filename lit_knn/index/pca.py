@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from lit_knn.common.rng import keyed_default_rng
-from lit_knn.index.precision import full_float32, stored
+from lit_knn.index.precision import encode, full_float32
 
 # The components come from a subset of the images of this many bytes. They must be orthonormal but need not be optimal.
 SAMPLE_BYTES = 128 * 2**20
@@ -54,7 +54,13 @@ def sample_size(N: int, d: int, r: int) -> int:
 
 @full_float32()
 def principal_components(sample: Tensor, mean: Tensor, r: int) -> PrincipalComponents:
-    """Compute the r <= min(m, d) leading components of a sample (m, d) about `mean`, by randomised SVD (Halko 2011)."""
+    """Compute the leading principal components of a sample by randomised SVD (Halko 2011).
+
+    Args:
+        sample: (m, d), float32.
+        mean: (d,), the point that variances are about.
+        r: number of components, at most min(m, d).
+    """
     centred = sample - mean
     with keyed_default_rng(sample.device, r):
         _, _, v = torch.svd_lowrank(centred, q=min(r + OVERSAMPLING, *sample.shape), niter=2)
@@ -76,5 +82,12 @@ def principal_components(sample: Tensor, mean: Tensor, r: int) -> PrincipalCompo
 def project_images(
     chunks: Iterable[Tensor], N: int, components: PrincipalComponents, dtype: torch.dtype
 ) -> Projection:
-    """Project a stream of all N images, in pieces (c, *shape), on components. The coordinates get the type `dtype`."""
-    return Projection(components, *stored(chunks, N, lambda x: components.project(x).to(dtype)))
+    """Project a stream of all images on components.
+
+    Args:
+        chunks: all images in order, in pieces (c, *shape).
+        N: their number.
+        components: the principal components.
+        dtype: type of the coordinates.
+    """
+    return Projection(components, *encode(chunks, N, lambda x: components.project(x).to(dtype)))

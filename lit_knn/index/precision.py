@@ -26,6 +26,14 @@ def compute_dtype(owner: str, compute: str, device: torch.device) -> torch.dtype
     """Return the type that the option `compute` means: `auto` is bfloat16 on a GPU that multiplies it, else float32.
 
     A CPU rounds the sums of bfloat16 products to 8 bits, so near images such as frames of a video change places.
+
+    Args:
+        owner: name of the class that has the option.
+        compute: one of `TYPES`.
+        device: the device that multiplies.
+
+    Raises:
+        InputError: the device does not multiply the type natively.
     """
     if compute == "auto":
         if device.type == "cuda" and is_native(torch.bfloat16, device):
@@ -58,10 +66,19 @@ def matmul_float32(a: Tensor, b: Tensor) -> Tensor:
     return torch.mm(a, b, out_dtype=torch.float32)
 
 
-def stored(
+def encode(
     chunks: Iterable[Tensor], N: int, code: Callable[[Tensor], Tensor]
 ) -> tuple[Tensor, Tensor]:
-    """Return code(x) of all N vectors x, (N, m) in the type of the codes, and ‖code(x)‖²/2, (N,) float32."""
+    """Code all vectors x.
+
+    Args:
+        chunks: all vectors in order, in pieces (c, *shape).
+        N: their number.
+        code: returns codes, (c, m), of a piece.
+
+    Returns:
+        The codes, (N, m), and ‖code(x)‖²/2, (N,) float32.
+    """
     values = half_sq_norms = torch.empty(0)
     start = 0
     for x in chunks:

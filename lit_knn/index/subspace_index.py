@@ -34,6 +34,7 @@ class SubspaceIndex(TorchIndex):
             raise InputError(f"SubspaceIndex: r={self.r} is more than min(N, d) = min({N}, {d})")
 
     def build(self, vectors: Vectors) -> None:
+        """Compute the components of a sample, and project all vectors on them."""
         device = next(iter(vectors.chunks())).device
         dtype = compute_dtype("SubspaceIndex", self.compute, device)
         d = vectors.sample(1).shape[1]

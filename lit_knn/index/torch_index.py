@@ -9,13 +9,14 @@ from lit_knn.common.extras import is_installed
 from lit_knn.common.memory import work_bytes
 from lit_knn.common.progress import with_progress
 from lit_knn.index.base import Index, Vectors
-from lit_knn.index.faiss_index import CHECKED_ROWS, PIXEL_TOLERANCE, FaissIndex
+from lit_knn.index.faiss_build import CHECKED_ROWS, PIXEL_TOLERANCE
+from lit_knn.index.faiss_index import FaissIndex
 from lit_knn.index.precision import (
     check_compute,
     compute_dtype,
+    encode,
     full_float32,
     matmul_float32,
-    stored,
     whole_tiles,
 )
 
@@ -56,7 +57,7 @@ class TorchIndex(Index):
     def _store(self, vectors: Vectors, code: Callable[[Tensor], Tensor]) -> None:
         """Hold the codes of all vectors."""
         chunks = with_progress(vectors.chunks(), vectors.N, f"building {type(self).__name__}")
-        values, half_sq_norms = stored(_small_chunks(chunks), vectors.N, code)
+        values, half_sq_norms = encode(_small_chunks(chunks), vectors.N, code)
         self._hold(values, half_sq_norms)
 
     def _hold(self, values: Tensor, half_sq_norms: Tensor) -> None:

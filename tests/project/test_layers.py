@@ -22,7 +22,7 @@ LAYERS += ["runs", "modules", "callbacks", "commands"]
 # Only these folders import Lightning, and one file imports `faiss`.
 LIGHTNING_LAYERS = LAYERS[LAYERS.index("data") :]
 LIGHTNING = {"pytorch_lightning", "lightning"}
-FAISS_FILE = ROOT / "lit_knn" / "index" / "faiss_index.py"
+FAISS_FILE = ROOT / "lit_knn" / "index" / "faiss_library.py"
 # These are imported inside the functions that use them, so that estimators load with only torch and NumPy.
 HEAVY = LIGHTNING | {
     "faiss",
