@@ -67,20 +67,21 @@ class KNN(DrawingEstimator):
     ) -> Tensor:
         t = t.flatten()
         draws = self.draw(z, t, x_source, generator)
-        return weighted_mean(self.reference, draws, z, t)  # Eq. 11
+        # Lines 6 to 8 of Algorithm 1: weigh by w = p/q, normalise and average, Eq. 11.
+        return weighted_mean(self.reference, draws, z, t)
 
     _warped_mean = warped_weighted_mean
 
     def draw(
         self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: Generator | None
     ) -> Draws:
+        """Propose and sample, lines 1 to 5 of Algorithm 1. The factor of the likelihood p is 1/q."""
         proposal = self.proposal(z, t, x_source)
         ids, log_q = sample_proposal(proposal, self.n, generator)
-        # The weights are w = p/q.
         return merged(ids, -log_q)
 
     def proposal(self, z: Tensor, t: Tensor, x_source: Tensor | None = None) -> Proposal:
-        """Build the proposal of each z, Eq. 13 (eq:proposal).
+        """Build the proposal of each z from its neighbours, Eq. 13 (eq:proposal), lines 1 to 4 of Algorithm 1.
 
         Args:
             z: (B, *shape).

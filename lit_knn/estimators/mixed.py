@@ -28,7 +28,7 @@ class Mixed(Parts):
         self, first: Estimator | nn.Module, second: Estimator | nn.Module, share: float
     ) -> None:
         super().__init__(first=first, second=second)
-        if isinstance(share, bool) or not isinstance(share, (int, float)) or not 0 <= share <= 1:
+        if not 0 <= share <= 1:
             raise InputError(f"Mixed: share must be from 0 to 1, got {share!r}")
         self.share = share
 

@@ -30,11 +30,7 @@ def checked_sizes(size: int | Mapping[float, int] | None) -> dict[float, int] | 
             f"PatchPosterior: size must be a number, a table of noise levels or null, got {size}"
         )
     for level, edge in table.items():
-        if (
-            isinstance(level, bool)
-            or not isinstance(level, (int, float))
-            or not 0 < level < math.inf
-        ):
+        if not 0 < level < math.inf:
             raise InputError(
                 f"PatchPosterior: the noise levels of size must be finite and above 0, got {level!r}"
             )

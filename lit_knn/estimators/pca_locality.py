@@ -53,11 +53,7 @@ class PCALocality(Estimator):
     deterministic = True
 
     def __init__(self, threshold: float = 0.02) -> None:
-        if (
-            isinstance(threshold, bool)
-            or not isinstance(threshold, (int, float))
-            or not 0 <= threshold <= 1
-        ):
+        if not 0 <= threshold <= 1:
             raise InputError(f"PCALocality: threshold must be from 0 to 1, got {threshold!r}")
         self.threshold = threshold
         self._last: tuple[float, torch.device, float, list[Tile]] | None = None

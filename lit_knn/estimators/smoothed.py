@@ -39,11 +39,7 @@ class Smoothed(Estimator):
             raise InputError(
                 f"Smoothed: {name} takes labels itself; for classes use ByClass(Smoothed(...))"
             )
-        if (
-            isinstance(width, bool)
-            or not isinstance(width, (int, float))
-            or not 0 <= width < math.inf
-        ):
+        if not 0 <= width < math.inf:
             raise InputError(f"Smoothed: width must be finite and at least 0, got {width!r}")
         self.estimator, self.width = estimator, width
         self.n = check_count("Smoothed", "n", n)

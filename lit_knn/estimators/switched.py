@@ -128,7 +128,7 @@ class Switched(Parts):
         self, below: Estimator | nn.Module, above: Estimator | nn.Module, t: float
     ) -> None:
         super().__init__(below=below, above=above)
-        if isinstance(t, bool) or not isinstance(t, (int, float)) or not 0 < t < math.inf:
+        if not 0 < t < math.inf:
             raise InputError(f"Switched: t must be finite and above 0, got {t!r}")
         self.t = t
 
