@@ -108,7 +108,7 @@ class HybridSampling(Measurement):
             by_option[f"estimators.{name}"] = estimator
         for option, estimator in by_option.items():
             with prefixed(option):
-                estimator.check_levels(*grid.noise_range())
+                estimator.check_lies_within(*grid.noise_range())
         bind_all(by_option, reference, grid.sigma_max)
 
         check_search(reference)

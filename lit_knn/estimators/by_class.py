@@ -54,8 +54,8 @@ class ByClass(Estimator):
     def by_class(self, wrap: Callable[[Estimator], Estimator]) -> Estimator:
         return self if self.unlabelled else wrap(self.estimator)
 
-    def check_levels(self, lowest: float, highest: float) -> None:
-        self.estimator.check_levels(lowest, highest)
+    def check_lies_within(self, lowest: float, highest: float) -> None:
+        self.estimator.check_lies_within(lowest, highest)
 
     def bind(self, reference: ReferenceSet) -> Self:
         """Bind a copy of the estimator to the images of each class, and with `unlabelled` one to all images."""

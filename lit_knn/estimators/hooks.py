@@ -107,7 +107,7 @@ class Hooks(RecordsArguments, ABC):
         """Tells whether `warped_mean` works."""
         return type(self)._warped_mean is not Hooks._warped_mean
 
-    def check_levels(self, lowest: float, highest: float) -> None:
+    def check_lies_within(self, lowest: float, highest: float) -> None:
         """Raise InputError if the estimator itself has a noise level (`Switched`) outside the levels of a run."""
 
     @property

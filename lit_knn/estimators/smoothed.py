@@ -50,8 +50,8 @@ class Smoothed(Estimator):
     def deterministic(self) -> bool:  # type: ignore[override]
         return self.estimator.deterministic and self.width == 0
 
-    def check_levels(self, lowest: float, highest: float) -> None:
-        self.estimator.check_levels(lowest, highest)
+    def check_lies_within(self, lowest: float, highest: float) -> None:
+        self.estimator.check_lies_within(lowest, highest)
 
     def bind(self, reference: ReferenceSet) -> Self:
         super().bind(reference)

@@ -66,9 +66,9 @@ class Parts(Estimator):
         wrapped._arguments = wrapped.settings()
         return wrapped
 
-    def check_levels(self, lowest: float, highest: float) -> None:
+    def check_lies_within(self, lowest: float, highest: float) -> None:
         for part in self.parts:
-            part.check_levels(lowest, highest)
+            part.check_lies_within(lowest, highest)
 
     def bind(self, reference: ReferenceSet) -> Self:
         """Bind a copy of each part that averages over images."""
@@ -132,12 +132,12 @@ class Switched(Parts):
             raise InputError(f"Switched: t must be finite and above 0, got {t!r}")
         self.t = t
 
-    def check_levels(self, lowest: float, highest: float) -> None:
+    def check_lies_within(self, lowest: float, highest: float) -> None:
         if not lowest <= self.t <= highest:
             raise InputError(
                 f"Switched: t={self.t} is outside the noise levels of the run, {lowest:g} to {highest:g}"
             )
-        super().check_levels(lowest, highest)
+        super().check_lies_within(lowest, highest)
 
     def _posterior_mean(
         self,

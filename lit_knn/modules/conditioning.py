@@ -110,7 +110,7 @@ class Conditioning:
 
         Raises InputError if a noise level of the estimator itself is outside those of the training.
         """
-        estimator.check_levels(*level_range.noise_range())
+        estimator.check_lies_within(*level_range.noise_range())
         if not self:
             return estimator
         # The target of an item without a class is the mean over all images.
@@ -126,9 +126,11 @@ class Conditioning:
             raise InputError(
                 "class_conditional=True needs all images on each device: set data.sharded to false"
             )
+
         self._check_labels(reference.labels.unique().tolist())
         if class_names is not None:
             name_classes(self._net, class_names)
+
         self._warn_of_hidden_names()
         self.chosen_class()  # An unknown name is refused before the work.
 

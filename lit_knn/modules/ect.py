@@ -95,6 +95,7 @@ class LitECT(ConsistencyTraining):
         with prefixed("LitECT"):
             schedule = TuningSchedule(q, k, b, stage_steps, stages)
             schedule.check_reaches(EDM_GRID.sigma_max)
+
             net = _started_network(start, net, sigma_data)
             conditioning = Conditioning(net, class_conditional, sampling_class)
             super().__init__(
@@ -114,6 +115,7 @@ class LitECT(ConsistencyTraining):
                 predict_steps=predict_steps,
                 seed=seed,
             )
+
             # A path object among the options would make a checkpoint that no safe reader opens.
             self.save_hyperparameters(ignore=["net", "estimator", "start", "solver", "metric"])
             self.schedule = schedule

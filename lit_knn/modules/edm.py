@@ -103,10 +103,12 @@ class LitEDM(PosteriorRegression):
         with prefixed("LitEDM"):
             conditioning = Conditioning(net, class_conditional, sampling_class, label_dropout)
             conditioning.check_guidance(guidance)
+
             grid = NoiseGrid(sigma_min, sigma_max, rho)
             grid.descending(sampling_steps)
             process = EDM_PROCESS if process is None else process
             check_process(process, grid)
+
             check_positive(P_std=P_std, sigma_data=sigma_data, sampling_steps=sampling_steps)
             super().__init__(
                 net,
@@ -121,6 +123,7 @@ class LitEDM(PosteriorRegression):
                 measure_target=measure_target,
                 seed=seed,
             )
+
         self.save_hyperparameters(ignore=["net", "estimator", "augmentation", "process"])
         self.denoiser = EDMPrecond(net, sigma_data)
         self.grid = grid

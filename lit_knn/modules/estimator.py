@@ -58,7 +58,7 @@ class LitEstimator(pl.LightningModule):
             self.process = EDM_PROCESS if process is None else process
             check_process(self.process, self.grid)
             if estimator is not None:
-                estimator.check_levels(*self.grid.noise_range())
+                estimator.check_lies_within(*self.grid.noise_range())
             self.estimator = estimator
             knows_classes = estimator is not None and estimator.num_classes > 0
             self.conditioning = Conditioning(estimator, knows_classes, sampling_class)

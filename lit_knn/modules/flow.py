@@ -95,12 +95,14 @@ class LitFlow(PosteriorRegression):
         with prefixed("LitFlow"):
             conditioning = Conditioning(net, class_conditional, sampling_class, label_dropout)
             conditioning.check_guidance(guidance)
+
             times = UniformTimes() if times is None else copy.copy(times)
             process = LINEAR_PROCESS if process is None else process
             check_flow_process(process, times)
             times.process = process
             check_positive(sampling_steps=sampling_steps)
             times.descending(sampling_steps)
+
             super().__init__(
                 net,
                 estimator,
@@ -114,9 +116,11 @@ class LitFlow(PosteriorRegression):
                 measure_target=measure_target,
                 seed=seed,
             )
+
             objects = ["net", "estimator", "output", "times", "augmentation", "sampler", "process"]
             self.save_hyperparameters(ignore=objects)
             self.flow = _flow_network(output, net, process)
+
         self.times = times
         self.process = process
         self.sampler = FixedSteps() if sampler is None else sampler

@@ -93,21 +93,25 @@ class LitICT(ConsistencyTraining):
                 predict_steps=predict_steps,
                 seed=seed,
             )
+
             self.save_hyperparameters(ignore=["net", "estimator", "solver"])
             self.total_steps = total_steps
             self.s0 = s0
             self.s1 = s1
             self._check_schedule()
+
         # The grid and p(i), which change only when N(k) grows.
         self._levels: tuple[Tensor, Tensor] | None = None
         self._levels_of: tuple[int, torch.device] | None = None
 
     def _check_schedule(self) -> None:
+        """Raise InputError if the options leave no noise level, or samples begin at one that is not trained."""
         highest, sigma_max = self.sampling_sigmas[0], self.grid.sigma_max
         if highest > sigma_max:
             raise InputError(
                 f"sampling_sigmas begin at {highest}, but no level above sigma_max={sigma_max} is trained"
             )
+
         ict_num_steps(0, self.total_steps, self.s0, self.s1)
         self.grid.ascending(self.s1 + 1)
         sigmas = self.grid.ascending(self.s0 + 1)
