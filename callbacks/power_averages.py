@@ -13,8 +13,8 @@ from lit_knn.common.checkpoint_file import Content, kept_in
 from lit_knn.common.distributed import on_first_rank
 from lit_knn.common.errors import InputError, check_at_least, prefixed
 from lit_knn.common.files import make_folder
-from lit_knn.modules.averaging import TrackedAverages, checked_lengths, make_snapshot
 from lit_knn.modules.base import EstimatorTraining
+from lit_knn.modules.power_averages import TrackedAverages, checked_lengths, make_snapshot
 from lit_knn.runs.checkpoints import WholeCheckpointIO
 from lit_knn.runs.kept_files import SNAPSHOTS_FOLDER
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from lit_knn.commands.power_profiles import Fit, Profile, fit
 from lit_knn.common.checkpoint_file import read_checkpoint_file
 from lit_knn.common.errors import InputError, prefixed
-from lit_knn.modules.averaging import checked_lengths, exponent
+from lit_knn.modules.power_averages import checked_lengths, exponent
 from lit_knn.runs.checkpoints import AVERAGE_KEY, WholeCheckpointIO
 from lit_knn.runs.folder import RunFolder
 from lit_knn.runs.kept_files import kept_snapshots

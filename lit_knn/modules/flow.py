@@ -197,9 +197,6 @@ def _flow_network(
 ) -> FlowNetwork:
     """Wrap a net in what it puts out, for the times of a process; see `LitFlow`."""
     flow = output(net)
-    if not isinstance(flow, FlowNetwork):
-        made = f"output={output.__name__} makes {type(flow).__name__}"
-        raise InputError(f"{made}, not a FlowNetwork of lit_knn.nets.flow")
     if type(flow) not in OUTPUTS.values() and type(process) is not LinearInterpolant:
         raise InputError(f"process={type(process).__name__} needs an output of lit_knn.nets.flow")
     flow.process = process

@@ -135,9 +135,12 @@ class PosteriorRegression(EstimatorTraining):
         """
         if self.trainer.lr_scheduler_configs:
             return
-        ramp = self.lr_ramp_up_images
+
+        lr = self.lr
+        if self.lr_ramp_up_images:
+            lr *= min(self.images_seen / self.lr_ramp_up_images, 1.0)
         for group in optimizer.param_groups:
-            group["lr"] = self.lr * (min(self.images_seen / ramp, 1.0) if ramp else 1.0)
+            group["lr"] = lr
 
     def average_decay(self) -> float:
         """EDM's decay; the half-life is `ema_half_life_images` or 5 % of the images seen, whichever is less.

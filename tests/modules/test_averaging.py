@@ -6,7 +6,8 @@ from torch import nn
 
 from lit_knn.callbacks import PowerAverages
 from lit_knn.common.errors import InputError
-from lit_knn.modules.averaging import MovingAverage, TrackedAverages
+from lit_knn.modules.averaging import MovingAverage
+from lit_knn.modules.power_averages import TrackedAverages
 from tests.interrupted_runs import edm, fit
 
 CPU = torch.device("cpu")

@@ -13,7 +13,7 @@ from lit_knn.commands.average import average, fit_length
 from lit_knn.common.checkpoint_file import kept_in, read_checkpoint_file
 from lit_knn.common.errors import InputError
 from lit_knn.common.tables import read_rows
-from lit_knn.modules.averaging import exponent
+from lit_knn.modules.power_averages import exponent
 from lit_knn.runs.folder import RunFolder
 from lit_knn.runs.kept_files import kept_checkpoints
 from main import main

@@ -60,7 +60,6 @@ CASES = [
     ),
     (LitEDM, {"class_conditional": True}, "class_conditional=True, but the net has num_classes=0"),
     (LitEDM, {"sampling_class": "a"}, "sampling_class='a', but .* num_classes=0"),
-    (LitFlow, {"output": nn.Identity}, "output=Identity makes Identity, not a FlowNetwork"),
     (LitFlow, {"warped": "no"}, "warped='no' must be posterior or source"),
     (LitMeanFlow, {}, "the second time 8, but the net has augment_dim=0"),
     (LitMeanFlow, {"net": unet(augment_dim=8), "power": -1}, "power must be at least 0"),

@@ -5,7 +5,7 @@ import pytest
 from scipy.integrate import quad
 
 from lit_knn.commands.power_profiles import Profile, fit, inner_product
-from lit_knn.modules.averaging import exponent
+from lit_knn.modules.power_averages import exponent
 
 LENGTHS = [0.01, 0.05, 0.1, 0.2, 12**-0.5]
 TRACKED = (0.05, 0.1)
