@@ -10,11 +10,11 @@ from lightning_utilities.core.rank_zero import rank_zero_only
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from PIL import Image
-from pytorch_lightning.loggers import MLFlowLogger, TensorBoardLogger
 from torch import Tensor
 from torchvision.utils import save_image
 from tqdm import tqdm
 
+from lit_knn.callbacks.picture_loggers import show_picture
 from lit_knn.common.distributed import broadcast
 from lit_knn.common.errors import InputError, prefixed
 from lit_knn.common.files import written_whole
@@ -191,7 +191,7 @@ class Measurement(pl.Callback):
             figure.set_dpi(SCREEN_DPI)
             canvas = FigureCanvasAgg(figure)
             canvas.draw()
-            _show(self.trainer, np.asarray(canvas.buffer_rgba())[..., :3], tag or name)
+            show_picture(self.trainer, np.asarray(canvas.buffer_rgba())[..., :3], tag or name)
         return path
 
     @rank_zero_only
@@ -207,20 +207,4 @@ class Measurement(pl.Callback):
         with written_whole(path) as partial:
             save_image(picture, partial)
         with Image.open(path) as written:
-            _show(self.trainer, np.asarray(written.convert("RGB")), tag, step)
-
-
-@rank_zero_only
-def _show(trainer: pl.Trainer, pixels: np.ndarray, tag: str, step: int = 0) -> None:
-    """Give a picture (H, W, 3), uint8, to every logger that takes pictures, on the first rank."""
-    for logger in trainer.loggers:
-        log_image = getattr(logger, "log_image", None)
-        if isinstance(logger, TensorBoardLogger):
-            logger.experiment.add_image(tag, pixels, step, dataformats="HWC")
-        elif isinstance(logger, MLFlowLogger):
-            logger.experiment.log_image(
-                logger.run_id, pixels, artifact_file=f"{tag}/step_{step}.png"
-            )
-        # W&B's logger has this method, and so have loggers of other packages.
-        elif callable(log_image):
-            log_image(key=tag, images=[pixels], step=step)
+            show_picture(self.trainer, np.asarray(written.convert("RGB")), tag, step)
