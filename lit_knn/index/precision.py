@@ -66,6 +66,19 @@ def matmul_float32(a: Tensor, b: Tensor) -> Tensor:
     return torch.mm(a, b, out_dtype=torch.float32)
 
 
+def add_product(total: Tensor, rows: Tensor, matrix: Tensor) -> None:
+    """Add rows @ matrix to `total`. All three are float32; the matrix may also be bfloat16."""
+    if matrix.dtype == torch.float32:
+        total.addmm_(rows, matrix)
+        return
+
+    # A float32 has 24 significand bits, a bfloat16 has 8.
+    for _ in range(3):
+        digit = rows.bfloat16()
+        total += matmul_float32(digit, matrix)
+        rows = rows - digit
+
+
 def encode(
     chunks: Iterable[Tensor], N: int, code: Callable[[Tensor], Tensor]
 ) -> tuple[Tensor, Tensor]:

@@ -14,9 +14,12 @@ from lit_knn.estimators import (
     Exact,
     MonteCarlo,
     Switched,
+    centred,
     exact,
     patch_posterior,
     pca_locality,
+    two_passes,
+    weighted_sum,
 )
 from lit_knn.reference import ReferenceSet, ShardedReferenceSet, gathered, streaming
 from lit_knn.theory.posterior import posterior_mean
@@ -65,7 +68,7 @@ def test_it_is_the_enumerated_mean(kind, t):
 def test_floats_far_from_0_keep_their_digits(t, monkeypatch):
     # Plain products in float32 have errors of 1e-4 and 1e-7 at t = 0.5. Differences from the mean need no float64.
     with monkeypatch.context() as context:
-        context.delattr(exact, "float_sums")
+        context.delattr(two_passes, "float_sums")
         assert worst_near(ReferenceSet(torch.randn(20_000, 16, generator=rng()) + 100), t) < BOUND
     sides = 60 * torch.randint(2, (20_000, 1), generator=rng(3)) - 30
     clusters = ReferenceSet(torch.randn(20_000, 16, generator=rng()) + sides)
@@ -85,6 +88,15 @@ def test_latents_of_a_batch_of_many_levels_do_not_disturb_each_other(centre):
     assert (mean - expected).square().flatten(1).mean(1).max() < BOUND
 
 
+@pytest.mark.parametrize("far", [0.0, 30.0, 1000.0])
+def test_latents_far_from_all_images_at_high_noise(far):
+    # The weights of one pass over the images would all be 0 or infinite.
+    x = pixels(N=400)
+    z = far + noisy(ReferenceSet(x).gather(torch.arange(20)), 10.0)
+    z[::2] *= -1
+    assert worst(ReferenceSet(x, hflip=True), z, 10.0) < BOUND
+
+
 def taken():
     """The bytes that the first call keeps, for images of 123 MB, which are 983 MB in float64."""
     reference = ReferenceSet(torch.randint(256, (40_000, 3, 32, 32), dtype=torch.uint8))
@@ -99,10 +111,10 @@ def test_the_pieces_of_a_set_leave_their_memory_to_the_next():
 
 
 def test_pieces_are_whole_tiles_of_a_gpu(monkeypatch):
-    seen, add_product = [], exact.add_product
-    monkeypatch.setattr(exact, "CHUNK_BYTES", 4 * 108 * 100)
+    seen, add_product = [], weighted_sum.add_product
+    monkeypatch.setattr(centred, "CHUNK_BYTES", 4 * 108 * 100)
     monkeypatch.setattr(
-        exact, "add_product", lambda *args: (seen.append(args[2].shape), add_product(*args))
+        weighted_sum, "add_product", lambda *args: (seen.append(args[2].shape), add_product(*args))
     )
     assert worst_near(ReferenceSet(pixels(N=400)), 5.0) < BOUND
     assert {size for shape in seen for size in shape} == {108, 64, 400 % 64}
@@ -200,7 +212,9 @@ def test_the_density_of_a_class_is_that_over_its_images_and_others_have_none():
 LITTLE = {
     memory: {"WORK_BYTES": 8 * 400},
     gathered: {"GATHER_BYTES": 4 * 16 * 16 * 3},
-    exact: {"CHUNK_BYTES": 4 * 16 * 7, "SCORE_BYTES": 1, "MIN_LATENTS": 3, "TERMS": 20},
+    centred: {"CHUNK_BYTES": 4 * 16 * 7},
+    weighted_sum: {"TERMS": 20},
+    exact: {"SCORE_BYTES": 1, "MIN_LATENTS": 3},
     patch_posterior: {"STATE_BYTES": 1, "ITEMS": 3},
     pca_locality: {"SIDE": 1},
 }
