@@ -1,10 +1,10 @@
 """The page of `lit-knn report` in Markdown: runs side by side, and the settings that differ."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from lit_knn.commands.report_runs import Run
 from lit_knn.common.tables import TITLES
-from lit_knn.figures.training_curves import best_point
+from lit_knn.figures.training_curves import best_point, metrics_of
 from lit_knn.runs.record import images_without_mirrored
 
 
@@ -18,9 +18,13 @@ def markdown(runs: Sequence[Run]) -> str:
     columns = [cells(run, runs, baseline) for run in runs]
     results = []
     for label in columns[0]:
-        results.append([label, *(column[label] for column in columns)])
+        row = [label]
+        row += [column[label] for column in columns]
+        results.append(row)
 
-    lines = ["# Training runs", "", *table(results), ""]
+    lines = ["# Training runs", ""]
+    lines += table(results)
+    lines.append("")
     lines.append(
         f"Time per image is relative to {baseline.folder} ({baseline.curve.method}), without validations."
     )
@@ -32,7 +36,8 @@ def markdown(runs: Sequence[Run]) -> str:
     lines += ["", "## Settings that differ", ""]
     rows = differences(runs)
     if rows:
-        header = ["setting", *(run.folder for run in runs)]
+        header = ["setting"]
+        header += [run.folder for run in runs]
         lines += table([header, *rows])
     else:
         lines.append("None.")
@@ -93,12 +98,8 @@ def _data_cell(run: Run) -> str:
 
 def distance_cells(run: Run, runs: Sequence[Run]) -> dict[str, str]:
     """Return best and last value of each metric; runs of unequal lengths are also compared at the last common point."""
-    metrics: dict[str, None] = {}
-    for each in runs:
-        metrics.update(dict.fromkeys(each.curve.distances))
-
     result = {}
-    for metric in metrics:
+    for metric in metrics_of([each.curve for each in runs]):
         title = TITLES.get(metric, metric)
         points = run.curve.distances.get(metric, [])
         result[title] = "-"
@@ -110,8 +111,9 @@ def distance_cells(run: Run, runs: Sequence[Run]) -> dict[str, str]:
 
         images = last_common_point(metric, runs)
         if images is not None:
-            value = dict(points).get(images)
-            result[f"{title} at {images:,} images"] = "-" if value is None else f"{value:.4g}"
+            label = f"{title} at {images:,} images"
+            values = dict(points)
+            result[label] = f"{values[images]:.4g}" if images in values else "-"
     return result
 
 
@@ -131,23 +133,27 @@ def last_common_point(metric: str, runs: Sequence[Run]) -> int | None:
 
 def differences(runs: Sequence[Run]) -> list[list[str]]:
     """List what differs between the runs: settings, then versions and number of processes."""
-    configs = [run.config for run in runs]
-    versions = []
+    configs: list[Mapping[str, object]] = []
+    versions: list[Mapping[str, object]] = []
     for run in runs:
-        versions.append(
-            {"python": run.record.python, "processes": run.record.processes, **run.record.packages}
-        )
+        configs.append(run.config)
+        record = run.record
+        installed = {"python": record.python, "processes": record.processes}
+        versions.append(installed | record.packages)
+    return differing_rows(configs) + differing_rows(versions)
+
+
+def differing_rows(columns: Sequence[Mapping[str, object]]) -> list[list[str]]:
+    """Return a row of name and values for each name whose values differ between the columns."""
+    names: dict[str, None] = {}
+    for column in columns:
+        names.update(dict.fromkeys(column))
 
     rows = []
-    for sources in (configs, versions):
-        names: dict[str, None] = {}
-        for source in sources:
-            names.update(dict.fromkeys(source))
-
-        for name in names:
-            values = [str(source.get(name, "-")) for source in sources]
-            if len(set(values)) > 1:
-                rows.append([name, *values])
+    for name in names:
+        values = [str(column.get(name, "-")) for column in columns]
+        if len(set(values)) > 1:
+            rows.append([name, *values])
     return rows
 
 
