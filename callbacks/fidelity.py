@@ -5,7 +5,8 @@ from collections.abc import Iterator, Sequence
 from lightning_utilities.core.rank_zero import rank_zero_only
 from torch import Tensor
 
-from lit_knn.callbacks.measurement import Measurement, SampledModel
+from lit_knn.callbacks.measurement import Measurement
+from lit_knn.callbacks.sampled_model import SampledModel
 from lit_knn.common.errors import check_at_least, prefixed
 from lit_knn.common.tables import FIDELITY_CSV, undamaged_rows, write_rows
 from lit_knn.metrics import FeatureExtractor, FidelityMeasure, Pixels

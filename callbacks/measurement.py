@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import numpy as np
 import pytorch_lightning as pl
@@ -24,21 +24,6 @@ from lit_knn.reference import ReferenceSet
 from lit_knn.runs.run import data_reference
 
 SCREEN_DPI = 100
-
-
-class SampledModel(Protocol):
-    """What measurements of samples need of a model."""
-
-    @property
-    def step(self) -> int:
-        """Number of optimiser steps that the weights have seen."""
-
-    @property
-    def images_seen(self) -> int:
-        """Number of images that the weights have seen."""
-
-    def sample(self, seeds: Sequence[int] | Tensor, num_steps: int | None = None) -> Tensor:
-        """Draw a sample of each seed, (B, *shape)."""
 
 
 class Measurement(pl.Callback):

@@ -183,18 +183,10 @@ def main(args: Sequence[str] | None = None) -> None:
     parser.add_argument("run", metavar="RUN", type=Path, help=about)
     about = "relative lengths: standard deviation of the average's profile as a share of the training, 0.01 to 0.28"
     parser.add_argument("--ema", nargs="+", type=float, required=True, metavar="LENGTH", help=about)
-    parser.add_argument(
-        "--images",
-        type=int,
-        metavar="N",
-        help="average up to the snapshot of N images seen; by default the last",
-    )
-    parser.add_argument(
-        "--output",
-        type=Path,
-        metavar="FOLDER",
-        help=f"folder of the checkpoints; by default RUN/{AVERAGES_FOLDER}",
-    )
+    about = "average up to the snapshot of N images seen; by default the last"
+    parser.add_argument("--images", type=int, metavar="N", help=about)
+    about = f"folder of the checkpoints; by default RUN/{AVERAGES_FOLDER}"
+    parser.add_argument("--output", type=Path, metavar="FOLDER", help=about)
     options = parser.parse_args(args)
 
     with prefixed("average"):

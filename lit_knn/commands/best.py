@@ -8,17 +8,20 @@ import pytorch_lightning as pl
 from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_only, rank_zero_warn
 
 from lit_knn.callbacks import Fidelity
-from lit_knn.callbacks.measurement import SampledModel
+from lit_knn.callbacks.sampled_model import SampledModel
 from lit_knn.commands.best_report import curve_of, description_of, summary_of_draws
-from lit_knn.commands.best_tables import Key, open_tables, settings_of
+from lit_knn.commands.best_tables import (
+    check_averages,
+    find_checkpoints,
+    open_tables,
+    settings_of,
+)
 from lit_knn.common.distributed import on_first_rank
 from lit_knn.common.errors import InputError, check_at_least, prefixed
 from lit_knn.common.tables import Row, number
 from lit_knn.figures import save_figure
 from lit_knn.modules.base import EstimatorTraining
 from lit_knn.runs.checkpoints import read_training
-from lit_knn.runs.folder import RunFolder
-from lit_knn.runs.kept_files import averages_in, kept_checkpoints
 
 
 class BestCheckpoint(pl.Callback):
@@ -52,7 +55,10 @@ class BestCheckpoint(pl.Callback):
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Find the checkpoints and their finished measurements, before anything is sampled."""
-        self.checkpoints, self._key = on_first_rank(lambda: self._find(trainer.max_steps))
+        steps = trainer.max_steps
+        self.checkpoints, self._key = on_first_rank(
+            lambda: find_checkpoints(self.run, self.folder, steps)
+        )
         # The callback chooses the images: perhaps held-out ones, and those that latents are of.
         self.fidelity.join(trainer, pl_module)
         self.fidelity.check()
@@ -68,30 +74,7 @@ class BestCheckpoint(pl.Callback):
         for table in (self._kept, self._drawn):
             table.refuse_other_settings()
         if self._key == "ema":
-            self._check_averages()
-
-    def _check_averages(self) -> None:
-        """Refuse the row of another average that had the same length."""
-        for length, path in self.checkpoints.items():
-            row = self._kept.find(length)
-            if row is None:
-                continue
-
-            seen = read_training(path)["images_seen"]
-            if row["images_seen"] != seen:
-                its_row = f"its row in {self._kept.path} of {row['images_seen']}"
-                problem = f"{path} is of {seen} images, and {its_row}"
-                raise InputError(f"{problem}: move that table away")
-
-    def _find(self, max_steps: int) -> tuple[dict[float, Path], Key]:
-        """Return the checkpoints by images seen, or the averages by relative length, and the name of that column."""
-        if self.folder is not None:
-            averages = averages_in(self.folder)
-            if averages:
-                return averages, "ema"
-
-        checkpoints = kept_checkpoints(RunFolder(self.run), self.folder, max_steps)
-        return dict(checkpoints.items()), "images_seen"
+            check_averages(self._kept, self.checkpoints)
 
     def on_predict_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Measure the remaining checkpoints, then draw and print the result."""

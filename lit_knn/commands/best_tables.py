@@ -1,15 +1,20 @@
 """The tables of `lit-knn best`: one of checkpoints or averages, and one of further draws of the best."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
 
 from lit_knn.callbacks import Fidelity
+from lit_knn.common.errors import InputError
 from lit_knn.common.settings import describe
 from lit_knn.common.tables import AVERAGES_PREFIX, CHECKPOINTS_PREFIX, DRAWS_PREFIX
 from lit_knn.metrics.kept_results import KeptResults
 from lit_knn.modules.base import EstimatorTraining
 from lit_knn.reference import ReferenceSet
+from lit_knn.runs.checkpoints import read_training
+from lit_knn.runs.folder import RunFolder
+from lit_knn.runs.kept_files import averages_in, kept_checkpoints
 from lit_knn.runs.run import data_autoencoder
 
 Settings = dict[str, object]  # plain values, as in a JSON file
@@ -76,3 +81,40 @@ def open_tables(
     columns = columns | {"draw": int}
     drawn = KeptResults(folder / f"{DRAWS_PREFIX}{metric}.csv", columns, (key, "draw"), of_all)
     return kept, drawn
+
+
+def find_checkpoints(
+    run: Path, folder: str | None, max_steps: int
+) -> tuple[dict[float, Path], Key]:
+    """Find the checkpoints to measure.
+
+    Args:
+        run: folder of the training run.
+        folder: folder of the checkpoints, if it is not that of the run.
+        max_steps: the steps of a complete training.
+
+    Returns:
+        The checkpoints by images seen, or the averages by relative length, and the name of that
+        column.
+    """
+    if folder is not None:
+        averages = averages_in(folder)
+        if averages:
+            return averages, "ema"
+
+    checkpoints = kept_checkpoints(RunFolder(run), folder, max_steps)
+    return dict(checkpoints.items()), "images_seen"
+
+
+def check_averages(table: KeptResults, averages: Mapping[float, Path]) -> None:
+    """Refuse a table with the row of another average that had the same length."""
+    for length, path in averages.items():
+        row = table.find(length)
+        if row is None:
+            continue
+
+        seen = read_training(path)["images_seen"]
+        if row["images_seen"] != seen:
+            its_row = f"its row in {table.path} of {row['images_seen']}"
+            problem = f"{path} is of {seen} images, and {its_row}"
+            raise InputError(f"{problem}: move that table away")

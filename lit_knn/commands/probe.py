@@ -3,29 +3,23 @@
 `lit-knn probe --data …`, see docs/probe.md.
 """
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 import pytorch_lightning as pl
 import torch
-import yaml
-from torch import Tensor
 
 from lit_knn.commands.next_run import command_of_next_run
+from lit_knn.commands.probe_files import shown_table, write_settings, write_table
 from lit_knn.commands.probed_training import training_of
 from lit_knn.common.errors import InputError, check_at_least
-from lit_knn.common.files import written_whole
-from lit_knn.common.tables import text_table, write_rows
 from lit_knn.data import ReferenceDataModule
 from lit_knn.figures import probe_figure, save_figure
 from lit_knn.metrics.edm_constants import EDM, Constant, edm_constants, sentences
-from lit_knn.metrics.estimator_error import mean_and_error
 from lit_knn.metrics.latents import NoisyLatents, noise_grid
-from lit_knn.metrics.probe import TARGETS, measure_levels
+from lit_knn.metrics.probe import measure_levels
 from lit_knn.metrics.probe_advice import advice_on_few_images
-from lit_knn.metrics.probe_shares import share_left
 from lit_knn.metrics.probe_verdict import conclude
 from lit_knn.modules import LitECT, LitEstimator
 from lit_knn.modules.consistency import ConsistencyTraining
@@ -67,10 +61,7 @@ def probe(
     device = self.strategy.root_device
     check_device(device)
     check_at_least(2, latents=latents)
-    if not 0 <= held_out < 1:
-        rule = "is a share of the images, at least 0 and below 1"
-        raise InputError(f"held_out {rule}, got {held_out:g}; --data.held_out is a number of them")
-
+    check_share(held_out)
     model.trainer = self
     folder = Path(out).expanduser()
     t = noise_grid(levels, t_min, t_max)
@@ -90,13 +81,19 @@ def probe(
     arguments = self.command_line  # type: ignore[attr-defined]
     command = command_of_next_run(arguments, model, images.shape, settings, estimator)
     write_settings(settings, [*lines, command], options_of(model, constants))
-    rows = table_rows(t, table)
-    write_rows(folder / "probe.csv", [cells(row, "") for row in rows])
+    rows = write_table(folder / "probe.csv", t, table)
     save_figure(probe_figure(rows, training.sigma), folder / "probe")
 
     print(shown_table(rows), *lines, sep="\n")
     print(f"Table, picture and settings: {folder / 'probe'}.csv, .png and .yaml")
     print(command)
+
+
+def check_share(held_out: float) -> None:
+    """Refuse a number of images where a share of them is expected."""
+    if not 0 <= held_out < 1:
+        rule = "is a share of the images, at least 0 and below 1"
+        raise InputError(f"held_out {rule}, got {held_out:g}; --data.held_out is a number of them")
 
 
 def draw_latents(
@@ -147,56 +144,3 @@ def options_of(
         below = [sigma for sigma in model.hparams["sampling_sigmas"][1:] if sigma < highest]
         options["sampling_sigmas"] = [highest, *below]
     return options
-
-
-# Files
-
-
-def table_rows(t: Sequence[float], table: Mapping[str, Tensor]) -> list[dict[str, float]]:
-    """Return a row of means and standard errors for each noise level; of targets, of shares."""
-    rows = []
-    for number, level in enumerate(t):
-        irreducible = table["irreducible"][number]
-        row: dict[str, float] = {"t": level, "latents": len(irreducible)}
-
-        for name, values in table.items():
-            if name in TARGETS:
-                result = share_left(name, values[number], irreducible)
-            else:
-                result = mean_and_error(values[number])
-            row[name], row[f"{name}_se"] = result
-        rows.append(row)
-    return rows
-
-
-def cells(row: Mapping[str, float], number_format: str) -> dict[str, str]:
-    """Format the numbers of a row. The cell of a number that cannot be told, NaN, is empty."""
-    texts = {}
-    for name, value in row.items():
-        texts[name] = "" if math.isnan(value) else format(value, number_format)
-    return texts
-
-
-def shown_table(rows: Sequence[Mapping[str, float]]) -> str:
-    """Format the rows for a terminal, without standard errors and times."""
-    names = [name for name in rows[0] if not name.endswith(("_se", "_ms"))]
-    texts = [cells(row, ".3g") for row in rows]
-    return text_table(texts, dict.fromkeys(names, ""))
-
-
-def write_settings(
-    path: Path,
-    lines: Sequence[str],
-    options: Mapping[str, float | list[float]],
-) -> None:
-    """Write probe.yaml: the sentences as comments, and the options for `fit -c`.
-
-    Args:
-        path: the file.
-        lines: the sentences.
-        options: options of the model.
-    """
-    text = yaml.safe_dump({"model": {"init_args": dict(options)}}, sort_keys=False)
-    comments = "".join(f"# {line}\n" for line in lines)
-    with written_whole(path) as partial:
-        partial.write_text(comments + text, encoding="utf-8")

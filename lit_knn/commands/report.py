@@ -9,8 +9,9 @@ from lit_knn.commands.report_page import markdown
 from lit_knn.commands.report_runs import read_run
 from lit_knn.common.errors import InputError
 from lit_knn.common.files import written_whole
+from lit_knn.figures.figure4 import figure4, varied
 from lit_knn.figures.style import save_figure
-from lit_knn.figures.training_curves import TrainingCurve, figure4, run_comparison, varied
+from lit_knn.figures.training_curves import TrainingCurve, run_comparison
 from lit_knn.runs.record import RECORD_NAME
 
 

@@ -7,12 +7,13 @@ from lit_knn.figures.best_curve import average_curve, checkpoint_curve
 from lit_knn.figures.figure1 import figure1
 from lit_knn.figures.figure2 import figure2
 from lit_knn.figures.figure3 import figure3
+from lit_knn.figures.figure4 import figure4
 from lit_knn.figures.figure5 import figure5
 from lit_knn.figures.image_grid import captioned, image_grid
 from lit_knn.figures.probe import probe_figure
 from lit_knn.figures.sample_picture import sample_picture
 from lit_knn.figures.style import save_figure
-from lit_knn.figures.training_curves import figure4, run_comparison
+from lit_knn.figures.training_curves import run_comparison
 
 __all__ = [
     "average_curve",

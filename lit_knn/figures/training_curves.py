@@ -1,4 +1,4 @@
-"""Pictures of training runs: metrics over the images seen, times, and Figure 4 (fig:ablation)."""
+"""Training runs side by side: metrics over the images seen, and times."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -48,20 +48,6 @@ def best_point(points: Points, metric: str) -> tuple[int, float]:
     return best(points, key=lambda point: point[1])
 
 
-def passes(points: Points, baseline: Points, metric: str) -> int | None:
-    """Return the images seen when a curve is first better than the best of `baseline`, or None."""
-    best = best_point(baseline, metric)[1]
-    sign = 1 if higher_is_better(metric) else -1
-
-    for seen, value in points:
-        if sign * value > sign * best:
-            return seen
-    return None
-
-
-# Runs side by side
-
-
 def run_comparison(runs: Sequence[TrainingCurve]) -> Figure:
     """Draw one panel per metric over images seen, with a line per run, and bars of the times."""
     metrics = metrics_of(runs)
@@ -89,7 +75,7 @@ def metrics_of(runs: Sequence[TrainingCurve]) -> list[str]:
     return metrics
 
 
-def _looks(runs: Sequence[TrainingCurve]) -> list[Look]:
+def looks_of(runs: Sequence[TrainingCurve]) -> list[Look]:
     """Return the look of each run, which is that of its estimator."""
     # Runs of the same method need names of their own.
     names = [f"{run.method} {number}" for number, run in enumerate(runs)]
@@ -97,7 +83,7 @@ def _looks(runs: Sequence[TrainingCurve]) -> list[Look]:
     return [by_name[name] for name in names]
 
 
-def _draw_points(axes: Axes, points: Points, divisor: float, look: Look, label: str = "") -> None:
+def draw_points(axes: Axes, points: Points, divisor: float, look: Look, label: str = "") -> None:
     """Draw values over the images seen.
 
     Args:
@@ -119,8 +105,8 @@ def _draw_metric(axes: Axes, runs: Sequence[TrainingCurve], metric: str) -> None
         every_point += run.distances.get(metric, ())
     unit, divisor = image_unit(max(seen for seen, _ in every_point))
 
-    for run, look in zip(runs, _looks(runs), strict=True):
-        _draw_points(axes, run.distances.get(metric, ()), divisor, look)
+    for run, look in zip(runs, looks_of(runs), strict=True):
+        draw_points(axes, run.distances.get(metric, ()), divisor, look)
 
     logarithmic = log_axis(value for _, value in every_point)
     xlabel = f"Training images seen ({unit})"
@@ -129,7 +115,7 @@ def _draw_metric(axes: Axes, runs: Sequence[TrainingCurve], metric: str) -> None
 
 def _draw_times(axes: Axes, runs: Sequence[TrainingCurve]) -> None:
     """Draw a bar for each run: plain for network and data, hatched for the estimator."""
-    for place, (run, look) in enumerate(zip(runs, _looks(runs), strict=True)):
+    for place, (run, look) in enumerate(zip(runs, looks_of(runs), strict=True)):
         colour = look["color"]
         estimator, rest = run.ms_per_image
         axes.barh(place, rest, height=0.6, color=colour, label=f"{run.name} {run.method}")
@@ -140,76 +126,3 @@ def _draw_times(axes: Axes, runs: Sequence[TrainingCurve]) -> None:
     dress(axes, xlabel="ms per image (hatched: estimator)")
     axes.set_yticks([])
     axes.invert_yaxis()
-
-
-# Figure 4
-
-
-def figure4(runs: Sequence[TrainingCurve]) -> Figure:
-    """Draw Figure 4: a column per metric with two panels, in which k (above) and n (below) vary.
-
-    Both panels also show the baseline, a run of the one-sample estimator, if there is one. Dotted
-    lines show the best value of each curve, dashed lines the point where a curve passes the
-    baseline's best.
-    """
-    metrics = metrics_of(runs)
-    figure = Figure(figsize=(6 * len(metrics), 7), layout="constrained")
-    grid = figure.subplots(2, len(metrics), sharex="col", squeeze=False)
-
-    for upper, lower, metric in zip(*grid, metrics, strict=True):
-        measured = [run for run in runs if metric in run.distances]
-        without_k = [run for run in measured if run.k is None]
-        last_images = max(run.distances[metric][-1][0] for run in measured)
-        unit, divisor = image_unit(last_images)
-
-        _draw_panel(upper, without_k + varied(measured, "k"), metric, divisor)
-        upper.set_title("Effect of the search size k", fontsize=10)
-        _draw_panel(lower, without_k + varied(measured, "n"), metric, divisor)
-        lower.set_title("Effect of the sample size n", fontsize=10)
-        lower.set_xlabel(f"Training images seen ({unit})")
-    return figure
-
-
-def varied(runs: Sequence[TrainingCurve], option: str) -> list[TrainingCurve]:
-    """Select the runs that differ only in `option`, "k" or "n".
-
-    All these runs have the same value of the other option: the most common one. In a tie it is the
-    larger one.
-    """
-    by_other: dict[int, list[TrainingCurve]] = {}
-    for run in runs:
-        if run.k is not None:
-            other = run.n if option == "k" else run.k
-            by_other.setdefault(other or 0, []).append(run)
-    if not by_other:
-        return []
-
-    most_common = max(by_other, key=lambda value: (len(by_other[value]), value))
-    return sorted(by_other[most_common], key=lambda run: (run.k if option == "k" else run.n) or 0)
-
-
-def _draw_panel(axes: Axes, runs: Sequence[TrainingCurve], metric: str, divisor: float) -> None:
-    """Draw the curves of a panel of Figure 4, the best of each, and where it passes the baseline.
-
-    Args:
-        axes: the panel.
-        runs: the runs of the panel, which all have the metric.
-        metric: the metric.
-        divisor: number of images in a unit of the axis.
-    """
-    dress(axes, "y", ylabel=TITLES.get(metric, metric))
-    baseline = next((run for run in runs if run.estimator == "OneSample"), None)
-
-    for run, look in zip(runs, _looks(runs), strict=True):
-        points = run.distances[metric]
-        _draw_points(axes, points, divisor, look, label=run.method)
-
-        best = best_point(points, metric)[1]
-        axes.axhline(best, color=look["color"], linestyle=":", linewidth=1)
-
-        if baseline is not None:
-            passed = passes(points, baseline.distances[metric], metric)
-            if passed is not None:
-                axes.axvline(passed / divisor, color=look["color"], linestyle="--", linewidth=1)
-
-    axes.legend(fontsize=8)

@@ -30,10 +30,11 @@ from lit_knn.figures import (
     probe_figure,
     run_comparison,
 )
+from lit_knn.figures.figure4 import passes, varied
 from lit_knn.figures.image_grid import pair_grid
 from lit_knn.figures.probe import PANELS
 from lit_knn.figures.style import PALETTE, dress, looks
-from lit_knn.figures.training_curves import TrainingCurve, best_point, passes, varied
+from lit_knn.figures.training_curves import TrainingCurve, best_point
 from lit_knn.metrics.mean_pictures import mean_pictures
 from lit_knn.reference import ReferenceSet
 from lit_knn.runs.record import Record
