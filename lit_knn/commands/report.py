@@ -43,7 +43,13 @@ def fit_figure4(curves: Sequence[TrainingCurve]) -> bool:
 
 
 def check_other_report(page: Path, text: str, files: Sequence[Path]) -> None:
-    """Raise InputError if files of another report would be replaced."""
+    """Raise InputError if files of another report would be replaced.
+
+    Args:
+        page: path of the report's page.
+        text: text of the report to write.
+        files: paths of all files to write.
+    """
     existing = [path for path in files if path.exists()]
     if not existing:
         return

@@ -45,7 +45,13 @@ def markdown(runs: Sequence[Run]) -> str:
 
 
 def cells(run: Run, runs: Sequence[Run], baseline: Run) -> dict[str, str]:
-    """Return the column of a run in the first table, by row label. The labels are those of all `runs`."""
+    """Return the column of a run in the first table, by row label.
+
+    Args:
+        run: the run.
+        runs: all runs, whose metrics are labels.
+        baseline: the run that times are compared with.
+    """
     record = run.record
     time = record.time
     speed = "-"
@@ -83,6 +89,7 @@ def _relative_time(run: Run, baseline: Run) -> str:
 
 
 def _data_cell(run: Run) -> str:
+    """Describe the data of a run: class, number and shape of images, and their fingerprint."""
     data = run.record.data
     text = str(data.get("class", "-"))
     if "images" not in data:

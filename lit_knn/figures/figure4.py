@@ -89,7 +89,13 @@ def _draw_panel(axes: Axes, runs: Sequence[TrainingCurve], metric: str, divisor:
 
 
 def passes(points: Points, baseline: Points, metric: str) -> int | None:
-    """Return the images seen when a curve is first better than the best of `baseline`, or None."""
+    """Return the images seen when a curve is first better than the best of `baseline`, or None.
+
+    Args:
+        points: the curve.
+        baseline: the other curve.
+        metric: the metric of both.
+    """
     best = best_point(baseline, metric)[1]
     sign = 1 if higher_is_better(metric) else -1
 

@@ -97,7 +97,13 @@ def settings_of(
     sets: dict[int, ReferenceSet],
     t: Sequence[float],
 ) -> str:
-    """Return a hash of everything that the measured levels depend on."""
+    """Return a hash of everything that the measured levels depend on.
+
+    Args:
+        latents: latents of the images to train on, and perhaps of held-out images.
+        sets: the images to train on, by class.
+        t: noise levels.
+    """
     images = latents[0].reference
     settings = [lit_knn.__version__, list(TARGETS), images.device.type, describe(images.index), t]
 

@@ -16,7 +16,13 @@ def advice_to_take(
     remainders: Mapping[str, Remainder],
     training: Training,
 ) -> str:
-    """Name the cheapest estimator that leaves little noise, and its time beside the network's."""
+    """Name the cheapest estimator that leaves little noise, and its time beside the network's.
+
+    Args:
+        best: the estimator; None if no estimator leaves little, or if that cannot be told.
+        remainders: what each estimator leaves.
+        training: the training.
+    """
     if best is None:
         if all(math.isnan(each.share) for each in remainders.values()):
             return (
@@ -46,7 +52,13 @@ def advice_on_few_images(images: int) -> list[str]:
 
 
 def removal_sentence(name: str, left: Remainder, training: Training) -> str:
-    """Say how much noise an estimator removes, and what it costs."""
+    """Say how much noise an estimator removes, and what it costs.
+
+    Args:
+        name: the estimator.
+        left: what it leaves.
+        training: the training.
+    """
     cost = f"{left.ms:.2g} ms an image"
     if training.pass_ms is not None:
         cost += f", {left.ms / training.pass_ms:.0%} of a pass of the network"

@@ -105,6 +105,11 @@ def mean_of(values: Tensor) -> np.ndarray:
 def last_level(t: np.ndarray, curve: np.ndarray, least: float) -> float:
     """Find the highest noise level at which a curve over t is at least `least`.
 
+    Args:
+        t: (levels,), ascending noise levels.
+        curve: (levels,).
+        least: the value that the curve falls below.
+
     Returns:
         The level where the curve falls below `least` for the last time; 0 if it never reaches
         `least`, and infinity if it does at the last level.
