@@ -50,7 +50,8 @@ def try_step(trainer: pl.Trainer, model: EstimatorTraining, batch_shape: Sequenc
 
     before = forget_peak(device)
     try:
-        ends = train(trainer, model, batches)
+        with quiet_and_limited(device):
+            ends = train(trainer, model, batches)
     except RuntimeError as error:
         if not is_out_of_memory(error):
             raise
@@ -64,15 +65,12 @@ def try_step(trainer: pl.Trainer, model: EstimatorTraining, batch_shape: Sequenc
 
 
 def train(trainer: pl.Trainer, model: pl.LightningModule, batches: DataLoader) -> list[float]:
-    """Train for two steps on one rank.
+    """Train for two steps on one rank. Returns the time at the end of each batch.
 
     Args:
         trainer: has the options of the training.
         model: the module that it trains.
         batches: those of two steps.
-
-    Returns:
-        The time at the end of each batch.
     """
     device = trainer.strategy.root_device
     ends = []
@@ -83,23 +81,22 @@ def train(trainer: pl.Trainer, model: pl.LightningModule, batches: DataLoader) -
         outputs["loss"].item()  # This waits for the device.
         ends.append(time.perf_counter())
 
-    with alone():
-        trial = pl.Trainer(
-            accelerator=device.type,
-            devices=1 if device.index is None else [device.index],
-            plugins=[LightningEnvironment()],
-            precision=trainer.precision,
-            accumulate_grad_batches=trainer.accumulate_grad_batches,
-            gradient_clip_val=trainer.gradient_clip_val,
-            max_steps=2,
-            limit_val_batches=0,
-            callbacks=[LambdaCallback(on_train_batch_end=note_end)],
-            logger=False,
-            enable_checkpointing=False,
-            enable_progress_bar=False,
-            enable_model_summary=False,
-        )
-        trial.fit(model, batches, batches)
+    trial = pl.Trainer(
+        accelerator=device.type,
+        devices=1 if device.index is None else [device.index],
+        plugins=[LightningEnvironment()],
+        precision=trainer.precision,
+        accumulate_grad_batches=trainer.accumulate_grad_batches,
+        gradient_clip_val=trainer.gradient_clip_val,
+        max_steps=2,
+        limit_val_batches=0,
+        callbacks=[LambdaCallback(on_train_batch_end=note_end)],
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+    trial.fit(model, batches, batches)
     return ends
 
 
@@ -115,13 +112,14 @@ def forget_peak(device: torch.device) -> int:
 
 
 @contextmanager
-def alone() -> Iterator[None]:
-    """Hide Lightning's messages. Allocations beyond the machine's memory then fail, and the process does not end."""
+def quiet_and_limited(device: torch.device) -> Iterator[None]:
+    """Hide Lightning's messages. On a CPU, let allocations fail where the system would end the process."""
     logger = logging.getLogger("pytorch_lightning")
     level = logger.level
     soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    limit = machine_bytes() if device.type == "cpu" else None
     logger.setLevel(logging.WARNING)
-    resource.setrlimit(resource.RLIMIT_DATA, (machine_bytes() or soft, hard))
+    resource.setrlimit(resource.RLIMIT_DATA, (limit or soft, hard))
     try:
         yield
     finally:
