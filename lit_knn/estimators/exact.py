@@ -15,8 +15,9 @@ from lit_knn.estimators.two_passes import sums_in_two_passes
 from lit_knn.reference import ReferenceSet
 from lit_knn.theory.warp import Warp
 
-# If the largest ‖c‖²/t² is at most this number, nearly all images matter, and none needs float64.
-HIGH_NOISE = 40.0
+# If the largest ‖c‖²/t² is at most this number, nearly all images matter, and hardly any needs
+# float64. At twice this number, one latent in a batch often repeats both passes.
+HIGH_NOISE = 20.0
 # Bytes for the float32 scores of one group of latents on a CPU, and the minimum number of latents
 # per group, because every group reads all images twice. On a GPU the scores take several work arrays.
 SCORE_BYTES, MIN_LATENTS, GPU_SCORE_ARRAYS = 64 * 2**20, 64, 4
