@@ -7,10 +7,12 @@ import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, NamedTuple
+from typing import IO, NamedTuple, TypeVar
 
 from lit_knn.common.errors import InputError, printable, reading
 from lit_knn.data.file_names import advice_for, choose_images, left_out_line, nothing_read
+
+T = TypeVar("T")
 
 # (name) -> size of a file, and its time of change or CRC; it needs no reading.
 Stamp = Callable[[str], tuple[int, int]]
@@ -76,7 +78,7 @@ def opened(path: str | os.PathLike[str]) -> Iterator[Files]:
 
 def _folder(path: Path) -> Files:
     """List the files of a folder."""
-    stored = {with_slashes(name): name for name in _folder_names(path)}
+    stored = _by_name(path, [(name, name) for name in _folder_names(path)])
 
     def stamp(name: str) -> tuple[int, int]:
         try:
@@ -90,12 +92,23 @@ def _folder(path: Path) -> Files:
 
 def _zip(path: Path, archive: zipfile.ZipFile) -> Files:
     """List the files of a zip."""
-    entry = {with_slashes(entry.filename): entry for entry in archive.infolist()}
+    entry = _by_name(path, [(entry.filename, entry) for entry in archive.infolist()])
 
     def stamp(name: str) -> tuple[int, int]:
         return entry[name].file_size, entry[name].CRC
 
     return _files(path, list(entry), lambda name: archive.open(entry[name]), stamp)
+
+
+def _by_name(path: Path, entries: list[tuple[str, T]]) -> dict[str, T]:
+    """Map the names of files to their entries; one of two files of a name would be lost without a word."""
+    places: dict[str, T] = {}
+    for stored_name, entry in entries:
+        name = with_slashes(stored_name)
+        if name in places and not name.endswith("/"):
+            raise InputError(f"{path} holds two files of the name {printable(name)}")
+        places[name] = entry
+    return places
 
 
 def _files(path: Path, names: list[str], open_: Callable[[str], IO[bytes]], stamp: Stamp) -> Files:

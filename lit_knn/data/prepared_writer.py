@@ -165,6 +165,8 @@ def _finish(
     images, out = content.images, content.out
     rows = content.candidates()
     labels = None if images.labels is None else images.labels[rows].tolist()
+    if labels is not None:
+        _check_classes(labels, images.class_names or [])
 
     file.seek(0)
     _append(file, npy_header(len(rows), shape))
@@ -177,6 +179,14 @@ def _finish(
     os.replace(beside(out, PARTIAL_SUFFIX), out)
     beside(out, CONTENT_SUFFIX).unlink(missing_ok=True)
     return description
+
+
+def _check_classes(labels: list[int], class_names: list[str]) -> None:
+    """Refuse a class all of whose images are bad: a training by class would end there."""
+    empty = sorted(set(range(len(class_names))) - set(labels))
+    if empty:
+        name = printable(class_names[empty[0]])
+        raise InputError(f"all images of the class {name} are bad: remove its folder")
 
 
 def _write_skipped(content: PartialContent) -> None:

@@ -85,6 +85,9 @@ class MemorisationMetric(LatentMeans):
     """Copied fraction and mean nearest distance over batches and ranks; for `threshold` see `is_copied`."""
 
     def __init__(self, threshold: float = 1 / 3) -> None:
+        # No ratio is above 1, so every sample would be a copy.
+        if not 0 < threshold <= 1:
+            raise InputError(f"threshold must be above 0 and at most 1, got {threshold}")
         super().__init__(("copied_fraction", "mean_nearest_distance"))
         self.threshold = threshold
 

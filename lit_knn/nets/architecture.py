@@ -39,6 +39,12 @@ def build_network(architecture: Architecture, weights: Mapping[str, Tensor]) -> 
         rule = f"the options of {name} must be {', '.join(known)}"
         raise InputError(f"architecture: {rule}, got {options!r:.300}")
 
+    # Each block and each resolution has weights. Making more of them could fill the memory.
+    blocks, multipliers = options.get("blocks"), options.get("multipliers")
+    too_deep = isinstance(blocks, int) and blocks > len(weights)
+    if too_deep or (isinstance(multipliers, list) and len(multipliers) > len(weights)):
+        raise InputError(f"the weights do not fit the architecture: {len(weights)} are too few")
+
     # A new network would take memory, time and random numbers for nothing.
     with torch.device("meta"):
         net = KNOWN[name](**options)

@@ -1,5 +1,6 @@
 """Classifier-free guidance (Ho & Salimans 2022, arXiv 2207.12598) moves a sample from the average to its class."""
 
+import math
 from collections.abc import Callable
 
 from torch import Tensor
@@ -42,6 +43,8 @@ def check_guidance(guidance: float, num_classes: int, drops_labels: bool) -> flo
         num_classes: number of classes of the network.
         drops_labels: whether its training hid some class labels.
     """
+    if not 0 <= guidance < math.inf:
+        raise InputError(f"guidance must be a finite number of at least 0, got {guidance}")
     if guidance != 1:
         needs = f"guidance={guidance} needs a"
         if num_classes == 0:

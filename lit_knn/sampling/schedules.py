@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Generator, Tensor
 
-from lit_knn.common.errors import InputError, check_positive, prefixed
+from lit_knn.common.errors import InputError, check_at_least, check_positive, prefixed
 
 # Networks compute in float32, in which t and r are the same number if their relative gap is smaller than this.
 SMALLEST_GAP = 2.0**-23
@@ -99,6 +99,7 @@ class TuningSchedule:
         if not 1 < self.q < math.inf:
             reason = "because the gap shrinks by q in each stage"
             raise InputError(f"q must be above 1 and finite, {reason}, got {self.q}")
+        check_at_least(0, k=self.k, b=self.b)
         if self.stages * math.log2(self.q) > -math.log2(SMALLEST_GAP):
             raise InputError(
                 f"q={self.q} and stages={self.stages} leave r within float32's rounding of t in "

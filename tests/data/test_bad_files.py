@@ -194,6 +194,22 @@ def test_a_list_of_skipped_files_is_of_the_last_preparation(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["s", "x.json", "x.npy"]
 
 
+def test_class_whose_images_are_all_bad_is_refused(tmp_path):
+    files = {
+        "cat/0.png": encoded(pixels(4, 4)),
+        "cow/0.png": b"",
+        "dog/0.png": encoded(pixels(4, 4)),
+    }
+    options = PrepareOptions(labels_from_folders=True)
+    folder = write_folder(tmp_path / "s", files)
+    line = refusal(prepare, folder, tmp_path / "x.npy", options, skip_bad=True)
+    assert "all images of the class cow are bad" in line
+    (folder / "cow" / "0.png").unlink()
+    (folder / "cow").rmdir()
+    made = prepare(folder, tmp_path / "x.npy", options, skip_bad=True)
+    assert (made.labels, made.class_names) == ([0, 1], ["cat", "dog"])
+
+
 def test_other_options_start_again(source, tmp_path, capsys):
     refusal(prepare, source, tmp_path / "x.npy", block_images=5)
     prepare(source, tmp_path / "x.npy", PrepareOptions(size=4, center_crop=True), skip_bad=True)

@@ -1,6 +1,7 @@
 """Image and array files as they come: pixels, classes and labels that are read, and files that are refused by name."""
 
 import tempfile
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -136,6 +137,18 @@ def test_all_bad_files_are_named_at_once(tmp_path):
     assert "09.png" in told
     assert "10.png" not in told
     assert told.endswith("; and 4 more; lit-knn prepare --skip-bad leaves such files out")
+
+
+@pytest.mark.filterwarnings("ignore:Duplicate name")
+@pytest.mark.parametrize("name", ["./a.png", ".\\a.png", "dataset.json"])
+def test_zip_that_holds_a_name_twice_is_refused(tmp_path, name):
+    image = encoded(pixels(4, 4))
+    path = write_zip(tmp_path / "a.zip", {"a.png": image, **labels_json(None)})
+    with zipfile.ZipFile(path, "a") as archive:
+        archive.writestr(name, image)
+    line = refusal(read_image_files, path)
+    assert "holds two files of the name" in line
+    assert line.endswith(name[-5:])
 
 
 def test_a_dataset_json_of_another_program_says_what_it_lacks(tmp_path):

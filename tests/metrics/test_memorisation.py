@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from lit_knn.common.errors import InputError
 from lit_knn.index import FaissIndex
 from lit_knn.metrics import is_copied, memorisation, nearest_images
 from lit_knn.metrics.memorisation import LikestPairs
@@ -25,6 +26,8 @@ def test_distances_and_ratio_on_a_square():
     assert is_copied(found).tolist() == [True, False, False, True]
     assert is_copied(found, 0.34).tolist() == [True, True, False, True]
     assert is_copied(found, 0.1).tolist() == [False, False, False, True]
+    with pytest.raises(InputError, match="threshold must be above 0 and at most 1, got 2"):
+        memorisation(samples, ReferenceSet(SQUARE), 2)
     measured = memorisation(samples, ReferenceSet(SQUARE), 0.34, batch_size=3)
     assert measured == pytest.approx({"copied_fraction": 3 / 4, "mean_nearest_distance": 5.5 / 4})
 

@@ -89,6 +89,7 @@ CASES = [
         "label_dropout=0.1, but the net drops labels, too",
     ),
     (LitECT, {"q": 1.0}, "q must be above 1 and finite, because the gap shrinks"),
+    (LitECT, {"k": -1.0}, "k must be at least 0, got -1"),
     (LitECT, {"stages": 24}, "q=2.0 and stages=24 leave r within float32's rounding of t"),
     (
         LitECT,

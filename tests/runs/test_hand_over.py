@@ -466,6 +466,11 @@ GONE = object()
             [3, 8, 8],
             r"UNet: in_channels=1, but the images have the shape \(3, 8, 8\)",
         ),
+        (
+            "model.architecture.options.blocks",
+            10**9,
+            "the weights do not fit the architecture: .* too few",
+        ),
         ("model.architecture.class", "os.system", "class must be one of ADM, DDPMpp, NCSNpp, UNet"),
     ],
 )

@@ -178,6 +178,10 @@ def test_the_trainings_of_a_checkpoint_decide_over_its_guidance(tmp_path):
             r"guidance=2.0 needs a network that was trained without classes, too \(label_dropout\)",
         ),
         (
+            {"guidance": -1.0, "label_dropout": 0.1},
+            "guidance must be a finite number of at least 0, got -1.0",
+        ),
+        (
             {"guidance": 2.0, "class_conditional": False},
             "guidance=2.0 needs a class-conditional network",
         ),
