@@ -16,9 +16,10 @@ from lit_knn.modules.model_checks import check_preconditioning
 from lit_knn.modules.shared_dropout import SharedDropout
 from lit_knn.nets.precond import ConsistencyFunction
 from lit_knn.sampling import ConsistencyModel
+from lit_knn.sampling.distances import Metric
 from lit_knn.sampling.noise_grid import NoiseGrid
 from lit_knn.sampling.samplers import check_sampling_sigmas
-from lit_knn.sampling.schedules import Metric, consistency_weight
+from lit_knn.sampling.schedules import consistency_weight
 from lit_knn.sampling.solvers import PosteriorMean
 from lit_knn.theory.noise import forward_noise
 

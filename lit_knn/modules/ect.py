@@ -13,9 +13,10 @@ from lit_knn.modules.conditioning import Conditioning
 from lit_knn.modules.consistency import ConsistencyTraining, check_not_augmented
 from lit_knn.modules.data_scale import warn_of_scale
 from lit_knn.reference import ReferenceSet
+from lit_knn.sampling.distances import euclidean
 from lit_knn.sampling.loading import load_network_to_tune
 from lit_knn.sampling.samplers import EDM_GRID
-from lit_knn.sampling.schedules import TuningSchedule, euclidean, log_normal_sigmas
+from lit_knn.sampling.schedules import TuningSchedule, log_normal_sigmas
 from lit_knn.sampling.solvers import PosteriorMean, heun_step
 from lit_knn.theory.noise import per_item
 
@@ -48,8 +49,8 @@ class LitECT(ConsistencyTraining):
             the architecture that the file stores.
         solver: `lit_knn.sampling.solvers.euler_step` or `lit_knn.sampling.solvers.heun_step`. Where r < 0.4·t the step
             is Euler's in any case.
-        metric: distance of student and teacher: `lit_knn.sampling.schedules.euclidean`, ECT's adaptive weighting with
-            c = 0, or `lit_knn.sampling.schedules.PseudoHuber`, that with another c.
+        metric: distance of student and teacher: `lit_knn.sampling.distances.euclidean`, ECT's adaptive weighting with
+            c = 0, or `lit_knn.sampling.distances.PseudoHuber`, that with another c.
         class_conditional: give the net and the estimator class labels, so that an item follows the probability flow of
             its class; the net's `num_classes` must fit the data.
         lr: learning rate of RAdam.

@@ -15,8 +15,9 @@ from lit_knn.modules.conditioning import Conditioning
 from lit_knn.modules.consistency import ConsistencyTraining, check_not_augmented
 from lit_knn.modules.data_scale import warn_of_sigma_data
 from lit_knn.reference import ReferenceSet
+from lit_knn.sampling.distances import PseudoHuber
 from lit_knn.sampling.noise_grid import NoiseGrid
-from lit_knn.sampling.schedules import PseudoHuber, ict_num_steps, lognormal_step_probs
+from lit_knn.sampling.schedules import ict_num_steps, lognormal_step_probs
 from lit_knn.sampling.solvers import heun_step
 
 

@@ -1,22 +1,33 @@
-"""EDM's distribution of noise levels in training, and the schedules, weights and metrics of iCT and ECT.
+"""EDM's distribution of noise levels in training, and the schedules and loss weights of EDM, iCT and ECT.
 
 iCT is Song & Dhariwal 2023; ECT is Geng et al. 2024, arXiv 2406.14548.
 """
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Generator, Tensor
 
-from lit_knn.common.errors import InputError, check_at_least, check_positive, prefixed
+from lit_knn.common.errors import InputError, check_at_least
+
+# Configurations of earlier runs name the distances as members of this module.
+from lit_knn.sampling.distances import Metric, PseudoHuber, euclidean
+
+__all__ = [
+    "Metric",
+    "PseudoHuber",
+    "TuningSchedule",
+    "consistency_weight",
+    "edm_weight",
+    "euclidean",
+    "ict_num_steps",
+    "log_normal_sigmas",
+    "lognormal_step_probs",
+]
 
 # Networks compute in float32, in which t and r are the same number if their relative gap is smaller than this.
 SMALLEST_GAP = 2.0**-23
-
-Metric = Callable[[Tensor, Tensor], Tensor]
-"""(a (B, *shape), b (B, *shape)) -> distance of each item (B,)."""
 
 
 def log_normal_sigmas(
@@ -138,35 +149,3 @@ def edm_weight(sigma: Tensor, sigma_data: float) -> Tensor:
 def consistency_weight(t: Tensor, t_prev: Tensor) -> Tensor:
     """The loss weight of iCT and ECT, λ(t_i) = 1 / (t_i − t_{i−1}); (B,) each."""
     return 1 / (t - t_prev)
-
-
-@dataclass(frozen=True)
-class PseudoHuber:
-    """iCT's metric d(a, b) = sqrt(‖a − b‖² + c²) − c over the whole vector of each item.
-
-    Attributes:
-        c: smoothing, c > 0; None for 0.00054·sqrt(d), which is 0.03 on CIFAR-10.
-    """
-
-    c: float | None = None
-
-    def __post_init__(self) -> None:
-        if self.c is not None:
-            with prefixed("PseudoHuber"):
-                check_positive(c=self.c)
-
-    def __call__(self, a: Tensor, b: Tensor) -> Tensor:
-        """Return the distance of each item of a and b, (B, *shape): (B,)."""
-        difference = (a - b).flatten(1)
-        c = 0.00054 * math.sqrt(difference.shape[1]) if self.c is None else self.c
-        sq_norm = difference.square().sum(1)
-        # sqrt(s + c²) − c would lose digits for small s. This form keeps them.
-        return sq_norm / (torch.sqrt(sq_norm + c * c) + c)
-
-
-def euclidean(a: Tensor, b: Tensor) -> Tensor:
-    """ECT's metric d(a, b) = ‖a − b‖ over the whole vector of each item, (B,): its adaptive weight with c = 0.
-
-    It is the limit c → 0 of `PseudoHuber`. The gradient has length 1. At a = b it is undefined, and 0 is returned.
-    """
-    return torch.linalg.vector_norm((a - b).flatten(1), dim=1)

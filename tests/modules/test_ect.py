@@ -6,9 +6,10 @@ import torch
 from lit_knn.estimators import Exact, OneSample
 from lit_knn.modules import LitECT
 from lit_knn.nets import UNet
+from lit_knn.sampling.distances import PseudoHuber, euclidean
 from lit_knn.sampling.loading import load_network
 from lit_knn.sampling.samplers import seeded_noise
-from lit_knn.sampling.schedules import PseudoHuber, TuningSchedule, euclidean
+from lit_knn.sampling.schedules import TuningSchedule
 from lit_knn.sampling.solvers import euler_step, heun_step
 from lit_knn.theory.posterior import posterior_mean
 from tests.networks import write_own, write_published, write_start

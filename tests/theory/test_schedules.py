@@ -7,12 +7,11 @@ import pytest
 import torch
 from scipy.stats import lognorm
 
+from lit_knn.sampling.distances import PseudoHuber, euclidean
 from lit_knn.sampling.noise_grid import karras_sigmas
 from lit_knn.sampling.schedules import (
-    PseudoHuber,
     TuningSchedule,
     consistency_weight,
-    euclidean,
     ict_num_steps,
     lognormal_step_probs,
 )
