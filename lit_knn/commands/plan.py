@@ -8,6 +8,7 @@ from lit_knn.commands.plan_step import try_step
 from lit_knn.common.errors import InputError, check_at_least
 from lit_knn.common.memory import process_bytes, work_bytes
 from lit_knn.data import DataLayout, ReferenceDataModule
+from lit_knn.data.batches import check_step
 from lit_knn.modules.base import EstimatorTraining
 
 # Number of work arrays of bounded size that an estimator may hold at the same time.
@@ -39,6 +40,10 @@ def plan(
         ckpt_path: checkpoint that the fit resumes from, or `last`; it is checked.
     """
     layout = _layout(datamodule, images, image_shape)
+    stored = datamodule.train_images or layout.shape[0] - datamodule.held_out
+    N = stored * (1 + datamodule.hflip)
+    check_step(N, datamodule.batch_size, self.world_size, self.accumulate_grad_batches)
+
     device = self.strategy.root_device if gpu_gb is None else torch.device("cuda", 0)
     memories = plan_data(self, model, datamodule, layout, device)
     if gpu_gb is not None:

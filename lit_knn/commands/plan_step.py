@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from lit_knn.common.errors import InputError
-from lit_knn.common.memory import is_out_of_memory, machine_bytes, process_bytes
+from lit_knn.common.memory import available_bytes, is_out_of_memory, machine_bytes, process_bytes
 from lit_knn.estimators import OneSample
 from lit_knn.modules.base import EstimatorTraining
 
@@ -117,7 +117,10 @@ def quiet_and_limited(device: torch.device) -> Iterator[None]:
     logger = logging.getLogger("pytorch_lightning")
     level = logger.level
     soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
-    limit = machine_bytes() if device.type == "cpu" else None
+    limit = None
+    available = available_bytes()
+    if device.type == "cpu" and available is not None:
+        limit = min(process_bytes("VmData") + available, machine_bytes() or available)
     logger.setLevel(logging.WARNING)
     resource.setrlimit(resource.RLIMIT_DATA, (limit or soft, hard))
     try:

@@ -54,6 +54,11 @@ def machine_bytes() -> int | None:
     return total
 
 
+def available_bytes() -> int | None:
+    """Return the bytes of memory that no process of this machine uses. Returns None if unknown."""
+    return _field(Path("/proc/meminfo"), "MemAvailable")
+
+
 def process_bytes(field: str = "VmRSS") -> int:
     """Return the resident (`VmRSS`) or the peak memory (`VmHWM`) of this process in bytes; 0 if unknown."""
     return _field(Path("/proc/self/status"), field) or 0

@@ -22,6 +22,22 @@ def split_batch(batch: object) -> tuple[Tensor, Tensor | None]:
     return batch[0], batch[1] if len(batch) > 1 else None
 
 
+def check_step(N: int, batch_size: int, world_size: int, accumulate: int) -> None:
+    """Refuse a step of more images than there are.
+
+    Args:
+        N: number of images to train on.
+        batch_size: images per batch and rank.
+        world_size: number of ranks.
+        accumulate: batches of a step.
+    """
+    needed = batch_size * world_size * accumulate
+    if needed > N:
+        times = f" times accumulate_grad_batches={accumulate}" if accumulate > 1 else ""
+        step = f"data.batch_size={batch_size}{times} on {world_size} device(s)"
+        raise InputError(f"{step} needs {needed} images, the reference set has {N}")
+
+
 class ReferenceBatches:
     """An iterable of batches. The reference set's device gathers them, without workers or host copies.
 
@@ -66,15 +82,14 @@ class ReferenceBatches:
         self._batches_done = batches_done
         N, unit = reference.N, world_size
         if shuffle:
+            check_step(N, batch_size, world_size, accumulate)
             unit = self._global_batch_size * accumulate
         elif num_images is not None:
             N = min(num_images, N)
 
         self._num_ids = N - N % unit
         if self._num_ids == 0:
-            times = f" times accumulate_grad_batches={accumulate}" if accumulate > 1 else ""
-            step = f"data.batch_size={batch_size}{times} on {world_size} device(s)"
-            raise InputError(f"{step} needs {unit} images, the reference set has {N}")
+            raise InputError(f"{N} image(s) cannot be split over {world_size} device(s)")
 
     def __len__(self) -> int:
         return -(-self._num_ids // self._global_batch_size)

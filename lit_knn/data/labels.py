@@ -190,4 +190,11 @@ def _in_order(where: str, label_of: dict[str, int], files: Files) -> np.ndarray:
             raise InputError(f"{where} has {count}; it lacks {printable(name)}")
         labels[i] = label
 
+    # A copy of a folder may have ended before its last images.
+    unknown = sorted(label_of_form.keys() - {_composed(name) for name in files.names})
+    if unknown:
+        problem = f"{len(label_of)} labels for {len(files.images)} images"
+        raise InputError(
+            f"{where} has {problem}; it names {printable(unknown[0])}, which is no file"
+        )
     return labels

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from lit_knn.common.deferred_checks import refuse
-from lit_knn.common.errors import InputError
+from lit_knn.common.errors import InputError, check_at_least
 
 NO_CLASS = -1
 """Label of an item without a class; the target of such an item averages over all images."""
@@ -34,10 +34,16 @@ class ImageNetwork(nn.Module):
     in_channels: NumberOfData
 
     def __post_init__(self) -> None:
+        name = type(self).__name__
         for option, value in vars(self).items():
             if value is None:
                 advice = "give it; only a config of a run takes it from the data"
-                raise InputError(f"{type(self).__name__}: {option} is None: {advice}")
+                raise InputError(f"{name}: {option} is None: {advice}")
+            # A network without blocks would train, and so would one whose labels are all dropped.
+            if option == "blocks":
+                check_at_least(1, **{f"{name}: blocks": value})
+            if option in ("dropout", "label_dropout") and not 0 <= value < 1:
+                raise InputError(f"{name}: {option} must be in [0, 1), got {value}")
         super().__init__()
 
     def check_shape(self, shape: Sequence[int]) -> None:

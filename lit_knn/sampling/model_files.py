@@ -53,7 +53,7 @@ def read_model_file(file: Path) -> FileContent:
             rule = f"no such file or folder of a run; {rule}"
         raise InputError(f"{file}: {rule}")
 
-    if not file.exists():
+    if not file.is_file():  # Opening a pipe would wait for somebody to write to it.
         raise InputError(f"{file}: no such file")
     return readers[file.suffix](file)
 

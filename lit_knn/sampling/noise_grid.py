@@ -7,7 +7,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from lit_knn.common.errors import InputError, check_at_least
+from lit_knn.common.errors import InputError, check_at_least, check_positive
 
 
 class LevelRange(Protocol):
@@ -38,6 +38,8 @@ class NoiseGrid:
         if not 0 < self.sigma_min < self.sigma_max < math.inf:
             ends = f"{self.sigma_min} and {self.sigma_max}"
             raise InputError(f"need 0 < sigma_min < sigma_max, got {ends}")
+        # Others would give a grid of other levels, or one level several times.
+        check_positive(rho=self.rho)
 
     def noise_range(self) -> tuple[float, float]:
         """Return the lowest and the highest noise level σ."""

@@ -59,6 +59,7 @@ def ict_num_steps(step: int, total_steps: int = 400_000, s0: int = 10, s1: int =
         s0: intervals at the start.
         s1: intervals at the end.
     """
+    check_at_least(1, total_steps=total_steps)
     if not 1 <= s0 <= s1:
         raise InputError(f"need 1 <= s0 <= s1, got s0={s0} and s1={s1}")
     period = max(math.floor(total_steps / (math.log2(s1 // s0) + 1)), 1)
@@ -111,6 +112,7 @@ class TuningSchedule:
             reason = "because the gap shrinks by q in each stage"
             raise InputError(f"q must be above 1 and finite, {reason}, got {self.q}")
         check_at_least(0, k=self.k, b=self.b)
+        check_at_least(1, stage_steps=self.steps, stages=self.stages)
         if self.stages * math.log2(self.q) > -math.log2(SMALLEST_GAP):
             raise InputError(
                 f"q={self.q} and stages={self.stages} leave r within float32's rounding of t in "

@@ -285,9 +285,22 @@ def test_a_step_of_a_class_conditional_network_is_tried_without_data():
 def test_a_step_larger_than_the_machine_is_refused_in_one_line(demo, monkeypatch):
     import lit_knn.commands.plan_step as module
 
-    monkeypatch.setattr(module, "machine_bytes", lambda: process_bytes("VmData") + 2**26)
-    line = refusal(try_step, demo.trainer, demo.model, (4096, 1, 8, 8))
-    assert line.startswith("one step of 4096 images does not fit: give a smaller --data.batch_size")
+    def check() -> None:
+        line = refusal(try_step, demo.trainer, demo.model, (4096, 1, 8, 8))
+        advice = "give a smaller --data.batch_size"
+        assert line.startswith(f"one step of 4096 images does not fit: {advice}")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(module, "machine_bytes", lambda: process_bytes("VmData") + 2**26)
+        check()
+    # Other processes use the rest.
+    monkeypatch.setattr(module, "available_bytes", lambda: 2**26)
+    check()
+
+
+def test_a_batch_of_more_images_than_there_are_is_refused(own_folder, capsys):
+    line = refusal_of(["plan", "-c", DEMO, "--data.batch_size", "9999"], capsys)
+    assert "data.batch_size=9999 on 1 device(s) needs 9999 images" in line
 
 
 def test_the_command_tells_memory_and_time_of_a_step_and_writes_nothing(

@@ -167,6 +167,7 @@ def test_a_dataset_json_of_another_program_says_what_it_lacks(tmp_path):
         ([["a.png", -1], ["b.png", 1]], "but has ['a.png', -1]"),
         ([["a.png", 1], ["a.png", 1]], "list each image once"),
         ([["b.png", 1]], "1 labels for 2 images; it lacks a.png"),
+        ([["a.png", 1], ["b.png", 1], ["c.png", 2]], "it names c.png, which is no file"),
     ],
 )
 def test_labels_that_do_not_match_are_refused_if_they_are_used(tmp_path, labels, part, capsys):

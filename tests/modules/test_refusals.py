@@ -38,6 +38,9 @@ WARPING = {
 CASES = [
     (LitICT, {"lr": math.inf}, "lr must be finite and above 0, got inf"),
     (LitICT, {"s0": 0}, "s0"),
+    (LitICT, {"total_steps": 0}, "total_steps must be at least 1, got 0"),
+    (LitICT, {"rho": -7.0}, "rho must be finite and above 0, got -7.0"),
+    (LitICT, {"rho": math.inf}, "rho must be finite and above 0, got inf"),
     (LitICT, {"sigma_min": 100.0}, "sigma_min"),
     (LitICT, {"predict_steps": 3}, "predict_steps=3 must be between 1 and"),
     (
@@ -90,6 +93,7 @@ CASES = [
     ),
     (LitECT, {"q": 1.0}, "q must be above 1 and finite, because the gap shrinks"),
     (LitECT, {"k": -1.0}, "k must be at least 0, got -1"),
+    (LitECT, {"stage_steps": -5}, "stage_steps must be at least 1, got -5"),
     (LitECT, {"stages": 24}, "q=2.0 and stages=24 leave r within float32's rounding of t"),
     (
         LitECT,

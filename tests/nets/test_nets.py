@@ -439,6 +439,9 @@ def test_bad_inputs_are_named():
             "UNet: in_channels is None: give it; only a config of a run takes it from",
         ),
         (DDPMpp, {"image_size": None}, "DDPMpp: image_size is None: give it"),
+        (UNet, {"blocks": 0}, "UNet: blocks must be at least 1, got 0"),
+        (UNet, {"dropout": 1.0}, r"UNet: dropout must be in \[0, 1\), got 1.0"),
+        (ADM, {"label_dropout": 1.5}, r"ADM: label_dropout must be in \[0, 1\), got 1.5"),
         (
             NCSNpp,
             {"image_size": 30},
