@@ -112,9 +112,10 @@ def expand_labels(labels: Tensor | np.ndarray | None, stored: int, hflip: bool) 
         return None
 
     labels = torch.as_tensor(labels).cpu()
-    if labels.shape != (stored,) or labels.is_floating_point() or (labels < 0).any():
-        description = f"{tuple(labels.shape)} {labels.dtype}, at least {labels.min()}"
+    # PyTorch does not compare uint64. Its largest numbers become negative.
+    numbers = labels.long()
+    if labels.shape != (stored,) or labels.is_floating_point() or (numbers < 0).any():
+        description = f"{tuple(labels.shape)} {labels.dtype}, at least {numbers.min()}"
         raise InputError(f"labels must be ({stored},) integers from 0, got {description}")
 
-    labels = labels.long()
-    return torch.cat([labels, labels]) if hflip else labels
+    return torch.cat([numbers, numbers]) if hflip else numbers

@@ -199,11 +199,16 @@ def test_the_density_of_a_class_is_that_over_its_images_and_others_have_none():
     for row, own in enumerate((images[::2], images[1::2], images[1::2], images)):
         expected = enumerated_density(own, z[row : row + 1], 0.5).item()
         assert by_class[row].item() == pytest.approx(expected, abs=1e-5)
-    for other in (MonteCarlo(4), ByClass(MonteCarlo(4)), Switched(Exact(), Exact(), 1.0)):
+    whole = ReferenceSet(images)
+    for other, among, classes in (
+        (MonteCarlo(4), whole, None),
+        (ByClass(MonteCarlo(4)), reference, chosen.clamp(min=0)),
+        (Switched(Exact(), Exact(), 1.0), whole, None),
+    ):
         with pytest.raises(
             InputError, match=r"it computes no density; Exact and ByClass\(Exact\(\)\) do"
         ):
-            other.bind(reference).log_density(z, 0.5)
+            other.bind(among).log_density(z, 0.5, labels=classes)
     with pytest.raises(InputError, match="labels missing"):
         ByClass(Exact()).bind(reference).log_density(z, 0.5)
 

@@ -149,7 +149,7 @@ def test_the_loss_is_against_the_derivative_of_the_path(process):
 def test_a_file_and_a_checkpoint_of_a_flow_keep_the_process():
     model = lit(VP(10.0, 0.5), sampling_steps=3)
     model.image_shape = (1, 4, 4)
-    assert model.grid.noise_range()[1] == pytest.approx(
+    assert model.level_range.noise_range()[1] == pytest.approx(
         VP(10.0, 0.5).sigma(torch.tensor(0.9999)).item(), rel=1e-4
     )
     made = model.generative_model()
