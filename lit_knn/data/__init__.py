@@ -25,10 +25,13 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    # The command `prepare` reads files alone: it loads neither torch nor Lightning.
+    # The names are imported at their first use, because the command `prepare` should start without
+    # loading torch and Lightning.
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from lit_knn.data import base, batches, latents, modules, own_images
 
-    rooms = (modules, base, batches, latents, own_images)
-    return next(vars(room)[name] for room in rooms if name in vars(room))
+    for module in (modules, base, batches, latents):
+        if name in vars(module):
+            return vars(module)[name]
+    return vars(own_images)[name]

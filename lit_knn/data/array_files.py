@@ -10,13 +10,14 @@ from lit_knn.data.array_keys import LABEL_KEYS, Loaded, check_suffix, load_array
 from lit_knn.data.files import existing, say
 from lit_knn.data.labels import class_numbers
 
+# Part of the message that a file cannot be read.
 KIND = " as NumPy arrays"
 
 
 def read_array_file(
     path: str | os.PathLike[str], floats_as_is: bool = False, labels_used: bool = False
 ) -> tuple[np.ndarray, np.ndarray | None]:
-    """Read images, latents or vectors from one NumPy file. One line says what was taken.
+    """Read images, latents or vectors from one NumPy file, and print a line that says what was read.
 
     uint8 arrays are images of 1 or 3 channels, (N, C, H, W). An array (N, H, W, C) is moved to this
     layout if its last axis is 1 or 3 long and axis 1 is not. Floats (N, *shape) become float32, and
@@ -28,8 +29,8 @@ def read_array_file(
     Args:
         path: the file.
         floats_as_is: also accept floats that look like images by mistake, see `Arrays`.
-        labels_used: whether labels are needed. Otherwise labels that are no numbers of classes are
-            left out, and the line says so.
+        labels_used: whether labels are needed. If not, labels that are not class numbers are left
+            out, and the line says so.
 
     Returns:
         The array (N, *shape), uint8 or float32, and labels (N,), int64, or None.
@@ -37,7 +38,7 @@ def read_array_file(
     path = existing(path)
     with reading(path, KIND):
         loaded = load_arrays(path)
-    # A reference set refuses arrays of other types.
+    # Arrays of other types are returned as they are; the reference set refuses them.
     images = loaded.array
     if images.dtype == np.uint8:
         images = _channels_first(path, images)
@@ -68,6 +69,7 @@ def array_file_shape(path: str | os.PathLike[str]) -> tuple[tuple[int, ...], int
         array = np.load(path, mmap_mode="r")
         shape = len(array), *array.shape[1:]
 
+    # Floats are read as float32.
     if array.dtype != np.uint8:
         return shape, 4
     if _channels_last(shape):
@@ -76,7 +78,7 @@ def array_file_shape(path: str | os.PathLike[str]) -> tuple[tuple[int, ...], int
 
 
 def _labels(path: Path, loaded: Loaded, used: bool) -> tuple[np.ndarray | None, str]:
-    """Return the labels, and what to say about them."""
+    """Return the labels, or None, and what the printed line says about them."""
     if loaded.labels is None:
         if used:
             has = "an .npy file has none"
@@ -115,6 +117,7 @@ def _described(loaded: Loaded) -> str:
 
 
 def _channels_last(shape: tuple[int, ...]) -> bool:
+    """Return whether an array of this shape seems to hold images (N, H, W, C)."""
     return len(shape) == 4 and shape[1] not in (1, 3) and shape[3] in (1, 3)
 
 
@@ -130,8 +133,8 @@ def _channels_first(path: Path, array: np.ndarray) -> np.ndarray:
 
 
 def _checked_floats(path: Path, array: np.ndarray, as_is: bool) -> np.ndarray:
-    """Return floats as float32; refuse likely mistakes."""
-    # A reference set refuses values that are too large.
+    """Return floats as float32; refuse images in a wrong layout or range, unless `as_is`."""
+    # Values that are too large for float32 become infinite, and the reference set refuses them.
     with np.errstate(over="ignore"):
         array = np.ascontiguousarray(array, np.float32)
     if as_is:
@@ -142,6 +145,7 @@ def _checked_floats(path: Path, array: np.ndarray, as_is: bool) -> np.ndarray:
         advice = "give (N, C, H, W), or set floats_as_is if it is meant"
         raise InputError(f"{path}: {looks}; floats are never rearranged: {advice}")
 
+    # Values without a negative one are probably in [0, 1], and not in model space.
     is_image = array.ndim == 4 and array.shape[1] in (1, 3)
     low, high = array.min(), array.max()
     if is_image and (low < -1 or low >= 0 or high > 1):

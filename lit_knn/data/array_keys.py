@@ -18,9 +18,9 @@ class Loaded(NamedTuple):
 
     array: np.ndarray
     labels: np.ndarray | None
-    key: str  # of the array, "" in an .npy file
-    label_key: str  # "" without labels
-    others: list[str]  # the keys that are not read
+    key: str  # the array's name in an .npz file; "" for an .npy file
+    label_key: str  # the labels' name; "" without labels
+    others: list[str]  # names of the arrays that are not read
 
 
 def load_arrays(path: Path) -> Loaded:
@@ -39,14 +39,14 @@ def load_arrays(path: Path) -> Loaded:
 
 
 def check_suffix(path: Path) -> None:
-    """Refuse a file that NumPy has not written."""
+    """Refuse a file whose suffix is not one of NumPy's."""
     if path.suffix.lower() not in (".npy", ".npz"):
         advice = "; a folder or zip of images is read with --data ImageFiles"
         raise InputError(f"{path} is neither an .npy nor an .npz file{advice}")
 
 
 def _array_key(path: Path, keys: Sequence[str]) -> str:
-    """Return the key of the array."""
+    """Return the key of the images, latents or vectors."""
     for key in IMAGE_KEYS:
         if key in keys:
             return key
@@ -62,6 +62,7 @@ def _array_key(path: Path, keys: Sequence[str]) -> str:
 def _label_key(keys: Sequence[str], array_key: str) -> str:
     """Return the key of the labels, "" if there are none."""
     for key in LABEL_KEYS:
+        # Beside an array of another name than arr_0, arr_1 may be anything.
         if key in keys and (key != "arr_1" or array_key == "arr_0"):
             return key
     return ""

@@ -22,7 +22,7 @@ class Autoencoder(RecordsArguments, ABC):
     def fit(self, images: Tensor) -> None:
         """Learn from images (N, *shape), float32 in model space, before the first `encode`. The default learns nothing.
 
-        It must learn the same in every process. Large data sets give only a part of their images.
+        It must learn the same in every process. Of a large data set it gets only some of the images.
         """
         return
 
@@ -36,11 +36,11 @@ class Autoencoder(RecordsArguments, ABC):
 
 
 class PCA(Autoencoder):
-    """Principal components as a linear autoencoder. With as many components as pixels nothing is lost but rounding.
+    """Principal components as a linear autoencoder. With as many components as pixels, only rounding is lost.
 
     Args:
         latent_shape: shape of the latents; their number of values is the number of components.
-        scale: factor of the latents.
+        scale: factor by which `encode` multiplies the components.
     """
 
     def __init__(self, latent_shape: Sequence[int], scale: float = 1.0) -> None:

@@ -1,15 +1,15 @@
-"""Errors of image files that no option can make an image of a set."""
+"""Errors about image files that cannot become images of a set, whatever the options."""
 
 from collections.abc import Sequence
 
 from lit_knn.common.errors import InputError
 
-# Number of bad files that a message names.
-NAMED = 10
+# A message names at most this number of bad files.
+MOST_NAMED = 10
 
 
 class BadImageError(InputError):
-    """A file that no option can make an image of this set, such as a damaged one."""
+    """A file, such as a damaged one, that cannot become an image of this set, whatever the options."""
 
 
 class UnreadFileError(BadImageError):
@@ -17,7 +17,7 @@ class UnreadFileError(BadImageError):
 
 
 def bad_images(problems: Sequence[str], number: int, advice: str) -> InputError:
-    """Return the error that names bad image files: ten, and their count.
+    """Return the error that names the first ten bad image files and says how many there are.
 
     Args:
         problems: one line for each bad file.
@@ -27,8 +27,8 @@ def bad_images(problems: Sequence[str], number: int, advice: str) -> InputError:
     if len(problems) == 1:
         return InputError(f"{problems[0]}; {advice}")
 
-    named = "; ".join(problems[:NAMED])
-    rest = len(problems) - NAMED
+    named = "; ".join(problems[:MOST_NAMED])
+    rest = len(problems) - MOST_NAMED
     more = f"; and {rest:,} more" if rest > 0 else ""
     count = f"{len(problems):,} of {number:,} image files are bad"
     return InputError(f"{count}: {named}{more}; {advice}")

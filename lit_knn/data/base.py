@@ -25,7 +25,7 @@ class DataLayout(NamedTuple):
 
     shape: tuple[int, ...]  # (N, *shape)
     value_bytes: int = 1  # 1 for uint8, 4 for floats
-    # the images are known to be in order of class, so that classes need no copies
+    # Whether the images are known to be sorted by class. Then the images of a class are a view, and not a copy.
     by_class: bool = False
 
 
@@ -78,7 +78,7 @@ class ReferenceDataModule(ReferenceLoaders, ABC):
         self.held_out = held_out
         self.train_images = train_images
 
-    # True if the images stay on the disk; pages are read when used, and a machine's ranks share them.
+    # Whether the images stay on the disk. Their pages are then read when used, and a machine's ranks share them.
     mapped = False
     # Decodes samples for pictures and Fréchet distances; None if the samples are images themselves.
     autoencoder: Autoencoder | None = None
@@ -87,7 +87,7 @@ class ReferenceDataModule(ReferenceLoaders, ABC):
     held_out_image_reference: ReferenceSet | None = None
     # The hash of the images' bytes, if `load` knows it without reading them.
     sha256: str | None = None
-    # True if labels are needed even if no model takes them.
+    # Whether labels are needed even if the model takes none.
     needs_labels = False
     # Names of the classes 0, 1, …, if `load` knows them.
     class_names: list[str] | None = None
@@ -113,7 +113,7 @@ class ReferenceDataModule(ReferenceLoaders, ABC):
         """Load the data and make the reference set, once.
 
         Raises:
-            InputError: the data do not fit the options; a batch size too large, before training.
+            InputError: the data do not fit the options; or, with the stage "fit", they are too few for a batch.
         """
         if self.reference is None:
             images, labels = self._loaded()
@@ -123,18 +123,19 @@ class ReferenceDataModule(ReferenceLoaders, ABC):
                 labels = usable_labels(labels, len(images), self.labels_used)
 
             if self.sharded:
-                training, held_out = self._parts(images, labels, self.sha256, self.mapped)
+                training, held_out = self._split(images, labels, self.sha256, self.mapped)
                 self.reference = self._shard(training)
-                self.held_out_reference = self._set(held_out, None)
+                self.held_out_reference = self._reference_set(held_out, None)
             else:
                 sets = self.sets(images, labels, self.index, self.sha256)
                 self.reference, self.held_out_reference = sets
         if stage == "fit":
+            # Called for the error that it raises if the batch size is too large.
             self.train_dataloader()
 
     @property
     def labels_used(self) -> bool:
-        """Tells whether labels are needed. Otherwise labels that are no classes are left out."""
+        """Whether labels are needed. If not, labels that are not class numbers are left out."""
         model = getattr(self.trainer, "lightning_module", None)
         return self.needs_labels or bool(getattr(model, "conditioning", None))
 
@@ -146,9 +147,9 @@ class ReferenceDataModule(ReferenceLoaders, ABC):
         sha256: str | None = None,
         mapped: bool | None = None,
     ) -> tuple[ReferenceSet, ReferenceSet | None]:
-        """Make the reference set and that of the held-out images, None for none.
+        """Make the reference set, and that of the held-out images, which is None if there are none.
 
-        Both are in the order of the data, and every call draws alike.
+        Both keep the order of the data, and every call holds out the same images.
 
         Args:
             images: all images, (N, *shape).
@@ -159,24 +160,27 @@ class ReferenceDataModule(ReferenceLoaders, ABC):
                 the data's `mapped`.
         """
         mapped = self.mapped if mapped is None else mapped
-        training, held_out = self._parts(images, labels, sha256, mapped)
-        reference = self._set(training, index)
+        training, held_out = self._split(images, labels, sha256, mapped)
+        reference = self._reference_set(training, index)
         assert reference is not None
-        return reference, self._set(held_out, None)
+        return reference, self._reference_set(held_out, None)
 
-    def _parts(
+    def _split(
         self, images: Images, labels: Labels, sha256: str | None, mapped: bool
     ) -> tuple[Part, Part | None]:
+        """Split the data into the images to train on and those held out; see `split_off`."""
         whole = Part(images, labels, sha256)
         return split_off(whole, self.held_out, self.train_images, mapped)
 
-    def _set(self, part: Part | None, index: Index | None) -> ReferenceSet | None:
+    def _reference_set(self, part: Part | None, index: Index | None) -> ReferenceSet | None:
+        """Make the reference set of a part, or return None if there is no such part."""
         if part is None:
             return None
         return ReferenceSet(part.images, index, self.hflip, part.labels, part.sha256)
 
     def _loaded(self) -> tuple[Images, Labels]:
         """Call `load` on every rank. If one rank fails, all stop at once instead of waiting in the first collective."""
+        # `in_every_process` would send a returned value to all ranks, so the data go into this list.
         loaded: list[tuple[Images, Labels]] = []
         in_every_process(lambda: loaded.append(self.load()))
         images, labels = loaded[0]
@@ -184,7 +188,7 @@ class ReferenceDataModule(ReferenceLoaders, ABC):
 
     def _shard(self, part: Part) -> ShardedReferenceSet:
         """Make the shard of this rank."""
-        # A process that plans is alone.
+        # Without a distributed run, as in `lit-knn plan`, the shard has all images.
         rows = shard_rows(len(part.images), *rank_and_size())
         shard = shard_of(part, rows, self.mapped)
         return ShardedReferenceSet(shard.images, self.index, self.hflip, shard.labels, shard.sha256)

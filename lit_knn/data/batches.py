@@ -39,24 +39,26 @@ def check_step(N: int, batch_size: int, world_size: int, accumulate: int) -> Non
 
 
 class ReferenceBatches:
-    """An iterable of batches. The reference set's device gathers them, without workers or host copies.
+    """An iterable of batches. They are gathered on the reference set's device, without workers or host copies.
 
     The ranks together draw the same images as one rank with `world_size` times the batch size.
 
-    With `shuffle`, an epoch has all N images once, in random order, without the last images that do not fill a step:
-    `accumulate` batches on every rank. An iteration has as many batches as an epoch and starts at `batches_done`, also
-    inside an epoch. Without `shuffle`, every iteration has the same `num_images` images, drawn once from the seed; the
-    last batch may be smaller, and a remainder that cannot be split evenly over the ranks is left out.
+    With `shuffle`, an epoch has all N images once, in random order. A step takes `accumulate` batches on every rank,
+    and the last images, which do not fill a step, are left out. An iteration has as many batches as an epoch. It starts
+    at the batch number `batches_done()`, which may be inside an epoch.
+
+    Without `shuffle`, every iteration has the same `num_images` images, drawn once from the seed. The last batch may be
+    smaller, and a remainder that cannot be split evenly over the ranks is left out.
 
     Args:
         reference: the images.
         batch_size: images per batch and rank.
         seed: sets the order.
         shuffle: see above.
-        num_images: over all ranks, without `shuffle`; None, or a number above N, means all N.
+        num_images: number of images over all ranks, without `shuffle`; None, or a number above N, means all N.
         rank: number of this rank.
         world_size: number of ranks.
-        accumulate: batches of a step.
+        accumulate: batches of each rank in one step of the optimiser.
         batches_done: returns the number of batches drawn since training began; called when the first batch of an
             iteration is drawn.
     """
@@ -80,7 +82,9 @@ class ReferenceBatches:
         self.world_size = world_size
         self._global_batch_size = batch_size * world_size
         self._batches_done = batches_done
-        N, unit = reference.N, world_size
+        N = reference.N
+        # The number of images in an iteration is a multiple of `unit`.
+        unit = world_size
         if shuffle:
             check_step(N, batch_size, world_size, accumulate)
             unit = self._global_batch_size * accumulate
@@ -92,16 +96,18 @@ class ReferenceBatches:
             raise InputError(f"{N} image(s) cannot be split over {world_size} device(s)")
 
     def __len__(self) -> int:
+        # The quotient is rounded up.
         return -(-self._num_ids // self._global_batch_size)
 
     def __iter__(self) -> Iterator[Batch]:
-        # At iter() it would be too early: Lightning corrects the progress of a checkpoint before the first batch.
+        # This line runs when the first batch is drawn. At the call of iter() it would be too early, because Lightning
+        # corrects the progress that a checkpoint stores only afterwards.
         epoch, first = divmod(self._batches_done(), len(self))
         yield from self._of_epoch(epoch, range(first, len(self)))
         yield from self._of_epoch(epoch + 1, range(first))
 
     def _of_epoch(self, epoch: int, batches: range) -> Iterator[Batch]:
-        """Yield some batches of an epoch by their numbers."""
+        """Yield the batches of an epoch that have these numbers."""
         key: tuple[int, ...] = (Stream.VALIDATION_ORDER, self.seed)
         if self.shuffle:
             key = (Stream.TRAINING_ORDER, self.seed, epoch)
@@ -114,6 +120,7 @@ class ReferenceBatches:
         labels = self.reference.labels
         for number in batches:
             start = number * self._global_batch_size
+            # The ranks take turns at the images of a global batch.
             of_rank = slice(start + self.rank, start + self._global_batch_size, self.world_size)
             x = self.reference.take(on_device[of_rank].to(self.reference.device))
             yield x, None if labels is None else labels[order[of_rank]]
@@ -122,11 +129,12 @@ class ReferenceBatches:
         """Return no state, because `batches_done` gives the position. Lightning can resume only with this method."""
         return {}
 
-    def load_state_dict(self, state_dict: dict[str, int]) -> None: ...
+    def load_state_dict(self, state_dict: dict[str, int]) -> None:
+        """Do nothing, because there is no state."""
 
 
 class SeedBatches:
-    """Batches of this rank's seeds, int64, 0 <= seed < num_seeds. Rank r has the seeds r, r + world_size, ..."""
+    """Batches of this rank's seeds, int64, from 0 to num_seeds − 1. Rank r has the seeds r, r + world_size, ..."""
 
     def __init__(self, num_seeds: int, batch_size: int, rank: int = 0, world_size: int = 1) -> None:
         if num_seeds < world_size:

@@ -34,6 +34,7 @@ def decoded_blocks(
         try:
             image = images.read(i)
         except BadImageError as error:
+            # It is returned, because a raised one would end the whole block.
             return error
         check_same_size(first, shape, images.names[i], image.shape)
         return image
@@ -56,9 +57,9 @@ def decoded_blocks(
 
 
 def _bar(total: int, done: int) -> "tqdm":
-    """Return the progress bar."""
+    """Return the progress bar of a preparation, of whose `total` images some are `done`."""
     from tqdm import tqdm
 
-    # In a log file each refresh adds a line.
+    # In a log file each refresh adds a line, so they are rare there. On a terminal, 0.1 s is tqdm's default.
     between = 0.1 if sys.stderr.isatty() else SECONDS_BETWEEN_LINES_IN_A_FILE
     return tqdm(total=total, initial=done, desc="Preparing", unit=" images", mininterval=between)

@@ -1,4 +1,4 @@
-"""Decodes image files: one way from the bytes of a file to its pixels, for every kind of source."""
+"""Decodes image files: turns the bytes of a file into pixels, in the same way for every source."""
 
 import io
 from collections.abc import Callable
@@ -13,7 +13,7 @@ from lit_knn.data.prepare_options import PrepareOptions
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-# Pillow reads these formats without loss of meaning. The content decides, not the suffix.
+# The formats that are read, by Pillow's names. The content of a file tells its format, and not its suffix.
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF")
 # Exif's number of the tag that says how to turn a photo, and its value for a photo that is upright.
 ORIENTATION, UPRIGHT = 0x0112, 1
@@ -30,7 +30,7 @@ def decode(
         options: the changes made to the image; None for none.
 
     Returns:
-        Pixels (C, H, W), uint8; C is 1 for grayscale and 3 for colour. A palette is its colours.
+        Pixels (C, H, W), uint8; C is 1 for grayscale and 3 for colour, also for the colours of a palette.
 
     Raises:
         BadImageError: the file is damaged, has several frames or more than 8 bits a channel.
@@ -60,12 +60,12 @@ def decode(
 
 
 def has_frames(open_: Callable[[str], IO[bytes]], name: str) -> bool:
-    """Return whether a file has several frames, as animations have; False if it is damaged."""
+    """Return whether an image file has several frames, as animations have; False for a damaged file."""
     from PIL import Image
 
     try:
         with open_(name) as file, Image.open(file, formats=FORMATS) as image:
-            return _moves(image)
+            return _has_several_frames(image)
     except MemoryError:
         raise
     except Exception:  # `decode` will say what is wrong with it.
@@ -73,7 +73,7 @@ def has_frames(open_: Callable[[str], IO[bytes]], name: str) -> bool:
 
 
 def _opened(content: bytes, name: str) -> "Image":
-    """Open an image of one frame and at most 8 bits a channel, and decode it."""
+    """Decode an image; raise BadImageError for several frames or more than 8 bits a channel."""
     from PIL import Image, UnidentifiedImageError
 
     if not content:
@@ -84,10 +84,10 @@ def _opened(content: bytes, name: str) -> "Image":
     except UnidentifiedImageError as error:
         raise BadImageError(f"{name} is not an image, as {', '.join(FORMATS)}") from error
 
-    if _moves(image):
+    if _has_several_frames(image):
         raise BadImageError(f"{name} has several frames")
 
-    # Pillow would cut the low byte of colours off, and its mode would not tell.
+    # Pillow would drop the low byte of 16-bit colours, and the mode of its image would not show it.
     if ";16" in str(image.tile):
         raise BadImageError(f"{name} has 16 bits a channel (make it 8 bits first)")
 
@@ -95,8 +95,8 @@ def _opened(content: bytes, name: str) -> "Image":
     return image
 
 
-def _moves(image: "Image") -> bool:
-    # The other frames of a phone's JPEG (MPO) are previews of the first.
+def _has_several_frames(image: "Image") -> bool:
+    # In a phone's JPEG (MPO) the other frames are previews of the first, so they do not count.
     return getattr(image, "is_animated", False) and image.format != "MPO"
 
 

@@ -9,7 +9,7 @@ from typing import IO
 from lit_knn.common.errors import printable
 from lit_knn.data.decoding import has_frames
 
-# Files of these formats may have several frames.
+# Suffixes of the formats whose files may have several frames.
 MOVING = (".gif", ".tif", ".tiff", ".webp")
 IMAGE_SUFFIXES = (".bmp", ".jfif", ".jpe", ".jpeg", ".jpg", ".png", *MOVING)
 # Image files that are counted and left out: Pillow does not read them, or only with a loss.
@@ -36,6 +36,7 @@ CIFAR10_FOLDER = "cifar-10-batches-py"
 def is_hidden(name: str) -> bool:
     """Return whether a file or folder is not part of the data, such as `.thumbnails/0.png`."""
     parts = name.rstrip("/").split("/")
+    # The parts "." and ".." hide nothing.
     dotted = any(part.startswith(".") and part.strip(".") for part in parts)
     return dotted or not set(NO_DATA).isdisjoint(parts)
 
@@ -67,7 +68,7 @@ def choose_images(
 
 def left_out_line(images: Sequence[str], left_out: Mapping[str, str]) -> str:
     """Count what is left out: "14 of 20 image files are left out: 12 .heic, 2 .svg"."""
-    # In the order of their names first, so that equal counts have an order.
+    # Sorted first, because `most_common` leaves kinds with equal counts in their order.
     kinds = Counter(sorted(left_out.values())).most_common()
     counts = ", ".join(f"{number:,} {kind}" for kind, number in kinds)
     total = len(images) + len(left_out)
@@ -75,7 +76,9 @@ def left_out_line(images: Sequence[str], left_out: Mapping[str, str]) -> str:
 
 
 def nothing_read(path: Path, names: Sequence[str], left_out: Mapping[str, str]) -> str:
-    """Say that a folder or zip has no image that is read, what it has, and what to do.
+    """Return the error message for a folder or zip in which there is no image to read.
+
+    It says what the folder or zip holds instead, and what to do.
 
     Args:
         path: the folder or zip.
@@ -107,7 +110,7 @@ def nothing_read(path: Path, names: Sequence[str], left_out: Mapping[str, str]) 
 
 
 def advice_for(path: Path) -> str:
-    """Say how a file that is no folder and no zip can be used as data."""
+    """Return the end of an error message: how a file with the suffix of `path` can become data."""
     suffix = path.suffix.lower()
     if suffix in (".npy", ".npz"):
         prepared = "--data Prepared, if lit-knn prepare made it, and otherwise with --data Arrays"

@@ -14,7 +14,7 @@ from lit_knn.data.file_names import advice_for, choose_images, left_out_line, no
 
 T = TypeVar("T")
 
-# (name) -> size of a file, and its time of change or CRC; it needs no reading.
+# (name) -> the size of a file, and its time of change in a folder or its checksum in a zip, without reading the file.
 Stamp = Callable[[str], tuple[int, int]]
 
 
@@ -29,10 +29,12 @@ class Files(NamedTuple):
     stamp: Stamp
 
 
+# The cache drops a repeated line, because a run opens its data twice.
 @functools.cache
 def say(text: str) -> None:
-    """Print a line about the data, on the first rank, and only once: a run opens its data twice."""
-    # Only a trainer has ranks, and knows them before they meet. To prepare images needs neither.
+    """Print a line about the data on the first rank, unless this process has printed it before."""
+    # Lightning knows the rank even before the ranks connect. Without Lightning, as in `lit-knn prepare`, there is only
+    # one process.
     if "pytorch_lightning" in sys.modules:
         from pytorch_lightning.utilities import rank_zero_only
 
@@ -61,7 +63,7 @@ def with_slashes(name: str) -> str:
 
 @contextmanager
 def opened(path: str | os.PathLike[str]) -> Iterator[Files]:
-    """Open a folder or zip of images. One line says how many image files are left out."""
+    """Open a folder or zip of images, and print a line that says how many image files are left out."""
     path = existing(path)
     if path.is_dir():
         yield _folder(path)
@@ -78,32 +80,50 @@ def opened(path: str | os.PathLike[str]) -> Iterator[Files]:
 
 def _folder(path: Path) -> Files:
     """List the files of a folder."""
-    stored = _by_name(path, [(name, name) for name in _folder_names(path)])
+    # A name on the disk may hold a backslash, which `with_slashes` replaces.
+    names_on_disk = _folder_names(path)
+    on_disk = _by_name(path, names_on_disk, names_on_disk)
+
+    def open_(name: str) -> IO[bytes]:
+        return (path / on_disk[name]).open("rb")
 
     def stamp(name: str) -> tuple[int, int]:
         try:
-            status = (path / stored[name]).stat()
-        except OSError:  # A link to nowhere. Reading it will say so.
+            status = (path / on_disk[name]).stat()
+        except OSError:
+            # The file is a link to nowhere. The error comes when it is read.
             return 0, 0
         return status.st_size, status.st_mtime_ns
 
-    return _files(path, list(stored), lambda name: (path / stored[name]).open("rb"), stamp)
+    return _files(path, list(on_disk), open_, stamp)
 
 
 def _zip(path: Path, archive: zipfile.ZipFile) -> Files:
     """List the files of a zip."""
-    entry = _by_name(path, [(entry.filename, entry) for entry in archive.infolist()])
+    entries = archive.infolist()
+    entry = _by_name(path, [each.filename for each in entries], entries)
+
+    def open_(name: str) -> IO[bytes]:
+        return archive.open(entry[name])
 
     def stamp(name: str) -> tuple[int, int]:
         return entry[name].file_size, entry[name].CRC
 
-    return _files(path, list(entry), lambda name: archive.open(entry[name]), stamp)
+    return _files(path, list(entry), open_, stamp)
 
 
-def _by_name(path: Path, entries: list[tuple[str, T]]) -> dict[str, T]:
-    """Map the names of files to their entries; one of two files of a name would be lost without a word."""
+def _by_name(path: Path, stored_names: list[str], entries: list[T]) -> dict[str, T]:
+    """Map the name of each file or folder, as `with_slashes` gives it, to its entry.
+
+    Raises InputError if two files have one name, because one of them would be lost without a word.
+
+    Args:
+        path: the folder or zip.
+        stored_names: names as they are stored.
+        entries: what is needed to open each of them.
+    """
     places: dict[str, T] = {}
-    for stored_name, entry in entries:
+    for stored_name, entry in zip(stored_names, entries, strict=True):
         name = with_slashes(stored_name)
         if name in places and not name.endswith("/"):
             raise InputError(f"{path} holds two files of the name {printable(name)}")
@@ -127,14 +147,14 @@ def _files(path: Path, names: list[str], open_: Callable[[str], IO[bytes]], stam
 
 
 def _folder_names(path: Path) -> list[str]:
-    """List the files and folders below a folder, also behind links."""
+    """List the files and folders below a folder and below the links in it. Names of folders end with a slash."""
 
     def refuse(error: OSError) -> None:
         raise error  # Otherwise `os.walk` leaves out folders that cannot be read.
 
     names = []
     for folder, subfolders, files in os.walk(path, onerror=refuse, followlinks=True):
-        # The images of such a link would count many times.
+        # A link to a folder above it would list the same images again and again.
         if Path(folder).resolve() in Path(os.path.abspath(folder)).parents:
             raise InputError(f"{printable(folder)} is a link to a folder above it")
         here = Path(folder).relative_to(path)

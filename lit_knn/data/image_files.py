@@ -1,4 +1,4 @@
-"""Zips and folders of image files in memory: their pixels and their class labels."""
+"""Reads zips and folders of image files into memory: their pixels and their class labels."""
 
 import os
 
@@ -39,7 +39,7 @@ def read_image_files(
 
 
 def count_image_files(path: str | os.PathLike[str]) -> tuple[int, ...]:
-    """Return the shape (N, C, H, W) of `read_image_files`, from the names and the first image."""
+    """Return the shape (N, C, H, W) of the images of `read_image_files`; only the first image is read."""
     with opened(path) as files, prefixed(str(files.path)):
         return len(files.images), *decode(files.read, files.images[0]).shape
 
@@ -47,7 +47,7 @@ def count_image_files(path: str | os.PathLike[str]) -> tuple[int, ...]:
 def read_image_labels(
     path: str | os.PathLike[str], labels_from_folders: bool = False
 ) -> np.ndarray | None:
-    """Return the labels of `read_image_files`, without its images; refuse images without labels."""
+    """Return the labels that `read_image_files` returns, without reading images; refuse images without labels."""
     with opened(path) as files:
         return image_labels(files, labels_from_folders, used=True).numbers
 
@@ -69,10 +69,11 @@ def check_same_size(first: str, shape: tuple[int, ...], name: str, other: tuple[
 
 
 def _all_images(files: Files) -> np.ndarray:
-    """Decode all images. One error names all bad files."""
+    """Decode all images, or raise one error that tells of all bad files."""
     from tqdm import tqdm
 
-    names, first, problems = files.images, "", []
+    names, problems = files.images, []
+    first = ""  # name of the first image that is not bad, which sets the size of all
     images = np.empty(0, np.uint8)
 
     text = f"Reading {files.path.name}"
@@ -95,5 +96,6 @@ def _all_images(files: Files) -> np.ndarray:
 
 
 def _size(shape: tuple[int, ...]) -> str:
+    """Describe a shape (C, H, W) in a message."""
     channels, height, width = shape
     return f"{width}x{height} with {channels} channel{'s' if channels > 1 else ''}"

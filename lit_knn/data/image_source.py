@@ -23,7 +23,7 @@ class Origin(TypedDict):
 
     source: str  # name of the folder or zip
     options: dict[str, object]  # the `PrepareOptions` that are not off
-    fingerprint: str  # hash of what must be the same to continue: images and labels
+    fingerprint: str  # hash of the images and labels, which an interrupted preparation needs unchanged to go on
 
 
 class UnpreparedImages(NamedTuple):
@@ -33,10 +33,12 @@ class UnpreparedImages(NamedTuple):
     read: Callable[[int], np.ndarray]  # (i) -> image i, (C, H, W) uint8; for several threads
     labels: np.ndarray | None  # (N,) int64
     origin: Origin
-    changed: Callable[[], bool] = lambda: False  # tells whether the images have changed since
+    changed: Callable[[], bool] = lambda: (
+        False
+    )  # () -> whether the images have changed since they were opened
     class_names: list[str] | None = None  # of the classes 0, 1, …
     stamp: Callable[[int], str] | None = None  # (i) -> text that changes when image i does
-    labels_problem: str = ""  # why the labels of a file are left out
+    labels_problem: str = ""  # why the labels in a file are left out; "" if they are not
 
 
 @contextmanager
@@ -72,24 +74,26 @@ def open_source(
             return _stamp(files, files.images[i])
 
         yield UnpreparedImages(
-            files.images,
-            image,
-            labels.numbers,
-            origin,
-            changed,
-            labels.class_names,
-            stamp,
-            labels.problem,
+            names=files.images,
+            read=image,
+            labels=labels.numbers,
+            origin=origin,
+            changed=changed,
+            class_names=labels.class_names,
+            stamp=stamp,
+            labels_problem=labels.problem,
         )
 
 
 def _labels_and_origin(files: Files, options: PrepareOptions) -> tuple[ImageLabels, Origin]:
+    """Return the labels of a folder or zip, and where its images come from."""
     labels = image_labels(files, options.labels_from_folders)
     stamps = (_stamp(files, name) for name in files.images)
     return labels, _origin(files.path, options, stamps, labels.numbers)
 
 
 def _stamp(files: Files, name: str) -> str:
+    """Return a text that changes when the file of this name does."""
     return "\t".join([name, *map(str, files.stamp(name))])
 
 
@@ -107,7 +111,7 @@ def _cifar10(path: Path, options: PrepareOptions) -> UnpreparedImages:
         changed = options.sized(Image.fromarray(dataset.data[i]), names[i])
         return np.asarray(changed).transpose(2, 0, 1)
 
-    # torchvision keeps a transposed view, and a hash needs the bytes in a row.
+    # torchvision's array is a transposed view, whose bytes must be copied into a row for the hash.
     pixels = hashlib.sha256(dataset.data.tobytes()).hexdigest()
     origin = _origin(path, options, [pixels], labels)
     return UnpreparedImages(names, image, labels, origin, class_names=dataset.classes)
@@ -119,13 +123,22 @@ def _origin(
     stamps: Iterable[str],
     labels: np.ndarray | None,
 ) -> Origin:
-    """Describe where images come from, and hash what must be the same to continue."""
+    """Describe where images come from.
+
+    Args:
+        path: the folder or zip.
+        options: the options of the preparation.
+        stamps: a text for each image, which changes when the image does.
+        labels: (N,), or None.
+    """
     digest = hashlib.sha256()
     for stamp in stamps:
+        # On Linux, the name of a file may have bytes that are no UTF-8.
         digest.update(stamp.encode(errors="surrogateescape") + b"\n")
     digest.update(b"no labels" if labels is None else labels.astype("<i8").tobytes())
 
     how = {name: value for name, value in vars(options).items() if value}
+    # Every `PrepareOptions` has a background, but only `rgb` uses it.
     if not options.rgb:
         del how["background"]
     return {"source": path.name, "options": how, "fingerprint": digest.hexdigest()}

@@ -13,6 +13,7 @@ from lit_knn.data.file_names import is_hidden
 from lit_knn.data.files import Files, say, with_slashes
 
 LABEL_FILE = "dataset.json"
+# The largest number that a class may have.
 LARGEST = 2**31 - 1
 
 
@@ -21,7 +22,7 @@ class ImageLabels(NamedTuple):
 
     numbers: np.ndarray | None = None  # (N,) int64
     class_names: list[str] | None = None  # of the classes 0, 1, …
-    problem: str = ""  # why the labels of a file are left out
+    problem: str = ""  # why the labels in a file are left out; "" if they are not
 
 
 def image_labels(files: Files, from_folders: bool, used: bool = False) -> ImageLabels:
@@ -56,7 +57,7 @@ def image_labels(files: Files, from_folders: bool, used: bool = False) -> ImageL
 
 
 def class_numbers(labels: np.ndarray, N: int) -> np.ndarray:
-    """Return labels (N,) as int64; raise InputError if they are no numbers of classes, from 0."""
+    """Return labels (N,) as int64; raise InputError unless all are integers from 0 to `LARGEST`."""
     if labels.shape != (N,) or labels.dtype.kind not in "iub":
         what = f"{labels.dtype} of shape {labels.shape}"
         raise InputError(f"labels must be {N} integers, got {what}{_advice_for_shape(labels, N)}")
@@ -68,24 +69,24 @@ def class_numbers(labels: np.ndarray, N: int) -> np.ndarray:
 
 
 def _advice_for_shape(labels: np.ndarray, N: int) -> str:
-    """Say how to make integers (N,) of labels in another layout."""
+    """Return the end of a message: how to turn labels in another layout into integers (N,)."""
     if labels.ndim != 2 or len(labels) != N:
         return ""
 
-    # The largest of one value is always the first, so argmax would make all classes 0.
+    # With a single column, argmax would make all classes 0.
     if labels.shape[1] == 1:
         return "; give labels[:, 0]"
     return "; for one-hot labels give labels.argmax(1)"
 
 
 def usable_labels(labels: ArrayLike | None, N: int, used: bool) -> np.ndarray | None:
-    """Return the labels of a data module as numbers of classes, (N,) int64.
+    """Return the labels of a data module as class numbers, (N,) int64.
 
     Args:
         labels: what the data module has loaded; None for none.
         N: number of images.
-        used: refuse labels that are no classes. Otherwise a line says that they are left out, and
-            the result is None.
+        used: refuse labels that are not class numbers. If false, such labels give None, and a line
+            says that they are left out.
     """
     if labels is None:
         return None
@@ -105,16 +106,17 @@ def _composed(name: str) -> str:
 
 
 def _folder_labels(files: Files) -> ImageLabels:
-    """Number the folders of the images, and check that each is a class."""
+    """Label each image by the number of its folder; refuse folders that cannot be classes."""
     where = f"{files.path}: labels from folders"
 
     # Folders such as `train` and `test` above the classes would become the classes.
-    odd = next((name for name in files.images if name.count("/") != 1), None)
-    if odd is not None:
-        place = f"{odd.count('/')} folders deep" if "/" in odd else "in none"
+    misplaced = next((name for name in files.images if name.count("/") != 1), None)
+    if misplaced is not None:
+        depth = misplaced.count("/")
+        place = f"{depth} folders deep" if depth else "in none"
         rule = "need each image directly in the folder of its class"
         advice = _advice_for_one_folder(files)
-        raise InputError(f"{where} {rule}; {printable(odd)} is {place}{advice}")
+        raise InputError(f"{where} {rule}; {printable(misplaced)} is {place}{advice}")
 
     folder_of = [name.partition("/")[0] for name in files.images]
     classes, labels = np.unique(folder_of, return_inverse=True)
@@ -124,7 +126,7 @@ def _folder_labels(files: Files) -> ImageLabels:
 
 
 def _advice_for_one_folder(files: Files) -> str:
-    """Say what to do if the classes lie in one folder, as in a zip of a folder."""
+    """Return the end of a message for classes that all lie in one more folder, as in a zip of a folder; else ""."""
     outer = {name.partition("/")[0] for name in files.images}
     if len(outer) > 1 or any(name.count("/") != 2 for name in files.images):
         return ""
@@ -132,7 +134,7 @@ def _advice_for_one_folder(files: Files) -> str:
 
 
 def _check_all_have_images(files: Files, where: str, classes: set[str]) -> None:
-    """Refuse folders that would be classes of no image."""
+    """Refuse folders without images that are read, because they would be empty classes."""
     inside = (name for name in files.names if "/" in name and not is_hidden(name))
     folders = {name.partition("/")[0] for name in inside}
     empty = sorted(folders - classes)
@@ -141,7 +143,7 @@ def _check_all_have_images(files: Files, where: str, classes: set[str]) -> None:
 
 
 def _listed_labels(files: Files) -> np.ndarray | None:
-    """Return the labels of `dataset.json`, or None if there is none or it has none."""
+    """Return the labels that `dataset.json` lists; None if there is no such file, or its labels are null."""
     if LABEL_FILE not in files.names:
         elsewhere = [name for name in files.names if name.endswith(f"/{LABEL_FILE}")]
         if elsewhere:
@@ -173,13 +175,15 @@ def _label_by_name(where: str, listed: Sequence[object]) -> dict[str, int]:
                 if name not in label_of:
                     label_of[name] = label
                     continue
+
+        # Only an entry that was not taken above comes here.
         rule = "must list each image once, as [file name, integer from 0]"
         raise InputError(f"{where} {rule}, but has {entry!r:.80}")
     return label_of
 
 
 def _in_order(where: str, label_of: dict[str, int], files: Files) -> np.ndarray:
-    """Return the labels of the images in their order. Names may have another Unicode form."""
+    """Return the labels in the order of the images. Listed names may have another Unicode form than the files'."""
     label_of_form = {_composed(name): label for name, label in label_of.items()}
 
     labels = np.empty(len(files.images), np.int64)

@@ -14,7 +14,12 @@ from lit_knn.index.pca import sample_size
 from lit_knn.reference import ReferenceSet
 
 # The latents in a file may come from another device or precision than those that they are compared with.
+# This is the largest difference, as a share of the latents' norm.
 FILE_TOLERANCE = 0.02
+# Number of latents of a file that are compared with those of their images.
+COMPARED = 16
+# An autoencoder learns from as many images as 128 MB hold, but from at least twice this number.
+HALF_OF_LEAST_LEARNED = 1024
 
 
 class Latents(ReferenceDataModule):
@@ -62,19 +67,21 @@ class Latents(ReferenceDataModule):
 
     def load(self) -> tuple[Images, Labels]:
         """Load the images, and encode all of them or read their latents."""
-        self.images.trainer = self.trainer  # It tells whether labels are used.
+        # `self.images` asks the trainer's model whether labels are used.
+        self.images.trainer = self.trainer
         images, labels = self.images.load()
         self.class_names = self.images.class_names
         whole = ReferenceSet(images)
         with prefixed(type(self.autoencoder).__name__):
-            # It learns from all images, or from evenly spaced ones: as many as 128 MB hold, and at least 2,048.
-            learned = sample_size(whole.N, whole.d, 1024)
+            # Of a large data set it learns from evenly spaced images.
+            learned = sample_size(whole.N, whole.d, HALF_OF_LEAST_LEARNED)
             self.autoencoder.fit(whole.gather(torch.linspace(0, whole.N - 1, learned).long()))
             if self.path:
                 latents = self._read(self.path, whole)
             else:
                 latents = encode_images(whole, self.autoencoder, self.encode_batch)
             _check_decoder(self.autoencoder, latents[:2], whole.shape)
+        # The images are split like the latents, so that samples are compared with the same ones.
         mapped, sha256 = self.images.mapped, self.images.sha256
         sets = self.sets(images, None, sha256=sha256, mapped=mapped)
         self.image_reference, self.held_out_image_reference = sets
@@ -89,8 +96,9 @@ class Latents(ReferenceDataModule):
         if len(latents) != images.N:
             raise InputError(f"data.path={path} holds {len(latents)} latents for {images.N} images")
 
-        # Latents that ranks wrote in turns may have their first and last one in place.
-        some = torch.linspace(0, images.N - 1, min(images.N, 16)).long()
+        # The first and the last latent alone would not do: they may be in place even if those between are not, as in
+        # a file that joins the latents of several ranks.
+        some = torch.linspace(0, images.N - 1, min(images.N, COMPARED)).long()
         expected = _encoded(self.autoencoder, images.gather(some))
         alike = expected.shape[1:] == latents.shape[1:]
         if not alike or (latents[some] - expected).norm() > FILE_TOLERANCE * expected.norm():
@@ -125,7 +133,7 @@ def _encoded(autoencoder: Autoencoder, images: Tensor) -> Tensor:
 
 @torch.no_grad()
 def _check_decoder(autoencoder: Autoencoder, latents: Tensor, shape: tuple[int, ...]) -> None:
-    """Refuse decoded latents that cannot be compared with the images, which the first validation would find."""
+    """Refuse a decoder whose images have another shape than the data's. Only the first validation would notice it."""
     images = autoencoder.decode(latents)
     expected = (len(latents), *shape)
     if images.shape != expected:

@@ -29,7 +29,7 @@ class ReferenceLoaders(pl.LightningDataModule):
     def transfer_batch_to_device(
         self, batch: Tensor | Batch, device: torch.device, dataloader_idx: int
     ) -> Tensor | Batch:
-        """Move the images alone: with labels on the host, `ByClass` finds the rows of a class without waiting."""
+        """Move only the images. With labels on the CPU, `ByClass` finds the rows of a class without a wait for a GPU."""
         if isinstance(batch, Tensor):
             return to_device(batch, device)
         images, labels = batch
@@ -40,6 +40,7 @@ class ReferenceLoaders(pl.LightningDataModule):
         trainer = self.trainer
         if trainer is None:
             return self._batches()
+        # Every epoch then has the same few batches, so the number within the epoch tells which one is next.
         if trainer.overfit_batches > 0:  # type: ignore[attr-defined]
             progress = trainer.fit_loop.epoch_loop.batch_progress
             return self._batches(shuffle=False, batches_done=lambda: progress.current.ready)
@@ -49,7 +50,7 @@ class ReferenceLoaders(pl.LightningDataModule):
         )
 
     def val_dataloader(self) -> ReferenceBatches:
-        """Return batches of the same `val_images` images every time: of the held-out images, if there are any."""
+        """Return batches of `val_images` images, the same every time; they are held-out ones, if there are any."""
         return self._batches(self.held_out_reference, shuffle=False, num_images=self.val_images)
 
     def predict_dataloader(self) -> SeedBatches:
@@ -66,18 +67,21 @@ class ReferenceLoaders(pl.LightningDataModule):
     ) -> ReferenceBatches:
         """Return batches of `images`, by default of the reference set; see `ReferenceBatches`."""
         assert self.reference is not None, "call setup() before asking for batches"
+        rank, world_size = self._rank_and_world_size()
         return ReferenceBatches(
             images or self.reference,
             self.batch_size,
-            self.seed,
-            shuffle,
-            num_images,
-            *self._rank_and_world_size(),
-            accumulate,
-            batches_done,
+            seed=self.seed,
+            shuffle=shuffle,
+            num_images=num_images,
+            rank=rank,
+            world_size=world_size,
+            accumulate=accumulate,
+            batches_done=batches_done,
         )
 
     def _rank_and_world_size(self) -> tuple[int, int]:
+        """Return the rank and the number of ranks: (0, 1) without a trainer."""
         if self.trainer is None:
             return 0, 1
         return self.trainer.global_rank, self.trainer.world_size

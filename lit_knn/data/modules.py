@@ -85,7 +85,7 @@ class CIFAR10(ReferenceDataModule):
         return DataLayout((50_000, 3, 32, 32))
 
     def _dataset(self, download: bool) -> "datasets.CIFAR10":
-        """Open the training images, perhaps after a download."""
+        """Open the training images; with `download`, torchvision downloads them first if they are missing."""
         from torchvision.datasets import CIFAR10 as TorchvisionCIFAR10
 
         try:
@@ -114,8 +114,9 @@ class ImageFiles(ReferenceDataModule):
         self.labels_from_folders = labels_from_folders
 
     def load(self) -> tuple[Images, Labels]:
-        how = (self.labels_from_folders, self.labels_used)
-        images, labels, self.class_names = _read(read_image_files, self.path, *how)
+        images, labels, self.class_names = _read(
+            read_image_files, self.path, self.labels_from_folders, self.labels_used
+        )
         return images, labels
 
     def read_labels(self) -> Labels:
@@ -163,8 +164,8 @@ class Arrays(ReferenceDataModule):
     Args:
         path: an .npy file, or an .npz file. Its array has the name `images` or `arr_0`, or any name if it is the only
             one; integer `labels` are optional, beside `arr_0` also as `arr_1`.
-        floats_as_is: accept also floats that look like wrong images: 1 or 3 channels, and values outside [-1, 1],
-            none below 0, or the channels last.
+        floats_as_is: also accept floats that look like images by mistake: those of 1 or 3 channels whose values leave
+            [-1, 1] or are never negative, and those with the channels last.
     """
 
     def __init__(self, path: str, floats_as_is: bool = False, **kwargs: Any) -> None:
@@ -181,6 +182,6 @@ class Arrays(ReferenceDataModule):
 
 
 def _read(reader: Callable[..., T], path: str, *options: object) -> T:
-    """Call `reader`; its errors also name the option `data.path`."""
+    """Return what `reader` reads from `path`; its errors then begin with the option `data.path`."""
     with prefixed(f"data.path={path}"):
         return reader(path, *options)

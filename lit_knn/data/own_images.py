@@ -30,7 +30,8 @@ class OwnImages(ReferenceDataModule):
         self.mapped = self.source.mapped
 
     def load(self) -> tuple[Images, Labels]:
-        self.source.trainer = self.trainer  # It tells whether labels are used.
+        # `self.source` asks the trainer's model whether labels are used.
+        self.source.trainer = self.trainer
         images, labels = self.source.load()
         self.sha256, self.class_names = self.source.sha256, self.source.class_names
         return images, labels

@@ -29,8 +29,10 @@ class Fields(TypedDict):
 
     options: dict[str, object]
     shape: tuple[int, ...] | None
-    blocks: list[tuple[int, str]]  # the images in the file after each block, and a hash
-    bad: dict[str, list[str]]
+    blocks: list[
+        tuple[int, str]
+    ]  # after each block: the images in the file, and a hash of their stamps
+    bad: dict[str, list[str]]  # stamp and problem of each bad file, by name
 
 
 class PartialContent:
@@ -57,7 +59,7 @@ class PartialContent:
         self._stamps = hashlib.sha256()
 
     def candidates(self) -> list[int]:
-        """Return the numbers of the images that are not known to be bad; the first are done."""
+        """Return the numbers of the images that are not known to be bad; the first `done` of them are in the file."""
         return [i for i, name in enumerate(self.images.names) if name not in self.bad]
 
     def add(self, i: int) -> None:
@@ -66,7 +68,8 @@ class PartialContent:
         self.done += 1
 
     def add_bad(self, i: int, error: BadImageError) -> None:
-        """Keep that file i is bad. One that could not be read is tried again next time."""
+        """Note that file i is bad."""
+        # No file has the stamp "", so the next preparation tries this one again.
         stamp = "" if isinstance(error, UnreadFileError) else self._stamp(i)
         self.bad[self.images.names[i]] = [stamp, str(error)]
 
@@ -113,11 +116,13 @@ class PartialContent:
                 self.bad[name] = known
 
         candidates = self.candidates()
+        # The number of images by the size of the file, which may have lost the end of what was written.
         in_file = (file_bytes - len(npy_header(1, shape))) // math.prod(shape)
         stamps = self._stamps.copy()
         for done, expected in fields["blocks"]:
             if done > min(in_file, len(candidates)):
                 return
+            # The stamps of these images are now what they were if the hash is the same.
             for i in candidates[self.done : done]:
                 stamps.update(self._stamp(i).encode(errors="surrogateescape"))
             if stamps.hexdigest() != expected:
@@ -126,13 +131,14 @@ class PartialContent:
             self.end_block()
 
     def _stamp(self, i: int) -> str:
+        """Return a text that changes when image i does."""
         if self.images.stamp is None:
             return f"{self.images.origin['fingerprint']} {i}"
         return self.images.stamp(i)
 
 
 def npy_header(N: int, shape: tuple[int, ...]) -> bytes:
-    """Return the header of N images of `shape`, (C, H, W), uint8. Its length is that of any N."""
+    """Return the header of N images of `shape`, (C, H, W), uint8. It has the same length for every N."""
     start = io.BytesIO()
     fields = {"descr": "|u1", "fortran_order": False, "shape": (N, *shape)}
     np.lib.format.write_array_header_1_0(start, fields)
@@ -152,9 +158,9 @@ def write_json(path: Path, content: Mapping[str, object]) -> None:
 
 @contextmanager
 def partial_file(out: Path) -> Iterator[io.BufferedRandom]:
-    """Open the file that becomes `out`, locked for this process.
+    """Open the file that becomes `out`, and lock it for this process.
 
-    A write error says what the user can do.
+    An OSError in the block becomes an InputError. If the disk is full, it says what the user can do.
     """
     path, description = beside(out, PARTIAL_SUFFIX), out.with_suffix(".json")
     if description.exists() and not path.exists():
@@ -164,10 +170,12 @@ def partial_file(out: Path) -> Iterator[io.BufferedRandom]:
         path.parent.mkdir(parents=True, exist_ok=True)
         with open(os.open(path, os.O_RDWR | os.O_CREAT, 0o666), "r+b") as file:
             _lock(file, out)
-            # This process has opened the finished file, or begun a new partial one.
+            # Another process may have finished just now. This one has then opened the finished file, or made an empty
+            # partial one.
             if out.exists():
                 path.unlink(missing_ok=True)
                 raise InputError(f"{out} has just been prepared by another process")
+            # Killed processes may have left temporary files of these two.
             for written in (beside(out, CONTENT_SUFFIX), description):
                 remove_partial(written)
             yield file
@@ -179,7 +187,7 @@ def partial_file(out: Path) -> Iterator[io.BufferedRandom]:
 
 
 def _lock(file: io.BufferedRandom, out: Path) -> None:
-    """Refuse a file that another process writes. The system frees the lock when a process dies."""
+    """Lock the file, or raise InputError if another process has. The system frees the lock when a process ends."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:

@@ -18,7 +18,7 @@ class Part(NamedTuple):
 
     images: np.ndarray | Tensor | RowView  # (n, *shape)
     labels: Labels  # (n,) integers
-    sha256: str | None  # names the images, if that of all images is known
+    sha256: str | None  # hash of all images and the choice of these; None if the hash is not known
 
 
 def split_off(
@@ -27,9 +27,9 @@ def split_off(
     train_images: int | None,
     mapped: bool,
 ) -> tuple[Part, Part | None]:
-    """Split data into the images to train on and those held out, None for none.
+    """Split a data set into the images to train on and those held out, which are None if there are none.
 
-    Every call draws alike.
+    Every call with the same numbers draws the same images.
 
     Args:
         whole: all images.
@@ -43,7 +43,9 @@ def split_off(
     if not held_out and train_images is None:
         return whole, None
 
-    N, needed = len(whole.images), held_out + (train_images or 1)
+    N = len(whole.images)
+    # At least one image must be left to train on.
+    needed = held_out + (train_images or 1)
     options = f"data.held_out={held_out}"
     if train_images is not None:
         options += f" and data.train_images={train_images}"
@@ -52,6 +54,7 @@ def split_off(
 
     end = N if train_images is None else needed
     order = torch.randperm(N, device="cpu", generator=keyed_generator("cpu", Stream.HELD_OUT, 0))
+    # The held-out images come first, so that they are the same for every number of images to train on.
     name = f"train on {train_images}, {held_out} held out"
     training = _part(whole, order[held_out:end], mapped, name)
     if not held_out:

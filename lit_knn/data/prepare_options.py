@@ -9,7 +9,7 @@ from lit_knn.data.bad_images import BadImageError
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-# Images in these modes become RGB without loss. Other modes lose more: floats would be cut off.
+# Images in these modes can become RGB. In other modes too much would be lost: floats would be cut off.
 TO_RGB = ("1", "L", "P", "RGB", "RGBX", "CMYK", "YCbCr", "HSV")
 RULE = "only opaque RGB, palette and 8-bit grayscale (L) images are read"
 
@@ -74,7 +74,7 @@ class PrepareOptions:
 
 
 def _transparency(image: "Image") -> str:
-    """Say which mode a transparent image has, and what makes it transparent."""
+    """Describe the mode of a transparent image, and what makes it transparent."""
     if image.mode == "P":
         return "palette with transparency"
     if "transparency" in image.info:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:  # Preparing needs no torch, which takes seconds to load.
     from torch import Tensor
 
 PARTIAL_SUFFIX = ".partial"
+# End of the messages about a file that does not fit its description.
 AGAIN = ": if lit-knn prepare made both files, delete them and prepare again; --data Arrays reads other arrays"
 
 
@@ -53,7 +54,7 @@ def skipped_path(out: Path) -> Path:
 
 
 def read_prepared(path: str | os.PathLike[str]) -> PreparedImages:
-    """Open prepared images; they stay on the disk, and no pixel is read."""
+    """Open prepared images. They stay on the disk, and no pixel is read yet."""
     import torch
 
     path = Path(path).expanduser()
@@ -65,14 +66,14 @@ def read_prepared(path: str | os.PathLike[str]) -> PreparedImages:
     pixels, description = open_prepared(path)
     labels = None if description.labels is None else np.array(description.labels)
     with warnings.catch_warnings():
-        # A writable mapping would reserve as much memory as the size of the file.
+        # The mapping is read-only, because a writable one would reserve as much memory as the size of the file.
         warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
         images = torch.from_numpy(pixels)
     return PreparedImages(images, labels, description.sha256, description.class_names)
 
 
 def verify(path: str | os.PathLike[str]) -> Description:
-    """Read all pixels of prepared images; raise InputError if they have another hash than the `.json` says."""
+    """Read all pixels of prepared images, check their hash against that in the `.json`, and return its content."""
     path = npy_path(path)
     pixels, description = open_prepared(path)
     with path.open("rb") as file:

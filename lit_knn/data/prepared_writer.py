@@ -1,7 +1,4 @@
-"""Writes prepared images in blocks, so that a preparation can be interrupted.
-
-The file appears when it is complete.
-"""
+"""Writes prepared images in blocks, so that a preparation can be interrupted, to a file that appears when complete."""
 
 import hashlib
 import io
@@ -32,8 +29,7 @@ from lit_knn.data.prepared import (
     skipped_path,
 )
 
-# Images are written and recorded in blocks of about this many bytes.
-# An interruption loses at most one block.
+# Images are written and recorded in blocks of about this many bytes; an interruption loses at most one block.
 BLOCK_BYTES = 8 * 2**20
 
 
@@ -65,7 +61,7 @@ def prepare(
     with open_source(source, options or PrepareOptions()) as images:
         description = write_prepared(images, out, workers, block_images, skip_bad)
     if images.labels_problem:
-        # The line before the long work may be out of sight.
+        # A line said so before the long work, and may be out of sight.
         print(printable(f"{out} has no labels: {images.labels_problem}"), file=sys.stderr)
     return description
 
@@ -86,10 +82,12 @@ def write_prepared(
     with partial_file(out) as file:
         content = PartialContent(images, out)
         content.read(os.fstat(file.fileno()).st_size)
-        shape = content.shape = content.shape or _first_shape(content)
+        shape = content.shape or _first_shape(content)
+        content.shape = shape
         # An old description must not stand beside new blocks.
         content.write()
         _cut(file, content.done, shape)
+        # This reads the pixels that are done, and leaves the file at its end.
         digest = hashlib.file_digest(file, "sha256")
 
         size = block_images or max(BLOCK_BYTES // math.prod(shape), workers)
@@ -129,7 +127,7 @@ def _first_shape(content: PartialContent) -> tuple[int, ...]:
 
 
 def _bad_images(content: PartialContent) -> InputError:
-    """Return the error that names the bad files."""
+    """Return the error that names the bad files and says what the user can do."""
     problems = [problem for _, problem in content.bad.values()]
     number = len(content.images.names)
     which = "them" if len(problems) > 1 else "it"
@@ -141,7 +139,7 @@ def _bad_images(content: PartialContent) -> InputError:
 
 
 def _cut(file: io.BufferedRandom, done: int, shape: tuple[int, ...]) -> None:
-    """Cut off what is not done, and go to the first pixel."""
+    """Cut off the images that are not done, write the header, and stay at the first pixel."""
     header = npy_header(done, shape)
     file.truncate(len(header) + done * math.prod(shape))
     file.seek(0)
@@ -149,7 +147,7 @@ def _cut(file: io.BufferedRandom, done: int, shape: tuple[int, ...]) -> None:
 
 
 def _append(file: io.BufferedRandom, pixels: bytes) -> None:
-    """Write bytes and wait until they are on the disk."""
+    """Write bytes at the current position, and wait until they are on the disk."""
     file.write(pixels)
     file.flush()
     os.fsync(file.fileno())
@@ -182,7 +180,7 @@ def _finish(
 
 
 def _check_classes(labels: list[int], class_names: list[str]) -> None:
-    """Refuse a class all of whose images are bad: a training by class would end there."""
+    """Refuse classes without an image, because a training by class would end there."""
     empty = sorted(set(range(len(class_names))) - set(labels))
     if empty:
         name = printable(class_names[empty[0]])

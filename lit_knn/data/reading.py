@@ -24,7 +24,7 @@ def reference_from(
         path: a zip, a folder, an .npy or an .npz file.
         index: neighbour index; see `ReferenceSet`.
         hflip: also count mirror images; see `ReferenceSet`.
-        floats_as_is: for latents; see `read_array_file`.
+        floats_as_is: also accept floats that look like images by mistake, as latents may; see `read_array_file`.
     """
     path = Path(path).expanduser()
     if path.suffix == ".npy" and path.with_suffix(".json").exists():
@@ -39,7 +39,10 @@ def reference_from(
 
 
 def read_digits() -> tuple[np.ndarray, np.ndarray]:
-    """Return scikit-learn's 1,797 digits, (N, 1, 8, 8) uint8, 0 to 16 spread over 0 to 255, and their labels."""
+    """Return scikit-learn's 1,797 digits, (N, 1, 8, 8) uint8, and their labels.
+
+    Their values from 0 to 16 are spread over 0 to 255.
+    """
     from sklearn.datasets import load_digits
 
     digits = load_digits()
