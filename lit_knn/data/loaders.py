@@ -29,7 +29,7 @@ class ReferenceLoaders(pl.LightningDataModule):
     def transfer_batch_to_device(
         self, batch: Tensor | Batch, device: torch.device, dataloader_idx: int
     ) -> Tensor | Batch:
-        """Move only the images. With labels on the CPU, `ByClass` finds the rows of a class without a wait for a GPU."""
+        """Move only the images. With labels on the CPU, `ByClass` finds a class's rows without waiting for a GPU."""
         if isinstance(batch, Tensor):
             return to_device(batch, device)
         images, labels = batch

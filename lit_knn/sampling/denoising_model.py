@@ -34,12 +34,12 @@ class DenoisingModel(GenerativeModel):
         return self.denoiser(z, levels, labels)
 
     def guided_network(self, class_label: Tensor | None, guidance: float) -> Denoiser:
-        """Return the preconditioned network with classes, (B,) or None, and guidance, as f(z, t)."""
+        """Return f(z, t): the preconditioned network for these classes, (B,) or None, under guidance."""
         conditional = partial(self.network, class_label=class_label)
         return guided(conditional, self.network, guidance)
 
     def guidance_options(self) -> dict[str, object]:
-        """Return the options of guidance that are not the defaults."""
+        """Return the options of guidance that differ from their defaults."""
         options: dict[str, object] = {}
         if self.guidance != 1:
             options["guidance"] = self.guidance

@@ -1,4 +1,4 @@
-"""A model and its parts as plain values in files: the name of a class and its options."""
+"""Describes a model and its parts by plain values that a file can hold: the name of a class and its options."""
 
 from collections.abc import Mapping
 from typing import Any, TypedDict
@@ -36,18 +36,18 @@ def named_process(process: Process) -> dict[str, object]:
 
 
 def process_of(description: object) -> Process:
-    """Make the process that a file names with its options; raise InputError for others."""
-    name, options = named("process", description, PROCESSES)
+    """Make the process that a file describes; raise InputError if it is not one of `PROCESSES`."""
+    name, options = class_and_options("process", description, PROCESSES)
     return PROCESSES[name](**options)
 
 
-def named(
+def class_and_options(
     option: str, description: object, known: Mapping[str, object]
 ) -> tuple[str, dict[str, Any]]:
     """Split {"class": …, …} into the name of a known class and its options.
 
     Args:
-        option: name of the part, for the message of a refusal.
+        option: name of the part, for the error message.
         description: what the file says about the part.
         known: the classes that a file can name, by their names.
     """

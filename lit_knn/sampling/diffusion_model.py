@@ -15,7 +15,7 @@ from lit_knn.theory.noise import EDM, EDM_PROCESS, Process
 
 
 class DiffusionModel(DenoisingModel):
-    """A diffusion model: a denoiser whose probability flow EDM's Heun sampler integrates (Karras et al. 2022).
+    """A diffusion model: a denoiser, and EDM's Heun sampler, which integrates its probability flow (Karras et al. 2022).
 
     `num_steps`, `sampling_class`, `guidance` and `drops_labels` are those of `GenerativeModel`.
 
@@ -40,8 +40,16 @@ class DiffusionModel(DenoisingModel):
         guidance: float = 1.0,
         drops_labels: bool = True,
     ) -> None:
-        super().__init__(network, image_shape, num_steps, sampling_class, guidance, drops_labels)
-        self.grid, self.process = grid, process
+        super().__init__(
+            network,
+            image_shape,
+            num_steps=num_steps,
+            sampling_class=sampling_class,
+            guidance=guidance,
+            drops_labels=drops_labels,
+        )
+        self.grid = grid
+        self.process = process
         self.check_steps(num_steps)
         check_process(process, grid)
 
@@ -96,6 +104,7 @@ class DiffusionModel(DenoisingModel):
         return self.network
 
     def check_steps(self, num_steps: int) -> None:
+        # Called for the error that it raises.
         self.grid.descending(num_steps)
 
     def draw(
@@ -109,4 +118,5 @@ class DiffusionModel(DenoisingModel):
 
 def check_process(process: Process, grid: NoiseGrid) -> None:
     """Raise InputError if the process does not reach the noise levels of the grid."""
+    # Called for the error that it raises.
     process.t_of_sigma(torch.tensor(grid.noise_range(), dtype=torch.float64))

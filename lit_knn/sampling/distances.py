@@ -41,8 +41,8 @@ class PseudoHuber:
 
 
 def euclidean(a: Tensor, b: Tensor) -> Tensor:
-    """ECT's metric d(a, b) = ‖a − b‖ over the whole vector of each item, (B,): its adaptive weight with c = 0.
+    """Return ‖a − b‖ over the whole vector of each item, (B,): ECT's metric, its adaptive weighting with c = 0.
 
-    It is the limit c → 0 of `PseudoHuber`. The gradient has length 1. At a = b it is undefined, and 0 is returned.
+    It is the limit c → 0 of `PseudoHuber`. Its gradient has length 1, but 0 where a = b.
     """
     return torch.linalg.vector_norm((a - b).flatten(1), dim=1)

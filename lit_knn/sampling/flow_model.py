@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from lit_knn.common.errors import InputError
 from lit_knn.nets.flow import OUTPUTS, FlowDenoiser, FlowNetwork
 from lit_knn.sampling.denoising_model import DenoisingModel
-from lit_knn.sampling.described_parts import named, named_process, process_of
+from lit_knn.sampling.described_parts import class_and_options, named_process, process_of
 from lit_knn.sampling.flow_times import FixedSteps, TimeSpan
 from lit_knn.sampling.samplers import seeded_noise
 from lit_knn.sampling.solvers import euler_step, heun_step
@@ -46,7 +46,14 @@ class FlowModel(DenoisingModel):
         guidance: float = 1.0,
         drops_labels: bool = True,
     ) -> None:
-        super().__init__(network, image_shape, num_steps, sampling_class, guidance, drops_labels)
+        super().__init__(
+            network,
+            image_shape,
+            num_steps=num_steps,
+            sampling_class=sampling_class,
+            guidance=guidance,
+            drops_labels=drops_labels,
+        )
         check_flow_process(network.process, times)
         self.times = times
         self.sampler = FixedSteps() if sampler is None else sampler
@@ -74,14 +81,14 @@ class FlowModel(DenoisingModel):
             process: see `process_of`; None for the straight path.
             options: those of the constructor.
         """
-        name, output_options = named("output", output, OUTPUTS)
+        name, output_options = class_and_options("output", output, OUTPUTS)
         network = OUTPUTS[name](net, **output_options)
         if process is not None:
             network.process = process_of(process)
 
-        _, sampler_options = named("sampler", sampler, {"FixedSteps": FixedSteps})
-        steps = FixedSteps(SOLVERS[sampler_options["solver"]])
-        return cls(network, image_shape, TimeSpan(**(times or {})), steps, **options)
+        _, sampler_options = class_and_options("sampler", sampler, {"FixedSteps": FixedSteps})
+        fixed_steps = FixedSteps(SOLVERS[sampler_options["solver"]])
+        return cls(network, image_shape, TimeSpan(**(times or {})), fixed_steps, **options)
 
     def options(self) -> dict[str, object]:
         """Return the settings; a user's own class or solver becomes None, as no file can name it."""
@@ -120,7 +127,7 @@ class FlowModel(DenoisingModel):
 
     def times_range(self) -> tuple[float, float]:
         highest = 1.0
-        # The straight path has the noise level τ/(1 − τ), which is infinite at 1.
+        # The largest number below 1: the straight path has the noise level τ/(1 − τ), which is infinite at 1.
         if type(self.network.process) is LinearInterpolant:
             highest = math.nextafter(1.0, 0.0)
         return 0.0, highest
@@ -130,6 +137,7 @@ class FlowModel(DenoisingModel):
         return FlowDenoiser(self.network)
 
     def check_steps(self, num_steps: int) -> None:
+        # Called for the error that it raises.
         self.times.descending(num_steps)
 
     def draw(
@@ -137,7 +145,9 @@ class FlowModel(DenoisingModel):
     ) -> Tensor:
         noise = seeded_noise(seeds, self.image_shape, device=self.device)
         velocity = self.guided_network(labels, guidance)
-        return self.sampler(velocity, noise, self.times, num_steps, self.network.process)
+        return self.sampler(
+            velocity, noise, self.times, num_steps=num_steps, process=self.network.process
+        )
 
 
 def check_flow_process(process: Process, times: TimeSpan) -> None:

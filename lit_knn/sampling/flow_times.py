@@ -1,4 +1,4 @@
-"""The sampler of flows: Euler or Heun steps, equal in the growth of the noise."""
+"""The sampler of flows takes Euler or Heun steps of equal size in τ, or in √τ under VP."""
 
 from collections.abc import Callable
 from itertools import pairwise
@@ -30,7 +30,9 @@ class TimeSpan:
         self.high = high
 
     def descending(self, num_steps: int, growth: float = 1.0) -> Tensor:
-        """Times of a sampler: `num_steps` equal steps in τ^growth from `high` to 0, without those below `low`; float64.
+        """Return the times of a sampler, descending, float64.
+
+        They are `num_steps` equal steps in τ^growth from `high` to 0, without 0 and without the times below `low`.
 
         On the straight path `growth` is 1. Under VP σ grows as √τ: equal steps in τ would end at a level so high that
         the last mean blurs details.
@@ -42,9 +44,9 @@ class TimeSpan:
 
 
 class FixedSteps:
-    """Equal steps in τ, or in √τ under VP (`Process.growth`).
+    """Integrates a flow by equal steps in τ, or in √τ under VP (`Process.growth`).
 
-    Heun's steps need 2·num_steps − 1 evaluations and have order 2, Euler's num_steps and order 1.
+    Heun has order 2 and needs 2·num_steps − 1 evaluations; Euler has order 1 and needs num_steps.
 
     The sampler integrates dz/dτ = v(z, τ) in float64 from noise at τ = high to data at τ = 0. The start is only the
     noise part of z: on the straight path it is high·ε, without (1 − high)·x. The result is the posterior mean at the
@@ -82,5 +84,6 @@ class FixedSteps:
         levels = times.descending(num_steps, process.growth)
         z = process.noise_std(levels[0]).item() * noise.double()
         for tau, tau_next in pairwise(levels):
+            # By position, because a user's own solver may name its arguments differently.
             z = self.solver(z, tau, tau_next, mean, process)
         return mean(z, levels[-1].to(z.device).expand(len(z))).to(noise.dtype)

@@ -1,4 +1,4 @@
-"""Classifier-free guidance (Ho & Salimans 2022, arXiv 2207.12598) moves a sample from the average to its class."""
+"""Classifier-free guidance (Ho & Salimans 2022, arXiv 2207.12598) moves a sample towards its class."""
 
 import math
 from collections.abc import Callable
@@ -36,7 +36,9 @@ def guided(conditional: Denoiser, unconditional: Denoiser, guidance: float) -> D
 
 
 def check_guidance(guidance: float, num_classes: int, drops_labels: bool) -> float:
-    """Return w. Only w = 1 is allowed if the network has no classes or never saw items without a class.
+    """Return w as a float; raise InputError if the network cannot use it.
+
+    Only w = 1 is allowed if the network has no classes, or if its training had no items without a class.
 
     Args:
         guidance: w.

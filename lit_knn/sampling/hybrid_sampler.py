@@ -18,7 +18,9 @@ def hybrid_sampler(
     num_steps: int = 18,
     grid: NoiseGrid = EDM_GRID,
 ) -> Tensor:
-    """EDM's sampler with one posterior mean above t_switch and another below (Figure 5), in the EDM process (t is σ).
+    """Draw images by EDM's sampler with one posterior mean above t_switch and another below it (Figure 5).
+
+    The process is EDM's, in which t is σ.
 
     Args:
         estimator_mean: (z (B, *shape), t (B,) float64) -> E[x|z,t], for t >= t_switch. It gets the dtype of `latents`.

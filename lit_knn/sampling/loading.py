@@ -66,10 +66,12 @@ def load_network(
 def load_network_to_tune(path: str | os.PathLike[str], net: nn.Module | None = None) -> EDMPrecond:
     """Load an EDM denoiser for more training, without the layer for augmentation labels.
 
-    Training without augmentation leaves this layer out of all gradients, which distributed training would refuse.
+    Without augmentation this layer would never get a gradient, which distributed training refuses.
 
-    `net` is the architecture, for instance with another dropout; it gets the file's weights, and its frozen parameters
-    stay frozen. None builds the architecture that the file stores.
+    Args:
+        path: see `load`.
+        net: a network of the architecture, for instance with another dropout. It gets the file's weights, and its
+            frozen parameters stay frozen. None builds the network that the file describes.
 
     Returns:
         `denoiser(z, sigma, class_label=None)`, on the CPU, in training mode, with gradients.
@@ -96,7 +98,7 @@ def _denoising_model(
     description, weights = read_model_file(file)
     with prefixed(os.fspath(file)), reading("the model"):
         if description["kind"] == DiffusionModel.kind:
-            # Only the sampler needs the process, and a file cannot name a user's own process.
+            # A file with a user's own process would be refused, but only the sampler needs the process.
             description["options"]["process"] = None
         if not augmented:
             _omit_augmentation(description, weights)
@@ -142,7 +144,7 @@ def build(
 
     kind, options = description["kind"], description["options"]
     model = KINDS[kind].around(network, description["image_shape"], **options)
-    # A default could differ from the option of the training.
+    # The file must have every option, because a default could differ from what the training used.
     missing = model.options().keys() - options.keys()
     if missing:
         raise InputError(f"a model of kind {kind} needs the option {min(missing)}")

@@ -58,11 +58,12 @@ class MeanFlowModel(GenerativeModel):
             class_label: see `forward`.
 
         Raises:
-            InputError: r > t or r < 0; as `forward`.
+            InputError: r > t, r < 0, or an argument that `forward` refuses.
         """
         low, high = self.times_range()
-        t, labels = self.checked(z, t, class_label, low, high)
+        t, labels = self.checked(z, t, class_label, low=low, high=high)
         r = torch.as_tensor(r, dtype=t.dtype, device=z.device).expand(len(z))
+        # With "not", NaN is bad, too.
         bad = ~((r >= 0) & (r <= t))
         if bad.any():
             highest = t[bad][0].item()

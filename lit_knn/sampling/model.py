@@ -53,6 +53,7 @@ class GenerativeModel(nn.Module):
         self.drops_labels = drops_labels
 
         if sampling_class is not None:
+            # Called for the error that it raises.
             class_number("sampling_class", self.net, sampling_class)
         self.sampling_class = sampling_class
         self.guidance = check_guidance(guidance, self.num_classes, drops_labels)
@@ -62,7 +63,7 @@ class GenerativeModel(nn.Module):
     def around(
         cls, net: nn.Module, image_shape: Sequence[int], **options: Any
     ) -> "GenerativeModel":
-        """Make the model of a raw network and the values that `options` returned."""
+        """Make the model from a raw network and the values that `options` returned."""
 
     @abstractmethod
     def options(self) -> dict[str, object]:
@@ -114,7 +115,7 @@ class GenerativeModel(nn.Module):
             class_label: one class for all items, or (B,) classes, by number or by name.
         """
         low, high = self.times_range()
-        times, labels = self.checked(z, t, class_label, low, high)
+        times, labels = self.checked(z, t, class_label, low=low, high=high)
         return self.network(z, times, labels)
 
     def times_range(self) -> tuple[float, float]:
@@ -131,7 +132,7 @@ class GenerativeModel(nn.Module):
     ) -> tuple[Tensor, Tensor | None]:
         """Return the times, (B,), of a float type, and the classes, (B,) or None, on the device of `z`.
 
-        Raises InputError for others than `forward` takes.
+        Raises InputError for arguments that `forward` does not take.
 
         Args:
             z: see `forward`.

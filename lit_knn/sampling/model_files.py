@@ -34,7 +34,7 @@ def find_file(path: str | os.PathLike[str]) -> Path:
     if not path.is_dir():
         return path
     exported = path / WEIGHTS_NAME
-    # A run may go on after it was exported into its own folder.
+    # In the folder of a run an export may be older than the checkpoints, because the run may have gone on.
     if exported.is_file() and not (path / CHECKPOINTS).is_dir():
         return exported
     return last_checkpoint(path)
@@ -120,7 +120,7 @@ def _read_published(file: Path) -> FileContent:
         "sigma_min": max(grid.sigma_min, config["sigma_min"]),
         "sigma_max": min(grid.sigma_max, config["sigma_max"]),
         "rho": grid.rho,
-        "num_steps": 18,
+        "num_steps": 18,  # the default of `DiffusionModel`
         "sampling_class": None,
         "drops_labels": bool(config.get("label_dropout", 0)),
     }
@@ -131,6 +131,7 @@ def _read_published(file: Path) -> FileContent:
         "options": options,
         "architecture": architecture,
     }
+    # The file has the names of the preconditioned network, in which the raw network is `model`.
     raw_weights = {name.removeprefix("model."): value for name, value in weights.items()}
     return description, raw_weights
 

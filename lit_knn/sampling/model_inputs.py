@@ -1,4 +1,4 @@
-"""Noise levels and classes in the forms that users give them, checked and turned into tensors."""
+"""Checks the noise levels and classes that users give, and turns them into tensors."""
 
 import math
 from collections.abc import Sequence
@@ -32,7 +32,7 @@ def checked_times(z: Tensor, t: Tensor | float, low: float, high: float) -> Tens
     if not t.is_floating_point():
         t = t.double()
 
-    # The least level may be rounded to the type of t, in which 0.7 may be below 0.7 in float64.
+    # `low` is rounded to the type of t: in float32, 0.7 is a little below the 0.7 of float64, but not too low.
     lowest = torch.tensor(low, dtype=t.dtype)
     inside = (t > 0) & (t >= lowest) & (t.double() <= high) & t.isfinite()
     if not inside.all():
@@ -72,5 +72,6 @@ def class_numbers(
     labels = torch.as_tensor(chosen)
     for number in labels.unique().tolist():
         if number not in also_valid:
+            # Called for the error that it raises.
             class_number("class_label", net, number)
     return labels.long().expand(count)

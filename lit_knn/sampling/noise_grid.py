@@ -46,7 +46,7 @@ class NoiseGrid:
         return self.sigma_min, self.sigma_max
 
     def ascending(self, num_steps: int) -> Tensor:
-        """Levels for training, as in Eq. 7 (eq:CM): t_1 = sigma_min < … < t_N = sigma_max, (num_steps,) float64."""
+        """Return levels for training, as in Eq. 7 (eq:CM): t_1 = sigma_min < … < t_N = sigma_max, (num_steps,) float64."""
         check_at_least(2, num_steps=num_steps)
         ramp = torch.linspace(0, 1, num_steps, dtype=torch.float64)
         ends = torch.tensor([self.sigma_min, self.sigma_max], dtype=torch.float64)
@@ -57,12 +57,13 @@ class NoiseGrid:
         return sigmas
 
     def descending(self, num_steps: int) -> Tensor:
-        """Levels for a sampler, (num_steps,) float64. A single level is sigma_max."""
+        """Return levels for a sampler, (num_steps,) float64, descending. A single level is sigma_max."""
         check_at_least(1, num_steps=num_steps)
+        # `ascending` makes at least two levels, of which a single step takes the highest.
         return self.ascending(max(num_steps, 2)).flip(0)[:num_steps]
 
     def bands(self, count: int) -> Tensor:
-        """Divide the range into bands that are equal in ln t: their edges, (count + 1,) float64."""
+        """Return the edges of bands of equal width in ln t, (count + 1,) float64, ascending."""
         edges = torch.linspace(
             math.log(self.sigma_min), math.log(self.sigma_max), count + 1, dtype=torch.float64
         )

@@ -74,7 +74,7 @@ def consistency_sampler(
     sigmas: Sequence[float] = (80.0,),
     sigma_min: float = 0.002,
 ) -> Tensor:
-    """Multi-step consistency sampling (Song et al. 2023, Algorithm 1): (B, *shape), model space.
+    """Draw images by multi-step consistency sampling (Song et al. 2023, Algorithm 1): (B, *shape), model space.
 
     Each step after the first adds noise of size sqrt(σ² − σ_min²), because the consistency function returns data at
     noise level σ_min.
@@ -105,6 +105,7 @@ def check_sampling_sigmas(sigmas: Sequence[float], sigma_min: float) -> None:
 
     Valid levels are finite and above `sigma_min`.
     """
+    # With these ends, one comparison of neighbours also finds infinite and too small levels.
     levels = [math.inf, *sigmas, sigma_min]
     if not sigmas or not all(high > low for high, low in pairwise(levels)):
         rule = f"must descend and stay above sigma_min={sigma_min}"
@@ -119,7 +120,7 @@ def heun_sampler(
     grid: NoiseGrid = EDM_GRID,
     process: Process = EDM_PROCESS,
 ) -> Tensor:
-    """EDM's deterministic sampler (Karras et al. 2022, Algorithm 1). It needs 2·num_steps − 1 evaluations.
+    """Draw images by EDM's deterministic sampler (Karras et al. 2022, Algorithm 1) in 2·num_steps − 1 evaluations.
 
     It takes Heun steps in float64 through the noise levels of their Eq. 5, which `process` turns into times. The last
     step, to t = 0, gives the posterior mean at σ_min. In the EDM and flow-matching processes this equals Algorithm 1's
@@ -137,7 +138,7 @@ def heun_sampler(
     z = process.noise_std(times[0]).item() * latents.double()
 
     times = torch.cat([times, times.new_zeros(1)])
-    image = integrate_flow(denoiser, z, times, latents.dtype, process)
+    image = integrate_flow(denoiser, z, times, dtype=latents.dtype, process=process)
     return image.to(latents.dtype)
 
 
@@ -166,7 +167,8 @@ def integrate_flow(
     z = z.double()
     for t, t_next in pairwise(times):
         if t_next > 0:
-            z = heun_step(z, t, t_next, mean, process)
+            z = heun_step(z, t, t_next, mean, process=process)
         else:
+            # The step to 0 gives the posterior mean.
             z = mean(z, t.expand(len(z)))
     return z

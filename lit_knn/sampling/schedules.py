@@ -49,7 +49,7 @@ def log_normal_sigmas(
 
 
 def ict_num_steps(step: int, total_steps: int = 400_000, s0: int = 10, s1: int = 1280) -> int:
-    """iCT's number of grid points N(k), from s0 + 1 to s1 + 1. It is one more than the number of intervals.
+    """Return iCT's number of grid points N(k), from s0 + 1 to s1 + 1. It is one more than the number of intervals.
 
     The number of intervals starts at s0 and doubles every K/(log2⌊s1/s0⌋ + 1) iterations, up to s1.
 
@@ -62,13 +62,14 @@ def ict_num_steps(step: int, total_steps: int = 400_000, s0: int = 10, s1: int =
     check_at_least(1, total_steps=total_steps)
     if not 1 <= s0 <= s1:
         raise InputError(f"need 1 <= s0 <= s1, got s0={s0} and s1={s1}")
+    # The floor of s1/s0 is the paper's. With other ratios than powers of 2 the last doubling overshoots s1.
     period = max(math.floor(total_steps / (math.log2(s1 // s0) + 1)), 1)
     doublings = min(step // period, math.ceil(math.log2(s1 / s0)))
     return min(s0 * 2**doublings, s1) + 1
 
 
 def lognormal_step_probs(sigmas: Tensor, P_mean: float = -1.1, P_std: float = 2.0) -> Tensor:
-    """iCT's discretised log-normal p(i) over the intervals of a grid.
+    """Return the probabilities p(i) of the intervals of a grid: iCT's discretised log-normal distribution.
 
     p(i) ∝ erf((ln t_i − P_mean) / (√2·P_std)) − erf((ln t_{i−1} − P_mean) / (√2·P_std)).
 
@@ -81,8 +82,9 @@ def lognormal_step_probs(sigmas: Tensor, P_mean: float = -1.1, P_std: float = 2.
         (N − 1,), float64, sums to 1. Entry j belongs to the pair (sigmas[j], sigmas[j + 1]), which the paper counts as
         (t_{j+1}, t_{j+2}).
     """
-    cdf = torch.erf((sigmas.double().log() - P_mean) / (math.sqrt(2) * P_std))
-    mass = cdf.diff()
+    # The distribution function is (1 + erf)/2. The 1 falls out of the differences, and the 2 out of the quotient.
+    erf = torch.erf((sigmas.double().log() - P_mean) / (math.sqrt(2) * P_std))
+    mass = erf.diff()
     return mass / mass.sum()
 
 
@@ -97,8 +99,8 @@ class TuningSchedule:
         q: factor by which the gap 1 − r/t shrinks from one stage to the next.
         k: widens the gap at small t, to 1 + k/2 times its size at large t.
         b: how fast this widening falls with t.
-        steps: steps of a stage, d in the paper.
-        stages: number of stages; the last one has no end. The paper has no last one.
+        steps: training steps in a stage, d in the paper.
+        stages: number of stages. The last one lasts to the end of the training. In the paper there is always a next one.
     """
 
     q: float = 2.0
@@ -113,6 +115,7 @@ class TuningSchedule:
             raise InputError(f"q must be above 1 and finite, {reason}, got {self.q}")
         check_at_least(0, k=self.k, b=self.b)
         check_at_least(1, stage_steps=self.steps, stages=self.stages)
+        # In the last stage the gap is at least q^−stages.
         if self.stages * math.log2(self.q) > -math.log2(SMALLEST_GAP):
             raise InputError(
                 f"q={self.q} and stages={self.stages} leave r within float32's rounding of t in "
@@ -138,16 +141,16 @@ class TuningSchedule:
             )
 
     def teacher_level(self, t: Tensor, stage: int) -> Tensor:
-        """Return r for t (B,) float64, 0 <= r < t, in a stage."""
+        """Return the teacher's level r for t, (B,) float64, in a stage: 0 <= r < t."""
         n = 1 + self.k * torch.sigmoid(-self.b * t)
         return (t * (1 - n / self.q**stage)).clamp(min=0)
 
 
 def edm_weight(sigma: Tensor, sigma_data: float) -> Tensor:
-    """EDM's loss weight λ(σ) = (σ² + σ_data²)/(σ·σ_data)² (Karras et al. 2022, Table 1); (B,)."""
+    """Return EDM's loss weight λ(σ) = (σ² + σ_data²)/(σ·σ_data)² (Karras et al. 2022, Table 1); (B,)."""
     return (sigma.square() + sigma_data**2) / (sigma * sigma_data).square()
 
 
 def consistency_weight(t: Tensor, t_prev: Tensor) -> Tensor:
-    """The loss weight of iCT and ECT, λ(t_i) = 1 / (t_i − t_{i−1}); (B,) each."""
+    """Return the loss weight of iCT and ECT, λ(t_i) = 1 / (t_i − t_{i−1}), (B,)."""
     return 1 / (t - t_prev)

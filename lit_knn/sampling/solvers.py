@@ -50,7 +50,7 @@ def heun_step(
     posterior_mean: PosteriorMean,
     process: Process = EDM_PROCESS,
 ) -> Tensor:
-    """Take one Heun step of Eq. 3 (eq:pfode) from t to t_next. It has order 2 and two evaluations.
+    """Take one Heun step of Eq. 3 (eq:pfode) from t to t_next. It has order 2 and needs two evaluations.
 
     The arguments are those of `euler_step`. If t_next = 0, the velocity there is not defined, so the
     step is Euler's. If t_next = 0 for all items, there is no second evaluation, unless t_next is on a
@@ -66,13 +66,13 @@ def heun_step(
     if all_end_at_0:
         return euler.to(z.dtype)
 
-    second = t_next > 0
+    has_velocity_at_end = t_next > 0
     # Items that reach t = 0 are evaluated at their old t, and the result is discarded.
-    t_eval = torch.where(second, t_next, t)
+    t_eval = torch.where(has_velocity_at_end, t_next, t)
     mu_next = posterior_mean(euler.to(z.dtype), t_eval).double()
     velocity_next = process.velocity(euler, per_item(t_eval, z), mu_next)
     heun = z.double() + step * (velocity + velocity_next) / 2
-    return torch.where(per_item(second, z), heun, euler).to(z.dtype)
+    return torch.where(per_item(has_velocity_at_end, z), heun, euler).to(z.dtype)
 
 
 def _times(z: Tensor, t: Tensor | float) -> Tensor:
