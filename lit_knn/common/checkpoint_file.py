@@ -15,7 +15,7 @@ Content: TypeAlias = dict[str, Any]
 MODEL_KEY = "generative_model"
 """Key of the model's description in a checkpoint, with the prefix of the network's weights in `state_dict`."""
 RUN_KEY = "run"
-"""Key of what must stay the same when the run is resumed, see `lit_knn.runs.identity`."""
+"""Key of the numbers and names that must stay the same when the run is resumed, see `lit_knn.runs.identity`."""
 CHECKPOINTS = "checkpoints"
 LAST_NAME = "last.ckpt"
 # `CheckpointByImages` gives its files these names.
@@ -86,7 +86,7 @@ def last_checkpoint(run: str | Path) -> Path:
 
 
 def hint_of_runs(folder: str | Path) -> str:
-    """Return what to add to the message that a folder is no run's: the runs that it holds, if any."""
+    """Return the end of a message that a folder is not a run's: it names the runs inside, or is ""."""
     parent = Path(folder)
     runs = []
     for pattern in (f"*/{CHECKPOINTS}", f"*/*/{CHECKPOINTS}"):

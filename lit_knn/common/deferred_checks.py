@@ -20,7 +20,8 @@ class DeferredChecks:
     """
 
     def __init__(self) -> None:
-        # For each check (n, 2) float64 on the device: the step of its first failure, or −1, and the value there.
+        # For each group of n checks, (n, 2) float64 on the device: the step of the first failure of each check, or −1,
+        # and the value there.
         self._first: dict[Hashable, Tensor] = {}
         self._failures: dict[Hashable, Failure] = {}
         self._step = 0
@@ -39,8 +40,8 @@ class DeferredChecks:
         """Note each failed check that did not fail before.
 
         Args:
-            name: of the checks.
-            bad: (n,) bool, on the device, which checks fail.
+            name: name of the group of checks.
+            bad: (n,) bool, on the device: whether each check fails.
             values: (n,), for the messages.
             failure: makes the error.
         """
@@ -83,8 +84,8 @@ def refuse(name: str, bad: Tensor, values: Callable[[], Tensor], failure: Failur
     """Raise the error of the first check that fails, or note it inside `DeferredChecks.collect` if it is on a GPU.
 
     Args:
-        name: of the checks.
-        bad: (n,) bool, which checks fail.
+        name: name of the group of checks.
+        bad: (n,) bool: whether each check fails.
         values: computes (n,) numbers for the messages.
         failure: makes the error.
     """

@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from lit_knn.common.errors import InputError, first_line
 
-# PyTorch may be built without processes.
+# PyTorch may be built without distributed runs, and then has no process groups.
 if TYPE_CHECKING:
     Group: TypeAlias = dist.ProcessGroup | None  # None is the group of all processes
 
@@ -34,11 +34,12 @@ def rank_and_size() -> tuple[int, int]:
 
 
 def own_batches(num: int, batch_size: int) -> Iterator[tuple[int, range]]:
-    """Yield index and numbers of this rank's batches of 0 to num − 1.
+    """Divide the numbers from 0 to num − 1 into batches, and yield index and numbers of each batch of this rank.
 
     The batches are the same for any number of ranks.
     """
     rank, size = rank_and_size()
+    # The quotient is rounded up.
     num_batches = -(-num // batch_size)
     for batch in range(rank, num_batches, size):
         start = batch * batch_size
@@ -90,6 +91,7 @@ def once_per_machine(lead: Callable[[], T], follow: Callable[[T], None]) -> None
         leads = rank == leader
 
         results = _together(lead if leads else _do_nothing, group)
+        # The leaders take part, so that they learn of an error in another process.
         _together(_do_nothing if leads else lambda: follow(cast(T, results[leader])), group)
 
 
@@ -123,7 +125,7 @@ def _together(work: Callable[[], T], group: "Group") -> list[T]:
     # The collective puts an outcome in each place.
     empty = [None] * dist.get_world_size()
     outcomes = cast(list[tuple[T | None, str, str | None]], empty)
-    with _losing_no_process():
+    with _reporting_lost_processes():
         dist.all_gather_object(outcomes, (result, socket.gethostname(), message), group=group)
 
     if error is not None:
@@ -139,7 +141,7 @@ def _together(work: Callable[[], T], group: "Group") -> list[T]:
 @contextmanager
 def _patient_group() -> "Iterator[Group]":
     """Make a group of all processes besides the training's group, because NCCL stops waiting after minutes."""
-    with _losing_no_process():
+    with _reporting_lost_processes():
         # The first group waits minutes for all to arrive, the second longer for their work. Both
         # are closed last, because a process that closes a group early looks lost to the others.
         arrival = dist.new_group(backend="gloo", timeout=ARRIVAL)
@@ -153,8 +155,8 @@ def _patient_group() -> "Iterator[Group]":
 
 
 @contextmanager
-def _losing_no_process() -> Iterator[None]:
-    """Raise InputError if the other processes cannot be reached."""
+def _reporting_lost_processes() -> Iterator[None]:
+    """Turn the error of a collective, in which another process cannot be reached, into an InputError."""
     try:
         yield
     except RuntimeError as error:

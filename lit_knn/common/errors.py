@@ -12,7 +12,8 @@ from lit_knn.common.extras import missing
 from lit_knn.common.memory import is_out_of_memory
 
 PACKAGE = Path(__file__).parents[1]
-# Names of this program's source files begin so. The callbacks of a checkout without links lie beside the package.
+# The paths of this program's source files begin with one of these. In a checkout without links, the callbacks lie
+# beside the package.
 OURS = (f"{PACKAGE}/", f"{PACKAGE.parent}/callbacks/")
 
 
@@ -29,9 +30,9 @@ class NonFiniteLossError(RuntimeError):
 
 @contextmanager
 def prefixed(owner: str) -> Iterator[None]:
-    """Put `owner`, the receiver of the bad input, before the message of an `InputError`.
+    """Put `owner`, the name of what gets the bad input, before the message of an `InputError`.
 
-    Other exceptions get it as a note.
+    Other exceptions get the name as a note.
     """
     try:
         yield
@@ -45,6 +46,7 @@ def prefixed(owner: str) -> Iterator[None]:
 def check_at_least(least: int, **options: float) -> None:
     """Refuse options below `least`."""
     for name, value in options.items():
+        # With "not", NaN is refused, too.
         if not value >= least:
             raise InputError(f"{name} must be at least {least}, got {value}")
 
@@ -156,6 +158,7 @@ def _plug_in(error: BaseException) -> str:
     Such a function is neither of this program nor of a package.
     """
     paths = sysconfig.get_paths()
+    # Code without a file has a name such as "<string>".
     not_of_users = (*OURS, paths["stdlib"], paths["purelib"], paths["platlib"], "<")
 
     name = ""

@@ -40,7 +40,7 @@ class Exchange:
         return sent_rows, received_rows
 
     def move(self, rows: Tensor, sent: list[int], received: list[int]) -> Tensor:
-        """Send rows to the ranks and return the received rows, without a wait for the device.
+        """Send rows to the ranks and return the received rows, without waiting for the device.
 
         Args:
             rows: (sum of `sent`, ...), in the order of the ranks.
@@ -50,6 +50,7 @@ class Exchange:
         if self.size == 1:
             return rows
 
+        # A rank's rows for itself are not sent. The slice gives the size of a row, also if there is none.
         self.bytes_sent += (len(rows) - sent[self.rank]) * rows[:1].numel() * rows.element_size()
         out = rows.new_empty(sum(received), *rows.shape[1:])
         dist.all_to_all_single(out, rows.contiguous(), received, sent)
@@ -62,11 +63,13 @@ class Exchange:
 
         counts = to_device(torch.full((self.size,), len(rows)), rows.device)
         sent, received = self.agree_on_rows(counts)
+        # Each rank is sent a copy of all rows.
         gathered = self.move(torch.cat([rows] * self.size), sent, received)
         return list(gathered.split(received))
 
     def of_first(self, values: Tensor) -> Tensor:
         """Return the first rank's values on every rank. All ranks must give tensors of one shape."""
+        # The other ranks send no rows.
         return self.all_gather(values if self.rank == 0 else values[:0])[0]
 
     def sum(self, values: Tensor) -> Tensor:

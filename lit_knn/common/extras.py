@@ -1,4 +1,4 @@
-"""Names what is missing in the installation in one line. `import lit_knn` needs only torch and NumPy."""
+"""Says in one line what is missing in the installation. `import lit_knn` needs only torch and NumPy."""
 
 import importlib.util
 

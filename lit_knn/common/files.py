@@ -36,12 +36,13 @@ def written_whole(path: str | os.PathLike[str], flush: bool = True) -> Iterator[
     partial = path.with_name(f".{path.stem}.{os.getpid()}.partial{path.suffix}")
 
     try:
+        # A new file shows which mode this process gives its files.
         partial.touch()
         mode = partial.stat().st_mode
         partial.unlink()
 
         yield partial
-        # Some libraries write files that only their owner can read.
+        # Some libraries write files that only their owner can read, so the mode is restored.
         if partial.stat().st_mode != mode:
             partial.chmod(mode)
 

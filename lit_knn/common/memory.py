@@ -65,7 +65,7 @@ def process_bytes(field: str = "VmRSS") -> int:
 
 
 def _field(path: Path, name: str) -> int | None:
-    """Read a number of kB from lines "name: number kB" in a file, and return bytes."""
+    """Return the bytes of the line "name: number kB" in a file; None if there is no such file or line."""
     try:
         lines = path.read_text().splitlines()
     except OSError:

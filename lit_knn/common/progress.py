@@ -24,7 +24,7 @@ def progress_bar(
     shown: bool | None = None,
     delay: float = 0.0,
 ) -> "tqdm":
-    """Make a bar on the first rank, by default only if the output is a terminal.
+    """Make a progress bar, which only the first rank shows, and by default only on a terminal.
 
     Args:
         total: number of units of the work; None shows no bar.

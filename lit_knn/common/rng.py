@@ -27,7 +27,7 @@ class Stream(IntEnum):
     SOURCE = 11  # (seed, batch, level, ·): resampled sources of measured latents
     ESTIMATOR = 12  # (seed, batch, level, estimator, repeat, ·) and others: a measured estimator
     HYBRID = 16  # (seed, first sample, ·): the estimator that begins hybrid samples
-    # (seed, first sample, ·): the images that begin hybrid samples instead of an estimator
+    # (seed, first sample, ·): the images that are noised to start hybrid samples of the baseline, without an estimator
     FORWARD = 17
     NETWORK = 18  # (seed, first sample, ·): the network that ends hybrid samples
     PROBE = 20  # (seed, ·): levels of a training that a probe is for
@@ -40,9 +40,10 @@ class Stream(IntEnum):
 
 def seed_from_key(*key: int) -> int:
     """Hash the non-negative integers in `key` to a well-mixed 63-bit seed, by NumPy's SeedSequence."""
-    # SeedSequence pads with zeros. Without the length, (5, 1) and (5, 1, 0, 0) would give the same seed.
+    # SeedSequence pads keys with zeros. Without the length, (5, 1) and (5, 1, 0, 0) would give the same seed.
     sequence = np.random.SeedSequence((len(key), *key))
     bits = sequence.generate_state(1, np.uint64)[0]
+    # One bit fewer, so that the seed also fits into a signed integer of 64 bits.
     return int(bits >> np.uint64(1))
 
 
@@ -68,7 +69,7 @@ def keyed_default_rng(device: torch.device, *key: int) -> Iterator[None]:
 def seeded_from(generator: torch.Generator | None) -> Iterator[None]:
     """Seed PyTorch's default generators from the state of `generator` inside the block, and restore them after it.
 
-    If the block does not use `generator`, it is advanced, so that the next block draws other numbers.
+    If the block draws nothing from `generator`, `generator` is advanced, so that the next block gets another seed.
     """
     if generator is None:
         yield

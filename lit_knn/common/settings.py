@@ -14,7 +14,7 @@ from typing import Self
 import torch
 from torch import Tensor, nn
 
-# Attributes of every module. `training` and hooks do not change the output of a network at evaluation.
+# Names of the attributes that every module has, such as `_parameters`, `_modules`, `training` and the hooks.
 OF_EVERY_MODULE = frozenset(vars(nn.Module()))
 
 
@@ -25,7 +25,8 @@ class RecordsArguments:
 
     def __new__(cls, *args: object, **kwargs: object) -> Self:
         new_object = super().__new__(cls)
-        # `copy` passes no arguments, and sets the attributes itself. Wrong arguments are an error of __init__.
+        # `copy` calls this without arguments, and then sets the attributes itself. For wrong arguments, __init__ raises
+        # the error.
         with suppress(TypeError):
             new_object._arguments = bound_arguments(cls, args, kwargs)
         return new_object
@@ -33,14 +34,14 @@ class RecordsArguments:
     def settings(self) -> dict[str, object]:
         """Return the arguments of the constructor, with the current values of the attributes of the same names."""
         arguments = self._arguments or {}
-        # A class attribute does not hold the constructor's argument.
+        # Attributes of the class are not looked at, because they do not hold the constructor's argument.
         return {name: vars(self).get(name, value) for name, value in arguments.items()}
 
     def __repr__(self) -> str:
         """Show the class and its settings. A network is shown by its class, and null is left out."""
         shown = []
         for name, value in RecordsArguments.settings(self).items():
-            # Python calls the arguments of a class without a constructor args and kwargs.
+            # A class without a constructor has the arguments "args" and "kwargs", which are empty.
             if value is None or (type(value) in (tuple, dict) and not value):
                 continue
             text = type(value).__name__ if isinstance(value, nn.Module) else repr(value)
@@ -59,7 +60,7 @@ def bound_arguments(
         kwargs: arguments by name.
 
     Raises:
-        TypeError: they are not the constructor's.
+        TypeError: the constructor does not accept these arguments.
     """
     constructor: Callable[..., None] = kind.__init__  # type: ignore[misc]
     bound = inspect.signature(constructor).bind(None, *args, **kwargs)
@@ -68,7 +69,7 @@ def bound_arguments(
     arguments = {}
     without_self = list(bound.arguments.items())[1:]
     for name, value in without_self:
-        # The constructor may change its lists and dictionaries.
+        # Copied, because the constructor may change its lists and dictionaries in place.
         arguments[name] = copy.copy(value) if type(value) in (list, dict) else value
     return arguments
 
@@ -86,7 +87,7 @@ def flat_settings(name: str, part: RecordsArguments) -> dict[str, object]:
 
 
 def describe(thing: RecordsArguments) -> dict[str, object]:
-    """Describe class and settings in JSON types: numbers and names as they are, weights as a hash.
+    """Describe the class and the settings of an object in JSON types: plain values as they are, weights as a hash.
 
     Any other value becomes a unique string, so that a result with such a value is never used again.
     """
@@ -94,10 +95,10 @@ def describe(thing: RecordsArguments) -> dict[str, object]:
     described = {}
     for name, value in thing.settings().items():
         described[name] = _described(value)
-        # A class may have settings that are no arguments, and None stands for a default.
+        # The setting may be no argument, or the argument may be None, which stands for a default.
         if arguments.get(name) is None:
             continue
-        # An attribute may keep only a part of its argument.
+        # The attribute may have another value than the argument had, for instance only a part of it.
         argument = _described(arguments[name])
         if argument != described[name]:
             described[name] = {"now": described[name], "given": argument}
@@ -106,6 +107,7 @@ def describe(thing: RecordsArguments) -> dict[str, object]:
     for name, part in vars(thing).items():
         if isinstance(part, nn.Module) and name not in described:
             described[name] = _described(part)
+    # The settings of such an object do not tell all that its results depend on.
     if thing._arguments is None or isinstance(thing, nn.Module):
         described["unknown"] = _unlike_any_other()
     return {"class": _name(type(thing)), **described}
@@ -125,18 +127,20 @@ def _described(value: object) -> object:
     if isinstance(value, nn.Module):
         return _hash_of_module(value)
     if isinstance(value, Tensor) and value.layout == torch.strided:
+        # The hash is of the values in the order of their indexes, however they are stored.
         plain = value.detach().cpu().resolve_conj().resolve_neg().contiguous()
         content = plain.view(-1).view(torch.uint8).numpy().tobytes()
         return f"{value.dtype} {tuple(value.shape)} {_hash(content)}"
     if isinstance(value, (torch.dtype, torch.device, PurePath)):
         return f"{type(value).__name__} {value}"
+    # A function in angle brackets, such as "<lambda>", cannot be told from others by its name.
     if isinstance(value, (type, FunctionType)) and "<" not in value.__qualname__:
         return _name(value)
     if isinstance(value, Mapping):
         return {"mapping": [[_described(name), _described(part)] for name, part in value.items()]}
     if isinstance(value, (list, tuple)):
         return [_described(part) for part in value]
-    # The value may be a noise process.
+    # Such a value is an object of this program, for instance a noise process.
     if type(value).__module__.startswith("lit_knn.") and hasattr(value, "__dict__"):
         return [_name(type(value)), _described(vars(value))]
     return _unlike_any_other()
@@ -146,6 +150,8 @@ def _hash_of_module(module: nn.Module) -> str:
     """Hash the classes, attributes, parameters and buffers of a module and of all its parts."""
     parts = []
     for path, part in module.named_modules():
+        # The attributes of every module are left out: parts, parameters and buffers are hashed anyway, and `training`
+        # and the hooks do not change the output of a network at evaluation.
         attributes = {}
         for name, value in vars(part).items():
             if name not in OF_EVERY_MODULE:
@@ -158,10 +164,12 @@ def _hash_of_module(module: nn.Module) -> str:
 
 
 def _name(thing: type | FunctionType) -> str:
+    """Return the full name of a class or function, with its module."""
     return f"{thing.__module__}.{thing.__qualname__}"
 
 
 def _unlike_any_other() -> str:
+    """Return a text that no other call returns."""
     return f"unknown {uuid.uuid4()}"
 
 

@@ -35,9 +35,10 @@ class Stopwatch:
 
     def read_and_reset(self) -> float:
         """Return the seconds measured since the last reading. Waits for the device."""
-        if self._events:  # When the last event is done, all earlier ones are done.
+        # When the last event is over, all earlier ones are, too.
+        if self._events:
             self._events[-1][1].synchronize()
         for start, end in self._events:
-            self._seconds += start.elapsed_time(end) / 1000
+            self._seconds += start.elapsed_time(end) / 1000  # from milliseconds
         seconds, self._seconds, self._events = self._seconds, 0.0, []
         return seconds

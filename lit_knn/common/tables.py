@@ -24,7 +24,7 @@ TITLES = {
     "inception_score": "Inception Score",
 }
 HELD_OUT = "_held_out"  # suffix of metrics that compare with held-out images
-# Advice beside a table that was measured in another way.
+# Advice in the message about a table that was measured with other settings.
 SAME_SETTINGS = "measure with the same settings, or rename that file"
 
 Row = dict[str, str | int | float]
@@ -32,7 +32,7 @@ Row = dict[str, str | int | float]
 
 
 def number(row: Mapping[str, str | int | float], column: str) -> float:
-    """Return the number of a cell; NaN if it is empty."""
+    """Return the number in a cell of this column; NaN if the cell is empty."""
     cell = row[column]
     return math.nan if isinstance(cell, str) else cell
 

@@ -37,6 +37,7 @@ def revision(checkout: Path = CHECKOUT) -> str | None:
     # A folder of packages may lie inside a checkout of something else.
     if not (checkout / ".git").exists():
         return None
+    # `--exclude *` leaves tags out, so that the answer is the hash of the commit.
     command = [
         "git",
         "-C",
@@ -65,8 +66,8 @@ def processor_name() -> str:
         name, _, value = line.partition(":")
         facts.setdefault(name.strip(), value.strip())  # The file names the first processor first.
 
-    # A virtual machine may name a brand alone, such as AMD EPYC, whose generations differ twofold
-    # in speed.
+    # On a virtual machine the name may be a brand alone, such as AMD EPYC, whose generations differ twofold in speed.
+    # So the family and the model are added.
     words = []
     for name, label in (("model name", ""), ("cpu family", "family "), ("model", "model ")):
         if name in facts:

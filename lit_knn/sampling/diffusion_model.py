@@ -15,8 +15,9 @@ from lit_knn.theory.noise import EDM, EDM_PROCESS, Process
 
 
 class DiffusionModel(DenoisingModel):
-    """A diffusion model: a denoiser, and EDM's Heun sampler, which integrates its probability flow (Karras et al. 2022).
+    """A diffusion model: a denoiser, and EDM's Heun sampler, which integrates its probability flow.
 
+    See Karras et al. 2022.
     `num_steps`, `sampling_class`, `guidance` and `drops_labels` are those of `GenerativeModel`.
 
     Args:

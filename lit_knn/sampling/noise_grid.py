@@ -46,7 +46,7 @@ class NoiseGrid:
         return self.sigma_min, self.sigma_max
 
     def ascending(self, num_steps: int) -> Tensor:
-        """Return levels for training, as in Eq. 7 (eq:CM): t_1 = sigma_min < … < t_N = sigma_max, (num_steps,) float64."""
+        """Return levels for training, (num_steps,) float64: t_1 = sigma_min < … < t_N = sigma_max of Eq. 7 (eq:CM)."""
         check_at_least(2, num_steps=num_steps)
         ramp = torch.linspace(0, 1, num_steps, dtype=torch.float64)
         ends = torch.tensor([self.sigma_min, self.sigma_max], dtype=torch.float64)

@@ -100,7 +100,7 @@ class TuningSchedule:
         k: widens the gap at small t, to 1 + k/2 times its size at large t.
         b: how fast this widening falls with t.
         steps: training steps in a stage, d in the paper.
-        stages: number of stages. The last one lasts to the end of the training. In the paper there is always a next one.
+        stages: number of stages. The last one lasts to the end of the training; the paper has no last one.
     """
 
     q: float = 2.0
