@@ -132,19 +132,32 @@ def copied_apart(estimator: AnyEstimator) -> AnyEstimator:
 
 
 def _copied(value: object, copies: dict[int, Estimator]) -> object:
-    """Copy an estimator, or a container and the estimators in it. `copies` are by the id of the original."""
-    if isinstance(value, Estimator):
-        if id(value) not in copies:
-            new_copy = copy.copy(value)
-            copies[id(value)] = new_copy
-            for name, part in list(vars(new_copy).items()):
-                vars(new_copy)[name] = _copied(part, copies)
-        return copies[id(value)]
+    """Copy an estimator, or a container and the estimators in it. Other values stay the same objects.
 
+    `copies` holds the copies that have been made, by the `id` of the original.
+    """
+    if isinstance(value, Estimator):
+        return _copied_estimator(value, copies)
+
+    # Only plain containers are built anew, because the constructor of a subclass may take other arguments.
     if type(value) is list:
         return [_copied(part, copies) for part in value]
     if type(value) is tuple:
         return tuple(_copied(part, copies) for part in value)
     if type(value) is dict:
         return {key: _copied(part, copies) for key, part in value.items()}
-    return copy.copy(value) if isinstance(value, (dict, list, set)) else value
+    # A subclass is copied with its state. A set is copied without its items, which no class here changes.
+    if isinstance(value, (dict, list, set)):
+        return copy.copy(value)
+    return value
+
+
+def _copied_estimator(estimator: Estimator, copies: dict[int, Estimator]) -> Estimator:
+    """Copy an estimator and what its attributes hold, unless `copies` already has its copy."""
+    if id(estimator) not in copies:
+        new_copy = copy.copy(estimator)
+        # Enter the copy before its attributes are copied, because one of them may lead back to this estimator.
+        copies[id(estimator)] = new_copy
+        for name, value in list(vars(new_copy).items()):
+            vars(new_copy)[name] = _copied(value, copies)
+    return copies[id(estimator)]

@@ -1,4 +1,20 @@
-"""The nearest-neighbour estimator, Algorithm 1 of the paper."""
+"""The nearest-neighbour estimator, Algorithm 1 of the paper (alg:estimator).
+
+The paper does not number the lines of the algorithm. Here they are counted from `search`:
+
+1. K, d ← search(I, z, k): `ReferenceSet.search`, which `KNN.proposal` calls.
+2. p_t(z|x_i) ← exp(−d_i²/2t²) for the neighbours in K: `unnormalised_log_likelihood`, called by `neighbour_proposal`.
+3. Z_q ← Σ_i p_t(z|x_i) + (N − k)·p_t(z|x_k): `neighbour_proposal`.
+4. q_t(x|z) ← p_t(z|x)/Z_q for the neighbours and p_t(z|x_k)/Z_q for all other images: `neighbour_proposal`.
+5. Sample x_1, …, x_n from q_t(x|z): `sample_proposal`.
+6. w_i ← p_t(z|x_i)/q_t(x_i|z): `weights_of`.
+7. w̄_i ← w_i / Σ_j w_j: `weights_of`.
+8. μ̂ ← Σ_i w̄_i x_i: `weighted_mean`.
+9. Return (μ̂ − z)/t²: `Estimator.score`.
+
+The likelihood p is computed twice: in line 2 from the distances of the search, which may be approximate, and in line 6
+exactly, from the gathered images.
+"""
 
 from collections.abc import Mapping
 from typing import ClassVar, Self
@@ -55,7 +71,7 @@ class KNN(DrawingEstimator):
     def bind(self, reference: ReferenceSet) -> Self:
         super().bind(reference)
         reference.build_index(self.k)
-        # Impossible settings raise InputError now, not in a step.
+        # This search is made for the InputError that impossible settings raise: now, not in a training step.
         reference.search(torch.zeros(1, *reference.shape, device=reference.device), self.k)
         return self
 
@@ -67,7 +83,7 @@ class KNN(DrawingEstimator):
     ) -> Tensor:
         t = t.flatten()
         draws = self.draw(z, t, x_source, generator)
-        # Lines 6 to 8 of Algorithm 1: weigh by w = p/q, normalise and average, Eq. 11.
+        # These are lines 6 to 8 of Algorithm 1.
         return weighted_mean(self.reference, draws, z, t)
 
     _warped_mean = warped_weighted_mean
@@ -75,7 +91,10 @@ class KNN(DrawingEstimator):
     def draw(
         self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: Generator | None
     ) -> Draws:
-        """Propose and sample, lines 1 to 5 of Algorithm 1. The factor of the likelihood p is 1/q."""
+        """Draw the images of each z from its proposal, lines 1 to 5 of Algorithm 1.
+
+        The weight of a draw is w = p/q. `Draws` holds −log q, and `weights_of` adds the exact log p.
+        """
         proposal = self.proposal(z, t, x_source)
         ids, log_q = sample_proposal(proposal, self.n, generator)
         return merged(ids, -log_q)
@@ -101,7 +120,7 @@ class KNN(DrawingEstimator):
     def _with_source(
         self, z: Tensor, x_source: Tensor, sq_dist: Tensor, ids: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Add the source of each z as one more neighbour, or id −1 if the source is not needed."""
+        """Return the distances and ids with one more column: the source of each z, or −1 if it is not to be added."""
         source = self.reference.locate(x_source).unsqueeze(1)
         source_sq_dist = exact_sq_dist(self.reference, z, source)
         sq_dist = torch.where(ids == source, source_sq_dist, sq_dist)

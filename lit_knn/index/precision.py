@@ -12,6 +12,8 @@ from lit_knn.common.errors import InputError
 TYPES = ("auto", "float32", "bfloat16")
 
 _lock = threading.Lock()
+# One entry for each block of `full_float32` that runs now, in any thread. All entries are the same function, which
+# restores the setting of the process.
 _inside: list[Callable[[], object]] = []
 
 
@@ -49,10 +51,14 @@ def compute_dtype(owner: str, compute: str, device: torch.device) -> torch.dtype
 
 
 def is_native(dtype: torch.dtype, device: torch.device) -> bool:
-    """Return whether a device has instructions that multiply float32 or bfloat16. A GPU that is not here is current."""
+    """Return whether a device has instructions that multiply float32 or bfloat16.
+
+    A machine without a GPU may plan a run for another machine. Its GPU then counts as one that multiplies both.
+    """
     if dtype == torch.float32:
         return True
     if device.type == "cuda":
+        # Compute capability 8 (Ampere) is the first that multiplies bfloat16.
         return not torch.cuda.is_available() or torch.cuda.get_device_capability(device)[0] >= 8
     return device.type == "cpu" and (
         torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
@@ -72,7 +78,7 @@ def add_product(total: Tensor, rows: Tensor, matrix: Tensor) -> None:
         total.addmm_(rows, matrix)
         return
 
-    # A float32 has 24 significand bits, a bfloat16 has 8.
+    # A float32 has 24 significand bits and a bfloat16 has 8, so each value is the sum of three bfloat16 numbers.
     for _ in range(3):
         digit = rows.bfloat16()
         total += matmul_float32(digit, matrix)
@@ -82,12 +88,12 @@ def add_product(total: Tensor, rows: Tensor, matrix: Tensor) -> None:
 def encode(
     chunks: Iterable[Tensor], N: int, code: Callable[[Tensor], Tensor]
 ) -> tuple[Tensor, Tensor]:
-    """Code all vectors x.
+    """Apply `code` to all vectors x, piece by piece.
 
     Args:
         chunks: all vectors in order, in pieces (c, *shape).
         N: their number.
-        code: returns codes, (c, m), of a piece.
+        code: returns the codes, (c, m), of a piece.
 
     Returns:
         The codes, (N, m), and ‖code(x)‖²/2, (N,) float32.
@@ -128,17 +134,19 @@ def full_float32() -> Iterator[None]:
 
 
 def _set_highest() -> Callable[[], object]:
-    """Choose full precision. Returns a function that restores the setting."""
+    """Choose full precision for float32 products. Returns a function that restores the setting before."""
     try:
         before = torch.get_float32_matmul_precision()
     except RuntimeError:
-        # The process has set `fp32_precision` of single backends, which disables this function.
+        # PyTorch refuses this call once the process has set `fp32_precision` of a single backend. That option calls
+        # full precision "ieee".
         return _set_backends("ieee", "ieee")
     torch.set_float32_matmul_precision("highest")
     return lambda: torch.set_float32_matmul_precision(before)
 
 
 def _set_backends(*values: str) -> Callable[[], object]:
+    """Set `fp32_precision` of products on CUDA and on the CPU. Returns a function that restores the values before."""
     backends = torch.backends.cuda.matmul, torch.backends.mkldnn.matmul  # type: ignore[attr-defined]
     before = [backend.fp32_precision for backend in backends]
     for backend, value in zip(backends, values, strict=True):
@@ -147,5 +155,10 @@ def _set_backends(*values: str) -> Callable[[], object]:
 
 
 def whole_tiles(rows: int) -> int:
-    """Return the next smaller multiple of 64 rows, for a GPU's fast kernels, or all rows below 64, at least 1."""
-    return rows // 64 * 64 or max(rows, 1)
+    """Round a number of rows down to a multiple of 64, because a GPU's fast kernels work on tiles of 64 rows.
+
+    A number below 64 stays, but is at least 1.
+    """
+    if rows >= 64:
+        return rows // 64 * 64
+    return max(rows, 1)

@@ -21,8 +21,8 @@ def augmented_mean(
 ) -> Tensor:
     """Estimate each item's posterior mean in the EDM process, (B, *shape).
 
-    Items that are only flipped are mirrored, and their mean is mirrored back. Both estimates run even for zero items,
-    because a sharded reference set needs all ranks in each call.
+    An item that is not warped, but perhaps flipped, is mirrored for the estimate, and its mean is mirrored back. Both
+    estimates run even for zero items, because a sharded reference set needs all ranks in each call.
 
     Args:
         estimator: the estimator, bound.
@@ -32,7 +32,7 @@ def augmented_mean(
         class_label: (B,) int64, or None.
         augmented: the augmented items.
         generator: source of the estimator's draws.
-        warp: estimate the mean over the warped set for warped items; otherwise their mean is the item itself.
+        warp: whether warped items get the mean over the warped set; otherwise they get the item itself.
     """
 
     def labels_of(rows: Tensor) -> Tensor | None:
@@ -43,13 +43,14 @@ def augmented_mean(
     unwarped = to_device(unwarped_rows, z.device)
     warped = to_device(warped_rows, z.device)
 
+    # A flip is its own inverse, so the same call undoes it.
     flips = augmented.warp.flips[unwarped]
     mean = estimator.posterior_mean(
         flip(z[unwarped], flips),
         sigma[unwarped],
-        x[unwarped],
-        generator,
-        labels_of(unwarped_rows),
+        x_source=x[unwarped],
+        generator=generator,
+        labels=labels_of(unwarped_rows),
     )
     result = augmented.images.index_copy(0, unwarped, flip(mean, flips))
     if not warp:
@@ -58,9 +59,9 @@ def augmented_mean(
     mean = estimator.warped_mean(
         z[warped],
         sigma[warped],
-        augmented.warp.rows(warped),
-        x[warped],
-        generator,
-        labels_of(warped_rows),
+        warp=augmented.warp.rows(warped),
+        x_source=x[warped],
+        generator=generator,
+        labels=labels_of(warped_rows),
     )
     return result.index_copy(0, warped, mean)

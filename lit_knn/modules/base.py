@@ -40,8 +40,8 @@ class EstimatorTraining(SamplingModule):
         seed: first part of the key of every random draw.
     """
 
-    # Options that change samples or measurements, and no step of a training. A run can go on with
-    # other values of them.
+    # Options that change samples or measurements but no training step. A resumed run may have other
+    # values of them.
     untrained_options: tuple[str, ...] = (
         "sampling_steps",
         "sampling_sigmas",
@@ -57,7 +57,7 @@ class EstimatorTraining(SamplingModule):
         self.level_range = level_range
         self.seed = seed
         self.estimator = conditioning.estimator_for(estimator, level_range)
-        # Callbacks set the counts, and read the watch and the checks.
+        # The callbacks of a training set the two counts, and read the watch and the checks.
         self.batches_done = 0
         self.images_of_step = 0
         self.estimator_watch = Stopwatch(torch.device("cpu"))
@@ -86,7 +86,7 @@ class EstimatorTraining(SamplingModule):
 
     @abstractmethod
     def average_decay(self) -> float:
-        """Decay of the averaged weights at the current step."""
+        """Return the decay of the averaged weights at the current step."""
 
     def interval_metrics(self) -> dict[str, float]:
         """Return more values to log, every `log_every_n_steps` steps. The default is none."""
@@ -156,7 +156,7 @@ class EstimatorTraining(SamplingModule):
             loss, t = self.losses(x, class_label, key)
             check_finite(loss, t, step)
 
-        # Lightning reads what is in its progress bar after each batch, and would wait for the device.
+        # The loss is not for the progress bar: Lightning would read it after each batch, and so wait for the device.
         self.log("train/loss", loss.mean())
         return {"loss": self.objective(loss, x), "item_losses": loss.detach(), "noise_levels": t}
 
@@ -184,16 +184,25 @@ class EstimatorTraining(SamplingModule):
         generator: torch.Generator,
         estimator: Estimator | None = None,
     ) -> PosteriorMean:
-        """Return the (or another) estimator as a function of (z, t); the time of each call is measured."""
+        """Return the estimator's mean as a function of (z, t), which also measures the time of each call.
+
+        Args:
+            x_source: (B, *shape), the clean images.
+            class_label: (B,) int64, or None.
+            generator: source of the estimator's draws.
+            estimator: another estimator than the module's.
+        """
         estimator = self.estimator if estimator is None else estimator
 
         def measured(z: Tensor, t: Tensor) -> Tensor:
             with self.estimator_watch.running():
-                return estimator.posterior_mean(z, t, x_source, generator, class_label)
+                return estimator.posterior_mean(
+                    z, t, x_source=x_source, generator=generator, labels=class_label
+                )
 
         return measured
 
     def on_save_checkpoint(self, checkpoint: Content) -> None:
-        """Also refuses a checkpoint after a loss that was not finite, or after a label of no class."""
+        """Save what sampling needs. Raises what the checks have noted, such as a loss that was not finite, instead."""
         self.checks.raise_first()
         super().on_save_checkpoint(checkpoint)

@@ -28,7 +28,10 @@ Solver = Callable[[Tensor, Tensor, Tensor, PosteriorMean], Tensor]
 
 
 def check_not_augmented(net: nn.Module | None) -> None:
-    """Raise InputError if the net has a layer for augmentation labels: it gets no gradient, which many ranks refuse."""
+    """Raise InputError if the net has a layer for augmentation labels.
+
+    Without augmentation this layer gets no gradient, and training on several ranks refuses such a parameter.
+    """
     augment_dim = getattr(net, "augment_dim", 0)
     if augment_dim:
         raise InputError(
@@ -39,8 +42,8 @@ def check_not_augmented(net: nn.Module | None) -> None:
 class ConsistencyTraining(EstimatorTraining):
     """Consistency matching, Eq. 7 (eq:CM), with the score of any estimator.
 
-    The student is evaluated at (z, t). The stop-gradient teacher has the same weights and dropout mask and is evaluated
-    at (ẑ, r), r < t; ẑ is one solver step down the PF-ODE from z.
+    The student is the network at (z, t). The teacher is the same network, with the same dropout mask and without
+    gradient, at (ẑ, r), r < t. ẑ is one solver step from z down the probability flow ODE.
 
     Subclasses implement `draw_levels`, and explain the arguments. With `sigma_min` 0 the preconditioning is EDM's.
     """
@@ -111,7 +114,7 @@ class ConsistencyTraining(EstimatorTraining):
         return consistency_weight(t, r).float() * self.distance(student, teacher), t
 
     def step_down(self, z: Tensor, t: Tensor, r: Tensor, posterior_mean: PosteriorMean) -> Tensor:
-        """Take the solver's step from z (B, *shape) at t to r, (B,) each."""
+        """Return ẑ, (B, *shape): the solver's step from z (B, *shape) at level t to level r, (B,) each."""
         return self.solver(z, t, r, posterior_mean)
 
     def distance(self, student: Tensor, teacher: Tensor) -> Tensor:
@@ -129,7 +132,7 @@ class ConsistencyTraining(EstimatorTraining):
         return torch.optim.RAdam(self.parameters(), lr=self.lr)
 
     def average_decay(self) -> float:
-        """The option `ema_decay`; iCT and ECT keep it constant."""
+        """Return the option `ema_decay`, because iCT and ECT keep the decay constant."""
         return self.ema_decay
 
     @property
@@ -145,16 +148,16 @@ class ConsistencyTraining(EstimatorTraining):
         return ConsistencyModel(
             self.consistency_function,
             self.known_image_shape(),
-            self.sampling_sigmas,
-            self.predict_steps,
-            self.conditioning.chosen_class(),
+            sampling_sigmas=self.sampling_sigmas,
+            num_steps=self.predict_steps,
+            sampling_class=self.conditioning.chosen_class(),
         )
 
     def check_checkpoint(self, checkpoint: Content) -> None:
-        """Also refuses another preconditioning."""
+        """Check the architecture, and also that the checkpoint has the same preconditioning."""
         super().check_checkpoint(checkpoint)
         saved = checkpoint.get("hyper_parameters", {})
-        # Modules whose function is the identity at 0 have no option sigma_min.
+        # `LitECT` has no option sigma_min, because its consistency function is the identity at 0.
         saved = {"sigma_min": 0.0, **saved} if "sigma_data" in saved else {}
         function = self.consistency_function
         check_preconditioning(

@@ -12,17 +12,19 @@ from lit_knn.reference.images import to_model_space
 # noise levels 31 % instead of 66 % are below the deviation. Pixels in [-1, 1] deviate by 1 at most,
 # and most photographs by 0.4 to 0.7, which is within a factor of 3 of both 0.5 and 1.
 FACTOR = 3.0
-# Numbers of images and values that are measured at most; at least 16 images are.
+# At most this many images are measured, and so many that they have at most this many values. But at least
+# `LEAST_IMAGES` are measured, if there are as many.
 MOST_IMAGES, MOST_VALUES, LEAST_IMAGES = 1024, 2**22, 16
 
 
 def mean_and_deviation(reference: ReferenceSet) -> tuple[float, float]:
-    """Estimate the mean and the standard deviation of all values, model space.
+    """Estimate the mean and the standard deviation of all values, in model space, from evenly spaced images.
 
-    The estimate is from evenly spaced images.
+    In a sharded set each rank uses the images that it holds.
     """
     images: Tensor = reference.local.images
-    size = min(max(MOST_VALUES // reference.d, LEAST_IMAGES), MOST_IMAGES, len(images))
+    affordable = max(MOST_VALUES // reference.d, LEAST_IMAGES)
+    size = min(affordable, MOST_IMAGES, len(images))
     rows = torch.linspace(0, len(images) - 1, size, device=images.device).long()
     values = to_model_space(images[rows]).double()
 
@@ -30,14 +32,14 @@ def mean_and_deviation(reference: ReferenceSet) -> tuple[float, float]:
 
 
 def warn_of_scale(reference: ReferenceSet, expected: float, owner: str, advice: str) -> None:
-    """Warn once, on the first rank, if the data deviate far more or far less than expected.
+    """Warn, on the first rank alone, if the data's standard deviation is far from the expected one.
 
-    Also warn if their mean is far from 0, where the modules expect it.
+    Also warn if the data's mean is far from 0, where the modules expect it.
 
     Args:
         reference: the training data.
         expected: the standard deviation that the module expects.
-        owner: what expects it, in words that `expected` follows, such as "sigma_data is".
+        owner: the first words of the warning's second half, which `expected` follows, such as "sigma_data is".
         advice: what the user can do; {deviation} in it stands for the data's deviation.
     """
     mean, measured = mean_and_deviation(reference)

@@ -20,17 +20,18 @@ from lit_knn.sampling.schedules import TuningSchedule, log_normal_sigmas
 from lit_knn.sampling.solvers import PosteriorMean, heun_step
 from lit_knn.theory.noise import per_item
 
-# Measured on the digits, Euler's step is as good at r = 0.4·t, and better below.
+# Smallest r/t at which the step is the solver's. On the digits, Euler's step was as good as Heun's at r = 0.4·t, and
+# better below.
 LEAST_RATIO = 0.4
 
 
 class LitECT(ConsistencyTraining):
     """Consistency tuning of a trained EDM network, with the score of any estimator. Defaults are ECT's for CIFAR-10.
 
-    The student is evaluated at (z, t), ln t ~ N(P_mean, P_std²). The stop-gradient teacher is evaluated at (ẑ, r); ẑ is
-    one solver step down the PF-ODE from z. In the first stages r is 0 at small t, where the target is the estimated
-    posterior mean itself, as in the training of the EDM network; from stage to stage r approaches t
-    (`lit_knn.sampling.schedules.TuningSchedule`).
+    The student is the network at (z, t), where ln t ~ N(P_mean, P_std²). The teacher is the network without gradient at
+    (ẑ, r), where ẑ is one solver step from z down the probability flow ODE. In the first stages r is 0 at small t. The
+    target there is the estimated posterior mean itself, as in the training of the EDM network. From stage to stage r
+    approaches t (`lit_knn.sampling.schedules.TuningSchedule`).
 
     With `OneSample` this is ECT: then ẑ = x + rε. A better estimate of the score has less variance, but also another
     optimum, because neither metric is quadratic: where r = 0, `euclidean` leads to the geometric median of the
@@ -144,16 +145,17 @@ class LitECT(ConsistencyTraining):
         return t, self.schedule.teacher_level(t, self.schedule.stage(self.step))
 
     def step_down(self, z: Tensor, t: Tensor, r: Tensor, posterior_mean: PosteriorMean) -> Tensor:
-        """Take the solver's step where r >= 0.4·t, and Euler's elsewhere.
+        """Return ẑ, (B, *shape): the solver's step where r >= 0.4·t, and Euler's elsewhere.
 
         Heun's second slope (ẑ − μ)/r is multiplied by t − r. For r far below t it throws ẑ off the trajectory, by more
         than the spread of the pixels.
         """
         far = per_item(r < LEAST_RATIO * t, z)
-        # A step to 0 ends on the posterior mean μ, and Euler's step to r on the line from z to μ.
+        # One call of the solver serves both. Its step to 0 ends on the posterior mean μ, and Euler's step to r ends on
+        # the line from z to μ.
         stepped = self.solver(z, t, torch.where(far.flatten(), 0.0, r), posterior_mean)
-        on_line = torch.lerp(stepped.double(), z.double(), per_item(r / t, z))
-        return torch.where(far, on_line, stepped).to(z.dtype)
+        euler = torch.lerp(stepped.double(), z.double(), per_item(r / t, z))
+        return torch.where(far, euler, stepped).to(z.dtype)
 
     def interval_metrics(self) -> dict[str, float]:
         """Return the stage of the schedule, for the log."""

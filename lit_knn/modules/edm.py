@@ -105,6 +105,7 @@ class LitEDM(PosteriorRegression):
             conditioning.check_guidance(guidance)
 
             grid = NoiseGrid(sigma_min, sigma_max, rho)
+            # Called for the InputError that it raises if the grid cannot have so many steps.
             grid.descending(sampling_steps)
             process = EDM_PROCESS if process is None else process
             check_process(process, grid)
@@ -113,10 +114,10 @@ class LitEDM(PosteriorRegression):
             super().__init__(
                 net,
                 estimator,
-                grid,
-                conditioning,
-                augmentation,
-                warped,
+                level_range=grid,
+                conditioning=conditioning,
+                augmentation=augmentation,
+                warped=warped,
                 lr=lr,
                 lr_ramp_up_images=lr_ramp_up_images,
                 ema_half_life_images=ema_half_life_images,
@@ -155,7 +156,7 @@ class LitEDM(PosteriorRegression):
         class_label: Tensor | None,
         augment_label: Tensor | None,
     ) -> Tensor:
-        """Compute λ(σ)·‖D(z, σ) − μ̂‖²/d of each item, (B,); λ = (σ² + σ_data²)/(σ·σ_data)²."""
+        """Compute λ(σ)·‖D(z, σ) − μ̂‖²/d of each item, (B,), with EDM's λ = (σ² + σ_data²)/(σ·σ_data)²."""
         denoised = self.denoiser(z, t, class_label, augment_label)
         weight = edm_weight(t, self.sigma_data).float()
         return weight * (denoised - target).square().flatten(1).mean(1)
@@ -165,7 +166,7 @@ class LitEDM(PosteriorRegression):
         return loss.mean() * x[0].numel()
 
     def check_checkpoint(self, checkpoint: Content) -> None:
-        """Also refuses another preconditioning."""
+        """Check the architecture, and also that the checkpoint has the same preconditioning."""
         super().check_checkpoint(checkpoint)
         check_preconditioning(
             "LitEDM", checkpoint.get("hyper_parameters", {}), sigma_data=self.denoiser.sigma_data
@@ -179,10 +180,10 @@ class LitEDM(PosteriorRegression):
         return DiffusionModel(
             self.denoiser,
             self.known_image_shape(),
-            self.grid,
-            self.sampling_steps,
-            self.conditioning.chosen_class(),
-            self.sampling_process,
-            self.guidance,
-            self.conditioning.drops_labels,
+            grid=self.grid,
+            num_steps=self.sampling_steps,
+            sampling_class=self.conditioning.chosen_class(),
+            process=self.sampling_process,
+            guidance=self.guidance,
+            drops_labels=self.conditioning.drops_labels,
         )

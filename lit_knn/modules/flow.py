@@ -22,12 +22,14 @@ from lit_knn.sampling.flow_model import check_flow_process
 from lit_knn.sampling.flow_times import FixedSteps
 from lit_knn.theory.noise import LINEAR_PROCESS, LinearInterpolant, Process, per_item
 
-# Place of the parameterisation in a checkpoint.
+# Key of a checkpoint that holds the description of what the network puts out.
 FLOW_KEY = "flow"
 
 
 class LitFlow(PosteriorRegression):
-    """Flow matching: v(z, τ) is fitted to E[ε − x | z] = (z − μ̂)/τ, where z = (1 − τ)x + τε, or to that of a `process`.
+    """Flow matching: v(z, τ) is fitted to (z − μ̂)/τ, the velocity E[ε − x | z] of the path z = (1 − τ)x + τε.
+
+    Another `process` has another velocity.
 
     μ̂ is the estimator's posterior mean at z/(1 − τ) and noise level σ = τ/(1 − τ). With `OneSample` this is plain
     conditional flow matching (arXiv 2210.02747), whose target is ε − x. With `STF` and `Exact` it is the empirical and
@@ -101,15 +103,16 @@ class LitFlow(PosteriorRegression):
             check_flow_process(process, times)
             times.process = process
             check_positive(sampling_steps=sampling_steps)
+            # Called for the InputError that it raises if the times cannot have so many steps.
             times.descending(sampling_steps)
 
             super().__init__(
                 net,
                 estimator,
-                times,
-                conditioning,
-                augmentation,
-                warped,
+                level_range=times,
+                conditioning=conditioning,
+                augmentation=augmentation,
+                warped=warped,
                 lr=lr,
                 lr_ramp_up_images=lr_ramp_up_images,
                 ema_half_life_images=ema_half_life_images,
@@ -148,12 +151,12 @@ class LitFlow(PosteriorRegression):
         class_label: Tensor | None,
         augment_label: Tensor | None,
     ) -> Tensor:
-        """Compute ‖v(z, τ) − v̂‖²/d of each item, (B,); v̂ is (z − μ̂)/τ on the straight path."""
+        """Compute ‖v(z, τ) − v̂‖²/d of each item, (B,), where v̂ is (z − μ̂)/τ on the straight path."""
         velocity = self.process.velocity(z, per_item(t, z), target).to(z.dtype)
         return (self.flow(z, t, class_label, augment_label) - velocity).square().flatten(1).mean(1)
 
     def check_scale(self, reference: ReferenceSet) -> None:
-        """Warn if the data's standard deviation is far from that of `output`, or of the noise, 1."""
+        """Warn if the data's standard deviation is far from the expected: `sigma_data` of `output`, or else 1."""
         expected = getattr(self.flow, "sigma_data", None)
         if expected is None:
             warn_of_scale(reference, 1.0, "a flow expects", "scale the data")
@@ -164,23 +167,23 @@ class LitFlow(PosteriorRegression):
         return FlowModel(
             self.flow,
             self.known_image_shape(),
-            self.times,
-            self.sampler,
-            self.sampling_steps,
-            self.conditioning.chosen_class(),
-            self.guidance,
-            self.conditioning.drops_labels,
+            times=self.times,
+            sampler=self.sampler,
+            num_steps=self.sampling_steps,
+            sampling_class=self.conditioning.chosen_class(),
+            guidance=self.guidance,
+            drops_labels=self.conditioning.drops_labels,
         )
 
     # Checkpoints
 
     def on_save_checkpoint(self, checkpoint: Content) -> None:
-        """Also saves what the network puts out."""
+        """Save what every module saves, and also what the network puts out."""
         super().on_save_checkpoint(checkpoint)
         checkpoint[FLOW_KEY] = self.flow.description()
 
     def check_checkpoint(self, checkpoint: Content) -> None:
-        """Also refuses another parameterisation."""
+        """Check the architecture, and also that the checkpoint's network puts out the same."""
         saved, expected = checkpoint.get(FLOW_KEY), self.flow.description()
         if saved is None:
             raise InputError(
@@ -195,7 +198,7 @@ class LitFlow(PosteriorRegression):
 def _flow_network(
     output: Callable[[nn.Module], FlowNetwork], net: nn.Module, process: Process
 ) -> FlowNetwork:
-    """Wrap a net in what it puts out, for the times of a process; see `LitFlow`."""
+    """Make the flow network whose net puts out what `output` says, for the times of a process; see `LitFlow`."""
     flow = output(net)
     if type(flow) not in OUTPUTS.values() and type(process) is not LinearInterpolant:
         raise InputError(f"process={type(process).__name__} needs an output of lit_knn.nets.flow")

@@ -24,8 +24,8 @@ from lit_knn.sampling.solvers import heun_step
 class LitICT(ConsistencyTraining):
     """Consistency matching with the score of any estimator. Defaults are the paper's (tab:hyperparams).
 
-    The pseudo-Huber metric is not quadratic, so the optimum depends on the noise of the estimate. Estimators without
-    bias differ by more than variance.
+    The pseudo-Huber metric is not quadratic, so the optimum depends on the noise of the estimate. So two estimators
+    without bias have different optima, not only gradients of different variance.
 
     Args:
         net: any module `net(z_scaled, noise_label, class_label=None)`.
@@ -101,18 +101,19 @@ class LitICT(ConsistencyTraining):
             self.s1 = s1
             self._check_schedule()
 
-        # The grid and p(i), which change only when N(k) grows.
+        # The last result of `_grid_and_probs`, and the number of grid points and device that it is for.
         self._levels: tuple[Tensor, Tensor] | None = None
         self._levels_of: tuple[int, torch.device] | None = None
 
     def _check_schedule(self) -> None:
-        """Raise InputError if the options leave no noise level, or samples begin at one that is not trained."""
+        """Raise InputError if no noise level can be drawn, or if sampling starts above the highest trained level."""
         highest, sigma_max = self.sampling_sigmas[0], self.grid.sigma_max
         if highest > sigma_max:
             raise InputError(
                 f"sampling_sigmas begin at {highest}, but no level above sigma_max={sigma_max} is trained"
             )
 
+        # These two calls are made for the errors that they raise.
         ict_num_steps(0, self.total_steps, self.s0, self.s1)
         self.grid.ascending(self.s1 + 1)
         sigmas = self.grid.ascending(self.s0 + 1)
@@ -133,7 +134,7 @@ class LitICT(ConsistencyTraining):
         return sigmas[lower + 1], sigmas[lower]
 
     def _grid_and_probs(self, num_steps: int) -> tuple[Tensor, Tensor]:
-        """Return the grid and p(i) on the module's device. They are copied only when N(k) grows."""
+        """Return the grid and p(i) on the module's device. They are computed only when N(k) grows."""
         if self._levels is None or self._levels_of != (num_steps, self.device):
             sigmas = self.grid.ascending(num_steps)
             probs = lognormal_step_probs(sigmas, self.P_mean, self.P_std)

@@ -109,10 +109,10 @@ class LitMeanFlow(PosteriorRegression):
             super().__init__(
                 net,
                 estimator,
-                times,
-                conditioning,
-                augmentation,
-                warped,
+                level_range=times,
+                conditioning=conditioning,
+                augmentation=augmentation,
+                warped=warped,
                 lr=lr,
                 lr_ramp_up_images=lr_ramp_up_images,
                 ema_half_life_images=ema_half_life_images,
@@ -126,8 +126,9 @@ class LitMeanFlow(PosteriorRegression):
                 self.tangent = conditioning.estimator_for(tangent, times)
                 self.check_can_warp("tangent", tangent)
 
-            # The net would drop other labels in each of its evaluations.
+            # Dropout inside the net is no use here: it would drop other labels in each of a step's evaluations.
             conditioning.drops_labels = label_dropout > 0
+            # Rounded, so that the effective weight of options such as 0.7 and 0.3 is exactly 1, which needs no dropout.
             conditioning.check_guidance(round(guidance / (1 - kappa), 9))
 
         self.flow = AverageVelocity(net)
@@ -159,7 +160,7 @@ class LitMeanFlow(PosteriorRegression):
         return torch.maximum(self.times.draw(size, generator), self.times.draw(size, generator))
 
     def draw_lower(self, t: Tensor, generator: torch.Generator) -> Tensor:
-        """Draw r for each t (B,): the smaller of the two draws, given t, or t itself."""
+        """Draw r for each t (B,): t itself, or for a share `different` of the items the smaller of the two draws."""
         r = self.times.draw_below(t, generator)
         differs = torch.rand(len(t), generator=generator, device=t.device) < self.different
         return torch.where(differs, r, t)
@@ -174,7 +175,17 @@ class LitMeanFlow(PosteriorRegression):
         self.log_target_error(items, mean)
         tangent_mean = mean if self.tangent is None else items.mean(self.tangent)
         with keyed_default_rng(x.device, *key, Stream.DROPOUT):
-            return self.errors(items.z, r, items.t, mean, tangent_mean, *items.labels), items.t
+            class_label, augment_label = items.labels
+            errors = self.errors(
+                items.z,
+                r,
+                items.t,
+                mean=mean,
+                tangent_mean=tangent_mean,
+                class_label=class_label,
+                augment_label=augment_label,
+            )
+            return errors, items.t
 
     def errors(
         self,
@@ -186,7 +197,7 @@ class LitMeanFlow(PosteriorRegression):
         class_label: Tensor | None = None,
         augment_label: Tensor | None = None,
     ) -> Tensor:
-        """Compute ‖u − û‖²/d of each item, (B,); û = v̂ − (t − r)·du/dt has no gradient.
+        """Compute ‖u − û‖²/d of each item, (B,), where the target û = v̂ − (t − r)·du/dt has no gradient.
 
         Args:
             z: (B, *shape), latents of the straight path.
@@ -198,15 +209,21 @@ class LitMeanFlow(PosteriorRegression):
             augment_label: (B, label_dim), or None.
         """
         guided = guidance_of_velocities(
-            self.flow, z, t, class_label, augment_label, self.guidance, self.kappa
+            self.flow,
+            z,
+            t,
+            class_label=class_label,
+            augment_label=augment_label,
+            weight=self.guidance,
+            kappa=self.kappa,
         )
         velocity = guided(self.process.velocity(z, per_item(t, z), mean).to(z.dtype))
         tangent = guided(self.process.velocity(z, per_item(t, z), tangent_mean).to(z.dtype))
 
         def average(z: Tensor, r: Tensor, t: Tensor) -> Tensor:
-            return self.flow(z, t, class_label, r, augment_label)
+            return self.flow(z, t, class_label, r, augment_label=augment_label)
 
-        return average_velocity_error(average, z, r, t, velocity, tangent)
+        return average_velocity_error(average, z, r, t, velocity=velocity, tangent=tangent)
 
     def objective(self, loss: Tensor, x: Tensor) -> Tensor:
         """Weight each item's ‖Δ‖² by 1/(‖Δ‖² + c)^power, without gradient, and take the mean."""

@@ -19,7 +19,7 @@ def average_velocity_error(
     velocity: Tensor,
     tangent: Tensor,
 ) -> Tensor:
-    """Compute ‖u − û‖²/d of each item, (B,); û = v̂ − (t − r)·du/dt has no gradient.
+    """Compute ‖u − û‖²/d of each item, (B,), where the target û = v̂ − (t − r)·du/dt has no gradient.
 
     Args:
         average: u(z, r, t), the average velocity from r to t.
@@ -27,12 +27,13 @@ def average_velocity_error(
         r: (B,) float64, at most t.
         t: (B,) float64.
         velocity: (B, *shape), v̂, the velocity at t.
-        tangent: (B, *shape), the velocity along which u is derived.
+        tangent: (B, *shape), the velocity of z in the derivative du/dt.
     """
-    # Older PyTorch would take the weights that it cast without gradients.
+    # Autocast keeps the weights that it has cast. Older PyTorch would reuse those that were cast without gradients.
     torch.clear_autocast_cache()
     # The fused kernels of attention have no forward derivative, and a CPU's group norm mixes number types in it.
     with sdpa_kernel(SDPBackend.MATH), torch.autocast("cpu", enabled=False):
+        # Along the flow z moves by the tangent and t by 1, while r stays.
         directions = tangent, torch.zeros_like(r), torch.ones_like(t)
         u, derivative = torch.func.jvp(average, (z, r, t), directions)[:2]
 
@@ -50,7 +51,9 @@ def guidance_of_velocities(
     weight: float,
     kappa: float,
 ) -> Callable[[Tensor], Tensor]:
-    """Return what guidance makes of a velocity (B, *shape); items without a class keep theirs.
+    """Return a function that turns a velocity (B, *shape) into the guided one. Items without a class keep theirs.
+
+    The guided velocity is weight·v + kappa·u(z, t, t; class) + (1 − weight − kappa)·u(z, t, t; none).
 
     Args:
         flow: the average velocity.
@@ -67,6 +70,7 @@ def guidance_of_velocities(
     no_class = torch.full_like(class_label, NO_CLASS)
     of_class = flow(z, t, class_label, augment_label=augment_label)
     of_none = flow(z, t, no_class, augment_label=augment_label)
+    # The terms that do not depend on the velocity.
     rest = kappa * of_class + (1 - weight - kappa) * of_none
     unlabelled = per_item(class_label == NO_CLASS, z)
     return lambda velocity: torch.where(unlabelled, velocity, weight * velocity + rest)

@@ -1,4 +1,4 @@
-"""Regression to the posterior mean: what training modules share whose network is fitted to an estimator's answer."""
+"""Regression to the posterior mean: the base of the modules whose network is fitted to an estimator's mean."""
 
 from abc import abstractmethod
 from collections.abc import Callable
@@ -28,9 +28,9 @@ class Items(NamedTuple):
 
     z: Tensor  # (B, *shape), latents of the module's process
     t: Tensor  # (B,) float64, their times
-    # class and augmentation labels for the network, on the device
+    # class and augmentation labels for the network, on its device
     labels: tuple[Tensor | None, Tensor | None]
-    # (B,) int64, the classes for the estimator, where the batch has them
+    # (B,) int64, class labels for the estimator, on the device where the batch has them
     class_label: Tensor | None
     # the posterior mean E[x|z] of each item by an estimator, (B, *shape)
     mean: Callable[[Estimator], Tensor]
@@ -90,7 +90,7 @@ class PosteriorRegression(EstimatorTraining):
             raise InputError(f"{problem}: {advice}")
 
     def setup(self, stage: str) -> None:
-        """Also refuse to warp latents."""
+        """Refuse an augmentation of latents, and then set up as every training does."""
         encoded = data_autoencoder(self.trainer) is not None
         if stage == "fit" and encoded and self.augmentation is not None:
             problem = "augmentation would warp latents, not images: set it to null"
@@ -131,7 +131,7 @@ class PosteriorRegression(EstimatorTraining):
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
         """Set the learning rate. It grows linearly with the images seen, including this step's, so it is never 0.
 
-        EDM's code counts the images before the step. A schedule sets the rate alone.
+        EDM's code counts the images before the step. A run with a learning-rate schedule leaves the rate to it.
         """
         if self.trainer.lr_scheduler_configs:
             return
@@ -143,11 +143,12 @@ class PosteriorRegression(EstimatorTraining):
             group["lr"] = lr
 
     def average_decay(self) -> float:
-        """EDM's decay; the half-life is `ema_half_life_images` or 5 % of the images seen, whichever is less.
+        """Return EDM's decay, whose half-life is `ema_half_life_images` or 5 % of the images seen, whichever is less.
 
         The images seen include this step's. EDM's code counts those before it, so that its first decay is 0.
         """
         half_life = min(self.ema_half_life_images, AVERAGE_RAMP_UP * self.images_seen)
+        # The bound of the half-life avoids a division by 0 before the first batch.
         return 0.5 ** (self.images_of_step / max(half_life, 1e-8))
 
     def interval_metrics(self) -> dict[str, float]:
@@ -164,7 +165,11 @@ class PosteriorRegression(EstimatorTraining):
         target = items.mean(self.estimator)
         self.log_target_error(items, target)
         with keyed_default_rng(x.device, *key, Stream.DROPOUT):
-            return self.item_losses(items.z, items.t, target, *items.labels), items.t
+            class_label, augment_label = items.labels
+            losses = self.item_losses(
+                items.z, items.t, target, class_label=class_label, augment_label=augment_label
+            )
+            return losses, items.t
 
     def items(self, x: Tensor, class_label: Tensor | None, key: tuple[int, ...]) -> Items:
         """Draw times and noise for clean items x (B, *shape); in training, also drop labels and augment."""
@@ -188,11 +193,21 @@ class PosteriorRegression(EstimatorTraining):
 
         def mean(estimator: Estimator) -> Tensor:
             target = under_process(self.target, self.process)
-            return target(z, t, x, class_label, augmented, generator, estimator)
+            return target(
+                z,
+                t,
+                x=x,
+                class_label=class_label,
+                augmented=augmented,
+                generator=generator,
+                estimator=estimator,
+            )
 
         augment_label = None if augmented is None else augmented.labels
         labels = labels_on(x.device, class_label), augment_label
-        return Items(z, t, labels, class_label, mean, generator)
+        return Items(
+            z=z, t=t, labels=labels, class_label=class_label, mean=mean, generator=generator
+        )
 
     def target(
         self,
@@ -218,11 +233,19 @@ class PosteriorRegression(EstimatorTraining):
         if augmented is None:
             return self.posterior_mean(x, class_label, generator, estimator)(z, sigma)
         with self.estimator_watch.running():
-            warp = self.warped == "posterior"
-            return augmented_mean(estimator, z, sigma, x, class_label, augmented, generator, warp)
+            return augmented_mean(
+                estimator,
+                z,
+                sigma,
+                x,
+                class_label=class_label,
+                augmented=augmented,
+                generator=generator,
+                warp=self.warped == "posterior",
+            )
 
     def log_target_error(self, items: Items, target: Tensor) -> None:
-        """At validation, log the squared error of the targets (B, *shape) against the exact mean, if it is wanted."""
+        """At validation, with `measure_target`, log the squared error of targets (B, *shape) against the exact mean."""
         reference = find_reference(self.trainer)
         measured = self.trainer.validating and self.measure_target
         if not measured or reference is None:

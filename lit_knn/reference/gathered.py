@@ -13,7 +13,7 @@ from lit_knn.common.memory import GPU_FACTOR
 from lit_knn.reference.images import images_of
 from lit_knn.reference.reference_set import ReferenceSet
 from lit_knn.theory.posterior import direct_sq_dist
-from lit_knn.theory.snis import weighted_deviation, weighted_mean
+from lit_knn.theory.snis import centred_sum, weighted_deviation
 from lit_knn.theory.warp import Warp
 
 # Bytes of float32 images that are gathered at a time on a CPU. Passes over the images are fastest if this number is
@@ -38,7 +38,7 @@ class Gathered(NamedTuple):
 
     def mean(self, weights: Tensor) -> Tensor:
         """Σ_i w_i x_i, (b, *shape), for weights (b, p) whose rows sum to 1."""
-        return weighted_mean(weights, self.x)
+        return centred_sum(weights, self.x)
 
     def deviation(self, weights: Tensor, centre: Tensor) -> Tensor:
         """Σ_i w_i (x_i − c), (b, *shape), for weights (b, p) and c (b, *shape)."""
@@ -65,7 +65,7 @@ class Stored(NamedTuple):
     def mean(self, weights: Tensor) -> Tensor:
         centre = self.source
         if centre is None:
-            # Rounding errors scale with the distance from this image, as in `weighted_mean`.
+            # Rounding errors scale with the distance from this image, as in `centred_sum`.
             likeliest = self.ids.gather(1, weights.argmax(1, keepdim=True))
             centre = self.reference.take(likeliest.squeeze(1))
         return centre.double() + self.deviation(weights, centre)

@@ -181,7 +181,8 @@ class ReferenceSet(ImageSet):
             images = f"the images, floats in model space, have shape {self.shape}"
             raise InputError(f"{latents}, but {images}")
         if not self.index_built:
-            self.build_index()
+            # The index is built for searches of any k. Its own `search` refuses a k that is too large for it.
+            self.build_index(k=1)
 
     @torch.no_grad()
     def _nearest(self, z: Tensor, k: int) -> tuple[Tensor, Tensor]:

@@ -23,7 +23,7 @@ from lit_knn.theory.bounds import (
 )
 from lit_knn.theory.posterior import log_posterior, posterior_mean, unnormalised_log_likelihood
 from lit_knn.theory.proposal import dense_log_q, neighbour_proposal
-from lit_knn.theory.snis import weighted_mean
+from lit_knn.theory.snis import centred_sum
 
 # Weights and means
 
@@ -36,15 +36,15 @@ def test_a_weighted_mean_is_the_sum_and_keeps_the_last_bit_of_copies(dtype, n):
     weights[0] = 1 / n
     for scale in (1e-4, 1.0, 300.0):
         x = (scale * torch.randn(5, n, 3, 4, generator=generator)).to(dtype)
-        mean = weighted_mean(weights, x)
+        mean = centred_sum(weights, x)
         expected = (weights[..., None, None] * x.double()).sum(1)
         # Weights and deviations are rounded to the type of the images.
         torch.testing.assert_close(mean, expected, rtol=0, atol=20 * scale * torch.finfo(dtype).eps)
         copies = x[:, :1].expand(-1, n, -1, -1)
-        assert torch.equal(weighted_mean(weights, copies), copies[:, 0].double())
+        assert torch.equal(centred_sum(weights, copies), copies[:, 0].double())
     # Rounded to float32, numbers near 1000 have steps of 6e-5.
     x = 1000 + torch.tensor([0.0, 2**-13, 2**-12]).reshape(1, 3, 1)
-    mean = weighted_mean(torch.tensor([[0.5, 0.3, 0.2]], dtype=torch.float64), x)
+    mean = centred_sum(torch.tensor([[0.5, 0.3, 0.2]], dtype=torch.float64), x)
     assert mean.item() == pytest.approx(1000 + 0.7 * 2**-13, abs=1e-8)
 
 
