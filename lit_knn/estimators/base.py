@@ -63,7 +63,7 @@ class Estimator(Hooks):
         """Estimate E[Ax|z,t], the posterior mean over the reference set warped by each item's own map A.
 
         This is the target of a network that sees z = A·x_source + tε and knows A. Each gathered image is resampled
-        once. The weights are exact, so sampling estimators stay consistent.
+        once, for its weight. The weights are exact, so estimators that draw images stay consistent.
 
         Args:
             z: (B, C, H, W), noisy latents of warped images.
@@ -137,14 +137,16 @@ class Estimator(Hooks):
 
     def by_class(self, wrap: "Callable[[Estimator], Estimator]") -> "Estimator":
         """Return this estimator, with `wrap` around each part that averages over the images of all classes."""
-        return self if self.takes_labels or not self.needs_reference else wrap(self)
+        if self.takes_labels or not self.needs_reference:
+            return self
+        return wrap(self)
 
     def _answer(self, query: Query) -> Tensor:
-        """Return the mean for checked arguments, in full precision. Errors name this class."""
+        """Return the mean for checked arguments, in full precision. An unexpected error gets the name of this class."""
         if len(query.z) == 0 and not self.others_wait():
             return query.z.clone()
 
-        # Scores and weights stay in full precision, even if the network trains in a lower one.
+        # The network may train in a lower precision, but scores and weights need a full one.
         try:
             with full_float32():
                 return self.mean_of(query)
@@ -152,7 +154,7 @@ class Estimator(Hooks):
             raise
         except Exception as error:
             error.add_note(type(self).__name__)
-            # Lightning would take it for the end of the data, and never end.
+            # Lightning takes a StopIteration for the end of the data, and would then never end the training.
             if isinstance(error, StopIteration):
                 raise RuntimeError(f"{type(self).__name__} raised StopIteration") from error
             raise

@@ -78,7 +78,7 @@ class ByClass(Estimator):
         warp: Warp | None = None,
     ) -> Tensor:
         """Let the part of each label estimate the items of the label."""
-        query = Query(z, t, x_source, generator, labels, warp)
+        query = Query(z, t, x_source, generator, labels=labels, warp=warp)
         result = torch.empty_like(z)
         for part, rows in self._rows(query):
             result[to_device(rows, result.device)] = part.mean_of(query.rows(rows))
@@ -94,7 +94,7 @@ class ByClass(Estimator):
         labels: Tensor | None = None,
     ) -> Tensor:
         """Hook for `warped_mean`."""
-        return self._posterior_mean(z, t, x_source, generator, labels, warp)
+        return self._posterior_mean(z, t, x_source, generator, labels=labels, warp=warp)
 
     def log_density_of(self, query: Query) -> Tensor:
         result = query.z.new_zeros(len(query.z), dtype=torch.float64)
@@ -103,12 +103,12 @@ class ByClass(Estimator):
         return result
 
     def _rows(self, query: Query) -> Iterator[tuple[Estimator, Tensor]]:
-        """Yield the part of each label, and the rows of its items."""
+        """Yield the part of each label of a query, and the rows of the items with this label."""
         if query.labels is None:
             raise InputError("ByClass: labels missing: it needs the class of each z")
         for label, rows in rows_by_label(query.labels).items():
             if label not in self.parts:
-                number = len(self.parts) - self.unlabelled
+                number = len(self.parts) - (1 if self.unlabelled else 0)
                 raise InputError(
                     f"label {label} is none of the {number} classes of the reference set"
                 )
@@ -124,9 +124,9 @@ def class_conditional(estimator: Estimator, unlabelled: bool = False) -> Estimat
 
 
 def copied_apart(estimator: AnyEstimator) -> AnyEstimator:
-    """Copy an estimator with the dicts, lists, sets and estimators that it holds, so that two classes share no results.
+    """Copy an estimator with the dicts, lists, sets and estimators that it holds.
 
-    An estimator that it holds twice is copied once.
+    So two copies, such as those of two classes, share no results. An estimator that it holds twice is copied once.
     """
     return cast(AnyEstimator, _copied(estimator, {}))
 

@@ -35,7 +35,7 @@ class Certificate(NamedTuple):
 
 
 class DrawingEstimator(Estimator):
-    """An estimator that draws images for each z and averages them, so that it can say how far off its mean is."""
+    """An estimator that draws images for each z and averages them, and so can estimate the error of its mean."""
 
     searches = False
     """Whether the draws come from the proposal of near images, Eq. 13 (eq:proposal)."""
@@ -99,7 +99,7 @@ def warped_weighted_mean(
     x_source: Tensor,
     generator: Generator | None,
 ) -> Tensor:
-    """Average warped images: the hook `_warped_mean` of the estimators whose draws are near z.
+    """Average warped images. This is the hook `_warped_mean` of estimators such as `KNN` and `STF`.
 
     Args:
         estimator: draws the images.
@@ -135,7 +135,7 @@ def certificate_of(reference: ReferenceSet, draws: Draws, z: Tensor, t: Tensor) 
         weights = weights_of(draws, images, rows, z, t)
         mean = images.mean(weights)
 
-        # Weights of single draws, because one place may stand for several.
+        # `single` are weights of single draws, because one place may stand for several.
         single = weights
         if draws.copies is not None:
             single = weights / draws.copies[rows, : images.places].clamp(min=1)
@@ -158,8 +158,8 @@ def sq_error(weights: Tensor, single: Tensor, images: Images, mean: Tensor) -> T
         mean: (B, *shape).
     """
     sq_weights = weights * single
-    # The mean comes from the same draws, so divide by `left`. For equal weights, this replaces n by the n − 1 of a
-    # sample variance.
+    # The mean comes from the same draws, so the plain sum would be too low. Dividing by `left` corrects it: for equal
+    # weights the divisor n becomes the n − 1 of a sample variance.
     left = 1 - sq_weights.sum(1)
     variance = (sq_weights * images.sq_dist(mean.float())).sum(1) / left
     return torch.where(left > 0, variance, 0.0) / mean.shape[1:].numel()

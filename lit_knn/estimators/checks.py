@@ -1,4 +1,4 @@
-"""Checks of what an estimator gets and of what it returns. A value that is refused would spoil a training silently."""
+"""Checks of what an estimator gets and of what it returns. Unchecked, a wrong value would spoil a training silently."""
 
 import math
 from typing import TYPE_CHECKING, NamedTuple
@@ -45,7 +45,7 @@ class Query(NamedTuple):
 
 
 def refusal(estimator: "Hooks", problem: str) -> InputError:
-    """Make the error of a call: the name of the class, and what is wrong."""
+    """Return the error to raise for a call: it names the estimator's class and says what is wrong."""
     return InputError(f"{type(estimator).__name__}: {problem}")
 
 
@@ -57,7 +57,7 @@ def checked_query(
     generator: Generator | None,
     labels: Tensor | None = None,
 ) -> Query:
-    """Check the arguments of a call.
+    """Check the arguments of a call, and return them as a query.
 
     Args:
         estimator: gets the call.
@@ -87,14 +87,15 @@ def checked_query(
             estimator, f"t must be a scalar or ({len(z)},), got {tuple(t.flatten().shape)}"
         )
 
-    # On a GPU a training step checks only its loss, which wrong values spoil.
+    # Reading values from a GPU would wait for it. A training step there checks only its loss, which wrong values make
+    # wrong, too.
     if t.numel() > 0 and not (t.is_cuda and deferring()):
         _check_values(estimator, z, t, x_source)
     return Query(z, t.expand(len(z), *[1] * (z.ndim - 1)), x_source, generator, labels)
 
 
 def _check_fits_set(estimator: "Hooks", z: Tensor) -> None:
-    """Compare z with the bound set."""
+    """Raise InputError if z has not the shape of the bound set's images, or is on another device."""
     reference = estimator.reference
     if z.ndim == 1 or z.shape[1:] != reference.shape:
         shape = ", ".join(str(size) for size in reference.shape)
@@ -108,6 +109,7 @@ def _check_fits_set(estimator: "Hooks", z: Tensor) -> None:
 
 
 def _check_source(estimator: "Hooks", x_source: Tensor, z: Tensor) -> None:
+    """Raise InputError if `x_source` has not the shape of z, or is not float."""
     if x_source.shape != z.shape:
         raise refusal(
             estimator, f"x_source has shape {tuple(x_source.shape)}, z has {tuple(z.shape)}"
@@ -117,7 +119,7 @@ def _check_source(estimator: "Hooks", x_source: Tensor, z: Tensor) -> None:
 
 
 def _check_labels(estimator: "Hooks", labels: Tensor, z: Tensor) -> None:
-    """Refuse labels of another form, or for an estimator that takes none."""
+    """Raise InputError if the estimator takes no labels, or if they are not (B,) int64."""
     if not estimator.takes_labels:
         by_class = f"ByClass({type(estimator).__name__}(...))"
         raise refusal(
@@ -131,12 +133,12 @@ def _check_labels(estimator: "Hooks", labels: Tensor, z: Tensor) -> None:
 
 
 def _check_values(estimator: "Hooks", z: Tensor, t: Tensor, x_source: Tensor | None) -> None:
-    """Refuse values for which there is no mean."""
+    """Raise InputError for values that are not finite, are too large for float32, or are no noise level."""
     sizes = {"z": largest_size(z)}
     if x_source is not None:
         sizes["x_source"] = largest_size(x_source)
 
-    # One transfer brings all values from a GPU. A comparison with NaN is false.
+    # One transfer brings all values from a GPU. Comparisons with NaN are false, so each tests what must be true.
     low, high, *values = torch.stack([*torch.aminmax(t), *sizes.values()]).tolist()
     if not (low >= LEAST_T and high <= MOST_T):
         value = high if low >= LEAST_T else low
@@ -152,10 +154,10 @@ def _check_values(estimator: "Hooks", z: Tensor, t: Tensor, x_source: Tensor | N
 
 
 def checked_mean(estimator: "Hooks", mean: object, z: Tensor) -> Tensor:
-    """Return the mean of a hook in the dtype of `z`. It must be finite, and have the shape and device of `z`.
+    """Return the mean of a hook in the dtype of `z`. Raises InputError if it is not finite, or does not fit `z`.
 
     Args:
-        estimator: its class stands in the error.
+        estimator: the error names its class.
         mean: what the hook returned.
         z: (B, *shape), the latents of the call.
     """
@@ -168,19 +170,19 @@ def checked_mean(estimator: "Hooks", mean: object, z: Tensor) -> Tensor:
         expected = f"{tuple(z.shape)} on {z.device}"
         raise refusal(estimator, f"the posterior mean must be a tensor {expected}, got {result}")
 
-    # On a GPU this check would wait. The next call refuses the value, and so does the loss of a training step.
+    # On a GPU this check would wait. There the next call refuses the value, and in training the check of the loss does.
     if not mean.is_cuda and not largest_size(mean) < torch.inf:
         raise refusal(estimator, "the estimate of the posterior mean is not finite")
     return mean.to(z.dtype)
 
 
 def time_of_process(estimator: "Hooks", query: Query, process: Process) -> Tensor:
-    """Return the times of a query, (B,), float64.
+    """Return the times of a query, (B,), float64. Raises InputError if the process has no noise level at one of them.
 
     Args:
-        estimator: its class stands in the error.
+        estimator: the error names its class.
         query: its t are times of `process`.
-        process: must have a noise level at all of them.
+        process: the noise process.
     """
     t = query.t.flatten()
     sigma = process.sigma(t)

@@ -12,8 +12,8 @@ from lit_knn.reference import ReferenceSet
 if TYPE_CHECKING:
     from lit_knn.estimators.hooks import Hooks
 
-# k and n are the paper's (tab:hyperparams): "KNN search size 2048", "Estimator batch size 256". r is our own: on
-# CIFAR-10 at t >= 2, r = 256 has 3 to 8 times the error and takes 0.9 times as long.
+# k and n are the paper's (tab:hyperparams): "KNN search size 2048", "Estimator batch size 256". r is our choice: on
+# CIFAR-10 at t >= 2, r = 256 would have 3 to 8 times the error and take 0.9 times as long.
 DEFAULTS = {"k": 2048, "n": 256, "r": 512}
 
 Limit = Callable[[int, int], tuple[int, str]]
@@ -31,14 +31,14 @@ def of_components(N: int, d: int) -> tuple[int, str]:
 
 
 class Default(int):
-    """The number of an option that the user left at null."""
+    """A count that the user left at null. Only such a count is reduced for a small set."""
 
 
 def count(estimator: "Hooks", option: str, value: int | None) -> int:
     """Return the number that the user gave for an option, or the `Default` for None.
 
     Args:
-        estimator: its class stands in the error.
+        estimator: the error names its class.
         option: name of the option.
         value: what the user gave.
     """
@@ -48,15 +48,12 @@ def count(estimator: "Hooks", option: str, value: int | None) -> int:
 
 
 def check_count(owner: str, option: str, value: int) -> int:
-    """Return `value` if it is an integer of at least 1.
+    """Return `value` if it is an integer of at least 1, or raise an InputError.
 
     Args:
-        owner: class of the option.
+        owner: name of the class that has the option.
         option: name of the option.
         value: what the user gave.
-
-    Raises:
-        InputError: it is none.
     """
     if isinstance(value, bool) or not isinstance(value, Integral):
         raise InputError(f"{owner}: {option} must be an integer, got {value!r}")
@@ -83,7 +80,7 @@ def fitted_count(estimator: "Hooks", option: str, N: int, d: int) -> int:
     most, limit = estimator.limits[option](N, d)
 
     if isinstance(number, Default):
-        # The set before this one may have been smaller.
+        # Begin with the default again, because the set that was bound before may have been smaller.
         return Default(min(DEFAULTS[option], most))
 
     if number > most:
@@ -95,7 +92,7 @@ def fitted_count(estimator: "Hooks", option: str, N: int, d: int) -> int:
 
 
 def fit_counts(estimator: "Hooks", reference: ReferenceSet) -> None:
-    """Set the counts of an estimator to those for a set, and warn about each default that is reduced."""
+    """Set the counts of an estimator to their `fitted_count` for a set, and warn about each default that is reduced."""
     numbers = {}
     for option in estimator.limits:
         numbers[option] = fitted_count(estimator, option, reference.N, reference.d)
@@ -112,7 +109,7 @@ def fit_counts(estimator: "Hooks", reference: ReferenceSet) -> None:
 def _warn_of_reduced(
     name: str, option: str, number: int, limit: Limit, reference: ReferenceSet
 ) -> None:
-    """Warn once, on the first rank. One warning serves all classes of a set."""
+    """Warn, on the first rank alone, that a default is reduced. All classes of a set share one warning."""
     where = "the reference set"
     going_on = f"with {option}={number}"
 

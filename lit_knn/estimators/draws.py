@@ -14,7 +14,7 @@ from lit_knn.theory.warp import Warp
 
 @dataclass(frozen=True, kw_only=True)
 class Draws:
-    """Images drawn for each z. Their weights are likelihoods times a factor, normalised.
+    """Images drawn for each z. Their weights are proportional to likelihood times a factor, such as 1/q.
 
     Attributes:
         ids: (B, p). Unused places, which come last, hold any ids.
@@ -33,7 +33,9 @@ class Draws:
 
 
 def merged(ids: Tensor, log_factor: Tensor, of_posterior: bool = False) -> Draws:
-    """Merge repeated images of independent draws, to gather each image once. At small t all draws are the same image.
+    """Make `Draws` of independent draws, where an image that was drawn several times takes one place.
+
+    So each image is gathered once. At small t all draws are often the same image.
 
     Args:
         ids: (B, n).
@@ -44,12 +46,14 @@ def merged(ids: Tensor, log_factor: Tensor, of_posterior: bool = False) -> Draws
     if ids.is_cuda:
         return Draws(ids=ids, log_factor=log_factor, of_posterior=of_posterior)
 
+    # Equal ids lie together after sorting, and get one place: the number of different ids before them.
     ids, order = ids.sort(1)
     is_new = torch.ones_like(ids, dtype=torch.bool)
     is_new[:, 1:] = ids[:, 1:] != ids[:, :-1]
     place = is_new.cumsum(1) - 1
 
     copies = torch.zeros_like(log_factor).scatter_add_(1, place, torch.ones_like(log_factor))
+    # The factor of a place counts all its draws. Places that are not used have no copies, so their log factor is −inf.
     log_factor = log_factor.scatter(1, place, log_factor.gather(1, order)) + copies.log()
     ids = ids.scatter(1, place, ids)
     return Draws(ids=ids, log_factor=log_factor, copies=copies, of_posterior=of_posterior)
@@ -58,14 +62,14 @@ def merged(ids: Tensor, log_factor: Tensor, of_posterior: bool = False) -> Draws
 def weighted_mean(
     reference: ReferenceSet, draws: Draws, z: Tensor, t: Tensor, warp: Warp | None = None
 ) -> Tensor:
-    """Average the drawn images, weighted by likelihood times their factor, Eq. 11 (eq:SNIS_estimator).
+    """Average the drawn images with the weights of `weights_of`, Eq. 11 (eq:SNIS_estimator).
 
     Args:
         reference: the set of the images.
         draws: the images of each z.
         z: (B, *shape).
         t: (B,).
-        warp: B maps, which change the likelihoods, not the images.
+        warp: B maps. The likelihoods are then of the warped images, but the mean is still of the images themselves.
 
     Returns:
         (B, *shape), float64.
@@ -78,7 +82,10 @@ def weighted_mean(
 
 
 def weights_of(draws: Draws, images: Images, rows: Tensor, z: Tensor, t: Tensor) -> Tensor:
-    """Return the weights of the images of some rows of z, (b, p), float64, which sum to 1.
+    """Return the weights of the images of some rows of z, (b, p), float64; those of a row sum to 1.
+
+    A weight is the image's exact likelihood times its factor, divided by the sum over the row. These are lines 6 and 7
+    of Algorithm 1.
 
     Args:
         draws: the draws of all rows.
@@ -97,7 +104,7 @@ def weights_of(draws: Draws, images: Images, rows: Tensor, z: Tensor, t: Tensor)
 def drawn_images(
     reference: ReferenceSet, draws: Draws, warp: Warp | None = None
 ) -> Iterator[tuple[Tensor, Images]]:
-    """Yield rows (b,) and their images, in bounded memory, in any order.
+    """Yield the images of all rows in pieces of bounded memory: some rows (b,), in any order, and their images.
 
     On CUDA the images stay in the set if they can. A sharded set first fetches all images at once, each image once.
 
@@ -132,9 +139,10 @@ def used_places(draws: Draws) -> Tensor:
 
 
 class ResultRows:
-    """Results of pieces, put into the order of all rows, each piece as soon as it comes.
+    """Collects the results of pieces of rows, in the order of the rows.
 
-    Pieces that wait would lie between the gathered images in memory, and each piece would need new pages.
+    Each piece is copied to its place at once. Pieces that are kept for later would lie between the gathered images in
+    memory, and so each piece would need new pages.
 
     Attributes:
         columns: the results of all rows, (count, ...) each.

@@ -39,12 +39,12 @@ class Hooks(RecordsArguments, ABC):
     """Whether the estimates stay the same on a `ShardedReferenceSet`, where each process holds a part of the set.
 
     A shardable estimator accesses the set only through `search`, `gather`, `take`, `fetch` and `over_shards`. It calls
-    them equally often on every rank, and never reads `images`. A subclass does not inherit the flag, because its code
-    may break these rules. It must set the flag itself.
+    these methods equally often on every rank, and never reads `images`. A subclass does not inherit the flag, because
+    its code may break these rules. It must set the flag itself.
     """
 
     delegates = False
-    """Whether the hook only passes its arguments to other estimators, by `mean_of`. They copy them and draw."""
+    """Whether the hook only passes its arguments to `mean_of` of other estimators, which then copy them and draw."""
 
     limits: ClassVar[Mapping[str, Limit]] = {}
     """Options that count images or components, with their limits. `bind` reduces their defaults to these limits."""
@@ -55,7 +55,7 @@ class Hooks(RecordsArguments, ABC):
         super().__init_subclass__()
         if "shardable" not in vars(cls):
             cls.shardable = False
-        # That of the base is another mean.
+        # A class with its own `_posterior_mean` must not inherit the warped version of another mean.
         if "_posterior_mean" in vars(cls) and "_warped_mean" not in vars(cls):
             cls._warped_mean = Hooks._warped_mean  # type: ignore[method-assign]
 
@@ -89,10 +89,11 @@ class Hooks(RecordsArguments, ABC):
         raise refusal(self, "it computes no density; Exact and ByClass(Exact()) do")
 
     def bind(self, reference: ReferenceSet) -> Self:
-        """Bind the estimator, no copy of it, to the reference set that it averages over. Returns self.
+        """Bind this estimator, not a copy, to the reference set that it averages over. Returns self.
 
         Raises:
-            InputError: the settings do not fit the set, such as k > N; it is sharded, and the estimator not shardable.
+            InputError: the settings do not fit the set, such as k > N; the set is sharded and the estimator is not
+                shardable.
         """
         if reference.sharded and not self.shardable:
             raise InputError(
@@ -104,11 +105,11 @@ class Hooks(RecordsArguments, ABC):
 
     @property
     def can_warp(self) -> bool:
-        """Tells whether `warped_mean` works."""
+        """Whether the class implements `_warped_mean`, so that `warped_mean` works."""
         return type(self)._warped_mean is not Hooks._warped_mean
 
     def check_lies_within(self, lowest: float, highest: float) -> None:
-        """Raise InputError if the estimator itself has a noise level (`Switched`) outside the levels of a run."""
+        """Raise InputError if an option such as t of `Switched` is outside the noise levels of a run."""
 
     @property
     def reference(self) -> ReferenceSet:
@@ -118,16 +119,23 @@ class Hooks(RecordsArguments, ABC):
         return self._reference
 
     def others_wait(self) -> bool:
-        """Return whether other ranks wait for this rank's part of the set, even if the batch of this rank is empty."""
+        """Return whether the set is sharded. Other ranks then wait for this one, even if its batch is empty."""
         return self.needs_reference and self.reference.sharded
 
     def mean_of(self, query: Query) -> Tensor:
-        """Call the hook with checked arguments, and check the result. An estimator of parts calls it of its parts."""
+        """Call the hook with checked arguments, and check the result.
+
+        An estimator made of parts calls this method of each part.
+        """
         hook = self._posterior_mean if query.warp is None else self._warped_mean
         return checked_mean(self, self._call(hook, query), query.z)
 
     def _call(self, hook: Callable[..., T], query: Query) -> T:
-        """Call a hook with what its flags say. It may overwrite its arguments, and draw without its generator."""
+        """Call a hook with the arguments that the flags of the class ask for.
+
+        The hook may overwrite them, because it gets copies, and may draw without its generator, because PyTorch's own
+        is seeded from it.
+        """
         z, t, x_source, generator, labels, warp = query
         if not self.uses_source and warp is None:
             x_source = None
@@ -141,6 +149,7 @@ class Hooks(RecordsArguments, ABC):
             x_source = None if x_source is None else x_source.clone()
 
         maps = () if warp is None else (warp,)
-        options = {"labels": labels} if self.takes_labels else {}
+        labels_if_taken = {"labels": labels} if self.takes_labels else {}
         with seeded_from(seed):
-            return hook(z, t, *maps, x_source, generator, **options)
+            # Positions, because the hook of a user's class may have other names for these arguments.
+            return hook(z, t, *maps, x_source, generator, **labels_if_taken)

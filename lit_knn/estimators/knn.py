@@ -120,7 +120,7 @@ class KNN(DrawingEstimator):
     def _with_source(
         self, z: Tensor, x_source: Tensor, sq_dist: Tensor, ids: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Return the distances and ids with one more column: the source of each z, or −1 if it is not to be added."""
+        """Return distances and ids with one more column: the source of each z, or id −1 if it is no new neighbour."""
         source = self.reference.locate(x_source).unsqueeze(1)
         source_sq_dist = exact_sq_dist(self.reference, z, source)
         sq_dist = torch.where(ids == source, source_sq_dist, sq_dist)

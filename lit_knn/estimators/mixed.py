@@ -12,8 +12,9 @@ from lit_knn.theory.warp import Warp
 class Mixed(Parts):
     """The mixture (1 − share)·first + share·second of two estimates.
 
-    With `OneSample` and `Exact` it moves from the noisy target to the exact one. In the tangent of a mean flow this is
-    the family of arXiv 2605.09235, whose β is `share`. Its bias is that of the parts; each part draws on its own.
+    With `OneSample` and `Exact` it moves from the noisy target to the exact one as `share` grows. In the tangent of a
+    mean flow this is the family of arXiv 2605.09235, whose β is `share`. The bias is the mixture of the parts' biases.
+    The parts make separate random draws.
 
     Args:
         first: estimator with the weight 1 − share, or in Python a module for `Network`.
@@ -42,7 +43,7 @@ class Mixed(Parts):
         warp: Warp | None = None,
     ) -> Tensor:
         """Mix the means of both parts."""
-        query = Query(z, t, x_source, generator, labels, warp)
+        query = Query(z, t, x_source, generator, labels=labels, warp=warp)
         first = self.parts[0].mean_of(query)
         second = self.parts[1].mean_of(query)
         return first + self.share * (second - first)

@@ -53,5 +53,6 @@ class MonteCarlo(DrawingEstimator):
             u = torch.rand(
                 len(cdf), self.n, dtype=torch.float64, device=z.device, generator=generator
             )
+            # Dividing makes the last entry exactly 1, so u < 1 always finds an image.
             ids[rows] = torch.searchsorted(cdf / cdf[:, -1:], u, right=True)
         return ids

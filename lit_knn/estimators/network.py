@@ -15,10 +15,10 @@ from lit_knn.sampling import GenerativeModel
 from lit_knn.sampling.denoising_model import DenoisingModel
 from lit_knn.sampling.loading import load_network
 
+# Denoisers of this package, which take float64 noise levels, and labels or None.
 OURS = (EDMPrecond, FlowDenoiser)
 
-
-# Modules of ours that are no denoisers, although they take the same arguments.
+# Modules of this package that are no denoisers, although they take the same arguments.
 NO_DENOISERS = (ImageNetwork, ConsistencyFunction, FlowNetwork, AverageVelocity, GenerativeModel)
 
 
@@ -67,18 +67,19 @@ class Network(Estimator):
             except InputError as error:
                 raise InputError(f"Network: path={error}") from error
 
+        # The network inside our own denoisers knows the classes.
         raw = self.denoiser.model if isinstance(self.denoiser, OURS) else self.denoiser
-
         self.num_classes = int(getattr(raw, "num_classes", 0))
         # Names of the classes 0, 1, …, with which `sampling_class` chooses one, or None.
         self.class_names: list[str] | None = getattr(raw, "class_names", None)
 
     def __deepcopy__(self, memo: dict[int, object]) -> "Network":
-        # Each copy of a module, as for an average, would copy the weights, which nobody changes.
+        # A copy of the module that holds this estimator, such as the one for the averaged weights, would copy the
+        # weights of the network, too, although nobody changes them.
         return self
 
     def settings(self) -> dict[str, object]:
-        # The weights are a setting, and the path is not.
+        # Two paths may hold the same weights, so the weights are the setting, not the path.
         return {"denoiser": self.denoiser}
 
     def _posterior_mean(
@@ -95,7 +96,7 @@ class Network(Estimator):
             raise InputError("Network: the module is in training mode: call its eval() first")
 
         weight = next(self.denoiser.parameters(), None)
-        # `to` walks through all modules, which takes time.
+        # Compare first, because `to` walks through all modules, which takes time.
         if weight is not None and weight.device != z.device:
             self.denoiser.to(z.device)
 
@@ -122,7 +123,7 @@ class Network(Estimator):
 
 
 def denoiser_of(module: nn.Module) -> nn.Module:
-    """Return the denoiser D(z, σ) of a module. Raises InputError if it is a module of ours that has none."""
+    """Return the denoiser D(z, σ) of a module, or raise InputError if it is known to have none."""
     if isinstance(module, DenoisingModel):
         return module.denoiser.train(module.training)
     if isinstance(module, NO_DENOISERS):

@@ -51,8 +51,9 @@ class STF(UniformSNIS):
 
     The source is weighted as if it were drawn from the proposal. For a given source, the estimate is therefore biased
     towards it, most at intermediate t; this bias vanishes as n → ∞. On average over the possible sources of z, which
-    are draws of p_t(x|z), there is no bias at any n. Proof: E[w_1/Z · Σ w_i x_i / Σ w_i] over uniform draws does not
-    change if any w_j replaces w_1, and in the sum over j the Σ w_i cancels. Batches of different z are independent.
+    are draws of p_t(x|z), there is no bias at any n. Proof: this average is E[w_1/Z · Σ w_i x_i / Σ w_i] over uniform
+    draws, with the source first and Z the mean weight of all N images. It does not change if any w_j replaces w_1. In
+    the sum of these n equal expressions Σ w_i cancels. Batches of different z are independent.
 
     Args:
         n: images averaged per z, including the source if given; null for 256. Without a source, STF is `UniformSNIS`.

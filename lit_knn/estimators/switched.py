@@ -38,10 +38,12 @@ class Parts(Estimator):
         self._hold(options)
 
     def _hold(self, options: dict[str, Estimator]) -> None:
-        """Take the two estimators, and the flags that follow from theirs."""
+        """Store the two estimators by the names of their options, and set the flags that follow from theirs."""
         self.options = options
+        # Each option is also an attribute, such as `below`.
         vars(self).update(options)
-        first, second = self.parts = tuple(options.values())
+        self.parts = tuple(options.values())
+        first, second = self.parts
 
         self.needs_reference = first.needs_reference or second.needs_reference
         self.deterministic = first.deterministic and second.deterministic
@@ -60,7 +62,7 @@ class Parts(Estimator):
     def by_class(self, wrap: Callable[[Estimator], Estimator]) -> Estimator:
         """Wrap each part, because a network and `OneSample` take labels themselves."""
         options = {name: part.by_class(wrap) for name, part in self.options.items()}
-        # The constructor of a user's subclass may take other arguments than the parts, so this is a copy.
+        # A copy, because the constructor of a user's subclass may take other arguments than the parts.
         wrapped = copied_apart(self)
         wrapped._hold(options)
         wrapped._arguments = wrapped.settings()
@@ -102,7 +104,7 @@ class Parts(Estimator):
         labels: Tensor | None = None,
     ) -> Tensor:
         """Hook for `warped_mean`."""
-        return self._posterior_mean(z, t, x_source, generator, labels, warp)
+        return self._posterior_mean(z, t, x_source, generator, labels=labels, warp=warp)
 
 
 class Switched(Parts):
@@ -111,9 +113,9 @@ class Switched(Parts):
     At each noise level it has the bias and variance of the part in use. `bind` binds copies of the parts. Below the
     switch a cheap part such as `OneSample` may be enough, because there the posterior is nearly one image.
 
-    On a CPU each part estimates its own rows. On a GPU each part estimates all rows, and the device selects the
-    results, because the CPU would have to wait to count the rows of a part. A call on a GPU takes as long as both parts
-    together.
+    On a CPU each part estimates only the rows on its side of the switch. On a GPU each part estimates all rows, and the
+    GPU selects the results, because the CPU would have to wait to count the rows of a part. A call on a GPU takes as
+    long as both parts together.
 
     Args:
         below: estimator of the lower noise levels, or in Python a module for `Network`.
@@ -149,9 +151,9 @@ class Switched(Parts):
         warp: Warp | None = None,
     ) -> Tensor:
         """Let each part estimate the rows on its side of the switch."""
-        query = Query(z, t, x_source, generator, labels, warp)
+        query = Query(z, t, x_source, generator, labels=labels, warp=warp)
         is_high = t >= self.t
-        # `below` draws first.
+        # `below` uses the generator first, here and in the loop, so that the draws of a seed are the same.
         below, above = self.parts
         if z.is_cuda:
             low_mean, high_mean = below.mean_of(query), above.mean_of(query)
