@@ -1,4 +1,4 @@
-"""The size of patches at each noise level: how far the Wiener filter of the images looks around a pixel."""
+"""Computes the size of patches at each noise level: how far the images' Wiener filter looks around a pixel."""
 
 import math
 from collections.abc import Mapping
@@ -14,14 +14,15 @@ from lit_knn.reference import ReferenceSet
 
 # The spectrum of images is smooth, so 2,000 images are enough to find the sizes.
 SPECTRUM_IMAGES = 2000
-# Noise levels of the computed table, relative to the data's standard deviation.
+# The computed table has so many noise levels per factor of 10, over so many factors of 10 above and below the data's
+# standard deviation.
 LEVELS_PER_DECADE, DECADES = 6, 3
 # A window must keep this share of the filter's gain over a filter of single pixels.
 KEPT_GAIN = 0.9
 
 
 def checked_sizes(size: int | Mapping[float, int] | None) -> dict[float, int] | None:
-    """Return the option `size` as a table {noise level: size}, or None."""
+    """Return the option `size` as a table {noise level: size}, or None. Raises InputError for wrong values."""
     if size is None:
         return None
     table = size if isinstance(size, Mapping) else {1.0: size}
@@ -39,7 +40,7 @@ def checked_sizes(size: int | Mapping[float, int] | None) -> dict[float, int] | 
 
 
 def sizes_of(reference: ReferenceSet) -> dict[float, int]:
-    """Compute the sizes from a seeded subset of the images."""
+    """Return the table {noise level: size}, computed from a seeded subset of the images."""
     order = torch.randperm(
         reference.N, device="cpu", generator=keyed_generator("cpu", Stream.SUBSET, 0)
     )
@@ -53,19 +54,22 @@ def sizes_of(reference: ReferenceSet) -> dict[float, int]:
         return {1.0: largest}
     steps = range(-DECADES * LEVELS_PER_DECADE, DECADES * LEVELS_PER_DECADE + 1)
     levels = [deviation * 10 ** (step / LEVELS_PER_DECADE) for step in steps]
-    # Less noise never needs a larger patch: far below the spectrum, wider filters gain almost nothing. A window wider
-    # than the image gains little, and the whole image is cheaper.
+    # A window wider than the image gains little, and the whole image is cheaper.
     extents = [min(extent(spectrum, level), largest) for level in levels]
-    sizes = list(accumulate(reversed(extents), min, initial=largest))[:0:-1]
+    # Less noise never needs a larger patch: far below the spectrum, wider filters gain almost nothing. So each size is
+    # the smallest extent at this level or above.
+    from_highest = accumulate(reversed(extents), min)
+    sizes = reversed(list(from_highest))
     return dict(zip(levels, sizes, strict=True))
 
 
 def power_spectrum(x: Tensor) -> Tensor:
     """Estimate the power spectrum of centred images (N, C, H, W) in the principal axes of their colours, (C, 2H, 2W).
 
-    The spectrum is the Fourier transform of the autocovariance, averaged over positions. The mean over frequencies is
-    the variance of a pixel in each axis. Zero padding to twice the size keeps opposite borders apart, and dividing by
-    H·W for all shifts keeps the spectrum positive. All is float64.
+    The spectrum is the Fourier transform of the autocovariance, averaged over positions. Its mean over frequencies is
+    the variance of a pixel in each axis. Zero padding to twice the size keeps opposite borders apart. The
+    autocovariance of every shift is divided by H·W, not by its number of pixel pairs, so that the spectrum is never
+    negative. All is float64.
     """
     n, channels, height, width = x.shape
     colours = torch.einsum("nchw,ndhw->cd", x, x) / (n * height * width)
@@ -81,25 +85,28 @@ def extent(spectrum: Tensor, t: float) -> int:
     """Find the odd edge, in pixels, of the Wiener filter's window at noise level t for a `power_spectrum`.
 
     For a stationary field of spectrum S, the filter G = S/(S + t²) has the least squared error of all linear filters:
-    the mean over frequencies of S·t²/(S + t²). Cut to a window of p×p pixels, the filter G_p adds the error
-    mean((S + t²)·|G − G_p|²). The best filter of one pixel has the error v·t²/(v + t²), with the variance v. The gain
-    of G is the difference between the errors of G and this filter. The extent is the smallest odd p for which G_p
-    keeps `KEPT_GAIN` of the gain, at most 2·max(H, W) − 1.
+    the mean over frequencies of S·t²/(S + t²). G_p is this filter, cut to a window of p×p pixels, with an error larger
+    by mean((S + t²)·|G − G_p|²). The best filter of one pixel has the error v·t²/(v + t²), with the variance v. The gain
+    of G is the error of this filter minus the error of G. The extent is the smallest odd p for which G_p keeps
+    `KEPT_GAIN` of the gain, at most 2·max(H, W) − 1.
     """
     noise = t * t
     total = spectrum + noise
-    gain = spectrum / total
-    response = torch.fft.ifft2(gain).real
+    transfer = spectrum / total  # G
+    response = torch.fft.ifft2(transfer).real
     variance = spectrum.mean((1, 2))
-    possible = (variance * noise / (variance + noise)).sum() - (noise * gain).mean((1, 2)).sum()
+    error_of_pixel = (variance * noise / (variance + noise)).sum()
+    error_of_filter = (noise * transfer).mean((1, 2)).sum()
+    possible_gain = error_of_pixel - error_of_filter
     offsets = [
         torch.fft.fftfreq(length, 1 / length, device=spectrum.device).abs()
         for length in spectrum.shape[1:]
     ]
+    # The distance of each pixel from the window's centre: the larger of those along the two axes.
     distance = torch.maximum(offsets[0][:, None], offsets[1])
     last = max(spectrum.shape[1:]) // 2
     for radius in range(last - 1):
         lost = torch.fft.fft2(response * (distance > radius)).abs().square()
-        if (total * lost).mean((1, 2)).sum() <= (1 - KEPT_GAIN) * possible:
+        if (total * lost).mean((1, 2)).sum() <= (1 - KEPT_GAIN) * possible_gain:
             return 2 * radius + 1
     return 2 * last - 1

@@ -68,6 +68,7 @@ class Smoothed(Estimator):
             return self.part.mean_of(Query(z, t, x_source, generator))
         total = torch.zeros(z.shape, dtype=torch.float64, device=z.device)
         for near in self._neighbourhood(z, generator):
+            # All points near all z are one batch, in which each point has the source and time of its z.
             source = None if x_source is None else x_source.expand(near.shape).flatten(0, 1)
             times = t.repeat(len(near), *[1] * (t.ndim - 1))
             mean = self.part.mean_of(Query(near.flatten(0, 1), times, source, generator))
@@ -75,9 +76,10 @@ class Smoothed(Estimator):
         return total / self.n
 
     def _neighbourhood(self, z: Tensor, generator: Generator | None) -> Iterator[Tensor]:
-        """Draw n points near each z, as many at a time as memory allows: (draws, B, *shape), float32 or wider."""
+        """Draw n points near each z. Yields as many at a time as fit the memory: (draws, B, *shape), float32 or wider."""
         # Half precision would round a small width away.
         z = z.to(torch.promote_types(z.dtype, torch.float32))
+        # At most 8 bytes a number, and two draws in a pair.
         pairs = max(work_bytes(z.device) // (2 * 8 * z.numel()), 1)
         for start in range(0, self.n, 2 * pairs):
             draws = min(2 * pairs, self.n - start)

@@ -14,25 +14,25 @@ from lit_knn.theory.posterior import unnormalised_log_likelihood
 
 # Nearest images of each z that may be computed again in float64. At small t only these matter.
 NEAREST = 32
-# All images that are left out of a mean have less than this share of the posterior together.
+# The images that are left out of a mean have together less than this share of the posterior.
 LEFT_OUT = 1e-8
-# If more than this share of the images is left, multiply all, because choosing takes time, too.
+# If more than this share of the images matters, all are multiplied, because choosing takes time, too.
 MANY = 0.9
-# Weights below e^LEAST_LOG would be denormal numbers, which are slow.
+# Smallest logarithm of a weight. Much smaller weights would be denormal numbers, with which processors are slow.
 LEAST_LOG = -80.0
 
 
 def sums_in_two_passes(
     images: CentredImages, latents: Latents, z: Tensor, t: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Compute all likelihoods in float32, the large ones again in float64, and then the sums.
+    """Compute the exact mean at any noise: likelihoods in float32, the large ones again in float64, and then the sums.
 
     Returns the mean (b, d) and the log normaliser (b,).
     """
     scores = images.scores(latents)
     near, needed = _move_to_float64(images, latents, scores)
 
-    # Without other images, `top` would be −inf.
+    # The best score of the images that stay in float32. If there are none, it would be −inf.
     top = scores.amax(1, keepdim=True).clamp(min=torch.finfo(torch.float32).min)
     log_top = (top.double() - latents.half_sq_norm) / latents.noise
     maximum, total, sums = _nearest(images.part, z, t, near, needed, log_top)
@@ -50,7 +50,8 @@ def sums_in_two_passes(
     mean = sums / total
     log_normaliser = (maximum + total.log()).squeeze(1)
 
-    # More images than the `NEAREST` may need float64. A GPU would have to tell the CPU for which z.
+    # If even the last of the `NEAREST` images needs float64, others may need it, too. On a GPU, finding these rows
+    # would make the CPU wait.
     if not z.is_cuda and images.part.N > NEAREST and needed[:, -1].any():
         rows = needed[:, -1].nonzero().squeeze(1)
         again, log_normaliser[rows] = float_sums(images.part, z[rows], t[rows])
@@ -61,9 +62,9 @@ def sums_in_two_passes(
 def _move_to_float64(
     images: CentredImages, latents: Latents, scores: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Choose images for float64, and set their scores (b, N) to −inf.
+    """Choose the images whose likelihoods need float64, and set their scores (b, N) to −inf.
 
-    Returns ids of the nearest images, (b, k), best first, and which of them need float64, bool.
+    Returns the ids of the nearest images, (b, k), best first, and which of them need float64, (b, k) bool.
     """
     best, near = scores.topk(min(NEAREST, images.part.N), dim=1)
     rounding = rounding_of(images, latents, best.abs().amax(1, keepdim=True))
@@ -72,7 +73,7 @@ def _move_to_float64(
     log_share = torch.log_softmax(best / latents.noise, dim=1)
     needed = log_share > (TOLERANCE / rounding).log() - 2 * rounding
     if latents.u.is_cuda:
-        # A GPU would have to tell the CPU how many are needed.
+        # On a GPU, counting those that are needed would make the CPU wait, so all are computed.
         needed.fill_(True)
 
     scores.scatter_(1, near, best.masked_fill_(needed, -torch.inf))
@@ -82,18 +83,19 @@ def _move_to_float64(
 def _nearest(
     part: ReferenceSet, z: Tensor, t: Tensor, ids: Tensor, needed: Tensor, log_top: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Sum the weights w of the `needed` images, which come first in a row. z − x is in float64.
+    """Sum the weights w of the `needed` images, from differences z − x in float64.
 
     Args:
         part: the images.
         z: (b, *shape), noisy latents.
         t: (b,), noise levels.
         ids: (b, k), numbers of the nearest images.
-        needed: (b, k), bool, which of them to sum.
+        needed: (b, k), bool, which of them to sum. They come first in each row, as the best ones.
         log_top: (b, 1), the largest log-likelihood of all other images.
 
     Returns:
-        The logarithm of the likelihood of weight 1, (b, 1), at least `log_top`; Σ w, (b, 1); and Σ w x, (b, d).
+        `maximum` (b, 1), the largest log-likelihood, also of the other images; Σ w, (b, 1); and Σ w x, (b, d), where
+        w = likelihood / exp(maximum).
     """
     maximum = log_top.clone()
     total = torch.zeros_like(log_top)
@@ -103,6 +105,7 @@ def _nearest(
     for start in range(0, len(z), step):
         rows = slice(start, start + step)
         k = ids.shape[1] if z.is_cuda else int(needed[rows].sum(1).amax())
+        # No image needs float64, as at high noise.
         if k == 0:
             continue
 
@@ -119,12 +122,12 @@ def _nearest(
 
 
 def _latents_with_other_images(log_share: Tensor, N: int) -> Tensor | slice | None:
-    """Choose the latents of which not only the nearest images have weight, from log weights (b, 1).
+    """Return the rows of the latents for which the images that stay in float32 matter; None if there are no such rows.
 
-    At low noise levels these are few.
+    At low noise levels these are few. `log_share` (b, 1) is the logarithm of the largest weight of such an image.
     """
     if log_share.is_cuda:
-        # A GPU would have to tell the CPU how many these are.
+        # Counting these rows would make the CPU wait for the GPU.
         return slice(None)
 
     count = int((log_share > math.log(LEFT_OUT / N)).sum())
@@ -137,12 +140,13 @@ def _latents_with_other_images(log_share: Tensor, N: int) -> Tensor | slice | No
 
 
 def _sums_of_weights(images: CentredImages, log_weights: Tensor) -> tuple[Tensor, Tensor]:
-    """Return Σ w, (b, 1), and Σ w x, (b, d), over all images that matter. `log_weights` is (b, N)."""
+    """Return Σ w, (b, 1), and Σ w x, (b, d), over all images whose weight matters. `log_weights` is (b, N)."""
     b, N = log_weights.shape
     stored = N // images.halves
     ids = None
     if not log_weights.is_cuda:
-        # A GPU would have to tell the CPU how many matter.
+        # On a GPU, counting those that matter would make the CPU wait. A stored image matters if it or its mirror image
+        # matters for any latent.
         matters = log_weights.amax(0).view(-1, stored).amax(0) > math.log(LEFT_OUT / N)
         if matters.sum() <= MANY * stored:
             ids = matters.nonzero().squeeze(1)

@@ -6,12 +6,12 @@ from torch import Tensor
 from lit_knn.estimators.centred import CentredImages
 from lit_knn.index.precision import add_product
 
-# float32 adds up this many terms, and float64 adds up the sums.
+# float32 adds up about this many terms, and float64 adds up these partial sums.
 TERMS = 4096
 
 
 class WeightedSum:
-    """Σ w and Σ w x over pieces of images, for b latents."""
+    """Accumulates Σ w and Σ w x over pieces of images, for b latents."""
 
     def __init__(self, images: CentredImages, b: int) -> None:
         rows = b * images.halves
@@ -23,7 +23,7 @@ class WeightedSum:
         self.terms = 0
 
     def add(self, weights: Tensor, y: Tensor) -> None:
-        """Add weights (b · halves, n) of images y (n, d), which are not centred."""
+        """Add the terms of images y (n, d), not centred, with the weights (b · halves, n)."""
         self.total += weights.sum(1, keepdim=True)
         add_product(self.recent, weights, y)
 
@@ -44,6 +44,7 @@ class WeightedSum:
         if images.halves == 1:
             return self.total, self.sum
 
+        # The second half has the weights of the mirror images, but sums the images themselves.
         halves = self.sum.view(-1, 2, *images.part.shape)
         both = halves[:, 0] + halves[:, 1].flip(-1)
         return self.total.view(-1, 2).sum(1, keepdim=True), both.flatten(1)

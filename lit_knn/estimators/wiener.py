@@ -14,14 +14,15 @@ from lit_knn.reference.principal import components_of
 class Wiener(Estimator):
     """The Wiener filter: the posterior mean of a Gaussian with the data's mean and covariance.
 
-    μ̂ = m + P·Λ(Λ + t²)⁻¹·P'(z − m) + c/(c + t²)·(I − PP')(z − m), with the r leading principal components P, their
-    variances Λ, and one variance c for all other directions. It is the cheapest estimator, best at very large t and
-    useless at small t. It is deterministic. At r = d it is the best linear estimate, so no budget removes its error.
+    μ̂ = m + P·Λ(Λ + t²)⁻¹·P'(z − m) + c/(c + t²)·(I − PP')(z − m), with the data's mean m, the r leading principal
+    components P, their variances Λ, and one variance c for all other directions. It is the cheapest estimator, best at
+    very large t and useless at small t. It is deterministic. At r = d it is the best linear estimate, and no option
+    can lower its error further.
 
     The error vanishes as t grows, because the posterior mean becomes linear in z. At r = d the squared error falls as
     t⁻⁴, with leading term Σ κ_ijk² / 2t⁴ for third cumulants κ of the data, or as t⁻⁶ if these vanish (symmetric
-    data). At r < d it finally falls as t⁻² unless all variances outside P equal c. For sets above 128 MiB in float32
-    the covariance comes from a subset, which increases the error at r = d by some per cent.
+    data). At r < d it falls as t⁻² at the largest t, unless all variances outside P equal c. For sets above 128 MiB in
+    float32 the covariance comes from a subset, which increases the error at r = d by some per cent.
 
     Args:
         r: principal components, at most min(N, d); null for 512, or min(N, d) if that is less.
@@ -36,6 +37,7 @@ class Wiener(Estimator):
 
     def bind(self, reference: ReferenceSet) -> Self:
         super().bind(reference)
+        # The set keeps the components for `_posterior_mean`.
         components_of(reference, self.r)
         return self
 
@@ -52,7 +54,7 @@ class Wiener(Estimator):
         noise = t.reshape(-1, 1).square()
         centred = z.flatten(1).float() - p.mean
         y = centred @ p.basis
-        # Apply c/(c + t²) everywhere, then add the difference along P.
+        # Apply c/(c + t²) in all directions, then add the difference along P.
         outside = (p.residual_variance / (p.residual_variance + noise)).float()
-        along = (p.variances / (p.variances + noise)).float() - outside
-        return (p.mean + outside * centred + p.expand(along * y)).reshape(z.shape)
+        along = (p.variances / (p.variances + noise)).float()
+        return (p.mean + outside * centred + p.expand((along - outside) * y)).reshape(z.shape)
