@@ -26,8 +26,8 @@ def sums_in_one_pass(images: CentredImages, latents: Latents) -> tuple[Tensor, T
         scores = shifts - images.half_sq_norms[rows]
         add_product(scores, latents.u, y.T)
 
-        # No maximum is subtracted before `exp`: an image at the centre, c = 0, has weight 1, and at high noise the others
-        # have weights near it.
+        # No maximum is subtracted before `exp`: an image at the centre, c = 0, has weight 1, and at high noise the
+        # others have weights near 1.
         weights = scores.view(len(factor), -1).mul_(factor).exp_()
         largest = torch.maximum(largest, weights.amax(1, keepdim=True))
         weighted.add(weights.view(len(latents.u), -1), y)

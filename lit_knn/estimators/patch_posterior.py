@@ -41,7 +41,9 @@ class PatchPosterior(Estimator):
     deterministic = True
 
     def __init__(self, size: int | dict[float, int] | None = None) -> None:
+        # Called for the InputError that a wrong size raises.
         checked_sizes(size)
+        # The option stays as it was given, so that `bind` to another set computes a null table again.
         self.size = size
         # The size of each noise level, known after `bind`. Other levels take the size of the nearest one in log t.
         self.sizes_in_use: dict[float, int] = {}
@@ -59,6 +61,7 @@ class PatchPosterior(Estimator):
                 raise InputError(
                     f"PatchPosterior: size={size} is more than {largest}, which sees a whole image"
                 )
+
         super().bind(reference)
         self.sizes_in_use = sizes or sizes_of(reference)
         return self
@@ -75,24 +78,31 @@ class PatchPosterior(Estimator):
         mean = torch.empty_like(z, dtype=torch.float64)
         for size in sorted(set(sizes)):
             rows = [row for row, row_size in enumerate(sizes) if row_size == size]
-            windows = math.prod(
-                length - min(size, length) + 1 for length in self.reference.shape[1:]
-            )
-            step = min(max(STATE_BYTES // (8 * (2 * windows + 4 * self.reference.d)), 1), ITEMS)
+            step = self._batch_of(size)
             for start in range(0, len(rows), step):
                 part = torch.tensor(rows[start : start + step], device=z.device)
                 mean[part] = self._mean_at(z[part], t[part], size)
         return mean
 
+    def _batch_of(self, size: int) -> int:
+        """Return how many latents a pass over the images serves, with patches of one size."""
+        _, height, width = self.reference.shape
+        windows = (height - min(size, height) + 1) * (width - min(size, width) + 1)
+        # Two running values for each window and some arrays of pixels, 8 bytes a number.
+        bytes_per_latent = 8 * (2 * windows + 4 * self.reference.d)
+        return min(max(STATE_BYTES // bytes_per_latent, 1), ITEMS)
+
     def _sizes_at(self, t: Tensor) -> list[int]:
         """Return the size for each noise level. If all levels have one size, no value is read from the GPU."""
         sizes = self.sizes_in_use
         if len(sizes) == 1:
-            return [*sizes.values()] * len(t)
-        return [
-            sizes[min(sizes, key=lambda other: abs(math.log(other / level)))]
-            for level in t.tolist()
-        ]
+            return list(sizes.values()) * len(t)
+
+        sizes_of_items = []
+        for level in t.tolist():
+            nearest = min(sizes, key=lambda other: abs(math.log(other / level)))
+            sizes_of_items.append(sizes[nearest])
+        return sizes_of_items
 
     def _mean_at(self, z: Tensor, t: Tensor, size: int) -> Tensor:
         """Estimate the mean with patches of one size. Returns float64, in the shape of z."""
@@ -106,29 +116,32 @@ class PatchPosterior(Estimator):
         maxima = torch.full((columns, rows, len(z), 1), -torch.inf, dtype=dtype, device=z.device)
         normalisers = torch.zeros_like(maxima, dtype=torch.float64)
         for x in self._chunks(len(z)):
-            keys, ones = (
-                with_half_squares(x, dtype),
-                x.new_ones(1, 1, x.shape[3]).expand(rows, -1, -1).mT,
-            )
+            keys = with_half_squares(x, dtype)
+            # The product with ones sums the weights over the images of the chunk.
+            ones = x.new_ones(1, 1, x.shape[3]).expand(rows, -1, -1).mT
             for left, (maximum, normaliser) in enumerate(zip(maxima, normalisers, strict=True)):
-                log_weights = _log_weights(queries, keys, left, h, w)
+                log_weights = _log_weights(queries, keys, left, h=h, w=w)
                 new_maximum = torch.maximum(maximum, log_weights.amax(2, keepdim=True))
                 weights = weights_of(log_weights, new_maximum)
                 normaliser.mul_((maximum - new_maximum).exp_()).add_(torch.bmm(weights, ones))
                 maximum.copy_(new_maximum)
+
         shares = normalisers.reciprocal_().float()
         total = torch.zeros(height, width * channels, len(z), dtype=torch.float64, device=z.device)
         for x in self._chunks(len(z)):
             keys, values = with_half_squares(x, dtype), x.flatten(1, 2)
             for left, (maximum, share) in enumerate(zip(maxima, shares, strict=True)):
-                weights = weights_of(_log_weights(queries, keys, left, h, w), maximum).mul_(share)
+                log_weights = _log_weights(queries, keys, left, h=h, w=w)
+                weights = weights_of(log_weights, maximum).mul_(share)
                 inside = slice(left * channels, (left + w) * channels)
                 total[:, inside] += torch.bmm(values[:, inside], over_pixels(weights, h).mT)
+
+        # Each pixel is the average over the windows that hold it.
         count = over_pixels(total.new_ones(rows, 1), h) * over_pixels(total.new_ones(columns), w)
         return total.unflatten(1, (width, channels)).permute(3, 2, 0, 1) / count
 
     def _chunks(self, items: int) -> Iterator[Tensor]:
-        """Stream images (H, W, C, n), with n such that the log weights of a column of windows fit the cache."""
+        """Stream images (H, W, C, n), with n such that the log weights of a column of windows fit `work_bytes`."""
         channels, height, width = self.reference.shape
         floats = max(8 * height * items, height * width * (channels + 1))
         for _, x in self.reference.chunks(
@@ -138,18 +151,23 @@ class PatchPosterior(Estimator):
 
 
 def _log_weights(queries: Tensor, keys: Tensor, left: int, h: int, w: int) -> Tensor:
-    """Compute the log weights of images (H, W, C + 1, n) in the h × w windows with the first column `left`: (R, B, n).
+    """Compute the log weights of all images in the R windows of h × w pixels that begin at column `left`: (R, B, n).
 
-    `queries` are `scaled_latents`. Each row of pixels is one product, which up to h windows share.
+    Args:
+        queries: (H, W, C + 1, B), the `scaled_latents`.
+        keys: (H, W, C + 1, n), images `with_half_squares`.
+        left: first column of the windows.
+        h: height of a window.
+        w: width of a window.
     """
     columns = slice(left, left + w)
-    return sliding_sums(
-        torch.bmm(queries[:, columns].flatten(1, 2).mT, keys[:, columns].flatten(1, 2)), h
-    )
+    # One product for each row of pixels, which up to h windows share.
+    products = torch.bmm(queries[:, columns].flatten(1, 2).mT, keys[:, columns].flatten(1, 2))
+    return sliding_sums(products, h)
 
 
 def images_last(x: Tensor) -> Tensor:
-    """Copy images (n, C, H, W) to (H, W, C, n). Then a patch is a few long runs of memory."""
+    """Copy images (n, C, H, W) to (H, W, C, n), where a patch of all images is a few long runs of memory."""
     return x.permute(2, 3, 1, 0).contiguous()
 
 
@@ -169,6 +187,7 @@ def scaled_latents(z: Tensor, t: Tensor, dtype: torch.dtype) -> Tensor:
         t: (B,).
         dtype: of the result.
     """
+    # Divided in float64, because float32 might not hold 1/t².
     return (torch.cat([z, torch.ones_like(z[:, :, :1])], 2).double() / t.square()).to(dtype)
 
 

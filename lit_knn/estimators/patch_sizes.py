@@ -86,8 +86,8 @@ def extent(spectrum: Tensor, t: float) -> int:
 
     For a stationary field of spectrum S, the filter G = S/(S + t²) has the least squared error of all linear filters:
     the mean over frequencies of S·t²/(S + t²). G_p is this filter, cut to a window of p×p pixels, with an error larger
-    by mean((S + t²)·|G − G_p|²). The best filter of one pixel has the error v·t²/(v + t²), with the variance v. The gain
-    of G is the error of this filter minus the error of G. The extent is the smallest odd p for which G_p keeps
+    by mean((S + t²)·|G − G_p|²). The best filter of one pixel has the error v·t²/(v + t²), with the variance v. The
+    gain of G is the error of this filter minus the error of G. The extent is the smallest odd p for which G_p keeps
     `KEPT_GAIN` of the gain, at most 2·max(H, W) − 1.
     """
     noise = t * t

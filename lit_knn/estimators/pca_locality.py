@@ -19,7 +19,10 @@ SIDE = 4
 
 
 class Tile(NamedTuple):
-    """Output pixels whose masks are alike. Pixels are numbered from 0 to d − 1."""
+    """A group of neighbouring output pixels, and the masks that say which pixels of z each of them uses.
+
+    Pixels are numbered from 0 to d − 1.
+    """
 
     pixels: Tensor  # (g,), output pixels
     common: Tensor  # (a,), pixels that all their masks contain
@@ -56,6 +59,7 @@ class PCALocality(Estimator):
         if not 0 <= threshold <= 1:
             raise InputError(f"PCALocality: threshold must be from 0 to 1, got {threshold!r}")
         self.threshold = threshold
+        # The last noise level, device and threshold, and their tiles.
         self._last: tuple[float, torch.device, float, list[Tile]] | None = None
 
     def bind(self, reference: ReferenceSet) -> Self:
@@ -68,7 +72,7 @@ class PCALocality(Estimator):
         return {"covariance": 8 * d * min(N, d), "masks": 4 * d * d}
 
     def _tiles(self, t: float) -> list[Tile]:
-        """Return the masks at noise level t. Those of the last level are kept, because samplers repeat a level."""
+        """Return the tiles at noise level t. Those of the last level are kept, because samplers repeat a level."""
         # Read the attribute once, because another thread may replace it.
         last = self._last
         if last is None or last[:3] != (t, self.reference.device, self.threshold):
@@ -76,12 +80,9 @@ class PCALocality(Estimator):
             # C·(C + t²I)⁻¹, the Wiener filter
             weights = ((basis * (variances / (variances + t**2))) @ basis.T).abs_()
             masks = weights >= self.threshold * weights.amax(1, keepdim=True)
-            self._last = last = (
-                t,
-                self.reference.device,
-                self.threshold,
-                tiles_of(masks, self.reference.shape),
-            )
+            tiles = tiles_of(masks, self.reference.shape)
+            last = (t, self.reference.device, self.threshold, tiles)
+            self._last = last
         return last[3]
 
     def _posterior_mean(
@@ -98,11 +99,17 @@ class PCALocality(Estimator):
 
 
 def tiles_of(masks: Tensor, shape: tuple[int, ...]) -> list[Tile]:
-    """Group the pixels by place. `masks` is (d, d) bool: row p is the mask of pixel p."""
+    """Group the pixels by place.
+
+    Args:
+        masks: (d, d) bool: row p is the mask of pixel p.
+        shape: the shape of an image.
+    """
     number = torch.arange(len(masks), device=masks.device)
-    plane = number.view(-1, *shape[-2:]) if len(shape) > 1 else number.view(1, 1, -1)
+    # The pixels' numbers as planes (planes, H, W); a vector is one row of pixels.
+    planes = number.view(-1, *shape[-2:]) if len(shape) > 1 else number.view(1, 1, -1)
     tiles = []
-    for band in plane.split(SIDE, dim=1):
+    for band in planes.split(SIDE, dim=1):
         for block in band.split(SIDE, dim=2):
             for pixels in block.flatten(1):
                 of_tile = masks[pixels]
@@ -116,8 +123,9 @@ def tiles_of(masks: Tensor, shape: tuple[int, ...]) -> list[Tile]:
 def local_means(reference: ReferenceSet, z: Tensor, t: float, tiles: list[Tile]) -> Tensor:
     """Compute the posterior mean of each pixel given the pixels of its mask, over all images: (B, d) for z (B, d).
 
-    The squares of z are the same for all n, so they cancel. Only products remain: Σ z_q·x_nq/t² − Σ x_nq²/2t². A
-    running maximum, normaliser and weighted sum for each z and pixel bound the memory.
+    The squares of z are the same for all images, so they cancel. The log weights that remain are
+    Σ z_q·x_nq/t² − Σ x_nq²/2t². The images come in chunks. A maximum, a normaliser and a weighted sum of each z and
+    pixel are kept over the chunks seen so far, so the memory stays bounded.
 
     Args:
         reference: the set of the images.
@@ -128,25 +136,27 @@ def local_means(reference: ReferenceSet, z: Tensor, t: float, tiles: list[Tile])
     terms = max(len(tile.common) + len(tile.others) for tile in tiles)
     dtype = product_dtype(reference, z, t, terms)
     # Dividing first keeps float32 from overflowing at extreme t.
-    z, half_precision = (z.double() / t / t).to(dtype), 0.5 / t / t
-    shape = reference.d, len(z)
-    maximum = torch.full(shape, -math.inf, dtype=torch.float64, device=z.device)
+    z = (z.double() / t / t).to(dtype)
+    half_inverse_noise = 0.5 / t / t
+    maximum = torch.full((reference.d, len(z)), -math.inf, dtype=torch.float64, device=z.device)
     # The weighted sum and the normaliser.
     sums = torch.zeros(reference.d, 2, len(z), dtype=torch.float64, device=z.device)
     rows = max(work_bytes(z.device) // (8 * max(reference.d, SIDE**2 * len(z))), 1)
     work = torch.empty(SIDE**2 * len(z) * min(rows, reference.N), dtype=dtype, device=z.device)
     for _, images in reference.chunks(rows):
         x = images.flatten(1).T.to(dtype).contiguous()
-        half_squares = half_precision * x.square()
+        half_squares = half_inverse_noise * x.square()
         for tile in tiles:
-            log_weights = _log_weights(tile, z, x, half_squares, work)
+            log_weights = _log_weights(tile, z, x, half_squares=half_squares, work=work)
             old = maximum[tile.pixels]
             new = torch.maximum(old, log_weights.amax(2))
-            weights = (
-                log_weights.sub_(new.to(dtype).unsqueeze(2)).clamp_(min=LEAST_LOG_WEIGHT).exp_()
-            )
+            log_weights.sub_(new.to(dtype).unsqueeze(2))
+            weights = log_weights.clamp_(min=LEAST_LOG_WEIGHT).exp_()
+
+            # One product gives the weighted sum of the pixels' values, and with ones the sum of the weights.
             values = x.index_select(0, tile.pixels)
             values = torch.stack([values, torch.ones_like(values)], 1)
+            # The sums so far are relative to the maximum before.
             rescale = (old - new).exp().unsqueeze(1)
             sums[tile.pixels] = sums[tile.pixels] * rescale + torch.bmm(
                 values, weights.transpose(1, 2)
@@ -156,21 +166,25 @@ def local_means(reference: ReferenceSet, z: Tensor, t: float, tiles: list[Tile])
 
 
 def _log_weights(tile: Tile, z: Tensor, x: Tensor, half_squares: Tensor, work: Tensor) -> Tensor:
-    """Compute the log weights, (g, B, c), of c images x (d, c) for the pixels of a tile, except for a constant.
+    """Compute the log weights of c images for the g pixels of a tile, up to a constant of each z: (g, B, c).
 
-    `z` (B, d) is divided by t², `half_squares` is x²/2t², and `work` is memory for at least g·B·c numbers. On a CPU,
-    new memory at each use would cost a fifth of the product's time.
+    Args:
+        tile: the pixels and their masks.
+        z: (B, d), latents divided by t².
+        x: (d, c), the images.
+        half_squares: (d, c), x²/2t².
+        work: memory for at least g·B·c numbers. On a CPU, new memory at each use would cost a fifth of the product's
+            time.
     """
     masks, g = tile.masks.to(x.dtype), len(tile.pixels)
-    # Every mask contains `common`: (B, c), without the rest.
-    shared = z[:, tile.common] @ x.index_select(0, tile.common) - half_squares.index_select(
-        0, tile.common
-    ).sum(0)
-    # One product for all z and all pixels of the tile.
+    # The part of the pixels that every mask contains, (B, c).
+    common_squares = half_squares.index_select(0, tile.common).sum(0)
+    shared = z[:, tile.common] @ x.index_select(0, tile.common) - common_squares
+
+    # The part of the other pixels, by one product for all z and all pixels of the tile. A factor is 0 outside the mask.
     factors = (masks.unsqueeze(1) * z[:, tile.others]).flatten(0, 1)
     products = work[: len(factors) * x.shape[1]].view(len(factors), -1)
     torch.mm(factors, x.index_select(0, tile.others), out=products)
     products = products.view(g, len(z), -1)
-    return products.add_(shared).sub_(
-        (masks @ half_squares.index_select(0, tile.others)).unsqueeze(1)
-    )
+    other_squares = masks @ half_squares.index_select(0, tile.others)
+    return products.add_(shared).sub_(other_squares.unsqueeze(1))

@@ -76,7 +76,7 @@ class Smoothed(Estimator):
         return total / self.n
 
     def _neighbourhood(self, z: Tensor, generator: Generator | None) -> Iterator[Tensor]:
-        """Draw n points near each z. Yields as many at a time as fit the memory: (draws, B, *shape), float32 or wider."""
+        """Draw n points near each z: yields (draws, B, *shape), float32 or wider, as many draws as fit the memory."""
         # Half precision would round a small width away.
         z = z.to(torch.promote_types(z.dtype, torch.float32))
         # At most 8 bytes a number, and two draws in a pair.

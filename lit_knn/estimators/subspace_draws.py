@@ -1,4 +1,4 @@
-"""Images drawn from the posterior of a few principal components, for `SubspaceKNN`."""
+"""Chooses images by their posterior given only the principal components of z, for `SubspaceKNN`."""
 
 import math
 from dataclasses import dataclass
@@ -13,6 +13,9 @@ from lit_knn.index.precision import matmul_float32
 from lit_knn.reference import ReferenceSet
 from lit_knn.theory.stratified import stratified_draws
 
+# Images that together have less than this share of the proposal are left out. They hold the same share of the posterior
+# on average. Leaving out these images adds a squared error of at most this share times a squared distance in the data.
+NEGLIGIBLE_SHARE = 1e-8
 # Minimum number of latents per piece. With fewer latents, reading the coordinates takes longer than multiplying them.
 MIN_ROWS = 32
 # Minimum noise variance of the proposal. With a smaller variance, float32 could not hold the logarithms.
@@ -23,11 +26,11 @@ TINY = torch.finfo(torch.float32).tiny
 
 @dataclass(frozen=True, kw_only=True)
 class SubspaceDraws(Draws):
-    """`Draws` that keep the most probable images and draw others from the rest of the proposal.
+    """`Draws` that consist of the most probable images, which are kept, and of draws from the rest of the proposal.
 
     Attributes:
         sampled: (B, n), bool, which images are draws from the rest; the others are kept.
-        rest_mean: (B, r), float32, the exact E_q[y] over the rest.
+        rest_mean: (B, r), float32, the exact mean of the coordinates y over the rest of the proposal.
     """
 
     sampled: Tensor
@@ -52,7 +55,7 @@ def subspace_draws(
     negligible_share: float,
     generator: Generator | None,
 ) -> SubspaceDraws:
-    """Choose the images of each z from the posterior given only P'z.
+    """Choose the images of each z by their posterior given only P'z, the principal components of z.
 
     Args:
         reference: the set of the images.
@@ -105,7 +108,7 @@ def _log_proposal(projection: Projection, y: Tensor, t: Tensor) -> Tensor:
 
 
 def _rest_mean(rest: Tensor, sampled: Tensor, coordinates: Tensor) -> Tensor:
-    """Average the coordinates over the rest of each row that draws from it.
+    """Average the coordinates over the rest of the proposal, for each row that draws from it.
 
     Args:
         rest: (B, N), weights of the images in the rest. Overwritten.
@@ -113,10 +116,10 @@ def _rest_mean(rest: Tensor, sampled: Tensor, coordinates: Tensor) -> Tensor:
         coordinates: (N, r).
 
     Returns:
-        (B, r), float32; 0 for the rows that draw nothing.
+        (B, r), float32. On a CPU the rows that draw nothing get 0.
     """
     some = sampled.any(1)
-    # The host of a GPU does not know the number of these rows.
+    # On a GPU, finding the rows that draw would make the CPU wait.
     if coordinates.is_cuda or some.all():
         return _weighted_coordinates(rest, coordinates)
 
@@ -127,11 +130,12 @@ def _rest_mean(rest: Tensor, sampled: Tensor, coordinates: Tensor) -> Tensor:
 
 
 def _weighted_coordinates(weights: Tensor, coordinates: Tensor) -> Tensor:
-    """Average the coordinates (N, r) with each row's weights (B, N): (B, r), 0 for weights of 0. Overwrites `weights`.
+    """Return the mean of the coordinates (N, r) by each row of weights (B, N): (B, r). Overwrites `weights`.
 
-    One matrix product computes all rows. No row may hold a NaN, because on some processors a NaN spreads to other rows.
+    A row of zeros gives 0. One matrix product computes all rows, and on some processors a NaN in it spreads to other
+    rows, so no row may hold one.
     """
-    # Each row is divided by its largest value. Otherwise bfloat16 might round all values of a tiny row to 0.
+    # Each row is divided by its largest value. Otherwise all values of a row might be too small for bfloat16.
     largest = weights.amax(1, keepdim=True).clamp_(min=TINY)
     scaled = weights
     if coordinates.dtype != weights.dtype:
@@ -143,28 +147,33 @@ def _weighted_coordinates(weights: Tensor, coordinates: Tensor) -> Tensor:
 
 
 def excess_of(projection: Projection, draws: SubspaceDraws, weights: Tensor) -> Tensor:
-    """Return the known error that the drawing causes in the mean of y.
+    """Return the known error of the weighted mean of the coordinates y: the effect of drawing instead of averaging.
+
+    It is π·(mean of the drawn y − E_q[y]), both means over the rest, with the weight π of the drawn images.
 
     Args:
         projection: components and coordinates of all images.
         draws: of b rows.
-        weights: (b, n), of the drawn images, which sum to 1.
+        weights: (b, n), of all images of a row, which sum to 1.
 
     Returns:
         (b, r), float32.
     """
     mean = _sums_of_drawn(draws, projection.coordinates)
     mean.div_(draws.sampled.sum(1, keepdim=True).clamp_(min=1))
-    # The share is 0 if nothing is drawn.
+    # The weight π of the images that were drawn, not kept: 0 if nothing is drawn.
     share = (weights * draws.sampled).sum(1, keepdim=True).float()
     return share * (mean - draws.rest_mean)
 
 
 def _sums_of_drawn(draws: SubspaceDraws, coordinates: Tensor) -> Tensor:
-    """Sum the coordinates (N, r) of each row's images that are sampled: (b, r), float32."""
+    """For each row, sum the coordinates of its images that were sampled, not kept.
+
+    `coordinates` is (N, r). Returns (b, r), float32.
+    """
     sampled = draws.sampled.float()
     if coordinates.dtype == torch.float32:
-        # This operation reads the coordinates in place.
+        # This operation sums without a copy of the rows that it sums.
         return torch.nn.functional.embedding_bag(
             draws.ids, coordinates, mode="sum", per_sample_weights=sampled
         )

@@ -1,4 +1,4 @@
-"""The subspace estimator: the leading principal components of all images give the proposal and a correction."""
+"""The subspace estimator: the principal components of all images give its proposal and a correction of its mean."""
 
 from collections.abc import Mapping
 from typing import ClassVar, Self
@@ -10,28 +10,29 @@ from lit_knn.common.errors import InputError
 from lit_knn.estimators.certificate import Certificate, DrawingEstimator
 from lit_knn.estimators.counts import Limit, count, fitted_count, of_components, of_images
 from lit_knn.estimators.draws import ResultRows, drawn_images, weights_of
-from lit_knn.estimators.subspace_draws import SubspaceDraws, excess_of, subspace_draws
+from lit_knn.estimators.subspace_draws import (
+    NEGLIGIBLE_SHARE,
+    SubspaceDraws,
+    excess_of,
+    subspace_draws,
+)
+from lit_knn.estimators.subspace_error import corrected_sq_error
 from lit_knn.index.pca import Projection
 from lit_knn.index.precision import check_compute, compute_dtype
 from lit_knn.reference import ReferenceSet
-from lit_knn.reference.gathered import Images
 from lit_knn.reference.principal import projection_of
 from lit_knn.theory.warp import Warp
 
-# Images that together have less than this share of the proposal are left out. They hold the same share of the posterior
-# on average. Leaving out these images adds a squared error of at most this share times a squared distance in the data.
-NEGLIGIBLE_SHARE = 1e-8
-
 
 class SubspaceKNN(DrawingEstimator):
-    """SNIS (Eq. 11) whose proposal is the posterior given P'z over all images. The proposal's exact mean corrects it.
+    """SNIS (Eq. 11) that proposes by the principal components of z, and corrects its estimate by the proposal's mean.
 
     The r leading principal components of an image are y = P'(x − mean). The posterior of the images given only P'z,
     q_i ∝ exp(−‖P'(z − mean) − y_i‖²/2t²), costs a product of r dimensions instead of d, and so does the mean of y under
     q. The most probable of the n gathered images are kept; the others are drawn from the rest of q in proportion to q.
     All are weighted by exact likelihood over q. A control variate then subtracts the known effect of the drawing on the
-    mean of y: π·P(mean of the drawn y − E_q[y]). Both means are over the rest, and π is the rest's estimated posterior
-    share.
+    mean of y, π·P(mean of the drawn y − E_q[y]). Both of these means are over the rest, and π is the rest's estimated
+    share of the posterior.
 
     The sampled part is biased, O(1/n), and consistent. The estimate is exact if n images hold the whole posterior, or
     if r = d. There is no search, so there is no k. `docs/subspace_knn.md` derives the estimator.
@@ -65,11 +66,13 @@ class SubspaceKNN(DrawingEstimator):
         return {f"r={r} coordinates": N * (r * coordinate + 4) + 4 * r * d}
 
     def _projection(self) -> Projection:
+        """Return the coordinates of all images, which the set computes once and keeps."""
         reference = self.reference
         return projection_of(reference, self.r, self._dtype(reference.device))
 
     def _dtype(self, device: torch.device) -> torch.dtype:
-        # If more than n images lie within the rounding of a CPU's sums, the source of z is not gathered.
+        """Return the number type of the products. Raises InputError if they would not be precise or fast."""
+        # If more than n images lie within the rounding of a CPU's sums, the source of z may not be gathered.
         if device.type == "cpu" and self.compute == "bfloat16":
             raise InputError(
                 "SubspaceKNN: compute=bfloat16: a CPU rounds the sums of such products; use float32"
@@ -86,7 +89,7 @@ class SubspaceKNN(DrawingEstimator):
     def _warped_mean(
         self, z: Tensor, t: Tensor, warp: Warp, x_source: Tensor, generator: Generator | None
     ) -> Tensor:
-        """Average images that are likely for the latents before warping, and warp the mean."""
+        """Draw images for the unwarped latents of `Warp.query`, weight them by the warped ones, and warp the mean."""
         t = t.flatten()
         near_z, near_t = warp.query(z, t, x_source, self.reference.mean())
         # The proposal only approximates the posterior of warped images, so images with negligible shares may be likely.
@@ -101,9 +104,15 @@ class SubspaceKNN(DrawingEstimator):
         generator: Generator | None,
         negligible_share: float = NEGLIGIBLE_SHARE,
     ) -> SubspaceDraws:
-        """Choose the images of each z. Those with a `negligible_share` of the proposal together are left out."""
+        """Choose the images of each z, see `subspace_draws`."""
         return subspace_draws(
-            self.reference, self._projection(), z, t, self.n, negligible_share, generator
+            self.reference,
+            self._projection(),
+            z,
+            t,
+            n=self.n,
+            negligible_share=negligible_share,
+            generator=generator,
         )
 
     def _corrected_mean(
@@ -126,7 +135,7 @@ class SubspaceKNN(DrawingEstimator):
     def _certificate(
         self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: Generator | None
     ) -> Certificate:
-        """Correct the mean of each piece, because its error needs the corrected mean."""
+        """Compute the corrected mean and its error piece by piece, because the error needs the corrected mean."""
         t = t.flatten()
         draws = self.draw(z, t, x_source, generator)
         projection = self._projection()
@@ -140,57 +149,8 @@ class SubspaceKNN(DrawingEstimator):
             mean = images.mean(weights).to(wide) - excess
 
             sample_size = 1 / weights.square().sum(1)
-            sq_error = corrected_sq_error(projection, of_rows, images, weights, mean, excess)
+            sq_error = corrected_sq_error(
+                projection, of_rows, images, weights=weights, mean=mean, excess=excess
+            )
             results.put(rows, mean, sample_size, weights.amax(1), sq_error)
         return Certificate(*results.columns)
-
-
-def corrected_sq_error(
-    projection: Projection,
-    draws: SubspaceDraws,
-    images: Images,
-    weights: Tensor,
-    mean: Tensor,
-    excess: Tensor,
-) -> Tensor:
-    """Estimate the squared error per dimension of a corrected mean, from the spread of the draws' contributions.
-
-    Each of s draws, which together weigh π, contributes c = w(x − μ̂) − π/s·P(y − E_q[y]). If the draws were
-    independent, their sum would have the variance s/(s − 1)·Σ|c − c̄|²; draws without repetition vary less. For
-    s = 1 the estimate is |c|².
-
-    Args:
-        projection: components and coordinates of all images.
-        draws: of b rows.
-        images: the images of the draws.
-        weights: (b, n), which sum to 1.
-        mean: (b, *shape), the corrected mean.
-        excess: (b, *shape), what was subtracted from the mean.
-
-    Returns:
-        (b,), float64.
-    """
-    num_drawn = draws.sampled.sum(1)
-    weights = torch.where(draws.sampled, weights, 0.0)
-    share = weights.sum(1, keepdim=True) / num_drawn.clamp(min=1).unsqueeze(1)
-
-    y = projection.coordinates[draws.ids].float()
-    from_mean = y - projection.components.project(mean).unsqueeze(1)
-    from_rest = y - draws.rest_mean.unsqueeze(1)
-    from_rest = torch.where(draws.sampled.unsqueeze(2), from_rest, 0.0)
-
-    # |c|² is expanded. P has orthonormal columns, so products of x − μ̂ with P·y are products with coordinates.
-    of_images = weights.square() * images.sq_dist(mean)
-    of_both = 2 * weights * share * (from_mean * from_rest).sum(2)
-    of_rest = share.square() * from_rest.square().sum(2)
-    squares = (of_images - of_both + of_rest).sum(1)
-
-    # Σc over the draws is not 0, because it balances the kept images, which do not vary. The error is the spread of
-    # c around its mean, so |Σc|²/s is subtracted.
-    total = (images.deviation(weights, mean) - excess).flatten(1)
-    centred = squares - total.double().square().sum(1) / num_drawn.clamp(min=1)
-    spread = centred * num_drawn / (num_drawn - 1).clamp(min=1)
-
-    # Rounding may make the expanded sum negative.
-    variance = torch.where(num_drawn > 1, spread, squares).clamp(min=0)
-    return variance / mean.shape[1:].numel()

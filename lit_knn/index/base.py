@@ -11,19 +11,19 @@ from lit_knn.common.settings import RecordsArguments
 
 
 class Vectors(NamedTuple):
-    """The input of `Index.build`."""
+    """The vectors that `Index.build` gets, in pieces."""
 
     # yields all N vectors in order, (c, d) float32 each; may be called again
     chunks: Callable[[], Iterable[Tensor]]
     # (m) -> (m, d) float32, a seeded random subset of m <= N vectors, for training
     sample: Callable[[int], Tensor]
-    N: int
+    N: int  # number of vectors
     fingerprint: Callable[[], str]  # returns a name that only these vectors have; may take seconds
     shared: bool = True  # whether all processes of a distributed run build from these vectors
 
 
 class Index(RecordsArguments, ABC):
-    """Finds near neighbours, in squared L2 distance, among the vectors of `build`.
+    """Finds near neighbours, in squared L2 distance, among the vectors that `build` got.
 
     An index may be approximate and may return fewer than k neighbours. Estimators stay consistent as n → ∞, because
     they compute exact likelihoods of the images that they use. At finite n, missed images increase the error: they are
@@ -39,7 +39,7 @@ class Index(RecordsArguments, ABC):
     in_use = False
 
     def check(self, N: int, d: int, device: torch.device | None = None, k: int = 1) -> None:
-        """Refuse, before the build, settings with which a search cannot work.
+        """Check before the build that a search can work with the settings of the index.
 
         Args:
             N: number of vectors.
@@ -75,5 +75,5 @@ class Index(RecordsArguments, ABC):
 
 
 def numbered(device: torch.device | str) -> torch.device:
-    """Return the device with its number, so that devices can be compared. "cuda" means the current GPU."""
+    """Return the device with its number, so that devices can be compared: "cuda" becomes the current GPU."""
     return torch.empty(0, device=device).device

@@ -17,7 +17,7 @@ Built = TypeVar("Built")
 """An index that has been built."""
 
 Label = Mapping[str, str | bool]
-"""Everything besides the vectors that determines a file, including `factory`."""
+"""Everything besides the vectors that determines an index, including `factory`. The file's name is a hash of it."""
 
 
 class IndexCache(Generic[Built]):
@@ -39,16 +39,18 @@ class IndexCache(Generic[Built]):
         self._read = read
 
     def get(self, vectors: Vectors, label: Label, build: Callable[[Vectors], Built]) -> Built:
-        """Return the index from the folder. If the folder does not have it, build the index and keep it.
+        """Return the index from the folder. If the folder does not have it, build it and write it there.
 
         If all processes of a distributed run share the vectors, each process must call this. One process of each
         machine computes the fingerprint and builds; the others map the file.
 
         Args:
             vectors: what the index is built from.
-            label: everything besides the vectors that determines the file.
+            label: everything besides the vectors that determines the index.
             build: builds the index.
         """
+        # `once_per_machine` calls `lead` in one process of each machine, and then `follow` in the others, with the
+        # result of `lead`. Both set `index`.
         index: Built | None = None
 
         def lead() -> Path | None:
@@ -66,6 +68,7 @@ class IndexCache(Generic[Built]):
             return path if in_folder else None
 
         def follow(path: Path | None) -> None:
+            """Map the file, or build the index if it was not written."""
             nonlocal index
             index = build(vectors) if path is None else self._read(path)
 
@@ -77,8 +80,9 @@ class IndexCache(Generic[Built]):
         return index
 
     def _get(self, path: Path, build: Callable[[], Built]) -> tuple[Built, bool]:
-        """Return the index, and whether the file holds it."""
-        if path.exists():  # It is complete, and its folder may be somebody else's.
+        """Return the index, and whether it is in the file `path` now. `build` is called if it was not there."""
+        # A file is complete, so it needs no lock, which a folder of somebody else might refuse.
+        if path.exists():
             return self._read(path), True
         with locked(path):  # A second run waits here, and then finds the index of the first.
             if not path.exists():

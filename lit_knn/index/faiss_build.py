@@ -1,4 +1,4 @@
-"""Builds an index of FAISS: trains components, lists and codes on some vectors, and adds all."""
+"""Builds an index of FAISS: trains its components, lists and codes on a subset, and adds all vectors."""
 
 import warnings
 
@@ -11,7 +11,7 @@ from lit_knn.index.base import Vectors
 from lit_knn.index.faiss_kind import FaissKind
 from lit_knn.index.faiss_library import Searcher, import_faiss
 
-# Number of rows that are checked, or coded, at a time. The results of so few rows stay in the processor's cache.
+# Number of vectors that are checked, or coded, at a time. The results for so few stay in the processor's cache.
 CHECKED_ROWS = 64
 # Tolerance in grey levels. It is above the largest rounding error of a pixel in float32.
 PIXEL_TOLERANCE = 1e-3
@@ -32,6 +32,7 @@ def build_faiss(factory: str, kind: FaissKind, vectors: Vectors) -> Searcher:
         InputError: a value is no pixel.
     """
     faiss = import_faiss()
+    # A few vectors show the dimension, and most wrong values before the training.
     sample = vectors.sample(min(vectors.N, 16))
     if kind.lossless:
         check_pixels(sample)
@@ -42,6 +43,7 @@ def build_faiss(factory: str, kind: FaissKind, vectors: Vectors) -> Searcher:
         lists = faiss.extract_index_ivf(index)
         warn_of_few_vectors(factory, kind.lists, vectors.N, lists.cp.min_points_per_centroid)
         lists.cp.min_points_per_centroid = 1  # Otherwise FAISS itself warns at each clustering.
+        # Codes of pixels stand for the vectors themselves, not for differences from the centre of a list.
         lists.by_residual = lists.by_residual and not kind.lossless
 
     if kind.lossless:
@@ -63,13 +65,13 @@ def build_faiss(factory: str, kind: FaissKind, vectors: Vectors) -> Searcher:
 
 
 def warn_of_few_vectors(factory: str, lists: int, N: int, enough: int) -> None:
-    """Warn if lists have on average fewer vectors than FAISS advises.
+    """Warn if the lists have on average fewer vectors than FAISS advises.
 
     Args:
         factory: FAISS's description of the index.
         lists: number of lists.
         N: number of vectors.
-        enough: number of vectors of a list that FAISS advises.
+        enough: how many vectors FAISS advises for each list.
     """
     if enough * lists <= N:
         return
@@ -79,7 +81,7 @@ def warn_of_few_vectors(factory: str, lists: int, N: int, enough: int) -> None:
 
 
 def check_pixels(vectors: Tensor) -> None:
-    """Refuse values (c, d) that are not pixels, which codes of pixels would change."""
+    """Raise InputError if a value of the vectors (c, d) is no pixel, because its code would be another value."""
     for rows in vectors.split(CHECKED_ROWS):
         pixels = (rows + 1) * 127.5
         strange = (pixels - pixels.round().clamp(0, 255)).abs() > PIXEL_TOLERANCE

@@ -1,4 +1,4 @@
-"""Neighbour search by FAISS, as in the paper. `faiss_kind` lists the limits of FAISS's GPU kernels."""
+"""Neighbour search by FAISS, as in the paper. The module `faiss_kind` lists the limits of FAISS's GPU kernels."""
 
 import torch
 from torch import Tensor
@@ -70,7 +70,7 @@ class FaissIndex(Index):
         self._components: list[Tensor] = []
 
     def check(self, N: int, d: int, device: torch.device | None = None, k: int = 1) -> None:
-        """Refuse settings that FAISS cannot build, or that end the process on a GPU; see `Index.check`."""
+        """Raise InputError for settings that FAISS cannot build, or that crash a process with a GPU; see `Index`."""
         import_faiss()
         option = f"FaissIndex: factory={self.factory!r}"
         if self._kind.lists > N:
@@ -85,7 +85,7 @@ class FaissIndex(Index):
             self._check_k(k, d)
 
     def _check_gpu(self, device: torch.device) -> None:
-        """Refuse what FAISS cannot do on a GPU.
+        """Raise InputError if FAISS cannot do this search on the device, which is not the CPU.
 
         The check needs no GPU, so a machine without a GPU can plan a run.
         """
@@ -105,7 +105,7 @@ class FaissIndex(Index):
             raise InputError(f"nprobe={self._probes}: {limit}")
 
     def _check_k(self, k: int, d: int) -> None:
-        """Refuse more neighbours than FAISS finds on a GPU. If d is too large, FAISS finds none."""
+        """Raise InputError if k is more than FAISS finds on a GPU. If d is too large, FAISS finds none."""
         largest = self._kind.largest_k(d)
         if k > largest:
             searched_d = self._kind.searched_d(d)
@@ -144,6 +144,7 @@ class FaissIndex(Index):
             self._check_k(k, queries.shape[1])
 
         queries = queries.float().contiguous()
+        # The squared distance of each query from the subspace of the components, if there are any.
         left_out: Tensor | float = 0.0
         if self._components:
             queries, left_out = self._project(queries, *self._components)
@@ -166,9 +167,10 @@ class FaissIndex(Index):
 
     @full_float32()
     def _project(self, queries: Tensor, centre: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the queries in the components, and their squared distances from the subspace, (B, 1).
+        """Return the queries projected on the components, and their squared distances from the subspace, (B, 1).
 
-        FAISS's distances lack this second part, so they would be too small beside the exact ones of `KNN`.
+        FAISS's distances lack this second part, so they would be too small beside the exact ones of `KNN`. `rows`
+        (r, d) are the components, and `centre` (d,) is subtracted first.
         """
         centred = queries - centre
         projected = centred @ rows.T
@@ -187,13 +189,14 @@ class FaissIndex(Index):
             self._index = copied_to_cpu(self._index)
         if device.type == "cuda":
             self._index = copied_to_gpu(self._index, device.index)
+            # The copy on the GPU does not use the memory of the whole index.
             self._whole = None
 
         self._device = device
         self._components = [part.to(device) for part in self._components]
 
     def memory(self, N: int, d: int) -> dict[str, int]:
-        """Predict the bytes of the index, and those that its build needs besides."""
+        """Predict the bytes of the index, and the additional bytes that its build needs."""
         return {
             "index": self._kind.nbytes(N, d),
             "building of the index": self._kind.build_bytes(N, d),

@@ -27,7 +27,9 @@ TRAINING_POINTS = 50_000
 TRAINING_BYTES = 2 * 2**30
 # Approximate bytes of the vectors that are added to the index at a time.
 CHUNK_BYTES = 64 * 2**20
+# Limit of k and of nprobe on a GPU.
 MAX_SELECTION = 2048
+# Shared memory of a GPU kernel.
 SHARED_BYTES = 48 * 1024
 # FAISS has a kernel for each of these lengths of the list of neighbours.
 WIDTHS = (1, 32, 64, 128, 256, 512, 1024, 2048)
@@ -54,7 +56,7 @@ class FaissKind(NamedTuple):
 
     @property
     def has_ranges(self) -> bool:
-        """Tells whether the codes have a range for each dimension."""
+        """Whether the codes have a range for each dimension."""
         return self.is_sq8 and not self.lossless
 
     def searched_d(self, d: int) -> int:
@@ -66,15 +68,18 @@ class FaissKind(NamedTuple):
         return self.searched_d(d) * (1 if self.is_sq8 else 4)
 
     def largest_k(self, d: int) -> int:
-        """Return the most neighbours that fit a GPU's shared memory, beside the ranges; perhaps 0."""
+        """Return the most neighbours that fit a GPU's shared memory, beside the ranges; 0 if none fits.
+
+        The beginning of this file explains the sizes.
+        """
         free = SHARED_BYTES
         if self.has_ranges:
             free -= 8 * self.searched_d(d)
 
         largest = 0
         for width in WIDTHS:
-            copies = 4 if width <= 1024 else 2
-            if 12 * width * copies <= free:
+            lists = 4 if width <= 1024 else 2
+            if 12 * width * lists <= free:
                 largest = width
         return largest
 
@@ -89,6 +94,7 @@ class FaissKind(NamedTuple):
         """Predict the bytes of the index."""
         held = N * self.bytes_per_vector(d)
         if self.lists:
+            # The id of each vector, and the centre of each list in float32.
             held += 8 * N + 4 * self.searched_d(d) * self.lists
 
         if self.components:
@@ -105,7 +111,7 @@ class FaissKind(NamedTuple):
         if not needs_training:
             return adding
 
-        # The training points count in float32 and as stored. With lists, FAISS also copies them,
-        # to code their differences from the centres.
+        # A value of the training points takes 4 bytes in float32, and 1 where it was stored as a pixel. With lists,
+        # FAISS also copies the points, for 4 more bytes, to code their differences from the centres.
         bytes_per_value = 9 if self.lists and self.has_ranges else 5
         return max(bytes_per_value * d * self.training_points(N, d), adding)

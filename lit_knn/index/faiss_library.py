@@ -18,10 +18,10 @@ class Searcher(Protocol):
     """An index of FAISS, after `import_faiss`."""
 
     nprobe: int
-    """Lists searched per query, of an inverted file alone."""
+    """Number of lists searched per query. Only an index with lists has it."""
 
     def search(self, queries: Tensor, k: int) -> tuple[Tensor, Tensor]:
-        """Return squared distances and ids, (B, k) each; id −1 for a neighbour that is missing."""
+        """Return squared distances and ids, (B, k) each. A missing neighbour has the id −1."""
 
 
 def import_faiss() -> ModuleType:
@@ -39,12 +39,13 @@ def import_faiss() -> ModuleType:
 
 
 def parts_of(index: Searcher) -> tuple[Searcher, Tensor, Tensor]:
-    """Split an index behind principal components.
+    """Split an index that projects vectors on principal components into its two steps.
 
     Returns:
         The index of the projected vectors, and the components: their centre (d,) and their rows (r, d).
     """
     faiss = import_faiss()
+    # FAISS returns objects of base classes. `downcast` turns them into those of their own classes, with all attributes.
     chain = faiss.downcast_index(index)
     step = faiss.downcast_VectorTransform(chain.chain.at(0))
     centre = torch.from_numpy(faiss.vector_to_array(step.mean))
@@ -53,7 +54,7 @@ def parts_of(index: Searcher) -> tuple[Searcher, Tensor, Tensor]:
 
 
 def copied_to_gpu(index: Searcher, gpu: int) -> Searcher:
-    """Copy an index from the CPU to the GPU of a number."""
+    """Copy an index from the CPU to the GPU with the number `gpu`."""
     return import_faiss().index_cpu_to_gpu(_resources(gpu), gpu, index)
 
 
@@ -64,14 +65,14 @@ def copied_to_cpu(index: Searcher) -> Searcher:
 
 @cache
 def _resources(gpu: int) -> object:
-    """Return the resources that all indexes of one GPU share. Else each of 1000 classes would reserve memory."""
+    """Return the resources that all indexes of one GPU share. Otherwise each of 1000 classes would reserve memory."""
     return import_faiss().StandardGpuResources()
 
 
 def write_index(index: Searcher, file: BinaryIO) -> None:
     """Write an index to an open file."""
     faiss = import_faiss()
-    # Python writes the file, because FAISS does not notice a full disk when it closes a file.
+    # Python writes the file, 1 MiB at a time, because FAISS does not notice a full disk when it closes a file.
     faiss.write_index(index, faiss.PyCallbackIOWriter(file.write, 2**20))
 
 

@@ -11,6 +11,7 @@ from lit_knn.index.precision import encode, full_float32
 
 # The components come from a subset of the images of this many bytes. They must be orthonormal but need not be optimal.
 SAMPLE_BYTES = 128 * 2**20
+# The randomised SVD computes so many more directions than components, which makes the components more precise.
 OVERSAMPLING = 32
 
 
@@ -40,7 +41,7 @@ class PrincipalComponents(NamedTuple):
 
 
 class Projection(NamedTuple):
-    """All N images in principal components, y_i = P'(x_i − mean), rounded to the type of the products."""
+    """The coordinates of all N images, y_i = P'(x_i − mean), rounded to the number type of the products with them."""
 
     components: PrincipalComponents
     coordinates: Tensor  # (N, r), y_i
@@ -62,6 +63,7 @@ def principal_components(sample: Tensor, mean: Tensor, r: int) -> PrincipalCompo
         r: number of components, at most min(m, d).
     """
     centred = sample - mean
+    # `svd_lowrank` draws from PyTorch's own generator.
     with keyed_default_rng(sample.device, r):
         _, _, v = torch.svd_lowrank(centred, q=min(r + OVERSAMPLING, *sample.shape), niter=2)
     # Orthonormalise again in full precision, because estimators split a vector into P·P'v and the rest.

@@ -12,11 +12,11 @@ from lit_knn.index.torch_index import TorchIndex
 
 
 class SubspaceIndex(TorchIndex):
-    """Searches r principal components, held in the number type of the products.
+    """Searches in r principal components, whose coordinates it holds in the number type of the products.
 
     The search is approximate. A distance is the squared distance within the subspace, plus the query's squared distance
-    from the subspace. The second part is the same for all vectors. Noise is isotropic and images are not, so the
-    dropped directions hold mostly noise.
+    from the subspace. The second part is the same for all vectors. It is mostly noise, because noise is equally strong
+    in all directions and images vary mostly within the subspace.
 
     Args:
         r: number of principal components, 1 <= r <= min(N, d).
@@ -53,6 +53,7 @@ class SubspaceIndex(TorchIndex):
     @full_float32()
     def search(self, queries: Tensor, k: int) -> tuple[Tensor, Tensor]:
         sq_dist, ids, sq_norms = self._nearest(self._components.project(queries), k)
+        # The query's squared distance from the subspace.
         all_sq_norms = (queries - self._components.mean).square().sum(1, keepdim=True)
         left_out = all_sq_norms - sq_norms
         return sq_dist + left_out, ids

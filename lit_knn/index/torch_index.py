@@ -20,17 +20,17 @@ from lit_knn.index.precision import (
     whole_tiles,
 )
 
-# Pixel p is p/127.5 − 1 in model space. In units of 1/127.5 this is the code p − 128 plus 1/2.
+# Pixel p has the code p − 128. In model space it is p/127.5 − 1 = (code + 1/2)/127.5.
 PIXEL_SCALE, PIXEL_OFFSET = 1 / 127.5, 0.5
 
 
 class TorchIndex(Index):
-    """Searches all dimensions, held in 8 bits: a quarter of the memory of FAISS's `Flat`, without loss for pixels.
+    """Searches vectors that it holds in 8 bits a dimension: a quarter of the memory of `Flat`, without loss for pixels.
 
     It multiplies all N vectors with each query, chunk by chunk, on the device of the vectors. k has no limit.
 
-    The search is approximate: `bfloat16` rounds the query to 8 bits, and a CPU the sums, too; floats are held in 8
-    bits. `search_recall` of `callbacks.EstimatorError` measures the loss.
+    The search is approximate. Vectors that are no pixels are rounded to 8 bits. `bfloat16` rounds the queries to 8
+    significant bits, and on a CPU also the sums. `search_recall` of `callbacks.EstimatorError` measures the loss.
 
     Args:
         compute: number type of the products: `float32`, `bfloat16`, or `auto`: bfloat16 on a GPU that multiplies it,
@@ -44,7 +44,7 @@ class TorchIndex(Index):
         self._scale, self._offset = 1.0, torch.tensor(0.0)
 
     def build(self, vectors: Vectors) -> None:
-        """Always build anew, because reading a file would take about as long."""
+        """Hold the codes of all vectors. There is no cache, because reading a file would take about as long."""
         scale, offset = _units(_small_chunks(vectors.chunks()))
 
         def code(x: Tensor) -> Tensor:
@@ -55,7 +55,7 @@ class TorchIndex(Index):
         self._offset = torch.tensor(offset)
 
     def _store(self, vectors: Vectors, code: Callable[[Tensor], Tensor]) -> None:
-        """Hold the codes of all vectors."""
+        """Compute the codes of all vectors, and hold them."""
         chunks = with_progress(vectors.chunks(), vectors.N, f"building {type(self).__name__}")
         values, half_sq_norms = encode(_small_chunks(chunks), vectors.N, code)
         self._hold(values, half_sq_norms)
@@ -88,12 +88,13 @@ class TorchIndex(Index):
         """
         assert self._values is not None, "search before build"
         fitting = whole_tiles(work_bytes(u.device) // (4 * max(len(u), 1)))
-        # A chunk has at least k rows, so that merging costs little compared to the scores.
+        # A chunk has at least k rows, so that merging the best of two chunks takes little time compared to the scores.
         rows = max(fitting, k)
         scores = self._scores(u.to(self._dtype), self._values.split(rows))
         best, ids = _k_smallest(scores, k)
 
         sq_norms = u.square().sum(1, keepdim=True)
+        # ‖u − v‖² = ‖u‖² + 2·score.
         return torch.add(sq_norms, best, alpha=2), ids, sq_norms
 
     def _scores(self, u: Tensor, chunks: Iterable[Tensor]) -> Iterator[tuple[int, Tensor]]:
@@ -104,7 +105,7 @@ class TorchIndex(Index):
             chunks: all values, in their order.
 
         Yields:
-            The first row of a chunk, and (‖u − v‖² − ‖u‖²)/2 of its values, (B, c) float32.
+            The first row of a chunk, and the scores (‖u − v‖² − ‖u‖²)/2 = ‖v‖²/2 − u·v of its values, (B, c) float32.
         """
         start = 0
         for chunk in chunks:
@@ -118,7 +119,7 @@ class TorchIndex(Index):
 
 
 class FlatIndex(TorchIndex):
-    """Searches all vectors in float32, exactly but for rounding, as FAISS's `Flat`; they take 4 bytes a dimension."""
+    """Searches vectors in float32, 4 bytes a dimension: exact except for rounding, like FAISS's `Flat`."""
 
     def __init__(self) -> None:
         super().__init__("float32")
@@ -142,7 +143,8 @@ def exact_index() -> Index:
 def default_index(device: torch.device, pixels: bool) -> Index:
     """Make the default index of a set on `device`: on a CPU `exact_index`, on CUDA a search that needs no FAISS.
 
-    On CUDA `TorchIndex` holds pixels in 8 bits without loss. One far value would spread the 8 bits of floats.
+    On CUDA `TorchIndex` holds pixels in 8 bits without loss. Floats are held in float32, because a single value far
+    from the others would make 8-bit codes of all of them coarse.
     """
     if device.type != "cuda":
         return exact_index()
@@ -163,11 +165,13 @@ def _units(chunks: Iterable[Tensor]) -> tuple[float, float]:
         largest = max(largest, x.abs().max().item())
         are_pixels = are_pixels and largest < 1 + PIXEL_TOLERANCE * PIXEL_SCALE
         if are_pixels:
+            # The codes of pixels are whole numbers.
             codes = x / PIXEL_SCALE - PIXEL_OFFSET
             are_pixels = (codes - codes.round()).abs().max().item() < PIXEL_TOLERANCE
 
     if are_pixels:
         return PIXEL_SCALE, PIXEL_OFFSET
+    # Codes from −127 to 127; the scale 1 serves vectors that are all 0.
     return largest / 127 or 1.0, 0.0
 
 
@@ -190,7 +194,7 @@ def _k_smallest(scores: Iterator[tuple[int, Tensor]], k: int) -> tuple[Tensor, T
 
     Args:
         scores: the first column of a chunk, and its scores, (B, c).
-        k: how many are looked for; the first chunk may have fewer columns.
+        k: how many to return. A chunk may have fewer columns, if later ones have enough.
 
     Returns:
         Scores, ascending, and their columns: (B, k) each.
@@ -199,7 +203,8 @@ def _k_smallest(scores: Iterator[tuple[int, Tensor]], k: int) -> tuple[Tensor, T
     for start, chunk in scores:
         columns = min(k, chunk.shape[1])
         near, near_ids = chunk.topk(columns, dim=1, largest=False, sorted=False)
-        if start:
+        if start > 0:
+            # Merge with the best of the chunks before.
             near, order = torch.cat([best, near], 1).topk(k, dim=1, largest=False, sorted=False)
             near_ids = torch.cat([ids, near_ids + start], 1).gather(1, order)
         best, ids = near, near_ids

@@ -14,7 +14,7 @@ from torch import Tensor
 def snis_trace(
     log_posterior: Tensor, log_q: Tensor | float, sq_deviation: Tensor, n: int
 ) -> Tensor:
-    """Covariance trace of the SNIS mean, Eq. 12 (eq:SNIS_Var): (1/n) Σ_i p_i²/q_i ‖x_i − μ‖², (B,).
+    """Return the covariance trace of the SNIS mean, Eq. 12 (eq:SNIS_Var): (1/n) Σ_i p_i²/q_i ‖x_i − μ‖², (B,).
 
     Args:
         log_posterior: (B, N), log p_t(x_i|z) of Eq. 2.
@@ -26,7 +26,7 @@ def snis_trace(
 
 
 def monte_carlo_trace(log_posterior: Tensor, sq_deviation: Tensor, n: int) -> Tensor:
-    """Tr Cov(μ̂_MC) for n posterior draws (Eq. 9, eq:simple_mc), (B,).
+    """Return Tr Cov(μ̂_MC) for n draws from the posterior (Eq. 9, eq:simple_mc), (B,).
 
     Args:
         log_posterior: (B, N), as in `snis_trace`.
@@ -37,7 +37,7 @@ def monte_carlo_trace(log_posterior: Tensor, sq_deviation: Tensor, n: int) -> Te
 
 
 def uniform_trace(log_posterior: Tensor, sq_deviation: Tensor, n: int) -> Tensor:
-    """Tr Cov(μ̂_U) for SNIS with q = 1/N (eq:uniform_trace), (B,).
+    """Return Tr Cov(μ̂_U) for SNIS with q = 1/N (eq:uniform_trace), (B,).
 
     Args:
         log_posterior: (B, N), as in `snis_trace`.
@@ -48,7 +48,7 @@ def uniform_trace(log_posterior: Tensor, sq_deviation: Tensor, n: int) -> Tensor
 
 
 def normaliser_ratio(log_likelihood: Tensor, log_Zq: Tensor) -> Tensor:
-    """Z_q / p_t(z), (B,). This ratio is at least 1 if q is built from the k nearest images.
+    """Return Z_q / p_t(z), (B,). This ratio is at least 1 if q is built from the k nearest images.
 
     Args:
         log_likelihood: (B, N), log p_t(z|x_i) up to a constant of each row.
@@ -58,16 +58,16 @@ def normaliser_ratio(log_likelihood: Tensor, log_Zq: Tensor) -> Tensor:
 
 
 def theorem_4_1_bound(ratio: Tensor, trace_mc: Tensor) -> Tensor:
-    """Right-hand side of Theorem 4.1 (thm:knn_bound), (B,): `normaliser_ratio` times `monte_carlo_trace`, (B,) each."""
+    """Return the bound of Theorem 4.1 (thm:knn_bound), (B,): `normaliser_ratio` times `monte_carlo_trace`."""
     return ratio * trace_mc
 
 
 def theorem_4_2_bound(
     neighbour_mass: Tensor, trace_mc: Tensor, trace_uniform: Tensor, k: int, N: int
 ) -> Tensor:
-    """Right-hand side of Theorem 4.2 (thm:knn_vs_stf), (B,), for k neighbours among N images.
+    """Return the bound of Theorem 4.2 (thm:knn_vs_stf), (B,), for k neighbours among N images.
 
-    (1 − Σ_{x ∉ K} p_t(z|x) / p_t(z)) · Tr Cov(μ̂_MC) + (N − k)/N · Tr Cov(μ̂_U).
+    It is (1 − Σ_{x ∉ K} p_t(z|x) / p_t(z)) · Tr Cov(μ̂_MC) + (N − k)/N · Tr Cov(μ̂_U).
 
     Args:
         neighbour_mass: (B,), the factor in brackets, the posterior probability of the neighbours.

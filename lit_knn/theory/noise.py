@@ -13,14 +13,15 @@ from torch import Tensor
 
 from lit_knn.common.errors import InputError
 
-# Steps of a search for a time: doublings from 1 to about 1e30, and bisections down to 1e-14 in float64.
+# Maximum doublings, from 1 to about 1e30, and number of bisections in a search for a time. So many bisections reach
+# the precision of float64.
 SEARCH_STEPS = 100
 
 
 def per_item(t: Tensor | float, like: Tensor) -> Tensor:
     """Reshape `t`, () or (B, 1, …), to () or (B, 1, …, 1), to broadcast over `like`, (B, *shape), on its device."""
     if isinstance(t, Real):
-        # `torch.full` does not wait for the device. A copy from the CPU would wait.
+        # A number that `torch.full` writes does not make the CPU wait for a GPU, and a copy from the CPU would.
         return torch.full((), t, dtype=torch.float64, device=like.device)
     if not isinstance(t, Tensor):
         raise InputError(f"t must be a number or a tensor, got {t!r}")
@@ -45,24 +46,25 @@ class Process(ABC):
 
     @abstractmethod
     def sigma(self, t: Tensor) -> Tensor:
-        """σ(t), the noise level in z / s(t)."""
+        """Return σ(t), the noise level in z / s(t)."""
 
     @abstractmethod
     def scale(self, t: Tensor) -> Tensor:
-        """s(t), the factor that multiplies the clean data in z."""
+        """Return s(t), the factor that multiplies the clean data in z."""
 
     def sigma_derivative(self, t: Tensor) -> Tensor:
-        """σ̇(t)."""
+        """Return σ̇(t)."""
         return _derivative(self.sigma, t)
 
     def scale_derivative(self, t: Tensor) -> Tensor:
-        """ṡ(t)."""
+        """Return ṡ(t)."""
         return _derivative(self.scale, t)
 
     def t_of_sigma(self, sigma: Tensor) -> Tensor:
         """Find the time t with σ(t) = `sigma`, by bisection in float64. Raises InputError if there is no such time."""
         level = sigma.double()
         low, high = torch.zeros_like(level), torch.ones_like(level)
+        # Double `high` until its noise level is large enough, and then halve the interval from `low` to `high`.
         for _ in range(SEARCH_STEPS):
             high = torch.where(self.sigma(high) < level, 2 * high, high)
         for _ in range(SEARCH_STEPS):
@@ -77,7 +79,7 @@ class Process(ABC):
         return high.to(sigma.dtype)
 
     def noise_std(self, t: Tensor) -> Tensor:
-        """s(t)·σ(t), the standard deviation of z given x."""
+        """Return s(t)·σ(t), the standard deviation of z given x."""
         return self.scale(t) * self.sigma(t)
 
     def mean_of_velocity(self, z: Tensor, t: Tensor, velocity: Tensor) -> Tensor:
@@ -93,7 +95,7 @@ class Process(ABC):
         return (z - self.sigma(t) / self.sigma_derivative(t) * (velocity - drift)) / s
 
     def velocity(self, z: Tensor, t: Tensor, mu: Tensor) -> Tensor:
-        """dz/dt of the probability flow ODE for t > 0: (ṡ/s)·z + (σ̇/σ)·(z − s·μ), (B, *shape).
+        """Return dz/dt of the probability flow ODE for t > 0: (ṡ/s)·z + (σ̇/σ)·(z − s·μ), (B, *shape).
 
         This is Eq. 4 of Karras et al. 2022 (eq:general_pfode) with ∇_z log p(z/s; σ) = (μ − z/s) / (s·σ²).
 
@@ -109,7 +111,8 @@ class Process(ABC):
 
 
 def _derivative(function: Callable[[Tensor], Tensor], t: Tensor) -> Tensor:
-    """Differentiate an elementwise function. t is copied, because forward mode refuses expanded tensors."""
+    """Return the derivative of an elementwise function at t."""
+    # A copy, because forward mode refuses expanded tensors.
     t = t.clone(memory_format=torch.contiguous_format)
     return torch.func.jvp(function, (t,), (torch.ones_like(t),))[1]
 
@@ -127,7 +130,7 @@ class EDM(Process):
         return sigma
 
     def velocity(self, z: Tensor, t: Tensor, mu: Tensor) -> Tensor:
-        """(z − μ) / t, Eq. 3 (eq:pfode) with the score of Eq. 5 (eq:clean_score)."""
+        """Return (z − μ) / t: Eq. 3 (eq:pfode) with the score of Eq. 5 (eq:clean_score)."""
         return (z - mu) / t
 
 
@@ -161,7 +164,7 @@ class VP(Process):
         return torch.expm1(self._u(t)).sqrt()
 
     def sigma_derivative(self, t: Tensor) -> Tensor:
-        """σ̇(t) = u̇·e^u / 2σ; infinite at t = 0."""
+        """Return σ̇(t) = u̇·e^u / 2σ, which is infinite at t = 0."""
         return self._u_derivative(t) * self._u(t).exp() / (2 * self.sigma(t))
 
     def scale(self, t: Tensor) -> Tensor:
@@ -171,7 +174,7 @@ class VP(Process):
         return -self._u_derivative(t) * self.scale(t) / 2
 
     def t_of_sigma(self, sigma: Tensor) -> Tensor:
-        """The positive root of β_d·t²/2 + β_min·t = ln(1 + σ²), in a form that loses no digits at small σ."""
+        """Return the positive root t of β_d·t²/2 + β_min·t = ln(1 + σ²), in a form that loses no digits at small σ."""
         u = torch.log1p(sigma.square())
         return 2 * u / ((self.beta_min**2 + 2 * self.beta_d * u).sqrt() + self.beta_min)
 
@@ -189,15 +192,15 @@ class LinearInterpolant(Process):
         return sigma / (1 + sigma)
 
     def noise_std(self, t: Tensor) -> Tensor:
-        """s(t)·σ(t) = t, also at t = 1, where σ is infinite."""
+        """Return s(t)·σ(t) = t, also at t = 1, where σ is infinite."""
         return t
 
     def mean_of_velocity(self, z: Tensor, t: Tensor, velocity: Tensor) -> Tensor:
-        """z − t·v, also at t = 1."""
+        """Return z − t·v, also at t = 1."""
         return z - t * velocity
 
     def velocity(self, z: Tensor, t: Tensor, mu: Tensor) -> Tensor:
-        """(z − μ) / t = E[ε − x | z], for 0 < t <= 1. Unlike the general formula, it is finite at t = 1."""
+        """Return (z − μ) / t = E[ε − x | z], for 0 < t <= 1. Unlike the general formula, it is finite at t = 1."""
         return (z - mu) / t
 
 
@@ -229,9 +232,12 @@ def under_process(posterior_mean: Callable[..., Tensor], process: Process) -> Ca
     under every process: `under_process(estimator.posterior_mean, VP())`.
 
     Args:
-        posterior_mean: (y (B, *shape), sigma (B,) or scalar, float64, ...) -> E[x | x + σε = y]. The result has z and t
-            in their places, and passes further arguments (`x_source`, `generator`) on unchanged.
+        posterior_mean: (y (B, *shape), sigma (B,) or scalar, float64, ...) -> E[x | x + σε = y].
         process: the noise process.
+
+    Returns:
+        (z (B, *shape), t (B,) or scalar, ...) -> E[x|z,t]. It passes further arguments (`x_source`, `generator`) on
+        unchanged.
     """
 
     def mean(z: Tensor, t: Tensor | float, *args: object, **kwargs: object) -> Tensor:

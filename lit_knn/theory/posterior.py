@@ -14,9 +14,11 @@ TERMS_PER_SUM = 64
 
 
 def direct_sq_dist(z: Tensor, x: Tensor) -> Tensor:
-    """‖z − x‖², (B, n) float64, from the difference z − x, so no digits are lost when z (B, *shape) is close to x.
+    """Return ‖z − x‖², (B, n) float64, from the difference z − x, which keeps all digits if z is close to x.
 
-    `x` (B, n, *shape) are n candidates of each z.
+    Args:
+        z: (B, *shape).
+        x: (B, n, *shape), n images for each z.
     """
     difference = (x - z.unsqueeze(1)).flatten(2)
     # Every weight depends on this sum. A pure float32 sum would lose a digit or two, so float64 adds the blocks.
@@ -29,7 +31,7 @@ def direct_sq_dist(z: Tensor, x: Tensor) -> Tensor:
 
 
 def cross_sq_dist(z: Tensor, x: Tensor) -> Tensor:
-    """‖z − x‖² between every z (B, d) and every x (N, d), (B, N) float64, as ‖z‖² + ‖x‖² − 2 z·x.
+    """Return ‖z − x‖² between every z (B, d) and every x (N, d), (B, N) float64, computed as ‖z‖² + ‖x‖² − 2 z·x.
 
     At small t (t_min = 0.002) this form would lose all digits in float32; in float64 it keeps about nine. Rounding may
     make tiny values negative.
@@ -40,7 +42,7 @@ def cross_sq_dist(z: Tensor, x: Tensor) -> Tensor:
 
 
 def unnormalised_log_likelihood(sq_dist: Tensor, t: Tensor | float) -> Tensor:
-    """log p_t(z|x) without the Gaussian's constant: −‖z − x‖² / 2t², (B, n) float64 (line 2 of Algorithm 1).
+    """Return log p_t(z|x) without the Gaussian's constant: −‖z − x‖² / 2t², (B, n) float64 (line 2 of Algorithm 1).
 
     The constant is the same for all x, so posteriors, proposals and importance weights do not need it.
 
@@ -53,12 +55,12 @@ def unnormalised_log_likelihood(sq_dist: Tensor, t: Tensor | float) -> Tensor:
 
 
 def log_posterior(sq_dist: Tensor, t: Tensor | float) -> Tensor:
-    """log p_t(x_i|z), (B, N) float64, Eq. 2 (eq:posterior), from the distances to all N images."""
+    """Return log p_t(x_i|z), (B, N) float64, Eq. 2 (eq:posterior), from the squared distances to all N images."""
     return torch.log_softmax(unnormalised_log_likelihood(sq_dist, t), dim=1)
 
 
 def posterior_mean(z: Tensor, x: Tensor, t: Tensor | float) -> Tensor:
-    """E[x|z,t], (B, *shape) float64, Eq. 8 (eq:posterior_mean), by enumeration of a set x (N, *shape) in memory.
+    """Return E[x|z,t], (B, *shape) float64, Eq. 8 (eq:posterior_mean), summed over a set x (N, *shape) in memory.
 
     `lit_knn.estimators.Exact` streams over a set of any size.
 
@@ -74,7 +76,7 @@ def posterior_mean(z: Tensor, x: Tensor, t: Tensor | float) -> Tensor:
 def score_from_mean(
     mu: Tensor, z: Tensor, t: Tensor | float, process: Process = EDM_PROCESS
 ) -> Tensor:
-    """The score ∇ log p_t(z) = (s·E[x|z/s,σ] − z) / (s·σ)², (B, *shape) (appendix, ap:general_diffusion).
+    """Return the score ∇ log p_t(z) = (s·E[x|z/s,σ] − z) / (s·σ)², (B, *shape) (appendix, ap:general_diffusion).
 
     In the EDM process (s(t) = 1, σ(t) = t) it is (E[x|z,t] − z) / t², Eq. 5 (eq:clean_score).
 

@@ -10,8 +10,9 @@ from typing import NamedTuple
 import torch
 from torch import Generator, Tensor
 
-# Smaller exponents count as −∞. float32 cannot hold their results with all digits, and processors are up to 20 times
-# slower with such results. exp(LEAST_EXPONENT) is below LEAST_VALUE in any rounding.
+# Smaller exponents count as −∞, because float32 cannot hold their exp with all digits, and processors are up to 20
+# times slower with such numbers. LEAST_VALUE is above exp(LEAST_EXPONENT) in any rounding, so that the latter counts as
+# 0.
 LEAST_EXPONENT = -86.0
 LEAST_VALUE = math.exp(LEAST_EXPONENT) * (1 + 1e-5)
 # Minimum block size of a cumulative sum. Smaller blocks do not save time.
@@ -23,9 +24,10 @@ class StratifiedDraws(NamedTuple):
 
     Attributes:
         ids: (B, n). The used places of a row hold distinct ids, up to rounding.
-        log_correction: (B, n), float64, log(base weight / proposal probability) up to a constant per row; −inf at
-            unused places. An image's weight is its exact likelihood times exp(log_correction).
-        sampled: (B, n), bool, whether the image was drawn from the rest instead of kept.
+        log_correction: (B, n), float64, logarithm of the image's weight among the draws, divided by its probability; up
+            to a constant per row, and −inf at unused places. In importance sampling an image has the weight
+            exact likelihood · exp(log_correction).
+        sampled: (B, n), bool, whether the image was drawn from the rest. Otherwise it was kept.
         rest: (B, N), the unnormalised proposal without the kept images.
     """
 
@@ -38,12 +40,12 @@ class StratifiedDraws(NamedTuple):
 def stratified_draws(
     log_q: Tensor, n: int, log_negligible: Tensor, generator: Generator | None = None
 ) -> StratifiedDraws:
-    """Represent each row's distribution by n weighted images.
+    """Represent each row's distribution by at most n weighted images.
 
     The most probable images are kept: those that n draws without repetition always contain. Their weights are their
     probabilities. Systematic sampling fills the other s places from the rest, in proportion to probability. Each of
-    these places weighs 1/s of the rest's mass. So the expected base weight of every image is its probability. If fewer
-    than n images hold all but a negligible part of the mass, only these are used.
+    these places has the weight 1/s of the rest's mass. So the expected weight of every image is its probability. If
+    fewer than n images hold all but a negligible part of the mass, only these are used.
 
     Args:
         log_q: (B, N), float32, log-probabilities up to a constant per row. Overwritten.
@@ -58,7 +60,7 @@ def stratified_draws(
     log_top = (log_top - maximum).double()
     p_top = log_top.exp()
     used = num_used(log_top, rest.shape[1], log_negligible)
-    # If n = N, every image is kept. Rounding must not make some images random.
+    # If n = N, every image is kept. Rounding must not make the choice of some images random.
     sure = torch.full_like(used, n)
     if n < rest.shape[1]:
         sure = num_sure(p_top / rest.sum(1, keepdim=True))
@@ -70,12 +72,14 @@ def stratified_draws(
     cdf = Cumulated(rest, n)
     num_drawn = (used - num_kept).clamp_(min=1).unsqueeze(1)
     u = torch.rand(len(rest), 1, dtype=torch.float64, device=rest.device, generator=generator)
-    # Unused and kept places have heights outside the distribution.
-    drawn = cdf.columns((u + place).sub_(num_kept.unsqueeze(1)).div_(num_drawn).mul_(cdf.total))
+    # Systematic sampling: one random number u places equally spaced heights in the cumulative distribution, the j-th of
+    # the drawn places at (u + j)/s of the total. Kept and unused places get heights outside, which do not matter.
+    share = (u + place).sub_(num_kept.unsqueeze(1)).div_(num_drawn)
+    drawn = cdf.columns(share.mul_(cdf.total))
     drawn_q = rest.gather(1, drawn).double()
-    # Reject columns of probability 0. Rounding can select them, and an underflowed rest has only such columns. A kept
-    # place also counts as used.
-    sampled = (is_used > is_kept) & (drawn_q > 0)
+    # Reject columns of probability 0. Rounding can select them, and a rest that has vanished in float32 has only such
+    # columns.
+    sampled = is_used & ~is_kept & (drawn_q > 0)
     # A row that draws nothing gets NaN or infinity here, but does not use this value.
     log_drawn = (cdf.total / num_drawn).log() - drawn_q.log_()
     log_correction = torch.where(sampled, log_drawn, -math.inf).masked_fill_(is_kept, 0.0)
@@ -83,37 +87,41 @@ def stratified_draws(
 
 
 def num_used(log_top: Tensor, N: int, log_negligible: Tensor) -> Tensor:
-    """Count the largest probabilities that together hold all but a negligible part: (B,); n if all n hold less.
+    """Count how many of the largest probabilities hold all but a negligible part of the mass: (B,).
+
+    The count is n if all n hold less.
 
     Args:
         log_top: (B, n), descending, log-probabilities up to a constant per row.
         N: number of all images.
         log_negligible: (B,), log of the part that may be left out.
     """
-    # Bound the mass after each place: the later places, plus N times the last place for all images outside the n.
+    # The images outside the n have together at most N times the n-th probability.
     bound = log_top[:, -1:] + math.log(N)
-    # Sum in reverse order: the last place comes first.
-    later = torch.cat([log_top[:, 1:], bound], dim=1).flip(1).logcumsumexp(1)
-    # Each further place leaves out less, so the places that leave out too much come first.
-    return (later[:, 1:] >= log_negligible.unsqueeze(1)).sum(1).add_(1)
+    # Bounds of the mass that the first n, n − 1, …, 1 places leave out: sums from the end.
+    left_out = torch.cat([log_top[:, 1:], bound], dim=1).flip(1).logcumsumexp(1)
+    # The count is one more than the number of counts below n that leave out too much.
+    return (left_out[:, 1:] >= log_negligible.unsqueeze(1)).sum(1).add_(1)
 
 
 def num_sure(q_top: Tensor) -> Tensor:
     """Count the largest probabilities that n draws without repetition always contain: (B,), at most n − 1.
 
-    n − i + 1 places are left for the i-th probability and all smaller ones. The i-th image is sure if its share of
-    these places is at least 1.
+    After the images before the i-th, n − i + 1 places are left for the i-th and all smaller ones. The i-th image is
+    sure if it and all before it have a share of at least 1 of the places that were left for them.
     """
     n = q_top.shape[1]
     left = 1 - q_top.cumsum(1) + q_top
-    sure = q_top * torch.arange(n, 0, -1, device=q_top.device) >= left
+    places_left = torch.arange(n, 0, -1, device=q_top.device)
+    sure = q_top * places_left >= left
+    # The product is 1 until the first image that is not sure.
     return sure[:, :-1].cumprod(1).sum(1)
 
 
 class Cumulated:
-    """The cumulative sum of rows of values (B, N), at least 0, stored after each block of neighbouring columns.
+    """The cumulative sums of rows of values (B, N), at least 0, stored only after each block of neighbouring columns.
 
-    A search for n heights among N columns reads about √(N·n) block sums, and then the columns of n blocks. `total`
+    To find n heights among N columns, one reads about √(N·n) block sums, and then the columns of n blocks. `total`
     (B, 1), float64, is the sum of each row.
     """
 
@@ -138,12 +146,14 @@ class Cumulated:
         if self.size == 1:
             return block
         mass = self.sums.gather(1, block).double()
-        # The type of the values rounds the sum of a block. A share of the block does not depend on this rounding.
+        # The sum of a block is rounded to the type of the values. So the height within the block is compared as a share
+        # of the block's mass, by which this rounding cancels.
         share = (heights - self.cdf.gather(1, block) + mass) / mass
         columns = block.unsqueeze(2) * self.size + torch.arange(self.size, device=block.device)
-        inside = self.values.gather(1, columns.clamp(max=N - 1).flatten(1)).view_as(columns) * (
-            columns < N
-        )
+        # The last block may end beyond the last column.
+        inside = self.values.gather(1, columns.clamp(max=N - 1).flatten(1)).view_as(columns)
+        inside = inside * (columns < N)
         cdf = inside.cumsum(2, dtype=torch.float64)
+        # The number of columns of the block whose cumulative sum does not exceed the height.
         passed = (cdf <= share.unsqueeze(2) * cdf[..., -1:]).sum(2)
         return (block * self.size + passed.clamp_(max=self.size - 1)).clamp_(max=N - 1)

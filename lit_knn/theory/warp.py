@@ -32,11 +32,12 @@ class Warp(NamedTuple):
 
     def adjoint(self, images: Tensor) -> Tensor:
         """Apply the adjoint A' to each item, (B, C, H, W) to the same shape. A' is defined by ⟨A'v, x⟩ = ⟨v, A x⟩."""
-        pull_back = torch.func.vjp(self.apply, torch.zeros_like(images))[1]
-        return pull_back(images)[0]
+        # The vector-Jacobian product of a linear map is its adjoint.
+        adjoint = torch.func.vjp(self.apply, torch.zeros_like(images))[1]
+        return adjoint(images)[0]
 
     def query(self, z: Tensor, t: Tensor, x_source: Tensor, mean: Tensor) -> tuple[Tensor, Tensor]:
-        """Find z' (B, C, H, W) and t' (B,): their posterior over the plain set is near z's over the warped set.
+        """Find z' (B, C, H, W) and t' (B,) whose posterior over the plain set is near that of z over the warped set.
 
         x_s is the source and Δ = x_i − x_s. Up to a constant, −‖z − A x_i‖²/2t² = (⟨A'(z − A x_s), Δ⟩ − ‖AΔ‖²/2)/t².
         Only ‖AΔ‖² needs a resampling per image, so ρ‖Δ‖² replaces it. A keeps the share ρ = ‖A(x_s − m)‖²/‖x_s − m‖² of
@@ -51,8 +52,8 @@ class Warp(NamedTuple):
             mean: (d,), data mean.
         """
         centred = x_source - mean.reshape(x_source.shape[1:])
-        pair = centred, self.apply(centred)
-        before, after = (part.flatten(1).square().sum(1, dtype=torch.float64) for part in pair)
+        before = _sq_norms(centred)
+        after = _sq_norms(self.apply(centred))
         # The share is undefined if the source equals the mean, or if A maps both to the same image.
         share = torch.where((before > 0) & (after > 0), after / before, 1.0)
         noise = self.adjoint(z - self.apply(x_source))
@@ -60,12 +61,16 @@ class Warp(NamedTuple):
         return query, t / share.sqrt()
 
 
+def _sq_norms(images: Tensor) -> Tensor:
+    """Return the squared norm of each image (B, *shape), (B,) float64."""
+    return images.flatten(1).square().sum(1, dtype=torch.float64)
+
+
 def flip(images: Tensor, flips: Tensor) -> Tensor:
     """Mirror `images` (B, ..., H, W) along W where flips[:, 0], and H where flips[:, 1]. A second call undoes this."""
     for column, axis in ((0, -1), (1, -2)):
-        images = torch.where(
-            flips[:, column].reshape(-1, *[1] * (images.ndim - 1)), images.flip(axis), images
-        )
+        is_flipped = flips[:, column].reshape(-1, *[1] * (images.ndim - 1))
+        images = torch.where(is_flipped, images.flip(axis), images)
     return images
 
 

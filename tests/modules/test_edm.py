@@ -15,9 +15,15 @@ from tests.watched import Images, Labelled, WatchedNet, undone
 
 
 def recorded(model, method):
-    """A list that gets the arguments and the result of each call of the method."""
+    """A list that gets the arguments, in their order, and the result of each call of the method."""
     calls, original = [], getattr(model, method)
-    setattr(model, method, lambda *args: calls.append((args, original(*args))) or calls[-1][1])
+
+    def record(*args, **named):
+        result = original(*args, **named)
+        calls.append(((*args, *named.values()), result))
+        return result
+
+    setattr(model, method, record)
     return calls
 
 
