@@ -10,6 +10,7 @@ import torch
 from lit_knn.common.memory import machine_bytes
 from lit_knn.data import DataLayout, ReferenceDataModule
 from lit_knn.estimators import Estimator
+from lit_knn.estimators.counts import fitted_count
 from lit_knn.index import FaissIndex, Index, TorchIndex, default_index
 
 GB = 1e9
@@ -66,7 +67,7 @@ def plan_data(
         device: the device of a rank.
 
     Raises:
-        InputError: the index cannot search so many images.
+        InputError: the index cannot search so many images, or an estimator wants more of them.
     """
     total, *shape = layout.shape
     d = math.prod(shape)
@@ -84,6 +85,9 @@ def plan_data(
     conditioning = getattr(model, "conditioning", None)
     if conditioning and estimators and not layout.by_class:
         held["images copied by class"] = size
+    for estimator in estimators:
+        for option in getattr(estimator, "limits", {}):
+            fitted_count(estimator, option, shards * N * (1 + data.hflip), d)
     if conditioning and conditioning.label_dropout:
         # There is a set of all images beside those of the classes.
         N *= 2

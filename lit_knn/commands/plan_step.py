@@ -1,6 +1,7 @@
 """Tries a step of a training on blank images, and measures its memory and its time."""
 
 import ctypes
+import gc
 import logging
 import resource
 import time
@@ -104,6 +105,8 @@ def forget_peak(device: torch.device) -> int:
     """Begin to measure the peak memory, and return the bytes of this process."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
+    # Memory that is freed during the step would hide as much of its peak.
+    gc.collect()
     # Linux takes back the memory that the process has freed, and then forgets its peak.
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)

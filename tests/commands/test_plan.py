@@ -153,6 +153,8 @@ def test_classes_of_unsorted_data_count_as_copies(tmp_path):
         "Prepared",
         "--data.path",
         str(tmp_path / "sorted.npy"),
+        "--data.batch_size",
+        "4",
         "--model.estimator.k",
         "4",
     )
@@ -298,9 +300,11 @@ def test_a_step_larger_than_the_machine_is_refused_in_one_line(demo, monkeypatch
     check()
 
 
-def test_a_batch_of_more_images_than_there_are_is_refused(own_folder, capsys):
+def test_a_plan_refuses_numbers_of_more_images_than_there_are(own_folder, capsys):
     line = refusal_of(["plan", "-c", DEMO, "--data.batch_size", "9999"], capsys)
     assert "data.batch_size=9999 on 1 device(s) needs 9999 images" in line
+    line = refusal_of(["plan", "-c", DEMO, "--model.estimator.k", "9999"], capsys)
+    assert "KNN: k=9999 is more than the 1797 images" in line
 
 
 def test_the_command_tells_memory_and_time_of_a_step_and_writes_nothing(
