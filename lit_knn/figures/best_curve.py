@@ -29,7 +29,7 @@ def checkpoint_curve(
     in_unit = [(seen / divisor, value) for seen, value in points]
     seen, value = best
 
-    figure, axes = _curve(in_unit, (seen / divisor, value), f"{seen:,} images", metric, title)
+    figure, axes = _curve(in_unit, (seen / divisor, value), metric, title, place=f"{seen:,} images")
     logarithmic = log_axis(value for _, value in points)
     dress(axes, logarithmic, xlabel=f"Training images seen ({unit})")
     return figure
@@ -46,7 +46,7 @@ def average_curve(points: Sequence[Pair], best: Pair, metric: str, title: str) -
         metric: name of the metric.
         title: title of the picture.
     """
-    figure, axes = _curve(points, best, f"{best[0]:g}", metric, title)
+    figure, axes = _curve(points, best, metric, title, place=f"{best[0]:g}")
     dress(axes, xlabel="Relative length of the average")
     return figure
 
@@ -54,11 +54,19 @@ def average_curve(points: Sequence[Pair], best: Pair, metric: str, title: str) -
 def _curve(
     points: Sequence[Pair],
     best: Pair,
-    at: str,
     metric: str,
     title: str,
+    place: str,
 ) -> tuple[Figure, Axes]:
-    """Draw one curve and its best point, which the legend names with the words `at`."""
+    """Draw one curve and its best point.
+
+    Args:
+        points: the curve, by ascending x.
+        best: one of the points.
+        metric: name of the metric.
+        title: title of the picture.
+        place: where the best point is, as the legend says it.
+    """
     figure = Figure(figsize=(6, 4), layout="constrained")
     axes = figure.subplots()
     (curve, marker), (accent, _) = OTHERS[:2]
@@ -66,8 +74,9 @@ def _curve(
     x, y = zip(*points, strict=True)
     axes.plot(x, y, color=curve, marker=marker, markersize=3)
 
-    place, value = best
-    axes.plot(place, value, "*", color=accent, markersize=14, label=f"best: {value:.4g} at {at}")
+    best_x, value = best
+    label = f"best: {value:.4g} at {place}"
+    axes.plot(best_x, value, "*", color=accent, markersize=14, label=label)
 
     axes.set_title(title, fontsize=10)
     axes.set_ylabel(TITLES.get(metric, metric))

@@ -31,7 +31,7 @@ def figure1(knn: KNN, reference: ReferenceSet, z: float, levels: list[float]) ->
     figure = Figure(figsize=(3.6 * len(levels), 3.2), layout="constrained")
     panels = figure.subplots(1, len(levels), squeeze=False)[0]
     for axes, t in zip(panels, levels, strict=True):
-        _draw_panel(axes, knn, reference, z, t)
+        _draw_panel(axes, knn, reference, z=z, t=t)
 
     title = f"The $k = {knn.k}$ points nearest to $z$, of $N = {reference.N}$"
     figure.suptitle(title, fontsize=11)
@@ -49,7 +49,7 @@ def figure1(knn: KNN, reference: ReferenceSet, z: float, levels: list[float]) ->
 
 
 def _draw_panel(axes: Axes, knn: KNN, reference: ReferenceSet, z: float, t: float) -> None:
-    """Draw stems for the posterior probability of each point, and dots for its proposal's."""
+    """Draw each point's posterior probability as a stem, and its probability under the proposal as a dot."""
     device = reference.device
     latent = torch.full((1, *reference.shape), z, device=device)
     level = torch.full((1,), t, dtype=torch.float64, device=device)
@@ -67,6 +67,7 @@ def _draw_panel(axes: Axes, knn: KNN, reference: ReferenceSet, z: float, t: floa
     axes.plot(x, q, MARKER, color=PROPOSAL, markersize=3.5)
     axes.axvline(z, color="0.4", linestyle="--", linewidth=1)
 
+    # The axis has some room above the highest mark.
     highest = max(posterior.max(), q.max())
     axes.set(xlabel="$x$", ylabel="probability", ylim=(0, 1.15 * highest))
     axes.set_title(f"$t = {t:g}$,  $Z_q / p_t(z) = {ratio:.2f}$")

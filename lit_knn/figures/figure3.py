@@ -12,9 +12,12 @@ from lit_knn.figures.style import Look, dress, looks
 
 QUANTITIES = {"mse": "MSE", "bias_sq_corrected": "squared bias", "variance": "variance"}
 PREFIXES = {"score": "score, per dimension", "mu": "posterior mean, per dimension"}
-# The axis reaches `DECADES` below the peak of each curve, but at most `ABOVE` and `BELOW` decades
-# from the middle peak.
-DECADES, ABOVE, BELOW = 4.0, 6.0, 10.0
+# The axis reaches this number of decades below the peak of every curve, so that each can be seen.
+DECADES_OF_A_CURVE = 4.0
+# But it ends at most this number of decades above and below the middle one of the peaks.
+MOST_DECADES_ABOVE, MOST_DECADES_BELOW = 6.0, 10.0
+# The room between a curve and the end of the axis, as a factor.
+ROOM = 3.0
 # A bias within this number of standard errors of 0 may be 0.
 UNCERTAIN = 2.0
 # Distance between the rows of marks for zeros, as a share of the axis.
@@ -52,7 +55,7 @@ def figure3(rows: Sequence[Row]) -> Figure:
 
 
 def _draw_panel(axes: Axes, rows: Sequence[Row], column: str) -> tuple[bool, bool]:
-    """Draw one column of the table; return whether there are upper limits, and whether zeros."""
+    """Draw one column of the table; return whether the panel marks upper limits, and whether it marks zeros."""
     dress(axes, "xy")
     any_limit = any_zero = False
 
@@ -61,7 +64,7 @@ def _draw_panel(axes: Axes, rows: Sequence[Row], column: str) -> tuple[bool, boo
         by_name.setdefault(str(row["estimator"]), []).append(row)
     by_look = looks(by_name)
 
-    # The looks' order is that of the marks at the foot.
+    # Each estimator has its own row of marks at the foot, in the order of the looks.
     for place, (name, look) in enumerate(by_look.items(), start=1):
         of_estimator = sorted(by_name[name], key=lambda row: row["t"])
         _draw_curve(axes, of_estimator, column, look)
@@ -119,6 +122,7 @@ def _draw_curve(axes: Axes, rows: Sequence[Row], column: str, look: Look) -> Non
 
         t.append(number(row, "t"))
         values.append(value)
+        # On a logarithmic axis a band cannot reach 0, so it ends a decade below the curve.
         low.append(max(value - error, value / 10))
         high.append(value + error)
 
@@ -175,9 +179,10 @@ def _mark_zeros(
 
 
 def _fit_limits(axes: Axes, rows: Sequence[Row], column: str) -> None:
-    """Show each curve down to `DECADES` below its peak.
+    """Set the ends of the vertical axis.
 
-    Curves far from the others, such as rounding errors, leave the picture.
+    Even the lowest curve is shown to some decades below its peak. Only curves that are very far from the others, such
+    as rounding errors, are not in the picture.
 
     Args:
         axes: the panel.
@@ -196,6 +201,10 @@ def _fit_limits(axes: Axes, rows: Sequence[Row], column: str) -> None:
     smallest_peak, middle_peak, largest_peak = peaks[0], peaks[len(peaks) // 2], peaks[-1]
     lowest = min(min(of_estimator) for of_estimator in values.values())
 
-    floor = max(lowest / 3, smallest_peak / 10**DECADES, middle_peak / 10**BELOW)
-    ceiling = min(3 * largest_peak, middle_peak * 10**ABOVE)
+    floor = max(
+        lowest / ROOM,
+        smallest_peak / 10**DECADES_OF_A_CURVE,
+        middle_peak / 10**MOST_DECADES_BELOW,
+    )
+    ceiling = min(ROOM * largest_peak, middle_peak * 10**MOST_DECADES_ABOVE)
     axes.set_ylim(floor, ceiling)

@@ -34,6 +34,7 @@ def figure5(rows: Sequence[Row], metric: str, baseline: str) -> Figure:
     # The axis is linear: a logarithmic one would exaggerate the differences between draws of equal
     # quality.
     left.set(ylim=(0, None), ylabel=TITLES.get(metric, metric))
+    # Marks at 0 and 1 need room.
     right.set_ylim(-0.03, 1.03)
     left.legend()
     return figure

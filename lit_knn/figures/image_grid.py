@@ -24,9 +24,10 @@ def image_grid(images: Tensor, columns: int | None = None) -> Tensor:
     Returns:
         (3, H', W'), in [0, 1].
     """
-    # It takes seconds to import, also for figures without a grid.
+    # Imported here, because it takes seconds, which figures without a grid need not wait for.
     from torchvision.utils import make_grid
 
+    # The quotient is rounded up.
     enlarge = max(-(-MIN_SIDE // images.shape[-1]), 1)
     pixels = to_uint8(images).cpu().float() / 255
     pixels = pixels.repeat_interleave(enlarge, 2).repeat_interleave(enlarge, 3)

@@ -27,6 +27,8 @@ PANELS: dict[str, dict[str, str]] = {
 }
 # No axis goes below this: smaller values are rounding, or as good as 0.
 LOWEST = 1e-6
+# Edges of the bars in the histogram of noise levels.
+EDGES = 80
 
 
 def probe_figure(rows: Sequence[Mapping[str, float]], sigma: np.ndarray) -> Figure:
@@ -37,6 +39,7 @@ def probe_figure(rows: Sequence[Mapping[str, float]], sigma: np.ndarray) -> Figu
         sigma: draws from the noise levels of a training.
     """
     figure = Figure(figsize=(11, 8.5), layout="constrained")
+    # In this order, by columns, panels[1] and `training` are the lower two.
     *panels, training = figure.subplots(2, 2, sharex=True).T.flat
 
     for axes, (title, columns) in zip(panels, PANELS.items(), strict=True):
@@ -54,7 +57,7 @@ def _draw_panel(
     rows: Sequence[Mapping[str, float]],
     columns: Mapping[str, str],
 ) -> None:
-    """Draw columns with their standard errors; the legend says what is below the axis.
+    """Draw columns with their standard errors; the legend says which values are below the axis.
 
     Args:
         axes: the panel.
@@ -82,12 +85,12 @@ def _draw_panel(
 
 
 def _draw_legend(axes: Axes) -> None:
-    """Draw the legend below the panel and the words of its axis, because curves go anywhere."""
+    """Draw the legend below the panel and its axis label, because curves may be anywhere in the panel."""
     axes.legend(loc="upper left", bbox_to_anchor=(0, -0.15), frameon=False, fontsize="small")
 
 
 def _note_on_hidden(values: Sequence[float], bottom: float) -> str:
-    """Say at how many noise levels a curve is below the axis; empty if at none."""
+    """Return the words for the legend that say at how many noise levels a curve is below the axis, or ""."""
     known = [value for value in values if not math.isnan(value)]
     hidden = [value for value in known if value < bottom]
     if not hidden:
@@ -98,7 +101,7 @@ def _note_on_hidden(values: Sequence[float], bottom: float) -> str:
 
 
 def _draw_training(axes: Axes, rows: Sequence[Mapping[str, float]], sigma: np.ndarray) -> None:
-    """Draw the noise levels of a training, and the share of collapsed posteriors.
+    """Draw a histogram of a training's noise levels, and the share of posteriors that are one image.
 
     Args:
         axes: the panel.
@@ -106,7 +109,7 @@ def _draw_training(axes: Axes, rows: Sequence[Mapping[str, float]], sigma: np.nd
         sigma: draws from the noise levels of the training.
     """
     t = [row["t"] for row in rows]
-    counts, edges = np.histogram(sigma, np.geomspace(t[0], t[-1], 80))
+    counts, edges = np.histogram(sigma, np.geomspace(t[0], t[-1], EDGES))
     heights = counts / max(counts.max(), 1)
     axes.stairs(heights, edges, fill=True, color="0.8", label="noise levels of the training")
 

@@ -12,8 +12,8 @@ from lit_knn.figures.style import dress
 
 INCHES, DPI = 4.0, 120
 COLOUR = "#0072B2"
-# The room of a series, in lengths and heights of one.
-GAP = 1.15
+# Distance from the beginning of one series to the next, in lengths or heights of a series.
+SPACING = 1.15
 
 
 def sample_picture(samples: Tensor) -> Tensor | None:
@@ -50,7 +50,7 @@ def _lines(series: np.ndarray) -> Figure:
     """Draw series (B, L) side by side in nearly square rows, all on one scale."""
     number, length = series.shape
     columns = max(round(number**0.5), 1)
-    width, height = GAP * length, GAP * np.ptp(series)
+    width, height = SPACING * length, SPACING * np.ptp(series)
 
     figure = Figure(figsize=(2 * INCHES, INCHES), layout="constrained")
     axes = figure.subplots()

@@ -35,7 +35,7 @@ PALETTE: dict[str, tuple[str, Marker]] = {
     "Mixed": ("#8B0000", "H"),
     "Network": ("#666666", (6, 1)),
 }
-# For names without an estimator, such as those of networks.
+# Colours and markers for names that mention no estimator, such as those of networks.
 OTHERS = (
     ("#C9A227", "o"),
     ("#AA4499", "s"),
@@ -70,6 +70,7 @@ def looks(names: Iterable[str]) -> dict[str, Look]:
     orders: dict[str, float] = {}
     families: dict[str, list[str]] = {}
     for place, name in enumerate(dict.fromkeys(names), start=1):
+        # The larger the number, the later a line is drawn. Lines have the number 2 by default.
         orders[name] = 2 + 1 / place
         families.setdefault(_estimator(name), []).append(name)
 
@@ -113,6 +114,7 @@ def _estimator(name: str) -> str:
     """Return the estimator that a name mentions first, as `MonteCarlo` or `Monte Carlo`, or ""."""
     first, place = "", len(name)
     for known in PALETTE:
+        # "MonteCarlo" has two words, and "KNN" has one.
         words = re.findall("[A-Z][a-z]+|[A-Z]+(?![a-z])", known)
         pattern = "(?<![a-z])" + "[ _]?".join(words)
         mention = re.search(pattern, name, re.IGNORECASE)
@@ -122,7 +124,7 @@ def _estimator(name: str) -> str:
 
 
 def log_axis(values: Iterable[float]) -> str:
-    """Return which axes of a picture are logarithmic, "y" or none: 0 has no logarithm."""
+    """Return "y" if the vertical axis of these values can be logarithmic, because all are above 0; else ""."""
     return "y" if min(values) > 0 else ""
 
 
@@ -133,6 +135,7 @@ class LogNumbers(LogFormatterSciNotation):
         """Return the text at `x`, which is empty where the axis has no room."""
         low, high = self.axis.get_view_interval()  # type: ignore[union-attr]
         text = super().__call__(x, pos)
+        # Three decades have room for plain numbers, unless a number has many digits.
         is_short = high < 1e3 * low
         if text and is_short and 1e-4 < x < 1e5:
             return f"{x:.6g}"
@@ -153,6 +156,7 @@ def dress(axes: Axes, log: str = "", **labels: object) -> None:
 
     for name in log:
         axis = getattr(axes, f"{name}axis")
+        # Marks between the powers of ten get numbers only on a short axis, because there is no room on others.
         # Numbers side by side need more room than numbers above each other.
         decades = 1 if name == "x" else 2
         axis.set_major_formatter(LogNumbers(minor_thresholds=(decades, 0.5)))

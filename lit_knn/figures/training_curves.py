@@ -16,14 +16,14 @@ Points = Sequence[tuple[int, float]]  # (images seen, value), ascending
 
 @dataclass(frozen=True)
 class TrainingCurve:
-    """Holds what the pictures show of one run."""
+    """What the pictures show of one run."""
 
     name: str
     estimator: str  # class name
     k: int | None = None  # neighbours searched
     n: int | None = None  # samples drawn
     distances: Mapping[str, Points] = field(default_factory=dict)  # by metric
-    # Milliseconds of training: of the estimator, and of the rest.
+    # Milliseconds that training takes for an image: in the estimator, and in all the rest.
     ms_per_image: tuple[float, float] = (0.0, 0.0)
 
     @property
@@ -38,7 +38,7 @@ class TrainingCurve:
 
 
 def higher_is_better(metric: str) -> bool:
-    """Tell whether larger values of a metric are better, also if it is of held-out images."""
+    """Return whether larger values of a metric are better; the metric may be that of held-out images."""
     return metric.removesuffix("_held_out") in HIGHER_IS_BETTER
 
 
@@ -114,7 +114,7 @@ def _draw_metric(axes: Axes, runs: Sequence[TrainingCurve], metric: str) -> None
 
 
 def _draw_times(axes: Axes, runs: Sequence[TrainingCurve]) -> None:
-    """Draw a bar for each run: plain for network and data, hatched for the estimator."""
+    """Draw a bar for each run, whose plain part is the network and the data, and whose hatched part the estimator."""
     for place, (run, look) in enumerate(zip(runs, looks_of(runs), strict=True)):
         colour = look["color"]
         estimator, rest = run.ms_per_image

@@ -16,7 +16,8 @@ from lit_knn.nets.unet import UNet
 # A file can name only these classes.
 KNOWN: dict[str, type[ImageNetwork]] = {net.__name__: net for net in (ADM, DDPMpp, NCSNpp, UNet)}
 
-# The class of a network, and its options, which JSON can hold. `class` is no name of an attribute.
+# The class of a network and its options, all values that JSON can hold. This form is needed because `class` is a
+# keyword of Python.
 Architecture = TypedDict("Architecture", {"class": str, "options": dict[str, object]})
 
 
@@ -39,13 +40,14 @@ def build_network(architecture: Architecture, weights: Mapping[str, Tensor]) -> 
         rule = f"the options of {name} must be {', '.join(known)}"
         raise InputError(f"architecture: {rule}, got {options!r:.300}")
 
-    # Each block and each resolution has weights. Making more of them could fill the memory.
+    # A file could ask for so many blocks or resolutions that they fill the memory. As each has weights, there cannot be
+    # more of them than weights in the file.
     blocks, multipliers = options.get("blocks"), options.get("multipliers")
     too_deep = isinstance(blocks, int) and blocks > len(weights)
     if too_deep or (isinstance(multipliers, list) and len(multipliers) > len(weights)):
         raise InputError(f"the weights do not fit the architecture: {len(weights)} are too few")
 
-    # A new network would take memory, time and random numbers for nothing.
+    # On this device, weights take no memory, time and random numbers until the file's replace them.
     with torch.device("meta"):
         net = KNOWN[name](**options)
     load_weights(net, weights, assign=True)

@@ -16,9 +16,9 @@ class AverageVelocity(nn.Module):
     """u_θ(z, r, t): the average of the velocity over the times from r to t, on the straight path z = (1 − t)x + tε.
 
     A step from t to r is z − (t − r)·u (Geng et al. 2025, arXiv 2505.13447). The network gets t and t − r, the pair
-    that is best in their Table 1c. Its noise label is 4t − 2, which is finite at t = 1 and as wide as ln(σ)/4. Its
-    first augmentation labels are cos(πk(t − r)), k = 1 … 8: smooth functions of t − r are sums of them. Both are our
-    choice.
+    that is best in their Table 1c. Its noise label is 4t − 2, which is finite at t = 1 and has about the range of
+    ln(σ)/4. Its first augmentation labels are cos(πk(t − r)), k = 1 … 8, because smooth functions of t − r are sums of
+    them. Both labels are our choice.
 
     Args:
         model: any module `model(z, noise_label, class_label, augment_label)` with `augment_dim` of at least 8; the rest

@@ -71,7 +71,7 @@ def labels_for(net: nn.Module, class_label: Tensor | None, z: Tensor) -> Tensor 
 def one_hot(net: nn.Module, class_label: Tensor) -> Tensor:
     """Return one row for each integer, (..., num_classes) float32; `NO_CLASS` is all zeros.
 
-    Raises InputError for numbers of no class, on a GPU perhaps later.
+    Raises InputError for a number that is no class. On a GPU it may come later, see `refuse`.
 
     Args:
         net: the raw network, which has the classes.

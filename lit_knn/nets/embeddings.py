@@ -22,6 +22,7 @@ class PositionalEmbedding(nn.Module):
         """Map (B,) to (B, features) float32."""
         half = self.features // 2
         numbers = torch.arange(half, dtype=torch.float32, device=noise_label.device)
+        # True counts as 1. The last exponent is then 1, and without `endpoint` it is one step less.
         exponents = numbers / (half - self.endpoint)
         angles = noise_label.float()[:, None] * (1 / 10_000) ** exponents
 

@@ -46,6 +46,7 @@ class FlowNetwork(nn.Module):
         z = z.float()
         tau = per_item(tau, z).flatten().double().expand(len(z))
         class_label = labels_for(self.model, class_label, z)
+        # A network without augmentation labels need not take a second label.
         labels: tuple[Tensor | None, ...] = (class_label,)
         if augment_label is not None:
             labels = (class_label, augment_label)
@@ -53,7 +54,10 @@ class FlowNetwork(nn.Module):
 
     @abstractmethod
     def velocity(self, z: Tensor, tau: Tensor, labels: tuple[Tensor | None, ...]) -> Tensor:
-        """Map z (B, *shape) float32 at tau (B,) float64 to the velocity, (B, *shape) of any float type."""
+        """Map z (B, *shape) float32 at tau (B,) float64 to the velocity, (B, *shape) of any float type.
+
+        `labels` are those that the raw network gets: the class label and perhaps the augmentation label.
+        """
 
     def output(self, z: Tensor, tau: Tensor, labels: tuple[Tensor | None, ...]) -> Tensor:
         """Return the raw network's output, (B, *shape) float32."""
@@ -94,8 +98,8 @@ class VelocityOutput(FlowNetwork):
 class DataOutput(FlowNetwork):
     """The network's output is x̂ = E[x|z], so v = (z − x̂)/τ on the straight path.
 
-    An error of x̂ grows by 1/τ. So train it at times from about 0.05 on (Li & He 2025, arXiv 2511.13720, divide by no
-    less): `UniformTimes(low=0.05)`.
+    The division multiplies an error of x̂ by 1/τ. So train it at times from about 0.05 on: `UniformTimes(low=0.05)`.
+    Li & He 2025, arXiv 2511.13720, divide by no less.
     """
 
     def velocity(self, z: Tensor, tau: Tensor, labels: tuple[Tensor | None, ...]) -> Tensor:
@@ -156,7 +160,7 @@ class FlowDenoiser(nn.Module):
             return self.flow.denoised(scaled, tau, class_label)
 
 
-# The parameterisations that a checkpoint may name
+# A checkpoint can name only these parameterisations.
 OUTPUTS: dict[str, type[FlowNetwork]] = {
     kind.__name__: kind for kind in (VelocityOutput, DataOutput, EDMOutput)
 }

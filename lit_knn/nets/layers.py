@@ -82,6 +82,7 @@ class BlurredStridedConv(nn.Conv2d):
 
     def __init__(self, in_width: int, width: int, size: int, taps: Sequence[float]) -> None:
         super().__init__(in_width, width, size, stride=2)
+        # The padding of the convolution plus that of the filter.
         self.margin = size // 2 + len(taps) // 2 - 1
         self.register_buffer("resample_filter", fir_kernel(taps))
 

@@ -40,7 +40,11 @@ def coefficients(t: Tensor, sigma_data: float, sigma_min: float = 0.0) -> Coeffi
 
 
 def preconditioned(
-    net: nn.Module, c: Coefficients, z: Tensor, class_label: Tensor | None, *augment_label: Tensor
+    net: nn.Module,
+    c: Coefficients,
+    z: Tensor,
+    class_label: Tensor | None,
+    augment_label: Tensor | None = None,
 ) -> Tensor:
     """Return c_skip·z + c_out·F(c_in·z, c_noise, *labels), (B, *shape) float32.
 
@@ -49,15 +53,18 @@ def preconditioned(
         c: the coefficients.
         z: (B, *shape).
         class_label: (B,), or None.
-        augment_label: (B, augment_dim), if any.
+        augment_label: (B, augment_dim), or None.
     """
     c_skip = per_item(c.c_skip.float(), z)
     c_out = per_item(c.c_out.float(), z)
     c_in = per_item(c.c_in.float(), z)
 
     z = z.float()
-    class_label = labels_for(net, class_label, z)
-    output = net(c_in * z, c.c_noise.float(), class_label, *augment_label)
+    labels = [labels_for(net, class_label, z)]
+    # A network without augmentation labels need not take a second label.
+    if augment_label is not None:
+        labels.append(augment_label)
+    output = net(c_in * z, c.c_noise.float(), *labels)
 
     return c_skip * z + c_out * output.to(torch.float32)
 
@@ -115,8 +122,8 @@ class EDMPrecond(nn.Module):
         augment_label: Tensor | None = None,
     ) -> Tensor:
         """Map z (B, *shape) at sigma, (B,), (B, 1, …, 1) or a number, to the denoised (B, *shape), float32."""
-        c = coefficients(per_item(sigma, z).flatten().double().expand(len(z)), self.sigma_data)
-        augmented = () if augment_label is None else (augment_label,)
+        levels = per_item(sigma, z).flatten().double().expand(len(z))
+        c = coefficients(levels, self.sigma_data)
         # `autocast(enabled=self.fp16)` would be wrong, because a disabled autocast switches off the trainer's autocast.
         with torch.autocast(z.device.type, torch.float16) if self.fp16 else nullcontext():
-            return preconditioned(self.model, c, z, class_label, *augmented)
+            return preconditioned(self.model, c, z, class_label, augment_label=augment_label)

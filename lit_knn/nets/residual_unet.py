@@ -69,7 +69,7 @@ class ResidualUNet(ImageNetwork):
             )
 
     def heads(self, width: int) -> int:
-        """Number of attention heads in a block of `width` channels."""
+        """Return the number of attention heads in a block of `width` channels."""
         raise NotImplementedError
 
     def embed(
@@ -114,7 +114,7 @@ class ResidualUNet(ImageNetwork):
     def _build_encoder_and_decoder(self, stem_width: int) -> None:
         """Make the blocks; the encoder's first convolution gives `stem_width` channels."""
         width = stem_width
-        sides = [self.image_size >> level for level in range(len(self.widths))]
+        sides = [self.image_size // 2**level for level in range(len(self.widths))]
         self.stem = f"{self.image_size}x{self.image_size}_conv"
         self.enc = nn.ModuleDict({self.stem: nn.Conv2d(self.in_channels, width, 3, padding=1)})
         skips = [width]
@@ -130,6 +130,7 @@ class ResidualUNet(ImageNetwork):
                 width = next_width
                 skips.append(width)
 
+        # Names of the encoder's modules that get the embedding, in the order of their use.
         self.downwards = [name for name in self.enc if name != self.stem]
 
         self._build_decoder(width, skips)
@@ -141,7 +142,7 @@ class ResidualUNet(ImageNetwork):
             width: channels of the encoder's last features.
             skips: channels of the features after every encoder step; this call empties the list.
         """
-        sides = [self.image_size >> level for level in range(len(self.widths))]
+        sides = [self.image_size // 2**level for level in range(len(self.widths))]
         self.dec = nn.ModuleDict()
         for side, next_width in zip(reversed(sides), reversed(self.widths), strict=True):
             if side == sides[-1]:

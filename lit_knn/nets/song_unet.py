@@ -12,8 +12,10 @@ from lit_knn.nets.layers import BlurredStridedConv, ResidualBlock, group_norm, l
 from lit_knn.nets.residual_unet import ResidualUNet
 
 NORM_EPS = 1e-6
+# Gain of layers that start so small that a block is nearly its shortcut.
 NEARLY_ZERO = 1e-5
-HALF = math.sqrt(0.5)  # keeps the variance when two features are added
+# Factor that keeps the variance when two features are added.
+INVERSE_ROOT_OF_2 = math.sqrt(0.5)
 # Song et al. initialise query, key and value with a tenth of Glorot's variance each. Here one layer holds all three.
 # Its mean fan is twice as large, so it needs a fifth of its own Glorot variance.
 ATTENTION_GAIN = math.sqrt(0.2)
@@ -30,7 +32,7 @@ class SongBlock(ResidualBlock):
     """Residual block of DDPM++ and NCSN++. The embedding shifts the features, and sums are divided by √2."""
 
     norm_eps = NORM_EPS
-    residual_scale = HALF
+    residual_scale = INVERSE_ROOT_OF_2
     modulations = 1
     weighs_resampled_shortcut = True
 
@@ -75,11 +77,11 @@ class DDPMpp(ResidualUNet):
         self.map_layer0 = nn.Linear(noise_width, self.embedding_width)
         self.map_layer1 = nn.Linear(self.embedding_width, self.embedding_width)
         self._build_encoder_and_decoder(stem_width=self.channels)
+        # The names of the last two layers in the published files begin so.
         self.ends = f"{self.image_size}x{self.image_size}_aux"
         self.dec[f"{self.ends}_norm"] = group_norm(self.widths[0], NORM_EPS)
-        last = self.dec[f"{self.ends}_conv"] = nn.Conv2d(
-            self.widths[0], self.in_channels, 3, padding=1
-        )
+        last = nn.Conv2d(self.widths[0], self.in_channels, 3, padding=1)
+        self.dec[f"{self.ends}_conv"] = last
         for layer in self.modules():
             if isinstance(layer, nn.Conv2d | nn.Linear):
                 glorot_(layer)
@@ -137,7 +139,7 @@ class NCSNpp(DDPMpp):
         # The pyramid of shrunken images.
         width = self.in_channels
         for level, next_width in enumerate(self.widths[:-1], start=1):
-            side = self.image_size >> level
+            side = self.image_size // 2**level
             step = BlurredStridedConv(width, next_width, 3, self.taps)
             glorot_(step)
             self.enc[f"{side}x{side}_aux_residual"] = step
@@ -152,6 +154,8 @@ class NCSNpp(DDPMpp):
         for name in self.downwards:
             h = self.enc[name](features[-1], embedding)
             if name.endswith("_down"):
-                h = image = (h + self.enc[name.replace("_down", "_aux_residual")](image)) * HALF
+                h = image = (
+                    h + self.enc[name.replace("_down", "_aux_residual")](image)
+                ) * INVERSE_ROOT_OF_2
             features.append(h)
         return features

@@ -99,6 +99,7 @@ class UNet(ImageNetwork):
 
         for layer in self.up:
             if isinstance(layer, Upsample):
+                # The size before the halving, at which the next skip was taken.
                 h = layer(h, skips[-1].shape[2:])
             else:
                 h = layer(torch.cat([h, skips.pop()], 1), embedding)
@@ -149,7 +150,7 @@ class NoiseEmbedding(nn.Module):
         with torch.autocast(noise_label.device.type, enabled=False):
             embedding = self.mlp(self.waves(noise_label))
             if self.classes is not None and class_label is not None:
-                # Unknown labels still make the embedding raise an error.
+                # Only `NO_CLASS` is replaced. Other numbers that are no class still make the embedding raise an error.
                 unlabelled = class_label == NO_CLASS
                 vectors = self.classes(class_label.masked_fill(unlabelled, 0))
                 embedding = embedding + vectors.masked_fill(unlabelled[:, None], 0)

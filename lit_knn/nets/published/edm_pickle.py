@@ -72,15 +72,15 @@ def _config_of(network: dict[str, Value]) -> dict[str, Value]:
 def _weights_of(module: PickledObject, prefix: str = "") -> dict[str, Tensor]:
     """Collect parameters and persistent buffers of a module and of all modules inside it.
 
-    Each tensor gets its own memory. Names begin with `prefix`.
+    Each tensor is a copy with its own memory, see `to_tensor`. Names begin with `prefix`.
     """
     state = module.state
-    passing = state.get("_non_persistent_buffers_set", ())
+    not_persistent = state.get("_non_persistent_buffers_set", ())
     stored = {**state["_parameters"], **state["_buffers"]}
 
     weights = {}
     for name, value in stored.items():
-        if value is not None and name not in passing:
+        if value is not None and name not in not_persistent:
             weights[f"{prefix}{name}"] = value.to_tensor()
 
     for name, child in state["_modules"].items():

@@ -12,7 +12,7 @@ from typing import Any, BinaryIO
 # A value that a pickle makes.
 Value = Any
 
-# Opcodes that push their argument, that push a constant, that push a new container, ...
+# Opcodes that push their argument.
 ARGUMENTS = {
     "BININT",
     "BININT1",
@@ -27,10 +27,14 @@ ARGUMENTS = {
     "BINBYTES",
     "BINBYTES8",
 }
+# Opcodes that push a constant.
 CONSTANTS = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False, "EMPTY_TUPLE": ()}
+# Opcodes that push a new, empty container.
 CONTAINERS: Mapping[str, type] = {"EMPTY_LIST": list, "EMPTY_DICT": dict, "EMPTY_SET": set}
-# Frames only help to read ahead. A persistent id, which names a storage, stays what it is: a tuple.
+# Opcodes without an effect here. Frames only help to read ahead. BINPERSID would put a storage in the place of the tuple
+# that names it; here the tuple stays.
 IGNORED = {"PROTO", "FRAME", "BINPERSID"}
+# Number of items that an opcode takes off the stack, to make a tuple of them or to put them into a container.
 SIZES = {"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3, "APPEND": 1, "SETITEM": 2}
 
 
@@ -40,7 +44,7 @@ class Refused(Exception):
 
 @dataclass(slots=True, eq=False)
 class PickledObject:
-    """An object of the file: the name of its class without the module, and its state, of any type."""
+    """An object of the file: the name of its class, without the module, and the object's state."""
 
     class_name: str
     state: Value = None
@@ -59,7 +63,7 @@ class PickleMachine:
     ) -> None:
         self.functions = functions
         self.values = values
-        self.stack: list[Value] = []
+        self.stack: list[Value] = []  # what is above the last mark
         self.below: list[list[Value]] = []  # the stacks below the marks
         self.memo: dict[int, Value] = {}
 
@@ -101,9 +105,9 @@ class PickleMachine:
             self.stack = []
         elif name in ("TUPLE", "APPENDS", "SETITEMS", "ADDITEMS"):
             items, self.stack = self.stack, self.below.pop()
-            self._take(name, items)
+            self._collect(name, items)
         elif name in SIZES:
-            self._take(name, self._popped(SIZES[name]))
+            self._collect(name, self._popped(SIZES[name]))
         elif name in ("REDUCE", "NEWOBJ"):
             function, arguments = self._popped(2)
             self.stack.append(self.functions[function](*arguments))
@@ -114,7 +118,7 @@ class PickleMachine:
             raise Refused(f"uses the pickle opcode {name}")
 
     def _known(self, name: str) -> str:
-        """Return the name of a global that stands in the table; refuse others."""
+        """Return the name of a global if it is among the functions and values; refuse others."""
         if name not in self.functions and name not in self.values:
             raise Refused(f"names the global {name}")
         return name
@@ -123,7 +127,7 @@ class PickleMachine:
         """Remove the last `count` items of the stack, and return them; IndexError if it has fewer."""
         return [self.stack.pop() for _ in range(count)][::-1]
 
-    def _take(self, name: str, items: list[Value]) -> None:
+    def _collect(self, name: str, items: list[Value]) -> None:
         """Make a tuple of the items, or put them into the container on top of the stack."""
         if name.startswith("TUPLE"):
             self.stack.append(tuple(items))

@@ -18,6 +18,8 @@ from lit_knn.nets.published.pickle_machine import PickledObject, PickleMachine, 
 
 # Header of the format before zip files, which `torch.save` still writes for a storage inside a pickle.
 STORAGE_MAGIC, STORAGE_VERSION = 0x1950A86A20F9469CFC6C, 1001
+# Bytes of the number of values, which stands before the values.
+BYTES_OF_COUNT = 8
 
 
 class Storage(NamedTuple):
@@ -70,6 +72,7 @@ def _storage(data: bytes) -> Storage:
     """Read a storage that `torch.save` wrote: five small pickles, the number of values, and the values."""
     stream = io.BytesIO(data)
     header = [PickleMachine(TABLE, STORAGES).run(stream) for _ in range(5)]
+    # The fifth pickle lists the keys of the storages, of which there is one.
     magic, version, system, storage_id, _ = header
     kind, element = storage_id[:2]
 
@@ -77,8 +80,8 @@ def _storage(data: bytes) -> Storage:
     if not known_format or system["little_endian"] is not True or kind != "storage":
         raise Refused("holds a tensor in an unknown format")
 
-    # Eight bytes with the number of values come before the values.
-    return Storage(memoryview(data)[stream.tell() + 8 :], STORAGES[element])
+    start = stream.tell() + BYTES_OF_COUNT
+    return Storage(memoryview(data)[start:], STORAGES[element])
 
 
 def _tensor(
@@ -90,19 +93,20 @@ def _tensor(
     strides = (*(step * width for step in stride), 1)
     view = np.ndarray(shape, np.uint8, storage.values, offset * width, strides)
 
-    # NumPy refuses a view beyond its buffer. With strides of 0, a view could still be larger than
-    # the buffer.
+    # NumPy refuses a view beyond its buffer, but with strides of 0 a view can have more values than its buffer.
     if view.nbytes > len(storage.values):
         raise Refused("rebuilds a tensor that is larger than its storage")
     return StoredTensor(view, storage.dtype)
 
 
 def _parameter(data: StoredTensor, *ignored: object) -> StoredTensor:
+    """Return the tensor of a parameter."""
     return data
 
 
 def _dtype(code: str, *ignored: object) -> PickledObject:
     """Return the type of a NumPy scalar; ValueError for types that are no plain numbers."""
+    # `index` raises this error.
     return PickledObject(NUMBERS[NUMBERS.index(code)])
 
 
