@@ -32,7 +32,7 @@ def search_diagnostics(estimator: KNN, z: Tensor, t: float, mu: Tensor) -> Searc
     estimator adds the source of z to it.
 
     Args:
-        estimator: a bound one.
+        estimator: the estimator, bound to its reference set.
         z: (B, *shape), noisy latents.
         t: their noise level.
         mu: (B, *shape), float64, the exact mean.
@@ -54,7 +54,8 @@ def _diagnose(estimator: KNN, z: Tensor, t: float, mu: Tensor) -> SearchDiagnost
     sq_deviation = torch.empty_like(sq_dist)
     log_p = log_posterior(sq_dist, t)
 
-    # The likeliest image and μ nearly cancel, and p²/q may be huge there: add up the shares of the other images.
+    # At the likeliest image x, where p²/q may be huge, subtracting x from μ would lose digits. So μ − x is added up
+    # from the other images: the sum of p_i·(x_i − x).
     best = log_p.argmax(1, keepdim=True)
     rest = log_p.exp().scatter(1, best, 0.0)
     shift = -rest.sum(1, keepdim=True) * reference.take(best).flatten(1)
@@ -63,7 +64,7 @@ def _diagnose(estimator: KNN, z: Tensor, t: float, mu: Tensor) -> SearchDiagnost
         shift += rest[:, rows] @ x.double()
     sq_deviation.scatter_(1, best, shift.square().sum(1, keepdim=True))
 
-    # A place without a neighbour has the id −1.
+    # Where the search found no neighbour, the id is −1.
     is_neighbour = proposal.ids >= 0
     ids = proposal.ids.clamp(min=0)
     # Neighbours are counted by distance, not by id, because several images may be at the k-th distance.

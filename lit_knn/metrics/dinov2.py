@@ -33,7 +33,7 @@ class DINOv2(NetworkExtractor):
     """DINOv2's ViT-L/14; the Fréchet distance of its features is FD-DINOv2 (Stein et al. 2023, arXiv 2306.04675).
 
     Pillow resizes the images, as in the authors' `dgm-eval`: its bicubic filter works on bytes, and rounds after the
-    rows and again after the columns. PyTorch's filter rounds some bytes otherwise.
+    rows and again after the columns. PyTorch's filter rounds some bytes differently.
     torch.hub downloads the network's code from facebookresearch/dinov2, and runs it.
 
     Args:
@@ -47,7 +47,7 @@ class DINOv2(NetworkExtractor):
         self.weights = None if weights is None else Path(weights)
 
     def _load_network(self) -> nn.Module:
-        # xFormers, where installed, rounds in another order.
+        # xFormers, if it is installed, adds in another order, and so rounds differently.
         os.environ.setdefault("XFORMERS_DISABLED", "1")
         try:
             network = torch.hub.load(
@@ -68,6 +68,7 @@ class DINOv2(NetworkExtractor):
         return network
 
     def _extract(self, pixels: Tensor) -> tuple[Tensor, Tensor | None]:
+        # The network was trained on images of 224x224 pixels.
         x = resized_by_pillow(pixels, 224).float()
         mean, std = (
             x.new_tensor(values).reshape(3, 1, 1) for values in (IMAGENET_MEAN, IMAGENET_STD)

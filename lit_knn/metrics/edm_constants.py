@@ -11,7 +11,7 @@ from lit_knn.reference.streaming import all_sq_dist, batches_of
 
 # Karras et al. 2022, Table 1.
 EDM = {"sigma_data": 0.5, "sigma_min": 0.002, "sigma_max": 80.0}
-# Values that differ from EDM's by more than this factor get a remark.
+# If a value differs from EDM's by more than this factor, a sentence says so.
 FACTOR = 1.5
 
 WHY_NOT = "they do not follow from the data. EDM chose them by the loss of trained networks."
@@ -31,6 +31,7 @@ def edm_constants(latents: NoisyLatents) -> dict[str, Constant]:
     sigma_data = deviation(images)
 
     if images.images.dtype == torch.uint8:
+        # Pixels are 2/255 apart in model space.
         sigma_min = 2 / 255 / 4
         rule = "a quarter of the step of a pixel, as EDM's"
     else:
@@ -46,7 +47,7 @@ def edm_constants(latents: NoisyLatents) -> dict[str, Constant]:
 
 
 def distances(latents: NoisyLatents) -> tuple[float, float]:
-    """Return the median distance of the latents' images to their nearest ones, and the largest."""
+    """Return two distances from the latents' images to other images: the median of the nearest, and the largest."""
     images = latents.reference
     x = latents.batch(range(len(latents.ids)), 0.0)[1]
 
@@ -70,7 +71,7 @@ def deviation(images: ReferenceSet) -> float:
 
 
 def sentences(constants: dict[str, Constant]) -> list[str]:
-    """Write each constant with its rule, and say which of EDM's values do not fit."""
+    """Return sentences that give each constant with its rule, and say which of EDM's values do not fit."""
     lines = [f"P_mean, P_std: {WHY_NOT}"]
     for name, (value, rule) in constants.items():
         line = f"{name}: {value:.4g}, {rule}."

@@ -10,8 +10,8 @@ from lit_knn.theory.posterior import log_posterior
 
 # A posterior is collapsed if one image has more than this share of it.
 COLLAPSED = 0.99
-# Images drawn from each posterior. Latents differ more than estimates at one latent do, so that
-# more draws would gain little.
+# Number of images drawn from each posterior. More draws would gain little, because errors differ more between latents
+# than between estimates at one latent.
 SOURCES = 2
 
 Columns = dict[str, Tensor]  # by the names in docs/probe.md
@@ -53,8 +53,8 @@ def posterior(
     }
     ids = torch.multinomial(p, SOURCES, replacement=True, generator=generator)
 
-    # A draw could be the source of z, so it is among a tenth of the images. An image and its mirror
-    # image are one.
+    # A tenth of the images are those with numbers divisible by 10, and the source of z, for which the first draw from
+    # the posterior stands. An image and its mirror image have one number.
     number = torch.arange(images.N, device=z.device) % len(images.images)
     is_source = number == ids[:, :1] % len(images.images)
     p *= (number % 10 == 0) | is_source

@@ -29,6 +29,7 @@ def columns_of(means: Mapping[str, MeanAndError], t: float) -> Row:
         t: the noise level.
     """
     row: Row = {}
+    # The score is (mean − z)/t², so its squared errors are those of the mean divided by t⁴.
     for prefix, scale in (("mu", 1.0), ("score", t**-4)):
         for error in ERRORS:
             column = f"{prefix}_{error}"

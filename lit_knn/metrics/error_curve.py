@@ -48,7 +48,14 @@ def error_curve(
         The rows of `ErrorCurve.levels`, of all levels.
     """
     copies = {name: copied_apart(estimator) for name, estimator in estimators.items()}
-    curve = ErrorCurve(copies, noise_levels, num_z, repeats, batch_size, resample_source)
+    curve = ErrorCurve(
+        copies,
+        noise_levels,
+        num_z=num_z,
+        repeats=repeats,
+        batch_size=batch_size,
+        resample_source=resample_source,
+    )
 
     all_rows: list[Row] = []
     with progress_bar(curve.estimates, "Estimator error", " estimates") as bar:
@@ -61,8 +68,8 @@ def error_curve(
 class ErrorCurve:
     """A measurement of estimators at noisy latents over noise levels. `EstimatorError` explains the arguments.
 
-    Every draw is a function of (seed, batch, level, estimator, repeat), and ranks share whole batches: the numbers
-    depend on `batch_size`, but not on the number of ranks.
+    Every draw is a function of (seed, batch, level, estimator, repeat), and each batch is measured by one rank, so the
+    numbers depend on `batch_size`, but not on the number of ranks.
     """
 
     estimators: Mapping[str, Estimator]
@@ -74,8 +81,8 @@ class ErrorCurve:
 
     def __post_init__(self) -> None:
         check_not_empty(estimators=self.estimators)
-        # A bad level is refused before the first is measured.
-        self.noise_levels = noise_grid(list(self.noise_levels), 0.0, 0.0)
+        # A bad level is refused before the first is measured. For a list of levels, the bounds are not used.
+        self.noise_levels = noise_grid(list(self.noise_levels), t_min=0.0, t_max=0.0)
         check_at_least(1, num_z=self.num_z, repeats=self.repeats, batch_size=self.batch_size)
 
         for name, estimator in self.estimators.items():
@@ -85,7 +92,7 @@ class ErrorCurve:
 
     @property
     def estimates(self) -> int:
-        """Number of estimates on this rank."""
+        """Number of estimates that this rank makes over all noise levels."""
         latents = 0
         for _, numbers in own_batches(self.num_z, self.batch_size):
             latents += len(numbers)
@@ -158,18 +165,22 @@ class ErrorCurve:
             mu = exact.posterior_mean(z.double(), t)
             key = latents.seed, batch, level
             if self.resample_source:
-                source = posterior_source(reference, z, t, most_repeats, key)
+                source = posterior_source(reference, z, t, repeats=most_repeats, key=key)
             else:
                 source = fixed_source(x)
 
             for index, (estimator, repeats) in enumerate(cases):
-                values = measure_estimator(estimator, repeats, z, t, mu, source, (*key, index))
+                values = measure_estimator(
+                    estimator, repeats, z, t, mu=mu, source=source, key=(*key, index)
+                )
                 sums[index].update(**values)
                 advance(len(z) * repeats)
         return sums
 
     def _repeats(self, estimator: Estimator) -> int:
+        """Return the number of estimates at each latent: one is enough if all would be the same."""
         return 1 if self._is_deterministic(estimator) else self.repeats
 
     def _is_deterministic(self, estimator: Estimator) -> bool:
+        """Return whether all estimates at a latent are the same, also in view of the sources of z."""
         return estimator.deterministic and not (estimator.uses_source and self.resample_source)

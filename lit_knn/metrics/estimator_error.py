@@ -51,7 +51,7 @@ def mean_and_error(values: Tensor) -> MeanAndError:
 
 
 def share_and_error(values: Tensor, of: Tensor) -> MeanAndError:
-    """Return the ratio mean(values) / mean(of) and its standard error. `values` and `of` are (B,), at the same latents.
+    """Return the ratio mean(values) / mean(of) and its standard error; both are (B,), for the same latents.
 
     To first order the error of the ratio is the mean of values − share·of; NaN if the mean of `of` is 0.
     """
@@ -67,13 +67,13 @@ def bias_share(
 ) -> MeanAndError:
     """Compute the share of the MSE that is squared bias: a ratio of means, with its standard error.
 
-    As mse = bias_sq_corrected + variance at each latent, the three standard errors determine the covariance of bias
-    and MSE.
+    As mse = bias_sq_corrected + variance at each latent, the three standard errors determine the covariance of the
+    squared bias and the MSE, on which the error of the ratio depends.
 
     Args:
         mse: above 0.
         bias_sq_corrected: the squared bias; the plain one includes variance / R.
-        variance: of the estimator.
+        variance: the variance of the estimator.
     """
     share = bias_sq_corrected.mean / mse.mean
     of_mse = mse.standard_error**2

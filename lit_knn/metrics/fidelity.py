@@ -40,9 +40,9 @@ def frechet_distance_of_statistics(a: FeatureStatistics, b: FeatureStatistics) -
         if not (statistics.mean.isfinite().all() and statistics.cov.isfinite().all()):
             features = f"the features of the {name} set, of {statistics.count} images"
             raise InputError(f"{features}, are not finite")
-    # Tr (C C')^½ is the sum of the singular values of FᵀF', for C = F Fᵀ and C' = F' F'ᵀ. Their absolute error is the
-    # rounding error. C C' is not symmetric: the square roots of its eigenvalues would have errors of the square root
-    # of the rounding error.
+    # Tr (C C')^½ is the sum of the singular values of FᵀF', for C = F Fᵀ and C' = F' F'ᵀ. Their absolute error is about
+    # the rounding error. The square roots of the eigenvalues of C C', which is not symmetric, would have errors as
+    # large as the square root of the rounding error.
     cross = torch.linalg.svdvals(_factor(a.cov).T @ _factor(b.cov)).sum()
     return float((a.mean - b.mean).square().sum() + a.cov.trace() + b.cov.trace() - 2 * cross)
 
@@ -55,7 +55,7 @@ def _factor(cov: Tensor) -> Tensor:
     if len(part) == 0:
         return cov.new_zeros(len(cov), 0)
 
-    # It may also fail on a matrix of rounding errors alone, that of images which are all alike.
+    # LAPACK may also fail on a matrix of rounding errors alone, such as that of images which are all alike.
     scale = part.abs().amax().clamp(min=1e-300)
     values, vectors = torch.linalg.eigh(part / scale)
     # Below its rounding error, an eigenvalue is noise. A covariance has no negative ones.
@@ -66,7 +66,7 @@ def _factor(cov: Tensor) -> Tensor:
 
 
 def inception_score(logits: Tensor) -> dict[str, float]:
-    """Compute the Inception Score (Salimans et al. 2016) as in torch-fidelity: mean and deviation of its ten splits.
+    """Compute the Inception Score (Salimans et al. 2016) by torch-fidelity: mean and deviation over ten splits.
 
     `logits` are (N, L), N >= 10, in the order of the images, which torch-fidelity shuffles.
     """
@@ -115,10 +115,10 @@ def precision_recall(generated: Tensor, real: Tensor) -> dict[str, float]:
 def extra_values(
     names: Collection[str], generated: Tensor, real: Tensor, kid_subset_size: int
 ) -> dict[str, float]:
-    """Compute the metrics of `EXTRA_METRICS` that are asked for.
+    """Compute those of the `EXTRA_METRICS` that `names` has.
 
     Args:
-        names: of the metrics.
+        names: names of metrics.
         generated: (N, F), features of the generated images.
         real: (M, F), features of the real images.
         kid_subset_size: images of one subset of KID.

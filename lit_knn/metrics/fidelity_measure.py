@@ -61,8 +61,8 @@ class FidelityMeasure:
         self.cache_dir = cache_dir
         self.mirrored = mirrored
         self.suffix = HELD_OUT if held_out else ""
-        # The data whose statistics are `_real`.
-        self._of: ReferenceSet | None = None
+        # The data of the last call, and their statistics.
+        self._measured_data: ReferenceSet | None = None
         self._real: FeatureStatistics | None = None
 
     @property
@@ -109,7 +109,7 @@ class FidelityMeasure:
             num_images: number of images that are compared with the data.
             fewest: the smaller one of this number and the number of real images.
         """
-        needs = [(self.metric, 2, fewest)]
+        needs = [(self.metric, 2, fewest)]  # name, least number of images, and number that there is
         if self.extractor.num_logits:
             needs.append(("inception_score", INCEPTION_SCORE_SPLITS, num_images))
         if "kid" in self.extra_metrics:
@@ -117,7 +117,7 @@ class FidelityMeasure:
                 (f"kid with kid_subset_size={self.kid_subset_size}", self.kid_subset_size, fewest)
             )
         if {"precision", "recall"} & set(self.extra_metrics):
-            needs.append(("precision and recall", 4, fewest))
+            needs.append(("precision and recall", 4, fewest))  # for three neighbours of each
 
         for name, least, count in needs:
             if count < least:
@@ -148,15 +148,16 @@ class FidelityMeasure:
             The distance under the name `metric`, the Inception Score and the extra metrics.
         """
         self.extractor.load(reference.shape, device)
-        if self._of is not reference:
+        if self._measured_data is not reference:
             self._real = self._real_statistics(reference, device, bar)
-            self._of = reference
+            self._measured_data = reference
 
         share = None if total is None else total // rank_and_size()[1]
         with bar(share, "Samples", " images") as shown:
             # Metrics that compare single images need their features.
+            keep = bool(self.extra_metrics)
             generated = feature_statistics(
-                batches, self.extractor, device, bool(self.extra_metrics), True, shown.update
+                batches, self.extractor, device, keep, keep_logits=True, advance=shown.update
             )
         return on_first_rank(lambda: self._values(generated))
 
@@ -179,7 +180,7 @@ class FidelityMeasure:
     def _real_statistics(
         self, reference: ReferenceSet, device: torch.device | str, bar: Bar
     ) -> FeatureStatistics | None:
-        """Load the statistics of the data, or compute them on all ranks; the first rank needs them."""
+        """Load the statistics of the data, or compute them on all ranks; only the first rank needs them."""
         rank, size = rank_and_size()
         keep = bool(self.extra_metrics)
 
@@ -188,12 +189,12 @@ class FidelityMeasure:
             # Only samples have an Inception Score; the logits of a large data set would fill the memory.
             with bar(self._num_real(reference) // size, "Data", " images") as shown:
                 return feature_statistics(
-                    batches, self.extractor, device, keep, False, shown.update
+                    batches, self.extractor, device, keep, advance=shown.update
                 )
 
         if self.cache_dir is None:
             return compute()
-        # All ranks must call it, because ranks may share the images.
+        # All ranks must call `fingerprint`, because each may have only a share of the images.
         data = reference.fingerprint(self.mirrored)
         path = statistics_path(self.cache_dir, data, self.extractor, keep)
         return kept_or_computed(path, compute, device, self.extractor.metric)

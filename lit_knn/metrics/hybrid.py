@@ -24,7 +24,7 @@ class HybridSamples:
     reference: ReferenceSet
     num_steps: int  # number of levels of the sampler's grid, without t_switch
     grid: NoiseGrid
-    # first part of the key of every draw, except the latents, which depend only on the samples' seeds
+    # The first part of the key of every draw, but not of the latents, which depend only on the samples' seeds.
     seed: int
 
     @torch.no_grad()
@@ -49,7 +49,7 @@ class HybridSamples:
         drawn = keyed_generator("cpu", self.seed, first, Stream.FORWARD)
         ids = torch.randint(self.reference.N, (len(seeds),), generator=drawn)
         z = forward_noise(self.reference.gather(ids.to(device)), t_switch, noise)
-        return integrate_flow(network, z, below).float()
+        return integrate_flow(network, z, below).float()  # computed in float64
 
     def _mean(self, estimator: Estimator, first: int, stream: Stream) -> PosteriorMean:
         """Return the estimator's mean as a function of z and t, which draws from the stream of this batch."""

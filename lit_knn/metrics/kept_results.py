@@ -35,6 +35,7 @@ class KeptResults:
         settings: Mapping[Any, Mapping[str, object]],
     ) -> None:
         self.path, self.key, self.settings = path, key, settings
+        # The number of values of `key` on which the settings depend.
         self._depth = len(next(iter(settings)))
         self._table = ResultsTable(path, {**columns, "settings": str}, (*key, "settings"))
         self.rows: list[Row] = on_first_rank(self._open)  # all results in the file
@@ -44,7 +45,10 @@ class KeptResults:
         return self._table.load()
 
     def refuse_other_settings(self) -> None:
-        """Refuse a file with results of other settings than `{(): settings}`; name the first option that differs."""
+        """Refuse a file that has results of other settings, if the same settings hold for all results.
+
+        The error names the first option that differs.
+        """
         for row in self.rows:
             if row["settings"] != self.hash_of():
                 self._refuse(str(row["settings"]))

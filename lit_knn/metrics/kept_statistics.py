@@ -50,7 +50,7 @@ def kept_or_computed(
     if broadcast(earlier is not None):
         return None if earlier is None else earlier.to(device)
 
-    # A bad folder raises its error before the pass over the data.
+    # If the folder cannot be made, the error comes before the pass over the data.
     on_first_rank(partial(path.parent.mkdir, parents=True, exist_ok=True))
     statistics = compute()
     if is_first:

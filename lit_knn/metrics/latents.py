@@ -1,4 +1,4 @@
-"""The latents and samples that are measured, and shared options of measurements."""
+"""The latents and samples that are measured, and checks of the options of measurements."""
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
@@ -119,7 +119,7 @@ def bind_all(
         source: whether the estimators get the source of z.
 
     Raises:
-        InputError: an estimator fails, or is deterministic by its flag alone.
+        InputError: an estimator fails, or says that it is deterministic although two calls differ.
     """
     for option, estimator in options.items():
         if estimator.needs_reference:
@@ -135,7 +135,7 @@ def bind_all(
             images = f"images {reference.shape}"
             raise InputError(f"{option} cannot be used on {images}: {reason}") from error
 
-        # The variance of such an estimator would not be measured.
+        # An estimator that says it is deterministic is called once, so its variance would not be measured.
         if not torch.equal(mean, again):
             name = type(estimator).__name__
             difference = "but two calls differ"

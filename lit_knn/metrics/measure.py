@@ -13,6 +13,7 @@ from lit_knn.metrics.estimator_error import ErrorTerms, error_terms
 from lit_knn.reference import ReferenceSet
 
 TIME = "ms_per_estimate"
+# What `certified_mean` returns besides the mean.
 CERTIFIED = ("effective_sample_size", "largest_weight", "certified_mse")
 
 SourceOfRepeat = Callable[[int], Tensor]
@@ -27,7 +28,7 @@ def fixed_source(x: Tensor) -> SourceOfRepeat:
 def posterior_source(
     reference: ReferenceSet, z: Tensor, t: float, repeats: int, key: tuple[int, ...]
 ) -> SourceOfRepeat:
-    """Draw x from its posterior p_t(x|z), once for each repeat.
+    """Return a source that gives, in each repeat, another draw of x from its posterior p_t(x|z).
 
     Args:
         reference: the images.
@@ -72,10 +73,11 @@ def measure_estimator(
         source: gives `x_source` in each repeat.
         key: seeds the estimator's draws.
     """
-    values = repeated_errors(estimator, repeats, z, t, mu, source, key)
+    values = repeated_errors(estimator, repeats, z, t, mu=mu, source=source, key=key)
     if isinstance(estimator, DrawingEstimator):
         generator = keyed_generator(z.device, *key, 0, Stream.ESTIMATOR)
         certificate = estimator.certified_mean(z, t, source(0), generator)
+        # The first item is the mean itself.
         values |= dict(zip(CERTIFIED, certificate[1:], strict=True))
         if isinstance(estimator, KNN):
             values |= search_diagnostics(estimator, z, t, mu)._asdict()
@@ -94,7 +96,7 @@ def repeated_errors(
     """Estimate the posterior mean several times, and compare with the exact one.
 
     Args:
-        estimator: a bound one.
+        estimator: the estimator, bound if it needs a reference set.
         repeats: number of estimates; 1 for an estimator that is deterministic given its source.
         z: (B, *shape), noisy latents.
         t: their noise levels, (B,) or one for all.

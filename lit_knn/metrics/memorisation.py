@@ -11,7 +11,7 @@ from lit_knn.metrics.estimator_error import LatentMeans
 from lit_knn.reference import ReferenceSet
 from lit_knn.theory.posterior import direct_sq_dist
 
-# Images to search for: approximate search may swap the first few, and the set may hold an image twice.
+# Number of images to search for: approximate search may swap the first few, and the set may hold an image twice.
 CANDIDATES = 8
 
 
@@ -44,7 +44,8 @@ def nearest_images(samples: Tensor, reference: ReferenceSet) -> NearestImages:
     rows = torch.arange(len(ids), device=ids.device)
     images = images.flatten(2)[rows[:, None], order]
     differs = (images != images[:, :1]).any(2) & sq_dist.isfinite()
-    # If all candidates are the same image, the second nearest is this image too.
+    # The second image is the first one that differs (`argmax` finds the first 1). If all candidates are the same image,
+    # it is this image, too.
     second = torch.where(differs.any(1), differs.int().argmax(1), 1)
     distance = sq_dist.sqrt()
     return NearestImages(distance[:, 0], distance[rows, second], ids.gather(1, order)[:, 0])
@@ -73,10 +74,10 @@ def memorisation(
 
 
 def is_copied(nearest: NearestImages, threshold: float = 1 / 3) -> Tensor:
-    """Ratio test of Yoon et al. 2023: a copy is nearer to one image than `threshold` times its distance to any other.
+    """Return which samples are copies by the ratio test of Yoon et al. 2023, (B,) bool.
 
-    The distances are not squared. The test misses copies of an image that has near-duplicates in the set. The result is
-    (B,), bool.
+    A copy is nearer to one image than `threshold` times its distance to any other. The distances are not squared. The
+    test misses copies of an image that has near-duplicates in the set.
     """
     return nearest.distance < threshold * nearest.second_distance
 
@@ -85,7 +86,7 @@ class MemorisationMetric(LatentMeans):
     """Copied fraction and mean nearest distance over batches and ranks; for `threshold` see `is_copied`."""
 
     def __init__(self, threshold: float = 1 / 3) -> None:
-        # No ratio is above 1, so every sample would be a copy.
+        # No ratio is above 1, so with a larger threshold every sample would be a copy.
         if not 0 < threshold <= 1:
             raise InputError(f"threshold must be above 0 and at most 1, got {threshold}")
         super().__init__(("copied_fraction", "mean_nearest_distance"))
@@ -124,6 +125,7 @@ class LikestPairs:
         return samples[:count], ids[:count]
 
     def _keep(self, joined: list[Tensor]) -> None:
+        """Keep the pairs with the smallest ratios of ratios, samples and ids with any number of rows."""
         # A stable sort makes ties depend as little as possible on the number of ranks.
         order = joined[0].sort(stable=True).indices[: self.number]
         self._parts = [part[order] for part in joined]

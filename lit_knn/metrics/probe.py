@@ -20,7 +20,7 @@ from lit_knn.metrics.probe_level import LINEAR, Bound, measure_level, measure_se
 from lit_knn.reference import ReferenceSet
 from lit_knn.reference.classes import classes_of
 
-# The estimators whose targets are compared. `Exact` leaves nothing: its time counts.
+# The estimators whose targets are compared. `Exact` leaves no noise, and is here for its time.
 TARGETS: dict[str, type[Estimator]] = {
     "STF": STF,
     "KNN": KNN,
@@ -28,7 +28,7 @@ TARGETS: dict[str, type[Estimator]] = {
     "Exact": Exact,
 }
 
-# At this level every posterior is uniform.
+# At this noise level every posterior is uniform, so its variance is that of the data.
 ALL_NOISE = 1e12
 
 
@@ -58,7 +58,9 @@ def measure_levels(
     linear = {LINEAR: bind_to_each(Wiener, sets)}
     targets: Bound = {}
 
-    variance = measure_level(latents[0], by_class, linear, len(t), ALL_NOISE)["irreducible"]
+    # No other level has the number len(t), so no other has the same draws.
+    all_noise = measure_level(latents[0], by_class, linear, number=len(t), t=ALL_NOISE)
+    variance = all_noise["irreducible"]
     if not variance.any():
         of_class = " of each class" if by_class else ""
         raise InputError(f"probe: the images{of_class} do not differ, so targets have no noise")
@@ -71,10 +73,11 @@ def measure_levels(
             columns = load_tensors(path)
 
             if not columns:
-                if not targets:  # Their indexes take long to build. A finished probe needs none.
+                # They are bound only when needed, because their indexes take long to build.
+                if not targets:
                     for name, make in TARGETS.items():
                         targets[name] = bind_to_each(make, sets)
-                columns = measure_sets(latents, by_class, targets | linear, number, level)
+                columns = measure_sets(latents, by_class, targets | linear, number=number, t=level)
                 columns["variance"] = variance
                 save_tensors(path, **columns)
 

@@ -5,9 +5,10 @@ from collections.abc import Mapping
 
 from lit_knn.metrics.probe_shares import FEWEST_LATENTS, Remainder, Training
 
-# The least share of noise that is written in figures.
+# The least share of noise that is written as a number.
 LEAST_WRITTEN = 1e-4
-# On 1,000 photographs the exact target made the loss at new images worse, on 5,000 it did neither.
+# Below this number of images there is a warning: on 1,000 photographs the exact target made the loss at new images
+# worse, and on 5,000 it made no difference.
 FEW_IMAGES = 5000
 
 

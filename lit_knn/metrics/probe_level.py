@@ -14,6 +14,7 @@ from lit_knn.metrics.measure import TIME, repeated_errors
 from lit_knn.reference import ReferenceSet
 from lit_knn.reference.classes import rows_by_label
 
+# Name of the linear denoiser, which is measured beside the targets, and of its column.
 LINEAR = "wiener"
 LOSS = "loss"
 
@@ -41,12 +42,12 @@ def measure_sets(
         number: number of the noise level.
         t: the noise level.
     """
-    columns = measure_level(latents[0], by_class, bound, number, t)
+    columns = measure_level(latents[0], by_class, bound, number=number, t=t)
     columns.pop(LOSS)
 
     linear = {LINEAR: bound[LINEAR]}
     for held_out in latents[1:]:
-        rest = measure_level(held_out, by_class, linear, number, t)
+        rest = measure_level(held_out, by_class, linear, number=number, t=t)
         columns["held_out"] = rest[LOSS]
         columns["wiener_held_out"] = rest[LINEAR]
     return columns
@@ -67,8 +68,8 @@ def measure_level(
     Args:
         latents: the latents, of images to train on or of held-out images.
         by_class: take each posterior over the images of the latent's class.
-        bound: estimators by name and class, bound to the images to train on. Their source is drawn
-            from the posterior.
+        bound: estimators by name and class, bound to the images to train on. The source that they
+            get is drawn from the posterior.
         number: number of the noise level.
         t: the noise level.
 
@@ -89,7 +90,7 @@ def measure_level(
     for batch, (label, rows) in enumerate(batches(labels, sets)):
         of_class = {name: by_label[label] for name, by_label in bound.items()}
         key = latents.seed, batch, number
-        measured.append(measure_batch(z[rows], x[rows], t, of_class, key))
+        measured.append(measure_batch(z[rows], x[rows], t, estimators=of_class, key=key))
 
     columns = {}
     for name in measured[0]:
@@ -129,7 +130,7 @@ def measure_batch(
             z,
             t,
             truth,
-            source=sources.__getitem__,
+            source=lambda repeat: sources[repeat],
             key=(*key, place),
         )
         columns[name] = errors["mse"]

@@ -11,8 +11,8 @@ from torch import Tensor
 from lit_knn.metrics.estimator_error import MeanAndError, share_and_error
 from lit_knn.metrics.probe import TARGETS
 
-# A sum that fewer latents carry says little, and its standard error is wrong: simulated, intervals
-# of 95 % then hold the truth in 10 to 80 % of probes. From here on they hold it in about 90 %.
+# If fewer latents than this carry a sum, it says little, and its standard error is wrong. In simulations, intervals of
+# 95 % then held the truth in 10 to 80 % of the probes, and with more latents in about 90 %.
 FEWEST_LATENTS = 20
 
 # STF is the mean of the source given the drawn images, so its error is at most that of the source
@@ -103,7 +103,7 @@ def mean_of(values: Tensor) -> np.ndarray:
 
 
 def last_level(t: np.ndarray, curve: np.ndarray, least: float) -> float:
-    """Find the highest noise level at which a curve over t is at least `least`.
+    """Return the highest noise level at which a curve over t is at least `least`.
 
     Args:
         t: (levels,), ascending noise levels.
@@ -129,7 +129,7 @@ def last_level(t: np.ndarray, curve: np.ndarray, least: float) -> float:
 def level_weights(t: np.ndarray, sigma: np.ndarray) -> np.ndarray:
     """Return the weights that interpolate from the levels t to the levels sigma in ln t.
 
-    Outside t a value is that of the end.
+    Below and above all t, the value at the nearest of them is taken.
 
     Args:
         t: (levels,), ascending.
@@ -138,6 +138,7 @@ def level_weights(t: np.ndarray, sigma: np.ndarray) -> np.ndarray:
     Returns:
         (draws, levels).
     """
+    # Interpolating a unit vector gives the weights of one level.
     columns = [np.interp(np.log(sigma), np.log(t), unit) for unit in np.eye(len(t))]
     return np.stack(columns, axis=1)
 
@@ -147,7 +148,7 @@ def remainders_of(
     training: Training,
     in_training: np.ndarray,
 ) -> dict[str, Remainder]:
-    """Sum what each estimator leaves over the noise levels of a training, with its weights.
+    """Return what each estimator leaves in a training: weighted sums over its noise levels.
 
     Args:
         table: result of `lit_knn.metrics.probe.measure_levels`.

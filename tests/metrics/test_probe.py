@@ -92,9 +92,9 @@ def test_a_level_is_kept_for_equal_data_and_settings_alone(tmp_path, monkeypatch
     monkeypatch.setattr(probe, "TARGETS", {"OneSample": OneSample})
     measured, measure_sets = [], probe.measure_sets
 
-    def measure(*args):
-        measured.append(args[-1])
-        return measure_sets(*args)
+    def measure(*args, number, t):
+        measured.append(t)
+        return measure_sets(*args, number=number, t=t)
 
     monkeypatch.setattr(probe, "measure_sets", measure)
 

@@ -31,8 +31,8 @@ ARGUMENTS = {
 CONSTANTS = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False, "EMPTY_TUPLE": ()}
 # Opcodes that push a new, empty container.
 CONTAINERS: Mapping[str, type] = {"EMPTY_LIST": list, "EMPTY_DICT": dict, "EMPTY_SET": set}
-# Opcodes without an effect here. Frames only help to read ahead. BINPERSID would put a storage in the place of the tuple
-# that names it; here the tuple stays.
+# Opcodes without an effect here. Frames only help to read ahead. BINPERSID would replace the tuple that names a storage
+# by the storage; here the tuple stays.
 IGNORED = {"PROTO", "FRAME", "BINPERSID"}
 # Number of items that an opcode takes off the stack, to make a tuple of them or to put them into a container.
 SIZES = {"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3, "APPEND": 1, "SETITEM": 2}
