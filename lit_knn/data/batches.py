@@ -23,13 +23,13 @@ def split_batch(batch: object) -> tuple[Tensor, Tensor | None]:
 
 
 def check_step(N: int, batch_size: int, world_size: int, accumulate: int) -> None:
-    """Refuse a step of more images than there are.
+    """Raise InputError if one step of the optimiser would need more images than there are.
 
     Args:
         N: number of images to train on.
         batch_size: images per batch and rank.
         world_size: number of ranks.
-        accumulate: batches of a step.
+        accumulate: batches of each rank in one step of the optimiser.
     """
     needed = batch_size * world_size * accumulate
     if needed > N:
@@ -122,6 +122,7 @@ class ReferenceBatches:
             start = number * self._global_batch_size
             # The ranks take turns at the images of a global batch.
             of_rank = slice(start + self.rank, start + self._global_batch_size, self.world_size)
+            # The reference set may have moved to another device since the epoch began.
             x = self.reference.take(on_device[of_rank].to(self.reference.device))
             yield x, None if labels is None else labels[order[of_rank]]
 

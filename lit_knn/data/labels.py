@@ -13,8 +13,7 @@ from lit_knn.data.file_names import is_hidden
 from lit_knn.data.files import Files, say, with_slashes
 
 LABEL_FILE = "dataset.json"
-# The largest number that a class may have.
-LARGEST = 2**31 - 1
+LARGEST = 2**31 - 1  # the largest number that a class may have
 
 
 class ImageLabels(NamedTuple):
@@ -112,8 +111,7 @@ def _folder_labels(files: Files) -> ImageLabels:
     # Folders such as `train` and `test` above the classes would become the classes.
     misplaced = next((name for name in files.images if name.count("/") != 1), None)
     if misplaced is not None:
-        depth = misplaced.count("/")
-        place = f"{depth} folders deep" if depth else "in none"
+        place = f"{misplaced.count('/')} folders deep" if "/" in misplaced else "in none"
         rule = "need each image directly in the folder of its class"
         advice = _advice_for_one_folder(files)
         raise InputError(f"{where} {rule}; {printable(misplaced)} is {place}{advice}")
@@ -175,7 +173,6 @@ def _label_by_name(where: str, listed: Sequence[object]) -> dict[str, int]:
                 if name not in label_of:
                     label_of[name] = label
                     continue
-
         # Only an entry that was not taken above comes here.
         rule = "must list each image once, as [file name, integer from 0]"
         raise InputError(f"{where} {rule}, but has {entry!r:.80}")

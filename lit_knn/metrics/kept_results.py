@@ -23,8 +23,14 @@ class KeptResults:
 
     Each result is a row of the CSV file `path`. Its last column, `settings`, is a hash of everything that the result
     depends on, and `settings/HASH.json` beside the file lists it. A result is found again only with the same settings.
-    All ranks make the object and call its methods; the first one reads and writes. `settings` maps
-    the first values of `key`, a tuple, to settings in JSON types; `{(): settings}` holds for all results.
+    All ranks make the object and call its methods, and the first one reads and writes.
+
+    Args:
+        path: the CSV file.
+        columns: the type of each column, by name.
+        key: names of the columns that identify a result.
+        settings: the settings of results, in JSON types, by the first values of their keys as a tuple. With
+            `{(): settings}` the same settings hold for all results.
     """
 
     def __init__(

@@ -45,6 +45,7 @@ def posterior_source(
 
 def quantities(estimator: Estimator, repeats: int) -> tuple[str, ...]:
     """Return the names of the results of `measure_estimator` for an estimator."""
+    # A single estimate tells nothing of the variance.
     names = [name for name in ErrorTerms._fields if repeats > 1 or name != "variance"]
     if isinstance(estimator, DrawingEstimator):
         names += CERTIFIED

@@ -39,7 +39,7 @@ class ImageNetwork(nn.Module):
             if value is None:
                 advice = "give it; only a config of a run takes it from the data"
                 raise InputError(f"{name}: {option} is None: {advice}")
-            # A network without blocks would train, and so would one whose labels are all dropped.
+            # Otherwise a network without blocks, or one that always drops its labels, would be trained without a word.
             if option == "blocks":
                 check_at_least(1, **{f"{name}: blocks": value})
             if option in ("dropout", "label_dropout") and not 0 <= value < 1:

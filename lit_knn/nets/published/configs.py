@@ -60,7 +60,7 @@ def architecture_from_config(config: Mapping[str, object]) -> Architecture:
     model_type = stored.pop("model_type", None)
     if not isinstance(model_type, str) or model_type not in DEFAULTS:
         raise InputError(f"model_type must be one of {', '.join(DEFAULTS)}, got {model_type!s:.80}")
-    # With another width of the embedding the weights do not fit.
+    # This option can be left out, because the weights would not fit an embedding of another width.
     stored.pop("channel_mult_emb", None)
 
     name = "ADM"
@@ -68,7 +68,8 @@ def architecture_from_config(config: Mapping[str, object]) -> Architecture:
         name = _song_family(stored)
 
     stored = DEFAULTS[model_type] | stored
-    # What is missing or ignored could give another network with the same weights.
+    # The names that only one of the two has: an option that is missing or ignored could give another network with the
+    # same weights.
     odd = stored.keys() ^ OPTIONS.keys()
     if odd:
         names = ", ".join(sorted(odd))
