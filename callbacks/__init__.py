@@ -1,4 +1,4 @@
-"""Lightning callbacks: each is thin. Configs name them as `lit_knn.callbacks.X`."""
+"""Lightning callbacks: they connect the rest of lit_knn with a run. Configs name them as `lit_knn.callbacks.X`."""
 
 from lit_knn.callbacks.checkpoints import CheckpointByImages
 from lit_knn.callbacks.estimator_error import EstimatorError
@@ -35,7 +35,8 @@ __all__ = [
     "StepProgressBar",
 ]
 
-if __name__ == "callbacks":  # Found from the root of a checkout: both names are one package.
+# From the root of a checkout, `import callbacks` finds this folder, too. It then gets the package of the other name.
+if __name__ == "callbacks":
     import sys
 
     sys.modules[__name__] = sys.modules["lit_knn.callbacks"]

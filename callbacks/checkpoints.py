@@ -1,4 +1,4 @@
-"""Checkpoints after steps of a training, such as one at each multiple of a number of images."""
+"""Callbacks that save checkpoints after steps of a training, such as at each multiple of a number of images."""
 
 from pathlib import Path
 from typing import cast
@@ -21,12 +21,14 @@ def images_seen(pl_module: pl.LightningModule) -> int:
 
 
 class StepCheckpoint(Checkpoint):
-    """Saves after an optimiser step, but nothing if a weight is not finite.
+    """Base of the callbacks that save a checkpoint after some of the optimiser steps.
 
-    So the last good checkpoint stays. A subclass implements `name_of_file`. Lightning's
-    `ModelCheckpoint` saves weights that are not finite, too; it counts steps and no images, does
-    not save when a signal or a callback ends the run, and after an error all ranks would have to
-    save.
+    Nothing is saved if a weight is not finite, so the last good checkpoint stays. A subclass
+    implements `name_of_file`, which chooses the steps.
+
+    Lightning's `ModelCheckpoint` does not serve here: it saves weights that are not finite, too; it
+    counts steps, not images; it does not save when a signal or a callback ends the run; and to save
+    after an error, it needs all ranks.
 
     Args:
         dirpath: the folder, by default `checkpoints/` in the run's folder.
@@ -38,7 +40,7 @@ class StepCheckpoint(Checkpoint):
         self._step = 0
 
     def name_of_file(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> str | None:
-        """Return the name of the file that this step asks for, or None."""
+        """Return the name of the checkpoint to save after the current step, or None to save nothing."""
         raise NotImplementedError
 
     def folder(self, trainer: pl.Trainer) -> Path:
@@ -48,10 +50,10 @@ class StepCheckpoint(Checkpoint):
         return Path(trainer.log_dir or trainer.default_root_dir) / CHECKPOINTS
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Make the folder before the training: a checkpoint may be saved only after hours."""
+        """Make the folder before the training, because the first checkpoint may come only after hours."""
         if stage != "fit":
             return
-        # All ranks ask, because Lightning's `log_dir` is a broadcast.
+        # Every rank must read Lightning's `log_dir`, which `folder` does, because reading it is a collective operation.
         folder = self.folder(trainer)
         self.dirpath = str(folder)
         on_first_rank(lambda: make_folder(folder))
@@ -63,17 +65,20 @@ class StepCheckpoint(Checkpoint):
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, *_: object
     ) -> None:
-        """Save if the batch ended a step that asks for it; other batches only add gradients."""
+        """Save a checkpoint if the batch ended a step and `name_of_file` names a file for this step."""
         if trainer.global_step <= self._step:
-            return
+            return  # The batch only added to the gradients; no step ended.
         self._step = trainer.global_step
         name = self.name_of_file(trainer, pl_module)
         if name is not None:
             self.save(trainer, name)
 
     def save(self, trainer: pl.Trainer, name: str) -> None:
-        """Save the training as it is; all ranks must call this."""
-        # `--ckpt_path last` would find the checkpoint of this trial.
+        """Save a checkpoint of the training under this name, or warn if a weight is not finite.
+
+        All ranks must call this.
+        """
+        # A trial (`fast_dev_run`) saves nothing, because `--ckpt_path last` would find its checkpoint.
         if getattr(trainer, "fast_dev_run", False):
             return
 
@@ -85,7 +90,7 @@ class StepCheckpoint(Checkpoint):
             return
 
         if isinstance(module, EstimatorTraining):
-            # On a GPU the value that spoilt them may not have been told yet.
+            # Called for the error that it raises: on a GPU, the module may not have reported the bad value yet.
             module.checks.raise_first()
         problem = f"the weights are not finite at step {trainer.global_step}"
         rank_zero_warn(f"{problem}; {path} is not written")
@@ -106,14 +111,15 @@ class CheckpointByImages(StepCheckpoint):
             check_at_least(1, every_n_images=every_n_images)
         super().__init__(dirpath)
         self.every_n_images = every_n_images
-        self._passed = 0
+        # How many multiples of `every_n_images` the training has passed.
+        self._multiples_passed = 0
 
     def check_overwrites(self, trainer: pl.Trainer, step: int, start: str | None) -> None:
-        """Raise InputError if a new run would add to the kept checkpoints of another one.
+        """Raise InputError if a new training would add to the kept checkpoints of another one.
 
         Args:
             trainer: the trainer of this run.
-            step: the step that it starts from.
+            step: the step that it starts from; 0 for a new training.
             start: the checkpoint that it starts from, or None.
         """
         if step > 0:
@@ -125,12 +131,13 @@ class CheckpointByImages(StepCheckpoint):
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         super().on_train_start(trainer, pl_module)
-        self._passed = images_seen(pl_module) // self.every_n_images
+        self._multiples_passed = images_seen(pl_module) // self.every_n_images
 
     def name_of_file(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> str | None:
-        """Name the file by the images seen if they passed a multiple."""
-        passed_before = self._passed
-        self._passed = images_seen(pl_module) // self.every_n_images
-        if self._passed <= passed_before:
+        """Return a name with the images seen if this step passed a multiple of `every_n_images`, or else None."""
+        seen = images_seen(pl_module)
+        passed_before = self._multiples_passed
+        self._multiples_passed = seen // self.every_n_images
+        if self._multiples_passed <= passed_before:
             return None
-        return f"images_seen={images_seen(pl_module)}.ckpt"
+        return f"images_seen={seen}.ckpt"

@@ -19,15 +19,15 @@ PEAKS = ("score_mse", "score_bias_sq", "score_variance")
 
 
 class EstimatorError(Measurement):
-    """At validation, measure estimators against the exact posterior mean.
+    """At validation, measure the errors of estimators against the exact posterior mean.
 
-    It is computed once for all of them. Writes `estimator_error.csv`, one row for each estimator
-    and noise level, and Figure 3 (`figure3.png`, `.pdf`) to the run's folder. The logger gets the
-    picture and the peak over t of each error. `lit_knn.metrics.ErrorCurve.levels` explains the
-    columns.
+    The exact mean is computed once for all estimators. The run's folder gets `estimator_error.csv`,
+    which has one row for each estimator and noise level, and Figure 3 (`figure3.png` and `.pdf`). The
+    loggers get the picture and, of each error, the largest value over the noise levels t.
+    `lit_knn.metrics.ErrorCurve.levels` explains the columns.
 
     Args:
-        estimators: by name.
+        estimators: the estimators to measure, by name.
         noise_levels: the levels t; or their number, for levels evenly spaced in ln t from `t_min`
             to `t_max`.
         t_min: smallest level, if `noise_levels` is a number.
@@ -56,14 +56,21 @@ class EstimatorError(Measurement):
     ) -> None:
         levels = noise_grid(noise_levels, t_min, t_max)
         self.estimators = estimators
-        self.curve = ErrorCurve(estimators, levels, num_z, repeats, batch_size, resample_source)
+        self.curve = ErrorCurve(
+            estimators,
+            levels,
+            num_z=num_z,
+            repeats=repeats,
+            batch_size=batch_size,
+            resample_source=resample_source,
+        )
 
     def check(self) -> None:
-        """Check that the data suit the estimators and levels."""
+        """Check that the estimators can be measured on the data at these noise levels."""
         self.curve.check(self.reference)
 
     def evaluate(self) -> None:
-        """Measure all levels, and write the table after each."""
+        """Measure the errors at all noise levels, and write the table after each level."""
         rows: list[Row] = []
         table = self.run_folder / CSV_NAME
         with self.bar(self.curve.estimates, "Estimator error", " estimates", leave=True) as bar:
@@ -77,19 +84,20 @@ class EstimatorError(Measurement):
 
     @rank_zero_only
     def _draw(self, rows: list[Row], table: Path) -> None:
+        """Draw Figure 3 from the rows of the table, and print where both are."""
         picture = self.save_figure(figure3(rows), FIGURE_NAME, f"estimator/{FIGURE_NAME}")
         rank_zero_info(f"Estimator error is in {table} and {picture}")
 
     def _log_peaks(self, name: str, levels: list[Row]) -> None:
-        """Log the largest errors of an estimator.
+        """Log the largest errors of an estimator over the noise levels.
 
         Args:
-            name: of the estimator.
-            levels: its rows of the table.
+            name: name of the estimator.
+            levels: its rows of the table, one for each level.
         """
         for column in PEAKS:
             values = [row[column] for row in levels if row[column] != ""]
-            if values:  # An estimator without randomness has an MSE alone.
+            if values:  # For an estimator without randomness, only the MSE has values.
                 self.module.log(f"estimator/peak_{column}/{name}", max(values), rank_zero_only=True)
 
         peak = max(levels, key=lambda row: row["score_mse"])

@@ -18,10 +18,11 @@ from lit_knn.runs.run import decoded
 class Fidelity(Measurement):
     """At each validation, draw samples and log how close they are to the data.
 
-    A row of `fidelity.csv` has the values, too. With Inception features it logs `fid` and
-    `inception_score`, which equal torch-fidelity's on the same images. The model must have
-    `sample(seeds)`, which draws with its own number of steps; the data module a `reference`. The
-    seeds are always 0 to num_samples − 1, whatever the model or checkpoint. The ranks split them.
+    The values are also written into `fidelity.csv`, one row for each validation. With Inception
+    features they are `fid` and `inception_score`, which equal torch-fidelity's on the same images.
+    The model must have `sample(seeds)`, which draws with its own number of steps, and the data module
+    must have a `reference`. The seeds are always 0 to num_samples − 1, whatever the model or
+    checkpoint. The ranks split them.
 
     Args:
         num_samples: number of samples.
@@ -52,33 +53,43 @@ class Fidelity(Measurement):
     ) -> None:
         with prefixed(type(self).__name__):
             check_at_least(2, num_samples=num_samples)
-            options = (extra_metrics, kid_subset_size, cache_dir, mirrored, held_out)
-            self.measure = FidelityMeasure(extractor, batch_size, *options)
+            self.measure = FidelityMeasure(
+                extractor,
+                batch_size,
+                extra_metrics,
+                kid_subset_size=kid_subset_size,
+                cache_dir=cache_dir,
+                mirrored=mirrored,
+                held_out=held_out,
+            )
         self.num_samples = num_samples
         self.held_out = held_out
         self.last_values: dict[str, float] = {}
 
     @property
     def logged(self) -> Sequence[str]:  # type: ignore[override]
+        """Names of the values that this callback logs."""
         return self.measure.names
 
     def check(self) -> None:
+        """Check that this number of samples can be compared with the real images."""
         self.measure.prepare(self.real(), self.num_samples)
 
     def evaluate(self) -> None:
+        """Draw the samples, measure them, log the values and write them into the table."""
         samples = self.samples(self.module)
         self.last_values = self.measure(
-            self.real(), samples, self.num_samples, self.device, self.bar
+            self.real(), samples, total=self.num_samples, device=self.device, bar=self.bar
         )
         self.log_values(self.last_values, shown=(self.measure.metric, "inception_score"))
         self._write()
 
     def samples(self, model: SampledModel, draw: int = 1) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield this rank's share of the samples: seeds (B,) and decoded images.
+        """Yield this rank's share of the samples in batches: seeds (B,) and decoded images.
 
         Args:
-            model: the model that draws.
-            draw: number of the draw, from 1; each has its own seeds.
+            model: the model that draws the samples.
+            draw: number of the set of samples, from 1; each set has other seeds.
         """
         first = (draw - 1) * self.num_samples
         batches = draw_samples(model.sample, self.num_samples, self.measure.batch_size, first)
@@ -86,7 +97,7 @@ class Fidelity(Measurement):
             yield seeds, decoded(self.trainer, drawn)
 
     def real(self) -> ReferenceSet:
-        """Return the real images; those of latents are the images that the latents are of."""
+        """Return the images that samples are compared with. If the data are latents, it is their images."""
         reference = self.real_images(self.held_out, may_be_sharded=True)
         name = "held_out_image_reference" if self.held_out else "image_reference"
         images = getattr(self.data, name, None)
@@ -94,10 +105,9 @@ class Fidelity(Measurement):
 
     @rank_zero_only
     def _write(self) -> None:
-        """Write the values into the table.
+        """Write the values of this validation into `fidelity.csv`, on the first rank.
 
-        They get a row, or columns of the row that another callback wrote at this validation. Only
-        the first rank writes.
+        They get a new row, or go into the row that another callback wrote at this validation.
         """
         validation = {
             "step": str(self.module.step),
@@ -115,23 +125,23 @@ class Fidelity(Measurement):
 
         path = self.run_folder / FIDELITY_CSV
         rows = undamaged_rows(path)
-        if not rows or not self._has_room(rows[-1], validation, values):
+        if not rows or not self._can_take(rows[-1], validation, values):
             rows.append(validation)
         rows[-1].update(values)
         write_rows(path, rows)
 
-    def _has_room(
+    def _can_take(
         self,
         row: dict[str, str],
         validation: dict[str, str],
         values: dict[str, str],
     ) -> bool:
-        """Return whether a row is from this validation, and lacks these values.
+        """Return whether a row is of this validation and has no other values in the columns of these.
 
         Args:
-            row: the last one of the table.
-            validation: step, images and checkpoint of this validation.
-            values: what was measured, by name.
+            row: the last row of the table.
+            validation: step, images seen, number of samples and checkpoint of this validation.
+            values: the measured values by name.
         """
         # A row of an earlier measurement differs in one of these.
         for name, value in validation.items():
@@ -141,7 +151,7 @@ class Fidelity(Measurement):
         if row.get(self.measure.metric):
             return False
 
-        # Another callback may have measured the same names, as `precision`, on other features.
+        # Another callback may have measured a value of the same name, such as `precision`, on other features.
         taken = [name for name, value in values.items() if row.get(name) not in (None, "", value)]
         return not taken
 

@@ -1,4 +1,4 @@
-"""The points of Figure 5, each a method and t_switch, and the table that keeps them."""
+"""The points of Figure 5, each of which is a method and a t_switch, and the table that keeps them."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -9,14 +9,14 @@ from lit_knn.common.settings import describe
 from lit_knn.estimators import Estimator
 from lit_knn.metrics.kept_results import KeptResults
 
-# The method that starts the network from noisy data.
+# The baseline method, which starts the network from noisy data.
 FORWARD = "forward"
 
 
 def check_names(names: Iterable[object]) -> None:
-    """Refuse names of estimators that cannot be parts of names of files."""
+    """Raise InputError for a name of an estimator that cannot be part of a file's name, or is the baseline's."""
     for name in names:
-        # YAML reads some names as numbers.
+        # YAML reads a name such as 1 as a number.
         if not isinstance(name, str) or not re.fullmatch(r"[\w.+-]+", name):
             raise InputError(
                 f"a name must be a text of letters, digits and _.+- only, got {name!r}"
@@ -36,7 +36,7 @@ def open_points(
     Args:
         folder: folder of the table.
         metric: name of the distance to the data.
-        estimators: the estimators, by method.
+        estimators: the estimators by the names of their methods.
         shared: everything that the points of all methods depend on, as plain values.
     """
     columns = {

@@ -15,8 +15,8 @@ from lit_knn.runs.states import check_states
 class LastCheckpoint(StepCheckpoint):
     """Keep `last.ckpt`: save every `every_n_steps` steps, around validations, and at the end.
 
-    An interruption is an end: Ctrl-C and SIGTERM, and with a single process an error, unless it
-    cut a step in two.
+    An end by Ctrl-C or SIGTERM counts, too. So does an error in a run of a single process, unless the
+    error came in the middle of a step.
 
     Args:
         every_n_steps: optimiser steps between saves; a crash loses at most these.
@@ -29,23 +29,24 @@ class LastCheckpoint(StepCheckpoint):
         super().__init__(dirpath)
         self.every_n_steps = every_n_steps
         self._saved_step = -1
-        self._whole = False  # True if no gradients are open and no step is half done.
+        self._whole = False  # True if no gradients wait for their step, and no step is half done.
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Check that the states of all callbacks can be read again from a checkpoint."""
         super().on_train_start(trainer, pl_module)
-        # An error before the first step saves nothing: the callbacks may not have taken the
-        # checkpoint's state.
-        self._saved_step, self._whole = trainer.global_step, True
+        # The current step counts as saved, so an error before the next one saves nothing: other callbacks
+        # may not have taken their states from the checkpoint yet.
+        self._saved_step = trainer.global_step
+        self._whole = True
 
-        # This callback is behind the others, whose states are there now.
+        # Lightning calls checkpoint callbacks after the others, so all others have their states by now.
         checkpoint_io = trainer.strategy.checkpoint_io
         if isinstance(checkpoint_io, WholeCheckpointIO):
             checkpoint_io.owners = owners_of(trainer)
             check_states(trainer, checkpoint_io.owners)
 
     def check_overwrites(self, trainer: pl.Trainer, step: int, start: str | None) -> None:
-        """Raise InputError if this run would overwrite a longer one.
+        """Raise InputError if this run would overwrite the checkpoint of a longer one.
 
         Args:
             trainer: the trainer of this run.
@@ -65,13 +66,15 @@ class LastCheckpoint(StepCheckpoint):
             raise InputError(f"{problem} it: {advice}, {where}")
 
     def save(self, trainer: pl.Trainer, name: str = LAST_NAME) -> None:
-        self._saved_step = trainer.global_step  # A save that fails is not tried again.
+        """Save `last.ckpt`, and note the step."""
+        # The step is noted first, so that a save that fails is not tried again at the same step.
+        self._saved_step = trainer.global_step
         super().save(trainer, name)
 
     def name_of_file(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> str | None:
-        """Ask for a file every `every_n_steps` steps and at the last.
+        """Return `last.ckpt` every `every_n_steps` steps and at the last step, or else None.
 
-        The weights are still the current ones; averages replace them later.
+        At this moment the module has the current weights. Only a later callback puts averages in their place.
         """
         is_last_batch = trainer.is_last_batch and trainer.current_epoch + 1 == trainer.max_epochs
         is_last_step = trainer.global_step == trainer.max_steps
@@ -83,45 +86,50 @@ class LastCheckpoint(StepCheckpoint):
     def on_before_optimizer_step(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, *_: object
     ) -> None:
-        """From now on the weights change."""
+        """Note that the weights change from now on, so that the training cannot be saved."""
         self._whole = False
 
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, *args: object
     ) -> None:
+        # If no step has ended, gradients wait for their step, and a checkpoint would lose them.
         self._whole = trainer.global_step > self._step
         super().on_train_batch_end(trainer, pl_module, *args)
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Save if a callback has stopped the run since the batch."""
+        """Save if a callback has stopped the run since the last batch, and this step is not saved yet."""
         if trainer.should_stop and self._saved_step != trainer.global_step:
             self.save(trainer)
 
     def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Save before a validation, which may be long, so that one can interrupt it."""
+        """Save before a validation, so that nothing is lost if somebody interrupts it."""
         if self._is_between_steps(trainer) and self._saved_step != trainer.global_step:
             self.save(trainer)
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Save again after a validation, with what callbacks keep of it, as the best value."""
+        """Save again after a validation, because callbacks keep results of it, such as the best value."""
         if self._is_between_steps(trainer) and self._saved_step == trainer.global_step:
             self.save(trainer)
 
     def on_exception(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException
     ) -> None:
-        """Save on an error in training between two steps.
+        """Save if the error came between two steps of a training with a single process.
 
-        Saving needs all ranks, and an error may be of one alone.
+        With several processes nothing is saved, because all of them would have to take part, and the error may have
+        ended only one.
         """
-        between = self._whole and trainer.training and trainer.global_step > self._saved_step
-        if trainer.world_size > 1 or not between:
+        is_unsaved = trainer.global_step > self._saved_step
+        can_save = self._whole and trainer.training and is_unsaved
+        if trainer.world_size > 1 or not can_save:
             return
 
         try:
             self.save(trainer)
-        except (InputError, NonFiniteLossError) as error:  # The first error is the one to report.
+        # Raised, this error would hide the one that ended the training.
+        except (InputError, NonFiniteLossError) as error:
             rank_zero_warn(str(error))
 
     def _is_between_steps(self, trainer: pl.Trainer) -> bool:
+        """Return whether a training is between two steps, and not in the sanity check before it."""
         return self._whole and trainer.state.fn == "fit" and not trainer.sanity_checking

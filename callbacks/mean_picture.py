@@ -15,16 +15,17 @@ from lit_knn.metrics.mean_pictures import mean_pictures
 
 
 class MeanPicture(Measurement):
-    """At validation, draw z, the exact posterior mean and its estimates, one per row.
+    """At validation, draw pictures of the noisy z, of the exact posterior mean, and of its estimates.
 
-    There is one column per noise level. Each of a few images of the data, of 1 or 3 channels, gets
-    one picture: `figure2_0.png` and `.pdf` and so on in the run's folder, and in TensorBoard. The z
-    of all columns have the same noise, and are shown divided by sqrt(1 + t²).
+    A picture shows one image of the data, which must have 1 or 3 channels. Its rows are z, the exact
+    mean and each estimator's mean, and its columns are the noise levels. The pictures of the
+    `num_images` images are `figure2_0.png`, `figure2_0.pdf` and so on in the run's folder; the loggers
+    get them, too. The z of all columns have the same noise, and are shown divided by sqrt(1 + t²).
 
     Args:
-        estimators: by name, in the order of the rows.
-        noise_levels: the columns; or their number, for levels evenly spaced in ln t from `t_min` to
-            `t_max`.
+        estimators: the estimators by name, in the order of the rows.
+        noise_levels: the levels of the columns; or their number, for levels evenly spaced in ln t
+            from `t_min` to `t_max`.
         t_min: smallest level, if `noise_levels` is a number.
         t_max: largest level, if `noise_levels` is a number.
         num_images: number of pictures.
@@ -62,8 +63,13 @@ class MeanPicture(Measurement):
 
     @rank_zero_only
     def _draw(self, rows: Mapping[str, Tensor]) -> None:
-        """Draw a picture of each image; `rows` are images (levels, num_images, *shape) by name."""
+        """Draw a picture for each image of the data.
+
+        Args:
+            rows: by the name of each row, the images (levels, num_images, *shape).
+        """
         for i in range(self.num_images):
-            figure = figure2({name: images[:, i] for name, images in rows.items()}, self.levels)
+            rows_of_image = {name: images[:, i] for name, images in rows.items()}
+            figure = figure2(rows_of_image, self.levels)
             path = self.save_figure(figure, f"figure2_{i}", f"figure2/{i}")
             rank_zero_info(f"Posterior means are in {path}")

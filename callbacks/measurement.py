@@ -23,34 +23,37 @@ from lit_knn.figures import save_figure
 from lit_knn.reference import ReferenceSet
 from lit_knn.runs.run import data_reference
 
+# Dots per inch of the pictures that loggers get. Files have more, for print.
 SCREEN_DPI = 100
 
 
 class Measurement(pl.Callback):
     """Base of the callbacks that measure or draw at validation.
 
-    A subclass implements `check` and `evaluate`. Every rank calls both. The constructor raises
-    `InputError` for an option out of its range, and `check` for data, a model or a package that
-    does not fit; such an error gets the name of the callback in front. `trainer`, `module`, `data`,
-    `device` and `run_folder` are there when `check` begins.
+    A subclass implements `check` and `evaluate`. Every rank calls both. The constructor raises `InputError` for an
+    option out of its range, and `check` raises it for data, a model or a package that does not fit; the message begins
+    with the name of the callback. `trainer`, `module`, `data`, `device` and `run_folder` are set before `check` is
+    called.
     """
 
-    # Others refuse `fit`, because each validation would overwrite the results of the last one.
+    # Whether `fit` may use the callback. Most refuse it, because each validation would overwrite the results before.
     in_fit = False
+    # The class that the model must have.
     model_class: type[pl.LightningModule] = pl.LightningModule
-    # files that must not be in the run's folder yet, nor another callback's
+    # The files that the callback writes. None may exist yet, and no other callback may write them.
     outputs: Sequence[str] = ()
-    logged: Sequence[str] = ()  # names of values that another callback may log, too
+    # The names of the values that the callback logs. Other callbacks may log values of the same name.
+    logged: Sequence[str] = ()
 
     def check(self) -> None:
-        """Check settings and data before any long work."""
+        """Raise InputError if the measurement is not possible with these settings and data."""
 
     def evaluate(self) -> None:
-        """Measure; the network has the averaged weights until the EMA callback runs."""
+        """Measure or draw. At this moment the network has its averaged weights."""
         raise NotImplementedError
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Check model, output files, settings and data before any long work."""
+        """Check the model, the output files, the settings and the data before any long work."""
         name = type(self).__name__
         if stage == "fit" and not self.in_fit:
             raise InputError(f"{name} is for validate, not for fit")
@@ -68,11 +71,11 @@ class Measurement(pl.Callback):
     def _check_outputs(self) -> None:
         """Raise InputError if another callback writes a file of `outputs`, or if one exists."""
         existing = [file for file in self.outputs if (self.run_folder / file).exists()]
-        # The first rank decides, so that all ranks stop.
+        # All ranks take the first rank's list, so that all of them stop.
         existing = broadcast(existing)
 
         for file in self.outputs:
-            if any(file in other.outputs for other in self._later()):
+            if any(file in other.outputs for other in self._later_measurements()):
                 raise InputError(f"another callback of this run also writes {file}")
         if existing:
             path = self.run_folder / existing[0]
@@ -85,7 +88,7 @@ class Measurement(pl.Callback):
                 self.evaluate()
 
     def join(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Take trainer, model and data of a run. Every rank must call it."""
+        """Set the attributes for the trainer, the model, the data and the folder of a run. Every rank must call it."""
         self.trainer, self.module = trainer, cast(Any, pl_module)
         self.data: object = getattr(trainer, "datamodule", None)
         self.device = trainer.strategy.root_device
@@ -106,8 +109,8 @@ class Measurement(pl.Callback):
         """Return the images that samples are compared with.
 
         Args:
-            held_out: they are the held-out ones, and not those of the reference set.
-            may_be_sharded: the reference set may be a sharded one.
+            held_out: return the held-out images, and not those of the reference set.
+            may_be_sharded: accept a sharded reference set.
         """
         reference = data_reference(self.trainer, may_be_sharded)
         if not held_out:
@@ -121,41 +124,41 @@ class Measurement(pl.Callback):
         return images
 
     def bar(self, total: int | None, description: str, unit: str, leave: bool = False) -> tqdm:
-        """Make a `progress_bar`; it is shown unless the run's bars are off.
+        """Make a progress bar, which is hidden if the run shows no bars.
 
         Args:
-            total: what it counts to, if that is known.
+            total: the number that it counts to, or None if it is not known.
             description: text before the bar.
             unit: what it counts, with a space before it.
-            leave: the bar stays on the screen when it is full.
+            leave: keep the bar on the screen when it is full.
         """
         shown = self.trainer.progress_bar_callback is not None
         return progress_bar(total, description, unit, leave, shown=shown)
 
     def log_values(self, values: Mapping[str, float], shown: Sequence[str] = ()) -> None:
-        """Log values of samples.
+        """Log measured values of samples.
 
-        Every rank must call this with the same values, so that every rank can monitor them. Loggers
-        get `samples/NAME`, beside the pictures of samples; callbacks that monitor a value know it
-        as NAME. If several callbacks measure a value, the last one logs it: Lightning would log
-        their mean.
+        Loggers get them as `samples/NAME`, beside the pictures of samples. Callbacks that monitor a
+        value, such as early stopping, find it as NAME; so that they find it on every rank, every rank must
+        call this with the same values. If several callbacks measure a value of the same name, only the
+        last of them logs it, because Lightning would log their mean.
 
         Args:
-            values: by name.
-            shown: the names of those that the progress bar has.
+            values: the values by name.
+            shown: the names of the values that the progress bar shows.
         """
-        later: set[str] = set()
-        for other in self._later():
-            later.update(other.logged)
+        logged_later: set[str] = set()
+        for other in self._later_measurements():
+            logged_later.update(other.logged)
 
         for name, value in values.items():
-            if name in later:
+            if name in logged_later:
                 continue
             self.module.log(name, value, prog_bar=name in shown, rank_zero_only=True, logger=False)
             self.module.log(f"samples/{name}", value, rank_zero_only=True)
 
-    def _later(self) -> list["Measurement"]:
-        """Return the measurements that stand behind this one."""
+    def _later_measurements(self) -> list["Measurement"]:
+        """Return the measurements that come after this one in the trainer's list of callbacks."""
         callbacks = self.trainer.callbacks  # type: ignore[attr-defined]
         later = callbacks[callbacks.index(self) + 1 :]
         return [callback for callback in later if isinstance(callback, Measurement)]
@@ -165,18 +168,19 @@ class Measurement(pl.Callback):
 
         Args:
             figure: the picture.
-            name: of the files.
+            name: name of the files without their endings.
             tag: name of the picture for the loggers; by default that of the files.
 
         Returns:
-            the path of the first file.
+            The path of the .png file.
         """
         path, _ = save_figure(figure, self.run_folder / name)
         if self.trainer.loggers:
             figure.set_dpi(SCREEN_DPI)
             canvas = FigureCanvasAgg(figure)
             canvas.draw()
-            show_picture(self.trainer, np.asarray(canvas.buffer_rgba())[..., :3], tag or name)
+            rgb = np.asarray(canvas.buffer_rgba())[..., :3]
+            show_picture(self.trainer, rgb, tag or name)
         return path
 
     @rank_zero_only
@@ -184,8 +188,8 @@ class Measurement(pl.Callback):
         """Write a picture to a file on the first rank, and give the loggers the same pixels.
 
         Args:
-            picture: (3, H, W) in [0, 1].
-            path: of the file.
+            picture: the picture, (3, H, W) in [0, 1].
+            path: path of the file.
             tag: name of the picture for the loggers.
             step: number of the step for the loggers.
         """

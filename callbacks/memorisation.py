@@ -13,13 +13,13 @@ from lit_knn.metrics.memorisation import LikestPairs, MemorisationMetric, check_
 
 
 class Memorisation(Measurement):
-    """At each validation, log `copied_fraction` and `mean_nearest_distance` of samples.
+    """At each validation, log `copied_fraction` and `mean_nearest_distance` of samples, and draw the likest pairs.
 
-    The likest pairs become a picture. In the ratio test, a sample is a copy if it is nearer to one
-    training image than `threshold` times its distance to any other. The model must have
-    `sample(seeds)` and `step`, the data module a `reference`. The picture in the run's folder has
-    rows of samples, each above a row of their nearest training images; the smallest ratio comes
-    first. With `hflip` mirror images are training images, too.
+    A sample counts as a copy by the ratio test: it is nearer to one training image than `threshold`
+    times its distance to any other. With `hflip` mirror images are training images, too. The picture in
+    the run's folder has rows of samples, each above a row of their nearest training images; the pairs
+    with the smallest ratios come first. The model must have `sample(seeds)` and `step`, and the data
+    module must have a `reference`.
 
     Args:
         num_samples: number of samples, with the seeds 0 to num_samples − 1, split over the ranks by
@@ -48,7 +48,7 @@ class Memorisation(Measurement):
         self.logged = self.metric.names
 
     def check(self) -> None:
-        """Check that the data can be searched."""
+        """Check that the nearest images of the data can be searched."""
         check_search(self.reference.to(self.device))
 
     def evaluate(self) -> None:
@@ -73,7 +73,7 @@ class Memorisation(Measurement):
 
     @rank_zero_only
     def _draw(self, samples: Tensor, images: Tensor) -> None:
-        """Draw samples (P, C, H, W) beside their nearest images."""
+        """Write a picture of samples, (P, C, H, W), and the images nearest to them, of the same shape."""
         step = int(self.module.step)
         path = self.run_folder / "memorisation" / f"step_{step:07d}.png"
         self.save_picture(pair_grid(samples, images), path, "samples/memorisation", step)

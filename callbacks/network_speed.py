@@ -11,17 +11,17 @@ from lit_knn.modules import LitMeanFlow
 
 
 class NetworkSpeed(pl.Callback):
-    """Compile the network of `fit` and lay its weights out channels last.
+    """Make the network of `fit` faster: compile it, and store its weights channels last.
 
-    The computation stays the same. Append it to any run: `--trainer.callbacks+
-    lit_knn.callbacks.NetworkSpeed`. Only the network of the training steps is compiled, not its
-    averaged copy. Checkpoints are the same as without it.
+    The network computes the same function. Append the callback to any run with
+    `--trainer.callbacks+ lit_knn.callbacks.NetworkSpeed`. Only the network of the training steps is
+    compiled, not its averaged copy. Checkpoints can be exchanged with runs that lack the callback.
 
-    With dropout, a compiled network draws from the compiler's own random stream. So its results
-    differ slightly from those of an uncompiled run. Student and teacher of `LitICT` still share
-    their masks: a compiled network draws its seeds at once, in the order of its layers, from the
-    generator that `LitICT` sets. A mask depends only on its seed and on places in the image.
-    `LitICT` refuses a step in which the two drew differently.
+    With dropout, a compiled network draws its masks from the compiler's own random numbers, so it drops
+    other values than an uncompiled one. Student and teacher of `LitICT` still share their masks: a
+    compiled network first draws a seed for each layer, in order, from the generator that `LitICT` sets,
+    and a mask depends only on its seed and on places in the image. `LitICT` refuses a step in which the
+    two drew differently.
 
     Args:
         compile: use `torch.compile`. The first steps take minutes.
@@ -37,14 +37,11 @@ class NetworkSpeed(pl.Callback):
         self.backend = backend
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Change the network before DDP reads it.
-
-        It is changed in place, so that its parameters keep their names.
-        """
+        """Change the network in place, before DDP wraps it, so that its parameters keep their names."""
         if stage != "fit":
             return
 
-        # PyTorch says nothing, and runs it as it is.
+        # PyTorch would run this network uncompiled, without a word.
         if self.compile and isinstance(pl_module, LitMeanFlow):
             problem = "PyTorch does not compile forward derivatives, which LitMeanFlow takes"
             raise InputError(f"NetworkSpeed: {problem}")
@@ -58,10 +55,7 @@ class NetworkSpeed(pl.Callback):
             network.compile(backend=self.backend)
 
     def _try_compiler(self, device: torch.device) -> None:
-        """Compile a small function before the long work.
-
-        Without a compiler it fails like the network.
-        """
+        """Compile a small function, and raise InputError if that fails, because the network would fail later."""
         try:
             torch.compile(_double, backend=self.backend)(torch.ones(2, device=device))
         except Exception as error:  # Backends raise errors of their own.
@@ -71,4 +65,5 @@ class NetworkSpeed(pl.Callback):
 
 
 def _double(values: Tensor) -> Tensor:
+    """Return twice the values; a small function to try the compiler with."""
     return 2 * values

@@ -11,8 +11,8 @@ def show_picture(trainer: pl.Trainer, pixels: np.ndarray, tag: str, step: int = 
     """Give a picture to every logger that takes pictures, on the first rank.
 
     Args:
-        trainer: it has the loggers.
-        pixels: (H, W, 3), uint8.
+        trainer: the trainer, which has the loggers.
+        pixels: the picture, (H, W, 3), uint8.
         tag: name of the picture.
         step: number of the step.
     """
@@ -24,6 +24,6 @@ def show_picture(trainer: pl.Trainer, pixels: np.ndarray, tag: str, step: int = 
             logger.experiment.log_image(
                 logger.run_id, pixels, artifact_file=f"{tag}/step_{step}.png"
             )
-        # W&B's logger has this method, and so have loggers of other packages.
+        # W&B's logger has the method `log_image`, and so have loggers of other packages.
         elif callable(log_image):
             log_image(key=tag, images=[pixels], step=step)

@@ -10,10 +10,10 @@ from lit_knn.metrics.latents import noise_grid
 
 
 class PosteriorPicture(Measurement):
-    """At validation, draw the posterior p_t(x|z) and the proposal q_t(x|z).
+    """At validation, draw the posterior p_t(x|z) and the proposal q_t(x|z) of data with one dimension.
 
-    The data set has one dimension. Each noise level has a panel; the files are `figure1.png` and
-    `.pdf` in the run's folder, and TensorBoard.
+    The picture has a panel for each noise level. It is written to `figure1.png` and `figure1.pdf` in the
+    run's folder, and the loggers get it, too.
 
     Args:
         k: number of neighbours of the proposal.
@@ -29,10 +29,11 @@ class PosteriorPicture(Measurement):
     ) -> None:
         self.knn = KNN(k=k, n=1)
         self.z = float(z)
+        # The two zeros are the limits of evenly spaced levels, which are not used for a list.
         self.levels = noise_grid(noise_levels, 0, 0)
 
     def check(self) -> None:
-        """Bind the proposal to the data, which must have one dimension."""
+        """Bind the proposal to the data: it searches among their images."""
         self.knn.bind(self.reference)
 
     @rank_zero_only

@@ -24,18 +24,18 @@ DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.
 class PowerAverages(pl.Callback):
     """Track power-function averages of the weights (EDM2), and store snapshots of them.
 
-    The usual average stays beside them. `lit-knn average RUN --ema 0.07` makes a checkpoint of
-    another length from the snapshots. A snapshot is written each time the images seen pass a
-    multiple of `every_n_images`, and at the end of the training. Between two snapshots no step
-    waits for a GPU. See docs/training.md.
+    The module's own average of the weights is kept as before. After the training,
+    `lit-knn average RUN --ema 0.07` makes a checkpoint of any other length from the snapshots. A
+    snapshot is written each time the images seen pass a multiple of `every_n_images`, and at the
+    end of the training. Between two snapshots no step waits for a GPU. See docs/training.md.
 
     Args:
         lengths: relative lengths of the tracked averages: the standard deviation of an average's
             profile, as a share of the training so far. EDM2 (arXiv 2312.02696) tracks 0.05 and
             0.10. Each takes a copy of the weights in the memory of the device, in each checkpoint
             and in each snapshot.
-        every_n_images: images between snapshots. 1/32 of the training or less keeps the error of
-            lengths from 0.03 to 0.20 at 1 %; the default is 1/40 of EDM's 200 million images.
+        every_n_images: images between snapshots. With 1/32 of the training or less, the error of
+            lengths from 0.03 to 0.20 is at most 1 %. The default is 1/40 of EDM's 200 million images.
         dtype: type of float32 weights in snapshots. float16 halves the files, but rounds. An
             average adds many snapshots with weights of both signs, which enlarges the rounding
             error, about 10 times at length 0.03.
@@ -56,7 +56,9 @@ class PowerAverages(pl.Callback):
         self.dtype = dtype
         self._tracked: TrackedAverages | None = None
         self._resumed = False
-        self._passed = self._step = 0
+        # How many multiples of `every_n_images` the training has passed.
+        self._multiples_passed = 0
+        self._step = 0
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Copy the module and make the folder of the snapshots when a fit begins."""
@@ -77,13 +79,18 @@ class PowerAverages(pl.Callback):
             advice = "leave the callback out, or start a new training"
             raise InputError(f"PowerAverages: {problem}, {reason}: {advice}")
 
-        self._passed, self._step = seen // self.every_n_images, trainer.global_step
+        self._multiples_passed = seen // self.every_n_images
+        self._step = trainer.global_step
         on_first_rank(lambda: self._remove_later(seen))
 
     def _remove_later(self, seen: int) -> None:
-        """Remove the snapshots after the checkpoint of `seen` images that the run resumes from.
+        """Remove the snapshots of more than `seen` images, because the resumed run makes them again.
 
-        The run makes them again.
+        Args:
+            seen: the images seen at the checkpoint that the run resumes from; 0 for a new training.
+
+        Raises:
+            InputError: the training is new, so the snapshots are those of another one.
         """
         for images, path in kept_in(self._folder).items():
             if images <= seen:
@@ -101,7 +108,7 @@ class PowerAverages(pl.Callback):
     ) -> None:
         """Update the averages after a step, and write a snapshot if it is time."""
         if trainer.global_step == self._step:
-            return  # The batch was only accumulated.
+            return  # The batch only added to the gradients; no step ended.
         self._step = trainer.global_step
 
         assert self._tracked is not None
@@ -109,18 +116,22 @@ class PowerAverages(pl.Callback):
         seen = module.images_seen
         self._tracked.update(module, seen - module.images_of_step, seen)
 
-        # The last one comes before a validation: an interrupted validation is not done again.
-        if seen // self.every_n_images > self._passed or trainer.global_step == trainer.max_steps:
-            self._passed = seen // self.every_n_images
+        multiples = seen // self.every_n_images
+        passes_multiple = multiples > self._multiples_passed
+        self._multiples_passed = multiples
+        # The snapshot of the last step is written here and not in `on_train_end`, because a validation
+        # lies between them. If that is interrupted, `on_train_end` is never called.
+        is_last_step = trainer.global_step == trainer.max_steps
+        if passes_multiple or is_last_step:
             self._write(trainer, pl_module)
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Write the last snapshot of a training that ends before `max_steps`."""
+        """Write the last snapshot of a training that ends before `max_steps`, such as one that a callback stops."""
         if trainer.global_step != trainer.max_steps:
             self._write(trainer, pl_module)
 
     def _write(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Write a snapshot of the averages as they are, if they are finite."""
+        """Write a snapshot of the current averages, or warn if they are not finite."""
         assert self._tracked is not None
         module = cast(EstimatorTraining, pl_module)
         snapshot = make_snapshot(trainer, module, self._tracked, DTYPES[self.dtype])
@@ -129,9 +140,10 @@ class PowerAverages(pl.Callback):
             rank_zero_warn(f"PowerAverages: at step {trainer.global_step} {problem}")
             return
 
-        # `kept_in` finds files of this name.
+        # `kept_in` finds snapshots by this name.
         path = self._folder / f"images_seen={snapshot['images_seen']}.ckpt"
-        if not getattr(trainer, "fast_dev_run", False):  # The next trial would find it.
+        # A trial (`fast_dev_run`) writes none, because `_remove_later` of the next one would refuse it.
+        if not getattr(trainer, "fast_dev_run", False):
             on_first_rank(lambda: WholeCheckpointIO().save_checkpoint(snapshot, path))
 
     def state_dict(self) -> Content:

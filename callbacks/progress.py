@@ -16,21 +16,24 @@ class StepProgressBar(TQDMProgressBar):
     """
 
     def on_train_start(self, trainer: pl.Trainer, *_: object) -> None:
-        """Set the bar to the steps of the whole run."""
+        """Let the bar count the steps of the whole run; of a resumed run, it begins at the step reached."""
         super().on_train_start()
         bar = self.train_progress_bar
         total = trainer.max_steps if trainer.max_steps > 0 else None
         bar.reset(total=total)
-        bar.initial = bar.n = trainer.global_step
+        # `n` is the step that the bar shows. tqdm takes the rate and the time left from n - initial,
+        # so they count the steps of this session alone.
+        bar.n = trainer.global_step
+        bar.initial = trainer.global_step
         bar.set_description("Training")
         if not sys.stdout.isatty():
             bar.mininterval = SECONDS_BETWEEN_LINES_IN_A_FILE
 
     def on_train_epoch_start(self, trainer: pl.Trainer, *_: object) -> None:
-        """Keep counting steps; the bar does not start again at each epoch."""
+        """Do nothing, so that the bar does not start again at each epoch as Lightning's does."""
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Keep counting steps."""
+        """Do nothing, so that the bar keeps its values at the end of an epoch."""
 
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, *_: object
@@ -40,24 +43,25 @@ class StepProgressBar(TQDMProgressBar):
         if trainer.global_step <= bar.n:
             return
 
-        # Reading a value waits for a GPU, so there the values change with the log.
-        logs = trainer.global_step % trainer.log_every_n_steps == 0  # type: ignore[attr-defined]
-        if logs or pl_module.device.type != "cuda":
+        # Reading a value waits for the GPU, so on a GPU the shown values change only when they are logged.
+        is_logged = trainer.global_step % trainer.log_every_n_steps == 0  # type: ignore[attr-defined]
+        if is_logged or pl_module.device.type != "cuda":
             bar.set_postfix(self.get_metrics(trainer, pl_module), refresh=False)
         bar.update(trainer.global_step - bar.n)
 
     def get_metrics(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule
     ) -> dict[str, int | str | float | dict[str, float]]:
-        """Add the loss of the latest batch.
+        """Return the values that the bar shows: Lightning's, and the loss of the latest batch.
 
-        Lightning's own way to show it would read it after each batch.
+        The loss is not logged with `prog_bar=True`, because Lightning would then read it after each batch.
         """
         shown = super().get_metrics(trainer, pl_module)
         loss = trainer.callback_metrics.get("train/loss")
         if loss is not None:
             shown["train/loss"] = loss.item()
-        shown.pop("v_num", None)  # It would be the last four letters of the version.
+        # Lightning shows the last four letters of the run's version, which would say nothing here.
+        shown.pop("v_num", None)
         return shown
 
     def on_exception(
@@ -65,5 +69,5 @@ class StepProgressBar(TQDMProgressBar):
     ) -> None:
         """Close the bars on the screen, so that the message of the error gets a line of its own."""
         for name in ("val_progress_bar", "predict_progress_bar", "train_progress_bar"):
-            with suppress(TypeError):  # The run has no such bar.
+            with suppress(TypeError):  # Lightning raises it if the run has no such bar.
                 getattr(self, name).close()

@@ -16,12 +16,12 @@ from lit_knn.runs.run import find_reference
 class RunRecord(pl.Callback):
     """Write `run.json` into the run's folder: command, versions, revision, data, hardware and time.
 
-    `config.yaml` beside it has the settings. The file is written at the start, at each checkpoint,
-    at the end, and when the run is interrupted or fails. `lit-knn report RUN...` compares runs.
+    The settings are in `config.yaml` beside it. The record is written at the start, at each checkpoint,
+    at the end, and when the run is interrupted or fails. `lit-knn report RUN...` compares records.
     `lit-knn fit` always adds this callback.
     """
 
-    _record: Record | None = None  # on the first rank, from the start of the training
+    _record: Record | None = None  # None on other ranks, and before the training starts
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Begin the record of this part of the run, and write it."""
@@ -32,13 +32,19 @@ class RunRecord(pl.Callback):
 
     @rank_zero_only
     def _begin(self, trainer: pl.Trainer, data: dict[str, object]) -> None:
-        """Make the record of this part of the run."""
+        """Make the record of this part of the run, on the first rank.
+
+        Args:
+            trainer: the trainer of the run.
+            data: the description of its data.
+        """
         resumed_from = None
         if trainer.ckpt_path is not None:
             resumed_from = str(trainer.ckpt_path)
         self._record = Record(resumed_from=resumed_from, data=data, processes=trainer.world_size)
 
-        # The run itself may have been resumed from another one before.
+        # If this part goes on in its run's own folder, the run keeps the start that its record has: it may have
+        # been resumed from a run in another folder before.
         run = RunFolder(Path(str(self._folder)))
         if resumed_from is not None and run.holds(resumed_from):
             try:
@@ -49,12 +55,13 @@ class RunRecord(pl.Callback):
     def on_save_checkpoint(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, *_: object
     ) -> None:
+        """Write the record with the current step and time."""
         self._write(trainer, pl_module)
 
     def on_exception(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException
     ) -> None:
-        """Write how the run ended."""
+        """Write the record with the error or the interruption that ended the run."""
         if isinstance(exception, (KeyboardInterrupt, SystemExit)):
             status = "interrupted"
         else:
@@ -62,12 +69,19 @@ class RunRecord(pl.Callback):
         self._write(trainer, pl_module, status)
 
     def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Write the record with the status `finished`."""
         self._write(trainer, pl_module, "finished")
 
     def _write(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, status: str | None = None
     ) -> None:
-        """Write the record as it is now; without a `status` it keeps the last one."""
+        """Write the record with the current step, time and images seen.
+
+        Args:
+            trainer: the trainer of the run.
+            pl_module: its module.
+            status: the new status; None to keep the one before.
+        """
         record = self._record
         if record is None or self._folder is None or trainer.state.fn != "fit":
             return
@@ -80,7 +94,7 @@ class RunRecord(pl.Callback):
 
 
 def _describe_data(trainer: pl.Trainer) -> dict[str, object]:
-    """Return the class of the run's data, and what is known of its images."""
+    """Return the class of the run's data and, if they have a reference set, number, shape and hash of its images."""
     data: dict[str, object] = {"class": type(getattr(trainer, "datamodule", None)).__name__}
     reference = find_reference(trainer)
     if reference is not None:

@@ -15,15 +15,11 @@ from lit_knn.common.tables import TITLES
 
 
 class RunSummary(pl.Callback):
-    """When training ends, print where its results are.
-
-    These are the last values, the paths of checkpoints and sample pictures, and the command of
-    TensorBoard.
-    """
+    """When training ends, print its last values, the paths of its results, and the command of TensorBoard."""
 
     @rank_zero_only
     def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Print the lines of all callbacks and loggers on the first rank."""
+        """Print the results of all callbacks, and how to open TensorBoard, on the first rank."""
         print()
         for callback in trainer.callbacks:  # type: ignore[attr-defined]
             for line in _results_of(callback, trainer):
@@ -36,7 +32,7 @@ class RunSummary(pl.Callback):
 
 
 def _results_of(callback: pl.Callback, trainer: pl.Trainer) -> list[str]:
-    """Return the lines on what a callback measured or wrote."""
+    """Return the lines to print about a callback: its last values, or the paths of what it wrote."""
     if isinstance(callback, Fidelity):
         values = callback.last_values.items()
         return [f"{TITLES.get(name, name)}: {value:#.4g}" for name, value in values]
@@ -45,7 +41,7 @@ def _results_of(callback: pl.Callback, trainer: pl.Trainer) -> list[str]:
         return [f"Samples:      {_short(path)}" for path in callback.last_paths]
 
     if isinstance(callback, LastCheckpoint):
-        # A resumed run that had no step left to do has saved none.
+        # A resumed run that had no step left has saved nothing, so its checkpoint is the one that it started from.
         saved = callback.last_saved or trainer.ckpt_path
         if saved is not None:
             return [f"Checkpoint:   {_short(saved)}"]
@@ -58,7 +54,7 @@ def _results_of(callback: pl.Callback, trainer: pl.Trainer) -> list[str]:
 
 
 def _short(path: str | Path) -> Path:
-    """Make a path relative to the working directory if that is shorter to read."""
+    """Return a path relative to the working directory if it lies there, or else as it is."""
     path = Path(path)
     if path.is_relative_to(Path.cwd()):
         return path.relative_to(Path.cwd())

@@ -14,19 +14,19 @@ from lit_knn.common.files import written_whole
 from lit_knn.common.tables import Row, write_rows
 from lit_knn.figures import captioned, sample_picture
 
+# Number of samples in the picture: images or series in a grid, and points in a scatter plot, which has room for more.
 GRID_SAMPLES = 64
-# A scatter plot has room for more points.
 GRID_POINTS = 2000
 CLASSES_NAME = "classes.csv"
 
 
 def write_pngs(folder: Path, images: np.ndarray, seeds: Sequence[int]) -> None:
-    """Write images, each into a file named by its seed.
+    """Write each image into a PNG file that is named by its seed.
 
     Args:
         folder: folder of the files.
-        images: (B, C, H, W), uint8.
-        seeds: B seeds.
+        images: the images, (B, C, H, W), uint8.
+        seeds: their B seeds.
     """
     for seed, image in zip(seeds, images, strict=True):
         with written_whole(folder / png_name(seed), flush=False) as partial:
@@ -34,7 +34,7 @@ def write_pngs(folder: Path, images: np.ndarray, seeds: Sequence[int]) -> None:
 
 
 def png_name(seed: int) -> str:
-    """Return the name of the file of a sample."""
+    """Return the name of the PNG file of the sample with this seed."""
     return f"{seed:06d}.png"
 
 
@@ -44,13 +44,13 @@ def write_npz(
     seeds: np.ndarray,
     classes: np.ndarray | None,
 ) -> None:
-    """Write all samples into one file.
+    """Write all samples into one file, pictures with their channels last.
 
     Args:
-        path: the .npz file.
-        images: (N, C, H, W), uint8, or float32 samples of any shape.
-        seeds: (N,).
-        classes: (N,), or None if samples have no class.
+        path: path of the .npz file.
+        images: pictures, (N, C, H, W), uint8, or float32 samples of any shape.
+        seeds: their seeds, (N,).
+        classes: their classes, (N,), or None if samples have no class.
     """
     if images.dtype == np.uint8:
         images = images.transpose(0, 2, 3, 1)
@@ -68,13 +68,13 @@ def write_classes(
     classes: np.ndarray,
     names: Sequence[str] | None,
 ) -> None:
-    """Write the class of each PNG file: for programs in EDM's layout, for people with its name.
+    """Write the class of each PNG file into `dataset.json`, in EDM's layout, and into `classes.csv`, with its name.
 
     Args:
         folder: folder of the PNG files.
-        seeds: (N,).
-        classes: (N,).
-        names: names of the classes, if they have some.
+        seeds: the seeds of the samples, (N,).
+        classes: their classes, (N,).
+        names: names of the classes, or None if they have none.
     """
     labels = []
     rows: list[Row] = []
@@ -92,16 +92,16 @@ def write_classes(
 
 
 def picture_of_first(images: np.ndarray, total: int) -> Tensor | None:
-    """Draw the first samples; return (3, H, W) in [0, 1], or None if their shape has no picture.
+    """Return a picture of the first samples, (3, H, W) in [0, 1], or None if samples of this shape have no picture.
 
     Args:
-        images: (N, *shape), uint8 or float32, in the order of their seeds.
-        total: number of samples that the caption names; some of them may be missing here.
+        images: the samples, (N, *shape), uint8 or float32, in the order of their seeds. The last ones may be missing.
+        total: the number of all samples, which the caption names.
     """
     limit = GRID_POINTS if images.shape[1:] == (2,) else GRID_SAMPLES
     first = torch.from_numpy(images[:limit]).float()
     if images.dtype == np.uint8:
-        first = first / 127.5 - 1
+        first = first / 127.5 - 1  # pixels 0 to 255 in model space, [-1, 1]
 
     picture = sample_picture(first)
     if picture is None:

@@ -13,16 +13,16 @@ from lit_knn.runs.run import decoded
 
 
 class SampleGrid(Measurement):
-    """At each validation, draw samples of fixed seeds, into PNG files and for the loggers.
+    """At each validation, draw samples of fixed seeds, and write a picture of them, which the loggers get, too.
 
-    Images of 1 or 3 channels become a grid, also those that the data's autoencoder decodes from
-    latents; points (2,) a scatter plot; and series (1, L) lines. Other shapes get no picture. The
-    model must have `sample(seeds, num_steps)` and `step`.
+    Images of 1 or 3 channels become a grid; latents are decoded first if the data have an autoencoder.
+    Points, of shape (2,), become a scatter plot, and series, of shape (1, L), become lines. Samples of
+    other shapes get no picture. The model must have `sample(seeds, num_steps)` and `step`.
 
     Args:
         num_samples: samples in a picture; the seeds are 0 to num_samples − 1.
-        num_steps: numbers of sampling steps; each gives one picture. null is the model's own
-            number, or its sampler's.
+        num_steps: numbers of sampling steps; each gives one picture. null stands for the number
+            that the model or its sampler has.
     """
 
     in_fit = True
@@ -35,7 +35,7 @@ class SampleGrid(Measurement):
         self.last_paths: list[Path] = []
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Check that the model can take these numbers of steps, before the long training."""
+        """Check before the long training that the model can sample with these numbers of steps."""
         if not isinstance(pl_module, EstimatorTraining) or pl_module.image_shape is None:
             return
 
@@ -46,7 +46,7 @@ class SampleGrid(Measurement):
 
     @rank_zero_only
     def evaluate(self) -> None:
-        """Draw a picture for each number of steps on the first rank."""
+        """Write a picture of samples for each number of steps, on the first rank."""
         self.last_paths = []
         for steps in self.num_steps:
             images = decoded(self.trainer, self.module.sample(range(self.num_samples), steps))

@@ -28,23 +28,22 @@ from lit_knn.modules.conditioning import Conditioning
 from lit_knn.runs.names import expanded
 from lit_knn.runs.run import decoded
 
+# The picture of the first samples has the name of their folder with this ending.
 GRID_ENDING = "grid.png"
 
 
 class SampleWriter(BasePredictionWriter):
     """Write the samples of `predict` batch by batch, and a picture of the first ones.
 
-    The folder holds no other picture, so that other programs can measure it. The picture is
-    beside it, in `FOLDER_grid.png`: a grid of images, a scatter plot of points (2,), or the lines
-    of series (1, L).
+    The picture is beside the folder of the samples, in `FOLDER_grid.png`, so that programs that measure all files of
+    the folder do not count it. It is a grid of images, a scatter plot of points (2,), or the lines of series (1, L).
 
     Args:
-        format: `png`, one file per sample, named by its seed; or `npz`, one file `samples.npz` with
-            `images`, uint8 (N, H, W, C), and `seeds`. An autoencoder of the data decodes latents
-            first. Other latents and vectors are always written as `npz`, float32, not rescaled. The
-            classes of a class-conditional model are `labels` of the `npz`, or, in EDM's layout,
-            `dataset.json` among the images, which `ImageFiles` reads. With their names they are in
-            `classes.csv` there. With guidance 0 samples have no class.
+        format: `png`, one file per sample, named by its seed; or `npz`, one file `samples.npz` with `images`, uint8 (N,
+            H, W, C), and `seeds`. If the data have an autoencoder, it decodes latents first. Other latents and vectors
+            are always written as `npz`, float32, not rescaled. The classes of a class-conditional model are the array
+            `labels` of the `npz`. For `png` they are written beside the images: into `dataset.json` in EDM's layout,
+            which `ImageFiles` reads, and into `classes.csv` with their names. With guidance 0 samples have no class.
         folder: output folder, empty or new; by default `predictions/` in the run's folder.
     """
 
@@ -54,7 +53,7 @@ class SampleWriter(BasePredictionWriter):
         self.folder = folder
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Make the folder; raise InputError if something is in the way."""
+        """Make the folder; raise InputError if files would be overwritten."""
         if stage != "predict":
             return
 
@@ -64,16 +63,18 @@ class SampleWriter(BasePredictionWriter):
         if self.folder:
             self._folder = expanded(self.folder)
 
-        problem = trainer.strategy.broadcast(self._taken())
-        if problem is not None:  # The first rank decides, so that all ranks stop.
+        # All ranks take the first rank's result, so that all of them stop.
+        problem = trainer.strategy.broadcast(self._obstacle())
+        if problem is not None:
             raise InputError(f"SampleWriter: {problem}")
 
-        # Batches are files until all are drawn, which saves memory and keeps the ranks apart.
+        # Until all samples are drawn, each batch is a file, a shard. So a rank needs little memory, and the ranks
+        # need not exchange samples.
         self._shards = self._folder / "batches"
         on_first_rank(lambda: self._shards.mkdir(parents=True))
 
-    def _taken(self) -> str | None:
-        """Say what is in the way of the samples, if anything is."""
+    def _obstacle(self) -> str | None:
+        """Return what keeps the samples from being written, which is something in their place; None if nothing is."""
         if self._folder.exists() and any(self._folder.iterdir()):
             return f"folder={self._folder} is not empty; nothing in it is overwritten"
         picture = self._beside(GRID_ENDING)
@@ -82,7 +83,8 @@ class SampleWriter(BasePredictionWriter):
         return None
 
     def _beside(self, ending: str) -> Path:
-        """Name a file beside the folder of the samples after the folder."""
+        """Return the path of a file beside the folder of the samples: its name is that of the folder and an ending."""
+        # An absolute path has a name even if the folder is `.`.
         place = Path(os.path.abspath(self._folder))
         return place.with_name(f"{place.name}_{ending}")
 
@@ -96,7 +98,10 @@ class SampleWriter(BasePredictionWriter):
         batch_idx: int,
         *_: object,
     ) -> None:
-        """Write one batch of samples and its seeds to a file.
+        """Write one batch of samples and its seeds to a shard, and to PNG files if asked.
+
+        The shard has all seeds of the batch, `drawn`. If the samples are PNG files, it has only those samples that
+        the picture needs, `images`, with their `seeds`; otherwise it has all.
 
         Raises:
             InputError: a sample is not finite.
@@ -114,20 +119,20 @@ class SampleWriter(BasePredictionWriter):
         in_shard = np.full(len(drawn), True)
         if is_picture and self.format == "png":
             write_pngs(self._folder, images, seeds.tolist())
-            in_shard = drawn < GRID_SAMPLES  # The picture of the first ones needs these again.
+            in_shard = drawn < GRID_SAMPLES
 
         shard = self._shards / f"{trainer.global_rank:04d}_{batch_idx:06d}.npz"
         with written_whole(shard) as partial:
             np.savez(partial, drawn=drawn, seeds=drawn[in_shard], images=images[in_shard])
 
     def on_predict_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Join the batches of all ranks in the order of their seeds."""
+        """Wait until all ranks have written their batches, and let the first rank join them."""
         trainer.strategy.barrier()
         self._join(trainer, pl_module)
 
     @rank_zero_only
     def _join(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Write all samples, their classes and the picture, and remove the files of batches."""
+        """Write all samples in the order of their seeds, their classes and the picture, and remove the shards."""
         shards = self._read_shards(trainer.world_size)
         seeds = np.concatenate([shard["seeds"] for shard in shards])
         images = np.concatenate([shard["images"] for shard in shards])
@@ -156,23 +161,25 @@ class SampleWriter(BasePredictionWriter):
         shutil.rmtree(self._shards)
 
     def _read_shards(self, ranks: int) -> list[dict[str, np.ndarray]]:
-        """Return the arrays of all batches, by name."""
+        """Return the arrays of all shards by name; raise InputError if those of a rank are missing."""
         paths = sorted(self._shards.iterdir())
-        ranks_here = {path.name[:4] for path in paths}
+        # The name of a shard begins with the number of its rank.
+        ranks_here = {path.name.partition("_")[0] for path in paths}
         if len(ranks_here) < ranks:
             problem = f"{self._shards} lacks batches of other machines"
             raise InputError(f"SampleWriter: {problem}: give a shared folder")
 
-        # A dict holds the arrays and no open file: a process may open only about a thousand.
+        # `dict` reads the arrays, so that no file stays open: a process may open only about a thousand.
         return [dict(np.load(path)) for path in paths]
 
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        """Print where the samples are."""
         if stage == "predict":
             rank_zero_info(f"Samples are in {self._folder}")
 
 
 def _check_finite(samples: Tensor, seeds: Tensor) -> None:
-    """Raise InputError if a sample (B, *shape) is not finite; it would become of one colour."""
+    """Raise InputError if one of the samples, (B, *shape), is not finite: its picture would only be of one colour."""
     is_finite = samples.isfinite().flatten(1).all(1)
     if not is_finite.all():
         seed = seeds[~is_finite][0].item()
@@ -181,7 +188,7 @@ def _check_finite(samples: Tensor, seeds: Tensor) -> None:
 
 
 def _conditioning(pl_module: pl.LightningModule) -> Conditioning | None:
-    """Return what gives samples their classes, or None if they have none."""
+    """Return the part of the model that gives samples their classes, or None if samples have no class."""
     conditioning: Conditioning | None = getattr(pl_module, "conditioning", None)
     if not conditioning or getattr(pl_module, "guidance", 1.0) <= 0:
         return None

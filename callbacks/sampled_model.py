@@ -1,4 +1,4 @@
-"""What measurements of samples need of a model."""
+"""The interface of a model whose samples are measured."""
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 class SampledModel(Protocol):
-    """What measurements of samples need of a model."""
+    """The interface of a model whose samples are measured."""
 
     @property
     def step(self) -> int:
@@ -18,4 +18,4 @@ class SampledModel(Protocol):
         """Number of images that the weights have seen."""
 
     def sample(self, seeds: Sequence[int] | Tensor, num_steps: int | None = None) -> Tensor:
-        """Draw a sample of each seed, (B, *shape)."""
+        """Draw a sample for each seed; returns (B, *shape). By default the model chooses the number of steps."""

@@ -1,1 +1,1 @@
-"""The commands of `lit-knn`, one in each file; `cli` has the shared code of fit, validate, predict, plan and best."""
+"""The commands of `lit-knn`. `cli` has the code that fit, validate, predict, plan, probe and best share."""

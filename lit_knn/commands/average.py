@@ -1,6 +1,7 @@
 """`lit-knn average RUN --ema LENGTH...` makes averages of the weights of a run after its training.
 
-It sums the snapshots of `PowerAverages` with the profile nearest to the wanted one (arXiv 2312.02696, Sec. 3.2).
+An average is a weighted sum of the snapshots of `PowerAverages`. The weights are those whose profile is nearest to the
+wanted one (arXiv 2312.02696, Sec. 3.2).
 """
 
 import argparse
@@ -22,29 +23,26 @@ from lit_knn.runs.folder import RunFolder
 from lit_knn.runs.kept_files import kept_snapshots
 
 AVERAGES_FOLDER = "averages"
-# If the profile error exceeds these limits, the sum is written with a warning, or refused.
+# Above the first limit of the profile's error, an average is written with a warning; above the second, it is refused.
 WARNED, REFUSED = 0.05, 0.3
 
 
 class Snapshot(TypedDict):
-    """The part of a snapshot's file that averages are made of. The rest is that of any checkpoint."""
+    """The entries of a snapshot's file from which averages are made; it has the other entries of a checkpoint, too."""
 
     images_seen: int
-    lengths: list[float]
-    averages: list[dict[str, Tensor]]
+    lengths: list[float]  # the relative length of each average
+    averages: list[dict[str, Tensor]]  # the state of the network, averaged over each length
 
 
 def average(snapshots: Sequence[Snapshot], weights: np.ndarray) -> dict[str, Tensor]:
-    """Sum snapshots of one architecture in float64.
+    """Return the weighted sum of the averages in snapshots, which is a state of the network.
 
-    Integers come from the last one; 16-bit tensors become float32.
+    The sum is made in float64, and becomes float32 if tensors have fewer bits. Integers are those of the last average.
 
     Args:
         snapshots: the snapshots.
-        weights: a weight for each average of each snapshot.
-
-    Returns:
-        The state of the network.
+        weights: a weight for each average of each snapshot, in their order.
     """
     averages: list[dict[str, Tensor]] = []
     for snapshot in snapshots:
@@ -59,13 +57,17 @@ def average(snapshots: Sequence[Snapshot], weights: np.ndarray) -> dict[str, Ten
         total = torch.zeros(last.shape, dtype=torch.float64)
         for weight, each in zip(weights, averages, strict=True):
             total.add_(each[name].double(), alpha=float(weight))
-        dtype = torch.float32 if last.element_size() < 4 else last.dtype
-        summed[name] = total.to(dtype)
+        is_short = last.element_size() < torch.float32.itemsize
+        summed[name] = total.to(torch.float32 if is_short else last.dtype)
     return summed
 
 
 def fit_length(snapshots: Sequence[Snapshot], length: float) -> Fit:
-    """Fit the average of a relative length at the last of the snapshots; refuse it if the nearest sum is too far."""
+    """Return the weights of the sum of snapshots that is nearest to the average of a relative length at the last one.
+
+    Raises:
+        InputError: even the nearest sum has too large an error.
+    """
     stored = []
     for snapshot in snapshots:
         for stored_length in snapshot["lengths"]:
@@ -88,16 +90,16 @@ def fit_length(snapshots: Sequence[Snapshot], length: float) -> Fit:
 def write_averages(
     run: Path, lengths: Sequence[float], images: int | None = None, folder: Path | None = None
 ) -> None:
-    """Make averages of a run, and print what was written.
+    """Write averages of the weights of a run, each into a checkpoint, and print the paths.
 
     Args:
-        run: folder of the run; its last one, if it was resumed.
+        run: folder of the run; its last folder, if it was resumed.
         lengths: relative lengths of the averages.
-        images: average up to the snapshot of so many images seen; by default the last.
-        folder: folder of the checkpoints; by default that of averages in the run's.
+        images: average up to the snapshot of this number of images seen; by default up to the last one.
+        folder: folder of the checkpoints; by default `averages/` in the run's folder.
 
     Raises:
-        InputError: a length has no near sum of snapshots, or its file holds another average.
+        InputError: no sum of snapshots is near to a length, or its file holds another average.
     """
     with prefixed("--ema"):
         lengths = checked_lengths(lengths)
@@ -120,7 +122,7 @@ def write_averages(
 
     written = 0
     for path, about, fitted in planned:
-        # A command that was interrupted goes on with the files that are missing.
+        # If the command was interrupted before, it writes only the files that are missing.
         exists = path.exists()
         if not exists:
             _write_average(path, about, snapshots, fitted.weights)
@@ -131,11 +133,11 @@ def write_averages(
 
 
 def read_snapshots(run: Path, images: int | None) -> list[Snapshot]:
-    """Read the snapshots of a run up to the one of `images` images seen. Their tensors are loaded when used."""
+    """Return the snapshots of a run up to the one of `images` images seen, or all; tensors are loaded when used."""
     paths = kept_snapshots(RunFolder(run))
     if images is not None and images not in paths:
         by_distance = sorted(paths, key=lambda seen: abs(seen - images))
-        nearest = ", ".join(map(str, by_distance[:3]))
+        nearest = ", ".join(str(seen) for seen in by_distance[:3])
         raise InputError(f"--images {images}: there is no such snapshot; the nearest are {nearest}")
 
     chosen = [path for seen, path in paths.items() if images is None or seen <= images]
@@ -143,13 +145,13 @@ def read_snapshots(run: Path, images: int | None) -> list[Snapshot]:
 
 
 def _spell(length: float) -> str:
-    """Spell a length for a file's name, with at least three digits: 0.050."""
+    """Return a length as text for a file's name, with at least three digits after the point, such as 0.050."""
     rounded = f"{length:.3f}"
     return rounded if float(rounded) == length else repr(length)
 
 
 def _check_same_average(path: Path, about: dict[str, float], images_seen: int) -> None:
-    """Refuse a file with another average than the one to write."""
+    """Raise InputError if a file holds another average than the one to write, whose description is `about`."""
     checkpoint = read_checkpoint_file(path, mmap=True)
     if checkpoint.get(AVERAGE_KEY) != about or checkpoint.get("images_seen") != images_seen:
         problem = f"{path} is another average; nothing is overwritten"
@@ -159,10 +161,10 @@ def _check_same_average(path: Path, about: dict[str, float], images_seen: int) -
 def _write_average(
     path: Path, about: dict[str, float], snapshots: Sequence[Snapshot], weights: np.ndarray
 ) -> None:
-    """Write a checkpoint for `validate` and `predict`; a training cannot resume from it.
+    """Write the checkpoint of an average for `validate` and `predict`; a training cannot resume from it.
 
     Args:
-        path: the file.
+        path: path of the file.
         about: length, residual and number of snapshots of the average.
         snapshots: the snapshots.
         weights: a weight for each average of each snapshot.
@@ -175,7 +177,7 @@ def _write_average(
 
 
 def main(args: Sequence[str] | None = None) -> None:
-    """Make the averages of a command line."""
+    """Run `lit-knn average` with the arguments of a command line."""
     about = "Make averages of the weights of a run after its training, of any length, from the snapshots of "
     about += "lit_knn.callbacks.PowerAverages. `validate` and `predict --ckpt_path` take them. See docs/training.md."
     parser = argparse.ArgumentParser(prog="lit-knn average", description=about)

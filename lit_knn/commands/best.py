@@ -35,10 +35,10 @@ class BestCheckpoint(pl.Callback):
         run: folder of the training run; the table and the picture are written there.
         folder: folder of the checkpoints, if it is not that of `run`. If `lit-knn average` wrote averages there, these
             are measured, and the table and the picture are written there.
-        draws: number of draws of samples of the best checkpoint, which was found with the first.
+        draws: how many sets of samples to draw from the best checkpoint in all; the first one served to find it.
 
     Attributes:
-        damaged: the unreadable checkpoints and the reasons; filled while measuring.
+        damaged: for each unreadable checkpoint the reason; filled while measuring.
         metric: name of the metric; the best checkpoint has the lowest value.
     """
 
@@ -59,13 +59,13 @@ class BestCheckpoint(pl.Callback):
         self.checkpoints, self._key = on_first_rank(
             lambda: find_checkpoints(self.run, self.folder, steps)
         )
-        # The callback chooses the images: perhaps held-out ones, and those that latents are of.
+        # `Fidelity` chooses the images to compare with: held-out ones if it is set so, and of latents their images.
         self.fidelity.join(trainer, pl_module)
         self.fidelity.check()
         self._reference = self.fidelity.real()
 
     def on_predict_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Open the tables. The model's options are known only after its setup."""
+        """Open the tables of measurements, now that the model's options, which they depend on, are known."""
         model = cast(EstimatorTraining, pl_module)
         settings = settings_of(self.fidelity, self._reference, model)
         self._kept, self._drawn = open_tables(
@@ -77,7 +77,7 @@ class BestCheckpoint(pl.Callback):
             check_averages(self._kept, self.checkpoints)
 
     def on_predict_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Measure the remaining checkpoints, then draw and print the result."""
+        """Measure the checkpoints that are not in the table yet, and show the result."""
         remaining = {}
         for place, path in self.checkpoints.items():
             if self._kept.find(place) is None:
@@ -87,7 +87,7 @@ class BestCheckpoint(pl.Callback):
         done = total - len(remaining)
         rank_zero_info(f"{done} of {total} checkpoints are measured already")
         with self.fidelity.bar(total, "Checkpoints", " checkpoints", leave=True) as bar:
-            bar.unit_scale = False  # Checkpoints are too few for units such as k.
+            bar.unit_scale = False  # Show 12, not 12.0: checkpoints are few.
             bar.update(done)
             for place, path in remaining.items():
                 bar.set_description(path.name)
@@ -106,10 +106,10 @@ class BestCheckpoint(pl.Callback):
     def _further_draws(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, place: float
     ) -> list[float]:
-        """Measure further draws of samples of the best checkpoint; return their values.
+        """Measure further sets of samples of the best checkpoint, and return the values of the metric.
 
         Args:
-            trainer: tells the device.
+            trainer: the trainer, which has the device.
             pl_module: gets the weights.
             place: the checkpoint's value in the column that numbers the checkpoints.
         """
@@ -123,14 +123,14 @@ class BestCheckpoint(pl.Callback):
 
         values = []
         for n in numbers:
-            # A draw is missing if the file of its checkpoint is.
+            # A set that was not measured before is missing if the checkpoint's file is gone or damaged.
             row = self._drawn.find(place, n)
             if row is not None:
                 values.append(number(row, self.metric))
         return values
 
     def _load(self, trainer: pl.Trainer, pl_module: pl.LightningModule, path: Path) -> bool:
-        """Load the averaged weights of a checkpoint into the model; return False on all ranks if any rank fails."""
+        """Load the averaged weights of a checkpoint into the model, and return whether all ranks could read it."""
         problem = None
         checkpoint = None
         try:
@@ -159,11 +159,11 @@ class BestCheckpoint(pl.Callback):
         """Measure samples of the loaded weights.
 
         Args:
-            trainer: tells the device.
+            trainer: the trainer, which has the device.
             pl_module: has the weights.
             place: the checkpoint's value in the column that numbers the checkpoints.
             path: file of the checkpoint.
-            draw: number of the draw, from 1; it sets the seeds of the samples.
+            draw: number of the set of samples, from 1; it sets their seeds.
 
         Returns:
             The row of the table.
@@ -174,8 +174,9 @@ class BestCheckpoint(pl.Callback):
         with prefixed(str(path)):
             samples = fidelity.samples(model, draw)
             device = trainer.strategy.root_device
+            total = fidelity.num_samples
             values = fidelity.measure(
-                self._reference, samples, fidelity.num_samples, device, fidelity.bar
+                self._reference, samples, total=total, device=device, bar=fidelity.bar
             )
 
         return {
@@ -190,12 +191,12 @@ class BestCheckpoint(pl.Callback):
 
     @rank_zero_only
     def _conclude(self, rows: list[Row], best: Row, draws: list[float]) -> None:
-        """Draw the curve, and print the best checkpoint with all its draws.
+        """Draw the curve of all checkpoints, and print the best one with all its measurements.
 
         Args:
             rows: rows of all checkpoints, in their order.
-            best: the row of the best one.
-            draws: the metric of each draw of its samples.
+            best: the row of the best checkpoint.
+            draws: the metric of each of its sets of samples.
         """
         figure = curve_of(rows, best, self._key, self.metric, str(self.run))
         pictures = save_figure(figure, self._kept.path.with_suffix(""))

@@ -10,10 +10,10 @@ from lit_knn.figures import average_curve, checkpoint_curve
 
 
 def curve_of(rows: Sequence[Row], best: Row, key: Key, metric: str, title: str) -> Figure:
-    """Draw the metric of all checkpoints or averages, and mark the best.
+    """Return a picture of the metric of all checkpoints or averages, with the best one marked.
 
     Args:
-        rows: rows of the table, ascending in `key`.
+        rows: rows of the table, ascending in the column `key`.
         best: one of the rows.
         key: the column that numbers the checkpoints.
         metric: name of the metric.
@@ -31,7 +31,7 @@ def curve_of(rows: Sequence[Row], best: Row, key: Key, metric: str, title: str) 
 
 
 def description_of(best: Row, metric: str) -> str:
-    """Return the values of the best checkpoint, and when it was saved."""
+    """Return words on the best checkpoint: its values, step and images seen."""
     metrics = [name for name in best if name in TITLES] or [metric]
     values = [f"{TITLES.get(name, name)} {best[name]:.4g}" for name in metrics]
     place = f"step {best['step']:,}, {best['images_seen']:,} images seen"
@@ -39,9 +39,13 @@ def description_of(best: Row, metric: str) -> str:
 
 
 def summary_of_draws(metric: str, draws: Sequence[float]) -> str:
-    """Describe all draws of the best checkpoint.
+    """Describe the metric of every set of samples drawn from the best checkpoint.
 
-    The first chose it, so only the others are a fair measurement.
+    The checkpoint was chosen by the first set, so only the other sets are a fair measurement.
+
+    Args:
+        metric: name of the metric.
+        draws: its value for each set of samples, at least two.
     """
     title = TITLES.get(metric, metric)
     values = ", ".join(f"{value:.4g}" for value in draws)

@@ -1,4 +1,4 @@
-"""The tables of `lit-knn best`: one of checkpoints or averages, and one of further draws of the best."""
+"""The tables of `lit-knn best`: one of checkpoints or averages, and one of further sets of samples of the best."""
 
 import json
 from collections.abc import Mapping
@@ -25,7 +25,9 @@ Key = Literal["images_seen", "ema"]
 def settings_of(
     fidelity: Fidelity, reference: ReferenceSet, pl_module: EstimatorTraining
 ) -> Settings:
-    """Return all that a measured distance depends on. All ranks call this: they describe the data together.
+    """Return everything that a measured distance depends on, as plain values.
+
+    All ranks must call this, because each rank hashes its share of sharded data.
 
     Args:
         fidelity: measures the samples.
@@ -49,21 +51,21 @@ def settings_of(
 
     for name, value in pl_module.generative_model().options().items():
         settings[f"model.{name}"] = value
-    # Settings read from a file have these types.
+    # The settings are compared with those in a JSON file, which has lists for tuples and text for other objects.
     return json.loads(json.dumps(settings, default=str))
 
 
 def open_tables(
     run: Path, averages: str | None, key: Key, fidelity: Fidelity, settings: Settings
 ) -> tuple[KeptResults, KeptResults]:
-    """Open the table of checkpoints and that of further draws.
+    """Return the table of checkpoints or averages, and the table of further sets of samples of the best one.
 
     Args:
-        run: folder of the training run, for tables of checkpoints.
-        averages: folder of the averages, for tables of averages.
+        run: folder of the training run; it has the tables of checkpoints.
+        averages: folder of the averages; it has the tables of averages.
         key: the column that numbers the checkpoints.
-        fidelity: names the columns of distances.
-        settings: all that a distance depends on.
+        fidelity: has the names of the columns of distances.
+        settings: everything that a distance depends on, from `settings_of`.
     """
     columns: dict[str, type] = {"step": int, "images_seen": int}
     folder, prefix = run, CHECKPOINTS_PREFIX
@@ -86,7 +88,7 @@ def open_tables(
 def find_checkpoints(
     run: Path, folder: str | None, max_steps: int
 ) -> tuple[dict[float, Path], Key]:
-    """Find the checkpoints to measure.
+    """Return the checkpoints to measure, and the column that numbers them.
 
     Args:
         run: folder of the training run.
@@ -107,7 +109,7 @@ def find_checkpoints(
 
 
 def check_averages(table: KeptResults, averages: Mapping[float, Path]) -> None:
-    """Refuse a table with the row of another average that had the same length."""
+    """Raise InputError if the table has a row of an earlier average of the same length but other images seen."""
     for length, path in averages.items():
         row = table.find(length)
         if row is None:

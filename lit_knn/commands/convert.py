@@ -7,7 +7,7 @@ from lit_knn.sampling.loading import convert
 
 
 def main(args: Sequence[str] | None = None) -> None:
-    """Convert one file on the command line."""
+    """Run `lit-knn convert` with the arguments of a command line."""
     about = "Convert a published EDM network (.pkl) to safetensors, executing none of its code."
     parser = argparse.ArgumentParser(prog="lit-knn convert", description=about)
     parser.add_argument("input", help="the published .pkl file")

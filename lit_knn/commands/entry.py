@@ -1,4 +1,4 @@
-"""The command `lit-knn`: finds the module of a subcommand, and imports no other one."""
+"""The program `lit-knn`: finds the module of a command and runs it, without importing the modules of the others."""
 
 import argparse
 import difflib
@@ -14,11 +14,12 @@ from lit_knn.common.errors import InputError, errors_in_one_line
 from lit_knn.common.files import at_home
 
 DEBUG = "--debug"
-# These modules have parsers of their own, and need no trainer. `prepare` imports no torch.
-ALONE = ("average", "export", "report", "prepare", "convert")
-# If they are interrupted, these commands go on with what is missing.
-GO_ON = ("average", "export", "report", "prepare")
-# `cli` parses the other commands.
+STATUS_OF_CTRL_C = 130  # the shell's exit status: 128 and the number of the signal
+# Each of these commands is a module with its own parser, and needs no trainer. `prepare` needs not even torch.
+COMMANDS_WITH_OWN_PARSER = ("average", "export", "report", "prepare", "convert")
+# If one of these commands was interrupted, the same command continues with what is missing.
+COMMANDS_THAT_CONTINUE = ("average", "export", "report", "prepare")
+# All commands, with what they do. Those without their own parser are parsed by `lit_knn.commands.cli`.
 COMMANDS = {
     "fit": "train a model",
     "validate": "measure a checkpoint, or estimators without any training",
@@ -32,24 +33,27 @@ COMMANDS = {
     "prepare": "make one file of many images",
     "convert": "convert a published EDM network to safetensors",
 }
-# Lightning reads these variables of launchers as numbers when it is imported.
+# When Lightning is imported, it reads these variables of launchers, and fails if one is no number.
 RANKS = ("RANK", "LOCAL_RANK", "SLURM_PROCID", "JSM_NAMESPACE_RANK")
-# Other programs call these commands so.
+# Names that other programs have for these commands.
 OTHER_NAMES = {"train": "fit", "test": "validate", "sample": "predict", "generate": "predict"}
 EPILOG = """Configs: `-c demo` is configs/demo.yaml of lit_knn, `-c my.yaml` a file of yours.
 More about a command: lit-knn COMMAND --help. --debug: also show the traceback of an error."""
 
 
 def main(args: Sequence[str] | None = None) -> None:
-    """Run one command line; an error ends it with one line, and status 2 for bad input or 1 for a fault of ours."""
-    if isinstance(sys.stdout, io.TextIOWrapper):  # A terminal without an é must not end a run.
+    """Run one command line; an error is printed in one line, and the exit status is 2 for bad input or 1 for a bug."""
+    # Letters that a terminal cannot show are printed as escapes, and do not end a run with an error.
+    if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
 
     typed = list(sys.argv[1:] if args is None else args)
     words = [arg for arg in typed if arg != DEBUG]
     name = words[0] if words else ""
     if name in ("-h", "--help", "--version"):
-        _parser().parse_args(words[:1])
+        _parser().parse_args(
+            words[:1]
+        )  # Called to print the help or the version; it ends the process.
     if name in ("", "help"):
         _parser().print_help()
         return
@@ -58,15 +62,19 @@ def main(args: Sequence[str] | None = None) -> None:
         try:
             _run([_at_home(arg) for arg in words])
         except KeyboardInterrupt:
-            advice = "; the same command goes on" if name in GO_ON else ""
+            advice = "; the same command goes on" if name in COMMANDS_THAT_CONTINUE else ""
             print(f"interrupted{advice}", file=sys.stderr)
-            raise SystemExit(130) from None
+            raise SystemExit(STATUS_OF_CTRL_C) from None
 
 
 def _run(words: list[str]) -> None:
-    """Import the module of a command, and run it."""
+    """Import the module of a command, and run it.
+
+    Args:
+        words: the command and its arguments.
+    """
     name = words[0]
-    if name in ALONE:
+    if name in COMMANDS_WITH_OWN_PARSER:
         module = importlib.import_module(f"lit_knn.commands.{name}")
         module.main(with_packaged_configs(words[1:]))
         return
@@ -80,7 +88,7 @@ def _run(words: list[str]) -> None:
 
 
 def _check_ranks() -> None:
-    """Refuse a rank that is no number, such as an empty one."""
+    """Raise InputError if a launcher's variable for the rank is no number, such as an empty text."""
     for name in RANKS:
         rank = os.environ.get(name)
         if rank is not None and not rank.isdecimal():
@@ -88,7 +96,7 @@ def _check_ranks() -> None:
 
 
 def _no_command(args: Sequence[str]) -> str:
-    """Say what is wrong with a command line that does not begin with a command."""
+    """Return a message on a command line that does not begin with a command."""
     name = args[0]
     all_commands = f"the commands are {', '.join(COMMANDS)}"
     if name.startswith("-"):
@@ -103,11 +111,15 @@ def _no_command(args: Sequence[str]) -> str:
 
 
 def _at_home(arg: str) -> str:
-    """Replace `~` where a path begins: a shell leaves it in quotes and in --OPTION=~/FILE."""
+    """Return an argument with the home folder in place of `~` at the beginning of a path.
+
+    A shell does not replace it in quotes and in --OPTION=~/FILE.
+    """
     option, equals, value = "", "", arg
     if arg.startswith("-"):
         option, equals, value = arg.partition("=")
-    if value == "~":  # It is YAML's null.
+    # A `~` alone is no path, but YAML's null.
+    if value == "~":
         return arg
     return f"{option}{equals}{at_home(value)}"
 

@@ -14,7 +14,7 @@ from torch import nn
 
 from lit_knn.commands.model_card import model_card
 from lit_knn.commands.own_network import network_of_run
-from lit_knn.commands.training_facts import collect
+from lit_knn.commands.training_facts import facts_of_training
 from lit_knn.common.checkpoint_file import MODEL_KEY, read_checkpoint_file
 from lit_knn.common.errors import InputError, prefixed
 from lit_knn.common.extras import is_installed
@@ -42,12 +42,15 @@ def export(
         source: the folder of a training run, or a checkpoint. The averaged weights are written.
         folder: where the three files go; it is made if needed. No file is overwritten; files of an export that was
             interrupted are kept if they are the same.
-        net: the raw network, if it is not from `lit_knn.nets`; None makes the one that the run's
-            config.yaml names, which runs the user's own code. Users must also have it to load the
-            folder.
+        net: the raw network, without preconditioning, if its class is not from `lit_knn.nets`. With None, it is made
+            as the run's config.yaml says, which runs code of the user. Whoever loads the folder needs the class, too.
+
+    Returns:
+        The model that was written.
     """
     source = Path(source)
     folder = Path(folder)
+    # Of a run's folder, this is its last checkpoint.
     file = find_file(source)
     if file.suffix != ".ckpt":
         raise InputError(
@@ -55,11 +58,11 @@ def export(
         )
 
     checkpoint = read_checkpoint_file(file, mmap=True)
-    if net is None and is_foreign(checkpoint):
+    if net is None and has_foreign_network(checkpoint):
         net = network_of_run(run_of(file))
     model = load(file, net)
     with prefixed(str(file)):
-        facts = collect(checkpoint, file)
+        facts = facts_of_training(checkpoint, file)
 
     config = {
         "library_name": "lit_knn",
@@ -75,7 +78,7 @@ def export(
     texts = {folder / CONFIG_NAME: config_text, folder / CARD_NAME: card}
     _check_existing(weights, model, texts)
 
-    # The largest file comes first: if the disk is full, nothing is left behind.
+    # The weights, the largest file, are written first, so that nothing is left behind if the disk is full.
     if not weights.exists():
         write_exported(weights, model)
     for path, text in texts.items():
@@ -86,7 +89,13 @@ def export(
 
 
 def _check_existing(weights: Path, model: GenerativeModel, texts: Mapping[Path, str]) -> None:
-    """Refuse files of another export. Those of an export that was interrupted are the same."""
+    """Raise InputError if a file of another export exists; equal files are those of an interrupted export.
+
+    Args:
+        weights: path of the file of weights.
+        model: the model to export.
+        texts: the text of each other file, by its path.
+    """
     other = []
     if weights.exists() and not _holds(weights, model):
         other.append(weights)
@@ -100,24 +109,24 @@ def _check_existing(weights: Path, model: GenerativeModel, texts: Mapping[Path, 
 
 
 def run_of(file: Path) -> Path:
-    """Return the folder of the run that a checkpoint lies in."""
+    """Return the folder of the run that has this checkpoint in one of its subfolders."""
     return file.resolve().parent.parent
 
 
-def is_foreign(checkpoint: Mapping[str, object]) -> bool:
-    """Tell whether the network of a checkpoint is a class that lit_knn does not have."""
+def has_foreign_network(checkpoint: Mapping[str, object]) -> bool:
+    """Return whether the class of a checkpoint's network is not one of lit_knn."""
     description = checkpoint.get(MODEL_KEY)
     return isinstance(description, dict) and description.get("architecture") is None
 
 
 def _holds(path: Path, model: GenerativeModel) -> bool:
-    """Tell whether an exported file holds the weights and the description of the model."""
+    """Return whether an exported file has the weights and the description of this model."""
     try:
         description, weights = read_exported(path)
     except InputError:
         return False
 
-    # A description that was read from a file has lists for tuples.
+    # By way of JSON, the model's description gets lists for tuples, as the one from the file has them.
     state = model.net.state_dict()
     same_model = description == json.loads(json.dumps(model.description()))
     if not same_model or weights.keys() != state.keys():
@@ -126,7 +135,7 @@ def _holds(path: Path, model: GenerativeModel) -> bool:
 
 
 def main(args: Sequence[str] | None = None) -> None:
-    """Export the run on the command line."""
+    """Run `lit-knn export` with the arguments of a command line."""
     about = "Write a trained model for others: weights as safetensors, a configuration and a model card."
     parser = argparse.ArgumentParser(prog="lit-knn export", description=about)
     parser.add_argument(
@@ -142,7 +151,7 @@ def main(args: Sequence[str] | None = None) -> None:
     parser.add_argument("--net", metavar="CLASS", help=about)
     options = parser.parse_args(args)
 
-    # Classes of one's own are in files of the current folder.
+    # The class of the user's network may be in a file of the current folder.
     if sys.path[0] not in ("", os.getcwd()):
         sys.path.insert(0, os.getcwd())
     net = None

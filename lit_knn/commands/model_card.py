@@ -49,12 +49,12 @@ TAGS = {
 
 
 def model_card(name: str, model: GenerativeModel, facts: Facts) -> str:
-    """Write the card of a model. Without the package of the Hub it has no front matter.
+    """Return the text of a model's card, with front matter if the package of the Hugging Face Hub is installed.
 
     Args:
         name: name of the folder that holds the model.
-        model: describes itself and its network.
-        facts: facts of the training; unknown ones are left out.
+        model: the model.
+        facts: facts of its training; unknown ones are left out.
     """
     name = printable(name)
     code = code_of_use(name, model, facts)
@@ -77,12 +77,12 @@ def model_card(name: str, model: GenerativeModel, facts: Facts) -> str:
 
 
 def front_matter_of(model: GenerativeModel, facts: Facts) -> "ModelCardData":
-    """Return what the Hub shows and searches: library, tags, and the pipeline if it has one."""
+    """Return the data by which the Hub shows and finds the model: library, tags, and the pipeline if there is one."""
     from huggingface_hub import ModelCardData
 
     tags = ["lit_knn", "pytorch", *TAGS.get(model.kind, [])]
     pipeline = None
-    # The Hub has a pipeline of unconditional images, and none of images of a class.
+    # A pipeline is the Hub's name of a task. It has one for unconditional images, but none for images of a class.
     if model.num_classes:
         tags.append("class-conditional")
     elif draws_pictures(model, facts):
@@ -91,17 +91,17 @@ def front_matter_of(model: GenerativeModel, facts: Facts) -> "ModelCardData":
 
 
 def draws_pictures(model: GenerativeModel, facts: Facts) -> bool:
-    """Return whether samples are pictures as they are, and no latents."""
+    """Return whether samples are pictures without being decoded."""
     return are_pictures(model.image_shape) and not facts.autoencoder
 
 
 def code_of_use(name: str, model: GenerativeModel, facts: Facts) -> str:
-    """Write the Python code that loads and samples the model.
+    """Return the Python code that loads and samples the model.
 
     Args:
         name: name of the folder that holds the model.
         model: the model.
-        facts: the options of a network that lit_knn does not have are among them.
+        facts: facts of its training; they have the options of a network that is not from lit_knn.
     """
     lines = ["import lit_knn"]
     net = ""
@@ -123,13 +123,13 @@ def code_of_use(name: str, model: GenerativeModel, facts: Facts) -> str:
 
 
 def network_options(facts: Facts) -> Mapping[str, object]:
-    """Return the options of the network in the run's configuration, as far as it is known."""
+    """Return the options of the network from the run's configuration; none if it is not known."""
     init_args = (facts.config.get("model") or {}).get("init_args") or {}
     return (init_args.get("net") or {}).get("init_args") or {}
 
 
 def meaning_of_samples(model: GenerativeModel, facts: Facts) -> str:
-    """Say what the numbers of a sample are, and how to choose a class."""
+    """Return sentences on what the numbers of a sample mean, and on how to choose a class."""
     words = "If the training data were latents, decode the samples with their autoencoder."
     if facts.autoencoder:
         decoder = printable(facts.autoencoder)
@@ -145,7 +145,7 @@ def meaning_of_samples(model: GenerativeModel, facts: Facts) -> str:
 
 
 def metrics_table(facts: Facts) -> str:
-    """Make a table of the last measurements of these weights."""
+    """Return a Markdown table of the last measurements of the training until these weights, or a sentence."""
     if not facts.metrics:
         return "No measurement of these weights was found."
 
@@ -157,7 +157,7 @@ def metrics_table(facts: Facts) -> str:
 
 
 def training_facts(facts: Facts) -> Mapping[str, object]:
-    """Return the known facts of the training by name, without metrics and configuration."""
+    """Return the known facts of the training by name, without metrics and configuration, which have sections."""
     known = {name: value for name, value in asdict(facts).items() if value}
     for section in ("metrics", "config"):
         known.pop(section, None)
@@ -167,8 +167,8 @@ def training_facts(facts: Facts) -> Mapping[str, object]:
 
 
 def yaml_section(title: str, values: Mapping[str, object]) -> str:
-    """Write a section with plain values."""
+    """Return a section of the card that shows plain values as YAML."""
     text = yaml.safe_dump(values, sort_keys=False, allow_unicode=True)
-    # A fence inside would end the block.
+    # Three backticks in a value would end the block of code.
     text = text.replace("```", "'''")
     return f"\n## {title}\n\n```yaml\n{text}```\n"

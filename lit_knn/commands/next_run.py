@@ -1,4 +1,4 @@
-"""The command of the training that follows a probe."""
+"""Makes the command of the training that is to follow a probe."""
 
 import shlex
 from collections.abc import Collection, Sequence
@@ -12,10 +12,11 @@ from lit_knn.modules import LitEstimator
 # Options of `probe` alone; a test compares them with its signature.
 PROBE_OPTIONS = ("levels", "latents", "held_out", "by_class", "t_min", "t_max", "out")
 CONFIG = ("-c", "--config")
-# This run trains images of any channels, if the command names them, and compares all pixels. Of
-# larger images that would take long.
+# The config of a run that measures the distance of all pixels, which would take long with sides above the largest one.
+# It trains images of any number of channels, which must be given.
 SMALL_RUN, LARGEST_SIDE = "table2/digits", 32
-# This run takes its network from the data, and compares features of pictures of any size.
+# The config of a run that measures the distance of features, for pictures of any size. It takes its network's options
+# from the data.
 PICTURE_RUN = "photos/edm"
 # Configs of the estimators that a probe can name.
 PARTS = {
@@ -34,14 +35,14 @@ def command_of_next_run(
     settings: Path,
     estimator: str | None,
 ) -> str:
-    """Return a line with the command that trains with what a probe found.
+    """Return a line with the command of a training that uses what a probe found.
 
     Args:
         command_line: the arguments of the probe.
         model: the module that was probed.
         shape: shape of an image.
         settings: path of probe.yaml.
-        estimator: the estimator to train with; None for the config's own.
+        estimator: class of the estimator to train with; None for the one that the config has.
     """
     options = without(command_line[1:], PROBE_OPTIONS)
     has_config = names_model(options)
@@ -82,7 +83,12 @@ def names_model(options: Sequence[str]) -> bool:
 
 
 def without(args: Sequence[str], names: Collection[str]) -> list[str]:
-    """Return arguments without these options, which are `--NAME VALUE` or `--NAME=VALUE`."""
+    """Return a command line without some options, given as `--NAME VALUE` or `--NAME=VALUE`.
+
+    Args:
+        args: the command line.
+        names: names of the options to leave out, without dashes.
+    """
     remaining = []
     skips_value = False
     for arg in args:
@@ -95,10 +101,11 @@ def without(args: Sequence[str], names: Collection[str]) -> list[str]:
 
 
 def after_last_config(args: Sequence[str]) -> int:
-    """Return the place after the last config; 0 if there is none."""
+    """Return the index of the argument that follows the last config; 0 if there is no config."""
     place = 0
     for number, arg in enumerate(args):
         option, equals, _ = arg.partition("=")
         if option in CONFIG:
+            # `-c=FILE` is one argument, and `-c FILE` is two.
             place = number + (1 if equals else 2)
     return place

@@ -1,4 +1,4 @@
-"""Makes a network of the user's own for `lit-knn export`, as its class path or a run's config.yaml says."""
+"""Makes a network of a user's class for `lit-knn export`, from its class path or from the run's config.yaml."""
 
 from pathlib import Path
 
@@ -13,15 +13,15 @@ HINT = "give --net, the class path of the network, such as mine.Net"
 
 
 def network_of_run(run: Path, text: str | None = None) -> nn.Module:
-    """Make the network of a run, with new weights. Code of the user's own runs, from the current folder.
+    """Return the network of a run with new weights; this runs the user's code from the current folder.
 
     Args:
         run: the folder of the run; its config.yaml has the options of the network.
         text: class path of the network, or YAML with `class_path` and `init_args`; None for the
-            network that config.yaml names.
+            network that config.yaml names. The class that config.yaml names gets the options there.
 
     Raises:
-        InputError: there is no such class; it cannot be made; nothing names a network.
+        InputError: there is no such class, its constructor fails, or nothing names a network.
     """
     stored = _stored(run)
     if text is None:
@@ -42,7 +42,7 @@ def network_of_run(run: Path, text: str | None = None) -> nn.Module:
 
 
 def _stored(run: Path) -> Options | None:
-    """Read the network from the configuration of a run, or return None if it is not there."""
+    """Return class path and options of the network from the configuration of a run, or None if it names no network."""
     if not (run / CONFIG_NAME).is_file():
         return None
 
@@ -51,8 +51,13 @@ def _stored(run: Path) -> Options | None:
 
 
 def _made(spec: object, owner: str) -> nn.Module:
-    """Make the network of a class path and its options; `owner` names them in errors."""
-    # Loading them takes a second, which the networks of lit_knn do not need.
+    """Return the network of a class path and its options.
+
+    Args:
+        spec: `class_path` and `init_args`.
+        owner: where they are from, for messages.
+    """
+    # These imports take a second, and an export of a network of lit_knn does not need them.
     from jsonargparse import ArgumentParser
 
     from lit_knn.commands.cli.messages import refusal

@@ -1,4 +1,4 @@
-"""Plans the memory of a run, and tries one step, before the run starts: `lit-knn plan -c …`."""
+"""`lit-knn plan -c …` tells how much memory a run needs, and tries one step, before the run starts."""
 
 import pytorch_lightning as pl
 import torch
@@ -11,8 +11,10 @@ from lit_knn.data import DataLayout, ReferenceDataModule
 from lit_knn.data.batches import check_step
 from lit_knn.modules.base import EstimatorTraining
 
-# Number of work arrays of bounded size that an estimator may hold at the same time.
+# The number of work arrays, each of at most `work_bytes`, that an estimator may hold at the same time.
 WORK_ARRAYS = 4
+# A training holds so many copies of the weights: network, gradients, two of Adam, and average.
+COPIES_OF_WEIGHTS = 5
 
 
 def plan(
@@ -27,12 +29,12 @@ def plan(
 ) -> list[Memory]:
     """Show how much memory each rank of a fit needs, and whether that is available; if not, the exit status is 1.
 
-    If the device is here, the network also trains for a step on blank images, which measures memory and time.
+    If the device of the run is here, the network also trains for a step on blank images, to measure memory and time.
 
     Args:
         self: Lightning's trainer.
         model: the module.
-        datamodule: the data; nothing is read but their size.
+        datamodule: the data, of which only the size is read.
         images: plan for this number of images instead of the data's.
         image_shape: plan for this image shape, such as [3, 64, 64], instead of the data's.
         gpu_gb: plan for GPUs with this many GB each, instead of the devices of this machine.
@@ -64,7 +66,7 @@ def plan(
         else:
             print("no step is tried: the device is not here, or --one_step is false")
             weights = sum(parameter.nbytes for parameter in model.parameters())
-            held["network, gradients, optimiser, average"] = 5 * weights
+            held["network, gradients, optimiser, average"] = COPIES_OF_WEIGHTS * weights
             held["activations"] = None
 
     print(*memories, sep="\n")
@@ -76,7 +78,7 @@ def plan(
 def check_fits(
     trainer: pl.Trainer, model: pl.LightningModule, datamodule: pl.LightningDataModule | None
 ) -> None:
-    """Refuse a run whose images and arrays of estimators exceed the memory. Only sizes that are known count."""
+    """Raise InputError if images, index and arrays of estimators exceed the memory, as far as sizes are known."""
     if not isinstance(datamodule, ReferenceDataModule):
         return
     try:
@@ -85,7 +87,7 @@ def check_fits(
             return
         memories = plan_data(trainer, model, datamodule, stored, trainer.strategy.root_device)
     except InputError:
-        return  # Loading or binding reports what cannot be read or does not fit the set.
+        return  # Loading the data or binding the estimators will raise this error with more to say.
 
     names = [type(estimator).__name__ for estimator in estimators_of(trainer, model)]
     owners = ", ".join(dict.fromkeys(names)) or type(datamodule).__name__
@@ -105,8 +107,15 @@ def check_fits(
 def _layout(
     datamodule: ReferenceDataModule, images: int | None, image_shape: list[int] | None
 ) -> DataLayout:
-    """Return size and layout of the images, from the data unless both are given."""
-    check_at_least(1, images=1 if images is None else images)
+    """Return number, shape and type of the images, from the data unless number and shape are given.
+
+    Args:
+        datamodule: the data.
+        images: the number of images, or None for that of the data.
+        image_shape: the shape of an image, or None for that of the data.
+    """
+    if images is not None:
+        check_at_least(1, images=images)
     if images is not None and image_shape is not None:
         return DataLayout((images, *image_shape))
 

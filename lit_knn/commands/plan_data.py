@@ -1,4 +1,4 @@
-"""Predicts the memory of images, index and estimators, without the data and without a GPU."""
+"""Predicts the memory of images, index and estimators without reading the data and without a GPU."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -14,31 +14,35 @@ from lit_knn.estimators.counts import fitted_count
 from lit_knn.index import FaissIndex, Index, TorchIndex, default_index
 
 GB = 1e9
-# A CUDA context with the kernels of PyTorch and its libraries, and what FAISS reserves on a large GPU.
-CUDA_CONTEXT_BYTES, FAISS_BYTES = 600 * 2**20, 1536 * 2**20
+# About the memory that a CUDA context takes, with the kernels of PyTorch and its libraries.
+CUDA_CONTEXT_BYTES = 600 * 2**20
+# The memory that FAISS reserves on a large GPU.
+FAISS_BYTES = 1536 * 2**20
 
-Sizes = dict[str, int | None]  # bytes by what takes them, None if not known
+Sizes = dict[str, int | None]
+"""Bytes by the name of what takes them; None if they are not known."""
 
 
 class Memory(NamedTuple):
-    """The memory of the machine, or that of each GPU, and what each rank holds there."""
+    """The memory of the machine or of each GPU, and what each rank holds there."""
 
     name: str
-    available: float | None  # bytes, None if not known
-    ranks: int  # processes that share the memory
-    sizes: Sizes
+    available: float | None  # bytes; None if not known
+    ranks: int  # number of processes that share the memory
+    sizes: Sizes  # what each rank holds
 
     @property
     def needed(self) -> int:
-        """Bytes of all ranks, as far as they are known."""
+        """Number of bytes that all ranks hold, without sizes that are not known."""
         return self.ranks * sum(size or 0 for size in self.sizes.values())
 
     @property
     def fits(self) -> bool:
-        """Tells whether the memory is large enough, as far as sizes are known."""
+        """Whether the memory is large enough, as far as sizes are known."""
         return self.available is None or self.needed <= self.available
 
     def __str__(self) -> str:
+        """Return a line for each size, and one that says whether all of them fit."""
         lines = [f"Each of {self.ranks} rank(s) holds on {self.name}:"]
         for name, size in self.sizes.items():
             lines.append(f"  {name:44}" + ("NOT KNOWN" if size is None else f"{size / GB:8.3f} GB"))
@@ -57,13 +61,13 @@ def plan_data(
     layout: DataLayout,
     device: torch.device,
 ) -> list[Memory]:
-    """Plan images, index and estimators: on each GPU, if the device is one, and in the memory of the machine.
+    """Return what images, index and estimators take: on each GPU and in the machine, or for a CPU in the machine alone.
 
     Args:
         trainer: has the number of ranks; its callbacks may have estimators.
         model: may have estimators.
-        data: names the index, and divides the images.
-        layout: size and layout of all images.
+        data: has the index, and says how many images are used and whether ranks divide them.
+        layout: number, shape and type of all images.
         device: the device of a rank.
 
     Raises:
@@ -73,11 +77,11 @@ def plan_data(
     d = math.prod(shape)
     ranks = trainer.world_size // trainer.num_nodes
     shards = trainer.world_size if data.sharded else 1
-    # The largest shard has more images than others if the ranks do not divide N.
+    # If the number of images is no multiple of the shards, the largest shard counts.
     N = math.ceil((data.train_images or total - data.held_out) / shards)
     images = f"images, {N:,} x {'x'.join(map(str, shape))}"
     size = (N + data.held_out) * d * layout.value_bytes
-    # The pages of a mapped file are given up when memory is short.
+    # A mapped file counts as nothing, because the system drops its pages when memory is short.
     machine: Sizes = {images: 0 if data.mapped else size}
     held: Sizes = {images: size}
 
@@ -87,9 +91,10 @@ def plan_data(
         held["images copied by class"] = size
     for estimator in estimators:
         for option in getattr(estimator, "limits", {}):
+            # Called for the error that it raises if the estimator wants more images than there are.
             fitted_count(estimator, option, shards * N * (1 + data.hflip), d)
     if conditioning and conditioning.label_dropout:
-        # There is a set of all images beside those of the classes.
+        # For dropped labels, there is a set of all images beside the sets of the classes.
         N *= 2
     for estimator in estimators:
         name = type(estimator).__name__
@@ -104,7 +109,7 @@ def plan_data(
         if isinstance(index, FaissIndex):
             held["work arrays of FAISS"] = 0 if device.type == "cpu" else FAISS_BYTES
             if index.shared and shards == 1:
-                # The processes of a machine map one file.
+                # The processes of a machine map one file, so each counts its share of it.
                 machine["index"] = index.memory(N, d)["index"] // ranks
 
     if device.type == "cpu":
@@ -122,11 +127,11 @@ def plan_data(
 def searched_sizes(
     index: Index, estimators: Sequence[Estimator], N: int, d: int, device: torch.device
 ) -> Sizes:
-    """Return the bytes of an index and of its build by name, or nothing if no estimator searches.
+    """Return the bytes of an index, and of arrays for building it, by name; nothing if no estimator searches.
 
     Args:
         index: the index, which is not built.
-        estimators: those of the run. One of which nothing is known may search.
+        estimators: the estimators of the run. One that does not tell its memory counts as one that searches.
         N: number of images.
         d: dimension of an image.
         device: the device that searches.
@@ -145,11 +150,11 @@ def searched_sizes(
 
 
 def sizes_of(part: object, name: str, N: int, d: int) -> Sizes:
-    """Return the bytes by name that an estimator or index tells by its optional method `memory`.
+    """Return the bytes, by name, that an estimator or index needs according to its method `memory`.
 
     Args:
         part: the estimator or index.
-        name: what to call it without the method.
+        name: the name of its unknown size if it does not have this method.
         N: number of images.
         d: dimension of an image.
     """
@@ -158,7 +163,7 @@ def sizes_of(part: object, name: str, N: int, d: int) -> Sizes:
 
 
 def estimators_of(trainer: pl.Trainer, model: pl.LightningModule) -> Iterator[Estimator]:
-    """Yield the estimators of the model and of callbacks that average over images, without their wrappers."""
+    """Yield the estimators of model and callbacks that need the images; of wrapped ones, those inside."""
     for part in (model, *trainer.callbacks):  # type: ignore[attr-defined]
         named = getattr(part, "estimators", None)
         if isinstance(named, dict):
@@ -167,6 +172,7 @@ def estimators_of(trainer: pl.Trainer, model: pl.LightningModule) -> Iterator[Es
 
 
 def _inside(estimator: Estimator) -> Iterator[Estimator]:
+    """Yield the estimators in a wrapper, or the estimator itself if it is none, unless they need no images."""
     parts = [part for part in vars(estimator).values() if isinstance(part, Estimator)]
     for part in parts:
         yield from _inside(part)

@@ -1,4 +1,4 @@
-"""Tries a step of a training on blank images, and measures its memory and its time."""
+"""Tries a step of a training on blank images, to measure its memory and its time."""
 
 import ctypes
 import gc
@@ -26,17 +26,19 @@ from lit_knn.modules.base import EstimatorTraining
 class Step(NamedTuple):
     """The memory and the time of one step."""
 
-    peak: int  # bytes on a GPU; on a CPU, those beyond the process before the step
+    peak: int  # largest number of bytes: on a GPU in all, on a CPU in addition to those before the step
     seconds: float
 
 
 def try_step(trainer: pl.Trainer, model: EstimatorTraining, batch_shape: Sequence[int]) -> Step:
-    """Train for two steps on one rank, without callbacks and without the estimator, which needs the data.
+    """Train for two steps on one rank, and return the memory of both and the time of the second.
+
+    There are no callbacks, and no estimator, which would need the data.
 
     Args:
         trainer: has the device, the precision and the number of batches in a step.
-        model: the module; it is changed.
-        batch_shape: (B, *shape) of a batch.
+        model: the module, which loses its estimators and is trained.
+        batch_shape: shape of a batch, (B, *shape).
 
     Raises:
         InputError: the memory is too small.
@@ -45,11 +47,11 @@ def try_step(trainer: pl.Trainer, model: EstimatorTraining, batch_shape: Sequenc
         setattr(model, name, OneSample())
     device = trainer.strategy.root_device
     batch = [torch.zeros(*batch_shape), torch.zeros(batch_shape[0], dtype=torch.long)]
-    # The second step has the state that the optimiser makes in the first.
+    # Two steps: the optimiser makes its state in the first, so only the second has all of the memory.
     count = 2 * trainer.accumulate_grad_batches
     batches: DataLoader[list[Tensor]] = DataLoader([batch] * count, batch_size=None)  # type: ignore[arg-type]
 
-    before = forget_peak(device)
+    before = reset_peak(device)
     try:
         with quiet_and_limited(device):
             ends = train(trainer, model, batches)
@@ -62,16 +64,17 @@ def try_step(trainer: pl.Trainer, model: EstimatorTraining, batch_shape: Sequenc
     peak = process_bytes("VmHWM") - before
     if device.type == "cuda":
         peak = torch.cuda.max_memory_allocated(device)
-    return Step(peak, ends[-1] - ends[count // 2 - 1])
+    end_of_first_step = ends[trainer.accumulate_grad_batches - 1]
+    return Step(peak, ends[-1] - end_of_first_step)
 
 
 def train(trainer: pl.Trainer, model: pl.LightningModule, batches: DataLoader) -> list[float]:
-    """Train for two steps on one rank. Returns the time at the end of each batch.
+    """Train for two steps on one rank, and return the time at the end of each batch.
 
     Args:
-        trainer: has the options of the training.
-        model: the module that it trains.
-        batches: those of two steps.
+        trainer: has the options of the training; another trainer does the steps.
+        model: the module to train.
+        batches: the batches of two steps.
     """
     device = trainer.strategy.root_device
     ends = []
@@ -79,7 +82,7 @@ def train(trainer: pl.Trainer, model: pl.LightningModule, batches: DataLoader) -
     def note_end(
         trainer: pl.Trainer, model: pl.LightningModule, outputs: dict[str, Tensor], *_: object
     ) -> None:
-        outputs["loss"].item()  # This waits for the device.
+        outputs["loss"].item()  # Called to wait for the device.
         ends.append(time.perf_counter())
 
     trial = pl.Trainer(
@@ -101,13 +104,14 @@ def train(trainer: pl.Trainer, model: pl.LightningModule, batches: DataLoader) -
     return ends
 
 
-def forget_peak(device: torch.device) -> int:
-    """Begin to measure the peak memory, and return the bytes of this process."""
+def reset_peak(device: torch.device) -> int:
+    """Reset the peak-memory counters, and return the memory that the process uses now, in bytes."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
-    # Memory that is freed during the step would hide as much of its peak.
+    # Called now, because memory that is freed during the step would hide a part of its peak.
     gc.collect()
-    # Linux takes back the memory that the process has freed, and then forgets its peak.
+    # The C library first gives freed memory back to Linux, which would count it otherwise. Writing "5" into this file
+    # then sets the peak of the process to what it uses now. Systems that have neither are left as they are.
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)
         Path("/proc/self/clear_refs").write_text("5")
@@ -116,7 +120,10 @@ def forget_peak(device: torch.device) -> int:
 
 @contextmanager
 def quiet_and_limited(device: torch.device) -> Iterator[None]:
-    """Hide Lightning's messages. On a CPU, let allocations fail where the system would end the process."""
+    """Hide Lightning's messages, and on a CPU limit the memory, so that a step that is too large raises an error.
+
+    Without the limit, the system would kill the process.
+    """
     logger = logging.getLogger("pytorch_lightning")
     level = logger.level
     soft, hard = resource.getrlimit(resource.RLIMIT_DATA)

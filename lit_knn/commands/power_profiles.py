@@ -1,11 +1,11 @@
-"""Profiles of power-function averages, and the sum of profiles that is nearest to another (arXiv 2312.02696)."""
+"""Profiles of power-function averages, and the weighted sum of them nearest to another profile (arXiv 2312.02696)."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 
-# Singular values below this share of the largest are rounding errors of the inner products.
+# A singular value below this share of the largest one is taken for a rounding error of the inner products.
 CUTOFF = 1e-13
 
 
@@ -17,10 +17,10 @@ class Profile(NamedTuple):
 
 
 class Fit(NamedTuple):
-    """The weights that combine averages into another one."""
+    """The weights of stored averages whose sum is nearest to a wanted average, and the error of that sum."""
 
-    weights: np.ndarray  # (n,), float64, of sum 1
-    # L2 norm of the profile's error as a share of that of the profile; below 1e-7 it is rounding
+    weights: np.ndarray  # (n,), float64; they sum to 1
+    # L2 norm of the error of the summed profile, as a share of the norm of the wanted one. Below 1e-7 it is rounding.
     residual: float
 
 
@@ -32,21 +32,27 @@ def inner_product(a: Profile, b: Profile) -> float:
 
 
 def fit(stored: Sequence[Profile], wanted: Profile) -> Fit:
-    """Return the weights, of sum 1, of the stored averages whose sum of profiles is nearest to the wanted one in L2.
+    """Return the weights for which the weighted sum of the stored profiles is nearest to the wanted one in L2.
 
-    The authors of arXiv 2312.02696 solve without this condition, and their program divides the solution by its sum.
+    The weights must sum to 1. The authors of arXiv 2312.02696 solve without this condition, and their program divides
+    the solution by its sum.
+
+    Args:
+        stored: the profiles of the n stored averages.
+        wanted: the profile of the wanted average.
     """
     n = len(stored)
     products = np.array([[inner_product(a, b) for b in stored] for a in stored])
     with_wanted = np.array([inner_product(a, wanted) for a in stored])
     norm = inner_product(wanted, wanted)
 
-    # Differences from the last profile have no mass. Any combination of them keeps the sum at 1.
+    # Weights that sum to 1 are those of the last profile alone, plus a combination of the differences e_i − e_n, which
+    # sum to 0. So the least squares over these n − 1 differences have no condition.
     differences = np.eye(n)[:-1] - np.eye(n)[-1]
     gram = differences @ products @ differences.T
     sides = differences @ (with_wanted - products[-1])
 
-    # The diagonal of the scaled matrix is 1, so the cutoff treats long and short averages alike.
+    # Scaled so that the diagonal of the matrix is 1: the cutoff then treats long and short averages alike.
     scale = np.sqrt(np.clip(np.diag(gram), np.finfo(np.float64).tiny, None))
     scaled = np.linalg.lstsq(gram / np.outer(scale, scale), sides / scale, rcond=CUTOFF)[0]
     weights = np.eye(n)[-1] + differences.T @ (scaled / scale)

@@ -1,4 +1,4 @@
-"""Prepare images for runs larger than memory: `lit-knn prepare SOURCE OUT`, or `--verify FILE`."""
+"""`lit-knn prepare SOURCE OUT` writes images into a file for runs on data larger than memory."""
 
 import argparse
 from collections.abc import Sequence
@@ -36,11 +36,12 @@ Use it with --data Prepared --data.path OUT, or configs/data/prepared.yaml.
 
 
 def main(args: Sequence[str] | None = None) -> None:
-    """Run one command line. Raises InputError for bad input."""
+    """Run `lit-knn prepare` with the arguments of a command line; raise InputError for bad input."""
     parser = _parser()
     options = parser.parse_args(args)
-    given = options.source is not None, options.out is not None
-    if given != (options.verify is None, options.verify is None):
+    # With --verify, neither SOURCE nor OUT may be given; without it, both must be.
+    prepares = options.verify is None
+    if (options.source is not None) != prepares or (options.out is not None) != prepares:
         parser.error("give SOURCE and OUT, or --verify FILE alone")
 
     if options.verify is not None:
@@ -98,7 +99,12 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _summary(out: Path, made: Description) -> str:
-    """Say what the prepared file holds."""
+    """Return a line on what the prepared file holds.
+
+    Args:
+        out: path of the file.
+        made: its description.
+    """
     N, channels, height, width = made.shape
     labels = "without" if made.labels is None else "with"
     size = out.stat().st_size / 1e9

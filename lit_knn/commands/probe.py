@@ -1,7 +1,4 @@
-"""Says what better targets would bring on your data, before any training.
-
-`lit-knn probe --data …`, see docs/probe.md.
-"""
+"""`lit-knn probe --data …` tells what better targets would bring on your data, before any training: docs/probe.md."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -90,7 +87,7 @@ def probe(
 
 
 def check_share(held_out: float) -> None:
-    """Refuse a number of images where a share of them is expected."""
+    """Raise InputError if `held_out` is no share of the images, but perhaps their number."""
     if not 0 <= held_out < 1:
         rule = "is a share of the images, at least 0 and below 1"
         raise InputError(f"held_out {rule}, got {held_out:g}; --data.held_out is a number of them")
@@ -102,13 +99,13 @@ def draw_latents(
     num: int,
     device: torch.device,
 ) -> list[NoisyLatents]:
-    """Draw latents of the images to train on, and of held-out images if there are any.
+    """Return noisy latents of the images to train on and, if images are held out, latents of these, too.
 
     Args:
-        data: the data. If it holds out no images, the share `held_out` of them is kept out here,
-            except of sharded data, of which each rank has some.
-        held_out: share of the images.
-        num: number of latents of each set; all images of a smaller set get one.
+        data: the data. If they hold out no images, the share `held_out` is held out here, except of
+            sharded data, because each rank has only some of the images.
+        held_out: share of the images to hold out.
+        num: number of latents of each set; in a smaller set, each image gets one.
         device: where the images go.
     """
     data.setup("validate")
@@ -128,8 +125,14 @@ def options_of(
     model: pl.LightningModule,
     constants: Mapping[str, Constant],
 ) -> dict[str, float | list[float]]:
-    """Return the constants that are options of the model, with four digits."""
-    if isinstance(model, LitECT):  # Tuning keeps the sigma_data of the network that it starts from.
+    """Return the measured constants that are options of the model, rounded to four digits.
+
+    Args:
+        model: the module. Of a LitEstimator, which is not trained, the options are EDM's.
+        constants: the constants by name.
+    """
+    # Tuning keeps the sigma_data of the network that it starts from.
+    if isinstance(model, LitECT):
         return {}
     known: Mapping[str, object] = EDM if isinstance(model, LitEstimator) else model.hparams
 
@@ -138,7 +141,7 @@ def options_of(
         if name in known:
             options[name] = float(f"{constant.value:.4g}")
 
-    # A consistency model samples from its highest level.
+    # Sampling of a consistency model must start from its highest level, so levels above that are left out.
     if isinstance(model, ConsistencyTraining):
         highest = float(f"{constants['sigma_max'].value:.4g}")
         below = [sigma for sigma in model.hparams["sampling_sigmas"][1:] if sigma < highest]

@@ -15,7 +15,14 @@ from lit_knn.metrics.probe_shares import share_left
 
 
 def table_rows(t: Sequence[float], table: Mapping[str, Tensor]) -> list[dict[str, float]]:
-    """Return a row of means and standard errors for each noise level; of targets, of shares."""
+    """Return a row for each noise level, with means and standard errors of the measured values.
+
+    Of a target, it has the share of the error that the target leaves, with its standard error.
+
+    Args:
+        t: the noise levels.
+        table: result of `lit_knn.metrics.probe.measure_levels` at these levels.
+    """
     rows = []
     for number, level in enumerate(t):
         irreducible = table["irreducible"][number]
@@ -49,7 +56,7 @@ def write_table(
 
 
 def cells(row: Mapping[str, float], number_format: str) -> dict[str, str]:
-    """Format the numbers of a row. The cell of a number that cannot be told, NaN, is empty."""
+    """Return the numbers of a row as text; NaN, a number that cannot be told, becomes an empty text."""
     texts = {}
     for name, value in row.items():
         texts[name] = "" if math.isnan(value) else format(value, number_format)
@@ -57,7 +64,7 @@ def cells(row: Mapping[str, float], number_format: str) -> dict[str, str]:
 
 
 def shown_table(rows: Sequence[Mapping[str, float]]) -> str:
-    """Format the rows for a terminal, without standard errors and times."""
+    """Return the rows as a table for a terminal, without standard errors and times."""
     names = [name for name in rows[0] if not name.endswith(("_se", "_ms"))]
     texts = [cells(row, ".3g") for row in rows]
     return text_table(texts, dict.fromkeys(names, ""))

@@ -1,4 +1,4 @@
-"""What a probe needs to know of the training that would follow: levels, weights and time."""
+"""What a probe needs to know of the training that would follow: noise levels, weights of the loss, and time."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -14,21 +14,24 @@ from lit_knn.modules import LitEstimator, LitFlow, LitMeanFlow
 from lit_knn.modules.consistency import ConsistencyTraining
 from lit_knn.sampling.schedules import consistency_weight, edm_weight, log_normal_sigmas
 
-# Draws from the noise levels of a training. Their sums err by less than the latents do.
+# The number of draws from the noise levels of a training: so many that means over them have smaller errors than those
+# over the latents of a probe.
 DRAWS = 100_000
-# Images in a timed pass of the network, and passes. The first one also allocates, and other
-# programs disturb single ones.
+# The number of images in a timed pass of the network, and of passes. The fastest counts, because the first one also
+# allocates memory, and other programs may slow down single ones.
 PASS_IMAGES = 8
 PASSES = 4
-# Schedules of noise levels end with the finest, where most of the training is.
+# EDM's mean and standard deviation of ln t.
+EDM_P_MEAN, EDM_P_STD = -1.2, 1.2
+# A step after the end of any training. Schedules of noise levels are finest at the end, where most of a training is.
 LAST_STEP = 2**62
 
 
 def training_of(model: Any, shape: Sequence[int], seed: int) -> Training:
-    """Return what counts of a training. Without a training it is EDM's noise levels and weights.
+    """Return the noise levels, the weights and the time of a training of the model.
 
     Args:
-        model: the module.
+        model: the module. For a LitEstimator, which is not trained, levels and weights are EDM's, without a time.
         shape: shape of an image.
         seed: seed of the draws from the noise levels.
     """
@@ -36,19 +39,21 @@ def training_of(model: Any, shape: Sequence[int], seed: int) -> Training:
     name = type(model).__name__
 
     if isinstance(model, LitEstimator):
-        sigma = log_normal_sigmas(DRAWS, -1.2, 1.2, generator)
+        sigma = log_normal_sigmas(DRAWS, EDM_P_MEAN, EDM_P_STD, generator)
         weight = edm_weight(sigma, EDM["sigma_data"])
         return Training("EDM", sigma.numpy(), weight.numpy(), None)
 
     if isinstance(model, ConsistencyTraining):
         name += " (to first order, see docs/probe.md)"
         sigma, weight = levels_of_consistency(model, generator)
-    elif isinstance(model, LitFlow | LitMeanFlow):  # Their loss is that of the velocity.
+    elif isinstance(model, LitFlow | LitMeanFlow):
         t = model.draw_times(DRAWS, generator)
         sigma = model.process.sigma(t)
+        # Their loss is that of the velocity, in which an error of 1 in the mean has this size.
         weight = model.process.velocity(0 * t, t, torch.ones_like(t)).square()
     else:
-        P_mean, P_std = getattr(model, "P_mean", -1.2), getattr(model, "P_std", 1.2)
+        P_mean = getattr(model, "P_mean", EDM_P_MEAN)
+        P_std = getattr(model, "P_std", EDM_P_STD)
         sigma = log_normal_sigmas(DRAWS, P_mean, P_std, generator)
         weight = edm_weight(sigma, getattr(model, "sigma_data", EDM["sigma_data"]))
     return Training(name, sigma.numpy(), weight.numpy(), milliseconds_of_pass(model, shape))
@@ -58,10 +63,10 @@ def levels_of_consistency(
     model: ConsistencyTraining,
     generator: torch.Generator,
 ) -> tuple[Tensor, Tensor]:
-    """Draw the student's noise levels and weigh them, at the end of the training.
+    """Return noise levels t of the student, as drawn at the end of the training, and the weight of each.
 
-    With Euler's step an error of μ̂ moves ẑ by (1 − r/t) times the error, so to first order the
-    weight of its square in the loss is (1 − r/t)²/(t − r).
+    In Euler's step from t to r, an error of the estimate μ̂ moves ẑ by (1 − r/t) times the error. So to
+    first order, the weight of the squared error in the loss is (1 − r/t)²/(t − r).
     """
     model.loaded_step = LAST_STEP
     t, r = model.draw_levels(DRAWS, generator)
@@ -69,7 +74,7 @@ def levels_of_consistency(
 
 
 def milliseconds_of_pass(model: Any, shape: Sequence[int]) -> float:
-    """Return the milliseconds of one image in a pass of the network, forward and backward."""
+    """Return the milliseconds that a pass of the network, forward and backward, takes for one image."""
     device = model.to(model.trainer.strategy.root_device).device
     z = torch.zeros(PASS_IMAGES, *shape, device=device)
     t = torch.ones(PASS_IMAGES, device=device)

@@ -16,11 +16,14 @@ from lit_knn.runs.record import RECORD_NAME
 
 
 def trainings(folders: Sequence[str]) -> list[str]:
-    """Omit folders of `validate` and `predict`, because `runs/NAME/*` matches them too; print a line for each."""
+    """Return the folders of trainings among these folders, and print a line for each other one.
+
+    The pattern `runs/NAME/*` also matches folders of `validate` and `predict`.
+    """
     folders = list(dict.fromkeys(folders))
     recorded = [folder for folder in folders if (Path(folder) / RECORD_NAME).is_file()]
     if not recorded:
-        # Reading them reports what is missing.
+        # No folder is left out, so that reading the first one raises an error that says what is missing.
         return folders
 
     for folder in folders:
@@ -32,8 +35,8 @@ def trainings(folders: Sequence[str]) -> list[str]:
     return recorded
 
 
-def fit_figure4(curves: Sequence[TrainingCurve]) -> bool:
-    """Return whether measured runs differ in k alone, or in n alone, as in Figure 4."""
+def can_draw_figure4(curves: Sequence[TrainingCurve]) -> bool:
+    """Return whether some of the measured runs differ only in k, or only in n, as in Figure 4."""
     measured = [curve for curve in curves if curve.distances]
     for option in ("k", "n"):
         counts = {(curve.k, curve.n) for curve in varied(measured, option)}
@@ -54,14 +57,14 @@ def check_other_report(page: Path, text: str, files: Sequence[Path]) -> None:
     if not existing:
         return
 
-    # The page is written first, so files of a report that was interrupted have its page beside them.
+    # The page is written first. So if a report was interrupted, its page is there, and the same report may go on.
     if page not in existing or page.read_text(encoding="utf-8") != text:
         problem = f"report: {existing[0]} is of another report, and stays"
         raise InputError(f"{problem}; give another --output or --overwrite")
 
 
 def main(args: Sequence[str] | None = None) -> None:
-    """Print the report of the runs on the command line, and write it with its pictures."""
+    """Run `lit-knn report` with the arguments of a command line: print the report, and write it with its pictures."""
     about = "Put training runs side by side: distances, speed, data, versions, and the settings that differ. "
     about += "Runs that differ in k or n are also drawn as in Figure 4."
     parser = argparse.ArgumentParser(prog="lit-knn report", description=about)
@@ -83,7 +86,7 @@ def main(args: Sequence[str] | None = None) -> None:
     print(text)
 
     pictures = {options.output: run_comparison}
-    if fit_figure4(curves):
+    if can_draw_figure4(curves):
         pictures[f"{options.output}_figure4"] = figure4
 
     page = Path(f"{options.output}.md")

@@ -9,7 +9,7 @@ from lit_knn.runs.record import images_without_mirrored
 
 
 def markdown(runs: Sequence[Run]) -> str:
-    """Make the report; times are compared with those of the first one-sample run, or else of the first run."""
+    """Return the report as Markdown; times are relative to the first one-sample run, or else to the first run."""
     baseline = runs[0]
     for run in reversed(runs):
         if run.curve.estimator == "OneSample":
@@ -48,8 +48,8 @@ def cells(run: Run, runs: Sequence[Run], baseline: Run) -> dict[str, str]:
     """Return the column of a run in the first table, by row label.
 
     Args:
-        run: the run.
-        runs: all runs, whose metrics are labels.
+        run: the run of the column.
+        runs: all runs, because the table has a row for each metric of any run.
         baseline: the run that times are compared with.
     """
     record = run.record
@@ -81,6 +81,7 @@ def cells(run: Run, runs: Sequence[Run], baseline: Run) -> dict[str, str]:
 
 
 def _relative_time(run: Run, baseline: Run) -> str:
+    """Return the run's time per image as a share of the baseline's; "-" if one of them is not known."""
     speed = run.record.time.images_per_second
     speed_of_baseline = baseline.record.time.images_per_second
     if speed > 0 and speed_of_baseline > 0:
@@ -89,7 +90,7 @@ def _relative_time(run: Run, baseline: Run) -> str:
 
 
 def _data_cell(run: Run) -> str:
-    """Describe the data of a run: class, number and shape of images, and their fingerprint."""
+    """Return words on the data of a run: class, number and shape of images, and the beginning of their hash."""
     data = run.record.data
     text = str(data.get("class", "-"))
     if "images" not in data:
@@ -99,12 +100,19 @@ def _data_cell(run: Run) -> str:
     number = f"{images_without_mirrored(data):,} x {shape}"
     if data["hflip"]:
         number += " and their mirror images"
-    # The first digits of the fingerprint distinguish other images.
+    # Eight digits of the hash are enough to distinguish data sets.
     return f"{text} {number} ({data['fingerprint'][:8]})"
 
 
 def distance_cells(run: Run, runs: Sequence[Run]) -> dict[str, str]:
-    """Return best and last value of each metric; runs of unequal lengths are also compared at the last common point."""
+    """Return the cells of a run for each metric: its best and last value, and its value at the last common point.
+
+    The last common point is left out if all runs end at the same number of images.
+
+    Args:
+        run: the run.
+        runs: all runs.
+    """
     result = {}
     for metric in metrics_of([each.curve for each in runs]):
         title = TITLES.get(metric, metric)
@@ -125,7 +133,10 @@ def distance_cells(run: Run, runs: Sequence[Run]) -> dict[str, str]:
 
 
 def last_common_point(metric: str, runs: Sequence[Run]) -> int | None:
-    """Return the most images at which all runs with this metric measured it; None if they end at the same number."""
+    """Return the largest number of images at which all runs that have this metric measured it.
+
+    It is None if there is no such number, or if all these runs end at the same number.
+    """
     measured = []
     for run in runs:
         if metric in run.curve.distances:
@@ -139,7 +150,7 @@ def last_common_point(metric: str, runs: Sequence[Run]) -> int | None:
 
 
 def differences(runs: Sequence[Run]) -> list[list[str]]:
-    """List what differs between the runs: settings, then versions and number of processes."""
+    """Return table rows of what differs between the runs: settings, then versions and number of processes."""
     configs: list[Mapping[str, object]] = []
     versions: list[Mapping[str, object]] = []
     for run in runs:
@@ -151,7 +162,11 @@ def differences(runs: Sequence[Run]) -> list[list[str]]:
 
 
 def differing_rows(columns: Sequence[Mapping[str, object]]) -> list[list[str]]:
-    """Return a row of name and values for each name whose values differ between the columns."""
+    """Return a row with a name and its values for each name whose values differ between the columns.
+
+    Args:
+        columns: the values of each column by name.
+    """
     names: dict[str, None] = {}
     for column in columns:
         names.update(dict.fromkeys(column))
@@ -165,10 +180,10 @@ def differing_rows(columns: Sequence[Mapping[str, object]]) -> list[list[str]]:
 
 
 def table(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Make the lines of a Markdown table; the first row is the header."""
+    """Return the lines of a Markdown table; the first row is the header."""
     lines = []
     for row in rows:
-        # A cell is one line, and a bar would end it.
+        # A cell must be one line, and a `|` in it would end the cell.
         escaped = [" ".join(cell.split()).replace("|", "\\|") for cell in row]
         lines.append("| " + " | ".join(escaped) + " |")
 

@@ -1,4 +1,4 @@
-"""Reading of the folders of training runs for `lit-knn report`."""
+"""Reads the folders of training runs for `lit-knn report`."""
 
 import sys
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ from lit_knn.runs.folder import RunFolder
 from lit_knn.runs.names import Options
 from lit_knn.runs.record import Record, read_record
 
-# All other columns of the tables are metrics, but for deviations, `…_std`.
+# These columns of the tables are no metrics. All others are, except for standard deviations, `…_std`.
 POINT_COLUMNS = {"step", "images_seen", "num_samples", "checkpoint", "seconds", "settings", "ema"}
 
 Distances = dict[str, dict[int, float]]
@@ -33,9 +33,10 @@ Distances = dict[str, dict[int, float]]
 
 @dataclass(frozen=True)
 class Run:
-    """Holds what is in the folder of a training run; `config` has all settings but null, by dotted names."""
+    """What the folder of a training run holds."""
 
     folder: str
+    # All settings that are not null, by dotted names.
     config: dict[str, str | int | float | bool]
     record: Record
     curve: TrainingCurve
@@ -59,7 +60,7 @@ def read_run(folder: str) -> Run:
 
 
 def ms_per_image(record: Record) -> tuple[float, float]:
-    """Return the milliseconds per image of the estimator, and of the rest of a training."""
+    """Return the milliseconds that a training took per image: in the estimator, and in all the rest."""
     time = record.time
     if not time.images:
         return 0.0, 0.0
@@ -69,11 +70,16 @@ def ms_per_image(record: Record) -> tuple[float, float]:
 
 
 def estimator_of(settings: Options, images: int) -> tuple[str, int | None, int | None]:
-    """Return class name, k and n of the estimator of a run's configuration; "-" for a model without an estimator."""
+    """Return class name, k and n of a run's estimator; the name is "-" for a model without an estimator.
+
+    Args:
+        settings: the configuration of the run.
+        images: the number of its images, which limits k and n of some estimators.
+    """
     estimator = settings["model"].get("init_args", {}).get("estimator") or {}
     options = estimator.get("init_args") or {}
     name = estimator.get("class_path", "-").rpartition(".")[2]
-    # The classes of this package tell what null stands for.
+    # For a class of this package, it is known which number null stands for.
     kind = getattr(estimators, name, None)
 
     counts: dict[str, int | None] = {}
@@ -88,12 +94,18 @@ def estimator_of(settings: Options, images: int) -> tuple[str, int | None, int |
 
 
 def read_distances(parts: Sequence[Path]) -> dict[str, Points]:
-    """Read `fidelity.csv` of all parts of a training; the tables of `best` in the last part take precedence."""
+    """Return the metrics that all parts of a training measured, as points of images seen and value.
+
+    A metric that `best` measured is only taken from its table, in the folder of the last part.
+
+    Args:
+        parts: folders of the parts, in their order.
+    """
     distances: Distances = {}
     for part in parts:
         rows = _read_table(part / FIDELITY_CSV)
         if distances:
-            distances = _before(distances, _first_image(part, rows))
+            distances = _before(distances, _first_images_seen(part, rows))
         for metric, points in rows.items():
             distances[metric] = distances.get(metric, {}) | points
 
@@ -102,10 +114,15 @@ def read_distances(parts: Sequence[Path]) -> dict[str, Points]:
     return _as_points(distances)
 
 
-def _first_image(part: Path, rows: Distances) -> float:
-    """Return the number of images at which a part of a training takes over from the part before.
+def _first_images_seen(part: Path, rows: Distances) -> float:
+    """Return the number of images seen from which on a part of a training replaces the part before.
 
-    The part before may have gone on after the checkpoint that this part began with.
+    The part before may have gone on after the checkpoint that this part began with, but that is another
+    branch of the training.
+
+    Args:
+        part: folder of the part.
+        rows: the metrics that it measured.
     """
     begin = float("inf")
     for points in rows.values():
@@ -114,7 +131,7 @@ def _first_image(part: Path, rows: Distances) -> float:
     start = RunFolder(part).start()
     if start is not None:
         kept_name = KEPT_NAME.fullmatch(Path(start).name)
-        # The checkpoint may have been removed.
+        # If the checkpoint was removed, only the first measurement counts.
         with suppress(InputError):
             if kept_name:
                 seen = int(kept_name[1])
@@ -125,7 +142,7 @@ def _first_image(part: Path, rows: Distances) -> float:
 
 
 def _before(distances: Distances, begin: float) -> Distances:
-    """Return the values that were measured before so many images."""
+    """Return the values that were measured at fewer images seen than `begin`."""
     earlier = {}
     for metric, points in distances.items():
         earlier[metric] = {seen: value for seen, value in points.items() if seen < begin}
@@ -133,7 +150,7 @@ def _before(distances: Distances, begin: float) -> Distances:
 
 
 def read_average(folder: Path, length: float) -> dict[str, Points]:
-    """Read what `best` measured of the average of a relative length, from the tables in the folder of averages."""
+    """Return what `best` measured of the average of a relative length, from its tables in the folder of averages."""
     distances: Distances = {}
     for path in sorted(folder.glob(f"{AVERAGES_PREFIX}*.csv")):
         distances |= _read_table(path, length)
@@ -141,19 +158,26 @@ def read_average(folder: Path, length: float) -> dict[str, Points]:
 
 
 def _as_points(distances: Distances) -> dict[str, Points]:
-    """Sort metrics by name, and their values by images; leave out what has no value."""
-    return {
-        metric: sorted(points.items()) for metric, points in sorted(distances.items()) if points
-    }
+    """Return the metrics that have values, sorted by name, with their values sorted by images seen."""
+    sorted_points: dict[str, Points] = {}
+    for metric in sorted(distances):
+        if distances[metric]:
+            sorted_points[metric] = sorted(distances[metric].items())
+    return sorted_points
 
 
 def _read_table(path: Path, length: float | None = None) -> Distances:
-    """Read a table that may be missing; only the rows of one average, if its relative length is given."""
+    """Return the values of the metrics in a table, or nothing if the table is missing.
+
+    Args:
+        path: path of the table.
+        length: the relative length of the average whose rows to read; None to read all rows.
+    """
     if not path.is_file():
         return {}
 
     distances: Distances = {}
-    # Somebody may have edited the table.
+    # Somebody may have edited the table, so errors in it name the file.
     with reading(path):
         for row in read_rows(path):
             if length is not None and float(row["ema"]) != length:

@@ -21,20 +21,22 @@ from lit_knn.modules.tuners import check_no_tuner
 from lit_knn.runs.checkpoints import WholeCheckpointIO
 from lit_knn.runs.interruption import EndAtSigterm
 
-# Lightning's type is Union[int, float]. Python may return a cached Union[float, int] instead. The parser then reads
-# one batch, `1`, as the whole epoch, `1.0`. No other union has this type.
+# A share of the batches, such as `1.0` for all; `1` is one batch. The parser tries the types of a union in their order,
+# but for Union[int, float] Python may return a cached Union[float, int], and `1` would be read as `1.0`. This type is
+# in no other union, so the order is kept.
 Share: Any = float if TYPE_CHECKING else restricted_number_type("Share", float, ("<", math.inf))
 Batches: TypeAlias = int | Share
 
 
 def _do_nothing() -> None:
-    """Do nothing. A lambda in its place could not be sent to the processes that `ddp_spawn` starts."""
+    """Do nothing; a lambda could not be sent to the processes that `ddp_spawn` starts."""
 
 
 class Trainer(pl.Trainer):
-    """Lightning's trainer; it can also plan a run, and measure the kept checkpoints of a run.
+    """Lightning's trainer, which can also plan a run, probe data, and measure the kept checkpoints of a run.
 
-    Its checkpoints are whole files, checked when read. Only the command line locks the folder of a run.
+    It replaces a checkpoint only by a complete file, and checks checkpoints when it reads them. It does not lock the
+    folder of a run; only the command line does.
 
     Args:
         limit_train_batches: how much of each training epoch to use: `10` is 10 batches, and `0.1` a tenth.
@@ -68,7 +70,7 @@ class Trainer(pl.Trainer):
             callbacks = [callbacks]
         callbacks = list(callbacks or ())
         check_no_tuner(callbacks)
-        # The command line gives every run a LastCheckpoint.
+        # Lightning would refuse the LastCheckpoint that the command line gives to every run.
         if kwargs.get("enable_checkpointing") is False:
             callbacks = [each for each in callbacks if not isinstance(each, LastCheckpoint)]
 
@@ -85,11 +87,12 @@ class Trainer(pl.Trainer):
         if type(self.strategy.checkpoint_io) is TorchCheckpointIO:
             self.strategy.checkpoint_io = WholeCheckpointIO()
         self.callbacks = [EndAtSigterm(), *self.callbacks]  # type: ignore[has-type]
-        # Lightning reads signals of ranks on the GPU, and so waits for it. `Interruption` does the same on the CPU.
+        # Here Lightning would exchange signals between ranks on the GPU, and so wait for it. `Interruption` exchanges
+        # them on the CPU.
         self.fit_loop.epoch_loop._broadcast_sigterm_tensor = _do_nothing  # type: ignore[method-assign]
 
     def write_into(self, folder: Path) -> None:
-        """Set the folder of the run. Call this before the run begins."""
+        """Set the folder of the run, and with it that of Lightning's checkpoints. Call this before the run begins."""
         self._run_folder = folder
         for callback in self.checkpoint_callbacks:
             if isinstance(callback, ModelCheckpoint) and callback.dirpath is None:
@@ -138,11 +141,11 @@ class Trainer(pl.Trainer):
         best = BestCheckpoint(measures[-1], run, checkpoints, draws)
         bars = [callback for callback in callbacks if isinstance(callback, ProgressBar)]
         for bar in bars:
-            bar.disable()  # One bar over all checkpoints replaces this bar.
+            bar.disable()  # `BestCheckpoint` shows one bar over all checkpoints.
         self.callbacks = [best, *bars, EndAtSigterm()]
         self.loggers = []
 
-        # `predict` itself draws one sample on each rank, as a trial before the long work.
+        # `predict` draws one sample on each rank, as a trial. Then `BestCheckpoint` does the work in its hook.
         assert datamodule is not None
         datamodule.predict_samples = self.world_size
         self.limit_predict_batches = 1

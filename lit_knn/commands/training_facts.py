@@ -1,4 +1,4 @@
-"""The facts of a training that its exported model carries: collected from a checkpoint and its run."""
+"""Facts of a training for the card and the configuration of its exported model, from a checkpoint and its run."""
 
 import json
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ from lit_knn.runs.folder import CONFIG_NAME, RunFolder
 from lit_knn.runs.names import Options
 from lit_knn.runs.record import RECORD_NAME, read_record
 
-# The other parts of a configuration, and the trainer's other options, do not change the weights.
+# These parts of a run's configuration, and these options of its trainer, change the weights.
 PARTS = ("seed_everything", "model", "data", "trainer")
 OF_THE_TRAINER = (
     "max_steps",
@@ -23,7 +23,7 @@ OF_THE_TRAINER = (
     "accumulate_grad_batches",
     "gradient_clip_val",
 )
-# These facts of the data are in a checkpoint; the card gives them these names.
+# Facts of the data by their names in a checkpoint, with their names in the card.
 OF_THE_DATA = {
     "images": "images",
     "data": "hash",
@@ -37,27 +37,27 @@ Metrics = dict[str, tuple[int, float]]
 
 @dataclass(frozen=True)
 class Facts:
-    """Facts of a training for its model card, as plain values; an unknown one is empty."""
+    """Facts of a training for its model card, as plain values; an unknown fact is 0 or empty."""
 
     steps: int
     images_seen: int
-    hours: float  # of the training steps, without validations
+    hours: float  # duration of the training steps, without validations
     hardware: list[str]
-    # number and hash of the images, and with a record class, shape and fingerprint of the data
+    # number and hash of the images; if the run has a record, also class, shape and fingerprint of the data
     data: dict[str, object]
-    metrics: Metrics  # measured up to these weights
+    metrics: Metrics  # the last measurements until these weights
     versions: dict[str, str]
     # the parts of config.yaml that make the weights, without paths of the machine
     config: Options
     autoencoder: str = ""  # the class that decodes the samples, if they are latents
 
 
-def collect(checkpoint: Mapping[str, Any], file: Path) -> Facts:
-    """Collect the available facts of a checkpoint from its content, and from the run folder that holds its file.
+def facts_of_training(checkpoint: Mapping[str, Any], file: Path) -> Facts:
+    """Return the facts of the training of a checkpoint, from its content and from the run's folder if that is there.
 
     Args:
-        checkpoint: the content of the file.
-        file: lies in a folder of the run's folder. Without a run the card knows less.
+        checkpoint: the content of the checkpoint.
+        file: path of the checkpoint, in a subfolder of the run's folder.
     """
     run = file.resolve().parent.parent
     identity = checkpoint.get(RUN_KEY) or {}
@@ -89,10 +89,10 @@ def collect(checkpoint: Mapping[str, Any], file: Path) -> Facts:
 
 
 def _metrics(checkpoint: Mapping[str, Any], file: Path) -> Metrics:
-    """Return the last measurements up to these weights."""
+    """Return the last measurement of each metric that has no more images seen than these weights."""
     run = file.resolve().parent.parent
     average = checkpoint.get(AVERAGE_KEY)
-    # The tables of a run are measured with its usual average.
+    # The tables of a run measure the average of its training. One from `lit-knn average` has tables beside it.
     if average:
         distances = read_average(file.parent, average["length"])
     elif (run / RECORD_NAME).is_file():
@@ -110,7 +110,7 @@ def _metrics(checkpoint: Mapping[str, Any], file: Path) -> Metrics:
 
 
 def _configuration(run: Path) -> Options:
-    """Return the settings of a run that make its weights; an empty dictionary without a run."""
+    """Return the settings of a run that change its weights; an empty dictionary if the run's folder is not there."""
     if not (run / CONFIG_NAME).is_file():
         return {}
 
@@ -122,9 +122,14 @@ def _configuration(run: Path) -> Options:
     return settings
 
 
-def _autoencoder(run: Mapping[str, str], settings: Options) -> str:
-    """Return the class of the autoencoder of a training, with its path if it is known; "" for none."""
-    if "autoencoder" not in run:
+def _autoencoder(identity: Mapping[str, str], settings: Options) -> str:
+    """Return the class of the data's autoencoder, as a class path if that is known; "" without an autoencoder.
+
+    Args:
+        identity: the identity of the run in the checkpoint, which has the name of the class.
+        settings: the settings of the run, which may have its class path.
+    """
+    if "autoencoder" not in identity:
         return ""
 
     data = settings.get("data") or {}
@@ -132,11 +137,11 @@ def _autoencoder(run: Mapping[str, str], settings: Options) -> str:
     if isinstance(coder, dict) and "class_path" in coder:
         return str(coder["class_path"])
 
-    return str(json.loads(run["autoencoder"])["autoencoder"])
+    return str(json.loads(identity["autoencoder"])["autoencoder"])
 
 
 def without_paths(value: Any) -> Any:
-    """Replace each option that is an absolute path by its last part, so that the card does not describe the machine."""
+    """Return options with only the last part of each absolute path, so that the card tells nothing of the machine."""
     if isinstance(value, dict):
         return {name: without_paths(part) for name, part in value.items()}
     if isinstance(value, list):

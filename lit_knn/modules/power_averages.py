@@ -16,8 +16,8 @@ from lit_knn.common.checkpoint_file import Content
 from lit_knn.common.errors import InputError
 from lit_knn.modules.averaging import MovingAverage
 from lit_knn.runs.clock import TrainingClock
-from lit_knn.runs.identity import SameRun
 from lit_knn.runs.run import find_callback
+from lit_knn.runs.same_run import SameRun
 
 # σ_rel of γ = 0, the plain mean of all weights: 12^(−1/2), rounded up so that users can give it. Longer averages would
 # prefer the weights of the beginning.

@@ -9,9 +9,9 @@ from lit_knn.modules.counts import TrainingCounts
 from lit_knn.modules.finite_loss import FiniteLoss
 from lit_knn.modules.training_log import TrainingLog
 from lit_knn.runs.clock import TrainingClock
-from lit_knn.runs.identity import SameRun
 from lit_knn.runs.interruption import Interruption
 from lit_knn.runs.optimiser import ResumedOptimiser
+from lit_knn.runs.same_run import SameRun
 
 if TYPE_CHECKING:
     from lit_knn.modules.base import EstimatorTraining

@@ -1,1 +1,1 @@
-"""The folder of a run: its configuration, record and checkpoints; resuming and interruptions."""
+"""The folder of a run, with its configuration, record and checkpoints; how runs are resumed and interrupted."""

@@ -7,10 +7,10 @@ from pathlib import Path
 from lit_knn.runs.harmless import watches
 from lit_knn.runs.names import Options
 
-# Lightning's other names of a precision.
+# Lightning knows these precisions by two names.
 PRECISIONS = {None: "32-true", "32": "32-true", "16": "16-mixed", "bf16": "bf16-mixed"}
-# These options of a data module set how its images are used. The other options set what they are.
-USES = (
+# These options of a data module set how its images are used. The other options set which images there are.
+OPTIONS_OF_USE = (
     "batch_size",
     "index",
     "sharded",
@@ -23,7 +23,7 @@ USES = (
     "cache_dir",
 )
 # These options choose some of the images; a command that does not train is free to choose others.
-CHOICES = ("hflip", "held_out", "train_images")
+OPTIONS_OF_CHOICE = ("hflip", "held_out", "train_images")
 
 # The places of functions and classes in earlier versions, which configurations of runs may still name.
 MOVED = {
@@ -31,18 +31,18 @@ MOVED = {
     "lit_knn.sampling.schedules.euclidean": "lit_knn.sampling.distances.euclidean",
 }
 
-# An option's name on the command line, with its two values.
 Changes = dict[str, tuple[object, object]]
+"""The old and the new value of each changed option, by its name on the command line."""
 
 
 def changes(before: Options, now: Options) -> Changes:
     """Return the options in which two configurations differ.
 
-    A path to the same bytes is the same value.
+    Two paths count as equal if their files hold the same bytes.
 
     Args:
         before: the configuration of a run, as its config.yaml has it.
-        now: another one.
+        now: the configuration to compare with it.
     """
     old = dict(_pairs(_simplified(before)))
     new = dict(_pairs(_simplified(now)))
@@ -60,48 +60,54 @@ def data_changes(before: Options, now: Options, trains: bool) -> Changes:
 
     Args:
         before: the configuration of a run, as its config.yaml has it.
-        now: another one.
+        now: the configuration to compare with it.
         trains: the data are for a training, so the choice of images counts, too.
     """
-    ignored = set(USES)
+    ignored = set(OPTIONS_OF_USE)
     if not trains:
-        ignored.update(CHOICES)
+        ignored.update(OPTIONS_OF_CHOICE)
     different = changes({"data": before.get("data")}, {"data": now.get("data")})
 
     of_data = {}
     for name, pair in different.items():
-        # null is the data module's own choice.
+        # With null the data module chooses the value, perhaps the same one, so null is no difference.
         if None not in pair and ignored.isdisjoint(name.split(".")):
             of_data[name] = pair
     return of_data
 
 
 def described(different: Changes, limit: int = 3) -> str:
-    """Say in one line which options differ: `--model.lr 0.003, now 0.1`."""
-    words = []
-    for name, (old, new) in different.items():
-        words.append(f"--{name} {old}, now {new}")
+    """Return one line on the options that differ, such as `--model.lr 0.003, now 0.1`.
 
-    more = len(words) - limit
+    Args:
+        different: the options.
+        limit: the number of options to name; of more options, only the number is given.
+    """
+    phrases = []
+    for name, (old, new) in different.items():
+        phrases.append(f"--{name} {old}, now {new}")
+
+    more = len(phrases) - limit
     if more > 0:
-        words = words[:limit]
-        words.append(f"and {more} more")
-    return "; ".join(words)
+        phrases = phrases[:limit]
+        phrases.append(f"and {more} more")
+    return "; ".join(phrases)
 
 
 def _simplified(options: Options) -> Options:
-    """Leave out callbacks that only watch, and bring values with several names to one."""
+    """Return options without callbacks that only watch, and with one spelling of values that have several."""
     trainer = dict(options.get("trainer") or {})
     callbacks = trainer.get("callbacks") or []
     if isinstance(callbacks, Mapping):
         callbacks = [callbacks]
-    training = [callback for callback in callbacks if not watches(callback)]
-    trainer["callbacks"] = dict(enumerate(training))
+    compared = [callback for callback in callbacks if not watches(callback)]
+    trainer["callbacks"] = dict(enumerate(compared))
 
     precision = trainer.get("precision")
-    trainer["precision"] = PRECISIONS.get(precision and str(precision), precision)
+    name_of_precision = None if precision is None else str(precision)
+    trainer["precision"] = PRECISIONS.get(name_of_precision, precision)
 
-    # The same number of ranks may be spread over machines in another way.
+    # Only the number of ranks counts, and not how they are spread over machines.
     devices, nodes = trainer.get("devices"), trainer.get("num_nodes")
     if type(devices) is int and type(nodes) is int:
         trainer["devices"], trainer["num_nodes"] = devices * nodes, 1
@@ -111,11 +117,11 @@ def _simplified(options: Options) -> Options:
 def _pairs(options: object, name: str = "") -> Iterator[tuple[str, object]]:
     """Yield name and value of each option in a nested configuration, as on the command line.
 
-    `model.net` is the class of the net, and `model.net.channels` one of its options.
+    For example, `model.net` is the class of the net, and `model.net.channels` is one of its options.
 
     Args:
         options: the configuration, or one value in it.
-        name: its name.
+        name: the name of this value; empty for the whole configuration.
     """
     if isinstance(options, list) and any(isinstance(part, Mapping) for part in options):
         options = dict(enumerate(options))
@@ -133,7 +139,7 @@ def _pairs(options: object, name: str = "") -> Iterator[tuple[str, object]]:
 
 
 def _same(name: str, before: object, now: object) -> bool:
-    """Tell whether two values of an option mean the same."""
+    """Return whether two values of an option mean the same."""
     if before == now:
         return True
     if not isinstance(before, str) or not isinstance(now, str):
@@ -145,14 +151,14 @@ def _same(name: str, before: object, now: object) -> bool:
     if not new.exists():
         return False
 
-    # Data that have moved: the checkpoint has a hash of the images, and other ones are refused.
+    # Data may have moved. That is no difference, because other images are refused by their hash in the checkpoint.
     if not old.exists():
         return name.startswith("data.")
     return _same_bytes(old, new)
 
 
 def _same_bytes(one: Path, other: Path) -> bool:
-    """Tell whether two files hold the same bytes; of folders, names and sizes must do."""
+    """Return whether two files hold the same bytes, or two folders files of the same names and sizes."""
     if one.samefile(other):
         return True
     if one.is_dir() and other.is_dir():
@@ -161,6 +167,6 @@ def _same_bytes(one: Path, other: Path) -> bool:
 
 
 def _sizes(folder: Path) -> dict[Path, int]:
-    """Return the sizes of the files in a folder and below it, by their paths in the folder."""
+    """Return the sizes of the files in a folder and its subfolders, by their paths in the folder."""
     files = [path for path in folder.rglob("*") if path.is_file()]
     return {path.relative_to(folder): path.stat().st_size for path in files}

@@ -1,4 +1,4 @@
-"""Writes and reads the checkpoints of a training: whole files, checked before they are used."""
+"""Writes checkpoints of a training so that no damaged file is left, and checks checkpoints before they are used."""
 
 from pathlib import Path
 
@@ -10,31 +10,31 @@ from lit_knn.common.errors import InputError, causes, first_line
 from lit_knn.common.files import remove_partial, written_whole
 from lit_knn.runs.states import Owners, explained, unreadable, without
 
-# `global_step` and the version are in every checkpoint of Lightning; only a `fit` needs the rest.
+# Every command needs these parts of a checkpoint, and a `fit` needs the others, too. Lightning writes all of them.
 NEEDED = ("state_dict", "global_step", "pytorch-lightning_version")
 NEEDED_BY_FIT = ("optimizer_states", "lr_schedulers", "loops")
-# `lit-knn average` writes this into its checkpoints.
+# Under this key, `lit-knn average` describes the average in a checkpoint that it makes.
 AVERAGE_KEY = "power_average"
 
 
 class WholeCheckpointIO(TorchCheckpointIO):
-    """Replaces a checkpoint only when the new one is complete on the disk.
+    """Writes and reads Lightning's checkpoints: replaces a file only when the new one is complete on the disk.
 
-    It reads only undamaged ones. Lightning's own class does not wait for the disk, and a file that
-    is cut short fails only when it is read.
+    Lightning's own class does not wait for the disk, so it can leave a file that is cut short, which
+    fails only when it is read.
     """
 
-    # A checkpoint that was read already, with its path.
-    _read: tuple[str, Content] | None = None
-    # The names of those who keep states in the checkpoints, see `owners_of`.
+    # The path and the content of a checkpoint that was read already.
+    _already_read: tuple[str, Content] | None = None
+    # The names of the classes that keep states in the checkpoints, see `owners_of`.
     owners: Owners | None = None
 
     def keep(self, path: str | Path, checkpoint: Content) -> None:
-        """Keep a checkpoint that was read and checked until it is loaded: it is read once."""
-        self._read = str(path), checkpoint
+        """Keep a checkpoint that was read and checked until Lightning loads it, so that it is read only once."""
+        self._already_read = str(path), checkpoint
 
     def __getstate__(self) -> dict[str, object]:
-        """Leave the checkpoint behind: a process that is spawned reads it again."""
+        """Return nothing to copy into a spawned process, which reads the checkpoint itself."""
         return {}
 
     def save_checkpoint(
@@ -43,8 +43,8 @@ class WholeCheckpointIO(TorchCheckpointIO):
         """Write a checkpoint beside its target, then rename it.
 
         Raises:
-            InputError: the file cannot be written; an old one stays as it was. Or a state could not
-                be read again; the checkpoint is then written without it, to keep the run's work.
+            InputError: the file cannot be written; an old one stays as it was. Or no command could read
+                a state in it; the checkpoint is then written without this state, to keep the run's work.
         """
         path = Path(path)
         problems = unreadable(checkpoint)
@@ -64,25 +64,25 @@ class WholeCheckpointIO(TorchCheckpointIO):
         self, path: str | Path, map_location: object = None, weights_only: bool | None = None
     ) -> Content:
         """Return the kept checkpoint, or read one onto the CPU without running code of it."""
-        already_read = self._read
-        self._read = None
+        already_read = self._already_read
+        self._already_read = None
         if already_read is not None and already_read[0] == str(path):
             return already_read[1]
         return read_checkpoint_file(path)
 
 
 def _write(checkpoint: Content, path: Path) -> None:
-    """Write a checkpoint of which all parts can be read."""
+    """Write a checkpoint whose values can all be read again."""
     try:
-        # A run that was killed may have left one. Only the first rank writes.
+        # A run that was killed may have left a partial file. No other process uses it: only the first rank writes.
         remove_partial(path)
         with written_whole(path) as partial:
             with partial.open("wb") as file:
                 torch.save(checkpoint, file)
-            # A file that no command reads replaces none.
+            # Called for the error that it raises if the new file cannot be read: the old one then stays.
             read_checkpoint_file(partial, mmap=True)
     except (OSError, RuntimeError) as error:
-        # PyTorch raises a RuntimeError of its own while it handles that of the file.
+        # If writing fails, PyTorch raises a RuntimeError while it handles the OSError, which has the reason.
         reason = next((cause for cause in causes(error) if isinstance(cause, OSError)), None)
         if reason is None:
             raise
@@ -94,11 +94,14 @@ def _write(checkpoint: Content, path: Path) -> None:
 
 
 def read_training(path: str | Path, to_resume: bool = False) -> Content:
-    """Read and check a training's checkpoint; its tensors stay on the disk.
+    """Return the content of a training's checkpoint after checking it; the tensors are mapped, not copied.
 
     Args:
-        path: the file.
-        to_resume: ask for what a fit needs, too.
+        path: path of the file.
+        to_resume: also check what a `fit` needs to resume from it.
+
+    Raises:
+        InputError: the file is damaged, lacks a part, or has a weight that is not finite.
     """
     checkpoint = read_checkpoint_file(path, mmap=True)
     if to_resume and AVERAGE_KEY in checkpoint:

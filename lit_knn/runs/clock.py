@@ -1,4 +1,4 @@
-"""Measures the time of a training, over all resumed parts, and the estimator's share of it."""
+"""Measures how long a training took, over all its resumed parts, and the estimator's share of that time."""
 
 import math
 import time
@@ -23,8 +23,8 @@ TIME_KEY = "training_time"
 class TrainingTime:
     """Wall-clock time of the training steps on the first rank, without validations.
 
-    `images` counts those trained on in that time, over all ranks; `hardware` has names in the order
-    of use. `+` joins two parts of a run.
+    `images` counts the images that all ranks trained on in this time. `hardware` names the hardware in
+    the order of its use. `+` joins two parts of a run.
     """
 
     seconds: float = 0.0
@@ -53,9 +53,11 @@ class TrainingTime:
 
 
 def hardware_name(device: torch.device, processes: int) -> str:
-    """Name the hardware of a run, such as `8 x NVIDIA A100-SXM4-80GB`.
+    """Return the name of a run's hardware, such as `8 x NVIDIA A100-SXM4-80GB`.
 
-    Each process has a device of the same kind.
+    Args:
+        device: the device of this process; the other processes have the same kind.
+        processes: the number of processes.
     """
     if device.type == "cuda":
         return f"{processes} x {torch.cuda.get_device_name(device)}"
@@ -68,20 +70,25 @@ def hardware_name(device: torch.device, processes: int) -> str:
 class TrainingClock(IntervalCallback):
     """Measures and logs images per second and the estimator's share of the time.
 
-    The clock stands in validations. Checkpoints hold the time of all parts of a run.
+    The clock does not run during validations. Checkpoints hold the time of all parts of a run.
 
     Args:
-        estimator_watch: measures the calls of the estimator.
-        images_seen: returns the number of images that the training has seen, over all ranks.
+        estimator_watch: the stopwatch that measures the calls of the estimator.
+        images_seen: a function that returns how many images the training has seen, over all ranks.
     """
 
     def __init__(self, estimator_watch: Stopwatch, images_seen: Callable[[], int]) -> None:
         self._estimator_watch = estimator_watch
         self._images_seen = images_seen
         self._hardware: tuple[str, ...] = ()
+        # The time of the parts of the run before this one.
         self._before_resuming = TrainingTime()
-        self._earlier = TrainingTime()  # time of the earlier intervals
-        self._images_before, self._estimator_seconds = 0, 0.0
+        # The time of the earlier intervals of this part.
+        self._earlier = TrainingTime()
+        # Of the current interval: the images seen before it, its seconds in the estimator that the stopwatch has
+        # already told, and its start; None while the clock stands.
+        self._images_before = 0
+        self._estimator_seconds = 0.0
         self._started: float | None = None
 
     def start(self) -> None:
@@ -93,24 +100,26 @@ class TrainingClock(IntervalCallback):
         """Stop the clock until `start`, for instance for a validation."""
         self._earlier = self.elapsed()
         self._started = None
-        self._images_before, self._estimator_seconds = self._images_seen(), 0.0
+        self._images_before = self._images_seen()
+        self._estimator_seconds = 0.0
+        # Called to reset it: what it measures while the clock stands does not count.
         self._estimator_watch.read_and_reset()
 
     def elapsed(self) -> TrainingTime:
-        """Return the time of all intervals, with the current one; this waits for the device."""
+        """Return the time of all intervals of this part of the run, with the current one; this waits for the device."""
         if self._started is None:
             return self._earlier
         return self._earlier + self._interval(self._started)
 
     def _interval(self, started: float) -> TrainingTime:
-        """Return the time of the current interval."""
+        """Return the time of the current interval, which began at `started`."""
         self._estimator_seconds += self._estimator_watch.read_and_reset()
         seconds = time.perf_counter() - started
         images = self._images_seen() - self._images_before
         return TrainingTime(seconds, images, self._estimator_seconds)
 
     def averages(self) -> dict[str, float]:
-        """Return the averages of the current interval by name, and begin a new one."""
+        """Return the averages of the current interval by the names that loggers get, and begin a new interval."""
         assert self._started is not None
         interval = self._interval(self._started)
         self.start()
@@ -120,16 +129,16 @@ class TrainingClock(IntervalCallback):
         }
 
     def total(self) -> TrainingTime:
-        """Return how long training took so far, including the time before it was resumed."""
+        """Return the time of the whole training so far, including the time before it was resumed."""
         elapsed = self.elapsed()
         if elapsed.seconds:
             elapsed = replace(elapsed, hardware=self._hardware)
         return self._before_resuming + elapsed
 
-    # Hooks
+    # Lightning's hooks
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Start the clock when all is set up."""
+        """Start the clock, after all preparations of the run."""
         self._hardware = (hardware_name(trainer.strategy.root_device, trainer.world_size),)
         self.start()
 
@@ -146,13 +155,13 @@ class TrainingClock(IntervalCallback):
     def on_save_checkpoint(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: Content
     ) -> None:
-        """Save the time of all parts."""
+        """Write the time of all parts of the run into the checkpoint."""
         checkpoint[TIME_KEY] = asdict(self.total())
 
     def on_load_checkpoint(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: Content
     ) -> None:
-        """Load the time of the earlier parts of a resumed run."""
+        """Take the time of the earlier parts of a resumed run from its checkpoint."""
         if trainer.state.fn != TrainerFn.FITTING:
             return
         saved = dict(checkpoint.get(TIME_KEY, {}))
@@ -161,7 +170,7 @@ class TrainingClock(IntervalCallback):
 
 
 def training_clock(trainer: pl.Trainer) -> TrainingClock:
-    """Return the clock of a training. Raises InputError if the module has none."""
+    """Return the clock of a training; raise InputError if the module has none."""
     clock = find_callback(trainer, TrainingClock)
     if clock is None:
         raise InputError("the training has no clock; use a module of lit_knn.modules")

@@ -1,4 +1,4 @@
-"""The folder of a training run: its configurations, and the runs that it went on from."""
+"""The folder of a training run: its configurations, and the runs whose checkpoints it was resumed from."""
 
 import contextlib
 import re
@@ -27,7 +27,8 @@ class RunFolder:
     """The folder of a training run."""
 
     path: Path  # runs/NAME/VERSION
-    made: tuple[Path, ...] = ()  # the folders that were made for this run, the inmost first
+    # The folders that were made for this run: this one, and parents that were missing, from the inside out.
+    made: tuple[Path, ...] = ()
 
     def config(self, name: str = CONFIG_NAME) -> Options:
         """Read a configuration; raise InputError if it is missing or not that of a training run."""
@@ -46,9 +47,13 @@ class RunFolder:
         return config
 
     def earlier(self, name: str) -> list[Path]:
-        """List the files of earlier parts of the run that went on in this folder, the first first.
+        """Return the paths of a file of the earlier parts of the run in this folder, from the first part on.
 
-        `name` is that of the latest part's file, such as `config.yaml`; theirs is `STEM_N.SUFFIX`.
+        A run that is resumed in its folder renames the file of the part before, such as `config.yaml`, to
+        `config_0.yaml`, `config_1.yaml` and so on.
+
+        Args:
+            name: the name of the latest part's file.
         """
         stem, suffix = Path(name).stem, Path(name).suffix
         by_number = {}
@@ -59,9 +64,12 @@ class RunFolder:
         return [by_number[number] for number in sorted(by_number)]
 
     def keep_earlier(self, name: str) -> Path | None:
-        """Rename a file of the part before this one to `STEM_N.SUFFIX`; return the new path.
+        """Rename a file of the part before this one, such as `config.yaml` to `config_0.yaml`.
 
-        N is above the numbers in use. The result is None if the file does not exist.
+        The number is one above the largest in use.
+
+        Returns:
+            The new path, or None if the file does not exist.
         """
         path = self.path / name
         if not path.is_file():
@@ -73,7 +81,7 @@ class RunFolder:
         return path.rename(path.with_stem(f"{path.stem}_{number}"))
 
     def start(self) -> str | None:
-        """Return the checkpoint in another folder that the run was resumed from, or None."""
+        """Return the checkpoint that the run was first resumed from, in another folder; None if there is none."""
         configs = [*self.earlier(CONFIG_NAME), self.path / CONFIG_NAME]
         for path in reversed(configs):
             start: str | None = self.config(path.name).get("ckpt_path")
@@ -82,9 +90,10 @@ class RunFolder:
         return None
 
     def before(self) -> Iterator[tuple[Path, "RunFolder"]]:
-        """Yield the checkpoints in other folders that the run was resumed from, and those folders.
+        """Yield each checkpoint in another folder that the run was resumed from, with the folder of its run.
 
-        The latest comes first. A folder without a configuration is the last one.
+        That run may itself have been resumed from another one, and so on; the latest comes first. A folder
+        without a configuration is the last one, because it does not say what it was resumed from.
         """
         run = self
         visited = {self.path.resolve()}
@@ -94,13 +103,14 @@ class RunFolder:
             if start is None:
                 return
             run = RunFolder(Path(start).parent.parent)
+            # Edited configurations may name each other's checkpoints.
             if run.path.resolve() in visited:
                 return
             visited.add(run.path.resolve())
             yield Path(start), run
 
     def parts(self) -> list[Path]:
-        """List the folders of the run, from the first part that still has one to this one."""
+        """Return the folders of all parts of the run that are still there, from the first part to this one."""
         folders = [self.path]
         for start, run in self.before():
             if (run.path / RECORD_NAME).is_file():
@@ -111,19 +121,21 @@ class RunFolder:
         return folders[::-1]
 
     def holds(self, checkpoint: str | Path) -> bool:
-        """Tell whether a checkpoint is one of this run's own, in `checkpoints`."""
+        """Return whether a checkpoint lies in a subfolder of this folder, such as `checkpoints`."""
         return Path(checkpoint).parent.parent.resolve() == self.path.resolve()
 
     def trained(self, model: Options, seed: int | None = None) -> bool:
-        """Tell whether the run trained this model with this estimator, as far as one can read.
+        """Return whether the run trained this model with this estimator; True if its configuration cannot be read.
 
-        If a seed is given, it must be the run's, too.
+        Args:
+            model: the class and the options of the model.
+            seed: a seed that must be the run's, too; None if any seed will do.
         """
         try:
             config = self.config()
             before = config["model"]
             same = before["class_path"] == model["class_path"]
-            # A net with classes cannot take the weights of one without.
+            # Weights of a class-conditional network do not fit one without classes.
             for option in ("estimator", "class_conditional"):
                 same = same and option_of(before, option) == option_of(model, option)
         except (InputError, KeyError, TypeError):
@@ -134,24 +146,25 @@ class RunFolder:
         return same and config.get("seed_everything", seed) == seed
 
     def remove_unused(self) -> None:
-        """Remove the folders that were made for a run that did not begin.
+        """Remove the folders that were made for this run if it did not train a step.
 
-        They stay if they hold more than the settings of the run.
+        They stay if they hold other files than a run writes before its first step.
         """
         if not self.made or self._has_trained():
             return
         for path in self.path.rglob("*"):
-            is_settings = any(path.match(pattern) for pattern in WRITTEN_FIRST)
-            if not path.is_dir() and not is_settings:
+            is_written_first = any(path.match(pattern) for pattern in WRITTEN_FIRST)
+            if not path.is_dir() and not is_written_first:
                 return
 
         shutil.rmtree(self.path, ignore_errors=True)
-        with contextlib.suppress(OSError):  # A folder with other files stays.
+        # `rmdir` fails for a parent folder that holds something else, which then stays.
+        with contextlib.suppress(OSError):
             for folder in self.made[1:]:
                 folder.rmdir()
 
     def _has_trained(self) -> bool:
-        """Tell whether the record of the run has a step; one that cannot be read may have some."""
+        """Return whether the record of the run counts a step; also True for a record that cannot be read."""
         try:
             return read_record(self.path).step > 0
         except InputError:

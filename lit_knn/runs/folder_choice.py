@@ -10,20 +10,20 @@ from lit_knn.runs.folder import CONFIG_NAME, RunFolder
 from lit_knn.runs.lock import is_first_process
 from lit_knn.runs.names import Options, folder_of_name, given_version, is_of_job, option_of
 
-# The places between the words of a class's name: `UniformSNIS` is `Uniform` and `SNIS`.
-WORDS = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
+# Finds the places between the words of a class's name: `UniformSNIS` is `Uniform` and `SNIS`.
+BETWEEN_WORDS = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 
 
 class Request(NamedTuple):
-    """What decides on the folder of a run."""
+    """A run for which a folder is to be chosen."""
 
     trainer: Options
     model: Options
     command: str
-    checkpoint: str | None  # that the run starts from
+    checkpoint: str | None  # the path of the checkpoint that the run starts from
 
     def checkpoint_run(self) -> RunFolder | None:
-        """Return the run of the checkpoint, or None if it is none of this run's name."""
+        """Return the folder of the checkpoint's run if that run has the name of this one, or else None."""
         if self.checkpoint is None:
             return None
 
@@ -35,14 +35,14 @@ class Request(NamedTuple):
 
 
 class Place(NamedTuple):
-    """A folder: the one of this name, or a new one, `NAME_0`, `NAME_1` and so on."""
+    """A folder of this name or, if `is_new`, a new folder of this name with a number, `NAME_0`, `NAME_1` and so on."""
 
     parent: Path
     name: str
     is_new: bool = False
 
     def folder(self) -> Path:
-        """Return the path; the number of a new folder is one above those that are in use."""
+        """Return the path of the folder; the number of a new one is one above the largest in use."""
         if not self.is_new:
             return self.parent / self.name
 
@@ -57,27 +57,34 @@ class Place(NamedTuple):
 def choose_folder(
     trainer: Options, model: Options, command: str = "fit", checkpoint: str | None = None
 ) -> RunFolder:
-    """Choose the folder of a run: where the first of `RULES` says that fits.
+    """Return the folder of a run by the first of `RULES` that applies, or else a new folder.
 
-    The first process makes it, but not for a plan.
+    The first process also makes the folder, except for a plan.
 
     Args:
         trainer: the options of the trainer.
         model: the class and the options of the model.
-        command: what the run does, such as `fit`.
-        checkpoint: the one that the run starts from, if any.
+        command: the command, such as `fit`.
+        checkpoint: the path of the checkpoint that the run starts from, or None.
     """
     request = Request(trainer, model, command, checkpoint)
-    places = (rule(request) for rule in RULES)
-    place = next(place for place in places if place is not None)
-
+    place = _place_by_rules(request)
     if command == "plan" or not is_first_process():
         return RunFolder(place.folder())
     return _made(place)
 
 
+def _place_by_rules(request: Request) -> Place:
+    """Return the place by the first of `RULES` that applies, or else a new folder."""
+    for rule in RULES:
+        place = rule(request)
+        if place is not None:
+            return place
+    return _new_folder(request)
+
+
 def _version_of_logger(request: Request) -> Place | None:
-    """A TensorBoard or CSV logger that has a version names the folder."""
+    """Return the folder that the version of a TensorBoard or CSV logger names, or None without a version."""
     version = given_version(request.trainer)
     if version is None:
         return None
@@ -85,7 +92,7 @@ def _version_of_logger(request: Request) -> Place | None:
 
 
 def _folder_of_predictions(request: Request) -> Place | None:
-    """A `predict` with a checkpoint of a run of this name writes into that run's folder."""
+    """Return a new folder in that of the checkpoint's run, for a `predict` from a run of this name, or else None."""
     run = request.checkpoint_run()
     if request.command != "predict" or run is None:
         return None
@@ -93,25 +100,26 @@ def _folder_of_predictions(request: Request) -> Place | None:
 
 
 def _folder_of_resumed_run(request: Request) -> Place | None:
-    """A fit that resumes a run of this name, with its model and estimator, goes on in its folder.
+    """Return the folder of the run that a `fit` or `plan` resumes, or None.
 
-    It resumes from `last.ckpt`, or from the checkpoint of SLURM's signal if the job is queued
-    again. From any other checkpoint a new run branches off.
+    That run must have this run's name, model and estimator. The checkpoint must be its `last.ckpt`, or
+    the one that was written at SLURM's signal before the job was queued again. From any other
+    checkpoint, a new run begins.
     """
     run = request.checkpoint_run()
     if request.command not in ("fit", "plan") or request.checkpoint is None or run is None:
         return None
 
     checkpoint = Path(request.checkpoint)
-    is_last = (checkpoint.parent.name, checkpoint.name) == (CHECKPOINTS, LAST_NAME)
-    goes_on = is_last or is_of_job(checkpoint)
-    if goes_on and run.trained(request.model):
+    is_last = checkpoint.parent.name == CHECKPOINTS and checkpoint.name == LAST_NAME
+    resumes = is_last or is_of_job(checkpoint)
+    if resumes and run.trained(request.model):
         return Place(folder_of_name(request.trainer), run.path.name)
     return None
 
 
 def _new_folder(request: Request) -> Place:
-    """A new run gets a new folder: the class of its estimator with a number, `one_sample_0`."""
+    """Return a new folder, whose name is the class of the estimator with a number, such as `one_sample_0`."""
     return Place(folder_of_name(request.trainer), version_stem(request.model), is_new=True)
 
 
@@ -119,14 +127,13 @@ RULES: tuple[Callable[[Request], Place | None], ...] = (
     _version_of_logger,
     _folder_of_predictions,
     _folder_of_resumed_run,
-    _new_folder,
 )
 
 
 def version_stem(model: Options) -> str:
-    """Return the class of a model's estimator, or of the model, in snake case.
+    """Return the class of a model's estimator, or of a model without one, in snake case.
 
-    It is `one_sample` for OneSample, and `edm` for LitEDM.
+    For example, it is `one_sample` for OneSample, and `edm` for LitEDM.
     """
     named = model
     estimator = option_of(model, "estimator")
@@ -134,11 +141,11 @@ def version_stem(model: Options) -> str:
         named = estimator
 
     class_name = named["class_path"].rpartition(".")[2]
-    return WORDS.sub("_", class_name).lower().removeprefix("lit_")
+    return BETWEEN_WORDS.sub("_", class_name).lower().removeprefix("lit_")
 
 
 def _made(place: Place) -> RunFolder:
-    """Make the folder of a place, and note which folders were missing."""
+    """Make the folder of a place, and return it with all folders that were made for it."""
     while True:
         folder = place.folder()
         missing = [path for path in (folder, *folder.parents) if not path.exists()]
@@ -147,7 +154,7 @@ def _made(place: Place) -> RunFolder:
         try:
             folder.mkdir(exist_ok=not place.is_new)
         except FileExistsError:
-            if not place.is_new:  # It is a file.
+            if not place.is_new:  # A file has this name.
                 raise
-            continue  # Another run has just made it.
+            continue  # Another run has just made this folder, so the next number is tried.
         return RunFolder(folder, tuple(missing))

@@ -1,13 +1,13 @@
-"""Tells which options change what a run trains, and which do not."""
+"""Decides which options change what a run trains, and which are harmless."""
 
 import pkgutil
 from collections.abc import Iterable, Mapping
 
 from lit_knn.runs.names import Options
 
-# These options, and those below them, change when a run measures, logs and saves, what it shows,
-# how long it trains and on which devices. Its steps stay the same, so a run can go on with others.
-# A module names its own such options, `untrained_options`.
+# These options, and the options of the objects that they name, do not change the steps of a training, so a run can go
+# on with other values. They set when a run measures, logs and saves, what it shows, how long it trains and on which
+# devices. A module lists its own harmless options in `untrained_options`.
 HARMLESS = (
     # where it starts, what it saves and logs
     "ckpt_path",
@@ -47,7 +47,8 @@ HARMLESS = (
     "data.cache_dir",
     "data.index.cache_dir",
 )
-# These callbacks watch a training, or end it; so do all of lit_knn but one, which needs it whole.
+# These callbacks of Lightning only watch a training, or end it. So do all callbacks of lit_knn but the one below, whose
+# averages need the whole training.
 WATCHERS = (
     "DeviceStatsMonitor",
     "EarlyStopping",
@@ -65,12 +66,11 @@ OF_THE_WHOLE_TRAINING = "PowerAverages"
 
 
 def harmful(different: Iterable[str], model: Options) -> list[str]:
-    """Return those options that change what a run trains.
+    """Return the options among `different` that change what a run trains.
 
     Args:
-        different: names of options, as those of `lit_knn.runs.changes`.
-        model: the configuration of the run's module. Its class says which of its options do not
-            count.
+        different: names of options on the command line, such as the keys of `lit_knn.runs.changes.changes`.
+        model: the class and the options of the run's module. The class lists its harmless options.
     """
     harmless = list(HARMLESS)
     if "class_path" in model:
@@ -78,13 +78,18 @@ def harmful(different: Iterable[str], model: Options) -> list[str]:
         for name in getattr(kind, "untrained_options", ()):
             harmless.append(f"model.{name}")
 
-    # With a dot at its end, `trainer.logger` holds `trainer.logger.name`, but no other option.
+    # With a dot at its end, `trainer.logger` is a prefix of `trainer.logger.name`, but of no other option whose name
+    # begins with the same letters.
     prefixes = tuple(f"{name}." for name in harmless)
     return [name for name in different if not f"{name}.".startswith(prefixes)]
 
 
 def watches(callback: object) -> bool:
-    """Tell whether the recipe of a callback is of one that changes nothing in the steps."""
+    """Return whether a callback leaves the steps of a training as they are.
+
+    Args:
+        callback: the class path of the callback, or its configuration with `class_path`.
+    """
     path = callback
     if isinstance(callback, Mapping):
         path = callback.get("class_path")

@@ -1,4 +1,4 @@
-"""The base of callbacks that act at each log of a training."""
+"""The base of callbacks that act each time a training logs its values."""
 
 import pytorch_lightning as pl
 
@@ -9,7 +9,7 @@ class IntervalCallback(pl.Callback):
     _step = 0
 
     def at_interval(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Act at the end of an interval."""
+        """Do what the subclass does at the end of each interval of `log_every_n_steps` steps."""
         raise NotImplementedError
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -23,9 +23,9 @@ class IntervalCallback(pl.Callback):
         batch: object,
         batch_idx: int,
     ) -> None:
-        """Call `at_interval` if the batch ended a step, and the step an interval."""
+        """Call `at_interval` if the batch ended a step and the step ended an interval."""
         if trainer.global_step == self._step:
-            return  # The batch was only accumulated.
+            return  # The batch only added to the gradients; no step ended.
 
         self._step = trainer.global_step
         if self._step % trainer.log_every_n_steps == 0:  # type: ignore[attr-defined]

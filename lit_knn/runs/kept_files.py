@@ -1,4 +1,4 @@
-"""Finds what a run and its earlier folders keep by images seen: checkpoints, snapshots, averages."""
+"""Finds the checkpoints and snapshots that a run and its earlier folders keep by images seen, and its averages."""
 
 import re
 from pathlib import Path
@@ -20,13 +20,13 @@ def kept_checkpoints(
 ) -> dict[int, Path]:
     """Return the paths of the checkpoints that `CheckpointByImages` kept, by the images seen.
 
-    `last.ckpt` counts if the training is complete and no other checkpoint has as many images.
+    `last.ckpt` is one of them if the training is complete and no other checkpoint has seen as many images.
 
     Args:
-        run: the run that kept them.
-        folder: the folder of the checkpoints. By default it is the run's, and checkpoints of
-            earlier folders count up to the one that the run was resumed from.
-        max_steps: the steps of a complete training.
+        run: the folder of the run.
+        folder: the folder of the checkpoints. By default it is that of the run; the checkpoints in
+            earlier folders are then found, too, up to the one that the run was resumed from.
+        max_steps: the steps of a complete training; -1 if they are not known.
     """
     if folder is None:
         place = run.path / CHECKPOINTS
@@ -42,17 +42,17 @@ def kept_checkpoints(
     last = place / LAST_NAME
     if max_steps > 0 and last.is_file():
         try:
-            end = read_training(last)
-            if end["global_step"] >= max_steps:
-                checkpoints.setdefault(int(end["images_seen"]), last)
+            content = read_training(last)
+            if content["global_step"] >= max_steps:
+                checkpoints.setdefault(int(content["images_seen"]), last)
         except InputError as error:
             rank_zero_warn(f"{error}; it is left out")
     return dict(sorted(checkpoints.items()))
 
 
 def kept_snapshots(run: RunFolder) -> dict[int, Path]:
-    """Return the snapshots of averages of a run and its earlier folders, by images seen."""
-    run.config()  # Refuse a folder that is none of a run, before it gets averages.
+    """Return the paths of the snapshots of averages of a run and its earlier folders, by images seen."""
+    run.config()  # Called for the error that it raises if the folder is not that of a run.
     snapshots = _of_all_parts(run, SNAPSHOTS_FOLDER)
     if not snapshots:
         folder = run.path / SNAPSHOTS_FOLDER
@@ -62,9 +62,9 @@ def kept_snapshots(run: RunFolder) -> dict[int, Path]:
 
 
 def _of_all_parts(run: RunFolder, name: str) -> dict[int, Path]:
-    """Return what the run and its earlier folders have in their folders NAME, by images seen.
+    """Return the files by images seen in the subfolders of this name of a run and its earlier folders.
 
-    Files of an earlier folder count up to the checkpoint from which the run went on.
+    Of an earlier folder, the files count up to the checkpoint that the run was resumed from.
     """
     files = kept_in(run.path / name)
     for start, earlier in run.before():
@@ -75,7 +75,8 @@ def _of_all_parts(run: RunFolder, name: str) -> dict[int, Path]:
             rank_zero_warn(f"{problem}; what was kept before it is missing")
             break
 
-        # The earlier run may have gone on since.
+        # The earlier run may have gone on, and replaced this checkpoint by one of more images. But the files of the
+        # later folders were all kept after the run was resumed, so they are a limit, too.
         until = min(until, min(files, default=until))
         for seen, path in kept_in(earlier.path / name).items():
             if seen <= until:
@@ -84,10 +85,7 @@ def _of_all_parts(run: RunFolder, name: str) -> dict[int, Path]:
 
 
 def averages_in(folder: str | Path) -> dict[float, Path]:
-    """Return the paths of the averages that `lit-knn average` made in a folder.
-
-    They are sorted by relative length, which is their key.
-    """
+    """Return the paths of the averages that `lit-knn average` made in a folder, by relative length, ascending."""
     averages = {}
     for path in Path(folder).glob("*.ckpt"):
         match = AVERAGE_NAME.fullmatch(path.name)

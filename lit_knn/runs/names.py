@@ -12,20 +12,24 @@ from pytorch_lightning.plugins.environments import SLURMEnvironment
 from lit_knn.common.errors import InputError
 from lit_knn.common.files import at_home
 
-# These loggers write into folders NAME/VERSION. Other loggers have places of their own.
+# These loggers write into folders NAME/VERSION. Other loggers write elsewhere.
 FILE_LOGGERS = (TensorBoardLogger, CSVLogger)
 DEFAULT_NAME = "lightning_logs"
-# Loggers call what groups their runs by one of these options.
-NAMES = ("project", "experiment_name", "name")
+# Loggers have one of these options for the name under which they group runs.
+OPTIONS_FOR_NAMES = ("project", "experiment_name", "name")
 
 Options = Mapping[str, Any]
-"""Options by name, nested as in a file config.yaml: those of a whole run, or of one part."""
+"""Options by name, nested as in config.yaml: those of a whole run, or of one part such as the trainer."""
 
 
 def folder_of_name(trainer: Options) -> Path:
-    """Return the folder of all runs of a name.
+    """Return the folder of all runs that have the name of this one.
 
-    It is that of the first TensorBoard or CSV logger, or else `runs/NAME`.
+    It is the folder NAME of the first TensorBoard or CSV logger, or else `runs/NAME` with the name that
+    another logger has.
+
+    Args:
+        trainer: the options of the trainer.
     """
     root = trainer["default_root_dir"] or "."
     file_loggers = _logger_options(trainer, FILE_LOGGERS)
@@ -34,16 +38,17 @@ def folder_of_name(trainer: Options) -> Path:
         name = options.get("name", DEFAULT_NAME)
         return expanded(options.get("save_dir", root)) / (name or "")
 
-    for options in _logger_options(trainer)[:1]:
-        for option in NAMES:
-            name = options.get(option)
+    loggers = _logger_options(trainer)
+    if loggers:
+        for option in OPTIONS_FOR_NAMES:
+            name = loggers[0].get(option)
             if name:
                 return expanded(root) / str(name)
     return expanded(root) / DEFAULT_NAME
 
 
 def expanded(path: str | os.PathLike[str]) -> Path:
-    """Replace `~` and `$NAME` in a path, as TensorBoard's logger does; the CSV logger does not."""
+    """Return a path with `~` and `$NAME` replaced, as TensorBoard's logger does and the CSV logger does not."""
     return Path(at_home(os.path.expandvars(path)))
 
 
@@ -63,14 +68,14 @@ def given_version(trainer: Options) -> str | None:
 
 
 def _logger_options(trainer: Options, kinds: tuple[type, ...] = (object,)) -> list[Options]:
-    """Return the arguments of the loggers of some kinds."""
+    """Return the arguments of the loggers whose classes are among `kinds`; by default of all loggers."""
     loggers = trainer["logger"]
     if not isinstance(loggers, list):
         loggers = [loggers]
 
     arguments = []
     for logger in loggers:
-        # `true` and `false` name no class.
+        # `true` or `false` in place of a logger has no arguments.
         if not hasattr(logger, "get"):
             continue
         if issubclass(pkgutil.resolve_name(logger["class_path"]), kinds):
@@ -84,10 +89,10 @@ def option_of(model: Options, name: str) -> Any:
 
 
 def job_folder() -> str | None:
-    """Name the folder, in that of a run, that belongs to this SLURM job; None without SLURM.
+    """Return the name of the subfolder of a run that belongs to this SLURM job; None without SLURM.
 
-    It tells the job its run when it is queued again. Lightning writes a checkpoint into it when
-    SLURM's signal comes.
+    By this subfolder, a job that is queued again finds its run. Lightning writes a checkpoint into it
+    when SLURM's signal comes.
     """
     if not SLURMEnvironment.detect():
         return None
@@ -95,5 +100,5 @@ def job_folder() -> str | None:
 
 
 def is_of_job(checkpoint: str | Path) -> bool:
-    """Tell whether Lightning wrote this checkpoint when SLURM's signal came to this job."""
+    """Return whether Lightning wrote this checkpoint when SLURM's signal came to this job."""
     return Path(checkpoint).parent.name == job_folder()

@@ -1,6 +1,6 @@
-"""The optimiser and the schedule of a resumed run: their classes are those of the checkpoint.
+"""The optimiser and the schedule of a resumed run, whose classes must be those of the checkpoint.
 
-Their options are those of the new run, but for those that a schedule sets.
+The options of the optimiser are those of the new run, except for those that a schedule sets.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,7 +19,10 @@ SCHEDULED = {"lr", "betas", "momentum"}
 
 
 class ResumedOptimiser(pl.Callback):
-    """Refuses a checkpoint of another optimiser or schedule, and keeps the options of this run."""
+    """Refuses a checkpoint of another optimiser or schedule, and keeps the options of the resumed run.
+
+    Lightning alone would replace these options by those of the checkpoint.
+    """
 
     def __init__(self) -> None:
         self._saved_classes: Mapping[str, object] = {}
@@ -29,7 +32,7 @@ class ResumedOptimiser(pl.Callback):
     def on_load_checkpoint(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: Content
     ) -> None:
-        """Note the classes and options of the checkpoint: Lightning has no optimiser yet."""
+        """Note the classes and options of the checkpoint for `on_fit_start`, because there is no optimiser yet."""
         if trainer.state.fn != TrainerFn.FITTING:
             return
         self._saved_classes = checkpoint.get(RUN_KEY, {})
@@ -38,14 +41,14 @@ class ResumedOptimiser(pl.Callback):
             self._saved_groups += state["param_groups"]
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Check the optimiser, and copy its options before Lightning loads the checkpoint's."""
+        """Check the optimiser, and copy its options before Lightning replaces them by the checkpoint's."""
         check_optimisation(trainer, self._saved_classes, self._saved_groups)
         self._options = []
         for group in parameter_groups(trainer):
             self._options.append({name: group[name] for name in group if name != "params"})
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Give the optimiser the options of this run, but for those that a schedule sets."""
+        """Give the optimiser back the options of this run, except for those that a schedule sets."""
         scheduled = SCHEDULED if trainer.lr_scheduler_configs else set()
         for group, options in zip(parameter_groups(trainer), self._options, strict=True):
             for name, value in options.items():
@@ -54,7 +57,7 @@ class ResumedOptimiser(pl.Callback):
 
 
 def parameter_groups(trainer: pl.Trainer) -> list[ParameterGroup]:
-    """Return the parameter groups of all optimisers, which hold their options."""
+    """Return the parameter groups of all optimisers; a group has the options for its parameters."""
     groups: list[ParameterGroup] = []
     for optimizer in trainer.optimizers:
         groups += optimizer.param_groups
@@ -62,13 +65,14 @@ def parameter_groups(trainer: pl.Trainer) -> list[ParameterGroup]:
 
 
 def optimisation(trainer: pl.Trainer) -> dict[str, str]:
-    """Return the classes of optimiser and schedule, and the length of the schedule.
+    """Return the names of the classes of optimiser and schedule, with the length of the schedule.
 
-    A checkpoint holds their states.
+    A checkpoint has their states, which fit no other classes and no other length.
     """
     schedules = []
     for config in trainer.lr_scheduler_configs:
         schedule = type(config.scheduler).__name__
+        # A cosine schedule calls its length T_max; other schedules with a length call it total_steps.
         cosine_steps = getattr(config.scheduler, "T_max", None)
         steps = getattr(config.scheduler, "total_steps", cosine_steps)
         if steps is not None:
@@ -82,12 +86,12 @@ def optimisation(trainer: pl.Trainer) -> dict[str, str]:
 def check_optimisation(
     trainer: pl.Trainer, before: Mapping[str, object], groups: Sequence[ParameterGroup]
 ) -> None:
-    """Refuse other optimisers, schedules or rates than the checkpoint's, and a schedule too short.
+    """Raise InputError for an optimiser, schedule or rate that is not the checkpoint's, or a schedule too short.
 
     Args:
         trainer: the trainer of the run, with its optimisers.
-        before: the `optimisation` of the run that wrote the checkpoint; empty for a new run.
-        groups: the parameter groups of the checkpoint, with their rates.
+        before: the result of `optimisation` for the run that wrote the checkpoint; empty for a new run.
+        groups: the parameter groups of the checkpoint; none for a new run.
     """
     advice = "give the same, or start a new run"
     for name, now in optimisation(trainer).items():
@@ -95,8 +99,9 @@ def check_optimisation(
             problem = f"the checkpoint has the state of {name} {before[name]}, not of {now}"
             raise InputError(f"--ckpt_path: {problem}: {advice}")
 
-    # A new run has no saved groups.
-    for saved, group in zip(groups, parameter_groups(trainer), strict=False):
+    for saved, group in zip(
+        groups, parameter_groups(trainer), strict=False
+    ):  # A new run has no saved ones.
         for name in ("initial_lr", "max_lr"):
             if saved.get(name) != group.get(name):
                 problem = f"its schedule has {name}={saved.get(name)}, not {group.get(name)}"

@@ -1,7 +1,4 @@
-"""The record of a training run, `run.json` in its folder.
-
-It says what ran, on which data and machine, and how long.
-"""
+"""The record of a training run, `run.json` in its folder: what ran, on which data and machine, and how long."""
 
 import json
 import os
@@ -31,27 +28,27 @@ class Record:
 
     command: str = field(default_factory=lambda: shlex.join(sys.argv))
     status: str = "running"  # or `finished`, or how the run ended; a killed run stays `running`
-    # this part
+    # the time when this part began
     started: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
-    wall_seconds: float = 0.0  # of this part, with validations
+    wall_seconds: float = 0.0  # duration of this part, with validations
     resumed_from: str | None = None  # the checkpoint in another folder that the run started from
     revision: str | None = field(default_factory=revision)
     python: str = field(default_factory=platform.python_version)
     packages: dict[str, str] = field(default_factory=package_versions)
-    # of the data module and its reference set, see `RunRecord`
+    # facts of the data module and its reference set, which `RunRecord` collects
     data: dict[str, Any] = field(default_factory=dict)
     processes: int = 1
-    time: TrainingTime = field(default_factory=TrainingTime)  # of the training steps of all parts
-    images_seen: int = 0  # of all parts and processes
-    step: int = 0  # optimiser steps of all parts
+    time: TrainingTime = field(default_factory=TrainingTime)  # time of the steps of all parts
+    images_seen: int = 0  # number over all parts and processes
+    step: int = 0  # number of optimiser steps of all parts
     memory_gb: float = 0.0  # peak memory of the first process in this part, in 10⁹ bytes
     gpu_memory_gb: float = 0.0  # peak memory of its tensors on the GPU; 0 without a GPU
 
     def write(self, folder: str | os.PathLike[str]) -> None:
-        """Write `run.json` into the folder of the run."""
+        """Set the duration and the peaks of memory, and write `run.json` into the folder of the run."""
         started = datetime.fromisoformat(self.started)
         self.wall_seconds = (datetime.now(UTC) - started).total_seconds()
-        self.memory_gb = process_bytes("VmHWM") / 1e9
+        self.memory_gb = process_bytes("VmHWM") / 1e9  # VmHWM is Linux's name of the peak
         self.gpu_memory_gb = 0.0
         if torch.cuda.is_initialized():
             self.gpu_memory_gb = torch.cuda.max_memory_allocated() / 1e9
@@ -78,6 +75,6 @@ def read_record(folder: str | os.PathLike[str]) -> Record:
 
 
 def images_without_mirrored(data: Mapping[str, Any]) -> int:
-    """Return how many images a run was given, from `Record.data`, whose number counts mirror images, too."""
+    """Return the number of images without mirror images; `data` is `Record.data`, which counts mirror images, too."""
     number: int = data["images"]
     return number // 2 if data.get("hflip") else number

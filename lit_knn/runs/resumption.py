@@ -1,11 +1,11 @@
-"""Checks what a training starts from and would overwrite; repairs the counts of a checkpoint."""
+"""Checks the checkpoint that a training starts from, and what it would overwrite; repairs counts in a checkpoint."""
 
 import pytorch_lightning as pl
 
 from lit_knn.common.checkpoint_file import Content
 from lit_knn.common.errors import InputError, prefixed
-from lit_knn.runs.identity import check_same_run, describe_run
 from lit_knn.runs.names import is_of_job
+from lit_knn.runs.same_run import check_same_run, describe_run
 
 
 def check_fit(
@@ -15,14 +15,14 @@ def check_fit(
     start: str | None,
     checkpoint: Content | None,
 ) -> None:
-    """Refuse a checkpoint that this fit cannot go on from, and a fit that overwrites a longer one.
+    """Raise InputError if a training cannot continue from its checkpoint, or would overwrite those of another run.
 
     Args:
-        trainer: the trainer of the fit.
+        trainer: the trainer.
         model: the module that it trains.
-        datamodule: its data.
-        start: the path of the checkpoint that it starts from, or None.
-        checkpoint: the content of that checkpoint.
+        datamodule: the data.
+        start: the path of the checkpoint that the training starts from, or None.
+        checkpoint: the content of that checkpoint, or None.
     """
     step = 0
     if checkpoint is not None:
@@ -33,9 +33,9 @@ def check_fit(
             problem = f"{start} has {step} steps already; give more"
             raise InputError(f"--trainer.max_steps {trainer.max_steps}: {problem}")
 
-    # A requeued run only repeats its own last steps.
-    requeued = start is not None and is_of_job(start)
-    if requeued or not trainer.is_global_zero:
+    # A job that SLURM has queued again may overwrite its own checkpoints: it only repeats its last steps.
+    is_queued_again = start is not None and is_of_job(start)
+    if is_queued_again or not trainer.is_global_zero:
         return
     for callback in trainer.checkpoint_callbacks:
         if hasattr(callback, "check_overwrites"):
@@ -43,19 +43,20 @@ def check_fit(
 
 
 def repair_progress(checkpoint: Content) -> None:
-    """Bring Lightning's counts in a checkpoint, in place, to the end of a batch.
+    """Set Lightning's counts of batches in a checkpoint, in place, to the end of the last batch that was trained on.
 
-    No validation follows this batch. After one that an error cut short, Lightning's total counts
-    would stay one ahead for good.
+    If an error cut a later batch short, Lightning's total counts would otherwise stay one ahead for good.
+    A resumed run does no validation after this batch.
     """
     fit_loop = checkpoint["loops"]["fit_loop"]
     progress = fit_loop["epoch_loop.batch_progress"]
 
-    # The error's batch was counted already.
+    # An error cut a batch short: it was counted as ready, but not as processed. Undo what else was counted for it.
     if progress["current"]["ready"] > progress["current"]["processed"]:
         progress["is_last_batch"] = False
         fit_loop["epoch_loop.state_dict"]["_batches_that_stepped"] -= 1
 
+    # If one batch is processed but not completed, Lightning resumes at the end of this batch, and completes it.
     for counts in (progress["total"], progress["current"]):
         counts.update(
             ready=counts["processed"],

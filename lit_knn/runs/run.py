@@ -27,10 +27,14 @@ def find_reference(trainer: pl.Trainer) -> ReferenceSet | None:
 
 
 def data_reference(trainer: pl.Trainer, may_be_sharded: bool = False) -> ReferenceSet:
-    """Return the reference set of the run's data module.
+    """Return the reference set of the run's data module, which is set up before callbacks and modules.
 
-    Lightning sets up the data module before callbacks. With `may_be_sharded` it may be a sharded
-    set; every rank must then call the set the same number of times.
+    Args:
+        trainer: the trainer of the run.
+        may_be_sharded: accept a sharded set. All ranks must then make the same calls of its methods.
+
+    Raises:
+        InputError: the data module has no reference set, or only a sharded one.
     """
     reference = find_reference(trainer)
     if reference is None:
@@ -46,10 +50,7 @@ def data_autoencoder(trainer: pl.Trainer) -> Autoencoder | None:
 
 
 def decoded(trainer: pl.Trainer, samples: Tensor) -> Tensor:
-    """Decode samples (B, *shape) to images by the autoencoder of the run's data.
-
-    Without an autoencoder they are returned as they are.
-    """
+    """Return samples, (B, *shape), decoded by the autoencoder of the run's data, or as they are without one."""
     autoencoder = data_autoencoder(trainer)
     if autoencoder is None:
         return samples

@@ -1,4 +1,4 @@
-"""Finds the checkpoint that a run starts from: the newest of its name, or that of its SLURM job."""
+"""Finds the checkpoint that a run starts from: the newest one of the run's name, or that of the SLURM job."""
 
 import os
 import shlex
@@ -18,7 +18,7 @@ from lit_knn.runs.harmless import harmful
 from lit_knn.runs.names import Options, folder_of_name, given_version, job_folder
 from lit_knn.runs.record import read_record
 
-# With other values of these, a checkpoint is refused.
+# A checkpoint can only be resumed from with the same values of these options.
 FIXED = ("seed_everything", "data", "trainer.accumulate_grad_batches", "trainer.devices")
 
 
@@ -30,28 +30,28 @@ class Start(NamedTuple):
 
 
 def newest_checkpoint(options: Options, to_resume: bool) -> Start:
-    """Return the newest whole `last.ckpt` of a run's name, model, estimator and data.
+    """Return the newest undamaged `last.ckpt` among the runs with the name, model, estimator and data of this run.
 
-    Runs that compare estimators or seeds may share a name. Damaged checkpoints are left out with
-    a warning.
+    The name alone is not enough, because runs that compare estimators or seeds may share one. A damaged
+    checkpoint is left out with a warning.
 
     Args:
         options: the configuration of this run, as its config.yaml will have it.
-        to_resume: a training goes on, so the seed and the choice of images must agree, too.
+        to_resume: a training is resumed, so the seed and the choice of images must agree, too.
     """
     parent = folder_of_name(options["trainer"])
     seed = options["seed_everything"] if to_resume else None
-    newest_other = ""  # the newest run that does not count
+    newest_other = ""  # why the newest of the unsuitable runs is one; empty if there is none
 
     for path in _newest_first(parent.glob(f"*/{CHECKPOINTS}/{LAST_NAME}")):
-        problem = _problem(RunFolder(path.parent.parent), options, to_resume, seed)
+        problem = _difference(RunFolder(path.parent.parent), options, to_resume, seed)
         if problem is not None:
             newest_other = newest_other or f"; {problem}"
             continue
 
         start = _first_whole([path], to_resume)
         if start is not None:
-            # Somebody who forgot an option of the newest run would go on with an older one.
+            # Somebody who forgot an option of the newest run should see that an older one is resumed.
             rank_zero_info(f"--ckpt_path last: {path}{newest_other}")
             return start
 
@@ -62,8 +62,11 @@ def newest_checkpoint(options: Options, to_resume: bool) -> Start:
     raise InputError(f"--ckpt_path last: found none in {parent}; {needed}{newest_other}")
 
 
-def _problem(run: RunFolder, options: Options, trains: bool, seed: int | None) -> str | None:
-    """Say what of a run differs from this one, as far as one can read; None if nothing does."""
+def _difference(run: RunFolder, options: Options, trains: bool, seed: int | None) -> str | None:
+    """Return what makes a run unsuitable, in words; None if nothing does or its configuration cannot be read.
+
+    `trains` says that this run is a training. A `seed` must be that of both runs; with None any will do.
+    """
     if not run.trained(options["model"], seed):
         return f"{run.path} has another model, estimator or seed"
     try:
@@ -74,20 +77,22 @@ def _problem(run: RunFolder, options: Options, trains: bool, seed: int | None) -
 
 
 class Part(NamedTuple):
-    """A run of this job that can go on."""
+    """A run that an earlier start of this SLURM job began, and that this process may continue."""
 
     run: RunFolder
-    repeats: bool  # it has the command line of this process, its model, its estimator and its seed
-    different: Changes  # options that have other values in this process
-    harmful: list[str]  # names of those that change what is trained
+    # The run has the command line, the model, the estimator and the seed of this process.
+    repeats: bool
+    # The options that have other values in this process, and the names of those that change what is trained.
+    different: Changes
+    harmful: list[str]
 
 
 def checkpoint_of_job(options: Options) -> Start | None:
-    """Return the checkpoint from which a job that is queued again goes on, or None.
+    """Return the checkpoint from which a job that SLURM has queued again continues, or None for a new run.
 
-    A job may run several commands. So the earlier part has the same command line, or the same
-    options but for harmless ones, see `lit_knn.runs.harmless`. Changed options are named, and so is
-    a part with options that this run cannot go on with.
+    A job may run several commands. So an earlier part is continued only if it has the command line of this
+    process, or options that differ only in harmless ones, see `lit_knn.runs.harmless`. A warning names
+    options that have changed. If no part can be continued, a warning names the one that is nearest.
 
     Args:
         options: the configuration of this run, as its config.yaml will have it.
@@ -98,20 +103,20 @@ def checkpoint_of_job(options: Options) -> Start | None:
         if start is None:
             continue
         if part.repeats or not part.harmful:
-            _tell_of_changes(part)
+            _warn_of_changes(part)
             return start
         others.append((part, start))
 
     if others:
         nearest, start = min(others, key=lambda other: len(other[0].harmful))
-        _tell_of_other(nearest, start.path)
+        _warn_of_part_left(nearest, start.path)
     return None
 
 
 def _parts_of_job(options: Options) -> list[Part]:
-    """Return the runs of this job that have this run's name and can go on.
+    """Return the earlier parts of this job that have this run's name and that this process may continue.
 
-    Repeated ones come first, then the newest ones.
+    Those with the same command line come first. Among equals, newer ones come first.
     """
     job = job_folder()
     if job is None:
@@ -119,20 +124,23 @@ def _parts_of_job(options: Options) -> list[Part]:
 
     version = given_version(options["trainer"]) or "*"
     parts = []
-    for mark in _newest_first(folder_of_name(options["trainer"]).glob(f"{version}/{job}")):
-        run = RunFolder(mark.parent)
+    job_folders = folder_of_name(options["trainer"]).glob(f"{version}/{job}")
+    for folder in _newest_first(job_folders):
+        run = RunFolder(folder.parent)
         try:
-            before, record = run.config(), read_record(run.path)
-        except InputError:  # It ended before its first step.
+            before = run.config()
+            record = read_record(run.path)
+        except InputError:  # The run ended before its first step, when both files are there.
             continue
 
         same = run.trained(options["model"], options["seed_everything"])
         repeats = same and record.command == shlex.join(sys.argv)
-        # Another command that has a checkpoint says itself where it starts.
+        # Of another command, a finished run is not continued, nor any run if --ckpt_path says where to start.
         if not repeats and (record.status == "finished" or options["ckpt_path"] is not None):
             continue
-        # A job that is not queued again may run the same command twice.
-        if record.status == "finished" and not _queued_again(mark):
+        # A finished run of the same command is continued only in a job that was queued again. Otherwise the job runs
+        # the same command twice on purpose.
+        if record.status == "finished" and not _queued_again(folder):
             continue
 
         different = changes(before, options)
@@ -141,34 +149,26 @@ def _parts_of_job(options: Options) -> list[Part]:
     return sorted(parts, key=lambda part: not part.repeats)
 
 
-def _queued_again(mark: Path) -> bool:
-    """Tell whether SLURM has queued this job again.
-
-    Args:
-        mark: the job's folder in that of its run.
-    """
-    return os.environ.get("SLURM_RESTART_COUNT", "0") != "0" or any(mark.iterdir())
+def _queued_again(job_folder: Path) -> bool:
+    """Return whether SLURM has queued this job again: SLURM counts it, or Lightning has saved into the job's folder."""
+    return os.environ.get("SLURM_RESTART_COUNT", "0") != "0" or any(job_folder.iterdir())
 
 
 def newest_of_job(run: RunFolder) -> Start | None:
-    """Return the newest undamaged checkpoint of a run: that of SLURM's signal, or the last one."""
+    """Return the newest undamaged checkpoint of a run, `last.ckpt` or that of SLURM's signal; None if there is none."""
     paths = [run.path / CHECKPOINTS / LAST_NAME, *run.path.glob(f"{job_folder()}/hpc_ckpt_*.ckpt")]
     return _first_whole(_newest_first(paths), to_resume=True)
 
 
-def _tell_of_changes(part: Part) -> None:
+def _warn_of_changes(part: Part) -> None:
+    """Warn of options that have changed since an earlier part that is continued."""
     if part.different:
         changed = described(part.different)
         rank_zero_warn(f"this job goes on in {part.run.path} with changed options: {changed}")
 
 
-def _tell_of_other(part: Part, checkpoint: Path) -> None:
-    """Warn that an earlier part is left alone, and say how to go on with it.
-
-    Args:
-        part: the earlier part, with harmful changes.
-        checkpoint: its newest one.
-    """
+def _warn_of_part_left(part: Part, checkpoint: Path) -> None:
+    """Warn that an earlier part is not continued because of changed options, and say how to resume its checkpoint."""
     different = {name: part.different[name] for name in part.harmful}
     problem = f"an earlier part in {part.run.path} with other options: {described(different)}"
 
@@ -183,7 +183,7 @@ def _tell_of_other(part: Part, checkpoint: Path) -> None:
 
 
 def _first_whole(paths: Iterable[Path], to_resume: bool) -> Start | None:
-    """Read the first checkpoint that is not damaged, or return None."""
+    """Return the first of the checkpoints that is not damaged, or None; warn of damaged ones before it."""
     for path in paths:
         try:
             return Start(path, read_training(path, to_resume))
@@ -193,6 +193,6 @@ def _first_whole(paths: Iterable[Path], to_resume: bool) -> Start | None:
 
 
 def _newest_first(paths: Iterable[Path]) -> list[Path]:
-    """Sort the paths that exist, of files or folders, by the time of their last change."""
+    """Return the paths that exist, sorted by the time of their last change, the newest first."""
     existing = [path for path in paths if path.exists()]
     return sorted(existing, key=lambda path: path.stat().st_mtime_ns, reverse=True)

@@ -1,4 +1,4 @@
-"""Checks that what callbacks, data and modules keep in a checkpoint can be read again."""
+"""Checks that the values that callbacks, data and modules keep in a checkpoint can be read again."""
 
 import io
 from collections import OrderedDict, deque
@@ -17,27 +17,28 @@ from lit_knn.common.distributed import on_first_rank
 from lit_knn.common.errors import InputError, one_line
 from lit_knn.runs.owners import Keys, Owners, class_name
 
+# `torch.load` reads values of these types; containers must hold such values.
 PLAIN = (type(None), bool, int, float, str, bytes, Tensor, nn.Parameter)
 CONTAINERS = (dict, OrderedDict, list, tuple, set)
-# No checkpoint is of use without these parts, which Lightning writes.
+# A checkpoint is useless without these parts, which Lightning writes.
 NEEDED = ("state_dict", "loops", "optimizer_states", "lr_schedulers")
-# Each entry of these parts belongs to one owner, or is one option.
-PARTS_OF_SEVERAL = ("callbacks", "hyper_parameters", "datamodule_hyper_parameters")
+# In these parts, each entry is the state of one callback or one option, so one entry can be left out.
+PARTS_WITH_ENTRIES = ("callbacks", "hyper_parameters", "datamodule_hyper_parameters")
 READABLE = "numbers, text, tensors, or lists and dicts of these"
-# A message names so many values.
-NAMED = 3
+# The largest number of values that a message names.
+LARGEST_NUMBER_NAMED = 3
 
 
 class Unreadable(NamedTuple):
     """A value in a checkpoint that no command could read, because reading it could run code."""
 
-    keys: Keys  # where it is, from the outermost key
+    keys: Keys  # the keys that lead to it, from the outermost
     value: Any
-    is_key: bool = False  # it is a key of the dictionary at `keys`
+    is_key: bool = False  # it is itself a key, in the dictionary that `keys` lead to
 
 
 def unreadable(checkpoint: Mapping[str, object]) -> list[Unreadable]:
-    """Return the values of a checkpoint that `torch.load` would refuse, the outer ones first."""
+    """Return the values of a checkpoint that `torch.load` would refuse, those with fewer keys first."""
     problems: list[Unreadable] = []
     waiting: deque[tuple[Keys, Any]] = deque([((), checkpoint)])
     seen = set()
@@ -58,15 +59,15 @@ def unreadable(checkpoint: Mapping[str, object]) -> list[Unreadable]:
                 if not _can_be_read(name):
                     problems.append(Unreadable(keys, name, is_key=True))
 
-        parts = value.items() if isinstance(value, dict) else enumerate(value)
-        for name, part in parts:
-            waiting.append(((*keys, name), part))
+        items = value.items() if isinstance(value, dict) else enumerate(value)
+        for name, item in items:
+            waiting.append(((*keys, name), item))
 
     return problems
 
 
 def _can_be_read(value: object) -> bool:
-    """Tell whether `torch.load` reads a value that `torch.save` has written."""
+    """Return whether `torch.load` reads this value after `torch.save` has written it."""
     if type(value) in PLAIN:
         return True
 
@@ -81,17 +82,17 @@ def _can_be_read(value: object) -> bool:
 
 
 def without(checkpoint: Content, problems: list[Unreadable]) -> Content | None:
-    """Return the checkpoint without the states that hold these values, or None if it needs one."""
+    """Return a copy of the checkpoint without the states that hold these values; None if it is useless without one."""
     reduced = dict(checkpoint)
 
     for problem in problems:
-        # An outermost key lies in no part.
+        # Without keys, the problem is the name of a part itself.
         part = problem.keys[0] if problem.keys else problem.value
         if part in NEEDED:
             return None
 
-        if part in PARTS_OF_SEVERAL and part in reduced and len(problem.keys) > 1:
-            # The checkpoint itself must keep its parts.
+        if part in PARTS_WITH_ENTRIES and part in reduced and len(problem.keys) > 1:
+            # The part is copied, so that the entry stays in the given checkpoint.
             reduced[part] = dict(reduced[part])
             reduced[part].pop(problem.keys[1], None)
         else:
@@ -101,18 +102,18 @@ def without(checkpoint: Content, problems: list[Unreadable]) -> Content | None:
 
 
 def explained(problems: list[Unreadable], owners: Owners) -> str:
-    """Say in one line who keeps which value that cannot be read, and what to keep in its place."""
-    lines = [_explained(problem, owners) for problem in problems[:NAMED]]
-    more = len(problems) - NAMED
+    """Return one line on values that cannot be read: which class keeps each, and what it should keep instead."""
+    lines = [_explained(problem, owners) for problem in problems[:LARGEST_NUMBER_NAMED]]
+    more = len(problems) - LARGEST_NUMBER_NAMED
     if more > 0:
         lines.append(f"and {more} more")
     return "; ".join(lines)
 
 
 def _explained(problem: Unreadable, owners: Owners) -> str:
-    """Say who keeps this value, and what to keep in its place."""
+    """Return words on one value that cannot be read: which class keeps it, and what to keep instead."""
     keys = problem.keys
-    # The owner of a state is known by one or two keys.
+    # An owner is known by the first two keys, by the first one, or by none, which is `ANY_KEY`.
     length = 2
     while length > 0 and keys[:length] not in owners:
         length -= 1
@@ -130,7 +131,7 @@ def _explained(problem: Unreadable, owners: Owners) -> str:
 
 
 def _instead(value: object) -> str:
-    """Return what to keep in the place of a value."""
+    """Return words for what to keep instead of this value."""
     if isinstance(value, np.generic):
         value = value.item()
     if isinstance(value, PurePath):
@@ -145,10 +146,7 @@ def _instead(value: object) -> str:
 
 
 def check_states(trainer: pl.Trainer, owners: Owners) -> None:
-    """Raise InputError if a checkpoint of the run as it is now could not be read.
-
-    Every rank must call it.
-    """
+    """Raise InputError if a checkpoint of the run, made now, could not be read. Every rank must call it."""
     try:
         # Lightning has no public name for making a checkpoint without writing it.
         checkpoint = trainer._checkpoint_connector.dump_checkpoint(weights_only=False)
@@ -164,5 +162,6 @@ def check_states(trainer: pl.Trainer, owners: Owners) -> None:
 
 
 def _refuse(problems: list[Unreadable], owners: Owners) -> None:
+    """Raise InputError if there are problems."""
     if problems:
         raise InputError(explained(problems, owners))

@@ -1,1 +1,1 @@
-"""The command line of fit, validate, predict, plan and best: options, config files, messages."""
+"""The command line of fit, validate, predict, plan, probe and best: options, config files, messages."""

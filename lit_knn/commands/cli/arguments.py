@@ -1,4 +1,4 @@
-"""Completes the arguments before parsing, and makes plain dictionaries of the parser's result."""
+"""Completes the arguments before they are parsed, and turns the parser's result into plain dictionaries."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,14 +12,14 @@ from lit_knn.common.errors import InputError
 from lit_knn.runs.folder import RunFolder
 from lit_knn.runs.names import Options
 
-# Under this key the parser notes the file of a group of options. The key is not an option.
+# Under this key, which is no option, the parser notes the file that a group of options was read from.
 FILE_NOTE = "__path__"
-# `best` uses these parts of a run's configuration. The other parts say how its training was started.
+# `best` uses these parts of a run's configuration. The other parts set how its training started and what it saved.
 PARTS_OF_A_RUN = ("seed_everything", "model", "data", "trainer")
 
 
 def as_dict(options: Namespace | Options) -> dict[str, Any]:
-    """Turn the parser's namespaces into dictionaries, also those in lists, without its notes of the files read."""
+    """Return options as plain dictionaries, with the parser's namespaces replaced and its notes of files left out."""
     by_name = vars(options) if isinstance(options, Namespace) else options
     plain = {}
     for name, value in by_name.items():
@@ -29,7 +29,7 @@ def as_dict(options: Namespace | Options) -> dict[str, Any]:
 
 
 def _plain(value: object) -> object:
-    """Return a value of an option without the parser's namespaces."""
+    """Return the value of an option with the parser's namespaces replaced by dictionaries, also in lists."""
     if isinstance(value, (Namespace, dict)):
         return as_dict(value)
     if isinstance(value, (list, tuple)):
@@ -38,7 +38,7 @@ def _plain(value: object) -> object:
 
 
 def check_linked(args: Sequence[str]) -> None:
-    """Refuse a seed for one part, because the common seed would silently replace it."""
+    """Raise InputError for a seed of model or data alone, because `--seed_everything` would silently replace it."""
     for arg in args:
         option = arg.partition("=")[0].replace(".init_args", "")
         if option in ("--model.seed", "--data.seed"):
@@ -46,7 +46,7 @@ def check_linked(args: Sequence[str]) -> None:
 
 
 def completed(args: Sequence[str]) -> list[str]:
-    """Insert what a command line leaves out: the config of the run of `best`, the model of a bare `probe`."""
+    """Return a command line with what it leaves out: for `best` the run's config, and for a bare `probe` a model."""
     command, options = args[:1], list(args[1:])
     if command == ["best"]:
         return ["best", *_config_of_run(options), *options]
@@ -56,7 +56,7 @@ def completed(args: Sequence[str]) -> list[str]:
 
 
 def _config_of_run(options: Sequence[str]) -> list[str]:
-    """Return the options `-c YAML` with the configuration of the run that `--run` names; none without `--run`."""
+    """Return `-c` and the configuration, as YAML, of the run that `--run` names; nothing without `--run`."""
     run = _value_of("--run", options)
     if run is None:
         return []
@@ -67,7 +67,7 @@ def _config_of_run(options: Sequence[str]) -> list[str]:
 
 
 def _value_of(option: str, options: Sequence[str]) -> str | None:
-    """Return the last value of an option, which is `--NAME VALUE` or `--NAME=VALUE`; None if it is not there."""
+    """Return the value of an option, given as `--NAME VALUE` or `--NAME=VALUE`; the last one counts, None is none."""
     value = None
     for place, argument in enumerate(options):
         name, equals, after = argument.partition("=")

@@ -17,37 +17,38 @@ from lit_knn.runs.starting import checkpoint_of_job, newest_checkpoint
 
 
 def check_path(path: str | None, command: str, model: str) -> None:
-    """Refuse a path that a command cannot use, or needs and lacks.
+    """Raise InputError if the command cannot use the given path, or needs one and got none.
 
     Args:
-        path: as it was typed.
+        path: the value of --ckpt_path as it was typed, or None.
         command: name of the command.
         model: class path of the model, which may have nothing to train.
     """
-    trained = getattr(pkgutil.resolve_name(model), "needs_checkpoint", True)
-    if not trained and (command == "fit" or path is not None):
+    is_trainable = getattr(pkgutil.resolve_name(model), "needs_checkpoint", True)
+    if not is_trainable and (command == "fit" or path is not None):
         raise InputError(f"{model} has nothing to train: validate it without --ckpt_path")
-    if path == "":  # It would be the current folder. A variable of the shell may be unset.
+    # An unset variable of the shell makes an empty path, which would mean the current folder.
+    if path == "":
         raise InputError("--ckpt_path is empty")
-    if path is None and trained and not resumes(command):
+    if path is None and is_trainable and not resumes(command):
         raise InputError(f"--ckpt_path is missing: {command} needs a trained model")
 
 
 def resumes(command: str) -> bool:
-    """Return whether a command goes on from its checkpoint, in place of measuring it."""
+    """Return whether a command continues the training of its checkpoint, and does not only measure the checkpoint."""
     return command in ("fit", "plan")
 
 
 def read(
     path: str | None, command: str, options: Callable[[], Options]
 ) -> tuple[str | None, Content | None]:
-    """Return path and content of the checkpoint from which a command starts, or None twice.
+    """Return the path and the content of the checkpoint from which a command starts, or None and None.
 
     Args:
-        path: as it was typed: a file, the folder of a run, or `last`. A job that is queued again may have a
-            newer one.
+        path: the value of --ckpt_path as it was typed: a file, the folder of a run, or `last`. If SLURM has queued
+            the job of a training again, a checkpoint of that job replaces it.
         command: name of the command.
-        options: returns those that the run's config.yaml will have, which takes time.
+        options: a function that returns the options as the run's config.yaml will have them; making them takes time.
     """
     start = None
     if resumes(command) and job_folder():
@@ -55,7 +56,7 @@ def read(
     if start is None and path == "last":
         start = newest_checkpoint(options(), resumes(command))
     if start is not None:
-        return str(start[0]), start[1]
+        return str(start.path), start.content
     if path is None:
         return None, None
 
@@ -65,9 +66,9 @@ def read(
 
 
 def refuse_when_loaded(datamodule: pl.LightningDataModule, error: InputError) -> None:
-    """Let the data module raise an error.
+    """Replace the data module's `load` by a function that raises an error.
 
-    When they load data, the processes can tell each other of errors for the first time.
+    `load` is the first place where the processes can tell each other of errors, so all of them end.
     """
     if not isinstance(datamodule, ReferenceDataModule):
         raise error
@@ -77,12 +78,12 @@ def refuse_when_loaded(datamodule: pl.LightningDataModule, error: InputError) ->
 def hand_over(
     trainer: pl.Trainer, model: pl.LightningModule, path: str, checkpoint: Content
 ) -> None:
-    """Check that the weights of a checkpoint are for the model, and keep them for Lightning's loading.
+    """Check that a checkpoint fits the model, and give its content to the trainer, which then reads no file.
 
     Args:
         trainer: loads the checkpoint later.
         model: gets the weights.
-        path: names the checkpoint in errors.
+        path: path of the checkpoint.
         checkpoint: its content.
     """
     check = getattr(model, "check_checkpoint", None)

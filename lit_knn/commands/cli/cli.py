@@ -26,20 +26,20 @@ from lit_knn.runs.resumption import check_fit
 class CLI(OptionsCLI):
     """Chooses the folder of the run, makes the objects, and prepares each command."""
 
-    # The folder of the run, and its name in the folder of all runs of the same name.
+    # The folder of the run, and its path from the folder of all runs of the same name.
     _run: RunFolder | None = None
     _version = ""
 
-    # Why the parser could not make an object.
+    # The error because of which the parser could not make an object.
     _not_made: Exception | None = None
 
     def __init__(self, *args: Any, called: str | None = None, **options: Any) -> None:
-        """Run the whole command. If it is refused before its first step, it leaves no folder.
+        """Parse the command line and run the whole command, which leaves no folder if it fails before its first step.
 
         Args:
-            args: of Lightning's class.
+            args: arguments of Lightning's class.
             called: the command, if the command line begins with one.
-            options: of Lightning's class.
+            options: keyword arguments of Lightning's class.
         """
         self.called = called
         try:
@@ -48,21 +48,22 @@ class CLI(OptionsCLI):
             if self._run is None:
                 raise
             if isinstance(error, OSError) and error.filename is None:
-                # A failed write names no file, for instance on a full disk.
+                # If the disk is full, the error of a write names no file.
                 error.filename = str(self._run.path)
             if is_first_process():
                 self._run.remove_unused()
             raise
 
     def before_instantiate_classes(self) -> None:
-        """Choose the folder of the run. `predict` keeps no samples in memory, because the writer saves them."""
+        """Choose the folder of the run, and let `predict` keep no samples in memory."""
+        # `SampleWriter` writes the samples batch by batch.
         if self.subcommand == "predict" and self.config.predict.return_predictions is None:
             self.config.predict.return_predictions = False
         if self.subcommand not in (None, *MEASURES):
             self._choose_folder(as_dict(self.config[self.subcommand]))
 
     def _choose_folder(self, options: Options) -> None:
-        """Set the run's folder, and pass its name to the loggers that write into it."""
+        """Choose the run's folder, lock it for a `fit`, and let loggers that write files write into it."""
         trainer = options["trainer"]
         command = str(self.subcommand)
         self._run = choose_folder(trainer, options["model"], command, options["ckpt_path"])
@@ -74,7 +75,7 @@ class CLI(OptionsCLI):
             self.parser.add_instantiator(self._make_logger, kind, prepend=True)
 
     def instantiate_classes(self) -> None:
-        """Make all objects. An error says why one cannot be made, also if it is one of a list."""
+        """Make all objects; if one cannot be made, raise the error that says why."""
         self.parser.add_instantiator(self._make, object)
         try:
             super().instantiate_classes()
@@ -84,11 +85,11 @@ class CLI(OptionsCLI):
         except ValueError:
             if self._not_made is None:
                 raise
-        # It is raised out here, because the parser's error has it among its causes.
+        # Raised outside of the `except` block, so that the parser's error, which hides it, is not its context.
         raise self._not_made
 
     def _make(self, kind: type, *args: object, **options: object) -> object:
-        """Make one object for the parser, and remember the error: a list hides it among others."""
+        """Make one object for the parser, and keep its error, which the parser would hide if it is in a list."""
         try:
             return construct(kind, *args, **options)
         except Exception as error:
@@ -111,7 +112,7 @@ class CLI(OptionsCLI):
 
         with trainer_options.explained(options):
             trainer = super().instantiate_trainer(**(arguments | kwargs))
-        # A plan starts no process, and may be made far from the machines.
+        # A plan starts no processes, and may be made on another machine than the run.
         if self.subcommand != "plan":
             check_processes(trainer)
         trainer_options.warn_of_unused_gpu(options)
@@ -125,15 +126,18 @@ class CLI(OptionsCLI):
         optimizer: Optimizer,
         lr_scheduler: LRSchedulerTypeUnion | None = None,
     ) -> object:
-        """Update a learning-rate schedule after every optimiser step, because runs are counted in steps, not epochs."""
+        """Return optimiser and schedule for Lightning, with a schedule that is updated after every optimiser step.
+
+        Lightning would update it after every epoch, but runs are counted in steps.
+        """
         made = LightningCLI.configure_optimizers(lightning_module, optimizer, lr_scheduler)
-        # There is no schedule, or it waits for a metric.
+        # Without a schedule nothing changes. Lightning returns a dictionary only for one that waits for a metric.
         if lr_scheduler is None or isinstance(made, dict):
             return made
         schedule = {"scheduler": lr_scheduler, "interval": "step"}
         return {"optimizer": optimizer, "lr_scheduler": schedule}
 
-    # What each command does before its work
+    # Lightning calls `before_COMMAND` before it runs the command.
 
     def before_plan(self) -> None:
         """Check the checkpoint to resume from, and the files that the run would overwrite, before any long work."""
@@ -143,25 +147,30 @@ class CLI(OptionsCLI):
         self._check_checkpoint()
 
     def before_fit(self) -> None:
+        """Check what a plan checks, and the memory; make the folder of the SLURM job, if there is one."""
         self.before_plan()
         self._begin()
         job = job_folder()
         if self._run is not None and job is not None and is_first_process():
-            # If the job is queued again, it finds its run by this.
+            # By this folder, a job that is queued again finds its run.
             (self._run.path / job).mkdir(exist_ok=True)
 
     def before_validate(self) -> None:
+        """Check the checkpoint and the memory before any long work."""
         self._check_checkpoint()
         self._begin()
 
     before_predict = before_validate
 
     def before_probe(self) -> None:
-        """Pass the command of the probe on: it makes that of the training from it."""
+        """Give the command line to the probe, which makes the command of the next training from it."""
         self.trainer.command_line = self.command_line  # type: ignore[attr-defined]
 
     def _check_checkpoint(self) -> None:
-        """Check that the checkpoint's weights are for this model, and keep them for Lightning's own loading."""
+        """Check that the checkpoint fits this model, and give it to the trainer, which alone holds it then.
+
+        If it cannot be read, the error is raised when the data are loaded.
+        """
         if self.unreadable is not None:
             checkpoint_option.refuse_when_loaded(self.datamodule, self.unreadable)
 
@@ -172,8 +181,8 @@ class CLI(OptionsCLI):
             checkpoint_option.hand_over(self.trainer, self.model, path, checkpoint)
 
     def _begin(self) -> None:
-        """Check the memory, and keep the tables of the earlier part of the run."""
-        # Networks need no data.
+        """Check that the data fit the memory, and keep the tables of the earlier part of the run."""
+        # A network draws samples without the data.
         if self.subcommand != "predict" or not getattr(self.model, "needs_checkpoint", True):
             check_fits(self.trainer, self.model, self.datamodule)
         self._keep_tables()

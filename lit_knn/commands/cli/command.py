@@ -1,4 +1,4 @@
-"""Runs one command line: hides what does not matter, and ends it as a shell expects after a signal or an error."""
+"""Runs one command line: hides needless messages, and sets the exit status after a signal or an error."""
 
 import logging
 import os
@@ -15,9 +15,10 @@ from pytorch_lightning.utilities.exceptions import SIGTERMException
 from lit_knn.commands.cli.make_cli import make_cli
 from lit_knn.commands.next_run import without
 from lit_knn.common.errors import OURS, one_line
-from lit_knn.runs.interruption import RunInterrupted
+from lit_knn.runs.interruption import EXIT_STATUS_OF_SIGNALS, RunInterrupted
 
-# Starts of warnings of Lightning and PyTorch about their own code, or about things that this program does on purpose.
+# The beginnings of warnings to hide. With these, Lightning and PyTorch warn about their own code, or about what this
+# program does on purpose.
 WARNINGS = (
     # `torch.func.jvp` loads PyTorch's own rules of forward derivatives.
     r"`torch\.jit\.script` is deprecated",
@@ -34,7 +35,7 @@ WARNINGS = (
     # The batches of `predict` are seeds.
     "Couldn't infer the batch indices fetched from your dataloader: `SeedBatches`",
 )
-# Advertisements for other products, and reports that nothing happened.
+# The beginnings of messages to hide: advertisements for other products, and reports that nothing happened.
 LINES = ("💡 Tip", "TPU available: False", "Found current_model_state in the checkpoint")
 LOGGERS = ("pytorch_lightning.utilities.rank_zero", "lightning_fabric.utilities.rank_zero")
 
@@ -43,15 +44,17 @@ SIZES = ("WORLD_SIZE", "SLURM_NTASKS", "JSM_NAMESPACE_SIZE")
 
 
 def main(args: Sequence[str]) -> None:
-    """Run one command line. The first rank raises its error; another rank prints it with the number of the rank.
+    """Run one command line.
 
-    Launchers end all other processes as soon as one fails. So each says its error before it ends.
+    An error of the first rank is raised. Another rank prints its error with its number before it exits,
+    because launchers end all processes as soon as one fails.
     """
-    # Users can name classes from files in the current folder; it comes first, before any installed `utils`.
+    # Users can name classes in files of the current folder. It comes first, so that no installed package hides a file.
     if sys.path[0] not in ("", os.getcwd()):
         sys.path.insert(0, os.getcwd())
+    # A process on its own is the first, even if the environment has a rank from another launcher.
     if all(os.environ.get(size, "1") == "1" for size in SIZES):
-        rank_zero_only.rank = 0  # type: ignore[attr-defined]  # Another launcher may have left its rank behind.
+        rank_zero_only.rank = 0  # type: ignore[attr-defined]
 
     try:
         with _quiet():
@@ -67,13 +70,13 @@ def main(args: Sequence[str]) -> None:
 
 
 def _rank() -> int:
-    """Return the number of this process among those of the run, which Lightning sets."""
+    """Return the rank of this process, which Lightning sets."""
     return int(rank_zero_only.rank)  # type: ignore[attr-defined]
 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Hide Lightning's messages that do not matter for a run of this program, and the place of our own warnings."""
+    """Hide needless messages of Lightning and PyTorch, and show this project's warnings without their place in it."""
     loggers = [logging.getLogger(name) for name in LOGGERS]
     formatted = warnings.formatwarning
 
@@ -84,7 +87,7 @@ def _quiet() -> Iterator[None]:
         lineno: int,
         line: str | None = None,
     ) -> str:
-        """Format a warning like Python, but ours as one line without its place in the source."""
+        """Return the text of a warning as Python formats it, or of a warning of this project as one line."""
         if issubclass(category, UserWarning) and filename.startswith(OURS):
             return f"warning: {message}\n"
         return formatted(message, category, filename, lineno, line)
@@ -94,21 +97,28 @@ def _quiet() -> Iterator[None]:
         for beginning in WARNINGS:
             warnings.filterwarnings("ignore", message=beginning)
         for logger in loggers:
-            logger.addFilter(_says_something)
+            logger.addFilter(_is_needed)
         try:
             yield
         finally:
             warnings.formatwarning = formatted
             for logger in loggers:
-                logger.removeFilter(_says_something)
+                logger.removeFilter(_is_needed)
 
 
-def _says_something(record: logging.LogRecord) -> bool:
+def _is_needed(record: logging.LogRecord) -> bool:
+    """Return whether a message of Lightning is none of `LINES`."""
     return not record.getMessage().startswith(LINES)
 
 
 def _ended(stop: BaseException, args: Sequence[str]) -> BaseException:
-    """Say how a run was interrupted, and return the exception that exits with the shell's status."""
+    """Print how a run was interrupted, and return the exception that ends the process with the shell's exit status.
+
+    Args:
+        stop: the exception that ended the run. One that is no interruption is returned as it is.
+        args: the command line.
+    """
+    # Lightning raises SystemExit while it handles a Ctrl-C.
     is_ctrl_c = isinstance(stop, KeyboardInterrupt) or isinstance(
         stop.__context__, KeyboardInterrupt
     )
@@ -116,13 +126,13 @@ def _ended(stop: BaseException, args: Sequence[str]) -> BaseException:
     if isinstance(stop, RunInterrupted):
         message, status = _interrupted(stop, args), stop.code
     elif is_ctrl_c:
-        message, status = "interrupted", 128 + signal.SIGINT
+        message, status = "interrupted", EXIT_STATUS_OF_SIGNALS + signal.SIGINT
     elif isinstance(stop, SIGTERMException):
-        message, status = "interrupted by SIGTERM", 128 + signal.SIGTERM
+        message, status = "interrupted by SIGTERM", EXIT_STATUS_OF_SIGNALS + signal.SIGTERM
     else:
         return stop
 
-    # A launcher kills the first process as soon as another fails, perhaps before the first has printed this.
+    # Other ranks exit without an error: a launcher would end the first process for it, perhaps before it has printed.
     if _rank() != 0:
         return SystemExit(0)
     print(f"\n{message}", file=sys.stderr)
@@ -130,7 +140,7 @@ def _ended(stop: BaseException, args: Sequence[str]) -> BaseException:
 
 
 def _interrupted(stop: RunInterrupted, args: Sequence[str]) -> str:
-    """Say after which step a signal interrupted a training, and which command goes on."""
+    """Return a message with the step after which a signal interrupted a training, and the command that resumes it."""
     message = f"interrupted by {signal.Signals(stop.signum).name} after step {stop.step}"
     if not stop.checkpoint:
         return f"{message}; no checkpoint was saved"

@@ -1,4 +1,4 @@
-"""Puts numbers of the data in the place of null options of the network, before any object is made.
+"""Fills the network's null options (channels, classes) with the numbers of the data, before any object is made.
 
 The settings of the run then have the numbers, so it resumes and loads like any other run.
 """
@@ -18,14 +18,14 @@ from lit_knn.data.files import say
 from lit_knn.data.labels import class_numbers
 from lit_knn.data.parts import Labels
 
-# The data have a number for these options of a network.
+# These options of a network can be taken from the data.
 OPTIONS = ("in_channels", "image_size", "num_classes", "multipliers")
 # Attention at the coarsest resolution compares all positions, so it should have few.
 COARSEST_SIDE = 8
 
 
 def fill_network(options: Namespace) -> None:
-    """Replace null options of the model's network by what the data have, in place; a line says so.
+    """Replace the null options of the model's network, in place, by numbers of the data, and print a line about it.
 
     The labels are read only if the model is class-conditional.
 
@@ -45,10 +45,11 @@ def fill_network(options: Namespace) -> None:
     if not names:
         return
 
-    data = _made(options.data)
+    data = _make_data_module(options.data)
     needs_labels = bool(model.get("class_conditional")) and "num_classes" in names
     labels = None
-    shape = tuple(options.get("image_shape") or ())  # `plan` has this option, and needs no data.
+    # Only `plan` has this option. If it is given, `plan` needs no data.
+    shape = tuple(options.get("image_shape") or ())
     if not shape or needs_labels:
         shape_of_data, labels = _shape_and_labels(data, needs_labels)
         shape = shape or shape_of_data
@@ -67,28 +68,29 @@ def fill_network(options: Namespace) -> None:
     for name in names:
         net_args[name] = values[name]
     taken = ", ".join(f"{name}={values[name]}" for name in names)
-    say(f"{_name(data)}: {described}; the network gets {taken}")
+    say(f"{_name_of_data(data)}: {described}; the network gets {taken}")
 
 
 def numbers_of_data(shape: Sequence[int], num_classes: int) -> dict[str, int | list[int]]:
-    """Return a network's options for images of `shape`, (C, H, W), by their names.
+    """Return a network's options by name for images of `shape`, (C, H, W).
 
-    The sides are halved until the longer one is near 8, but at least once. The width doubles twice.
+    The network halves the sides until the longer one is near 8, but at least once. The multipliers of
+    its width, one for each resolution, are 1, 2, 4, 4 and so on.
     """
     channels, height, width = shape
     side = max(height, width)
     halvings = max(1, round(math.log2(side / COARSEST_SIDE)))
-    widths = [1, 2] + [4] * (halvings - 1)
+    multipliers = [1, 2] + [4] * (halvings - 1)
     return {
         "in_channels": channels,
         "image_size": side,
         "num_classes": num_classes,
-        "multipliers": widths,
+        "multipliers": multipliers,
     }
 
 
-def _made(options: Namespace) -> ReferenceDataModule:
-    """Make the data module once more, only to ask it. It loads nothing by itself."""
+def _make_data_module(options: Namespace) -> ReferenceDataModule:
+    """Make a data module of these options, apart from the run's, only to ask for shape and labels."""
     parser = ArgumentParser(exit_on_error=False)
     parser.add_subclass_arguments(pl.LightningDataModule, "data", required=True)
     try:
@@ -105,12 +107,12 @@ def _made(options: Namespace) -> ReferenceDataModule:
 def _shape_and_labels(
     data: ReferenceDataModule, needs_labels: bool
 ) -> tuple[tuple[int, ...], Labels]:
-    """Return the shape of an image, and the labels, (N,) integers, or None without need.
+    """Return the shape of an image, and the labels, (N,) integers, or None if they are not needed.
 
     The data are read at most once. Most data modules know the shape without reading images.
     """
     stored = data.stored()
-    if stored is None:
+    if stored is None:  # The data module does not know the shape.
         data.prepare_data()
         data.needs_labels = needs_labels
         images, labels = data.load()
@@ -131,5 +133,6 @@ def _count_classes(labels: Labels) -> int:
     return len(np.unique(class_numbers(numbers, len(numbers))))
 
 
-def _name(data: ReferenceDataModule) -> str:
+def _name_of_data(data: ReferenceDataModule) -> str:
+    """Return the path of the data, or without a path the name of the data module's class."""
     return str(getattr(data, "path", None) or type(data).__name__)

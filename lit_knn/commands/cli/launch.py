@@ -1,4 +1,4 @@
-"""Checks that the processes that a launcher started are those that the trainer asks for."""
+"""Checks that a launcher has started the processes that the trainer asks for."""
 
 import os
 
@@ -8,8 +8,8 @@ from pytorch_lightning.plugins.environments import LightningEnvironment, SLURMEn
 
 from lit_knn.common.errors import InputError
 
-# Launchers tell each process its number and the number of processes in these variables. A shell
-# that was started in a job has them, too.
+# In these variables, launchers tell each process its number (RANKS, and MACHINES of its machine) and the number of
+# processes (SIZES). A shell that was started in a job has them, too.
 MACHINES = ("NODE_RANK", "GROUP_RANK")
 RANKS = (
     "RANK",
@@ -23,7 +23,7 @@ SIZES = ("WORLD_SIZE", "JSM_NAMESPACE_SIZE", "OMPI_COMM_WORLD_SIZE", "SLURM_NTAS
 
 
 def check_processes(trainer: pl.Trainer) -> None:
-    """Refuse processes that would each train a model of its own, or wait forever for others."""
+    """Raise InputError if the processes would each train a separate model, or wait forever for missing ones."""
     if torch.distributed.is_torchelastic_launched():
         _check_torchrun(trainer)
     elif SLURMEnvironment.detect():
@@ -34,14 +34,14 @@ def check_processes(trainer: pl.Trainer) -> None:
 
 
 def _check_torchrun(trainer: pl.Trainer) -> None:
-    """Refuse other numbers of processes than torchrun has started, in all and on this machine."""
+    """Raise InputError if torchrun has started other numbers of processes, in all and here, than are asked for."""
     started = int(os.environ["WORLD_SIZE"])
     on_this_machine = int(os.environ["LOCAL_WORLD_SIZE"])
     _check_number("torchrun", started, trainer, trainer.num_devices == on_this_machine)
 
 
 def _check_srun(trainer: pl.Trainer) -> None:
-    """Refuse another number of processes than srun has started, and a batch script without srun."""
+    """Raise InputError if srun has started another number of processes than asked, or has not started this one."""
     started = int(os.environ["SLURM_NTASKS"])
     if started > 1 and not {"SLURM_STEP_ID", "SLURM_STEPID"} & os.environ.keys():
         advice = "write `srun lit-knn …` into the batch script"
@@ -50,7 +50,14 @@ def _check_srun(trainer: pl.Trainer) -> None:
 
 
 def _check_number(launcher: str, started: int, trainer: pl.Trainer, fits: bool = True) -> None:
-    """Refuse a number of started processes that is not the trainer's."""
+    """Raise InputError if the number of started processes is not the trainer's, or if they do not fit otherwise.
+
+    Args:
+        launcher: name of the launcher.
+        started: the number of processes that it has started on all machines.
+        trainer: asks for processes.
+        fits: the result of another check of the processes.
+    """
     asked = trainer.num_devices * trainer.num_nodes
     if started != asked or not fits:
         options = f"trainer.num_nodes={trainer.num_nodes} and trainer.devices={trainer.num_devices}"
@@ -59,7 +66,7 @@ def _check_number(launcher: str, started: int, trainer: pl.Trainer, fits: bool =
 
 
 def _check_machines(trainer: pl.Trainer) -> None:
-    """Refuse several machines that have no numbers. Each must know its own."""
+    """Raise InputError if there are several machines and nothing tells this one its number."""
     environment = getattr(trainer.strategy, "cluster_environment", None)
     has_numbers = all(name in os.environ for name in ("MASTER_ADDR", "NODE_RANK"))
     is_launched = not isinstance(environment, LightningEnvironment | None)
@@ -70,22 +77,22 @@ def _check_machines(trainer: pl.Trainer) -> None:
 
 
 def _check_left_variables(trainer: pl.Trainer) -> None:
-    """Refuse variables of a launcher that say something else than the trainer does.
+    """Raise InputError if variables of a launcher contradict the trainer.
 
-    They are those of another job, or the options for several processes are missing. A launcher may
-    also start one process on each machine, or one at all: Lightning then starts the others.
+    They are left from another job, or the options for several processes are missing. Three numbers of
+    processes are right: all of them, one on each machine, and one in all. Lightning starts the missing ones.
     """
     nodes, devices = trainer.num_nodes, trainer.num_devices
     right_sizes = {"1", str(nodes), str(nodes * devices)}
     right_machines = {str(number) for number in range(nodes)}
 
-    # A shell of srun or salloc has the number of all tasks, and is the first of them.
+    # In a shell that srun or salloc has started, SLURM_NTASKS is the number of all tasks, but the shell runs alone.
     is_first_task = os.environ.get("SLURM_PROCID", "0") == "0"
     sizes = [name for name in SIZES if not (name == "SLURM_NTASKS" and is_first_task)]
     wrong = [name for name in sizes if os.environ.get(name, "1") not in right_sizes]
     wrong += [name for name in MACHINES if os.environ.get(name, "0") not in right_machines]
 
-    # With LOCAL_RANK, Lightning starts no other process. They would not meet without a common port.
+    # With LOCAL_RANK, Lightning starts no other process, and without a common port processes would not find each other.
     if devices > 1 and "LOCAL_RANK" in os.environ and "MASTER_PORT" not in os.environ:
         wrong.append("LOCAL_RANK")
     if not wrong:

@@ -17,7 +17,7 @@ from lit_knn.commands.cli.save_config import SaveConfig
 from lit_knn.commands.entry import COMMANDS
 from lit_knn.commands.trainer import Trainer
 
-# The command line knows the classes of these modules by bare names: `--data ImageFiles`, `--model.help LitICT`.
+# The parser finds a class by its bare name (`--data ImageFiles`, `--model.help LitICT`) only if its module is imported.
 NAMED = ["data.modules", "data.own_images", "data.latents", "modules", "nets"]
 NAMED += ["modules.augmentation", "modules.time_distributions"]
 for module in NAMED:
@@ -25,7 +25,7 @@ for module in NAMED:
 set_loader("yaml", load, exceptions=(yaml.YAMLError,))
 replaced.set_rule()
 
-# Count runs in batches, not in epochs, because an epoch of a small set takes only a second.
+# Validations are counted in batches, not in epochs, because an epoch of a small set takes only a second.
 TRAINER_DEFAULTS = {
     "default_root_dir": "runs",
     "num_sanity_val_steps": 0,
@@ -37,19 +37,25 @@ DEBUG_HELP = "--debug: also show the traceback of an error"
 
 
 def make_cli(args: Sequence[str] | None = None, run: bool = True) -> CLI:
-    """Parse a command line and run it; or without `run`, of options alone, only make model, data and trainer."""
+    """Parse a command line, make model, data and trainer, and run the command.
+
+    Args:
+        args: the command line after `lit-knn`; by default that of this process.
+        run: run the command. Without it, `args` are options with no command, and nothing is run.
+    """
     command_line = list(sys.argv[1:] if args is None else args)
     called = None
     if run and command_line and command_line[0] in CLI.subcommands():
         called = command_line[0]
 
-    parser_options: dict[str, object] = {
+    # Lightning takes the arguments of the common parser and, under the name of each command, those of its parser.
+    parser_arguments: dict[str, object] = {
         "exit_on_error": False,
         "epilog": DEBUG_HELP,
         "allow_abbrev": False,
     }
     if run:
-        parser_options |= _options_of_commands(parser_options)
+        parser_arguments |= _parser_arguments_by_command(parser_arguments)
 
     return CLI(
         pl.LightningModule,
@@ -63,19 +69,20 @@ def make_cli(args: Sequence[str] | None = None, run: bool = True) -> CLI:
         trainer_defaults={**TRAINER_DEFAULTS, "callbacks": [RunRecord(), RunSummary()]},
         save_config_callback=SaveConfig,
         save_config_kwargs={"overwrite": True},
-        parser_kwargs=parser_options,
+        parser_kwargs=parser_arguments,
         args=command_line,
         run=run,
     )
 
 
-def _options_of_commands(parser_options: dict[str, object]) -> dict[str, dict[str, object]]:
-    """Return the options of the parser of each command."""
-    commands = {}
+def _parser_arguments_by_command(common: dict[str, object]) -> dict[str, dict[str, object]]:
+    """Return, for each command, the keyword arguments of its parser: the common ones, usage and description."""
+    by_command = {}
     for name in CLI.subcommands():
-        commands[name] = dict(parser_options)
-        commands[name]["usage"] = "%(prog)s [-c CONFIG ...] [--OPTION VALUE ...]"
-        # Lightning tells of its own trainer.
+        arguments = dict(common)
+        arguments["usage"] = "%(prog)s [-c CONFIG ...] [--OPTION VALUE ...]"
+        # The help shows the docstring of the trainer's method. Of Lightning's methods it would describe its Trainer.
         if name in LightningCLI.subcommands():
-            commands[name]["description"] = COMMANDS[name].capitalize()
-    return commands
+            arguments["description"] = COMMANDS[name].capitalize()
+        by_command[name] = arguments
+    return by_command

@@ -1,16 +1,18 @@
-"""Explains an error of the parser in one line: the option, the reason and what may be meant."""
+"""Explains an error of the parser in one line: the option, the reason and the nearest name that exists."""
 
 from types import ModuleType
 
 from lit_knn.commands.cli.suggestions import nearest, nearest_class
 from lit_knn.common.errors import InputError, causes
 
-# The parser chains its errors. The outer ones begin so and name one part of the option each.
+# The parser chains its errors. Each outer one begins with this text, followed by one part of the option's name.
 KEY = 'Parser key "'
-# A value that is no class is the last word of these reasons.
+# Beginnings of the reason that a value is no class; the value follows.
 NO_CLASS = ("Expected a dot import path string", "Unexpected import path format")
 MISSING = "the following arguments are required: "
+# The largest number of letters of a reason.
 LONGEST_REASON = 400
+# Plain words for the parser's names of types.
 WORDS = {
     "a <class 'int'>": "a whole number",
     "a <class 'float'>": "a number",
@@ -23,14 +25,14 @@ WORDS = {
 
 
 def refusal(error: Exception) -> InputError:
-    """Explain a parser's error in one line. The innermost of the chained errors has the reason."""
+    """Return an InputError that explains a parser's error in one line."""
     parts = []
     for cause in causes(error):
         if isinstance(cause, InputError):
             return cause
         if isinstance(cause, TypeError) and str(cause).startswith(KEY):
             parts.append(str(cause).split('"')[1])
-        innermost = cause
+        innermost = cause  # The last of the chained errors has the reason.
 
     reason = _reason(innermost)
     if not parts:
@@ -39,7 +41,7 @@ def refusal(error: Exception) -> InputError:
 
 
 def _reason(error: BaseException) -> str:
-    """Put a reason into words, and add the nearest name to a name that is unknown."""
+    """Return the reason of an error in plain words, with the nearest name that exists if a name is unknown."""
     reason = " ".join(str(error).split())
     if isinstance(error, ModuleNotFoundError):
         return f"{reason}; a file of your own must be in the current folder"
@@ -61,7 +63,7 @@ def _reason(error: BaseException) -> str:
 
 
 def _with_advice(reason: str) -> str:
-    """Add to the names of missing options where a command line gets them from."""
+    """Return a reason with advice on where to get options if some are missing."""
     if not reason.startswith(MISSING):
         return reason
     if ".run" in reason:

@@ -1,4 +1,4 @@
-"""The options of the commands that make a model, data and a trainer: which there are, and what is checked."""
+"""The options of the commands that make a model, data and a trainer, and the checks of these options."""
 
 import argparse
 from collections.abc import Sequence
@@ -17,10 +17,10 @@ from lit_knn.commands.cli.samples import SAMPLES_HELP, set_samples
 from lit_knn.common.checkpoint_file import Content
 from lit_knn.common.errors import InputError
 
-# Every run has these callbacks. Their options begin with these names.
-OF_EVERY_RUN = {"last_checkpoint": LastCheckpoint, "sample_writer": SampleWriter}
+# The callbacks of every run, by the names that their options begin with.
+CALLBACKS_OF_EVERY_RUN = {"last_checkpoint": LastCheckpoint, "sample_writer": SampleWriter}
 
-# These commands neither train nor read a checkpoint of a run.
+# These commands make no folder of a run and have no --ckpt_path.
 MEASURES = ("best", "probe")
 
 # Lightning also seeds NumPy, whose seeds have 32 bits.
@@ -33,13 +33,16 @@ class OptionsCLI(LightningCLI):
     # The command, if the command line begins with one.
     called: str | None = None
 
-    # The content of the checkpoint until Lightning loads it, or why it cannot be read.
+    # The content of the checkpoint until Lightning loads it, and the error if it cannot be read.
     checkpoint: Content | None = None
     unreadable: InputError | None = None
 
     @staticmethod
     def subcommands() -> dict[str, set[str]]:
-        """Return Lightning's subcommands without `test`, but with ours."""
+        """Return the commands, Lightning's without `test` and those of this project, with names of their arguments.
+
+        The parser makes no options for these arguments.
+        """
         commands = LightningCLI.subcommands()
         del commands["test"]
         for name in ("plan", *MEASURES):
@@ -49,27 +52,27 @@ class OptionsCLI(LightningCLI):
     def _prepare_subcommand_parser(
         self, klass: type, subcommand: str, **options: object
     ) -> LightningArgumentParser:
-        """Add options only to the called subcommand, if it is known. Options for all would double the start time."""
+        """Return the parser of a command; if another command was called, it has no options, which saves start time."""
         if self.called not in (None, subcommand):
             return self.init_parser(**options)
 
         parser = super()._prepare_subcommand_parser(klass, subcommand, **options)
         if subcommand not in LightningCLI.subcommands():
-            # The help shows the groups in this order: after -h and -c the options of the command alone.
+            # The help shows the groups in this order. The options of this command alone come directly after -h and -c.
             *groups, of_command = parser._action_groups
             parser._action_groups = [*groups[:2], of_command, *groups[2:]]
         return parser
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
-        """Link `--seed_everything` to the seeds of model and data; add the options of the callbacks of every run."""
+        """Add the options of this project: the common seed, the callbacks of every run, and `--samples`."""
         parser.link_arguments("seed_everything", "model.init_args.seed", compute_fn=_seed)
         parser.link_arguments("seed_everything", "data.init_args.seed", compute_fn=_seed)
-        for option, callback in OF_EVERY_RUN.items():
+        for option, callback in CALLBACKS_OF_EVERY_RUN.items():
             parser.add_lightning_class_args(callback, option)
         parser.add_argument("--samples", type=int | None, default=None, help=SAMPLES_HELP)
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Sequence[str]) -> None:  # type: ignore[override]
-        """Parse the arguments, check them, and put numbers of the data in the place of null options."""
+        """Parse the arguments, check them, and fill the network's null options with numbers of the data."""
         self.command_line = list(args)
         args = with_packaged_configs(args)
         check_linked(args)
@@ -89,9 +92,9 @@ class OptionsCLI(LightningCLI):
         trainer_options.check(as_dict(options), command)
 
     def _parse_ckpt_path(self) -> None:
-        """Check the checkpoint before any long work; `last` is the newest complete checkpoint with the run's name.
+        """Find the checkpoint of `--ckpt_path`, and check it before any long work.
 
-        In Lightning's version, the options saved in the checkpoint override the command line.
+        This replaces Lightning's method, which lets options in the checkpoint override the command line.
         """
         command = self.config.get("subcommand")
         if command in (None, *MEASURES):
@@ -107,17 +110,18 @@ class OptionsCLI(LightningCLI):
         except InputError as error:
             if options.trainer.num_nodes == 1:
                 raise
-            # Only this machine may lack the file: the others would wait for it in vain.
+            # If only this machine lacks the file, the others would wait for it in vain. So the error is raised later,
+            # when the processes can tell each other.
             self.unreadable = error
 
     def _options_to_save(self) -> dict[str, object]:
-        """Return the options as the run's config.yaml will have them."""
+        """Return the options of the command as the run's config.yaml will have them."""
         text = self.parser.dump(self.config, skip_none=False)
         return dict(yaml.safe_load(text)[self.config.subcommand])
 
 
 def _seed(value: bool | int | None) -> int:
-    """Return the common seed of model and data, which must be a number."""
+    """Return the seed of model and data; raise InputError if `--seed_everything` is no number in the range."""
     if value is None or value is True or not 0 <= value <= LARGEST_SEED:
         raise InputError(
             f"--seed_everything must be a number from 0 to {LARGEST_SEED}, got {value}"

@@ -3,7 +3,6 @@
 import difflib
 import re
 from collections.abc import Sequence
-from itertools import pairwise
 from pathlib import Path
 
 import lit_knn
@@ -15,9 +14,9 @@ SUFFIX = ".yaml"
 FILES = (SUFFIX, ".yml")
 # These folders hold parts of runs. A run's file names them; `-c` cannot take them.
 PARTS = ("data", "models", "estimators", "trainer")
-# YAML in place of a file has one of these.
+# A value that has one of these is YAML, and not the name of a file.
 TEXT_MARKS = ("{", ": ", ":\n")
-# A file that a value in braces names: {class_path: Network, init_args: {net: configs/models/unet.yaml}}.
+# Finds the names of files in a value in braces: {class_path: Network, init_args: {net: configs/models/unet.yaml}}.
 NAMED_FILE = re.compile(r"[\w./-]+\.yaml")
 
 
@@ -49,40 +48,51 @@ def _is_part(name: str) -> bool:
 
 
 def with_packaged_configs(args: Sequence[str]) -> list[str]:
-    """Replace names of the project's configs by their paths, and refuse missing files with the nearest names.
+    """Return a command line with the paths of the project's configs in place of their names.
 
-    After `-c`, `demo`, `demo.yaml` and `configs/demo.yaml` name the same file. Other options take names with the suffix
-    alone (`--model.net models/unet.yaml`), because they also take classes.
+    After `-c`, `demo`, `demo.yaml` and `configs/demo.yaml` name the same file. Other options accept such a name only
+    with its suffix (`models/unet.yaml`), because a bare name could be a class.
+
+    Raises:
+        InputError: a config is missing, is a folder or cannot be read. The message has the nearest names.
     """
     replaced: list[str] = []
-    for before, arg in pairwise(["", *args]):
+    previous = ""
+    for arg in args:
         option, equals, value = arg.partition("=")
-        if equals and option.startswith("-"):
-            replaced.append(f"{option}={_path(option, value)}")
-        elif before.startswith("-"):
-            replaced.append(_path(before, arg))
+        if equals and option.startswith("-"):  # --OPTION=VALUE
+            replaced.append(f"{option}={_with_path(option, value)}")
+        elif previous.startswith("-"):  # the value of --OPTION VALUE
+            replaced.append(_with_path(previous, arg))
         else:
             replaced.append(arg)
+        previous = arg
     return replaced
 
 
 def with_packaged_parts(options: object, beside: Path) -> object:
-    """Replace names of the project's configs in the options of a file by their paths; files in `beside` win."""
+    """Return the options of a file with the paths of the project's configs in place of their names.
+
+    Args:
+        options: the options, or one value in them.
+        beside: the folder of the file. A name that is a file in this folder stays.
+    """
     if isinstance(options, dict):
         return {name: with_packaged_parts(value, beside) for name, value in options.items()}
     if isinstance(options, list):
         return [with_packaged_parts(value, beside) for value in options]
 
     if isinstance(options, str) and options.endswith(SUFFIX) and not (beside / options).is_file():
-        return _packaged(options)
+        return _path_of_config(options)
     return options
 
 
 def hint(name: str) -> str:
     """Return what to add to the message that a config is missing: the names that there are."""
-    asked = _name(name)
+    asked = _name_of_config(name)
+    # A name with a suffix and without `configs/` is meant as the user's own file.
     if Path(name).suffix and asked == name.removesuffix(SUFFIX):
-        return ""  # This is a file of the user's own.
+        return ""
 
     runs = [known for known in names() if not _is_part(known)]
     near = difflib.get_close_matches(asked, runs, n=3)
@@ -93,19 +103,23 @@ def hint(name: str) -> str:
 
 def hint_of_part(name: str) -> str:
     """Return what to add to the message that a part of a config, such as an estimator, is missing: the nearest one."""
-    parts = {}
+    by_last_name = {}
     for known in names():
         if _is_part(known):
-            parts[Path(known).name] = known
+            by_last_name[Path(known).name] = known
 
-    near = difflib.get_close_matches(Path(name).stem, parts, n=1)
-    return f"; did you mean {parts[near[0]]}{SUFFIX}?" if near else ""
+    near = difflib.get_close_matches(Path(name).stem, by_last_name, n=1)
+    return f"; did you mean {by_last_name[near[0]]}{SUFFIX}?" if near else ""
 
 
-def _path(option: str, value: str) -> str:
-    """Return the value of an option with the path of the config that it names, which can be read."""
-    if value.startswith(("{", "[")):
-        return NAMED_FILE.sub(lambda match: _packaged(match[0]), value)
+def _with_path(option: str, value: str) -> str:
+    """Return the value of an option with the path of the config that it names, or the value itself if it names none.
+
+    Raises:
+        InputError: the value names a file that is missing, is a folder or cannot be read.
+    """
+    if value.startswith(("{", "[")):  # YAML with files inside
+        return NAMED_FILE.sub(lambda match: _path_of_config(match[0]), value)
 
     is_config = option in CONFIG_OPTIONS
     is_text = any(mark in value for mark in TEXT_MARKS)
@@ -113,26 +127,27 @@ def _path(option: str, value: str) -> str:
         return value
 
     typed = f"--config {value}" if is_config else f"{option} {value}"
-    path = Path(_packaged(value))
+    path = Path(_path_of_config(value))
     if path.is_dir():
         raise InputError(f"{typed}: this is a folder")
     if not path.is_file():
         near = hint(value) if is_config else hint_of_part(value)
         raise InputError(f"{typed}: no such file{near}")
 
-    # The parser's error would not name the file.
+    # The file is read only for the error that this raises: the parser's own error would not name the file.
     with reading(typed):
         path.read_text(encoding="utf-8")
     return str(path)
 
 
-def _packaged(value: str) -> str:
-    """Return the path of the config of this name; the value itself if there is such a file, or no such config."""
-    name = _name(value)
+def _path_of_config(value: str) -> str:
+    """Return the path of the config of this name; the value itself if it is an existing file, or no such config is."""
+    name = _name_of_config(value)
     if name in names() and not Path(value).is_file():
         return str(folder() / f"{name}{SUFFIX}")
     return value
 
 
-def _name(value: str) -> str:
+def _name_of_config(value: str) -> str:
+    """Return the name that `configs/demo.yaml` and `./configs/demo.yaml` share, which is `demo`."""
     return value.removeprefix("./").removeprefix("configs/").removesuffix(SUFFIX)

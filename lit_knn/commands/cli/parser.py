@@ -1,4 +1,4 @@
-"""The parser of the command line: it reads YAML strictly, suggests options, lists our networks, and makes objects."""
+"""The parser of the command line: it reads YAML strictly, and suggests an option if one is unknown."""
 
 import re
 from collections.abc import Callable
@@ -18,16 +18,17 @@ from lit_knn.modules.conditioning import NULLS
 
 T = TypeVar("T")
 
+# Finds the list of all subclasses of `torch.nn.Module` in the help.
 NETWORKS = re.compile(r"known\s+subclasses:\s+torch\.nn\.Module\b[^)]*")
-# Beginnings of the parser's messages.
+# Beginnings of messages of the parser.
 UNKNOWN_ARGUMENT = "unrecognized arguments: "
 UNKNOWN_OPTION = "Option '"
-# The loader's message for a tab, among others.
+# The loader's message for a tab, and for other characters.
 NO_TOKEN = "found character that cannot start any token"
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _load_yaml = jsonargparse.get_loader("yaml")
-# These options are names. YAML reads some names in a file as something else: 010 as 8, yes as true.
-NAMES = ("sampling_class",)
+# The values of these options are names, but YAML reads some names in a file as something else: 010 as 8, yes as true.
+OPTIONS_WITH_NAMES = ("sampling_class",)
 
 
 class Parser(LightningArgumentParser):
@@ -45,25 +46,28 @@ class Parser(LightningArgumentParser):
         indented = ("\n" + " " * 24).join(lines)
         return NETWORKS.sub(indented, super().format_help(*args))
 
-    # A second check of a configuration takes as long as parsing. Lightning gives `skip_none` its old name.
+    # Lightning calls `save` and `dump` with the old name `skip_none` of an argument. Both skip the check of the
+    # configuration, which was checked when it was parsed, and which takes as long as parsing.
 
     def save(self, *args: Any, skip_none: bool = False, **options: Any) -> None:
+        """Write a configuration to a file without checking it again."""
         super().save(*args, skip_unset=skip_none, skip_validation=True, **options)
 
     def dump(self, *args: Any, skip_none: bool = False, **options: Any) -> str:
+        """Return a configuration as text without checking it again."""
         options.setdefault("skip_unset", skip_none)
         options.setdefault("skip_validation", True)
         return super().dump(*args, **options)
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
-        """Raise an error of this parser; say which option may be meant by an unknown argument."""
+        """Raise an error of this parser, with the nearest option if an argument is unknown."""
         if message.startswith(UNKNOWN_ARGUMENT):
             argument = message.removeprefix(UNKNOWN_ARGUMENT).partition(" ")[0]
             message += hint_of_argument(argument, self.get_defaults().keys())
         super().error(message, ex)
 
     def validate(self, *args: Any, **options: Any) -> None:
-        """Check values; say which option may be meant by one that the class does not have."""
+        """Check values; the error of an option that a class does not have gets the nearest one that it has."""
         try:
             super().validate(*args, **options)
         except KeyError as error:
@@ -73,13 +77,13 @@ class Parser(LightningArgumentParser):
             raise
 
     def _nearest(self, option: str) -> str:
-        """Say which option of the class is nearest, or which it has."""
+        """Return words on the option of the class that is nearest to an unknown one, or on all that it has."""
         options = sorted(vars(self.get_defaults()))
         return nearest(option, options) or f"; it has {', '.join(options) or 'none'}"
 
 
 def construct(kind: Callable[..., T], *args: object, **options: object) -> T:
-    """Make an object of a class; if a class that is not ours fails, an error names it in one line."""
+    """Make an object of a class; raise InputError with the name of a class from outside this project that fails."""
     try:
         return kind(*args, **options)
     except Exception as error:
@@ -89,11 +93,14 @@ def construct(kind: Callable[..., T], *args: object, **options: object) -> T:
 
 
 def load(text: str, path: str | None = None) -> object:
-    """Load a file or a value like the parser's own loader, but refuse a repeated key.
+    """Return the content of a file or the value of an option, read as YAML without repeated keys.
 
     Args:
         text: the YAML.
         path: the file after `-c`; None for a value or another file, whose name the parser adds to a `YAMLError`.
+
+    Raises:
+        InputError: the file is bad YAML, holds no options, or sets a seed of model or data.
     """
     try:
         node = yaml.compose(text, Loader=LOADER)
@@ -121,16 +128,18 @@ def load(text: str, path: str | None = None) -> object:
 
 
 def _has_seed(options: object) -> bool:
-    """Return whether the options of a part, or those of its class, have a seed."""
+    """Return whether there is a seed among the options of a part, or of its class."""
     if not isinstance(options, dict):
         return False
     return "seed" in options or "seed" in (options.get("init_args") or {})
 
 
 def _of_text(text: str, value: object) -> object:
-    """Return the value of an option's text.
+    """Return the value that the text of an option on the command line means.
 
-    `None` means null, too. What YAML takes for a comment, such as #3, is a text.
+    Args:
+        text: the text. A word for null, also Python's `None`, means None.
+        value: what YAML reads in it. YAML reads None in a comment, such as #3, which is meant as text.
     """
     if text.strip() in NULLS:
         return None
@@ -138,7 +147,12 @@ def _of_text(text: str, value: object) -> object:
 
 
 def _keep_names(node: yaml.Node | None, value: object) -> None:
-    """Replace, in place, the values of options that are names by their text; null stays."""
+    """Replace, in place, the values of `OPTIONS_WITH_NAMES` by their text in the file; null stays.
+
+    Args:
+        node: what YAML has parsed, with the text of each value.
+        value: the same with its values.
+    """
     if isinstance(node, yaml.SequenceNode) and isinstance(value, list):
         for part, item in zip(node.value, value, strict=False):
             _keep_names(part, item)
@@ -147,17 +161,18 @@ def _keep_names(node: yaml.Node | None, value: object) -> None:
         for key, part in node.value:
             name = str(key.value)
             option = value.get(name)
-            if name not in NAMES or option is None or not isinstance(part, yaml.ScalarNode):
+            is_name = name in OPTIONS_WITH_NAMES and isinstance(part, yaml.ScalarNode)
+            if not is_name or option is None:
                 _keep_names(part, option)
             elif part.value in NULLS:
-                # In quotes of YAML, null is a text. The parser reads each text once more.
+                # The parser reads each text once more. Without quotes, it would read this one as null.
                 value[name] = f"'{part.value}'"
             else:
                 value[name] = part.value
 
 
 def _refuse_double_keys(node: yaml.Node | None) -> None:
-    """Refuse a repeated key, because the parser would keep only the last one."""
+    """Raise YAML's error for a repeated key, of which the loader would keep only the last value."""
     if isinstance(node, yaml.SequenceNode):
         for item in node.value:
             _refuse_double_keys(item)

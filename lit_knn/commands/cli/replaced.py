@@ -1,7 +1,8 @@
-"""The rule for a class that replaces another one: it starts from its own defaults.
+"""The rule for a class that replaces another one, such as `--model.net` the network of a config file.
 
-The parser itself would keep every option of the same name, even if it means something else. So a
-network on the command line would silently get the channels of the config's network.
+The new class starts from its own defaults, but for the options that `holds_for_new_class` names. The
+parser itself would keep every option of the same name, even if it means something else: a network on
+the command line would silently get the channels of the config's network.
 """
 
 import inspect
@@ -15,11 +16,12 @@ from pytorch_lightning.loggers import Logger
 # If these options of a network are null, they are taken from the data.
 TAKEN_FROM_DATA = ("in_channels", "num_classes")
 
-_discard_misfits = _typehints.discard_init_args_on_class_path_change
+# The parser's own rule: it removes the options that the new class does not have.
+_discard_unknown_options = _typehints.discard_init_args_on_class_path_change
 
 
 def declaring_class(kind: type, option: str) -> type | None:
-    """Return the class whose constructor has the option: the class itself or a base class."""
+    """Return the class whose constructor has the option, which is `kind` or a base class; None if there is none."""
     for base in kind.__mro__:
         constructor = vars(base).get("__init__")
         if constructor is not None and option in inspect.signature(constructor).parameters:
@@ -27,12 +29,13 @@ def declaring_class(kind: type, option: str) -> type | None:
     return None
 
 
-def stays(old: type, new: type, name: str, value: object) -> bool:
-    """Return whether an option of the old class also holds for the new one.
+def holds_for_new_class(old: type, new: type, name: str, value: object) -> bool:
+    """Return whether an option of the old class also holds for the new one, by one of four rules.
 
-    An option that both inherit stays, such as the batch size of data. So do the network and the
-    estimator of a model, and the folder and the name of a logger, which are those of the run. A
-    network whose channels and classes are taken from the data is replaced by another such one.
+    1. Every option of a logger does: they name the folder of the run.
+    2. So does an option of a network that is null because it is taken from the data.
+    3. So does a part of a model that is an object, such as its network or its estimator.
+    4. So does an option that both classes inherit from the same class, such as the batch size of data.
 
     Args:
         old: the class that is replaced.
@@ -40,20 +43,25 @@ def stays(old: type, new: type, name: str, value: object) -> bool:
         name: name of the option.
         value: its value for the old class.
     """
-    if issubclass(new, Logger) or (name in TAKEN_FROM_DATA and value is None):
-        return True
-
-    has_class = isinstance(value, Namespace) and "class_path" in value
-    is_part_of_model = has_class and issubclass(new, pl.LightningModule)
-    return is_part_of_model or declaring_class(old, name) is declaring_class(new, name)
+    is_logger = issubclass(new, Logger)
+    is_taken_from_data = name in TAKEN_FROM_DATA and value is None
+    is_object = isinstance(value, Namespace) and "class_path" in value
+    is_part_of_model = is_object and issubclass(new, pl.LightningModule)
+    is_inherited = declaring_class(old, name) is declaring_class(new, name)
+    return is_logger or is_taken_from_data or is_part_of_model or is_inherited
 
 
 def _clear_options(
     parser: object, before: Mapping[str, object] | None, now: Mapping[str, object]
 ) -> None:
-    """Remove from the class before, in place, the options that do not stay.
+    """Remove, in place, the options of the old class that do not hold for the new one.
 
-    The parser then adds the options that are given now.
+    The parser then adds the options that are given for the new class.
+
+    Args:
+        parser: the parser.
+        before: class_path and init_args of the old class; None if there is none.
+        now: class_path of the new class.
     """
     options = before.get("init_args") if before else None
     if before is None or not isinstance(options, Namespace):
@@ -65,11 +73,11 @@ def _clear_options(
         return
 
     for name, value in list(vars(options).items()):
-        if not stays(old, new, name, value):
+        if not holds_for_new_class(old, new, name, value):
             del options[name]
-    _discard_misfits(parser, before, now)
+    _discard_unknown_options(parser, before, now)
 
 
 def set_rule() -> None:
-    """Let the parser clear the options of a class that is replaced. It has no public way to this."""
+    """Replace the parser's own rule by this module's; the parser has no public function for this."""
     _typehints.discard_init_args_on_class_path_change = _clear_options

@@ -1,4 +1,4 @@
-"""The option `--samples`: one number of samples for all callbacks that measure samples."""
+"""The option `--samples`, which sets the number of samples of all callbacks that measure samples."""
 
 from pkgutil import resolve_name
 
@@ -12,13 +12,16 @@ SAMPLES_HELP = "number of samples of all callbacks that measure samples, in plac
 
 
 def set_samples(options: Namespace, command: str | None) -> None:
-    """Give the number of samples to the callbacks of a command line; refuse it if none samples.
+    """Set `num_samples` of the callbacks that measure samples to the option `samples`, in place.
 
-    The settings of the run then have the number once, as an option of each callback.
+    The option itself is set to null, so that the settings of the run do not have the number twice.
 
     Args:
-        options: the parsed options of the command, changed in place.
+        options: the parsed options of the command.
         command: name of the command.
+
+    Raises:
+        InputError: no callback measures samples, or the command is `predict`, which has another option.
     """
     number = options.get("samples")
     options["samples"] = None

@@ -1,4 +1,4 @@
-"""Saves the options of a run in its folder, and passes them to the loggers as one flat dictionary."""
+"""Saves the options of a run in its folder, and passes them to the loggers as one dictionary without nesting."""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -10,33 +10,38 @@ from pytorch_lightning.loggers import TensorBoardLogger
 from lit_knn.commands.cli.arguments import as_dict
 from lit_knn.runs.folder import CONFIG_NAME, RunFolder
 
-# These options of the trainer change the result.
-OF_THE_TRAINER = ("max_steps", "precision", "accumulate_grad_batches")
-# These options set where a run computes and reads, not what. The seed of the data equals the seed of the model.
+# The trainer's options that change the result.
+OPTIONS_OF_THE_TRAINER = ("max_steps", "precision", "accumulate_grad_batches")
+# The first three options change how a run reads data, but no result. The seed of the data is that of the model.
 NOT_LOGGED = frozenset({"data.cache_dir", "data.num_workers", "data.pin_memory", "data.seed"})
 
 
 Scalar = str | int | float | bool
-"""A value that loggers compare runs by."""
+"""A value by which loggers compare runs."""
 
 
 class SaveConfig(SaveConfigCallback):
-    """Saves `config.yaml` in the run's folder, or for a measurement there `config_validate.yaml`; earlier ones stay.
+    """Saves the options of a command in the run's folder as `config.yaml`; files of earlier parts of the run stay.
 
-    A training saves it when its checks have passed: a refused one must not replace the settings of the run that it
-    resumes.
+    If the folder has the `config.yaml` of a training, other commands save theirs as `config_validate.yaml` or
+    `config_predict.yaml`.
     """
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        """Save the options of a command that is no training."""
         if stage != "fit":
             self._save(trainer, pl_module, stage)
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Save the options of a training, now that all its checks have passed.
+
+        A training that is refused must not replace the settings of the run that it resumes.
+        """
         self._save(trainer, pl_module, "fit")
 
     def _save(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Save the options once; an equal file of an earlier part of the run is not kept twice."""
-        # Every rank must read `log_dir`: it is a collective operation.
+        """Save the options, and keep the file of the earlier part of the run under another name if it differs."""
+        # Every rank must read `log_dir`, because reading it is a collective operation.
         run = RunFolder(Path(str(trainer.log_dir)))
         saves = not self.already_saved and trainer.is_global_zero
         if stage != "fit" and (run.path / CONFIG_NAME).is_file():
@@ -50,7 +55,7 @@ class SaveConfig(SaveConfigCallback):
             earlier.unlink()
 
     def save_config(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Give the options that change the result to every logger, flat, so that it can compare runs: `estimator.k`."""
+        """Give the options that change the result to every logger by dotted names, such as `estimator.k`."""
         options = as_dict(self.config)
         if options["trainer"]["enable_autolog_hparams"] is False:
             return
@@ -59,7 +64,7 @@ class SaveConfig(SaveConfigCallback):
         settings |= options["model"].get("init_args") or {}
         for name in ("data", "optimizer", "lr_scheduler"):
             settings[name] = options.get(name)
-        for name in OF_THE_TRAINER:
+        for name in OPTIONS_OF_THE_TRAINER:
             settings[name] = options["trainer"].get(name)
 
         flat: dict[str, Scalar] = {}
@@ -75,14 +80,21 @@ class SaveConfig(SaveConfigCallback):
 
             from torch.utils.tensorboard.summary import hparams
 
-            # Without these empty metrics, TensorBoard would not compare runs by the options in which they differ.
+            # TensorBoard compares runs by their options only if metrics are written with the options, even no metrics.
             logger.log_hyperparams(flat, {})
             for summary in hparams(flat, {})[1:]:
                 logger.experiment.file_writer.add_summary(summary)
 
 
 def pairs(name: str, value: object) -> Iterator[tuple[str, Scalar]]:
-    """Flatten one option, such as `estimator` to `estimator` and `estimator.k`. Null, a default, is left out."""
+    """Yield the dotted names and values in one option, such as `estimator` and `estimator.k`, without null.
+
+    The value of an option that is an object, such as `estimator`, is its class.
+
+    Args:
+        name: name of the option.
+        value: its value, which may be nested.
+    """
     if isinstance(value, list) and any(isinstance(part, Mapping) for part in value):
         value = dict(enumerate(value))
     if isinstance(value, Mapping):
@@ -98,5 +110,5 @@ def pairs(name: str, value: object) -> Iterator[tuple[str, Scalar]]:
     elif isinstance(value, (int, float)):
         yield name, value
     elif value is not None:
-        # A function becomes its name.
+        # A function is logged by its name.
         yield name, getattr(value, "__name__", str(value))

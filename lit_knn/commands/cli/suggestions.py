@@ -1,4 +1,4 @@
-"""Says which class or option may be meant by one that does not exist."""
+"""Finds the class or the option that a user probably meant by a name that does not exist."""
 
 from collections.abc import Iterable
 from difflib import get_close_matches
@@ -10,20 +10,19 @@ from lit_knn.commands.cli.packaged_configs import FILES, hint_of_part, names
 
 
 def nearest(name: str | None, known: Iterable[str], prefix: str = "") -> str:
-    """Return what to add to a message: the known name that is most like an unknown one, or nothing.
+    """Return a question to add to a message, with the known name nearest to an unknown one; "" if none is near.
 
     Args:
         name: the unknown name.
         known: the names that there are.
-        prefix: stands before the known name in the message.
+        prefix: text before the known name in the message.
     """
-    for near in get_close_matches(name or "", known, n=1):
-        return f"; did you mean {prefix}{near}?"
-    return ""
+    near = get_close_matches(name or "", known, n=1)
+    return f"; did you mean {prefix}{near[0]}?" if near else ""
 
 
 def nearest_class(name: str) -> str:
-    """Return what to add to the message that a class is unknown: the nearest class or config."""
+    """Return a question to add to the message that a class is unknown: the nearest class or config, or "" for none."""
     from pytorch_lightning import loggers  # They take seconds to import.
     from torch import optim
 
@@ -41,10 +40,10 @@ def nearest_class(name: str) -> str:
 
 
 def hint_of_argument(argument: str, options: Iterable[str]) -> str:
-    """Return what to add to the message that an argument is unknown: what may be meant.
+    """Return words to add to the message that an argument is unknown: what the user probably meant, or "".
 
     Args:
-        argument: the first unknown one, such as `--lr`.
+        argument: the first unknown argument, such as `--lr`.
         options: the names of the command's options, such as `trainer.max_steps`.
     """
     if argument.startswith("-"):
@@ -58,31 +57,36 @@ def hint_of_argument(argument: str, options: Iterable[str]) -> str:
 
 
 def options_like(name: str, options: list[str]) -> list[str]:
-    """Return the options that may be meant by an unknown one, at most two of a part.
+    """Return the options that a user probably meant by an unknown one, from the best rule that finds any.
 
     Args:
         name: the unknown option, without dashes.
         options: the names of the command's options. Those of model and data are not among them.
     """
+    # 1. The name is right, but the part before it is missing: `lr` for `model.lr`.
     in_parts = [option for option in options if option.endswith(f".{name}")]
     in_parts += _in_classes(name)
-    if in_parts and name != "seed":  # One option sets the seeds of all parts.
+    if in_parts and name != "seed":  # Seeds of parts are refused: --seed_everything sets all.
         return in_parts
 
+    # 2. The part is misspelt: `trainr.max_steps`.
     part, dot, after_part = name.partition(".")
     parts = {option.partition(".")[0] for option in options}
     if dot and part not in parts:
         return [f"{near}.{after_part}" for near in get_close_matches(part, parts, n=1)]
 
+    # 3. The name is only a piece of longer ones: `trainer.steps` for `trainer.max_steps`. The two nearest are named.
     beginning, _, word = name.rpartition(".")
     longer = [option for option in options if option.startswith(beginning) and word in option]
     if longer:
         return sorted(get_close_matches(name, longer, n=2, cutoff=0))
+
+    # 4. The name is misspelt in another way.
     return get_close_matches(name, options, n=1)
 
 
 def _in_classes(name: str) -> list[str]:
-    """Return the options of this name that classes of the project have."""
+    """Return the options of model, estimator and data with this name, if a class of the project has one."""
     from lit_knn import data, estimators, modules
 
     rooms = {"model": modules, "model.estimator": estimators, "data": data}

@@ -1,4 +1,4 @@
-"""Arguments of the trainer and its loggers that follow from the command and its run."""
+"""Arguments of the trainer and its loggers that are not options, but follow from the command and its run."""
 
 from collections.abc import Mapping
 
@@ -14,8 +14,8 @@ from lit_knn.runs.names import expanded, folder_of_name, job_folder
 
 
 def of_every_run(options: Namespace) -> dict[str, object]:
-    """Return the arguments that do not depend on the run's folder, by the trainer's options."""
-    # Lightning's own logging of hyperparameters knows neither estimator nor net; `SaveConfig` logs all options.
+    """Return the arguments that do not depend on the run's folder; `options` are those of the trainer."""
+    # Lightning would log hyperparameters without estimator and net. `SaveConfig` logs all options in its place.
     arguments: dict[str, object] = {"enable_autolog_hparams": False}
     arguments["callbacks"] = _with_progress_bar(options)
 
@@ -32,9 +32,9 @@ def of_folder(options: Namespace, run: RunFolder, version: str) -> dict[str, obj
     """Return the arguments that depend on the run's folder.
 
     Args:
-        options: those of the trainer.
-        run: the folder.
-        version: its name in the folder of all runs of this name.
+        options: the options of the trainer.
+        run: the run's folder.
+        version: its path from the folder of all runs of this name.
     """
     arguments: dict[str, object] = {}
     # This is Lightning's default logger, in the run's folder.
@@ -42,7 +42,8 @@ def of_folder(options: Namespace, run: RunFolder, version: str) -> dict[str, obj
         folder = folder_of_name(vars(options))
         arguments["logger"] = TensorBoardLogger(folder.parent, folder.name, version)
 
-    # In one folder, all runs would go on from each other's checkpoints.
+    # Lightning saves a checkpoint here at SLURM's signal. In a folder that runs share, each would resume from those of
+    # the others.
     job = job_folder()
     if job:
         arguments["default_root_dir"] = str(run.path / job)
@@ -50,14 +51,14 @@ def of_folder(options: Namespace, run: RunFolder, version: str) -> dict[str, obj
 
 
 def of_other_gpu(options: Namespace) -> dict[str, object]:
-    """Return the arguments of a plan for GPUs of another machine: this one may have none."""
+    """Return the arguments of a plan for GPUs of another machine, which takes the CPU if this machine has no GPU."""
     if options.accelerator in ("gpu", "cuda") and not torch.cuda.is_available():
         return {"accelerator": "cpu"}
     return {}
 
 
 def of_logger(options: Mapping[str, object], version: str) -> dict[str, object]:
-    """Return the options of a TensorBoard or CSV logger; its default version is the version of the run."""
+    """Return the options of a TensorBoard or CSV logger, with an expanded path and by default the run's version."""
     completed = dict(options)
     if completed.get("save_dir"):
         completed["save_dir"] = str(expanded(str(completed["save_dir"])))
@@ -67,7 +68,7 @@ def of_logger(options: Mapping[str, object], version: str) -> dict[str, object]:
 
 
 def _with_progress_bar(options: Namespace) -> list[pl.Callback]:
-    """Return the callbacks. They show progress over the whole run, unless options set another bar or no bar."""
+    """Return the callbacks of the trainer, with `StepProgressBar` unless the options set another bar or none."""
     callbacks = options.callbacks or []
     if not isinstance(callbacks, list):
         callbacks = [callbacks]

@@ -1,4 +1,4 @@
-"""Checks trainer options and learning rates whose errors Lightning reports late or never."""
+"""Checks options of the trainer and learning rates that Lightning would refuse late or never."""
 
 import os
 from collections.abc import Iterator
@@ -13,22 +13,22 @@ from pytorch_lightning.utilities.exceptions import MisconfigurationException
 from lit_knn.common.errors import InputError
 from lit_knn.runs.names import Options
 
-# Lightning takes 0 for these counts of steps, and the training then fails or, below 0, counts wrongly.
+# Lightning accepts 0 and less for these counts. The training then fails, or counts wrongly.
 COUNTS = ("accumulate_grad_batches", "log_every_n_steps", "val_check_interval")
-# With 0 for these, their command would do nothing.
+# If one of these options is 0, the command beside it would do nothing.
 WORK = dict.fromkeys(("limit_train_batches", "max_steps", "max_epochs"), "fit")
 WORK |= {"limit_val_batches": "validate", "limit_predict_batches": "predict"}
 PRECISIONS = ("32-true", "32", "16-mixed", "16", "bf16-mixed", "bf16")
-# Lightning's trainer refuses its options with these errors.
+# The errors by which Lightning's trainer refuses its options.
 REFUSALS = (ValueError, RuntimeError, TypeError, ImportError, MisconfigurationException)
 NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")
 
 
 def check(options: Options, command: str | None) -> None:
-    """Refuse options of a command that Lightning would refuse late or never.
+    """Raise InputError for the first option of a command that Lightning would refuse late or never.
 
     Args:
-        options: those of the command, as plain dictionaries.
+        options: the options of the command, as plain dictionaries.
         command: name of the command; None if only the objects are made, for a training.
     """
     trains = command in (None, "plan")
@@ -37,7 +37,7 @@ def check(options: Options, command: str | None) -> None:
 
 
 def check_trainer_options(options: Options, command: str) -> None:
-    """Refuse the first option of the trainer that is out of its range."""
+    """Raise InputError for the first option of the trainer that is out of its range."""
     for name, its_command in WORK.items():
         if command == its_command and options.get(name) == 0:
             raise InputError(f"trainer.{name} must be above 0: {command} would do nothing")
@@ -48,7 +48,8 @@ def check_trainer_options(options: Options, command: str) -> None:
             raise InputError(f"trainer.{name} must be at least 1, got {count}")
 
     clip = options.get("gradient_clip_val")
-    if clip is not None and not clip >= 0:  # Lightning would not clip at all, or fail at NaN.
+    # Below 0 Lightning would not clip at all, and with NaN it would fail later. `not clip >= 0` is true of both.
+    if clip is not None and not clip >= 0:
         raise InputError(f"trainer.gradient_clip_val must be at least 0, got {clip}")
 
     precision = options.get("precision")
@@ -59,7 +60,7 @@ def check_trainer_options(options: Options, command: str) -> None:
 
 
 def warn_of_unused_gpu(options: Namespace) -> None:
-    """Warn if a run that takes any device is on the CPU, although the machine has an NVIDIA driver."""
+    """Warn if a run that may use any device is on the CPU although the machine has an NVIDIA driver."""
     if (
         options.accelerator in (None, "auto")
         and NVIDIA_DRIVER.exists()
@@ -71,7 +72,11 @@ def warn_of_unused_gpu(options: Namespace) -> None:
 
 
 def check_learning_rate(options: Options) -> None:
-    """Refuse options without effect: modules with `lr_ramp_up_images` set the learning rate at every step."""
+    """Raise InputError for two different learning rates, or a schedule that would have no effect.
+
+    A schedule needs an optimiser among the options. A module with `lr_ramp_up_images` sets the learning rate itself at
+    every step, and so undoes a schedule.
+    """
     model = _options_of("model", options)
     lr = model.get("lr")
     for part, name in (("optimizer", "lr"), ("lr_scheduler", "max_lr")):
@@ -92,13 +97,13 @@ def check_learning_rate(options: Options) -> None:
 
 
 def _options_of(part: str, options: Options) -> Options:
-    """Return the options of the class of a part; none if there is no class."""
+    """Return the options of the class that a part such as `model` names; an empty mapping if it names no class."""
     part_options: Options = (options.get(part) or {}).get("init_args") or {}
     return part_options
 
 
 def _about_tasks_of_slurm() -> str:
-    """Say which variables of SLURM do not fit. Lightning names options of a batch script."""
+    """Return words on the variables of SLURM that do not fit the trainer; Lightning names only options of a script."""
     names = ("SLURM_NTASKS", "SLURM_NTASKS_PER_NODE")
     known = " and ".join(f"{name}={os.environ[name]}" for name in names if name in os.environ)
     problem = f"the environment has {known}, which does not fit these options"
@@ -107,7 +112,7 @@ def _about_tasks_of_slurm() -> str:
 
 @contextmanager
 def explained(options: Namespace) -> Iterator[None]:
-    """Refuse trainer options with Lightning's reason, and name the values of the options for devices."""
+    """Turn Lightning's refusal of trainer options into an InputError, with the values of the options for devices."""
     try:
         yield
     except InputError:

@@ -1,4 +1,4 @@
-"""What must be the same on all ranks of a run, and in a run that is resumed."""
+"""Checks that all ranks of a run have the same options and data, and that a resumed run continues the same run."""
 
 import hashlib
 import json
@@ -16,8 +16,8 @@ from lit_knn.runs.optimiser import optimisation
 from lit_knn.runs.run import data_autoencoder, find_reference
 
 Identity = dict[str, int | str]
-"""Numbers and names of the data, the ranks and the optimiser of a run."""
-# The count of batches means other images and other noise if one of these changes.
+"""What must stay the same when a run is resumed, by name, such as the seed, the batch size and a hash of the data."""
+# Each batch would get other images or other noise if one of these changed. The values are their names in messages.
 MUST_AGREE = {
     "ranks": "ranks (trainer.devices times trainer.num_nodes)",
     "seed": "--seed_everything",
@@ -29,10 +29,10 @@ MUST_AGREE = {
     "labels": "class labels with the hash",
     "autoencoder": "--data.autoencoder",
 }
-# So many digits tell data sets apart.
+# This many digits of a hash are enough to distinguish data sets.
 HASH_DIGITS = 16
-# With other values of these options of the trainer, ranks would wait for each other, or train
-# other weights.
+# If ranks had different values of these options of the trainer, they would wait for each other forever, or train
+# different weights.
 SAME_ON_RANKS = (
     "max_steps",
     "max_epochs",
@@ -44,12 +44,12 @@ SAME_ON_RANKS = (
 
 
 class SameRun(pl.Callback):
-    """Refuses ranks with other options or data, and a checkpoint of another run.
+    """Refuses a run whose ranks have different options or data, and a checkpoint of another run.
 
-    Checkpoints hold the identity of their run.
+    For this, it writes the identity of the run into each checkpoint.
 
     Args:
-        estimators: those of the training, by the names of their options.
+        estimators: the estimators of the training, by the names of their options.
     """
 
     def __init__(self, estimators: Mapping[str, Estimator]) -> None:
@@ -59,32 +59,36 @@ class SameRun(pl.Callback):
     def on_load_checkpoint(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: Content
     ) -> None:
-        """Refuse a checkpoint of another run."""
+        """Raise InputError if a training is resumed from a checkpoint of another run."""
         if trainer.state.fn == TrainerFn.FITTING:
             check_same_run(checkpoint, describe_run(trainer, pl_module))
             self._loaded_step = checkpoint["global_step"]
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Refuse ranks that differ in data, optimiser, or the options of model and trainer."""
-        same: dict[str, object] = {**describe_run(trainer, pl_module), **optimisation(trainer)}
-        same["step"] = self._loaded_step
+        """Raise InputError if ranks differ in data, optimiser, or the options of model and trainer."""
+        description: dict[str, object] = {
+            **describe_run(trainer, pl_module),
+            **optimisation(trainer),
+        }
+        description["step"] = self._loaded_step
 
         options = dict(pl_module.hparams)
         for option, estimator in self._estimators.items():
-            part = estimator.estimator if isinstance(estimator, ByClass) else estimator
-            options |= flat_settings(option, part)
+            # A class-conditional module wraps its estimators. The options are those of the estimator inside.
+            named = estimator.estimator if isinstance(estimator, ByClass) else estimator
+            options |= flat_settings(option, named)
         for name, value in options.items():
             if isinstance(value, (bool, int, float, str)):
-                same[name] = value
+                description[name] = value
 
         for name in SAME_ON_RANKS:
-            same[name] = getattr(trainer, name)
-        check_ranks(same)
+            description[name] = getattr(trainer, name)
+        check_ranks(description)
 
     def on_save_checkpoint(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: Content
     ) -> None:
-        """Save the identity of the run. Every rank must call it, see `describe_run`."""
+        """Write the identity of the run into the checkpoint. Every rank must call it, see `describe_run`."""
         checkpoint[RUN_KEY] = describe_run(trainer, pl_module) | optimisation(trainer)
 
 
@@ -93,10 +97,10 @@ def describe_run(
     pl_module: pl.LightningModule,
     datamodule: pl.LightningDataModule | None = None,
 ) -> Identity:
-    """Return what must stay the same when the run is resumed, as far as it is known.
+    """Return what must stay the same when the run is resumed, without what is not known of it.
 
-    All ranks get the same. Every rank must call it, because the hash of a sharded set is made of
-    the hashes of all ranks.
+    All ranks get the same result. Every rank must call it, because the hash of a sharded set is made
+    from the hashes of all ranks.
 
     Args:
         trainer: the trainer of the run.
@@ -114,16 +118,17 @@ def describe_run(
     }
     reference = find_reference(trainer)
     if reference is not None:
-        # The last bits of latents depend on the device and the number of threads.
-        images = getattr(datamodule, "image_reference", None) or reference
-        # A set in shards has another hash, and a run may go on with it.
-        hashed = "shards" if reference.sharded else "data"
+        # Of latents, the images are hashed: the last bits of latents depend on the device and the number of threads.
+        hashed_set = getattr(datamodule, "image_reference", None) or reference
+        # The same images have another hash in shards. It has a name of its own, so a run may go on with or without
+        # shards: only values of the same name are compared.
+        name_of_hash = "shards" if reference.sharded else "data"
         known["images"] = reference.N
-        known[hashed] = images.fingerprint()[:HASH_DIGITS]
+        known[name_of_hash] = hashed_set.fingerprint()[:HASH_DIGITS]
 
-        coder = data_autoencoder(trainer)
-        if coder is not None:
-            settings = flat_settings("autoencoder", coder)
+        autoencoder = data_autoencoder(trainer)
+        if autoencoder is not None:
+            settings = flat_settings("autoencoder", autoencoder)
             known["autoencoder"] = json.dumps(settings, default=lambda part: type(part).__name__)
 
         if getattr(pl_module, "conditioning", None) and reference.labels is not None:
@@ -138,13 +143,17 @@ def describe_run(
 
 
 def check_same_run(checkpoint: Content, now: Identity) -> None:
-    """Refuse the first option that changes the meaning of the checkpoint's counts.
+    """Raise InputError if this run would give other images or noise to the batches after the checkpoint.
 
-    Noise is keyed by rank, and the order of the images by the size of all ranks' batches. So a run
-    on another number of ranks cannot repeat the uninterrupted one.
+    The noise depends on the rank, and the order of the images on the number of images in a batch of all
+    ranks. So a run on another number of ranks cannot continue the run of the checkpoint.
+
+    Args:
+        checkpoint: the content of the checkpoint.
+        now: the identity of this run.
     """
     before = checkpoint.get(RUN_KEY, {})
-    for name, what in MUST_AGREE.items():
+    for name, what in MUST_AGREE.items():  # A name is missing if its value was not known.
         if name in before and name in now and before[name] != now[name]:
             problem = f"the checkpoint is of a run with {what} {before[name]}, not {now[name]}"
             reason = "with another value its batches and noise would not continue"
@@ -152,9 +161,10 @@ def check_same_run(checkpoint: Content, now: Identity) -> None:
 
 
 def check_ranks(description: Mapping[str, object]) -> None:
-    """Raise InputError if another rank describes its run in another way.
+    """Raise InputError if the ranks describe their run differently. Every rank must call it.
 
-    Every rank must call it.
+    Args:
+        description: names and values that must be the same on all ranks.
     """
     descriptions = in_every_process(lambda: description)
     first = descriptions[0]
