@@ -119,7 +119,14 @@ def _folder_labels(files: Files) -> ImageLabels:
     folder_of = [name.partition("/")[0] for name in files.images]
     classes, labels = np.unique(folder_of, return_inverse=True)
     _check_all_have_images(files, where, set(classes))
+    if len(classes) == 1:
+        raise InputError(f"{where} need several folders, there is only {printable(classes[0])}")
+
+    # No option could choose between two classes of one name.
     names = [_composed(name) for name in classes.tolist()]
+    twice = sorted(name for name in set(names) if names.count(name) > 1)
+    if twice:
+        raise InputError(f"{where}: two folders have the name {printable(twice[0])}")
     return ImageLabels(labels.astype(np.int64), names)
 
 

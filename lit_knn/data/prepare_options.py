@@ -3,7 +3,7 @@
 import dataclasses
 from typing import TYPE_CHECKING
 
-from lit_knn.common.errors import InputError
+from lit_knn.common.errors import InputError, check_at_least
 from lit_knn.data.bad_images import BadImageError
 
 if TYPE_CHECKING:
@@ -27,6 +27,8 @@ class PrepareOptions:
     def __post_init__(self) -> None:
         from PIL import ImageColor
 
+        if self.size is not None:
+            check_at_least(1, **{"--size": self.size})
         if self.background != "white" and not self.rgb:
             raise InputError(f"--background {self.background} goes with --rgb")
         if len(ImageColor.getrgb(self.background)) != 3:

@@ -7,7 +7,7 @@ import os
 import sys
 from pathlib import Path
 
-from lit_knn.common.errors import InputError, printable
+from lit_knn.common.errors import InputError, check_at_least, printable
 from lit_knn.common.files import written_whole
 from lit_knn.data.bad_images import BadImageError, bad_images
 from lit_knn.data.decoded_blocks import decoded_blocks
@@ -76,6 +76,7 @@ def write_prepared(
     """Write the images of any source; the arguments are those of `prepare`."""
     out = npy_path(out)
     workers = (os.cpu_count() or 1) if workers is None else workers
+    check_at_least(1, **{"--workers": workers})
     if out.exists():
         return _finished(images, out)
 

@@ -40,8 +40,10 @@ class ImageNetwork(nn.Module):
                 advice = "give it; only a config of a run takes it from the data"
                 raise InputError(f"{name}: {option} is None: {advice}")
             # Otherwise a network without blocks, or one that always drops its labels, would be trained without a word.
-            if option == "blocks":
-                check_at_least(1, **{f"{name}: blocks": value})
+            if option in ("blocks", "channels"):
+                check_at_least(1, **{f"{name}: {option}": value})
+            if option == "multipliers" and (not value or min(value) < 1):
+                raise InputError(f"{name}: multipliers must be numbers from 1, got {list(value)}")
             if option in ("dropout", "label_dropout") and not 0 <= value < 1:
                 raise InputError(f"{name}: {option} must be in [0, 1), got {value}")
         super().__init__()

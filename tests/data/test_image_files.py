@@ -139,6 +139,18 @@ def test_all_bad_files_are_named_at_once(tmp_path):
     assert told.endswith("; and 4 more; lit-knn prepare --skip-bad leaves such files out")
 
 
+@pytest.mark.parametrize(
+    ("folders", "line"),
+    [
+        (["one"], "labels from folders need several folders, there is only one"),
+        (["\u00e9", "e\u0301", "b"], "two folders have the name \u00e9"),
+    ],
+)
+def test_one_folder_and_two_of_a_name_are_no_classes(tmp_path, folders, line):
+    files = {f"{name}/0.png": encoded(pixels(4, 4)) for name in folders}
+    assert line in refusal(read_image_files, write_folder(tmp_path / "s", files), True)
+
+
 @pytest.mark.filterwarnings("ignore:Duplicate name")
 @pytest.mark.parametrize("name", ["./a.png", ".\\a.png", "dataset.json"])
 def test_zip_that_holds_a_name_twice_is_refused(tmp_path, name):

@@ -440,6 +440,8 @@ def test_bad_inputs_are_named():
         ),
         (DDPMpp, {"image_size": None}, "DDPMpp: image_size is None: give it"),
         (UNet, {"blocks": 0}, "UNet: blocks must be at least 1, got 0"),
+        (UNet, {"channels": -4}, "UNet: channels must be at least 1, got -4"),
+        (UNet, {"multipliers": []}, "UNet: multipliers must be numbers from 1"),
         (UNet, {"dropout": 1.0}, r"UNet: dropout must be in \[0, 1\), got 1.0"),
         (ADM, {"label_dropout": 1.5}, r"ADM: label_dropout must be in \[0, 1\), got 1.5"),
         (
