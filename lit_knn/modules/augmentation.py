@@ -1,4 +1,4 @@
-"""EDM's non-leaky augmentation (Karras et al. 2022): random affine maps, with their parameters as network input."""
+"""EDM's non-leaky augmentation (Karras et al. 2022): random affine maps, whose parameters the network gets as input."""
 
 import math
 from typing import NamedTuple
@@ -83,8 +83,9 @@ class GeometricAugmentation:
         labels = torch.stack(columns, dim=1)
         warped = labels[:, 2:].ne(0).any(dim=1)
 
-        # Mixed precision would round the map but not the labels, and the two would disagree.
+        # Mixed precision would round the map but not the labels, so the labels would be those of another map.
         with torch.autocast(images.device.type, enabled=False):
+            # The map from the result back to the image, from which each pixel of the result is interpolated.
             back = _unstretch(scale, scale) @ _rotation(rotation)
             back = back @ _rotation(-axis) @ _unstretch(stretch, -stretch) @ _rotation(axis)
             theta = _theta(back, torch.stack([shift_x, shift_y], dim=1), images.shape[2:])
@@ -122,7 +123,13 @@ def check_labels(
 
 
 def _theta(back: Tensor, shift: Tensor, sides: torch.Size) -> Tensor:
-    """Compute v -> back·(v − shift·side) in `affine_grid`'s coordinates, (B, 2, 3); v is in pixels from the centre."""
+    """Return the map v -> back·(v − shift·side) in the coordinates of `affine_grid`, (B, 2, 3).
+
+    Args:
+        back: (B, 2, 2), a linear map of positions v in pixels from the centre, from the result to the image.
+        shift: (B, 2), in units of `SHIFT_STD` sides.
+        sides: height and width of the images.
+    """
     height, width = sides
     # In affine_grid's coordinates a side has length 2.
     scale = torch.stack([torch.full((), side / 2, device=back.device) for side in (width, height)])
@@ -131,9 +138,11 @@ def _theta(back: Tensor, shift: Tensor, sides: torch.Size) -> Tensor:
 
 
 def _unstretch(x: Tensor, y: Tensor) -> Tensor:
+    """Return the matrices that undo a scaling by 2^(SCALE_STD·x) and 2^(SCALE_STD·y) along the axes, (B, 2, 2)."""
     return torch.diag_embed((-SCALE_STD * torch.stack([x, y], dim=1)).exp2())
 
 
 def _rotation(angle: Tensor) -> Tensor:
+    """Return the matrices of rotations by angles (B,) in radians, (B, 2, 2)."""
     cos, sin = angle.cos(), angle.sin()
     return torch.stack([torch.stack([cos, -sin], 1), torch.stack([sin, cos], 1)], 1)

@@ -1,4 +1,4 @@
-"""The average of the weights of a training, with a few launches a step and without reading from the device."""
+"""The moving average of a training's weights, updated with few GPU kernels a step and without waiting for the GPU."""
 
 from collections import defaultdict
 from collections.abc import Callable
@@ -29,7 +29,7 @@ class MovingAverage(AveragedModel):
 
     @torch.no_grad()
     def update_parameters(self, model: nn.Module) -> None:
-        """Move the average towards the values of `model`. All tensors of a type share a few launches."""
+        """Move the average towards the values of `model`. All tensors of one number type share a few GPU kernels."""
         averages = _values_by_type(self.module)
         currents = _values_by_type(model)
         first = self.n_averaged.item() == 0

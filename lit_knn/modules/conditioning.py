@@ -38,7 +38,7 @@ class Conditioning:
         net: its network, or the `Network` that samples; it has `num_classes` if it knows classes.
         class_conditional: whether the model gets labels.
         sampling_class: class of all samples, by name or by number; None draws one for each seed. A
-            name wins over a number. If a name of a class is a number, other numbers are refused.
+            name wins over a number. If the name of any class is a number, only names are accepted.
         label_dropout: probability of training an item without its class.
 
     Attributes:
@@ -74,7 +74,8 @@ class Conditioning:
         self.num_classes = num_classes
         self._net = net
         self._sampling_class = None if sampling_class is None else str(sampling_class)
-        if not num_classes:  # The names come later, from the data or a checkpoint.
+        # Called for the error that a class raises here. Names of classes come later, from the data or a checkpoint.
+        if not num_classes:
             self.chosen_class()
 
     def __bool__(self) -> bool:
@@ -86,7 +87,7 @@ class Conditioning:
         return getattr(self._net, "class_names", None)
 
     def chosen_class(self) -> int | None:
-        """Return the number of the class of all samples, or None.
+        """Return the number of the class of all samples, or None if `sampling_class` is None.
 
         Raises InputError if there is no such class.
         """
@@ -132,16 +133,17 @@ class Conditioning:
             name_classes(self._net, class_names)
 
         self._warn_of_hidden_names()
-        self.chosen_class()  # An unknown name is refused before the work.
+        self.chosen_class()  # Called for the InputError that an unknown name raises.
 
     def _check_labels(self, labels: list[int]) -> None:
-        """Raise InputError if the labels of the data, ascending, are not those of the classes.
+        """Raise InputError if the labels of the data, ascending, are not 0 to `num_classes` − 1.
 
-        With more classes than the data, samples would be of classes that do not exist.
+        A network with more classes than the data would also draw samples of classes that do not exist.
         """
         if labels == list(range(self.num_classes)):
             return
 
+        # The problem is a gap in the labels, if there is one; otherwise it is their number.
         advice = f"give it {len(labels)}"
         for label in range(labels[-1]):
             if label not in labels:
@@ -151,7 +153,7 @@ class Conditioning:
         raise InputError(f"{problem}, but the net has num_classes={self.num_classes}: {advice}")
 
     def _warn_of_hidden_names(self) -> None:
-        """Warn if no class is chosen, and the command line reads the name of one as no class."""
+        """Warn of a class called "null" or the like, which the command line reads as None, if no class is chosen."""
         for name in self.class_names or ():
             if name in NULLS and self._sampling_class is None:
                 option = f"--model.sampling_class \"'{name}'\""
@@ -159,7 +161,7 @@ class Conditioning:
                 rank_zero_warn(f"{hidden}; the class {name} is {option}")
 
     def check_guidance(self, guidance: float) -> None:
-        """Raise InputError if the model has no classes to guide to, or is never trained without them."""
+        """Raise InputError if the model has no classes to guide to, or was never trained without classes."""
         check_guidance(guidance, self.num_classes, self.drops_labels)
 
     def take_over(self, description: Content, trains: bool) -> None:

@@ -1,4 +1,4 @@
-"""Counts the images and batches of a training, also over its resumed parts."""
+"""Counts the images and batches of a training, which go on over resumed runs."""
 
 from typing import TYPE_CHECKING
 
@@ -42,7 +42,7 @@ class TrainingCounts(pl.Callback):
     def on_train_batch_start(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: object, batch_idx: int
     ) -> None:
-        """Count the images of the batch, over all ranks. The step of the batch counts them, too."""
+        """Add the images of the batch, over all ranks, to those of the training and to those of this optimiser step."""
         module = self._module
         if trainer.global_step > self._step:
             self._step = trainer.global_step
@@ -51,7 +51,7 @@ class TrainingCounts(pl.Callback):
         images = len(split_batch(batch)[0]) * trainer.world_size
         module.images_of_step += images
         module.images_seen += images
-        # A number would be copied to the device.
+        # Lightning would copy a number to the device, but keeps a tensor where it is.
         module.log("train/images_seen", torch.tensor(float(module.images_seen)))
 
     def on_train_batch_end(
@@ -62,12 +62,12 @@ class TrainingCounts(pl.Callback):
         batch: object,
         batch_idx: int,
     ) -> None:
-        """Count the batch, whose step, if any, is done."""
+        """Count the batch. If it ended an optimiser step, this step is done."""
         self._module.batches_done += 1
         self._images_of_whole_batches = self._module.images_seen
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Leave the number of steps to what uses the module after the training."""
+        """Store the number of steps in the module, for uses of it after the training."""
         self._module.loaded_step = trainer.global_step
 
     def on_save_checkpoint(

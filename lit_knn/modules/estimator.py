@@ -1,4 +1,4 @@
-"""An estimator replaces the trained model: `validate` measures estimators, `predict` samples with one."""
+"""A module with an estimator in place of a trained model: `validate` measures estimators, `predict` draws samples."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -54,6 +54,7 @@ class LitEstimator(pl.LightningModule):
         with prefixed("LitEstimator"):
             check_positive(sampling_steps=sampling_steps)
             self.grid = NoiseGrid(sigma_min, sigma_max, rho)
+            # Called for the InputError that it raises if the grid cannot have so many steps.
             self.grid.descending(sampling_steps)
             self.process = EDM_PROCESS if process is None else process
             check_process(self.process, self.grid)
@@ -90,7 +91,7 @@ class LitEstimator(pl.LightningModule):
 
     @torch.no_grad()
     def sample(self, seeds: Sequence[int] | Tensor, num_steps: int | None = None) -> Tensor:
-        """Use EDM's deterministic Heun sampler, by default with `sampling_steps`.
+        """Draw one image per seed with EDM's deterministic Heun sampler: (B, *shape), by default in `sampling_steps`.
 
         With a random estimator an image also depends on the estimator's draws, and so on the batch.
         """

@@ -9,7 +9,7 @@ from lit_knn.runs.intervals import IntervalCallback
 
 
 def check_finite(loss: Tensor, t: Tensor, step: int) -> None:
-    """Refuse a loss that is not finite, at once on the CPU, and later on a GPU, see `refuse`.
+    """Raise NonFiniteLossError for a loss that is not finite: at once on the CPU, and later on a GPU, see `refuse`.
 
     Args:
         loss: (B,).
@@ -30,9 +30,9 @@ def check_finite(loss: Tensor, t: Tensor, step: int) -> None:
 
 
 class FiniteLoss(IntervalCallback):
-    """Raises what the checks of a training have noted on a GPU: at each log, before a validation, and at the end.
+    """Raises the errors that the checks have noted on a GPU: at each log, before a validation, and at the end.
 
-    The module reads them before it adds to a checkpoint, which is then not written.
+    The module itself raises them before a checkpoint is written.
 
     Args:
         checks: those of the training.

@@ -1,4 +1,4 @@
-"""Checks of a network and of a checkpoint before a training: the first image, and whether the weights mean the same."""
+"""Checks before a training: that the network accepts an image, and that the weights of a checkpoint fit the network."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -23,7 +23,7 @@ def try_blank_image(
     shape: tuple[int, ...],
     device: torch.device,
 ) -> None:
-    """Evaluate a network on one blank image.
+    """Evaluate a network on one blank image, to find errors before the training.
 
     Args:
         evaluate: the network, a function of z (B, *shape) and the noise level (B,).
@@ -35,7 +35,8 @@ def try_blank_image(
     """
     blank = torch.zeros(1, *shape, device=device)
     level = torch.ones(1, device=device)
-    # A compiled net would take minutes for one image, and later take batches for tensors of varying size.
+    # A compiled net would be compiled for this one image, which takes minutes. The batches of the training would then
+    # be compiled for varying sizes.
     eager = torch.compiler.set_stance("force_eager")
 
     try:
@@ -43,7 +44,7 @@ def try_blank_image(
             output = evaluate(blank, level)
     except InputError:
         raise
-    # The net may be a user's.
+    # The net may be a user's, which may raise anything.
     except Exception as error:
         if is_out_of_memory(error):
             raise
@@ -56,12 +57,12 @@ def try_blank_image(
 
 
 def check_preconditioning(owner: str, saved: Mapping[str, Any], **options: float) -> None:
-    """Raise InputError for the first option that differs from the one among a checkpoint's options, if it is there.
+    """Raise InputError for the first option of the module that has another value in the checkpoint.
 
     Args:
         owner: class of the module.
-        saved: the options of the checkpoint.
-        options: those of the module.
+        saved: the options of the checkpoint. It may lack some, which are not compared.
+        options: the options of the module.
     """
     for name, value in options.items():
         if saved.get(name, value) != value:
@@ -89,6 +90,7 @@ def check_architecture(
 
 
 def _shape_of(state: Mapping[str, Tensor], name: str) -> tuple[int, ...] | str:
+    """Return the shape of a parameter, or "absent"."""
     if name not in state:
         return "absent"
     return tuple(state[name].shape)

@@ -1,7 +1,8 @@
 """Power-function averages of the weights of a training (EDM2, arXiv 2312.02696).
 
-Over the training time (0, T] they weight the weights θ(t) by the profile p(t) = (γ+1)·t^γ / T^(γ+1). An average is
-named by its relative length σ_rel, the standard deviation of its profile divided by T. Times are images seen.
+Such an average is ∫ p(t)·θ(t) dt over the training time (0, T], with the network's weights θ(t) and the profile
+p(t) = (γ+1)·t^γ / T^(γ+1). An average is named by its relative length σ_rel, the standard deviation of its profile
+divided by T. Times are numbers of images seen.
 """
 
 from collections.abc import Sequence
@@ -30,7 +31,8 @@ def exponent(length: float) -> float:
         raise InputError(
             f"a relative length must be above 0 and at most {LONGEST}, the plain mean; got {length}"
         )
-    t = length**-2  # (γ+2)² (γ+3) = t·(γ+1)
+    # Squared, the equation is (γ+2)² (γ+3) = t·(γ+1), a polynomial equation whose largest root is γ.
+    t = length**-2
     return max(float(np.roots([1, 7, 16 - t, 12 - t]).real.max()), 0.0)
 
 

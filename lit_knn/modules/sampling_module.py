@@ -54,7 +54,7 @@ class SamplingModule(pl.LightningModule):
 
     @property
     def step(self) -> int:
-        """Number of optimiser steps taken. Outside a fit, this is the number of the fit or checkpoint before."""
+        """Number of optimiser steps taken. Outside a fit, it is that of the last fit or of the loaded checkpoint."""
         return self.trainer.global_step if self.trainer.state.fn == "fit" else self.loaded_step
 
     # The image shape
@@ -103,7 +103,8 @@ class SamplingModule(pl.LightningModule):
     # Checkpoints
 
     def on_save_checkpoint(self, checkpoint: Content) -> None:
-        """Save what sampling needs, and the images seen, unless a callback has saved those of whole batches."""
+        """Save what sampling needs, and the number of images seen."""
+        # In a training a callback has already saved the images of whole batches, and this number stays.
         checkpoint.setdefault("images_seen", self.images_seen)
         checkpoint["image_shape"] = self.image_shape
         if self.image_shape is not None:
@@ -120,7 +121,7 @@ class SamplingModule(pl.LightningModule):
         check_architecture(self.state_dict(), checkpoint.get("state_dict", {}), kind)
 
     def on_load_checkpoint(self, checkpoint: Content) -> None:
-        """Load the counts. Refuse a checkpoint as `check_checkpoint` does, before its weights are loaded."""
+        """Load the counts and the image shape. Before that, `check_checkpoint` refuses weights that do not fit."""
         self.check_checkpoint(checkpoint)
         trains = self._trainer is not None and self.trainer.state.fn == "fit"
         self.conditioning.take_over(checkpoint.get(MODEL_KEY, {}), trains)

@@ -1,4 +1,4 @@
-"""Equal dropout masks for two evaluations of a network, as consistency models need them."""
+"""Gives two evaluations of a network the same dropout masks, as the training of consistency models needs."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,7 +10,7 @@ from lit_knn.common.rng import keyed_default_rng, rng_state
 
 
 class SharedDropout:
-    """Seeds the default generator of a device in the same way for student and teacher.
+    """Seeds a device's default generator in the same way for each evaluation, here the student's and the teacher's.
 
     Args:
         device: the device of the network.
@@ -30,6 +30,7 @@ class SharedDropout:
         """
         with keyed_default_rng(self._device, *self._key):
             yield
+            # Equal states at the end mean that both drew equally many numbers.
             state = rng_state(self._device)
 
         if self._state not in (None, state):

@@ -14,10 +14,10 @@ from lit_knn.theory.noise import LINEAR_PROCESS, Process
 class TimeDistribution(TimeSpan, ABC):
     """A distribution of times τ, cut to low <= τ <= high. A subclass implements `cdf` and its inverse, `quantile`.
 
-    The ends keep float32 exact enough: a velocity is (z − μ)/τ, so rounding of z, 6e-8, becomes 6e-8/τ. That is 6e-4 at
-    τ = 1e-4. At τ = 1 the noise level σ = τ/(1 − τ) is infinite and z has no trace of x. Nothing is clamped: the
-    distribution is cut, so it has no mass outside its ends. A sampler starts at `high` and evaluates no time below
-    `low`.
+    The lower end keeps float32 exact enough: a velocity is (z − μ)/τ, so the rounding of z, 6e-8, becomes 6e-8/τ, which
+    is 6e-4 at τ = 1e-4. The upper end is below 1, because at τ = 1 the noise level σ = τ/(1 − τ) is infinite and z has
+    no trace of x. Times outside the ends are not moved to the ends, but have probability 0. A sampler starts at `high`
+    and evaluates no time below `low`.
 
     Args:
         low: smallest time, above 0.
@@ -31,6 +31,7 @@ class TimeDistribution(TimeSpan, ABC):
             raise InputError(
                 f"{type(self).__name__}: there is no probability between low={low} and high={high}"
             )
+        # The probability below `low`, and between the ends, before the cut.
         self._before, self._mass = before, after - before
 
     process: Process = LINEAR_PROCESS
@@ -38,11 +39,11 @@ class TimeDistribution(TimeSpan, ABC):
 
     @abstractmethod
     def cdf(self, tau: Tensor) -> Tensor:
-        """Probability of a time below `tau`, before the cut; elementwise, float64."""
+        """Return the probability of a time below `tau`, before the cut; elementwise, float64."""
 
     @abstractmethod
     def quantile(self, probability: Tensor) -> Tensor:
-        """The time below which there is `probability`, before the cut; elementwise, float64."""
+        """Return the time below which a time is with this probability, before the cut; elementwise, float64."""
 
     def draw(self, size: int, generator: torch.Generator) -> Tensor:
         """Draw times, (size,) float64, on the generator's device."""

@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 
 
 def training_callbacks(module: "EstimatorTraining", trainer: pl.Trainer) -> list[pl.Callback]:
-    """Return what a training does besides its steps.
+    """Return the callbacks that every training has.
 
     They run after the callbacks of the trainer, and before those that save checkpoints.
     """
     device = trainer.strategy.root_device
     return [
-        # Refuse what would train something else.
+        # Refuse to resume a run with options that would make it another training.
         SameRun(module.estimators),
         ResumedOptimiser(),
         FiniteLoss(module.checks),
@@ -33,7 +33,7 @@ def training_callbacks(module: "EstimatorTraining", trainer: pl.Trainer) -> list
         TrainingLog(module.level_range, device, module.interval_metrics),
         # Average the weights; validation and checkpoints use the average.
         Averaging(device, module.average_decay),
-        # Count the batch when all others have seen it. Then it may be the last one.
+        # Count the batch when all other callbacks have seen it. Only then may an interruption end the training.
         TrainingCounts(module),
         Interruption(),
     ]

@@ -10,6 +10,7 @@ from torch import Tensor
 from lit_knn.runs.intervals import IntervalCallback
 from lit_knn.sampling.noise_grid import LevelRange
 
+# Number of bands of noise levels by which losses are logged.
 NOISE_BANDS = 4
 
 
@@ -58,7 +59,7 @@ class TrainingLog(IntervalCallback):
         super().on_train_batch_end(trainer, pl_module, outputs, batch, batch_idx)
 
     def at_interval(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Log the averages, and begin new ones."""
+        """Log the averages since the last log, and begin new ones."""
         lr = trainer.optimizers[0].param_groups[0]["lr"]
         pl_module.log_dict({"train/lr": lr, **self._interval_metrics(), **self._losses_by_band()})
         self._sums.zero_()

@@ -7,7 +7,7 @@ from lit_knn.reference.reference_set import ReferenceSet
 
 
 def classes_of(reference: ReferenceSet) -> dict[int, ReferenceSet]:
-    """Return one reference set per class, by ascending label. The whole set keeps them and moves them to its device.
+    """Return one reference set per class, by ascending label. The whole set keeps them, and moves them when it moves.
 
     The images of a class are a view if they are consecutive, as in data sorted by class. Otherwise they are copied, and
     all classes together take as much memory as the set itself. Each class has its own index, with the settings of the
@@ -20,6 +20,7 @@ def classes_of(reference: ReferenceSet) -> dict[int, ReferenceSet]:
     if labels is None:
         raise InputError("the reference set has no labels, so it has no classes")
     if reference.classes is None:
+        # The labels of mirror images, which come last, are left out: each class mirrors its images itself.
         rows = rows_by_label(labels[: len(reference.images)])
         classes = {}
         for label, rows_of_class in rows.items():

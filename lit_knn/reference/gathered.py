@@ -1,4 +1,4 @@
-"""Drawn images of a batch: gathered in pieces that fit a processor's cache, or read in place on CUDA."""
+"""The drawn images of a batch: copied in pieces that fit a processor's cache, or read where they are stored on CUDA."""
 
 import functools
 import warnings
@@ -33,20 +33,20 @@ class Gathered(NamedTuple):
         return self.x.shape[1]
 
     def sq_dist(self, z: Tensor) -> Tensor:
-        """‖z − x‖² from z (b, *shape) to each image: (b, p), float64."""
+        """Return ‖z − x‖² from each z (b, *shape) to its images: (b, p), float64."""
         return direct_sq_dist(z, self.x if self.warp is None else self.warp.apply(self.x))
 
     def mean(self, weights: Tensor) -> Tensor:
-        """Σ_i w_i x_i, (b, *shape), for weights (b, p) whose rows sum to 1."""
+        """Return Σ_i w_i x_i, (b, *shape), for weights (b, p) whose rows sum to 1."""
         return centred_sum(weights, self.x)
 
     def deviation(self, weights: Tensor, centre: Tensor) -> Tensor:
-        """Σ_i w_i (x_i − c), (b, *shape), for weights (b, p) and c (b, *shape)."""
+        """Return Σ_i w_i (x_i − c), (b, *shape), for weights (b, p) and the centre c (b, *shape)."""
         return weighted_deviation(weights, self.x, centre)
 
 
 class Stored(NamedTuple):
-    """Drawn images that stay in a local set on CUDA. Each method reads every image once."""
+    """Drawn images that stay in a set on CUDA. Each method, as in `Gathered`, reads every image once."""
 
     reference: ReferenceSet
     ids: Tensor  # (b, n), the images of each row
@@ -60,6 +60,7 @@ class Stored(NamedTuple):
         sq_dist = compiled(stored_sq_dist)(self.reference.images, self.reference.hflip, self.ids, z)
         if self.source is None:
             return sq_dist
+        # The source has the first column.
         return torch.cat([direct_sq_dist(z, self.source.unsqueeze(1)), sq_dist], 1)
 
     def mean(self, weights: Tensor) -> Tensor:
@@ -71,7 +72,7 @@ class Stored(NamedTuple):
         return centre.double() + self.deviation(weights, centre)
 
     def deviation(self, weights: Tensor, centre: Tensor) -> Tensor:
-        """Σ_i w_i (x_i − c), see `Gathered.deviation`. A source has the first column of the weights."""
+        """Return Σ_i w_i (x_i − c), see `Gathered.deviation`. A source has the first column of the weights."""
         stored = self.reference
         of_stored = weights if self.source is None else weights[:, 1:]
         total = compiled(stored_deviation)(
@@ -121,17 +122,19 @@ def gathered_images(
 
 
 def _pieces(used: Tensor, p: int, d: int) -> list[tuple[Tensor, int]]:
-    """Group rows with similar numbers of used places. Returns the rows of each piece, and the largest number.
+    """Group rows with similar numbers of used places. Returns the rows of each piece, and the largest of their numbers.
 
-    The images of a piece, p of dimension d in a row, take at most `GATHER_BYTES`. On a GPU all p places count, because
-    the host would wait for their number. An empty batch has one empty piece, so that callers can join the results.
+    The images of a piece take at most `GATHER_BYTES`, if it has more than one row. On a GPU all places count as used,
+    because the CPU would have to wait for their number. An empty batch has one empty piece, so that callers can join
+    the results.
+    `used` (B,) counts the used places of each row, `p` all places of a row, and `d` is the dimension of an image.
     """
     B = len(used)
     order = used.argsort()
-    images = GATHER_BYTES // (4 * d)
+    most_images = GATHER_BYTES // (4 * d)
     if used.is_cuda:
         sizes = [p] * B
-        images = GPU_FACTOR * GATHER_BYTES // (4 * d)
+        most_images = GPU_FACTOR * GATHER_BYTES // (4 * d)
     else:
         sizes = used[order].tolist()
 
@@ -141,7 +144,9 @@ def _pieces(used: Tensor, p: int, d: int) -> list[tuple[Tensor, int]]:
     pieces = []
     start = 0
     for stop in range(1, B + 1):
-        if stop == B or sizes[stop] > 2 * sizes[start] or (stop + 1 - start) * sizes[stop] > images:
+        # The rows are sorted, so the next row would be the largest of the piece, and all its rows get as many places.
+        is_full = stop == B or (stop + 1 - start) * sizes[stop] > most_images
+        if is_full or sizes[stop] > 2 * sizes[start]:
             pieces.append((order[start:stop], sizes[stop - 1]))
             start = stop
     return pieces
@@ -149,7 +154,7 @@ def _pieces(used: Tensor, p: int, d: int) -> list[tuple[Tensor, int]]:
 
 @functools.cache
 def can_compile(device: torch.device) -> bool:
-    """Try PyTorch's compiler, which needs a C compiler and Python's headers; warn if it fails."""
+    """Return whether PyTorch's compiler works, which needs a C compiler and Python's headers. Warns if it does not."""
     try:
         torch.compile(lambda x: x + 1)(torch.ones(2, device=device))
     except Exception as error:
@@ -162,7 +167,7 @@ def can_compile(device: torch.device) -> bool:
 
 
 def stored_sq_dist(images: Tensor, hflip: bool, ids: Tensor, z: Tensor) -> Tensor:
-    """‖z − x‖² from each z to stored images: (B, n), float64.
+    """Return ‖z − x‖² from each z to its stored images: (B, n), float64.
 
     Args:
         images: (N, *shape), as they are stored.
@@ -177,7 +182,7 @@ def stored_sq_dist(images: Tensor, hflip: bool, ids: Tensor, z: Tensor) -> Tenso
 def stored_deviation(
     images: Tensor, hflip: bool, ids: Tensor, weights: Tensor, centre: Tensor
 ) -> Tensor:
-    """Σ_i w_i (x_i − c) of stored images, (B, *shape).
+    """Return Σ_i w_i (x_i − c) of stored images, (B, *shape).
 
     Args:
         images: (N, *shape), as they are stored.

@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 
 class ImageSet:
-    """Images (or any vectors), stored in their own type and given as float32 in model space.
+    """Images (or any vectors), stored in their own type and returned as float32 in model space.
 
     `ReferenceSet` explains the arguments and attributes.
     """
@@ -37,7 +37,7 @@ class ImageSet:
         sha256: str | None,
     ) -> None:
         if isinstance(images, RowView):
-            # A view has what this class uses of a tensor.
+            # A view has those attributes and methods of a tensor that this class uses.
             tensor = cast(Tensor, images)
         else:
             tensor = torch.as_tensor(images).detach()
@@ -59,16 +59,16 @@ class ImageSet:
         return self.images.device
 
     def cached(self, key: Hashable, make: Callable[[], T]) -> T:
-        """Return the result of `make`, computed once.
+        """Return the result of `make`, which is called only the first time and stored under `key`.
 
-        A move of the images to another device discards it.
+        A move of the images to another device discards the result.
         """
         if key not in self._cache:
             self._cache[key] = make()
         return self._cache[key]
 
     def fingerprint(self, mirrored: bool = True) -> str:
-        """Hash the images and `hflip`; with mirrored=False, the same set with hflip=False."""
+        """Return a hash of the images and of `hflip`. With mirrored=False, `hflip` counts as False."""
         if self._sha256 is None:
             digest = hashlib.sha256()
             for rows in self.images.split(4096):
@@ -96,10 +96,7 @@ class ImageSet:
         return self.take(ids)
 
     def take(self, ids: Tensor) -> Tensor:
-        """Gather images like `gather`, but do not check that ids are in [0, N).
-
-        The check waits for the GPU.
-        """
+        """Gather images like `gather`, without the check that ids are in [0, N), because the check waits for a GPU."""
         return images_of(self.images, self.hflip, ids)
 
     def chunks(self, rows: int, mirrored: bool = True) -> Iterator[tuple[int, Tensor]]:
@@ -107,7 +104,7 @@ class ImageSet:
 
         Args:
             rows: the largest number of images of a chunk.
-            mirrored: stream the mirror images of hflip, too, after all others.
+            mirrored: whether to stream the mirror images of `hflip`, too, after all others.
 
         Yields:
             The first id and the images (c, *shape), float32, model space.
@@ -121,9 +118,9 @@ class ImageSet:
     def share(
         self, rank: int, ranks: int, rows: int, mirrored: bool = True
     ) -> Iterator[tuple[Tensor, Tensor]]:
-        """Stream the share of one process when several split all images.
+        """Stream the share of one process, when several processes split all images among them.
 
-        Each image belongs to one rank.
+        Each image is in the share of exactly one rank.
 
         Args:
             rank: number of the process.
@@ -134,6 +131,7 @@ class ImageSet:
         Yields:
             Ids (c,) and images (c, *shape), as `chunks`.
         """
+        # Whole chunks go to the ranks in turn.
         for number, (start, x) in enumerate(self.chunks(rows, mirrored)):
             if number % ranks == rank:
                 yield torch.arange(start, start + len(x), device=self.device), x

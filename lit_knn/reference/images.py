@@ -1,4 +1,4 @@
-"""Images as a reference set stores them: what is checked, and how they get into model space."""
+"""Images as a reference set stores them: how they are checked, and how they are converted to model space."""
 
 import math
 from collections.abc import Iterator
@@ -9,6 +9,7 @@ from torch import Tensor
 
 from lit_knn.common.errors import InputError
 
+# Bytes of float32 images that are converted at a time.
 CHUNK_BYTES = 64 * 2**20
 # float32 could not hold the squared distances of larger values.
 LARGEST_VALUE = 1e15
@@ -54,18 +55,15 @@ def stored_chunks(images: Tensor, rows: int) -> Iterator[tuple[int, Tensor]]:
 
 
 def chunk_rows(d: int) -> int:
-    """Return how many images of dimension d are converted to float at a time.
-
-    Building an index and streaming the images use this number.
-    """
+    """Return how many images of dimension d are converted to float32 at a time, in a pass over all images."""
     return max(CHUNK_BYTES // (4 * d), 1)
 
 
-# What is checked when a set is made
+# Checks of the arguments of a set
 
 
 def check_images(images: Tensor, hflip: bool) -> None:
-    """Refuse images of a shape or type that a reference set cannot hold, or cannot mirror."""
+    """Raise InputError for images of a shape or type that a reference set cannot hold, or cannot mirror."""
     if images.ndim < 2 or images.numel() == 0:
         raise InputError(f"images must be (N, *shape) with N >= 1, got shape {tuple(images.shape)}")
 
@@ -74,7 +72,7 @@ def check_images(images: Tensor, hflip: bool) -> None:
         advice = "give images as uint8, and other numbers as float32"
         raise InputError(f"images must be uint8 or float, got {images.dtype}; {advice}")
 
-    # Few values in the last axis, and many in the two before, are colours that come last.
+    # With at most 4 values in the last axis and more in the two before, the last axis must be the colours.
     channels_last = images.ndim == 4 and min(images.shape[1:3]) > 4 >= images.shape[3]
     if (hflip or pixels) and (images.ndim != 4 or channels_last):
         kind = "hflip=True needs images" if hflip else "uint8 images must be"
@@ -92,6 +90,7 @@ def largest_value(images: Tensor) -> float:
 
     largest = torch.stack(images.aminmax()).abs().max().item()
     if not math.isfinite(largest):
+        # The first row that is not finite everywhere.
         row = images.flatten(1).isfinite().all(1).int().argmin()
         raise InputError(f"images hold a value that is not finite (first in item {row})")
     return largest

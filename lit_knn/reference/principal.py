@@ -19,7 +19,7 @@ from lit_knn.reference.reference_set import ReferenceSet
 
 
 def components_of(reference: ReferenceSet, r: int) -> PrincipalComponents:
-    """Compute the r leading principal components from a seeded subset of the images.
+    """Return the r leading principal components, computed from a seeded subset of the images.
 
     All ranks use the components of the first rank, because other kinds of processors round differently and may find
     mirrored or rotated components.
@@ -48,7 +48,7 @@ def components_of(reference: ReferenceSet, r: int) -> PrincipalComponents:
 def projection_of(
     reference: ReferenceSet, r: int, dtype: torch.dtype = torch.float32
 ) -> Projection:
-    """Project all N images to principal components. Each rank projects the images of its shard.
+    """Return the coordinates of all N images in principal components. Each rank projects the images of its shard.
 
     Args:
         reference: the images.
@@ -76,15 +76,15 @@ class Covariance(NamedTuple):
 
 
 def covariance_of(reference: ReferenceSet) -> Covariance:
-    """Compute the covariance of all images in float64.
+    """Return the covariance of all images, computed in float64.
 
-    It costs N·d·min(N, d) multiplications and a decomposition of min(N, d)³, and holds 8·d·min(N, d) bytes.
+    It costs N·d·min(N, d) multiplications and a decomposition of min(N, d)³, and the set keeps 8·d·min(N, d) bytes.
     """
     return reference.cached("covariance", lambda: _covariance(reference))
 
 
 def _covariance(reference: ReferenceSet) -> Covariance:
-    """Decompose the images themselves if there are fewer of them than dimensions, else their products."""
+    """Compute the covariance: from the images themselves if there are at most d of them, else from their products."""
     mean = reference.sum() / reference.N
     chunks = (x.flatten(1).double() - mean for _, x in reference.chunks(chunk_rows(reference.d)))
     if reference.d >= reference.N:

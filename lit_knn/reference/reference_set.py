@@ -61,6 +61,7 @@ class ReferenceSet(ImageSet):
         super().__init__(images, hflip, labels, sha256)
         self.index_built = False
         self._index_shared = True  # whether all processes of a distributed run hold these images
+        # An unbuilt copy of the user's index, from which a set of one class gets its own.
         self._chosen_index = copy.copy(index)
         self.index = self._unbuilt_index() if index is None else index
 
@@ -87,6 +88,7 @@ class ReferenceSet(ImageSet):
         self._cache.clear()
         for part in (self.classes or {}).values():
             part.to(device)
+            # A view of the whole set's images becomes a view of the moved ones, which frees its own copy.
             if part._rows is not None:
                 part.images = self.images[part._rows]
         return self
@@ -102,7 +104,7 @@ class ReferenceSet(ImageSet):
             self.index_built = False
 
     def _unbuilt_index(self) -> Index:
-        """Copy the index that the user has chosen, or make the default one of the device."""
+        """Return a copy of the index that the user has chosen, or the default one of the device; neither is built."""
         if self._chosen_index is None:
             return default_index(self.device, self.images.dtype == torch.uint8)
         return copy.copy(self._chosen_index)
@@ -129,7 +131,7 @@ class ReferenceSet(ImageSet):
         return part
 
     def build_index(self, k: int = 1) -> None:
-        """Build the neighbour index if it is not built yet; refuse first what cannot find k neighbours.
+        """Build the neighbour index if it is not built yet. Raises InputError before if it could not find k neighbours.
 
         In a distributed run, every process must call this method if the index has a cache.
         """
@@ -139,7 +141,8 @@ class ReferenceSet(ImageSet):
 
     def _build_index(self, k: int) -> None:
         """Check and build the index, and move it to the device of the images."""
-        # An index holds the vectors of one set. Building it anew would change what another set finds.
+        # An index that another set has built holds the vectors of that set, and building it anew would change what that
+        # set finds. So this set builds a copy.
         if self.index.in_use:
             self.index = self._unbuilt_index()
         self.index.in_use = True
@@ -186,7 +189,7 @@ class ReferenceSet(ImageSet):
 
     @torch.no_grad()
     def _nearest(self, z: Tensor, k: int) -> tuple[Tensor, Tensor]:
-        """Search without checks. Without `hflip` there are at most as many columns as stored images."""
+        """Return what `search` returns, without its checks."""
         stored = len(self.images)
         k_stored = min(k, stored)
         if self.hflip:
@@ -203,10 +206,7 @@ class ReferenceSet(ImageSet):
         return self.index.locate(x.flatten(1).float())
 
     def fetch(self, ids: Tensor) -> tuple["ReferenceSet", Tensor]:
-        """Return a set that holds the images of `ids`, and their ids in that set.
-
-        That set needs no other ranks.
-        """
+        """Return a set that holds the images of `ids`, and their ids in that set. It needs no other ranks."""
         return self, ids
 
     def over_shards(
@@ -224,7 +224,7 @@ class ReferenceSet(ImageSet):
         return [answer.unsqueeze(0) for answer in function(self, *queries)]
 
     def of_all(self, rows: Tensor) -> Tensor:
-        """Join rows for the images of `local` to rows for all images of the set."""
+        """Return rows for all images of the set, given those for the images of `local`, (N, ...)."""
         return rows
 
     def of_first(self, values: Tensor) -> Tensor:

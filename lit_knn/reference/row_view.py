@@ -12,7 +12,7 @@ PIECE_BYTES = 64 * 2**20
 class RowView:
     """Some rows of a tensor, without a copy: for a `ReferenceSet` of a part of a mapped file.
 
-    It has what a `ReferenceSet` uses of a tensor. An index copies the rows it asks for.
+    It has those attributes and methods of a tensor that a `ReferenceSet` uses. `view[rows]` copies these rows.
 
     Args:
         images: (M, *shape), on the CPU.
@@ -42,7 +42,7 @@ class RowView:
         return RowView(self.images, self.rows[index])
 
     def index_select(self, dim: int, ids: Tensor) -> Tensor:
-        """Copy the rows of `ids`, (n,)."""
+        """Copy the rows of `ids`, (n,). `dim` must be 0, as the images are rows."""
         return self.images.index_select(dim, self.rows[ids])
 
     def split(self, size: int) -> Iterator[Tensor]:
@@ -51,7 +51,7 @@ class RowView:
             yield self[start : start + size]
 
     def to(self, device: torch.device) -> "Tensor | RowView":
-        """Copy the rows to another device; on their own device they stay where they are."""
+        """Copy the rows to another device. On the device where they are, the view itself is returned."""
         if device == self.device:
             return self
 

@@ -1,4 +1,4 @@
-"""How a neighbour index reads the stored images of one process, and finds mirror images, too."""
+"""Gives a neighbour index the stored images of one process, and searches mirror images with it, too."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -15,7 +15,7 @@ Find = Callable[[Tensor], tuple[Tensor, Tensor]]
 
 
 def vectors_of(images: Tensor, fingerprint: Callable[[], str], shared: bool) -> Vectors:
-    """Give an index the stored images as vectors in model space. Mirror images are not among them.
+    """Return the stored images as vectors in model space, for an index. Mirror images are not among them.
 
     Args:
         images: (N, *shape), as they are stored.
@@ -52,7 +52,7 @@ def search_mirrored(find: Find, z: Tensor, k: int, stored: int) -> tuple[Tensor,
     """
     queries = z.flatten(1).float(), z.flip(-1).flatten(1).float()
     if z.is_cuda:
-        # One search reads the vectors once.
+        # A single search reads the vectors only once.
         sq_dist, ids = find(torch.cat(queries))
         plain_sq_dist, mirrored_sq_dist = sq_dist.chunk(2)
         plain_ids, mirrored_ids = ids.chunk(2)

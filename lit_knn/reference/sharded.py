@@ -20,8 +20,8 @@ class ShardedReferenceSet(ReferenceSet):
     """A reference set split over the ranks. Each rank holds and searches one shard; estimators see the whole set.
 
     Exact search finds the same images as in the whole set. Each shard builds an approximate index with the same
-    settings: each list then holds fewer images, and every shard searches `nprobe` lists. Every rank holds the projected
-    coordinates of all images, N·r values.
+    settings: each list then holds fewer images, and every shard searches `nprobe` lists. If an estimator needs the
+    coordinates of all images in principal components, N·r values, every rank holds them.
 
     Ids count through the shards in the order of the ranks. All ranks must call its methods (but `share`) and every
     estimator equally often and in the same order, with any number of rows, even none. `search`, `gather` and `Exact`
@@ -105,7 +105,7 @@ class ShardedReferenceSet(ReferenceSet):
 
     def _nearest(self, z: Tensor, k: int) -> tuple[Tensor, Tensor]:
         """Search every shard, and merge the nearest images."""
-        # A shard may have fewer than k images, but all shards must give the same number of columns.
+        # A shard may have fewer than k images, but all must return as many columns, which are filled up.
         width = min(k, self._most)
 
         def nearest_of(part: ReferenceSet, queries: Tensor) -> tuple[Tensor, Tensor]:
@@ -118,6 +118,8 @@ class ShardedReferenceSet(ReferenceSet):
         return self._merged(nearest_of, z, k)
 
     def _stored_image(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Search every shard, because any of them may hold the image, and keep the nearest."""
+
         def image_of(part: ReferenceSet, queries: Tensor) -> tuple[Tensor, Tensor]:
             sq_dist, ids = part._stored_image(queries)
             return sq_dist, self._to_global(ids)
@@ -153,11 +155,11 @@ class ShardedReferenceSet(ReferenceSet):
         return torch.where(ids < 0, ids, shifted)
 
     def fetch(self, ids: Tensor) -> tuple[ReferenceSet, Tensor]:
-        """Bring the images of `ids` to this rank: a set of them, and their ids in it."""
-        # The rank that holds an image sends it in its stored type, once per call.
+        """Bring the images of `ids` to this rank. Returns a set of them, and their ids in that set."""
+        # Each image is sent once per call, as it is stored. An image and its mirror image count as one.
         needed, position = (ids % self._stored).unique(return_inverse=True)
 
-        # The ids are sorted, so they are also sorted by owner.
+        # The ids are sorted, so they are also sorted by the rank that holds them. Count them for each rank.
         ends = torch.searchsorted(needed, self._bounds)
         counts = ends.diff(prepend=torch.zeros_like(ends[:1]))
         sent, received = self.exchange.agree_on_rows(counts)
@@ -166,7 +168,7 @@ class ShardedReferenceSet(ReferenceSet):
         answers = self.images.index_select(0, asked - self._offset)
         images = self.exchange.move(answers, received, sent)
 
-        # A reference set cannot be empty.
+        # A reference set cannot be empty, so any set stands for one without images.
         if len(needed) == 0:
             return self.local, ids
         fetched = ReferenceSet(images, hflip=self.hflip)
@@ -185,7 +187,7 @@ class ShardedReferenceSet(ReferenceSet):
     def share(
         self, rank: int, ranks: int, rows: int, mirrored: bool = True
     ) -> Iterator[tuple[Tensor, Tensor]]:
-        """Stream the images that this rank holds, so that no rank sends images or waits."""
+        """Stream the images that this rank holds, whatever its number is, so that no rank sends images or waits."""
         for start, x in self.local.chunks(rows, mirrored):
             yield self._to_global(torch.arange(start, start + len(x), device=self.device)), x
 

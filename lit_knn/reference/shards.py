@@ -1,4 +1,4 @@
-"""The shards of a reference set: which images each rank holds, and what the ranks tell each other about them."""
+"""The shards of a reference set: which images each rank holds, and what each rank knows about those of the others."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -33,7 +33,10 @@ class Shard(NamedTuple):
 
 
 def agree_on_shards(local: ReferenceSet) -> list[Shard]:
-    """Return the shards of all ranks, which differ only in their images. All ranks must call it."""
+    """Return the shards of all ranks. Raises InputError if they differ in more than their images.
+
+    All ranks must call this function.
+    """
     has_labels = local.labels is not None
     kind = f"{local.shape} {local.images.dtype} hflip={local.hflip} labels={has_labels}"
     stored = len(local.images)

@@ -13,7 +13,7 @@ from lit_knn.theory.warp import Warp
 
 
 def batches_of(z: Tensor, floats_per_item: int) -> Iterator[slice]:
-    """Split the items of `z`, so that a piece with `floats_per_item` float64 numbers per item fits `work_bytes`."""
+    """Yield slices of the items of `z`, whose arrays of `floats_per_item` float64 numbers per item fit `work_bytes`."""
     step = max(work_bytes(z.device) // (8 * floats_per_item), 1)
     for start in range(0, len(z), step):
         yield slice(start, min(start + step, len(z)))
@@ -30,7 +30,7 @@ def all_sq_dist(reference: ReferenceSet, z: Tensor) -> Tensor:
 def stream_sq_dist(
     reference: ReferenceSet, z: Tensor, warp: Warp | None = None
 ) -> Iterator[tuple[slice, Tensor, Tensor]]:
-    """Compute ‖z − x‖² to all images, a piece of them at a time.
+    """Compute ‖z − x‖² from each z to all images, some of the images at a time.
 
     Args:
         reference: the images.
