@@ -10,11 +10,13 @@ from torch import Tensor, nn
 from lit_knn.common.errors import InputError
 from lit_knn.nets.adm import ADM
 from lit_knn.nets.base import ImageNetwork
+from lit_knn.nets.dit import DiT
 from lit_knn.nets.song_unet import DDPMpp, NCSNpp
 from lit_knn.nets.unet import UNet
 
 # A file can name only these classes.
-KNOWN: dict[str, type[ImageNetwork]] = {net.__name__: net for net in (ADM, DDPMpp, NCSNpp, UNet)}
+NETWORKS = (ADM, DDPMpp, DiT, NCSNpp, UNet)
+KNOWN: dict[str, type[ImageNetwork]] = {network.__name__: network for network in NETWORKS}
 
 # The class of a network and its options, all values that JSON can hold. This form is needed because `class` is a
 # keyword of Python.

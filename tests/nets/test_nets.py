@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from lit_knn.common.errors import InputError
-from lit_knn.nets import ADM, DDPMpp, NCSNpp, UNet
+from lit_knn.nets import ADM, DDPMpp, DiT, NCSNpp, UNet
 from lit_knn.nets.adm import ADMBlock
 from lit_knn.nets.architecture import KNOWN
 from lit_knn.nets.base import NO_CLASS
@@ -33,8 +33,10 @@ OPTIONS = {
     NCSNpp: SMALL,
     ADM: {**SMALL, "head_width": 16},
     UNet: {"channels": 16, "multipliers": (1, 2), "blocks": 1},
+    DiT: {"width": 16, "depth": 2, "heads": 2},
 }
 EVERY_NET = pytest.mark.parametrize("kind", OPTIONS)
+EVERY_UNET = pytest.mark.parametrize("kind", [DDPMpp, NCSNpp, ADM, UNet])
 SONG = pytest.mark.parametrize("kind", [DDPMpp, NCSNpp])
 
 
@@ -160,7 +162,7 @@ def test_networks_of_all_runs_work_and_learn_at_their_depth():
         module, _, name = net["class_path"].rpartition(".")
         options = {
             **net["init_args"],
-            "channels": 8,
+            **({"width": 16, "depth": 2, "heads": 2} if name == "DiT" else {"channels": 8}),
             **({"head_width": 8} if name == "ADM" else {}),
         }
         key = (
@@ -308,7 +310,7 @@ def test_an_untrained_denoiser_takes_one_noise_level_for_all_and_returns_half_of
     assert denoiser(z, -0.5).isnan().all()  # ln σ in place of σ must not go unseen.
 
 
-@EVERY_NET
+@EVERY_UNET
 def test_dropout_drops_its_share_before_the_second_convolution(kind):
     net, second = awake(made(kind, dropout=0.3)).train(), "conv2" if kind is UNet else "conv1"
     z, noise = torch.randn(8, 3, 8, 8), torch.zeros(8)
@@ -324,7 +326,7 @@ def test_dropout_drops_its_share_before_the_second_convolution(kind):
 def test_the_embedding_is_float32_under_autocast_and_channels_last_changes_nothing(kind):
     net, layer = (
         awake(made(kind, num_classes=4, augment_dim=9)).eval(),
-        "modulation" if kind is UNet else "affine",
+        "modulation" if kind in (UNet, DiT) else "affine",
     )
     # Neighbouring levels of a fine grid differ by less than bfloat16 resolves.
     arguments = (
