@@ -1,0 +1,130 @@
+"""Any two-dimensional model of the library `diffusers` as a network of this project. It needs the extra `hub`."""
+
+import os
+from collections.abc import Mapping
+from inspect import signature
+from pathlib import Path
+from typing import Literal
+
+import diffusers
+import torch
+from torch import Tensor, nn
+
+from lit_knn.common.errors import InputError
+from lit_knn.nets.base import NO_CLASS
+
+
+class Diffusers(nn.Module):
+    """Wraps a model such as `diffusers.UNet2DModel` or `diffusers.DiTTransformer2DModel`.
+
+    A model with more input than output channels gets the augmentation labels in the further channels, constant over
+    the image: a mean flow needs 8 of them. Items without class get the number `null_class`. Where a model leaves out
+    labels by chance in training, as `DiTTransformer2DModel` does, this is switched off, because the target must know
+    which items have no class: use the option `label_dropout` of `model`.
+
+    Args:
+        model: name of the class in `diffusers`, `UNet2DModel` or `diffusers.UNet2DModel`, with `config`; or a folder
+            that `save_pretrained` wrote, whose weights are the first weights.
+        config: arguments of the class; `sample_size`, `in_channels` and so on.
+        timestep: what the model gets as its timestep: `label`, the noise label ln(σ)/4 as it is; or `flow`,
+            1000·σ/(1 + σ), the time of the straight path in thousandths, with which published flows were trained.
+        num_classes: number of class labels, 0 for a model without classes.
+        null_class: the model's number for "no class"; null for `num_classes`, the number after the last class.
+
+    Raises:
+        InputError: `diffusers` has no such class, or the model needs other inputs.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        config: Mapping[str, object] | None = None,
+        timestep: Literal["label", "flow"] = "label",
+        num_classes: int = 0,
+        null_class: int | None = None,
+    ) -> None:
+        super().__init__()
+        self.config = config
+        self.timestep = timestep
+        self.num_classes = num_classes
+        self.null_class = num_classes if null_class is None else null_class
+        self.model = load_model(model, config)
+        self.takes_classes = "class_labels" in signature(self.model.forward).parameters
+        if num_classes and not self.takes_classes:
+            raise InputError(f"Diffusers: {model} takes no class labels, but num_classes={num_classes}")
+
+        self.in_channels = self.model.config["out_channels"] or self.model.config["in_channels"]
+        self.augment_dim = self.model.config["in_channels"] - self.in_channels
+        if self.augment_dim < 0:
+            raise InputError(
+                f"Diffusers: {model} puts out {self.in_channels} channels for "
+                f"{self.model.config['in_channels']}, perhaps a learned sigma: set out_channels of config"
+            )
+        for layer in self.model.modules():
+            if type(layer).__name__ == "LabelEmbedding":
+                layer.dropout_prob = 0.0
+
+    def forward(
+        self,
+        z_scaled: Tensor,
+        noise_label: Tensor,
+        class_label: Tensor | None = None,
+        augment_label: Tensor | None = None,
+    ) -> Tensor:
+        """Map z_scaled (B, C, H, W), noise_label (B,) = ln(σ)/4 and class_label (B,) int to (B, C, H, W).
+
+        `augment_label` is (B, augment_dim); None, like zeros, means that nothing was augmented.
+        """
+        shape = z_scaled.shape
+        if shape[1] != self.in_channels:
+            raise InputError(
+                f"Diffusers: the model has {self.in_channels} channels, but the images have the shape {tuple(shape[1:])}"
+            )
+
+        sample = z_scaled
+        if self.augment_dim:
+            if augment_label is None:
+                augment_label = z_scaled.new_zeros(len(z_scaled), self.augment_dim)
+            planes = augment_label.to(z_scaled.dtype)[:, :, None, None].expand(-1, -1, *shape[2:])
+            sample = torch.cat([z_scaled, planes], dim=1)
+
+        options: dict[str, Tensor] = {}
+        if self.num_classes:
+            if class_label is None:
+                class_label = torch.full((len(z_scaled),), NO_CLASS, device=z_scaled.device)
+            options["class_labels"] = class_label.masked_fill(class_label == NO_CLASS, self.null_class)
+        elif self.takes_classes and type(self.model).__name__ == "DiTTransformer2DModel":
+            options["class_labels"] = torch.zeros(len(z_scaled), dtype=torch.long, device=z_scaled.device)
+
+        result = self.model(sample, timestep=self.timesteps(noise_label), **options, return_dict=False)[0]
+        if result.shape != shape:
+            raise InputError(
+                f"Diffusers: the model maps {tuple(shape)} to {tuple(result.shape)}; set out_channels of config to "
+                f"{self.in_channels}, and sample_size to the side of the images"
+            )
+        return result
+
+    def timesteps(self, noise_label: Tensor) -> Tensor:
+        """Return what the model gets as its timestep, (B,), for noise labels ln(σ)/4, (B,)."""
+        if self.timestep == "label":
+            return noise_label
+        # σ/(1 + σ) is the logistic function of ln σ.
+        return 1000 * torch.sigmoid(4 * noise_label)
+
+    def save_pretrained(self, folder: str | os.PathLike[str]) -> None:
+        """Write the model as `diffusers` does; `from_pretrained` of its class reads the folder."""
+        self.model.save_pretrained(folder)
+
+
+def load_model(name: str, config: Mapping[str, object] | None) -> nn.Module:
+    """Return a new model of a class of `diffusers`, or that of a folder with its weights."""
+    folder = Path(name).expanduser()
+    if config is None and folder.is_dir():
+        return diffusers.AutoModel.from_pretrained(str(folder))
+
+    model_class = getattr(diffusers, name.removeprefix("diffusers."), None)
+    if not isinstance(model_class, type) or not issubclass(model_class, diffusers.ModelMixin):
+        raise InputError(f"Diffusers: model={name} is no class of diffusers and no folder of save_pretrained")
+    if config is None:
+        raise InputError(f"Diffusers: model={name} needs config, the arguments of this class")
+    return model_class.from_config(dict(config))

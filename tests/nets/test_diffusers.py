@@ -1,0 +1,176 @@
+"""Models of the library `diffusers` as networks: labels, timesteps, files, and all training modules."""
+
+import math
+
+import diffusers
+import pytest
+import torch
+
+from lit_knn.common.errors import InputError
+from lit_knn.estimators import KNN
+from lit_knn.modules import LitECT, LitEDM, LitFlow, LitICT, LitMeanFlow
+from lit_knn.nets.diffusers_model import Diffusers
+from lit_knn.nets.precond import EDMPrecond
+from tests.short_training import train
+from tests.watched import Labelled
+
+UNET = {
+    "sample_size": 8,
+    "in_channels": 3,
+    "out_channels": 3,
+    "block_out_channels": (16, 32),
+    "layers_per_block": 1,
+    "down_block_types": ("DownBlock2D", "AttnDownBlock2D"),
+    "up_block_types": ("AttnUpBlock2D", "UpBlock2D"),
+    "norm_num_groups": 8,
+    "attention_head_dim": 8,
+    "num_class_embeds": 11,
+}
+DIT = {
+    "sample_size": 8,
+    "in_channels": 3,
+    "out_channels": 3,
+    "num_attention_heads": 2,
+    "attention_head_dim": 8,
+    "num_layers": 2,
+    "patch_size": 2,
+    "num_embeds_ada_norm": 10,
+    "norm_num_groups": 1,
+}
+MODELS = pytest.mark.parametrize(
+    ("name", "config"), [("UNet2DModel", UNET), ("diffusers.DiTTransformer2DModel", DIT)]
+)
+
+
+def made(name, config, **options):
+    torch.manual_seed(0)
+    net = Diffusers(name, config, num_classes=10, **options)
+    for weights in net.parameters():  # DiT's last layer starts at zero.
+        torch.nn.init.normal_(weights, std=0.1)
+    return net
+
+
+def inputs():
+    """Some latents, their noise labels and classes; the second item has no class."""
+    return torch.randn(2, 3, 8, 8), torch.tensor([0.1, -0.4]), torch.tensor([3, -1])
+
+
+@MODELS
+def test_folder_of_save_pretrained_gives_the_same_by_diffusers_alone(name, config, tmp_path):
+    net = made(name, config, timestep="flow").eval()
+    z, noise_label, classes = inputs()
+    net.save_pretrained(tmp_path)
+
+    alone = getattr(diffusers, name.rpartition(".")[2]).from_pretrained(tmp_path).eval()
+    # The straight path's time of σ = e^(4 · label) is σ/(1 + σ); 10 is the number after the last class.
+    sigma = [math.exp(4 * label) for label in noise_label.tolist()]
+    times = torch.tensor([1000 * s / (1 + s) for s in sigma])
+    expected = alone(z, timestep=times, class_labels=torch.tensor([3, 10])).sample
+    torch.testing.assert_close(net(z, noise_label, classes), expected, rtol=1e-4, atol=1e-5)
+
+    again = Diffusers(str(tmp_path), num_classes=10, timestep="flow").eval()
+    assert torch.equal(again(z, noise_label, classes), net(z, noise_label, classes))
+
+
+@MODELS
+def test_label_is_the_timestep_as_it_is_and_none_is_no_class(name, config):
+    net = made(name, config).eval()
+    z, noise_label, _ = inputs()
+    expected = net.model(z, timestep=noise_label, class_labels=torch.tensor([10, 10])).sample
+    assert torch.equal(net(z, noise_label), expected)
+
+
+def test_no_label_is_left_out_by_chance_in_training():
+    net = made("DiTTransformer2DModel", DIT).train()
+    z = torch.randn(1, 3, 8, 8).expand(200, -1, -1, -1)
+    outputs = net(z, torch.zeros(200), torch.full((200,), 3))
+    torch.testing.assert_close(outputs, outputs[:1].expand_as(outputs))
+
+
+@MODELS
+def test_forward_derivative_is_that_of_finite_differences(name, config):
+    net = made(name, config | {"in_channels": 11}).double().eval()
+    assert net.augment_dim == 8
+    z, dz = torch.randn(2, 2, 3, 8, 8, dtype=torch.float64)
+    features, change = torch.randn(2, 2, 8, dtype=torch.float64)
+
+    def output(z, features):
+        return net(z, torch.zeros(2, dtype=torch.float64), torch.tensor([1, -1]), features)
+
+    with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
+        _, derivative = torch.func.jvp(output, (z, features), (dz, change))
+    step = 1e-5
+    above = output(z + step * dz, features + step * change)
+    below = output(z - step * dz, features - step * change)
+    # Timesteps, and groups' statistics in some versions, are computed in float32.
+    torch.testing.assert_close(derivative, (above - below) / (2 * step), rtol=1e-3, atol=1e-4)
+
+
+def tiny(name, config, channels):
+    """A model for the images of `Labelled`."""
+    classes = {"num_class_embeds": 4} if name == "UNet2DModel" else {"num_embeds_ada_norm": 3}
+    sizes = {"sample_size": 4, "in_channels": channels, "out_channels": 1}
+    return Diffusers(name, {**config, **sizes, **classes}, num_classes=3)
+
+
+def assert_trains(model):
+    before = [weights.clone() for weights in model.network.parameters()]
+    trainer = train(model, Labelled(), steps=2)
+    after = list(model.network.parameters())
+    assert all(weights.isfinite().all() for weights in after)
+    assert any(not torch.equal(*pair) for pair in zip(before, after, strict=True))
+    assert model.sample([0, 1]).shape == (2, 1, 4, 4)
+    return trainer
+
+
+KINDS = {"UNet2DModel": UNET, "DiTTransformer2DModel": DIT}
+
+
+@pytest.mark.parametrize(
+    ("module", "name"),
+    [
+        (LitICT, "UNet2DModel"),
+        (LitEDM, "DiTTransformer2DModel"),
+        (LitFlow, "DiTTransformer2DModel"),
+        (LitMeanFlow, "UNet2DModel"),
+        (LitMeanFlow, "DiTTransformer2DModel"),
+    ],
+)
+def test_all_modules_train_a_model_of_diffusers(module, name):
+    net = tiny(name, KINDS[name], channels=9 if module is LitMeanFlow else 1)
+    options = {"total_steps": 2} if module is LitICT else {}
+    assert_trains(module(net, KNN(8, 4), class_conditional=True, **options))
+
+
+def test_consistency_tuning_starts_from_a_model_of_diffusers(tmp_path):
+    teacher = LitEDM(tiny("UNet2DModel", UNET, 1), KNN(8, 4), class_conditional=True)
+    assert_trains(teacher).save_checkpoint(tmp_path / "edm.ckpt")
+    student = tiny("UNet2DModel", UNET, 1)
+    assert_trains(LitECT(KNN(8, 4), tmp_path / "edm.ckpt", student, class_conditional=True))
+
+
+def test_precision_of_the_surrounding_denoiser_holds():
+    denoiser = EDMPrecond(made("UNet2DModel", UNET).eval())
+    z = torch.randn(2, 3, 8, 8)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert denoiser(z, torch.tensor([0.5, 3.0])).dtype == torch.float32
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (("UNet9DModel", {}), "no class of diffusers and no folder of save_pretrained"),
+        (("DDPMScheduler", {}), "no class of diffusers and no folder of save_pretrained"),
+        (("UNet2DModel", None), "needs config, the arguments of this class"),
+        (("DiTTransformer2DModel", DIT | {"out_channels": 6}), "learned sigma: set out_channels"),
+        (("VQModel", {}, "label", 10), "takes no class labels, but num_classes=10"),
+    ],
+)
+def test_models_that_do_not_fit_are_refused_with_the_option(arguments, line):
+    with pytest.raises(InputError, match=line):
+        Diffusers(*arguments)
+
+
+def test_images_of_other_channels_are_refused():
+    with pytest.raises(InputError, match=r"3 channels, but the images have the shape \(1, 8, 8\)"):
+        made("UNet2DModel", UNET)(torch.zeros(2, 1, 8, 8), torch.zeros(2))
