@@ -6,3 +6,12 @@ from lit_knn.nets.song_unet import DDPMpp, NCSNpp
 from lit_knn.nets.unet import UNet
 
 __all__ = ["ADM", "DDPMpp", "DiT", "NCSNpp", "UNet"]
+
+
+def __getattr__(name: str) -> object:
+    """Import `Diffusers` when it is first asked for, because it needs the extra `hub`."""
+    if name == "Diffusers":
+        from lit_knn.nets.diffusers_model import Diffusers
+
+        return Diffusers
+    raise AttributeError(f"module {__name__} has no attribute {name}")

@@ -51,7 +51,9 @@ class Diffusers(nn.Module):
         self.model = load_model(model, config)
         self.takes_classes = "class_labels" in signature(self.model.forward).parameters
         if num_classes and not self.takes_classes:
-            raise InputError(f"Diffusers: {model} takes no class labels, but num_classes={num_classes}")
+            raise InputError(
+                f"Diffusers: {model} takes no class labels, but num_classes={num_classes}"
+            )
 
         self.in_channels = self.model.config["out_channels"] or self.model.config["in_channels"]
         self.augment_dim = self.model.config["in_channels"] - self.in_channels
@@ -77,9 +79,8 @@ class Diffusers(nn.Module):
         """
         shape = z_scaled.shape
         if shape[1] != self.in_channels:
-            raise InputError(
-                f"Diffusers: the model has {self.in_channels} channels, but the images have the shape {tuple(shape[1:])}"
-            )
+            images = f"the images have the shape {tuple(shape[1:])}"
+            raise InputError(f"Diffusers: the model has {self.in_channels} channels, but {images}")
 
         sample = z_scaled
         if self.augment_dim:
@@ -92,11 +93,17 @@ class Diffusers(nn.Module):
         if self.num_classes:
             if class_label is None:
                 class_label = torch.full((len(z_scaled),), NO_CLASS, device=z_scaled.device)
-            options["class_labels"] = class_label.masked_fill(class_label == NO_CLASS, self.null_class)
+            options["class_labels"] = class_label.masked_fill(
+                class_label == NO_CLASS, self.null_class
+            )
         elif self.takes_classes and type(self.model).__name__ == "DiTTransformer2DModel":
-            options["class_labels"] = torch.zeros(len(z_scaled), dtype=torch.long, device=z_scaled.device)
+            options["class_labels"] = torch.zeros(
+                len(z_scaled), dtype=torch.long, device=z_scaled.device
+            )
 
-        result = self.model(sample, timestep=self.timesteps(noise_label), **options, return_dict=False)[0]
+        result = self.model(
+            sample, timestep=self.timesteps(noise_label), **options, return_dict=False
+        )[0]
         if result.shape != shape:
             raise InputError(
                 f"Diffusers: the model maps {tuple(shape)} to {tuple(result.shape)}; set out_channels of config to "
@@ -124,7 +131,9 @@ def load_model(name: str, config: Mapping[str, object] | None) -> nn.Module:
 
     model_class = getattr(diffusers, name.removeprefix("diffusers."), None)
     if not isinstance(model_class, type) or not issubclass(model_class, diffusers.ModelMixin):
-        raise InputError(f"Diffusers: model={name} is no class of diffusers and no folder of save_pretrained")
+        raise InputError(
+            f"Diffusers: model={name} is no class of diffusers and no folder of save_pretrained"
+        )
     if config is None:
         raise InputError(f"Diffusers: model={name} needs config, the arguments of this class")
     return model_class.from_config(dict(config))

@@ -1,0 +1,151 @@
+"""Density and coverage, and three tests for copies, from the features of generated, training and held-out images."""
+
+import math
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from lit_knn.common.errors import InputError
+from lit_knn.index.precision import full_float32
+
+# Distances of one block, in bytes.
+BLOCK_BYTES = 256 * 2**20
+# The normal law of the rank-sum statistic holds from about 20 values of each kind.
+FEWEST_IN_CELL = 20
+
+
+def density_and_coverage(generated: Tensor, real: Tensor, k: int = 5) -> dict[str, float]:
+    """Compute density and coverage (Naeem et al. 2020, arXiv 2002.09797).
+
+    A real image has a ball whose radius is the distance to its k-th nearest other real image. `density` is the mean
+    number of balls around a generated image, divided by k; about 1 for samples of the same distribution. `coverage` is
+    the share of balls that hold a generated image, about 1 − 2^−k at most for as many generated as real images.
+
+    Args:
+        generated: features (N, F).
+        real: features (M, F), M > k.
+        k: number of neighbours; 5 in the paper.
+    """
+    if not 1 <= k < len(real):
+        raise InputError(
+            f"density and coverage of k={k} need more than {k} real images, got {len(real)}"
+        )
+
+    radii = nearest_distances(real, real, k, leave_out_itself=True)[:, -1]
+    balls = 0
+    covered = torch.zeros(len(real), dtype=torch.bool, device=real.device)
+    for _, distances in distance_blocks(generated, real):
+        inside = distances < radii
+        balls += int(inside.sum())
+        covered |= inside.any(0)
+
+    return {
+        "density": balls / (k * len(generated)),
+        "coverage": float(covered.double().mean()),
+    }
+
+
+def authentic_share(generated: Tensor, training: Tensor) -> float:
+    """Compute the share of authentic samples, in [0, 1] (AuthPct, Alaa et al. 2022, arXiv 2102.08921).
+
+    A sample is authentic unless it is nearer to its nearest training image than that image is to any other.
+
+    Args:
+        generated: features (N, F).
+        training: features (M, F), M > 1.
+    """
+    distance, nearest = nearest_neighbours(generated, training, 1)
+    spacing = nearest_distances(training, training, 1, leave_out_itself=True)[:, 0]
+    return float((distance[:, 0] > spacing[nearest[:, 0]]).double().mean())
+
+
+def copying_score(
+    generated: Tensor, training: Tensor, held_out: Tensor, cells: int = 1, seed: int = 0
+) -> float:
+    """Compute C_T, the test for data-copying of Meehan et al. 2020 (arXiv 2004.05675), Eq. 3.
+
+    In each cell of k-means on the training images, the distances to the nearest training image are compared between
+    generated and held-out images by a rank-sum test, whose standard score is Z_U; C_T averages it over the cells by
+    their share of held-out images. Far below 0 (−3), samples are nearer to the training images than new images are:
+    they are copies. Far above 0 the model underfits. Cells with fewer than 20 images of either kind are left out.
+
+    Args:
+        generated: features (N, F).
+        training: features (M, F).
+        held_out: features (K, F) of images that no training saw.
+        cells: number of cells; 1 compares all images at once.
+        seed: seed of k-means.
+    """
+    generated_cells = torch.zeros(len(generated), dtype=torch.long)
+    held_out_cells = torch.zeros(len(held_out), dtype=torch.long)
+    if cells > 1:
+        from sklearn.cluster import KMeans
+
+        clusters = KMeans(cells, n_init=1, random_state=seed).fit(training.cpu().numpy())
+        generated_cells = torch.from_numpy(clusters.predict(generated.cpu().numpy())).long()
+        held_out_cells = torch.from_numpy(clusters.predict(held_out.cpu().numpy())).long()
+
+    of_generated = nearest_distances(generated, training, 1)[:, 0].cpu()
+    of_held_out = nearest_distances(held_out, training, 1)[:, 0].cpu()
+    score, weight = 0.0, 0
+    for cell in range(cells):
+        first = of_generated[generated_cells == cell]
+        second = of_held_out[held_out_cells == cell]
+        if min(len(first), len(second)) < FEWEST_IN_CELL:
+            continue
+        score += len(second) * rank_sum_score(first, second)
+        weight += len(second)
+
+    if not weight:
+        raise InputError(f"C_T needs {FEWEST_IN_CELL} generated and held-out images in a cell")
+    return score / weight
+
+
+def rank_sum_score(first: Tensor, second: Tensor) -> float:
+    """Return the standard score of the number of pairs in which a value of `first` exceeds one of `second`.
+
+    It is about standard normal if both come from one distribution (Mann & Whitney 1947). A tie counts one half.
+    """
+    m, n = len(first), len(second)
+    ordered = second.sort().values
+    below = torch.searchsorted(ordered, first, right=False)
+    up_to = torch.searchsorted(ordered, first, right=True)
+    pairs = float((below + up_to).double().sum() / 2)
+    return (pairs - m * n / 2) / math.sqrt(m * n * (m + n + 1) / 12)
+
+
+def nearest_distances(
+    queries: Tensor, points: Tensor, k: int, leave_out_itself: bool = False
+) -> Tensor:
+    """Return the ascending L2 distances of queries (N, F) to their k nearest of points (M, F): (N, k).
+
+    With `leave_out_itself` the queries are the points, and a point is no neighbour of itself.
+    """
+    return nearest_neighbours(queries, points, k, leave_out_itself)[0]
+
+
+def nearest_neighbours(
+    queries: Tensor, points: Tensor, k: int, leave_out_itself: bool = False
+) -> tuple[Tensor, Tensor]:
+    """Return `nearest_distances` and the numbers of the points, both (N, k)."""
+    found_distances, found_numbers = [], []
+    for rows, distances in distance_blocks(queries, points):
+        if leave_out_itself:
+            # The distance of a point to itself is the rounding error, not 0.
+            itself = torch.arange(len(distances), device=points.device)
+            distances[itself, itself + rows.start] = torch.inf
+        values, numbers = distances.topk(k, dim=1, largest=False)
+        found_distances.append(values)
+        found_numbers.append(numbers)
+    return torch.cat(found_distances), torch.cat(found_numbers)
+
+
+def distance_blocks(queries: Tensor, points: Tensor) -> Iterator[tuple[slice, Tensor]]:
+    """Yield rows of the queries (N, F) with their L2 distances to all points (M, F), a block at a time."""
+    size = max(BLOCK_BYTES // (4 * len(points)), 1)
+    for start in range(0, len(queries), size):
+        rows = slice(start, start + size)
+        with full_float32():
+            distances = torch.cdist(queries[rows], points)
+        yield rows, distances
