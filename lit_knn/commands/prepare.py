@@ -35,6 +35,13 @@ Use it with --data Prepared --data.path OUT, or configs/data/prepared.yaml.
 """
 
 
+SOURCES = (
+    "folder or .zip of image files; .tar, 'a-{00..09}.tar' or folder of tars, as of WebDataset; "
+)
+SOURCES += ".parquet, folder of them or of save_to_disk, or hf://user/name, read by Hugging Face datasets; "
+SOURCES += "folder of an LMDB"
+
+
 def main(args: Sequence[str] | None = None) -> None:
     """Run `lit-knn prepare` with the arguments of a command line; raise InputError for bad input."""
     parser = _parser()
@@ -54,6 +61,7 @@ def main(args: Sequence[str] | None = None) -> None:
         center_crop=options.center_crop,
         rgb=options.rgb,
         labels_from_folders=options.labels_from_folders,
+        label_key=options.label_key,
         background=options.background,
     )
     made = prepare(options.source, options.out, changes, options.workers, skip_bad=options.skip_bad)
@@ -71,7 +79,7 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
-    add("source", metavar="SOURCE", nargs="?", help=".zip file or folder")
+    add("source", metavar="SOURCE", nargs="?", help=SOURCES)
     add("out", metavar="OUT", nargs="?", help="the .npy file to write")
 
     verifies = "compare all pixels of a prepared FILE with its hash, and end"
@@ -90,6 +98,12 @@ def _parser() -> argparse.ArgumentParser:
     labels = "label each image with the place of its folder among all, sorted by name, from 0, and "
     labels += "keep the names; each image must lie directly in the folder of its class"
     add("--labels-from-folders", action="store_true", help=labels)
+
+    key = (
+        "the column of a table, or the key in a tar's .json files, that has the labels; by default "
+    )
+    key += "a table's ClassLabel or column label, and a tar's .cls files"
+    add("--label-key", metavar="NAME", help=key)
 
     skips = "leave out files that are damaged or cannot be images of this set, and write their "
     skips += "names to a .skipped.txt beside OUT"

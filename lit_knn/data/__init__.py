@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from lit_knn.data.base import DataLayout, ReferenceDataModule
     from lit_knn.data.batches import SeedBatches
+    from lit_knn.data.images import Images
     from lit_knn.data.latents import Latents
     from lit_knn.data.modules import CIFAR10, Arrays, Digits, ImageFiles, PointsOnALine, Prepared
-    from lit_knn.data.own_images import OwnImages
 
 __all__ = [
     "CIFAR10",
@@ -15,8 +15,8 @@ __all__ = [
     "DataLayout",
     "Digits",
     "ImageFiles",
+    "Images",
     "Latents",
-    "OwnImages",
     "PointsOnALine",
     "Prepared",
     "ReferenceDataModule",
@@ -29,9 +29,10 @@ def __getattr__(name: str) -> object:
     # loading torch and Lightning.
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from lit_knn.data import base, batches, latents, modules, own_images
+    from lit_knn.data import base, batches, images, latents, modules
 
-    for module in (modules, base, batches, latents):
+    # `images` comes first, because `Images` is another name in the other modules.
+    for module in (images, modules, base, batches):
         if name in vars(module):
             return vars(module)[name]
-    return vars(own_images)[name]
+    return vars(latents)[name]

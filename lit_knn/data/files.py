@@ -4,13 +4,14 @@ import functools
 import os
 import sys
 import zipfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import IO, NamedTuple, TypeVar
 
-from lit_knn.common.errors import InputError, printable, reading
-from lit_knn.data.file_names import advice_for, choose_images, left_out_line, nothing_read
+import numpy as np
+
+from lit_knn.common.errors import InputError, printable
+from lit_knn.data.file_names import choose_images, left_out_line, nothing_read
 
 T = TypeVar("T")
 
@@ -18,8 +19,16 @@ T = TypeVar("T")
 Stamp = Callable[[str], tuple[int, int]]
 
 
+class ImageLabels(NamedTuple):
+    """The labels of images, if they have any."""
+
+    numbers: np.ndarray | None = None  # (N,) int64
+    class_names: list[str] | None = None  # of the classes 0, 1, …
+    problem: str = ""  # why the labels of a file are left out
+
+
 class Files(NamedTuple):
-    """The files of a folder or zip."""
+    """The image files of a folder, a zip, or another store of encoded images."""
 
     path: Path
     # Names are relative to the root. Those of folders end with a slash.
@@ -27,6 +36,8 @@ class Files(NamedTuple):
     images: list[str]  # of the image files that are read, sorted, without hidden ones
     read: Callable[[str], bytes]  # (name) -> content of a file
     stamp: Stamp
+    labels: ImageLabels | None = None  # of a store that has labels beside its images
+    label_advice: str = ""  # how such a store gets labels
 
 
 # The cache drops a repeated line, because a run opens its data twice.
@@ -61,24 +72,7 @@ def with_slashes(name: str) -> str:
     return name.replace("\\", "/").removeprefix("./")
 
 
-@contextmanager
-def opened(path: str | os.PathLike[str]) -> Iterator[Files]:
-    """Open a folder or zip of images, and print a line that says how many image files are left out."""
-    path = existing(path)
-    if path.is_dir():
-        yield _folder(path)
-        return
-
-    if path.suffix.lower() != ".zip":
-        raise InputError(f"{path} is neither a folder nor a .zip file{advice_for(path)}")
-
-    with reading(path, " as a zip file"):
-        archive = zipfile.ZipFile(path)
-    with archive:
-        yield _zip(path, archive)
-
-
-def _folder(path: Path) -> Files:
+def folder_files(path: Path) -> Files:
     """List the files of a folder."""
     # A name on the disk may hold a backslash, which `with_slashes` replaces.
     names_on_disk = _folder_names(path)
@@ -95,10 +89,10 @@ def _folder(path: Path) -> Files:
             return 0, 0
         return status.st_size, status.st_mtime_ns
 
-    return _files(path, list(on_disk), open_, stamp)
+    return image_files(path, list(on_disk), open_, stamp)
 
 
-def _zip(path: Path, archive: zipfile.ZipFile) -> Files:
+def zip_files(path: Path, archive: zipfile.ZipFile) -> Files:
     """List the files of a zip."""
     entries = archive.infolist()
     entry = _by_name(path, [each.filename for each in entries], entries)
@@ -109,7 +103,7 @@ def _zip(path: Path, archive: zipfile.ZipFile) -> Files:
     def stamp(name: str) -> tuple[int, int]:
         return entry[name].file_size, entry[name].CRC
 
-    return _files(path, list(entry), open_, stamp)
+    return image_files(path, list(entry), open_, stamp)
 
 
 def _by_name(path: Path, stored_names: list[str], entries: list[T]) -> dict[str, T]:
@@ -131,7 +125,9 @@ def _by_name(path: Path, stored_names: list[str], entries: list[T]) -> dict[str,
     return places
 
 
-def _files(path: Path, names: list[str], open_: Callable[[str], IO[bytes]], stamp: Stamp) -> Files:
+def image_files(
+    path: Path, names: list[str], open_: Callable[[str], IO[bytes]], stamp: Stamp
+) -> Files:
     """Choose the images among all files, and say how many are left out."""
     images, left_out = choose_images(names, open_)
     if not images:

@@ -1,4 +1,4 @@
-"""Reads zips and folders of image files into memory: their pixels and their class labels."""
+"""Reads folders, zips and other stores of images into memory: their pixels and their class labels."""
 
 import os
 
@@ -7,22 +7,27 @@ import numpy as np
 from lit_knn.common.errors import InputError, prefixed, printable
 from lit_knn.data.bad_images import BadImageError, bad_images
 from lit_knn.data.decoding import decode
-from lit_knn.data.files import Files, opened
+from lit_knn.data.files import Files
 from lit_knn.data.labels import image_labels
+from lit_knn.data.stores import opened
 
 
 def read_image_files(
-    path: str | os.PathLike[str], labels_from_folders: bool = False, labels_used: bool = False
+    path: str | os.PathLike[str],
+    labels_from_folders: bool = False,
+    labels_used: bool = False,
+    label_key: str | None = None,
 ) -> tuple[np.ndarray, np.ndarray | None, list[str] | None]:
-    """Read a zip or a folder in the layout of EDM's data sets.
+    """Read a zip or a folder in the layout of EDM's data sets, or another store of images.
 
     Every image file, in subfolders too, is one image. Images are sorted by name. Hidden and other
     files are ignored.
 
     Args:
-        path: the zip or folder.
+        path: see `lit_knn.data.stores.opened`.
         labels_from_folders: label each image by its folder instead of `dataset.json`.
         labels_used: refuse images without labels; see `image_labels`.
+        label_key: see `lit_knn.data.stores.opened`.
 
     Returns:
         `images` (N, C, H, W), uint8, C = 3 for colour or 1 for grayscale; and the labels and the
@@ -31,7 +36,7 @@ def read_image_files(
     Raises:
         InputError: a file is bad, or the images have several sizes.
     """
-    with opened(path) as files:
+    with opened(path, label_key) as files:
         labels, class_names, _ = image_labels(files, labels_from_folders, labels_used)
         with prefixed(str(files.path)):
             images = _all_images(files)
@@ -45,10 +50,10 @@ def count_image_files(path: str | os.PathLike[str]) -> tuple[int, ...]:
 
 
 def read_image_labels(
-    path: str | os.PathLike[str], labels_from_folders: bool = False
+    path: str | os.PathLike[str], labels_from_folders: bool = False, label_key: str | None = None
 ) -> np.ndarray | None:
     """Return the labels that `read_image_files` returns, without reading images; refuse images without labels."""
-    with opened(path) as files:
+    with opened(path, label_key) as files:
         return image_labels(files, labels_from_folders, used=True).numbers
 
 

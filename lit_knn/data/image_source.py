@@ -1,4 +1,4 @@
-"""Sources of prepared images: zips and folders of image files, and CIFAR-10 of torchvision."""
+"""Sources of prepared images: zips, folders and other stores of images, and CIFAR-10 of torchvision."""
 
 import hashlib
 import os
@@ -13,9 +13,10 @@ from lit_knn.common.errors import InputError, reading
 from lit_knn.data.bad_images import BadImageError
 from lit_knn.data.decoding import decode
 from lit_knn.data.file_names import CIFAR10_FOLDER
-from lit_knn.data.files import Files, existing, opened
-from lit_knn.data.labels import ImageLabels, image_labels
+from lit_knn.data.files import Files, ImageLabels
+from lit_knn.data.labels import image_labels
 from lit_knn.data.prepare_options import PrepareOptions
+from lit_knn.data.stores import opened
 
 
 class Origin(TypedDict):
@@ -49,12 +50,12 @@ def open_source(
 
     `path` is as for `read_image_files`, or a folder that has `cifar-10-batches-py`.
     """
-    path = existing(path)
-    if (path / CIFAR10_FOLDER).is_dir():
-        yield _cifar10(path, options)
+    folder = Path(path).expanduser()
+    if (folder / CIFAR10_FOLDER).is_dir():
+        yield _cifar10(folder, options)
         return
 
-    with opened(path) as files:
+    with opened(path, options.label_key) as files:
         labels, origin = _labels_and_origin(files, options)
 
         def image(i: int) -> np.ndarray:
@@ -63,10 +64,10 @@ def open_source(
             except BadImageError:
                 raise
             except InputError as error:
-                raise InputError(f"{path}: {error}") from error
+                raise InputError(f"{files.path}: {error}") from error
 
         def changed() -> bool:
-            with suppress(InputError, OSError), opened(path) as now:
+            with suppress(InputError, OSError), opened(path, options.label_key) as now:
                 return _labels_and_origin(now, options)[1] != origin
             return True
 

@@ -3,25 +3,16 @@
 import json
 import unicodedata
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from lit_knn.common.errors import InputError, printable, reading
 from lit_knn.data.file_names import is_hidden
-from lit_knn.data.files import Files, say, with_slashes
+from lit_knn.data.files import Files, ImageLabels, say, with_slashes
 
 LABEL_FILE = "dataset.json"
 LARGEST = 2**31 - 1  # the largest number that a class may have
-
-
-class ImageLabels(NamedTuple):
-    """The labels of images, if they have any."""
-
-    numbers: np.ndarray | None = None  # (N,) int64
-    class_names: list[str] | None = None  # of the classes 0, 1, …
-    problem: str = ""  # why the labels in a file are left out; "" if they are not
 
 
 def image_labels(files: Files, from_folders: bool, used: bool = False) -> ImageLabels:
@@ -40,6 +31,8 @@ def image_labels(files: Files, from_folders: bool, used: bool = False) -> ImageL
     """
     if from_folders:
         return _folder_labels(files)
+    if files.labels is not None:
+        return _known_labels(files, files.labels, used)
 
     try:
         labels = _listed_labels(files)
@@ -53,6 +46,17 @@ def image_labels(files: Files, from_folders: bool, used: bool = False) -> ImageL
         advice = f"list them in {LABEL_FILE}, or set labels_from_folders"
         raise InputError(f"{files.path} has no labels: {advice}")
     return ImageLabels(labels)
+
+
+def _known_labels(files: Files, labels: ImageLabels, used: bool) -> ImageLabels:
+    """Return the labels that come with the images, such as a column of a table, if they are classes."""
+    if labels.numbers is None:
+        if used:
+            raise InputError(f"{files.path} has no labels: {files.label_advice}")
+        return labels
+
+    numbers = usable_labels(labels.numbers, len(files.images), used)
+    return ImageLabels(numbers, labels.class_names)
 
 
 def class_numbers(labels: np.ndarray, N: int) -> np.ndarray:

@@ -101,26 +101,35 @@ class ImageFiles(ReferenceDataModule):
 
     PNG, JPEG, WebP, BMP, GIF and TIFF are read. One line counts the other image files, and those of several frames.
     Labels come from `dataset.json` at the root, if there is one: {"labels": [["00000/img00000.png", 6], ...]}.
+    Tars of WebDataset, tables of Hugging Face `datasets` and LMDBs are read, too; all images go into memory.
 
     Args:
-        path: the .zip file or the folder.
+        path: the .zip file or the folder, or another store of images, see `lit-knn prepare --help`.
         labels_from_folders: label each image with the place of its folder among all, sorted by name, from 0, as
             torchvision's `ImageFolder` does for `path/CLASS/0.png`; `dataset.json` is then not read.
+        label_key: the column of a table, or the key in a tar's `.json` files, that has the labels; null for a table's
+            `ClassLabel` or column `label`, and for a tar's `.cls` files.
     """
 
-    def __init__(self, path: str, labels_from_folders: bool = False, **kwargs: Any) -> None:
+    def __init__(
+        self,
+        path: str,
+        labels_from_folders: bool = False,
+        label_key: str | None = None,
+        **kwargs: Any,
+    ) -> None:
         super().__init__(**kwargs)
         self.path = path
         self.labels_from_folders = labels_from_folders
+        self.label_key = label_key
 
     def load(self) -> tuple[Images, Labels]:
-        images, labels, self.class_names = _read(
-            read_image_files, self.path, self.labels_from_folders, self.labels_used
-        )
+        how = (self.labels_from_folders, self.labels_used, self.label_key)
+        images, labels, self.class_names = _read(read_image_files, self.path, *how)
         return images, labels
 
     def read_labels(self) -> Labels:
-        return _read(read_image_labels, self.path, self.labels_from_folders)
+        return _read(read_image_labels, self.path, self.labels_from_folders, self.label_key)
 
     def stored(self) -> DataLayout:
         return DataLayout(_read(count_image_files, self.path), by_class=self.labels_from_folders)

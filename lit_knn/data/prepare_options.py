@@ -22,6 +22,7 @@ class PrepareOptions:
     center_crop: bool = False  # first cut the largest square out of the middle
     rgb: bool = False  # make grayscale, CMYK and transparent images RGB
     labels_from_folders: bool = False  # label each image by its folder, see `image_labels`
+    label_key: str | None = None  # column of a table, or key of a tar's .json, with the labels
     background: str = "white"  # the colour behind transparent parts, with `rgb`
 
     def __post_init__(self) -> None:

@@ -163,7 +163,7 @@ def test_labels_are_not_read_without_need(parsed, capsys):
     [
         (["Digits"], 10),
         (["ImageFiles", "--data.path", "photos"], 3),
-        (["OwnImages", "--data.path", "photos", "--data.labels_from_folders", "true"], 2),
+        (["Images", "--data.path", "photos", "--data.labels_from_folders", "true"], 2),
     ],
     ids=lambda value: str(value),
 )

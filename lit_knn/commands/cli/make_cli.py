@@ -18,7 +18,7 @@ from lit_knn.commands.entry import COMMANDS
 from lit_knn.commands.trainer import Trainer
 
 # The parser finds a class by its bare name (`--data ImageFiles`, `--model.help LitICT`) only if its module is imported.
-NAMED = ["data.modules", "data.own_images", "data.latents", "modules", "nets"]
+NAMED = ["data.modules", "data.images", "data.latents", "modules", "nets"]
 NAMED += ["modules.augmentation", "modules.time_distributions"]
 for module in NAMED:
     importlib.import_module(f"lit_knn.{module}")

@@ -1,10 +1,10 @@
-"""`OwnImages` reads prepared files and image files, as `Prepared` and `ImageFiles` do."""
+"""`Images` reads prepared files and image files, as `Prepared` and `ImageFiles` do."""
 
 import numpy as np
 import pytest
 
 from lit_knn.common.errors import InputError
-from lit_knn.data import ImageFiles, OwnImages, Prepared
+from lit_knn.data import ImageFiles, Images, Prepared
 from lit_knn.data.prepare_options import PrepareOptions
 from lit_knn.data.prepared_writer import prepare
 from tests.image_files import encoded, pixels, write_folder
@@ -24,7 +24,7 @@ def test_own_images_are_those_of_the_file_or_the_folder(is_prepared, photos):
     path = photos[is_prepared]
     options = {} if is_prepared else {"labels_from_folders": True}
     same = Prepared(path) if is_prepared else ImageFiles(path, **options)
-    data = OwnImages(path, **options)
+    data = Images(path, **options)
     assert data.stored() == same.stored()
     assert data.read_labels().tolist() == [0, 0, 0, 1, 1, 1]
     data.setup()
@@ -43,4 +43,4 @@ def test_labels_from_folders_are_refused_for_a_prepared_file(photos):
         InputError,
         match=r"photos\.npy: data\.labels_from_folders is for image files: give --labels",
     ):
-        OwnImages(photos[1], labels_from_folders=True)
+        Images(photos[1], labels_from_folders=True)

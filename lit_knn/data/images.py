@@ -1,0 +1,63 @@
+"""The one door to images: it finds the kind of a path by looking, and reads it by the data module of that kind."""
+
+from pathlib import Path
+from typing import Any
+
+from lit_knn.common.errors import InputError
+from lit_knn.data.base import DataLayout, Labels, ReferenceDataModule
+from lit_knn.data.base import Images as ImageArray
+from lit_knn.data.modules import Arrays, ImageFiles, Prepared
+
+
+class Images(ReferenceDataModule):
+    """Images, latents or vectors of any kind of file that is read; labels come with them.
+
+    An .npy file that `lit-knn prepare` wrote is read by `Prepared`, other .npy and .npz files by `Arrays`, and folders,
+    zips, tars, tables of Hugging Face `datasets` and LMDBs by `ImageFiles`, into memory. For more images than memory
+    holds, or images of several sizes, use `lit-knn prepare` first.
+
+    Args:
+        path: the file or folder, see `lit-knn prepare --help`.
+        labels_from_folders: as of `ImageFiles`.
+        label_key: as of `ImageFiles`.
+        floats_as_is: as of `Arrays`.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        labels_from_folders: bool = False,
+        label_key: str | None = None,
+        floats_as_is: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.path = path
+        suffix = Path(path).suffix.lower()
+        description = Path(path).expanduser().with_suffix(".json")
+
+        if labels_from_folders and suffix in (".npy", ".npz"):
+            rule = "is for image files: give --labels-from-folders to lit-knn prepare"
+            raise InputError(f"data.path={path}: data.labels_from_folders {rule}")
+
+        self.reader: ReferenceDataModule
+        if suffix == ".npy" and description.is_file():
+            self.reader = Prepared(path)
+        elif suffix in (".npy", ".npz"):
+            self.reader = Arrays(path, floats_as_is)
+        else:
+            self.reader = ImageFiles(path, labels_from_folders, label_key)
+        self.mapped = self.reader.mapped
+
+    def load(self) -> tuple[ImageArray, Labels]:
+        # These tell whether labels are used.
+        self.reader.trainer, self.reader.needs_labels = self.trainer, self.needs_labels
+        images, labels = self.reader.load()
+        self.class_names, self.sha256 = self.reader.class_names, self.reader.sha256
+        return images, labels
+
+    def read_labels(self) -> Labels:
+        return self.reader.read_labels()
+
+    def stored(self) -> DataLayout | None:
+        return self.reader.stored()

@@ -1,0 +1,106 @@
+"""Images in tars, plain ones and those of WebDataset, whose labels are `.cls` or `.json` files of the same key."""
+
+import io
+import json
+import tarfile
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import IO, NamedTuple
+
+import numpy as np
+
+from lit_knn.common.errors import InputError, printable, reading
+from lit_knn.data.files import Files, ImageLabels, image_files, with_slashes
+
+
+class TarEntry(NamedTuple):
+    """Where the content of a file lies in a tar."""
+
+    tar: Path
+    start: int
+    size: int
+    changed: int  # seconds
+
+
+def tar_paths(text: str) -> list[Path]:
+    """Return the tars of a path, a path with braces such as `a-{00..12}.tar`, or a folder of tars; [] if none."""
+    if not text.endswith(".tar"):
+        folder = Path(text).expanduser()
+        return sorted(folder.glob("*.tar")) if folder.is_dir() else []
+    if "{" not in text:
+        return [Path(text).expanduser()]
+
+    from braceexpand import braceexpand
+
+    return [Path(name).expanduser() for name in braceexpand(text)]
+
+
+def tar_files(text: str, tars: Sequence[Path], label_key: str | None = None) -> Files:
+    """List the images of tars. They are read where they lie, from several threads if need be.
+
+    Args:
+        text: the path as it was given.
+        tars: paths of uncompressed tars.
+        label_key: the key in the `.json` files that has the labels; None for `.cls` files.
+    """
+    entries = _entries(tars)
+
+    def open_(name: str) -> IO[bytes]:
+        entry = entries[name]
+        with entry.tar.open("rb") as file:
+            file.seek(entry.start)
+            return io.BytesIO(file.read(entry.size))
+
+    def stamp(name: str) -> tuple[int, int]:
+        return entries[name].size, entries[name].changed
+
+    files = image_files(Path(text), list(entries), open_, stamp)
+    labels = _labels(files, ".json" if label_key else ".cls", label_key)
+    if labels is None:
+        return files
+    return files._replace(labels=ImageLabels(labels))
+
+
+def _entries(tars: Sequence[Path]) -> dict[str, TarEntry]:
+    """Return where each file lies. If names repeat among the tars, those of all files begin with their tar."""
+    listed: list[tuple[str, TarEntry]] = []
+    for path in tars:
+        with reading(path, " as an uncompressed tar"), tarfile.open(path, "r:") as archive:
+            for member in archive:
+                if member.isfile():
+                    name = with_slashes(member.name)
+                    entry = TarEntry(path, member.offset_data, member.size, int(member.mtime))
+                    listed.append((name, entry))
+
+    repeated = Counter(name for name, _ in listed).most_common(1)
+    if not repeated or repeated[0][1] == 1:
+        return dict(listed)
+    return {f"{entry.tar.stem}/{name}": entry for name, entry in listed}
+
+
+def _labels(files: Files, suffix: str, label_key: str | None) -> np.ndarray | None:
+    """Return the labels of the files with the images' keys, (N,); None if no image has such a file.
+
+    WebDataset's key of `a/b.left.jpg` is `a/b`: the name up to the first dot after the last slash.
+    """
+    names = set(files.names)
+    labels = np.empty(len(files.images), np.int64)
+    missing = []
+    for i, image in enumerate(files.images):
+        folder, slash, base = image.rpartition("/")
+        label_file = f"{folder}{slash}{base.partition('.')[0]}{suffix}"
+        if label_file not in names:
+            missing.append(image)
+            continue
+
+        with reading(f"{files.path}: {printable(label_file)}", " as a label"):
+            content = files.read(label_file)
+            labels[i] = int(content if label_key is None else json.loads(content)[label_key])
+
+    if len(missing) == len(files.images) and label_key is None:
+        return None
+    if missing:
+        count = f"{len(missing)} of {len(files.images)} images have no {suffix} file"
+        raise InputError(f"{files.path}: {count}, {printable(missing[0])} for one")
+    return labels

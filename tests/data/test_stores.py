@@ -1,0 +1,193 @@
+"""Tables of Hugging Face, tars of WebDataset and LMDBs: images and labels are those of the libraries themselves."""
+
+import io
+import json
+import tarfile
+
+import datasets
+import lmdb
+import numpy as np
+import pyarrow
+import pyarrow.parquet
+import pytest
+import webdataset
+from PIL import Image
+
+from lit_knn.common.errors import InputError
+from lit_knn.data import Images
+from lit_knn.data.image_files import read_image_files
+from lit_knn.data.prepared import read_prepared
+from lit_knn.data.prepared_writer import prepare
+from tests.image_files import encoded
+
+N = 12
+NAMES = ["cat", "dog", "élan"]
+
+
+@pytest.fixture(autouse=True)
+def _cache(tmp_path, monkeypatch):
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
+    datasets.disable_progress_bars()
+
+
+def pixels():
+    return np.random.default_rng(0).integers(0, 256, (N, 8, 8, 3), dtype=np.uint8)
+
+
+def table():
+    features = {"image": datasets.Image(), "label": datasets.ClassLabel(names=NAMES)}
+    features["age"] = datasets.Value("int64")
+    columns = {
+        "image": [Image.fromarray(one) for one in pixels()],
+        "label": [i % 3 for i in range(N)],
+        "age": list(range(100, 100 + N)),
+    }
+    return datasets.Dataset.from_dict(columns, features=datasets.Features(features))
+
+
+def plain_table():
+    """A parquet file of another program: the files' bytes and a column of numbers."""
+    content = [encoded(one) for one in pixels()]
+    return pyarrow.table({"picture": content, "label": list(range(N)), "age": [5] * N})
+
+
+def saved(kind, folder):
+    """Write the table as a kind of file, and return its path."""
+    path = folder / kind
+    if kind == "saved":
+        table().save_to_disk(path)
+    elif kind == "splits":
+        splits = {"train": table(), "test": table().select([0])}
+        datasets.DatasetDict(splits).save_to_disk(path)
+    elif kind == "one.parquet":
+        table().to_parquet(path)
+    else:
+        path.mkdir()
+        table().select(range(5)).to_parquet(path / "train-0.parquet")
+        table().select(range(5, N)).to_parquet(path / "train-1.parquet")
+    return str(path)
+
+
+@pytest.mark.parametrize("kind", ["saved", "splits", "one.parquet", "several"])
+def test_tables_have_the_images_and_classes_of_datasets(kind, tmp_path):
+    images, labels, names = read_image_files(saved(kind, tmp_path))
+    expected = table()
+    np.testing.assert_array_equal(
+        images, [np.moveaxis(np.asarray(x), 2, 0) for x in expected["image"]]
+    )
+    np.testing.assert_array_equal(labels, expected["label"])
+    assert names == NAMES
+
+
+def test_parquet_of_another_program_is_read_by_its_bytes(tmp_path):
+    path = tmp_path / "x.parquet"
+    pyarrow.parquet.write_table(plain_table(), path)
+    images, labels, names = read_image_files(path)
+    np.testing.assert_array_equal(images, np.moveaxis(pixels(), 3, 1))
+    assert (labels.tolist(), names) == (list(range(N)), None)
+    assert read_image_files(path, label_key="age")[1].tolist() == [5] * N
+
+
+def test_unclear_tables_are_refused_by_their_columns(tmp_path):
+    path = tmp_path / "x.parquet"
+    pyarrow.parquet.write_table(pyarrow.table({"a": [1], "b": ["x"]}), path)
+    with pytest.raises(InputError, match="the columns a, b, and no column of images"):
+        read_image_files(path)
+    two = table().add_column("again", [encoded(one) for one in pixels()])
+    two = two.cast_column("again", datasets.Image())
+    two.to_parquet(path)
+    with pytest.raises(InputError, match="several, image, again: keep one"):
+        read_image_files(path)
+    table().to_parquet(path)
+    with pytest.raises(InputError, match="has no column size; it has image, label, age"):
+        read_image_files(path, label_key="size")
+    splits = datasets.DatasetDict({"a": table(), "b": table()})
+    splits.save_to_disk(tmp_path / "splits")
+    with pytest.raises(InputError, match="has the splits a, b: give the folder of one"):
+        read_image_files(tmp_path / "splits")
+    with pytest.raises(InputError, match="hf://nobody/nothing cannot be read as a data set"):
+        read_image_files("hf://nobody/nothing")
+
+
+def write_shards(folder):
+    """Write two tars by webdataset itself, with labels of both kinds."""
+    for shard, rows in enumerate(np.split(np.arange(N), 2)):
+        with webdataset.TarWriter(str(folder / f"w-{shard:02}.tar")) as sink:
+            for i in rows:
+                sample = {"__key__": f"{i:05}", "png": encoded(pixels()[i]), "cls": int(i % 3)}
+                sink.write(sample | {"json": {"age": int(i)}})
+
+
+@pytest.mark.parametrize("name", ["w-{00..01}.tar", "."])
+def test_tars_have_the_images_and_labels_of_webdataset(name, tmp_path):
+    write_shards(tmp_path)
+    images, labels, _ = read_image_files(f"{tmp_path}/{name}")
+    urls = f"file:{tmp_path}/w-{{00..01}}.tar"
+    theirs = list(
+        webdataset.WebDataset(urls, shardshuffle=False).decode("rgb8").to_tuple("png", "cls")
+    )
+    np.testing.assert_array_equal(images, [np.moveaxis(image, 2, 0) for image, _ in theirs])
+    assert labels.tolist() == [label for _, label in theirs]
+    assert read_image_files(f"{tmp_path}/{name}", label_key="age")[1].tolist() == list(range(N))
+
+
+def write_tar(path, files):
+    with tarfile.open(path, "w") as archive:
+        for name, content in files.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            archive.addfile(member, io.BytesIO(content))
+
+
+def test_plain_tar_is_a_folder_whose_names_may_repeat_in_another(tmp_path):
+    files = {f"./{kind}/0.png": encoded(pixels()[i]) for i, kind in enumerate(NAMES)}
+    write_tar(tmp_path / "a.tar", files)
+    images, labels, names = read_image_files(tmp_path / "a.tar", labels_from_folders=True)
+    assert (len(images), labels.tolist(), names) == (3, [0, 1, 2], NAMES)
+    write_tar(tmp_path / "b.tar", files)
+    assert len(read_image_files(tmp_path)[0]) == 6
+
+
+def test_tar_with_labels_of_some_images_is_refused(tmp_path):
+    files = {f"{i}.png": encoded(pixels()[i]) for i in range(4)}
+    write_tar(tmp_path / "a.tar", files | {"0.cls": b"1", "2.cls": b"0\n"})
+    with pytest.raises(InputError, match=r"2 of 4 images have no .cls file, 1.png for one"):
+        read_image_files(tmp_path / "a.tar")
+    write_tar(tmp_path / "a.tar", files | {f"{i}.json": json.dumps({}).encode() for i in range(4)})
+    with pytest.raises(InputError, match=r"0.json cannot be read as a label: .*age"):
+        read_image_files(tmp_path / "a.tar", label_key="age")
+    (tmp_path / "b.tar").write_bytes(b"no tar")
+    with pytest.raises(InputError, match=r"b.tar cannot be read as an uncompressed tar"):
+        read_image_files(tmp_path / "b.tar")
+
+
+def test_lmdb_has_the_images_of_its_keys_without_labels(tmp_path):
+    environment = lmdb.open(str(tmp_path / "lsun"), map_size=2**24)
+    with environment, environment.begin(write=True) as transaction:
+        for i, image in enumerate(pixels()):
+            transaction.put(f"key {i:02}".encode(), encoded(image, "WEBP", lossless=True))
+    images, labels, _ = read_image_files(tmp_path / "lsun")
+    np.testing.assert_array_equal(images, np.moveaxis(pixels(), 3, 1))
+    assert labels is None
+    with pytest.raises(InputError, match="an LMDB has none"):
+        read_image_files(tmp_path / "lsun", labels_used=True)
+
+
+def test_the_one_door_reads_what_prepare_wrote_and_what_it_read(tmp_path):
+    path = saved("one.parquet", tmp_path)
+    prepare(path, tmp_path / "x.npy")
+    np.testing.assert_array_equal(
+        read_prepared(tmp_path / "x.npy").images, np.moveaxis(pixels(), 3, 1)
+    )
+    np.savez(tmp_path / "x.npz", images=pixels(), labels=np.arange(N) % 3)
+    write_shards(tmp_path)
+
+    for source in (path, tmp_path / "x.npy", tmp_path / "x.npz", f"{tmp_path}/w-{{00..01}}.tar"):
+        data = Images(str(source), batch_size=4)
+        data.needs_labels = True
+        data.setup()
+        assert data.reference.N == N
+        assert data.reference.labels.tolist() == [i % 3 for i in range(N)]
+        np.testing.assert_array_equal(data.reference.images, np.moveaxis(pixels(), 3, 1))
+        if source in (path, tmp_path / "x.npy"):
+            assert data.class_names == NAMES
