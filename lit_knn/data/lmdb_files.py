@@ -25,7 +25,7 @@ def lmdb_files(path: Path) -> Files:
 
     def read(name: str) -> bytes:
         with environment.begin() as transaction:
-            return transaction.get(name.encode("latin-1"))
+            return transaction.get(name.encode("latin-1")) or b""
 
     status = (path / LMDB_FILE).stat()
     stamp = (status.st_size, status.st_mtime_ns)

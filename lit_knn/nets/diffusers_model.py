@@ -55,16 +55,17 @@ class Diffusers(nn.Module):
                 f"Diffusers: {model} takes no class labels, but num_classes={num_classes}"
             )
 
-        self.in_channels = self.model.config["out_channels"] or self.model.config["in_channels"]
-        self.augment_dim = self.model.config["in_channels"] - self.in_channels
+        channels: dict[str, int] = dict(self.model.config)  # type: ignore[arg-type]
+        self.in_channels = channels["out_channels"] or channels["in_channels"]
+        self.augment_dim = channels["in_channels"] - self.in_channels
         if self.augment_dim < 0:
             raise InputError(
                 f"Diffusers: {model} puts out {self.in_channels} channels for "
-                f"{self.model.config['in_channels']}, perhaps a learned sigma: set out_channels of config"
+                f"{channels['in_channels']}, perhaps a learned sigma: set out_channels of config"
             )
         for layer in self.model.modules():
             if type(layer).__name__ == "LabelEmbedding":
-                layer.dropout_prob = 0.0
+                layer.dropout_prob = 0.0  # type: ignore[assignment]
 
     def forward(
         self,
@@ -120,7 +121,7 @@ class Diffusers(nn.Module):
 
     def save_pretrained(self, folder: str | os.PathLike[str]) -> None:
         """Write the model as `diffusers` does; `from_pretrained` of its class reads the folder."""
-        self.model.save_pretrained(folder)
+        self.model.save_pretrained(folder)  # type: ignore[operator]
 
 
 def load_model(name: str, config: Mapping[str, object] | None) -> nn.Module:

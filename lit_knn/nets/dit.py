@@ -9,6 +9,7 @@ from torch.nn import functional as F
 
 from lit_knn.common.errors import InputError
 from lit_knn.nets.base import ImageNetwork, NumberOfData
+from lit_knn.nets.layers import zero_
 from lit_knn.nets.unet import NoiseEmbedding
 
 # Sines and cosines of the noise label, and width of a block's MLP in units of `width`, as published.
@@ -74,11 +75,11 @@ class DiT(ImageNetwork):
             if name.endswith("weight"):
                 nn.init.normal_(weights, std=0.02)
 
-        zeros = [self.modulation_out, self.patches_out]
-        zeros += [block.modulation for block in self.blocks]
-        for layer in zeros:
-            nn.init.zeros_(layer.weight)
-            nn.init.zeros_(layer.bias)
+        zero_(self.modulation_out)
+        zero_(self.patches_out)
+        for name, layer in self.blocks.named_modules():
+            if name.endswith("modulation"):
+                zero_(layer)
 
     def check_shape(self, shape: Sequence[int]) -> None:
         super().check_shape(shape)

@@ -1,13 +1,14 @@
 """Building blocks of the published diffusion networks: resampling, residual blocks, attention."""
 
 from collections.abc import Sequence
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 Direction = Literal["up", "down"]
+Layer = TypeVar("Layer", bound=nn.Module)
 
 
 def fir_kernel(taps: Sequence[float]) -> Tensor:
@@ -98,7 +99,7 @@ def group_norm(width: int, eps: float) -> nn.GroupNorm:
     return nn.GroupNorm(groups, width, eps=eps)
 
 
-def zero_(layer: nn.Conv2d) -> nn.Conv2d:
+def zero_(layer: Layer) -> Layer:
     """Set the weights and the bias to zero, in place."""
     for weights in layer.parameters():
         nn.init.zeros_(weights)

@@ -163,7 +163,7 @@ def test_labels_are_not_read_without_need(parsed, capsys):
     [
         (["Digits"], 10),
         (["ImageFiles", "--data.path", "photos"], 3),
-        (["Images", "--data.path", "photos", "--data.labels_from_folders", "true"], 2),
+        (["lit_knn.data.Images", "--data.path", "photos", "--data.labels_from_folders", "true"], 2),
     ],
     ids=lambda value: str(value),
 )
@@ -211,7 +211,7 @@ def test_data_of_unknown_shape_are_loaded_once_for_shape_and_classes(parsed, mon
             "give --labels-from-folders to lit-knn prepare",
         ),
         ("--data.path absent", "data.path=absent: absent does not exist"),
-        ("--data.path other.npy", "other.npy is no file: make one with lit-knn prepare"),
+        ("--data.path other.npy", "data.path=other.npy: other.npy does not exist"),
         (
             "--data PointsOnALine",
             "in_channels, num_classes, multipliers can be taken from images alone",
