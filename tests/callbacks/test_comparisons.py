@@ -24,7 +24,7 @@ CURVE = {
 }
 
 
-def test_a_run_leaves_the_table_of_errors_with_figure_3_and_its_peaks(validate):
+def test_figure_3_run_leaves_table_of_errors_and_peaks(validate):
     folder = validate({"EstimatorError": {**CURVE, "resample_source": True}})
     rows = {
         (row["estimator"], float(row["t"])): row
@@ -62,9 +62,7 @@ def test_a_run_leaves_the_table_of_errors_with_figure_3_and_its_peaks(validate):
 
 
 @pytest.mark.usefixtures("blank_figures")
-def test_the_run_measures_with_its_seed_and_with_resampled_sources_where_asked(
-    validate, command, capsys
-):
+def test_figure_3_uses_run_seed_and_resamples_sources_on_request(validate, command, capsys):
     def row(*args, **options):
         own = {
             "estimators": {"one": {"class_path": "OneSample"}},

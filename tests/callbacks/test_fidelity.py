@@ -43,7 +43,7 @@ def measure(validate):
     return measured
 
 
-def test_statistics_of_the_data_are_kept_and_damaged_ones_computed_anew(measure):
+def test_data_statistics_are_cached_and_damaged_ones_recomputed(measure):
     first = measure(**CACHED)[1]["fd_pixels"]
     (path,) = Path("cache").iterdir()
     whole = path.read_bytes()
@@ -123,7 +123,7 @@ class Halves(Pixels):
         return super().__call__(images * (torch.arange(8) < 4))
 
 
-def test_of_two_callbacks_that_measure_one_name_each_has_its_row_and_the_last_one_logs(validate):
+def test_callbacks_of_one_name_have_rows_and_the_last_logs(validate):
     options = {**FEW, "extra_metrics": ["recall"]}
     halves = {**options, "extractor": {"class_path": f"{__name__}.Halves"}}
     estimator = ["--model.estimator", "Exact", "--model.sampling_steps", "4"]
@@ -138,7 +138,7 @@ def test_of_two_callbacks_that_measure_one_name_each_has_its_row_and_the_last_on
 
 
 @pytest.mark.filterwarnings("ignore:.*rank-deficient")
-def test_the_distance_is_to_images_in_no_reference_set_and_copies_are_of_the_training_images(
+def test_distance_uses_held_out_and_copies_use_training_images(
     validate,
 ):
     size = {"num_samples": 60, "batch_size": 25}
@@ -174,7 +174,7 @@ DEMO = [
 DEMO += ["--model.estimator.k", "32", "--model.estimator.n", "8", "-c", "best.yaml"]
 
 
-def test_fit_keeps_the_best_checkpoint_and_a_row_for_each_validation_but_the_check_before(capsys):
+def test_fit_keeps_best_checkpoint_and_a_row_per_validation(capsys):
     best = {"monitor": "fd_pixels", "mode": "min", "filename": "best"}
     callbacks = [
         {"class_path": "lit_knn.callbacks.PixelFrechetDistance", "init_args": {"num_samples": 70}},
@@ -238,7 +238,7 @@ def test_two_ranks_measure_what_one_does(command):
                     ), column
 
 
-def test_memorisation_counts_each_validation_anew_with_its_threshold_and_shows_the_likest_pairs(
+def test_memorisation_restarts_each_validation_and_shows_pairs(
     tmp_path,
 ):
     options = {

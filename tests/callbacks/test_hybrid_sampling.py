@@ -42,7 +42,7 @@ def starts(first=0, seed=0):
     )
 
 
-def test_forward_samples_start_from_noisy_images_of_the_whole_set():
+def test_forward_samples_start_from_noisy_images_of_whole_set():
     for x in (starts(), starts(first=60)):
         torch.testing.assert_close(x, x.round(), rtol=0, atol=1e-3)
         assert -0.5 < x.min() < 20
@@ -50,7 +50,7 @@ def test_forward_samples_start_from_noisy_images_of_the_whole_set():
 
 
 @pytest.mark.parametrize("t_switch", [0.5, 3.0])
-def test_both_parts_go_through_the_grid_of_the_options_cut_at_t_switch(t_switch):
+def test_both_samplers_follow_the_grid_cut_at_t_switch(t_switch):
     grid, cut, above = karras(5, **GRID), torch.tensor([t_switch]), Asked()
     for estimator in (above, None):
         below = torch.cat([cut, grid[grid < t_switch]])
@@ -61,7 +61,7 @@ def test_both_parts_go_through_the_grid_of_the_options_cut_at_t_switch(t_switch)
     torch.testing.assert_close(above.points[0], 12 * seeded_noise(range(4), (1,)))
 
 
-def test_draws_repeat_themselves_but_differ_by_batch_by_seed_and_by_side_and_below_whatever_is_above():
+def test_draws_repeat_but_differ_by_batch_seed_and_side():
     def draws(first=0, seed=0):
         torch.manual_seed(len(seen))
         seen.append(Asked())
@@ -105,9 +105,7 @@ def values(path):
     }
 
 
-def test_a_sweep_shows_every_point_and_goes_on_where_it_was_interrupted(
-    validate, network, monkeypatch
-):
+def test_sweep_shows_every_point_and_resumes_after_interruption(validate, network, monkeypatch):
     asked, original = [], HybridSamples.draw
 
     def watched(self, estimator, t_switch, seeds):
@@ -145,7 +143,7 @@ def test_a_sweep_shows_every_point_and_goes_on_where_it_was_interrupted(
 
 
 @pytest.mark.usefixtures("blank_figures")
-def test_near_zero_every_sample_of_the_exact_flow_is_a_copy_whatever_the_network(validate, network):
+def test_exact_flow_near_zero_copies_whatever_the_network(validate, network):
     options = {"network": network("network.ckpt"), "estimators": {"Exact": {"class_path": "Exact"}}}
     options |= {"t_switch": [0.003], "num_steps": 18, "held_out": True}
     validate({"HybridSampling": {**SWEEP, **options}}, "--data.held_out", "100")
@@ -217,9 +215,7 @@ def test_a_point_is_of_its_data_grid_seed_estimators_and_options(tmp_path):
     assert len(list((tmp_path / "cache").glob("fd_pixels-*.npz"))) == 1
 
 
-def test_the_grid_of_a_point_is_of_its_first_batch_and_the_first_rank_alone_writes_the_table(
-    tmp_path, monkeypatch
-):
+def test_sweep_grid_is_of_first_batch_and_rank_0_writes_table(tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(kept_results, "on_first_rank", lambda work: [])
         assert sweep(tmp_path / "second", rank=1) == []

@@ -169,7 +169,7 @@ def test_latents_are_written_as_they_are(tmp_path):
 
 
 @pytest.mark.usefixtures("own_folder")
-def test_two_ranks_write_the_samples_of_one_in_the_order_of_the_seeds(trained_run):
+def test_two_ranks_write_the_samples_of_one_in_seed_order(trained_run):
     run, options = trained_run("ict")
     predict = ["predict", *options, "--ckpt_path", str(last(run)), "--data.predict_samples", "6"]
     predict += ["--data.batch_size", "2", "--sample_writer.format", "npz", "--sample_writer.folder"]
@@ -181,7 +181,7 @@ def test_two_ranks_write_the_samples_of_one_in_the_order_of_the_seeds(trained_ru
     assert np.abs(one["images"].astype(int) - two["images"]).max() <= 1
 
 
-def test_grids_have_the_samples_and_steps_of_the_options_and_the_step_of_their_validation(tmp_path):
+def test_grids_have_samples_steps_and_step_of_their_validation(tmp_path):
     grids, module, seen = SampleGrid(num_samples=4, num_steps=(1, 3)), Painter(), []
     logger = pl.loggers.TensorBoardLogger(tmp_path, name="a")
     logger.experiment.add_image = lambda tag, picture, step=None, **_: seen.append((tag, step))

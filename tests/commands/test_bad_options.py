@@ -150,7 +150,7 @@ def test_a_bad_config_file_is_named(content, message, capsys):
     assert message in refusal_of(["fit", "-c", DEMO, *TINY, "-c", "bad.yaml"], capsys)
 
 
-def test_control_characters_of_a_file_name_do_not_reach_the_terminal(capsys):
+def test_control_characters_of_file_names_are_not_printed(capsys):
     line = refusal_of(["fit", "-c", "a\x1b[31m\nb\u202e.yaml"], capsys)
     assert line == r"error: --config a\x1b[31m\nb\u202e.yaml: no such file"
 
@@ -180,7 +180,7 @@ def test_debug_shows_the_traceback_and_nothing_else_does(capsys):
     assert "\nTrain a model\n" in said
 
 
-def test_a_warning_of_ours_is_one_line_without_its_place_in_the_source():
+def test_own_warning_is_one_line_without_source_place():
     with command._quiet():
         assert (
             warnings.formatwarning("few images", UserWarning, command.__file__, 1)
@@ -208,7 +208,7 @@ def failure_of(args, capsys):
     return capsys.readouterr().err.strip().splitlines()[-1]
 
 
-def test_a_fault_of_the_program_is_told_in_one_line_with_another_status(monkeypatch, capsys):
+def test_program_fault_is_one_line_with_another_status(monkeypatch, capsys):
     monkeypatch.setattr("lit_knn.modules.ict.lognormal_step_probs", lambda *_: 1 / 0)
     line = failure_of(["fit", "-c", DEMO, *TINY], capsys)
     assert line.startswith("error: fit: ")
@@ -268,7 +268,7 @@ def test_the_error_has_a_line_of_its_own_below_a_progress_bar(capsys):
     assert printed.err.strip().splitlines()[-1].startswith("error: the loss is not finite")
 
 
-def test_a_limit_of_0_is_refused_where_the_command_would_do_nothing():
+def test_limit_of_0_is_refused_where_nothing_would_be_done():
     limits = {
         "limit_train_batches": "fit",
         "limit_val_batches": "validate",

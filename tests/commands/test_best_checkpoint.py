@@ -105,7 +105,7 @@ def test_every_kept_checkpoint_gets_a_row_and_the_best_is_told(run, capsys):
     assert sorted(path.name for path in run.parent.iterdir()) == ["knn_0", "knn_1"]
 
 
-def test_further_draws_of_the_best_checkpoint_have_seeds_of_their_own(run, capsys):
+def test_further_draws_of_best_checkpoint_have_other_seeds(run, capsys):
     best("--draws", "3")
     chosen = min(rows(), key=lambda row: float(row["fd_pixels"]))
     drawn = rows("draws_fd_pixels.csv")
@@ -137,7 +137,7 @@ def test_further_draws_of_the_best_checkpoint_have_seeds_of_their_own(run, capsy
     assert "Its file is gone" in printed
 
 
-def test_the_data_are_looked_at_once_and_finished_checkpoints_not_again(run, monkeypatch, capsys):
+def test_best_loads_data_once_and_skips_measured_checkpoints(run, monkeypatch, capsys):
     passes, measured = [], []
     share, measure = ReferenceSet.share, FidelityMeasure.__call__
     monkeypatch.setattr(ReferenceSet, "share", lambda self, *a: passes.append(1) or share(self, *a))
@@ -159,9 +159,7 @@ def test_the_data_are_looked_at_once_and_finished_checkpoints_not_again(run, mon
     assert len(measured) == 5
 
 
-def test_checkpoints_that_a_rank_cannot_read_are_named_and_the_others_measured(
-    run, capsys, monkeypatch
-):
+def test_checkpoints_unreadable_on_a_rank_are_named_and_skipped(run, capsys, monkeypatch):
     # The other rank says no: all ranks agree to nothing, and any of them only to what this one reads.
     with monkeypatch.context() as patch:
         decide = "reduce_boolean_decision"
@@ -292,9 +290,7 @@ def test_the_images_are_those_that_a_validation_compares_with(run, capsys):
     )
 
 
-def test_what_cannot_be_measured_is_said_in_one_line_before_samples_are_drawn(
-    run, capsys, monkeypatch
-):
+def test_best_refuses_unmeasurable_input_before_sampling(run, capsys, monkeypatch):
     monkeypatch.setattr("callbacks.Fidelity.samples", lambda *_: pytest.fail("samples were drawn"))
     assert "runs/config.yaml does not exist; it holds the runs table1_digits/knn_0" in complaint(
         capsys, run="runs"

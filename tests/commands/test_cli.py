@@ -56,7 +56,7 @@ def fit_demo(*args, steps=4):
     )
 
 
-def test_a_fit_leaves_all_that_is_promised_and_validate_measures_what_its_end_measured(capsys):
+def test_fit_leaves_promised_files_and_validate_repeats_its_end(capsys):
     # N(k) changes during the run, so the losses agree only if `validate` knows the step.
     short = ["--model.total_steps", "2"]
     fit_demo(*short, "--trainer.log_every_n_steps", "1")
@@ -90,7 +90,7 @@ def test_a_fit_leaves_all_that_is_promised_and_validate_measures_what_its_end_me
         assert events_of("runs/demo/knn_1")[1][name] == pytest.approx([logged[name][-1]], rel=1e-4)
 
 
-def test_predict_writes_samples_into_the_folder_of_the_run_or_where_it_is_told(run, capsys):
+def test_predict_writes_into_run_folder_or_where_asked(run, capsys):
     folder, options = run
     predict = ["predict", *options, "--ckpt_path", str(last(folder)), "--data.predict_samples"]
     main([*predict, "70"])
@@ -118,7 +118,7 @@ def test_predict_writes_samples_into_the_folder_of_the_run_or_where_it_is_told(r
     assert [path.name for path in folder.parent.iterdir()] == ["knn_0"]
 
 
-def test_options_of_a_resumed_fit_win_and_images_of_another_size_are_refused(run, capsys):
+def test_resumed_fit_takes_new_options_and_refuses_other_size(run, capsys):
     folder, options = run
     more = ["--ckpt_path", str(last(folder)), "--trainer.max_steps", "6"]
     np.save("larger.npy", np.zeros((40, 1, 16, 16), dtype=np.uint8))
@@ -136,7 +136,7 @@ def test_an_untrained_model_is_not_measured(capsys):
         assert "error: --ckpt_path is missing" in refusal_of([command, "-c", DEMO, *TINY], capsys)
 
 
-def test_table1_run_trains_on_a_folder_of_images_with_flips_and_ivf(tmp_path):
+def test_table1_trains_on_image_folder_with_flips_and_ivf(tmp_path):
     image_folder(tmp_path / "images", 40, (8, 8))
     args = ["--data", str(ROOT / "configs" / "data" / "image_files.yaml"), "--data.path", "images"]
     args += [
@@ -195,7 +195,7 @@ def test_the_demo_reaches_its_figure(capsys):
     )
 
 
-def test_a_run_shorter_than_its_validation_interval_is_validated_at_its_end():
+def test_short_run_is_validated_at_its_end():
     # Lightning counts batches there, of which a step may have several.
     fit_demo(
         "--trainer.val_check_interval", "1000", "--trainer.accumulate_grad_batches", "2", steps=3
@@ -206,7 +206,7 @@ def test_a_run_shorter_than_its_validation_interval_is_validated_at_its_end():
 
 
 @pytest.mark.parametrize(("given", "batches"), [("1", 1), ("1.0", 5), ("0.4", 2), ("3", 3)])
-def test_an_integer_counts_batches_and_a_fraction_is_a_share_of_them(given, batches):
+def test_integer_limit_counts_batches_and_fraction_is_a_share(given, batches):
     command = [
         "validate",
         "-c",
@@ -248,9 +248,7 @@ def test_one_option_sets_the_samples_of_all_callbacks(capsys):
     assert "--samples 40 is for fit and validate: give --data.predict_samples 40" in line
 
 
-def test_a_file_in_the_current_folder_comes_before_an_installed_package_of_its_name(
-    tmp_path, monkeypatch, capsys
-):
+def test_local_file_precedes_installed_package_of_its_name(tmp_path, monkeypatch, capsys):
     installed = tmp_path / "site" / "estimators_of_mine"
     installed.mkdir(parents=True)
     (installed / "__init__.py").write_text("")
@@ -274,7 +272,7 @@ def test_a_file_in_the_current_folder_comes_before_an_installed_package_of_its_n
     assert "class_path: estimators_of_mine.Mine" in capsys.readouterr().out
 
 
-def test_an_average_has_the_weighted_sum_and_the_counts_of_the_last_snapshot():
+def test_average_has_weighted_sum_and_counts_of_last_snapshot():
     values = [
         {"weight": torch.tensor([v], dtype=torch.float16), "count": torch.tensor(int(v))}
         for v in (1.0, 3.0)
@@ -296,7 +294,7 @@ def test_a_full_disk_names_the_folder_of_the_run(monkeypatch, capsys):
 # Other models
 
 
-def test_a_tuned_model_goes_on_and_samples_without_the_file_it_started_from(trained_run, capsys):
+def test_tuned_model_resumes_and_samples_without_its_start_file(trained_run, capsys):
     run, options = trained_run("ect")
     checkpoint = shutil.copy(last(run), "kept.ckpt")
     alone = [*options, *TABLE, "--model.start", "null", "--ckpt_path", str(checkpoint)]
@@ -384,7 +382,7 @@ def session_of(events):
     return {name: getattr(value, value.WhichOneof("kind")) for name, value in start.items()}
 
 
-def test_the_loggers_of_the_documentation_together_get_pictures_and_options(monkeypatch):
+def test_documented_loggers_together_get_pictures_and_options(monkeypatch):
     wandb = pytest.importorskip("wandb")
     pytest.importorskip("mlflow")
     monkeypatch.setenv("WANDB_MODE", "offline")
@@ -473,7 +471,7 @@ def test_a_class_of_a_config_file_is_the_text_in_its_quotes(written, tmp_path, m
 
 
 @pytest.mark.parametrize(("command", "option"), [("probe", "--levels"), ("best", "--draws")])
-def test_the_help_of_a_command_names_its_options_before_the_trainers(command, option, capsys):
+def test_help_names_a_commands_options_before_the_trainers(command, option, capsys):
     with pytest.raises(SystemExit):
         main([command, "--help"])
     text = capsys.readouterr().out

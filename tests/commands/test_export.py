@@ -149,7 +149,7 @@ def test_a_checkpoint_without_its_run_is_exported_too(run, tmp_path):
     assert torch.equal(lit_knn.load(tmp_path / "digits").sample([1]), lit_knn.load(run).sample([1]))
 
 
-def test_the_distances_of_the_usual_average_are_not_those_of_another(run, tmp_path):
+def test_distances_of_usual_average_are_not_those_of_another(run, tmp_path):
     average = run / "averages" / "ema=0.050.ckpt"
     average.parent.mkdir()
     torch.save(
@@ -165,9 +165,7 @@ def test_the_distances_of_the_usual_average_are_not_those_of_another(run, tmp_pa
     assert cells(text)["FID"] == ["7.5", "32"]
 
 
-def test_an_interrupted_export_goes_on_and_nothing_else_is_exported_or_replaced(
-    run, tmp_path, own_folder, capsys
-):
+def test_interrupted_export_goes_on_and_replaces_nothing_else(run, tmp_path, own_folder, capsys):
     with file_size_limit(10_000):
         line = refusal_of(["export", str(run), "out"], capsys)
     assert "cannot be written" in line
@@ -263,7 +261,7 @@ def own_run(tmp_path, own_folder, monkeypatch):
     sys.modules.pop("small_net", None)
 
 
-def test_a_network_of_ones_own_is_exported_by_the_config_or_its_class(own_run, capsys):
+def test_own_network_is_exported_by_config_or_class(own_run, capsys):
     front, text, config = exported(own_run, Path("out"))
     assert front["pipeline_tag"] == "unconditional-image-generation"
     net = {"class_path": "small_net.Small", "init_args": {"channels": 5}}

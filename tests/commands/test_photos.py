@@ -42,7 +42,7 @@ def net_of(run):
     return options["model"]["init_args"]["net"]["init_args"]
 
 
-def test_a_run_takes_the_network_of_a_folder_of_gray_images_and_goes_on_and_is_exported(capsys):
+def test_gray_folder_gives_network_and_run_resumes_and_exports(capsys):
     write_photos("photos", 20, 28)
     fit("edm", "--data.path", "photos")
     taken = "the network gets in_channels=1, num_classes=0, multipliers=[1, 2, 4]"
@@ -131,13 +131,13 @@ def test_numbers_that_are_given_stay(parsed):
     assert (net["in_channels"], net["multipliers"], net["num_classes"]) == (1, [1, 3], 5)
 
 
-def test_another_network_takes_the_channels_too_and_its_size_if_null(parsed):
+def test_other_network_takes_channels_and_null_size_from_data(parsed):
     write_photos("photos", 16, 16)
     net = parsed("--data.path", "photos", "--model.net", "DDPMpp", "--model.net.image_size", "null")
     assert (net["in_channels"], net["image_size"], net["multipliers"]) == (1, 16, [2, 2, 2])
 
 
-def test_a_network_of_the_user_s_own_takes_what_it_allows_to_be_null(parsed, tmp_path, monkeypatch):
+def test_user_network_takes_what_it_allows_to_be_null(parsed, tmp_path, monkeypatch):
     options = "in_channels: int | None, num_classes: int | None = 3, width: int = 4"
     lines = [
         "from torch import nn",
@@ -187,7 +187,7 @@ class Counted(ReferenceDataModule):
 """
 
 
-def test_data_of_unknown_shape_are_loaded_once_for_shape_and_classes(parsed, monkeypatch, tmp_path):
+def test_data_of_unknown_shape_are_loaded_once(parsed, monkeypatch, tmp_path):
     Path("mine_counted.py").write_text(COUNTED_DATA)
     monkeypatch.syspath_prepend(tmp_path)
     net = parsed("--data", "mine_counted.Counted", "--model.class_conditional", "true")
@@ -222,7 +222,7 @@ def test_data_of_unknown_shape_are_loaded_once_for_shape_and_classes(parsed, mon
         ),
     ],
 )
-def test_data_that_cannot_give_the_numbers_are_refused_in_one_line(options, words, capsys):
+def test_data_without_needed_numbers_are_refused_in_one_line(options, words, capsys):
     write_photos("photos", 33, 33)
     main(["prepare", "photos", "gray.npy"])
     capsys.readouterr()

@@ -108,7 +108,7 @@ class Unknown(STF):
     memory = None
 
 
-def test_an_estimator_that_does_not_tell_its_memory_is_not_known_and_may_search():
+def test_estimator_without_memory_is_not_known_and_may_search():
     Unknown.searches = True
     held, _ = planned(Unknown(4), Digits())
     assert held["Unknown"] is None
@@ -117,7 +117,7 @@ def test_an_estimator_that_does_not_tell_its_memory_is_not_known_and_may_search(
     assert re.search("Unknown +NOT KNOWN", str(memory))
 
 
-def test_an_index_is_that_of_its_device_and_counts_where_it_is_built():
+def test_index_memory_is_of_its_device_and_counts_where_built():
     for index, on_cpu in (
         (FaissIndex("Flat"), 4 * 64 * 1797),
         (TorchIndex(), None),
@@ -173,7 +173,7 @@ def test_ranks_of_a_machine_share_the_file_of_an_index(tmp_path):
     assert Memory("the machine", 30, 2, {"index": 10, "network": 5}).fits
 
 
-def test_data_modules_know_their_size_before_they_load_or_need_it_given(tmp_path):
+def test_data_modules_know_size_before_loading_or_need_it(tmp_path):
     np.save(tmp_path / "a.npy", np.zeros((4, 8, 6, 3), np.uint8))
     np.save(tmp_path / "b.npy", np.zeros((4, 5), np.float64))  # float32 in memory
     for data in (
@@ -253,7 +253,7 @@ def test_the_64x64_runs_are_planned_before_their_data_are_there(
     assert not list(tmp_path.iterdir())
 
 
-def test_a_plan_refuses_what_a_fit_would_overwrite_in_the_same_words(tmp_path, own_folder, capsys):
+def test_plan_refuses_what_a_fit_would_overwrite_alike(tmp_path, own_folder, capsys):
     main(["fit", "-c", DEMO, *TINY])
     before = sorted(tmp_path.rglob("*"))
     command = ["-c", DEMO, *TINY, "--trainer.logger.version", "knn_0"]
@@ -271,14 +271,14 @@ def demo():
     return make_cli(["-c", DEMO, "--trainer.accelerator", "cpu"], run=False)
 
 
-def test_the_peak_of_a_step_has_activations_that_grow_with_the_batch(demo):
+def test_peak_of_a_step_has_activations_of_its_batch(demo):
     few, many = (try_step(demo.trainer, demo.model, (B, 1, 8, 8)) for B in (16, 512))
     # The activations of each image hold more than 20 arrays of 32 channels of 8x8 pixels.
     assert many.peak - few.peak > 496 * 20 * 32 * 64 * 4
     assert many.seconds > 0
 
 
-def test_a_step_of_a_class_conditional_network_is_tried_without_data():
+def test_class_conditional_step_is_tried_without_data():
     config = str(CONFIGS / "table2" / "digits_conditional.yaml")
     cli = make_cli(["-c", config, "--trainer.accelerator", "cpu"], run=False)
     assert try_step(cli.trainer, cli.model, (8, 1, 8, 8)).peak > 0
@@ -307,9 +307,7 @@ def test_a_plan_refuses_numbers_of_more_images_than_there_are(own_folder, capsys
     assert "KNN: k=9999 is more than the 1797 images" in line
 
 
-def test_the_command_tells_memory_and_time_of_a_step_and_writes_nothing(
-    tmp_path, own_folder, capsys
-):
+def test_plan_prints_memory_and_time_and_writes_nothing(tmp_path, own_folder, capsys):
     main(["plan", "-c", DEMO, "--data.batch_size", "4"])
     printed = capsys.readouterr().out
     assert re.search(r"^one step on this machine: peak 0\.\d+ GB, \S+ s$", printed, re.M)

@@ -151,7 +151,7 @@ def test_the_next_command_has_all_options_but_those_of_the_probe(tmp_path):
         assert said == f"Next, with the config of a training: lit-knn fit -c CONFIG {settings}"
 
 
-def test_the_next_command_knows_options_and_estimators_of_a_probe():
+def test_next_command_has_options_and_estimators_of_the_probe():
     options = {*inspect.signature(Trainer.probe).parameters} - {"self", "model", "datamodule"}
     assert {*PROBE_OPTIONS} == options
     assert {*PARTS} == {"OneSample", *probe.TARGETS}

@@ -95,7 +95,7 @@ def test_the_table_of_the_paper(capsys):
     assert "relative to ict (OneSample)" in printed
 
 
-def test_distances_are_the_best_and_the_last_and_more_samples_win(capsys):
+def test_report_has_best_and_last_distance_and_more_samples_win(capsys):
     a, b = leave_run("a", "STF"), leave_run("b", "KNN", distances=[(100, 9.0)])
     places = {"num_samples": 9, "checkpoint": "x"}
     values = [(100, 5.0, 0.5), (200, 3.0, 0.7), (300, 4.0, 0.6)]
@@ -120,7 +120,7 @@ def test_distances_are_the_best_and_the_last_and_more_samples_win(capsys):
     assert read_run(b).curve.distances == {"fid": [(100, 2.5)], "kid": [(100, 0.1)]}
 
 
-def test_runs_of_unequal_lengths_are_compared_where_all_were_measured(capsys):
+def test_runs_of_unequal_length_are_compared_where_all_measured(capsys):
     leave_run("short", "STF", 100.0, 1000, distances=[(100, 9.0), (200, 5.0)])
     leave_run("long", "STF", 400.0, 2000, distances=[(100, 8.0), (200, 6.0), (300, 1.0)])
     leave_run("rare", "STF", distances=[(100, 7.0), (150, 2.0)])
@@ -186,7 +186,7 @@ def test_settings_that_differ_are_listed_and_others_are_not(capsys):
     assert "numpy" not in printed
 
 
-def test_what_cannot_be_read_or_is_of_another_report_is_said_in_one_line(capsys):
+def test_report_names_what_it_cannot_read_in_one_line(capsys):
     assert "nowhere/config.yaml does not exist" in refusal_of(["report", "nowhere"], capsys)
     run = leave_run("a", "STF", distances=[(1000, 3.5)])
     whole = Path("a/run.json").read_text()

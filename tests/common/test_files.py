@@ -79,7 +79,7 @@ class Thing(RecordsArguments):
         self.value = value
 
 
-def test_values_that_python_or_memory_holds_alike_are_described_apart():
+def test_equal_values_of_other_types_are_described_apart():
     values = [
         0,
         False,

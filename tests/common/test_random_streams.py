@@ -23,7 +23,7 @@ from tests.watched import Images, OneOfSeveral, WatchedNet, undone
 BOTH = pytest.mark.parametrize("kind", [LitICT, LitEDM])
 
 
-def test_every_key_has_a_seed_and_every_stream_a_number_of_its_own():
+def test_every_key_has_a_seed_and_every_stream_a_number():
     keys = [
         key for length in range(1, 5) for key in itertools.product((0, 1, 5, 2**40), repeat=length)
     ]
@@ -46,7 +46,7 @@ def test_the_default_generator_goes_on_after_a_keyed_block():
     assert not torch.equal(inside, expected)
 
 
-def test_blocks_that_follow_a_generator_draw_other_numbers_and_repeat_with_it():
+def test_seeded_blocks_differ_and_repeat_with_their_generator():
     def draws():
         generator, drawn = keyed_generator("cpu", 3), []
         for _ in range(3):
@@ -73,7 +73,7 @@ def noise_of(kind, seed=0, rank=0):
 
 
 @BOTH
-def test_no_two_batches_of_seeds_ranks_or_streams_share_their_noise(kind):
+def test_batches_of_seeds_ranks_and_streams_share_no_noise(kind):
     noise = [
         batch.flatten()
         for seed, rank in ((0, 0), (0, 1), (1, 0))
@@ -112,7 +112,7 @@ class Drawing(Estimator):
         return self.drawn[-1].to(z.dtype)
 
 
-def test_estimators_levels_batches_repeats_and_seeds_of_an_error_curve_draw_apart():
+def test_parts_of_an_error_curve_draw_independently():
     reference = ReferenceSet(torch.randn(8, 5, generator=torch.Generator().manual_seed(0)))
     drawn = []
     for seed, names in ((5, "ab"), (6, "a")):

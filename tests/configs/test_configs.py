@@ -53,7 +53,7 @@ def trained_networks(own_folder):
 
 @pytest.mark.usefixtures("trained_networks")
 @pytest.mark.parametrize("path", RUNS, ids=lambda p: str(p.relative_to(CONFIGS)))
-def test_every_run_is_made_and_stored_under_the_name_of_its_config(path):
+def test_every_run_config_makes_a_run_of_its_name(path):
     # Users download a published network themselves. The one of the test is small.
     options = {
         "table2/published": ("--model.estimator.path", "data/edm-cifar10-32x32-uncond-vp.pkl")
@@ -85,7 +85,7 @@ def test_every_run_is_made_and_stored_under_the_name_of_its_config(path):
     sorted(p for folder in PART_TYPES for p in (CONFIGS / folder).glob("*.yaml")),
     ids=lambda p: str(p.relative_to(CONFIGS)),
 )
-def test_every_part_is_made_and_spells_every_argument_of_an_estimator_or_of_data(path):
+def test_every_part_config_spells_all_arguments(path):
     kind, parser, config = (
         PART_TYPES[path.parent.name],
         LightningArgumentParser(),
@@ -245,7 +245,7 @@ def test_the_header_of_a_config_tells_its_options(name, words, option, value):
 
 
 @pytest.mark.usefixtures("trained_networks")
-def test_figures_and_evaluations_have_the_numbers_and_networks_of_their_sources():
+def test_evaluations_have_numbers_and_networks_of_their_sources():
     defaults = {name: p.default for name, p in inspect.signature(LitICT).parameters.items()}
     expected = {"lr": 1e-4, "ema_decay": 0.99993, "total_steps": 400_000, "s0": 10, "s1": 1280}
     expected |= {

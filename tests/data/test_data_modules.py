@@ -74,7 +74,7 @@ def test_each_epoch_has_every_image_once_in_another_order():
 
 
 @pytest.mark.parametrize(("shuffle", "world_size"), [(True, 3), (False, 2)])
-def test_ranks_are_disjoint_and_draw_together_what_one_rank_draws(shuffle, world_size):
+def test_ranks_are_disjoint_and_together_draw_what_one_draws(shuffle, world_size):
     ranks = [
         drawn(41, 4, shuffle=shuffle, rank=rank, world_size=world_size)
         for rank in range(world_size)
@@ -89,7 +89,7 @@ def test_ranks_are_disjoint_and_draw_together_what_one_rank_draws(shuffle, world
         assert len(together) - len(flat(per_rank)) < world_size
 
 
-def test_the_validation_subset_is_the_same_every_time_and_not_the_first_images():
+def test_validation_subset_is_fixed_and_not_the_first_images():
     subset = {"shuffle": False, "num_images": 20}
     first = drawn(100, 8, **subset)
     assert [len(batch) for batch in first] == [8, 8, 4]
@@ -101,7 +101,7 @@ def test_the_validation_subset_is_the_same_every_time_and_not_the_first_images()
     )
 
 
-def test_mirrored_images_are_part_of_the_epoch_in_model_space_with_their_labels():
+def test_mirrored_images_are_in_the_epoch_with_their_labels():
     images = torch.arange(6 * 4, dtype=torch.uint8).reshape(6, 1, 1, 4)
     batches = list(
         ReferenceBatches(
@@ -192,7 +192,7 @@ def test_setup_loads_once_and_hands_on_index_and_seed():
     assert batches[0] != batches[1]
 
 
-def test_held_out_images_are_in_neither_the_reference_set_nor_the_training_batches():
+def test_held_out_images_are_in_no_reference_set_or_batch():
     data = Numbers(batch_size=11, held_out=10, index=FaissIndex())
     data.setup("fit")
     held_out, training = images_of(data.held_out_reference), images_of(data.reference)
@@ -216,7 +216,7 @@ def test_held_out_images_are_in_neither_the_reference_set_nor_the_training_batch
     assert data.reference.search(z, 1)[0].min() >= 1
 
 
-def test_train_images_are_a_draw_that_grows_and_leaves_the_held_out_images_alone():
+def test_train_images_are_nested_draws_without_held_out_images():
     sets = [
         Numbers(held_out=10, train_images=count, seed=seed)
         for count, seed in ((5, 0), (20, 0), (None, 1))

@@ -456,7 +456,7 @@ def test_arrays_that_cannot_be_meant_are_refused(tmp_path, array, labels, part):
         ),
     ],
 )
-def test_labels_of_arrays_that_are_no_classes_are_refused_if_used(tmp_path, labels, part, capsys):
+def test_array_labels_that_are_no_classes_are_refused_if_used(tmp_path, labels, part, capsys):
     path = tmp_path / "a.npz"
     np.savez(
         path,

@@ -27,7 +27,7 @@ def set_up(data):
     return data
 
 
-def test_all_components_give_the_images_and_posterior_means_of_pixels():
+def test_all_components_give_images_and_means_of_pixels():
     pixels, latents = set_up(Digits()), set_up(Latents(Digits(), PCA((1, 8, 8))))
     code, everything = latents.autoencoder, torch.arange(1797)
     images = pixels.reference.gather(everything)
@@ -45,7 +45,7 @@ def test_all_components_give_the_images_and_posterior_means_of_pixels():
     )
 
 
-def test_held_out_latents_and_images_are_the_same_items_at_any_scale():
+def test_held_out_latents_and_images_are_the_same_items():
     data, plain = (
         set_up(Latents(Digits(), PCA((64,), scale), held_out=100, train_images=300))
         for scale in (0.5, 1.0)
@@ -102,7 +102,7 @@ def test_samples_are_decoded_for_files_and_distances(own_folder):
     assert Path("out_grid.png").is_file()
 
 
-def test_latents_of_a_prepared_file_are_held_out_with_their_images(tmp_path):
+def test_latents_of_prepared_file_are_held_out_with_images(tmp_path):
     prepare(image_folder(tmp_path / "source", 20, (6, 4)), tmp_path / "x.npy")
     data = set_up(Latents(Prepared(str(tmp_path / "x.npy")), Halved(), held_out=5))
     for latents, images in (

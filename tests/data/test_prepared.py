@@ -94,7 +94,7 @@ def test_images_of_a_path_of_any_kind_are_the_same_set(whole):
             )
 
 
-def test_center_crop_takes_the_middle_and_resizing_keeps_the_mean(tmp_path):
+def test_center_crop_takes_middle_and_resizing_keeps_mean(tmp_path):
     # A wide image has other colours outside its middle square; only that square may have an effect. So has a tall one.
     wide = np.zeros((40, 80, 3), np.uint8)
     wide[:, 20:60] = 90
@@ -140,7 +140,7 @@ def test_rgb_makes_gray_cmyk_and_transparent_images_alike(tmp_path):
 # Interruption
 
 
-def test_a_changed_source_starts_again_and_a_finished_file_is_kept(tmp_path, capsys):
+def test_changed_source_starts_again_and_finished_file_stays(tmp_path, capsys):
     source, path = image_folder(tmp_path / "source", number=30), tmp_path / "x.npy"
     (source / "0025.png").write_bytes(b"damaged")
     assert "0025.png is not an image" in refusal(prepare, source, path, block_images=10, workers=1)
@@ -155,7 +155,7 @@ def test_a_changed_source_starts_again_and_a_finished_file_is_kept(tmp_path, cap
     assert path.stat().st_mtime_ns == before
 
 
-def test_a_preparation_that_a_full_disk_ends_goes_on_and_gives_the_same_file(tmp_path, capsys):
+def test_preparation_after_full_disk_goes_on_to_the_same_file(tmp_path, capsys):
     source, out = image_folder(tmp_path / "source", number=100, size=(16, 16)), tmp_path / "x.npy"
     prepare(source, tmp_path / "whole.npy", block_images=5)
     with (

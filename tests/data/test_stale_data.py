@@ -44,7 +44,7 @@ def test_fingerprints_tell_images_shape_type_and_mirroring():
     )
 
 
-def test_shards_of_a_prepared_file_have_images_labels_and_fingerprints_of_their_own(tmp_path):
+def test_shards_of_prepared_file_have_their_own_fingerprints(tmp_path):
     path = tmp_path / "x.npy"
     description = prepare(image_folder(tmp_path / "source", 10), path, block_images=3)
     whole = Prepared(str(path))
@@ -93,7 +93,7 @@ class OtherWeights(Pixels):
         return "other weights"
 
 
-def test_cached_statistics_without_features_or_of_other_weights_do_not_serve_a_run_with_kid(
+def test_cached_statistics_of_other_weights_do_not_serve_kid(
     tmp_path,
 ):
     data = ReferenceSet(images(20))

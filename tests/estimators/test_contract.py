@@ -211,7 +211,7 @@ def test_what_is_no_mean_of_each_z_is_refused(hook, said):
     assert not type("Other", (Own,), {"_posterior_mean": lambda *_: None})(hook).can_warp
 
 
-def test_a_hook_may_overwrite_its_arguments_and_gets_no_source_unannounced():
+def test_hook_may_overwrite_arguments_and_gets_no_source():
     seen = []
 
     def hook(z, t, x_source, _):
@@ -266,7 +266,7 @@ def test_a_default_that_a_small_set_reduces_is_shown_reduced():
     assert repr(estimator) == "KNN(k=60, n=256, include_source=False)"
 
 
-def test_draws_without_the_generator_repeat_with_it_and_differ_from_call_to_call():
+def test_draws_without_generator_repeat_with_it_and_vary():
     reference = ReferenceSet(IMAGES)
     (_, z), own = latents(reference), Own(lambda z, *_: z + torch.randn_like(z)).bind(reference)
     before, generator, again = torch.get_rng_state(), rng(), rng()
@@ -293,7 +293,7 @@ def test_draws_without_the_generator_repeat_with_it_and_differ_from_call_to_call
     ],
     ids=lambda estimator: type(estimator).__name__,
 )
-def test_an_estimator_that_does_not_say_it_is_shardable_refuses_shards(estimator):
+def test_estimator_without_shardable_flag_refuses_shards(estimator):
     with pytest.raises(
         InputError, match="needs the whole reference set on each rank, this one is sharded"
     ):

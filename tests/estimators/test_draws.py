@@ -80,7 +80,7 @@ def near_copies(copies, shape, index=None):
     return ReferenceSet(images, index)
 
 
-def test_an_eight_bit_search_tells_near_copies_apart_with_few_draws():
+def test_eight_bit_search_separates_near_copies_with_few_draws():
     # SQ8 has an error of half a level. A proposal from only its distances would nearly always draw the wrong copy.
     reference, t = near_copies(5, (3, 32, 32), FaissIndex("SQ8")), 0.002
     z = reference.gather(torch.arange(2)).repeat(16, 1, 1, 1) + t * torch.randn(
@@ -119,7 +119,7 @@ def few_lists(index=None):
     return ReferenceSet(images, index or FaissIndex("IVF40,Flat", nprobe=1), hflip=True)
 
 
-def test_a_source_that_a_rough_search_puts_behind_the_first_neighbours_keeps_its_likelihood():
+def test_source_behind_rough_neighbours_keeps_its_likelihood():
     # The search sees one component alone. The likelihood needs the distance in all of them.
     x = torch.cat([torch.linspace(0, 1, 60)[:, None], 9 * torch.randn(60, 3, generator=rng())], 1)
     reference = ReferenceSet(x, FirstComponent())
@@ -150,7 +150,7 @@ class Careless(KNN):
         return super().draw(z, t, x_source, None)
 
 
-def test_a_certificate_is_of_the_mean_whatever_the_draws_come_from():
+def test_certificate_is_of_the_mean_whatever_made_the_draws():
     estimator = Careless(8, 4).bind(vectors())
     z = latents(estimator.reference, 2.0)[2]
     means = [estimator.certified_mean(z, 2.0, generator=rng(3)).mean for _ in range(2)]
@@ -166,7 +166,7 @@ def test_a_certificate_is_of_the_mean_whatever_the_draws_come_from():
         FaissIndex("IVF40,Flat", nprobe=1),
     ],
 )
-def test_images_of_the_set_are_located_and_searches_stay_as_they_were(index):
+def test_images_of_the_set_are_located_and_searches_unchanged(index):
     reference = few_lists(index)
     z = latents(reference, 1.0, 20)[2]
     before = reference.search(z, 30)[1]

@@ -95,7 +95,7 @@ def published(family):
 
 
 @pytest.mark.parametrize("family", [UNet, DDPMpp, NCSNpp, ADM])
-def test_a_trained_network_is_an_estimator_with_the_averaged_weights(family, tmp_path):
+def test_trained_network_estimates_with_averaged_weights(family, tmp_path):
     # A checkpoint of a published family tells its architecture.
     nets = [UNet(1, channels=8, multipliers=(1, 2), blocks=1) for _ in range(2)]
     if family is not UNet:

@@ -78,7 +78,7 @@ def test_floats_far_from_0_keep_their_digits(t, monkeypatch):
 
 
 @pytest.mark.parametrize("centre", [0.0, 100.0])
-def test_latents_of_a_batch_of_many_levels_do_not_disturb_each_other(centre):
+def test_latents_of_many_levels_do_not_disturb_each_other(centre):
     # The nearest images have all the weight of the first latents, and no image has much of the last ones'.
     reference = ReferenceSet(torch.randn(3_000, 1, 4, 4, generator=rng()) + centre, hflip=True)
     x, t = all_images(reference), torch.logspace(-3, 1, 40, dtype=torch.float64)
@@ -182,7 +182,7 @@ def test_the_log_density_is_the_enumerated_one(kind, t):
     assert (density - enumerated_density(x, z, t)).abs().max() < 1e-4
 
 
-def test_the_density_integrates_to_1_and_its_gradient_is_the_score():
+def test_density_integrates_to_1_and_its_gradient_is_the_score():
     estimator = Exact().bind(ReferenceSet(torch.tensor([[-0.6], [0.1], [0.7]])))
     z = torch.linspace(-6, 6, 6001, dtype=torch.float64).unsqueeze(1)
     density = estimator.log_density(z, 0.3)
@@ -191,7 +191,7 @@ def test_the_density_integrates_to_1_and_its_gradient_is_the_score():
     torch.testing.assert_close(slope[1:-1], estimator.score(z, 0.3)[1:-1, 0], rtol=0, atol=1e-3)
 
 
-def test_the_density_of_a_class_is_that_over_its_images_and_others_have_none():
+def test_class_density_is_over_its_images_and_others_have_none():
     images, labels = torch.randn(60, 3, generator=rng()), torch.arange(60) % 2
     reference, z = ReferenceSet(images, labels=labels), torch.randn(4, 3, generator=rng(1))
     chosen = torch.tensor([0, 1, 1, -1])

@@ -96,7 +96,7 @@ def test_smoothed_mean_of_two_values_equals_quadrature():
     assert abs(alone.item() - expected) > 0.05
 
 
-def test_a_pair_is_exact_for_a_linear_estimate_and_each_draw_has_the_level_of_its_item():
+def test_pair_is_exact_for_linear_estimate_at_each_items_level():
     reference = ReferenceSet(low_rank_vectors(40))
     z, linear = (
         latents(reference),

@@ -40,7 +40,7 @@ def test_exact_means_are_the_enumerated_ones(problem):
 
 
 @given(problems(), st.data())
-def test_sampled_means_are_finite_repeatable_and_among_the_images(problem, data):
+def test_sampled_means_are_finite_repeatable_and_in_the_hull(problem, data):
     reference, z, t, source = problem
     k, n = (data.draw(st.integers(1, reference.N)) for _ in range(2))
     r = data.draw(st.integers(1, min(reference.N, reference.d)))

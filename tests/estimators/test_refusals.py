@@ -129,14 +129,14 @@ def test_it_is_refused_in_one_line(make, words):
 
 
 @pytest.mark.parametrize("t", [0.0, -1.0, math.nan, math.inf])
-def test_noise_levels_are_refused_with_their_value_wherever_they_stand(t):
+def test_bad_noise_levels_are_refused_with_their_value(t):
     for bad in (t, torch.tensor([1.0, 1.0, t, 1.0, 1.0])):
         for method in (exact().posterior_mean, exact().score):
             with pytest.raises(InputError, match=f"Exact: t .*{t}"):
                 method(Z, bad)
 
 
-def test_a_number_type_that_the_processor_does_not_multiply_is_refused(monkeypatch):
+def test_unmultipliable_number_type_is_refused(monkeypatch):
     monkeypatch.setattr(precision, "is_native", lambda dtype, device: dtype == torch.float32)
     with pytest.raises(
         InputError, match="compute=bfloat16: this cpu does not multiply it natively"

@@ -63,7 +63,7 @@ def test_the_score_of_half_precision_latents_has_their_precision(dtype):
     np.testing.assert_allclose(score.double(), expected, rtol=2 * torch.finfo(dtype).eps, atol=0.01)
 
 
-def test_targets_of_noise_and_velocity_in_other_loops_are_conditional_means():
+def test_noise_and_velocity_targets_are_conditional_means():
     # docs/library.md makes these targets of a posterior mean.
     data = torch.randn(20, 3)
     x, noise, points = data[:8], torch.randn(8, 3), data.double()

@@ -98,7 +98,7 @@ def test_bias_is_linear_in_the_share_of_the_rest(every_u, keep):
 
 
 @pytest.mark.parametrize("t", [0.7, 1.5, 4.0])
-def test_certificate_is_the_size_of_the_error_also_as_components_are_added(t):
+def test_certificate_is_the_error_as_components_are_added(t):
     x = low_rank_vectors(N=400, seed=2)
     reference, z = ReferenceSet(x), noisy(x[:60], t).repeat_interleave(20, 0)
     mu = posterior_mean(z, x, t)
@@ -148,7 +148,7 @@ def test_rounding_hides_no_likely_image():
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("radius", [12.0, 13.0, 14.5])
-def test_the_mean_of_a_rest_that_bfloat16_cannot_hold_is_of_its_images(radius):
+def test_mean_of_rest_beyond_bfloat16_is_of_its_images(radius):
     # The kept images are nearest along the components, and as far as the others across them.
     ring = torch.nn.functional.normalize(
         torch.randn(40, 4, generator=torch.Generator().manual_seed(0))

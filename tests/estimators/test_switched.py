@@ -56,7 +56,7 @@ class Far(Estimator):
         return torch.full_like(z, self.value)
 
 
-def test_each_part_estimates_its_own_rows_once_and_none_if_it_has_none():
+def test_each_part_estimates_its_rows_once_or_not_at_all():
     below, above = Far(1.0), Far(2.0)
     switched, z = Switched(below, above, LEVEL), torch.zeros(8, 1, 4, 4)
     assert torch.equal(switched.posterior_mean(z, T)[:, 0, 0, 0] == 2, HIGH)
@@ -70,7 +70,7 @@ def test_each_part_estimates_its_own_rows_once_and_none_if_it_has_none():
     torch.testing.assert_close(score[:, 0, 0, 0].double(), expected, rtol=1e-5, atol=0)
 
 
-def test_a_part_draws_for_its_rows_and_sources_the_part_below_first():
+def test_parts_draw_for_their_rows_the_lower_part_first():
     reference = labelled()
     z, x = latents(reference)
     mean = (
@@ -111,7 +111,7 @@ class Half(Switched):
         super().__init__(OneSample(), Exact(), t=size * LEVEL)
 
 
-def test_a_users_own_switched_estimator_gets_classes_and_stays_what_it_is():
+def test_users_switched_estimator_gets_classes_unchanged():
     reference = labelled()
     z, x = latents(reference)
     labels = torch.arange(8) % 3
@@ -136,7 +136,7 @@ def test_a_users_own_switched_estimator_gets_classes_and_stays_what_it_is():
         ),
     ],
 )
-def test_inside_and_around_by_class_the_mean_is_that_of_the_class(make):
+def test_switched_inside_and_around_by_class_is_of_the_class(make):
     reference = labelled(hflip=True)
     z, x = latents(reference)
     labels, estimator = reference.labels[: len(z)], make().bind(reference)

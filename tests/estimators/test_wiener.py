@@ -21,7 +21,7 @@ def skewed_vectors():
 
 @pytest.mark.parametrize("r", [1, 3, D])
 @pytest.mark.parametrize("x", [low_rank_vectors(N, D), skewed_vectors()], ids=["normal", "skewed"])
-def test_it_is_the_filter_of_the_covariance_with_one_variance_outside_the_components(x, r):
+def test_wiener_is_the_filter_of_a_low_rank_covariance(x, r):
     data, t = x.double().numpy(), np.array([0.01, 0.2, 1.0, 5.0, 80.0])
     mean, (variances, axes) = data.mean(0), np.linalg.eigh(np.cov(data.T, bias=True))
     if r < D:

@@ -163,7 +163,7 @@ def drawn(axes):
     }
 
 
-def test_figure_3_draws_scores_above_and_means_below_with_bands_of_one_standard_error():
+def test_figure_3_has_scores_above_means_below_and_error_bands():
     rows = [row("KNN", t, mse, 1e-5, 0.2 * mse, 0.8 * mse) for t, mse in ((0.5, 1e-2), (5.0, 2e-2))]
     grid = np.array(figure3(rows).axes).reshape(2, 3)
     assert [axes.get_title() for axes in grid[0]] == ["MSE", "squared bias", "variance"]
@@ -208,7 +208,7 @@ def test_zeros_are_marks_at_the_foot_and_gaps_in_the_curve():
     assert 0 < mse.get_ylim()[0] < mse.get_ylim()[1] < math.inf
 
 
-def test_a_bias_that_may_be_none_is_a_hollow_mark_at_its_upper_limit():
+def test_bias_within_error_is_a_hollow_mark_at_its_limit():
     # An estimate of squared bias is unbiased, so it can be negative; two standard errors above it, or 0, is the limit.
     rows = [
         row("KNN", t, 1e-3, 5e-5, bias)
@@ -225,7 +225,7 @@ def test_a_bias_that_may_be_none_is_a_hollow_mark_at_its_upper_limit():
     assert legend(figure3([row("STF", 1.0, 1e-3, bias=5e-4)]).legends[0]) == ["STF"]
 
 
-def test_curves_far_from_the_others_leave_the_picture_and_not_the_others_theirs():
+def test_outlying_curves_leave_the_picture_and_others_stay():
     usual = {
         "KNN": (0, 1e-20, 1e-7, 1e-8),
         "SubspaceKNN": (0, 1e-25, 1e-9, 1e-10),
@@ -260,9 +260,7 @@ def leave_run(folder, estimator, values, **options):
     return str(folder)
 
 
-def test_figure_4_varies_one_option_a_panel_and_the_report_draws_it_if_k_or_n_differ(
-    tmp_path, monkeypatch
-):
+def test_figure_4_varies_one_option_per_panel_in_the_report(tmp_path, monkeypatch):
     runs = [
         leave_run(tmp_path / "0", "OneSample", (9.0, 4.0, 5.0)),
         leave_run(tmp_path / "1", "KNN", (8.0, 3.5, 3.0), k=2048, n=256),
@@ -293,7 +291,7 @@ def test_figure_4_varies_one_option_a_panel_and_the_report_draws_it_if_k_or_n_di
     assert not list(tmp_path.glob("two_figure4*"))
 
 
-def test_a_panel_has_the_runs_with_the_commonest_other_option_or_the_larger_one_of_a_tie():
+def test_panel_has_runs_of_commonest_or_larger_other_option():
     runs = [TrainingCurve(f"{k} {n}", "KNN", k, n) for n in (64, 256) for k in (64, 512)]
     assert [(run.k, run.n) for run in varied(runs, "k")] == [(64, 256), (512, 256)]
     runs.append(TrainingCurve("more", "KNN", 8, 64))
@@ -309,7 +307,7 @@ def test_a_panel_has_the_runs_with_the_commonest_other_option_or_the_larger_one_
     assert [(run.k, run.n) for run in varied(runs[:2], "k")] == [(64, 256)]
 
 
-def test_of_a_score_the_highest_is_the_best_and_a_tie_passes_nothing():
+def test_highest_score_is_best_and_a_tie_passes_nothing():
     higher, lower = [(1, 7.0), (2, 9.0), (3, 8.0)], [(1, 6.0), (2, 7.5)]
     for score in ("inception_score", "recall_held_out"):
         assert best_point(higher, score) == (2, 9.0)
@@ -381,7 +379,7 @@ def test_the_estimators_part_of_a_bar_is_what_the_axis_says():
         assert bar.get_edgecolor() == plain.get_facecolor()
 
 
-def test_the_curves_of_checkpoints_and_averages_mark_the_best_at_its_place():
+def test_checkpoint_and_average_curves_mark_the_best():
     axes = checkpoint_curve(
         [(500_000, 9.0), (5_000_000, 4.0), (7_500_000, 6.0)], (5_000_000, 4.0), "fid", ""
     ).axes[0]
@@ -406,7 +404,7 @@ def test_the_curves_of_checkpoints_and_averages_mark_the_best_at_its_place():
     )
 
 
-def test_the_picture_of_a_probe_has_its_columns_and_the_levels_of_a_training():
+def test_probe_picture_has_its_columns_and_training_levels():
     columns = {name: label for panel in PANELS.values() for name, label in panel.items()}
     rows = [
         {"t": t, "collapsed": 1 - t / 80, "collapsed_tenth": 1 - t / 90} for t in (0.1, 1.0, 10.0)
@@ -463,7 +461,7 @@ def test_the_legend_of_a_probe_names_what_is_below_the_axis():
 # Samples and networks
 
 
-def test_figure_5_has_the_distance_left_and_the_copies_right_in_the_order_of_t_switch():
+def test_figure_5_has_distance_and_copies_by_t_switch():
     values = {("KNN", 5.0): (30.0, 0.1), ("forward", 0.1): (2.0, 0.9), ("KNN", 0.1): (3.0, 0.8)}
     values |= {("forward", 5.0): (20.0, 0.2)}
     rows = [
@@ -495,7 +493,7 @@ def test_figure_5_has_the_distance_left_and_the_copies_right_in_the_order_of_t_s
 # One style
 
 
-def test_an_estimator_has_one_colour_in_all_pictures_and_no_two_have_the_same():
+def test_estimators_keep_one_colour_in_all_pictures():
     # ByClass wraps any estimator and has its colour; the other two are bases.
     wraps = {"ByClass", "Estimator", "DrawingEstimator"}
     kinds = {name: getattr(estimators, name) for name in estimators.__all__ if name not in wraps}
@@ -513,7 +511,7 @@ def test_an_estimator_has_one_colour_in_all_pictures_and_no_two_have_the_same():
     assert len({"#808080", *map(colour, lines)}) == len(names) + 1
 
 
-def test_variants_of_an_estimator_are_lighter_and_other_names_differ_and_the_first_is_on_top():
+def test_variants_are_lighter_and_the_first_is_on_top():
     names = [
         "KNN, k=8",
         "my own",
@@ -549,7 +547,7 @@ def test_variants_of_an_estimator_are_lighter_and_other_names_differ_and_the_fir
     ],
     ids=str,
 )
-def test_the_numbers_of_a_logarithmic_axis_differ_and_are_plain_on_a_short_one(low, high, wanted):
+def test_log_axis_numbers_differ_and_are_plain_if_short(low, high, wanted):
     figure = Figure()
     axes = figure.subplots()
     dress(axes, "y", ylim=(low, high))
@@ -561,7 +559,7 @@ def test_the_numbers_of_a_logarithmic_axis_differ_and_are_plain_on_a_short_one(l
     assert [text for _, text in shown if text] == wanted
 
 
-def test_grids_show_black_as_0_and_white_as_1_and_pairs_one_above_the_other():
+def test_grids_show_black_as_0_white_as_1_and_pairs_stacked():
     levels = torch.tensor([-1.0, 1.0, 0.0, 0.5]).reshape(4, 1, 1, 1).expand(-1, 1, 20, 20)
     # People can see small images: a side has at least 32 pixels, and so these are twice as large.
     grid = image_grid(levels)[0, 10::42, 10::42]

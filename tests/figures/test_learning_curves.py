@@ -39,7 +39,7 @@ RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 TIMES = {"cpu_seconds", "seconds", "estimator_seconds"}
 
 
-def test_a_finished_run_is_not_repeated_and_a_missing_one_is_made_again_the_same(tmp_path):
+def test_finished_run_is_kept_and_missing_one_is_remade_equal(tmp_path):
     def rows_of(path):
         main(["--output", str(path), "--checkpoints", str(path.with_suffix("")), *TINY])
         return list(csv.DictReader(path.open()))
@@ -83,7 +83,7 @@ def posterior(reference, z, t):
     return log_posterior(cross_sq_dist(z.flatten(1).double(), x), t).exp(), x
 
 
-def test_the_gradient_variance_of_a_linear_denoiser_is_its_closed_form(seven):
+def test_gradient_variance_of_linear_denoiser_is_closed_form(seven):
     lengths = {
         "steps": 2,
         "consistency_steps": 2,
@@ -116,7 +116,7 @@ def test_the_gradient_variance_of_a_linear_denoiser_is_its_closed_form(seven):
 
 
 @pytest.mark.parametrize("name", ["EDM", "flow"])
-def test_the_error_of_a_regression_is_its_loss_with_enumerated_targets(name, seven):
+def test_regression_error_is_loss_with_enumerated_targets(name, seven):
     kind = KINDS[name]
     latents = kind.latents(seven, 40, 0)
     scale, sigma = kind.process.scale(latents.t), kind.process.sigma(latents.t)
@@ -185,7 +185,7 @@ def test_pairs_of_a_mean_flow_are_pooled_by_seed():
     assert contrasts(["OneSample", "STF", "KNN", "Exact"]) is None
 
 
-def test_images_to_reach_a_value_are_interpolated_in_its_logarithm():
+def test_images_to_a_value_are_interpolated_in_its_logarithm():
     runs = curves(
         {("OneSample", 0): (8, 2), ("Exact", 0): (4, 1), ("STF", 0): (9, 3), ("KNN", 0): (1, 1)}
     )
@@ -200,7 +200,7 @@ def test_images_to_reach_a_value_are_interpolated_in_its_logarithm():
     assert runs.last("relative_noise")("KNN", 0) == pytest.approx(0.5)
 
 
-def test_a_run_that_lacks_the_last_measurement_is_compared_at_the_one_before():
+def test_run_without_last_point_is_compared_one_point_before():
     runs = curves({("OneSample", 0): (8, 2), ("Exact", 0): (4,)})
     assert runs.difference(runs.last("fd_pixels"), "Exact", "OneSample", 1).mean == -4
 

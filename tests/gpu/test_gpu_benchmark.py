@@ -62,7 +62,7 @@ class Wrong(Exact):
         return super()._posterior_mean(*args) + 1e-3
 
 
-def test_a_wrong_path_does_not_pass_and_a_part_that_fails_ends_no_other(tmp_path):
+def test_wrong_path_fails_and_a_failed_part_ends_no_other(tmp_path):
     images = synthetic_images(60, (3, 8, 8), CPU)
     assert outcome(Check(lambda N: Exact(), exact=True), images, CPU)["passed"]
     for check, measured in (
@@ -79,7 +79,7 @@ def test_a_wrong_path_does_not_pass_and_a_part_that_fails_ends_no_other(tmp_path
     assert problem.startswith("training: failed: IndexError: index 61")
 
 
-def test_the_share_of_a_training_step_counts_the_calls_of_its_solver():
+def test_training_share_counts_the_calls_of_its_solver():
     for name, solver in {"Euler": euler_step, "Heun": heun_step}.items():
         estimator = Asked()
         train(LitICT(WatchedNet(), estimator, solver=solver), Images(), 1)
@@ -104,7 +104,7 @@ def test_the_share_of_a_training_step_counts_the_calls_of_its_solver():
     assert printed.count("| 25.0% | 40.0% |") == 2
 
 
-def test_a_set_that_a_small_gpu_cannot_hold_is_told_and_is_no_failure(capsys):
+def test_set_beyond_a_small_gpu_is_said_and_is_no_failure(capsys):
     def full():
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 14.66 GiB")
 

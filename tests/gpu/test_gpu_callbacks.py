@@ -133,7 +133,7 @@ def test_every_measurement_leaves_its_results():
     assert all(math.isfinite(float(value)) for value in numbers.values())
 
 
-def test_a_run_by_class_in_half_precision_trains_samples_and_is_judged():
+def test_half_precision_run_by_class_trains_and_is_judged():
     args = [
         "-c",
         str(ROOT / "configs" / "table1" / "digits_conditional.yaml"),

@@ -70,7 +70,7 @@ def but_long(name, kind="pixels"):
 @pytest.mark.parametrize(
     ("name", "kind"), [but_long(name, kind) for name in MAKERS for kind in SETS]
 )
-def test_a_bound_estimator_moves_with_its_set_and_is_as_good_there(name, kind):
+def test_bound_estimator_moves_with_its_set_equally_good(name, kind):
     reference = SETS[kind]()
     estimator, (z, x), own_t = MAKERS[name]().bind(reference), latents(reference), T.cuda()
     expected, theirs = enumerated_mean(reference, z, T), (z, T, x, seeded("cpu"))
@@ -159,9 +159,7 @@ def test_latents_on_another_device_are_refused():
     "make", [TorchIndex, lambda: TorchIndex("float32"), lambda: SubspaceIndex(30, "float32")]
 )
 @pytest.mark.parametrize("built_before", [True, False])
-def test_an_index_finds_the_enumerated_neighbours_whether_it_moves_or_is_built_there(
-    make, built_before
-):
+def test_index_moved_or_built_on_gpu_finds_enumerated_neighbours(make, built_before):
     reference = ReferenceSet(pixels(200), make(), hflip=True)
     x = all_images(reference)
     z = noisy(x[:B], 1.0)

@@ -31,7 +31,7 @@ CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
         ("IVF4,Flat", 12_288, 2049, 2048),
     ],
 )
-def test_lists_too_long_for_shared_memory_are_refused_before_the_build(factory, d, k, largest):
+def test_lists_beyond_shared_memory_are_refused_before_build(factory, d, k, largest):
     index = FaissIndex(factory)
     index.check(10**6, d, CPU, k)
     with pytest.raises(
@@ -66,7 +66,7 @@ def test_what_faiss_lacks_is_refused_before_the_build(monkeypatch):
 @pytest.mark.parametrize(
     "factory", ["Flat", "IVF4,Flat", "IVF4,SQ8", "IVF4,SQ8 lossless", "PCA12,IVF4,SQ8"]
 )
-def test_an_index_on_a_gpu_finds_what_it_found_before_and_comes_back(factory, monkeypatch):
+def test_index_on_a_gpu_finds_the_same_and_comes_back(factory, monkeypatch):
     import faiss
 
     copies, copy = [], faiss.index_cpu_to_gpu

@@ -158,7 +158,7 @@ def test_a_loss_that_is_not_finite_is_told_later_and_never_saved(
 
 
 @pytest.mark.gpu
-def test_a_step_that_the_scaler_of_gradients_leaves_out_is_told_and_the_module_trains_again(
+def test_step_left_out_by_scaler_is_said_and_training_goes_on(
     tmp_path,
 ):
     _, model, data = fail(tmp_path, 2, precision="16-mixed")

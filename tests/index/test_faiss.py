@@ -79,7 +79,7 @@ def test_settings_that_cannot_be_are_refused_at_once(options, words):
         lambda folder: SubspaceIndex(R, "float32"),
     ],
 )
-def test_distances_are_exact_where_the_projection_keeps_all_of_the_images(make, tmp_path):
+def test_distances_are_exact_where_projection_keeps_everything(make, tmp_path):
     # The images lie in an affine subspace away from the origin, and the queries do not.
     basis = torch.linalg.qr(torch.randn(D, R))[0]
     x = torch.randn(N, R) @ basis.T + torch.randn(D)
@@ -93,9 +93,7 @@ def test_distances_are_exact_where_the_projection_keeps_all_of_the_images(make, 
 
 
 @pytest.mark.parametrize(("nprobe", "lists"), [(None, 2), (16, 16)])
-def test_the_default_is_a_fiftieth_of_the_lists_and_a_lookup_leaves_the_next_search_as_it_was(
-    nprobe, lists
-):
+def test_default_nprobe_is_a_fiftieth_and_lookups_change_nothing(nprobe, lists):
     x = low_rank_vectors(400)
     z = noisy(x[:50], 3.0)
     # One list holds few of the nearest images, so a search of one list finds others.
@@ -135,7 +133,7 @@ def test_lossless_distances_to_pixels_are_exact(factory, nprobe, shape, t):
 @pytest.mark.parametrize("row", [0, 299])
 # the second is on the grid of grey levels but outside the range
 @pytest.mark.parametrize("value", [0.3, 1 + 2 / 255])
-def test_lossless_codes_refuse_floats_also_if_all_values_but_one_are_pixels(row, value):
+def test_lossless_codes_refuse_floats_even_among_pixels(row, value):
     images = speckles(300, (3, 4, 4)).float() / 127.5 - 1
     images[row, 0, 0, 0] = value
     reference = ReferenceSet(images, FaissIndex("IVF4,SQ8", lossless=True))

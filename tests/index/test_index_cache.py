@@ -52,7 +52,7 @@ def test_a_second_start_maps_the_index_and_searches_alike(tmp_path, factory):
     assert not list(folder.glob(".*partial*"))
 
 
-def test_other_data_settings_and_versions_have_files_of_their_own(tmp_path, monkeypatch):
+def test_other_data_settings_and_versions_have_other_files(tmp_path, monkeypatch):
     import faiss
 
     first = started(tmp_path)
@@ -93,7 +93,7 @@ def test_an_index_of_somebody_else_needs_no_lock(tmp_path):
     assert written(tmp_path) == {path: when}
 
 
-def test_an_index_that_cannot_be_written_is_used_and_leaves_no_file(tmp_path, monkeypatch):
+def test_unwritable_index_is_used_and_leaves_no_file(tmp_path, monkeypatch):
     import faiss
 
     def fill_the_disk(index, writer):
@@ -155,7 +155,7 @@ def run(folder, how, ranks=2):
     # "full": the disk is, so each builds for itself
     [("well", [1, 0]), ("machines", [1, 0, 1, 0]), ("full", [1, 1])],
 )
-def test_one_process_of_each_machine_builds_and_the_others_map_its_file(tmp_path, how, builds):
+def test_one_process_per_machine_builds_and_others_map_its_file(tmp_path, how, builds):
     seen, codes, errors = run(tmp_path, how, len(builds))
     assert codes == [0] * len(builds), errors
     assert [report["builds"] for report in seen] == builds

@@ -61,7 +61,7 @@ def test_chunks_make_no_difference(monkeypatch):
 
 
 @pytest.mark.parametrize("kind", ["pixels", "latents", "one latent"])
-def test_codes_of_8_bits_lose_nothing_of_pixels_and_half_a_step_of_floats(kind):
+def test_8_bit_codes_keep_pixels_and_half_a_step_of_floats(kind):
     # The largest are below 0.
     latents = torch.randn(300, 8, generator=torch.Generator().manual_seed(0)) * 3 - 4
     if kind == "one latent":  # All other values are pixels, also those after it.
@@ -169,7 +169,7 @@ def medium():
 @pytest.mark.parametrize(
     "index", [TorchIndex("float32"), SubspaceIndex(r=5, compute="float32")], ids=type
 )
-def test_every_float32_product_of_an_estimator_is_in_full_precision(name, index, request):
+def test_every_float32_product_has_full_precision(name, index, request):
     vectors = low_rank_vectors(N=300, d=64)
     x = vectors[:40]
     z, seen, means = with_noise(x, 2.0), [], []
@@ -209,7 +209,7 @@ def test_the_last_thread_that_leaves_restores_the_precision():
 @pytest.mark.skipif(
     not hasattr(torch.backends.mkldnn, "matmul"), reason="one setting for all backends"
 )
-def test_a_precision_that_the_process_has_set_for_one_backend_is_restored():
+def test_precision_set_for_one_backend_is_restored():
     backend = torch.backends.mkldnn.matmul
     before, backend.fp32_precision = backend.fp32_precision, "bf16"
     try:

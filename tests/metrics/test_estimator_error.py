@@ -28,7 +28,7 @@ def normal(*shape, seed=0):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
-def test_terms_are_those_of_numpy_and_the_share_of_the_bias_is_that_of_their_latents():
+def test_error_terms_and_bias_share_are_those_of_numpy():
     errors = 0.3 + np.random.default_rng(0).normal(size=(7, 40, 5))
     tensor = torch.tensor(errors)
     terms = error_terms(tensor.sum(0), tensor.square().sum((0, 2)), len(errors))
@@ -57,7 +57,7 @@ def test_means_and_standard_errors_add_up_over_batches_and_ranks():
         assert ranks[0].compute()[name] == pytest.approx((expected.mean(), sem(expected)))
 
 
-def test_the_standard_error_of_a_ratio_is_the_spread_of_ratios_of_other_latents():
+def test_standard_error_of_ratio_is_spread_over_latents():
     # Both errors are large at the same latents, so the ratio varies far less than either mean.
     generator = torch.Generator().manual_seed(0)
     of = torch.empty(2000, 400, dtype=torch.float64).exponential_(generator=generator)
@@ -94,7 +94,7 @@ def close(values, expected, sigmas=4.5):
     return abs(difference.mean()) < sigmas * sem(difference)
 
 
-def test_monte_carlo_has_the_variance_of_the_posterior_over_n_and_no_bias():
+def test_monte_carlo_has_posterior_variance_over_n_and_no_bias():
     values, variance = run_measure(MonteCarlo(n=8))
     assert close(values["variance"], variance / 8)
     assert close(values["bias_sq_corrected"], 0.0)
@@ -145,7 +145,7 @@ def test_a_certificate_holds_from_an_effective_size_of_20(estimator, least, most
         assert (certificate.effective_sample_size.mean() > 15) == (estimator.n >= 32)
 
 
-def test_the_source_counts_as_bias_while_it_is_fixed_and_as_variance_once_it_is_drawn():
+def test_fixed_source_is_bias_and_drawn_source_is_variance():
     fixed, variance = run_measure(OneSample(), repeats=1)
     torch.testing.assert_close(fixed["bias_sq"], fixed["mse"])
     assert close(fixed["mse"], variance)
@@ -171,7 +171,7 @@ class Slow(Estimator):
         return torch.randn(z.shape, generator=generator)
 
 
-def test_the_time_is_that_of_one_estimate_at_one_latent_in_milliseconds(monkeypatch):
+def test_time_is_milliseconds_of_one_estimate_at_one_latent(monkeypatch):
     slow, z = Slow(), normal(10, 3)
     monkeypatch.setattr("time.perf_counter", lambda: slow.clock)
     values = measure_estimator(slow, 4, z, 1.0, z.double(), fixed_source(z), (0, 0))
@@ -212,7 +212,7 @@ class FindsFew(FlatIndex):
         return super().search(queries, 1)
 
 
-def test_the_columns_of_a_search_that_finds_too_few_are_the_means_of_its_diagnoses():
+def test_search_columns_are_means_of_their_diagnoses():
     x, t, k, n = normal(30, 3), 0.8, 8, 16
     reference, other = ReferenceSet(x, index=FindsFew(5)), ReferenceSet(normal(40, 3))
     knn = KNN(k=k, n=n).bind(other)

@@ -37,7 +37,7 @@ def summed(features, logits=None):
 
 
 @pytest.mark.filterwarnings("ignore:.*rank-deficient")
-def test_numbers_are_those_of_torch_fidelity_on_the_same_images_and_weights(random_weights):
+def test_numbers_equal_torch_fidelity_on_images_and_weights(random_weights):
     generated, real = blobs(11, seed=0), (blobs(7, seed=1) // 2) + 60
     theirs = torch_fidelity.calculate_metrics(
         input1=Subset(generated, range(11)),
@@ -93,7 +93,7 @@ def test_distance_of_gaussians_with_known_answer():
 
 
 @pytest.mark.parametrize("spread", [1e-6, 1e-3, 1.0])
-def test_the_distance_of_four_images_most_of_whose_features_are_always_zero(spread):
+def test_distance_of_four_images_with_mostly_zero_features(spread):
     """LAPACK's fast method does not converge for one in ten such covariances."""
     generator = torch.Generator().manual_seed(0)
     shared = torch.rand(1280, generator=generator) * (torch.rand(1280, generator=generator) > 0.9)
@@ -111,7 +111,7 @@ def test_the_distance_of_four_images_most_of_whose_features_are_always_zero(spre
         )
 
 
-def test_statistics_add_up_in_any_order_and_over_ranks_as_in_float64():
+def test_statistics_add_in_any_order_and_over_ranks():
     # Features far from zero lose their covariance in float32.
     features, logits = 1000 + torch.randn(50, 6), torch.randn(50, 4)
     parts = [FeatureSums(6, 4, keep_features=True) for _ in range(2)]
@@ -131,7 +131,7 @@ def test_statistics_add_up_in_any_order_and_over_ranks_as_in_float64():
     assert found.count == 50
 
 
-def test_efficientnet_knows_a_flower_from_noise_in_full_precision_whatever_the_run_uses():
+def test_efficientnet_tells_flower_from_noise_in_any_precision():
     # With wrong scaling or weights the network's distances would mean nothing.
     from sklearn.datasets import load_sample_image
 
@@ -150,7 +150,7 @@ def test_efficientnet_knows_a_flower_from_noise_in_full_precision_whatever_the_r
     assert not features.requires_grad
 
 
-def test_pictures_that_are_not_finite_are_refused_and_equal_ones_have_a_distance():
+def test_nonfinite_pictures_are_refused_and_equal_ones_measured():
     extractor, images = (
         EfficientNetLite0(),
         torch.rand(6, 3, 32, 32, generator=torch.Generator().manual_seed(0)),
@@ -183,7 +183,7 @@ def dinov2_vitl14(pretrained):
 """
 
 
-def test_dinov2_sees_images_as_the_published_measurement_prepares_them(monkeypatch, tmp_path):
+def test_dinov2_preprocessing_is_the_published_one(monkeypatch, tmp_path):
     from sklearn.datasets import load_sample_image
     from torchvision import transforms
 
@@ -300,9 +300,7 @@ def test_too_few_images_are_refused_before_any_is_looked_at(
     FidelityMeasure(extractor(), mirrored=True, **options).prepare(reference, 80)
 
 
-def test_missing_weights_are_named_with_what_to_put_where_and_wrong_ones_are_not_run(
-    monkeypatch, tmp_path
-):
+def test_missing_weights_are_named_and_wrong_ones_not_run(monkeypatch, tmp_path):
     import torch_fidelity.feature_extractor_inceptionv3 as inception
 
     monkeypatch.setenv("TORCH_HOME", str(tmp_path))

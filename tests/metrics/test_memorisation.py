@@ -32,7 +32,7 @@ def test_distances_and_ratio_on_a_square():
     assert measured == pytest.approx({"copied_fraction": 3 / 4, "mean_nearest_distance": 5.5 / 4})
 
 
-def test_an_image_that_is_in_the_set_twice_is_copied_all_the_same():
+def test_image_twice_in_the_set_counts_as_copied():
     samples = torch.tensor([[0.0, 0.0], [1.0, 0.0]])
     found = nearest_images(samples, ReferenceSet(torch.cat([SQUARE, SQUARE[:1]])))
     assert found.second_distance.tolist() == pytest.approx([6, 5])
@@ -66,7 +66,7 @@ def test_distances_are_exact_where_those_of_the_search_are_not():
     ).ids.tolist() == list(range(8))
 
 
-def test_the_likest_pairs_come_first_and_fewer_samples_than_pairs_leave_places_empty():
+def test_likest_pairs_come_first_and_missing_ones_are_empty():
     reference = ReferenceSet(torch.eye(6))
     samples = torch.eye(6) * torch.tensor([0.9, 0.5, 1.0, 0.6, 0.8, 0.7])[:, None]
     likest = LikestPairs(4, reference)

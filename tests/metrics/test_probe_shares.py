@@ -91,7 +91,7 @@ def test_a_curve_is_left_where_it_falls_for_the_last_time():
     assert last_level(t, np.array([0.0, 0.0, 0.0, 2.0]), 2.0) == math.inf
 
 
-def test_levels_between_are_interpolated_and_outside_are_the_ends():
+def test_levels_between_are_interpolated_and_outside_are_ends():
     t, sigma = np.array([0.1, 1.0, 10.0]), np.array([0.01, 0.1, 10**-0.25, 10**0.75, 99.0])
     expected = [[1, 0, 0], [1, 0, 0], [0.25, 0.75, 0], [0, 0.25, 0.75], [0, 0, 1]]
     np.testing.assert_allclose(level_weights(t, sigma), expected, atol=1e-12)

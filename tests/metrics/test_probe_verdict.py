@@ -103,7 +103,7 @@ def test_a_training_below_the_collapse_has_nothing_to_gain():
         assert best == ("OneSample" if nothing else "SubspaceKNN")
 
 
-def test_where_nothing_collapses_better_targets_pay_from_the_lowest_level():
+def test_better_targets_pay_from_lowest_level_if_no_collapse():
     table = table_of(curves(1 + 0 * T) | {"collapsed": 0.3 + 0 * T, "collapsed_tenth": 0.4 + 0 * T})
     text, _ = text_of(table, np.ones(9), pass_ms=None)
     for said in (
@@ -194,7 +194,7 @@ def test_nothing_is_removed_to_a_hundred_percent(share, error, said):
     assert removed(Remainder(share, error, 1.0)) == said
 
 
-def test_few_images_are_named_beside_the_advice_to_take_better_targets():
+def test_few_images_are_named_beside_advice_for_better_targets():
     """docs/evidence.md has the trainings: harm on 1,000 images, none on 5,000."""
     (line,) = advice_on_few_images(1000)
     assert line.startswith("1,000 images are few: ")

@@ -46,7 +46,7 @@ def test_k_beyond_the_real_images_is_refused():
         density_and_coverage(features(9, 0), features(5, 1))
 
 
-def test_authentic_share_is_that_of_nearest_neighbours_in_sklearn():
+def test_authentic_share_is_that_of_sklearns_neighbours():
     training, generated = features(200, 4), features(150, 5)
     generated[:40] = training[:40] + 1e-3
     search = NearestNeighbors(n_neighbors=2).fit(training.numpy())

@@ -94,7 +94,7 @@ def test_a_network_without_classes_gets_no_labels():
     ids=["EDM", "MeanFlow"],
 )
 @pytest.mark.parametrize("by_class", [True, False])
-def test_the_targets_error_is_against_the_exact_mean_of_its_class(by_class, kind, more):
+def test_targets_error_is_against_exact_mean_of_its_class(by_class, kind, more):
     def target_mse(estimator, **options):
         net = watched_net(kind, 3 if by_class else 0)
         options |= more
@@ -108,7 +108,7 @@ def test_the_targets_error_is_against_the_exact_mean_of_its_class(by_class, kind
     assert target_mse(Exact(), measure_target=False) is None
 
 
-def test_the_estimator_is_bound_to_the_classes_before_training_and_not_for_sampling():
+def test_estimator_is_bound_to_classes_for_training_alone():
     data, (_, model) = Labelled(), conditional(LitEDM, KNN(k=8, n=4))
     train(model, data, 1)
     assert not data.reference.index_built

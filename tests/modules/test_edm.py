@@ -94,7 +94,7 @@ def augmented(estimator, num_classes=0, **options):
 
 
 @pytest.mark.parametrize("data", [Images(60), Labelled()], ids=["without classes", "by class"])
-def test_augmented_items_have_the_mean_over_the_set_or_class_augmented_alike_as_target(data):
+def test_augmented_target_is_the_mean_over_the_augmented_set(data):
     options = {"num_classes": 3, "class_conditional": True} if isinstance(data, Labelled) else {}
     model = augmented(Exact(), P_mean=0.5, P_std=0.5, **options)
     targets, losses, inputs = recorded(model, "target"), recorded(model, "losses"), []
@@ -123,7 +123,7 @@ def test_augmented_items_have_the_mean_over_the_set_or_class_augmented_alike_as_
     assert logged["train/augmented"].item() == pytest.approx(1 / 5)
 
 
-def test_the_draws_of_all_targets_come_from_the_generator_of_the_step():
+def test_all_target_draws_come_from_the_steps_generator():
     model = augmented(KNN(10, 4), P_mean=1.0)
     calls = recorded(model, "target")
     for seed in (1, 2):

@@ -57,7 +57,7 @@ def test_times_follow_their_distribution_between_the_ends(low):
         (Exact(), UniformTimes(0.3, 0.7), True),
     ],
 )
-def test_the_loss_is_the_squared_distance_to_the_velocity_of_the_set(estimator, times, warped):
+def test_flow_loss_is_squared_distance_to_velocity_of_the_set(estimator, times, warped):
     data, net, logged = Images(60), WatchedNet(), {}
     model = LitFlow(net, estimator, times=times)
     # The set is warped like the item.
@@ -84,9 +84,7 @@ def test_the_loss_is_the_squared_distance_to_the_velocity_of_the_set(estimator, 
 # Checkpoints
 
 
-def test_a_checkpoint_is_an_estimator_and_a_flow_and_not_of_another_parameterisation(
-    trained_run, tmp_path
-):
+def test_checkpoint_is_estimator_and_flow_of_its_output_alone(trained_run, tmp_path):
     net = DDPMpp(
         image_size=8, in_channels=1, channels=16, multipliers=[1], blocks=1, attention_at=[]
     )

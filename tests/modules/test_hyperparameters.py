@@ -102,7 +102,7 @@ def test_configs_have_the_published_values(row):
         assert value == value_of(row.value), row.key
 
 
-def test_the_page_has_every_table_and_what_no_config_has_names_its_test():
+def test_page_has_every_table_and_names_tests_of_the_rest():
     tables = {
         "Table 1",
         "Table 2",

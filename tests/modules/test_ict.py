@@ -78,7 +78,7 @@ def test_student_sees_z_and_teacher_the_point_one_ode_step_below(
         )
 
 
-def test_student_and_teacher_share_dropout_masks_and_steps_do_not():
+def test_student_and_teacher_share_dropout_and_steps_do_not():
     net = WatchedNet(dropout=0.5)
     train(LitICT(net, OneSample()), Images(60), 2)
     masks = [output != 0 for *_, output in net.calls[-4:]]
@@ -89,7 +89,7 @@ def test_student_and_teacher_share_dropout_masks_and_steps_do_not():
     assert not torch.equal(masks[0], masks[2])
 
 
-def test_pairs_of_levels_are_neighbours_of_the_grid_with_the_probabilities_of_the_log_normal():
+def test_level_pairs_are_neighbours_with_log_normal_probability():
     net = WatchedNet()
     grid = {"sigma_min": 0.05, "sigma_max": 20.0, "rho": 3.0}
     model = LitICT(
@@ -110,7 +110,7 @@ def test_pairs_of_levels_are_neighbours_of_the_grid_with_the_probabilities_of_th
     )
 
 
-def test_the_number_of_levels_doubles_from_s0_to_s1_within_total_steps():
+def test_number_of_levels_doubles_from_s0_to_s1():
     seen, net = [], WatchedNet()
     model = LitICT(net, OneSample(), total_steps=9, s0=2, s1=8)
     model.on_train_batch_start = lambda *_: seen.append(model.num_steps)
@@ -125,7 +125,7 @@ def test_the_number_of_levels_doubles_from_s0_to_s1_within_total_steps():
     assert max(map(len, per_step[6:])) > 4
 
 
-def test_samples_go_through_the_levels_of_the_options_down_to_sigma_min():
+def test_samples_go_through_option_levels_to_sigma_min():
     net = WatchedNet()
     options = {
         "sigma_min": 1.6,

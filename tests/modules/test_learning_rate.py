@@ -47,9 +47,7 @@ class History(pl.Callback):
         (LitICT, 30, [60, 120, 180, 240]),
     ],
 )
-def test_learning_rate_and_average_follow_the_images_with_accumulation(
-    kind, batch_size, counts, tmp_path
-):
+def test_learning_rate_and_average_follow_accumulated_images(kind, batch_size, counts, tmp_path):
     by_images = kind is LitEDM
     options = (
         {"lr_ramp_up_images": 170, "ema_half_life_images": 15} if by_images else {"ema_decay": 0.8}
@@ -88,7 +86,7 @@ def test_learning_rate_and_average_follow_the_images_with_accumulation(
     assert (model.images_seen, model.step) == (counts[1], 2)  # Not the step of the fit before.
 
 
-def test_the_config_of_warm_up_and_cosine_ends_at_0_after_its_steps(tmp_path):
+def test_warm_up_and_cosine_config_ends_at_0_after_its_steps(tmp_path):
     logger = ["--trainer.logger.save_dir", str(tmp_path), "--trainer.logger.name", "run"]
     rates = ["--optimizer.lr", "0.002", "--model.lr", "0.002"]
     main(["fit", "-c", DEMO, *TINY, *logger, "--trainer.max_steps", "4", *WARMUP, *rates])

@@ -77,7 +77,7 @@ def gaussian_mean(z, t):
     return MEAN + s * STD**2 / (s**2 * STD**2 + t**2) * (z - s * MEAN)
 
 
-def test_the_exact_average_velocity_has_no_loss_and_samples_in_any_number_of_steps():
+def test_exact_average_velocity_has_no_loss_in_any_steps():
     module, (r, t) = LitMeanFlow(Average(gaussian_map), OneSample()), times(40)
     z = torch.randn(40, 1, generator=rng(), dtype=torch.float64)
     exact = gaussian_mean(z, column(t, z))
@@ -112,7 +112,7 @@ def test_the_exact_average_velocity_has_no_loss_and_samples_in_any_number_of_ste
     [unet, lambda: DDPMpp(8, 1, **SMALL), lambda: ADM(8, 1, **SMALL, head_width=8)],
     ids=["UNet", "DDPM++", "ADM"],
 )
-def test_the_derivative_of_our_networks_is_that_of_finite_differences(net):
+def test_network_derivative_is_that_of_finite_differences(net):
     torch.manual_seed(0)
     net = net().double().eval()
     for parameter in net.parameters():
@@ -140,7 +140,7 @@ def test_the_derivative_of_our_networks_is_that_of_finite_differences(net):
     ("estimator", "tangent"),
     [(OneSample(), None), (OneSample(), Exact()), (Exact(), OneSample()), (Asked(), None)],
 )
-def test_the_estimator_is_in_the_target_and_the_other_one_in_the_tangent(estimator, tangent):
+def test_estimator_is_in_target_and_another_in_tangent(estimator, tangent):
     data, seen = Images(60), {}
     module = LitMeanFlow(
         Tripled(), estimator, tangent, UniformTimes(0.2, 0.9), measure_target=False
@@ -181,7 +181,7 @@ def test_the_estimator_is_in_the_target_and_the_other_one_in_the_tangent(estimat
         assert logged[name].item() == pytest.approx(mean.item(), rel=1e-4)
 
 
-def test_the_logged_error_is_that_of_the_target_and_not_of_the_tangent():
+def test_logged_error_is_of_the_target_not_the_tangent():
     def target_mse(estimator, tangent):
         module = LitMeanFlow(Tripled(), estimator, tangent, UniformTimes(0.2, 0.9))
         return train(module, Images(60), 1, limit_val_batches=1).callback_metrics["val/target_mse"]
@@ -207,7 +207,7 @@ def test_dropout_differs_in_each_step_and_repeats_with_the_run():
 @pytest.mark.parametrize(
     "times", [None, UniformTimes(0.3, 0.8), LogitNormalTimes(-1.0, 1.5, 0.2, 0.5)]
 )
-def test_the_two_times_are_two_draws_in_order_and_a_share_of_them_is_equal(times):
+def test_two_times_are_ordered_and_a_share_is_equal(times):
     module = LitMeanFlow(unet(), OneSample(), times=times, different=0.6)
     t = module.draw_times(20_000, rng())
     r = module.draw_lower(t, rng(1))

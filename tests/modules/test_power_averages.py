@@ -198,7 +198,7 @@ def snapshots(*folders):
     return {name: tensors({**c, "training_time": None}) for name, c in contents.items()}
 
 
-def test_snapshots_weigh_each_step_by_its_images_and_a_resumed_run_has_those_of_the_uninterrupted_one(
+def test_snapshots_weigh_steps_by_images_and_survive_a_resume(
     tmp_path,
 ):
     thetas = {}
@@ -231,7 +231,7 @@ def test_snapshots_weigh_each_step_by_its_images_and_a_resumed_run_has_those_of_
         assert_same_numbers(found[name], expected[name])
 
 
-def test_averages_need_the_whole_training_and_a_folder_without_later_snapshots(tmp_path):
+def test_averages_need_whole_training_and_no_later_snapshots(tmp_path):
     _, without = fit(tmp_path / "a", edm(), 2)
     for _ in range(2):  # A refused run leaves the checkpoint as it was.
         with pytest.raises(
@@ -262,7 +262,7 @@ def test_averages_need_the_whole_training_and_a_folder_without_later_snapshots(t
         fit(tmp_path / "b", edm(), 4, without, callbacks=[tracked])
 
 
-def test_the_last_snapshot_is_written_once_and_before_a_validation(tmp_path):
+def test_last_snapshot_is_written_once_before_a_validation(tmp_path):
     # A training that is stopped early has one, too.
     fit(tmp_path / "e", edm(), 3, callbacks=[PowerAverages()], max_time={"microseconds": 1})
     assert list(kept_in(tmp_path / "e" / "run" / "snapshots")) == [40]
@@ -305,7 +305,7 @@ def test_the_usual_snapshots_are_those_of_edm2():
     assert 40 * usual.every_n_images == 200_000_000
 
 
-def test_two_ranks_write_one_average_of_both_and_16_bits_are_rounded_once(tmp_path, monkeypatch):
+def test_two_ranks_write_one_average_rounded_once_to_16_bits(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     half = ["--trainer.callbacks.dtype", "float16", "--data.batch_size", str(BATCH // 2)]
     run_main(train(*half, "--trainer.max_steps", "4", "--trainer.val_check_interval", "4"), 2)

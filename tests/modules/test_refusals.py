@@ -136,9 +136,7 @@ def test_an_option_out_of_range_is_named(kind, options, message, tmp_path):
     assert "\n" not in str(caught.value)
 
 
-def test_a_file_that_is_no_denoiser_of_the_architecture_is_no_start_and_a_metric_is_of_each_item(
-    trained_run, tmp_path
-):
+def test_start_from_other_architecture_or_batch_metric_refused(trained_run, tmp_path):
     published = write_published(tmp_path / "published.pkl")
     foreign = write_start(tmp_path / "foreign.ckpt", WatchedNet())
     for start, net, message in [
@@ -238,7 +236,7 @@ def test_a_checkpoint_of_another_sigma_data_or_net_is_refused():
         LitEDM(WatchedNet(), OneSample()).check_checkpoint(saved)
 
 
-def test_a_grid_of_steps_that_the_sampler_does_not_take_is_refused_before_the_first_step():
+def test_steps_the_sampler_cannot_take_are_refused_at_start():
     model = LitFlow(unet(), OneSample())
     with pytest.raises(InputError, match="SampleGrid: num_steps must be at least 1, got 0"):
         train(model, Digits(batch_size=32), 1, callbacks=[SampleGrid(4, (0,))])
@@ -246,7 +244,7 @@ def test_a_grid_of_steps_that_the_sampler_does_not_take_is_refused_before_the_fi
 
 
 @pytest.mark.parametrize("name", ["lr_find", "scale_batch_size"])
-def test_a_tuner_of_lightning_is_refused_by_name_and_leaves_no_file(name, tmp_path):
+def test_lightning_tuner_is_refused_by_name_and_leaves_no_file(name, tmp_path):
     options = {
         **TRAINER,
         "max_steps": 2,

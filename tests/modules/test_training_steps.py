@@ -18,7 +18,7 @@ from tests.short_training import TRAINER, train
 from tests.watched import Asked, Images, OneBadItem, WatchedNet, heun_levels, karras, undone
 
 
-def test_one_item_with_an_infinite_loss_stops_the_run_before_the_weights_are_touched_and_its_level_is_named(
+def test_infinite_loss_of_one_item_stops_before_weights_change(
     tmp_path,
 ):
     net = OneBadItem()
@@ -84,7 +84,7 @@ def test_every_step_has_all_its_batches(tmp_path):
     assert torch.load(whole, weights_only=True)["images_seen"] == 30 * 3 * 40
 
 
-def test_samples_are_drawn_in_float32_with_any_precision_of_the_training():
+def test_samples_are_float32_with_any_training_precision():
     images, model = (
         Images(),
         LitEDM(UNet(1, channels=8, multipliers=(1,), blocks=1), OneSample(), sampling_steps=2),
@@ -94,7 +94,7 @@ def test_samples_are_drawn_in_float32_with_any_precision_of_the_training():
     assert torch.equal(samples, model.sample(range(3)))
 
 
-def test_every_validation_has_the_same_noise_and_no_two_steps_have():
+def test_validations_share_their_noise_and_steps_do_not():
     net = WatchedNet()
     train(LitEDM(net, OneSample()), Images(60), 2, limit_val_batches=1)
     _, first, in_first, second, in_second = (z for z, *_ in net.calls)
@@ -126,7 +126,7 @@ def samples_of(seeds, steps=None, **options):
     return estimator
 
 
-def test_samples_of_an_estimator_have_the_grid_the_class_and_draws_of_their_own():
+def test_estimator_samples_have_grid_class_and_draws_of_options():
     estimator = samples_of(range(6), sampling_class=0)
     assert estimator.levels == pytest.approx(2 * heun_levels(karras(5, **GRID)), rel=1e-6)
     assert estimator.labels == [[0, 0, 0]] * len(estimator.levels)
@@ -137,7 +137,7 @@ def test_samples_of_an_estimator_have_the_grid_the_class_and_draws_of_their_own(
 
 
 @pytest.mark.usefixtures("own_folder")
-def test_an_estimator_alone_is_validated_without_a_checkpoint_and_not_trained(capsys):
+def test_estimator_alone_is_validated_and_not_trained(capsys):
     run = [
         "--data",
         "Digits",

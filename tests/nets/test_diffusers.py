@@ -56,7 +56,7 @@ def inputs():
 
 
 @MODELS
-def test_folder_of_save_pretrained_gives_the_same_by_diffusers_alone(name, config, tmp_path):
+def test_saved_folder_gives_the_same_by_diffusers_alone(name, config, tmp_path):
     net = made(name, config, timestep="flow").eval()
     z, noise_label, classes = inputs()
     net.save_pretrained(tmp_path)

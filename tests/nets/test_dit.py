@@ -53,7 +53,7 @@ def test_patches_are_those_of_pixel_unshuffle():
     assert torch.equal(from_patches(patches, 3, 4, 2), images)
 
 
-def test_positions_differ_and_have_equal_products_at_equal_distance():
+def test_positions_differ_and_products_depend_on_distance():
     grid = positions(5, 7, 16, torch.device("cpu")).double().reshape(5, 7, 16)
     # sin a sin b + cos a cos b = cos(a − b), so products depend on the distance alone.
     step = (grid[1:, 1:] * grid[:-1, :-1]).sum(2)

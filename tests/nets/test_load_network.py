@@ -45,7 +45,7 @@ def evaluated(net, labels=LABELS, sigma_data=0.5):
 
 
 @pytest.mark.parametrize("family", [DDPMpp, ADM])
-def test_every_kind_of_file_gives_the_network_that_was_written_ready_to_evaluate(family, tmp_path):
+def test_every_kind_of_file_gives_the_network_written(family, tmp_path):
     net = small(family, dropout=0.5)
     expected = evaluated(net)
     files = [tmp_path / f"a.{kind}" for kind in ("pkl", "safetensors", "ckpt")]
@@ -97,7 +97,7 @@ def test_weights_are_float32_whatever_the_file_has(tmp_path):
     assert sorted(file.name for file in tmp_path.iterdir()) == ["a.pkl", "a.safetensors"]
 
 
-def test_the_sampler_of_a_published_file_stays_within_its_noise_levels(tmp_path):
+def test_sampler_of_published_file_keeps_its_noise_levels(tmp_path):
     ema = edm_network(small())
     state_of(ema).update(sigma_min=0.05, sigma_max=20)
     options = load(write(tmp_path / "a.pkl", published(ema))).options()
@@ -151,7 +151,7 @@ def test_an_own_checkpoint_that_tells_no_architecture_needs_it(tmp_path):
     )
 
 
-def test_a_run_that_was_exported_into_its_own_folder_is_its_checkpoint(tmp_path):
+def test_run_exported_into_its_folder_is_its_checkpoint(tmp_path):
     newest, older = (
         write_own(tmp_path / "checkpoints" / "last.ckpt"),
         load(write_own(tmp_path / "old.ckpt", seed=1)),
@@ -173,7 +173,7 @@ def test_weights_that_are_not_finite_are_refused_by_name(tmp_path):
     assert not out.exists()
 
 
-def test_a_configuration_that_does_not_fit_is_refused_by_the_files_name(tmp_path):
+def test_unfitting_configuration_is_refused_by_file_name(tmp_path):
     ema = edm_network(small())
     state_of(ema, "model")["_init_kwargs"].update(num_blocks=2)
     path = write(tmp_path / "a.pkl", published(ema))
@@ -182,7 +182,7 @@ def test_a_configuration_that_does_not_fit_is_refused_by_the_files_name(tmp_path
     assert refused.startswith(f"Network: path={path}")
 
 
-def test_a_conversion_that_is_refused_is_one_line_and_replaces_nothing(tmp_path, capsys):
+def test_refused_conversion_is_one_line_and_replaces_nothing(tmp_path, capsys):
     path, out = (
         write(tmp_path / "a.pkl", Call("os", "system", f"touch {tmp_path / 'marker'}")),
         tmp_path / "out.txt",

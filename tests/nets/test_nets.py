@@ -82,7 +82,7 @@ def relative_error(output, expected):
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
-def test_recorded_weights_give_the_recorded_outputs_of_the_published_architectures(path):
+def test_published_architectures_give_recorded_outputs(path):
     recorded = torch.load(path, weights_only=True)
     denoiser = EDMPrecond(network_from_config(recorded["config"])).eval()
     denoiser.load_state_dict(recorded["state_dict"], strict=True)
@@ -109,7 +109,7 @@ RECORDED = [
 
 
 @pytest.mark.parametrize(("kind", "options", "expected"), RECORDED)
-def test_networks_compute_what_they_computed_when_they_were_compared(kind, options, expected):
+def test_networks_compute_what_they_did_when_compared(kind, options, expected):
     net = kind(in_channels=2, num_classes=2, augment_dim=3, **options).eval()
     with torch.no_grad():
         for name, weights in net.state_dict().items():
@@ -139,7 +139,7 @@ COUNTS = [
 
 
 @pytest.mark.parametrize(("described", "parameters"), COUNTS)
-def test_published_networks_need_only_what_differs_from_the_defaults(described, parameters):
+def test_published_networks_need_only_nondefault_options(described, parameters):
     with torch.device("meta"):
         net = (
             network_from_config({**PUBLISHED, **described})
@@ -202,7 +202,7 @@ def test_networks_of_all_runs_work_and_learn_at_their_depth():
 
 
 @EVERY_NET
-def test_each_item_depends_on_its_own_noise_level_class_and_augmentation(kind):
+def test_each_item_has_its_own_level_class_and_augmentation(kind):
     net = awake(made(kind, num_classes=4, augment_dim=9)).eval()
     z, noise, labels, augment = (
         torch.randn(3, 3, 8, 8),
@@ -295,7 +295,7 @@ def test_blocks_of_adm_start_as_their_shortcuts():
 
 
 @EVERY_NET
-def test_an_untrained_denoiser_takes_one_noise_level_for_all_and_returns_half_of_z_at_that_of_the_data(
+def test_untrained_denoiser_returns_half_of_z_at_sigma_data(
     kind,
 ):
     net = made(kind)
@@ -323,7 +323,7 @@ def test_dropout_drops_its_share_before_the_second_convolution(kind):
 
 
 @EVERY_NET
-def test_the_embedding_is_float32_under_autocast_and_channels_last_changes_nothing(kind):
+def test_embedding_is_float32_and_channels_last_is_the_same(kind):
     net, layer = (
         awake(made(kind, num_classes=4, augment_dim=9)).eval(),
         "modulation" if kind in (UNet, DiT) else "affine",
@@ -360,7 +360,7 @@ class Half(nn.Module):
 
 
 @pytest.mark.parametrize("deviation", [0.3, 1.7])
-def test_preconditioning_is_that_of_the_papers_for_the_deviation_of_the_data(deviation):
+def test_preconditioning_is_that_of_the_papers(deviation):
     z, t = (
         torch.randn(3, 2, dtype=torch.float64),
         torch.tensor([0.01, 0.4, 30.0], dtype=torch.float64),

@@ -70,7 +70,7 @@ def test_a_forward_derivative_is_not_compiled_in_vain():
         train(model, Digits(batch_size=8), 1, callbacks=[NetworkSpeed()])
 
 
-def test_a_compiler_that_does_not_work_is_told_before_the_first_step():
+def test_broken_compiler_is_said_before_the_first_step():
     words = r"NetworkSpeed: torch.compile with backend=none does not work here \(Invalid backend.*\): install what"
     model = LitEDM(small_net(), OneSample())
     with pytest.raises(InputError, match=words) as caught:
@@ -97,7 +97,7 @@ class Masks(nn.Module):
 
 @pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("layout", [torch.channels_last, torch.contiguous_format])
-def test_compiled_masks_are_the_same_bit_for_bit_with_and_without_gradients(backend, layout):
+def test_compiled_masks_are_equal_with_and_without_gradients(backend, layout):
     torch.compiler.reset()
     net = Masks().to(memory_format=layout)
     net.compile(backend=backend)

@@ -59,7 +59,7 @@ def check(part, levels, sigma_min=0.002, sigma_max=80.0, rho=7.0):
 
 
 @pytest.mark.parametrize("path", ICT_RUNS, ids=lambda path: str(path.relative_to(CONFIGS)))
-def test_embeddings_of_adjacent_levels_are_near_in_every_consistency_run(path):
+def test_adjacent_level_embeddings_are_near_in_every_ict_run(path):
     options = resolved(path)["model"]["init_args"]
     s0, s1, total = options["s0"], options["s1"], options["total_steps"]
     levels = sorted(

@@ -162,7 +162,7 @@ def test_commands_of_files_have_these_options(command, capsys):
     assert [arg for arg in args if arg.startswith("--") and arg not in told] == []
 
 
-def test_the_commands_in_the_headers_of_configs_name_files_that_are_there():
+def test_commands_in_config_headers_name_existing_files():
     missing = []
     for path in (ROOT / "configs").rglob("*.yaml"):
         header = re.sub(r"\\\n#\s*", " ", path.read_text().partition("\nmodel:")[0])

@@ -41,7 +41,7 @@ def requirements(extra):
             yield found
 
 
-def test_a_config_is_found_by_its_name_and_a_file_of_the_users_wins(tmp_path, own_folder):
+def test_config_is_found_by_name_and_a_users_file_wins(tmp_path, own_folder):
     names = ["demo", "demo.yaml", "configs/demo.yaml", "./configs/demo.yaml"]
     for name in names:
         assert with_packaged_configs(["fit", "-c", name]) == ["fit", "-c", DEMO]
@@ -74,7 +74,7 @@ def told_by(capsys, *args):
     return capsys.readouterr().out
 
 
-def test_help_has_every_command_and_all_options_below_a_short_usage(capsys):
+def test_help_has_every_command_and_option_below_short_usage(capsys):
     said = told_by(capsys, "--help")
     assert all(re.search(rf"^  {name} ", said, re.MULTILINE) for name in entry.COMMANDS)
     assert {*CLI.subcommands(), *entry.COMMANDS_WITH_OWN_PARSER} == {*entry.COMMANDS}
@@ -117,7 +117,7 @@ main(["fit", "-c", "demo"])
 """
 
 
-def test_estimators_work_with_torch_and_numpy_alone_and_commands_say_what_is_missing():
+def test_estimators_need_torch_and_numpy_alone():
     absent = {*extras.EXTRAS, "scipy"}
     done = subprocess.run(
         [sys.executable, "-c", ALONE.format(absent=absent)],

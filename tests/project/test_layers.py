@@ -86,7 +86,7 @@ def test_every_room_has_a_place_and_its_imports_point_down():
     assert not offences(ROOMS, upwards)
 
 
-def test_only_some_files_know_the_application_lightning_and_faiss():
+def test_lightning_and_faiss_are_imported_in_named_files_alone():
     def foreign(path):
         unknown = {"callbacks", "benchmarks", "main"}
         unknown |= LIGHTNING | {"jsonargparse"} if layer_of(path) not in LIGHTNING_LAYERS else set()

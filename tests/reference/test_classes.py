@@ -80,7 +80,7 @@ def test_images_in_order_of_class_are_told_from_others(labels):
         (TorchIndex("float32"), "set"),
     ],
 )
-def test_a_class_has_an_index_of_its_own_in_the_settings_of_the_whole(index, first):
+def test_class_has_its_own_index_with_the_settings_of_the_whole(index, first):
     reference = toy_set(index=copy.copy(index))
     if first == "set":
         reference.build_index()

@@ -88,7 +88,7 @@ def test_a_machine_whose_compiler_does_not_work_gets_a_warning(monkeypatch):
 
 
 @pytest.mark.usefixtures("stand_in")
-def test_an_estimate_on_a_gpu_reads_the_images_in_two_compiled_functions(monkeypatch):
+def test_gpu_estimate_reads_images_in_two_compiled_functions(monkeypatch):
     called, compile_it = [], module.compiled
     monkeypatch.setattr(
         module, "compiled", lambda function: called.append(function) or compile_it(function)

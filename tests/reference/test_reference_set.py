@@ -40,7 +40,7 @@ def test_flat_search_matches_scikit_learn(images):
         np.testing.assert_allclose(sq_dist, expected_sq_dist, rtol=1e-4)
 
 
-def test_pixels_scale_to_model_space_and_float_values_are_taken_as_they_are():
+def test_pixels_are_scaled_and_floats_taken_as_they_are():
     x = (
         ReferenceSet(torch.arange(256, dtype=torch.uint8).reshape(256, 1, 1, 1))
         .gather(torch.arange(256))
@@ -57,7 +57,7 @@ def test_pixels_scale_to_model_space_and_float_values_are_taken_as_they_are():
 
 
 @WITH_FLIPS
-def test_images_come_by_ids_of_any_shape_in_chunks_and_in_the_shares_of_ranks(hflip):
+def test_images_come_by_ids_in_chunks_and_in_shares_of_ranks(hflip):
     images, labels = PIXELS, torch.arange(30) % 7
     reference, twice = ReferenceSet(images, hflip=hflip, labels=labels.numpy()), 1 + hflip
     assert torch.equal(reference.labels, labels.repeat(twice))
@@ -177,7 +177,7 @@ class Sampled(FlatIndex):
         self.sample = vectors.sample(200).flatten()
 
 
-def test_indexes_are_trained_with_the_same_images_from_all_over_the_set():
+def test_indexes_train_on_same_images_from_all_over_the_set():
     samples = []
     for seed in (0, 1):
         torch.manual_seed(seed)
@@ -205,7 +205,7 @@ def test_two_sets_with_one_index_search_their_own_images():
 @pytest.mark.parametrize(
     ("images", "on_cuda"), [(PIXELS, TorchIndex), (PIXELS.float() / 100, FlatIndex)]
 )
-def test_the_default_index_is_that_of_the_device_and_a_given_one_moves(images, on_cuda, index):
+def test_default_index_is_of_the_device_and_a_given_one_moves(images, on_cuda, index):
     if images.is_floating_point():
         images[-1] = 1e4  # In 8 bits all other images would be one.
     reference = ReferenceSet(images, index)
@@ -230,6 +230,6 @@ class FindsThree(TorchIndex):
         pytest.fail("the index was built")
 
 
-def test_a_k_that_the_index_cannot_find_is_refused_before_the_build():
+def test_unfindable_k_is_refused_before_the_build():
     with pytest.raises(InputError, match="k=4 is more than 3"):
         KNN(k=4, n=2).bind(ReferenceSet(PIXELS, FindsThree("float32")))

@@ -69,7 +69,7 @@ def test_every_command_refuses_images_larger_than_the_memory(tmp_path, own_folde
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_an_index_that_does_not_fit_is_refused_where_the_images_alone_would_fit(tmp_path):
+def test_index_that_does_not_fit_is_refused_though_images_fit(tmp_path):
     path = sparse_images(tmp_path, 0.4)
     checked(DEMO, path, "exact")
     for estimator, name in (("knn", "KNN"), ("switched", "KNN")):

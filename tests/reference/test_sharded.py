@@ -62,7 +62,7 @@ def test_ranks_share_a_pass_over_all_images_and_none_waits(ranks, setting):
     assert max(counts) - min(counts) <= 2
 
 
-def test_ranks_agree_on_the_whole_and_hold_and_send_what_is_stated(ranks):
+def test_ranks_agree_on_the_whole_and_hold_their_parts(ranks):
     sq_dist, ids = whole("pixels", TorchIndex("float32")).search(latents("pixels", 0)[0], K)
     coordinates = projection_of(whole("pixels"), 4).coordinates
     others, B, d = len(ranks) - 1, 6, 48

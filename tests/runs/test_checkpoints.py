@@ -58,7 +58,7 @@ def fit(*callbacks, net=None, ckpt_path=None, **options):
         (1, {"max_steps": 3, "accumulate_grad_batches": 2}, [1, 2, 3]),
     ],
 )
-def test_the_last_checkpoint_is_saved_every_n_steps_and_at_the_end(every, options, steps, tmp_path):
+def test_last_checkpoint_is_saved_every_n_steps_and_at_the_end(every, options, steps, tmp_path):
     saved = Saved()
     fit(saved, LastCheckpoint(every, str(tmp_path)), **options)
     assert saved.steps == steps
@@ -76,7 +76,7 @@ def test_a_run_that_ends_after_an_epoch_keeps_its_last_step(tmp_path):
     assert load(tmp_path / "last.ckpt")["global_step"] == 2
 
 
-def test_checkpoints_by_images_are_those_that_pass_a_multiple_after_a_resume_too(tmp_path):
+def test_checkpoints_by_images_pass_multiples_after_a_resume_too(tmp_path):
     def kept(folder, steps, **options):
         """Train, and return the images seen of the kept checkpoints by the step."""
         fit(
@@ -122,7 +122,7 @@ class Breaks(pl.Callback):
 
 
 @pytest.mark.filterwarnings("ignore:the weights are not finite")
-def test_one_number_that_is_not_finite_keeps_the_checkpoint_before_it(tmp_path):
+def test_a_nonfinite_number_keeps_the_checkpoint_before_it(tmp_path):
     fit(Breaks(), LastCheckpoint(1, str(tmp_path)), net=TwoWeights(), max_steps=5, strategy="auto")
     checkpoint = load(tmp_path / "last.ckpt")
     assert checkpoint["global_step"] == 2
@@ -165,7 +165,7 @@ class Places(StepProgressBar):
         self.seen.append((self.train_progress_bar.n, self.train_progress_bar.total))
 
 
-def test_the_progress_bar_counts_optimiser_steps_and_goes_on_after_a_resume(tmp_path):
+def test_progress_bar_counts_optimiser_steps_after_a_resume(tmp_path):
     bar, shown = Places(), {"enable_progress_bar": True, "accumulate_grad_batches": 2}
     fit(bar, LastCheckpoint(dirpath=str(tmp_path)), max_steps=2, **shown)
     assert bar.seen == [(0, 2), (0, 2), (1, 2), (1, 2), (2, 2)]
@@ -189,7 +189,7 @@ def write_run(folder, kept, last, ckpt_path=None):
     (folder / "config.yaml").write_text(yaml.safe_dump(config))
 
 
-def test_kept_checkpoints_of_a_resumed_run_end_where_it_went_on_and_have_the_end_of_a_finished_one(
+def test_kept_checkpoints_of_resumed_run_are_pruned_after_it(
     tmp_path,
 ):
     write_run(tmp_path / "a", [100, 200, 300], (200, 20))
@@ -320,7 +320,7 @@ def test_a_full_disk_keeps_the_old_checkpoint(good, tmp_path):
     assert torch.equal(io.load_checkpoint(path)["weights"], content["weights"])
 
 
-def test_a_folder_without_the_right_to_write_is_refused_before_training(tmp_path, monkeypatch):
+def test_unwritable_folder_is_refused_before_training(tmp_path, monkeypatch):
     # The superuser may write everywhere, so the right is taken away here.
     monkeypatch.setattr(os, "access", lambda path, mode: not (mode == os.W_OK and path == tmp_path))
     with pytest.raises(InputError, match="nothing can be written into"):

@@ -150,7 +150,7 @@ def test_torchrun_and_spawned_processes_train_the_demo(tmp_path):
         (["--trainer.gradient_clip_val", "1.0"], "gradient_clip_val 1.0, and rank 0 with None"),
     ],
 )
-def test_ranks_that_would_train_otherwise_are_refused_before_the_first_step(last, said, tmp_path):
+def test_ranks_that_would_train_otherwise_are_refused_at_start(last, said, tmp_path):
     images = pixels(160, (1, 8, 8)).numpy()
     np.save("images.npy", images)
     np.save("others.npy", images[::-1])
@@ -222,9 +222,7 @@ def test_a_process_that_fails_says_why_with_its_rank(monkeypatch, capsys):
 
 
 @pytest.mark.parametrize("name", ["LOCAL_RANK", "SLURM_PROCID"])
-def test_a_rank_that_is_left_in_the_environment_of_a_single_process_is_not_its_own(
-    name, monkeypatch
-):
+def test_leftover_rank_of_a_single_process_is_ignored(name, monkeypatch):
     monkeypatch.setenv(name, "1")
     monkeypatch.setattr(rank_zero_only, "rank", 1)  # Lightning sets it when it is imported.
     main(["fit", "-c", DEMO, *TINY])

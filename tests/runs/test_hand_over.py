@@ -76,9 +76,7 @@ def module_of(kind, run):
 
 
 @pytest.mark.parametrize("kind", CONFIGS)
-def test_run_checkpoint_and_export_give_the_images_and_weights_of_the_module_bit_for_bit(
-    kind, runs
-):
+def test_run_checkpoint_and_export_sample_the_same_bits(kind, runs):
     run, _, exported = runs[kind]
     own, module = OWN_STEPS[kind.removesuffix("_classes")], module_of(kind, run)
     expected, of_two_steps = module.sample(SEEDS), module.sample(SEEDS, 2)
@@ -307,7 +305,7 @@ def test_every_flow_makes_the_round_trip(output, sampler, refused, tmp_path):
     ],
     ids=lambda net: type(net).__name__,
 )
-def test_plain_values_tell_every_network_and_the_levels_of_its_sampler(net):
+def test_plain_values_describe_every_network_and_sampler(net):
     for parameter in net.parameters():
         nn.init.normal_(parameter, std=0.05)
     model = DiffusionModel(
@@ -421,7 +419,7 @@ def test_a_published_network_is_sampled_as_by_edm(name, tmp_path):
                 model.sample([5], 2, guidance=2)
 
 
-def test_a_run_is_its_last_checkpoint_or_the_kept_one_of_the_most_images(runs, tmp_path):
+def test_run_is_its_last_or_most_trained_kept_checkpoint(runs, tmp_path):
     run, alone = runs["edm"][0], tmp_path / "knn_0"
     folder = alone / "checkpoints"
     folder.mkdir(parents=True)

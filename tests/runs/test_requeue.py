@@ -245,7 +245,7 @@ def test_the_newest_whole_checkpoint_of_a_job_counts(fit):
 
 
 @pytest.mark.parametrize(("kind", "goes_on"), [("flow", True), ("meanflow", False)])
-def test_guidance_of_samples_may_change_and_that_of_a_training_may_not(kind, goes_on, job, fit):
+def test_guidance_may_change_for_samples_not_for_training(kind, goes_on, job, fit):
     job(77)
     fit(1, *OF_CLASSES, config=f"{kind}/digits")
     folder = Path("runs", f"{kind}_digits")

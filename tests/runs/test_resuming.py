@@ -67,9 +67,7 @@ def mean_flow():
         pytest.param(mean_flow, interrupt, marks=pytest.mark.slow),
     ],
 )
-def test_a_run_interrupted_in_a_batch_is_the_same_after_two_resumptions(
-    make, action, whole, tmp_path
-):
+def test_run_interrupted_in_a_batch_is_equal_after_two_resumes(make, action, whole, tmp_path):
     # Validations fall between the interruptions, and the counts of batches must be right for them, too.
     _, first = fit(tmp_path / "1", make(), 9, at=At(3, "on_after_backward", action))
     _, second = fit(tmp_path / "2", make(), 6, first)
@@ -146,7 +144,7 @@ def test_a_second_ctrl_c_ends_the_process_at_once(tmp_path, monkeypatch):
         fit(tmp_path, ict(), 9, at=At(3, "on_after_backward", twice))
 
 
-def test_a_validation_inside_a_step_leaves_the_checkpoint_before_it(tmp_path):
+def test_validation_inside_a_step_leaves_earlier_checkpoint(tmp_path):
     def fail():
         raise RuntimeError("on purpose")
 
@@ -194,7 +192,7 @@ def other(kind, schedule=None, frequency=1):
     return model
 
 
-def test_the_options_of_the_optimiser_hold_and_the_state_of_another_is_not_taken_over(tmp_path):
+def test_optimiser_options_hold_and_other_state_is_left_out(tmp_path):
     def half(optimizer):
         return ExponentialLR(optimizer, 0.5)
 
@@ -247,7 +245,7 @@ def test_the_options_of_the_optimiser_hold_and_the_state_of_another_is_not_taken
     assert not list((tmp_path / "refused").rglob("*.ckpt"))
 
 
-def test_a_schedule_that_ends_before_the_training_is_refused_at_its_start(tmp_path):
+def test_schedule_ending_before_training_is_refused_at_start(tmp_path):
     def cycle(optimizer):
         return OneCycleLR(optimizer, 0.1, total_steps=5)
 
@@ -298,7 +296,7 @@ def resume(path, data=None, model=None, **options):
     return trainer.global_step
 
 
-def test_options_and_data_that_change_the_meaning_of_the_counts_are_refused(tmp_path):
+def test_changes_of_the_meaning_of_counts_are_refused(tmp_path):
     _, path = fit(tmp_path / "a", ict(), 1)
     _, of_classes = fit(tmp_path / "b", conditional(), 1)
     of_latents = fit(tmp_path / "c", ict(), 1, data=latents(0.5))[1]

@@ -244,7 +244,7 @@ def test_the_loggers_and_the_run_have_one_folder(given, folder, tmp_path, monkey
     assert not Path("~").exists()
 
 
-def test_a_run_is_named_after_its_estimator_and_numbered_above_those_of_the_name(tmp_path):
+def test_run_is_named_after_estimator_and_numbered_upwards(tmp_path):
     for name in ("stf_2", "stf_10", "stf_x", "own_stf_30", "version_40"):
         (tmp_path / "lightning_logs" / name).mkdir(parents=True)
     options = {"default_root_dir": str(tmp_path), "logger": True}
@@ -315,7 +315,7 @@ def test_a_refused_run_leaves_no_folder(capsys):
 
 @pytest.mark.parametrize("options", ["--data.hflip true", "--optimizer SGD --optimizer.lr 3e-3"])
 @pytest.mark.usefixtures("trained")
-def test_a_refused_resumption_leaves_the_settings_and_the_record_of_the_run(options, capsys):
+def test_refused_resumption_leaves_settings_and_record(options, capsys):
     before = names(RUN), *((RUN / name).read_bytes() for name in ("config.yaml", "run.json"))
     refusal_of(
         ["fit", *SMALL, "--trainer.max_steps", "4", "--ckpt_path", str(LAST), *options.split()],
@@ -371,9 +371,7 @@ def test_an_interrupted_command_says_the_command_that_goes_on(capsys):
     assert steps_in(LAST) == 6
 
 
-def test_a_job_that_slurm_queues_again_goes_on_in_its_folder_and_another_job_does_not(
-    tmp_path, monkeypatch
-):
+def test_requeued_slurm_job_goes_on_in_its_folder_alone(tmp_path, monkeypatch):
     slurm = {
         "PROCID": "0",
         "LOCALID": "0",

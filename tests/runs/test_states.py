@@ -204,7 +204,7 @@ def test_a_state_that_is_spoilt_later_costs_no_work(tmp_path):
     assert load(resumed)["global_step"] == 4
 
 
-def test_a_checkpoint_that_would_lack_what_it_needs_is_not_written(tmp_path):
+def test_checkpoint_that_lacks_what_it_needs_is_not_written(tmp_path):
     path = tmp_path / "a.ckpt"
     content = {"optimizer_states": [{"param_groups": [{"lr": np.float64(1)}]}], "state_dict": {}}
     with pytest.raises(

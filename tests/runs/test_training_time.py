@@ -59,7 +59,7 @@ class SlowRun(pl.Callback):
         self.clock.now += VALIDATION
 
 
-def test_parts_of_a_resumed_run_add_up_without_validations_and_setup(tmp_path, clock):
+def test_resumed_times_add_up_without_validations_and_setup(tmp_path, clock):
     path = None
     for part, interrupt_at, steps, status in (
         ("a", 4, 4, "interrupted"),
@@ -84,7 +84,7 @@ def test_parts_of_a_resumed_run_add_up_without_validations_and_setup(tmp_path, c
         assert record["time"]["hardware"] == [hardware_name(torch.device("cpu"), 1)]
 
 
-def test_averages_of_an_interval_are_by_time_and_a_pause_is_left_out(clock):
+def test_interval_averages_are_by_time_without_pauses(clock):
     watch = Stopwatch(torch.device("cpu"))
     images = 100  # of earlier parts
     training = TrainingClock(watch, lambda: images)

@@ -46,7 +46,7 @@ def flow(**options):
 
 
 @pytest.mark.parametrize("w", [0.0, 1.0, 2.5])
-def test_the_guided_score_is_the_gradient_of_the_guided_log_density(w):
+def test_guided_score_is_gradient_of_guided_log_density(w):
     data = Labelled()
     z, t = (
         torch.randn(7, 1, 4, 4, dtype=torch.float64),
@@ -69,7 +69,7 @@ def test_the_guided_score_is_the_gradient_of_the_guided_log_density(w):
 
 
 @pytest.mark.parametrize("make", [diffusion, flow])
-def test_w_1_is_the_conditional_model_and_w_0_the_unconditional_one_to_the_last_bit_also_from_a_file(
+def test_w_1_is_conditional_and_w_0_unconditional_bit_for_bit(
     make,
 ):
     model, seeds, labels = make(), range(4), torch.tensor([0, 2, 1, 1])
@@ -112,7 +112,7 @@ def test_labels_are_dropped_as_often_as_asked_and_reproducibly():
     assert conditioning.dropped(None, 1, 2) is None
 
 
-def test_the_target_of_an_item_without_class_is_the_mean_over_all_images():
+def test_target_of_item_without_class_is_mean_over_all_images():
     data, net, losses = Labelled(), WatchedNet(num_classes=3), []
     model = LitEDM(net, Exact(), class_conditional=True, label_dropout=0.5)
     model.objective = lambda loss, x: losses.append(loss.detach()) or loss.mean()

@@ -161,7 +161,7 @@ def test_a_file_and_a_checkpoint_of_a_flow_keep_the_process():
             one.check_checkpoint({"flow": other.flow.description()})
 
 
-def test_a_file_of_a_flow_keeps_its_output_its_times_and_its_solver():
+def test_flow_file_keeps_its_output_times_and_solver():
     net = UNet(1, channels=4, multipliers=(1,), blocks=1)
     torch.nn.init.normal_(net.conv_out.weight)
     made = FlowModel(
@@ -186,7 +186,7 @@ def usual(steps):
     return diffusion().sample([0, 1], steps)
 
 
-def test_images_agree_as_steps_grow_and_differ_with_few_and_files_name_the_process():
+def test_processes_agree_with_many_steps_and_files_name_theirs():
     own = diffusion(VP(10.0, 0.5))
     error = [(usual(steps) - own.sample([0, 1], steps)).abs().max().item() for steps in (4, 96)]
     assert error[1] < 2e-3

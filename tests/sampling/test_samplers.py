@@ -192,7 +192,7 @@ def test_the_hybrid_sampler_has_order_two_when_the_means_differ():
 
 
 @pytest.mark.parametrize("t_switch", [0.5, karras_sigmas(18)[7].item(), 79.9])
-def test_the_hybrid_sampler_evaluates_each_mean_on_its_side_of_edms_grid(t_switch):
+def test_hybrid_sampler_evaluates_each_mean_on_its_side(t_switch):
     above, below = hybrid_sigmas(t_switch)
     assert above[-1] == below[0] == t_switch
     assert below[-2:].tolist() == [0.002, 0]
@@ -281,7 +281,7 @@ def test_bad_options_are_refused(call, options, message):
 @pytest.mark.parametrize(
     "sigmas", [(), (1.0, 80.0), (math.inf, 1.0), (80.0, math.nan), (80.0, 80.0), (80.0, 0.002)]
 )
-def test_levels_of_a_consistency_sampler_that_do_not_descend_to_its_end_are_refused(sigmas):
+def test_levels_that_do_not_descend_to_the_end_are_refused(sigmas):
     with pytest.raises(
         InputError, match=r"sampling_sigmas=.* must descend and stay above sigma_min=0\.002"
     ):

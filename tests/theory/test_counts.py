@@ -45,7 +45,7 @@ def test_defaults_are_the_paper_s():
 @pytest.mark.parametrize(
     ("kind", "counts"), [(KNN, {"k": N}), (SubspaceKNN, {"r": D, "n": N}), (Wiener, {"r": D})]
 )
-def test_a_small_set_takes_down_a_default_and_refuses_a_number_of_ones_own(kind, counts):
+def test_small_set_lowers_a_default_and_refuses_a_given_number(kind, counts):
     vectors, estimator, given = low_rank_vectors(N), kind(), kind(**counts)
     reference = ReferenceSet(vectors)
     said = bound(estimator, reference)
@@ -72,7 +72,7 @@ def test_a_small_set_takes_down_a_default_and_refuses_a_number_of_ones_own(kind,
             _ = own.reference
 
 
-def test_each_class_has_its_own_number_with_one_line_for_all_and_mirrored_images_count():
+def test_each_class_has_its_number_with_one_line_for_all():
     labels = torch.arange(30) // 12  # 12, 12 and 6 images
     by_class = ByClass(KNN(n=4))
     (line,) = bound(by_class, ReferenceSet(low_rank_vectors(30), labels=labels))

@@ -39,7 +39,7 @@ def test_the_score_of_images_far_apart_has_no_floor(name, copies):
 
 
 @pytest.mark.parametrize("t", [0.02, 0.5, 5.0])
-def test_where_images_share_the_posterior_their_weights_are_those_of_float64(t):
+def test_shared_posterior_has_the_weights_of_float64(t):
     # The images of a pair have distance 2t, spread over many dimensions.
     x = t * torch.randn(40, 3072, generator=torch.Generator().manual_seed(1))
     x[1::2] = x[::2] + 2 * t / 3072**0.5 * torch.randn(
@@ -53,7 +53,7 @@ def test_where_images_share_the_posterior_their_weights_are_those_of_float64(t):
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_a_certificate_counts_every_draw_although_equal_draws_are_merged(seed):
+def test_certificate_counts_every_draw_though_equal_ones_merge(seed):
     # The formulas of effective sample size, largest weight and error use all n draws, including equal ones.
     x = torch.randn(6, 2, generator=torch.Generator().manual_seed(0))
     z, t = (

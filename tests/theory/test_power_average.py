@@ -25,7 +25,7 @@ def integral(function, end):
     )
 
 
-def test_the_length_is_the_standard_deviation_of_the_profile_and_products_are_integrals():
+def test_length_is_standard_deviation_and_products_are_integrals():
     # Sec. 3.1 names these two
     assert [round(exponent(length), 2) for length in TRACKED] == [16.97, 6.94]
     for length in LENGTHS:

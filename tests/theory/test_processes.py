@@ -17,7 +17,7 @@ every_process = pytest.mark.parametrize(
 
 
 @every_process
-def test_the_closed_forms_agree_with_autograd_and_with_the_inverse(process):
+def test_closed_forms_agree_with_autograd_and_inverse(process):
     for value, derivative in (
         (process.sigma, process.sigma_derivative),
         (process.scale, process.scale_derivative),
@@ -31,7 +31,7 @@ def test_the_closed_forms_agree_with_autograd_and_with_the_inverse(process):
     np.testing.assert_allclose(process.sigma(process.t_of_sigma(sigma)), sigma, rtol=1e-9)
 
 
-def test_a_process_of_sigma_and_scale_alone_has_the_rest_to_the_last_digits():
+def test_process_of_sigma_and_scale_alone_has_precise_rest():
     class Own(Process):
         sigma, scale = VP.sigma, VP.scale
         beta_d, beta_min, _u = 19.9, 0.1, VP._u

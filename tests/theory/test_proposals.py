@@ -125,9 +125,7 @@ def all_draws(every_u, log_q, n, grid=4000):
 @pytest.mark.parametrize(
     ("N", "spread"), [(40, 0.1), (40, 2.0), (40, 6.0), (1003, 0.2), (1003, 3.0)]
 )
-def test_base_weights_are_the_probabilities_in_expectation_and_no_image_is_drawn_twice(
-    every_u, N, spread
-):
+def test_base_weights_are_probabilities_and_no_image_drawn_twice(every_u, N, spread):
     log_q, n = torch.randn(N, generator=torch.Generator().manual_seed(1)) * spread, 12
     draws, weights = all_draws(every_u, log_q, n)
     q = log_q.double().softmax(0)
@@ -147,7 +145,7 @@ def test_base_weights_are_the_probabilities_in_expectation_and_no_image_is_drawn
 @pytest.mark.parametrize(
     "log_q", [torch.zeros(7), torch.zeros(49), torch.linspace(-20, 0, 40)], ids=len
 )
-def test_with_all_places_no_image_is_random_even_where_all_are_equal(every_u, log_q):
+def test_with_all_places_no_image_is_random(every_u, log_q):
     draws, weights = all_draws(every_u, log_q, len(log_q), grid=50)
     assert not draws.sampled.any()
     torch.testing.assert_close(
@@ -167,7 +165,7 @@ def test_a_height_that_rounds_up_to_the_whole_mass_draws_nothing(monkeypatch):
 
 
 @pytest.mark.parametrize("n", [1, 2, 7, 10])
-def test_what_is_left_out_is_negligible_however_many_images_there_are(n):
+def test_left_out_weight_is_negligible_for_any_number_of_images(n):
     # Each image beyond the first few is negligible, all of them together are not.
     many, negligible = 3000, 1e-8
     log_q = -torch.linspace(14, 32, 60)[:, None].repeat(1, many)

@@ -17,7 +17,7 @@ from lit_knn.sampling.schedules import (
 )
 
 
-def test_karras_grid_ends_exactly_and_is_uniform_in_sigma_to_the_1_over_rho():
+def test_karras_grid_ends_exactly_and_is_uniform_in_its_power():
     # 0.002^(1/7) = 0.411560 and 80^(1/7) = 1.870122; the points between are at thirds, to the power 7.
     grid = karras_sigmas(4)
     assert grid.dtype == torch.float64
@@ -72,7 +72,7 @@ def test_pseudo_huber_is_of_the_whole_vector_and_has_its_limits():
     assert torch.autograd.gradcheck(lambda a: PseudoHuber(0.3)(a, torch.zeros_like(a)), a)
 
 
-def test_the_euclidean_metric_is_the_limit_of_the_pseudo_huber_and_both_have_a_gradient_everywhere():
+def test_euclidean_metric_is_the_limit_of_pseudo_huber():
     a, b = torch.randn(5, 3, 4, dtype=torch.float64), torch.randn(5, 3, 4, dtype=torch.float64)
     expected = [math.dist(*(x.flatten().tolist() for x in pair)) for pair in zip(a, b, strict=True)]
     torch.testing.assert_close(euclidean(a, b), torch.tensor(expected, dtype=torch.float64))

@@ -30,7 +30,7 @@ from lit_knn.theory.snis import centred_sum
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
 @pytest.mark.parametrize("n", [1, 64, 1000])
-def test_a_weighted_mean_is_the_sum_and_keeps_the_last_bit_of_copies(dtype, n):
+def test_weighted_mean_is_the_sum_and_keeps_bits_of_copies(dtype, n):
     generator = torch.Generator().manual_seed(n)
     weights = torch.softmax(4 * torch.randn(5, n, dtype=torch.float64, generator=generator), dim=1)
     weights[0] = 1 / n
@@ -105,7 +105,7 @@ def law_of(kind, weight=0.25, far=N - K):
 @pytest.mark.parametrize(
     "kind", [KNN, UniformSNIS, STF, MonteCarlo], ids=lambda kind: kind.__name__
 )
-def test_estimates_follow_their_law_and_none_that_is_2_percent_off(kind):
+def test_estimates_follow_their_law_and_none_2_percent_off(kind):
     estimator = (KNN(K, DRAWS) if kind is KNN else kind(DRAWS)).bind(ReferenceSet(two_circles()))
     z, source = torch.zeros(50_000, 3), two_circles()[:1].expand(50_000, -1)
     generator = torch.Generator().manual_seed(0)
@@ -151,7 +151,7 @@ class Case:
 
 
 @pytest.mark.parametrize("t", [0.05, 0.3, 1.0, 3.0, 30.0])
-def test_the_theorems_hold_and_are_equalities_where_all_images_are_neighbours(t):
+def test_theorems_hold_as_equalities_if_all_are_neighbours(t):
     for N in (5, 30, 60):
         for k in (1, 3, N // 2, N - 1):
             case = Case(N, k, t)

@@ -37,7 +37,7 @@ def enumerated(z, t, warp, data):
     )
 
 
-def test_warp_resamples_as_scipy_does_and_has_the_adjoint_of_its_matrix():
+def test_warp_resamples_as_scipy_and_has_adjoint_of_its_matrix():
     x = images(9, 1, 6).double()
     warp = all_warped(x.float()).warp
     places = (np.arange(9) + 0.5) / 9 * 2 - 1
@@ -62,7 +62,7 @@ def test_warp_resamples_as_scipy_does_and_has_the_adjoint_of_its_matrix():
 
 @pytest.mark.parametrize("t", [0.05, 1.5, 20.0])
 @pytest.mark.parametrize("hflip", [False, True])
-def test_exact_warped_mean_is_the_enumerated_one_in_pieces_of_any_size(t, hflip, monkeypatch):
+def test_exact_warped_mean_is_enumerated_in_pieces_of_any_size(t, hflip, monkeypatch):
     data = images()
     warp, z, x = problem(t, data)
     expected = enumerated(z, t, warp, torch.cat([data, data.flip(-1)]) if hflip else data)
@@ -96,7 +96,7 @@ def test_sampled_warped_means_converge_to_the_enumerated_one(name):
 
 
 @pytest.mark.parametrize("t", [0.4, 2.5])
-def test_subspace_knn_is_exact_where_it_gathers_all_images_and_better_with_more(t, monkeypatch):
+def test_subspace_knn_is_exact_with_all_images_and_grows_better(t, monkeypatch):
     data = images()
     warp, z, x = problem(t, data)
     expected, reference = enumerated(z, t, warp, data), ReferenceSet(data)
@@ -133,7 +133,7 @@ def test_the_proposal_is_the_posterior_for_images_on_a_line(t):
         assert (expected > 1e-6).sum() > (1 if t > 0.1 else 0)
 
 
-def test_a_source_that_is_the_mean_or_is_warped_to_nothing_has_a_finite_proposal():
+def test_mean_or_vanishing_source_has_a_finite_proposal():
     data = images()
     data = torch.cat([data, -data])
     data[[0, N]] = 0
@@ -150,7 +150,7 @@ def test_a_source_that_is_the_mean_or_is_warped_to_nothing_has_a_finite_proposal
 @pytest.mark.parametrize(
     "estimator", [KNN(5, 4), STF(4), SubspaceKNN(20, 4, "float32"), OneSample()]
 )
-def test_at_small_noise_the_mean_is_the_warped_source_however_strong_the_warp(estimator):
+def test_at_small_noise_the_mean_is_the_warped_source(estimator):
     # Interpolation blurs the source, so the inverse warp of z is nearer to other images.
     data = torch.rand(N, 1, 8, 8, generator=keyed_generator("cpu", 2)) * 2 - 1
     x = data.repeat(5, 1, 1, 1)
