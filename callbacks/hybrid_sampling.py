@@ -52,8 +52,8 @@ class HybridSampling(Measurement):
         extractor: maps samples and data to the features that are compared; null for Inception, whose distance is FID.
         threshold: largest ratio of nearest to second nearest distance at which a sample is a copy.
         cache_dir: folder that keeps the statistics of the data for other runs; null to keep none.
-        held_out: measure the distance to the held-out images of the data (`data.held_out`), whose column ends in
-            `_held_out`. The copied fraction and the nearest distance stay those of the training images.
+        held_out: measure the distance to the held-out images of the data (`data.held_out`); the name of its column
+            then ends in `_held_out`. The copied fraction and the nearest distance stay those of the training images.
     """
 
     model_class = LitEstimator

@@ -59,7 +59,8 @@ class BestCheckpoint(pl.Callback):
         self.checkpoints, self._key = on_first_rank(
             lambda: find_checkpoints(self.run, self.folder, steps)
         )
-        # `Fidelity` chooses the images to compare with: held-out ones if it is set so, and of latents their images.
+        # `Fidelity` chooses the images to compare with: held-out ones if its option says so; if the data are latents,
+        # the images that they encode.
         self.fidelity.join(trainer, pl_module)
         self.fidelity.check()
         self._reference = self.fidelity.real()

@@ -48,8 +48,10 @@ def command_of_next_run(
     has_config = names_model(options)
     run = run_for(shape)
 
+    # A probe without a config, or with one of `LitEstimator`, probes an estimator that no training belongs to.
     if isinstance(model, LitEstimator) and (has_config or run is None):
         return f"Next, with the config of a training: lit-knn fit -c CONFIG -c {settings}"
+    # Without a config, the training starts from a packaged one that fits the images.
     if not has_config and run is not None:
         options = ["-c", run, *options]
         if run == SMALL_RUN:

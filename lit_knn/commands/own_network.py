@@ -18,7 +18,8 @@ def network_of_run(run: Path, text: str | None = None) -> nn.Module:
     Args:
         run: the folder of the run; its config.yaml has the options of the network.
         text: class path of the network, or YAML with `class_path` and `init_args`; None for the
-            network that config.yaml names. The class that config.yaml names gets the options there.
+            network that config.yaml names. If it is only a class path, and config.yaml names the same
+            class, the network gets its options from config.yaml.
 
     Raises:
         InputError: there is no such class, its constructor fails, or nothing names a network.

@@ -108,7 +108,7 @@ def reset_peak(device: torch.device) -> int:
     """Reset the peak-memory counters, and return the memory that the process uses now, in bytes."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
-    # Called now, because memory that is freed during the step would hide a part of its peak.
+    # Garbage that is collected during the step would make the difference between its peak and this memory too small.
     gc.collect()
     # The C library first gives freed memory back to Linux, which would count it otherwise. Writing "5" into this file
     # then sets the peak of the process to what it uses now. Systems that have neither are left as they are.

@@ -31,7 +31,7 @@ def __getattr__(name: str) -> object:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from lit_knn.data import base, batches, images, latents, modules
 
-    # `images` comes first, because `Images` is another name in the other modules.
+    # `images` comes first, because the other modules import a type of the name `Images`, which is not the class.
     for module in (images, modules, base, batches):
         if name in vars(module):
             return vars(module)[name]

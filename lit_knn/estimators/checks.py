@@ -170,7 +170,8 @@ def checked_mean(estimator: "Hooks", mean: object, z: Tensor) -> Tensor:
         expected = f"{tuple(z.shape)} on {z.device}"
         raise refusal(estimator, f"the posterior mean must be a tensor {expected}, got {result}")
 
-    # On a GPU this check would wait. There the next call refuses the value, and in training the check of the loss does.
+    # On a GPU this check would make the CPU wait. There a mean that is not finite is found later: by the check of the
+    # next call's input, or in training by the check of the loss.
     if not mean.is_cuda and not largest_size(mean) < torch.inf:
         raise refusal(estimator, "the estimate of the posterior mean is not finite")
     return mean.to(z.dtype)

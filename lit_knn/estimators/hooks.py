@@ -70,7 +70,7 @@ class Hooks(RecordsArguments, ABC):
 
         Args:
             z: (B, *shape), on the device of the set; B >= 1, or B >= 0 on sharded sets.
-            t: (B, 1, …, 1), float64, in the shape of `z`.
+            t: (B, 1, …, 1), float64, with as many dimensions as `z`.
             x_source: (B, *shape) or None; always None unless `uses_source`.
             generator: source of all randomness, or None; always None if `deterministic`.
 

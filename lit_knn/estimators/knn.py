@@ -12,8 +12,8 @@ The paper does not number the lines of the algorithm. Here they are counted from
 8. μ̂ ← Σ_i w̄_i x_i: `weighted_mean`.
 9. Return (μ̂ − z)/t²: `Estimator.score`.
 
-The likelihood p is computed twice: in line 2 from the distances of the search, which may be approximate, and in line 6
-exactly, from the gathered images.
+The likelihood p is computed twice: in line 2 from the distances of the search, which may be approximate but for the
+nearest 16, and in line 6 exactly, from the gathered images. `weights_of` and `weighted_mean` are in `draws.py`.
 """
 
 from collections.abc import Mapping

@@ -48,16 +48,20 @@ def sizes_of(reference: ReferenceSet) -> dict[float, int]:
     x -= reference.mean().double().reshape(reference.shape)
     spectrum = power_spectrum(x)
     largest = max(reference.shape[1:])
+
+    # The mean of the spectrum over the frequencies is the variance of a pixel; its root is the unit of the levels.
     deviation = spectrum.mean((1, 2)).mean().sqrt().item()
     if deviation == 0:
         # The images do not vary, so every size gives the same mean. The whole image is the cheapest patch.
         return {1.0: largest}
+
     steps = range(-DECADES * LEVELS_PER_DECADE, DECADES * LEVELS_PER_DECADE + 1)
     levels = [deviation * 10 ** (step / LEVELS_PER_DECADE) for step in steps]
     # A window wider than the image gains little, and the whole image is cheaper.
     extents = [min(extent(spectrum, level), largest) for level in levels]
-    # Less noise never needs a larger patch: far below the spectrum, wider filters gain almost nothing. So each size is
-    # the smallest extent at this level or above.
+
+    # Less noise never needs a larger patch. But at low noise all filters are nearly equal, and `extent` may then choose
+    # one that is too wide. So each size is the smallest extent at this level or above.
     from_highest = accumulate(reversed(extents), min)
     sizes = reversed(list(from_highest))
     return dict(zip(levels, sizes, strict=True))

@@ -153,7 +153,8 @@ class Switched(Parts):
         """Let each part estimate the rows on its side of the switch."""
         query = Query(z, t, x_source, generator, labels=labels, warp=warp)
         is_high = t >= self.t
-        # `below` uses the generator first, here and in the loop, so that the draws of a seed are the same.
+        # In both branches `below` uses the generator before `above`, so that the order of the draws does not depend on
+        # the device.
         below, above = self.parts
         if z.is_cuda:
             low_mean, high_mean = below.mean_of(query), above.mean_of(query)

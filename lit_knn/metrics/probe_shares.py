@@ -1,4 +1,4 @@
-"""How much of one sample's noise an estimator leaves: at a noise level, and in a training."""
+"""The error of an estimator as a share of the error of `OneSample`: at one noise level, and over a training."""
 
 import math
 from collections.abc import Mapping

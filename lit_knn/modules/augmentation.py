@@ -126,7 +126,8 @@ def _theta(back: Tensor, shift: Tensor, sides: torch.Size) -> Tensor:
     """Return the map v -> back·(v − shift·side) in the coordinates of `affine_grid`, (B, 2, 3).
 
     Args:
-        back: (B, 2, 2), a linear map of positions v in pixels from the centre, from the result to the image.
+        back: (B, 2, 2), the linear map that takes a position in the result to its position in the image; positions v
+            are in pixels from the centre.
         shift: (B, 2), in units of `SHIFT_STD` sides.
         sides: height and width of the images.
     """

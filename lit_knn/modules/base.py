@@ -107,9 +107,9 @@ class EstimatorTraining(SamplingModule):
         return training_callbacks(self, self.trainer)
 
     def setup(self, stage: str) -> None:
-        """Bind the estimator to the data's reference set, on the device of the run, and try the net on one image.
+        """Bind the estimators to the data's reference set, on the device of the run.
 
-        With class labels it binds one estimator to each class. `predict` needs no estimator, so it builds no index.
+        `set_image_shape` first tries the net on one blank image. `predict` needs no estimator, so it builds no index.
         """
         device = self.trainer.strategy.root_device
         check_device(device)
@@ -136,7 +136,7 @@ class EstimatorTraining(SamplingModule):
             for estimator in estimators:
                 estimator.bind(reference)
 
-        # An index takes long, so it comes last. If it fails in one process, no other one must start to train.
+        # An index takes long, so it comes last. If it fails in one process, no other may start to train.
         if estimators:
             in_every_process(bind)
 

@@ -56,8 +56,8 @@ class LitECT(ConsistencyTraining):
             its class; the net's `num_classes` must fit the data.
         lr: learning rate of RAdam.
         ema_decay: decay of the averaged weights; validation, sampling and checkpoints use these weights.
-        q: factor by which the gap between t and r shrinks from one stage to the next.
-        k: widens the gap at small t, to 1 + k/2 times its size at large t.
+        q: factor by which the relative gap 1 − r/t shrinks from one stage to the next.
+        k: at small t the relative gap is 1 + k/2 times as large as at large t.
         b: how fast this widening falls with t.
         stage_steps: training steps of a stage.
         stages: number of stages; the last one has no end.

@@ -25,8 +25,8 @@ Options = Mapping[str, Any]
 def folder_of_name(trainer: Options) -> Path:
     """Return the folder of all runs that have the name of this one.
 
-    It is the folder NAME of the first TensorBoard or CSV logger, or else `runs/NAME` with the name that
-    another logger has.
+    It is `SAVE_DIR/NAME` of the first TensorBoard or CSV logger. If there is none, it is `runs/NAME`, where NAME is
+    the name or project of another logger.
 
     Args:
         trainer: the options of the trainer.

@@ -107,8 +107,12 @@ def num_used(log_top: Tensor, N: int, log_negligible: Tensor) -> Tensor:
 def num_sure(q_top: Tensor) -> Tensor:
     """Count the largest probabilities that n draws without repetition always contain: (B,), at most n − 1.
 
-    After the images before the i-th, n − i + 1 places are left for the i-th and all smaller ones. The i-th image is
-    sure if it and all before it have a share of at least 1 of the places that were left for them.
+    After the i − 1 largest images have taken a place each, n − i + 1 places are left for the i-th and all smaller ones.
+    They are shared in proportion to the probabilities. An image whose part would be one place or more is sure to be
+    drawn, if all larger ones are. The last of n places is always drawn at random.
+
+    Args:
+        q_top: (B, n), the n largest probabilities of each row, in descending order; those of all images sum to 1.
     """
     n = q_top.shape[1]
     left = 1 - q_top.cumsum(1) + q_top

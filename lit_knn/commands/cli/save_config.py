@@ -55,7 +55,7 @@ class SaveConfig(SaveConfigCallback):
             earlier.unlink()
 
     def save_config(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Give the options that change the result to every logger by dotted names, such as `estimator.k`."""
+        """Log the options that affect the result in every logger, under dotted names such as `estimator.k`."""
         options = as_dict(self.config)
         if options["trainer"]["enable_autolog_hparams"] is False:
             return
