@@ -14,4 +14,4 @@ def __getattr__(name: str) -> object:
         from lit_knn.nets.diffusers_model import Diffusers
 
         return Diffusers
-    raise AttributeError(f"module {__name__} has no attribute {name}")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -124,8 +124,8 @@ class TransformerBlock(nn.Module):
         self.heads = heads
         self.modulation = nn.Linear(width, 6 * width)
         self.qkv = nn.Linear(width, 3 * width)
-        self.norm_q = nn.RMSNorm(width // heads, eps=NORM_EPS)
-        self.norm_k = nn.RMSNorm(width // heads, eps=NORM_EPS)
+        self.scale_q = nn.Parameter(torch.ones(width // heads))
+        self.scale_k = nn.Parameter(torch.ones(width // heads))
         self.proj = nn.Linear(width, width)
         self.mlp = nn.Sequential(
             nn.Linear(width, MLP_FACTOR * width),
@@ -148,12 +148,16 @@ class TransformerBlock(nn.Module):
         """Attend from every patch to all patches: (B, patches, width) to the same shape."""
         # (B, patches, 3, heads, features) to three of (B, heads, patches, features).
         q, k, v = self.qkv(h).unflatten(2, (3, self.heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
-        # Half precision would round the norms themselves.
-        precise = self.norm_q.weight.dtype
-        q = self.norm_q(q.to(precise)).to(v.dtype)
-        k = self.norm_k(k.to(precise)).to(v.dtype)
+        q = rms_norm(q, self.scale_q).to(v.dtype)
+        k = rms_norm(k, self.scale_k).to(v.dtype)
         attended = F.scaled_dot_product_attention(q, k, v)
         return self.proj(attended.transpose(1, 2).flatten(2))
+
+
+def rms_norm(h: Tensor, scale: Tensor) -> Tensor:
+    """Divide h (..., features) by the root mean square of its features, in the precision of `scale` (features,)."""
+    h = h.to(scale.dtype)
+    return h * torch.rsqrt(h.square().mean(-1, keepdim=True) + NORM_EPS) * scale
 
 
 def modulated_norm(h: Tensor, shift: Tensor, scale: Tensor) -> Tensor:

@@ -142,7 +142,9 @@ def test_best_loads_data_once_and_skips_measured_checkpoints(run, monkeypatch, c
     share, measure = ReferenceSet.share, FidelityMeasure.__call__
     monkeypatch.setattr(ReferenceSet, "share", lambda self, *a: passes.append(1) or share(self, *a))
     monkeypatch.setattr(
-        FidelityMeasure, "__call__", lambda self, *a: measured.append(1) or measure(self, *a)
+        FidelityMeasure,
+        "__call__",
+        lambda self, *a, **options: measured.append(1) or measure(self, *a, **options),
     )
     best()
     before = (run / TABLE).read_bytes()

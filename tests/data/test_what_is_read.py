@@ -267,13 +267,13 @@ def test_a_photo_with_damaged_tags_is_as_it_is_stored(tmp_path):
         ("x.npz", "read it with --data Arrays"),
         ("x.tar.gz", "unpack it into a folder"),
         ("x.png", "give the folder of the images"),
-        ("x.parquet", "write its images into a folder, or write a data module"),
+        ("x.h5", "write its images into a folder, or write a data module"),
     ],
 )
 def test_a_path_of_another_kind_gets_advice(tmp_path, name, advice):
     (tmp_path / name).write_bytes(b"")
     told = refusal(ImageFiles(str(tmp_path / name)).load)
-    assert f"{name} is neither a folder nor a .zip file: {advice}" in told
+    assert f"{name} is not a folder, zip, tar, parquet file or LMDB: {advice}" in told
     folder = write_folder(tmp_path / "folder", {name: b"", f"more/{name}": b""})
     if name != "x.png":
         told = refusal(ImageFiles(str(folder)).load)

@@ -27,6 +27,9 @@ SMALL = {
     "blocks": 1,
     "attention_at": [8],
     "head_width": 8,
+    "width": 16,
+    "depth": 2,
+    "heads": 2,
 }
 # A GPU may multiply float32 numbers of 10 bits in convolutions.
 CLOSE = {"rtol": 1e-3, "atol": 1e-3}

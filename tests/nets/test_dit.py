@@ -68,8 +68,8 @@ def test_attention_is_the_softmax_of_normalised_queries_and_keys():
     heads = []
     for head in range(3):
         features = slice(4 * head, 4 * head + 4)
-        query = F.normalize(q[..., features], dim=2) * 2 * block.norm_q.weight
-        key = F.normalize(k[..., features], dim=2) * 2 * block.norm_k.weight
+        query = F.normalize(q[..., features], dim=2) * 2 * block.scale_q
+        key = F.normalize(k[..., features], dim=2) * 2 * block.scale_k
         weights = torch.softmax(query @ key.transpose(1, 2) / math.sqrt(4), dim=2)
         heads.append(weights @ v[..., features])
     expected = block.proj(torch.cat(heads, dim=2))

@@ -469,7 +469,11 @@ GONE = object()
             10**9,
             "the weights do not fit the architecture: .* too few",
         ),
-        ("model.architecture.class", "os.system", "class must be one of ADM, DDPMpp, NCSNpp, UNet"),
+        (
+            "model.architecture.class",
+            "os.system",
+            "class must be one of ADM, DDPMpp, DiT, NCSNpp, UNet",
+        ),
     ],
 )
 def test_hostile_metadata_is_refused_in_one_line(place, value, message, runs, tmp_path):
