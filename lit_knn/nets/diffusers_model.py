@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from lit_knn.common.errors import InputError
-from lit_knn.nets.base import NO_CLASS
+from lit_knn.nets.base import NO_CLASS, labels_for
 
 
 class Diffusers(nn.Module):
@@ -44,7 +44,6 @@ class Diffusers(nn.Module):
         null_class: int | None = None,
     ) -> None:
         super().__init__()
-        self.config = config
         self.timestep = timestep
         self.num_classes = num_classes
         self.null_class = num_classes if null_class is None else null_class
@@ -91,9 +90,8 @@ class Diffusers(nn.Module):
             sample = torch.cat([z_scaled, planes], dim=1)
 
         options: dict[str, Tensor] = {}
-        if self.num_classes:
-            if class_label is None:
-                class_label = torch.full((len(z_scaled),), NO_CLASS, device=z_scaled.device)
+        class_label = labels_for(self, class_label, z_scaled)
+        if self.num_classes and class_label is not None:
             options["class_labels"] = class_label.masked_fill(
                 class_label == NO_CLASS, self.null_class
             )
