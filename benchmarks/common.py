@@ -1,12 +1,10 @@
 """Shared parts of the benchmarks: entries, the simplest rival, tables, output files and processes."""
 
-import logging
 import math
 import multiprocessing
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
@@ -46,18 +44,6 @@ class ThreeLines(Estimator):
     ) -> Tensor:
         log_p = (z.flatten(1) @ self.x.T - self.half_sq_norms) / t.flatten(1).float() ** 2
         return (torch.softmax(log_p, dim=1) @ self.x).reshape(z.shape)
-
-
-@contextmanager
-def quiet_lightning() -> Iterator[None]:
-    """Hide Lightning's messages below errors inside the block."""
-    logger = logging.getLogger("pytorch_lightning")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        logger.setLevel(level)
 
 
 def in_own_process(work: Callable[..., Any], *args: Any) -> Any:

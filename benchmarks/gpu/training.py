@@ -1,5 +1,6 @@
 """Images per second of iCT and EDM training at the paper's size, in float32, in bfloat16 and compiled."""
 
+import logging
 import math
 import warnings
 from collections.abc import Callable, Mapping
@@ -8,10 +9,11 @@ from typing import Any, NamedTuple
 import pytorch_lightning as pl
 import torch
 
-from benchmarks.common import Rows, markdown, number, quiet_lightning
+from benchmarks.common import Rows, markdown, number
 from benchmarks.gpu.images import synthetic_images
 from benchmarks.gpu.timing import MIB, release, wait, why
 from lit_knn.common.errors import first_line
+from lit_knn.common.lightning_log import lightning_messages
 from lit_knn.data.batches import ReferenceBatches
 from lit_knn.estimators import OneSample
 from lit_knn.modules import LitEDM, LitICT
@@ -133,7 +135,7 @@ def _trained(
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
     try:
-        with quiet_lightning(), warnings.catch_warnings():
+        with lightning_messages(logging.ERROR), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             trainer = pl.Trainer(
                 accelerator="gpu" if device.type == "cuda" else "cpu", devices=1, precision=precision,  # type: ignore[arg-type]

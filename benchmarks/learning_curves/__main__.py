@@ -11,24 +11,25 @@ targets.
 """
 
 import argparse
+import logging
 from dataclasses import replace
 from pathlib import Path
 
 import torch
 
-from benchmarks.common import quiet_lightning
 from benchmarks.learning_curves.grid import MODULES, NEIGHBOURS, runs_of
 from benchmarks.learning_curves.report import report
 from benchmarks.learning_curves.sets import Lengths, cifar16, digits
 from benchmarks.learning_curves.table import CurveTable
 from benchmarks.learning_curves.worker import Worker
 from lit_knn.common.errors import errors_in_one_line
+from lit_knn.common.lightning_log import lightning_messages
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Train the missing runs, or report those in the table."""
     args = parse(arguments)
-    with quiet_lightning(), errors_in_one_line():
+    with lightning_messages(logging.ERROR), errors_in_one_line():
         table = CurveTable(args.output)
         if args.report:
             print(report(table))

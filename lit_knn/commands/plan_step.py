@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from lit_knn.common.errors import InputError
+from lit_knn.common.lightning_log import lightning_messages
 from lit_knn.common.memory import available_bytes, is_out_of_memory, machine_bytes, process_bytes
 from lit_knn.estimators import OneSample
 from lit_knn.modules.base import EstimatorTraining
@@ -53,7 +54,7 @@ def try_step(trainer: pl.Trainer, model: EstimatorTraining, batch_shape: Sequenc
 
     before = reset_peak(device)
     try:
-        with quiet_and_limited(device):
+        with lightning_messages(logging.WARNING), limited_memory(device):
             ends = train(trainer, model, batches)
     except RuntimeError as error:
         if not is_out_of_memory(error):
@@ -119,22 +120,18 @@ def reset_peak(device: torch.device) -> int:
 
 
 @contextmanager
-def quiet_and_limited(device: torch.device) -> Iterator[None]:
-    """Hide Lightning's messages, and on a CPU limit the memory, so that a step that is too large raises an error.
+def limited_memory(device: torch.device) -> Iterator[None]:
+    """Limit the memory on a CPU, so that a step that is too large raises an error.
 
     Without the limit, the system would kill the process.
     """
-    logger = logging.getLogger("pytorch_lightning")
-    level = logger.level
     soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
     limit = None
     available = available_bytes()
     if device.type == "cpu" and available is not None:
         limit = min(process_bytes("VmData") + available, machine_bytes() or available)
-    logger.setLevel(logging.WARNING)
     resource.setrlimit(resource.RLIMIT_DATA, (limit or soft, hard))
     try:
         yield
     finally:
-        logger.setLevel(level)
         resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
