@@ -11,7 +11,13 @@ from typing import IO, NamedTuple, TypeVar
 import numpy as np
 
 from lit_knn.common.errors import InputError, printable
-from lit_knn.data.file_names import choose_images, left_out_line, nothing_read
+from lit_knn.data.file_names import (
+    IMAGE_SUFFIXES,
+    choose_images,
+    is_hidden,
+    left_out_line,
+    nothing_read,
+)
 
 T = TypeVar("T")
 
@@ -76,7 +82,7 @@ def folder_files(path: Path) -> Files:
     """List the files of a folder."""
     # A name on the disk may hold a backslash, which `with_slashes` replaces.
     names_on_disk = _folder_names(path)
-    on_disk = _by_name(path, names_on_disk, names_on_disk)
+    on_disk = by_name(path, names_on_disk, names_on_disk)
 
     def open_(name: str) -> IO[bytes]:
         return (path / on_disk[name]).open("rb")
@@ -95,7 +101,7 @@ def folder_files(path: Path) -> Files:
 def zip_files(path: Path, archive: zipfile.ZipFile) -> Files:
     """List the files of a zip."""
     entries = archive.infolist()
-    entry = _by_name(path, [each.filename for each in entries], entries)
+    entry = by_name(path, [each.filename for each in entries], entries)
 
     def open_(name: str) -> IO[bytes]:
         return archive.open(entry[name])
@@ -106,13 +112,13 @@ def zip_files(path: Path, archive: zipfile.ZipFile) -> Files:
     return image_files(path, list(entry), open_, stamp)
 
 
-def _by_name(path: Path, stored_names: list[str], entries: list[T]) -> dict[str, T]:
+def by_name(path: Path, stored_names: list[str], entries: list[T]) -> dict[str, T]:
     """Map the name of each file or folder, as `with_slashes` gives it, to its entry.
 
     Raises InputError if two files have one name, because one of them would be lost without a word.
 
     Args:
-        path: the folder or zip.
+        path: the folder, zip or tar.
         stored_names: names as they are stored.
         entries: what is needed to open each of them.
     """
@@ -140,6 +146,16 @@ def image_files(
             return file.read()
 
     return Files(path, names, images, read, stamp)
+
+
+def holds_images(folder: Path) -> bool:
+    """Return whether image files that are not hidden lie in a folder, or below it. A file is no folder."""
+    for place, _, names in os.walk(folder, followlinks=True):
+        here = Path(place).relative_to(folder)
+        for name in names:
+            if name.lower().endswith(IMAGE_SUFFIXES) and not is_hidden((here / name).as_posix()):
+                return True
+    return False
 
 
 def _folder_names(path: Path) -> list[str]:

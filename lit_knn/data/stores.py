@@ -4,10 +4,11 @@ import os
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 from lit_knn.common.errors import InputError, reading
 from lit_knn.data.file_names import advice_for
-from lit_knn.data.files import Files, existing, folder_files, zip_files
+from lit_knn.data.files import Files, existing, folder_files, holds_images, zip_files
 from lit_knn.data.hugging_face import data_set_files, is_data_set
 from lit_knn.data.lmdb_files import is_lmdb, lmdb_files
 from lit_knn.data.tar_files import tar_files, tar_paths
@@ -24,14 +25,16 @@ def opened(path: str | os.PathLike[str], label_key: str | None = None) -> Iterat
         label_key: the column of a table, or the key in the `.json` files of a tar, that has the labels.
     """
     text = os.fspath(path)
-    if is_data_set(text):
-        yield data_set_files(text, label_key)
-        return
+    # Tables or tars may lie beside image files, as do the ones that were unpacked there.
+    if not holds_images(Path(text).expanduser()):
+        if is_data_set(text):
+            yield data_set_files(text, label_key)
+            return
 
-    tars = tar_paths(text)
-    if tars:
-        yield tar_files(text, tars, label_key)
-        return
+        tars = tar_paths(text)
+        if tars:
+            yield tar_files(text, tars, label_key)
+            return
 
     path = existing(path)
     if label_key is not None:

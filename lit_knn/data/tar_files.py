@@ -3,7 +3,6 @@
 import io
 import json
 import tarfile
-from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, NamedTuple
@@ -11,7 +10,7 @@ from typing import IO, NamedTuple
 import numpy as np
 
 from lit_knn.common.errors import InputError, printable, reading
-from lit_knn.data.files import Files, ImageLabels, image_files, with_slashes
+from lit_knn.data.files import Files, ImageLabels, by_name, image_files, with_slashes
 
 
 class TarEntry(NamedTuple):
@@ -44,7 +43,7 @@ def tar_files(text: str, tars: Sequence[Path], label_key: str | None = None) -> 
         tars: paths of uncompressed tars.
         label_key: the key in the `.json` files that has the labels; None for `.cls` files.
     """
-    entries = _entries(tars)
+    entries = _entries(text, tars)
 
     def open_(name: str) -> IO[bytes]:
         entry = entries[name]
@@ -62,21 +61,21 @@ def tar_files(text: str, tars: Sequence[Path], label_key: str | None = None) -> 
     return files._replace(labels=ImageLabels(labels))
 
 
-def _entries(tars: Sequence[Path]) -> dict[str, TarEntry]:
-    """Return where each file lies. If names repeat among the tars, those of all files begin with their tar."""
-    listed: list[tuple[str, TarEntry]] = []
+def _entries(text: str, tars: Sequence[Path]) -> dict[str, TarEntry]:
+    """Return where each file lies. If names repeat among several tars, those of all files begin with their tar."""
+    names, entries = [], []
     for path in tars:
         with reading(path, " as an uncompressed tar"), tarfile.open(path, "r:") as archive:
             for member in archive:
                 if member.isfile():
-                    name = with_slashes(member.name)
                     entry = TarEntry(path, member.offset_data, member.size, int(member.mtime))
-                    listed.append((name, entry))
+                    names.append(with_slashes(member.name))
+                    entries.append(entry)
 
-    repeated = Counter(name for name, _ in listed).most_common(1)
-    if not repeated or repeated[0][1] == 1:
-        return dict(listed)
-    return {f"{entry.tar.stem}/{name}": entry for name, entry in listed}
+    if len(tars) > 1 and len(set(names)) < len(names):
+        for i, entry in enumerate(entries):
+            names[i] = f"{entry.tar.stem}/{names[i]}"
+    return by_name(Path(text), names, entries)
 
 
 def _labels(files: Files, suffix: str, label_key: str | None) -> np.ndarray | None:

@@ -148,6 +148,27 @@ def test_plain_tar_is_a_folder_whose_names_may_repeat_in_another(tmp_path):
     assert len(read_image_files(tmp_path)[0]) == 6
 
 
+def test_tables_and_tars_beside_images_are_not_read(tmp_path):
+    write_tar(tmp_path / "a.tar", {"0.png": encoded(pixels()[0])})
+    (tmp_path / "table.parquet").write_bytes(b"no table")
+    for folder in ("sub", "."):
+        (tmp_path / folder).mkdir(exist_ok=True)
+        (tmp_path / folder / "one.png").write_bytes(encoded(pixels()[1]))
+    images, _, _ = read_image_files(tmp_path)
+    np.testing.assert_array_equal(images, [np.moveaxis(pixels()[1], 2, 0)] * 2)
+
+
+def test_tar_that_holds_a_name_twice_is_refused(tmp_path):
+    with tarfile.open(tmp_path / "a.tar", "w") as archive:
+        for i in range(2):
+            content = encoded(pixels()[i])
+            member = tarfile.TarInfo("0.png")
+            member.size = len(content)
+            archive.addfile(member, io.BytesIO(content))
+    with pytest.raises(InputError, match=r"holds two files of the name 0\.png"):
+        read_image_files(tmp_path / "a.tar")
+
+
 def test_tar_with_labels_of_some_images_is_refused(tmp_path):
     files = {f"{i}.png": encoded(pixels()[i]) for i in range(4)}
     write_tar(tmp_path / "a.tar", files | {"0.cls": b"1", "2.cls": b"0\n"})
