@@ -3,7 +3,7 @@
 import pytorch_lightning as pl
 import torch
 
-from lit_knn.commands.plan_data import GB, Memory, estimators_of, plan_data
+from lit_knn.commands.plan_data import GB, Memory, estimators_of, plan_data, training_images
 from lit_knn.commands.plan_step import try_step
 from lit_knn.common.errors import InputError, check_at_least
 from lit_knn.common.memory import process_bytes, work_bytes
@@ -42,8 +42,7 @@ def plan(
         ckpt_path: checkpoint that the fit resumes from, or `last`; it is checked.
     """
     layout = _layout(datamodule, images, image_shape)
-    stored = datamodule.train_images or layout.shape[0] - datamodule.held_out
-    N = stored * (1 + datamodule.hflip)
+    N = training_images(datamodule, layout) * (1 + datamodule.hflip)
     check_step(N, datamodule.batch_size, self.world_size, self.accumulate_grad_batches)
 
     device = self.strategy.root_device if gpu_gb is None else torch.device("cuda", 0)

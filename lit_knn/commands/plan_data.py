@@ -38,7 +38,7 @@ class Memory(NamedTuple):
 
     @property
     def fits(self) -> bool:
-        """Whether the memory is large enough, as far as sizes are known."""
+        """True if the memory is large enough, as far as sizes are known."""
         return self.available is None or self.needed <= self.available
 
     def __str__(self) -> str:
@@ -73,12 +73,12 @@ def plan_data(
     Raises:
         InputError: the index cannot search so many images, or an estimator wants more of them.
     """
-    total, *shape = layout.shape
+    shape = layout.shape[1:]
     d = math.prod(shape)
     ranks = trainer.world_size // trainer.num_nodes
     shards = trainer.world_size if data.sharded else 1
     # If the number of images is no multiple of the shards, the largest shard counts.
-    N = math.ceil((data.train_images or total - data.held_out) / shards)
+    N = math.ceil(training_images(data, layout) / shards)
     images = f"images, {N:,} x {'x'.join(map(str, shape))}"
     size = (N + data.held_out) * d * layout.value_bytes
     # A mapped file counts as nothing, because the system drops its pages when memory is short.
@@ -122,6 +122,11 @@ def plan_data(
         Memory("each device", available, 1, held),
         Memory("the machine", machine_bytes(), ranks, machine),
     ]
+
+
+def training_images(data: ReferenceDataModule, layout: DataLayout) -> int:
+    """Return the number of images that a run trains on, without mirror images."""
+    return data.train_images or layout.shape[0] - data.held_out
 
 
 def searched_sizes(
