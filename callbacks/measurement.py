@@ -36,7 +36,8 @@ class Measurement(pl.Callback):
     called.
     """
 
-    # Whether `fit` may use the callback. Most refuse it, because each validation would overwrite the results before.
+    # This is True if `fit` may use the callback. Most refuse it, because each validation would overwrite the results
+    # of the one before.
     in_fit = False
     # The class that the model must have.
     model_class: type[pl.LightningModule] = pl.LightningModule

@@ -1,4 +1,4 @@
-"""What `lit-knn best` draws and prints: the curve of all checkpoints, and the best of them."""
+"""Draws and prints the result of `lit-knn best`: the curve of all checkpoints, and the best of them."""
 
 from collections.abc import Sequence
 

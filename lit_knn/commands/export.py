@@ -50,7 +50,7 @@ def export(
     """
     source = Path(source)
     folder = Path(folder)
-    # Of a run's folder, this is its last checkpoint.
+    # If the source is the folder of a run, this is its last checkpoint.
     file = find_file(source)
     if file.suffix != ".ckpt":
         raise InputError(

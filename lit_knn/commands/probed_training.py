@@ -1,4 +1,4 @@
-"""What a probe needs to know of the training that would follow: noise levels, weights of the loss, and time."""
+"""Reads the facts that a probe needs of the training to follow: noise levels, weights of the loss, and time."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -33,7 +33,7 @@ Distances = dict[str, dict[int, float]]
 
 @dataclass(frozen=True)
 class Run:
-    """What the folder of a training run holds."""
+    """The content of a training run's folder, for the report."""
 
     folder: str
     # All settings that are not null, by dotted names.

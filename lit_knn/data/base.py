@@ -25,7 +25,7 @@ class DataLayout(NamedTuple):
 
     shape: tuple[int, ...]  # (N, *shape)
     value_bytes: int = 1  # 1 for uint8, 4 for floats
-    # Whether the images are known to be sorted by class. Then the images of a class are a view, and not a copy.
+    # This is True if the images are known to be sorted by class. The images of a class are then a view, not a copy.
     by_class: bool = False
 
 

@@ -1,4 +1,4 @@
-"""Density and coverage, and three tests for copies, from the features of generated, training and held-out images."""
+"""Density and coverage, and two tests for copies, from the features of generated, training and held-out images."""
 
 import math
 from collections.abc import Iterator
