@@ -9,6 +9,7 @@ from lit_knn.estimators.knn import KNN
 from lit_knn.estimators.mixed import Mixed
 from lit_knn.estimators.monte_carlo import MonteCarlo
 from lit_knn.estimators.network import Network
+from lit_knn.estimators.noised import Noised
 from lit_knn.estimators.one_sample import OneSample
 from lit_knn.estimators.patch_posterior import PatchPosterior
 from lit_knn.estimators.pca_locality import PCALocality
@@ -29,6 +30,7 @@ __all__ = [
     "Mixed",
     "MonteCarlo",
     "Network",
+    "Noised",
     "OneSample",
     "PCALocality",
     "PatchPosterior",

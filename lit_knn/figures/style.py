@@ -34,6 +34,7 @@ PALETTE: dict[str, tuple[str, Marker]] = {
     "Switched": ("#66A61E", "d"),
     "Mixed": ("#8B0000", "H"),
     "Network": ("#666666", (6, 1)),
+    "Noised": ("#B8860B", (3, 1)),
 }
 # Colours and markers for names that mention no estimator, such as those of networks.
 OTHERS = (

@@ -33,7 +33,7 @@ STEP += [
 ]
 STEP += ["--trainer.enable_progress_bar", "false", "--trainer.enable_model_summary", "false"]
 STEP += ["--model.net.channels", "8"]
-UNWARPED = ("monte_carlo", "patch_posterior", "pca_locality", "smoothed", "wiener")
+UNWARPED = ("monte_carlo", "noised", "patch_posterior", "pca_locality", "smoothed", "wiener")
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.* the default "),
