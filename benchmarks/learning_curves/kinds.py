@@ -19,6 +19,7 @@ from lit_knn.modules.base import EstimatorTraining
 from lit_knn.modules.time_distributions import LogitNormalTimes, UniformTimes
 from lit_knn.nets.average_velocity import GAP_FEATURES
 from lit_knn.reference import ReferenceSet
+from lit_knn.sampling.distances import squared_euclidean
 from lit_knn.sampling.noise_grid import karras_sigmas
 from lit_knn.sampling.schedules import (
     TuningSchedule,
@@ -37,7 +38,7 @@ from lit_knn.theory.noise import (
 )
 
 # These streams are the last parts of keys; those of training and of the measurements in lit_knn are below 20.
-LATENTS, SOURCES, REPEATS, INITIAL_WEIGHTS = 30, 31, 32, 33
+LATENTS, SOURCES, REPEATS, INITIAL_WEIGHTS, NEIGHBOURHOOD = 30, 31, 32, 33, 34
 FLOW_STEPS = 24
 SIGMA_MIN = 0.002
 P_STD = 2.0  # the default of LitECT
@@ -254,6 +255,12 @@ class ECT(Consistency):
         return exact.posterior_mean(end, latents.t.clamp(max=SIGMA_MIN))
 
 
+class SquaredECT(ECT):
+    """`LitECT` with the squared distance, with which all targets without bias have one optimum."""
+
+    fixed = MappingProxyType({"metric": squared_euclidean})
+
+
 class MeanFlow(Kind):
     """`LitMeanFlow`, at the times of its training with r < t."""
 
@@ -303,6 +310,13 @@ class MeanFlow(Kind):
         return ((z - end) / (t - r)).to(latents.z.dtype)
 
 
+class SquaredMeanFlow(MeanFlow):
+    """`LitMeanFlow` without the adaptive weight, so that all targets without bias have one optimum."""
+
+    def options(self, steps: int) -> dict[str, Any]:
+        return super().options(steps) | {"power": 0.0}
+
+
 def flow_end(
     z: Tensor,
     t: Tensor,
@@ -331,4 +345,6 @@ KINDS: dict[str, Kind] = {
     "iCT": ICT(),
     "ECT": ECT(),
     "MeanFlow": MeanFlow(),
+    "MeanFlow power 0": SquaredMeanFlow(),
+    "ECT squared": SquaredECT(),
 }

@@ -35,9 +35,24 @@ COLUMNS: Mapping[str, type] = {
     "gradient_variance_se": float,
     "gradient_norm_sq": float,
     "one_sample_variance": float,
+    "gradient_bias_sq": float,
+    "one_sample_bias_sq": float,
+    "distance_to_exact": float,
+    "distance_to_patches": float,
+    "distance_to_smoothed": float,
     "settings": str,
     "hardware": str,
 }
+
+
+# Files of earlier code lack these columns. Their rows have NaN there.
+LATER = (
+    "gradient_bias_sq",
+    "one_sample_bias_sq",
+    "distance_to_exact",
+    "distance_to_patches",
+    "distance_to_smoothed",
+)
 
 
 class CurveTable(ResultsTable):
@@ -48,7 +63,7 @@ class CurveTable(ResultsTable):
     """
 
     def __init__(self, path: Path) -> None:
-        super().__init__(path, COLUMNS, (*Run._fields, "step"))
+        super().__init__(path, COLUMNS, (*Run._fields, "step"), later=LATER)
         path.parent.mkdir(parents=True, exist_ok=True)
 
     def runs(self) -> dict[Run, list[Row]]:

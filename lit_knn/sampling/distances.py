@@ -1,6 +1,7 @@
 """Distances between the outputs of student and teacher, which the losses of iCT and ECT minimise.
 
 `PseudoHuber` is iCT's (Song & Dhariwal 2023), and `euclidean` is ECT's (Geng et al. 2024, arXiv 2406.14548).
+`squared_euclidean` is for comparisons: it alone has one optimum for all targets without bias.
 """
 
 import math
@@ -46,3 +47,11 @@ def euclidean(a: Tensor, b: Tensor) -> Tensor:
     It is the limit c → 0 of `PseudoHuber`. Its gradient has length 1, but 0 where a = b.
     """
     return torch.linalg.vector_norm((a - b).flatten(1), dim=1)
+
+
+def squared_euclidean(a: Tensor, b: Tensor) -> Tensor:
+    """Return ‖a − b‖² over the whole vector of each item, (B,).
+
+    Its optimum is the mean of the teacher's outputs, so that the noise of targets does not move it.
+    """
+    return (a - b).flatten(1).square().sum(1)
