@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 from benchmarks.learning_curves.sets import CIFAR16
 from lit_knn.common.errors import InputError
 from lit_knn.estimators import KNN, STF, Estimator, Exact, Mixed, Noised, OneSample, Switched
+from lit_knn.estimators.noised import Covariance
 
 # The last two have a squared loss in place of a robust one.
 MODULES = ("EDM", "flow", "iCT", "ECT", "MeanFlow", "MeanFlow power 0", "ECT squared")
@@ -16,7 +17,7 @@ NEIGHBOURS = {"digits": 256, **dict.fromkeys(CIFAR16, 2048)}
 # Other sets than the complete ones have the two extremes alone.
 EXTREMES, COMPLETE = ("OneSample", "Exact"), ("digits", "cifar16")
 # EDM's noise of targets by design: names are a covariance and a scale of `Noised`. Scale 0 is `Exact`.
-COVARIANCES = ("posterior", "isotropic", "shuffled")
+COVARIANCES: tuple[Covariance, ...] = ("posterior", "isotropic", "shuffled")
 SCALES = {"cifar16_1000": (1.0, 0.5, 2.0), "cifar16_5000": (1.0,), "cifar16": (1.0,)}
 
 PlugIns = dict[str, Any]

@@ -1,31 +1,33 @@
 """Measures a run: its errors at held latents, its samples, and the variance of the gradient."""
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from benchmarks.learning_curves.agreement import Agreement
+from benchmarks.learning_curves.gradient_moments import (
+    GradientMoments,
+    flat_gradient,
+    gradient_moments,
+)
 from benchmarks.learning_curves.kinds import (
-    NEIGHBOURHOOD,
     REPEATS,
     SOURCES,
     Kind,
     Latents,
-    Regression,
 )
 from benchmarks.learning_curves.quality import Quality
 from benchmarks.learning_curves.sets import Images, Lengths
-from lit_knn.common.rng import keyed_default_rng, keyed_generator
+from lit_knn.common.rng import keyed_generator
 from lit_knn.estimators import (
     Estimator,
     Exact,
     MonteCarlo,
     OneSample,
-    PatchPosterior,
-    Smoothed,
     class_conditional,
 )
 from lit_knn.modules.base import EstimatorTraining
@@ -42,59 +44,6 @@ GRADIENT_COLUMNS = (
     "gradient_bias_sq",
     "one_sample_bias_sq",
 )
-# New latents at which a network is compared with analytic estimators, which take long on many images.
-AGREEMENT_LATENTS = 512
-# Analytic estimators by column: the exact mean, in whose direction a network memorises, and two of images that are new.
-ANALYTIC: dict[str, Callable[[], Estimator]] = {
-    "distance_to_exact": Exact,
-    "distance_to_patches": PatchPosterior,
-    "distance_to_smoothed": lambda: Smoothed(Exact(), width=0.2, n=16),
-}
-
-
-class GradientMoments(NamedTuple):
-    """Mean and variance of a random gradient g.
-
-    Attributes:
-        variance: trace of the covariance of g, unbiased.
-        variance_se: standard error of `variance` over the repeats.
-        norm_sq: ‖E g‖², unbiased: the squared norm of the sample mean, less variance/R. It may be negative.
-        bias_sq: ‖E g − g'‖² for the gradient g' of exact targets, unbiased likewise.
-    """
-
-    variance: float
-    variance_se: float
-    norm_sq: float
-    bias_sq: float
-
-
-def gradient_moments(gradients: Iterable[Tensor], exact: Tensor) -> GradientMoments:
-    """Compute the moments from R >= 2 independent draws of the gradient, each (P,).
-
-    `exact` (P,) is the gradient of exact targets.
-    """
-    g = torch.stack(list(gradients)).double()
-    repeats = len(g)
-    mean = g.mean(0)
-    # The mean of these R numbers is the trace of the covariance, because the sample mean takes one degree of freedom.
-    deviations = (g - mean).square().sum(1) * (repeats / (repeats - 1))
-    variance = deviations.mean()
-    norm_sq = mean.square().sum() - variance / repeats
-    bias_sq = (mean - exact).square().sum() - variance / repeats
-    return GradientMoments(
-        variance.item(), (deviations.std() / repeats**0.5).item(), norm_sq.item(), bias_sq.item()
-    )
-
-
-def flat_gradient(objective: Callable[[], Tensor], parameters: Iterable[nn.Parameter]) -> Tensor:
-    """Return the gradient of a scalar with respect to all parameters in one vector, (P,); 0 where there is none."""
-    with torch.enable_grad():
-        own = [each for each in parameters if each.requires_grad]
-        found = torch.autograd.grad(objective(), own, allow_unused=True)
-    pairs = zip(found, own, strict=True)
-    return torch.cat(
-        [(torch.zeros_like(p) if g is None else g.detach()).flatten() for g, p in pairs]
-    )
 
 
 class Measurements:
@@ -122,25 +71,10 @@ class Measurements:
         self.new = (
             None if images.held_out is None else kind.latents(images.held_out, lengths.held, NEW)
         )
-        self.analytic = self._analytic_outputs(reference)
+        self.agreement = Agreement(kind, self.new, reference)
         self.pairs = kind.latents(reference, lengths.pairs, PAIRS)
         if reference.labels is None:
             self.sources = posterior_sources(reference, kind.process, self.pairs, lengths.repeats)
-
-    def _analytic_outputs(self, reference: ReferenceSet) -> dict[str, Tensor]:
-        """Compute what analytic estimators of the training images put out at new latents: (b, *shape) by column.
-
-        Nothing for modules whose output is no posterior mean, and for sets without new images or by class.
-        """
-        if self.new is None or self.new.label is not None or not isinstance(self.kind, Regression):
-            return {}
-        self.some_new = Latents(*(part[:AGREEMENT_LATENTS] for part in self.new[:4]), None)
-        outputs = {}
-        for column, make in ANALYTIC.items():
-            # The neighbourhood of `Smoothed` is drawn.
-            with keyed_default_rng(torch.device("cpu"), NEW, NEIGHBOURHOOD):
-                outputs[column] = self.kind.exact_output(self.some_new, make().bind(reference))
-        return outputs
 
     @torch.no_grad()
     def errors(self, module: EstimatorTraining) -> dict[str, float]:
@@ -156,10 +90,7 @@ class Measurements:
             with same_targets(module, OneSample()):
                 losses = self.kind.losses(module, self.new, self.new.x, torch.Generator())
             row["held_out_loss"] = losses.mean().item()
-        row |= dict.fromkeys(ANALYTIC, math.nan)
-        for column, output in self.analytic.items():
-            row[column] = self.kind.errors(module, self.some_new, output).mean().item()
-        return row
+        return row | self.agreement.distances(module)
 
     def samples(self, module: EstimatorTraining, num_steps: int | None = None) -> Tensor:
         """Draw samples (B, *shape). The k-th seed of the training has the k-th set of noise."""
