@@ -117,6 +117,22 @@ class Diffusers(nn.Module):
         # σ/(1 + σ) is the logistic function of ln σ.
         return 1000 * torch.sigmoid(4 * noise_label)
 
+    def options(self) -> dict[str, object]:
+        """Return the arguments that make this network again, as plain values; `config` is complete."""
+        config: dict[str, object] = dict(self.model.config)  # type: ignore[arg-type]
+        for name in list(config):
+            # The library's notes on the config, which are no arguments of the class
+            if name.startswith("_"):
+                del config[name]
+
+        return {
+            "model": type(self.model).__name__,
+            "config": config,
+            "timestep": self.timestep,
+            "num_classes": self.num_classes,
+            "null_class": self.null_class,
+        }
+
     def save_pretrained(self, folder: str | os.PathLike[str]) -> None:
         """Write the model as `diffusers` does; `from_pretrained` of its class reads the folder."""
         self.model.save_pretrained(folder)  # type: ignore[operator]

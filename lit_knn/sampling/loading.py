@@ -111,12 +111,12 @@ def _denoising_model(
 
 
 def _omit_augmentation(description: ModelDescription, weights: dict[str, Tensor]) -> None:
-    """Take the layer for augmentation labels out of the content of a file."""
+    """Take the layer for augmentation labels out of the content of a file, if the network has one."""
     for name in AUGMENTATION_WEIGHTS:
         weights.pop(name, None)
 
     architecture = description.get("architecture")
-    if architecture is not None:
+    if architecture is not None and "augment_dim" in architecture["options"]:
         architecture["options"]["augment_dim"] = 0
 
 

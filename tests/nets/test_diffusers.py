@@ -1,14 +1,18 @@
 """Models of the library `diffusers` as networks: labels, timesteps, files, and all training modules."""
 
+import json
 import math
+import sys
 
 import diffusers
 import pytest
 import torch
 
+import lit_knn
 from lit_knn.common.errors import InputError
 from lit_knn.estimators import KNN
 from lit_knn.modules import LitECT, LitEDM, LitFlow, LitICT, LitMeanFlow
+from lit_knn.nets.architecture import architecture_of, build_network
 from lit_knn.nets.diffusers_model import Diffusers
 from lit_knn.nets.precond import EDMPrecond
 from tests.short_training import train
@@ -113,40 +117,77 @@ def tiny(name, config, channels):
     return Diffusers(name, {**config, **sizes, **classes}, num_classes=3)
 
 
-def assert_trains(model):
+def assert_trains(model, checkpoint, precision="32-true"):
+    """Two steps change the weights, and the checkpoint alone gives the model and its samples."""
     before = [weights.clone() for weights in model.network.parameters()]
-    trainer = train(model, Labelled(), steps=2)
+    trainer = train(model, Labelled(), steps=2, precision=precision)
     after = list(model.network.parameters())
     assert all(weights.isfinite().all() for weights in after)
     assert any(not torch.equal(*pair) for pair in zip(before, after, strict=True))
-    assert model.sample([0, 1]).shape == (2, 1, 4, 4)
-    return trainer
+
+    trainer.save_checkpoint(checkpoint)
+    loaded = lit_knn.load(checkpoint)
+    assert type(loaded.net) is Diffusers
+    torch.testing.assert_close(loaded.sample([0, 1]), model.sample([0, 1]), rtol=1e-4, atol=1e-4)
+    assert loaded.sample([0, 1]).shape == (2, 1, 4, 4)
 
 
 KINDS = {"UNet2DModel": UNET, "DiTTransformer2DModel": DIT}
 
 
 @pytest.mark.parametrize(
-    ("module", "name"),
+    ("module", "name", "precision"),
     [
-        (LitICT, "UNet2DModel"),
-        (LitEDM, "DiTTransformer2DModel"),
-        (LitFlow, "DiTTransformer2DModel"),
-        (LitMeanFlow, "UNet2DModel"),
-        (LitMeanFlow, "DiTTransformer2DModel"),
+        (LitICT, "UNet2DModel", "32-true"),
+        (LitEDM, "DiTTransformer2DModel", "32-true"),
+        (LitFlow, "DiTTransformer2DModel", "bf16-mixed"),
+        (LitMeanFlow, "UNet2DModel", "32-true"),
+        (LitMeanFlow, "DiTTransformer2DModel", "32-true"),
     ],
 )
-def test_all_modules_train_a_model_of_diffusers(module, name):
+def test_all_modules_train_and_their_files_need_no_net(module, name, precision, tmp_path):
     net = tiny(name, KINDS[name], channels=9 if module is LitMeanFlow else 1)
     options = {"total_steps": 2} if module is LitICT else {}
-    assert_trains(module(net, KNN(8, 4), class_conditional=True, **options))
+    model = module(net, KNN(8, 4), class_conditional=True, **options)
+    assert_trains(model, tmp_path / "a.ckpt", precision)
 
 
 def test_consistency_tuning_starts_from_a_model_of_diffusers(tmp_path):
     teacher = LitEDM(tiny("UNet2DModel", UNET, 1), KNN(8, 4), class_conditional=True)
-    assert_trains(teacher).save_checkpoint(tmp_path / "edm.ckpt")
-    student = tiny("UNet2DModel", UNET, 1)
-    assert_trains(LitECT(KNN(8, 4), tmp_path / "edm.ckpt", student, class_conditional=True))
+    assert_trains(teacher, tmp_path / "edm.ckpt")
+    # The start gives architecture and weights.
+    student = LitECT(KNN(8, 4), tmp_path / "edm.ckpt", class_conditional=True)
+    assert_trains(student, tmp_path / "ect.ckpt")
+
+
+@MODELS
+def test_described_network_is_built_again_from_plain_values(name, config):
+    net = made(name, config, timestep="flow").eval()
+    described = json.loads(json.dumps(architecture_of(net)))
+    torch.manual_seed(1)
+    again = build_network(described, net.state_dict()).eval()
+    # A seeded run draws the same numbers after it.
+    assert torch.equal(torch.rand(3), torch.rand(3, generator=torch.Generator().manual_seed(1)))
+    z, noise_label, classes = inputs()
+    assert torch.equal(again(z, noise_label, classes), net(z, noise_label, classes))
+
+
+def test_files_that_ask_for_too_much_are_refused(monkeypatch):
+    net = made("UNet2DModel", UNET)
+    described = architecture_of(net)
+
+    def assert_refused(line, **options):
+        changed = {"class": "Diffusers", "options": {**described["options"], **options}}
+        with pytest.raises(InputError, match=line):
+            build_network(changed, net.state_dict())
+
+    assert_refused("weights do not fit", config={**UNET, "layers_per_block": 10**9})
+    assert_refused("config must be a mapping, got None", model="/etc", config=None)
+    assert_refused("no class of diffusers", model="DDPMScheduler")
+
+    monkeypatch.setitem(sys.modules, "diffusers", None)
+    monkeypatch.delitem(sys.modules, "lit_knn.nets.diffusers_model")
+    assert_refused(r"diffusers is not installed: pip install 'lit_knn\[hub\]'")
 
 
 def test_precision_of_the_surrounding_denoiser_holds():

@@ -472,7 +472,7 @@ GONE = object()
         (
             "model.architecture.class",
             "os.system",
-            "class must be one of ADM, DDPMpp, DiT, NCSNpp, UNet",
+            "class must be one of ADM, DDPMpp, Diffusers, DiT, NCSNpp, UNet",
         ),
     ],
 )
