@@ -1,4 +1,7 @@
-"""`lit-knn export RUN FOLDER` writes the model of a run for others: safetensors, configuration, model card."""
+"""`lit-knn export RUN FOLDER` writes the model of a run for others: safetensors, configuration, model card.
+
+With `--push user/name` it also uploads them to the Hugging Face Hub.
+"""
 
 import argparse
 import json
@@ -12,8 +15,9 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from lit_knn.commands.model_card import model_card
+from lit_knn.commands.model_card import CARD_NAME, model_card
 from lit_knn.commands.own_network import network_of_run
+from lit_knn.commands.push import check_exported, check_push, push
 from lit_knn.commands.training_facts import facts_of_training
 from lit_knn.common.checkpoint_file import MODEL_KEY, read_checkpoint_file
 from lit_knn.common.errors import InputError, prefixed
@@ -22,6 +26,7 @@ from lit_knn.common.files import written_whole
 from lit_knn.sampling import GenerativeModel
 from lit_knn.sampling.loading import load
 from lit_knn.sampling.model_files import (
+    CONFIG_NAME,
     FORMAT,
     VERSION,
     WEIGHTS_NAME,
@@ -29,8 +34,6 @@ from lit_knn.sampling.model_files import (
     read_exported,
     write_exported,
 )
-
-CONFIG_NAME, CARD_NAME = "config.json", "README.md"
 
 
 def export(
@@ -136,30 +139,61 @@ def _holds(path: Path, model: GenerativeModel) -> bool:
 
 def main(args: Sequence[str] | None = None) -> None:
     """Run `lit-knn export` with the arguments of a command line."""
+    options = _parser().parse_args(args)
+    if options.folder is None and options.push is None:
+        raise InputError("export: give FOLDER, where the files go")
+
+    if options.push is not None:
+        check_push(options.push)
+    folder = options.folder
+    if folder is None:
+        folder = options.source
+        check_exported(Path(folder))
+    else:
+        _export_by_command(options.source, folder, options.net)
+
+    if options.push is not None:
+        page = push(folder, options.push, options.private)
+        print(f'Pushed: {page}\nTo load it: lit_knn.load("hf://{options.push}")')
+
+
+def _parser() -> argparse.ArgumentParser:
+    """Return the parser of `lit-knn export`."""
     about = "Write a trained model for others: weights as safetensors, a configuration and a model card."
     parser = argparse.ArgumentParser(prog="lit-knn export", description=about)
-    parser.add_argument(
-        "source",
-        metavar="RUN",
-        help="folder of a training run, such as runs/demo/knn_0, or a .ckpt",
-    )
-    parser.add_argument(
-        "folder", metavar="FOLDER", help="folder of the three files; none of them is overwritten"
-    )
+    about = "folder of a training run, such as runs/demo/knn_0, or a .ckpt; "
+    about += "to push what was exported before: its folder alone"
+    parser.add_argument("source", metavar="RUN", help=about)
+    about = "folder of the three files; none of them is overwritten"
+    parser.add_argument("folder", metavar="FOLDER", nargs="?", help=about)
+
     about = "class path of a network of your own, or YAML with its class_path and init_args; "
     about += "by default the one in the config.yaml of the run"
     parser.add_argument("--net", metavar="CLASS", help=about)
-    options = parser.parse_args(args)
+    about = "also upload the three files to the Hugging Face Hub, as the next commit of this model"
+    parser.add_argument("--push", metavar="USER/NAME", help=about)
+    about = "make the model private, if --push makes a new one"
+    parser.add_argument("--private", action="store_true", help=about)
+    return parser
 
+
+def _export_by_command(source: str, folder: str, net_text: str | None) -> None:
+    """Export a run, and print what was written.
+
+    Args:
+        source: see `export`.
+        folder: see `export`.
+        net_text: the option `--net`, or None.
+    """
     # The class of the user's network may be in a file of the current folder.
     if sys.path[0] not in ("", os.getcwd()):
         sys.path.insert(0, os.getcwd())
     net = None
-    if options.net is not None:
-        net = network_of_run(run_of(find_file(options.source)), options.net)
+    if net_text is not None:
+        net = network_of_run(run_of(find_file(source)), net_text)
 
-    model = export(options.source, options.folder, net)
-    print(f"{model!r}\nExported: {options.folder}/{{{WEIGHTS_NAME}, {CONFIG_NAME}, {CARD_NAME}}}")
+    model = export(source, folder, net)
+    print(f"{model!r}\nExported: {folder}/{{{WEIGHTS_NAME}, {CONFIG_NAME}, {CARD_NAME}}}")
     if not is_installed("huggingface_hub"):
         reason = "has no front matter for the Hugging Face Hub"
         print(f"{CARD_NAME} {reason}, which needs: pip install 'lit_knn[hub]'")

@@ -18,6 +18,7 @@ from lit_knn.sampling import GenerativeModel
 if TYPE_CHECKING:
     from huggingface_hub import ModelCardData
 
+CARD_NAME = "README.md"
 PAGE = """\
 # {name}
 

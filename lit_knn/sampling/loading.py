@@ -32,6 +32,7 @@ def load(path: str | os.PathLike[str], net: nn.Module | None = None) -> Generati
         path: the folder of a training run (its `checkpoints/last.ckpt`, or else the kept checkpoint of the most
             images); a `.ckpt`; a folder that `lit-knn export` wrote, or its `.safetensors`; a published EDM
             `.pkl`, or the `.safetensors` that was converted from it. A checkpoint gives its averaged weights.
+            `hf://user/name`, or `hf://user/name@revision`, is an exported model on the Hugging Face Hub.
         net: the raw network, if the file's network is not from `lit_knn.nets`; its weights are replaced.
 
     Returns:

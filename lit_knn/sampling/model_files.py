@@ -16,20 +16,26 @@ from lit_knn.common.checkpoint_file import (
 )
 from lit_knn.common.errors import InputError, first_line, prefixed, reading
 from lit_knn.common.files import written_whole
+from lit_knn.common.hub import download, hub_model
 from lit_knn.nets.published.configs import architecture_from_config
 from lit_knn.nets.published.edm_pickle import read_edm_pickle
 from lit_knn.sampling import DiffusionModel, GenerativeModel
 from lit_knn.sampling.described_parts import ModelDescription
 from lit_knn.sampling.noise_grid import NoiseGrid
 
-WEIGHTS_NAME = "model.safetensors"
+# The names that the Hugging Face Hub expects
+WEIGHTS_NAME, CONFIG_NAME = "model.safetensors", "config.json"
 FORMAT, VERSION = "lit_knn.generative_model", "1"
 # What a file holds: a model's description, and the weights of its raw network.
 FileContent = tuple[ModelDescription, dict[str, Tensor]]
 
 
 def find_file(path: str | os.PathLike[str]) -> Path:
-    """Return the file with the weights: `path` itself, or the file that represents the folder `path`."""
+    """Return the file with the weights: `path` itself, or the one of the folder or of the model on the Hub."""
+    on_hub = hub_model(path)
+    if on_hub is not None:
+        return download(on_hub, WEIGHTS_NAME)
+
     path = Path(path).expanduser()
     if not path.is_dir():
         return path
