@@ -34,7 +34,8 @@ def architecture_of(net: nn.Module) -> Architecture | None:
         return {"class": kind.__name__, "options": options}
 
     if (kind.__module__, kind.__name__) == (WRAPPER_MODULE, WRAPPER):
-        return {"class": WRAPPER, "options": net.options()}  # type: ignore[operator]
+        options = net.options()  # type: ignore[operator]
+        return {"class": WRAPPER, "options": options}
     return None
 
 
