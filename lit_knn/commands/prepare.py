@@ -4,6 +4,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
+from lit_knn.common.errors import InputError
 from lit_knn.data.prepare_options import PrepareOptions
 from lit_knn.data.prepared import Description, skipped_path, verify
 from lit_knn.data.prepared_writer import prepare
@@ -32,6 +33,12 @@ ImageNet, 1,281,167 images with labels (the folder train/ of 1,000 folders n0144
 CIFAR-10 (data has cifar-10-batches-py), 154 MB:
   lit-knn prepare data data/cifar10.npy
 Use it with --data Prepared --data.path OUT, or configs/data/prepared.yaml.
+
+With --autoencoder OUT gets latents: those of all images, and then those of all mirrored images, for
+runs with hflip. SOURCE is a file of an earlier lit-knn prepare, or anything else, which is then
+prepared first, to NAME.images.npy for NAME.npy. The .json beside OUT names these images and the
+autoencoder, so that --data Images --data.path OUT decodes samples and compares them with the images:
+  lit-knn prepare data/imagenet256.npy data/latents.npy --autoencoder hf://stabilityai/sd-vae-ft-ema --half
 """
 
 
@@ -52,8 +59,9 @@ def main(args: Sequence[str] | None = None) -> None:
         parser.error("give SOURCE and OUT, or --verify FILE alone")
 
     if options.verify is not None:
-        N = verify(options.verify).shape[0]
-        print(f"{options.verify}: {N:,} images are what was prepared")
+        verified = verify(options.verify)
+        items = "images" if verified.latents is None else "latents"
+        print(f"{options.verify}: {verified.shape[0]:,} {items} are what was prepared")
         return
 
     changes = PrepareOptions(
@@ -64,8 +72,20 @@ def main(args: Sequence[str] | None = None) -> None:
         label_key=options.label_key,
         background=options.background,
     )
-    made = prepare(options.source, options.out, changes, options.workers, skip_bad=options.skip_bad)
-    print(_summary(Path(options.out).expanduser(), made))
+    out, workers, skip_bad = Path(options.out).expanduser(), options.workers, options.skip_bad
+    if options.autoencoder is None:
+        _refuse_options_of_latents(options)
+        made = prepare(options.source, out, changes, workers, skip_bad=skip_bad)
+        print(_summary(out, made))
+        return
+
+    images = Path(options.source).expanduser()
+    if images.suffix != ".npy":
+        images = out.with_suffix(".images.npy")
+        print(_summary(images, prepare(options.source, images, changes, workers, None, skip_bad)))
+    elif changes != PrepareOptions() or skip_bad:
+        raise InputError(f"{images} is prepared: options that change images are for other sources")
+    print(_encode(images, out, options))
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -109,7 +129,56 @@ def _parser() -> argparse.ArgumentParser:
     skips += "names to a .skipped.txt beside OUT"
     add("--skip-bad", action="store_true", help=skips)
     add("--workers", type=int, metavar="W", help="threads that decode; default: one for each CPU")
+
+    encodes = "write latents by an AutoencoderKL of diffusers: a folder of save_pretrained, or "
+    encodes += "hf://user/name"
+    add("--autoencoder", metavar="PATH", help=encodes)
+    draws = (
+        "with --autoencoder, encode by a draw from the posterior, which this number and the image "
+    )
+    draws += "fix; default: its mean"
+    add("--draw-seed", type=int, metavar="N", help=draws)
+    scales = "with --autoencoder, a further factor of the latents (default: 1)"
+    add("--latent-scale", type=float, default=1.0, metavar="F", help=scales)
+    add("--half", action="store_true", help="with --autoencoder, write float16, not float32")
+    mirrors = "with --autoencoder, leave out the mirrored images, in half the time and space"
+    add("--no-mirrored", action="store_true", help=mirrors)
     return parser
+
+
+def _refuse_options_of_latents(options: argparse.Namespace) -> None:
+    """Refuse options that go with --autoencoder alone."""
+    chosen = {
+        "--draw-seed": options.draw_seed is not None,
+        "--latent-scale": options.latent_scale != 1.0,
+        "--half": options.half,
+        "--no-mirrored": options.no_mirrored,
+    }
+    for name, is_chosen in chosen.items():
+        if is_chosen:
+            raise InputError(f"{name} goes with --autoencoder")
+
+
+def _encode(images: Path, out: Path, options: argparse.Namespace) -> str:
+    """Write the latents of prepared images, and return a line on them.
+
+    Args:
+        images: the file of the images.
+        out: the file to write.
+        options: those of the command line.
+    """
+    # Images alone are prepared without these imports, which take seconds.
+    from lit_knn.data.autoencoders import AutoencoderKL
+    from lit_knn.data.latents_writer import prepare_latents
+
+    coder = AutoencoderKL(options.autoencoder, options.draw_seed, options.latent_scale)
+    made = prepare_latents(images, out, coder, options.half, not options.no_mirrored)
+    shape = "x".join(map(str, made.shape[1:]))
+    mirrored = "" if options.no_mirrored else ", those of mirrored images included"
+    assert made.latents is not None
+    spread = f"standard deviation {made.latents['standard_deviation']:.3g}"
+    size = f"{out.stat().st_size / 1e9:.2f} GB"
+    return f"{out}: {made.shape[0]:,} latents of {shape}{mirrored}, {spread}, {size}"
 
 
 def _summary(out: Path, made: Description) -> str:

@@ -31,6 +31,7 @@ class Stream(IntEnum):
     FORWARD = 17
     NETWORK = 18  # (seed, first sample, ·): the network that ends hybrid samples
     PROBE = 20  # (seed, ·): levels of a training that a probe is for
+    ENCODING = 21  # (seed, hash of the image, ·): a draw from the posterior of an autoencoder
     HELD_OUT = 0x68656C64  # (·, 0): which images are held out
     # (·, 0): representative subset of a set, for its components or the training of its index
     SUBSET = 0x737562736574

@@ -39,7 +39,7 @@ def decoded_blocks(
         check_same_size(first, shape, images.names[i], image.shape)
         return image
 
-    with ThreadPoolExecutor(workers) as pool, _bar(len(candidates), content.done) as bar:
+    with ThreadPoolExecutor(workers) as pool, preparing_bar(len(candidates), content.done) as bar:
         for start in range(0, len(missing), size):
             block = missing[start : start + size]
             pixels = bytearray()
@@ -56,10 +56,10 @@ def decoded_blocks(
             yield bytes(pixels)
 
 
-def _bar(total: int, done: int) -> "tqdm":
+def preparing_bar(total: int, done: int, text: str = "Preparing") -> "tqdm":
     """Return the progress bar of a preparation, of whose `total` images some are `done`."""
     from tqdm import tqdm
 
     # In a log file each refresh adds a line, so they are rare there. On a terminal, 0.1 s is tqdm's default.
     between = 0.1 if sys.stderr.isatty() else SECONDS_BETWEEN_LINES_IN_A_FILE
-    return tqdm(total=total, initial=done, desc="Preparing", unit=" images", mininterval=between)
+    return tqdm(total=total, initial=done, desc=text, unit=" images", mininterval=between)

@@ -6,7 +6,14 @@ from typing import Any
 from lit_knn.common.errors import InputError
 from lit_knn.data.base import DataLayout, Labels, ReferenceDataModule
 from lit_knn.data.base import Images as ImageArray
+from lit_knn.data.latent_files import encoding_of, images_and_autoencoder
+from lit_knn.data.latents import Latents
 from lit_knn.data.modules import Arrays, ImageFiles, Prepared
+from lit_knn.index import Index
+from lit_knn.reference import ReferenceSet
+
+# Latents are split into parts together with their images, by the reader.
+OPTIONS_OF_PARTS = ("hflip", "sharded", "held_out", "train_images")
 
 
 class Images(ReferenceDataModule):
@@ -15,6 +22,9 @@ class Images(ReferenceDataModule):
     An .npy file that `lit-knn prepare` wrote is read by `Prepared`, other .npy and .npz files by `Arrays`, and folders,
     zips, tars, tables of Hugging Face `datasets` and LMDBs by `ImageFiles`, into memory. For more images than memory
     holds, or images of several sizes, use `lit-knn prepare` first.
+
+    Latents of `lit-knn prepare --autoencoder` are read by `Latents`, with the images and the autoencoder that the .json
+    beside them names. Samples are then decoded, and compared with the images.
 
     Args:
         path: the file or folder, see `lit-knn prepare --help`.
@@ -41,7 +51,12 @@ class Images(ReferenceDataModule):
             raise InputError(f"data.path={path}: data.labels_from_folders {rule}")
 
         self.reader: ReferenceDataModule
-        if suffix == ".npy" and description.is_file():
+        encoding = encoding_of(path)
+        if encoding is not None:
+            images, self.autoencoder = images_and_autoencoder(path, encoding)
+            parts = {name: getattr(self, name) for name in OPTIONS_OF_PARTS}
+            self.reader = Latents(Prepared(images), self.autoencoder, path, **parts)
+        elif suffix == ".npy" and description.is_file():
             self.reader = Prepared(path)
         elif suffix in (".npy", ".npz"):
             self.reader = Arrays(path, floats_as_is)
@@ -54,7 +69,21 @@ class Images(ReferenceDataModule):
         self.reader.trainer, self.reader.needs_labels = self.trainer, self.needs_labels
         images, labels = self.reader.load()
         self.class_names, self.sha256 = self.reader.class_names, self.reader.sha256
+        self.image_reference = self.reader.image_reference
+        self.held_out_image_reference = self.reader.held_out_image_reference
         return images, labels
+
+    def sets(
+        self,
+        images: ImageArray,
+        labels: Labels,
+        index: Index | None = None,
+        sha256: str | None = None,
+        mapped: bool | None = None,
+    ) -> tuple[ReferenceSet, ReferenceSet | None]:
+        if isinstance(self.reader, Latents):
+            return self.reader.sets(images, labels, index, sha256, mapped)
+        return super().sets(images, labels, index, sha256, mapped)
 
     def read_labels(self) -> Labels:
         return self.reader.read_labels()

@@ -6,10 +6,13 @@ import torch
 from torch import Tensor
 
 from lit_knn.common.errors import InputError, prefixed
-from lit_knn.common.progress import with_progress
 from lit_knn.data.array_files import read_array_file
 from lit_knn.data.autoencoders import Autoencoder
-from lit_knn.data.base import Images, Labels, ReferenceDataModule
+from lit_knn.data.base import DataLayout, Images, Labels, ReferenceDataModule
+from lit_knn.data.encoding import check_decoder, encode_images, encoded
+from lit_knn.data.latent_files import StoredLatents, encoding_of, read_stored_latents
+from lit_knn.data.parts import Part
+from lit_knn.index import Index
 from lit_knn.index.pca import sample_size
 from lit_knn.reference import ReferenceSet
 
@@ -22,6 +25,10 @@ COMPARED = 16
 HALF_OF_LEAST_LEARNED = 1024
 
 
+MIRRORED_LATENTS = "data.hflip=true would mirror latents, which are not those of mirrored images"
+MIRRORED_ADVICE = "write latents of both by lit-knn prepare --autoencoder"
+
+
 class Latents(ReferenceDataModule):
     """Latents as the training data and the reference set, encoded once, before training. Samples are decoded.
 
@@ -31,8 +38,9 @@ class Latents(ReferenceDataModule):
     Args:
         images: data module of the images; its images and labels are used, and its index and sizes of batches are not.
         autoencoder: an `lit_knn.data.autoencoders.Autoencoder`. One that learns gets held-out images, too.
-        path: an .npy file with the latents of all images in their order, such as `reference.images` of the same
-            `Latents` without a path; null to encode at every start.
+        path: an .npy file with the latents of all images in their order: one that `lit-knn prepare --autoencoder`
+            wrote, which may also have those of the mirrored images, for `hflip`; or `reference.images` of the same
+            `Latents` without a path. Null to encode at every start.
         encode_batch: images that are encoded at a time.
     """
 
@@ -47,9 +55,8 @@ class Latents(ReferenceDataModule):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        if self.hflip:
-            reason = "which are not those of mirrored images"
-            raise InputError(f"data.hflip=true would mirror latents, {reason}")
+        if self.hflip and path is None:
+            raise InputError(f"{MIRRORED_LATENTS}: {MIRRORED_ADVICE}, and name them as data.path")
         if self.sharded:
             raise InputError("data.sharded=true does not work with Latents")
         for option in ("hflip", "sharded", "held_out", "train_images"):
@@ -71,71 +78,98 @@ class Latents(ReferenceDataModule):
         self.images.trainer = self.trainer
         images, labels = self.images.load()
         self.class_names = self.images.class_names
-        whole = ReferenceSet(images)
+        whole = ReferenceSet(images, hflip=self.hflip)
         with prefixed(type(self.autoencoder).__name__):
-            # Of a large data set it learns from evenly spaced images.
-            learned = sample_size(whole.N, whole.d, HALF_OF_LEAST_LEARNED)
-            self.autoencoder.fit(whole.gather(torch.linspace(0, whole.N - 1, learned).long()))
+            # Most autoencoders learn nothing, and the images may then stay on the disk.
+            if type(self.autoencoder).fit is not Autoencoder.fit:
+                # Of a large data set it learns from evenly spaced images.
+                learned = sample_size(whole.N, whole.d, HALF_OF_LEAST_LEARNED)
+                self.autoencoder.fit(whole.gather(torch.linspace(0, whole.N - 1, learned).long()))
             if self.path:
                 latents = self._read(self.path, whole)
             else:
                 latents = encode_images(whole, self.autoencoder, self.encode_batch)
-            _check_decoder(self.autoencoder, latents[:2], whole.shape)
+            check_decoder(self.autoencoder, latents[:2], whole.shape)
         # The images are split like the latents, so that samples are compared with the same ones.
         mapped, sha256 = self.images.mapped, self.images.sha256
-        sets = self.sets(images, None, sha256=sha256, mapped=mapped)
+        sets = super().sets(images, None, sha256=sha256, mapped=mapped)
         self.image_reference, self.held_out_image_reference = sets
+
+        if self.hflip and labels is not None:
+            labels = torch.as_tensor(labels).repeat(2)
         return latents, labels
 
     def read_labels(self) -> Labels:
         return self.images.read_labels()
 
+    def stored(self) -> DataLayout | None:
+        if self.path is None or encoding_of(self.path) is None:
+            return None
+        latents = read_stored_latents(self.path).latents
+        return DataLayout(tuple(latents.shape), value_bytes=4)
+
+    def sets(
+        self,
+        images: Images,
+        labels: Labels,
+        index: Index | None = None,
+        sha256: str | None = None,
+        mapped: bool | None = None,
+    ) -> tuple[ReferenceSet, ReferenceSet | None]:
+        """Make the sets of the latents; the arguments are those of the base class, and `images` are the latents.
+
+        With `hflip` their second half is of mirrored images, and is split like the first.
+        """
+        if not self.hflip:
+            return super().sets(images, labels, index, sha256, mapped)
+
+        latents, N = torch.as_tensor(images), len(images) // 2
+        labels_once = None if labels is None else labels[:N]
+
+        def both_halves(part: Part, index: Index | None) -> ReferenceSet:
+            """Make the set of the latents whose numbers are `part.images`, and of their mirrored images."""
+            rows = torch.as_tensor(part.images)
+            chosen = latents if len(rows) == N else latents[torch.cat([rows, rows + N])]
+            repeated = None if part.labels is None else torch.as_tensor(part.labels).repeat(2)
+            return ReferenceSet(chosen, index, labels=repeated, sha256=part.sha256)
+
+        training, held_out = self._split(torch.arange(N), labels_once, sha256, mapped=False)
+        reference = both_halves(training, index)
+        return reference, None if held_out is None else both_halves(held_out, None)
+
     def _read(self, path: str, images: ReferenceSet) -> Tensor:
-        """Read the latents of all images, (N, *latent_shape), and compare some with their images."""
-        latents = torch.from_numpy(read_array_file(path, floats_as_is=True)[0])
+        """Read the latents of all images, (N, *latent_shape); compare some with their images, unless hashes agree."""
+        if encoding_of(path) is not None:
+            stored = read_stored_latents(path)
+            if self.hflip and stored.mirrored is None:
+                raise InputError(
+                    f"data.hflip=true: data.path={path} was written with --no-mirrored"
+                )
+            latents = stored.latents
+            if self.hflip and stored.mirrored is not None:
+                latents = stored.mirrored
+            self.sha256 = stored.description.sha256
+            if self._is_of_these(stored):
+                return latents
+        elif self.hflip:
+            raise InputError(f"{MIRRORED_LATENTS}: {MIRRORED_ADVICE}")
+        else:
+            latents = torch.from_numpy(read_array_file(path, floats_as_is=True)[0])
+
         if len(latents) != images.N:
             raise InputError(f"data.path={path} holds {len(latents)} latents for {images.N} images")
 
         # The first and the last latent alone would not do: they may be in place even if those between are not, as in
         # a file that joins the latents of several ranks.
         some = torch.linspace(0, images.N - 1, min(images.N, COMPARED)).long()
-        expected = _encoded(self.autoencoder, images.gather(some))
+        expected = encoded(self.autoencoder, images.gather(some))
         alike = expected.shape[1:] == latents.shape[1:]
         if not alike or (latents[some] - expected).norm() > FILE_TOLERANCE * expected.norm():
-            problem = "its latents are not those of the images in their order"
+            problem = "its latents are not those of the images in their order by this autoencoder"
             raise InputError(f"data.path={path}: {problem}")
         return latents
 
-
-def encode_images(images: ReferenceSet, autoencoder: Autoencoder, batch_size: int = 256) -> Tensor:
-    """Encode all images in their order, by an autoencoder that is fitted already.
-
-    Args:
-        images: the images.
-        autoencoder: encodes them.
-        batch_size: images that are encoded at a time.
-
-    Returns:
-        (N, *latent_shape), float32, on the CPU.
-    """
-    batches = with_progress(torch.arange(images.N).split(batch_size), images.N, "Encoding")
-    return torch.cat([_encoded(autoencoder, images.gather(ids)) for ids in batches])
-
-
-@torch.no_grad()
-def _encoded(autoencoder: Autoencoder, images: Tensor) -> Tensor:
-    """Encode images (B, *shape): (B, *latent_shape), float32, on the CPU."""
-    latents = autoencoder.encode(images)
-    if len(latents) != len(images):
-        raise InputError(f"encode returned {len(latents)} latents for {len(images)} images")
-    return latents.to("cpu", torch.float32)
-
-
-@torch.no_grad()
-def _check_decoder(autoencoder: Autoencoder, latents: Tensor, shape: tuple[int, ...]) -> None:
-    """Refuse a decoder whose images have another shape than the data's. Only the first validation would notice it."""
-    images = autoencoder.decode(latents)
-    expected = (len(latents), *shape)
-    if images.shape != expected:
-        rule = f"images of shape {expected} for {len(latents)} latents"
-        raise InputError(f"decode must return {rule}, got {tuple(images.shape)}")
+    def _is_of_these(self, stored: StoredLatents) -> bool:
+        """Return whether latents in a file are known, by hashes, to be of these images by this autoencoder."""
+        made = stored.encoding["settings"], stored.encoding["images_sha256"]
+        return made == (self.autoencoder.settings(), self.images.sha256)

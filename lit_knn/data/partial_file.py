@@ -137,10 +137,16 @@ class PartialContent:
         return self.images.stamp(i)
 
 
-def npy_header(N: int, shape: tuple[int, ...]) -> bytes:
-    """Return the header of N images of `shape`, (C, H, W), uint8. It has the same length for every N."""
+def npy_header(N: int, shape: tuple[int, ...], descr: str = "|u1") -> bytes:
+    """Return the header of an .npy file. It has the same length for every N.
+
+    Args:
+        N: number of items.
+        shape: shape of an item, such as (C, H, W).
+        descr: NumPy's text for the type of the values; the default is uint8.
+    """
     start = io.BytesIO()
-    fields = {"descr": "|u1", "fortran_order": False, "shape": (N, *shape)}
+    fields = {"descr": descr, "fortran_order": False, "shape": (N, *shape)}
     np.lib.format.write_array_header_1_0(start, fields)
     return start.getvalue()
 

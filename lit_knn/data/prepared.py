@@ -16,6 +16,8 @@ if TYPE_CHECKING:  # Preparing needs no torch, which takes seconds to load.
     from torch import Tensor
 
 PARTIAL_SUFFIX = ".partial"
+# The types of the values of images, and of latents.
+PIXELS, FLOATS = (np.uint8,), (np.float16, np.float32)
 # End of the messages about a file that does not fit its description.
 AGAIN = ": if lit-knn prepare made both files, delete them and prepare again; --data Arrays reads other arrays"
 
@@ -23,11 +25,15 @@ AGAIN = ": if lit-knn prepare made both files, delete them and prepare again; --
 class Description(NamedTuple):
     """The content of the `.json` file."""
 
-    shape: tuple[int, ...]  # (N, C, H, W)
+    shape: tuple[
+        int, ...
+    ]  # (N, C, H, W), or (2N, C, H, W) of latents with those of mirrored images
     sha256: str  # hash of the pixels, 64 hexadecimal digits
     origin: Mapping[str, object]  # the source of the images and the options
     labels: list[int] | None  # one for each image
     class_names: list[str] | None = None  # of the classes 0, 1, …
+    # how the latents in the file were made, see `lit_knn.data.latents_writer.Encoding`; None if it has images
+    latents: Mapping[str, object] | None = None
 
 
 class PreparedImages(NamedTuple):
@@ -55,8 +61,6 @@ def skipped_path(out: Path) -> Path:
 
 def read_prepared(path: str | os.PathLike[str]) -> PreparedImages:
     """Open prepared images. They stay on the disk, and no pixel is read yet."""
-    import torch
-
     path = Path(path).expanduser()
     if path.suffix != ".npy" and path.exists():
         kind = "--data Arrays" if path.suffix == ".npz" else "--data ImageFiles"
@@ -64,12 +68,20 @@ def read_prepared(path: str | os.PathLike[str]) -> PreparedImages:
 
     path = npy_path(path)
     pixels, description = open_prepared(path)
+    if description.latents is not None:
+        raise InputError(f"{path} holds latents, not images: read it with --data Images")
     labels = None if description.labels is None else np.array(description.labels)
+    return PreparedImages(as_tensor(pixels), labels, description.sha256, description.class_names)
+
+
+def as_tensor(mapped: np.memmap) -> "Tensor":
+    """Return a mapped array as a tensor, without a copy."""
+    import torch
+
     with warnings.catch_warnings():
         # The mapping is read-only, because a writable one would reserve as much memory as the size of the file.
         warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
-        images = torch.from_numpy(pixels)
-    return PreparedImages(images, labels, description.sha256, description.class_names)
+        return torch.from_numpy(mapped)
 
 
 def verify(path: str | os.PathLike[str]) -> Description:
@@ -92,12 +104,18 @@ def open_prepared(path: Path) -> tuple[np.memmap, Description]:
 
     with reading(path, advice=AGAIN):
         pixels = np.lib.format.open_memmap(path, mode="r")
+    description = read_description(path)
+
+    types = PIXELS if description.latents is None else FLOATS
+    fits = pixels.dtype in types and pixels.shape == description.shape and pixels.ndim == 4
+    if not fits or not pixels.flags.c_contiguous:
+        raise InputError(f"{path} is not what {path.with_suffix('.json').name} says{AGAIN}")
+    return pixels, description
+
+
+def read_description(path: Path) -> Description:
+    """Read the `.json` beside a prepared file."""
     beside = path.with_suffix(".json")
     with reading(beside, advice=AGAIN):
         fields = json.loads(beside.read_text(encoding="utf-8"))
-        description = Description(**{**fields, "shape": tuple(fields["shape"])})
-
-    fits = pixels.dtype == np.uint8 and pixels.shape == description.shape and pixels.ndim == 4
-    if not fits or not pixels.flags.c_contiguous:
-        raise InputError(f"{path} is not what {beside.name} says{AGAIN}")
-    return pixels, description
+        return Description(**{**fields, "shape": tuple(fields["shape"])})

@@ -11,7 +11,7 @@ from lit_knn.common.errors import InputError, check_at_least, printable
 from lit_knn.common.files import written_whole
 from lit_knn.data.bad_images import BadImageError, bad_images
 from lit_knn.data.decoded_blocks import decoded_blocks
-from lit_knn.data.image_source import UnpreparedImages, open_source
+from lit_knn.data.image_source import Origin, UnpreparedImages, open_source
 from lit_knn.data.partial_file import (
     CONTENT_SUFFIX,
     PartialContent,
@@ -78,7 +78,7 @@ def write_prepared(
     workers = (os.cpu_count() or 1) if workers is None else workers
     check_at_least(1, **{"--workers": workers})
     if out.exists():
-        return _finished(images, out)
+        return finished(images.origin, out)
 
     with partial_file(out) as file:
         content = PartialContent(images, out)
@@ -87,13 +87,14 @@ def write_prepared(
         content.shape = shape
         # An old description must not stand beside new blocks.
         content.write()
-        _cut(file, content.done, shape)
+        header = npy_header(content.done, shape)
+        cut(file, header, content.done * math.prod(shape))
         # This reads the pixels that are done, and leaves the file at its end.
         digest = hashlib.file_digest(file, "sha256")
 
         size = block_images or max(BLOCK_BYTES // math.prod(shape), workers)
         for pixels in decoded_blocks(content, shape, size, workers):
-            _append(file, pixels)
+            append(file, pixels)
             digest.update(pixels)
             content.write()
 
@@ -105,11 +106,11 @@ def write_prepared(
         return _finish(file, content, shape, digest.hexdigest())
 
 
-def _finished(images: UnpreparedImages, out: Path) -> Description:
+def finished(origin: Origin, out: Path) -> Description:
     """Return the description of a file that exists; refuse one that was made in another way."""
     description = open_prepared(out)[1]
     # The name of the source may differ.
-    if {**description.origin, "source": ""} != {**images.origin, "source": ""}:
+    if {**description.origin, "source": ""} != {**origin, "source": ""}:
         advice = "delete both files, or name another"
         raise InputError(f"{out} was made of other images or in another way: {advice}")
 
@@ -139,15 +140,20 @@ def _bad_images(content: PartialContent) -> InputError:
     return InputError(f"{content.images.origin['source']}: {error}")
 
 
-def _cut(file: io.BufferedRandom, done: int, shape: tuple[int, ...]) -> None:
-    """Cut off the images that are not done, write the header, and stay at the first pixel."""
-    header = npy_header(done, shape)
-    file.truncate(len(header) + done * math.prod(shape))
+def cut(file: io.BufferedRandom, header: bytes, done: int) -> None:
+    """Cut off what is not done, write the header, and stay behind it.
+
+    Args:
+        file: the partial file.
+        header: the header of an .npy file, see `npy_header`.
+        done: bytes behind the header that are done.
+    """
+    file.truncate(len(header) + done)
     file.seek(0)
     file.write(header)
 
 
-def _append(file: io.BufferedRandom, pixels: bytes) -> None:
+def append(file: io.BufferedRandom, pixels: bytes) -> None:
     """Write bytes at the current position, and wait until they are on the disk."""
     file.write(pixels)
     file.flush()
@@ -168,16 +174,21 @@ def _finish(
         _check_classes(labels, images.class_names or [])
 
     file.seek(0)
-    _append(file, npy_header(len(rows), shape))
+    append(file, npy_header(len(rows), shape))
 
     origin, names = images.origin, images.class_names
     description = Description((len(rows), *shape), sha256, origin, labels, names)
     _write_skipped(content)
+    name_file(out, description)
+    return description
+
+
+def name_file(out: Path, description: Description) -> None:
+    """Write the description of the partial file, which is complete, and give it its name."""
     # The .json comes before the name, so that a finished .npy file always has its description.
     write_json(out.with_suffix(".json"), description._asdict())
     os.replace(beside(out, PARTIAL_SUFFIX), out)
     beside(out, CONTENT_SUFFIX).unlink(missing_ok=True)
-    return description
 
 
 def _check_classes(labels: list[int], class_names: list[str]) -> None:

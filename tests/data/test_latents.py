@@ -12,7 +12,7 @@ from sklearn.datasets import load_digits
 from lit_knn.common.errors import InputError
 from lit_knn.data import Digits, Latents, Prepared
 from lit_knn.data.autoencoders import PCA, Autoencoder
-from lit_knn.data.latents import encode_images
+from lit_knn.data.encoding import encode_images
 from lit_knn.data.prepared_writer import prepare
 from lit_knn.estimators import Exact
 from lit_knn.figures import captioned, image_grid

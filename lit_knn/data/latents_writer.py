@@ -1,0 +1,139 @@
+"""Encodes prepared images, and writes their latents to a file for runs; an interrupted one goes on."""
+
+import hashlib
+import io
+import json
+import math
+import os
+import sys
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from lit_knn.common.errors import InputError
+from lit_knn.data.autoencoders import AutoencoderKL
+from lit_knn.data.decoded_blocks import preparing_bar
+from lit_knn.data.encoding import encoded
+from lit_knn.data.image_source import Origin
+from lit_knn.data.latent_files import Encoding, seen_from
+from lit_knn.data.partial_file import CONTENT_SUFFIX, beside, npy_header, partial_file, write_json
+from lit_knn.data.prepared import Description, npy_path, read_prepared
+from lit_knn.data.prepared_writer import append, cut, finished, name_file
+from lit_knn.reference import ReferenceSet
+
+# Images are encoded and written in blocks of this number. A block is encoded in the same batches whether or not the
+# preparation was interrupted before it, so that the latents are the same, bit for bit.
+BLOCK = 64
+
+
+def prepare_latents(
+    images: str | os.PathLike[str],
+    out: str | os.PathLike[str],
+    autoencoder: AutoencoderKL,
+    half: bool = False,
+    mirrored: bool = True,
+) -> Description:
+    """Write the latents of prepared images to an `.npy` file for the data module `Images`, with a `.json` beside it.
+
+    The latents of all images come first, in their order, and those of all mirrored images follow. An interrupted
+    preparation continues at its last block. If `out` exists and was made in the same way, nothing is done.
+
+    Args:
+        images: a file that `prepare` wrote.
+        out: the `.npy` file to write, (N, *latent_shape), or (2N, *latent_shape) with mirrored images.
+        autoencoder: encodes the images.
+        half: write float16, in half the space, instead of float32.
+        mirrored: also encode the mirrored images, for runs with `hflip`.
+    """
+    out, source = npy_path(out), npy_path(images)
+    prepared = read_prepared(source)
+    whole = ReferenceSet(prepared.images, hflip=mirrored)
+    origin = Origin(
+        source=source.name,
+        options={**autoencoder.settings(), "half": half, "mirrored": mirrored},
+        fingerprint=prepared.sha256,
+    )
+    if out.exists():
+        return finished(origin, out)
+
+    with partial_file(out) as file:
+        shape = tuple(
+            encoded(autoencoder, whole.gather(torch.zeros(1, dtype=torch.int64))).shape[1:]
+        )
+        dtype = np.dtype(np.float16 if half else np.float32)
+        header = npy_header(whole.N, shape, dtype.str)
+        item_bytes = dtype.itemsize * math.prod(shape)
+
+        in_file = (os.fstat(file.fileno()).st_size - len(header)) // item_bytes
+        done = min(_done(out, origin), max(in_file, 0) // BLOCK * BLOCK)
+        if done:
+            print(f"{out}: going on after {done:,} latents", file=sys.stderr)
+        cut(file, header, done * item_bytes)
+        file.seek(0, io.SEEK_END)
+
+        with preparing_bar(whole.N, done, "Encoding") as bar:
+            for ids in torch.arange(done, whole.N).split(BLOCK):
+                latents = encoded(autoencoder, whole.gather(ids))
+                if not latents.isfinite().all():
+                    raise InputError(
+                        f"{autoencoder.path} encodes an image as values that are not finite"
+                    )
+                append(file, latents.numpy().astype(dtype).tobytes())
+                bar.update(len(ids))
+                # The last block may be smaller: it is done when the file is.
+                write_json(
+                    beside(out, CONTENT_SUFFIX), {"origin": origin, "done": int(ids[0]) + BLOCK}
+                )
+
+        file.seek(len(header))
+        sha256, mean, std = _summary(file, dtype)
+        factor, shift = autoencoder.factors()
+        encoding = Encoding(
+            images=seen_from(str(source), out.parent),
+            images_sha256=prepared.sha256,
+            path=seen_from(autoencoder.path, out.parent),
+            settings=autoencoder.settings(),
+            factor=factor,
+            shift=shift,
+            mirrored=mirrored,
+            mean=mean,
+            standard_deviation=std,
+        )
+        labels = None if prepared.labels is None else prepared.labels.tolist()
+        description = Description(
+            (whole.N, *shape), sha256, origin, labels, prepared.class_names, encoding
+        )
+        name_file(out, description)
+    return description
+
+
+def _done(out: Path, origin: Origin) -> int:
+    """Return how many latents an interrupted preparation has written, of the same images and in the same way."""
+    path = beside(out, CONTENT_SUFFIX)
+    if not path.exists():
+        return 0
+
+    content = json.loads(path.read_text(encoding="utf-8"))
+    if content.get("origin") != origin:
+        again = "was begun with other images or in another way: starting again"
+        print(f"{out} {again}", file=sys.stderr)
+        return 0
+
+    done: int = content["done"]
+    return done
+
+
+def _summary(file: io.BufferedRandom, dtype: np.dtype) -> tuple[str, float, float]:
+    """Return the hash of the values from here to the end of the file, their mean and their standard deviation."""
+    digest = hashlib.sha256()
+    number, total, squares = 0, 0.0, 0.0
+    while piece := file.read(64 * 2**20):
+        digest.update(piece)
+        values = np.frombuffer(piece, dtype).astype(np.float64)
+        number += len(values)
+        total += float(values.sum())
+        squares += float((values**2).sum())
+
+    mean = total / number
+    return digest.hexdigest(), mean, math.sqrt(max(squares / number - mean**2, 0.0))
