@@ -1,6 +1,7 @@
 """Every config is parsed and made, has the numbers of its source, and a run at 64x64 trains from a folder of images."""
 
 import inspect
+import math
 from pathlib import Path
 from unittest.mock import patch
 
@@ -168,6 +169,7 @@ RELATED = [
         "data estimators network t_switch num_samples held_out folder name",
     ),
     ("flow/digits", "table2/digits", "model SampleGrid name"),
+    ("latents/imagenet256_dit", "latents/imagenet256_flow", "model"),
     ("photos/flow", "photos/edm", "model hflip num_steps name"),
     ("photos/ict", "photos/edm", "model hflip num_steps name"),
     ("photos/meanflow", "photos/ict", "model name"),
@@ -323,6 +325,16 @@ SETTINGS = {
     }
     | {"batch_size": 64, "accumulate_grad_batches": 16, "ema_half_life_images": 14_200_000}
     | {"times.init_args.mean": -2, "times.init_args.std": 2, "different": 0.75, "power": 0.75},
+    # train.py of github.com/willisma/SiT: AdamW without decay is Adam, and the average's decay is 0.9999.
+    "latents/imagenet256_flow": {
+        "lr": 1e-4,
+        "lr_ramp_up_images": 0,
+        "ema_half_life_images": round(-256 * math.log(2) / math.log(0.9999)),
+        "label_dropout": 0.1,
+        "batch_size": 32,
+        "accumulate_grad_batches": 8,
+        "hflip": True,
+    },
     "table2/published": {"sampling_steps": 18, "sigma_min": 0.002, "sigma_max": 80, "rho": 7}
     | {"Fidelity.init_args.num_samples": 50_000},
     # Yoon et al. 2023: a copy is nearer to one image than a third of its distance to the next.
