@@ -49,8 +49,6 @@ def test_the_snippets_of_a_page_run_in_their_order(own_folder):
     names = {page: {} for page in RUN}
     for page in RUN:
         for snippet in snippets(page):
-            if "diffusers" in snippet:  # It is not installed.
-                continue
             if "load_network" in snippet:
                 names[page] |= {
                     "z": torch.randn(shape),
