@@ -15,11 +15,12 @@ from lit_knn.common.errors import InputError
 from lit_knn.data.autoencoders import AutoencoderKL
 from lit_knn.data.decoded_blocks import preparing_bar
 from lit_knn.data.encoding import encoded
+from lit_knn.data.growing_file import append, cut, npy_header
 from lit_knn.data.image_source import Origin
 from lit_knn.data.latent_files import Encoding, seen_from
-from lit_knn.data.partial_file import CONTENT_SUFFIX, beside, npy_header, partial_file, write_json
+from lit_knn.data.partial_file import CONTENT_SUFFIX, beside, partial_file, write_json
 from lit_knn.data.prepared import Description, npy_path, read_prepared
-from lit_knn.data.prepared_writer import append, cut, finished, name_file
+from lit_knn.data.prepared_writer import finished, name_file
 from lit_knn.reference import ReferenceSet
 
 # Images are encoded and written in blocks of this number. A block is encoded in the same batches whether or not the

@@ -13,11 +13,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TypedDict
 
-import numpy as np
-
 from lit_knn.common.errors import InputError
 from lit_knn.common.files import remove_partial, written_whole
 from lit_knn.data.bad_images import BadImageError, UnreadFileError
+from lit_knn.data.growing_file import npy_header
 from lit_knn.data.image_source import UnpreparedImages
 from lit_knn.data.prepared import PARTIAL_SUFFIX
 
@@ -135,20 +134,6 @@ class PartialContent:
         if self.images.stamp is None:
             return f"{self.images.origin['fingerprint']} {i}"
         return self.images.stamp(i)
-
-
-def npy_header(N: int, shape: tuple[int, ...], descr: str = "|u1") -> bytes:
-    """Return the header of an .npy file. It has the same length for every N.
-
-    Args:
-        N: number of items.
-        shape: shape of an item, such as (C, H, W).
-        descr: NumPy's text for the type of the values; the default is uint8.
-    """
-    start = io.BytesIO()
-    fields = {"descr": descr, "fortran_order": False, "shape": (N, *shape)}
-    np.lib.format.write_array_header_1_0(start, fields)
-    return start.getvalue()
 
 
 def beside(out: Path, suffix: str) -> Path:

@@ -11,12 +11,12 @@ from lit_knn.common.errors import InputError, check_at_least, printable
 from lit_knn.common.files import written_whole
 from lit_knn.data.bad_images import BadImageError, bad_images
 from lit_knn.data.decoded_blocks import decoded_blocks
+from lit_knn.data.growing_file import append, cut, npy_header
 from lit_knn.data.image_source import Origin, UnpreparedImages, open_source
 from lit_knn.data.partial_file import (
     CONTENT_SUFFIX,
     PartialContent,
     beside,
-    npy_header,
     partial_file,
     write_json,
 )
@@ -138,26 +138,6 @@ def _bad_images(content: PartialContent) -> InputError:
         advice = "no image is left to prepare"
     error = bad_images(problems, number, advice)
     return InputError(f"{content.images.origin['source']}: {error}")
-
-
-def cut(file: io.BufferedRandom, header: bytes, done: int) -> None:
-    """Cut off what is not done, write the header, and stay behind it.
-
-    Args:
-        file: the partial file.
-        header: the header of an .npy file, see `npy_header`.
-        done: bytes behind the header that are done.
-    """
-    file.truncate(len(header) + done)
-    file.seek(0)
-    file.write(header)
-
-
-def append(file: io.BufferedRandom, pixels: bytes) -> None:
-    """Write bytes at the current position, and wait until they are on the disk."""
-    file.write(pixels)
-    file.flush()
-    os.fsync(file.fileno())
 
 
 def _finish(
