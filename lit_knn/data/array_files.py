@@ -2,13 +2,18 @@
 
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from lit_knn.common.errors import InputError, printable, reading
 from lit_knn.data.array_keys import LABEL_KEYS, Loaded, check_suffix, load_arrays
 from lit_knn.data.files import existing, say
+from lit_knn.data.half_floats import half_tensor, is_half, type_name
 from lit_knn.data.labels import class_numbers
+
+if TYPE_CHECKING:  # Reading an array needs no torch, unless it has floats of 16 bits.
+    from torch import Tensor
 
 # Part of the message that a file cannot be read.
 KIND = " as NumPy arrays"
@@ -16,12 +21,13 @@ KIND = " as NumPy arrays"
 
 def read_array_file(
     path: str | os.PathLike[str], floats_as_is: bool = False, labels_used: bool = False
-) -> tuple[np.ndarray, np.ndarray | None]:
+) -> tuple["np.ndarray | Tensor", np.ndarray | None]:
     """Read images, latents or vectors from one NumPy file, and print a line that says what was read.
 
     uint8 arrays are images of 1 or 3 channels, (N, C, H, W). An array (N, H, W, C) is moved to this
-    layout if its last axis is 1 or 3 long and axis 1 is not. Floats (N, *shape) become float32, and
-    are never rescaled or rearranged.
+    layout if its last axis is 1 or 3 long and axis 1 is not. Floats (N, *shape) are never rescaled
+    or rearranged. Those of 16 bits stay as they are, and those of an .npy file stay on the disk;
+    the others become float32. Values of 2 bytes without a type are bfloat16, see `is_half`.
 
     An .npz file has the array under `images`, `arr_0` or, for a single array, any name, and perhaps
     labels, (N,) integers, under `labels`, `label` or, beside `arr_0`, `arr_1`.
@@ -33,17 +39,13 @@ def read_array_file(
             out, and the line says so.
 
     Returns:
-        The array (N, *shape), uint8 or float32, and labels (N,), int64, or None.
+        The array (N, *shape), uint8 or float32, or a tensor of float16 or bfloat16; and labels
+        (N,), int64, or None.
     """
     path = existing(path)
     with reading(path, KIND):
         loaded = load_arrays(path)
-    # Arrays of other types are returned as they are; the reference set refuses them.
-    images = loaded.array
-    if images.dtype == np.uint8:
-        images = _channels_first(path, images)
-    elif np.issubdtype(images.dtype, np.floating):
-        images = _checked_floats(path, images, floats_as_is)
+    images = _images(path, loaded.array, floats_as_is)
 
     labels, about_labels = _labels(path, loaded, labels_used)
     facts = [_described(loaded)]
@@ -53,6 +55,26 @@ def read_array_file(
         facts.append(f"not read: {', '.join(map(printable, loaded.others))}")
     say(f"{path}: {'; '.join(facts)}")
     return images, labels
+
+
+def _images(path: Path, array: np.ndarray, floats_as_is: bool) -> "np.ndarray | Tensor":
+    """Return an array as a reference set takes it; arrays of types that the set refuses stay as they are."""
+    if array.dtype == np.uint8:
+        return _channels_first(path, array)
+
+    floats: np.ndarray | Tensor
+    if is_half(array.dtype):
+        floats = half_tensor(array)
+    elif np.issubdtype(array.dtype, np.floating):
+        # Values that are too large for float32 become infinite, and the reference set refuses them.
+        with np.errstate(over="ignore"):
+            floats = np.ascontiguousarray(array, np.float32)
+    else:
+        return array
+
+    if not floats_as_is:
+        _check_floats(path, floats)
+    return floats
 
 
 def array_file_shape(path: str | os.PathLike[str]) -> tuple[tuple[int, ...], int] | None:
@@ -69,7 +91,9 @@ def array_file_shape(path: str | os.PathLike[str]) -> tuple[tuple[int, ...], int
         array = np.load(path, mmap_mode="r")
         shape = len(array), *array.shape[1:]
 
-    # Floats are read as float32.
+    if is_half(array.dtype):
+        return shape, 2
+    # Other floats are read as float32.
     if array.dtype != np.uint8:
         return shape, 4
     if _channels_last(shape):
@@ -103,7 +127,7 @@ def _described(loaded: Loaded) -> str:
     key = f"{printable(loaded.key)}: " if loaded.key else ""
     if array.dtype != np.uint8:
         shape = "x".join(map(str, array.shape[1:]))
-        return f"{key}{len(array):,} items of {shape} values, {array.dtype}, as they are"
+        return f"{key}{len(array):,} items of {shape} values, {type_name(array.dtype)}, as they are"
 
     if _channels_last(array.shape):
         height, width, channels = array.shape[1:]
@@ -132,14 +156,8 @@ def _channels_first(path: Path, array: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(array)
 
 
-def _checked_floats(path: Path, array: np.ndarray, as_is: bool) -> np.ndarray:
-    """Return floats as float32; refuse images in a wrong layout or range, unless `as_is`."""
-    # Values that are too large for float32 become infinite, and the reference set refuses them.
-    with np.errstate(over="ignore"):
-        array = np.ascontiguousarray(array, np.float32)
-    if as_is:
-        return array
-
+def _check_floats(path: Path, array: "np.ndarray | Tensor") -> None:
+    """Refuse float images in a wrong layout or range."""
     if _channels_last(array.shape):
         looks = f"float array of shape {array.shape} looks like images with the channels last"
         advice = "give (N, C, H, W), or set floats_as_is if it is meant"
@@ -152,4 +170,3 @@ def _checked_floats(path: Path, array: np.ndarray, as_is: bool) -> np.ndarray:
         values = f"float images with values from {low:g} to {high:g}"
         advice = "give uint8, or floats in [-1, 1], or set floats_as_is if these values are meant"
         raise InputError(f"{path}: {values}; floats are never rescaled: {advice}")
-    return array

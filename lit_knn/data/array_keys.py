@@ -7,6 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from lit_knn.common.errors import InputError, printable
+from lit_knn.data.half_floats import is_half
 
 IMAGE_KEYS = ("images", "arr_0")
 # ADM's samples have their labels in arr_1.
@@ -24,11 +25,12 @@ class Loaded(NamedTuple):
 
 
 def load_arrays(path: Path) -> Loaded:
-    """Load the array and the labels of a file."""
+    """Load the array and the labels of a file. Floats of 16 bits in an `.npy` file stay on the disk."""
     check_suffix(path)
-    loaded = np.load(path)
+    loaded = np.load(path, mmap_mode="r")
     if isinstance(loaded, np.ndarray):
-        return Loaded(loaded, None, "", "", [])
+        array = loaded if is_half(loaded.dtype) else np.load(path)
+        return Loaded(array, None, "", "", [])
 
     with loaded:
         key = _array_key(path, loaded.files)

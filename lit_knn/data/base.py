@@ -24,7 +24,7 @@ class DataLayout(NamedTuple):
     """The size and layout of images before they are loaded."""
 
     shape: tuple[int, ...]  # (N, *shape)
-    value_bytes: int = 1  # 1 for uint8, 4 for floats
+    value_bytes: int = 1  # 1 for uint8, 4 for float32, 2 for floats of 16 bits
     # This is True if the images are known to be sorted by class. The images of a class are then a view, not a copy.
     by_class: bool = False
 

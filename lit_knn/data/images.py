@@ -62,13 +62,13 @@ class Images(ReferenceDataModule):
             self.reader = Arrays(path, floats_as_is)
         else:
             self.reader = ImageFiles(path, labels_from_folders, label_key)
-        self.mapped = self.reader.mapped
 
     def load(self) -> tuple[ImageArray, Labels]:
         # These tell whether labels are used.
         self.reader.trainer, self.reader.needs_labels = self.trainer, self.needs_labels
         images, labels = self.reader.load()
         self.class_names, self.sha256 = self.reader.class_names, self.reader.sha256
+        self.mapped = self.reader.mapped
         self.image_reference = self.reader.image_reference
         self.held_out_image_reference = self.reader.held_out_image_reference
         return images, labels
@@ -89,4 +89,6 @@ class Images(ReferenceDataModule):
         return self.reader.read_labels()
 
     def stored(self) -> DataLayout | None:
-        return self.reader.stored()
+        layout = self.reader.stored()
+        self.mapped = self.reader.mapped
+        return layout

@@ -89,7 +89,7 @@ class Latents(ReferenceDataModule):
                 latents = self._read(self.path, whole)
             else:
                 latents = encode_images(whole, self.autoencoder, self.encode_batch)
-            check_decoder(self.autoencoder, latents[:2], whole.shape)
+            check_decoder(self.autoencoder, latents[:2].float(), whole.shape)
         # The images are split like the latents, so that samples are compared with the same ones.
         mapped, sha256 = self.images.mapped, self.images.sha256
         sets = super().sets(images, None, sha256=sha256, mapped=mapped)
@@ -154,7 +154,7 @@ class Latents(ReferenceDataModule):
         elif self.hflip:
             raise InputError(f"{MIRRORED_LATENTS}: {MIRRORED_ADVICE}")
         else:
-            latents = torch.from_numpy(read_array_file(path, floats_as_is=True)[0])
+            latents = torch.as_tensor(read_array_file(path, floats_as_is=True)[0])
 
         if len(latents) != images.N:
             raise InputError(f"data.path={path} holds {len(latents)} latents for {images.N} images")

@@ -168,7 +168,8 @@ class Arrays(ReferenceDataModule):
     """Images, latents or vectors in an .npy or .npz file.
 
     uint8 images are (N, C, H, W) or (N, H, W, C) with 1 or 3 channels. Floats are (N, *shape) and never rescaled;
-    float images should be in [-1, 1].
+    float images should be in [-1, 1]. float16 and bfloat16 in an .npy file stay on the disk, and may be larger than
+    memory; other arrays are read into memory.
 
     Args:
         path: an .npy file, or an .npz file. Its array has the name `images` or `arr_0`, or any name if it is the only
@@ -183,11 +184,16 @@ class Arrays(ReferenceDataModule):
         self.floats_as_is = floats_as_is
 
     def load(self) -> tuple[Images, Labels]:
+        self.stored()  # It sets `mapped`.
         return _read(read_array_file, self.path, self.floats_as_is, self.labels_used)
 
     def stored(self) -> DataLayout | None:
         known = _read(array_file_shape, self.path)
-        return None if known is None else DataLayout(*known)
+        if known is None:
+            return None
+        # An .npy file of 16-bit floats stays on the disk.
+        self.mapped = known[1] == 2
+        return DataLayout(*known)
 
 
 def _read(reader: Callable[..., T], path: str, *options: object) -> T:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from lit_knn.common.memory import work_bytes
 from lit_knn.index.precision import add_product, is_native, whole_tiles
-from lit_knn.reference import ReferenceSet
+from lit_knn.reference import ReferenceSet, to_model_space
 
 # Bytes of images per product, which a CPU's caches hold, and maximum number of images per product,
 # because float32 sums them. Threads wait for each other after each piece.
@@ -94,7 +94,7 @@ class CentredImages:
         )
         for rows in every if ids is None else ids.split(self.step):
             images = stored[rows].flatten(1)
-            if self.shift or isinstance(self.offset, Tensor):
+            if images.dtype != self.dtype or isinstance(self.offset, Tensor):
                 images = buffer[: len(images)].copy_(images)
             if self.shift and centred:
                 images.sub_(self.shift)
@@ -129,7 +129,7 @@ class CentredImages:
 
         Otherwise centring gains little.
         """
-        some = self.part.images[:1024].flatten(1)
+        some = to_model_space(self.part.images[:1024]).flatten(1)
         return bool(some.square().sum(1).mean() < 2 * self.part.mean().square().sum())
 
     def _half_sq_norms(self) -> Tensor:

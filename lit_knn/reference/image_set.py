@@ -11,6 +11,7 @@ from torch import Tensor
 
 from lit_knn.common.errors import InputError
 from lit_knn.reference.images import (
+    STORED_TYPES,
     check_images,
     chunk_rows,
     expand_labels,
@@ -44,7 +45,7 @@ class ImageSet:
         check_images(tensor, hflip)
 
         # Check values after the conversion, because a float64 value may be too large for float32.
-        self.images = tensor if tensor.dtype == torch.uint8 else tensor.float()
+        self.images = tensor if tensor.dtype in STORED_TYPES else tensor.float()
         self.largest = largest_value(self.images)
         self.hflip = hflip
         self.shape = tuple(tensor.shape[1:])
@@ -72,7 +73,8 @@ class ImageSet:
         if self._sha256 is None:
             digest = hashlib.sha256()
             for rows in self.images.split(4096):
-                digest.update(rows.cpu().contiguous().numpy())
+                # NumPy has no bfloat16, so the bytes of a row of all values are hashed.
+                digest.update(rows.cpu().reshape(-1).view(torch.uint8).numpy())
             self._sha256 = digest.hexdigest()
 
         kind = f"{tuple(self.images.shape)} {self.images.dtype} hflip={self.hflip and mirrored}"

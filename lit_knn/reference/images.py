@@ -9,6 +9,8 @@ from torch import Tensor
 
 from lit_knn.common.errors import InputError
 
+# Types in which images are stored as they come. Other floats are stored as float32.
+STORED_TYPES = (torch.uint8, torch.float16, torch.bfloat16, torch.float32)
 # Bytes of float32 images that are converted at a time.
 CHUNK_BYTES = 64 * 2**20
 # float32 could not hold the squared distances of larger values.
@@ -16,9 +18,9 @@ LARGEST_VALUE = 1e15
 
 
 def to_model_space(images: Tensor) -> Tensor:
-    """Map pixels p to p / 127.5 − 1; floats stay as they are."""
+    """Map pixels p to p / 127.5 − 1; floats keep their values, and those of 16 bits become float32."""
     if images.dtype != torch.uint8:
-        return images
+        return images.to(torch.promote_types(images.dtype, torch.float32))
     return images.float().div_(127.5).sub_(1.0)
 
 
@@ -82,17 +84,26 @@ def check_images(images: Tensor, hflip: bool) -> None:
 def largest_value(images: Tensor) -> float:
     """Return an upper bound of absolute values in model space.
 
+    It reads the images in pieces, because they may be a mapped file that is larger than memory.
+
     Raises:
-        InputError: floats are not finite.
+        InputError: floats are not finite, or so large that float32 could not hold their distances.
     """
     if images.dtype == torch.uint8:
         return 1.0
 
-    largest = torch.stack(images.aminmax()).abs().max().item()
-    if not math.isfinite(largest):
-        # The first row that is not finite everywhere.
-        row = images.flatten(1).isfinite().all(1).int().argmin()
-        raise InputError(f"images hold a value that is not finite (first in item {row})")
+    largest = 0.0
+    for start, x in stored_chunks(images, chunk_rows(math.prod(images.shape[1:]))):
+        largest_here = torch.stack(x.aminmax()).abs().max().item()
+        if not math.isfinite(largest_here):
+            # The first row that is not finite everywhere.
+            row = start + int(x.flatten(1).isfinite().all(1).int().argmin())
+            raise InputError(f"images hold a value that is not finite (first in item {row})")
+        largest = max(largest, largest_here)
+
+    if largest > LARGEST_VALUE:
+        limit = f"float32 holds squared distances of values up to {LARGEST_VALUE:g}"
+        raise InputError(f"images hold a value of size {largest:.3g}; {limit}: scale the data")
     return largest
 
 

@@ -24,9 +24,10 @@ class ReferenceSet(ImageSet):
 
     Args:
         images: uint8 (N, C, H, W), whose pixel p becomes p / 127.5 − 1; or float (N, *shape), which
-            is stored as float32 and not rescaled (latents, toys). A tensor or a NumPy array. uint8
-            and float32 are not copied, so do not change them afterwards. They may be a file mapped
-            by `read_prepared`, or some of its rows, as a `RowView`.
+            is not rescaled (latents, toys). A tensor or a NumPy array. uint8, float16, bfloat16 and
+            float32 are stored as they are and not copied, so do not change them afterwards; other
+            floats become float32. They may be a mapped file (`read_prepared`, `read_array_file`),
+            or some of its rows, as a `RowView`.
         index: neighbour index; built at the first search or by `build_index`. Default: the best for
             the device of the images, on a CPU exact search; see `default_index`.
         hflip: also count the mirror image (last axis flipped) of every image, without storing it:
