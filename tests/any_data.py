@@ -24,7 +24,7 @@ STYLES = (
 
 @st.composite
 def images(draw, min_N=1, max_N=24):
-    """Pixels (N, C, H, W) or floats (N, d), at random or with duplicates, constants or extremes."""
+    """Pixels (N, C, H, W) or floats (N, d) of any kind, at random or with duplicates, constants or extremes."""
     N, style = draw(st.integers(min_N, max_N)), draw(st.sampled_from(STYLES))
     generator = torch.Generator().manual_seed(draw(st.integers(0, 2**31)))
     if draw(st.booleans()):
@@ -54,7 +54,11 @@ def images(draw, min_N=1, max_N=24):
         x = torch.where(torch.rand(x.shape, generator=generator) < 0.5, low, high).to(x.dtype)
     elif style == "one far away" and x.is_floating_point():
         x[-1] *= 100
-    return x if x.is_floating_point() else x.to(torch.uint8)
+    if not x.is_floating_point():
+        return x.to(torch.uint8)
+    # float16 has no number above 65,504.
+    kind = draw(st.sampled_from([torch.float32, torch.float16, torch.bfloat16]))
+    return x.clamp(-6e4, 6e4).to(kind) if kind == torch.float16 else x.to(kind)
 
 
 @st.composite

@@ -27,7 +27,7 @@ from lit_knn.reference.shards import shard_rows
 from tests.toys import all_warped
 
 N, K = 61, 40
-SHAPES = {"pixels": (3, 4, 4), "mirrored": (3, 4, 4), "floats": (5,)}
+SHAPES = {"pixels": (3, 4, 4), "mirrored": (3, 4, 4), "floats": (5,), "bfloat16": (5,)}
 TIMES = (0.05, 0.5, 2.0, 80.0)
 ESTIMATORS = {
     "KNN": lambda: KNN(K, 16),
@@ -48,8 +48,9 @@ def images(setting):
     FAISS searches a few queries one by one, so every rank rounds them alike.
     """
     generator = keyed_generator("cpu", 4)
-    if setting == "floats":
-        return torch.randn(N, *SHAPES[setting], generator=generator)
+    if setting in ("floats", "bfloat16"):
+        x = torch.randn(N, *SHAPES[setting], generator=generator)
+        return x.bfloat16() if setting == "bfloat16" else x
     return torch.randint(0, 256, (N, *SHAPES[setting]), generator=generator).to(torch.uint8)
 
 

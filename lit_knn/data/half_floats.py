@@ -36,7 +36,7 @@ def half_tensor(array: np.ndarray) -> "Tensor":
 
 
 def _tensor(array: np.ndarray) -> "Tensor":
-    """Return an array as a tensor, without a copy if its rows are in order. It may be read-only: nothing writes to it."""
+    """Return an array as a tensor, without a copy if its rows are in order; nothing writes to it."""
     import torch
 
     with warnings.catch_warnings():

@@ -70,7 +70,7 @@ def check_images(images: Tensor, hflip: bool) -> None:
         raise InputError(f"images must be (N, *shape) with N >= 1, got shape {tuple(images.shape)}")
 
     pixels = images.dtype == torch.uint8
-    if not pixels and not images.is_floating_point():
+    if not pixels and not images.dtype.is_floating_point:
         advice = "give images as uint8, and other numbers as float32"
         raise InputError(f"images must be uint8 or float, got {images.dtype}; {advice}")
 
