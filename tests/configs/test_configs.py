@@ -63,11 +63,13 @@ def test_every_run_config_makes_a_run_of_its_name(path):
         "distillation/cifar10": options["table2/published"],
         "ect/cifar10": ("--model.net", "null"),
     }
-    if path.parent.name == "photos":  # Their networks have the channels of the data.
-        write_folder(Path("photos"), {f"{i}.png": encoded(pixels(9, 12)) for i in range(4)})
-        options[f"photos/{path.stem}"] = ("--data.path", "photos", "--data.batch_size", "4")
-    cli = parse(path, *options.get(str(path.relative_to(CONFIGS).with_suffix("")), ()))
-    if path.parent.name == "photos":
+    of_photos = "photos" in str(path.relative_to(CONFIGS))
+    run = str(path.relative_to(CONFIGS).with_suffix(""))
+    if of_photos:  # Their networks have the channels of the data.
+        write_folder(Path("photos"), {f"{i}.png": encoded(pixels(10, 12)) for i in range(4)})
+        options[run] = ("--data.path", "photos", "--data.batch_size", "4")
+    cli = parse(path, *options.get(run, ()))
+    if of_photos:
         assert cli.config.model.init_args.net.init_args.in_channels == 1
     assert isinstance(cli.model, EstimatorTraining | LitEstimator)
     assert isinstance(cli.datamodule, pl.LightningDataModule)
@@ -171,6 +173,7 @@ RELATED = [
     ("flow/digits", "table2/digits", "model SampleGrid name"),
     ("latents/imagenet256_dit", "latents/imagenet256_flow", "model"),
     ("photos/flow", "photos/edm", "model hflip num_steps name"),
+    ("flow/photos_dit", "photos/flow", "net name"),
     ("photos/ict", "photos/edm", "model hflip num_steps name"),
     ("photos/meanflow", "photos/ict", "model name"),
     ("evaluate/fd_dinov2", "evaluate/fid", "extractor batch_size filename monitor"),
@@ -233,6 +236,7 @@ SAID = [
     ("photos/edm", "Every 50 steps", "val_check_interval", 50),
     ("photos/edm", "of 128 samples", "num_samples", 128),
     ("photos/edm", "10 Heun steps", "sampling_steps", 10),
+    ("flow/photos_dit", "2x2 pixels", "patch_size", 2),
     ("estimators/stable_velocity", "so the switch is\n# at t = 1", "t", 1),
     ("estimators/mixed", "near β = 0.94", "share", 0.94),
     ("estimators/stable_velocity", "n = 256 is the published capacity", "n", 256),

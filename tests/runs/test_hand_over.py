@@ -23,11 +23,11 @@ from lit_knn.estimators import Network, OneSample
 from lit_knn.modules import LitECT, LitEDM, LitFlow, LitICT, LitMeanFlow
 from lit_knn.modules.augmentation import GeometricAugmentation
 from lit_knn.modules.time_distributions import LogitNormalTimes
-from lit_knn.nets import ADM, DDPMpp, NCSNpp, UNet
+from lit_knn.nets import ADM, DDPMpp, DiT, NCSNpp, UNet
 from lit_knn.nets.flow import DataOutput, EDMOutput, VelocityOutput
 from lit_knn.nets.precond import EDMPrecond
 from lit_knn.sampling import DiffusionModel, FlowModel
-from lit_knn.sampling.flow_times import FixedSteps
+from lit_knn.sampling.flow_times import FixedSteps, TimeSpan
 from lit_knn.sampling.loading import build, convert, load_network
 from lit_knn.sampling.model_files import write_exported
 from lit_knn.sampling.noise_grid import NoiseGrid
@@ -319,12 +319,18 @@ def test_plain_values_describe_every_network_and_sampler(net):
     assert not torch.allclose(samples, usual.sample([0, 1]), atol=1e-3)
 
 
-def test_loading_and_sampling_load_neither_lightning_nor_faiss(runs):
+def test_loading_and_sampling_load_neither_lightning_nor_faiss(runs, tmp_path):
     run, _, exported = runs["edm_classes"]
+    transformer = FlowModel(
+        VelocityOutput(DiT(1, width=16, depth=1)), (1, 8, 8), TimeSpan(0.1, 0.9)
+    )
+    write_exported(tmp_path / "model.safetensors", transformer.eval())
     code = (
         "import sys, torch, numpy; before = set(sys.modules); import lit_knn; light = set(sys.modules) - before; "
         f"a = lit_knn.load({str(run)!r}).sample(range(2)); b = lit_knn.load({str(exported)!r}).sample(range(2)); "
         "assert torch.equal(a, b); print(*light); "
+        f"c = lit_knn.load({str(tmp_path)!r}); assert c.sample([0], 2).shape == (1, 1, 8, 8); "
+        "assert type(c.network.model).__name__ == 'DiT'; "
         "print(*{name.partition('.')[0] for name in set(sys.modules) - before})"
     )
     result = subprocess.run(
