@@ -1,4 +1,4 @@
-"""The diffusion transformer trains with all modules, in mixed precision and compiled; memory of a step."""
+"""The diffusion transformer with all modules, in mixed precision and compiled; memory of a step."""
 
 import pytest
 import torch
@@ -30,7 +30,7 @@ def digits():
 
 
 def model_of(module, folder, warped=False):
-    """A conditional model of this class, with or without warped items; LitECT begins with a file in `folder`."""
+    """A conditional model, with or without warped items; LitECT begins with a file in `folder`."""
     augmentation = GeometricAugmentation(p=0.5) if warped else None
     augment_dim = 9 * warped + 8 * (module is LitMeanFlow)
     net = tiny(augment_dim=augment_dim)
@@ -91,7 +91,7 @@ def test_a_compiled_transformer_trains_as_a_plain_one(backend, tmp_path):
 
 
 class LargestTensor(TorchDispatchMode):
-    """Records how many numbers the largest tensor has that an operation returns, backward ones included."""
+    """Records how many numbers the largest tensor has, in forward and backward operations."""
 
     largest = 0
 

@@ -322,7 +322,7 @@ def test_plain_values_describe_every_network_and_sampler(net):
 def test_loading_and_sampling_load_neither_lightning_nor_faiss(runs, tmp_path):
     run, _, exported = runs["edm_classes"]
     transformer = FlowModel(
-        VelocityOutput(DiT(1, width=16, depth=1)), (1, 8, 8), TimeSpan(0.1, 0.9)
+        VelocityOutput(DiT(1, width=16, depth=1, heads=2)), (1, 8, 8), TimeSpan(0.1, 0.9)
     )
     write_exported(tmp_path / "model.safetensors", transformer.eval())
     code = (
