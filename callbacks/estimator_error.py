@@ -8,11 +8,13 @@ from lit_knn.callbacks.measurement import Measurement
 from lit_knn.common.errors import prefixed
 from lit_knn.common.tables import Row, write_rows
 from lit_knn.estimators import Estimator
-from lit_knn.figures import figure3
+from lit_knn.figures import figure3, trajectory_error
 from lit_knn.metrics import ErrorCurve
 from lit_knn.metrics.latents import noise_grid
+from lit_knn.metrics.trajectory_curve import TrajectoryCurve
 
 CSV_NAME, FIGURE_NAME = "estimator_error.csv", "figure3"
+SAMPLER_CSV_NAME, SAMPLER_FIGURE_NAME = "sampler_error.csv", "sampler_error"
 # The logger gets the largest value over the noise levels of these columns, which are the terms of
 # Eq. 15 (eq:mse).
 PEAKS = ("score_mse", "score_bias_sq", "score_variance")
@@ -38,6 +40,9 @@ class EstimatorError(Measurement):
         resample_source: draw `x_source` for each repeat from the posterior p_t(x|z) instead of
             keeping the x that made z. Errors of `STF` and `OneSample` from their source then count
             as variance, and not, as in the paper, as bias. The MSE is the same in expectation.
+        trajectories: also measure each estimator at the latents of its own sampling, `num_z`
+            samples of EDM's sampler: `sampler_error.csv`, with the same columns, and
+            `sampler_error.png`, which shows both errors. Estimators must work without a source.
     """
 
     outputs = (CSV_NAME, f"{FIGURE_NAME}.png")
@@ -53,6 +58,7 @@ class EstimatorError(Measurement):
         repeats: int = 100,
         batch_size: int = 128,
         resample_source: bool = False,
+        trajectories: bool = False,
     ) -> None:
         levels = noise_grid(noise_levels, t_min, t_max)
         self.estimators = estimators
@@ -64,6 +70,10 @@ class EstimatorError(Measurement):
             batch_size=batch_size,
             resample_source=resample_source,
         )
+        self.sampled_curve: TrajectoryCurve | None = None
+        if trajectories:
+            self.sampled_curve = TrajectoryCurve(estimators, levels, num_z, repeats, batch_size)
+            self.outputs = (*self.outputs, SAMPLER_CSV_NAME, f"{SAMPLER_FIGURE_NAME}.png")
 
     def check(self) -> None:
         """Check that the estimators can be measured on the data at these noise levels."""
@@ -71,6 +81,10 @@ class EstimatorError(Measurement):
 
     def evaluate(self) -> None:
         """Measure the errors at all noise levels, and write the table after each level."""
+        if self.sampled_curve is not None:
+            with prefixed("trajectories"):
+                self.sampled_curve.bind(self.reference)
+
         rows: list[Row] = []
         table = self.run_folder / CSV_NAME
         with self.bar(self.curve.estimates, "Estimator error", " estimates", leave=True) as bar:
@@ -81,6 +95,30 @@ class EstimatorError(Measurement):
         for name in self.curve.estimators:
             self._log_peaks(name, [row for row in rows if row["estimator"] == name])
         self._draw(rows, table)
+        if self.sampled_curve is not None:
+            self._evaluate_sampling(self.sampled_curve, rows)
+
+    def _evaluate_sampling(self, curve: TrajectoryCurve, forward: list[Row]) -> None:
+        """Measure the errors at latents of the estimators' own sampling, and draw both errors.
+
+        Args:
+            curve: the measurement.
+            forward: the rows at latents of the forward process.
+        """
+        rows: list[Row] = []
+        table = self.run_folder / SAMPLER_CSV_NAME
+        with self.bar(curve.estimates, "Error while sampling", " estimates", leave=True) as bar:
+            for level in curve.levels(self.reference, self.seed, bar.update):
+                rows += level
+                rank_zero_only(write_rows)(table, rows)
+        self._draw_sampling(forward, rows, table)
+
+    @rank_zero_only
+    def _draw_sampling(self, forward: list[Row], rows: list[Row], table: Path) -> None:
+        """Draw both errors, and print where the table and the picture are."""
+        figure = trajectory_error(forward, rows)
+        picture = self.save_figure(figure, SAMPLER_FIGURE_NAME, f"estimator/{SAMPLER_FIGURE_NAME}")
+        rank_zero_info(f"Errors at latents of the estimators' own sampling: {table}, {picture}")
 
     @rank_zero_only
     def _draw(self, rows: list[Row], table: Path) -> None:

@@ -30,6 +30,9 @@ class Stream(IntEnum):
     # (seed, first sample, ·): the images that are noised to start hybrid samples of the baseline, without an estimator
     FORWARD = 17
     NETWORK = 18  # (seed, first sample, ·): the network that ends hybrid samples
+    TRAJECTORY = (
+        19  # (seed, batch, estimator, ·): an estimator that samples the latents it is measured at
+    )
     PROBE = 20  # (seed, ·): levels of a training that a probe is for
     ENCODING = 21  # (seed, hash of the image, ·): a draw from the posterior of an autoencoder
     HELD_OUT = 0x68656C64  # (·, 0): which images are held out

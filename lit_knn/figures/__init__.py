@@ -14,6 +14,7 @@ from lit_knn.figures.probe import probe_figure
 from lit_knn.figures.sample_picture import sample_picture
 from lit_knn.figures.style import save_figure
 from lit_knn.figures.training_curves import run_comparison
+from lit_knn.figures.trajectory_error import trajectory_error
 
 __all__ = [
     "average_curve",
@@ -29,4 +30,5 @@ __all__ = [
     "run_comparison",
     "sample_picture",
     "save_figure",
+    "trajectory_error",
 ]

@@ -16,8 +16,8 @@ TIME = "ms_per_estimate"
 # What `certified_mean` returns besides the mean.
 CERTIFIED = ("effective_sample_size", "largest_weight", "certified_mse")
 
-SourceOfRepeat = Callable[[int], Tensor]
-"""(repeat) -> `x_source`, (B, *shape)."""
+SourceOfRepeat = Callable[[int], Tensor | None]
+"""(repeat) -> `x_source`, (B, *shape), or None for latents without a source."""
 
 
 def fixed_source(x: Tensor) -> SourceOfRepeat:

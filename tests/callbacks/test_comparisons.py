@@ -87,6 +87,29 @@ def test_figure_3_uses_run_seed_and_resamples_sources_on_request(validate, comma
     assert earlier.read_text() == kept
 
 
+def test_errors_at_latents_of_own_sampling_have_rows_and_picture(validate):
+    folder = validate({"EstimatorError": {**CURVE, "trajectories": True}})
+    forward = read_rows(folder / "estimator_error.csv")
+    rows = read_rows(folder / "sampler_error.csv")
+    assert [(row["estimator"], row["t"]) for row in rows] == [
+        (name, t) for t in ("5.0", "0.5") for name in ESTIMATORS
+    ]
+    assert rows[0].keys() == forward[0].keys()
+    errors = {(row["estimator"], row["t"]): float(row["mu_mse"]) for row in rows}
+    assert errors["exact", "5.0"] < 1e-9
+    assert errors["STF", "5.0"] > 1e-4
+    picture = np.asarray(Image.open(folder / "sampler_error.png").convert("L"))
+    assert picture.std() > 5
+
+
+@pytest.mark.usefixtures("blank_figures")
+def test_estimator_that_needs_a_source_cannot_sample(command, capsys):
+    one = {"estimators": {"one": {"class_path": "OneSample"}}, "trajectories": True}
+    line = refusal_of(command({"EstimatorError": {**CURVE, **one}}), capsys)
+    assert "trajectories: estimators.one cannot be used" in line
+    assert "OneSample needs x_source" in line
+
+
 def test_each_picture_is_of_its_own_image_or_of_the_given_z(validate):
     means = {"estimators": {"exact": ESTIMATORS["exact"]}, "noise_levels": [0.5], "num_images": 2}
     folder = validate({"MeanPicture": means})
