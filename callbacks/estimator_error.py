@@ -1,5 +1,6 @@
 """Measure bias, variance and MSE (Eq. 15) of estimators over noise levels; draw Figure 3."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_only
@@ -45,7 +46,7 @@ class EstimatorError(Measurement):
             `sampler_error.png`, which shows both errors. Estimators must work without a source.
     """
 
-    outputs = (CSV_NAME, f"{FIGURE_NAME}.png")
+    outputs: Sequence[str] = (CSV_NAME, f"{FIGURE_NAME}.png")
 
     @prefixed("EstimatorError")
     def __init__(

@@ -40,9 +40,9 @@ def trajectory_error(forward: Sequence[Row], sampled: Sequence[Row]) -> Figure:
         right.plot(compared, [at_sampled[t] / at_forward[t] for t in compared], **look)
 
     handles, labels = left.get_legend_handles_labels()
-    for style, label in (("-", "forward process"), ("--", "own sampling")):
-        handles.append(Line2D([], [], color="0.4", linestyle=style))
-        labels.append(label)
+    handles.append(Line2D([], [], color="0.4", linestyle="-"))
+    handles.append(Line2D([], [], color="0.4", linestyle="--"))
+    labels += ["forward process", "own sampling"]
     figure.legend(handles, labels, loc="outside lower center", ncols=6, frameon=False)
     return figure
 
