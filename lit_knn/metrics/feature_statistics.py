@@ -37,6 +37,16 @@ class FeatureStatistics:
         features = None if self.features is None else self.features.to(device)
         return FeatureStatistics(self.mean.to(device), self.cov.to(device), self.count, features)
 
+    def of_rows(self, rows: Tensor) -> "FeatureStatistics":
+        """Return the statistics of some of the images, (n,) int64; `features` must be known."""
+        assert self.features is not None
+        features = self.features[rows.to(self.features.device)]
+        doubles = features.double()
+        logits = None if self.logits is None else self.logits[rows.to(self.logits.device)]
+        return FeatureStatistics(
+            doubles.mean(0), torch.cov(doubles.T).atleast_2d(), len(rows), features, logits
+        )
+
 
 class FeatureSums(Metric):
     """Adds up F features over batches and ranks; `compute` gives their `FeatureStatistics`, the same on every rank.

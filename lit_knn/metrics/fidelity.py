@@ -1,7 +1,5 @@
 """Feature distances between sets of images, such as FID, and the Inception Score."""
 
-from collections.abc import Collection
-
 import numpy as np
 import torch
 from torch import Tensor
@@ -12,7 +10,6 @@ from lit_knn.metrics.features import FeatureExtractor
 from lit_knn.reference import ReferenceSet
 
 INCEPTION_SCORE_SPLITS = 10
-EXTRA_METRICS = ("kid", "precision", "recall")
 
 
 def frechet_distance(
@@ -94,40 +91,3 @@ def kernel_distance(generated: Tensor, real: Tensor, subset_size: int = 1000) ->
         "kid": distance["kernel_inception_distance_mean"],
         "kid_std": distance["kernel_inception_distance_std"],
     }
-
-
-def precision_recall(generated: Tensor, real: Tensor) -> dict[str, float]:
-    """Compute improved precision and recall (Kynkäänniemi et al. 2019) from three neighbours with torch-fidelity.
-
-    `precision` is the share of generated images within the real set, and `recall` the reverse. The features are (N, F)
-    and (M, F), of more than 3 images.
-    """
-    from torch_fidelity.metric_prc import prc_features_to_metric
-
-    # Distances are computed in blocks of at most 2 GB; the full matrix of 50,000 images takes 10 GB.
-    rows = max(min(10_000, 5 * 10**8 // max(len(generated), len(real))), 1)
-    shares = prc_features_to_metric(
-        generated, real, save_cpu_ram=True, prc_batch_size=rows, verbose=False
-    )
-    return {"precision": shares["precision"], "recall": shares["recall"]}
-
-
-def extra_values(
-    names: Collection[str], generated: Tensor, real: Tensor, kid_subset_size: int
-) -> dict[str, float]:
-    """Compute those of the `EXTRA_METRICS` that `names` has.
-
-    Args:
-        names: names of metrics.
-        generated: (N, F), features of the generated images.
-        real: (M, F), features of the real images.
-        kid_subset_size: images of one subset of KID.
-    """
-    values: dict[str, float] = {}
-    if "kid" in names:
-        values |= kernel_distance(generated, real, kid_subset_size)
-    if "precision" in names or "recall" in names:
-        for name, value in precision_recall(generated, real).items():
-            if name in names:
-                values[name] = value
-    return values

@@ -5,21 +5,21 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor
 
-from lit_knn.common.distributed import on_first_rank, rank_and_size, warn_on_first_rank
+from lit_knn.common.distributed import on_first_rank, rank_and_size
 from lit_knn.common.errors import InputError
 from lit_knn.common.progress import Bar, progress_bar
 from lit_knn.common.tables import HELD_OUT
+from lit_knn.metrics.comparison import (
+    EXTRA_METRICS,
+    Comparison,
+    ComparisonOptions,
+    refuse_too_few,
+    score_of_logits,
+)
+from lit_knn.metrics.data_statistics import DataStatistics, num_compared, warn_of_limits
 from lit_knn.metrics.feature_networks import InceptionV3
 from lit_knn.metrics.feature_statistics import FeatureStatistics, feature_statistics
 from lit_knn.metrics.features import FeatureExtractor
-from lit_knn.metrics.fidelity import (
-    EXTRA_METRICS,
-    INCEPTION_SCORE_SPLITS,
-    extra_values,
-    frechet_distance_of_statistics,
-    inception_score,
-)
-from lit_knn.metrics.kept_statistics import kept_or_computed, statistics_path
 from lit_knn.reference import ReferenceSet
 
 
@@ -58,12 +58,13 @@ class FidelityMeasure:
         self.batch_size = batch_size
         self.extra_metrics = tuple(extra_metrics)
         self.kid_subset_size = kid_subset_size
-        self.cache_dir = cache_dir
         self.mirrored = mirrored
+        self.options = ComparisonOptions(kid_subset_size)
+        self._statistics = DataStatistics(self.extractor, batch_size, cache_dir, mirrored)
         self.suffix = HELD_OUT if held_out else ""
-        # The data of the last call, and their statistics.
+        # The data of the last call, and what compares images with them.
         self._measured_data: ReferenceSet | None = None
-        self._real: FeatureStatistics | None = None
+        self._comparison: Comparison | None = None
 
     @property
     def metric(self) -> str:
@@ -88,44 +89,15 @@ class FidelityMeasure:
         # The first rank downloads missing weights. If that fails, all ranks get its error.
         on_first_rank(lambda: self.extractor.load(reference.shape, "cpu"))
         self.extractor.load(reference.shape, "cpu")
-        fewest = min(num_images, self._num_real(reference))
-        self._refuse_too_few(num_images, fewest)
+        num_real = num_compared(reference, self.mirrored)
 
-        num_features = self.extractor.num_features
-        if fewest <= num_features:
-            reason = f"{fewest} images give a rank-deficient covariance of {num_features} features"
-            advice = "compare it only between equal numbers of images"
-            warn_on_first_rank(f"{self.metric}: {reason}; {advice}")
-
-        if isinstance(self.extractor, InceptionV3) and not self.extractor.is_published:
-            reason = f"weights={self.extractor.weights} are not the published ones"
-            effect = "neither are FID and Inception Score comparable with published values"
-            warn_on_first_rank(f"fid: {reason}, so {effect}")
-
-    def _refuse_too_few(self, num_images: int, fewest: int) -> None:
-        """Refuse fewer images than a metric needs.
-
-        Args:
-            num_images: number of images that are compared with the data.
-            fewest: the smaller one of this number and the number of real images.
-        """
-        needs = [(self.metric, 2, fewest)]  # name, least number of images, and number that there is
+        names = [self.metric, *self.extra_metrics]
         if self.extractor.num_logits:
-            needs.append(("inception_score", INCEPTION_SCORE_SPLITS, num_images))
-        if "kid" in self.extra_metrics:
-            needs.append(
-                (f"kid with kid_subset_size={self.kid_subset_size}", self.kid_subset_size, fewest)
-            )
-        if {"precision", "recall"} & set(self.extra_metrics):
-            needs.append(("precision and recall", 4, fewest))  # for three neighbours of each
+            names.append("inception_score")
+        refuse_too_few(names, self.options, num_images, num_real)
 
-        for name, least, count in needs:
-            if count < least:
-                raise InputError(f"{name}: at least {least} images are needed, there are {count}")
-
-    def _num_real(self, reference: ReferenceSet) -> int:
-        """Return the number of real images that are compared."""
-        return reference.N // 2 if reference.hflip and not self.mirrored else reference.N
+        fewest = min(num_images, num_real)
+        warn_of_limits(self.extractor, self.metric, fewest)
 
     def __call__(
         self,
@@ -149,7 +121,10 @@ class FidelityMeasure:
         """
         self.extractor.load(reference.shape, device)
         if self._measured_data is not reference:
-            self._real = self._real_statistics(reference, device, bar)
+            keep = bool(self.extra_metrics)
+            real = self._statistics.of(reference, keep, device, bar)
+            # Only the first rank needs the statistics of the data.
+            self._comparison = None if real is None else Comparison(real, self.options)
             self._measured_data = reference
 
         share = None if total is None else total // rank_and_size()[1]
@@ -163,38 +138,11 @@ class FidelityMeasure:
 
     def _values(self, generated: FeatureStatistics) -> dict[str, float]:
         """Compute all values from the statistics. Only the first rank has those of the data."""
-        real = self._real
-        assert real is not None
-        values = {self.metric: frechet_distance_of_statistics(generated, real)}
-        if generated.logits is not None:
-            values |= inception_score(generated.logits)
-        if generated.features is None or real.features is None:
-            return values
+        comparison = self._comparison
+        assert comparison is not None
+        values = {self.metric: comparison.distance(generated)}
+        values |= score_of_logits(generated)
 
-        features = generated.features, real.features
-        extra = extra_values(self.extra_metrics, *features, self.kid_subset_size)
-        for name, value in extra.items():
+        for name, value in comparison.values(generated, self.extra_metrics).items():
             values[name + self.suffix] = value
         return values
-
-    def _real_statistics(
-        self, reference: ReferenceSet, device: torch.device | str, bar: Bar
-    ) -> FeatureStatistics | None:
-        """Load the statistics of the data, or compute them on all ranks; only the first rank needs them."""
-        rank, size = rank_and_size()
-        keep = bool(self.extra_metrics)
-
-        def compute() -> FeatureStatistics:
-            batches = reference.share(rank, size, self.batch_size, self.mirrored)
-            # Only samples have an Inception Score; the logits of a large data set would fill the memory.
-            with bar(self._num_real(reference) // size, "Data", " images") as shown:
-                return feature_statistics(
-                    batches, self.extractor, device, keep, advance=shown.update
-                )
-
-        if self.cache_dir is None:
-            return compute()
-        # All ranks must call `fingerprint`, because each may have only a share of the images.
-        data = reference.fingerprint(self.mirrored)
-        path = statistics_path(self.cache_dir, data, self.extractor, keep)
-        return kept_or_computed(path, compute, device, self.extractor.metric)

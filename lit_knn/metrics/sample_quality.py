@@ -1,4 +1,4 @@
-"""Density and coverage, and two tests for copies, from the features of generated, training and held-out images."""
+"""Shares of images that lie among others, and two tests for copies, from features of images."""
 
 import math
 from collections.abc import Iterator
@@ -15,7 +15,50 @@ BLOCK_BYTES = 256 * 2**20
 FEWEST_IN_CELL = 20
 
 
-def density_and_coverage(generated: Tensor, real: Tensor, k: int = 5) -> dict[str, float]:
+def neighbour_radii(features: Tensor, k: int) -> Tensor:
+    """Return the distance of each of (N, F) features to its k-th nearest other one, (N,)."""
+    return nearest_distances(features, features, k, leave_out_itself=True)[:, -1]
+
+
+def precision_recall(
+    generated: Tensor, real: Tensor, k: int = 3, real_radii: Tensor | None = None
+) -> dict[str, float]:
+    """Compute improved precision and recall (Kynkäänniemi et al. 2019, arXiv 1904.06991).
+
+    An image has a ball whose radius is the distance to its k-th nearest other image of its set.
+    `precision` is the share of generated images in the ball of a real one, and `recall` the share of
+    real images in the ball of a generated one.
+
+    Args:
+        generated: features (N, F), N > k.
+        real: features (M, F), M > k.
+        k: number of neighbours; 3 in the paper.
+        real_radii: `neighbour_radii(real, k)`, if known.
+    """
+    fewest = min(len(generated), len(real))
+    if not 1 <= k < fewest:
+        rule = f"precision and recall of k={k} need more than {k} images of each kind"
+        raise InputError(f"{rule}, got {fewest}")
+
+    if real_radii is None:
+        real_radii = neighbour_radii(real, k)
+    generated_radii = neighbour_radii(generated, k)
+
+    precise = 0
+    recalled = torch.zeros(len(real), dtype=torch.bool, device=real.device)
+    for rows, distances in distance_blocks(generated, real):
+        precise += int((distances <= real_radii).any(1).sum())
+        recalled |= (distances <= generated_radii[rows, None]).any(0)
+
+    return {
+        "precision": precise / len(generated),
+        "recall": float(recalled.double().mean()),
+    }
+
+
+def density_and_coverage(
+    generated: Tensor, real: Tensor, k: int = 5, real_radii: Tensor | None = None
+) -> dict[str, float]:
     """Compute density and coverage (Naeem et al. 2020, arXiv 2002.09797).
 
     A real image has a ball whose radius is the distance to its k-th nearest other real image. `density` is the mean
@@ -26,17 +69,19 @@ def density_and_coverage(generated: Tensor, real: Tensor, k: int = 5) -> dict[st
         generated: features (N, F).
         real: features (M, F), M > k.
         k: number of neighbours; 5 in the paper.
+        real_radii: `neighbour_radii(real, k)`, if known.
     """
     if not 1 <= k < len(real):
         raise InputError(
             f"density and coverage of k={k} need more than {k} real images, got {len(real)}"
         )
 
-    radii = nearest_distances(real, real, k, leave_out_itself=True)[:, -1]
+    if real_radii is None:
+        real_radii = neighbour_radii(real, k)
     balls = 0
     covered = torch.zeros(len(real), dtype=torch.bool, device=real.device)
     for _, distances in distance_blocks(generated, real):
-        inside = distances < radii
+        inside = distances < real_radii
         balls += int(inside.sum())
         covered |= inside.any(0)
 

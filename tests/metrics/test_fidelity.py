@@ -18,8 +18,8 @@ from lit_knn.metrics.fidelity import (
     frechet_distance_of_statistics,
     inception_score,
     kernel_distance,
-    precision_recall,
 )
+from lit_knn.metrics.sample_quality import precision_recall
 from lit_knn.reference import ReferenceSet
 from tests.inception import blobs
 
