@@ -7,6 +7,8 @@ from lit_knn.metrics.features import FeatureExtractor, Pixels
 from lit_knn.metrics.fidelity import frechet_distance
 from lit_knn.metrics.fidelity_measure import FidelityMeasure
 from lit_knn.metrics.memorisation import is_copied, memorisation, nearest_images
+from lit_knn.metrics.score_options import ScoreOptions
+from lit_knn.metrics.scoring import score
 
 __all__ = [
     "DINOv2",
@@ -16,9 +18,11 @@ __all__ = [
     "FidelityMeasure",
     "InceptionV3",
     "Pixels",
+    "ScoreOptions",
     "error_curve",
     "frechet_distance",
     "is_copied",
     "memorisation",
     "nearest_images",
+    "score",
 ]

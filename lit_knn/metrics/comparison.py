@@ -9,6 +9,7 @@ from lit_knn.common.errors import InputError
 from lit_knn.metrics.feature_statistics import FeatureStatistics
 from lit_knn.metrics.fidelity import (
     INCEPTION_SCORE_SPLITS,
+    factor_of,
     frechet_distance_of_statistics,
     inception_score,
     kernel_distance,
@@ -49,11 +50,15 @@ class Comparison:
     def __init__(self, real: FeatureStatistics, options: ComparisonOptions) -> None:
         self.real = real
         self.options = options
+        self._factor: Tensor | None = None
         self._radii: dict[int, Tensor] = {}
 
     def distance(self, generated: FeatureStatistics) -> float:
         """Return the Fréchet distance of generated images to the real ones."""
-        return frechet_distance_of_statistics(generated, self.real)
+        finite = self.real.mean.isfinite().all() and self.real.cov.isfinite().all()
+        if self._factor is None and finite:
+            self._factor = factor_of(self.real.cov)
+        return frechet_distance_of_statistics(generated, self.real, self._factor)
 
     def values(self, generated: FeatureStatistics, names: Collection[str]) -> dict[str, float]:
         """Compute those of the `EXTRA_METRICS` that `names` has, and `kid_std` beside `kid`.

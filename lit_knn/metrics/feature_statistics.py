@@ -44,7 +44,7 @@ class FeatureStatistics:
         doubles = features.double()
         logits = None if self.logits is None else self.logits[rows.to(self.logits.device)]
         return FeatureStatistics(
-            doubles.mean(0), torch.cov(doubles.T).atleast_2d(), len(rows), features, logits
+            doubles.mean(0), torch.atleast_2d(torch.cov(doubles.T)), len(rows), features, logits
         )
 
 

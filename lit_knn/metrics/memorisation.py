@@ -7,7 +7,7 @@ from torch import Tensor
 
 from lit_knn.common.errors import InputError
 from lit_knn.common.exchange import Exchange
-from lit_knn.metrics.estimator_error import LatentMeans
+from lit_knn.metrics.estimator_error import LatentMeans, MeanAndError
 from lit_knn.reference import ReferenceSet
 from lit_knn.theory.posterior import direct_sq_dist
 
@@ -98,7 +98,11 @@ class MemorisationMetric(LatentMeans):
 
     def compute(self) -> dict[str, float]:  # type: ignore[override]
         """Return `copied_fraction` in [0, 1] and `mean_nearest_distance`, L2 in model space; NaN without samples."""
-        return {name: value.mean for name, value in super().compute().items()}
+        return {name: value.mean for name, value in self.with_errors().items()}
+
+    def with_errors(self) -> dict[str, MeanAndError]:
+        """Return what `compute` returns, with standard errors."""
+        return super().compute()
 
 
 class LikestPairs:

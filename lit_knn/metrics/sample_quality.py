@@ -91,8 +91,8 @@ def density_and_coverage(
     }
 
 
-def authentic_share(generated: Tensor, training: Tensor) -> float:
-    """Compute the share of authentic samples, in [0, 1] (AuthPct, Alaa et al. 2022, arXiv 2102.08921).
+def is_authentic(generated: Tensor, training: Tensor) -> Tensor:
+    """Return which samples are authentic, (N,) bool (Alaa et al. 2022, arXiv 2102.08921).
 
     A sample is authentic unless it is nearer to its nearest training image than that image is to any other.
 
@@ -102,7 +102,7 @@ def authentic_share(generated: Tensor, training: Tensor) -> float:
     """
     distance, nearest = nearest_neighbours(generated, training, 1)
     spacing = nearest_distances(training, training, 1, leave_out_itself=True)[:, 0]
-    return float((distance[:, 0] > spacing[nearest[:, 0]]).double().mean())
+    return distance[:, 0] > spacing[nearest[:, 0]]
 
 
 def copying_score(

@@ -14,13 +14,13 @@ LAYERS = [
     "nets",
     "sampling",
     "estimators",
+    "data",
     "metrics",
     "figures",
-    "data",
 ]
 LAYERS += ["runs", "modules", "callbacks", "commands"]
-# Only these folders import Lightning, and one file imports `faiss`.
-LIGHTNING_LAYERS = LAYERS[LAYERS.index("data") :]
+# Only these folders import Lightning, and one file imports `faiss`. Metrics and figures need no trainer.
+LIGHTNING_LAYERS = ["data", *LAYERS[LAYERS.index("runs") :]]
 LIGHTNING = {"pytorch_lightning", "lightning"}
 FAISS_FILE = ROOT / "lit_knn" / "index" / "faiss_library.py"
 # These are imported inside the functions that use them, so that estimators load with only torch and NumPy.
@@ -35,7 +35,7 @@ HEAVY = LIGHTNING | {
     "torch_fidelity",
 }
 HEAVY |= {"torchmetrics"}
-LIGHT_LAYERS = LAYERS[: LAYERS.index("metrics")]
+LIGHT_LAYERS = LAYERS[: LAYERS.index("data")]
 # `rglob` does not follow the link `lit_knn/callbacks`.
 FILES = sorted([*(ROOT / "lit_knn").rglob("*.py"), *(ROOT / "callbacks").glob("*.py")])
 ROOMS = [path for path in FILES if path.parent != ROOT / "lit_knn"]

@@ -1,0 +1,107 @@
+"""Chooses the features that `score` compares. Where weights cannot be loaded, offline features answer, with a warning."""
+
+import warnings
+from collections.abc import Callable
+
+from lit_knn.common.errors import InputError
+from lit_knn.common.pixels import are_pictures
+from lit_knn.metrics.dinov2 import DINOv2
+from lit_knn.metrics.feature_networks import EfficientNetLite0, InceptionV3
+from lit_knn.metrics.features import FeatureExtractor, Pixels
+from lit_knn.metrics.score_options import DISTANCES, FEATURES, OF_FEATURES, ScoreOptions
+
+# The Fréchet distance, among the names of values.
+DISTANCE = "distance"
+
+
+class ChosenFeatures:
+    """The extractors of some metrics, loaded, and the values that each measures.
+
+    Args:
+        metrics: names of metrics, from `METRICS`.
+        options: options of `score`.
+        shape: shape of one image.
+    """
+
+    def __init__(self, metrics: list[str], options: ScoreOptions, shape: tuple[int, ...]) -> None:
+        self.options = options
+        self.shape = shape
+        self._loaded: dict[type, FeatureExtractor] = {}
+        self.values: dict[FeatureExtractor, list[str]] = {}
+        self._problem: InputError | None = None
+
+        if isinstance(options.features, FeatureExtractor):
+            options.features.load(shape, options.device)
+            self._loaded[type(options.features)] = options.features
+
+        for metric in metrics:
+            if metric in DISTANCES:
+                self._add(self._of_kind(DISTANCES[metric]), [DISTANCE])
+        if "is" in metrics:
+            self._add_inception_score()
+
+        of_features = [metric for metric in metrics if metric in OF_FEATURES]
+        if of_features:
+            extractor = self._of_single_images()
+            for metric in of_features:
+                self._add(extractor, OF_FEATURES[metric])
+
+        if not self.values and self._problem is not None:
+            raise self._problem
+
+    def _add(self, extractor: FeatureExtractor, names: list[str]) -> None:
+        """Add values that an extractor measures, each once."""
+        known = self.values.setdefault(extractor, [])
+        known += [name for name in names if name not in known]
+
+    def _add_inception_score(self) -> None:
+        """Add the Inception Score. Only Inception gives it, so it is left out with a warning without the weights."""
+        extractor = self._of_kind(InceptionV3)
+        if extractor.num_logits:
+            self._add(extractor, ["inception_score"])
+        else:
+            warnings.warn("is: left out, because only Inception V3 gives it", stacklevel=2)
+
+    def _of_single_images(self) -> FeatureExtractor:
+        """Return the features that kid, pr, dc and memorisation compare, loaded."""
+        features = self.options.features
+        if isinstance(features, FeatureExtractor):
+            return features
+        if features is not None:
+            return self._of_kind(FEATURES[features])
+        if self.values:
+            return next(iter(self.values))
+        return self._of_kind(InceptionV3 if are_pictures(self.shape) else Pixels)
+
+    def _of_kind(self, kind: type[FeatureExtractor]) -> FeatureExtractor:
+        """Return an extractor of a class, loaded; or the offline one if its weights cannot be downloaded."""
+        if kind in self._loaded:
+            return self._loaded[kind]
+
+        weights = {
+            InceptionV3: self.options.inception_weights,
+            DINOv2: self.options.dinov2_weights,
+        }.get(kind)
+        make: Callable[..., FeatureExtractor] = kind
+        extractor = make() if weights is None else make(weights)
+        try:
+            extractor.load(self.shape, self.options.device)
+        except InputError as error:
+            downloads = kind in (InceptionV3, DINOv2) and weights is None
+            if not downloads or not are_pictures(self.shape):
+                raise
+            self._problem = error
+            extractor = self._of_kind(EfficientNetLite0)
+            answer = f"{extractor.metric}, which is comparable with no published value"
+            warnings.warn(f"{error}. Instead of it: {answer}", stacklevel=2)
+
+        self._loaded[kind] = extractor
+        return extractor
+
+
+def name_of(extractor: FeatureExtractor) -> str:
+    """Return the name of features in the table."""
+    name = type(extractor).__name__
+    if isinstance(extractor, InceptionV3) and not extractor.is_published:
+        return f"{name} with {extractor.weights}"
+    return name

@@ -1,0 +1,119 @@
+"""What `score` measures: the names of its metrics, and its options."""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from lit_knn.common.errors import InputError, check_at_least
+from lit_knn.metrics.comparison import ComparisonOptions
+from lit_knn.metrics.dinov2 import DINOv2
+from lit_knn.metrics.feature_networks import EfficientNetLite0, InceptionV3
+from lit_knn.metrics.features import FeatureExtractor, Pixels
+
+# Fréchet distances, with the features of each.
+DISTANCES: dict[str, type[FeatureExtractor]] = {
+    "fid": InceptionV3,
+    "fd_dinov2": DINOv2,
+    "fd_efficientnet": EfficientNetLite0,
+    "fd_pixels": Pixels,
+}
+# Metrics that compare single images by features, and the values of each.
+OF_FEATURES = {
+    "kid": ["kid"],
+    "pr": ["precision", "recall"],
+    "dc": ["density", "coverage"],
+    "memorisation": ["auth_pct", "c_t"],
+}
+# The values of memorisation that compare features; its others compare pixels.
+COPY_TESTS = OF_FEATURES["memorisation"]
+METRICS = (*DISTANCES, "is", *OF_FEATURES)
+FEATURES: dict[str, type[FeatureExtractor]] = {
+    "inception": InceptionV3,
+    "dinov2": DINOv2,
+    "efficientnet": EfficientNetLite0,
+    "pixels": Pixels,
+}
+
+
+@dataclass(frozen=True)
+class ScoreOptions:
+    """Options of `score`.
+
+    Args:
+        features: what kid, pr, dc and memorisation compare: a name from `FEATURES` or an extractor,
+            which then also gives the Fréchet distance of its kind; None for the features of the
+            first Fréchet distance that is measured, and otherwise Inception's.
+        inception_weights: a local file; None for the published weights, downloaded if missing.
+        dinov2_weights: likewise.
+        kid_subset_size: images of each set in one of KID's 100 subsets.
+        pr_k: neighbours of precision and recall.
+        dc_k: neighbours of density and coverage.
+        copy_threshold: largest ratio of distances at which a sample is a copy, see `is_copied`.
+        splits: number of half-splits for standard errors; 0 for no standard errors of these metrics.
+        batch_size: images at a time.
+        device: where features are computed.
+        cache_dir: folder that keeps the statistics of the reference for other runs.
+        floats_as_is: read any floats, also those that leave [-1, 1], in arrays of images.
+        pairs: pairs of samples and nearest images that are kept for a picture.
+        seed: of the half-splits.
+    """
+
+    features: str | FeatureExtractor | None = None
+    inception_weights: str | None = None
+    dinov2_weights: str | None = None
+    kid_subset_size: int = 1000
+    pr_k: int = 3
+    dc_k: int = 5
+    copy_threshold: float = 1 / 3
+    splits: int = 4
+    batch_size: int = 128
+    device: torch.device | str = "cpu"
+    cache_dir: str | None = None
+    floats_as_is: bool = False
+    pairs: int = 32
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_at_least(1, batch_size=self.batch_size, pr_k=self.pr_k, dc_k=self.dc_k)
+        check_at_least(2, kid_subset_size=self.kid_subset_size)
+        check_at_least(0, splits=self.splits, pairs=self.pairs)
+        if isinstance(self.features, str) and self.features not in FEATURES:
+            known = ", ".join(FEATURES)
+            raise InputError(f"features: there are no {self.features!r}; there are {known}")
+
+    @property
+    def comparison(self) -> ComparisonOptions:
+        """The options of the metrics of features."""
+        return ComparisonOptions(self.kid_subset_size, self.pr_k, self.dc_k)
+
+
+def checked_metrics(metrics: str | Sequence[str]) -> list[str]:
+    """Return the names of metrics, each once, from a sequence or a text such as "fid,kid"."""
+    names = metrics.split(",") if isinstance(metrics, str) else metrics
+    names = [name.strip() for name in names]
+    for name in names:
+        if name not in METRICS:
+            raise InputError(
+                f"metrics: there is no metric {name!r}; there are {', '.join(METRICS)}"
+            )
+    return list(dict.fromkeys(names))
+
+
+def default_metrics(is_picture: bool, has_images: bool) -> list[str]:
+    """Return the metrics that are measured if none are named.
+
+    Args:
+        is_picture: whether the images are pictures, which networks can see.
+        has_images: whether the reference has images, and not only statistics.
+    """
+    distance = "fid" if is_picture else "fd_pixels"
+    return [distance, "kid", "pr", "memorisation"] if has_images else [distance]
+
+
+def refuse_without_images(metrics: Collection[str]) -> None:
+    """Raise InputError if one of the metrics compares with single images, where only statistics are known."""
+    needing = [name for name in metrics if name in OF_FEATURES]
+    if needing:
+        rule = "compare with single images, but the reference is only statistics"
+        raise InputError(f"{', '.join(needing)}: {rule}; give the images, too: --data …")
