@@ -11,8 +11,9 @@ from benchmarks.learning_curves.sets import Images
 from lit_knn.common.files import written_whole
 from lit_knn.metrics import FeatureExtractor
 from lit_knn.metrics.feature_statistics import FeatureStatistics
-from lit_knn.metrics.fidelity import frechet_distance_of_statistics, precision_recall
+from lit_knn.metrics.fidelity import frechet_distance_of_statistics
 from lit_knn.metrics.memorisation import memorisation
+from lit_knn.metrics.sample_quality import precision_recall
 from lit_knn.reference import ReferenceSet
 
 # Real images whose features are compared. All images would take 20 minutes.

@@ -16,7 +16,7 @@ from lit_knn.common.files import at_home
 DEBUG = "--debug"
 STATUS_OF_CTRL_C = 130  # the shell's exit status: 128 and the number of the signal
 # Each of these commands is a module with its own parser, and needs no trainer. `prepare` needs not even torch.
-COMMANDS_WITH_OWN_PARSER = ("average", "export", "report", "prepare", "convert")
+COMMANDS_WITH_OWN_PARSER = ("average", "export", "report", "prepare", "convert", "score")
 # If one of these commands was interrupted, the same command continues with what is missing.
 COMMANDS_THAT_CONTINUE = ("average", "export", "report", "prepare")
 # All commands, with what they do. Those without their own parser are parsed by `lit_knn.commands.cli`.
@@ -28,6 +28,7 @@ COMMANDS = {
     "probe": "tell what better targets would bring on your data, before any training",
     "best": "measure all kept checkpoints of a run, and name the best",
     "report": "put training runs side by side",
+    "score": "compare samples of any program with any data",
     "average": "make averages of a run's weights, after the run",
     "export": "write a trained model for others",
     "prepare": "make one file of many images",

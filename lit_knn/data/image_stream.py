@@ -1,9 +1,9 @@
-"""Images of any file or folder in batches. Image files are decoded anew in each pass, so that they need little memory."""
+"""Images of any file or folder in batches. Each pass decodes image files anew, so that they need little memory."""
 
 import os
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -18,7 +18,8 @@ from lit_knn.reference import ReferenceSet
 from lit_knn.reference.images import to_model_space
 
 
-class ImageStream(NamedTuple):
+@dataclass(frozen=True)
+class ImageStream:
     """A set of images that is read in passes."""
 
     name: str  # path of the images, or another name

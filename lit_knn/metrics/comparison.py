@@ -73,7 +73,9 @@ class Comparison:
 
         values: dict[str, float] = {}
         if "kid" in names:
-            values |= kernel_distance(features, real, self.options.kid_subset_size)
+            # A half of the samples, which give standard errors, may be smaller than the subsets.
+            size = min(self.options.kid_subset_size, len(features))
+            values |= kernel_distance(features, real, size)
 
         if "precision" in names or "recall" in names:
             k = self.options.pr_k

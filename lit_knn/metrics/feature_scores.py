@@ -168,18 +168,17 @@ class FeatureScores:
     def _copy_tests(self, generated: FeatureStatistics) -> dict[str, tuple[float, float | None]]:
         """Return those of the `COPY_TESTS` that are measured, with standard errors. C_T is a standard score."""
         results: dict[str, tuple[float, float | None]] = {}
-        if self._of_images is None:
+        if self._of_images is None or "auth_pct" not in self.names:
             return results
 
         features, training = generated.features, self._of_images.real.features
-        if "auth_pct" in self.names:
-            assert features is not None and training is not None
-            authentic = is_authentic(features, training).double()
-            error = float(authentic.std()) / len(authentic) ** 0.5
-            results["auth_pct"] = 100 * float(authentic.mean()), 100 * error
+        assert features is not None
+        assert training is not None
+        authentic = is_authentic(features, training).double()
+        error = float(authentic.std()) / len(authentic) ** 0.5
+        results["auth_pct"] = 100 * float(authentic.mean()), 100 * error
 
         if self._held_out is not None:
-            assert features is not None and training is not None
             held_out = self._held_out.features
             assert held_out is not None
             results["c_t"] = copying_score(features, training, held_out), None

@@ -1,4 +1,4 @@
-"""Chooses the features that `score` compares. Where weights cannot be loaded, offline features answer, with a warning."""
+"""Chooses the features that `score` compares; where weights cannot be loaded, offline ones answer, with a warning."""
 
 import warnings
 from collections.abc import Callable
@@ -37,6 +37,8 @@ class ChosenFeatures:
         for metric in metrics:
             if metric in DISTANCES:
                 self._add(self._of_kind(DISTANCES[metric]), [DISTANCE])
+        if "fd" in metrics:
+            self._add(self._of_single_images(), [DISTANCE])
         if "is" in metrics:
             self._add_inception_score()
 
@@ -55,8 +57,13 @@ class ChosenFeatures:
         known += [name for name in names if name not in known]
 
     def _add_inception_score(self) -> None:
-        """Add the Inception Score. Only Inception gives it, so it is left out with a warning without the weights."""
-        extractor = self._of_kind(InceptionV3)
+        """Add the Inception Score. Without features that have logits it is left out, with a warning."""
+        features = self.options.features
+        if isinstance(features, FeatureExtractor) and features.num_logits:
+            extractor = features
+        else:
+            extractor = self._of_kind(InceptionV3)
+
         if extractor.num_logits:
             self._add(extractor, ["inception_score"])
         else:
@@ -78,10 +85,11 @@ class ChosenFeatures:
         if kind in self._loaded:
             return self._loaded[kind]
 
-        weights = {
-            InceptionV3: self.options.inception_weights,
-            DINOv2: self.options.dinov2_weights,
-        }.get(kind)
+        weights = None
+        if kind is InceptionV3:
+            weights = self.options.inception_weights
+        elif kind is DINOv2:
+            weights = self.options.dinov2_weights
         make: Callable[..., FeatureExtractor] = kind
         extractor = make() if weights is None else make(weights)
         try:

@@ -11,7 +11,7 @@ from lit_knn.metrics.dinov2 import DINOv2
 from lit_knn.metrics.feature_networks import EfficientNetLite0, InceptionV3
 from lit_knn.metrics.features import FeatureExtractor, Pixels
 
-# Fréchet distances, with the features of each.
+# Fréchet distances, with the features of each; "fd" is that of the option `features`.
 DISTANCES: dict[str, type[FeatureExtractor]] = {
     "fid": InceptionV3,
     "fd_dinov2": DINOv2,
@@ -27,7 +27,7 @@ OF_FEATURES = {
 }
 # The values of memorisation that compare features; its others compare pixels.
 COPY_TESTS = OF_FEATURES["memorisation"]
-METRICS = (*DISTANCES, "is", *OF_FEATURES)
+METRICS = (*DISTANCES, "fd", "is", *OF_FEATURES)
 FEATURES: dict[str, type[FeatureExtractor]] = {
     "inception": InceptionV3,
     "dinov2": DINOv2,

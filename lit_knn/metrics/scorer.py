@@ -66,21 +66,22 @@ class Scorer:
     def _check_statistics(self) -> None:
         """Raise InputError if published statistics are those of no features that are measured."""
         fitting: set[str] = set()
+        features = []
         for part in self.parts:
             fitting.update(part.fitting_statistics)
-            if not part.has_reference:
-                raise InputError(
-                    f"{part.extractor.metric}: there is nothing to compare with; give the images, too: --data …"
-                )
+            features.append(f"{part.extractor.metric} {part.extractor.num_features:,}")
 
-        features = [
-            f"{part.extractor.metric} {part.extractor.num_features:,}" for part in self.parts
-        ]
         for name, statistics in self.data.statistics.items():
             if name not in fitting:
                 problem = f"{name} has statistics of {len(statistics.mean):,} features"
                 advice = "published ones of 2,048 need fid, with Inception's weights"
                 raise InputError(f"{problem}, but here are {', '.join(features)}: {advice}")
+
+        for part in self.parts:
+            if not part.has_reference:
+                rule = "there is nothing to compare with"
+                advice = "give the images, too: --data …"
+                raise InputError(f"{part.extractor.metric}: {rule}; {advice}")
 
     def check(self, samples: ImageStream) -> None:
         """Raise InputError if samples cannot be compared with the data."""

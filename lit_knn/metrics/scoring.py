@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 from torch import Tensor
@@ -18,7 +19,7 @@ from lit_knn.metrics.statistics_files import is_statistics_file, read_statistics
 from lit_knn.reference import ReferenceSet
 
 Source = str | os.PathLike[str] | Tensor | np.ndarray | ReferenceSet
-"""Images: a path that `lit-knn prepare` or `Arrays` reads, or uint8 (N, C, H, W), or float (N, *shape) in model space."""
+"""Images: a path that `lit-knn prepare` or `Arrays` reads; uint8 (N, C, H, W); or float (N, *shape) in model space."""
 
 
 def score(
@@ -81,7 +82,8 @@ def _streams(
     streams = []
     for name, source in by_name.items():
         if isinstance(source, (str, os.PathLike)):
-            streams.append(stream_of_path(source, floats_as_is)._replace(name=name))
+            stream = stream_of_path(source, floats_as_is)
+            streams.append(replace(stream, name=name))
         else:
             streams.append(stream_of_set(_set_of(source, floats_as_is), name))
     return streams

@@ -181,7 +181,7 @@ def test_debug_shows_the_traceback_and_nothing_else_does(capsys):
 
 
 def test_own_warning_is_one_line_without_source_place():
-    with command._quiet():
+    with command.quiet():
         assert (
             warnings.formatwarning("few images", UserWarning, command.__file__, 1)
             == "warning: few images\n"

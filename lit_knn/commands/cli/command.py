@@ -57,7 +57,7 @@ def main(args: Sequence[str]) -> None:
         rank_zero_only.rank = 0  # type: ignore[attr-defined]
 
     try:
-        with _quiet():
+        with quiet():
             make_cli(args)
     except (KeyboardInterrupt, SystemExit) as stop:
         raise _ended(stop, args) from None
@@ -75,7 +75,7 @@ def _rank() -> int:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """Hide needless messages of Lightning and PyTorch, and show this project's warnings without their place in it."""
     loggers = [logging.getLogger(name) for name in LOGGERS]
     formatted = warnings.formatwarning

@@ -1,0 +1,71 @@
+"""The files of `lit-knn score`: the table, and pictures of the likest pairs."""
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from torch import Tensor
+from torchvision.utils import save_image
+
+from lit_knn.common.files import make_folder, written_whole
+from lit_knn.common.pixels import are_pictures
+from lit_knn.common.tables import Row, text_table, undamaged_rows, write_rows
+from lit_knn.figures.image_grid import pair_grid
+
+# Rows with equal cells here are measurements of the same value; a new one replaces an old one.
+KEY = ("samples", "metric", "reference", "features")
+SHOWN = (
+    "samples",
+    "metric",
+    "value",
+    "standard_error",
+    "features",
+    "images",
+    "reference",
+    "pixels",
+)
+
+
+def table_path(output: Path) -> Path:
+    """Return the path of the table, in `output` if that is a folder; the folder is made."""
+    output = output.expanduser()
+    path = output if output.suffix == ".csv" else output / "scores.csv"
+    make_folder(path.parent)
+    return path
+
+
+def picture_path(table: Path, samples: str) -> Path:
+    """Return the path of the picture of some samples, beside the table, named after both."""
+    name = re.sub(r"[^\w.-]+", "_", samples).strip("_") or "samples"
+    return table.with_name(f"{table.stem}_{name}_nearest.png")
+
+
+def keep_rows(path: Path, rows: Sequence[Row]) -> None:
+    """Add rows to a table, in place of rows of the same values."""
+    new = [{name: _cell(value, ".8g") for name, value in row.items()} for row in rows]
+    keys = [_key(row) for row in new]
+    old = [row for row in undamaged_rows(path) if _key(row) not in keys]
+    write_rows(path, [*old, *new])
+
+
+def shown_table(rows: Sequence[Row]) -> str:
+    """Return the rows as a table for a terminal."""
+    texts = [{name: _cell(row[name], ".4g") for name in SHOWN} for row in rows]
+    return text_table(texts, dict.fromkeys(SHOWN, ""))
+
+
+def save_pairs(path: Path, samples: Tensor, images: Tensor) -> None:
+    """Draw rows of samples, (n, C, H, W), each above their nearest images; the likest pairs come first."""
+    if len(samples) and are_pictures(tuple(samples.shape[1:])):
+        with written_whole(path) as partial:
+            save_image(pair_grid(samples, images), partial)
+
+
+def _key(row: Mapping[str, str]) -> tuple[str | None, ...]:
+    """Return what tells whether two rows are measurements of the same value."""
+    return tuple(row.get(name) for name in KEY)
+
+
+def _cell(value: str | int | float, number_format: str) -> str:
+    """Return the text of a cell."""
+    return format(value, number_format) if isinstance(value, float) else str(value)
