@@ -7,8 +7,8 @@ import pytest
 from PIL import Image
 
 from lit_knn.common.tables import read_rows
+from lit_knn.data import Digits
 from lit_knn.data.prepared_writer import prepare
-from lit_knn.data.reading import read_digits
 from lit_knn.metrics import ScoreOptions, score
 from main import main
 from tests.command_lines import refusal_of
@@ -21,7 +21,7 @@ DATA = ["--data", "Images", "--data.path", "real.npy"]
 @pytest.fixture
 def digits(own_folder):
     """Folders and files of 8x8 digits in the current folder; returns all images, (N, 1, 8, 8)."""
-    images = read_digits()[0]
+    images = Digits().load()[0]
     images = images[np.random.default_rng(0).permutation(len(images))]
     write_folder(Path("folder"), {f"{i}.png": encoded(images[i, 0]) for i in range(60)})
     np.savez("adm.npz", arr_0=images[60:140].transpose(0, 2, 3, 1))
