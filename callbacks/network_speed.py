@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from lit_knn.common.errors import InputError, first_line
-from lit_knn.modules import LitMeanFlow
+from lit_knn.modules import LitMeanFlow, LitSCT
 
 
 class NetworkSpeed(pl.Callback):
@@ -42,8 +42,9 @@ class NetworkSpeed(pl.Callback):
             return
 
         # PyTorch would run this network uncompiled, without a word.
-        if self.compile and isinstance(pl_module, LitMeanFlow):
-            problem = "PyTorch does not compile forward derivatives, which LitMeanFlow takes"
+        if self.compile and isinstance(pl_module, LitMeanFlow | LitSCT):
+            owner = type(pl_module).__name__
+            problem = f"PyTorch does not compile forward derivatives, which {owner} takes"
             raise InputError(f"NetworkSpeed: {problem}")
 
         network = cast(nn.Module, pl_module.network)

@@ -18,8 +18,8 @@ from lit_knn.metrics.latents import NoisyLatents, noise_grid
 from lit_knn.metrics.probe import measure_levels
 from lit_knn.metrics.probe_advice import advice_on_few_images
 from lit_knn.metrics.probe_verdict import conclude
-from lit_knn.modules import LitECT, LitEstimator
-from lit_knn.modules.consistency import ConsistencyTraining
+from lit_knn.modules import LitEstimator
+from lit_knn.modules.consistency_module import ConsistencyModule
 from lit_knn.modules.model_checks import check_device
 
 
@@ -132,7 +132,7 @@ def options_of(
         constants: the constants by name.
     """
     # Tuning keeps the sigma_data of the network that it starts from.
-    if isinstance(model, LitECT):
+    if getattr(model, "tunes", False):
         return {}
     known: Mapping[str, object] = EDM if isinstance(model, LitEstimator) else model.hparams
 
@@ -142,7 +142,7 @@ def options_of(
             options[name] = float(f"{constant.value:.4g}")
 
     # Sampling of a consistency model must start from its highest level, so levels above that are left out.
-    if isinstance(model, ConsistencyTraining):
+    if isinstance(model, ConsistencyModule):
         highest = float(f"{constants['sigma_max'].value:.4g}")
         below = [sigma for sigma in model.hparams["sampling_sigmas"][1:] if sigma < highest]
         options["sampling_sigmas"] = [highest, *below]

@@ -10,7 +10,7 @@ from lit_knn.common.rng import Stream, keyed_generator
 from lit_knn.common.stopwatch import Stopwatch
 from lit_knn.metrics.edm_constants import EDM
 from lit_knn.metrics.probe_shares import Training
-from lit_knn.modules import LitEstimator, LitFlow, LitMeanFlow
+from lit_knn.modules import LitEstimator, LitFlow, LitMeanFlow, LitSCT
 from lit_knn.modules.consistency import ConsistencyTraining
 from lit_knn.sampling.schedules import consistency_weight, edm_weight, log_normal_sigmas
 
@@ -46,6 +46,11 @@ def training_of(model: Any, shape: Sequence[int], seed: int) -> Training:
     if isinstance(model, ConsistencyTraining):
         name += " (to first order, see docs/probe.md)"
         sigma, weight = levels_of_consistency(model, generator)
+    elif isinstance(model, LitSCT):
+        name += " (to first order, see docs/probe.md)"
+        sigma = model.draw_levels(DRAWS, generator)
+        # An error of the mean moves the latent along the flow, in units of the tangent, by 1/sin(t) times the error.
+        weight = 1 + (model.sigma_data / sigma).square()
     elif isinstance(model, LitFlow | LitMeanFlow):
         t = model.draw_times(DRAWS, generator)
         sigma = model.process.sigma(t)

@@ -6,5 +6,6 @@ from lit_knn.modules.estimator import LitEstimator
 from lit_knn.modules.flow import LitFlow
 from lit_knn.modules.ict import LitICT
 from lit_knn.modules.mean_flow import LitMeanFlow
+from lit_knn.modules.sct import LitSCT
 
-__all__ = ["LitECT", "LitEDM", "LitEstimator", "LitFlow", "LitICT", "LitMeanFlow"]
+__all__ = ["LitECT", "LitEDM", "LitEstimator", "LitFlow", "LitICT", "LitMeanFlow", "LitSCT"]

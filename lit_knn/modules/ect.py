@@ -1,7 +1,7 @@
 """Consistency tuning (ECT, arXiv 2406.14548): turns a trained EDM network into a consistency model."""
 
 from collections.abc import Callable, Sequence
-from os import PathLike, fspath
+from os import PathLike
 
 import torch
 from torch import Tensor, nn
@@ -10,11 +10,11 @@ from lit_knn.common.checkpoint_file import Content
 from lit_knn.common.errors import InputError, prefixed
 from lit_knn.estimators import Estimator
 from lit_knn.modules.conditioning import Conditioning
-from lit_knn.modules.consistency import ConsistencyTraining, check_not_augmented
+from lit_knn.modules.consistency import ConsistencyTraining
 from lit_knn.modules.data_scale import warn_of_scale
+from lit_knn.modules.start import started_network
 from lit_knn.reference import ReferenceSet
 from lit_knn.sampling.distances import euclidean
-from lit_knn.sampling.loading import load_network_to_tune
 from lit_knn.sampling.samplers import EDM_GRID
 from lit_knn.sampling.schedules import TuningSchedule, log_normal_sigmas
 from lit_knn.sampling.solvers import PosteriorMean, heun_step
@@ -71,6 +71,8 @@ class LitECT(ConsistencyTraining):
         seed: first part of the key of every random draw.
     """
 
+    tunes = True
+
     def __init__(
         self,
         estimator: Estimator,
@@ -98,7 +100,9 @@ class LitECT(ConsistencyTraining):
             schedule = TuningSchedule(q, k, b, stage_steps, stages)
             schedule.check_reaches(EDM_GRID.sigma_max)
 
-            net = _started_network(start, net, sigma_data)
+            if start is None and net is None:
+                raise InputError("start=null needs net, the architecture of the checkpoint")
+            net = started_network(start, net, sigma_data)
             conditioning = Conditioning(net, class_conditional, sampling_class)
             super().__init__(
                 net,
@@ -160,24 +164,3 @@ class LitECT(ConsistencyTraining):
     def interval_metrics(self) -> dict[str, float]:
         """Return the stage of the schedule, for the log."""
         return {"train/stage": float(self.schedule.stage(self.step))}
-
-
-def _started_network(
-    start: str | PathLike[str] | None, net: nn.Module | None, sigma_data: float
-) -> nn.Module:
-    """Return `net` with the weights of `start`, or the architecture that this file stores; see `LitECT`."""
-    check_not_augmented(net)
-    if start is None:
-        if net is None:
-            raise InputError("start=null needs net, the architecture of the checkpoint")
-        return net
-
-    try:
-        denoiser = load_network_to_tune(start, net)
-    except InputError as error:
-        raise InputError(f"start={error}") from error
-
-    if denoiser.sigma_data != sigma_data:
-        problem = f"start={fspath(start)} was trained with sigma_data={denoiser.sigma_data}"
-        raise InputError(f"{problem}, not {sigma_data}")
-    return denoiser.model

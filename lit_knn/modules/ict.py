@@ -12,9 +12,8 @@ from lit_knn.common.errors import InputError, prefixed
 from lit_knn.common.memory import to_device
 from lit_knn.estimators import Estimator
 from lit_knn.modules.conditioning import Conditioning
-from lit_knn.modules.consistency import ConsistencyTraining, check_not_augmented
-from lit_knn.modules.data_scale import warn_of_sigma_data
-from lit_knn.reference import ReferenceSet
+from lit_knn.modules.consistency import ConsistencyTraining
+from lit_knn.modules.consistency_module import check_not_augmented, check_start_is_trained
 from lit_knn.sampling.distances import PseudoHuber
 from lit_knn.sampling.noise_grid import NoiseGrid
 from lit_knn.sampling.schedules import ict_num_steps, lognormal_step_probs
@@ -107,11 +106,7 @@ class LitICT(ConsistencyTraining):
 
     def _check_schedule(self) -> None:
         """Raise InputError if no noise level can be drawn, or if sampling starts above the highest trained level."""
-        highest, sigma_max = self.sampling_sigmas[0], self.grid.sigma_max
-        if highest > sigma_max:
-            raise InputError(
-                f"sampling_sigmas begin at {highest}, but no level above sigma_max={sigma_max} is trained"
-            )
+        check_start_is_trained(self.sampling_sigmas, self.grid)
 
         # These two calls are made for the errors that they raise.
         ict_num_steps(0, self.total_steps, self.s0, self.s1)
@@ -141,10 +136,6 @@ class LitICT(ConsistencyTraining):
             self._levels = to_device(sigmas, self.device), to_device(probs, self.device)
             self._levels_of = num_steps, self.device
         return self._levels
-
-    def check_scale(self, reference: ReferenceSet) -> None:
-        """Warn if the data's standard deviation is far from `sigma_data`."""
-        warn_of_sigma_data(reference, self.sigma_data)
 
     def interval_metrics(self) -> dict[str, float]:
         """Return the number of grid points N(k), for the log."""

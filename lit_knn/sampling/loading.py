@@ -14,7 +14,7 @@ from lit_knn.common.errors import InputError, prefixed, reading
 from lit_knn.nets.architecture import Architecture, build_network, load_weights
 from lit_knn.nets.base import ImageNetwork, name_classes
 from lit_knn.nets.flow import FlowDenoiser
-from lit_knn.nets.precond import EDMPrecond
+from lit_knn.nets.precond import ConsistencyFunction, EDMPrecond
 from lit_knn.sampling import KINDS, DiffusionModel, GenerativeModel
 from lit_knn.sampling.denoising_model import DenoisingModel
 from lit_knn.sampling.described_parts import ModelDescription
@@ -64,8 +64,10 @@ def load_network(
     return denoiser.eval()
 
 
-def load_network_to_tune(path: str | os.PathLike[str], net: nn.Module | None = None) -> EDMPrecond:
-    """Load an EDM denoiser for more training, without the layer for augmentation labels.
+def load_network_to_tune(
+    path: str | os.PathLike[str], net: nn.Module | None = None, consistency: bool = False
+) -> tuple[nn.Module, float]:
+    """Load the raw network of a diffusion model for more training, without the layer for augmentation labels.
 
     Without augmentation this layer would never get a gradient, which distributed training refuses.
 
@@ -73,28 +75,43 @@ def load_network_to_tune(path: str | os.PathLike[str], net: nn.Module | None = N
         path: see `load`.
         net: a network of the architecture, for instance with another dropout. It gets the file's weights, and its
             frozen parameters stay frozen. None builds the network that the file describes.
+        consistency: accept also a consistency model.
 
     Returns:
-        `denoiser(z, sigma, class_label=None)`, on the CPU, in training mode, with gradients.
+        The network, on the CPU, in training mode, with gradients, and the sigma_data of its preconditioning.
     """
     frozen = set()
     if net is not None:
         frozen = {name for name, value in net.named_parameters() if not value.requires_grad}
 
-    model, denoiser = _denoising_model(path, net, augmented=False)
-    if not isinstance(denoiser, EDMPrecond):
+    if consistency:
+        model = _model(path, net, augmented=False)
+    else:
+        model, _ = _denoising_model(path, net, augmented=False)
+
+    function = model.network
+    if not isinstance(function, EDMPrecond | ConsistencyFunction):
         problem = f"a {model.kind} model cannot be tuned: give a diffusion model"
         raise InputError(f"{os.fspath(path)}: {problem}")
 
     for name, value in model.net.named_parameters():
         value.requires_grad_(name not in frozen)
-    return denoiser.train()
+    return model.net.train(), function.sigma_data
 
 
 def _denoising_model(
     path: str | os.PathLike[str], net: nn.Module | None, augmented: bool = True
 ) -> tuple[GenerativeModel, EDMPrecond | FlowDenoiser]:
     """Load a model and its denoiser; `augmented=False` omits the layer for augmentation labels."""
+    model = _model(path, net, augmented)
+    if not isinstance(model, DenoisingModel):
+        problem = f"a {model.kind} model has no denoiser: give a diffusion or a flow model"
+        raise InputError(f"{os.fspath(find_file(path))}: {problem}")
+    return model, model.denoiser
+
+
+def _model(path: str | os.PathLike[str], net: nn.Module | None, augmented: bool) -> GenerativeModel:
+    """Load a model for its network alone; `augmented=False` omits the layer for augmentation labels."""
     file = find_file(path)
     description, weights = read_model_file(file)
     with prefixed(os.fspath(file)), reading("the model"):
@@ -103,12 +120,7 @@ def _denoising_model(
             description["options"]["process"] = None
         if not augmented:
             _omit_augmentation(description, weights)
-
-        model = build(description, weights, net)
-        if not isinstance(model, DenoisingModel):
-            advice = "give a diffusion or a flow model"
-            raise InputError(f"a {model.kind} model has no denoiser: {advice}")
-        return model, model.denoiser
+        return build(description, weights, net)
 
 
 def _omit_augmentation(description: ModelDescription, weights: dict[str, Tensor]) -> None:

@@ -24,6 +24,7 @@ __all__ = [
     "ict_num_steps",
     "log_normal_sigmas",
     "lognormal_step_probs",
+    "truncated_log_normal_sigmas",
 ]
 
 # Networks compute in float32, in which t and r are the same number if their relative gap is smaller than this.
@@ -46,6 +47,30 @@ def log_normal_sigmas(
     device = generator.device if generator is not None else None
     normal = torch.randn(size, dtype=torch.float64, generator=generator, device=device)
     return (P_mean + P_std * normal).exp()
+
+
+def truncated_log_normal_sigmas(
+    size: int, P_mean: float, P_std: float, low: float, high: float, generator: Generator
+) -> Tensor:
+    """Draw noise levels, ln σ ~ N(P_mean, P_std²) between two ends, (size,) float64, on the device of `generator`.
+
+    Args:
+        size: number of levels.
+        P_mean: mean of ln σ, before the cut.
+        P_std: standard deviation of ln σ, before the cut.
+        low: smallest level.
+        high: largest level.
+        generator: the source of randomness.
+    """
+    ends = (torch.tensor([low, high], dtype=torch.float64).log() - P_mean) / P_std
+    first, last = torch.special.ndtr(ends).tolist()
+    if not first < last:
+        raise InputError(
+            f"P_mean={P_mean}, P_std={P_std} leave no probability between {low} and {high}"
+        )
+    uniform = torch.rand(size, dtype=torch.float64, generator=generator, device=generator.device)
+    normal = torch.special.ndtri(first + (last - first) * uniform)
+    return (P_mean + P_std * normal).exp().clamp(low, high)
 
 
 def ict_num_steps(step: int, total_steps: int = 400_000, s0: int = 10, s1: int = 1280) -> int:
