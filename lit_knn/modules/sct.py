@@ -149,7 +149,7 @@ class LitSCT(ConsistencyModule):
         mean = self.posterior_mean(x, class_label, generator)(z, sigma)
 
         share = self.tangent_share() if key[-1] == Stream.TRAIN else 1.0
-        dropout = SharedDropout(x.device, *key, Stream.DROPOUT)
+        dropout = SharedDropout(x.device, *key, Stream.DROPOUT, mixed=True)
         labels = labels_on(x.device, class_label)
         return self.item_losses(z, sigma, mean, share, dropout, labels), sigma
 

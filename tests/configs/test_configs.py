@@ -63,6 +63,9 @@ def test_every_run_config_makes_a_run_of_its_name(path):
         "distillation/cifar10": options["table2/published"],
         "ect/cifar10": ("--model.net", "null"),
     }
+    options |= dict.fromkeys(
+        ("table1/sct", "table1/sct_knn", "table1/sct_exact"), options["ect/cifar10"]
+    )
     of_photos = "photos" in str(path.relative_to(CONFIGS))
     run = str(path.relative_to(CONFIGS).with_suffix(""))
     if of_photos:  # Their networks have the channels of the data.
@@ -77,9 +80,9 @@ def test_every_run_config_makes_a_run_of_its_name(path):
     assert "lit-knn " in path.read_text()
     name = resolved(path)["trainer"]["logger"]["init_args"]["name"]
     folder = path.parent.name if path.parent != CONFIGS else ""
-    # The name is the folder's, with or without that of the file or its end; figures of analytic models have the file's.
+    # The name is the folder's, with or without a part of the file's; figures of analytic models have the file's.
     assert name == path.stem or (
-        folder and name.startswith(folder) and path.stem.endswith(name[len(folder) + 1 :])
+        folder and name.startswith(folder) and name[len(folder) + 1 :] in path.stem
     )
 
 
@@ -138,6 +141,8 @@ TRAINER = "accumulate_grad_batches val_check_interval callbacks"
 RELATED = [
     ("table1/ict", "table1/ict_knn", "estimator solver"),
     ("table1/ict_stf", "table1/ict_knn", "estimator"),
+    ("table1/sct", "table1/sct_knn", "estimator"),
+    ("table1/sct", "table1/sct_exact", "estimator"),
     ("table2/edm", "table2/edm_knn", "estimator"),
     ("table2/edm_stf", "table2/edm_knn", "estimator"),
     ("demo", "table1/digits", "CheckpointByImages name"),

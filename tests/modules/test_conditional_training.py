@@ -10,14 +10,14 @@ import torch
 
 from lit_knn.common.errors import InputError
 from lit_knn.estimators import KNN, STF, Exact, Network, OneSample
-from lit_knn.modules import LitEDM, LitFlow, LitICT, LitMeanFlow
+from lit_knn.modules import LitEDM, LitFlow, LitICT, LitMeanFlow, LitSCT
 from lit_knn.modules.conditioning import Conditioning
 from lit_knn.nets.base import NO_CLASS, name_classes
 from lit_knn.reference.classes import classes_of
 from tests.short_training import TRAINER, train
 from tests.watched import Asked, Labelled, WatchedNet
 
-KINDS = pytest.mark.parametrize("kind", [LitICT, LitEDM, LitFlow, LitMeanFlow])
+KINDS = pytest.mark.parametrize("kind", [LitICT, LitSCT, LitEDM, LitFlow, LitMeanFlow])
 
 
 def watched_net(kind, num_classes):
@@ -32,7 +32,7 @@ def conditional(kind, estimator, **options):
     net = watched_net(kind, 3)
     if kind is LitMeanFlow:
         options["tangent"] = Exact()
-    return net, kind(net, estimator, class_conditional=True, **options)
+    return net, kind(net=net, estimator=estimator, class_conditional=True, **options)
 
 
 @KINDS
@@ -40,7 +40,8 @@ def test_network_and_estimator_are_given_the_labels_of_the_batch(kind):
     data, estimator = Labelled(), Asked()
     net, model = conditional(kind, estimator)
     train(model, data, 1)
-    given = net.labels[-2:] if kind is LitICT else net.labels[-1:]  # student and teacher
+    two_passes = kind in (LitICT, LitSCT)  # of student and teacher, or of student and derivative
+    given = net.labels[-2:] if two_passes else net.labels[-1:]
     assert all(torch.equal(labels, data.labels) for labels in given)
     assert estimator.labels
     assert all(labels == data.labels.tolist() for labels in estimator.labels)

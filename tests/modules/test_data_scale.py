@@ -9,7 +9,7 @@ import torch
 
 from lit_knn.commands.cli.make_cli import make_cli
 from lit_knn.estimators import OneSample
-from lit_knn.modules import LitECT, LitEDM, LitFlow, LitICT, LitMeanFlow
+from lit_knn.modules import LitECT, LitEDM, LitFlow, LitICT, LitMeanFlow, LitSCT
 from lit_knn.modules.data_scale import mean_and_deviation
 from lit_knn.nets import UNet
 from lit_knn.nets.flow import EDMOutput
@@ -26,6 +26,7 @@ KINDS = {
     "ict": (LitICT, 0.5, "sigma_data is 0.5"),
     "edm": (LitEDM, 0.5, "sigma_data is 0.5"),
     "ect": (LitECT, 0.5, "sigma_data is 0.5"),
+    "sct": (LitSCT, 0.5, "sigma_data is 0.5"),
     "flow": (LitFlow, 1.0, "a flow expects 1"),
     "flow, data": (LitFlow, 0.5, "sigma_data of output is 0.5"),
     "mean flow": (LitMeanFlow, 1.0, "a flow expects 1"),

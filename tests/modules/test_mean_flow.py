@@ -332,15 +332,18 @@ class KeptWeights(pl.Callback):
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("own_folder")
-def test_two_ranks_average_their_gradients():
-    config, kept = str(ROOT / "configs" / "meanflow" / "digits.yaml"), f"{__name__}.KeptWeights"
+@pytest.mark.parametrize(
+    ("name", "option"), [("meanflow", "lr_ramp_up_images"), ("sct", "tangent_warmup_steps")]
+)
+def test_two_ranks_average_their_gradients(name, option):
+    config, kept = str(ROOT / "configs" / name / "digits.yaml"), f"{__name__}.KeptWeights"
     run_main(
         [
             "fit",
             "-c",
             config,
             *TINY,
-            "--model.lr_ramp_up_images",
+            f"--model.{option}",
             "0",
             "--trainer.callbacks+",
             kept,

@@ -11,7 +11,7 @@ from lit_knn.callbacks import PowerAverages, SampleGrid
 from lit_knn.common.errors import InputError
 from lit_knn.data import Digits
 from lit_knn.estimators import KNN, MonteCarlo, OneSample
-from lit_knn.modules import LitECT, LitEDM, LitFlow, LitICT, LitMeanFlow
+from lit_knn.modules import LitECT, LitEDM, LitFlow, LitICT, LitMeanFlow, LitSCT
 from lit_knn.modules.augmentation import GeometricAugmentation
 from lit_knn.modules.time_distributions import LogitNormalTimes
 from lit_knn.nets import ADM, UNet
@@ -91,6 +91,12 @@ CASES = [
         DROPPING | {"label_dropout": 0.1},
         "label_dropout=0.1, but the net drops labels, too",
     ),
+    (LitSCT, {"tangent_floor": -0.1}, "tangent_floor must be at least 0 or null, got -0.1"),
+    (LitSCT, {"tangent_warmup_steps": -1}, "tangent_warmup_steps must be at least 0, got -1"),
+    (LitSCT, {"sigma_max": 40.0}, "begin at 80.0, but no level above sigma_max=40.0 is trained"),
+    (LitSCT, {"P_mean": 300.0}, "leave no probability between 0.002 and 80.0"),
+    (LitSCT, {"net": None}, "net=null needs start, the file of a trained network"),
+    (LitSCT, {"net": unet(augment_dim=8)}, "augment_dim=8, but there is no augmentation"),
     (LitECT, {"q": 1.0}, "q must be above 1 and finite, because the gap shrinks"),
     (LitECT, {"k": -1.0}, "k must be at least 0, got -1"),
     (LitECT, {"stage_steps": -5}, "stage_steps must be at least 1, got -5"),

@@ -11,7 +11,7 @@ import torch
 import lit_knn
 from lit_knn.common.errors import InputError
 from lit_knn.estimators import KNN
-from lit_knn.modules import LitECT, LitEDM, LitFlow, LitICT, LitMeanFlow
+from lit_knn.modules import LitECT, LitEDM, LitFlow, LitICT, LitMeanFlow, LitSCT
 from lit_knn.nets.architecture import architecture_of, build_network
 from lit_knn.nets.diffusers_model import Diffusers
 from lit_knn.nets.precond import EDMPrecond
@@ -141,6 +141,7 @@ KINDS = {"UNet2DModel": UNET, "DiTTransformer2DModel": DIT}
         (LitICT, "UNet2DModel", "32-true"),
         (LitEDM, "DiTTransformer2DModel", "32-true"),
         (LitFlow, "DiTTransformer2DModel", "bf16-mixed"),
+        (LitSCT, "DiTTransformer2DModel", "bf16-mixed"),
         (LitMeanFlow, "UNet2DModel", "32-true"),
         (LitMeanFlow, "DiTTransformer2DModel", "32-true"),
     ],
@@ -148,7 +149,7 @@ KINDS = {"UNet2DModel": UNET, "DiTTransformer2DModel": DIT}
 def test_all_modules_train_and_their_files_need_no_net(module, name, precision, tmp_path):
     net = tiny(name, KINDS[name], channels=9 if module is LitMeanFlow else 1)
     options = {"total_steps": 2} if module is LitICT else {}
-    model = module(net, KNN(8, 4), class_conditional=True, **options)
+    model = module(net=net, estimator=KNN(8, 4), class_conditional=True, **options)
     assert_trains(model, tmp_path / "a.ckpt", precision)
 
 

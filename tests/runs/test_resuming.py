@@ -14,7 +14,7 @@ from lit_knn.common.errors import InputError
 from lit_knn.data import Digits, Latents
 from lit_knn.data.autoencoders import PCA
 from lit_knn.estimators import KNN, OneSample
-from lit_knn.modules import LitEDM, LitMeanFlow
+from lit_knn.modules import LitEDM, LitMeanFlow, LitSCT
 from lit_knn.nets import UNet
 from tests.interrupted_runs import (
     QUIET,
@@ -59,11 +59,19 @@ def mean_flow():
     )
 
 
+def sct():
+    torch.manual_seed(0)
+    net = UNet(1, channels=4, multipliers=(1,), blocks=1, dropout=0.2)
+    # The warm-up ends within the run.
+    return LitSCT(KNN(k=16, n=4), net=net, lr=1e-2, ema_decay=0.5, tangent_warmup_steps=7)
+
+
 @pytest.mark.parametrize(
     ("make", "action"),
     [
         (ict, broken_off),
         (edm, interrupt),
+        pytest.param(sct, broken_off, marks=pytest.mark.slow),
         pytest.param(mean_flow, interrupt, marks=pytest.mark.slow),
     ],
 )
