@@ -59,36 +59,30 @@ def prepare_latents(
         return finished(origin, out)
 
     with partial_file(out) as file:
-        shape = tuple(
-            encoded(autoencoder, whole.gather(torch.zeros(1, dtype=torch.int64))).shape[1:]
-        )
+        first = encoded(autoencoder, whole.gather(torch.tensor([0])))
+        shape = tuple(first.shape[1:])
         dtype = np.dtype(np.float16 if half else np.float32)
         header = npy_header(whole.N, shape, dtype.str)
         item_bytes = dtype.itemsize * math.prod(shape)
 
-        in_file = (os.fstat(file.fileno()).st_size - len(header)) // item_bytes
-        done = min(_done(out, origin), max(in_file, 0) // BLOCK * BLOCK)
+        # The file may have lost the end of what was written.
+        in_file = max(os.fstat(file.fileno()).st_size - len(header), 0) // item_bytes
+        done = min(_done(out, origin), in_file // BLOCK * BLOCK)
         if done:
             print(f"{out}: going on after {done:,} latents", file=sys.stderr)
         cut(file, header, done * item_bytes)
         file.seek(0, io.SEEK_END)
 
         with preparing_bar(whole.N, done, "Encoding") as bar:
-            for ids in torch.arange(done, whole.N).split(BLOCK):
-                latents = encoded(autoencoder, whole.gather(ids))
-                if not latents.isfinite().all():
-                    raise InputError(
-                        f"{autoencoder.path} encodes an image as values that are not finite"
-                    )
-                append(file, latents.numpy().astype(dtype).tobytes())
+            for start in range(done, whole.N, BLOCK):
+                ids = torch.arange(start, min(start + BLOCK, whole.N))
+                append(file, _encoded_bytes(autoencoder, whole.gather(ids), dtype))
+                # The last block may be smaller. It is encoded again if the file is not complete.
+                write_json(beside(out, CONTENT_SUFFIX), {"origin": origin, "done": start + BLOCK})
                 bar.update(len(ids))
-                # The last block may be smaller: it is done when the file is.
-                write_json(
-                    beside(out, CONTENT_SUFFIX), {"origin": origin, "done": int(ids[0]) + BLOCK}
-                )
 
         file.seek(len(header))
-        sha256, mean, std = _summary(file, dtype)
+        sha256, mean, deviation = _summary(file, dtype)
         factor, shift = autoencoder.factors()
         encoding = Encoding(
             images=seen_from(str(source), out.parent),
@@ -99,7 +93,7 @@ def prepare_latents(
             shift=shift,
             mirrored=mirrored,
             mean=mean,
-            standard_deviation=std,
+            standard_deviation=deviation,
         )
         labels = None if prepared.labels is None else prepared.labels.tolist()
         description = Description(
@@ -107,6 +101,14 @@ def prepare_latents(
         )
         name_file(out, description)
     return description
+
+
+def _encoded_bytes(autoencoder: AutoencoderKL, images: torch.Tensor, dtype: np.dtype) -> bytes:
+    """Encode images (B, *shape), and return the bytes of their latents; refuse values that are not finite."""
+    latents = encoded(autoencoder, images).numpy().astype(dtype)
+    if not np.isfinite(latents).all():
+        raise InputError(f"{autoencoder.path} encodes an image as values that are not finite")
+    return latents.tobytes()
 
 
 def _done(out: Path, origin: Origin) -> int:
