@@ -15,6 +15,7 @@ from lit_knn.data.parts import Part
 from lit_knn.index import Index
 from lit_knn.index.pca import sample_size
 from lit_knn.reference import ReferenceSet
+from lit_knn.reference.row_view import RowView
 
 # The latents in a file may come from another device or precision than those that they are compared with.
 # This is the largest difference, as a share of the latents' norm.
@@ -106,7 +107,8 @@ class Latents(ReferenceDataModule):
         if self.path is None or encoding_of(self.path) is None:
             return None
         latents = read_stored_latents(self.path).latents
-        return DataLayout(tuple(latents.shape), value_bytes=4)
+        self.mapped = True
+        return DataLayout(tuple(latents.shape), latents.element_size())
 
     def sets(
         self,
@@ -129,7 +131,8 @@ class Latents(ReferenceDataModule):
         def both_halves(part: Part, index: Index | None) -> ReferenceSet:
             """Make the set of the latents whose numbers are `part.images`, and of their mirrored images."""
             rows = torch.as_tensor(part.images)
-            chosen = latents if len(rows) == N else latents[torch.cat([rows, rows + N])]
+            both = torch.cat([rows, rows + N])
+            chosen = latents if len(rows) == N else RowView(latents, both)
             repeated = None if part.labels is None else torch.as_tensor(part.labels).repeat(2)
             return ReferenceSet(chosen, index, labels=repeated, sha256=part.sha256)
 
@@ -141,6 +144,7 @@ class Latents(ReferenceDataModule):
         """Read the latents of all images, (N, *latent_shape); compare some with their images, unless hashes agree."""
         if encoding_of(path) is not None:
             stored = read_stored_latents(path)
+            self.mapped = True
             if self.hflip and stored.mirrored is None:
                 raise InputError(
                     f"data.hflip=true: data.path={path} was written with --no-mirrored"

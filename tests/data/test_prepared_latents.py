@@ -145,7 +145,9 @@ def test_an_interrupted_encoding_ends_with_the_same_file(files, monkeypatch, cap
 
 def test_one_door_reads_latents_with_images_and_mirrors(files, monkeypatch):
     folder, vae = files
-    prepare_latents(folder / "images.npy", folder / "z.npy", AutoencoderKL(str(folder / "vae")))
+    coder = AutoencoderKL(str(folder / "vae"))
+    prepare_latents(folder / "images.npy", folder / "half.npy", coder, half=True)
+    prepare_latents(folder / "images.npy", folder / "z.npy", coder)
     stored = torch.from_numpy(np.load(folder / "z.npy"))
     # The files move together, and are seen from another folder.
     folder = folder.rename(folder.with_name("moved"))
@@ -169,6 +171,14 @@ def test_one_door_reads_latents_with_images_and_mirrors(files, monkeypatch):
         labels = torch.arange(150) * 4 // 150
         assert parts or torch.equal(data.reference.labels, labels.repeat(1 + hflip))
         assert sum(images.N for _, images in pairs) == (130 if parts else 150) * (1 + hflip)
+        half = Images("moved/half.npy", hflip=hflip, **parts)
+        half.setup()
+        assert half.reference.images.dtype == torch.float16
+        # float16 has 11 digits.
+        every = torch.arange(half.reference.N)
+        torch.testing.assert_close(
+            half.reference.gather(every), data.reference.gather(every), atol=1e-6, rtol=2**-11
+        )
         expected = vae.decode(stored[:2] / FACTOR + SHIFT).sample
         torch.testing.assert_close(data.autoencoder.decode(stored[:2]), expected)
 
