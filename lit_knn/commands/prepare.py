@@ -46,7 +46,7 @@ SOURCES = (
     "folder or .zip of image files; .tar, 'a-{00..09}.tar' or folder of tars, as of WebDataset; "
 )
 SOURCES += ".parquet, folder of them or of save_to_disk, or hf://user/name, read by Hugging Face datasets; "
-SOURCES += "folder of an LMDB"
+SOURCES += "folder of an LMDB; .npz or .npy of pixels, such as ADM's samples, or a prepared file"
 
 
 def main(args: Sequence[str] | None = None) -> None:

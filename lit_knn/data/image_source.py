@@ -1,4 +1,4 @@
-"""Sources of prepared images: zips, folders and other stores of images, and CIFAR-10 of torchvision."""
+"""Sources of prepared images: zips, folders and other stores of images, NumPy files, and CIFAR-10 of torchvision."""
 
 import hashlib
 import os
@@ -10,13 +10,19 @@ from typing import NamedTuple, TypedDict
 import numpy as np
 
 from lit_knn.common.errors import InputError, reading
+from lit_knn.data.array_files import read_array_file
+from lit_knn.data.array_keys import LABEL_KEYS
 from lit_knn.data.bad_images import BadImageError
 from lit_knn.data.decoding import decode
 from lit_knn.data.file_names import CIFAR10_FOLDER
 from lit_knn.data.files import Files, ImageLabels
 from lit_knn.data.labels import image_labels
 from lit_knn.data.prepare_options import PrepareOptions
+from lit_knn.data.prepared import open_prepared
 from lit_knn.data.stores import opened
+
+# Bytes of pixels that are hashed at a time.
+HASHED_BYTES = 64 * 2**20
 
 
 class Origin(TypedDict):
@@ -48,11 +54,14 @@ def open_source(
 ) -> Iterator[UnpreparedImages]:
     """Open the images to prepare.
 
-    `path` is as for `read_image_files`, or a folder that has `cifar-10-batches-py`.
+    `path` is as for `read_image_files`, or a NumPy file of pixels, or a folder that has `cifar-10-batches-py`.
     """
     folder = Path(path).expanduser()
     if (folder / CIFAR10_FOLDER).is_dir():
         yield _cifar10(folder, options)
+        return
+    if folder.suffix.lower() in (".npy", ".npz"):
+        yield _numpy_file(folder, options)
         return
 
     with opened(path, options.label_key) as files:
@@ -100,22 +109,65 @@ def _stamp(files: Files, name: str) -> str:
 
 def _cifar10(path: Path, options: PrepareOptions) -> UnpreparedImages:
     """Open CIFAR-10's training images."""
-    from PIL import Image
     from torchvision.datasets import CIFAR10
 
     with reading(path / CIFAR10_FOLDER):
         dataset = CIFAR10(str(path), train=True, download=False)
     labels = np.array(dataset.targets, np.int64)
-    names = [f"{CIFAR10_FOLDER} image {i}" for i in range(len(labels))]
+    return _pixels(path, options, dataset.data, labels, dataset.classes)
+
+
+def _numpy_file(path: Path, options: PrepareOptions) -> UnpreparedImages:
+    """Open the pixels of a file that `read_array_file` reads, or of prepared images."""
+    if options.labels_from_folders or options.label_key:
+        rule = f"labels are read from the keys {', '.join(LABEL_KEYS)} of an .npz file"
+        raise InputError(f"{path} has no folders, and no label key to choose: {rule}")
+
+    class_names = None
+    if path.suffix == ".npy" and path.with_suffix(".json").exists():
+        images, description = open_prepared(path)
+        class_names = description.class_names
+        labels = None if description.labels is None else np.array(description.labels)
+    else:
+        images, labels = read_array_file(path, floats_as_is=True)
+        if images.dtype != np.uint8:
+            advice = "floats need no preparing: read them with --data Arrays"
+            raise InputError(f"{path} holds {images.dtype}, and pixels are uint8; {advice}")
+    return _pixels(path, options, np.moveaxis(images, 1, 3), labels, class_names)
+
+
+def _pixels(
+    path: Path,
+    options: PrepareOptions,
+    pixels: np.ndarray,
+    labels: np.ndarray | None,
+    class_names: list[str] | None,
+) -> UnpreparedImages:
+    """Describe images that are decoded already.
+
+    Args:
+        path: where they come from.
+        options: the changes made to each image.
+        pixels: (N, H, W, C) uint8, of 1 or 3 channels.
+        labels: (N,), or None.
+        class_names: of the classes 0, 1, …; None if they have no names.
+    """
+    from PIL import Image
+
+    names = [f"{path.name} image {i}" for i in range(len(pixels))]
 
     def image(i: int) -> np.ndarray:
-        changed = options.sized(Image.fromarray(dataset.data[i]), names[i])
-        return np.asarray(changed).transpose(2, 0, 1)
+        # For Pillow, grayscale has no axis of channels.
+        picture = Image.fromarray(pixels[i, ..., 0] if pixels.shape[3] == 1 else pixels[i])
+        changed = np.asarray(options.sized(options.coloured(picture, names[i]), names[i]))
+        return changed[None] if changed.ndim == 2 else changed.transpose(2, 0, 1)
 
-    # torchvision's array is a transposed view, whose bytes must be copied into a row for the hash.
-    pixels = hashlib.sha256(dataset.data.tobytes()).hexdigest()
-    origin = _origin(path, options, [pixels], labels)
-    return UnpreparedImages(names, image, labels, origin, class_names=dataset.classes)
+    # A hash of all images, because the file's time of change is not that of its images.
+    digest = hashlib.sha256()
+    for some in np.array_split(pixels, max(pixels.nbytes // HASHED_BYTES, 1)):
+        digest.update(np.ascontiguousarray(some))
+    origin = _origin(path, options, [digest.hexdigest()], labels)
+    return UnpreparedImages(names, image, labels, origin, class_names=class_names)
 
 
 def _origin(
