@@ -114,7 +114,7 @@ def _cifar10(path: Path, options: PrepareOptions) -> UnpreparedImages:
     with reading(path / CIFAR10_FOLDER):
         dataset = CIFAR10(str(path), train=True, download=False)
     labels = np.array(dataset.targets, np.int64)
-    return _pixels(path, options, dataset.data, labels, dataset.classes)
+    return _pixels(path, options, np.moveaxis(dataset.data, 3, 1), labels, dataset.classes)
 
 
 def _numpy_file(path: Path, options: PrepareOptions) -> UnpreparedImages:
@@ -123,17 +123,16 @@ def _numpy_file(path: Path, options: PrepareOptions) -> UnpreparedImages:
         rule = f"labels are read from the keys {', '.join(LABEL_KEYS)} of an .npz file"
         raise InputError(f"{path} has no folders, and no label key to choose: {rule}")
 
-    class_names = None
     if path.suffix == ".npy" and path.with_suffix(".json").exists():
-        images, description = open_prepared(path)
-        class_names = description.class_names
-        labels = None if description.labels is None else np.array(description.labels)
-    else:
-        images, labels = read_array_file(path, floats_as_is=True)
-        if images.dtype != np.uint8:
-            advice = "floats need no preparing: read them with --data Arrays"
-            raise InputError(f"{path} holds {images.dtype}, and pixels are uint8; {advice}")
-    return _pixels(path, options, np.moveaxis(images, 1, 3), labels, class_names)
+        mapped, description = open_prepared(path)
+        numbers = None if description.labels is None else np.array(description.labels)
+        return _pixels(path, options, mapped, numbers, description.class_names)
+
+    images, labels = read_array_file(path, floats_as_is=True)
+    if not isinstance(images, np.ndarray) or images.dtype != np.uint8:
+        advice = "floats need no preparing: read them with --data Arrays"
+        raise InputError(f"{path} holds {images.dtype}, and pixels are uint8; {advice}")
+    return _pixels(path, options, images, labels)
 
 
 def _pixels(
@@ -141,14 +140,14 @@ def _pixels(
     options: PrepareOptions,
     pixels: np.ndarray,
     labels: np.ndarray | None,
-    class_names: list[str] | None,
+    class_names: list[str] | None = None,
 ) -> UnpreparedImages:
     """Describe images that are decoded already.
 
     Args:
         path: where they come from.
         options: the changes made to each image.
-        pixels: (N, H, W, C) uint8, of 1 or 3 channels.
+        pixels: (N, C, H, W) uint8, of 1 or 3 channels.
         labels: (N,), or None.
         class_names: of the classes 0, 1, …; None if they have no names.
     """
@@ -158,14 +157,15 @@ def _pixels(
 
     def image(i: int) -> np.ndarray:
         # For Pillow, grayscale has no axis of channels.
-        picture = Image.fromarray(pixels[i, ..., 0] if pixels.shape[3] == 1 else pixels[i])
+        is_gray = pixels.shape[1] == 1
+        picture = Image.fromarray(pixels[i, 0] if is_gray else pixels[i].transpose(1, 2, 0))
         changed = np.asarray(options.sized(options.coloured(picture, names[i]), names[i]))
         return changed[None] if changed.ndim == 2 else changed.transpose(2, 0, 1)
 
-    # A hash of all images, because the file's time of change is not that of its images.
     digest = hashlib.sha256()
     for some in np.array_split(pixels, max(pixels.nbytes // HASHED_BYTES, 1)):
-        digest.update(np.ascontiguousarray(some))
+        # Channels come last in the bytes that are hashed, as in files of CIFAR-10.
+        digest.update(np.moveaxis(some, 1, 3).tobytes())
     origin = _origin(path, options, [digest.hexdigest()], labels)
     return UnpreparedImages(names, image, labels, origin, class_names=class_names)
 
