@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.learning_curves.kinds import NEIGHBOURHOOD, Kind, Latents, Regression
+from benchmarks.learning_curves.kind import NEIGHBOURHOOD, Kind, Latents
+from benchmarks.learning_curves.regression_kinds import Regression
 from lit_knn.common.rng import keyed_default_rng
 from lit_knn.estimators import Estimator, Exact, PatchPosterior, Smoothed
 from lit_knn.reference import ReferenceSet

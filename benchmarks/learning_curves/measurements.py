@@ -14,7 +14,7 @@ from benchmarks.learning_curves.gradient_moments import (
     flat_gradient,
     gradient_moments,
 )
-from benchmarks.learning_curves.kinds import (
+from benchmarks.learning_curves.kind import (
     REPEATS,
     SOURCES,
     Kind,
@@ -23,6 +23,7 @@ from benchmarks.learning_curves.kinds import (
 from benchmarks.learning_curves.quality import Quality
 from benchmarks.learning_curves.sets import Images, Lengths
 from lit_knn.common.rng import keyed_generator
+from lit_knn.common.tables import Row
 from lit_knn.estimators import (
     Estimator,
     Exact,
@@ -96,6 +97,14 @@ class Measurements:
         """Draw samples (B, *shape). The k-th seed of the training has the k-th set of noise."""
         numbers = torch.arange(self.lengths.samples) + module.seed * self.lengths.samples
         return torch.cat([module.sample(seeds, num_steps) for seeds in numbers.split(128)])
+
+    def quality_row(self, module: EstimatorTraining, samples: Tensor) -> Row:
+        """Measure samples of a module, and the pixels of two-step samples if it has few steps."""
+        assert self.quality is not None
+        row: Row = {**self.quality.measure(samples), "fd_pixels_two_steps": math.nan}
+        if self.kind.few_steps:
+            row["fd_pixels_two_steps"] = self.quality.fd_pixels(self.samples(module, 2))
+        return row
 
     def gradients(self, module: Any) -> GradientMoments:
         """Compute the moments of the gradient at the fixed pairs, with the targets of the module.

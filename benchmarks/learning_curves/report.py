@@ -53,7 +53,9 @@ def report(table: CurveTable) -> str:
             f"--report: {table.path} must have the rows of one set, it has {sorted(names) or 'none'}"
         )
     (name,) = names
-    modules = [module for module in MODULES if any(row["module"] == module for row in rows)]
+    in_table = dict.fromkeys(str(row["module"]) for row in rows)
+    # Variants come after the modules, in the order of their rows.
+    modules = [module for module in dict.fromkeys((*MODULES, *in_table)) if module in in_table]
     curves = {
         m: Curves([row for row in rows if row["module"] == m], list(targets(name, m)))
         for m in modules

@@ -9,8 +9,10 @@ import numpy as np
 import pytorch_lightning as pl
 import torch
 
+from benchmarks.learning_curves.averages import MeasuredAverages
 from benchmarks.learning_curves.grid import Run, targets
-from benchmarks.learning_curves.kinds import INITIAL_WEIGHTS, KINDS
+from benchmarks.learning_curves.kind import INITIAL_WEIGHTS
+from benchmarks.learning_curves.kinds import KINDS
 from benchmarks.learning_curves.measurements import Measurements
 from benchmarks.learning_curves.sets import ImageSet
 from lit_knn.callbacks.last_checkpoint import LastCheckpoint
@@ -46,13 +48,19 @@ class Measure(pl.Callback):
     Args:
         measurements: what to measure.
         pictures: file for the first samples at the end, or None.
+        averages: measures further averages, or None.
 
     Attributes:
         rows: the rows so far.
     """
 
-    def __init__(self, measurements: Measurements, pictures: Path | None) -> None:
-        self.measurements, self.pictures = measurements, pictures
+    def __init__(
+        self,
+        measurements: Measurements,
+        pictures: Path | None,
+        averages: MeasuredAverages | None = None,
+    ) -> None:
+        self.measurements, self.pictures, self.averages = measurements, pictures, averages
         self.rows: list[Row] = []
         self._cpu_seconds, self._since = 0.0, math.nan  # NaN while the clock stands
 
@@ -93,23 +101,18 @@ class Measure(pl.Callback):
         )
 
     def _of_samples(self, trainer: pl.Trainer, module: Any) -> Row:
-        measurements = self.measurements
-        assert measurements.quality is not None
-        samples = measurements.samples(module)
+        samples = self.measurements.samples(module)
         if self.pictures is not None and trainer.global_step == trainer.max_steps:
             with written_whole(self.pictures) as partial, partial.open("wb") as file:
                 np.save(file, to_uint8(samples[:PICTURES]).numpy())
-        row: Row = {**measurements.quality.measure(samples), "fd_pixels_two_steps": math.nan}
-        if measurements.kind.few_steps:
-            row["fd_pixels_two_steps"] = measurements.quality.fd_pixels(
-                measurements.samples(module, 2)
-            )
-        return row
+        return self.measurements.quality_row(module, samples)
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: Any) -> None:
         """End the row. The current weights are back, and the clock of the training still stands."""
         self.rows[-1]["val_loss"] = trainer.callback_metrics["val/loss"].item()
         self.rows[-1] |= self.measurements.gradient_row(pl_module)
+        if self.averages is not None:
+            self.averages.measure(pl_module, self.rows[-1])
         self._since = time.process_time()
 
 
@@ -121,8 +124,10 @@ def train(
     folder: Path,
     start: Path | None = None,
     pictures: Path | None = None,
-) -> list[Row]:
+) -> dict[Run, list[Row]]:
     """Train a run, or go on from its last checkpoint in `folder`; return one row per measurement.
+
+    Averages of other lengths are further runs of the result.
 
     Args:
         run: the run.
@@ -139,10 +144,13 @@ def train(
         net = image_set.net(**kind.net_options)
     module = kind.make(net, targets(run.set, run.module)[run.estimator](), run.seed, steps, start)
     data = Loaded(reference, batch_size=lengths.batch_size, seed=run.seed, val_images=lengths.held)
-    measure, every = (
-        [Measure(measurements, pictures)] if measurements else [],
-        steps // lengths.measurements,
-    )
+    every = steps // lengths.measurements
+    averages = MeasuredAverages(measurements) if measurements and kind.more_averages else None
+    measure: list[pl.Callback] = []
+    if measurements:
+        measure.append(Measure(measurements, pictures, averages))
+    if averages:
+        measure.append(averages)
     # Lightning orders callbacks so that the checkpoint after a validation holds its row.
     last = LastCheckpoint(every_n_steps=every, dirpath=str(folder))
     trainer = Trainer(
@@ -153,4 +161,7 @@ def train(
     )  # fmt: skip
     begun = folder / LAST_NAME
     trainer.fit(module, data, ckpt_path=str(begun) if begun.exists() else None)
-    return measure[0].rows if measure else []
+    rows: dict[Run, list[Row]] = {}
+    if measurements:
+        rows[run] = measure[0].rows
+    return rows | averages.runs(run) if averages else rows

@@ -105,7 +105,7 @@ class Worker:
         tuned = self._checkpoint(before(run)) if kind.tunes else None
         measurements, folder = self._measurements[run.module], self._checkpoint(run).parent
         pictures = self.table.pictures(run) if run.seed == 0 else None
-        rows = train(
+        rows_of_runs = train(
             run, self.image_set, measurements, self.images.training, folder, tuned, pictures
         )
         more: Row = {
@@ -113,7 +113,8 @@ class Worker:
             "settings": self.settings(run),
             "hardware": hardware_name(torch.device("cpu"), 1),
         }
-        self.table.add(run, [{**run._asdict(), **row, **more} for row in rows])
+        for each, rows in rows_of_runs.items():
+            self.table.add(each, [{**each._asdict(), **row, **more} for row in rows])
         print(f"{run}: {time.process_time() - start:.0f} s of CPU", flush=True)
 
 

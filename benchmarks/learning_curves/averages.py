@@ -1,0 +1,82 @@
+"""Averages of the weights of other lengths than the run's own, measured like it, so that one training shows all."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytorch_lightning as pl
+import torch
+from torch import Tensor
+
+from benchmarks.learning_curves.grid import Run
+from benchmarks.learning_curves.measurements import Measurements
+from lit_knn.common.tables import Row
+from lit_knn.modules.power_averages import TrackedAverages
+
+# Relative lengths of power-function averages: standard deviation as a share of the training so far.
+LENGTHS = (0.02, 0.05, 0.1, 0.2)
+
+
+class MeasuredAverages(pl.Callback):
+    """Tracks averages of all `LENGTHS`, and measures errors and samples of each at every validation.
+
+    Args:
+        measurements: what to measure.
+
+    Attributes:
+        rows: the rows so far, by length.
+    """
+
+    def __init__(self, measurements: Measurements) -> None:
+        self.measurements = measurements
+        self.rows: dict[float, list[Row]] = {length: [] for length in LENGTHS}
+        self._step = 0
+
+    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        """Copy the weights that the averages begin with."""
+        self._tracked = TrackedAverages(pl_module, torch.device("cpu"), LENGTHS)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a checkpoint needs to go on."""
+        return {"rows": self.rows, "tracked": self._tracked.state_dict(), "step": self._step}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on after these rows."""
+        self.rows, self._step = state_dict["rows"], state_dict["step"]
+        self._tracked.load_state_dict(state_dict["tracked"])
+
+    def on_train_batch_end(self, trainer: pl.Trainer, pl_module: Any, *args: object) -> None:
+        """Update the averages after a step."""
+        if trainer.global_step == self._step:
+            return
+        self._step = trainer.global_step
+        seen = pl_module.images_seen
+        self._tracked.update(pl_module, seen - pl_module.images_of_step, seen)
+
+    def measure(self, module: Any, row: Row) -> None:
+        """Measure all averages. Times, images and steps are those of `row`, of the run's own average."""
+        for length, weights in zip(LENGTHS, self._tracked.weights(), strict=True):
+            with weights_of(module, weights):
+                errors = self.measurements.errors(module)
+                samples = self.measurements.samples(module)
+                quality = self.measurements.quality_row(module, samples)
+            # The loss in validation and the gradients are those of the run's own row.
+            self.rows[length].append({**row, **errors, **quality})
+
+    def runs(self, run: Run) -> dict[Run, list[Row]]:
+        """Return the rows by names of runs such as `ECT lr 3e-4, average 0.05`."""
+        return {
+            run._replace(module=f"{run.module}, average {length:g}"): rows
+            for length, rows in self.rows.items()
+        }
+
+
+@contextmanager
+def weights_of(module: Any, weights: dict[str, Tensor]) -> Iterator[None]:
+    """Let a module have other weights for a while."""
+    before = {name: value.clone() for name, value in module.state_dict().items()}
+    module.load_state_dict(weights)
+    try:
+        yield
+    finally:
+        module.load_state_dict(before)
