@@ -146,22 +146,17 @@ def train(
     data = Loaded(reference, batch_size=lengths.batch_size, seed=run.seed, val_images=lengths.held)
     every = steps // lengths.measurements
     averages = MeasuredAverages(measurements) if measurements and kind.more_averages else None
-    measure: list[pl.Callback] = []
-    if measurements:
-        measure.append(Measure(measurements, pictures, averages))
-    if averages:
-        measure.append(averages)
+    measure = Measure(measurements, pictures, averages) if measurements else None
+    measuring = [callback for callback in (measure, averages) if callback is not None]
     # Lightning orders callbacks so that the checkpoint after a validation holds its row.
     last = LastCheckpoint(every_n_steps=every, dirpath=str(folder))
     trainer = Trainer(
         accelerator="cpu", devices=1, max_steps=steps, max_epochs=-1,
         val_check_interval=every, check_val_every_n_epoch=None,
         num_sanity_val_steps=0, inference_mode=False, logger=False,
-        enable_progress_bar=False, enable_model_summary=False, callbacks=[*measure, last],
+        enable_progress_bar=False, enable_model_summary=False, callbacks=[*measuring, last],
     )  # fmt: skip
     begun = folder / LAST_NAME
     trainer.fit(module, data, ckpt_path=str(begun) if begun.exists() else None)
-    rows: dict[Run, list[Row]] = {}
-    if measurements:
-        rows[run] = measure[0].rows
+    rows = {run: measure.rows} if measure else {}
     return rows | averages.runs(run) if averages else rows

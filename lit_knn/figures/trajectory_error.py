@@ -18,7 +18,7 @@ def trajectory_error(forward: Sequence[Row], sampled: Sequence[Row]) -> Figure:
         forward: rows of `estimator_error.csv`, at latents of the forward process: solid lines on the left.
         sampled: rows of `sampler_error.csv`, at latents of the estimators' own sampling: dashed lines.
     """
-    figure = Figure(figsize=(9, 3.8), layout="constrained")
+    figure = Figure(figsize=(9, 4.2), layout="constrained")
     left, right = figure.subplots(1, 2, sharex=True)
     left.set_ylabel("MSE of the posterior mean, per dimension")
     right.set_ylabel("MSE, sampler / forward process")

@@ -12,11 +12,15 @@ from scipy.stats import ttest_rel
 from torch import nn
 
 from benchmarks.learning_curves.__main__ import main
+from benchmarks.learning_curves.agreement import Agreement
 from benchmarks.learning_curves.claims import contrasts, judge
+from benchmarks.learning_curves.gradient_moments import gradient_moments
 from benchmarks.learning_curves.kinds import KINDS
 from benchmarks.learning_curves.measurements import Measurements
 from benchmarks.learning_curves.sets import Images, Lengths
 from benchmarks.learning_curves.statistics import Curves
+from benchmarks.learning_curves.table import CurveTable
+from lit_knn.common.errors import InputError
 from lit_knn.estimators import Exact, OneSample
 from lit_knn.reference import ReferenceSet
 from lit_knn.theory.posterior import cross_sq_dist, log_posterior
@@ -113,6 +117,46 @@ def test_gradient_variance_of_linear_denoiser_is_closed_form(seven):
     )
     gradient = ((2 / c_out)[:, None, None] * (output - mean)[:, :, None] * z_in[:, None]).mean(0)
     assert found.norm_sq == pytest.approx(gradient.square().sum().item(), rel=0.05)
+    # One sample is unbiased. The squared bias has a standard error of about variance/R.
+    assert abs(found.bias_sq) < 8 * found.variance / 1500
+
+
+def test_bias_of_a_gradient_is_its_distance_from_the_exact_one():
+    shift = torch.tensor([3.0, 0.0, -4.0])
+    draws = torch.randn(4000, 3, generator=torch.Generator().manual_seed(2))
+    moments = gradient_moments(draws + 1 + shift, torch.ones(3))
+    assert moments.variance == pytest.approx(3, rel=0.05)
+    # The standard error is 2·5/√4000 = 0.16.
+    assert moments.bias_sq == pytest.approx(25, abs=0.6)
+
+
+def test_agreement_is_the_distance_to_enumerated_means_at_new_latents(seven):
+    kind = KINDS["EDM"]
+    new = ReferenceSet(torch.rand(5, 1, 2, 2, generator=torch.Generator().manual_seed(9)))
+    latents = kind.latents(new, 30, 2)
+    module = kind.make(Linear(4), {"estimator": OneSample()}, 0, 10, None)
+    with torch.no_grad():
+        row = Agreement(kind, latents, seven).distances(module)
+        output = module.denoiser(latents.z, latents.t, None, None).flatten(1).double()
+    weights, x = posterior(seven, latents.z, latents.t)
+    weight = (latents.t.square() + 0.25) / (latents.t * 0.5).square()
+    expected = (weight * (output - weights @ x).square().mean(1)).mean()
+    assert row["distance_to_exact"] == pytest.approx(expected.item(), rel=1e-3)
+    assert row["distance_to_smoothed"] != row["distance_to_exact"]
+    assert all(map(math.isnan, Agreement(kind, None, seven).distances(module).values()))
+
+
+def test_rows_of_earlier_code_are_kept_without_later_columns(tmp_path):
+    source = RESULTS / "learning_curves_cifar16_1000_cpu.csv"
+    copy = tmp_path / source.name
+    shutil.copy(source, copy)
+    rows = CurveTable(copy).load()
+    assert len(rows) == len(list(csv.DictReader(source.open())))
+    assert all(math.isnan(row["distance_to_exact"]) for row in rows)
+    other = copy.read_text().replace("held_out_loss", "loss")
+    copy.write_text(other)
+    with pytest.raises(InputError, match="other columns"):
+        CurveTable(copy).load()
 
 
 @pytest.mark.parametrize("name", ["EDM", "flow"])
