@@ -28,7 +28,7 @@ class Fidelity(Measurement):
         num_samples: number of samples.
         batch_size: images drawn or compared at a time, on each rank.
         extractor: maps images to the features that are compared.
-        extra_metrics: any of `kid`, `precision`, `recall`, on the same features.
+        extra_metrics: any of `kid`, `precision`, `recall`, `density`, `coverage`, on the same features.
         kid_subset_size: images of each set in one of KID's 100 subsets.
         cache_dir: folder that keeps the statistics of the data for other runs; null to keep none.
         mirrored: with data that has `hflip`, also count the mirror images as data. Published values

@@ -59,31 +59,21 @@ def score_paths(options: Namespace, data_module: object) -> None:
         options: the parsed command line.
         data_module: the data, or None.
     """
-    samples = [path for path in options.samples if not is_statistics_file(path)]
-    statistics = [path for path in options.samples if is_statistics_file(path)]
+    samples, statistics = [], []
+    for path in options.samples:
+        if is_statistics_file(path):
+            statistics.append(path)
+        else:
+            samples.append(path)
     if not samples:
         raise InputError("samples: there are only statistics; name a folder or file of images, too")
 
     names = None if options.metrics is None else checked_metrics(options.metrics)
-    device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
-    how = ScoreOptions(
-        features=options.features,
-        inception_weights=options.inception_weights,
-        dinov2_weights=options.dinov2_weights,
-        kid_subset_size=options.kid_subset_size,
-        pr_k=options.pr_k,
-        dc_k=options.dc_k,
-        splits=options.splits,
-        batch_size=options.batch_size,
-        device=device,
-        cache_dir=options.cache_dir,
-        floats_as_is=options.floats_as_is,
-        pairs=PAIRS,
-    )
+    how = _score_options(options)
     table = table_path(Path(options.output))
 
     streams = [stream_of_path(path, how.floats_as_is) for path in samples]
-    data = _data(data_module, device)
+    data = _data(data_module, str(how.device))
     for path in statistics:
         add_statistics(data, path)
     scorer = Scorer(data, names, how, streams[0].shape)
@@ -99,6 +89,28 @@ def score_paths(options: Namespace, data_module: object) -> None:
         rows += new
     print(shown_table(rows))
     print(f"Table: {table}")
+
+
+def _score_options(options: Namespace) -> ScoreOptions:
+    """Return the options of `score` that the parsed command line has."""
+    device = options.device
+    if device is None:
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+
+    return ScoreOptions(
+        features=options.features,
+        inception_weights=options.inception_weights,
+        dinov2_weights=options.dinov2_weights,
+        kid_subset_size=options.kid_subset_size,
+        pr_k=options.pr_k,
+        dc_k=options.dc_k,
+        splits=options.splits,
+        batch_size=options.batch_size,
+        device=device,
+        cache_dir=options.cache_dir,
+        floats_as_is=options.floats_as_is,
+        pairs=PAIRS,
+    )
 
 
 def _data(module: object, device: str) -> ScoreData:

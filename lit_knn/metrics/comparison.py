@@ -9,6 +9,7 @@ from lit_knn.common.errors import InputError
 from lit_knn.metrics.feature_statistics import FeatureStatistics
 from lit_knn.metrics.fidelity import (
     INCEPTION_SCORE_SPLITS,
+    KID_SUBSETS,
     factor_of,
     frechet_distance_of_statistics,
     inception_score,
@@ -60,12 +61,18 @@ class Comparison:
             self._factor = factor_of(self.real.cov)
         return frechet_distance_of_statistics(generated, self.real, self._factor)
 
-    def values(self, generated: FeatureStatistics, names: Collection[str]) -> dict[str, float]:
+    def values(
+        self,
+        generated: FeatureStatistics,
+        names: Collection[str],
+        kid_subsets: int = KID_SUBSETS,
+    ) -> dict[str, float]:
         """Compute those of the `EXTRA_METRICS` that `names` has, and `kid_std` beside `kid`.
 
         Args:
             generated: statistics of the generated images, with their features.
             names: names of metrics; others are ignored.
+            kid_subsets: number of KID's subsets.
         """
         features, real = generated.features, self.real.features
         if features is None or real is None:
@@ -75,7 +82,7 @@ class Comparison:
         if "kid" in names:
             # A half of the samples, which give standard errors, may be smaller than the subsets.
             size = min(self.options.kid_subset_size, len(features))
-            values |= kernel_distance(features, real, size)
+            values |= kernel_distance(features, real, size, kid_subsets)
 
         if "precision" in names or "recall" in names:
             k = self.options.pr_k

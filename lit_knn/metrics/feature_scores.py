@@ -16,6 +16,7 @@ from lit_knn.metrics.data_statistics import DataStatistics, num_compared, warn_o
 from lit_knn.metrics.feature_networks import NetworkExtractor
 from lit_knn.metrics.feature_statistics import FeatureStatistics, feature_statistics
 from lit_knn.metrics.features import FeatureExtractor
+from lit_knn.metrics.fidelity import KID_SUBSETS
 from lit_knn.metrics.half_splits import half_split_errors
 from lit_knn.metrics.sample_quality import copying_score, is_authentic
 from lit_knn.metrics.score_data import ScoreData
@@ -24,6 +25,8 @@ from lit_knn.metrics.score_options import COPY_TESTS, ScoreOptions
 from lit_knn.metrics.score_table import RowMaker
 
 INCEPTION_SCORE = "inception_score"
+# All KIDs of four splits then take twice the time of the value itself.
+KID_SUBSETS_OF_HALF = 25
 # The name of a metric, and of what samples are compared with.
 Key = tuple[str, str]
 
@@ -88,7 +91,7 @@ class FeatureScores:
         if self.options.splits and in_halves:
 
             def values_of_half(half: FeatureStatistics) -> dict[Key, float]:
-                return self._values(half, in_halves)
+                return self._values(half, in_halves, KID_SUBSETS_OF_HALF)
 
             splits, seed = self.options.splits, self.options.seed
             errors = half_split_errors(values_of_half, generated, splits, seed)
@@ -135,8 +138,19 @@ class FeatureScores:
                 advance=bar.update,
             )
 
-    def _values(self, generated: FeatureStatistics, names: Collection[str]) -> dict[Key, float]:
-        """Compute those of the values that `names` has, except `COPY_TESTS`, of all samples or of a half."""
+    def _values(
+        self,
+        generated: FeatureStatistics,
+        names: Collection[str],
+        kid_subsets: int = KID_SUBSETS,
+    ) -> dict[Key, float]:
+        """Compute values of all samples or of a half.
+
+        Args:
+            generated: statistics of the samples.
+            names: the values to compute. `COPY_TESTS` are ignored.
+            kid_subsets: number of KID's subsets.
+        """
         values: dict[Key, float] = {}
         comparison = self._of_images
         if DISTANCE in names:
@@ -150,7 +164,7 @@ class FeatureScores:
             values[INCEPTION_SCORE, ""] = score_of_logits(generated)[INCEPTION_SCORE]
 
         if comparison is not None:
-            for name, value in comparison.values(generated, names).items():
+            for name, value in comparison.values(generated, names, kid_subsets).items():
                 if name in names:  # and not the deviation of KID over its subsets
                     values[name, self.data.name] = value
         return values

@@ -10,6 +10,7 @@ from lit_knn.metrics.features import FeatureExtractor
 from lit_knn.reference import ReferenceSet
 
 INCEPTION_SCORE_SPLITS = 10
+KID_SUBSETS = 100
 
 
 def frechet_distance(
@@ -85,17 +86,22 @@ def inception_score(logits: Tensor) -> dict[str, float]:
     }
 
 
-def kernel_distance(generated: Tensor, real: Tensor, subset_size: int = 1000) -> dict[str, float]:
-    """Compute KID (Bińkowski et al. 2018) by torch-fidelity: mean `kid` and deviation `kid_std` of 100 random subsets.
+def kernel_distance(
+    generated: Tensor, real: Tensor, subset_size: int = 1000, subsets: int = KID_SUBSETS
+) -> dict[str, float]:
+    """Compute KID (Bińkowski et al. 2018) by torch-fidelity: mean `kid` and deviation `kid_std` of random subsets.
 
     Args:
         generated: (N, F), features.
         real: (M, F), features.
         subset_size: images of each set in a subset, at most N and M.
+        subsets: number of subsets.
     """
     from torch_fidelity.metric_kid import kid_features_to_metric
 
-    distance = kid_features_to_metric(generated, real, kid_subset_size=subset_size, verbose=False)
+    distance = kid_features_to_metric(
+        generated, real, kid_subsets=subsets, kid_subset_size=subset_size, verbose=False
+    )
     return {
         "kid": distance["kernel_inception_distance_mean"],
         "kid_std": distance["kernel_inception_distance_std"],

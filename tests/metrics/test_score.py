@@ -1,7 +1,11 @@
 """`score` against torch-fidelity, prdc and pytorch-fid on the same files, and the spread of other draws."""
 
+import tarfile
 import warnings
+from functools import partial
+from http.server import HTTPServer, SimpleHTTPRequestHandler
 from pathlib import Path
+from threading import Thread
 
 import numpy as np
 import pytest
@@ -152,6 +156,22 @@ def test_distance_to_a_statistics_file_equals_pytorch_fid(tmp_path, capsys):
     assert values[str(path)] == pytest.approx(values[str(tmp_path / "1")], rel=1e-4)
 
 
+def test_statistics_of_an_address_are_downloaded_once(tmp_path, monkeypatch):
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path / "torch"))
+    monkeypatch.chdir(tmp_path)
+    np.savez("stats.npz", mu=np.zeros(48), sigma=np.eye(48))
+    expected = by_metric(score(pictures(60, 0), "stats.npz", "fd_pixels", options=PLAIN))
+    handler = partial(SimpleHTTPRequestHandler, directory=str(tmp_path))
+    with HTTPServer(("127.0.0.1", 0), handler) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        address = f"http://127.0.0.1:{server.server_port}/stats.npz"
+        first = score(pictures(60, 0), address, "fd_pixels", options=PLAIN)
+        server.shutdown()
+    again = score(pictures(60, 0), address, "fd_pixels", options=PLAIN)
+    assert by_metric(first) == by_metric(again) == expected
+    assert again[0]["reference"] == address
+
+
 @pytest.mark.filterwarnings("ignore:.*rank-deficient")
 def test_every_kind_of_file_has_the_same_score(tmp_path):
     images, real = pictures(24, 6), pictures(40, 7)
@@ -161,12 +181,15 @@ def test_every_kind_of_file_has_the_same_score(tmp_path):
     np.save(tmp_path / "plain.npy", images.numpy())
     np.save(tmp_path / "floats.npy", (images / 127.5 - 1).numpy())
     write_zip(tmp_path / "images.zip", files)
-    paths = [folder, *(tmp_path / name for name in ("adm.npz", "plain.npy", "images.zip"))]
+    with tarfile.open(tmp_path / "images.tar", "w") as tar:
+        tar.add(folder, "images")
+    names = "adm.npz", "plain.npy", "images.zip", "images.tar"
+    paths = [folder, *(tmp_path / name for name in names)]
     rows = score([*paths, tmp_path / "floats.npy"], real, "fd_pixels,pr", options=PLAIN)
     by_samples = {}
     for row in rows:
         by_samples.setdefault(row["samples"], []).append((row["metric"], row["value"]))
-    assert len(by_samples) == 5
+    assert len(by_samples) == 6
     first = by_samples[str(folder)]
     for values in by_samples.values():
         assert values == [(name, pytest.approx(value, rel=1e-5)) for name, value in first]
