@@ -2,7 +2,7 @@
 
     python -m benchmarks.score_programs SAMPLES REAL
 
-All programs read the files themselves, and compare the pixels in [-1, 1]: so the weights of no network are needed, and the
+All programs read the files themselves, and compare the pixels in [-1, 1]: so no weights of networks are needed, and the
 times are those of reading and comparing. `pip install '.[dev]'` brings the programs.
 """
 

@@ -28,29 +28,35 @@ SHOWN = (
 
 def table_path(output: Path) -> Path:
     """Return the path of the table, in `output` if that is a folder; the folder is made."""
-    output = output.expanduser()
-    path = output if output.suffix == ".csv" else output / "scores.csv"
+    path = output.expanduser()
+    if path.suffix != ".csv":
+        path = path / "scores.csv"
     make_folder(path.parent)
     return path
 
 
 def picture_path(table: Path, samples: str) -> Path:
     """Return the path of the picture of some samples, beside the table, named after both."""
-    name = re.sub(r"[^\w.-]+", "_", samples).strip("_") or "samples"
+    name = re.sub(r"[^\w.-]+", "_", samples).strip("_")
     return table.with_name(f"{table.stem}_{name}_nearest.png")
 
 
 def keep_rows(path: Path, rows: Sequence[Row]) -> None:
     """Add rows to a table, in place of rows of the same values."""
-    new = [{name: _cell(value, ".8g") for name, value in row.items()} for row in rows]
-    keys = [_key(row) for row in new]
-    old = [row for row in undamaged_rows(path) if _key(row) not in keys]
-    write_rows(path, [*old, *new])
+    new = []
+    new_keys = set()
+    for row in rows:
+        texts = _texts(row, ".8g")
+        new.append(texts)
+        new_keys.add(_key(texts))
+
+    old = [row for row in undamaged_rows(path) if _key(row) not in new_keys]
+    write_rows(path, old + new)
 
 
 def shown_table(rows: Sequence[Row]) -> str:
     """Return the rows as a table for a terminal."""
-    texts = [{name: _cell(row[name], ".4g") for name in SHOWN} for row in rows]
+    texts = [_texts(row, ".4g") for row in rows]
     return text_table(texts, dict.fromkeys(SHOWN, ""))
 
 
@@ -61,11 +67,14 @@ def save_pairs(path: Path, samples: Tensor, images: Tensor) -> None:
             save_image(pair_grid(samples, images), partial)
 
 
-def _key(row: Mapping[str, str]) -> tuple[str | None, ...]:
+def _key(row: Mapping[str, str]) -> tuple[str, ...]:
     """Return what tells whether two rows are measurements of the same value."""
-    return tuple(row.get(name) for name in KEY)
+    return tuple(row.get(name, "") for name in KEY)
 
 
-def _cell(value: str | int | float, number_format: str) -> str:
-    """Return the text of a cell."""
-    return format(value, number_format) if isinstance(value, float) else str(value)
+def _texts(row: Row, number_format: str) -> dict[str, str]:
+    """Return the cells of a row as texts, its measured numbers in a format."""
+    texts = {}
+    for name, value in row.items():
+        texts[name] = format(value, number_format) if isinstance(value, float) else str(value)
+    return texts
