@@ -9,6 +9,7 @@ times are those of reading and comparing. `pip install '.[dev]'` brings the prog
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -116,20 +117,17 @@ def main(samples: str, real: str) -> None:
 
     rivals: list[tuple[str, str, Callable[[], Values]]] = []
     for name, flag in FLAGS.items():
-        rivals.append(
-            ("torch-fidelity", name, lambda flag=flag: by_torch_fidelity(samples, real, flag))
-        )
-    rivals.append(("prdc", "density", lambda: by_prdc(samples, real)))
-    rivals.append(("pytorch-fid", "fd_pixels", lambda: by_pytorch_fid(samples, real)))
+        rivals.append(("torch-fidelity", name, partial(by_torch_fidelity, samples, real, flag)))
+    rivals.append(("prdc", "density", partial(by_prdc, samples, real)))
+    rivals.append(("pytorch-fid", "fd_pixels", partial(by_pytorch_fid, samples, real)))
 
     table = [["metric", "program", "value", "ours", "seconds", "ours"]]
     for program, first, measure in rivals:
         values, seconds = timed(measure)
-        ours, our_seconds = timed(lambda first=first: by_score(samples, real, OURS[first]))
-
+        by_us, our_seconds = timed(partial(by_score, samples, real, OURS[first]))
+        times = [f"{seconds:.1f}", f"{our_seconds:.1f}"]
         for name, value in values.items():
-            times = [f"{seconds:.1f}", f"{our_seconds:.1f}"]
-            table.append([name, program, f"{value:.7g}", f"{ours[name]:.7g}", *times])
+            table.append([name, program, f"{value:.7g}", f"{by_us[name]:.7g}", *times])
     print(markdown(table))
 
 
