@@ -148,8 +148,8 @@ class TransformerBlock(nn.Module):
         """Attend from every patch to all patches: (B, patches, width) to the same shape."""
         # (B, patches, 3, heads, features) to three of (B, heads, patches, features).
         q, k, v = self.qkv(h).unflatten(2, (3, self.heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
-        q = rms_norm(q, self.scale_q).to(v.dtype)
-        k = rms_norm(k, self.scale_k).to(v.dtype)
+        q = rms_norm(q, self.scale_q)
+        k = rms_norm(k, self.scale_k)
         attended = F.scaled_dot_product_attention(q, k, v)
         return self.proj(attended.transpose(1, 2).flatten(2))
 
