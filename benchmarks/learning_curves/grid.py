@@ -9,7 +9,7 @@ from lit_knn.common.errors import InputError
 from lit_knn.estimators import KNN, STF, Estimator, Exact, Mixed, Noised, OneSample, Switched
 from lit_knn.estimators.noised import Covariance
 
-MODULES = ("EDM", "flow", "iCT", "ECT", "MeanFlow")
+MODULES = ("EDM", "flow", "iCT", "ECT", "MeanFlow", "sCT")
 # Variants for experiments: a squared loss in place of a robust one, other learning rates, another map to the teacher.
 VARIANTS = (
     "MeanFlow power 0",

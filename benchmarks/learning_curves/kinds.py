@@ -3,6 +3,7 @@
 from benchmarks.learning_curves.few_step_kinds import ECT, ICT, MeanFlow
 from benchmarks.learning_curves.kind import Kind
 from benchmarks.learning_curves.regression_kinds import EDM, Flow
+from benchmarks.learning_curves.sct_kind import SCT
 from benchmarks.learning_curves.variants import SquaredECT, SquaredMeanFlow, VariedECT
 
 # In the order of the report.
@@ -12,6 +13,7 @@ KINDS: dict[str, Kind] = {
     "iCT": ICT(),
     "ECT": ECT(),
     "MeanFlow": MeanFlow(),
+    "sCT": SCT(),
     "MeanFlow power 0": SquaredMeanFlow(),
     "ECT squared": SquaredECT(),
     "ECT lr 1e-3": VariedECT(),

@@ -1,13 +1,12 @@
 """Continuous-time consistency training (sCT, arXiv 2410.11081) with the probability flow of any estimator."""
 
-import math
 from collections.abc import Sequence
 from os import PathLike
 
 import torch
 from torch import Tensor, nn
 
-from lit_knn.common.errors import InputError, check_at_least, prefixed
+from lit_knn.common.errors import check_at_least, prefixed
 from lit_knn.common.rng import Stream, keyed_generator
 from lit_knn.estimators import Estimator
 from lit_knn.modules.adaptive_weight import AdaptiveWeight
@@ -17,38 +16,28 @@ from lit_knn.modules.shared_dropout import SharedDropout
 from lit_knn.modules.start import started_network
 from lit_knn.nets.base import labels_for
 from lit_knn.nets.trig_flow import TrigFlow
-from lit_knn.sampling.noise_grid import NoiseGrid
+from lit_knn.sampling.noise_grid import EDM_GRID, NoiseGrid
 from lit_knn.sampling.schedules import truncated_log_normal_sigmas
 from lit_knn.theory.noise import forward_noise
-
-# The smallest noise level of training. That of NVIDIA's FastGen, too; the paper has none.
-SIGMA_MIN = 0.002
 
 
 class LitSCT(ConsistencyModule):
     """Continuous-time consistency models (sCM, Lu & Song 2024), trained without discretisation and without a teacher.
 
-    A consistency function f keeps its value along the probability flow, df/dt = 0. The loss moves the network F by
-    g = cos(t)·df/dt, where the derivative along the flow is a forward derivative of the network without gradient
-    (`lit_knn.nets.trig_flow.TrigFlow.tangent`). The flow's velocity at a latent x_t is cos(t)·E[ε|x_t] −
-    sin(t)·E[x|x_t]. Consistency distillation (sCD) takes it from a trained teacher, and consistency training (sCT) from
-    the one sample that x_t was made of, which is `OneSample` here. `Exact` and `KNN` take it from the data set: that is
-    sCD without a teacher.
+    A consistency function f keeps its value along the probability flow. The loss moves the network F by g =
+    cos(t)·df/dt, a forward derivative along the flow (`lit_knn.nets.trig_flow.TrigFlow.tangent`), whose velocity is
+    cos(t)·E[ε|x_t] − sin(t)·E[x|x_t]. Distillation (sCD) takes it from a trained teacher, and training (sCT) from the
+    one sample that x_t was made of, which is `OneSample` here. With `Exact` and `KNN` this is sCD without a teacher.
 
     The gradient is that of their Eq. 8, exp(w)/d·‖F − F⁻ − g/(‖g‖ + c)‖² − w, whose prior weight 1/(σ_d·tan t) is
     part of g. The logged loss is ‖g‖²/d: how far f is from a consistency function. With `OneSample` it also contains
     the variance of g. Because of the norm of g the optimum depends on the variance, too.
 
-    Defaults are the paper's for CIFAR-10 (Appendix G.2): RAdam with lr 1e-4 and β = (0.9, 0.99), ln σ ~ N(−1, 1.4²),
-    c = 0.1, 10,000 steps of warm-up, a half-life of the average of 0.5 million images at a batch of 512, and two-step
-    sampling through t = 1.1, which is σ = 0.982. Dropout, 0.2 there, is an option of the net. Differences:
-
-    - The net gets EDM's noise label ln(σ)/4, so that it can start from an EDM or iCT checkpoint, as NVIDIA's FastGen
-      does. The paper's networks get t. They also have "adaptive double normalization", a pixel norm of the embedding's
-      scale and shift, which NCSN++, DDPM++ and our other networks lack.
-    - ln σ is cut at 0.002 and `sigma_max`; FastGen does so, too, with a sigma_max of 800.
-    - FastGen divides the norm by √d, which is c = 0.1·√d here, 5.5 for CIFAR-10.
-    - Net and derivative share one dropout mask. The paper does not mention masks.
+    Defaults are the paper's for CIFAR-10 (Appendix G.2): RAdam with β = (0.9, 0.99), 10,000 steps of warm-up, a
+    half-life of the average of 0.5 million images at a batch of 512, and two-step sampling through t = 1.1, which is
+    σ = 0.982. Differences: the net gets EDM's noise label ln(σ)/4 and has no pixel norm in its embedding
+    (docs/few_steps.md), ln σ is cut at 0.002 and `sigma_max`, and net and derivative share one dropout mask. NVIDIA's
+    FastGen trains up to a sigma_max of 800, and divides the norm by √d, which is c = 0.1·√d here.
 
     Args:
         estimator: score estimator; `setup` binds it to the data module's reference set.
@@ -58,8 +47,8 @@ class LitSCT(ConsistencyModule):
             its class; the net's `num_classes` must fit the data.
         lr: learning rate of RAdam.
         ema_decay: decay of the averaged weights; validation, sampling and checkpoints use these weights.
-        tangent_warmup_steps: steps over which the part of g with dF/dt grows from 0 to its full size; before it, the
-            loss is that of denoising. 0 for none.
+        tangent_warmup_steps: steps over which the part of g with dF/dt grows from 0, which is denoising, to its full
+            size; 0 for none.
         tangent_floor: c of the normalisation g/(‖g‖ + c); null for g itself.
         adaptive_weight: learn the weight exp(w) of each noise level; false for w = 0.
         P_mean: mean of ln σ.
@@ -97,11 +86,11 @@ class LitSCT(ConsistencyModule):
     ) -> None:
         with prefixed("LitSCT"):
             check_at_least(0, tangent_warmup_steps=tangent_warmup_steps)
-            if tangent_floor is not None and not 0 <= tangent_floor < math.inf:
-                raise InputError(f"tangent_floor must be at least 0 or null, got {tangent_floor}")
+            if tangent_floor is not None:
+                check_at_least(0, tangent_floor=tangent_floor)
 
             net = started_network(start, net, sigma_data, consistency=True)
-            grid = NoiseGrid(SIGMA_MIN, sigma_max)
+            grid = NoiseGrid(EDM_GRID.sigma_min, sigma_max)
             super().__init__(
                 net,
                 estimator,
@@ -118,7 +107,8 @@ class LitSCT(ConsistencyModule):
                 seed=seed,
             )
             check_start_is_trained(sampling_sigmas, grid)
-            self.draw_levels(1, torch.Generator())  # Called for the InputError that it raises.
+            # Called for the InputError that it raises.
+            self.draw_levels(1, torch.Generator())
 
             # A path object among the options would make a checkpoint that no safe reader opens.
             self.save_hyperparameters(ignore=["net", "estimator", "start"])
@@ -134,9 +124,9 @@ class LitSCT(ConsistencyModule):
 
     def tangent_share(self) -> float:
         """Return the share of the tangent's part with dF/dt at the current step of training, from 0 to 1."""
-        if self.tangent_warmup_steps == 0:
+        if self.step >= self.tangent_warmup_steps:
             return 1.0
-        return min(1.0, self.step / self.tangent_warmup_steps)
+        return self.step / self.tangent_warmup_steps
 
     def losses(
         self, x: Tensor, class_label: Tensor | None, key: tuple[int, ...]

@@ -91,7 +91,7 @@ CASES = [
         DROPPING | {"label_dropout": 0.1},
         "label_dropout=0.1, but the net drops labels, too",
     ),
-    (LitSCT, {"tangent_floor": -0.1}, "tangent_floor must be at least 0 or null, got -0.1"),
+    (LitSCT, {"tangent_floor": -0.1}, "tangent_floor must be at least 0, got -0.1"),
     (LitSCT, {"tangent_warmup_steps": -1}, "tangent_warmup_steps must be at least 0, got -1"),
     (LitSCT, {"sigma_max": 40.0}, "begin at 80.0, but no level above sigma_max=40.0 is trained"),
     (LitSCT, {"P_mean": 300.0}, "leave no probability between 0.002 and 80.0"),
