@@ -16,7 +16,8 @@ from lit_knn.sampling.schedules import truncated_log_normal_sigmas
 class SCT(ECT):
     """`LitSCT` from nothing; its function is the identity at 0, as that of `LitECT`."""
 
-    module, tunes = LitSCT, False
+    module: type[Any] = LitSCT
+    tunes = False
 
     def options(self, steps: int) -> dict[str, Any]:
         """See `Kind.options`; the options of configs/sct/digits.yaml."""
