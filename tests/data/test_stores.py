@@ -190,6 +190,9 @@ def test_lmdb_has_the_images_of_its_keys_without_labels(tmp_path):
     images, labels, _ = read_image_files(tmp_path / "lsun")
     np.testing.assert_array_equal(images, np.moveaxis(pixels(), 3, 1))
     assert labels is None
+    # At its end a preparation opens its source again, to see whether it has changed.
+    prepare(tmp_path / "lsun", tmp_path / "x.npy")
+    np.testing.assert_array_equal(read_prepared(tmp_path / "x.npy").images, images)
     with pytest.raises(InputError, match="an LMDB has none"):
         read_image_files(tmp_path / "lsun", labels_used=True)
 
