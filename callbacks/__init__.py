@@ -3,6 +3,7 @@
 from lit_knn.callbacks.checkpoints import CheckpointByImages
 from lit_knn.callbacks.estimator_error import EstimatorError
 from lit_knn.callbacks.fidelity import Fidelity, PixelFrechetDistance
+from lit_knn.callbacks.free_particles import FreeParticles
 from lit_knn.callbacks.hybrid_sampling import HybridSampling
 from lit_knn.callbacks.last_checkpoint import LastCheckpoint
 from lit_knn.callbacks.mean_picture import MeanPicture
@@ -20,6 +21,7 @@ __all__ = [
     "CheckpointByImages",
     "EstimatorError",
     "Fidelity",
+    "FreeParticles",
     "HybridSampling",
     "LastCheckpoint",
     "MeanPicture",

@@ -36,6 +36,8 @@ class Stream(IntEnum):
     PROBE = 20  # (seed, ·): levels of a training that a probe is for
     ENCODING = 21  # (seed, hash of the image, ·): a draw from the posterior of an autoencoder
     HALVES = 22  # (seed, split, ·): halves of measured samples
+    # (seed, ·) and (seed, step, ·): start, levels and noise of free particles, and their estimators
+    PARTICLES = 23
     HELD_OUT = 0x68656C64  # (·, 0): which images are held out
     # (·, 0): representative subset of a set, for its components or the training of its index
     SUBSET = 0x737562736574

@@ -10,6 +10,7 @@ from lit_knn.figures.figure3 import figure3
 from lit_knn.figures.figure4 import figure4
 from lit_knn.figures.figure5 import figure5
 from lit_knn.figures.image_grid import captioned, image_grid
+from lit_knn.figures.particles import particles_figure
 from lit_knn.figures.probe import probe_figure
 from lit_knn.figures.sample_picture import sample_picture
 from lit_knn.figures.style import save_figure
@@ -26,6 +27,7 @@ __all__ = [
     "figure4",
     "figure5",
     "image_grid",
+    "particles_figure",
     "probe_figure",
     "run_comparison",
     "sample_picture",

@@ -7,5 +7,15 @@ from lit_knn.modules.flow import LitFlow
 from lit_knn.modules.ict import LitICT
 from lit_knn.modules.mean_flow import LitMeanFlow
 from lit_knn.modules.sct import LitSCT
+from lit_knn.modules.score_difference import LitScoreDifference
 
-__all__ = ["LitECT", "LitEDM", "LitEstimator", "LitFlow", "LitICT", "LitMeanFlow", "LitSCT"]
+__all__ = [
+    "LitECT",
+    "LitEDM",
+    "LitEstimator",
+    "LitFlow",
+    "LitICT",
+    "LitMeanFlow",
+    "LitSCT",
+    "LitScoreDifference",
+]

@@ -68,6 +68,11 @@ class EstimatorTraining(SamplingModule):
         """The estimators of training, by the names of their options."""
         return {"estimator": self.estimator}
 
+    @property
+    def data_estimators(self) -> dict[str, Estimator]:
+        """Those of `estimators` that average over the data; the default is all."""
+        return self.estimators
+
     @abstractmethod
     def losses(
         self, x: Tensor, class_label: Tensor | None, key: tuple[int, ...]
@@ -115,7 +120,8 @@ class EstimatorTraining(SamplingModule):
         check_device(device)
         estimators: list[Estimator] = []
         if stage != "predict":
-            estimators = [each for each in self.estimators.values() if each.needs_reference]
+            candidates = self.data_estimators.values()
+            estimators = [each for each in candidates if each.needs_reference]
 
         reference = find_reference(self.trainer)
         if reference is None:

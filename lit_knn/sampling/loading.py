@@ -15,7 +15,7 @@ from lit_knn.nets.architecture import Architecture, build_network, load_weights
 from lit_knn.nets.base import ImageNetwork, name_classes
 from lit_knn.nets.flow import FlowDenoiser
 from lit_knn.nets.precond import ConsistencyFunction, EDMPrecond
-from lit_knn.sampling import KINDS, DiffusionModel, GenerativeModel
+from lit_knn.sampling import KINDS, DiffusionModel, GenerativeModel, MeanFlowModel
 from lit_knn.sampling.denoising_model import DenoisingModel
 from lit_knn.sampling.described_parts import ModelDescription
 from lit_knn.sampling.model_files import find_file, read_model_file, write_exported
@@ -59,58 +59,74 @@ def load_network(
     Returns:
         `denoiser(z, sigma, class_label=None)`, on the CPU, in evaluation mode, without gradients.
     """
-    model, denoiser = _denoising_model(path, net)
-    denoiser.fp16, denoiser.drops_labels = fp16, model.drops_labels
+    model = _model(path, net)
+    denoiser = _denoiser_of(model, path)
+    denoiser.fp16 = fp16
+    denoiser.drops_labels = model.drops_labels
     return denoiser.eval()
 
 
-def load_network_to_tune(
-    path: str | os.PathLike[str], net: nn.Module | None = None, consistency: bool = False
-) -> tuple[nn.Module, float]:
-    """Load the raw network of a diffusion model for more training, without the layer for augmentation labels.
+def load_model_to_tune(
+    path: str | os.PathLike[str], net: nn.Module | None = None
+) -> GenerativeModel:
+    """Load a model for more training, without the layer for augmentation labels, except of a mean flow.
 
-    Without augmentation this layer would never get a gradient, which distributed training refuses.
+    Without augmentation this layer would never get a gradient, which distributed training refuses. A mean flow has its
+    times there.
 
     Args:
         path: see `load`.
         net: a network of the architecture, for instance with another dropout. It gets the file's weights, and its
             frozen parameters stay frozen. None builds the network that the file describes.
-        consistency: accept also a consistency model.
 
     Returns:
-        The network, on the CPU, in training mode, with gradients, and the sigma_data of its preconditioning.
+        The model, on the CPU, in training mode, with gradients.
     """
     frozen = set()
     if net is not None:
         frozen = {name for name, value in net.named_parameters() if not value.requires_grad}
 
-    if consistency:
-        model = _model(path, net, augmented=False)
-    else:
-        model, _ = _denoising_model(path, net, augmented=False)
+    model = _model(path, net, augmented=False)
+    for name, value in model.net.named_parameters():
+        value.requires_grad_(name not in frozen)
+    return model.train()
+
+
+def load_network_to_tune(
+    path: str | os.PathLike[str], net: nn.Module | None = None, consistency: bool = False
+) -> tuple[nn.Module, float]:
+    """Load the raw network of a diffusion model for more training; see `load_model_to_tune`.
+
+    Args:
+        path: see `load`.
+        net: see `load_model_to_tune`.
+        consistency: accept also a consistency model.
+
+    Returns:
+        The network, on the CPU, in training mode, with gradients, and the sigma_data of its preconditioning.
+    """
+    model = load_model_to_tune(path, net)
+    if not consistency:
+        _denoiser_of(model, path)  # Called for its error.
 
     function = model.network
     if not isinstance(function, EDMPrecond | ConsistencyFunction):
         problem = f"a {model.kind} model cannot be tuned: give a diffusion model"
         raise InputError(f"{os.fspath(path)}: {problem}")
-
-    for name, value in model.net.named_parameters():
-        value.requires_grad_(name not in frozen)
-    return model.net.train(), function.sigma_data
+    return model.net, function.sigma_data
 
 
-def _denoising_model(
-    path: str | os.PathLike[str], net: nn.Module | None, augmented: bool = True
-) -> tuple[GenerativeModel, EDMPrecond | FlowDenoiser]:
-    """Load a model and its denoiser; `augmented=False` omits the layer for augmentation labels."""
-    model = _model(path, net, augmented)
+def _denoiser_of(model: GenerativeModel, path: str | os.PathLike[str]) -> EDMPrecond | FlowDenoiser:
+    """Return the denoiser of a model. Raises InputError with the path of its file if it has none."""
     if not isinstance(model, DenoisingModel):
         problem = f"a {model.kind} model has no denoiser: give a diffusion or a flow model"
         raise InputError(f"{os.fspath(find_file(path))}: {problem}")
-    return model, model.denoiser
+    return model.denoiser
 
 
-def _model(path: str | os.PathLike[str], net: nn.Module | None, augmented: bool) -> GenerativeModel:
+def _model(
+    path: str | os.PathLike[str], net: nn.Module | None, augmented: bool = True
+) -> GenerativeModel:
     """Load a model for its network alone; `augmented=False` omits the layer for augmentation labels."""
     file = find_file(path)
     description, weights = read_model_file(file)
@@ -118,7 +134,7 @@ def _model(path: str | os.PathLike[str], net: nn.Module | None, augmented: bool)
         if description["kind"] == DiffusionModel.kind:
             # A file with a user's own process would be refused, but only the sampler needs the process.
             description["options"]["process"] = None
-        if not augmented:
+        if not augmented and description["kind"] != MeanFlowModel.kind:
             _omit_augmentation(description, weights)
         return build(description, weights, net)
 

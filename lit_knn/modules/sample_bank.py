@@ -1,0 +1,107 @@
+"""The latest samples of a generator, as a reference set for an estimator."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from lit_knn.common.checkpoint_file import Content
+from lit_knn.common.errors import check_at_least
+from lit_knn.common.exchange import Exchange
+from lit_knn.reference import ReferenceSet
+
+
+@dataclass(frozen=True)
+class Samples:
+    """Samples (M, *shape) float32, the oldest first, and their labels (M,) int64 on the CPU, or None."""
+
+    images: Tensor
+    labels: Tensor | None
+
+    def followed_by(self, other: "Samples", size: int) -> "Samples":
+        """Return the last `size` of these samples followed by the others."""
+        images = torch.cat([self.images, other.images.to(self.images.device)])[-size:]
+        if self.labels is None or other.labels is None:
+            return Samples(images, None)
+        return Samples(images, torch.cat([self.labels, other.labels])[-size:])
+
+    def reference(self) -> ReferenceSet:
+        """Return a set of these samples. Estimators that were bound to another set must be bound to it."""
+        return ReferenceSet(self.images, labels=self.labels)
+
+
+class SampleBank:
+    """Keeps the latest samples over all batches and ranks, in the order in which they were made.
+
+    All ranks have the same bank: each gets the samples of all ranks, in the order of the ranks. So the checkpoint of
+    one rank serves all. A batch may be interrupted and repeated, so the bank remembers its samples before the last
+    batch, too.
+
+    Args:
+        size: the most samples.
+    """
+
+    def __init__(self, size: int) -> None:
+        check_at_least(1, bank_size=size)
+        self.size = size
+        self.samples: Samples | None = None
+        self._before: Samples | None = None
+        # The number of the batch that made the last samples.
+        self._batch = -1
+
+    def joined(self, images: Tensor, labels: Tensor | None) -> Samples:
+        """Return the bank's samples followed by others, without those beyond `size`. The bank stays the same.
+
+        Args:
+            images: (B, *shape), without gradient.
+            labels: (B,) int64, or None.
+        """
+        new = Samples(images.float(), None if labels is None else labels.cpu())
+        return new if self.samples is None else self.samples.followed_by(new, self.size)
+
+    def add(self, images: Tensor, labels: Tensor | None, batch: int) -> Samples:
+        """Add the samples of a batch of every rank, and return all. All ranks must call it.
+
+        Args:
+            images: (B, *shape), of this rank, without gradient.
+            labels: (B,) int64, or None.
+            batch: number of the batch.
+        """
+        if batch != self._batch:
+            self._before = self.samples
+            self._batch = batch
+
+        exchange = Exchange()
+        images = torch.cat(exchange.all_gather(images.contiguous()))
+        if labels is not None:
+            labels = torch.cat(exchange.all_gather(labels.to(images.device)))
+        self.samples = self.joined(images, labels)
+        return self.samples
+
+    @property
+    def full(self) -> bool:
+        """Whether there are `size` samples."""
+        return self.samples is not None and len(self.samples.images) == self.size
+
+    def content(self, batches_done: int) -> Content:
+        """Return the samples of all whole batches for a checkpoint.
+
+        Args:
+            batches_done: number of whole batches. The next batch may have been interrupted.
+        """
+        samples = self.samples if self._batch < batches_done else self._before
+        if samples is None:
+            return {}
+        content: Content = {"images": samples.images.cpu()}
+        if samples.labels is not None:
+            content["labels"] = samples.labels
+        return content
+
+    def restore(self, content: Content) -> None:
+        """Take the samples of a checkpoint, as `content` returned them."""
+        self._before, self._batch = None, -1
+        self.samples = None
+        if content:
+            images = content["images"][-self.size :]
+            labels = content.get("labels")
+            self.samples = Samples(images, None if labels is None else labels[-self.size :])

@@ -1,0 +1,256 @@
+"""A one-step generator trained from scratch by the difference of two smoothed scores, both from estimators."""
+
+from os import PathLike
+
+import torch
+from torch import Tensor, nn
+
+from lit_knn.common.checkpoint_file import MODEL_KEY, Content
+from lit_knn.common.errors import (
+    InputError,
+    NonFiniteLossError,
+    check_at_least,
+    check_positive,
+    prefixed,
+)
+from lit_knn.common.rng import Stream, keyed_default_rng, keyed_generator
+from lit_knn.estimators import Estimator, Exact
+from lit_knn.estimators.by_class import copied_apart
+from lit_knn.modules.base import EstimatorTraining
+from lit_knn.modules.conditioning import Conditioning, labels_on
+from lit_knn.modules.data_scale import warn_of_sigma_data
+from lit_knn.modules.generators import ConsistencyGenerator, started_generator
+from lit_knn.modules.model_checks import check_preconditioning
+from lit_knn.modules.sample_bank import SampleBank
+from lit_knn.reference import ReferenceSet
+from lit_knn.sampling import GenerativeModel
+from lit_knn.sampling.noise_grid import NoiseGrid
+from lit_knn.sampling.score_difference import score_difference, stratified_levels
+
+BANK_KEY = "sample_bank"
+"""Key of the bank's samples in a checkpoint."""
+
+
+class LitScoreDifference(EstimatorTraining):
+    """Trains a one-step generator x = G(ε) by V = E_data[x|z, t] − E_samples[x|z, t] at z = x + tη.
+
+    The loss is ‖x − sg(x + V)‖², sg without gradient, so that its gradient for x is −2V. With all data and all samples,
+    V/t² is the gradient of the Kullback-Leibler divergence between the smoothed distributions (Weber 2023, arXiv
+    2304.12906). Distribution matching distillation (arXiv 2311.18828) has this loss with two networks in the places of
+    the two posterior means: a teacher's, and one that follows the generator. Here `estimator` averages over the data,
+    and `repulsion` over the bank, the latest samples of the generator. Neither is trained.
+
+    - The batch itself is in the bank, so each sample also repels from itself. Then V is the gradient of the divergence
+      of the bank's smoothed samples, which has a minimum; without the batch it has none at small t, and samples
+      run away from each other.
+    - Both means are of finite sets, and each prefers images near z. If generator and data have one distribution, V is 0
+      in the mean only between equal numbers of images, at a z that was made from neither of the sets.
+    - `t_min` decides between copies and new images: below the level at which one image has nearly all of the posterior,
+      V pulls each sample onto one image of the data.
+    - The data gives only the shape and the labels of a batch.
+
+    The loss that is logged is its value, the mean of V² over pixels, noise included. It does not fall to 0.
+
+    Args:
+        net: any module `net(z_scaled, noise_label, class_label=None)`. It gets the weights of `start`; null builds the
+            architecture that the file stores.
+        estimator: estimator over the data; not one that uses the source of z, because z is made from a sample.
+        repulsion: estimator over the bank; null for `Exact`. With `OneSample` the mean of the repulsion's gradient is
+            0, and the samples gather at the modes.
+        start: a trained model whose one-step samples the generator starts with: an iCT, ECT, MeanFlow or EDM model, as
+            `lit_knn.load` reads it. Null for random weights.
+        class_conditional: give the net and the estimators class labels; the net's `num_classes` must fit the data.
+        bank_size: number of the latest samples, over all ranks, to which `repulsion` is bound at each step.
+            Checkpoints hold them.
+        t_min: lowest noise level; `lit-knn probe` shows where posteriors collapse.
+        t_max: highest noise level; above the spread of the data, V only matches the means.
+        levels: noise levels of each sample. They are uniform in ln t, stratified over a batch.
+        weight_power: p of the weight t^p of the loss; −2 for the gradient of the divergence itself.
+        lr: learning rate of RAdam.
+        ema_decay: decay of the averaged weights; validation, sampling and checkpoints use these weights.
+        sigma_data: standard deviation of the data in the preconditioning; null for that of `start`, or else 0.5.
+        sigma_max: noise level σ of G(ε) = f(σε, σ), see `lit_knn.modules.generators.ConsistencyGenerator`; null for
+            the highest of `start`, or else `sigma_data`.
+        sampling_class: class to sample from a class-conditional net, by name or else by number;
+            null draws one for each seed.
+        seed: first part of the key of every random draw.
+    """
+
+    def __init__(
+        self,
+        estimator: Estimator,
+        net: nn.Module | None = None,
+        repulsion: Estimator | None = None,
+        start: str | PathLike[str] | None = None,
+        class_conditional: bool = False,
+        bank_size: int = 1024,
+        t_min: float = 1.0,
+        t_max: float = 8.0,
+        levels: int = 4,
+        weight_power: float = 0.0,
+        lr: float = 1e-3,
+        ema_decay: float = 0.999,
+        sigma_data: float | None = None,
+        sigma_max: float | None = None,
+        sampling_class: str | None = None,
+        seed: int = 0,
+    ) -> None:
+        with prefixed("LitScoreDifference"):
+            check_positive(lr=lr)
+            check_at_least(1, levels=levels)
+            if not 0 <= ema_decay < 1:
+                raise InputError(f"ema_decay must be in [0, 1), got {ema_decay}")
+            if estimator.uses_source:
+                reason = "uses the image that z was made from, but z is made from a sample"
+                raise InputError(f"estimator: {type(estimator).__name__} {reason}")
+
+            generator = started_generator(net, start, sigma_data, sigma_max)
+            conditioning = Conditioning(generator.network, class_conditional, sampling_class)
+            ends = NoiseGrid(t_min, t_max)
+            super().__init__(estimator, ends, conditioning, seed)
+            # A copy, because the caller may have given the estimator of the data here, too.
+            repulsion = Exact() if repulsion is None else copied_apart(repulsion)
+            self.repulsion = conditioning.estimator_for(repulsion, ends)
+            self.bank = SampleBank(bank_size)
+            self.save_hyperparameters(ignore=["net", "estimator", "repulsion", "start"])
+
+        self.generator = generator
+        self.ends = ends
+        self.levels = levels
+        self.weight_power = weight_power
+        self.lr = lr
+        self.ema_decay = ema_decay
+
+    @property
+    def estimators(self) -> dict[str, Estimator]:
+        return {**super().estimators, "repulsion": self.repulsion}
+
+    @property
+    def data_estimators(self) -> dict[str, Estimator]:
+        return super().estimators
+
+    @property
+    def network(self) -> nn.Module:
+        """The network inside the generator."""
+        return self.generator.network
+
+    def evaluate_network(self, z: Tensor, t: Tensor) -> Tensor:
+        """Evaluate the network under its preconditioning."""
+        return self.generator.evaluate_network(z, t)
+
+    def weight(self, t: Tensor) -> Tensor:
+        """Return the weight t^p of the loss at the levels t."""
+        return t**self.weight_power
+
+    def losses(
+        self, x: Tensor, class_label: Tensor | None, key: tuple[int, ...]
+    ) -> tuple[Tensor, Tensor]:
+        """Compute t^p·‖x' − sg(x' + V)‖²/d of samples x' at each of their levels, (levels · B,), and the levels.
+
+        Only the shape of x counts.
+        """
+        draws = keyed_generator(x.device, *key)
+        if key[-1] == Stream.TRAIN and self.bank.samples is None:
+            self._fill_bank(x, class_label, key, draws)
+
+        samples = self.generate(x, class_label, key, draws)
+        made = samples.detach()
+        self._bind_repulsion(made, class_label, key)
+
+        # Each sample is repeated for its levels, (levels · B, *shape).
+        repeats = self.levels, *[1] * (x.ndim - 1)
+        labels = None if class_label is None else class_label.repeat(self.levels)
+        repeated = made.repeat(repeats)
+        t = stratified_levels(len(x), self.levels, self.ends, draws).flatten()
+        noise = torch.randn(repeated.shape, device=x.device, generator=draws)
+        attraction = self.posterior_mean(repeated, labels, draws)
+        repulsion = self.posterior_mean(repeated, labels, draws, self.repulsion)
+
+        target = repeated + score_difference(repeated, t, noise, attraction, repulsion)
+        errors = (samples.repeat(repeats) - target).square().flatten(1).mean(1)
+        return self.weight(t).float() * errors, t
+
+    def generate(
+        self,
+        x: Tensor,
+        class_label: Tensor | None,
+        key: tuple[int, ...],
+        draws: torch.Generator,
+    ) -> Tensor:
+        """Return a sample of the generator for each image of a batch, with gradient, (B, *shape) float32.
+
+        Args:
+            x: (B, *shape), of which only the shape counts.
+            class_label: (B,) int64, the classes of the samples, or None.
+            key: the key of the dropout masks.
+            draws: the source of the noise.
+        """
+        noise = torch.randn(x.shape, device=x.device, generator=draws)
+        with keyed_default_rng(x.device, *key, Stream.DROPOUT):
+            samples = self.generator(noise, labels_on(x.device, class_label))
+
+        if not samples.isfinite().all():
+            problem = f"the samples are not finite at step {self.step}"
+            raise NonFiniteLossError(f"{problem}; the last checkpoint is from before it")
+        return samples
+
+    @torch.no_grad()
+    def _fill_bank(
+        self,
+        x: Tensor,
+        class_label: Tensor | None,
+        key: tuple[int, ...],
+        draws: torch.Generator,
+    ) -> None:
+        """Fill the bank with samples of the untrained generator, for estimators that need so many images.
+
+        Arguments are those of `generate`.
+        """
+        while not self.bank.full:
+            self.bank.add(self.generate(x, class_label, key, draws), class_label, key[2])
+
+    def _bind_repulsion(
+        self, made: Tensor, class_label: Tensor | None, key: tuple[int, ...]
+    ) -> None:
+        """Bind `repulsion` to the bank with the samples of the batch. Only those of a training stay in the bank."""
+        if not self.repulsion.needs_reference:
+            return
+        if key[-1] == Stream.TRAIN:
+            samples = self.bank.add(made, class_label, key[2])
+        else:
+            samples = self.bank.joined(made, class_label)
+        self.repulsion.bind(samples.reference())
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        """Use RAdam, as the consistency models do."""
+        return torch.optim.RAdam(self.parameters(), lr=self.lr)
+
+    def average_decay(self) -> float:
+        """Return the option `ema_decay`."""
+        return self.ema_decay
+
+    def check_scale(self, reference: ReferenceSet) -> None:
+        """Warn if the data's standard deviation is far from `sigma_data`."""
+        if isinstance(self.generator, ConsistencyGenerator):
+            warn_of_sigma_data(reference, self.generator.function.sigma_data)
+
+    def generative_model(self) -> GenerativeModel:
+        chosen = self.conditioning.chosen_class()
+        return self.generator.model(self.known_image_shape(), chosen)
+
+    # Checkpoints
+
+    def on_save_checkpoint(self, checkpoint: Content) -> None:
+        """Save what sampling needs, and the bank of all whole batches."""
+        super().on_save_checkpoint(checkpoint)
+        checkpoint[BANK_KEY] = self.bank.content(self.batches_done)
+
+    def on_load_checkpoint(self, checkpoint: Content) -> None:
+        super().on_load_checkpoint(checkpoint)
+        self.bank.restore(checkpoint.get(BANK_KEY, {}))
+
+    def check_checkpoint(self, checkpoint: Content) -> None:
+        """Check the architecture, and also that the checkpoint has the same preconditioning."""
+        super().check_checkpoint(checkpoint)
+        saved = checkpoint.get(MODEL_KEY, {}).get("options", {})
+        check_preconditioning(type(self).__name__, saved, **self.generator.preconditioning())
