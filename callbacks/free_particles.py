@@ -1,10 +1,10 @@
 """Move free particles to the data by the difference of two smoothed scores, without a network."""
 
 import time
-from itertools import islice
 
 from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_only
 from torch import Tensor
+from tqdm import tqdm
 
 from lit_knn.callbacks.measurement import Measurement
 from lit_knn.common.errors import InputError, check_at_least, prefixed
@@ -90,21 +90,38 @@ class FreeParticles(Measurement):
             for name, estimator in self.estimators.items():
                 for ends in self.ends:
                     run = f"{name}, t ≥ {ends.sigma_min:g}"
-                    particles = Particles(
-                        self.repulsion, ends, self.num_particles, self.step_size, self.seed
-                    )
-                    seconds = 0.0
-                    begin = time.process_time()
-                    for step, x in enumerate(islice(particles.paths(estimator), self.steps + 1)):
-                        bar.update(step > 0)
-                        seconds += time.process_time() - begin
-                        if step % self.every_n_steps == 0 or step == self.steps:
-                            key: Row = {"run": run, "step": step, "seconds": round(seconds, 2)}
-                            rows.append(key | measure(x))
-                        last[run] = x
-                        begin = time.process_time()
+                    rows_of_run, last[run] = self._move(run, estimator, ends, measure, bar)
+                    rows += rows_of_run
                     write_rows(self.run_folder / CSV_NAME, rows)
         self._draw(rows, last)
+
+    def _move(
+        self, run: str, estimator: Estimator, ends: NoiseGrid, measure: ParticleMeasure, bar: tqdm
+    ) -> tuple[list[Row], Tensor]:
+        """Move the particles of one run; return its rows, and the particles at the end, (num, *shape).
+
+        Args:
+            run: name of the run, for the rows.
+            estimator: estimator over the data.
+            ends: the noise levels.
+            measure: measures the particles.
+            bar: counts the steps.
+        """
+        particles = Particles(self.repulsion, ends, self.num_particles, self.step_size, self.seed)
+        paths = particles.paths(estimator)
+        rows: list[Row] = []
+        seconds = 0.0
+        for step in range(self.steps + 1):
+            begin = time.process_time()
+            x = next(paths)
+            seconds += time.process_time() - begin
+            bar.update(step > 0)
+
+            if step % self.every_n_steps == 0 or step == self.steps:
+                row: Row = {"run": run, "step": step, "seconds": round(seconds, 2)}
+                row.update(measure(x))
+                rows.append(row)
+        return rows, x
 
     def _draw(self, rows: list[Row], last: dict[str, Tensor]) -> None:
         """Draw the rows, and the first particles of each run, (num, *shape), if they are pictures."""

@@ -10,9 +10,10 @@ from lit_knn.common.rng import Stream, keyed_generator
 from lit_knn.common.stopwatch import Stopwatch
 from lit_knn.metrics.edm_constants import EDM
 from lit_knn.metrics.probe_shares import Training
-from lit_knn.modules import LitEstimator, LitFlow, LitMeanFlow, LitSCT
+from lit_knn.modules import LitEstimator, LitFlow, LitMeanFlow, LitScoreDifference, LitSCT
 from lit_knn.modules.consistency import ConsistencyTraining
 from lit_knn.sampling.schedules import consistency_weight, edm_weight, log_normal_sigmas
+from lit_knn.sampling.score_difference import stratified_levels
 
 # The number of draws from the noise levels of a training: so many that means over them have smaller errors than those
 # over the latents of a probe.
@@ -51,6 +52,9 @@ def training_of(model: Any, shape: Sequence[int], seed: int) -> Training:
         sigma = model.draw_levels(DRAWS, generator)
         # An error of the mean moves the latent along the flow, in units of the tangent, by 1/sin(t) times the error.
         weight = 1 + (model.sigma_data / sigma).square()
+    elif isinstance(model, LitScoreDifference):
+        sigma = stratified_levels(DRAWS, 1, model.ends, generator).flatten()
+        weight = model.weight(sigma)
     elif isinstance(model, LitFlow | LitMeanFlow):
         t = model.draw_times(DRAWS, generator)
         sigma = model.process.sigma(t)

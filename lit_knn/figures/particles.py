@@ -3,7 +3,6 @@
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from torch import Tensor
 
@@ -12,7 +11,7 @@ from lit_knn.figures.image_grid import image_grid
 from lit_knn.figures.style import dress, looks
 
 METRIC = "fd_pixels"
-CURVE_INCHES, LINE_INCHES = 3.4, 0.62
+CURVE_INCHES, LINE_INCHES = 3.4, 0.75
 
 
 def particles_figure(rows: Sequence[Row], images: Mapping[str, Tensor]) -> Figure:
@@ -25,19 +24,24 @@ def particles_figure(rows: Sequence[Row], images: Mapping[str, Tensor]) -> Figur
     """
     heights = [CURVE_INCHES] + [LINE_INCHES] * len(images)
     figure = Figure(figsize=(9, sum(heights)), layout="constrained")
-    curves, *lines = np.ravel(figure.subfigures(len(heights), 1, height_ratios=heights))
+    parts = figure.subfigures(len(heights), 1, height_ratios=heights, squeeze=False)
+    curves, *lines = np.asarray(parts)[:, 0]
     left, right = curves.subplots(1, 2)
 
-    for run, style in looks(str(row["run"]) for row in rows).items():
+    styles = looks(str(row["run"]) for row in rows)
+    for run, style in styles.items():
         of_run = [row for row in rows if row["run"] == run]
-        _draw_curve(left, of_run, METRIC, label=run, **style)
-        _draw_curve(right, of_run, "copied_fraction", **style)
+        steps = [number(row, "step") for row in of_run]
+        left.plot(steps, [number(row, METRIC) for row in of_run], label=run, **style)
+        right.plot(steps, [number(row, "copied_fraction") for row in of_run], **style)
         if METRIC + HELD_OUT in of_run[0]:
-            dashed = {**style, "linestyle": "--", "marker": ""}
-            _draw_curve(left, of_run, METRIC + HELD_OUT, **dashed)
+            values = [number(row, METRIC + HELD_OUT) for row in of_run]
+            left.plot(steps, values, "--", color=style["color"], linewidth=1)
 
     dress(left, "y", xlabel="step", ylabel=TITLES[METRIC])
     dress(right, xlabel="step", ylabel="copied fraction", ylim=(-0.03, 1.03))
+    if METRIC + HELD_OUT in rows[0]:
+        left.plot([], [], "--", color="0.4", linewidth=1, label="to held-out images")
     left.legend(fontsize=8)
 
     for part, (run, particles) in zip(lines, images.items(), strict=True):
@@ -46,10 +50,3 @@ def particles_figure(rows: Sequence[Row], images: Mapping[str, Tensor]) -> Figur
         axes.set_axis_off()
         axes.set_title(run, fontsize=8, loc="left", pad=2)
     return figure
-
-
-def _draw_curve(axes: Axes, rows: Sequence[Row], column: str, **style: object) -> None:
-    """Draw a column of the rows of a run over the steps."""
-    steps = [number(row, "step") for row in rows]
-    values = [number(row, column) for row in rows]
-    axes.plot(steps, values, **style)

@@ -1,5 +1,6 @@
 """The latest samples of a generator, as a reference set for an estimator."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -8,6 +9,7 @@ from torch import Tensor
 from lit_knn.common.checkpoint_file import Content
 from lit_knn.common.errors import check_at_least
 from lit_knn.common.exchange import Exchange
+from lit_knn.estimators import Estimator
 from lit_knn.reference import ReferenceSet
 
 
@@ -24,10 +26,6 @@ class Samples:
         if self.labels is None or other.labels is None:
             return Samples(images, None)
         return Samples(images, torch.cat([self.labels, other.labels])[-size:])
-
-    def reference(self) -> ReferenceSet:
-        """Return a set of these samples. Estimators that were bound to another set must be bound to it."""
-        return ReferenceSet(self.images, labels=self.labels)
 
 
 class SampleBank:
@@ -78,10 +76,37 @@ class SampleBank:
         self.samples = self.joined(images, labels)
         return self.samples
 
-    @property
-    def full(self) -> bool:
-        """Whether there are `size` samples."""
-        return self.samples is not None and len(self.samples.images) == self.size
+    @torch.no_grad()
+    def fill(self, make: Callable[[], Tensor], labels: Tensor | None, batch: int) -> None:
+        """Fill an empty bank, before the first batch of a training. All ranks must call it.
+
+        Args:
+            make: returns samples, (B, *shape), of `labels`.
+            labels: (B,) int64, or None.
+            batch: number of the batch.
+        """
+        if self.samples is not None:
+            return
+        while self.samples is None or len(self.samples.images) < self.size:
+            self.add(make(), labels, batch)
+
+    def bind(
+        self, estimator: Estimator, images: Tensor, labels: Tensor | None, batch: int | None
+    ) -> None:
+        """Bind an estimator, if it needs images, to the bank with the samples of a batch.
+
+        Args:
+            estimator: the estimator.
+            images: (B, *shape), of this rank, without gradient.
+            labels: (B,) int64, or None.
+            batch: number of the batch, whose samples then stay in the bank; None outside a training.
+        """
+        if batch is None:
+            samples = self.joined(images, labels)
+        else:
+            samples = self.add(images, labels, batch)
+        if estimator.needs_reference:
+            estimator.bind(ReferenceSet(samples.images, labels=samples.labels))
 
     def content(self, batches_done: int) -> Content:
         """Return the samples of all whole batches for a checkpoint.

@@ -150,12 +150,14 @@ class LitScoreDifference(EstimatorTraining):
         Only the shape of x counts.
         """
         draws = keyed_generator(x.device, *key)
-        if key[-1] == Stream.TRAIN and self.bank.samples is None:
-            self._fill_bank(x, class_label, key, draws)
+        batch = key[2] if key[-1] == Stream.TRAIN else None
+        if batch is not None:
+            # The untrained generator fills the bank, for estimators that need so many images.
+            self.bank.fill(lambda: self.generate(x, class_label, key, draws), class_label, batch)
 
         samples = self.generate(x, class_label, key, draws)
         made = samples.detach()
-        self._bind_repulsion(made, class_label, key)
+        self.bank.bind(self.repulsion, made, class_label, batch)
 
         # Each sample is repeated for its levels, (levels · B, *shape).
         repeats = self.levels, *[1] * (x.ndim - 1)
@@ -193,33 +195,6 @@ class LitScoreDifference(EstimatorTraining):
             problem = f"the samples are not finite at step {self.step}"
             raise NonFiniteLossError(f"{problem}; the last checkpoint is from before it")
         return samples
-
-    @torch.no_grad()
-    def _fill_bank(
-        self,
-        x: Tensor,
-        class_label: Tensor | None,
-        key: tuple[int, ...],
-        draws: torch.Generator,
-    ) -> None:
-        """Fill the bank with samples of the untrained generator, for estimators that need so many images.
-
-        Arguments are those of `generate`.
-        """
-        while not self.bank.full:
-            self.bank.add(self.generate(x, class_label, key, draws), class_label, key[2])
-
-    def _bind_repulsion(
-        self, made: Tensor, class_label: Tensor | None, key: tuple[int, ...]
-    ) -> None:
-        """Bind `repulsion` to the bank with the samples of the batch. Only those of a training stay in the bank."""
-        if not self.repulsion.needs_reference:
-            return
-        if key[-1] == Stream.TRAIN:
-            samples = self.bank.add(made, class_label, key[2])
-        else:
-            samples = self.bank.joined(made, class_label)
-        self.repulsion.bind(samples.reference())
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         """Use RAdam, as the consistency models do."""
