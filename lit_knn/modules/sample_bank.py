@@ -9,8 +9,6 @@ from torch import Tensor
 from lit_knn.common.checkpoint_file import Content
 from lit_knn.common.errors import check_at_least
 from lit_knn.common.exchange import Exchange
-from lit_knn.estimators import Estimator
-from lit_knn.reference import ReferenceSet
 
 
 @dataclass(frozen=True)
@@ -48,7 +46,7 @@ class SampleBank:
         self._batch = -1
 
     def joined(self, images: Tensor, labels: Tensor | None) -> Samples:
-        """Return the bank's samples followed by others, without those beyond `size`. The bank stays the same.
+        """Return the bank's samples followed by others, the last `size` of them. The bank stays the same.
 
         Args:
             images: (B, *shape), without gradient.
@@ -57,56 +55,48 @@ class SampleBank:
         new = Samples(images.float(), None if labels is None else labels.cpu())
         return new if self.samples is None else self.samples.followed_by(new, self.size)
 
-    def add(self, images: Tensor, labels: Tensor | None, batch: int) -> Samples:
-        """Add the samples of a batch of every rank, and return all. All ranks must call it.
+    def add(self, images: Tensor, labels: Tensor | None, batch: int, gather: bool = True) -> int:
+        """Add the samples of a batch of every rank, and return their number. All ranks must call it.
 
         Args:
             images: (B, *shape), of this rank, without gradient.
             labels: (B,) int64, or None.
             batch: number of the batch.
+            gather: False adds only those of this rank, which need not wait for the others.
         """
         if batch != self._batch:
             self._before = self.samples
             self._batch = batch
 
-        exchange = Exchange()
-        images = torch.cat(exchange.all_gather(images.contiguous()))
-        if labels is not None:
-            labels = torch.cat(exchange.all_gather(labels.to(images.device)))
+        if gather:
+            exchange = Exchange()
+            images = torch.cat(exchange.all_gather(images.contiguous()))
+            if labels is not None:
+                labels = torch.cat(exchange.all_gather(labels.to(images.device)))
         self.samples = self.joined(images, labels)
-        return self.samples
+        return len(images)
 
     @torch.no_grad()
-    def fill(self, make: Callable[[], Tensor], labels: Tensor | None, batch: int) -> None:
-        """Fill an empty bank, before the first batch of a training. All ranks must call it.
+    def renew(
+        self,
+        make: Callable[[], Tensor],
+        number: int,
+        labels: Tensor | None,
+        batch: int,
+        gather: bool = True,
+    ) -> None:
+        """Add new samples, and fill the bank if it is empty. All ranks must call it.
 
         Args:
             make: returns samples, (B, *shape), of `labels`.
+            number: number of new samples, over all ranks, rounded up to whole batches.
             labels: (B,) int64, or None.
             batch: number of the batch.
+            gather: see `add`.
         """
-        if self.samples is not None:
-            return
-        while self.samples is None or len(self.samples.images) < self.size:
-            self.add(make(), labels, batch)
-
-    def bind(
-        self, estimator: Estimator, images: Tensor, labels: Tensor | None, batch: int | None
-    ) -> None:
-        """Bind an estimator, if it needs images, to the bank with the samples of a batch.
-
-        Args:
-            estimator: the estimator.
-            images: (B, *shape), of this rank, without gradient.
-            labels: (B,) int64, or None.
-            batch: number of the batch, whose samples then stay in the bank; None outside a training.
-        """
-        if batch is None:
-            samples = self.joined(images, labels)
-        else:
-            samples = self.add(images, labels, batch)
-        if estimator.needs_reference:
-            estimator.bind(ReferenceSet(samples.images, labels=samples.labels))
+        missing = self.size if self.samples is None else number
+        while missing > 0:
+            missing -= self.add(make(), labels, batch, gather)
 
     def content(self, batches_done: int) -> Content:
         """Return the samples of all whole batches for a checkpoint.

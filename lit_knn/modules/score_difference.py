@@ -1,5 +1,6 @@
 """A one-step generator trained from scratch by the difference of two smoothed scores, both from estimators."""
 
+import copy
 from os import PathLike
 
 import torch
@@ -40,11 +41,11 @@ class LitScoreDifference(EstimatorTraining):
     the two posterior means: a teacher's, and one that follows the generator. Here `estimator` averages over the data,
     and `repulsion` over the bank, the latest samples of the generator. Neither is trained.
 
-    - The batch itself is in the bank, so each sample also repels from itself. Then V is the gradient of the divergence
-      of the bank's smoothed samples, which has a minimum; without the batch it has none at small t, and samples
-      run away from each other.
-    - Both means are of finite sets, and each prefers images near z. If generator and data have one distribution, V is 0
-      in the mean only between equal numbers of images, at a z that was made from neither of the sets.
+    - Both means are of finite sets, and each prefers images near z. If generator and data have one distribution, V has
+      the mean 0 only between sets of equal size, at a z that was made from none of their images. So the bank has
+      new samples of the generator, by default without the batch, as many as the data if the step may cost it.
+    - With `include_batch` each sample also attracts its own z: where it has most of the posterior, nothing repels,
+      and the samples contract.
     - `t_min` decides between copies and new images: below the level at which one image has nearly all of the posterior,
       V pulls each sample onto one image of the data.
     - The data gives only the shape and the labels of a batch.
@@ -60,8 +61,12 @@ class LitScoreDifference(EstimatorTraining):
         start: a trained model whose one-step samples the generator starts with: an iCT, ECT, MeanFlow or EDM model, as
             `lit_knn.load` reads it. Null for random weights.
         class_conditional: give the net and the estimators class labels; the net's `num_classes` must fit the data.
-        bank_size: number of the latest samples, over all ranks, to which `repulsion` is bound at each step.
-            Checkpoints hold them.
+        bank_size: number of the latest samples, over all ranks, that `repulsion` averages over. Take the number of
+            images of the data, or as many as the step may cost.
+        fresh: number of the bank's samples that each step draws anew, without gradient; null for all. With fewer, the
+            samples of earlier steps stay in the bank, and checkpoints hold them. They follow the generator late, so
+            that only a low learning rate is stable.
+        include_batch: whether the samples of the batch are in the bank, too.
         t_min: lowest noise level; `lit-knn probe` shows where posteriors collapse.
         t_max: highest noise level; above the spread of the data, V only matches the means.
         levels: noise levels of each sample. They are uniform in ln t, stratified over a batch.
@@ -84,6 +89,8 @@ class LitScoreDifference(EstimatorTraining):
         start: str | PathLike[str] | None = None,
         class_conditional: bool = False,
         bank_size: int = 1024,
+        fresh: int | None = None,
+        include_batch: bool = False,
         t_min: float = 1.0,
         t_max: float = 8.0,
         levels: int = 4,
@@ -112,9 +119,13 @@ class LitScoreDifference(EstimatorTraining):
             repulsion = Exact() if repulsion is None else copied_apart(repulsion)
             self.repulsion = conditioning.estimator_for(repulsion, ends)
             self.bank = SampleBank(bank_size)
+            self.fresh = bank_size if fresh is None else fresh
+            if not 0 <= self.fresh <= bank_size:
+                raise InputError(f"fresh={fresh} must be from 0 to bank_size={bank_size}")
             self.save_hyperparameters(ignore=["net", "estimator", "repulsion", "start"])
 
         self.generator = generator
+        self.include_batch = include_batch
         self.ends = ends
         self.levels = levels
         self.weight_power = weight_power
@@ -150,14 +161,9 @@ class LitScoreDifference(EstimatorTraining):
         Only the shape of x counts.
         """
         draws = keyed_generator(x.device, *key)
-        batch = key[2] if key[-1] == Stream.TRAIN else None
-        if batch is not None:
-            # The untrained generator fills the bank, for estimators that need so many images.
-            self.bank.fill(lambda: self.generate(x, class_label, key, draws), class_label, batch)
-
         samples = self.generate(x, class_label, key, draws)
         made = samples.detach()
-        self.bank.bind(self.repulsion, made, class_label, batch)
+        self._bind_repulsion(made, class_label, key, draws)
 
         # Each sample is repeated for its levels, (levels · B, *shape).
         repeats = self.levels, *[1] * (x.ndim - 1)
@@ -196,6 +202,34 @@ class LitScoreDifference(EstimatorTraining):
             raise NonFiniteLossError(f"{problem}; the last checkpoint is from before it")
         return samples
 
+    def _bind_repulsion(
+        self,
+        made: Tensor,
+        class_label: Tensor | None,
+        key: tuple[int, ...],
+        draws: torch.Generator,
+    ) -> None:
+        """Renew the bank and bind the repulsion to it. A batch outside a training leaves the bank as it is.
+
+        Args:
+            made: (B, *shape), the samples of the batch, without gradient.
+            class_label: (B,) int64, or None.
+            key: the key of the batch.
+            draws: source of the new samples.
+        """
+        trains = key[-1] == Stream.TRAIN
+        bank = self.bank if trains else copy.copy(self.bank)
+
+        def make() -> Tensor:
+            return self.generate(made, class_label, key, draws)
+
+        bank.renew(make, self.fresh, class_label, batch=key[2], gather=trains)
+        samples = bank.joined(made, class_label) if self.include_batch else bank.samples
+        if self.repulsion.needs_reference:
+            self.repulsion.bind(ReferenceSet(samples.images, labels=samples.labels))
+        if trains and self.fresh < bank.size:
+            bank.add(made, class_label, batch=key[2])
+
     def configure_optimizers(self) -> torch.optim.Optimizer:
         """Use RAdam, as the consistency models do."""
         return torch.optim.RAdam(self.parameters(), lr=self.lr)
@@ -216,9 +250,10 @@ class LitScoreDifference(EstimatorTraining):
     # Checkpoints
 
     def on_save_checkpoint(self, checkpoint: Content) -> None:
-        """Save what sampling needs, and the bank of all whole batches."""
+        """Save what sampling needs, and the bank of all whole batches, if samples of earlier steps count."""
         super().on_save_checkpoint(checkpoint)
-        checkpoint[BANK_KEY] = self.bank.content(self.batches_done)
+        if self.fresh < self.bank.size:
+            checkpoint[BANK_KEY] = self.bank.content(self.batches_done)
 
     def on_load_checkpoint(self, checkpoint: Content) -> None:
         super().on_load_checkpoint(checkpoint)

@@ -50,14 +50,15 @@ def model(net=None, **options):
 
 
 def test_gradient_of_the_loss_is_the_weighted_difference():
-    module, data, seen = model(estimator=Watched(), levels=3, weight_power=1.0), Images(60), {}
+    options = {"levels": 3, "weight_power": 1.0, "include_batch": True}
+    module, data, seen = model(estimator=Watched(), **options), Images(60), {}
     module.repulsion = Watched()
     module.on_before_optimizer_step = lambda *_: seen.update(grad=module.network.value.grad.item())
     logged = train(module, data, 1, log_every_n_steps=1).callback_metrics
     ((z, t),), (bank,) = module.repulsion.calls, module.repulsion.sets
     assert torch.equal(z, module.estimator.calls[0][0])
     assert len(z) == 3 * 60
-    # Each of the 60 samples stands at its three levels, and is in the bank.
+    # Each of the 60 samples stands at its three levels, and is among the last in the bank.
     V = posterior_mean(z, data.x.double(), t) - posterior_mean(z, bank.double(), t)
     weight = t.flatten()
     loss = (weight * V.square().flatten(1).mean(1)).mean()
@@ -67,28 +68,40 @@ def test_gradient_of_the_loss_is_the_weighted_difference():
     assert seen["grad"] == pytest.approx(slope.item(), rel=1e-3)
 
 
-def test_bank_keeps_the_latest_samples_in_their_order():
-    module, batches = model(levels=1), []
+@pytest.mark.parametrize("fresh", [0, 40, None])
+def test_bank_has_new_samples_and_the_latest_in_order(fresh):
+    module, batches = model(levels=1, fresh=fresh), []
     module.repulsion = Watched()
 
     def keep(*_):
-        scaled, _, output = module.network.calls[-1]
-        # c_in·σ_max = 1/√2, c_skip·σ_max = STD/2, c_out = STD/√2
-        batches.append(0.5 * STD * 2**0.5 * scaled + STD / 2**0.5 * output)
+        made = []
+        for scaled, _, output in module.network.calls[1:]:  # after the trial
+            # c_in·σ_max = 1/√2, c_skip·σ_max = STD/2, c_out = STD/√2
+            made.append(0.5 * STD * 2**0.5 * scaled + STD / 2**0.5 * output)
+        batches.append(made)
+        del module.network.calls[1:]
 
     module.on_after_backward = keep
-    train(module, Images(30), 4)
-    last_bank = module.repulsion.sets[-1]
-    assert len(last_bank) == 90
-    torch.testing.assert_close(last_bank, torch.cat(batches)[-90:])
-    # Before the first step the bank is filled, for estimators that search so many neighbours.
-    assert len(module.repulsion.sets[0]) == 90
+    train(module, Images(30), 3)
+    assert [len(bank) for bank in module.repulsion.sets] == [90, 90, 90]
+    # The batch comes first, then the new samples: in the first step so many as fill the bank.
+    new = {0: 0, 40: 2, None: 3}[fresh]
+    assert [len(made) for made in batches] == [1 + 3, 1 + new, 1 + new]
+    order = [*batches[0][1:], batches[0][0]]
+    if fresh is None:
+        order = []
+    for made in batches[1:]:
+        order += made[1:]
+        torch.testing.assert_close(module.repulsion.sets.pop(1), torch.cat(order)[-90:])
+        if fresh is not None:
+            order.append(made[0])
 
 
 def test_checkpoint_has_the_samples_of_whole_batches_alone():
     bank, x = SampleBank(3), torch.arange(10.0)[:, None]
     labels = torch.arange(10)
     assert bank.content(0) == {}
+    assert bank.joined(x, labels).labels.tolist() == list(range(10))
     for batch in range(2):
         bank.add(x[2 * batch : 2 * batch + 2], labels[2 * batch : 2 * batch + 2], batch)
     # The second batch, number 1, was interrupted.
@@ -101,11 +114,18 @@ def test_checkpoint_has_the_samples_of_whole_batches_alone():
     assert other.content(5)["images"].flatten().tolist() == [2, 3]
 
 
-def small():
+def small(fresh):
     torch.manual_seed(0)
     net = UNet(1, channels=4, multipliers=(1,), blocks=1, dropout=0.2)
     return LitScoreDifference(
-        KNN(k=16, n=4), net, KNN(k=16, n=4), bank_size=300, levels=2, lr=1e-2, ema_decay=0.5
+        KNN(k=16, n=4),
+        net,
+        KNN(k=16, n=4),
+        bank_size=300,
+        fresh=fresh,
+        levels=2,
+        lr=1e-2,
+        ema_decay=0.5,
     )
 
 
@@ -113,12 +133,15 @@ def broken_off():
     raise KeyboardInterrupt
 
 
-@pytest.mark.parametrize("action", [interrupt, broken_off])
-def test_resumed_run_is_the_whole_one_with_its_bank(action, tmp_path):
-    _, whole = fit(tmp_path / "whole", small(), 4)
-    _, first = fit(tmp_path / "1", small(), 4, at=At(2, "on_after_backward", action))
-    _, second = fit(tmp_path / "2", small(), 4, first)
+@pytest.mark.parametrize(("fresh", "action"), [(0, interrupt), (64, broken_off), (None, interrupt)])
+def test_resumed_run_is_the_whole_one_with_its_bank(fresh, action, tmp_path):
+    _, whole = fit(tmp_path / "whole", small(fresh), 4)
+    _, first = fit(tmp_path / "1", small(fresh), 4, at=At(2, "on_after_backward", action))
+    _, second = fit(tmp_path / "2", small(fresh), 4, first)
     assert_same(second, whole)
+    if fresh is None:
+        assert BANK_KEY not in read_checkpoint_file(second)
+        return
     banks = [read_checkpoint_file(path)[BANK_KEY]["images"] for path in (second, whole)]
     assert torch.equal(*banks)
     assert banks[0].shape == (300, 1, 8, 8)
@@ -129,7 +152,7 @@ def test_classes_attract_and_repel_their_own():
     module = model(net, class_conditional=True, levels=2)
     train(module, Labelled(), 2)
     labels = module.bank.samples.labels
-    # Labels of the bank are those of the batches, in their order.
+    # New samples have the labels of the batch, in its order.
     assert torch.equal(labels, (torch.arange(120) % 3)[-90:])
     assert set(module.repulsion.parts) == {0, 1, 2}
     for label, part in module.repulsion.parts.items():
@@ -172,6 +195,7 @@ def test_a_denoiser_starts_at_a_chosen_level(tmp_path):
         ({"estimator": OneSample()}, "OneSample uses the image that z was made from"),
         ({"t_min": 9.0}, "need 0 < sigma_min < sigma_max"),
         ({"bank_size": 0}, "bank_size must be at least 1"),
+        ({"fresh": 91}, "fresh=91 must be from 0 to bank_size=90"),
         ({"levels": 0}, "levels must be at least 1"),
         ({"ema_decay": 1.0}, r"ema_decay must be in \[0, 1\)"),
         ({"start": "none.ckpt"}, "start=none.ckpt: no such file"),
@@ -194,7 +218,7 @@ def test_start_and_net_must_fit(trained_run, tmp_path):
 
 
 def test_samples_that_are_not_finite_end_the_run():
-    with pytest.raises(NonFiniteLossError, match="the samples are not finite at step 2"):
+    with pytest.raises(NonFiniteLossError, match="the samples are not finite at step 1"):
         train(model(OneBadItem(), bank_size=30), Images(30), 9)
 
 
