@@ -84,8 +84,8 @@ class SampleBank:
         labels: Tensor | None,
         batch: int,
         gather: bool = True,
-    ) -> None:
-        """Add new samples, and fill the bank if it is empty. All ranks must call it.
+    ) -> Samples:
+        """Add new samples, fill the bank if it is empty, and return all. All ranks must call it.
 
         Args:
             make: returns samples, (B, *shape), of `labels`.
@@ -97,6 +97,8 @@ class SampleBank:
         missing = self.size if self.samples is None else number
         while missing > 0:
             missing -= self.add(make(), labels, batch, gather)
+        assert self.samples is not None
+        return self.samples
 
     def content(self, batches_done: int) -> Content:
         """Return the samples of all whole batches for a checkpoint.

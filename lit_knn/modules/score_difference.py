@@ -223,8 +223,9 @@ class LitScoreDifference(EstimatorTraining):
         def make() -> Tensor:
             return self.generate(made, class_label, key, draws)
 
-        bank.renew(make, self.fresh, class_label, batch=key[2], gather=trains)
-        samples = bank.joined(made, class_label) if self.include_batch else bank.samples
+        samples = bank.renew(make, self.fresh, class_label, batch=key[2], gather=trains)
+        if self.include_batch:
+            samples = bank.joined(made, class_label)
         if self.repulsion.needs_reference:
             self.repulsion.bind(ReferenceSet(samples.images, labels=samples.labels))
         if trains and self.fresh < bank.size:
