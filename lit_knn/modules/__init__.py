@@ -6,8 +6,8 @@ from lit_knn.modules.estimator import LitEstimator
 from lit_knn.modules.flow import LitFlow
 from lit_knn.modules.ict import LitICT
 from lit_knn.modules.mean_flow import LitMeanFlow
-from lit_knn.modules.sct import LitSCT
 from lit_knn.modules.score_difference import LitScoreDifference
+from lit_knn.modules.sct import LitSCT
 
 __all__ = [
     "LitECT",

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from lit_knn.common.errors import InputError, check_positive
-from lit_knn.modules.consistency import check_not_augmented
+from lit_knn.modules.consistency_module import check_not_augmented
 from lit_knn.nets.average_velocity import AverageVelocity
 from lit_knn.nets.precond import ConsistencyFunction
 from lit_knn.sampling import ConsistencyModel, DiffusionModel, GenerativeModel, MeanFlowModel

@@ -49,6 +49,7 @@ pytestmark = pytest.mark.usefixtures("own_folder")
 def trained_networks(own_folder):
     """The network files that the runs need, in the current folder."""
     write_own("runs/table2_digits/knn_0/checkpoints/last.ckpt", channels=32, augment_dim=9)
+    write_own("runs/table1_digits/knn_0/checkpoints/last.ckpt", channels=32)
     write_published("data/edm-cifar10-32x32-uncond-vp.pkl")
 
 
