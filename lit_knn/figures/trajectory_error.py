@@ -43,7 +43,7 @@ def trajectory_error(forward: Sequence[Row], sampled: Sequence[Row]) -> Figure:
     handles.append(Line2D([], [], color="0.4", linestyle="-"))
     handles.append(Line2D([], [], color="0.4", linestyle="--"))
     labels += ["forward process", "own sampling"]
-    figure.legend(handles, labels, loc="outside lower center", ncols=6, frameon=False)
+    figure.legend(handles, labels, loc="outside lower center", ncols=3, frameon=False)
     return figure
 
 
