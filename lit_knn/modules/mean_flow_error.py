@@ -1,14 +1,34 @@
 """The error of an average velocity, and the guidance of its target (MeanFlow, Geng et al. 2025)."""
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from lit_knn.modules.shared_dropout import SharedDropout
 from lit_knn.nets.average_velocity import AverageVelocity
 from lit_knn.nets.base import NO_CLASS
+from lit_knn.nets.forward_derivative import value_and_derivative
 from lit_knn.theory.noise import per_item
+
+
+class LabelledFlow(NamedTuple):
+    """An average velocity with the labels of a batch."""
+
+    flow: AverageVelocity
+    class_label: Tensor | None  # (B,) int64, `NO_CLASS` for an item without a class
+    augment_label: Tensor | None  # (B, label_dim)
+
+    def average(self, z: Tensor, r: Tensor, t: Tensor) -> Tensor:
+        """Return u(z, r, t), (B, *shape)."""
+        return self.flow(z, t, self.class_label, r, augment_label=self.augment_label)
+
+    @torch.no_grad()
+    def velocity(self, z: Tensor, t: Tensor) -> Tensor:
+        """Return the network's velocity u(z, t, t), (B, *shape), without gradient."""
+        return self.flow(z, t, self.class_label, augment_label=self.augment_label)
 
 
 def average_velocity_error(
@@ -18,6 +38,7 @@ def average_velocity_error(
     t: Tensor,
     velocity: Tensor,
     tangent: Tensor,
+    dropout: SharedDropout | None = None,
 ) -> Tensor:
     """Compute ‖u − û‖²/d of each item, (B,), where the target û = v̂ − (t − r)·du/dt has no gradient.
 
@@ -28,14 +49,21 @@ def average_velocity_error(
         t: (B,) float64.
         velocity: (B, *shape), v̂, the velocity at t.
         tangent: (B, *shape), the velocity of z in the derivative du/dt.
+        dropout: the mask of two passes, of u and of the derivative; None for one pass that computes both.
     """
+    # Along the flow z moves by the tangent and t by 1, while r stays.
+    directions = tangent, torch.zeros_like(r), torch.ones_like(t)
     # Autocast keeps the weights that it has cast. Older PyTorch would reuse those that were cast without gradients.
     torch.clear_autocast_cache()
-    # The fused kernels of attention have no forward derivative, and a CPU's group norm mixes number types in it.
-    with sdpa_kernel(SDPBackend.MATH), torch.autocast("cpu", enabled=False):
-        # Along the flow z moves by the tangent and t by 1, while r stays.
-        directions = tangent, torch.zeros_like(r), torch.ones_like(t)
-        u, derivative = torch.func.jvp(average, (z, r, t), directions)[:2]
+    if dropout is None:
+        # The fused kernels of attention have no forward derivative, and a CPU's group norm mixes number types in it.
+        with sdpa_kernel(SDPBackend.MATH), torch.autocast("cpu", enabled=False):
+            u, derivative = torch.func.jvp(average, (z, r, t), directions)[:2]
+    else:
+        with dropout.masks():
+            u = average(z, r, t)
+        with dropout.masks():
+            derivative = value_and_derivative(average, (z, r, t), directions)[1]
 
     target = velocity - per_item(t - r, z).to(z.dtype) * derivative.detach()
     return (u - target).square().flatten(1).mean(1)
@@ -43,33 +71,26 @@ def average_velocity_error(
 
 @torch.no_grad()
 def guidance_of_velocities(
-    flow: AverageVelocity,
-    z: Tensor,
-    t: Tensor,
-    class_label: Tensor | None,
-    augment_label: Tensor | None,
-    weight: float,
-    kappa: float,
+    labelled: LabelledFlow, z: Tensor, t: Tensor, weight: float, kappa: float
 ) -> Callable[[Tensor], Tensor]:
     """Return a function that turns a velocity (B, *shape) into the guided one. Items without a class keep theirs.
 
     The guided velocity is weight·v + kappa·u(z, t, t; class) + (1 − weight − kappa)·u(z, t, t; none).
 
     Args:
-        flow: the average velocity.
+        labelled: the average velocity and the labels.
         z: (B, *shape), latents at t.
         t: (B,) float64.
-        class_label: (B,) int64, `NO_CLASS` for an item without a class, or None.
-        augment_label: (B, label_dim), or None.
         weight: weight of the velocity of the class.
         kappa: weight of the network's own velocity of the class, see `LitMeanFlow`.
     """
+    class_label = labelled.class_label
     if class_label is None or (weight == 1 and kappa == 0):
         return lambda velocity: velocity
 
     no_class = torch.full_like(class_label, NO_CLASS)
-    of_class = flow(z, t, class_label, augment_label=augment_label)
-    of_none = flow(z, t, no_class, augment_label=augment_label)
+    of_class = labelled.velocity(z, t)
+    of_none = labelled._replace(class_label=no_class).velocity(z, t)
     # The terms that do not depend on the velocity.
     rest = kappa * of_class + (1 - weight - kappa) * of_none
     unlabelled = per_item(class_label == NO_CLASS, z)

@@ -5,8 +5,8 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from lit_knn.nets.forward_derivative import value_and_derivative
 from lit_knn.theory.noise import per_item
 
 Output = Callable[[Tensor, Tensor], Tensor]
@@ -64,12 +64,8 @@ class TrigFlow(NamedTuple):
         x_t, cos, sin, sigma_data, label = self
         scaled_velocity = cos * (cos * x_t - mean)  # cos(t)·sin(t)·v
         directions = scaled_velocity / sigma_data, torch.full_like(label, LABEL_RATE)
-
-        # The derivative needs more digits than half precision has. The fused kernels of attention have none.
-        full_precision = torch.autocast(x_t.device.type, enabled=False)
-        with full_precision, sdpa_kernel(SDPBackend.MATH):
-            point = x_t / sigma_data, label
-            value, derivative = torch.func.jvp(output, point, directions)[:2]
+        point = x_t / sigma_data, label
+        value, derivative = value_and_derivative(output, point, directions)
 
         velocity = scaled_velocity / (cos * sin)
         error_of_velocity = cos.square() * (sigma_data * value - velocity)

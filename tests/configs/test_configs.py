@@ -326,7 +326,8 @@ SETTINGS = {
         "blocks": 4,
     }
     | {"attention_at": [16], "augment_dim": 0},
-    # arXiv 2505.13447: 10,000 steps of warm-up with 1,024 images each, and 0.99995 as the decay of a step.
+    # cifar10_v1.sh of github.com/Gsunshine/py-meanflow: 200 epochs of warm-up with 50 steps of 1,024 images each. Of
+    # its decays of a step, 0.99995 is that of the demo.
     "meanflow/cifar10": {
         "max_steps": 800_000,
         "lr": 6e-4,
@@ -334,7 +335,9 @@ SETTINGS = {
         "dropout": 0.2,
     }
     | {"batch_size": 64, "accumulate_grad_batches": 16, "ema_half_life_images": 14_200_000}
-    | {"times.init_args.mean": -2, "times.init_args.std": 2, "different": 0.75, "power": 0.75},
+    | {"model.init_args.times.init_args.mean": -0.6, "lower_times.init_args.mean": -4}
+    | {"model.init_args.times.init_args.std": 1.6, "lower_times.init_args.std": 1.6}
+    | {"different": 0.75, "power": 0.75},
     # train.py of github.com/willisma/SiT: AdamW without decay is Adam, and the average's decay is 0.9999.
     "latents/imagenet256_flow": {
         "lr": 1e-4,

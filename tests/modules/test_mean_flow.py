@@ -3,18 +3,22 @@
 import math
 from itertools import pairwise
 
+import numpy as np
 import pytest
 import pytorch_lightning as pl
 import torch
-from scipy import stats
+from scipy import special, stats
 from torch import nn
 
 from lit_knn.common.errors import InputError
+from lit_knn.common.rng import keyed_default_rng
 from lit_knn.estimators import Exact, OneSample
 from lit_knn.modules import LitMeanFlow
 from lit_knn.modules.augmentation import GeometricAugmentation
+from lit_knn.modules.mean_flow_error import LabelledFlow
+from lit_knn.modules.shared_dropout import SharedDropout
 from lit_knn.modules.time_distributions import LogitNormalTimes, UniformTimes
-from lit_knn.nets import ADM, DDPMpp, UNet
+from lit_knn.nets import ADM, DDPMpp, DiT, UNet
 from lit_knn.nets.average_velocity import GAP_FEATURES, AverageVelocity
 from lit_knn.nets.base import NO_CLASS
 from lit_knn.sampling import MeanFlowModel
@@ -146,9 +150,9 @@ def test_estimator_is_in_target_and_another_in_tangent(estimator, tangent):
         Tripled(), estimator, tangent, UniformTimes(0.2, 0.9), measure_target=False
     )
 
-    def errors(z, r, t, **named):
-        seen.update(args=(z, r, t), labels=(named["class_label"], named["augment_label"]))
-        return LitMeanFlow.errors(module, z, r, t, **named)
+    def errors(z, r, t, *means, labelled, dropout):
+        seen.update(args=(z, r, t), labels=labelled[1:])
+        return LitMeanFlow.errors(module, z, r, t, *means, labelled, dropout)
 
     module.errors = errors
     module.objective = lambda loss, x: seen.update(loss=loss.detach()) or loss.mean()
@@ -210,16 +214,122 @@ def test_dropout_differs_in_each_step_and_repeats_with_the_run():
 def test_two_times_are_ordered_and_a_share_is_equal(times):
     module = LitMeanFlow(unet(), OneSample(), times=times, different=0.6)
     t = module.draw_times(20_000, rng())
-    r = module.draw_lower(t, rng(1))
+    r = module.pairs.draw_lower(t, rng(1))
     assert (r <= t).all()
     assert (t.dtype, r.dtype) == (torch.float64, torch.float64)
-    assert torch.equal(module.draw_lower(t, rng(1)), r)
+    assert torch.equal(module.pairs.draw_lower(t, rng(1)), r)
     assert (r == t).double().mean().item() == pytest.approx(0.4, abs=5 * (0.24 / 20_000) ** 0.5)
-    draws = module.times.draw(40_000, rng(2)).reshape(2, -1)
+    draws = module.pairs.times.draw(40_000, rng(2)).reshape(2, -1)
     assert stats.ks_2samp(t.numpy(), draws.amax(0).numpy()).pvalue > 0.01
     below, smaller = (r / t)[r < t].numpy(), (draws.amin(0) / draws.amax(0)).numpy()
     assert stats.ks_2samp(below, smaller).pvalue > 0.01
-    assert torch.equal(LitMeanFlow(unet(), OneSample(), different=0).draw_lower(t, rng()), t)
+    assert torch.equal(LitMeanFlow(unet(), OneSample(), different=0).pairs.draw_lower(t, rng()), t)
+
+
+def test_lower_times_are_cut_to_the_upper_ones():
+    """The sampler "v1" of the authors: independent draws, r = t for a quarter, and then the smaller of r and t."""
+    upper, lower = LogitNormalTimes(-0.6, 1.6), LogitNormalTimes(-4.0, 1.6)
+    module = LitMeanFlow(unet(), OneSample(), times=upper, lower_times=lower)
+    t = module.draw_times(20_000, rng())
+    r = module.pairs.draw_lower(t, rng(1))
+    assert (r <= t).all()
+
+    # The logits of t and r are normal, so the one of r is the larger with this probability.
+    above = stats.norm.sf((4.0 - 0.6) / (1.6 * 2**0.5))
+    equal = 0.25 + 0.75 * above
+    error = (equal * (1 - equal) / 20_000) ** 0.5
+    assert (r == t).double().mean().item() == pytest.approx(equal, abs=5 * error)
+
+    noise = np.random.default_rng(2).normal(size=(2, 40_000))
+    logits = 1.6 * noise - [[0.6], [4.0]]
+    below = special.expit(logits[1][logits[1] < logits[0]])
+    assert stats.ks_2samp(t.numpy(), special.expit(logits[0])).pvalue > 0.01
+    assert stats.ks_2samp(r[r < t].numpy(), below).pvalue > 0.01
+
+    with pytest.raises(InputError, match=r"lower_times begin at 0\.5, and times end at 0\.4"):
+        LitMeanFlow(
+            unet(),
+            OneSample(),
+            times=UniformTimes(0.1, 0.4),
+            lower_times=UniformTimes(0.5, 0.9),
+        )
+
+
+def gradient(module, *args):
+    """The gradient of the mean of `errors`, one vector."""
+    loss = module.errors(*args).mean()
+    parts = torch.autograd.grad(loss, [*module.parameters()], allow_unused=True)
+    return torch.cat([part.flatten() for part in parts if part is not None])
+
+
+@pytest.mark.parametrize(
+    "net",
+    [
+        lambda: unet(dropout=0.3),
+        lambda: DDPMpp(8, 1, **SMALL, dropout=0.3),
+        lambda: DiT(1, width=32, depth=2, heads=2, augment_dim=GAP_FEATURES),
+    ],
+    ids=["UNet", "DDPM++", "DiT"],
+)
+def test_a_separate_derivative_gives_the_same_gradient(net):
+    torch.manual_seed(0)
+    net = net()
+    for parameter in net.parameters():
+        nn.init.normal_(parameter, std=0.1)
+    module, (r, t) = LitMeanFlow(net, OneSample()).train(), times(4)
+    z, mean, direction = torch.randn(3, 4, 1, 8, 8, generator=rng())
+    masks = torch.device("cpu"), 5
+    with keyed_default_rng(*masks):
+        one = gradient(module, z, r, t, mean, direction)
+
+    two = gradient(module, z, r, t, mean, direction, None, SharedDropout(*masks))
+    torch.testing.assert_close(two, one, rtol=1e-3, atol=1e-4 * one.abs().max().item())
+
+
+class Waves(nn.Module):
+    """u = tanh(w·z + t) + cos(π(t − r))·z, in float64."""
+
+    augment_dim = GAP_FEATURES
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.tensor(0.7, dtype=torch.float64))
+
+    def forward(self, z, noise_label, class_label=None, augment_label=None):
+        t = column((noise_label + 2) / 4, z)
+        return torch.tanh(self.weight * z + t) + column(augment_label[:, 0], z) * z
+
+
+@pytest.mark.parametrize("separate", [False, True])
+def test_the_networks_velocity_is_in_the_tangent(separate):
+    module, (r, t) = LitMeanFlow(Waves(), OneSample(), tangent="network"), times(40)
+    z, x = torch.randn(2, 40, 3, generator=rng(), dtype=torch.float64)
+    dropout = SharedDropout(z.device, 1) if separate else None
+    errors = module.errors(z, r, t, x, None, None, dropout)
+
+    time, gap = column(t, z), column(t - r, z)
+    tanh = torch.tanh(0.7 * z + time)
+    slope = 1 - tanh**2
+    velocity = tanh + z  # at r = t
+    of_z = 0.7 * slope + torch.cos(math.pi * gap)
+    of_t = slope - math.pi * torch.sin(math.pi * gap) * z
+    u = tanh + torch.cos(math.pi * gap) * z
+    difference = u - ((z - x) / time - gap * (of_z * velocity + of_t))
+    torch.testing.assert_close(errors, difference.square().mean(1))
+
+    # Neither the target nor the velocity in it has a gradient.
+    errors.mean().backward()
+    expected = (2 * difference * slope * z).mean()
+    assert module.network.weight.grad.item() == pytest.approx(expected.item(), rel=1e-9)
+
+
+def test_a_network_tangent_trains_and_needs_no_estimator():
+    net = Tripled()
+    module = LitMeanFlow(net, Asked(), "network", power=0, separate_tangent_pass=True)
+    assert list(module.estimators) == ["estimator"]
+    train(module, Images(60), 2)
+    assert len(module.estimator.drawn) == 2
+    assert net.weight.item() != 3
 
 
 def test_the_defaults_are_those_of_the_paper():
@@ -229,7 +339,7 @@ def test_the_defaults_are_those_of_the_paper():
     assert module.lr_ramp_up_images == 10_000 * 1024
     assert 0.5 ** (1024 / module.ema_half_life_images) == pytest.approx(0.99995, abs=5e-8)
     assert (module.lr, module.different, module.power) == (6e-4, 0.75, 0.75)
-    assert (module.times.mean, module.times.std) == (-2, 2)
+    assert (module.pairs.times.mean, module.pairs.times.std) == (-2, 2)
 
 
 @pytest.mark.parametrize("power", [0.0, 0.75, 1.0])
@@ -285,7 +395,8 @@ def test_guidance_mixes_both_velocities_with_the_networks_own(guidance, kappa):
     z, mean, direction = torch.randn(3, 3, 1, 2, 2, generator=rng(), dtype=torch.float64)
     labels = torch.tensor([0, 1, NO_CLASS])
     augment_label = torch.randn(3, 9, generator=rng(1), dtype=torch.float64)
-    errors = module.errors(z, r, t, mean, direction, labels, augment_label)
+    labelled = LabelledFlow(module.flow, labels, augment_label)
+    errors = module.errors(z, r, t, mean, direction, labelled)
 
     factor, shift = column(torch.tensor([1.0, 2.0, 5.0]), z), column(augment_label.sum(1), z)
     conditional, unconditional = factor * z + shift, 5 * z + shift
@@ -298,6 +409,11 @@ def test_guidance_mixes_both_velocities_with_the_networks_own(guidance, kappa):
     # Along a velocity w, u = c·z changes by c·w.
     difference = conditional - guided(mean) + column(t - r, z) * factor * guided(direction)
     torch.testing.assert_close(errors, difference.square().flatten(1).mean(1))
+
+    # The network's velocity is the guided one already.
+    along_network = conditional - guided(mean) + column(t - r, z) * factor * conditional
+    found = module.errors(z, r, t, mean, None, labelled)
+    torch.testing.assert_close(found, along_network.square().flatten(1).mean(1))
 
     # The target has no gradient.
     errors.sum().backward()
