@@ -58,7 +58,7 @@ class LitMeanFlow(PosteriorRegression):
         different: share of the items with r < t; the others have r = t, which is flow matching.
         power: power of the adaptive weight; 0 for the plain squared error.
         separate_tangent_pass: compute du/dt in a pass without gradient, in float32, apart from u. The gradient is the
-            same up to rounding. Measured on a CPU: 0.3 to 0.5 of the peak memory, at up to 7 % more time. Null is true
+            same up to rounding. Measured on a CPU: 0.3 to 0.5 of the peak memory, at 7 to 16 % more time. Null is true
             on GPUs, where memory limits the batch, and false on CPUs.
         augmentation: as of `LitEDM`.
         warped: as of `LitEDM`.
@@ -185,9 +185,10 @@ class LitMeanFlow(PosteriorRegression):
         if isinstance(self.tangent, Estimator):
             tangent_mean = items.mean(self.tangent)
 
-        masks = x.device, *key, Stream.DROPOUT
-        dropout = SharedDropout(*masks, mixed=True) if self.has_two_passes() else None
-        with keyed_default_rng(*masks):
+        dropout = None
+        if self.has_two_passes():
+            dropout = SharedDropout(x.device, *key, Stream.DROPOUT, mixed=True)
+        with keyed_default_rng(x.device, *key, Stream.DROPOUT):
             labelled = LabelledFlow(self.flow, *items.labels)
             errors = self.errors(
                 items.z, r, items.t, mean, tangent_mean, labelled=labelled, dropout=dropout

@@ -315,17 +315,19 @@ def test_the_networks_velocity_is_in_the_tangent(separate):
     of_t = slope - math.pi * torch.sin(math.pi * gap) * z
     u = tanh + torch.cos(math.pi * gap) * z
     difference = u - ((z - x) / time - gap * (of_z * velocity + of_t))
-    torch.testing.assert_close(errors, difference.square().mean(1))
+    # The network's labels are rounded to multiples of π in float32.
+    torch.testing.assert_close(errors, difference.square().mean(1), rtol=1e-6, atol=1e-6)
 
     # Neither the target nor the velocity in it has a gradient.
     errors.mean().backward()
     expected = (2 * difference * slope * z).mean()
-    assert module.network.weight.grad.item() == pytest.approx(expected.item(), rel=1e-9)
+    assert module.network.weight.grad.item() == pytest.approx(expected.item(), rel=1e-6)
 
 
 def test_a_network_tangent_trains_and_needs_no_estimator():
     net = Tripled()
-    module = LitMeanFlow(net, Asked(), "network", power=0, separate_tangent_pass=True)
+    options = {"power": 0, "separate_tangent_pass": True, "lr_ramp_up_images": 0}
+    module = LitMeanFlow(net, Asked(), "network", **options)
     assert list(module.estimators) == ["estimator"]
     train(module, Images(60), 2)
     assert len(module.estimator.drawn) == 2
@@ -338,7 +340,7 @@ def test_the_defaults_are_those_of_the_paper():
     # of such a step.
     assert module.lr_ramp_up_images == 10_000 * 1024
     assert 0.5 ** (1024 / module.ema_half_life_images) == pytest.approx(0.99995, abs=5e-8)
-    assert (module.lr, module.different, module.power) == (6e-4, 0.75, 0.75)
+    assert (module.lr, module.pairs.different, module.power) == (6e-4, 0.75, 0.75)
     assert (module.pairs.times.mean, module.pairs.times.std) == (-2, 2)
 
 
