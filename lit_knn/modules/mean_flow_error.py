@@ -69,7 +69,6 @@ def average_velocity_error(
     return (u - target).square().flatten(1).mean(1)
 
 
-@torch.no_grad()
 def guidance_of_velocities(
     labelled: LabelledFlow, z: Tensor, t: Tensor, weight: float, kappa: float
 ) -> Callable[[Tensor], Tensor]:
