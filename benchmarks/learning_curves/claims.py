@@ -10,6 +10,16 @@ from benchmarks.learning_curves.statistics import Curves, Interval
 HOLDS, FAILS, OPEN = "holds", "does not hold", "not significant"
 LOWER, EQUAL = "lower", "equal"
 PLAIN, NEIGHBOURS, CLOSED_FORM = "OneSample", ("KNN",), ("Exact",)
+# Noise by design: claims about these pairs, the measure that they name, and what is claimed of their difference.
+POSTERIOR, NO_NOISE = "posterior 1", "Exact"
+LOSS, PATCHES = "held_out_loss", "distance_to_patches"
+NOISE_CLAIMS = (
+    ("2504.12532", "the target's noise lowers the loss at new images", NO_NOISE, LOSS, LOWER),
+    ("2506.03719", "the target's noise leaves the loss at new images", NO_NOISE, LOSS, EQUAL),
+    ("2504.12532", "its direction lowers that loss", "isotropic 1", LOSS, LOWER),
+    ("2504.12532", "its place lowers that loss", "shuffled 1", LOSS, LOWER),
+    ("2504.12532", "it brings a network nearer to patches", NO_NOISE, PATCHES, LOWER),
+)
 
 
 class Judged(NamedTuple):
@@ -69,6 +79,7 @@ def judge(curves: Curves, comparisons: int = 1) -> list[Judged]:
 
 
 def _claims(curves: Curves, comparisons: int) -> Iterator[Judged]:
+    yield from _noise_claims(curves, comparisons)
     last = curves.last(curves.quality)
 
     def course(estimator: str, seed: int) -> float:
@@ -103,6 +114,14 @@ def _claims(curves: Curves, comparisons: int) -> Iterator[Judged]:
         yield _compared(curves, "2512.02012", claim, last, pooled.tangents, LOWER, comparisons)
 
     yield from _best_variance(curves, comparisons)
+
+
+def _noise_claims(curves: Curves, comparisons: int) -> Iterator[Judged]:
+    """Judge the claims about noise by design: posterior noise minus no noise or noise of another covariance."""
+    for source, claim, other, measure, claimed in NOISE_CLAIMS:
+        if {POSTERIOR, other} <= set(curves.estimators) and curves.measured(measure):
+            pair = Contrast([POSTERIOR], [other], (POSTERIOR, other))
+            yield _compared(curves, source, claim, curves.last(measure), pair, claimed, comparisons)
 
 
 def _best_variance(curves: Curves, comparisons: int) -> Iterator[Judged]:

@@ -6,38 +6,21 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from benchmarks.common import markdown
-from benchmarks.learning_curves.claims import CLOSED_FORM, Contrasts, contrasts, judge
+from benchmarks.learning_curves.claims import (
+    CLOSED_FORM,
+    POSTERIOR,
+    Contrasts,
+    contrasts,
+    judge,
+)
 from benchmarks.learning_curves.grid import MODULES, Run, targets
 from benchmarks.learning_curves.picture import picture, samples_picture
 from benchmarks.learning_curves.statistics import Curves, Interval
 from benchmarks.learning_curves.table import CurveTable
+from benchmarks.learning_curves.titles import COMPARED, FINAL, TIMES
 from lit_knn.common.errors import InputError
 from lit_knn.common.files import written_whole
 from lit_knn.figures.style import save_figure
-
-FINAL = {
-    "fd_features": "Fréchet distance, features",
-    "fd_pixels": "Fréchet distance, pixels",
-    "fd_pixels_two_steps": "pixels, two steps",
-    "precision": "precision",
-    "recall": "recall",
-    "copied_fraction": "copied",
-    "nearest_features": "nearest, features",
-    "held_out_loss": "loss at held-out images",
-    "val_error": "error at held latents",
-    "variance_ratio": "gradient variance / one-sample's",
-    "relative_noise": "gradient noise / norm",
-}
-TIMES = {"cpu_seconds": "CPU s", "estimator_share": "estimator's share"}
-# What estimators are compared by.
-COMPARED = (
-    "fd_features",
-    "fd_pixels",
-    "fd_pixels_two_steps",
-    "recall",
-    "held_out_loss",
-    "val_error",
-)
 
 
 def report(table: CurveTable) -> str:
@@ -93,6 +76,8 @@ def _claims(curves: Mapping[str, Curves]) -> str:
         "interval lies on one side of 0. Training and noise of the samples vary with the seed, so an interval covers "
         "both; the latents of the errors are the same for all."
     )
+    if any(POSTERIOR in own.estimators for own in curves.values()):
+        about += " A claim about noise is judged by the measure that it names."
     return (
         f"{about}\n\n{markdown(lines)}"
         if len(lines) > 1

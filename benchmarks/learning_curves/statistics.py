@@ -154,13 +154,20 @@ class Curves:
 
 
 def derived(row: Row) -> dict[str, Any]:
-    """Add the gradient's variance by one sample's, its noise by its norm, and the estimator's share of the time."""
+    """Add the estimator's share of the time, and ratios of the gradient's moments.
+
+    These are its variance and squared bias by one sample's variance, one sample's squared bias likewise, and its noise
+    by its norm.
+    """
     variance, norm = (
         float(row["gradient_variance"]),
         math.sqrt(max(float(row["gradient_norm_sq"]), 0.0)),
     )
+    plain = float(row["one_sample_variance"])
     added = {
-        "variance_ratio": variance / float(row["one_sample_variance"]),
+        "bias_ratio": float(row["gradient_bias_sq"]) / plain,
+        "one_sample_bias_ratio": float(row["one_sample_bias_sq"]) / plain,
+        "variance_ratio": variance / plain,
         "relative_noise": math.sqrt(variance) / norm if norm else math.nan,
         "estimator_share": float(row["estimator_seconds"]) / float(row["seconds"]),
     }

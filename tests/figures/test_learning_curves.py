@@ -179,6 +179,7 @@ def curves(values, estimators=("OneSample", "STF", "KNN", "Exact")):
     """Two measurements of each run; `values` gives their Fréchet distances by (estimator, seed)."""
     rest = {"one_sample_variance": 2.0, "gradient_norm_sq": 4.0, "fd_features": math.nan}
     rest |= {"estimator_seconds": 1.0, "seconds": 4.0}
+    rest |= {"gradient_bias_sq": 0.5, "one_sample_bias_sq": 0.0, "distance_to_patches": math.nan}
     rows = [
         {
             "estimator": name,
@@ -188,7 +189,11 @@ def curves(values, estimators=("OneSample", "STF", "KNN", "Exact")):
             "cpu_seconds": 10.0 * step,
             **rest,
         }
-        | {"fd_pixels": value, "gradient_variance": 0.0 if name == "Exact" else 1.0}
+        | {
+            "fd_pixels": value,
+            "held_out_loss": value,
+            "gradient_variance": 0.0 if name == "Exact" else 1.0,
+        }
         | {"hardware": "slow" if name == "OneSample" else "fast"}
         for (name, seed), pair in values.items()
         for step, value in enumerate(pair, start=1)
@@ -227,6 +232,24 @@ def test_pairs_of_a_mean_flow_are_pooled_by_seed():
     judged = {each.claim: each.pair for each in judge(runs)}
     assert judged["better samples at the end"] == ("better targets", "one-sample targets")
     assert contrasts(["OneSample", "STF", "KNN", "Exact"]) is None
+
+
+def test_claims_about_noise_are_judged_by_the_loss_at_new_images():
+    losses = {"Exact": 3.0, "posterior 1": 2.0, "isotropic 1": 2.4, "shuffled 1": 1.9}
+    spread = {"Exact": 0.1, "posterior 1": 0.0, "isotropic 1": 0.1, "shuffled 1": 0.5}
+    values = {
+        (name, seed): (9, loss + spread[name] * (seed - 1))
+        for name, loss in losses.items()
+        for seed in range(3)
+    }
+    judged = judge(curves(values, list(losses)))
+    verdicts = {each.claim: each.verdict for each in judged}
+    assert verdicts == {
+        "the target's noise lowers the loss at new images": "holds",
+        "the target's noise leaves the loss at new images": "does not hold",
+        "its direction lowers that loss": "holds",
+        "its place lowers that loss": "not significant",
+    }
 
 
 def test_images_to_a_value_are_interpolated_in_its_logarithm():
