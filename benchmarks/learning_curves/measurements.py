@@ -112,11 +112,12 @@ class Measurements:
         Repeat r has the r-th source of each pair, drawn from the exact posterior, and its own randomness.
         """
         with same_targets(module, self.exact):
-            exact = self._gradient(module, 0)
+            exact = self.gradient(module, 0)
         repeats = range(self.lengths.repeats)
-        return gradient_moments((self._gradient(module, repeat) for repeat in repeats), exact)
+        return gradient_moments((self.gradient(module, repeat) for repeat in repeats), exact)
 
-    def _gradient(self, module: Any, repeat: int) -> Tensor:
+    def gradient(self, module: Any, repeat: int) -> Tensor:
+        """Return the gradient at the fixed pairs with the draws of one repeat, (P,)."""
         generator = keyed_generator("cpu", repeat, REPEATS)
 
         def objective() -> Tensor:

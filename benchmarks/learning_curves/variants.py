@@ -8,7 +8,7 @@ from lit_knn.sampling.distances import squared_euclidean
 
 
 class SquaredECT(ECT):
-    """`LitECT` with the squared distance, with which all targets without bias have one optimum."""
+    """`LitECT` with the squared distance: where r = 0, all targets without bias have one optimum."""
 
     fixed = MappingProxyType({"metric": squared_euclidean})
 

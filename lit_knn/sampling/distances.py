@@ -1,7 +1,7 @@
 """Distances between the outputs of student and teacher, which the losses of iCT and ECT minimise.
 
 `PseudoHuber` is iCT's (Song & Dhariwal 2023), and `euclidean` is ECT's (Geng et al. 2024, arXiv 2406.14548).
-`squared_euclidean` is for comparisons: it alone has one optimum for all targets without bias.
+`squared_euclidean` is for comparisons: the noise of targets moves its optimum least.
 """
 
 import math
@@ -52,6 +52,7 @@ def euclidean(a: Tensor, b: Tensor) -> Tensor:
 def squared_euclidean(a: Tensor, b: Tensor) -> Tensor:
     """Return ‖a − b‖² over the whole vector of each item, (B,).
 
-    Its optimum is the mean of the teacher's outputs, so that the noise of targets does not move it.
+    Its optimum is the mean of the teacher's outputs, so that the noise of targets moves it only through the teacher,
+    whose output is no linear function of its input.
     """
     return (a - b).flatten(1).square().sum(1)
