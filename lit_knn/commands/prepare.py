@@ -42,11 +42,12 @@ autoencoder, so that --data Images --data.path OUT decodes samples and compares 
 """
 
 
-SOURCES = (
-    "folder or .zip of image files; .tar, 'a-{00..09}.tar' or folder of tars, as of WebDataset; "
+SOURCES = "folder or .zip of image files; .tar, 'a-{00..09}.tar' or folder of tars, as of "
+SOURCES += (
+    "WebDataset; .parquet, folder of them (its split train, if their names tell splits) or of "
 )
-SOURCES += ".parquet, folder of them or of save_to_disk, or hf://user/name, read by Hugging Face datasets; "
-SOURCES += "folder of an LMDB; .npz or .npy of pixels, such as ADM's samples, or a prepared file"
+SOURCES += "save_to_disk, or hf://user/name, read by Hugging Face datasets; LMDB; .npz or .npy of "
+SOURCES += "pixels, such as ADM's samples, or a prepared file"
 
 
 def main(args: Sequence[str] | None = None) -> None:
@@ -89,7 +90,7 @@ def main(args: Sequence[str] | None = None) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    """Return the parser of this command."""
+    """Return the parser of this command: what is read and written; the options of images and of latents follow."""
     about = "Write images, changed as asked, to an .npy file that runs read by page, "
     about += "with a .json beside it."
     parser = argparse.ArgumentParser(
@@ -104,7 +105,14 @@ def _parser() -> argparse.ArgumentParser:
 
     verifies = "compare all pixels of a prepared FILE with its hash, and end"
     add("--verify", metavar="FILE", help=verifies)
+    _add_image_options(parser)
+    _add_latent_options(parser)
+    return parser
 
+
+def _add_image_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the images: how they are changed, their labels, and bad files."""
+    add = parser.add_argument
     add("--size", type=int, metavar="S", help="resize to S x S with antialiasing (Lanczos)")
     crops = "first cut the largest square out of the middle"
     add("--center-crop", action="store_true", help=crops)
@@ -119,10 +127,8 @@ def _parser() -> argparse.ArgumentParser:
     labels += "keep the names; each image must lie directly in the folder of its class"
     add("--labels-from-folders", action="store_true", help=labels)
 
-    key = (
-        "the column of a table, or the key in a tar's .json files, that has the labels; by default "
-    )
-    key += "a table's ClassLabel or column label, and a tar's .cls files"
+    key = "the column of a table, of numbers or texts, or the key in a tar's .json files, that has "
+    key += "the labels; by default a table's ClassLabel or column label, and a tar's .cls files"
     add("--label-key", metavar="NAME", help=key)
 
     skips = "leave out files that are damaged or cannot be images of this set, and write their "
@@ -130,20 +136,21 @@ def _parser() -> argparse.ArgumentParser:
     add("--skip-bad", action="store_true", help=skips)
     add("--workers", type=int, metavar="W", help="threads that decode; default: one for each CPU")
 
+
+def _add_latent_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of latents, which go with --autoencoder."""
+    add = parser.add_argument
     encodes = "write latents by an AutoencoderKL of diffusers: a folder of save_pretrained, or "
     encodes += "hf://user/name"
     add("--autoencoder", metavar="PATH", help=encodes)
-    draws = (
-        "with --autoencoder, encode by a draw from the posterior, which this number and the image "
-    )
-    draws += "fix; default: its mean"
+    draws = "with --autoencoder, encode by a draw from the posterior, which this number and the "
+    draws += "image fix; default: its mean"
     add("--draw-seed", type=int, metavar="N", help=draws)
     scales = "with --autoencoder, a further factor of the latents (default: 1)"
     add("--latent-scale", type=float, default=1.0, metavar="F", help=scales)
     add("--half", action="store_true", help="with --autoencoder, write float16, not float32")
     mirrors = "with --autoencoder, leave out the mirrored images, in half the time and space"
     add("--no-mirrored", action="store_true", help=mirrors)
-    return parser
 
 
 def _refuse_options_of_latents(options: argparse.Namespace) -> None:

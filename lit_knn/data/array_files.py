@@ -45,6 +45,7 @@ def read_array_file(
     path = existing(path)
     with reading(path, KIND):
         loaded = load_arrays(path)
+    _check_items(path, loaded.array)
     images = _images(path, loaded.array, floats_as_is)
 
     labels, about_labels = _labels(path, loaded, labels_used)
@@ -55,6 +56,15 @@ def read_array_file(
         facts.append(f"not read: {', '.join(map(printable, loaded.others))}")
     say(f"{path}: {'; '.join(facts)}")
     return images, labels
+
+
+def _check_items(path: Path, array: np.ndarray) -> None:
+    """Refuse an array of no items, and one of what are no numbers."""
+    if array.size == 0 or array.ndim == 0:
+        raise InputError(f"{path} holds no items: its array has the shape {array.shape}")
+    is_number = np.issubdtype(array.dtype, np.number) or array.dtype == bool
+    if not is_number and not is_half(array.dtype):
+        raise InputError(f"{path} holds {array.dtype}, and images are numbers")
 
 
 def _images(path: Path, array: np.ndarray, floats_as_is: bool) -> "np.ndarray | Tensor":

@@ -1,5 +1,6 @@
 """Data sets of the library `datasets`: folders of `save_to_disk`, parquet files, and names on the Hub."""
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -7,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from lit_knn.common.errors import InputError, reading
-from lit_knn.data.files import Files, ImageLabels
+from lit_knn.data.files import Files, ImageLabels, say
 
 if TYPE_CHECKING:
     from datasets import Dataset, DatasetDict, Features
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
 HUB = "hf://"
 LABEL_COLUMNS = ("label", "labels", "fine_label", "cls", "class")
 SAVED, SAVED_SPLITS, PARQUET = "state.json", "dataset_dict.json", ".parquet"
+# Words in the names of parquet files that tell their split.
+SPLITS = ("train", "test", "validation", "valid", "val", "dev", "eval")
 LABEL_ADVICE = "name the column of the labels with label_key"
 
 
@@ -26,7 +29,7 @@ def is_data_set(path: str) -> bool:
 
     folder = Path(path).expanduser()
     saved = (folder / SAVED).is_file() or (folder / SAVED_SPLITS).is_file()
-    return saved or any(folder.glob(f"*{PARQUET}"))
+    return saved or bool(_parquet_files(folder))
 
 
 def data_set_files(path: str, label_key: str | None = None) -> Files:
@@ -39,14 +42,19 @@ def data_set_files(path: str, label_key: str | None = None) -> Files:
     import datasets
 
     with reading(path, " as a data set"):
-        data = open_data_set(path)
+        # A saved data set may ask for tensors in place of Python's values.
+        data = open_data_set(path).with_format(None)
     column = image_column(data.features, path)
     labels = labels_of(data, path, label_key)
-    images = data.select_columns(column).cast_column(column, datasets.Image(decode=False))
+    with reading(f"{path}: the column {column}", " as images"):
+        images = data.select_columns(column).cast_column(column, datasets.Image(decode=False))
     names = [f"row {i}" for i in range(len(data))]
 
     def read(name: str) -> bytes:
         cell = images[int(name.removeprefix("row "))][column]
+        if cell is None or (cell["bytes"] is None and cell["path"] is None):
+            raise ValueError("it has no image")
+
         # A data set may have the images beside it.
         return Path(cell["path"]).read_bytes() if cell["bytes"] is None else cell["bytes"]
 
@@ -80,7 +88,7 @@ def open_data_set(path: str) -> "Dataset":
     if (folder / SAVED_SPLITS).is_file():
         return _one_split(path, datasets.DatasetDict.load_from_disk(str(folder)))
 
-    files = sorted(folder.glob(f"*{PARQUET}")) if folder.is_dir() else [folder]
+    files = _files_of_one_split(folder) if folder.is_dir() else [folder]
     names = [str(file) for file in files]
     return datasets.load_dataset("parquet", data_files={"train": names}, split="train")
 
@@ -89,14 +97,17 @@ def image_column(features: "Features", path: str) -> str:
     """Return the name of the only column of images; raise InputError if there is none, or several."""
     import datasets
 
-    images = [name for name, kind in features.items() if isinstance(kind, datasets.Image)]
-    # Files of other programs have the bytes alone, or {"bytes": …, "path": …}.
+    # Files of other programs have {"bytes": …, "path": …}, or the bytes alone. Other bytes may lie beside images.
+    images, dicts, contents = [], [], []
     for name, kind in features.items():
-        is_bytes = isinstance(kind, datasets.Value) and kind.dtype in ("binary", "large_binary")
-        is_image_dict = isinstance(kind, dict) and "bytes" in kind
-        if not images and (is_bytes or is_image_dict):
+        if isinstance(kind, datasets.Image):
             images.append(name)
+        elif isinstance(kind, dict) and "bytes" in kind:
+            dicts.append(name)
+        elif isinstance(kind, datasets.Value) and kind.dtype in ("binary", "large_binary"):
+            contents.append(name)
 
+    images = images or dicts or contents
     if len(images) != 1:
         number = "no column of images" if not images else f"several, {', '.join(images)}"
         advice = (
@@ -109,7 +120,8 @@ def image_column(features: "Features", path: str) -> str:
 def labels_of(data: "Dataset", path: str, column: str | None = None) -> ImageLabels:
     """Return the class labels, and the names of the classes of a `ClassLabel`.
 
-    Without `column` they are the only column of `ClassLabel`, or else one of integers with a usual name.
+    Without `column` they are the only column of `ClassLabel`, or else one of integers with a usual name. In a `column`
+    of texts each text is a class; they are numbered in their order, as `Dataset.class_encode_column` does.
     """
     import datasets
 
@@ -127,8 +139,42 @@ def labels_of(data: "Dataset", path: str, column: str | None = None) -> ImageLab
         known = ", ".join(data.features)
         raise InputError(f"{path} has no column {column}; it has {known}")
 
-    numbers = np.asarray(data.with_format("numpy")[column][:])
-    return ImageLabels(numbers, getattr(data.features[column], "names", None))
+    values = data[column][:]
+    missing = values.count(None)
+    if missing:
+        problem = f"the column {column} has no label in {missing:,} of {len(values):,} rows"
+        return ImageLabels(problem=problem)
+
+    if getattr(data.features[column], "dtype", "") in ("string", "large_string"):
+        texts, numbers = np.unique(values, return_inverse=True)
+        return ImageLabels(numbers.astype(np.int64), texts.tolist())
+
+    with reading(f"{path}: the column {column}", " as labels"):
+        return ImageLabels(np.asarray(values), getattr(data.features[column], "names", None))
+
+
+def _parquet_files(folder: Path) -> list[Path]:
+    """Return the parquet files in a folder and below it, in the order of their names. A file is no folder."""
+    return sorted(file for file in folder.rglob("*") if file.suffix.lower() == PARQUET)
+
+
+def _files_of_one_split(folder: Path) -> list[Path]:
+    """Return the parquet files of the split `train`, or all, if they are of one split; a line tells of others."""
+    files_of: dict[str, list[Path]] = {}
+    for file in _parquet_files(folder):
+        words = re.split("[^a-z]+", str(file.relative_to(folder)).lower())
+        split = next((word for word in words if word in SPLITS), "none")
+        files_of.setdefault(split, []).append(file)
+
+    if len(files_of) == 1:
+        return next(iter(files_of.values()))
+    if "train" not in files_of:
+        splits = ", ".join(files_of)
+        raise InputError(f"{folder} has files of the splits {splits}: give the files of one")
+
+    others = ", ".join(split for split in files_of if split != "train")
+    say(f"{folder}: the files of the split train are read, and those of {others} are not")
+    return files_of["train"]
 
 
 def _one_split(path: str, splits: "DatasetDict") -> "Dataset":

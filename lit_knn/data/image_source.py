@@ -97,7 +97,8 @@ def open_source(
 
 def _labels_and_origin(files: Files, options: PrepareOptions) -> tuple[ImageLabels, Origin]:
     """Return the labels of a folder or zip, and where its images come from."""
-    labels = image_labels(files, options.labels_from_folders)
+    # Labels that a key was given for are not left out.
+    labels = image_labels(files, options.labels_from_folders, options.label_key is not None)
     stamps = (_stamp(files, name) for name in files.images)
     return labels, _origin(files.path, options, stamps, labels.numbers)
 
@@ -125,6 +126,8 @@ def _numpy_file(path: Path, options: PrepareOptions) -> UnpreparedImages:
 
     if path.suffix == ".npy" and path.with_suffix(".json").exists():
         mapped, description = open_prepared(path)
+        if description.latents is not None:
+            raise InputError(f"{path} holds latents, and latents are not prepared again")
         numbers = None if description.labels is None else np.array(description.labels)
         return _pixels(path, options, mapped, numbers, description.class_names)
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import ArrayLike
 
-from lit_knn.common.errors import InputError, printable, reading
+from lit_knn.common.errors import InputError, prefixed, printable, reading
 from lit_knn.data.file_names import is_hidden
 from lit_knn.data.files import Files, ImageLabels, say, with_slashes
 
@@ -43,7 +43,7 @@ def image_labels(files: Files, from_folders: bool, used: bool = False) -> ImageL
         return ImageLabels(problem=str(error))
 
     if used and labels is None:
-        advice = f"list them in {LABEL_FILE}, or set labels_from_folders"
+        advice = files.label_advice or f"list them in {LABEL_FILE}, or set labels_from_folders"
         raise InputError(f"{files.path} has no labels: {advice}")
     return ImageLabels(labels)
 
@@ -52,10 +52,14 @@ def _known_labels(files: Files, labels: ImageLabels, used: bool) -> ImageLabels:
     """Return the labels that come with the images, such as a column of a table, if they are classes."""
     if labels.numbers is None:
         if used:
-            raise InputError(f"{files.path} has no labels: {files.label_advice}")
+            why = labels.problem or files.label_advice
+            raise InputError(f"{files.path} has no labels: {why}")
+        if labels.problem:
+            say(f"{files.path}: {labels.problem}; the images have no labels")
         return labels
 
-    numbers = usable_labels(labels.numbers, len(files.images), used)
+    with prefixed(str(files.path)):
+        numbers = usable_labels(labels.numbers, len(files.images), used)
     return ImageLabels(numbers, labels.class_names)
 
 

@@ -6,6 +6,7 @@ from typing import NamedTuple, TypedDict, cast
 
 from torch import Tensor
 
+from lit_knn.common.errors import InputError
 from lit_knn.data.autoencoders import AutoencoderKL
 from lit_knn.data.hugging_face import HUB
 from lit_knn.data.prepared import Description, as_tensor, npy_path, open_prepared, read_description
@@ -68,7 +69,11 @@ def images_and_autoencoder(
         cast(int | None, settings["draw_seed"]),
         cast(float, settings["scale"]),
     )
-    return seen_from_here(encoding["images"], folder), coder
+    images = seen_from_here(encoding["images"], folder)
+    if not Path(images).is_file():
+        rule = "samples are compared with the images of latents"
+        raise InputError(f"{path}: its .json names the images {images}, which do not exist: {rule}")
+    return images, coder
 
 
 def seen_from(path: str, folder: Path) -> str:

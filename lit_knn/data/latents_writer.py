@@ -6,6 +6,7 @@ import json
 import math
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -60,47 +61,77 @@ def prepare_latents(
 
     with partial_file(out) as file:
         first = encoded(autoencoder, whole.gather(torch.tensor([0])))
-        shape = tuple(first.shape[1:])
+        shape = whole.N, *first.shape[1:]
         dtype = np.dtype(np.float16 if half else np.float32)
-        header = npy_header(whole.N, shape, dtype.str)
-        item_bytes = dtype.itemsize * math.prod(shape)
+        header = npy_header(whole.N, shape[1:], dtype.str)
 
-        # The file may have lost the end of what was written.
-        in_file = max(os.fstat(file.fileno()).st_size - len(header), 0) // item_bytes
-        done = min(_done(out, origin), in_file // BLOCK * BLOCK)
+        done = _cut_to_blocks(
+            file, header, dtype.itemsize * math.prod(shape[1:]), _done(out, origin)
+        )
         if done:
             print(f"{out}: going on after {done:,} latents", file=sys.stderr)
-        cut(file, header, done * item_bytes)
-        file.seek(0, io.SEEK_END)
-
-        with preparing_bar(whole.N, done, "Encoding") as bar:
-            for start in range(done, whole.N, BLOCK):
-                ids = torch.arange(start, min(start + BLOCK, whole.N))
-                append(file, _encoded_bytes(autoencoder, whole.gather(ids), dtype))
-                # The last block may be smaller. It is encoded again if the file is not complete.
-                write_json(beside(out, CONTENT_SUFFIX), {"origin": origin, "done": start + BLOCK})
-                bar.update(len(ids))
+        for written in _encoded_blocks(file, whole, autoencoder, dtype, done):
+            write_json(beside(out, CONTENT_SUFFIX), {"origin": origin, "done": written})
 
         file.seek(len(header))
         sha256, mean, deviation = _summary(file, dtype)
-        factor, shift = autoencoder.factors()
         encoding = Encoding(
             images=seen_from(str(source), out.parent),
             images_sha256=prepared.sha256,
             path=seen_from(autoencoder.path, out.parent),
             settings=autoencoder.settings(),
-            factor=factor,
-            shift=shift,
+            factor=autoencoder.factors()[0],
+            shift=autoencoder.factors()[1],
             mirrored=mirrored,
             mean=mean,
             standard_deviation=deviation,
         )
         labels = None if prepared.labels is None else prepared.labels.tolist()
-        description = Description(
-            (whole.N, *shape), sha256, origin, labels, prepared.class_names, encoding
-        )
+        description = Description(shape, sha256, origin, labels, prepared.class_names, encoding)
         name_file(out, description)
     return description
+
+
+def _cut_to_blocks(file: io.BufferedRandom, header: bytes, item_bytes: int, done: int) -> int:
+    """Cut a file after its last whole block, go to its end, and return how many latents it then has.
+
+    Args:
+        file: the file of an interrupted preparation, or an empty one, which gets the header.
+        header: its beginning.
+        item_bytes: bytes of one latent.
+        done: how many latents were written, as the preparation noted.
+    """
+    # The file may have lost the end of what was written.
+    in_file = max(os.fstat(file.fileno()).st_size - len(header), 0) // item_bytes
+    done = min(done, in_file // BLOCK * BLOCK)
+    cut(file, header, done * item_bytes)
+    file.seek(0, io.SEEK_END)
+    return done
+
+
+def _encoded_blocks(
+    file: io.BufferedRandom,
+    images: ReferenceSet,
+    autoencoder: AutoencoderKL,
+    dtype: np.dtype,
+    done: int,
+) -> Iterator[int]:
+    """Append the latents to a file, block by block, and yield the number that is written after each.
+
+    Args:
+        file: is at its end, after `done` latents.
+        images: all images.
+        autoencoder: encodes them.
+        dtype: type of the values in the file.
+        done: number of images that are encoded already.
+    """
+    with preparing_bar(images.N, done, "Encoding") as bar:
+        for start in range(done, images.N, BLOCK):
+            ids = torch.arange(start, min(start + BLOCK, images.N))
+            append(file, _encoded_bytes(autoencoder, images.gather(ids), dtype))
+            # The last block may be smaller. It is encoded again if the file is not complete.
+            yield start + BLOCK
+            bar.update(len(ids))
 
 
 def _encoded_bytes(autoencoder: AutoencoderKL, images: torch.Tensor, dtype: np.dtype) -> bytes:

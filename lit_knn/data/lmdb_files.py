@@ -1,30 +1,43 @@
-"""Images in an LMDB, as LSUN is published: a key for each encoded image. It needs the extra `hub`."""
+"""Images in an LMDB, as LSUN is published: a key for each encoded image."""
 
 import functools
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lit_knn.data.files import Files, ImageLabels
+from lit_knn.common.errors import InputError, printable, reading
+from lit_knn.data.files import Files, ImageLabels, say
 
 if TYPE_CHECKING:
     import lmdb
 
 LMDB_FILE = "data.mdb"
+SUFFIXES = (".lmdb", ".mdb")
+# Keys of what other programs write beside the images.
+NO_IMAGES = ("length", "__len__", "__keys__", "num-samples")
 ADVICE = "an LMDB has none; unpack it into a folder for each class"
 
 
 def is_lmdb(path: Path) -> bool:
-    """Return whether a path is the folder of an LMDB."""
-    return (path / LMDB_FILE).is_file()
+    """Return whether a path is the folder of an LMDB, or its file."""
+    return (path / LMDB_FILE).is_file() or (path.is_file() and path.suffix.lower() in SUFFIXES)
 
 
 def lmdb_files(path: Path) -> Files:
     """List the images of an LMDB by their keys, in its order."""
-    status = (path / LMDB_FILE).stat()
-    environment = _environment(str(path.resolve()), status.st_dev, status.st_ino)
-    with environment.begin() as transaction:
-        # Latin-1 has a character for every byte.
-        names = [key.decode("latin-1") for key in transaction.cursor().iternext(values=False)]
+    file = path / LMDB_FILE if path.is_dir() else path
+    status = file.stat()
+    with reading(path, " as an LMDB"):
+        environment = _environment(str(file.resolve()), status.st_dev, status.st_ino)
+        with environment.begin() as transaction:
+            # Latin-1 has a character for every byte.
+            keys = [key.decode("latin-1") for key in transaction.cursor().iternext(values=False)]
+
+    names = [key for key in keys if key not in NO_IMAGES]
+    if not names:
+        raise InputError(f"{path} holds no images: it has no keys of images")
+    if len(names) < len(keys):
+        others = ", ".join(printable(key) for key in keys if key in NO_IMAGES)
+        say(f"{path}: keys that are not of images are left out: {others}")
 
     def read(name: str) -> bytes:
         with environment.begin() as transaction:
@@ -43,4 +56,4 @@ def _environment(path: str, device: int, inode: int) -> "lmdb.Environment":
     import lmdb
 
     # Another process may read it, too, and the folder may be read-only.
-    return lmdb.open(path, readonly=True, lock=False, readahead=False)
+    return lmdb.open(path, subdir=False, readonly=True, lock=False, readahead=False)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from lit_knn.common.errors import InputError, reading
 from lit_knn.data.file_names import advice_for
-from lit_knn.data.files import Files, existing, folder_files, holds_images, zip_files
+from lit_knn.data.files import Files, existing, folder_files, holds_images, say, zip_files
 from lit_knn.data.hugging_face import data_set_files, is_data_set
 from lit_knn.data.lmdb_files import is_lmdb, lmdb_files
 from lit_knn.data.tar_files import tar_files, tar_paths
@@ -26,7 +26,12 @@ def opened(path: str | os.PathLike[str], label_key: str | None = None) -> Iterat
     """
     text = os.fspath(path)
     # Tables or tars may lie beside image files, as do the ones that were unpacked there.
-    if not holds_images(Path(text).expanduser()):
+    folder = Path(text).expanduser()
+    if holds_images(folder):
+        if tar_paths(text) or any(folder.glob("*.parquet")) or any(folder.glob("data/*.parquet")):
+            rule = "give the path of tables or tars to read these"
+            say(f"{text}: the image files are read, and not what lies beside them; {rule}")
+    else:
         if is_data_set(text):
             yield data_set_files(text, label_key)
             return

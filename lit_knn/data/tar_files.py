@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import tarfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,6 +12,9 @@ import numpy as np
 
 from lit_knn.common.errors import InputError, printable, reading
 from lit_knn.data.files import Files, ImageLabels, by_name, image_files, with_slashes
+
+TAR = ".tar"
+LABEL_ADVICE = "give its .json files' key as label_key, add .cls files, or set labels_from_folders"
 
 
 class TarEntry(NamedTuple):
@@ -24,15 +28,17 @@ class TarEntry(NamedTuple):
 
 def tar_paths(text: str) -> list[Path]:
     """Return the tars of a path, a path with braces such as `a-{00..12}.tar`, or a folder of tars; [] if none."""
-    if not text.endswith(".tar"):
+    if not text.lower().endswith(TAR):
         folder = Path(text).expanduser()
-        return sorted(folder.glob("*.tar")) if folder.is_dir() else []
+        files = folder.iterdir() if folder.is_dir() else []
+        return sorted(file for file in files if file.suffix.lower() == TAR)
     if "{" not in text:
         return [Path(text).expanduser()]
 
     from braceexpand import braceexpand
 
-    return [Path(name).expanduser() for name in braceexpand(text)]
+    with reading(text, " as paths with braces"):
+        return [Path(name).expanduser() for name in braceexpand(text)]
 
 
 def tar_files(text: str, tars: Sequence[Path], label_key: str | None = None) -> Files:
@@ -55,6 +61,7 @@ def tar_files(text: str, tars: Sequence[Path], label_key: str | None = None) -> 
         return entries[name].size, entries[name].changed
 
     files = image_files(Path(text), list(entries), open_, stamp)
+    files = files._replace(label_advice=LABEL_ADVICE)
     labels = _labels(files, ".json" if label_key else ".cls", label_key)
     if labels is None:
         return files
@@ -81,21 +88,24 @@ def _entries(text: str, tars: Sequence[Path]) -> dict[str, TarEntry]:
 def _labels(files: Files, suffix: str, label_key: str | None) -> np.ndarray | None:
     """Return the labels of the files with the images' keys, (N,); None if no image has such a file.
 
-    WebDataset's key of `a/b.left.jpg` is `a/b`: the name up to the first dot after the last slash.
+    WebDataset's key of `a/b.left.jpg` is `a/b`: the name up to the first dot after the last slash. It reads `.CLS`, too.
     """
-    names = set(files.names)
+    stored_names = {}
+    for name in files.names:
+        stem, extension = os.path.splitext(name)
+        stored_names[stem + extension.lower()] = name
+
     labels = np.empty(len(files.images), np.int64)
     missing = []
     for i, image in enumerate(files.images):
         folder, slash, base = image.rpartition("/")
         label_file = f"{folder}{slash}{base.partition('.')[0]}{suffix}"
-        if label_file not in names:
+        if label_file not in stored_names:
             missing.append(image)
             continue
 
         with reading(f"{files.path}: {printable(label_file)}", " as a label"):
-            content = files.read(label_file)
-            labels[i] = int(content if label_key is None else json.loads(content)[label_key])
+            labels[i] = _label(files.read(stored_names[label_file]), label_key)
 
     if len(missing) == len(files.images) and label_key is None:
         return None
@@ -103,3 +113,19 @@ def _labels(files: Files, suffix: str, label_key: str | None) -> np.ndarray | No
         count = f"{len(missing)} of {len(files.images)} images have no {suffix} file"
         raise InputError(f"{files.path}: {count}, {printable(missing[0])} for one")
     return labels
+
+
+def _label(content: bytes, label_key: str | None) -> int:
+    """Return the label in a `.cls` file, or under a key of a `.json` file."""
+    if label_key is None:
+        return int(content)
+
+    fields = json.loads(content)
+    if not isinstance(fields, dict) or label_key not in fields:
+        raise ValueError(f"it has no key {label_key}")
+
+    label = fields[label_key]
+    # In Python, True is an integer, too.
+    if not isinstance(label, int) or isinstance(label, bool):
+        raise ValueError(f"{label_key} is {label!r:.80}, and labels are integers")
+    return label
