@@ -21,8 +21,7 @@ where it stopped. All bad files are named in one pass, and what is done is kept:
 with --skip-bad, the command goes on.
 
 OUT appears when it is complete: pixels, uint8 (N, C, H, W), which every tool reads, and beside it a
-.json with the labels, the names of the classes, the origin and a hash of all pixels. A run does not
-read them all; --verify FILE does.
+.json with the labels, names of the classes, origin and a hash of all pixels. --verify FILE checks it.
 
 CelebA, 202,599 images (img_align_celeba.zip of the data set's own page, as it is or unpacked), 2.5 GB:
   lit-knn prepare img_align_celeba.zip data/celeba64.npy --size 64 --center-crop
@@ -34,8 +33,8 @@ CIFAR-10 (data has cifar-10-batches-py), 154 MB:
   lit-knn prepare data data/cifar10.npy
 Use it with --data Prepared --data.path OUT, or configs/data/prepared.yaml.
 
-With --autoencoder OUT gets latents: those of all images, and then those of all mirrored images, for
-runs with hflip. SOURCE is a file of an earlier lit-knn prepare, or anything else, which is then
+With --autoencoder OUT gets latents: those of all N images, and then, in rows N to 2N - 1, those of all
+mirrored images, for runs with hflip. SOURCE is a file of an earlier lit-knn prepare, or anything else, which is then
 prepared first, to NAME.images.npy for NAME.npy. The .json beside OUT names these images and the
 autoencoder, so that --data Images --data.path OUT decodes samples and compares them with the images:
   lit-knn prepare data/imagenet256.npy data/latents.npy --autoencoder hf://stabilityai/sd-vae-ft-ema --half

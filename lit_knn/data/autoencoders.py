@@ -141,6 +141,7 @@ class AutoencoderKL(Autoencoder):
     @full_float32()
     @torch.no_grad()
     def encode(self, images: Tensor) -> Tensor:
+        """Map images (B, C, H, W) in model space to scaled latents, float32, some images at a time."""
         vae = self.loaded()
         channels = vae.config["in_channels"]
         if images.ndim != 4 or images.shape[1] != channels:
@@ -161,6 +162,7 @@ class AutoencoderKL(Autoencoder):
     @full_float32()
     @torch.no_grad()
     def decode(self, latents: Tensor) -> Tensor:
+        """Map scaled latents to images (B, C, H, W). Their values are not limited to [-1, 1]."""
         vae = self.loaded()
         factor, shift = self.factors()
         unscaled = latents.to(vae.device, torch.float32) / factor + shift

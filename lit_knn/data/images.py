@@ -64,6 +64,7 @@ class Images(ReferenceDataModule):
             self.reader = ImageFiles(path, labels_from_folders, label_key)
 
     def load(self) -> tuple[ImageArray, Labels]:
+        """Load the images or latents by the reader, and take over what it found out."""
         # These tell whether labels are used.
         self.reader.trainer, self.reader.needs_labels = self.trainer, self.needs_labels
         images, labels = self.reader.load()
@@ -81,6 +82,7 @@ class Images(ReferenceDataModule):
         sha256: str | None = None,
         mapped: bool | None = None,
     ) -> tuple[ReferenceSet, ReferenceSet | None]:
+        """Make the sets as the base class does, or as `Latents`, which know where the mirrored ones lie."""
         if isinstance(self.reader, Latents):
             return self.reader.sets(images, labels, index, sha256, mapped)
         return super().sets(images, labels, index, sha256, mapped)

@@ -75,21 +75,41 @@ def prepare_latents(
 
         file.seek(len(header))
         sha256, mean, deviation = _summary(file, dtype)
-        encoding = Encoding(
-            images=seen_from(str(source), out.parent),
-            images_sha256=prepared.sha256,
-            path=seen_from(autoencoder.path, out.parent),
-            settings=autoencoder.settings(),
-            factor=autoencoder.factors()[0],
-            shift=autoencoder.factors()[1],
-            mirrored=mirrored,
-            mean=mean,
-            standard_deviation=deviation,
-        )
+        encoding = _encoding(autoencoder, source, out.parent, origin, (mean, deviation))
         labels = None if prepared.labels is None else prepared.labels.tolist()
         description = Description(shape, sha256, origin, labels, prepared.class_names, encoding)
         name_file(out, description)
     return description
+
+
+def _encoding(
+    autoencoder: AutoencoderKL,
+    images: Path,
+    folder: Path,
+    origin: Origin,
+    moments: tuple[float, float],
+) -> Encoding:
+    """Describe how latents were made.
+
+    Args:
+        autoencoder: encoded the images.
+        images: the prepared file of the images.
+        folder: that of the latents.
+        origin: has the hash of the images, and whether mirrored ones were encoded, too.
+        moments: mean and standard deviation of all values of the latents.
+    """
+    factor, shift = autoencoder.factors()
+    return Encoding(
+        images=seen_from(str(images), folder),
+        images_sha256=origin["fingerprint"],
+        path=seen_from(autoencoder.path, folder),
+        settings=autoencoder.settings(),
+        factor=factor,
+        shift=shift,
+        mirrored=bool(origin["options"]["mirrored"]),
+        mean=moments[0],
+        standard_deviation=moments[1],
+    )
 
 
 def _cut_to_blocks(file: io.BufferedRandom, header: bytes, item_bytes: int, done: int) -> int:
