@@ -88,7 +88,8 @@ def _entries(text: str, tars: Sequence[Path]) -> dict[str, TarEntry]:
 def _labels(files: Files, suffix: str, label_key: str | None) -> np.ndarray | None:
     """Return the labels of the files with the images' keys, (N,); None if no image has such a file.
 
-    WebDataset's key of `a/b.left.jpg` is `a/b`: the name up to the first dot after the last slash. It also reads `.CLS`.
+    WebDataset's key of `a/b.left.jpg` is `a/b`: the name up to the first dot after the last slash. In
+    WebDataset, as here, `.CLS` is the same as `.cls`.
     """
     stored_names = {}
     for name in files.names:

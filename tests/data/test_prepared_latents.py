@@ -1,5 +1,6 @@
 """Latents of prepared images by an autoencoder of diffusers: values, mirror images, interruptions, runs, refusals."""
 
+import csv
 import json
 import shutil
 from pathlib import Path
@@ -7,9 +8,11 @@ from pathlib import Path
 import diffusers
 import numpy as np
 import pytest
+import scipy.linalg
 import torch
 import yaml
 
+import lit_knn
 from lit_knn.common.settings import describe
 from lit_knn.data import Images, Latents, Prepared
 from lit_knn.data.autoencoders import AutoencoderKL
@@ -183,6 +186,19 @@ def test_one_door_reads_latents_with_images_and_mirrors(files, monkeypatch):
         torch.testing.assert_close(data.autoencoder.decode(stored[:2]), expected)
 
 
+def distance_of_samples(checkpoint, number):
+    """Fréchet distance, by SciPy, of the images that are decoded from a run's samples to those of its latents."""
+    latents = torch.as_tensor(lit_knn.load(checkpoint).sample(range(number)))
+    vae = diffusers.AutoencoderKL.from_pretrained("vae", low_cpu_mem_usage=False).eval()
+    with torch.no_grad():
+        samples = vae.decode(latents / (9 * FACTOR) + SHIFT).sample
+    a, b = (x.flatten(1).double().numpy() for x in (samples, model_space("images.npy")))
+    covariances = np.cov(a, rowvar=False), np.cov(b, rowvar=False)
+    root = scipy.linalg.sqrtm(covariances[0] @ covariances[1]).real
+    traces = np.trace(covariances[0] + covariances[1] - 2 * root)
+    return float(((a.mean(0) - b.mean(0)) ** 2).sum() + traces)
+
+
 @pytest.mark.filterwarnings("ignore:.*rank-deficient")
 def test_a_run_on_latents_shows_and_measures_images(own_folder):
     prepare(image_folder(Path("source"), 40, (8, 8)), "images.npy")
@@ -211,7 +227,9 @@ def test_a_run_on_latents_shows_and_measures_images(own_folder):
     Path("c.yaml").write_text(yaml.safe_dump(config))
     main(["fit", "-c", "c.yaml"])
     (table,) = Path("runs").rglob("fidelity.csv")
-    assert "fd_pixels" in table.read_text().splitlines()[0]
+    measured = list(csv.DictReader(table.open()))[-1]["fd_pixels"]
+    (checkpoint,) = Path("runs").rglob("last.ckpt")
+    assert float(measured) == pytest.approx(distance_of_samples(checkpoint, 16), rel=1e-4)
 
     writes = ["--sample_writer.format", "npz", "--sample_writer.folder", "out"]
     main(["predict", "-c", "c.yaml", "--ckpt_path", "last", *writes])
@@ -251,7 +269,9 @@ def test_latents_that_do_not_fit_are_refused(files, capsys):
     shutil.rmtree(folder / "vae")
     assert "vae is not a folder that save_pretrained" in refusal(Images(z).setup)
     images.unlink()
-    assert "images.npy is no file" in refusal(Images(z).setup)
+    assert "images.npy, which do not exist: samples are compared with" in refusal(Images, z)
+    words = "holds latents, and latents are not prepared again"
+    assert words in refusal(prepare, z, folder / "again.npy")
     diffusers.AutoencoderTiny().save_pretrained(folder / "tiny")
     assert "is of class AutoencoderTiny" in refusal(AutoencoderKL(str(folder / "tiny")).loaded)
 

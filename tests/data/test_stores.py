@@ -88,7 +88,7 @@ def test_parquet_of_another_program_is_read_by_its_bytes(tmp_path):
     assert read_image_files(path, label_key="age")[1].tolist() == [5] * N
 
 
-def test_unclear_tables_are_refused_by_their_columns(tmp_path):
+def test_unclear_tables_are_refused_by_their_columns(tmp_path, monkeypatch):
     path = tmp_path / "x.parquet"
     pyarrow.parquet.write_table(pyarrow.table({"a": [1], "b": ["x"]}), path)
     with pytest.raises(InputError, match="the columns a, b, and no column of images"):
@@ -105,6 +105,9 @@ def test_unclear_tables_are_refused_by_their_columns(tmp_path):
     splits.save_to_disk(tmp_path / "splits")
     with pytest.raises(InputError, match="has the splits a, b: give the folder of one"):
         read_image_files(tmp_path / "splits")
+    # Without this it waits for a network.
+    monkeypatch.setattr("datasets.config.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     with pytest.raises(InputError, match="hf://nobody/nothing cannot be read as a data set"):
         read_image_files("hf://nobody/nothing")
 
