@@ -90,8 +90,7 @@ def main(args: Sequence[str] | None = None) -> None:
 
 def _parser() -> argparse.ArgumentParser:
     """Return the parser of this command: what is read and written; the options of images and of latents follow."""
-    about = "Write images, changed as asked, to an .npy file that runs read by page, "
-    about += "with a .json beside it."
+    about = "Write images, changed as asked, to an .npy file with a .json beside it."
     parser = argparse.ArgumentParser(
         "lit-knn prepare",
         description=about,
@@ -154,15 +153,10 @@ def _add_latent_options(parser: argparse.ArgumentParser) -> None:
 
 def _refuse_options_of_latents(options: argparse.Namespace) -> None:
     """Refuse options that go with --autoencoder alone."""
-    chosen = {
-        "--draw-seed": options.draw_seed is not None,
-        "--latent-scale": options.latent_scale != 1.0,
-        "--half": options.half,
-        "--no-mirrored": options.no_mirrored,
-    }
-    for name, is_chosen in chosen.items():
-        if is_chosen:
-            raise InputError(f"{name} goes with --autoencoder")
+    defaults = {"draw_seed": None, "latent_scale": 1.0, "half": False, "no_mirrored": False}
+    for name, default in defaults.items():
+        if getattr(options, name) != default:
+            raise InputError(f"--{name.replace('_', '-')} goes with --autoencoder")
 
 
 def _encode(images: Path, out: Path, options: argparse.Namespace) -> str:
