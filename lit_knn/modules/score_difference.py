@@ -6,25 +6,21 @@ from os import PathLike
 import torch
 from torch import Tensor, nn
 
-from lit_knn.common.checkpoint_file import MODEL_KEY, Content
+from lit_knn.common.checkpoint_file import Content
 from lit_knn.common.errors import (
     InputError,
     NonFiniteLossError,
     check_at_least,
-    check_positive,
     prefixed,
 )
 from lit_knn.common.rng import Stream, keyed_default_rng, keyed_generator
 from lit_knn.estimators import Estimator, Exact
 from lit_knn.estimators.by_class import copied_apart
-from lit_knn.modules.base import EstimatorTraining
 from lit_knn.modules.conditioning import Conditioning, labels_on
-from lit_knn.modules.data_scale import warn_of_sigma_data
-from lit_knn.modules.generators import ConsistencyGenerator, started_generator
-from lit_knn.modules.model_checks import check_preconditioning
+from lit_knn.modules.generators import started_generator
+from lit_knn.modules.one_step import OneStepTraining
 from lit_knn.modules.sample_bank import SampleBank
 from lit_knn.reference import ReferenceSet
-from lit_knn.sampling import GenerativeModel
 from lit_knn.sampling.noise_grid import NoiseGrid
 from lit_knn.sampling.score_difference import score_difference, stratified_levels
 
@@ -32,11 +28,11 @@ BANK_KEY = "sample_bank"
 """Key of the bank's samples in a checkpoint."""
 
 
-class LitScoreDifference(EstimatorTraining):
+class LitScoreDifference(OneStepTraining):
     """Trains a one-step generator x = G(ε) by V = E_data[x|z, t] − E_samples[x|z, t] at z = x + tη.
 
     The loss is ‖x − sg(x + V)‖², sg without gradient, so that its gradient for x is −2V. With all data and all samples,
-    V/t² is the gradient of the Kullback-Leibler divergence between the smoothed distributions (Weber 2023, arXiv
+    V/t² is minus the gradient of the Kullback-Leibler divergence between the smoothed distributions (Weber 2023, arXiv
     2304.12906). Distribution matching distillation (arXiv 2311.18828) has this loss with two networks in the places of
     the two posterior means: a teacher's, and one that follows the generator. Here `estimator` averages over the data,
     and `repulsion` over the bank, the latest samples of the generator. Neither is trained.
@@ -103,10 +99,7 @@ class LitScoreDifference(EstimatorTraining):
         seed: int = 0,
     ) -> None:
         with prefixed("LitScoreDifference"):
-            check_positive(lr=lr)
             check_at_least(1, levels=levels)
-            if not 0 <= ema_decay < 1:
-                raise InputError(f"ema_decay must be in [0, 1), got {ema_decay}")
             if estimator.uses_source:
                 reason = "uses the image that z was made from, but z is made from a sample"
                 raise InputError(f"estimator: {type(estimator).__name__} {reason}")
@@ -114,7 +107,9 @@ class LitScoreDifference(EstimatorTraining):
             generator = started_generator(net, start, sigma_data, sigma_max)
             conditioning = Conditioning(generator.network, class_conditional, sampling_class)
             ends = NoiseGrid(t_min, t_max)
-            super().__init__(estimator, ends, conditioning, seed)
+            super().__init__(
+                generator, estimator, ends, conditioning, lr=lr, ema_decay=ema_decay, seed=seed
+            )
             # A copy, because the caller may have given the estimator of the data here, too.
             repulsion = Exact() if repulsion is None else copied_apart(repulsion)
             self.repulsion = conditioning.estimator_for(repulsion, ends)
@@ -124,13 +119,10 @@ class LitScoreDifference(EstimatorTraining):
                 raise InputError(f"fresh={fresh} must be from 0 to bank_size={bank_size}")
             self.save_hyperparameters(ignore=["net", "estimator", "repulsion", "start"])
 
-        self.generator = generator
         self.include_batch = include_batch
         self.ends = ends
         self.levels = levels
         self.weight_power = weight_power
-        self.lr = lr
-        self.ema_decay = ema_decay
 
     @property
     def estimators(self) -> dict[str, Estimator]:
@@ -139,15 +131,6 @@ class LitScoreDifference(EstimatorTraining):
     @property
     def data_estimators(self) -> dict[str, Estimator]:
         return super().estimators
-
-    @property
-    def network(self) -> nn.Module:
-        """The network inside the generator."""
-        return self.generator.network
-
-    def evaluate_network(self, z: Tensor, t: Tensor) -> Tensor:
-        """Evaluate the network under its preconditioning."""
-        return self.generator.evaluate_network(z, t)
 
     def weight(self, t: Tensor) -> Tensor:
         """Return the weight t^p of the loss at the levels t."""
@@ -231,23 +214,6 @@ class LitScoreDifference(EstimatorTraining):
         if trains and self.fresh < bank.size:
             bank.add(made, class_label, batch=key[2])
 
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        """Use RAdam, as the consistency models do."""
-        return torch.optim.RAdam(self.parameters(), lr=self.lr)
-
-    def average_decay(self) -> float:
-        """Return the option `ema_decay`."""
-        return self.ema_decay
-
-    def check_scale(self, reference: ReferenceSet) -> None:
-        """Warn if the data's standard deviation is far from `sigma_data`."""
-        if isinstance(self.generator, ConsistencyGenerator):
-            warn_of_sigma_data(reference, self.generator.function.sigma_data)
-
-    def generative_model(self) -> GenerativeModel:
-        chosen = self.conditioning.chosen_class()
-        return self.generator.model(self.known_image_shape(), chosen)
-
     # Checkpoints
 
     def on_save_checkpoint(self, checkpoint: Content) -> None:
@@ -259,9 +225,3 @@ class LitScoreDifference(EstimatorTraining):
     def on_load_checkpoint(self, checkpoint: Content) -> None:
         super().on_load_checkpoint(checkpoint)
         self.bank.restore(checkpoint.get(BANK_KEY, {}))
-
-    def check_checkpoint(self, checkpoint: Content) -> None:
-        """Check the architecture, and also that the checkpoint has the same preconditioning."""
-        super().check_checkpoint(checkpoint)
-        saved = checkpoint.get(MODEL_KEY, {}).get("options", {})
-        check_preconditioning(type(self).__name__, saved, **self.generator.preconditioning())

@@ -1,0 +1,72 @@
+"""What trainings of a one-step generator share: the optimiser, the average, sampling and checkpoints."""
+
+import torch
+from torch import Tensor, nn
+
+from lit_knn.common.checkpoint_file import MODEL_KEY, Content
+from lit_knn.common.errors import InputError, check_positive
+from lit_knn.estimators import Estimator
+from lit_knn.modules.base import EstimatorTraining
+from lit_knn.modules.conditioning import Conditioning
+from lit_knn.modules.data_scale import warn_of_sigma_data
+from lit_knn.modules.generators import OneStepGenerator
+from lit_knn.modules.model_checks import check_preconditioning
+from lit_knn.reference import ReferenceSet
+from lit_knn.sampling import GenerativeModel
+from lit_knn.sampling.noise_grid import LevelRange
+
+
+class OneStepTraining(EstimatorTraining):
+    """Trains a one-step generator with RAdam, and averages its weights. Subclasses define the loss."""
+
+    def __init__(
+        self,
+        generator: OneStepGenerator,
+        estimator: Estimator,
+        level_range: LevelRange,
+        conditioning: Conditioning,
+        *,
+        lr: float,
+        ema_decay: float,
+        seed: int,
+    ) -> None:
+        super().__init__(estimator, level_range, conditioning, seed)
+        check_positive(lr=lr)
+        if not 0 <= ema_decay < 1:
+            raise InputError(f"ema_decay must be in [0, 1), got {ema_decay}")
+        self.generator = generator
+        self.lr = lr
+        self.ema_decay = ema_decay
+
+    @property
+    def network(self) -> nn.Module:
+        """The network inside the generator."""
+        return self.generator.network
+
+    def evaluate_network(self, z: Tensor, t: Tensor) -> Tensor:
+        """Evaluate the network under its preconditioning."""
+        return self.generator.evaluate_network(z, t)
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        """Use RAdam, as the consistency models do."""
+        return torch.optim.RAdam(self.parameters(), lr=self.lr)
+
+    def average_decay(self) -> float:
+        """Return the option `ema_decay`."""
+        return self.ema_decay
+
+    def check_scale(self, reference: ReferenceSet) -> None:
+        """Warn if the data's standard deviation is far from `sigma_data`, if the generator has one."""
+        sigma_data = self.generator.preconditioning().get("sigma_data")
+        if sigma_data is not None:
+            warn_of_sigma_data(reference, sigma_data)
+
+    def generative_model(self) -> GenerativeModel:
+        chosen = self.conditioning.chosen_class()
+        return self.generator.model(self.known_image_shape(), chosen)
+
+    def check_checkpoint(self, checkpoint: Content) -> None:
+        """Check the architecture, and also that the checkpoint has the same preconditioning."""
+        super().check_checkpoint(checkpoint)
+        saved = checkpoint.get(MODEL_KEY, {}).get("options", {})
+        check_preconditioning(type(self).__name__, saved, **self.generator.preconditioning())
