@@ -25,6 +25,7 @@ from tests.short_training import train
 from tests.watched import Images, Labelled, OneBadItem, WatchedNet
 
 CONFIG = str(ROOT / "configs" / "score_difference" / "digits.yaml")
+SLOW = pytest.mark.slow
 STD = 0.6  # sigma_data and sigma_max; then G(ε) = 0.5·0.6·ε + 0.6/√2·v
 
 
@@ -121,7 +122,7 @@ def small(fresh):
         KNN(k=16, n=4),
         net,
         KNN(k=16, n=4),
-        bank_size=300,
+        bank_size=96,
         fresh=fresh,
         levels=2,
         lr=1e-2,
@@ -133,7 +134,10 @@ def broken_off():
     raise KeyboardInterrupt
 
 
-@pytest.mark.parametrize(("fresh", "action"), [(0, interrupt), (64, broken_off), (None, interrupt)])
+@pytest.mark.parametrize(
+    ("fresh", "action"),
+    [(64, broken_off), *(pytest.param(fresh, interrupt, marks=SLOW) for fresh in (0, None))],
+)
 def test_resumed_run_is_the_whole_one_with_its_bank(fresh, action, tmp_path):
     _, whole = fit(tmp_path / "whole", small(fresh), 4)
     _, first = fit(tmp_path / "1", small(fresh), 4, at=At(2, "on_after_backward", action))
@@ -144,7 +148,7 @@ def test_resumed_run_is_the_whole_one_with_its_bank(fresh, action, tmp_path):
         return
     banks = [read_checkpoint_file(path)[BANK_KEY]["images"] for path in (second, whole)]
     assert torch.equal(*banks)
-    assert banks[0].shape == (300, 1, 8, 8)
+    assert banks[0].shape == (96, 1, 8, 8)
 
 
 def test_classes_attract_and_repel_their_own():
@@ -163,7 +167,7 @@ def test_classes_attract_and_repel_their_own():
 # Starts
 
 
-@pytest.mark.parametrize("kind", ["ict", "mean_flow", "ect"])
+@pytest.mark.parametrize("kind", ["ict", "mean_flow", pytest.param("ect", marks=SLOW)])
 def test_generator_starts_as_one_step_of_a_trained_model(kind, trained_run, tmp_path):
     run, _ = trained_run(kind)
     before = load(run)
@@ -228,14 +232,8 @@ def test_samples_that_are_not_finite_end_the_run():
 @pytest.mark.usefixtures("own_folder")
 def test_a_run_trains_samples_and_exports_as_others():
     options = ["-c", CONFIG, "-c", str(ROOT / "tests" / "tiny.yaml"), "--model.net.channels", "8"]
-    options += [
-        "--model.start",
-        "null",
-        "--trainer.max_steps",
-        "2",
-        "--trainer.val_check_interval",
-        "1",
-    ]
+    options += ["--model.start", "null", "--model.bank_size", "64"]
+    options += ["--trainer.max_steps", "1", "--trainer.val_check_interval", "1"]
     options += ["--trainer.logger.save_dir", "runs", "--trainer.logger.name", "sd"]
     main(["fit", *options])
     (run,) = Path("runs/sd").iterdir()
@@ -253,7 +251,7 @@ class KeptBank(pl.Callback):
         torch.save([pl_module.bank.samples.images, weights], f"{trainer.global_rank}.pt")
 
 
-@pytest.mark.slow
+@SLOW
 @pytest.mark.usefixtures("own_folder")
 def test_two_ranks_share_one_bank():
     kept = f"{__name__}.KeptBank"
