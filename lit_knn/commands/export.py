@@ -143,6 +143,9 @@ def main(args: Sequence[str] | None = None) -> None:
     if options.folder is None and options.push is None:
         raise InputError("export: give FOLDER, where the files go")
 
+    if options.private and options.push is None:
+        raise InputError("export: --private is for --push USER/NAME")
+
     if options.push is not None:
         check_push(options.push)
     folder = options.folder

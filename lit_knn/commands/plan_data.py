@@ -92,7 +92,7 @@ def plan_data(
     for estimator in estimators:
         for option in getattr(estimator, "limits", {}):
             # Called for the error that it raises if the estimator wants more images than there are.
-            fitted_count(estimator, option, shards * N * (1 + data.hflip), d)
+            fitted_count(estimator, option, shards * N * (1 + data.hflip), d, data.hflip)
     if conditioning and conditioning.label_dropout:
         # For dropped labels, there is a set of all images beside the sets of the classes.
         N *= 2

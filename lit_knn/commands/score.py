@@ -169,7 +169,7 @@ Fréchet distance of FEATURES, pr precision and recall, dc density and coverage,
 memorisation the share of copies, AuthPct and, with --data.held_out, C_T; by default fid, kid, pr and memorisation, or
 fid alone without --data"""
 FEATURES_HELP = f"""what kid, pr, dc, AuthPct and C_T compare: {", ".join(FEATURES)}; by default the features of the
-first Fréchet distance in METRICS, otherwise Inception's"""
+first Fréchet distance in METRICS, otherwise Inception's; pixels for memorisation alone, up to 64x64"""
 SPLITS_HELP = "number of half-splits, which give standard errors of what is no mean; 0 for none"
 CACHE_HELP = "folder that keeps the statistics of the data for other runs; null for none"
 WEIGHTS_HELP = "a local file of Inception's weights; by default they are downloaded once"

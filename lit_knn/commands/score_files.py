@@ -7,6 +7,7 @@ from pathlib import Path
 from torch import Tensor
 from torchvision.utils import save_image
 
+from lit_knn.common.errors import InputError, printable
 from lit_knn.common.files import make_folder, written_whole
 from lit_knn.common.pixels import are_pictures
 from lit_knn.common.tables import Row, text_table, undamaged_rows, write_rows
@@ -27,11 +28,22 @@ SHOWN = (
 
 
 def table_path(output: Path) -> Path:
-    """Return the path of the table, in `output` if that is a folder; the folder is made."""
+    """Return the path of the table, in `output` if that is a folder; the folder is made.
+
+    Raises InputError if another file has this path, before long work.
+    """
     path = output.expanduser()
     if path.suffix != ".csv":
         path = path / "scores.csv"
     make_folder(path.parent)
+    if path.is_dir():
+        raise InputError(f"--output {path} is a folder, and no table")
+
+    for row in undamaged_rows(path):
+        if not row.keys() >= set(KEY):
+            names = ", ".join(map(printable, row))
+            rule = f"is no table of scores: its columns are {names}"
+            raise InputError(f"--output {path} {rule}; give another path")
     return path
 
 

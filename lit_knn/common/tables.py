@@ -104,7 +104,8 @@ def undamaged_rows(path: Path) -> list[dict[str, str]]:
         return []
     try:
         return read_rows(path)
-    except InputError as error:
+    # InputError and UnicodeDecodeError are ValueErrors.
+    except (ValueError, csv.Error) as error:
         keep_aside(path, str(error))
         return []
 

@@ -43,7 +43,8 @@ def stream_of_path(path: str | os.PathLike[str], floats_as_is: bool = False) -> 
         path: whatever `lit-knn prepare` reads, an .npy or .npz file of arrays, or a prepared file.
         floats_as_is: see `lit_knn.data.array_files.read_array_file`.
     """
-    name = os.fspath(path)
+    # Completion of a shell adds the slash to a folder's name. The table has one name for it.
+    name = os.fspath(path).rstrip("/")
     if Path(name).suffix.lower() in (".npy", ".npz"):
         return stream_of_set(reference_from(path, floats_as_is=floats_as_is), name)
 

@@ -62,7 +62,7 @@ def check_count(owner: str, option: str, value: int) -> int:
     return int(value)
 
 
-def fitted_count(estimator: "Hooks", option: str, N: int, d: int) -> int:
+def fitted_count(estimator: "Hooks", option: str, N: int, d: int, mirrored: bool = False) -> int:
     """Return the number of an option for N images of dimension d.
 
     A default is reduced to the limit of the option, `estimator.limits[option]`.
@@ -72,6 +72,7 @@ def fitted_count(estimator: "Hooks", option: str, N: int, d: int) -> int:
         option: name of the option.
         N: number of images.
         d: dimension of an image.
+        mirrored: whether half of the images are mirror images, for the message.
 
     Raises:
         InputError: a number that the user gave is above the limit.
@@ -84,7 +85,8 @@ def fitted_count(estimator: "Hooks", option: str, N: int, d: int) -> int:
         return Default(min(DEFAULTS[option], most))
 
     if number > most:
-        problem = f"{type(estimator).__name__}: {option}={number} is more than {limit} of the reference set"
+        where = "the reference set, mirror images counted" if mirrored else "the reference set"
+        problem = f"{type(estimator).__name__}: {option}={number} is more than {limit} of {where}"
         raise InputError(
             f"{problem}: give {option} <= {most}, or null for the default, which is taken down"
         )
@@ -95,7 +97,7 @@ def fit_counts(estimator: "Hooks", reference: ReferenceSet) -> None:
     """Set the counts of an estimator to their `fitted_count` for a set, and warn about each default that is reduced."""
     numbers = {}
     for option in estimator.limits:
-        numbers[option] = fitted_count(estimator, option, reference.N, reference.d)
+        numbers[option] = fitted_count(estimator, option, reference.N, reference.d, reference.hflip)
 
     # All counts have been checked before the first one changes.
     for option, number in numbers.items():
@@ -111,6 +113,8 @@ def _warn_of_reduced(
 ) -> None:
     """Warn, on the first rank alone, that a default is reduced. All classes of a set share one warning."""
     where = "the reference set"
+    if reference.hflip:
+        where += ", mirror images counted"
     going_on = f"with {option}={number}"
 
     if reference.label is not None:

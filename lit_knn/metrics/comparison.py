@@ -141,4 +141,6 @@ def refuse_too_few(
         if count < least:
             about = f" with kid_subset_size={options.kid_subset_size}" if name == "kid" else ""
             needs = f"at least {least} images are needed, there are {count}"
+            if name == "kid":
+                needs += "; a smaller kid_subset_size needs fewer"
             raise InputError(f"{name}{about}: {needs}")

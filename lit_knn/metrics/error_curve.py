@@ -106,6 +106,8 @@ class ErrorCurve:
         """Refuse a set with fewer images than latents."""
         if self.num_z > reference.N:
             images = f"the {reference.N} images of the reference set"
+            if reference.hflip:
+                images += ", mirror images counted"
             raise InputError(f"num_z={self.num_z} is more than {images}")
 
     def levels(

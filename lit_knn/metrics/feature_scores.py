@@ -2,6 +2,7 @@
 
 from collections.abc import Collection
 
+from lit_knn.common.errors import InputError
 from lit_knn.common.progress import progress_bar
 from lit_knn.common.tables import Row
 from lit_knn.data.image_stream import ImageStream, stream_of_set
@@ -18,7 +19,7 @@ from lit_knn.metrics.feature_statistics import FeatureStatistics, feature_statis
 from lit_knn.metrics.features import FeatureExtractor
 from lit_knn.metrics.fidelity import KID_SUBSETS
 from lit_knn.metrics.half_splits import half_split_errors
-from lit_knn.metrics.sample_quality import copying_score, is_authentic
+from lit_knn.metrics.sample_quality import FEWEST_IN_CELL, copying_score, is_authentic
 from lit_knn.metrics.score_data import ScoreData
 from lit_knn.metrics.score_features import DISTANCE, name_of
 from lit_knn.metrics.score_options import COPY_TESTS, ScoreOptions
@@ -75,7 +76,17 @@ class FeatureScores:
         num_real = samples.count
         if self.data.images is not None:
             num_real = num_compared(self.data.images)
-        refuse_too_few(self.names, self.options.comparison, samples.count, num_real)
+        names = []
+        for name in self.names:
+            names.append(self.extractor.metric if name == DISTANCE else name)
+        refuse_too_few(names, self.options.comparison, samples.count, num_real)
+
+        held_out = self.data.held_out
+        if "c_t" in self.names and held_out is not None:
+            counts = samples.count, len(held_out.images)
+            if min(counts) < FEWEST_IN_CELL:
+                needs = f"at least {FEWEST_IN_CELL} samples and held-out images are needed"
+                raise InputError(f"c_t: {needs}, there are {counts[0]} and {counts[1]}")
         if DISTANCE in self.names:
             fewest = min(samples.count, num_real)
             warn_of_limits(self.extractor, self.extractor.metric, fewest)

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 
 from lit_knn.common.errors import InputError
+from lit_knn.common.pixels import are_pictures
 from lit_knn.data.image_stream import ImageStream
 from lit_knn.metrics.feature_statistics import FeatureStatistics
 from lit_knn.reference import ReferenceSet
@@ -24,18 +25,26 @@ class ScoreData:
     held_out: ReferenceSet | None = None
     statistics: dict[str, FeatureStatistics] = field(default_factory=dict)
 
-    def check_shape(self, samples: ImageStream) -> None:
-        """Raise InputError if samples have another shape than the images."""
-        if self.images is None or samples.shape == self.images.shape:
+    def check_shapes(self, samples: ImageStream) -> None:
+        """Raise InputError if samples or held-out images have another shape than the images."""
+        if self.images is None:
+            return
+        shape = self.images.shape
+        if self.held_out is not None and self.held_out.shape != shape:
+            sizes = f"held_out has {size_of(self.held_out.shape)}, but {self.name} {size_of(shape)}"
+            raise InputError(f"{sizes}: give images of the same kind")
+        if samples.shape == shape:
             return
 
-        sizes = (
-            f"{samples.name} has {_size(samples.shape)}, but {self.name} {_size(self.images.shape)}"
-        )
-        if len(samples.shape) != 3 or len(self.images.shape) != 3:
+        sizes = f"{samples.name} has {size_of(samples.shape)}, but {self.name} {size_of(shape)}"
+        if not (are_pictures(samples.shape) and are_pictures(shape)):
             raise InputError(f"{sizes}: give samples of the same kind")
 
-        channels, height, width = self.images.shape
+        channels, height, width = shape
+        if channels == 1 != samples.shape[0]:
+            advice = "another program must make the samples grey, or the data needs colours"
+            raise InputError(f"{sizes}: {advice}")
+
         make = "make them alike first, with the filter that the samples are to be judged by"
         colour = " --rgb" if channels == 3 != samples.shape[0] else ""
         command = f"lit-knn prepare {samples.name} alike.npy --size {width}{colour}"
@@ -44,7 +53,7 @@ class ScoreData:
         raise InputError(f"{sizes}: {make}: {command}")
 
 
-def _size(shape: tuple[int, ...]) -> str:
+def size_of(shape: tuple[int, ...]) -> str:
     """Describe the shape of an image in a message."""
     if len(shape) != 3:
         return f"items of shape {shape}"

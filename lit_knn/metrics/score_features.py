@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Callable
+from math import prod
 
 from lit_knn.common.errors import InputError
 from lit_knn.common.pixels import are_pictures
@@ -12,6 +13,8 @@ from lit_knn.metrics.score_options import DISTANCES, FEATURES, OF_FEATURES, Scor
 
 # The Fréchet distance, among the names of values.
 DISTANCE = "distance"
+# Images of more values need the features of a network, because of the memory of the pixels' covariance.
+MOST_PIXELS = 3 * 64 * 64
 
 
 class ChosenFeatures:
@@ -44,7 +47,8 @@ class ChosenFeatures:
 
         of_features = [metric for metric in metrics if metric in OF_FEATURES]
         if of_features:
-            extractor = self._of_single_images()
+            is_alone = metrics == ["memorisation"]
+            extractor = self._of_single_images(pixels=is_alone and prod(shape) <= MOST_PIXELS)
             for metric in of_features:
                 self._add(extractor, OF_FEATURES[metric])
 
@@ -69,8 +73,11 @@ class ChosenFeatures:
         else:
             warnings.warn("is: left out, because only Inception V3 gives it", stacklevel=2)
 
-    def _of_single_images(self) -> FeatureExtractor:
-        """Return the features that kid, pr, dc and memorisation compare, loaded."""
+    def _of_single_images(self, pixels: bool = False) -> FeatureExtractor:
+        """Return the features that kid, pr, dc and memorisation compare, loaded.
+
+        With `pixels` they are those of the pixels, as for the copied fraction, if the options name none.
+        """
         features = self.options.features
         if isinstance(features, FeatureExtractor):
             return features
@@ -78,7 +85,9 @@ class ChosenFeatures:
             return self._of_kind(FEATURES[features])
         if self.values:
             return next(iter(self.values))
-        return self._of_kind(InceptionV3 if are_pictures(self.shape) else Pixels)
+        if pixels or not are_pictures(self.shape):
+            return self._of_kind(Pixels)
+        return self._of_kind(InceptionV3)
 
     def _of_kind(self, kind: type[FeatureExtractor]) -> FeatureExtractor:
         """Return an extractor of a class, loaded; or the offline one if its weights cannot be downloaded."""

@@ -43,7 +43,8 @@ class ScoreOptions:
     Args:
         features: what kid, pr, dc and memorisation compare: a name from `FEATURES` or an extractor,
             which then also gives the Fréchet distance of its kind; None for the features of the
-            first Fréchet distance that is measured, and otherwise Inception's.
+            first Fréchet distance that is measured, and otherwise Inception's, or, for memorisation
+            alone on images of up to 64x64, those of the pixels.
         inception_weights: a local file; None for the published weights, downloaded if missing.
         dinov2_weights: likewise.
         kid_subset_size: images of each set in one of KID's 100 subsets.

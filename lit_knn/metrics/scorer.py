@@ -11,7 +11,7 @@ from lit_knn.data.image_stream import ImageStream
 from lit_knn.metrics.copy_scores import copy_rows
 from lit_knn.metrics.feature_scores import FeatureScores
 from lit_knn.metrics.memorisation import check_search
-from lit_knn.metrics.score_data import ScoreData
+from lit_knn.metrics.score_data import ScoreData, size_of
 from lit_knn.metrics.score_features import ChosenFeatures
 from lit_knn.metrics.score_options import (
     ScoreOptions,
@@ -54,6 +54,7 @@ class Scorer:
                 )
 
         self.data = data
+        self.shape = shape
         self.options = options
         chosen = ChosenFeatures(self.metrics, options, shape)
         self.parts = []
@@ -85,7 +86,11 @@ class Scorer:
 
     def check(self, samples: ImageStream) -> None:
         """Raise InputError if samples cannot be compared with the data."""
-        self.data.check_shape(samples)
+        self.data.check_shapes(samples)
+        if samples.shape != self.shape:
+            sizes = f"{samples.name} has {size_of(samples.shape)}"
+            sizes += f", but the first samples have {size_of(self.shape)}"
+            raise InputError(f"{sizes}: score them one after the other")
         for part in self.parts:
             part.check(samples)
 

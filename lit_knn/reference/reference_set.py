@@ -178,6 +178,8 @@ class ReferenceSet(ImageSet):
         """Check the arguments of a search, and build the index."""
         if not 1 <= k <= self.N:
             images = f"the {self.N} images of the reference set"
+            if self.hflip:
+                images += ", mirror images counted"
             raise InputError(f"k={k} must be between 1 and {images}")
 
         if tuple(z.shape[1:]) != self.shape or not z.is_floating_point():

@@ -41,6 +41,7 @@ OPTIONS = [
     ("--data.index FaissIndx", "FaissIndx is neither a class nor a file; did you mean FaissIndex?"),
     ("--optimizer Adamm", "error: --optimizer: Adamm is neither a class nor a file; did you mean Adam?"),
     ("--trainer.callbacks+ Fidelty", "Fidelty is neither a class nor a file; did you mean Fidelity?"),
+    ("--num_images 3", "did you mean --samples or --data.predict_samples (of predict)?"),
     ("--trainer.callbacks.num_sample 3", "callbacks: Option 'num_sample' is not accepted; did you mean num_samples?"),
     ("--model lit_knn.modules.LitIct", "has no attribute 'LitIct'; did you mean lit_knn.modules.LitICT?"),
     ("--modle.lr 0.1", "did you mean --model.lr?"),

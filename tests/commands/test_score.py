@@ -27,6 +27,9 @@ def digits(own_folder):
     np.savez("adm.npz", arr_0=images[60:140].transpose(0, 2, 3, 1))
     np.save("real.npy", images[200:500])
     flat = (images[500:900] / 127.5 - 1).reshape(400, -1)
+    np.save("wide.npy", np.zeros((30, 1, 8, 9), np.uint8))
+    Path("taken.csv").write_text("a,b\n1,2\n")
+    Path("folder.csv").mkdir()
     np.savez("stats.npz", mu=flat.mean(0), sigma=np.cov(flat.T))
     return images
 
@@ -85,6 +88,19 @@ def test_statistics_alone_are_a_reference():
 
 
 @pytest.mark.usefixtures("digits")
+@pytest.mark.filterwarnings("ignore:.*rank-deficient")
+@pytest.mark.filterwarnings("ignore:c_t")
+def test_a_slash_names_no_other_samples_and_a_binary_table_is_kept():
+    Path("binary.csv").write_bytes(b"\xff\xfe\x00")
+    with pytest.warns(UserWarning, match=r"binary\.csv is damaged"):
+        main(["score", "folder", *DATA, *OF_PIXELS, "--output", "binary.csv"])
+    assert Path("binary.csv.damaged-1").read_bytes() == b"\xff\xfe\x00"
+    first = read_rows(Path("binary.csv"))
+    main(["score", "folder/", *DATA, *OF_PIXELS, "--output", "binary.csv"])
+    assert read_rows(Path("binary.csv")) == first
+
+
+@pytest.mark.usefixtures("digits")
 @pytest.mark.parametrize(
     ("line", "message"),
     [
@@ -94,6 +110,10 @@ def test_statistics_alone_are_a_reference():
         ("gone.zip --data Digits", "gone.zip does not exist"),
         ("folder --data Digitss", "did you mean Digits"),
         ("folder --data Digits --metrcs fid", "did you mean --metrics?"),
+        ("folder --data Digits --metrics kid --features pixels", "a smaller kid_subset_size needs"),
+        ("adm.npz wide.npy stats.npz --metrics fd_pixels", "score them one after the other"),
+        ("wide.npy --data Digits --output taken.csv", "no table of scores: its columns are a, b"),
+        ("wide.npy --data Digits --output folder.csv", "folder.csv is a folder, and no table"),
         ("folder --data Digits --pr_k 0", "pr_k must be at least 1, got 0"),
         (
             "folder --data Digits --features vgg",

@@ -281,6 +281,17 @@ def test_offline_features_answer_without_weights_and_say_so(monkeypatch, tmp_pat
         ({"reference": "stats.pkl"}, "is a pickle, which may run any code"),
         ({"reference": "https://127.0.0.1:9/a/s.npz"}, "could not be downloaded .* put that file"),
         ({"samples": []}, "there are no samples"),
+        ({"samples": pictures(1, 0)}, "fd_pixels: at least 2 images are needed, there are 1"),
+        ({"reference": pictures(9, 1)[:, :1]}, "another program must make the samples grey"),
+        (
+            {"samples": torch.zeros(9, 4, 4, 4)},
+            "with 4 channels, but .*: give samples of the same kind",
+        ),
+        ({"held_out": pictures(9, 1)[..., :2]}, "held_out has images of 2x4"),
+        (
+            {"metrics": "memorisation", "held_out": pictures(19, 1), "samples": pictures(30, 0)},
+            "c_t: at least 20 samples and held-out images are needed, there are 30 and 19",
+        ),
     ],
 )
 def test_what_cannot_be_compared_is_refused_in_a_line(arguments, message, tmp_path, monkeypatch):
@@ -293,6 +304,15 @@ def test_what_cannot_be_compared_is_refused_in_a_line(arguments, message, tmp_pa
     with pytest.raises(InputError, match=message) as error:
         score(**{**defaults, **arguments})
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.filterwarnings("ignore:.*rank-deficient")
+@pytest.mark.filterwarnings("ignore:c_t")
+def test_copies_alone_need_no_weights(monkeypatch, tmp_path):
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path))
+    monkeypatch.setattr("torch.hub.load_state_dict_from_url", None)
+    rows = score(pictures(8, 0), pictures(20, 1), "memorisation", options=ScoreOptions(splits=0))
+    assert {row["features"] for row in rows} == {"Pixels"}
 
 
 @pytest.mark.filterwarnings("ignore:.*rank-deficient")

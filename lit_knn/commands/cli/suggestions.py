@@ -8,6 +8,9 @@ from types import ModuleType
 
 from lit_knn.commands.cli.packaged_configs import FILES, hint_of_part, names
 
+# Names that users give to the number of samples
+NUMBERS_OF_SAMPLES = ("images", "num_images", "num_samples", "n_samples")
+
 
 def nearest(name: str | None, known: Iterable[str], prefix: str = "") -> str:
     """Return a question to add to a message, with the known name nearest to an unknown one; "" if none is near.
@@ -47,7 +50,11 @@ def hint_of_argument(argument: str, options: Iterable[str]) -> str:
         options: the names of the command's options, such as `trainer.max_steps`.
     """
     if argument.startswith("-"):
-        meant = options_like(argument.lstrip("-").partition("=")[0], list(options))
+        name = argument.lstrip("-").partition("=")[0]
+        meant = options_like(name, list(options))
+        if name in NUMBERS_OF_SAMPLES:
+            meant = [option for option in meant if option != "samples"]
+            meant += ["samples", "data.predict_samples (of predict)"]
         choices = " or ".join(f"--{option}" for option in meant)
         return f"; did you mean {choices}?" if choices else ""
 
