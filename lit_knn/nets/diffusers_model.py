@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Mapping
-from inspect import signature
+from inspect import Parameter, signature
 from pathlib import Path
 from typing import Literal
 
@@ -49,10 +49,7 @@ class Diffusers(nn.Module):
         self.null_class = num_classes if null_class is None else null_class
         self.model = load_model(model, config)
         self.takes_classes = "class_labels" in signature(self.model.forward).parameters
-        if num_classes and not self.takes_classes:
-            raise InputError(
-                f"Diffusers: {model} takes no class labels, but num_classes={num_classes}"
-            )
+        self._check_inputs(model)
 
         channels: dict[str, int] = dict(self.model.config)  # type: ignore[arg-type]
         self.in_channels = channels["out_channels"] or channels["in_channels"]
@@ -65,6 +62,34 @@ class Diffusers(nn.Module):
         for layer in self.model.modules():
             if type(layer).__name__ == "LabelEmbedding":
                 layer.dropout_prob = 0.0  # type: ignore[assignment]
+
+    def _check_inputs(self, name: str) -> None:
+        """Raise InputError if the model needs other inputs, or has not the embeddings of all classes."""
+        if self.num_classes and not self.takes_classes:
+            raise InputError(
+                f"Diffusers: {name} takes no class labels, but num_classes={self.num_classes}"
+            )
+
+        inputs = signature(self.model.forward).parameters
+        needed = []
+        # The first input is the image, whatever its name.
+        for parameter in list(inputs.values())[1:]:
+            if parameter.default is Parameter.empty and parameter.name != "timestep":
+                needed.append(parameter.name)
+        if "timestep" not in inputs or needed:
+            lacks = f"needs {', '.join(needed)}" if needed else "takes no timestep"
+            raise InputError(f"Diffusers: {name} {lacks}, so it is no model of images alone")
+
+        if not hasattr(self.model, "class_embedding"):
+            return
+        embedding: object = self.model.class_embedding
+        if embedding is not None and not self.num_classes:
+            raise InputError(f"Diffusers: {name} embeds classes: set num_classes")
+        rows = embedding.num_embeddings if isinstance(embedding, nn.Embedding) else 0
+        if self.num_classes and (embedding is None or 0 < rows < self.num_classes):
+            most = max(self.null_class, self.num_classes) + 1
+            problem = f"{name} embeds {rows} classes, but num_classes={self.num_classes}"
+            raise InputError(f"Diffusers: {problem}: set num_class_embeds of config to {most}")
 
     def forward(
         self,
@@ -146,6 +171,8 @@ def load_model(name: str, config: Mapping[str, object] | None) -> nn.Module:
 
     model_class = getattr(diffusers, name.removeprefix("diffusers."), None)
     if not isinstance(model_class, type) or not issubclass(model_class, diffusers.ModelMixin):
+        if folder.is_dir():
+            raise InputError(f"Diffusers: model={name} is a folder, which has a config: give none")
         raise InputError(
             f"Diffusers: model={name} is no class of diffusers and no folder of save_pretrained"
         )

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lit_knn.common.errors import InputError
+from lit_knn.common.errors import InputError, check_at_least, prefixed
 from lit_knn.nets.base import ImageNetwork, NumberOfData
 from lit_knn.nets.layers import zero_
 from lit_knn.nets.unet import NoiseEmbedding
@@ -47,6 +47,14 @@ class DiT(ImageNetwork):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        with prefixed("DiT"):
+            check_at_least(
+                1,
+                patch_size=self.patch_size,
+                width=self.width,
+                depth=self.depth,
+                heads=self.heads,
+            )
         if self.width % self.heads or self.width % 4:
             rule = f"a multiple of heads={self.heads} and of 4"
             raise InputError(f"DiT: width must be {rule}, got {self.width}")

@@ -133,6 +133,8 @@ def test_a_folder_that_was_not_exported_is_not_pushed(hub, capsys):
     Path("empty").mkdir()
     line = refusal_of(["export", "empty", "--push", NAME], capsys)
     assert line.startswith("error: export: empty has no model.safetensors: give RUN and FOLDER")
+    line = refusal_of(["export", "a.ckpt", "out", "--private"], capsys)
+    assert "--private is for --push" in line
     line = refusal_of(["export", "empty"], capsys)
     assert line == "error: export: give FOLDER, where the files go"
     assert not hub.models

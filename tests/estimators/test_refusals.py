@@ -68,6 +68,10 @@ REFUSED = [
     # sets
     (lambda: KNN(k=61).bind(reference()), "k=61 is more than the 60 images"),
     (
+        lambda: KNN(k=121).bind(reference(hflip=True)),
+        "the 120 images of the reference set, mirror images counted",
+    ),
+    (
         lambda: Smoothed(KNN(k=61), 1.0).bind(reference()),
         "Smoothed: KNN: k=61 is more than the 60 images",
     ),

@@ -205,6 +205,11 @@ def test_precision_of_the_surrounding_denoiser_holds():
         (("DDPMScheduler", {}), "no class of diffusers and no folder of save_pretrained"),
         (("UNet2DModel", None), "needs config, the arguments of this class"),
         (("DiTTransformer2DModel", DIT | {"out_channels": 6}), "learned sigma: set out_channels"),
+        (("VQModel", {}), "VQModel takes no timestep, so it is no model of images alone"),
+        (("UNet2DConditionModel", {}), "UNet2DConditionModel needs encoder_hidden_states"),
+        (("UNet2DModel", UNET), "UNet2DModel embeds classes: set num_classes"),
+        (("UNet2DModel", UNET, "label", 20), "embeds 11 classes.*: set num_class_embeds .* to 21"),
+        ((".", {}), "model=. is a folder, which has a config: give none"),
         (("VQModel", {}, "label", 10), "takes no class labels, but num_classes=10"),
     ],
 )

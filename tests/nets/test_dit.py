@@ -115,6 +115,7 @@ def test_every_pixel_depends_on_every_pixel_at_any_size(sides):
     ("options", "line"),
     [
         ({"width": 18, "heads": 3}, "width must be a multiple of heads=3 and of 4, got 18"),
+        ({"heads": 0}, "DiT: heads must be at least 1, got 0"),
         ({"patch_size": 3}, "patch_size=3 does not divide images of 8x8"),
     ],
 )
