@@ -143,11 +143,10 @@ def main(args: Sequence[str] | None = None) -> None:
     if options.folder is None and options.push is None:
         raise InputError("export: give FOLDER, where the files go")
 
-    if options.private and options.push is None:
-        raise InputError("export: --private is for --push USER/NAME")
-
     if options.push is not None:
         check_push(options.push)
+    elif options.private:
+        raise InputError("export: --private is for --push USER/NAME")
     folder = options.folder
     if folder is None:
         folder = options.source
@@ -169,7 +168,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("source", metavar="RUN", help=about)
     about = "folder of the three files; none of them is overwritten"
     parser.add_argument("folder", metavar="FOLDER", nargs="?", help=about)
-
     about = "class path of a network of your own, or YAML with its class_path and init_args; "
     about += "by default the one in the config.yaml of the run"
     parser.add_argument("--net", metavar="CLASS", help=about)

@@ -1,11 +1,14 @@
-"""The share of samples that are copies, by the pixels; and the likest pairs of samples and images."""
+"""Tests for copies: by pixels, with the likest pairs of samples and images; and by features."""
 
 from torch import Tensor
 
+from lit_knn.common.errors import InputError
 from lit_knn.common.progress import progress_bar
 from lit_knn.common.tables import Row
 from lit_knn.data.image_stream import ImageStream
+from lit_knn.metrics.feature_statistics import FeatureStatistics
 from lit_knn.metrics.memorisation import LikestPairs, MemorisationMetric, nearest_images
+from lit_knn.metrics.sample_quality import FEWEST_IN_CELL, copying_score, is_authentic
 from lit_knn.metrics.score_data import ScoreData
 from lit_knn.metrics.score_options import ScoreOptions
 from lit_knn.metrics.score_table import RowMaker
@@ -45,3 +48,36 @@ def copy_rows(
 
     pairs, ids = likest.compute()
     return rows, (pairs, reference.gather(ids))
+
+
+def refuse_few_held_out(samples: int, held_out: int) -> None:
+    """Raise InputError if there are fewer samples or held-out images than C_T needs."""
+    if min(samples, held_out) < FEWEST_IN_CELL:
+        needs = f"at least {FEWEST_IN_CELL} samples and held-out images are needed"
+        raise InputError(f"c_t: {needs}, there are {samples} and {held_out}")
+
+
+def copy_tests(
+    generated: FeatureStatistics,
+    training: FeatureStatistics,
+    held_out: FeatureStatistics | None,
+) -> dict[str, tuple[float, float | None]]:
+    """Return AuthPct and, with held-out images, C_T, with standard errors. C_T is a standard score.
+
+    Args:
+        generated: statistics of the samples, with the features of each, as all others.
+        training: statistics of the images of the reference.
+        held_out: statistics of images that no training saw, if there are any.
+    """
+    assert generated.features is not None
+    assert training.features is not None
+    authentic = is_authentic(generated.features, training.features).double()
+    error = float(authentic.std()) / len(authentic) ** 0.5
+
+    results: dict[str, tuple[float, float | None]] = {}
+    results["auth_pct"] = 100 * float(authentic.mean()), 100 * error
+    if held_out is not None:
+        assert held_out.features is not None
+        score = copying_score(generated.features, training.features, held_out.features)
+        results["c_t"] = score, None
+    return results

@@ -2,7 +2,6 @@
 
 from collections.abc import Collection
 
-from lit_knn.common.errors import InputError
 from lit_knn.common.progress import progress_bar
 from lit_knn.common.tables import Row
 from lit_knn.data.image_stream import ImageStream, stream_of_set
@@ -13,13 +12,13 @@ from lit_knn.metrics.comparison import (
     refuse_too_few,
     score_of_logits,
 )
+from lit_knn.metrics.copy_scores import copy_tests, refuse_few_held_out
 from lit_knn.metrics.data_statistics import DataStatistics, num_compared, warn_of_limits
 from lit_knn.metrics.feature_networks import NetworkExtractor
 from lit_knn.metrics.feature_statistics import FeatureStatistics, feature_statistics
 from lit_knn.metrics.features import FeatureExtractor
 from lit_knn.metrics.fidelity import KID_SUBSETS
 from lit_knn.metrics.half_splits import half_split_errors
-from lit_knn.metrics.sample_quality import FEWEST_IN_CELL, copying_score, is_authentic
 from lit_knn.metrics.score_data import ScoreData
 from lit_knn.metrics.score_features import DISTANCE, name_of
 from lit_knn.metrics.score_options import COPY_TESTS, ScoreOptions
@@ -81,12 +80,8 @@ class FeatureScores:
             names.append(self.extractor.metric if name == DISTANCE else name)
         refuse_too_few(names, self.options.comparison, samples.count, num_real)
 
-        held_out = self.data.held_out
-        if "c_t" in self.names and held_out is not None:
-            counts = samples.count, len(held_out.images)
-            if min(counts) < FEWEST_IN_CELL:
-                needs = f"at least {FEWEST_IN_CELL} samples and held-out images are needed"
-                raise InputError(f"c_t: {needs}, there are {counts[0]} and {counts[1]}")
+        if "c_t" in self.names and self.data.held_out is not None:
+            refuse_few_held_out(samples.count, len(self.data.held_out.images))
         if DISTANCE in self.names:
             fewest = min(samples.count, num_real)
             warn_of_limits(self.extractor, self.extractor.metric, fewest)
@@ -110,8 +105,10 @@ class FeatureScores:
         as_bytes = isinstance(self.extractor, NetworkExtractor)
         make = RowMaker(samples, self.data, name_of(self.extractor), as_bytes)
         rows = [make(*key, value, errors.get(key)) for key, value in values.items()]
-        for name, (value, error) in self._copy_tests(generated).items():
-            rows.append(make(name, self.data.name, value, error))
+        if self._of_images is not None and "auth_pct" in self.names:
+            tests = copy_tests(generated, self._of_images.real, self._held_out)
+            for name, (value, error) in tests.items():
+                rows.append(make(name, self.data.name, value, error))
         return rows
 
     def _prepare(self) -> None:
@@ -189,22 +186,3 @@ class FeatureScores:
             if name not in COPY_TESTS and least <= count:
                 names.append(name)
         return names
-
-    def _copy_tests(self, generated: FeatureStatistics) -> dict[str, tuple[float, float | None]]:
-        """Return those of the `COPY_TESTS` that are measured, with standard errors. C_T is a standard score."""
-        results: dict[str, tuple[float, float | None]] = {}
-        if self._of_images is None or "auth_pct" not in self.names:
-            return results
-
-        features, training = generated.features, self._of_images.real.features
-        assert features is not None
-        assert training is not None
-        authentic = is_authentic(features, training).double()
-        error = float(authentic.std()) / len(authentic) ** 0.5
-        results["auth_pct"] = 100 * float(authentic.mean()), 100 * error
-
-        if self._held_out is not None:
-            held_out = self._held_out.features
-            assert held_out is not None
-            results["c_t"] = copying_score(features, training, held_out), None
-        return results

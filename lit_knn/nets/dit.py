@@ -48,13 +48,8 @@ class DiT(ImageNetwork):
     def __post_init__(self) -> None:
         super().__post_init__()
         with prefixed("DiT"):
-            check_at_least(
-                1,
-                patch_size=self.patch_size,
-                width=self.width,
-                depth=self.depth,
-                heads=self.heads,
-            )
+            check_at_least(1, patch_size=self.patch_size, width=self.width)
+            check_at_least(1, depth=self.depth, heads=self.heads)
         if self.width % self.heads or self.width % 4:
             rule = f"a multiple of heads={self.heads} and of 4"
             raise InputError(f"DiT: width must be {rule}, got {self.width}")
