@@ -15,6 +15,7 @@ from lit_knn.data import Digits, Latents
 from lit_knn.data.autoencoders import PCA
 from lit_knn.estimators import KNN, OneSample
 from lit_knn.modules import LitEDM, LitMeanFlow, LitSCT
+from lit_knn.modules.time_distributions import LogitNormalTimes
 from lit_knn.nets import UNet
 from tests.interrupted_runs import (
     QUIET,
@@ -51,12 +52,17 @@ def sigterm():
     interrupt(signal.SIGTERM)
 
 
-def mean_flow():
+def mean_flow(tangent=None, **options):
     torch.manual_seed(0)
     net = UNet(1, channels=4, multipliers=(1,), blocks=1, dropout=0.2, augment_dim=8)
-    return LitMeanFlow(
-        net, KNN(k=16, n=4), OneSample(), lr=1e-2, lr_ramp_up_images=300, ema_half_life_images=90
-    )
+    options |= {"lr": 1e-2, "lr_ramp_up_images": 300, "ema_half_life_images": 90}
+    return LitMeanFlow(net, KNN(k=16, n=4), tangent or OneSample(), **options)
+
+
+def improved_mean_flow():
+    """A mean flow with the network's velocity, lower times and a separate derivative."""
+    lower_times = LogitNormalTimes(-4.0, 1.6)
+    return mean_flow("network", lower_times=lower_times, separate_tangent_pass=True)
 
 
 def sct():
@@ -73,6 +79,7 @@ def sct():
         (edm, interrupt),
         pytest.param(sct, broken_off, marks=pytest.mark.slow),
         pytest.param(mean_flow, interrupt, marks=pytest.mark.slow),
+        pytest.param(improved_mean_flow, interrupt, marks=pytest.mark.slow),
     ],
 )
 def test_run_interrupted_in_a_batch_is_equal_after_two_resumes(make, action, whole, tmp_path):
