@@ -451,23 +451,21 @@ class KeptWeights(pl.Callback):
 @pytest.mark.slow
 @pytest.mark.usefixtures("own_folder")
 @pytest.mark.parametrize(
-    ("name", "option"), [("meanflow", "lr_ramp_up_images"), ("sct", "tangent_warmup_steps")]
+    ("name", "options"),
+    [
+        ("meanflow", {"lr_ramp_up_images": 0}),
+        (
+            "meanflow",
+            {"lr_ramp_up_images": 0, "tangent": "network", "separate_tangent_pass": "true"},
+        ),
+        ("sct", {"tangent_warmup_steps": 0}),
+    ],
+    ids=["mean flow", "separate derivative", "sCT"],
 )
-def test_two_ranks_average_their_gradients(name, option):
+def test_two_ranks_average_their_gradients(name, options):
     config, kept = str(ROOT / "configs" / name / "digits.yaml"), f"{__name__}.KeptWeights"
-    run_main(
-        [
-            "fit",
-            "-c",
-            config,
-            *TINY,
-            f"--model.{option}",
-            "0",
-            "--trainer.callbacks+",
-            kept,
-        ],
-        2,
-    )
+    chosen = [f"--model.{option}={value}" for option, value in options.items()]
+    run_main(["fit", "-c", config, *TINY, *chosen, "--trainer.callbacks+", kept], 2)
     # Each rank has items of its own, so their gradients alone would give it other weights.
     for ours, theirs in zip(torch.load("0.pt"), torch.load("1.pt"), strict=True):
         assert torch.equal(ours, theirs)
