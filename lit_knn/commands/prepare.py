@@ -40,7 +40,6 @@ autoencoder, so that --data Images --data.path OUT decodes samples and compares 
   lit-knn prepare data/imagenet256.npy data/latents.npy --autoencoder hf://stabilityai/sd-vae-ft-ema --half
 """
 
-
 SOURCES = "folder or .zip of image files; .tar, 'a-{00..09}.tar' or folder of tars, as of "
 SOURCES += (
     "WebDataset; .parquet, folder of them (its split train, if their names tell splits) or of "
@@ -72,20 +71,14 @@ def main(args: Sequence[str] | None = None) -> None:
         label_key=options.label_key,
         background=options.background,
     )
-    out, workers, skip_bad = Path(options.out).expanduser(), options.workers, options.skip_bad
-    if options.autoencoder is None:
-        _refuse_options_of_latents(options)
-        made = prepare(options.source, out, changes, workers, skip_bad=skip_bad)
-        print(_summary(out, made))
+    out = Path(options.out).expanduser()
+    if options.autoencoder is not None:
+        _prepare_latents(out, changes, options)
         return
 
-    images = Path(options.source).expanduser()
-    if images.suffix != ".npy":
-        images = out.with_suffix(".images.npy")
-        print(_summary(images, prepare(options.source, images, changes, workers, None, skip_bad)))
-    elif changes != PrepareOptions() or skip_bad:
-        raise InputError(f"{images} is prepared: options that change images are for other sources")
-    print(_encode(images, out, options))
+    _refuse_options_of_latents(options)
+    made = prepare(options.source, out, changes, options.workers, skip_bad=options.skip_bad)
+    print(_summary(out, made))
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -159,26 +152,39 @@ def _refuse_options_of_latents(options: argparse.Namespace) -> None:
             raise InputError(f"--{name.replace('_', '-')} goes with --autoencoder")
 
 
-def _encode(images: Path, out: Path, options: argparse.Namespace) -> str:
-    """Write the latents of prepared images, and return a line on them.
+def _prepare_latents(out: Path, changes: PrepareOptions, options: argparse.Namespace) -> None:
+    """Prepare the images, unless that is done, then write their latents, and print a line on each file.
 
     Args:
-        images: the file of the images.
-        out: the file to write.
+        out: the file of latents to write.
+        changes: those made to each image.
         options: those of the command line.
     """
     # Images alone are prepared without these imports, which take seconds.
     from lit_knn.data.autoencoders import AutoencoderKL
     from lit_knn.data.latents_writer import prepare_latents
 
+    images = Path(options.source).expanduser()
+    is_plain_array = images.is_file() and not images.with_suffix(".json").exists()
+    is_prepared = images.suffix == ".npy" and not is_plain_array
+    if is_prepared and (changes != PrepareOptions() or options.skip_bad):
+        raise InputError(f"{images} is prepared: options that change images are for other sources")
+
+    # A wrong autoencoder is refused now, and not after hours of preparing images.
     coder = AutoencoderKL(options.autoencoder, options.draw_seed, options.latent_scale)
+    coder.loaded()
+    if not is_prepared:
+        images = out.with_suffix(".images.npy")
+        made = prepare(options.source, images, changes, options.workers, None, options.skip_bad)
+        print(_summary(images, made))
+
     made = prepare_latents(images, out, coder, options.half, not options.no_mirrored)
+    assert made.latents is not None
     shape = "x".join(map(str, made.shape[1:]))
     mirrored = "" if options.no_mirrored else ", those of mirrored images included"
-    assert made.latents is not None
     spread = f"standard deviation {made.latents['standard_deviation']:.3g}"
     size = f"{out.stat().st_size / 1e9:.2f} GB"
-    return f"{out}: {made.shape[0]:,} latents of {shape}{mirrored}, {spread}, {size}"
+    print(f"{out}: {made.shape[0]:,} latents of {shape}{mirrored}, {spread}, {size}")
 
 
 def _summary(out: Path, made: Description) -> str:

@@ -15,7 +15,7 @@ import torch
 from lit_knn.common.errors import InputError
 from lit_knn.data.autoencoders import AutoencoderKL
 from lit_knn.data.decoded_blocks import preparing_bar
-from lit_knn.data.encoding import encoded
+from lit_knn.data.encoding import check_decoder, encoded
 from lit_knn.data.growing_file import append, cut, npy_header
 from lit_knn.data.image_source import Origin
 from lit_knn.data.latent_files import Encoding, seen_from
@@ -61,6 +61,8 @@ def prepare_latents(
 
     with partial_file(out) as file:
         first = encoded(autoencoder, whole.gather(torch.tensor([0])))
+        # Of an odd size, decoded images are smaller.
+        check_decoder(autoencoder, first, whole.shape)
         shape = whole.N, *first.shape[1:]
         dtype = np.dtype(np.float16 if half else np.float32)
         header = npy_header(whole.N, shape[1:], dtype.str)
@@ -156,7 +158,9 @@ def _encoded_blocks(
 
 def _encoded_bytes(autoencoder: AutoencoderKL, images: torch.Tensor, dtype: np.dtype) -> bytes:
     """Encode images (B, *shape), and return the bytes of their latents; refuse values that are not finite."""
-    latents = encoded(autoencoder, images).numpy().astype(dtype)
+    # Values that are too large for float16 become infinite.
+    with np.errstate(over="ignore"):
+        latents = encoded(autoencoder, images).numpy().astype(dtype)
     if not np.isfinite(latents).all():
         raise InputError(f"{autoencoder.path} encodes an image as values that are not finite")
     return latents.tobytes()

@@ -250,6 +250,28 @@ def test_results_are_kept_for_equal_weights_alone(files):
     assert first == same != other
 
 
+def test_what_cannot_be_encoded_is_refused_before_long_work(files, capsys, monkeypatch):
+    monkeypatch.chdir(files[0])
+    images = np.load("images.npy")
+    np.save("plain.npy", images)
+    with pytest.raises(SystemExit):
+        main(["prepare", "plain.npy", "z.npy", "--autoencoder", "nowhere"])
+    assert "the autoencoder nowhere is not a folder" in capsys.readouterr().err
+    assert not list(Path().glob("z.*"))
+
+    # A decoder of this size gives 6x6 for 7x7.
+    np.savez("odd.npz", images[:, :, :7, :7])
+    with pytest.raises(SystemExit):
+        main(["prepare", "odd.npz", "odd.npy", "--autoencoder", "vae"])
+    assert "must return images of shape (1, 3, 7, 7)" in capsys.readouterr().err
+    assert not Path("odd.npy").exists()
+
+    main(["prepare", "plain.npy", "z.npy", "--autoencoder", "vae"])
+    main(["prepare", "images.npy", "again.npy", "--autoencoder", "vae"])
+    np.testing.assert_array_equal(np.load("z.images.npy"), images)
+    np.testing.assert_array_equal(np.load("z.npy"), np.load("again.npy"))
+
+
 def test_latents_that_do_not_fit_are_refused(files, capsys):
     folder, _ = files
     coder = AutoencoderKL(str(folder / "vae"))
