@@ -92,7 +92,7 @@ class Noised(Estimator):
         is_exact = type(self.estimator) is Exact
         mean = estimate if is_exact else self.exact.mean_of(Query(z, t))
         ids = self.draws.posterior_ids(z, t.flatten(), generator)
-        noise = self.reference.gather(ids[:, 0]) - mean
+        noise = self.reference.take(ids[:, 0]) - mean
         if self.covariance == "isotropic":
             noise = in_random_directions(noise, generator)
         return estimate + self.scale * noise
@@ -101,7 +101,7 @@ class Noised(Estimator):
         """Return x' − E[x|z'] for each z, (B, *shape), where z' is made from a random image x' at the same t."""
         ids = torch.randint(self.reference.N, (len(z),), device=z.device, generator=generator)
         # The image that a latent is made from is one draw from the latent's posterior.
-        x = self.reference.gather(ids)
+        x = self.reference.take(ids)
         epsilon = torch.randn(z.shape, dtype=z.dtype, device=z.device, generator=generator)
         another = (x + t * epsilon).to(z.dtype)
         return x - self.exact.mean_of(Query(another, t))

@@ -69,6 +69,12 @@ MEASURING = {
         "cache_dir": None,
     },
     "Memorisation": {"num_samples": 12, "batch_size": 12},
+    "FreeParticles": {
+        "estimators": {"KNN": KNN},
+        "num_particles": 16,
+        "steps": 2,
+        "every_n_steps": 1,
+    },
     "Fidelity": FIDELITY,
     "SampleGrid": {"num_samples": 4, "num_steps": [2]},
 }

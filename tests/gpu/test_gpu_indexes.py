@@ -103,6 +103,7 @@ ON_GPUS = [path for path in RUNS if resolved(path)["trainer"].get("accelerator")
 # Data that are not at hand: CelebA, ImageNet, photos, and as many images of one's own as ImageNet has.
 SIZES = {"data/celeba64.npy": (202_599, 3, 64, 64), "data/imagenet64.npy": (1_281_167, 3, 64, 64)}
 SIZES["photos.npy"] = (100_000, 3, 64, 64)
+SIZES["data/imagenet256_latents.npy"] = (1_281_167, 4, 32, 32)
 OWN = SIZES["data/imagenet64.npy"]
 
 

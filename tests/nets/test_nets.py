@@ -160,6 +160,8 @@ def test_networks_of_all_runs_work_and_learn_at_their_depth():
     depths = set()
     for net in filter(None, nets):
         module, _, name = net["class_path"].rpartition(".")
+        if name == "Diffusers":  # of other options
+            continue
         options = {
             **net["init_args"],
             **({"width": 16, "depth": 2, "heads": 2} if name == "DiT" else {"channels": 8}),

@@ -19,6 +19,13 @@ from tests.config_files import CONFIGS, RUNS, resolved
 SMALL = {"blocks": 1, "multipliers": [1], "attention_at": []}
 ICT_RUNS = [path for path in RUNS if resolved(path)["model"]["class_path"].endswith("LitICT")]
 
+# Models of diffusers have their library's embedding, of the timesteps that they were made for.
+LISTED = [
+    path
+    for path in sorted((CONFIGS / "models").glob("*.yaml"))
+    if not path.stem.startswith("diffusers")
+]
+
 
 class Found(Exception):
     pass
@@ -70,9 +77,7 @@ def test_adjacent_level_embeddings_are_near_in_every_ict_run(path):
     check(options["net"], levels, **grid)
 
 
-@pytest.mark.parametrize(
-    "path", sorted((CONFIGS / "models").glob("*.yaml")), ids=lambda path: path.stem
-)
+@pytest.mark.parametrize("path", LISTED, ids=lambda path: path.stem)
 def test_so_are_they_in_every_network_that_could_take_its_place(path):
     part = resolved(path)
     check(part, (11, 1281))
