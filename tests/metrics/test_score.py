@@ -44,7 +44,9 @@ class ForTorchFidelity(FeatureExtractorBase):
 
     def forward(self, pixels):
         features = (pixels.float() / 127.5 - 1).flatten(1)
-        return features, 3 * features[:, :8]
+        layers = {"all": features, "some": 3 * features[:, :8]}
+        # The order of the layers is that of a set of strings, which differs between processes.
+        return tuple(layers[name] for name in self.features_list)
 
     @staticmethod
     def get_provided_features_list():
