@@ -5,6 +5,8 @@ import math
 from pathlib import Path
 from unittest.mock import patch
 
+# The import keeps the functions of torch.nn.init, so it must come before `unfilled_weights` replaces some.
+import diffusers.models.modeling_utils  # noqa: F401
 import pytest
 import pytorch_lightning as pl
 import torch
