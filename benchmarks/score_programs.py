@@ -23,7 +23,7 @@ from benchmarks.common import markdown
 from lit_knn.data.reading import reference_from
 from lit_knn.metrics import ScoreOptions, score
 
-# What torch-fidelity calls its metrics.
+# torch-fidelity has these names for the metrics.
 TORCH_FIDELITY = {
     "fd_pixels": "frechet_inception_distance",
     "kid": "kernel_inception_distance_mean",

@@ -16,7 +16,7 @@ class StepProgressBar(TQDMProgressBar):
     """
 
     def on_train_start(self, trainer: pl.Trainer, *_: object) -> None:
-        """Let the bar count the steps of the whole run. In a resumed run it begins at the step that was reached."""
+        """Make the bar count the steps of the whole run. In a resumed run it begins at the step that was reached."""
         super().on_train_start()
         bar = self.train_progress_bar
         total = trainer.max_steps if trainer.max_steps > 0 else None

@@ -73,7 +73,7 @@ class MeasuredAverages(pl.Callback):
 
 @contextmanager
 def weights_of(module: Any, weights: dict[str, Tensor]) -> Iterator[None]:
-    """Let a module have other weights for a while."""
+    """Replace the weights of a module within a `with` block."""
     before = {name: value.clone() for name, value in module.state_dict().items()}
     module.load_state_dict(weights)
     try:

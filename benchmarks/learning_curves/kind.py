@@ -1,4 +1,4 @@
-"""What a training module of the learning curves is: how it is made, its loss at fixed latents, and its exact target."""
+"""Describes a training module of the learning curves: how it is made, its loss at fixed latents, its exact target."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping

@@ -145,7 +145,7 @@ class Measurements:
 
 @contextmanager
 def same_targets(module: Any, estimator: Estimator) -> Iterator[None]:
-    """Let a module have the targets of another estimator for a while, and as its tangent the same."""
+    """Replace the estimator of a module, and its tangent, by another estimator within a `with` block."""
     before = {name: getattr(module, name) for name in module.estimators}
     vars(module).update(dict.fromkeys(before) | {"estimator": estimator})
     try:

@@ -19,7 +19,7 @@ FINAL = {
     "distance_to_smoothed": "to `Smoothed`",
 }
 TIMES = {"cpu_seconds": "CPU s", "estimator_share": "estimator's share"}
-# What estimators are compared by.
+# Estimators are compared by these measures.
 COMPARED = (
     "fd_features",
     "fd_pixels",

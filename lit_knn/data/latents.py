@@ -83,7 +83,7 @@ class Latents(ReferenceDataModule):
         with prefixed(type(self.autoencoder).__name__):
             # Most autoencoders learn nothing, and the images may then stay on the disk.
             if type(self.autoencoder).fit is not Autoencoder.fit:
-                # Of a large data set it learns from evenly spaced images.
+                # If the data set is large, it learns from evenly spaced images.
                 learned = sample_size(whole.N, whole.d, HALF_OF_LEAST_LEARNED)
                 self.autoencoder.fit(whole.gather(torch.linspace(0, whole.N - 1, learned).long()))
             if self.path:

@@ -61,7 +61,7 @@ def prepare_latents(
 
     with partial_file(out) as file:
         first = encoded(autoencoder, whole.gather(torch.tensor([0])))
-        # Of an odd size, decoded images are smaller.
+        # If a side of the images is odd, the decoded ones are smaller, and are refused here.
         check_decoder(autoencoder, first, whole.shape)
         shape = whole.N, *first.shape[1:]
         dtype = np.dtype(np.float16 if half else np.float32)
