@@ -13,6 +13,7 @@ from lit_knn.estimators.checks import Query
 from lit_knn.estimators.exact import Exact
 from lit_knn.estimators.monte_carlo import MonteCarlo
 from lit_knn.reference import ReferenceSet
+from lit_knn.theory.noise import per_item
 
 Covariance = Literal["posterior", "isotropic", "shuffled", "none"]
 
@@ -112,6 +113,5 @@ def in_random_directions(noise: Tensor, generator: Generator | None) -> Tensor:
     directions = torch.randn(
         noise.shape, dtype=noise.dtype, device=noise.device, generator=generator
     )
-    items = (len(noise), *[1] * (noise.ndim - 1))
     lengths = noise.flatten(1).norm(dim=1) / directions.flatten(1).norm(dim=1)
-    return directions * lengths.view(items)
+    return directions * per_item(lengths, directions)

@@ -86,16 +86,16 @@ class Comparison:
 
         if "precision" in names or "recall" in names:
             k = self.options.pr_k
-            values |= precision_recall(features, real, k, self._real_radii(k))
+            values |= precision_recall(features, real, k, self.real_radii(k))
 
         if "density" in names or "coverage" in names:
             k = self.options.dc_k
-            values |= density_and_coverage(features, real, k, self._real_radii(k))
+            values |= density_and_coverage(features, real, k, self.real_radii(k))
 
         # Precision comes with recall, and density with coverage.
         return {name: value for name, value in values.items() if name in (*names, "kid_std")}
 
-    def _real_radii(self, k: int) -> Tensor | None:
+    def real_radii(self, k: int) -> Tensor | None:
         """Return `neighbour_radii` of the real images, computed once; None if they are too few."""
         features = self.real.features
         if features is None or not 1 <= k < len(features):

@@ -6,6 +6,7 @@ from lit_knn.common.errors import InputError
 from lit_knn.common.progress import progress_bar
 from lit_knn.common.tables import Row
 from lit_knn.data.image_stream import ImageStream
+from lit_knn.metrics.comparison import Comparison
 from lit_knn.metrics.feature_statistics import FeatureStatistics
 from lit_knn.metrics.memorisation import LikestPairs, MemorisationMetric, nearest_images
 from lit_knn.metrics.sample_quality import FEWEST_IN_CELL, copying_score, is_authentic
@@ -59,25 +60,27 @@ def refuse_few_held_out(samples: int, held_out: int) -> None:
 
 def copy_tests(
     generated: FeatureStatistics,
-    training: FeatureStatistics,
+    comparison: Comparison,
     held_out: FeatureStatistics | None,
 ) -> dict[str, tuple[float, float | None]]:
     """Return AuthPct and, with held-out images, C_T, with standard errors. C_T is a standard score.
 
     Args:
         generated: statistics of the samples, with the features of each, as all others.
-        training: statistics of the images of the reference.
+        comparison: has the statistics of the images of the reference, and their distances to each other.
         held_out: statistics of images that no training saw, if there are any.
     """
+    training = comparison.real.features
     assert generated.features is not None
-    assert training.features is not None
-    authentic = is_authentic(generated.features, training.features).double()
+    assert training is not None
+    spacing = comparison.real_radii(1)
+    authentic = is_authentic(generated.features, training, spacing).double()
     error = float(authentic.std()) / len(authentic) ** 0.5
 
     results: dict[str, tuple[float, float | None]] = {}
     results["auth_pct"] = 100 * float(authentic.mean()), 100 * error
     if held_out is not None:
         assert held_out.features is not None
-        score = copying_score(generated.features, training.features, held_out.features)
+        score = copying_score(generated.features, training, held_out.features)
         results["c_t"] = score, None
     return results

@@ -9,7 +9,7 @@ from lit_knn.common.progress import progress_bar
 from lit_knn.common.tables import Row
 from lit_knn.estimators import Estimator, Exact
 from lit_knn.estimators.by_class import copied_apart
-from lit_knn.metrics.error_columns import columns_of
+from lit_knn.metrics.curve import Curve
 from lit_knn.metrics.estimator_error import LatentMeans
 from lit_knn.metrics.latents import NoisyLatents, bind_all, check_not_empty, noise_grid
 from lit_knn.metrics.measure import (
@@ -65,18 +65,13 @@ def error_curve(
 
 
 @dataclass
-class ErrorCurve:
+class ErrorCurve(Curve):
     """A measurement of estimators at noisy latents over noise levels. `EstimatorError` explains the arguments.
 
     Every draw is a function of (seed, batch, level, estimator, repeat), and each batch is measured by one rank, so the
     numbers depend on `batch_size`, but not on the number of ranks.
     """
 
-    estimators: Mapping[str, Estimator]
-    noise_levels: Sequence[float]
-    num_z: int
-    repeats: int
-    batch_size: int
     resample_source: bool = False
 
     def __post_init__(self) -> None:
@@ -86,21 +81,9 @@ class ErrorCurve:
         check_at_least(1, num_z=self.num_z, repeats=self.repeats, batch_size=self.batch_size)
 
         for name, estimator in self.estimators.items():
-            if self.repeats < 2 and not self._is_deterministic(estimator):
+            if self.repeats < 2 and not self.is_deterministic(estimator):
                 reason = f"to tell the variance of {name}"
                 raise InputError(f"repeats must be at least 2 {reason}, got 1")
-
-    @property
-    def estimates(self) -> int:
-        """Number of estimates that this rank makes over all noise levels."""
-        latents = 0
-        for _, numbers in own_batches(self.num_z, self.batch_size):
-            latents += len(numbers)
-
-        repeats = 0
-        for estimator in self.estimators.values():
-            repeats += self._repeats(estimator)
-        return latents * len(self.noise_levels) * repeats
 
     def check(self, reference: ReferenceSet) -> None:
         """Refuse a set with fewer images than latents."""
@@ -140,11 +123,7 @@ class ErrorCurve:
             sums = self._measure_level(latents, level, advance)
             rows = []
             for name, of_estimator in zip(self.estimators, sums, strict=True):
-                # Every rank must call `compute`, because it adds up the sums of all ranks.
-                means = of_estimator.compute()
-                repeats = self._repeats(self.estimators[name])
-                first: Row = {"estimator": name, "t": t, "num_z": self.num_z, "repeats": repeats}
-                rows.append(first | columns_of(means, t))
+                rows.append(self.row(name, t, of_estimator))
             yield rows
 
     def _measure_level(
@@ -155,7 +134,7 @@ class ErrorCurve:
         reference = latents.reference
         exact = Exact().bind(reference)
 
-        cases = [(estimator, self._repeats(estimator)) for estimator in self.estimators.values()]
+        cases = [(estimator, self.repeats_of(estimator)) for estimator in self.estimators.values()]
         most_repeats = max(repeats for _, repeats in cases)
         sums = [
             LatentMeans(quantities(estimator, repeats)).to(reference.device)
@@ -179,10 +158,6 @@ class ErrorCurve:
                 advance(len(z) * repeats)
         return sums
 
-    def _repeats(self, estimator: Estimator) -> int:
-        """Return the number of estimates at each latent: one is enough if all would be the same."""
-        return 1 if self._is_deterministic(estimator) else self.repeats
-
-    def _is_deterministic(self, estimator: Estimator) -> bool:
+    def is_deterministic(self, estimator: Estimator) -> bool:
         """Return whether all estimates at a latent are the same, also in view of the sources of z."""
         return estimator.deterministic and not (estimator.uses_source and self.resample_source)

@@ -106,7 +106,7 @@ class FeatureScores:
         make = RowMaker(samples, self.data, name_of(self.extractor), as_bytes)
         rows = [make(*key, value, errors.get(key)) for key, value in values.items()]
         if self._of_images is not None and "auth_pct" in self.names:
-            tests = copy_tests(generated, self._of_images.real, self._held_out)
+            tests = copy_tests(generated, self._of_images, self._held_out)
             for name, (value, error) in tests.items():
                 rows.append(make(name, self.data.name, value, error))
         return rows

@@ -91,7 +91,7 @@ def density_and_coverage(
     }
 
 
-def is_authentic(generated: Tensor, training: Tensor) -> Tensor:
+def is_authentic(generated: Tensor, training: Tensor, spacing: Tensor | None = None) -> Tensor:
     """Return which samples are authentic, (N,) bool (Alaa et al. 2022, arXiv 2102.08921).
 
     A sample is authentic unless it is nearer to its nearest training image than that image is to any other.
@@ -99,9 +99,11 @@ def is_authentic(generated: Tensor, training: Tensor) -> Tensor:
     Args:
         generated: features (N, F).
         training: features (M, F), M > 1.
+        spacing: `neighbour_radii(training, 1)`, if known.
     """
     distance, nearest = nearest_neighbours(generated, training, 1)
-    spacing = nearest_distances(training, training, 1, leave_out_itself=True)[:, 0]
+    if spacing is None:
+        spacing = neighbour_radii(training, 1)
     return distance[:, 0] > spacing[nearest[:, 0]]
 
 

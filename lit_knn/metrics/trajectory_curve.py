@@ -1,6 +1,6 @@
 """Errors of estimators at the latents of their own sampling: where a sampler needs them, not where training does."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -10,7 +10,7 @@ from lit_knn.common.distributed import own_batches
 from lit_knn.common.rng import Stream, keyed_generator
 from lit_knn.common.tables import Row
 from lit_knn.estimators import Estimator, Exact
-from lit_knn.metrics.error_columns import columns_of
+from lit_knn.metrics.curve import Curve
 from lit_knn.metrics.estimator_error import LatentMeans
 from lit_knn.metrics.latents import bind_all
 from lit_knn.metrics.measure import measure_estimator, quantities
@@ -53,26 +53,13 @@ class Trajectory:
 
 
 @dataclass
-class TrajectoryCurve:
+class TrajectoryCurve(Curve):
     """A measurement of estimators over noise levels, each at latents of its own sampling.
 
     `lit_knn.callbacks.EstimatorError` explains the arguments. Estimators get no source, because a sampler has none. All
     start from the same noise. Every draw is a function of (seed, batch, estimator) or of (seed, batch, level,
-    estimator, repeat), and each batch is measured by one rank.
+    estimator, repeat), and each batch is measured by one rank. `estimates` does not count those of sampling.
     """
-
-    estimators: Mapping[str, Estimator]
-    noise_levels: Sequence[float]
-    num_z: int
-    repeats: int
-    batch_size: int
-
-    @property
-    def estimates(self) -> int:
-        """Number of measured estimates of this rank; sampling makes more."""
-        latents = sum(len(numbers) for _, numbers in own_batches(self.num_z, self.batch_size))
-        repeats = sum(map(self._repeats, self.estimators.values()))
-        return latents * len(self.noise_levels) * repeats
 
     def bind(self, reference: ReferenceSet) -> None:
         """Bind the estimators, and refuse those that cannot sample, because they need a source."""
@@ -104,7 +91,7 @@ class TrajectoryCurve:
         for level, t in enumerate(sorted(self.noise_levels, reverse=True)):
             rows: list[Row] = []
             for index, (name, estimator) in enumerate(self.estimators.items()):
-                repeats = self._repeats(estimator)
+                repeats = self.repeats_of(estimator)
                 sums = LatentMeans(quantities(estimator, repeats)).to(reference.device)
                 for batch, trajectory in trajectories[name].items():
                     z = trajectory.down_to(t)
@@ -116,9 +103,7 @@ class TrajectoryCurve:
                     sums.update(**values)
                     advance(len(z) * repeats)
 
-                first: Row = {"estimator": name, "t": t, "num_z": self.num_z, "repeats": repeats}
-                # Every rank must call `compute`, because it adds up the sums of all ranks.
-                rows.append(first | columns_of(sums.compute(), t))
+                rows.append(self.row(name, t, sums))
             yield rows
 
     def _trajectories(self, reference: ReferenceSet, seed: int) -> dict[str, dict[int, Trajectory]]:
@@ -131,7 +116,3 @@ class TrajectoryCurve:
                 trajectory = Trajectory(estimator, noise, self.noise_levels, generator)
                 trajectories[name][batch] = trajectory
         return trajectories
-
-    def _repeats(self, estimator: Estimator) -> int:
-        """Return the number of estimates at each latent: one is enough if all would be the same."""
-        return 1 if estimator.deterministic else self.repeats

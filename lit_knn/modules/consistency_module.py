@@ -1,17 +1,16 @@
-"""The base of the modules that train consistency models: function, optimiser, average, sampling and checkpoints."""
+"""The base of the modules that train consistency models: the function, sampling and checkpoints."""
 
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor, nn
 
 from lit_knn.common.checkpoint_file import Content
 from lit_knn.common.errors import InputError, check_positive
 from lit_knn.estimators import Estimator
-from lit_knn.modules.base import EstimatorTraining
 from lit_knn.modules.conditioning import Conditioning
 from lit_knn.modules.data_scale import warn_of_sigma_data
 from lit_knn.modules.model_checks import check_preconditioning
+from lit_knn.modules.radam import RAdamTraining
 from lit_knn.nets.precond import ConsistencyFunction
 from lit_knn.reference import ReferenceSet
 from lit_knn.sampling import ConsistencyModel
@@ -40,14 +39,12 @@ def check_start_is_trained(sampling_sigmas: Sequence[float], grid: NoiseGrid) ->
         )
 
 
-class ConsistencyModule(EstimatorTraining):
+class ConsistencyModule(RAdamTraining):
     """What the trainings of a consistency model share; subclasses implement the loss and explain the arguments.
 
     With `sigma_min` 0 the preconditioning is EDM's.
     """
 
-    betas: tuple[float, float] = (0.9, 0.999)
-    """RAdam's β₁ and β₂."""
     tunes = False
     """Tells whether the training starts from a trained network, whose sigma_data it keeps."""
 
@@ -68,10 +65,8 @@ class ConsistencyModule(EstimatorTraining):
         predict_steps: int,
         seed: int,
     ) -> None:
-        super().__init__(estimator, grid, conditioning, seed)
-        check_positive(lr=lr, P_std=P_std, sigma_data=sigma_data)
-        if not 0 <= ema_decay < 1:
-            raise InputError(f"ema_decay must be in [0, 1), got {ema_decay}")
+        super().__init__(estimator, grid, conditioning, lr=lr, ema_decay=ema_decay, seed=seed)
+        check_positive(P_std=P_std, sigma_data=sigma_data)
         most = len(sampling_sigmas)
         if not 1 <= predict_steps <= most:
             raise InputError(
@@ -81,21 +76,11 @@ class ConsistencyModule(EstimatorTraining):
 
         self.consistency_function = ConsistencyFunction(net, sigma_data, sigma_min)
         self.grid = grid
-        self.lr = lr
-        self.ema_decay = ema_decay
         self.P_mean = P_mean
         self.P_std = P_std
         self.sigma_data = sigma_data
         self.sampling_sigmas = list(sampling_sigmas)
         self.predict_steps = predict_steps
-
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        """Use RAdam, as iCT, ECT and sCT do."""
-        return torch.optim.RAdam(self.parameters(), lr=self.lr, betas=self.betas)
-
-    def average_decay(self) -> float:
-        """Return the option `ema_decay`, because the decay is constant."""
-        return self.ema_decay
 
     def check_scale(self, reference: ReferenceSet) -> None:
         """Warn if the data's standard deviation is far from `sigma_data`."""

@@ -14,6 +14,7 @@ from lit_knn.nets.precond import ConsistencyFunction
 from lit_knn.sampling import ConsistencyModel, DiffusionModel, GenerativeModel, MeanFlowModel
 from lit_knn.sampling.loading import load_model_to_tune
 from lit_knn.sampling.samplers import check_sampling_sigmas
+from lit_knn.theory.noise import LINEAR_PROCESS
 
 
 class OneStepGenerator(nn.Module, ABC):
@@ -108,7 +109,7 @@ class MeanFlowGenerator(OneStepGenerator):
         return (noise - self.flow(noise, one.double(), class_label, zero.double())).float()
 
     def evaluate_network(self, z: Tensor, t: Tensor) -> Tensor:
-        return self.flow(z, t / (1 + t))
+        return self.flow(z, LINEAR_PROCESS.t_of_sigma(t))
 
     def preconditioning(self) -> dict[str, float]:
         return {}

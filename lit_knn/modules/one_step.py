@@ -1,23 +1,21 @@
-"""What trainings of a one-step generator share: the optimiser, the average, sampling and checkpoints."""
+"""What trainings of a one-step generator share: the generator, sampling and checkpoints."""
 
-import torch
 from torch import Tensor, nn
 
 from lit_knn.common.checkpoint_file import MODEL_KEY, Content
-from lit_knn.common.errors import InputError, check_positive
 from lit_knn.estimators import Estimator
-from lit_knn.modules.base import EstimatorTraining
 from lit_knn.modules.conditioning import Conditioning
 from lit_knn.modules.data_scale import warn_of_sigma_data
 from lit_knn.modules.generators import OneStepGenerator
 from lit_knn.modules.model_checks import check_preconditioning
+from lit_knn.modules.radam import RAdamTraining
 from lit_knn.reference import ReferenceSet
 from lit_knn.sampling import GenerativeModel
 from lit_knn.sampling.noise_grid import LevelRange
 
 
-class OneStepTraining(EstimatorTraining):
-    """Trains a one-step generator with RAdam, and averages its weights. Subclasses define the loss."""
+class OneStepTraining(RAdamTraining):
+    """Trains a one-step generator. Subclasses define the loss."""
 
     def __init__(
         self,
@@ -30,13 +28,10 @@ class OneStepTraining(EstimatorTraining):
         ema_decay: float,
         seed: int,
     ) -> None:
-        super().__init__(estimator, level_range, conditioning, seed)
-        check_positive(lr=lr)
-        if not 0 <= ema_decay < 1:
-            raise InputError(f"ema_decay must be in [0, 1), got {ema_decay}")
+        super().__init__(
+            estimator, level_range, conditioning, lr=lr, ema_decay=ema_decay, seed=seed
+        )
         self.generator = generator
-        self.lr = lr
-        self.ema_decay = ema_decay
 
     @property
     def network(self) -> nn.Module:
@@ -46,14 +41,6 @@ class OneStepTraining(EstimatorTraining):
     def evaluate_network(self, z: Tensor, t: Tensor) -> Tensor:
         """Evaluate the network under its preconditioning."""
         return self.generator.evaluate_network(z, t)
-
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        """Use RAdam, as the consistency models do."""
-        return torch.optim.RAdam(self.parameters(), lr=self.lr)
-
-    def average_decay(self) -> float:
-        """Return the option `ema_decay`."""
-        return self.ema_decay
 
     def check_scale(self, reference: ReferenceSet) -> None:
         """Warn if the data's standard deviation is far from `sigma_data`, if the generator has one."""

@@ -18,7 +18,7 @@ from lit_knn.nets.base import labels_for
 from lit_knn.nets.trig_flow import TrigFlow
 from lit_knn.sampling.noise_grid import EDM_GRID, NoiseGrid
 from lit_knn.sampling.schedules import truncated_log_normal_sigmas
-from lit_knn.theory.noise import forward_noise
+from lit_knn.theory.noise import forward_noise, per_item
 
 
 class LitSCT(ConsistencyModule):
@@ -187,7 +187,7 @@ class LitSCT(ConsistencyModule):
         """
         if self.tangent_floor is not None:
             norm = torch.linalg.vector_norm(tangent.flatten(1), dim=1)
-            tangent = tangent / (norm + self.tangent_floor).reshape(-1, *[1] * (tangent.ndim - 1))
+            tangent = tangent / per_item(norm + self.tangent_floor, tangent)
 
         loss = (student - student.detach() - tangent).square().flatten(1).mean(1)
         if self.adaptive_weight is None:

@@ -6,6 +6,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from lit_knn.theory.noise import per_item
+
 
 class Warp(NamedTuple):
     """One linear map A for each item of a batch: mirror the image, then resample it along an affine map.
@@ -57,7 +59,7 @@ class Warp(NamedTuple):
         # The share is undefined if the source equals the mean, or if A maps both to the same image.
         share = torch.where((before > 0) & (after > 0), after / before, 1.0)
         noise = self.adjoint(z - self.apply(x_source))
-        query = x_source + noise / share.to(noise.dtype).reshape(-1, *[1] * (z.ndim - 1))
+        query = x_source + noise / per_item(share.to(noise.dtype), z)
         return query, t / share.sqrt()
 
 
