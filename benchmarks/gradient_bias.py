@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from benchmarks.learning_curves.gradient_moments import gradient_moments
-from benchmarks.learning_curves.kinds import KINDS
+from benchmarks.learning_curves.kinds import LATENT_KINDS
 from benchmarks.learning_curves.measurements import Measurements, same_targets
 from benchmarks.learning_curves.sets import ImageSet, digits
 from benchmarks.learning_curves.statistics import interval
@@ -29,7 +29,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--module", choices=list(KINDS), required=True)
+    parser.add_argument("--module", choices=list(LATENT_KINDS), required=True)
     parser.add_argument("--weights", type=Path, required=True)
     parser.add_argument("--about", default="", help="what the rows say of the weights")
     parser.add_argument("--output", type=Path, required=True, help="the rows, a .csv file")
@@ -49,10 +49,10 @@ def measure(image_set: ImageSet, name: str, weights: Path) -> list[dict[str, Any
 
     Args:
         image_set: the images and the network.
-        name: the module, one of `KINDS`.
+        name: the module, one of `LATENT_KINDS`.
         weights: the checkpoint; a module that tunes starts from it.
     """
-    kind, images = KINDS[name], image_set.images()
+    kind, images = LATENT_KINDS[name], image_set.images()
     lengths = image_set.lengths._replace(repeats=GROUPS * DRAWS_OF_A_GROUP)
     measurements = Measurements(kind, images, lengths)
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.learning_curves.kind import NEIGHBOURHOOD, Kind, Latents
+from benchmarks.learning_curves.kind import NEIGHBOURHOOD, LatentKind, Latents
 from benchmarks.learning_curves.regression_kinds import Regression
 from lit_knn.common.rng import keyed_default_rng
 from lit_knn.estimators import Estimator, Exact, PatchPosterior, Smoothed
@@ -34,7 +34,7 @@ class Agreement:
         reference: the training images.
     """
 
-    def __init__(self, kind: Kind, new: Latents | None, reference: ReferenceSet) -> None:
+    def __init__(self, kind: LatentKind, new: Latents | None, reference: ReferenceSet) -> None:
         self.kind = kind
         self.outputs: dict[str, Tensor] = {}
         if new is None or new.label is not None or not isinstance(kind, Regression):

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.learning_curves.grid import Run
-from benchmarks.learning_curves.measurements import Measurements
+from benchmarks.learning_curves.sample_measurements import SampleMeasurements
 from lit_knn.common.tables import Row
 from lit_knn.modules.power_averages import TrackedAverages
 
@@ -27,7 +27,7 @@ class MeasuredAverages(pl.Callback):
         rows: the rows so far, by length.
     """
 
-    def __init__(self, measurements: Measurements) -> None:
+    def __init__(self, measurements: SampleMeasurements) -> None:
         self.measurements = measurements
         self.rows: dict[float, list[Row]] = {length: [] for length in LENGTHS}
         self._step = 0

@@ -9,7 +9,7 @@ from benchmarks.learning_curves.statistics import Curves, Interval
 
 HOLDS, FAILS, OPEN = "holds", "does not hold", "not significant"
 LOWER, EQUAL = "lower", "equal"
-PLAIN, NEIGHBOURS, CLOSED_FORM = "OneSample", ("KNN",), ("Exact",)
+PLAIN, NEIGHBOURS, CLOSED_FORM, NETWORK = "OneSample", ("KNN",), ("Exact",), "network"
 # Noise by design: claims about these pairs, the measure that they name, and what is claimed of their difference.
 POSTERIOR, NO_NOISE = "posterior 1", "Exact"
 LOSS, PATCHES = "held_out_loss", "distance_to_patches"
@@ -58,8 +58,10 @@ class Contrasts(NamedTuple):
 def contrasts(estimators: Sequence[str]) -> Contrasts | None:
     """Return the contrasts of a mean flow, or None for estimators without such pairs.
 
-    A name of a pair is "target, tangent"; one name alone is both.
+    A name of a pair is "target, tangent"; one name alone is both. Pairs with the network's velocity are left out,
+    because it is no estimate of the data's.
     """
+    estimators = [name for name in estimators if name.partition(", ")[2] != NETWORK]
     plain_target = [name for name in estimators if name.partition(", ")[0] == PLAIN]
     better_target = [name for name in estimators if name not in plain_target]
     better_tangent = [name for name in plain_target if name != PLAIN]
@@ -108,6 +110,13 @@ def _claims(curves: Curves, comparisons: int) -> Iterator[Judged]:
     for name in [each for each in curves.estimators if each in CLOSED_FORM]:
         pair = Contrast([PLAIN], [name], (PLAIN, name))
         yield _compared(curves, "2506.03719", claim, last, pair, EQUAL, comparisons)
+
+    for target in (PLAIN, *CLOSED_FORM):
+        own_velocity = f"{target}, {NETWORK}"
+        if {target, own_velocity} <= set(curves.estimators):
+            claim = "the network's velocity as the tangent samples better"
+            pair = Contrast([own_velocity], [target], (own_velocity, target))
+            yield _compared(curves, "2512.02012", claim, last, pair, LOWER, comparisons)
 
     if pooled:
         claim = "a tangent nearer to the marginal one samples better"

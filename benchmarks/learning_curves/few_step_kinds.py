@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.learning_curves.kind import NOT_MEASURED, Kind, Latents
+from benchmarks.learning_curves.kind import NOT_MEASURED, LatentKind, Latents
 from benchmarks.learning_curves.sets import Lengths
 from lit_knn.estimators import Estimator
 from lit_knn.modules import LitECT, LitICT, LitMeanFlow
@@ -29,7 +29,7 @@ SIGMA_MIN = 0.002
 P_STD = 2.0  # the default of LitECT
 
 
-class Consistency(Kind):
+class Consistency(LatentKind):
     """A consistency model. All estimators take Heun's step; with one-sample targets it equals Euler's."""
 
     few_steps = True
@@ -40,7 +40,7 @@ class Consistency(Kind):
     def losses(
         self, module: Any, latents: Latents, source: Tensor, generator: torch.Generator
     ) -> Tensor:
-        """See `Kind.losses`; Eq. 7 (eq:CM) at fixed (z, t)."""
+        """See `LatentKind.losses`; Eq. 7 (eq:CM) at fixed (z, t)."""
 
         def mean(z: Tensor, t: Tensor) -> Tensor:
             return module.estimator.posterior_mean(z, t, source, generator)
@@ -57,7 +57,7 @@ class Consistency(Kind):
         )
 
     def exact_output(self, latents: Latents, exact: Estimator) -> Tensor:
-        """See `Kind.exact_output`: the end of the probability flow from (z, t)."""
+        """See `LatentKind.exact_output`: the end of the probability flow from (z, t)."""
         return flow_end(latents.z, latents.t, exact.posterior_mean)
 
 
@@ -78,7 +78,7 @@ class ICT(Consistency):
         }
 
     def levels(self, size: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        """See `Kind.levels`; the pairs of neighbours of the last and finest grid."""
+        """See `LatentKind.levels`; the pairs of neighbours of the last and finest grid."""
         sigmas = karras_sigmas(self.options(1)["s1"] + 1)
         probs = lognormal_step_probs(sigmas, self.options(1)["P_mean"])
         lower = torch.multinomial(probs, size, replacement=True, generator=generator)
@@ -88,7 +88,8 @@ class ICT(Consistency):
 class ECT(Consistency):
     """`LitECT`, whose function is the identity at 0. It tunes the EDM run of the same seed with one-sample targets."""
 
-    module, tunes = LitECT, True
+    module: type[Any] = LitECT
+    tunes: str | None = "EDM"
 
     def options(self, steps: int) -> dict[str, Any]:
         """See `Kind.options`; those of configs/ect/digits.yaml, with a slower average for twice the steps."""
@@ -96,7 +97,7 @@ class ECT(Consistency):
         return {"lr": 1e-3, "ema_decay": 0.99, "P_mean": -0.5, **stages}
 
     def levels(self, size: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        """See `Kind.levels`; those of the last stage."""
+        """See `LatentKind.levels`; those of the last stage."""
         t = log_normal_sigmas(size, self.options(1)["P_mean"], P_STD, generator)
         stages = self.options(1)["stages"]
         return t, TuningSchedule(stages=stages).teacher_level(t, stages)
@@ -107,7 +108,7 @@ class ECT(Consistency):
         return exact.posterior_mean(end, latents.t.clamp(max=SIGMA_MIN))
 
 
-class MeanFlow(Kind):
+class MeanFlow(LatentKind):
     """`LitMeanFlow`, at the times of its training with r < t."""
 
     module, fixed, process = LitMeanFlow, NOT_MEASURED, LINEAR_PROCESS
@@ -119,6 +120,7 @@ class MeanFlow(Kind):
         return {"lr": 2e-3, "lr_ramp_up_images": 10_000, "ema_half_life_images": 20_000}
 
     def levels(self, size: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        """See `LatentKind.levels`; pairs of the default distribution."""
         times = LogitNormalTimes(-2.0, 2.0)
         pairs = torch.stack([times.draw(size, generator), times.draw(size, generator)])
         return pairs.amax(0), pairs.amin(0)
@@ -126,16 +128,14 @@ class MeanFlow(Kind):
     def losses(
         self, module: Any, latents: Latents, source: Tensor, generator: torch.Generator
     ) -> Tensor:
-        """See `Kind.losses`; MeanFlow's identity at fixed (z, r, t)."""
+        """See `LatentKind.losses`; MeanFlow's identity at fixed (z, r, t)."""
         _, z, t, r, _ = latents
 
         def mean(estimator: Estimator) -> Tensor:
             return under_process(estimator.posterior_mean, self.process)(z, t, source, generator)
 
         target = mean(module.estimator)
-        return module.errors(
-            z, r, t, target, target if module.tangent is None else mean(module.tangent)
-        )
+        return module.errors(z, r, t, target, module.tangent_mean(target, mean))
 
     def errors(self, module: Any, latents: Latents, wanted: Tensor) -> Tensor:
         return (
@@ -146,7 +146,7 @@ class MeanFlow(Kind):
         )
 
     def exact_output(self, latents: Latents, exact: Estimator) -> Tensor:
-        """See `Kind.exact_output`: the average velocity of the exact flow, integrated in the EDM process."""
+        """See `LatentKind.exact_output`: the average velocity of the exact flow, integrated in the EDM process."""
         z, (t, r) = (
             latents.z.double(),
             (per_item(each, latents.z) for each in (latents.t, latents.lower)),

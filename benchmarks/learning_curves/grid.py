@@ -1,18 +1,30 @@
 """The grid of runs: set × module × estimator × seed, in the order in which they are made."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
 from benchmarks.learning_curves.sets import CIFAR16
 from lit_knn.common.errors import InputError
-from lit_knn.estimators import KNN, STF, Estimator, Exact, Mixed, Noised, OneSample, Switched
+from lit_knn.estimators import (
+    KNN,
+    STF,
+    Estimator,
+    Exact,
+    Mixed,
+    Noised,
+    OneSample,
+    Switched,
+    UniformSNIS,
+)
 from lit_knn.estimators.noised import Covariance
 
-MODULES = ("EDM", "flow", "iCT", "ECT", "MeanFlow", "sCT")
-# Variants for experiments: a squared loss in place of a robust one, other learning rates, another map to the teacher.
+MODULES = ("EDM", "flow", "iCT", "ECT", "MeanFlow", "sCT", "score difference")
+# Variants for experiments: a squared loss in place of a robust one, other times or learning rates, another map to the
+# teacher.
 VARIANTS = (
     "MeanFlow power 0",
+    "MeanFlow v1",
     "ECT squared",
     "ECT lr 1e-3",
     "ECT lr 3e-4",
@@ -30,14 +42,17 @@ SCALES = {"cifar16_1000": (1.0, 0.5, 2.0), "cifar16_5000": (1.0,), "cifar16": (1
 
 PlugIns = dict[str, Any]
 """The estimators of a module, by the names of its options."""
+Part = Callable[[], Estimator | str]
+"""Makes an estimator, or the name of a tangent that is none."""
 
 
 def targets(name: str, module: str) -> dict[str, Callable[[], PlugIns]]:
     """Return what makes the estimators of a module on a set, by name.
 
     A mean flow has a target and a tangent; one name stands for both, and a number for the exact mean's share of a mix.
+    `network` is the tangent of the network's own velocity.
     """
-    parts: dict[str, Callable[[], Estimator]] = {
+    parts: dict[str, Part] = {
         "OneSample": OneSample,
         "STF": lambda: STF(n=64),
         "KNN": lambda: KNN(NEIGHBOURS[name], n=64),
@@ -46,16 +61,18 @@ def targets(name: str, module: str) -> dict[str, Callable[[], PlugIns]]:
     # Below t = 0.8 the posterior is the source alone, so that the enumeration can be spared.
     if name == "cifar16":
         parts["Switched"] = lambda: Switched(below=OneSample(), above=Exact(), t=0.8)
+    if module == "score difference":
+        return score_difference_means(parts)
     pairs: list[tuple[str, str]] = []
     if module.startswith("MeanFlow"):
         del parts["STF"]
         parts |= {str(share): partial(Mixed, OneSample(), Exact(), share) for share in (0.5, 0.94)}
-        pairs = [("OneSample", own) for own in ("KNN", "0.5", "0.94", "Exact")] + [
-            ("Exact", "OneSample")
-        ]
+        pairs = [("OneSample", own) for own in ("KNN", "0.5", "0.94", "Exact", "network")]
+        pairs += [("Exact", own) for own in ("OneSample", "network")]
     made: dict[str, Callable[[], PlugIns]] = {
         own: partial(_plug_ins, estimator=part) for own, part in parts.items()
     }
+    parts["network"] = lambda: "network"
     made |= {
         f"{one}, {other}": partial(_plug_ins, estimator=parts[one], tangent=parts[other])
         for one, other in pairs
@@ -65,6 +82,18 @@ def targets(name: str, module: str) -> dict[str, Callable[[], PlugIns]]:
     if module == "EDM":
         made |= noised_targets(SCALES.get(name, ()))
     return made
+
+
+def score_difference_means(parts: Mapping[str, Part]) -> dict[str, Callable[[], PlugIns]]:
+    """Return what makes both posterior means of the score difference, the data's and the samples', from one estimator.
+
+    128 random images for each z stand in the place of one sample, which estimates neither of them.
+    """
+    chosen = {"128 images": lambda: UniformSNIS(n=128), **parts}
+    return {
+        name: partial(_plug_ins, estimator=chosen[name], repulsion=chosen[name])
+        for name in ("128 images", "KNN", "Exact")
+    }
 
 
 def noised_targets(scales: Sequence[float]) -> dict[str, Callable[[], PlugIns]]:
@@ -77,7 +106,7 @@ def noised_targets(scales: Sequence[float]) -> dict[str, Callable[[], PlugIns]]:
     return made
 
 
-def _plug_ins(**parts: Callable[[], Estimator]) -> PlugIns:
+def _plug_ins(**parts: Part) -> PlugIns:
     return {name: part() for name, part in parts.items()}
 
 

@@ -19,7 +19,7 @@ from lit_knn.theory.noise import EDM_PROCESS, Process, forward_noise
 
 # These streams are the last parts of keys; those of training and of the measurements in lit_knn are below 20.
 LATENTS, SOURCES, REPEATS, INITIAL_WEIGHTS, NEIGHBOURHOOD = 30, 31, 32, 33, 34
-NOT_MEASURED = MappingProxyType({"measure_target": False})
+NOT_MEASURED: Mapping[str, Any] = MappingProxyType({"measure_target": False})
 
 
 class Latents(NamedTuple):
@@ -36,12 +36,12 @@ class Latents(NamedTuple):
 
 
 class Kind(ABC):
-    """A training module of the grid."""
+    """A training module of the grid, of which samples are measured."""
 
-    process: Process = EDM_PROCESS
-    """The process of the latents."""
-    tunes = False
-    """Tells whether a run starts from the end of the EDM run of the same seed with one-sample targets."""
+    tunes: str | None = None
+    """The module from whose run of the same seed, with one-sample targets, a run starts; None for random weights."""
+    batches = 1
+    """How many times as many images as those of the set's runs a step has."""
     few_steps = False
     """Tells whether the module samples in one step or two."""
     more_averages = False
@@ -70,6 +70,13 @@ class Kind(ABC):
         if getattr(net, "num_classes", 0) > 0:
             options["class_conditional"] = True
         return self.module(net=net, **plug_ins, seed=seed, **options)
+
+
+class LatentKind(Kind):
+    """A training module whose loss, error and gradient are measured, too, at fixed latents."""
+
+    process: Process = EDM_PROCESS
+    """The process of the latents."""
 
     @abstractmethod
     def levels(self, size: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:

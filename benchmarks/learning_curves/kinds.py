@@ -1,10 +1,16 @@
 """All training modules of the learning curves by name."""
 
 from benchmarks.learning_curves.few_step_kinds import ECT, ICT, MeanFlow
-from benchmarks.learning_curves.kind import Kind
+from benchmarks.learning_curves.kind import Kind, LatentKind
 from benchmarks.learning_curves.regression_kinds import EDM, Flow
+from benchmarks.learning_curves.score_difference_kind import ScoreDifference
 from benchmarks.learning_curves.sct_kind import SCT
-from benchmarks.learning_curves.variants import SquaredECT, SquaredMeanFlow, VariedECT
+from benchmarks.learning_curves.variants import (
+    LaterMeanFlow,
+    SquaredECT,
+    SquaredMeanFlow,
+    VariedECT,
+)
 
 # In the order of the report.
 KINDS: dict[str, Kind] = {
@@ -14,7 +20,9 @@ KINDS: dict[str, Kind] = {
     "ECT": ECT(),
     "MeanFlow": MeanFlow(),
     "sCT": SCT(),
+    "score difference": ScoreDifference(),
     "MeanFlow power 0": SquaredMeanFlow(),
+    "MeanFlow v1": LaterMeanFlow(),
     "ECT squared": SquaredECT(),
     "ECT lr 1e-3": VariedECT(),
     "ECT lr 3e-4": VariedECT(lr=3e-4),
@@ -22,3 +30,5 @@ KINDS: dict[str, Kind] = {
     # Without the sigmoid the mapping has one relative gap for all t in each stage.
     "ECT k 0": VariedECT(k=0.0),
 }
+# Those whose loss is measured at fixed latents, too.
+LATENT_KINDS = {name: kind for name, kind in KINDS.items() if isinstance(kind, LatentKind)}

@@ -17,13 +17,13 @@ from benchmarks.learning_curves.gradient_moments import (
 from benchmarks.learning_curves.kind import (
     REPEATS,
     SOURCES,
-    Kind,
+    LatentKind,
     Latents,
 )
 from benchmarks.learning_curves.quality import Quality
+from benchmarks.learning_curves.sample_measurements import SampleMeasurements
 from benchmarks.learning_curves.sets import Images, Lengths
 from lit_knn.common.rng import keyed_generator
-from lit_knn.common.tables import Row
 from lit_knn.estimators import (
     Estimator,
     Exact,
@@ -37,21 +37,10 @@ from lit_knn.theory.noise import Process, under_process
 
 # Parts of the keys of latents: of the error, of the gradient, and of held-out images.
 HELD, PAIRS, NEW = 0, 1, 2
-GRADIENT_COLUMNS = (
-    "gradient_variance",
-    "gradient_variance_se",
-    "gradient_norm_sq",
-    "one_sample_variance",
-    "gradient_bias_sq",
-    "one_sample_bias_sq",
-)
 
 
-class Measurements:
+class Measurements(SampleMeasurements):
     """The measurements of one kind of module on one set. All runs have the same latents, sources and their draws.
-
-    The noise of samples is the same for all estimators and another one for each seed of the training. So the difference
-    of two estimators varies over seeds with the noise, too, and its t-interval covers it.
 
     Args:
         kind: the kind of module.
@@ -61,9 +50,10 @@ class Measurements:
     """
 
     def __init__(
-        self, kind: Kind, images: Images, lengths: Lengths, quality: Quality | None = None
+        self, kind: LatentKind, images: Images, lengths: Lengths, quality: Quality | None = None
     ) -> None:
-        self.kind, self.lengths, self.quality = kind, lengths, quality
+        super().__init__(kind, lengths, quality)
+        self.kind: LatentKind = kind
         reference = images.training
         self.held = kind.latents(reference, lengths.held, HELD)
         exact = Exact() if reference.labels is None else class_conditional(Exact())
@@ -93,19 +83,6 @@ class Measurements:
             row["held_out_loss"] = losses.mean().item()
         return row | self.agreement.distances(module)
 
-    def samples(self, module: EstimatorTraining, num_steps: int | None = None) -> Tensor:
-        """Draw samples (B, *shape). The k-th seed of the training has the k-th set of noise."""
-        numbers = torch.arange(self.lengths.samples) + module.seed * self.lengths.samples
-        return torch.cat([module.sample(seeds, num_steps) for seeds in numbers.split(128)])
-
-    def quality_row(self, module: EstimatorTraining, samples: Tensor) -> Row:
-        """Measure samples of a module, and the pixels of two-step samples if it has few steps."""
-        assert self.quality is not None
-        row: Row = {**self.quality.measure(samples), "fd_pixels_two_steps": math.nan}
-        if self.kind.few_steps:
-            row["fd_pixels_two_steps"] = self.quality.fd_pixels(self.samples(module, 2))
-        return row
-
     def gradients(self, module: Any) -> GradientMoments:
         """Compute the moments of the gradient at the fixed pairs, with the targets of the module.
 
@@ -129,7 +106,7 @@ class Measurements:
     def gradient_row(self, module: EstimatorTraining) -> dict[str, float]:
         """Return the moments for the run's estimator, and those of one-sample targets at the same weights."""
         if self.pairs.label is not None:
-            return dict.fromkeys(GRADIENT_COLUMNS, math.nan)
+            return super().gradient_row(module)
         moments = self.gradients(module)
         with same_targets(module, OneSample()):
             plain = self.gradients(module)

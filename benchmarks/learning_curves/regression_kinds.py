@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.learning_curves.kind import NOT_MEASURED, Kind, Latents
+from benchmarks.learning_curves.kind import NOT_MEASURED, LatentKind, Latents
 from lit_knn.estimators import Estimator
 from lit_knn.modules import LitEDM, LitFlow
 from lit_knn.modules.time_distributions import UniformTimes
@@ -13,7 +13,7 @@ from lit_knn.sampling.schedules import log_normal_sigmas
 from lit_knn.theory.noise import LINEAR_PROCESS, under_process
 
 
-class Regression(Kind):
+class Regression(LatentKind):
     """A module whose exact target is the posterior mean, Eq. 8 (eq:posterior_mean). Its error has the loss's weight."""
 
     def losses(
@@ -48,7 +48,7 @@ class EDM(Regression):
         }
 
     def levels(self, size: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        """See `Kind.levels`; EDM's default."""
+        """See `LatentKind.levels`; EDM's default."""
         t = log_normal_sigmas(size, generator=generator)
         return t, t
 

@@ -16,15 +16,15 @@ from lit_knn.sampling.schedules import truncated_log_normal_sigmas
 class SCT(ECT):
     """`LitSCT` from nothing; its function is the identity at 0, as that of `LitECT`."""
 
-    module: type[Any] = LitSCT
-    tunes = False
+    module = LitSCT
+    tunes = None
 
     def options(self, steps: int) -> dict[str, Any]:
         """See `Kind.options`; the options of configs/sct/digits.yaml."""
         return {"lr": 3e-3, "ema_decay": 0.995, "tangent_warmup_steps": steps // 3}
 
     def levels(self, size: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        """See `Kind.levels`; the defaults of `LitSCT`."""
+        """See `LatentKind.levels`; the defaults of `LitSCT`."""
         ends = EDM_GRID.noise_range()
         t = truncated_log_normal_sigmas(size, -1.0, 1.4, *ends, generator)
         return t, t
@@ -32,7 +32,7 @@ class SCT(ECT):
     def losses(
         self, module: Any, latents: Latents, source: Tensor, generator: torch.Generator
     ) -> Tensor:
-        """See `Kind.losses`; their gradient is that of training after the warm-up."""
+        """See `LatentKind.losses`; their gradient is that of training after the warm-up."""
         mean = module.estimator.posterior_mean(latents.z, latents.t, source, generator)
         dropout = SharedDropout(latents.z.device, 0)
         return module.item_losses(latents.z, latents.t, mean, 1.0, dropout)

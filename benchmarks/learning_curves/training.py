@@ -13,7 +13,7 @@ from benchmarks.learning_curves.averages import MeasuredAverages
 from benchmarks.learning_curves.grid import Run, targets
 from benchmarks.learning_curves.kind import INITIAL_WEIGHTS
 from benchmarks.learning_curves.kinds import KINDS
-from benchmarks.learning_curves.measurements import Measurements
+from benchmarks.learning_curves.sample_measurements import SampleMeasurements
 from benchmarks.learning_curves.sets import ImageSet
 from lit_knn.callbacks.last_checkpoint import LastCheckpoint
 from lit_knn.commands.trainer import Trainer
@@ -56,7 +56,7 @@ class Measure(pl.Callback):
 
     def __init__(
         self,
-        measurements: Measurements,
+        measurements: SampleMeasurements,
         pictures: Path | None,
         averages: MeasuredAverages | None = None,
     ) -> None:
@@ -119,7 +119,7 @@ class Measure(pl.Callback):
 def train(
     run: Run,
     image_set: ImageSet,
-    measurements: Measurements | None,
+    measurements: SampleMeasurements | None,
     reference: ReferenceSet,
     folder: Path,
     start: Path | None = None,
@@ -143,7 +143,8 @@ def train(
     with keyed_default_rng(torch.device("cpu"), run.seed, INITIAL_WEIGHTS):
         net = image_set.net(**kind.net_options)
     module = kind.make(net, targets(run.set, run.module)[run.estimator](), run.seed, steps, start)
-    data = Loaded(reference, batch_size=lengths.batch_size, seed=run.seed, val_images=lengths.held)
+    batch_size = kind.batches * lengths.batch_size
+    data = Loaded(reference, batch_size=batch_size, seed=run.seed, val_images=lengths.held)
     every = steps // lengths.measurements
     averages = MeasuredAverages(measurements) if measurements and kind.more_averages else None
     measure = Measure(measurements, pictures, averages) if measurements else None

@@ -4,6 +4,8 @@ from types import MappingProxyType
 from typing import Any
 
 from benchmarks.learning_curves.few_step_kinds import ECT, MeanFlow
+from benchmarks.learning_curves.kind import NOT_MEASURED
+from lit_knn.modules.time_distributions import LogitNormalTimes
 from lit_knn.sampling.distances import squared_euclidean
 
 
@@ -34,3 +36,18 @@ class SquaredMeanFlow(MeanFlow):
 
     def options(self, steps: int) -> dict[str, Any]:
         return super().options(steps) | {"power": 0.0}
+
+
+class LaterMeanFlow(MeanFlow):
+    """`LitMeanFlow` with the times of its authors' later recipe ("v1").
+
+    It is measured at the pairs of the first recipe, so that its numbers compare with those of `MeanFlow`.
+    """
+
+    fixed = MappingProxyType(
+        {
+            **NOT_MEASURED,
+            "times": LogitNormalTimes(-0.6, 1.6),
+            "lower_times": LogitNormalTimes(-4.0, 1.6),
+        }
+    )

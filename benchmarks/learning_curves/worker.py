@@ -7,9 +7,11 @@ from pathlib import Path
 import torch
 
 from benchmarks.learning_curves.grid import Run, targets
+from benchmarks.learning_curves.kind import Kind, LatentKind
 from benchmarks.learning_curves.kinds import KINDS
 from benchmarks.learning_curves.measurements import Measurements
 from benchmarks.learning_curves.quality import Quality
+from benchmarks.learning_curves.sample_measurements import SampleMeasurements
 from benchmarks.learning_curves.sets import ImageSet
 from benchmarks.learning_curves.table import CurveTable
 from benchmarks.learning_curves.training import train
@@ -36,7 +38,7 @@ class Worker:
         self.images = image_set.images()
         kept = folder / f"real_features_{self.images.real.fingerprint()[:12]}.npy"
         self.quality = Quality(self.images, image_set.extractor, kept)
-        self._measurements: dict[str, Measurements] = {}
+        self._measurements: dict[str, SampleMeasurements] = {}
 
     def settings(self, run: Run) -> str:
         """Return the fingerprint of everything that a run's numbers depend on, except its name in the table."""
@@ -48,11 +50,12 @@ class Worker:
         reference = self.images.training
         parts = [reference.fingerprint(), lengths._asdict(), describe(reference.index), net]
         own = {
-            name: describe(part)
+            name: part if isinstance(part, str) else describe(part)
             for name, part in targets(run.set, run.module)[run.estimator]().items()
         }
         parts += [own, kind.options(kind.steps(lengths))]
-        return fingerprint([*parts, self.settings(before(run))] if kind.tunes else parts)
+        start = before(run)
+        return fingerprint([*parts, self.settings(start)] if start else parts)
 
     def run_all(self, runs: list[Run]) -> None:
         """Train the missing runs in this order. A run that tunes another one waits until that one has ended.
@@ -78,46 +81,58 @@ class Worker:
 
     def _may_start(self, run: Run) -> bool:
         """Train the run that this one tunes, if nobody else does. Tells whether that run has ended."""
-        if run in self.table.finished() or not KINDS[run.module].tunes or self._ended(before(run)):
+        start = before(run)
+        if run in self.table.finished() or start is None or self._ended(start):
             return True
-        with self.table.claimed(before(run), finished_too=True) as mine:
-            if mine and not self._ended(before(run)):
-                self._train(before(run))
-        return self._ended(before(run))
+        with self.table.claimed(start, finished_too=True) as mine:
+            if mine and not self._ended(start):
+                self._train(start)
+        return self._ended(start)
 
     def _checkpoint(self, run: Run) -> Path:
         return self.folder / f"{run}-{self.settings(run)}" / LAST_NAME
 
     def _ended(self, run: Run) -> bool:
-        path, steps = self._checkpoint(run), self.image_set.lengths.steps
+        path, steps = self._checkpoint(run), KINDS[run.module].steps(self.image_set.lengths)
         return path.exists() and bool(
             torch.load(path, weights_only=True, mmap=True)["global_step"] == steps
         )
 
     def _train(self, run: Run) -> None:
-        kind, lengths, start = KINDS[run.module], self.image_set.lengths, time.process_time()
+        kind, begun, tuned = KINDS[run.module], time.process_time(), before(run)
         # Another run needs its checkpoint, which is not on this machine.
         if run in self.table.finished():
             train(run, self.image_set, None, self.images.training, self._checkpoint(run).parent)
             return
         if run.module not in self._measurements:
-            self._measurements[run.module] = Measurements(kind, self.images, lengths, self.quality)
-        tuned = self._checkpoint(before(run)) if kind.tunes else None
+            self._measurements[run.module] = self._measurements_of(kind)
+        start = self._checkpoint(tuned) if tuned else None
         measurements, folder = self._measurements[run.module], self._checkpoint(run).parent
         pictures = self.table.pictures(run) if run.seed == 0 else None
         rows_of_runs = train(
-            run, self.image_set, measurements, self.images.training, folder, tuned, pictures
+            run, self.image_set, measurements, self.images.training, folder, start, pictures
         )
         more: Row = {
-            "images_before": lengths.steps * lengths.batch_size if kind.tunes else 0,
+            "images_before": self._images_of(tuned) if tuned else 0,
             "settings": self.settings(run),
             "hardware": hardware_name(torch.device("cpu"), 1),
         }
         for each, rows in rows_of_runs.items():
             self.table.add(each, [{**each._asdict(), **row, **more} for row in rows])
-        print(f"{run}: {time.process_time() - start:.0f} s of CPU", flush=True)
+        print(f"{run}: {time.process_time() - begun:.0f} s of CPU", flush=True)
+
+    def _measurements_of(self, kind: Kind) -> SampleMeasurements:
+        lengths = self.image_set.lengths
+        if isinstance(kind, LatentKind):
+            return Measurements(kind, self.images, lengths, self.quality)
+        return SampleMeasurements(kind, lengths, self.quality)
+
+    def _images_of(self, run: Run) -> int:
+        kind, lengths = KINDS[run.module], self.image_set.lengths
+        return kind.steps(lengths) * kind.batches * lengths.batch_size
 
 
-def before(run: Run) -> Run:
-    """Return the run whose network a tuning run starts from."""
-    return run._replace(module="EDM", estimator="OneSample")
+def before(run: Run) -> Run | None:
+    """Return the run whose network a tuning run starts from, or None for a run that starts from random weights."""
+    tunes = KINDS[run.module].tunes
+    return run._replace(module=tunes, estimator="OneSample") if tunes else None

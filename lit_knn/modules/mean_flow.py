@@ -2,6 +2,7 @@
 
 import copy
 import math
+from collections.abc import Callable
 from typing import Literal
 
 import torch
@@ -181,9 +182,7 @@ class LitMeanFlow(PosteriorRegression):
         r = self.pairs.draw_lower(items.t, items.generator)
         mean = items.mean(self.estimator)
         self.log_target_error(items, mean)
-        tangent_mean = mean if self.tangent is None else None
-        if isinstance(self.tangent, Estimator):
-            tangent_mean = items.mean(self.tangent)
+        tangent_mean = self.tangent_mean(mean, items.mean)
 
         dropout = None
         if self.has_two_passes():
@@ -194,6 +193,17 @@ class LitMeanFlow(PosteriorRegression):
                 items.z, r, items.t, mean, tangent_mean, labelled=labelled, dropout=dropout
             )
             return errors, items.t
+
+    def tangent_mean(self, mean: Tensor, mean_of: Callable[[Estimator], Tensor]) -> Tensor | None:
+        """Return E[x|z] for the tangent's velocity, (B, *shape); None for the network's velocity.
+
+        Args:
+            mean: (B, *shape), E[x|z] of the target.
+            mean_of: returns an estimator's E[x|z] at the same latents.
+        """
+        if self.tangent is None:
+            return mean
+        return mean_of(self.tangent) if isinstance(self.tangent, Estimator) else None
 
     def errors(
         self,

@@ -1,0 +1,26 @@
+"""The score difference as a kind of the learning curves."""
+
+from typing import Any
+
+from benchmarks.learning_curves.kind import Kind
+from benchmarks.learning_curves.sets import Lengths
+from lit_knn.modules import LitScoreDifference
+
+
+class ScoreDifference(Kind):
+    """`LitScoreDifference`, from the iCT run of the same seed with one-sample targets.
+
+    A step has four times as many samples as another run's, and there are a tenth as many steps. Both posterior means
+    have the run's estimator. The noise of z and the bank change with each step, and `OneSample` is no estimator of
+    either mean, so that gradients are not compared.
+    """
+
+    module = LitScoreDifference
+    tunes, batches = "iCT", 4
+
+    def steps(self, lengths: Lengths) -> int:
+        return lengths.consistency_steps // 10
+
+    def options(self, steps: int) -> dict[str, Any]:
+        """See `Kind.options`; those of configs/score_difference/digits.yaml."""
+        return {"bank_size": 1792, "t_min": 1.0, "t_max": 8.0, "ema_decay": 0.95}
