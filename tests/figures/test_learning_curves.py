@@ -59,6 +59,28 @@ def test_finished_run_is_kept_and_missing_one_is_remade_equal(tmp_path):
         assert {name for name in ours if ours[name] != theirs[name]} <= TIMES
 
 
+def test_score_difference_starts_from_ict_and_mean_flow_takes_own_velocity(tmp_path):
+    path = tmp_path / "few.csv"
+    options = [*TINY[: TINY.index("--modules")], "--consistency-steps", "20"]
+    options += ["--modules", "MeanFlow", "score difference"]
+    options += ["--estimators", "OneSample, network", "128 images", "Exact"]
+    main(["--output", str(path), "--checkpoints", str(tmp_path / "runs"), *options])
+    last = {(row["module"], row["estimator"]): row for row in csv.DictReader(path.open())}
+    assert set(last) == {
+        ("MeanFlow", "OneSample, network"),
+        ("MeanFlow", "Exact"),
+        ("iCT", "OneSample"),
+        ("score difference", "128 images"),
+        ("score difference", "Exact"),
+    }
+    generator = last["score difference", "Exact"]
+    # Two steps of four times sixteen samples, after twenty steps of sixteen images.
+    assert (generator["images"], generator["images_before"]) == ("128", "320")
+    assert math.isnan(float(generator["gradient_variance"]))
+    assert math.isfinite(float(generator["fd_pixels"]))
+    assert float(last["MeanFlow", "OneSample, network"]["gradient_variance"]) > 0
+
+
 # The variance of gradients
 
 
@@ -217,6 +239,7 @@ def test_intervals_are_those_of_scipy_over_paired_seeds():
 
 def test_pairs_of_a_mean_flow_are_pooled_by_seed():
     names = ["OneSample", "Exact", "OneSample, KNN", "OneSample, Exact", "Exact, OneSample"]
+    names += ["OneSample, network"]
     values = np.random.default_rng(0).uniform(1, 2, size=(len(names), 4))
     runs = curves(
         {(name, seed): (9, values[i, seed]) for i, name in enumerate(names) for seed in range(4)},
@@ -231,6 +254,8 @@ def test_pairs_of_a_mean_flow_are_pooled_by_seed():
         assert difference.mean + difference.half_width == pytest.approx(high)
     judged = {each.claim: each.pair for each in judge(runs)}
     assert judged["better samples at the end"] == ("better targets", "one-sample targets")
+    claim = "the network's velocity as the tangent samples better"
+    assert judged[claim] == ("OneSample, network", "OneSample")
     assert contrasts(["OneSample", "STF", "KNN", "Exact"]) is None
 
 
