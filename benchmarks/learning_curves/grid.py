@@ -25,6 +25,7 @@ MODULES = ("EDM", "flow", "iCT", "ECT", "MeanFlow", "sCT", "score difference")
 VARIANTS = (
     "MeanFlow power 0",
     "MeanFlow v1",
+    "sCT norm",
     "ECT squared",
     "ECT lr 1e-3",
     "ECT lr 3e-4",

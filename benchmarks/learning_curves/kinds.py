@@ -7,6 +7,7 @@ from benchmarks.learning_curves.score_difference_kind import ScoreDifference
 from benchmarks.learning_curves.sct_kind import SCT
 from benchmarks.learning_curves.variants import (
     LaterMeanFlow,
+    PublishedSCT,
     SquaredECT,
     SquaredMeanFlow,
     VariedECT,
@@ -23,6 +24,7 @@ KINDS: dict[str, Kind] = {
     "score difference": ScoreDifference(),
     "MeanFlow power 0": SquaredMeanFlow(),
     "MeanFlow v1": LaterMeanFlow(),
+    "sCT norm": PublishedSCT(),
     "ECT squared": SquaredECT(),
     "ECT lr 1e-3": VariedECT(),
     "ECT lr 3e-4": VariedECT(lr=3e-4),

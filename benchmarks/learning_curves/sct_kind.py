@@ -14,14 +14,19 @@ from lit_knn.sampling.schedules import truncated_log_normal_sigmas
 
 
 class SCT(ECT):
-    """`LitSCT` from nothing; its function is the identity at 0, as that of `LitECT`."""
+    """`LitSCT`. As `LitECT`, it tunes EDM's run, and its function is the identity at 0."""
 
     module = LitSCT
-    tunes = None
 
     def options(self, steps: int) -> dict[str, Any]:
         """See `Kind.options`; the options of configs/sct/digits.yaml."""
-        return {"lr": 3e-3, "ema_decay": 0.995, "tangent_warmup_steps": steps // 3}
+        return {
+            "lr": 3e-4,
+            "ema_decay": 0.99,
+            "tangent_warmup_steps": steps // 30,
+            "tangent_floor": None,
+            "adaptive_weight": False,
+        }
 
     def levels(self, size: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         """See `LatentKind.levels`; the defaults of `LitSCT`."""

@@ -5,6 +5,7 @@ from typing import Any
 
 from benchmarks.learning_curves.few_step_kinds import ECT, MeanFlow
 from benchmarks.learning_curves.kind import NOT_MEASURED
+from benchmarks.learning_curves.sct_kind import SCT
 from lit_knn.modules.time_distributions import LogitNormalTimes
 from lit_knn.sampling.distances import squared_euclidean
 
@@ -29,6 +30,13 @@ class VariedECT(ECT):
 
     def options(self, steps: int) -> dict[str, Any]:
         return super().options(steps) | self.varied
+
+
+class PublishedSCT(SCT):
+    """`LitSCT` with the norm of the derivative and the learnt weight of its paper."""
+
+    def options(self, steps: int) -> dict[str, Any]:
+        return super().options(steps) | {"tangent_floor": 0.1, "adaptive_weight": True}
 
 
 class SquaredMeanFlow(MeanFlow):
