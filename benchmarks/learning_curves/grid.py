@@ -20,9 +20,10 @@ from lit_knn.estimators import (
 from lit_knn.estimators.noised import Covariance
 
 MODULES = ("EDM", "flow", "iCT", "ECT", "MeanFlow", "sCT", "score difference")
-# Variants for experiments: a squared loss in place of a robust one, other times or learning rates, another map to the
-# teacher.
+# Variants for experiments: another start, a squared loss in place of a robust one, other times or learning rates, another
+# map to the teacher.
 VARIANTS = (
+    "score difference from nothing",
     "MeanFlow power 0",
     "MeanFlow v1",
     "sCT norm",
@@ -62,7 +63,7 @@ def targets(name: str, module: str) -> dict[str, Callable[[], PlugIns]]:
     # Below t = 0.8 the posterior is the source alone, so that the enumeration can be spared.
     if name == "cifar16":
         parts["Switched"] = lambda: Switched(below=OneSample(), above=Exact(), t=0.8)
-    if module == "score difference":
+    if module.startswith("score difference"):
         return score_difference_means(parts)
     pairs: list[tuple[str, str]] = []
     if module.startswith("MeanFlow"):

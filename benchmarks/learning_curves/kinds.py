@@ -3,7 +3,10 @@
 from benchmarks.learning_curves.few_step_kinds import ECT, ICT, MeanFlow
 from benchmarks.learning_curves.kind import Kind, LatentKind
 from benchmarks.learning_curves.regression_kinds import EDM, Flow
-from benchmarks.learning_curves.score_difference_kind import ScoreDifference
+from benchmarks.learning_curves.score_difference_kind import (
+    ScoreDifference,
+    ScoreDifferenceFromNothing,
+)
 from benchmarks.learning_curves.sct_kind import SCT
 from benchmarks.learning_curves.variants import (
     LaterMeanFlow,
@@ -22,6 +25,7 @@ KINDS: dict[str, Kind] = {
     "MeanFlow": MeanFlow(),
     "sCT": SCT(),
     "score difference": ScoreDifference(),
+    "score difference from nothing": ScoreDifferenceFromNothing(),
     "MeanFlow power 0": SquaredMeanFlow(),
     "MeanFlow v1": LaterMeanFlow(),
     "sCT norm": PublishedSCT(),

@@ -16,7 +16,8 @@ class ScoreDifference(Kind):
     """
 
     module = LitScoreDifference
-    tunes, batches = "iCT", 4
+    tunes: str | None = "iCT"
+    batches = 4
 
     def steps(self, lengths: Lengths) -> int:
         return lengths.consistency_steps // 10
@@ -24,3 +25,15 @@ class ScoreDifference(Kind):
     def options(self, steps: int) -> dict[str, Any]:
         """See `Kind.options`; those of configs/score_difference/digits.yaml."""
         return {"bank_size": 1792, "t_min": 1.0, "t_max": 8.0, "ema_decay": 0.95}
+
+
+class ScoreDifferenceFromNothing(ScoreDifference):
+    """`LitScoreDifference` from random weights, for five times as many steps."""
+
+    tunes = None
+
+    def steps(self, lengths: Lengths) -> int:
+        return lengths.consistency_steps // 2
+
+    def options(self, steps: int) -> dict[str, Any]:
+        return super().options(steps) | {"lr": 1e-2}

@@ -239,6 +239,7 @@ SAID = [
     ("flow/cifar10", "clipped to norm 1", "gradient_clip_val", 1),
     ("flow/digits", "after 1,500\n# steps", "max_steps", 1500),
     ("ect/digits", "300 steps", "max_steps", 300),
+    ("sct/digits", "600 steps", "max_steps", 600),
     ("ect/digits", "halves every 75 steps", "stage_steps", 75),
     ("table1/ict_knn", "every 2.5 million images", "every_n_images", 2_500_000),
     ("photos/edm", "Every 50 steps", "val_check_interval", 50),
