@@ -20,8 +20,8 @@ from lit_knn.estimators import (
 from lit_knn.estimators.noised import Covariance
 
 MODULES = ("EDM", "flow", "iCT", "ECT", "MeanFlow", "sCT", "score difference")
-# Variants for experiments: another start, a squared loss in place of a robust one, other times or learning rates, another
-# map to the teacher.
+# Variants for experiments: another start, a squared loss in place of a robust one, other times or learning rates, or
+# another map to the teacher.
 VARIANTS = (
     "score difference from nothing",
     "MeanFlow power 0",
