@@ -5,6 +5,11 @@ from abc import ABC, abstractmethod
 import torch
 from torch import Tensor
 
+from lit_knn.common.errors import InputError
+
+MOST_PIXELS = 16_384
+"""The most values of an image whose pixels are compared: their covariance has 2.1 GB, and its root takes minutes."""
+
 
 class FeatureExtractor(ABC):
     """Maps images in model space to features. `load` is called first, and raises an error if anything is missing."""
@@ -36,6 +41,11 @@ class Pixels(FeatureExtractor):
 
     def load(self, shape: tuple[int, ...], device: torch.device | str) -> None:
         self.num_features = int(torch.Size(shape).numel())
+        if self.num_features > MOST_PIXELS:
+            gigabytes = self.num_features**2 * 8 / 1e9
+            problem = f"images of shape {tuple(shape)} need a covariance of {gigabytes:.0f} GB"
+            other = "compare features instead, such as those of lit_knn.metrics.EfficientNetLite0"
+            raise InputError(f"pixels: {problem}; {other}")
 
     def __call__(self, images: Tensor) -> tuple[Tensor, Tensor | None]:
         return images.flatten(1).float(), None

@@ -300,6 +300,12 @@ def test_too_few_images_are_refused_before_any_is_looked_at(
     FidelityMeasure(extractor(), mirrored=True, **options).prepare(reference, 80)
 
 
+def test_pixels_of_large_images_are_refused_before_their_covariance_is_made():
+    large = ReferenceSet(torch.zeros(4, 3, 256, 256))
+    with pytest.raises(InputError, match="need a covariance of 309 GB"):
+        FidelityMeasure(Pixels()).prepare(large, 4)
+
+
 def test_missing_weights_are_named_and_wrong_ones_not_run(monkeypatch, tmp_path):
     import torch_fidelity.feature_extractor_inceptionv3 as inception
 
