@@ -74,7 +74,7 @@ class FreeParticles(Measurement):
         """Bind the estimators to the data, and check that copies can be found."""
         reference = self.reference.to(self.device)
         by_option = {f"estimators.{name}": self.estimators[name] for name in self.estimators}
-        bind_all(by_option, reference, self.ends[0].sigma_min)
+        bind_all(by_option, reference, min(ends.sigma_min for ends in self.ends))
         check_search(reference)
 
     @rank_zero_only

@@ -29,6 +29,17 @@ def check_finite(loss: Tensor, t: Tensor, step: int) -> None:
     refuse("loss", bad.any().reshape(1), first_level, failure)
 
 
+def check_samples(samples: Tensor, step: int) -> None:
+    """Raise NonFiniteLossError for samples (B, *shape) of a training that are not finite; see `check_finite`."""
+    bad = ~samples.detach().isfinite().all().reshape(1)
+
+    def failure(check: int, value: float, where: str) -> NonFiniteLossError:
+        problem = f"the samples are not finite{where or f' at step {step}'}"
+        return NonFiniteLossError(f"{problem}; the last checkpoint is from before it")
+
+    refuse("samples", bad, bad.double, failure)
+
+
 class FiniteLoss(IntervalCallback):
     """Raises the errors that the checks have noted on a GPU: at each log, before a validation, and at the end.
 

@@ -78,7 +78,11 @@ class ConsistencyGenerator(OneStepGenerator):
 
     def preconditioning(self) -> dict[str, float]:
         function = self.function
-        return {"sigma_data": function.sigma_data, "sigma_min": function.sigma_min}
+        return {
+            "sigma_data": function.sigma_data,
+            "sigma_min": function.sigma_min,
+            "sigma_max": self.sigma_max,
+        }
 
     def model(self, image_shape: Sequence[int], sampling_class: int | None) -> ConsistencyModel:
         return ConsistencyModel(
@@ -171,12 +175,14 @@ def _generator_of(model: GenerativeModel, sigma_max: float | None) -> OneStepGen
 
     check_not_augmented(model.net)
     if isinstance(model, ConsistencyModel):
-        return ConsistencyGenerator(model.network, sigma_max or model.sampling_sigmas[0])
+        highest = model.sampling_sigmas[0] if sigma_max is None else sigma_max
+        return ConsistencyGenerator(model.network, highest)
 
     if isinstance(model, DiffusionModel):
         denoiser = model.network
         function = ConsistencyFunction(denoiser.model, denoiser.sigma_data, sigma_min=0.0)
-        return ConsistencyGenerator(function, sigma_max or model.grid.sigma_max)
+        highest = model.grid.sigma_max if sigma_max is None else sigma_max
+        return ConsistencyGenerator(function, highest)
 
     kinds = "a consistency model, a mean flow or a diffusion model"
     raise InputError(f"a {model.kind} model is no start: give {kinds}")

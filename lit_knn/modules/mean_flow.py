@@ -38,8 +38,9 @@ class LitMeanFlow(PosteriorRegression):
     v̂ = (z − μ̂)/t is the velocity of z = (1 − t)x + tε, with the estimator's posterior mean μ̂. The derivative along the
     flow, du/dt = ∂u/∂z·v̂' + ∂u/∂t, needs a velocity, too: that of `tangent`. MeanFlow puts ε − x, the velocity of one
     sample, into both places (`OneSample`). Improved mean flows (arXiv 2512.02012) put the network's velocity u(z, t, t)
-    into the tangent (`network`). The identity holds for the marginal velocity E[ε − x | z], which `Exact` computes. All
-    estimators leave E[Δ], the mean of Δ = u − û, unbiased, in both places; the network's velocity does not.
+    into the tangent (`network`). The identity holds for the marginal velocity E[ε − x | z], which `Exact` computes. `OneSample`
+    and `Exact` leave E[Δ], the mean of Δ = u − û, unbiased, in both places; self-normalised weights and the network's
+    velocity do not.
 
     Each item's squared error ‖Δ‖² is weighted by 1/(‖Δ‖² + 1e-3)^power. With a power above 0 the optimum depends on
     the noise of Δ (docs/meanflow.md). The logged loss is ‖Δ‖²/d without the weight.
@@ -184,9 +185,7 @@ class LitMeanFlow(PosteriorRegression):
         self.log_target_error(items, mean)
         tangent_mean = self.tangent_mean(mean, items.mean)
 
-        dropout = None
-        if self.has_two_passes():
-            dropout = SharedDropout(x.device, *key, Stream.DROPOUT, mixed=True)
+        dropout = SharedDropout(x.device, *key, Stream.DROPOUT, mixed=True)
         with keyed_default_rng(x.device, *key, Stream.DROPOUT):
             labelled = LabelledFlow(self.flow, *items.labels)
             errors = self.errors(
@@ -224,7 +223,7 @@ class LitMeanFlow(PosteriorRegression):
             mean: (B, *shape), E[x|z] for the target.
             tangent_mean: (B, *shape), E[x|z] for the tangent; None for the network's velocity.
             labelled: the average velocity with the items' labels; None for no labels.
-            dropout: the mask of two passes; None for one pass.
+            dropout: the mask of u and of its derivative; None draws masks from the default generator.
         """
         if labelled is None:
             labelled = LabelledFlow(self.flow, None, None)
@@ -235,7 +234,10 @@ class LitMeanFlow(PosteriorRegression):
             tangent = labelled.velocity(z, t)
         else:
             tangent = guided(self.process.velocity(z, per_item(t, z), tangent_mean).to(z.dtype))
-        return average_velocity_error(labelled.average, z, r, t, velocity, tangent, dropout)
+        two_passes = self.has_two_passes()
+        return average_velocity_error(
+            labelled.average, z, r, t, velocity, tangent, dropout, two_passes
+        )
 
     def objective(self, loss: Tensor, x: Tensor) -> Tensor:
         """Weight each item's ‖Δ‖² by 1/(‖Δ‖² + c)^power, without gradient, and take the mean."""

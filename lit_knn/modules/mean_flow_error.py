@@ -1,6 +1,7 @@
 """The error of an average velocity, and the guidance of its target (MeanFlow, Geng et al. 2025)."""
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import NamedTuple
 
 import torch
@@ -39,6 +40,7 @@ def average_velocity_error(
     velocity: Tensor,
     tangent: Tensor,
     dropout: SharedDropout | None = None,
+    two_passes: bool = False,
 ) -> Tensor:
     """Compute ‖u − û‖²/d of each item, (B,), where the target û = v̂ − (t − r)·du/dt has no gradient.
 
@@ -49,21 +51,23 @@ def average_velocity_error(
         t: (B,) float64.
         velocity: (B, *shape), v̂, the velocity at t.
         tangent: (B, *shape), the velocity of z in the derivative du/dt.
-        dropout: the mask of two passes, of u and of the derivative; None for one pass that computes both.
+        dropout: the mask of u and of the derivative; None draws masks from the default generator.
+        two_passes: compute u and the derivative in passes of their own; else in one pass.
     """
+    masks = nullcontext if dropout is None else dropout.masks
     # Along the flow z moves by the tangent and t by 1, while r stays.
     directions = tangent, torch.zeros_like(r), torch.ones_like(t)
     # Autocast keeps the weights that it has cast. Older PyTorch would reuse those that were cast without gradients.
     torch.clear_autocast_cache()
-    if dropout is None:
-        # The fused kernels of attention have no forward derivative, and a CPU's group norm mixes number types in it.
-        with sdpa_kernel(SDPBackend.MATH), torch.autocast("cpu", enabled=False):
-            u, derivative = torch.func.jvp(average, (z, r, t), directions)[:2]
-    else:
-        with dropout.masks():
+    if two_passes:
+        with masks():
             u = average(z, r, t)
-        with dropout.masks():
+        with masks():
             derivative = value_and_derivative(average, (z, r, t), directions)[1]
+    else:
+        # The fused kernels of attention have no forward derivative, and a CPU's group norm mixes number types in it.
+        with sdpa_kernel(SDPBackend.MATH), masks(), torch.autocast("cpu", enabled=False):
+            u, derivative = torch.func.jvp(average, (z, r, t), directions)[:2]
 
     target = velocity - per_item(t - r, z).to(z.dtype) * derivative.detach()
     return (u - target).square().flatten(1).mean(1)

@@ -55,5 +55,7 @@ class OneStepTraining(RAdamTraining):
     def check_checkpoint(self, checkpoint: Content) -> None:
         """Check the architecture, and also that the checkpoint has the same preconditioning."""
         super().check_checkpoint(checkpoint)
-        saved = checkpoint.get(MODEL_KEY, {}).get("options", {})
+        saved = dict(checkpoint.get(MODEL_KEY, {}).get("options", {}))
+        if saved.get("sampling_sigmas"):
+            saved["sigma_max"] = saved["sampling_sigmas"][0]
         check_preconditioning(type(self).__name__, saved, **self.generator.preconditioning())

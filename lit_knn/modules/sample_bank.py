@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from lit_knn.common.checkpoint_file import Content
-from lit_knn.common.errors import check_at_least
+from lit_knn.common.errors import InputError, check_at_least
 from lit_knn.common.exchange import Exchange
 
 
@@ -20,10 +20,34 @@ class Samples:
 
     def followed_by(self, other: "Samples", size: int) -> "Samples":
         """Return the last `size` of these samples followed by the others."""
-        images = torch.cat([self.images, other.images.to(self.images.device)])[-size:]
+        # Samples of a checkpoint are on the CPU.
+        images = torch.cat([self.images.to(other.images.device), other.images])[-size:]
         if self.labels is None or other.labels is None:
             return Samples(images, None)
         return Samples(images, torch.cat([self.labels, other.labels])[-size:])
+
+    def check_has_classes_of(self, labels: Tensor | None) -> None:
+        """Raise InputError if a class of labels (B,) has no sample."""
+        if labels is None or self.labels is None:
+            return
+        missing = set(labels.tolist()) - set(self.labels.tolist())
+        if missing:
+            problem = f"the bank of {len(self.labels)} samples has none of class {min(missing)}"
+            raise InputError(f"{problem}: raise bank_size")
+
+
+def labels_in_proportion(labels: Tensor, number: int, generator: torch.Generator) -> Tensor:
+    """Draw labels, (number,) int64 on the CPU, of which each class has its share up to one, in random order.
+
+    Args:
+        labels: (N,) int64, those of the data.
+        number: number of labels.
+        generator: source of randomness, on any device.
+    """
+    uniform = torch.rand(number + 1, generator=generator, device=generator.device).double().cpu()
+    places = (torch.arange(number) + uniform[0]) * (len(labels) / number)
+    ascending = labels.cpu().sort().values
+    return ascending[places.long().clamp(max=len(labels) - 1)][uniform[1:].argsort()]
 
 
 class SampleBank:
@@ -79,24 +103,25 @@ class SampleBank:
     @torch.no_grad()
     def renew(
         self,
-        make: Callable[[], Tensor],
+        make: Callable[[int], tuple[Tensor, Tensor | None]],
         number: int,
-        labels: Tensor | None,
         batch: int,
         gather: bool = True,
     ) -> Samples:
         """Add new samples, fill the bank if it is empty, and return all. All ranks must call it.
 
         Args:
-            make: returns samples, (B, *shape), of `labels`.
+            make: maps 1, 2, … to new samples, (B, *shape), and their labels, (B,) int64 or None.
             number: number of new samples, over all ranks, rounded up to whole batches.
-            labels: (B,) int64, or None.
             batch: number of the batch.
             gather: see `add`.
         """
         missing = self.size if self.samples is None else number
+        calls = 0
         while missing > 0:
-            missing -= self.add(make(), labels, batch, gather)
+            calls += 1
+            images, labels = make(calls)
+            missing -= self.add(images, labels, batch, gather)
         assert self.samples is not None
         return self.samples
 

@@ -7,20 +7,17 @@ import torch
 from torch import Tensor, nn
 
 from lit_knn.common.checkpoint_file import Content
-from lit_knn.common.errors import (
-    InputError,
-    NonFiniteLossError,
-    check_at_least,
-    prefixed,
-)
+from lit_knn.common.errors import InputError, check_at_least, prefixed
 from lit_knn.common.rng import Stream, keyed_default_rng, keyed_generator
 from lit_knn.estimators import Estimator, Exact
 from lit_knn.estimators.by_class import copied_apart
 from lit_knn.modules.conditioning import Conditioning, labels_on
+from lit_knn.modules.finite_loss import check_samples
 from lit_knn.modules.generators import started_generator
 from lit_knn.modules.one_step import OneStepTraining
-from lit_knn.modules.sample_bank import SampleBank
+from lit_knn.modules.sample_bank import SampleBank, labels_in_proportion
 from lit_knn.reference import ReferenceSet
+from lit_knn.runs.run import find_reference
 from lit_knn.sampling.noise_grid import NoiseGrid
 from lit_knn.sampling.score_difference import score_difference, stratified_levels
 
@@ -106,6 +103,9 @@ class LitScoreDifference(OneStepTraining):
 
             generator = started_generator(net, start, sigma_data, sigma_max)
             conditioning = Conditioning(generator.network, class_conditional, sampling_class)
+            if conditioning.drops_labels:
+                reason = "a sample without its class would still move towards the class"
+                raise InputError(f"the net has label_dropout, but {reason}: set it to 0")
             ends = NoiseGrid(t_min, t_max)
             super().__init__(
                 generator, estimator, ends, conditioning, lr=lr, ema_decay=ema_decay, seed=seed
@@ -114,10 +114,14 @@ class LitScoreDifference(OneStepTraining):
             repulsion = Exact() if repulsion is None else copied_apart(repulsion)
             self.repulsion = conditioning.estimator_for(repulsion, ends)
             self.bank = SampleBank(bank_size)
+            self._data_labels: Tensor | None = None
             self.fresh = bank_size if fresh is None else fresh
             if not 0 <= self.fresh <= bank_size:
                 raise InputError(f"fresh={fresh} must be from 0 to bank_size={bank_size}")
             self.save_hyperparameters(ignore=["net", "estimator", "repulsion", "start"])
+            # A module that is made of these options, without the start, then means the same by its weights.
+            known = generator.preconditioning()
+            self.hparams.update({name: known.get(name) for name in ("sigma_data", "sigma_max")})
 
         self.include_batch = include_batch
         self.ends = ends
@@ -127,6 +131,13 @@ class LitScoreDifference(OneStepTraining):
     @property
     def estimators(self) -> dict[str, Estimator]:
         return {**super().estimators, "repulsion": self.repulsion}
+
+    def setup(self, stage: str) -> None:
+        """Set up as other trainings do, and keep the labels of the data, whose shares new samples have."""
+        super().setup(stage)
+        reference = find_reference(self.trainer)
+        if reference is not None:
+            self._data_labels = reference.labels
 
     @property
     def data_estimators(self) -> dict[str, Estimator]:
@@ -144,7 +155,7 @@ class LitScoreDifference(OneStepTraining):
         Only the shape of x counts.
         """
         draws = keyed_generator(x.device, *key)
-        samples = self.generate(x, class_label, key, draws)
+        samples = self.generate(x, class_label, (*key, Stream.DROPOUT), draws)
         made = samples.detach()
         self._bind_repulsion(made, class_label, key, draws)
 
@@ -177,12 +188,9 @@ class LitScoreDifference(OneStepTraining):
             draws: the source of the noise.
         """
         noise = torch.randn(x.shape, device=x.device, generator=draws)
-        with keyed_default_rng(x.device, *key, Stream.DROPOUT):
+        with keyed_default_rng(x.device, *key):
             samples = self.generator(noise, labels_on(x.device, class_label))
-
-        if not samples.isfinite().all():
-            problem = f"the samples are not finite at step {self.step}"
-            raise NonFiniteLossError(f"{problem}; the last checkpoint is from before it")
+        check_samples(samples, self.step)
         return samples
 
     def _bind_repulsion(
@@ -203,14 +211,19 @@ class LitScoreDifference(OneStepTraining):
         trains = key[-1] == Stream.TRAIN
         bank = self.bank if trains else copy.copy(self.bank)
 
-        def make() -> Tensor:
-            return self.generate(made, class_label, key, draws)
+        def make(number: int) -> tuple[Tensor, Tensor | None]:
+            labels = class_label
+            if class_label is not None and self._data_labels is not None:
+                labels = labels_in_proportion(self._data_labels, len(made), draws)
+            return self.generate(made, labels, (*key, Stream.DROPOUT, number), draws), labels
 
-        samples = bank.renew(make, self.fresh, class_label, batch=key[2], gather=trains)
+        samples = bank.renew(make, self.fresh, batch=key[2], gather=trains)
         if self.include_batch:
             samples = bank.joined(made, class_label)
+        samples.check_has_classes_of(class_label)
         if self.repulsion.needs_reference:
-            self.repulsion.bind(ReferenceSet(samples.images, labels=samples.labels))
+            images = samples.images.to(made.device)
+            self.repulsion.bind(ReferenceSet(images, labels=samples.labels))
         if trains and self.fresh < bank.size:
             bank.add(made, class_label, batch=key[2])
 

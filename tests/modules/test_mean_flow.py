@@ -278,12 +278,28 @@ def test_a_separate_derivative_gives_the_same_gradient(net):
         nn.init.normal_(parameter, std=0.1)
     module, (r, t) = LitMeanFlow(net, OneSample()).train(), times(4)
     z, mean, direction = torch.randn(3, 4, 1, 8, 8, generator=rng())
-    masks = torch.device("cpu"), 5
-    with keyed_default_rng(*masks):
-        one = gradient(module, z, r, t, mean, direction)
+    # The tangent is that of an estimator or, without one, the network's, which draws masks, too.
+    for tangent in (direction, None):
+        gradients = []
+        for separate in (False, True):
+            module.separate_tangent_pass = separate
+            masks = SharedDropout(torch.device("cpu"), 5)
+            with keyed_default_rng(torch.device("cpu"), 5):
+                gradients.append(gradient(module, z, r, t, mean, tangent, None, masks))
+        one, two = gradients
+        torch.testing.assert_close(two, one, rtol=1e-3, atol=1e-4 * one.abs().max().item())
 
-    two = gradient(module, z, r, t, mean, direction, None, SharedDropout(*masks))
-    torch.testing.assert_close(two, one, rtol=1e-3, atol=1e-4 * one.abs().max().item())
+
+@pytest.mark.parametrize("separate", [False, True])
+def test_masks_differ_between_steps(separate):
+    module = LitMeanFlow(unet(dropout=0.5), OneSample(), separate_tangent_pass=separate)
+    seeds = []
+    module.network.register_forward_hook(lambda *_: seeds.append(torch.initial_seed()))
+    train(module, Images(), 2, limit_val_batches=0)
+    passes = 1 + separate
+    first, second = seeds[-2 * passes : -passes], seeds[-passes:]
+    assert len(set(first)) == len(set(second)) == 1
+    assert first != second
 
 
 class Waves(nn.Module):
@@ -302,10 +318,10 @@ class Waves(nn.Module):
 
 @pytest.mark.parametrize("separate", [False, True])
 def test_the_networks_velocity_is_in_the_tangent(separate):
-    module, (r, t) = LitMeanFlow(Waves(), OneSample(), tangent="network"), times(40)
+    options = {"tangent": "network", "separate_tangent_pass": separate}
+    module, (r, t) = LitMeanFlow(Waves(), OneSample(), **options), times(40)
     z, x = torch.randn(2, 40, 3, generator=rng(), dtype=torch.float64)
-    dropout = SharedDropout(z.device, 1) if separate else None
-    errors = module.errors(z, r, t, x, None, None, dropout)
+    errors = module.errors(z, r, t, x, None)
 
     time, gap = column(t, z), column(t - r, z)
     tanh = torch.tanh(0.7 * z + time)
@@ -458,7 +474,7 @@ class KeptWeights(pl.Callback):
             "meanflow",
             {"lr_ramp_up_images": 0, "tangent": "network", "separate_tangent_pass": "true"},
         ),
-        ("sct", {"tangent_warmup_steps": 0}),
+        ("sct", {"start": "null", "tangent_warmup_steps": 0}),
     ],
     ids=["mean flow", "separate derivative", "sCT"],
 )

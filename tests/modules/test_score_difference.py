@@ -9,9 +9,10 @@ import torch
 from lit_knn import load
 from lit_knn.common.checkpoint_file import read_checkpoint_file
 from lit_knn.common.errors import InputError, NonFiniteLossError
+from lit_knn.common.rng import Stream
 from lit_knn.estimators import KNN, Exact, OneSample
 from lit_knn.modules import LitScoreDifference
-from lit_knn.modules.sample_bank import SampleBank
+from lit_knn.modules.sample_bank import SampleBank, Samples, labels_in_proportion
 from lit_knn.modules.score_difference import BANK_KEY
 from lit_knn.nets import UNet
 from lit_knn.sampling.samplers import seeded_noise
@@ -22,6 +23,7 @@ from tests.interrupted_runs import At, assert_same, fit, interrupt
 from tests.networks import write_own
 from tests.ranks import run_main
 from tests.short_training import train
+from tests.toys import rng
 from tests.watched import Images, Labelled, OneBadItem, WatchedNet
 
 CONFIG = str(ROOT / "configs" / "score_difference" / "digits.yaml")
@@ -156,12 +158,62 @@ def test_classes_attract_and_repel_their_own():
     module = model(net, class_conditional=True, levels=2)
     train(module, Labelled(), 2)
     labels = module.bank.samples.labels
-    # New samples have the labels of the batch, in its order.
-    assert torch.equal(labels, (torch.arange(120) % 3)[-90:])
+    # New samples have the classes in the proportions of the data, up to the samples that the bank is too small for.
+    assert (labels.bincount(minlength=3) - 30).abs().max() <= 6
     assert set(module.repulsion.parts) == {0, 1, 2}
     for label, part in module.repulsion.parts.items():
         expected = module.bank.samples.images[labels == label]
         assert torch.equal(part.reference.images, expected)
+
+
+def test_new_labels_have_the_shares_of_the_data():
+    labels = torch.tensor([0] * 50 + [1] * 30 + [2] * 20)[torch.randperm(100, generator=rng(1))]
+    counts = []
+    for seed in range(200):
+        drawn = labels_in_proportion(labels, 7, rng(seed))
+        counts.append(drawn.bincount(minlength=3))
+        assert (counts[-1] - 7 * torch.tensor([0.5, 0.3, 0.2])).abs().max() <= 1
+    mean = torch.stack(counts).double().mean(0)
+    # A share of 3.5 is 3 or 4, so that the standard error of its mean is at most 0.036.
+    torch.testing.assert_close(mean, torch.tensor([3.5, 2.1, 1.4]).double(), rtol=0, atol=0.15)
+    assert drawn.tolist() != sorted(drawn.tolist())
+
+
+def test_bank_without_a_class_of_the_batch_is_refused():
+    module = model(WatchedNet(num_classes=3), class_conditional=True, bank_size=4, fresh=0)
+    module.bank.restore({"images": torch.zeros(4, 1, 4, 4), "labels": torch.zeros(4).long()})
+    with pytest.raises(InputError, match="bank of 4 samples has none of class 1: raise bank_size"):
+        train(module, Labelled(), 1)
+    net = WatchedNet(num_classes=3)
+    net.label_dropout = 0.1
+    with pytest.raises(InputError, match="still move towards the class: set it to 0"):
+        model(net, class_conditional=True)
+
+
+def test_passes_of_a_step_and_steps_have_masks_of_their_own():
+    module = model(WatchedNet(dropout=0.5), bank_size=60)
+    train(module, Images(30), 2, limit_val_batches=0)
+    # Two steps follow the trial, each of a batch and two new ones.
+    masks = [output.flatten().tolist() for _, _, output in module.network.calls[1:]]
+    assert len(masks) == 6
+    assert len(set(map(tuple, masks))) == 6
+
+
+def test_validation_leaves_the_bank_and_one_estimator_serves_both_sides():
+    estimator = Watched()
+    module = model(estimator=estimator, repulsion=estimator, fresh=30)
+    train(module, Images(30), 2, limit_val_batches=0)
+    bank = module.bank.samples.images
+    assert torch.equal(module.estimator.reference.images, Images(30).reference.images)
+    assert not torch.equal(module.repulsion.reference.images, module.estimator.reference.images)
+    module.losses(torch.zeros(30, 1, 4, 4), None, (0, 0, 0, Stream.VALIDATION))
+    assert module.bank.samples.images is bank
+
+
+def test_bank_of_a_checkpoint_follows_the_new_samples_to_their_device():
+    kept = Samples(torch.zeros(3, 1), None)
+    new = Samples(torch.zeros(2, 1, device="meta"), None)
+    assert kept.followed_by(new, 4).images.device.type == "meta"
 
 
 # Starts
@@ -188,6 +240,17 @@ def test_a_denoiser_starts_at_a_chosen_level(tmp_path):
     denoised = load(path)(2 * noise, 2.0)
     torch.testing.assert_close(module.generator(noise), denoised)
     assert LitScoreDifference(Exact(), start=path).generator.sigma_max == 80
+
+
+@pytest.mark.usefixtures("own_folder")
+def test_noise_level_of_the_start_is_kept_or_refused():
+    start = write_own(Path("own.ckpt"))
+    net = load(start).net
+    _, path = fit(Path("run"), LitScoreDifference(Exact(), start=start, bank_size=64), 1)
+    again = LitScoreDifference.load_from_checkpoint(path, estimator=Exact(), net=net)
+    assert again.generator.sigma_max == 80
+    with pytest.raises(InputError, match=r"sigma_max is 80\.0 in the checkpoint, 0\.5"):
+        fit(Path("other"), LitScoreDifference(Exact(), net, bank_size=64), 2, path)
 
 
 # Refusals
