@@ -38,9 +38,9 @@ class LitMeanFlow(PosteriorRegression):
     v̂ = (z − μ̂)/t is the velocity of z = (1 − t)x + tε, with the estimator's posterior mean μ̂. The derivative along the
     flow, du/dt = ∂u/∂z·v̂' + ∂u/∂t, needs a velocity, too: that of `tangent`. MeanFlow puts ε − x, the velocity of one
     sample, into both places (`OneSample`). Improved mean flows (arXiv 2512.02012) put the network's velocity u(z, t, t)
-    into the tangent (`network`). The identity holds for the marginal velocity E[ε − x | z], which `Exact` computes. `OneSample`
-    and `Exact` leave E[Δ], the mean of Δ = u − û, unbiased, in both places; self-normalised weights and the network's
-    velocity do not.
+    into the tangent (`network`). The identity holds for the marginal velocity E[ε − x | z], which `Exact` computes.
+    `OneSample` and `Exact` leave E[Δ], the mean of Δ = u − û, unbiased, in both places; self-normalised weights and the
+    network's velocity do not.
 
     Each item's squared error ‖Δ‖² is weighted by 1/(‖Δ‖² + 1e-3)^power. With a power above 0 the optimum depends on
     the noise of Δ (docs/meanflow.md). The logged loss is ‖Δ‖²/d without the weight.
