@@ -143,6 +143,8 @@ def _best_variance(curves: Curves, comparisons: int) -> Iterator[Judged]:
     variance = {name: curves.band(name, "variance_ratio")[1][-1] for name in curves.estimators}
     least = min(variance, key=lambda name: variance[name])
     others = [name for name in curves.estimators if variance[name] > variance[least]]
+    if not others:
+        return
     best = min(others, key=lambda name: curves.band(name, curves.quality)[1][-1])
     claim, last = "the least variance is not the best sample", curves.last(curves.quality)
     pair = Contrast([best], [least], (best, least))

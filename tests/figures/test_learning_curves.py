@@ -259,6 +259,12 @@ def test_pairs_of_a_mean_flow_are_pooled_by_seed():
     assert contrasts(["OneSample", "STF", "KNN", "Exact"]) is None
 
 
+def test_equal_variances_are_no_claim_about_the_least():
+    values = {(name, i): (9, 1 + i) for name in ("OneSample", "STF") for i in range(2)}
+    claims = {each.claim for each in judge(curves(values, ("OneSample", "STF")))}
+    assert "the least variance is not the best sample" not in claims
+
+
 def test_claims_about_noise_are_judged_by_the_loss_at_new_images():
     losses = {"Exact": 3.0, "posterior 1": 2.0, "isotropic 1": 2.4, "shuffled 1": 1.9}
     spread = {"Exact": 0.1, "posterior 1": 0.0, "isotropic 1": 0.1, "shuffled 1": 0.5}
