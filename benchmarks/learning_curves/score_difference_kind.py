@@ -23,8 +23,8 @@ class ScoreDifference(Kind):
         return lengths.consistency_steps // 10
 
     def options(self, steps: int) -> dict[str, Any]:
-        """See `Kind.options`; those of configs/score_difference/digits.yaml."""
-        return {"bank_size": 1792, "t_min": 1.0, "t_max": 8.0, "ema_decay": 0.95}
+        """See `Kind.options`; those of configs/score_difference/digits.yaml, and three times the learning rate."""
+        return {"bank_size": 1792, "t_min": 1.0, "t_max": 8.0, "lr": 3e-3, "ema_decay": 0.95}
 
 
 class ScoreDifferenceFromNothing(ScoreDifference):
