@@ -26,7 +26,7 @@ VARIANTS = (
     "score difference from nothing",
     "MeanFlow power 0",
     "MeanFlow v1",
-    "sCT norm",
+    "sCT without norm",
     "ECT squared",
     "ECT lr 1e-3",
     "ECT lr 3e-4",

@@ -10,7 +10,7 @@ from benchmarks.learning_curves.score_difference_kind import (
 from benchmarks.learning_curves.sct_kind import SCT
 from benchmarks.learning_curves.variants import (
     LaterMeanFlow,
-    PublishedSCT,
+    PlainSCT,
     SquaredECT,
     SquaredMeanFlow,
     VariedECT,
@@ -28,7 +28,7 @@ KINDS: dict[str, Kind] = {
     "score difference from nothing": ScoreDifferenceFromNothing(),
     "MeanFlow power 0": SquaredMeanFlow(),
     "MeanFlow v1": LaterMeanFlow(),
-    "sCT norm": PublishedSCT(),
+    "sCT without norm": PlainSCT(),
     "ECT squared": SquaredECT(),
     "ECT lr 1e-3": VariedECT(),
     "ECT lr 3e-4": VariedECT(lr=3e-4),

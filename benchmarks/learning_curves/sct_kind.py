@@ -24,8 +24,8 @@ class SCT(ECT):
             "lr": 3e-4,
             "ema_decay": 0.99,
             "tangent_warmup_steps": steps // 30,
-            "tangent_floor": None,
-            "adaptive_weight": False,
+            "tangent_floor": 0.1,
+            "adaptive_weight": True,
         }
 
     def levels(self, size: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:

@@ -32,11 +32,11 @@ class VariedECT(ECT):
         return super().options(steps) | self.varied
 
 
-class PublishedSCT(SCT):
-    """`LitSCT` with the norm of the derivative and the learnt weight of its paper."""
+class PlainSCT(SCT):
+    """`LitSCT` without the norm of the derivative and without the learnt weight."""
 
     def options(self, steps: int) -> dict[str, Any]:
-        return super().options(steps) | {"tangent_floor": 0.1, "adaptive_weight": True}
+        return super().options(steps) | {"tangent_floor": None, "adaptive_weight": False}
 
 
 class SquaredMeanFlow(MeanFlow):
