@@ -22,13 +22,17 @@ def picture(curves: Mapping[str, Curves]) -> Figure:
     panels = [
         name
         for name in PANELS
-        if name == "quality" or all(own.measured(name) for own in curves.values())
+        if name == "quality" or any(own.measured(name) for own in curves.values())
     ]
     figure = Figure(figsize=(3.7 * len(panels), 2.7 * len(curves) + 0.5), layout="constrained")
     grid = figure.subplots(len(curves), len(panels), squeeze=False)
     for row, (module, own) in zip(grid, curves.items(), strict=True):
         for axes, name in zip(row, panels, strict=True):
-            _draw(axes, own, own.quality if name == "quality" else name)
+            column = own.quality if name == "quality" else name
+            if own.measured(column):
+                _draw(axes, own, column)
+            else:
+                axes.set_axis_off()
         row[0].set_ylabel(module)
     for axes, name in zip(grid[0], panels, strict=True):
         axes.set_title(PANELS[name], fontsize="medium")
@@ -41,7 +45,7 @@ def picture(curves: Mapping[str, Curves]) -> Figure:
         lines.values(),
         lines.keys(),
         loc="outside lower center",
-        ncols=min(len(lines), 5),
+        ncols=min(len(lines), 2 * len(panels)),
         frameon=False,
     )
     return figure
