@@ -16,7 +16,7 @@ from lit_knn.sampling.schedules import ict_num_steps
 from tests.config_files import CONFIGS, RUNS, resolved
 
 # The embedding does not depend on these options, and making a full network would take seconds.
-SMALL = {"blocks": 1, "multipliers": [1], "attention_at": []}
+SMALL = {"blocks": 1, "multipliers": [1], "attention_at": [], "depth": 1}
 ICT_RUNS = [path for path in RUNS if resolved(path)["model"]["class_path"].endswith("LitICT")]
 
 # Models of diffusers have their library's embedding, of the timesteps that they were made for.
