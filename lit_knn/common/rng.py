@@ -22,7 +22,8 @@ class Stream(IntEnum):
     SAMPLING = 3  # (seed, first sample, ·): an estimator that samples
     CLASS = 4  # (seed of the sample, ·, 0): the class of a sample
     AUGMENTATION = 5  # (key of the step, ·): augmentation of a training step on a GPU
-    LABEL = 6  # (key of the step, ·): which labels a training step drops
+    # (key of the step, ·): which labels a training step drops; (key of the step, ·, part): those of new samples
+    LABEL = 6
     LATENT = 10  # (seed, ·) and (seed, latent, ·): images and noise of measured latents
     SOURCE = 11  # (seed, batch, level, ·): resampled sources of measured latents
     ESTIMATOR = 12  # (seed, batch, level, estimator, repeat, ·) and others: a measured estimator

@@ -36,18 +36,18 @@ class Samples:
             raise InputError(f"{problem}: raise bank_size")
 
 
-def labels_in_proportion(labels: Tensor, number: int, generator: torch.Generator) -> Tensor:
-    """Draw labels, (number,) int64 on the CPU, of which each class has its share up to one, in random order.
+def labels_in_proportion(ascending: Tensor, number: int, generator: torch.Generator) -> Tensor:
+    """Draw labels, (number,) int64, of which each class has its share up to one, in random order. All is on the CPU.
 
     Args:
-        labels: (N,) int64, those of the data.
+        ascending: (N,) int64, the sorted labels of the data.
         number: number of labels.
-        generator: source of randomness, on any device.
+        generator: source of randomness.
     """
-    uniform = torch.rand(number + 1, generator=generator, device=generator.device).double().cpu()
-    places = (torch.arange(number) + uniform[0]) * (len(labels) / number)
-    ascending = labels.cpu().sort().values
-    return ascending[places.long().clamp(max=len(labels) - 1)][uniform[1:].argsort()]
+    start = torch.rand((), generator=generator, dtype=torch.float64)
+    places = (torch.arange(number) + start) * (len(ascending) / number)
+    labels = ascending[places.long().clamp(max=len(ascending) - 1)]
+    return labels[torch.randperm(number, generator=generator)]
 
 
 class SampleBank:

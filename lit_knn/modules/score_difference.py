@@ -136,8 +136,8 @@ class LitScoreDifference(OneStepTraining):
         """Set up as other trainings do, and keep the labels of the data, whose shares new samples have."""
         super().setup(stage)
         reference = find_reference(self.trainer)
-        if reference is not None:
-            self._data_labels = reference.labels
+        if reference is not None and reference.labels is not None:
+            self._data_labels = reference.labels.sort().values
 
     @property
     def data_estimators(self) -> dict[str, Estimator]:
@@ -214,7 +214,9 @@ class LitScoreDifference(OneStepTraining):
         def make(number: int) -> tuple[Tensor, Tensor | None]:
             labels = class_label
             if class_label is not None and self._data_labels is not None:
-                labels = labels_in_proportion(self._data_labels, len(made), draws)
+                # Labels are on the CPU, so that no draw waits for the device.
+                of_labels = keyed_generator("cpu", *key, Stream.LABEL, number)
+                labels = labels_in_proportion(self._data_labels, len(made), of_labels)
             return self.generate(made, labels, (*key, Stream.DROPOUT, number), draws), labels
 
         samples = bank.renew(make, self.fresh, batch=key[2], gather=trains)

@@ -309,7 +309,8 @@ def test_times_are_compared_on_one_processor_alone():
     }
 
 
-TABLES = [*sorted(RESULTS.glob("learning_curves_*_cpu.md")), RESULTS / "mean_flow_digits_cpu.md"]
+FEW_STEPS = [RESULTS / f"{name}_digits_cpu.md" for name in ("mean_flow", "few_steps", "optimum")]
+TABLES = [*sorted(RESULTS.glob("learning_curves_*_cpu.md")), *FEW_STEPS]
 
 
 @pytest.mark.parametrize("tables", TABLES, ids=lambda path: path.stem)
