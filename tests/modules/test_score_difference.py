@@ -282,6 +282,8 @@ def test_start_and_net_must_fit(trained_run, tmp_path):
     path = write_own(tmp_path / "own.ckpt")
     with pytest.raises(InputError, match=r"trained with sigma_data=0\.5, not 1\.0: give null"):
         LitScoreDifference(Exact(), start=path, sigma_data=1.0)
+    with pytest.raises(InputError, match="must descend and stay above sigma_min"):
+        LitScoreDifference(Exact(), start=path, sigma_max=0.0)
 
 
 def test_samples_that_are_not_finite_end_the_run():
