@@ -7,10 +7,12 @@ from torch import Tensor
 from tqdm import tqdm
 
 from lit_knn.callbacks.measurement import Measurement
-from lit_knn.common.errors import InputError, check_at_least, prefixed
+from lit_knn.common.errors import check_at_least, prefixed
 from lit_knn.common.pixels import are_pictures
 from lit_knn.common.tables import Row, write_rows
 from lit_knn.estimators import Estimator, Exact
+from lit_knn.estimators.by_class import copied_apart
+from lit_knn.estimators.checks import check_needs_no_source
 from lit_knn.figures import particles_figure
 from lit_knn.metrics.latents import bind_all, check_not_empty
 from lit_knn.metrics.memorisation import check_search
@@ -58,12 +60,11 @@ class FreeParticles(Measurement):
         check_not_empty(estimators=estimators, t_min=t_min)
         check_at_least(1, steps=steps, every_n_steps=every_n_steps)
         for name, estimator in estimators.items():
-            if estimator.uses_source:
-                reason = "uses the image that z was made from, but z is made from a particle"
-                raise InputError(f"estimators.{name}: {type(estimator).__name__} {reason}")
+            check_needs_no_source(f"estimators.{name}", estimator, "a particle")
 
         self.estimators = estimators
-        self.repulsion = Exact() if repulsion is None else repulsion
+        # A copy, because the caller may have given an estimator of the data here, too.
+        self.repulsion = Exact() if repulsion is None else copied_apart(repulsion)
         self.ends = [NoiseGrid(lowest, t_max) for lowest in t_min]
         self.num_particles = num_particles
         self.steps = steps

@@ -199,3 +199,16 @@ def largest_size(values: Tensor) -> Tensor:
     if values.numel() == 0:
         return values.new_zeros((), dtype=torch.float64)
     return values.detach().abs().amax().double()
+
+
+def check_needs_no_source(option: str, estimator: "Hooks", made_from: str) -> None:
+    """Raise InputError if an estimator uses the image that z was made from, where z is made from something else.
+
+    Args:
+        option: the option that the estimator is given as.
+        estimator: the estimator.
+        made_from: what z is made from, in words.
+    """
+    if estimator.uses_source:
+        reason = f"uses the image that z was made from, but z is made from {made_from}"
+        raise InputError(f"{option}: {type(estimator).__name__} {reason}")

@@ -1,4 +1,4 @@
-"""What measurements of estimators over noise levels share: the number of estimates, and the rows."""
+"""The base of the measurements of estimators over noise levels: the number of estimates, and the rows."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""What trainings of a one-step generator share: the generator, sampling and checkpoints."""
+"""The base of the trainings of a one-step generator: the generator, sampling and checkpoints."""
 
 from torch import Tensor, nn
 

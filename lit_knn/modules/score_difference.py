@@ -11,6 +11,7 @@ from lit_knn.common.errors import InputError, check_at_least, prefixed
 from lit_knn.common.rng import Stream, keyed_default_rng, keyed_generator
 from lit_knn.estimators import Estimator, Exact
 from lit_knn.estimators.by_class import copied_apart
+from lit_knn.estimators.checks import check_needs_no_source
 from lit_knn.modules.conditioning import Conditioning, labels_on
 from lit_knn.modules.finite_loss import check_samples
 from lit_knn.modules.generators import started_generator
@@ -97,9 +98,7 @@ class LitScoreDifference(OneStepTraining):
     ) -> None:
         with prefixed("LitScoreDifference"):
             check_at_least(1, levels=levels)
-            if estimator.uses_source:
-                reason = "uses the image that z was made from, but z is made from a sample"
-                raise InputError(f"estimator: {type(estimator).__name__} {reason}")
+            check_needs_no_source("estimator", estimator, "a sample")
 
             generator = started_generator(net, start, sigma_data, sigma_max)
             conditioning = Conditioning(generator.network, class_conditional, sampling_class)

@@ -2,12 +2,14 @@
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from lit_knn.callbacks import FreeParticles
 from lit_knn.common.errors import InputError
 from lit_knn.common.tables import read_rows
 from lit_knn.estimators import Exact, OneSample
+from lit_knn.reference import ReferenceSet
 from tests.trained_runs import events_of
 
 EXACT = {"Exact": {"class_path": "Exact"}}
@@ -45,3 +47,11 @@ def test_particles_reach_the_digits_and_copy_at_small_levels(validate):
 def test_options_of_particles_are_checked(options, message):
     with pytest.raises(InputError, match=f"FreeParticles: {message}"):
         FreeParticles(**{"estimators": {"Exact": Exact()}, **options})
+
+
+def test_one_estimator_of_data_and_particles_is_bound_apart():
+    estimator = Exact()
+    particles = FreeParticles({"Exact": estimator}, repulsion=estimator)
+    particles.repulsion.bind(ReferenceSet(torch.zeros(3, 1)))
+    estimator.bind(ReferenceSet(torch.ones(2, 1)))
+    assert particles.repulsion.reference.N == 3
