@@ -70,8 +70,8 @@ def samples_picture(samples: Mapping[str, np.ndarray]) -> Figure:
 def _draw(axes: Axes, curves: Curves, name: str) -> None:
     most = max(curves.band(estimator, name)[0][-1] for estimator in curves.estimators)
     unit, divisor = image_unit(int(most))
-    # Mixtures of two estimators, whose names end in a share, are in the tables alone.
-    drawn = [name for name in curves.estimators if not name[-1].isdigit()]
+    # Mixtures of two estimators, whose targets or tangents are called by a share alone, are only in the tables.
+    drawn = [name for name in curves.estimators if not name.rpartition(", ")[2][0].isdigit()]
     for estimator, style in looks(drawn).items():
         images, mean, spread = curves.band(estimator, name)
         if not (mean > 0).all():

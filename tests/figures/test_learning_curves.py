@@ -17,6 +17,7 @@ from benchmarks.learning_curves.claims import contrasts, judge
 from benchmarks.learning_curves.gradient_moments import gradient_moments
 from benchmarks.learning_curves.kinds import KINDS
 from benchmarks.learning_curves.measurements import Measurements
+from benchmarks.learning_curves.picture import picture
 from benchmarks.learning_curves.sets import Images, Lengths
 from benchmarks.learning_curves.statistics import Curves
 from benchmarks.learning_curves.table import CurveTable
@@ -200,6 +201,7 @@ def curves(values, estimators=("OneSample", "STF", "KNN", "Exact")):
     rest = {"one_sample_variance": 2.0, "gradient_norm_sq": 4.0, "fd_features": math.nan}
     rest |= {"estimator_seconds": 1.0, "seconds": 4.0}
     rest |= {"gradient_bias_sq": 0.5, "one_sample_bias_sq": 0.0, "distance_to_patches": math.nan}
+    rest |= {"val_error": math.nan}
     rows = [
         {
             "estimator": name,
@@ -265,7 +267,9 @@ def test_equal_variances_are_no_claim_about_the_least():
 
 def test_claims_about_noise_are_judged_by_the_loss_at_new_images():
     losses = {"Exact": 3.0, "posterior 1": 2.0, "isotropic 1": 2.4, "shuffled 1": 1.9}
+    losses["isotropic 4"] = 2.05
     spread = {"Exact": 0.1, "posterior 1": 0.0, "isotropic 1": 0.1, "shuffled 1": 0.5}
+    spread["isotropic 4"] = 0.1
     values = {
         (name, seed): (9, loss + spread[name] * (seed - 1))
         for name, loss in losses.items()
@@ -278,7 +282,16 @@ def test_claims_about_noise_are_judged_by_the_loss_at_new_images():
         "the target's noise leaves the loss at new images": "does not hold",
         "its direction lowers that loss": "holds",
         "its place lowers that loss": "not significant",
+        "noise of equal gradient variance lowers it as much": "no significant difference",
     }
+
+
+def test_curves_of_noise_are_drawn_and_those_of_mixtures_are_not():
+    names = ["Exact", "posterior 1", "OneSample, 0.94", "OneSample, KNN"]
+    own = curves({(name, seed): (9, 4) for name in names for seed in range(2)}, names)
+    (legend,) = picture({"EDM": own}).legends
+    drawn = {text.get_text() for text in legend.get_texts()}
+    assert drawn == {"Exact", "posterior 1", "OneSample, KNN"}
 
 
 def test_images_to_a_value_are_interpolated_in_its_logarithm():
