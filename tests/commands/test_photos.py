@@ -72,7 +72,7 @@ def test_gray_folder_gives_network_and_run_resumes_and_exports(capsys):
     assert lit_knn.load("mine").sample(seeds=range(2), num_steps=2).shape == (2, 1, 20, 28)
 
 
-@pytest.mark.parametrize("run", ["flow", "ict", "meanflow"])
+@pytest.mark.parametrize("run", [pytest.param("flow", marks=pytest.mark.slow), "ict", "meanflow"])
 def test_a_run_takes_the_classes_of_prepared_color_images(run, capsys):
     write_photos("mine", 40, 32, 3)
     prepare = ["prepare", "mine", "photos.npy", "--size", "32", "--center-crop", "--rgb"]

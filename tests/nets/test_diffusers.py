@@ -41,6 +41,15 @@ DIT = {
     "num_embeds_ada_norm": 10,
     "norm_num_groups": 1,
 }
+# The default of this class has 860 million weights.
+CONDITIONED = {
+    "block_out_channels": (8, 16),
+    "down_block_types": ("DownBlock2D", "DownBlock2D"),
+    "up_block_types": ("UpBlock2D", "UpBlock2D"),
+    "norm_num_groups": 8,
+    "attention_head_dim": 8,
+    "cross_attention_dim": 8,
+}
 MODELS = pytest.mark.parametrize(
     ("name", "config"), [("UNet2DModel", UNET), ("diffusers.DiTTransformer2DModel", DIT)]
 )
@@ -206,7 +215,7 @@ def test_precision_of_the_surrounding_denoiser_holds():
         (("UNet2DModel", None), "needs config, the arguments of this class"),
         (("DiTTransformer2DModel", DIT | {"out_channels": 6}), "learned sigma: set out_channels"),
         (("VQModel", {}), "VQModel takes no timestep, so it is no model of images alone"),
-        (("UNet2DConditionModel", {}), "UNet2DConditionModel needs encoder_hidden_states"),
+        (("UNet2DConditionModel", CONDITIONED), "UNet2DConditionModel needs encoder_hidden_states"),
         (("UNet2DModel", UNET), "UNet2DModel embeds classes: set num_classes"),
         (("UNet2DModel", UNET, "label", 20), "embeds 11 classes.*: set num_class_embeds .* to 21"),
         ((".", {}), "model=. is a folder, which has a config: give none"),

@@ -31,6 +31,7 @@ FAULTS = [
 WORDS = [CAUGHT, SURVIVED, SURVIVED, UNUSABLE, UNUSABLE, UNUSABLE]
 
 
+@pytest.mark.slow  # It starts eight processes of pytest.
 def test_planted_faults_are_judged_and_undone(tmp_path):
     toy = tmp_path / "toy"
     (toy / "tests").mkdir(parents=True)
