@@ -18,7 +18,7 @@ NOISE_CLAIMS = (
     ("2506.03719", "the target's noise leaves the loss at new images", NO_NOISE, LOSS, EQUAL),
     ("2504.12532", "its direction lowers that loss", "isotropic 1", LOSS, LOWER),
     ("2504.12532", "its place lowers that loss", "shuffled 1", LOSS, LOWER),
-    ("ours", "noise of equal gradient variance lowers it as much", "isotropic 4", LOSS, EQUAL),
+    ("ours", "noise of equal gradient variance lowers it as much", "isotropic 6", LOSS, EQUAL),
     ("2504.12532", "it brings a network nearer to patches", NO_NOISE, PATCHES, LOWER),
 )
 

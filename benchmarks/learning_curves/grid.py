@@ -39,9 +39,9 @@ NEIGHBOURS = {"digits": 256, **dict.fromkeys(CIFAR16, 2048)}
 # Other sets than the complete ones have the two extremes alone.
 EXTREMES, COMPLETE = ("OneSample", "Exact"), ("digits", "cifar16")
 # EDM's noise of targets by design: names are a covariance and a scale of `Noised`. Scale 0 is `Exact`. On 1,000 images
-# `isotropic 4` has about the gradient variance of `posterior 1`.
+# `isotropic 6` has about the gradient variance of `posterior 1`.
 COVARIANCES: tuple[Covariance, ...] = ("posterior", "isotropic", "shuffled")
-SCALES = {"cifar16_1000": (1.0, 0.5, 2.0, 4.0), "cifar16_5000": (1.0,), "cifar16": (1.0,)}
+SCALES = {"cifar16_1000": (1.0, 0.5, 2.0, 6.0), "cifar16_5000": (1.0,), "cifar16": (1.0,)}
 
 PlugIns = dict[str, Any]
 """The estimators of a module, by the names of its options."""

@@ -15,12 +15,14 @@ from benchmarks.learning_curves.__main__ import main
 from benchmarks.learning_curves.agreement import Agreement
 from benchmarks.learning_curves.claims import contrasts, judge
 from benchmarks.learning_curves.gradient_moments import gradient_moments
+from benchmarks.learning_curves.kind import Latents
 from benchmarks.learning_curves.kinds import KINDS
 from benchmarks.learning_curves.measurements import Measurements
 from benchmarks.learning_curves.picture import picture
 from benchmarks.learning_curves.sets import Images, Lengths
 from benchmarks.learning_curves.statistics import Curves
 from benchmarks.learning_curves.table import CurveTable
+from benchmarks.noise_sizes import posterior_variances
 from lit_knn.common.errors import InputError
 from lit_knn.estimators import Exact, OneSample
 from lit_knn.reference import ReferenceSet
@@ -193,6 +195,16 @@ def test_regression_error_is_loss_with_enumerated_targets(name, seven):
     torch.testing.assert_close(losses, kind.errors(module, latents, wanted), rtol=1e-4, atol=1e-4)
 
 
+def test_the_posterior_of_two_images_has_the_variance_of_a_coin():
+    x = torch.stack([torch.full((1, 2, 2), value) for value in (-0.25, 0.5)])
+    t, z = torch.tensor([0.4, 1.5]), torch.randn(2, 1, 2, 2, generator=torch.Generator())
+    found = posterior_variances(ReferenceSet(x), Latents(z, z, t, t, None))
+    # The difference of the images has four parts of 0.75, and their midpoint is 0.125.
+    odds = (0.75 * (z - 0.125).flatten(1).sum(1) / t.square()).exp()
+    share = odds / (1 + odds)
+    assert found.tolist() == pytest.approx((share * (1 - share) * 0.75**2).tolist(), rel=1e-5)
+
+
 # Statistics of the report
 
 
@@ -267,9 +279,9 @@ def test_equal_variances_are_no_claim_about_the_least():
 
 def test_claims_about_noise_are_judged_by_the_loss_at_new_images():
     losses = {"Exact": 3.0, "posterior 1": 2.0, "isotropic 1": 2.4, "shuffled 1": 1.9}
-    losses["isotropic 4"] = 2.05
+    losses["isotropic 6"] = 2.05
     spread = {"Exact": 0.1, "posterior 1": 0.0, "isotropic 1": 0.1, "shuffled 1": 0.5}
-    spread["isotropic 4"] = 0.1
+    spread["isotropic 6"] = 0.1
     values = {
         (name, seed): (9, loss + spread[name] * (seed - 1))
         for name, loss in losses.items()

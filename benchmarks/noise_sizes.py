@@ -1,0 +1,107 @@
+"""The noise of targets by design, as the weights see it: how many latents have any, and its gradient variance.
+
+    python -m benchmarks.noise_sizes --set cifar16_1000 --kept cifar16.npz --weights last.ckpt --output rows.csv
+
+The weights are a checkpoint of `benchmarks.learning_curves --modules EDM`. A latent has noise if the posterior's
+variance there is more than a millionth per dimension. Below the collapse it has none, and all targets are the same.
+Rows are added to the file.
+"""
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from benchmarks.learning_curves.gradient_moments import flat_gradient, gradient_moments
+from benchmarks.learning_curves.grid import COVARIANCES
+from benchmarks.learning_curves.kind import REPEATS, Latents
+from benchmarks.learning_curves.kinds import LATENT_KINDS
+from benchmarks.learning_curves.sets import CIFAR16, ImageSet, cifar16
+from lit_knn.common.rng import keyed_generator
+from lit_knn.common.tables import Row, read_rows, write_rows
+from lit_knn.estimators import Exact, Noised
+from lit_knn.reference import ReferenceSet
+from lit_knn.theory.posterior import cross_sq_dist, log_posterior
+
+LATENTS, REPEATED, CHUNK = 16_384, 12, 64
+# The last part of the keys of the latents.
+SIZES = 3
+LEAST_VARIANCE, CLEAR_VARIANCE = 1e-6, 1e-3
+
+
+def main() -> None:
+    """Measure the noise at one checkpoint, and add its rows."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--set", choices=list(CIFAR16), required=True)
+    parser.add_argument("--kept", type=Path, required=True, help="the images, see learning_curves")
+    parser.add_argument("--weights", type=Path, required=True)
+    parser.add_argument("--about", default="", help="what the rows say of the weights")
+    parser.add_argument("--output", type=Path, required=True, help="the rows, a .csv file")
+    args = parser.parse_args()
+
+    torch.set_num_threads(1)
+    rows: list[dict[str, Any]] = read_rows(args.output) if args.output.exists() else []
+    for row in measure(cifar16(args.set, None, args.kept), args.weights):
+        rows.append({"set": args.set, "weights": args.about, **row})
+        print(rows[-1])
+    write_rows(args.output, rows)
+
+
+def measure(image_set: ImageSet, weights: Path) -> list[Row]:
+    """Return a row for each covariance of the noise: the gradient variance at the latents that have noise."""
+    kind, reference = LATENT_KINDS["EDM"], image_set.images().training
+    latents = kind.latents(reference, LATENTS, SIZES)
+    variances = posterior_variances(reference, latents)
+    noisy = (variances > LEAST_VARIANCE).nonzero()[:, 0]
+    x, z, t, lower = (part[noisy] for part in (latents.x, latents.z, latents.t, latents.lower))
+    chosen = Latents(x, z, t, lower, None)
+
+    exact = Exact().bind(reference)
+    module = kind.make(image_set.net(), {"estimator": exact}, 0, image_set.lengths.steps, None)
+    module.eval().load_state_dict(torch.load(weights, weights_only=True)["state_dict"])
+
+    def gradient(repeat: int) -> Tensor:
+        """Return the gradient of the chosen latents, (P,), with targets of one repeat."""
+        generator = keyed_generator("cpu", repeat, REPEATS)
+        return flat_gradient(
+            lambda: module.objective(kind.losses(module, chosen, x, generator), x),
+            module.parameters(),
+        )
+
+    gradient_of_exact = gradient(0)
+    rows: list[Row] = []
+    for covariance in COVARIANCES:
+        module.estimator = Noised(Exact(), covariance, 1.0).bind(reference)
+        moments = gradient_moments(map(gradient, range(REPEATED)), gradient_of_exact)
+        rows.append(
+            {
+                "covariance": covariance,
+                "latents": LATENTS,
+                "with_noise": len(noisy),
+                "with_clear_noise": int((variances > CLEAR_VARIANCE).sum()),
+                "median_t": t.median().item(),
+                "gradient_variance": moments.variance,
+                "gradient_variance_se": moments.variance_se,
+            }
+        )
+    return rows
+
+
+def posterior_variances(reference: ReferenceSet, latents: Latents) -> Tensor:
+    """Return the variance of the posterior p_t(x|z) per dimension, (B,), by enumeration in float64."""
+    images = reference.gather(torch.arange(reference.N)).flatten(1).double()
+    squares = images.square().sum(1)
+    variances = []
+    for z, t in zip(latents.z.split(CHUNK), latents.t.split(CHUNK), strict=True):
+        weights = log_posterior(cross_sq_dist(z.flatten(1).double(), images), t).exp()
+        trace = weights @ squares - (weights @ images).square().sum(1)
+        variances.append(trace / images.shape[1])
+    return torch.cat(variances)
+
+
+if __name__ == "__main__":
+    main()
