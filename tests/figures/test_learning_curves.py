@@ -200,7 +200,7 @@ def test_the_posterior_of_two_images_has_the_variance_of_a_coin():
     t, z = torch.tensor([0.4, 1.5]), torch.randn(2, 1, 2, 2, generator=torch.Generator())
     found = posterior_variances(ReferenceSet(x), Latents(z, z, t, t, None))
     # The difference of the images has four parts of 0.75, and their midpoint is 0.125.
-    odds = (0.75 * (z - 0.125).flatten(1).sum(1) / t.square()).exp()
+    odds = (0.75 * (z.double() - 0.125).flatten(1).sum(1) / t.double().square()).exp()
     share = odds / (1 + odds)
     assert found.tolist() == pytest.approx((share * (1 - share) * 0.75**2).tolist(), rel=1e-5)
 
