@@ -22,8 +22,10 @@ from benchmarks.learning_curves.sets import CIFAR16, ImageSet, cifar16
 from lit_knn.common.rng import keyed_generator
 from lit_knn.common.tables import Row, read_rows, write_rows
 from lit_knn.estimators import Exact, Noised
+from lit_knn.metrics.enumeration import mean_and_variance
 from lit_knn.reference import ReferenceSet
-from lit_knn.theory.posterior import cross_sq_dist, log_posterior
+from lit_knn.reference.streaming import all_sq_dist
+from lit_knn.theory.posterior import log_posterior
 
 LATENTS, REPEATED, CHUNK = 16_384, 12, 64
 # The last part of the keys of the latents.
@@ -93,13 +95,10 @@ def measure(image_set: ImageSet, weights: Path) -> list[Row]:
 
 def posterior_variances(reference: ReferenceSet, latents: Latents) -> Tensor:
     """Return the variance of the posterior p_t(x|z) per dimension, (B,), by enumeration in float64."""
-    images = reference.gather(torch.arange(reference.N)).flatten(1).double()
-    squares = images.square().sum(1)
     variances = []
     for z, t in zip(latents.z.split(CHUNK), latents.t.split(CHUNK), strict=True):
-        weights = log_posterior(cross_sq_dist(z.flatten(1).double(), images), t).exp()
-        trace = weights @ squares - (weights @ images).square().sum(1)
-        variances.append(trace / images.shape[1])
+        p = log_posterior(all_sq_dist(reference, z), t).exp()
+        variances.append(mean_and_variance(reference, p)[1])
     return torch.cat(variances)
 
 

@@ -36,18 +36,9 @@ def posterior(
         four columns, (B,) each.
     """
     p = log_posterior(all_sq_dist(images, z), t).exp()
-    mean = p.new_zeros(len(z), images.d)
-    sq_norm = p.new_zeros(len(z))
-    for start, chunk in images.chunks(chunk_rows(images.d)):
-        x = chunk.flatten(1).double()
-        share = p[:, start : start + len(chunk)]
-        mean += share @ x
-        sq_norm += share @ x.square().sum(1)
-
-    variance = sq_norm - mean.square().sum(1)
-    variance = variance.where(variance > 1e-12 * sq_norm, 0.0)  # The rest is rounding.
+    mean, variance = mean_and_variance(images, p)
     columns = {
-        "irreducible": variance / images.d,
+        "irreducible": variance,
         "images": torch.special.entr(p).sum(1).exp(),
         "collapsed": (p.amax(1) > COLLAPSED).double(),
     }
@@ -60,3 +51,18 @@ def posterior(
     p *= (number % 10 == 0) | is_source
     columns["collapsed_tenth"] = (p.amax(1) > COLLAPSED * p.sum(1)).double()
     return mean.reshape(z.shape), images.gather(ids.T), columns
+
+
+def mean_and_variance(images: ReferenceSet, p: Tensor) -> tuple[Tensor, Tensor]:
+    """Return mean, (B, d) float64, and variance per dimension, (B,), of images with probabilities p (B, N) float64."""
+    mean = p.new_zeros(len(p), images.d)
+    sq_norm = p.new_zeros(len(p))
+    for start, chunk in images.chunks(chunk_rows(images.d)):
+        x = chunk.flatten(1).double()
+        share = p[:, start : start + len(chunk)]
+        mean += share @ x
+        sq_norm += share @ x.square().sum(1)
+
+    variance = sq_norm - mean.square().sum(1)
+    variance = variance.where(variance > 1e-12 * sq_norm, 0.0)  # The rest is rounding.
+    return mean, variance / images.d
