@@ -1,8 +1,9 @@
 """Shared parts of the benchmarks: entries, the simplest rival, tables, output files and processes."""
 
+import argparse
 import math
 import multiprocessing
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
@@ -13,7 +14,7 @@ from torch import Tensor
 
 from lit_knn.common.errors import InputError
 from lit_knn.common.files import written_whole
-from lit_knn.common.tables import write_rows
+from lit_knn.common.tables import Row, read_rows, write_rows
 from lit_knn.estimators import Estimator
 from lit_knn.index import Index
 from lit_knn.reference import ReferenceSet
@@ -44,6 +45,26 @@ class ThreeLines(Estimator):
     ) -> Tensor:
         log_p = (z.flatten(1) @ self.x.T - self.half_sq_norms) / t.flatten(1).float() ** 2
         return (torch.softmax(log_p, dim=1) @ self.x).reshape(z.shape)
+
+
+def checkpoint_parser(description: str | None) -> argparse.ArgumentParser:
+    """Return the options of a benchmark that measures one checkpoint and adds its rows to a file."""
+    parser = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--weights", type=Path, required=True)
+    parser.add_argument("--about", default="", help="what the rows say of the weights")
+    parser.add_argument("--output", type=Path, required=True, help="the rows, a .csv file")
+    return parser
+
+
+def add_rows(path: Path, rows: Iterable[Row]) -> None:
+    """Print the rows, and add them to a file, which need not exist."""
+    all_rows: Rows = read_rows(path) if path.exists() else []
+    for row in rows:
+        print(row)
+        all_rows.append(dict(row))
+    write_rows(path, all_rows)
 
 
 def in_own_process(work: Callable[..., Any], *args: Any) -> Any:

@@ -7,18 +7,17 @@ At 64 fixed latents each draw of the targets gives a gradient. Its mean is compa
 The 95 % t-intervals are over groups of draws, at one network. Rows are added to the file.
 """
 
-import argparse
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from benchmarks.common import add_rows, checkpoint_parser
 from benchmarks.learning_curves.gradient_moments import gradient_moments
 from benchmarks.learning_curves.kinds import LATENT_KINDS
 from benchmarks.learning_curves.measurements import Measurements, same_targets
 from benchmarks.learning_curves.sets import ImageSet, digits
 from benchmarks.learning_curves.statistics import interval
-from lit_knn.common.tables import read_rows, write_rows
 from lit_knn.estimators import KNN, Estimator, OneSample
 
 GROUPS, DRAWS_OF_A_GROUP = 8, 40
@@ -26,22 +25,15 @@ GROUPS, DRAWS_OF_A_GROUP = 8, 40
 
 def main() -> None:
     """Measure one module at one checkpoint, and add its rows."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = checkpoint_parser(__doc__)
     parser.add_argument("--module", choices=list(LATENT_KINDS), required=True)
-    parser.add_argument("--weights", type=Path, required=True)
-    parser.add_argument("--about", default="", help="what the rows say of the weights")
-    parser.add_argument("--output", type=Path, required=True, help="the rows, a .csv file")
     args = parser.parse_args()
 
     torch.set_num_threads(1)
-    image_set = digits()
-    rows: list[dict[str, Any]] = read_rows(args.output) if args.output.exists() else []
-    for row in measure(image_set, args.module, args.weights):
-        rows.append({"module": args.module, "weights": args.about, **row})
-        print(rows[-1])
-    write_rows(args.output, rows)
+    measured = measure(digits(), args.module, args.weights)
+    add_rows(
+        args.output, ({"module": args.module, "weights": args.about, **row} for row in measured)
+    )
 
 
 def measure(image_set: ImageSet, name: str, weights: Path) -> list[dict[str, Any]]:

@@ -7,20 +7,19 @@ variance there is more than a millionth per dimension. Below the collapse it has
 Rows are added to the file.
 """
 
-import argparse
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
+from benchmarks.common import add_rows, checkpoint_parser
 from benchmarks.learning_curves.gradient_moments import flat_gradient, gradient_moments
 from benchmarks.learning_curves.grid import COVARIANCES
 from benchmarks.learning_curves.kind import REPEATS, Latents
 from benchmarks.learning_curves.kinds import LATENT_KINDS
 from benchmarks.learning_curves.sets import CIFAR16, ImageSet, cifar16
 from lit_knn.common.rng import keyed_generator
-from lit_knn.common.tables import Row, read_rows, write_rows
+from lit_knn.common.tables import Row
 from lit_knn.estimators import Exact, Noised
 from lit_knn.metrics.enumeration import mean_and_variance
 from lit_knn.reference import ReferenceSet
@@ -35,22 +34,14 @@ LEAST_VARIANCE, CLEAR_VARIANCE = 1e-6, 1e-3
 
 def main() -> None:
     """Measure the noise at one checkpoint, and add its rows."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = checkpoint_parser(__doc__)
     parser.add_argument("--set", choices=list(CIFAR16), required=True)
     parser.add_argument("--kept", type=Path, required=True, help="the images, see learning_curves")
-    parser.add_argument("--weights", type=Path, required=True)
-    parser.add_argument("--about", default="", help="what the rows say of the weights")
-    parser.add_argument("--output", type=Path, required=True, help="the rows, a .csv file")
     args = parser.parse_args()
 
     torch.set_num_threads(1)
-    rows: list[dict[str, Any]] = read_rows(args.output) if args.output.exists() else []
-    for row in measure(cifar16(args.set, None, args.kept), args.weights):
-        rows.append({"set": args.set, "weights": args.about, **row})
-        print(rows[-1])
-    write_rows(args.output, rows)
+    measured = measure(cifar16(args.set, None, args.kept), args.weights)
+    add_rows(args.output, ({"set": args.set, "weights": args.about, **row} for row in measured))
 
 
 def measure(image_set: ImageSet, weights: Path) -> list[Row]:
