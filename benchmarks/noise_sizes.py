@@ -17,7 +17,7 @@ from benchmarks.learning_curves.gradient_moments import flat_gradient, gradient_
 from benchmarks.learning_curves.grid import COVARIANCES
 from benchmarks.learning_curves.kind import REPEATS, Latents
 from benchmarks.learning_curves.kinds import LATENT_KINDS
-from benchmarks.learning_curves.sets import CIFAR16, ImageSet, cifar16
+from benchmarks.learning_curves.sets import CIFAR, ImageSet, cifar
 from lit_knn.common.rng import keyed_generator
 from lit_knn.common.tables import Row
 from lit_knn.estimators import Exact, Noised
@@ -35,12 +35,12 @@ LEAST_VARIANCE, CLEAR_VARIANCE = 1e-6, 1e-3
 def main() -> None:
     """Measure the noise at one checkpoint, and add its rows."""
     parser = checkpoint_parser(__doc__)
-    parser.add_argument("--set", choices=list(CIFAR16), required=True)
+    parser.add_argument("--set", choices=list(CIFAR), required=True)
     parser.add_argument("--kept", type=Path, required=True, help="the images, see learning_curves")
     args = parser.parse_args()
 
     torch.set_num_threads(1)
-    measured = measure(cifar16(args.set, None, args.kept), args.weights)
+    measured = measure(cifar(args.set, None, args.kept), args.weights)
     add_rows(args.output, ({"set": args.set, "weights": args.about, **row} for row in measured))
 
 

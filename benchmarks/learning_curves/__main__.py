@@ -19,7 +19,7 @@ import torch
 
 from benchmarks.learning_curves.grid import MODULES, NEIGHBOURS, runs_of
 from benchmarks.learning_curves.report import report
-from benchmarks.learning_curves.sets import Lengths, cifar16, digits
+from benchmarks.learning_curves.sets import Lengths, cifar, digits
 from benchmarks.learning_curves.table import CurveTable
 from benchmarks.learning_curves.worker import Worker
 from lit_knn.common.errors import errors_in_one_line
@@ -36,7 +36,7 @@ def main(arguments: list[str] | None = None) -> None:
             return
         # With another number of threads, sums are rounded otherwise, and rows of different processes would not compare.
         torch.set_num_threads(1)
-        image_set = digits() if args.set == "digits" else cifar16(args.set, args.images, args.kept)
+        image_set = digits() if args.set == "digits" else cifar(args.set, args.images, args.kept)
         changed = {
             name: value for name in Lengths._fields if (value := getattr(args, name)) is not None
         }
@@ -52,11 +52,11 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--set", choices=list(NEIGHBOURS), default="digits")
     parser.add_argument("--output", type=Path, required=True, help="the table, a .csv file")
-    parser.add_argument("--images", type=Path, help="cifar16: zip or folder of CIFAR-10 at 32x32")
+    parser.add_argument("--images", type=Path, help="sets of CIFAR-10: zip or folder of its images")
     parser.add_argument(
         "--kept",
         type=Path,
-        help="cifar16: .npz file of the images at 16x16, made if it is not there",
+        help="sets of CIFAR-10: .npz file of the images at the set's size, made if it is not there",
     )
     parser.add_argument(
         "--checkpoints", type=Path, default=Path("runs/learning_curves"), help="their folder"

@@ -18,15 +18,16 @@ from lit_knn.metrics import EfficientNetLite0, FeatureExtractor
 from lit_knn.nets import UNet
 from lit_knn.reference import ReferenceSet
 
-# Images of CIFAR-10 at 16x16 that no run trains on.
+# Images of CIFAR-10 that no run trains on.
 HELD_OUT = 2_000
-# The sets that are made of CIFAR-10 at 16x16, and what each has of its own.
-CIFAR16: dict[str, dict[str, Any]] = {
+# The sets that are made of CIFAR-10, and what each has of its own; images are 16x16 if it has no side.
+CIFAR: dict[str, dict[str, Any]] = {
     "cifar16": {},
     "cifar16_long": {"lengths": {"steps": 20_000, "measurements": 5}},
     "cifar16_classes": {"by_class": True},
     "cifar16_1000": {"training": 1_000},
     "cifar16_5000": {"training": 5_000},
+    "cifar32": {"side": 32, "lengths": {"steps": 10_000, "measurements": 2}},
 }
 
 
@@ -111,17 +112,20 @@ def digits() -> ImageSet:
     )
 
 
-def cifar16(name: str, source: Path | None, kept: Path | None) -> ImageSet:
-    """Make a set of CIFAR-10 at 16x16, one of `CIFAR16`.
+def cifar(name: str, source: Path | None, kept: Path | None) -> ImageSet:
+    """Make a set of CIFAR-10, one of `CIFAR`.
 
     Args:
         name: its name.
         source: zip or folder of images of 32x32x3.
-        kept: .npz file of the averaged images and their labels. It is made from `source` if it does not exist.
+        kept: .npz file of the images of the set's size and their labels. It is made from `source` if it does not
+            exist.
 
     Raises:
         InputError: neither file is there, or the images have another shape.
     """
+    own = CIFAR[name]
+    side = own.get("side", 16)
     if kept is None or (not kept.exists() and source is None):
         raise InputError(f"--kept {kept}: {name} needs the file, or --images to make it from")
     if not kept.exists():
@@ -130,14 +134,13 @@ def cifar16(name: str, source: Path | None, kept: Path | None) -> ImageSet:
         if labels is None:
             raise InputError(f"--images {source}: the images need labels")
         with written_whole(kept) as partial_file, partial_file.open("wb") as file:
-            np.savez(file, images=averaged(images), labels=labels)
+            np.savez(file, images=averaged(images) if side == 16 else images, labels=labels)
     with np.load(kept, allow_pickle=False) as stored:
         pixels, labels = stored["images"], stored["labels"]
-    if pixels.dtype != np.uint8 or pixels.ndim != 4 or pixels.shape[1:] != (3, 16, 16):
+    if pixels.dtype != np.uint8 or pixels.ndim != 4 or pixels.shape[1:] != (3, side, side):
         raise InputError(
-            f"--kept {kept}: needs uint8 images (N, 3, 16, 16), got {pixels.dtype} {pixels.shape}"
+            f"--kept {kept}: needs uint8 images (N, 3, {side}, {side}), got {pixels.dtype} {pixels.shape}"
         )
-    own = CIFAR16[name]
     by_class = own.get("by_class", False)
 
     def images_of_set() -> Images:
