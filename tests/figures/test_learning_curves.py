@@ -336,7 +336,7 @@ def test_times_are_compared_on_one_processor_alone():
 
 FEW_STEPS = [RESULTS / f"{name}_digits_cpu.md" for name in ("mean_flow", "few_steps", "optimum")]
 TABLES = [*sorted(RESULTS.glob("learning_curves_*_cpu.md")), *FEW_STEPS]
-TABLES += sorted(RESULTS.glob("noise_*_cpu.md"))
+TABLES += [*sorted(RESULTS.glob("noise_*_cpu.md")), RESULTS / "optimum_cifar16_cpu.md"]
 
 
 @pytest.mark.parametrize("tables", TABLES, ids=lambda path: path.stem)
