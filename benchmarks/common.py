@@ -63,7 +63,7 @@ def add_rows(path: Path, rows: Iterable[Row]) -> None:
     all_rows: Rows = read_rows(path) if path.exists() else []
     for row in rows:
         print(row)
-        all_rows.append(dict(row))
+        all_rows.append(row)
     write_rows(path, all_rows)
 
 
