@@ -38,6 +38,8 @@ VARIANTS = (
 NEIGHBOURS = {"digits": 256, **dict.fromkeys(CIFAR, 2048)}
 # Other sets than the complete ones have the two extremes alone.
 EXTREMES, COMPLETE = ("OneSample", "Exact"), ("digits", "cifar16", "cifar32")
+# Shares of the exact mean in a mean flow's mixed targets; a share is also the name of the mix.
+SHARES = ("0.5", "0.94")
 # Below these t the posterior is the source alone, so that the enumeration can be spared (docs/probe.md).
 COLLAPSE = {"cifar16": 0.8, "cifar32": 1.8}
 # EDM's noise of targets by design: names are a covariance and a scale of `Noised`. Scale 0 is `Exact`. On 1,000 images
@@ -70,8 +72,8 @@ def targets(name: str, module: str) -> dict[str, Callable[[], PlugIns]]:
     pairs: list[tuple[str, str]] = []
     if module.startswith("MeanFlow"):
         del parts["STF"]
-        parts |= {str(share): partial(Mixed, OneSample(), Exact(), share) for share in (0.5, 0.94)}
-        pairs = [("OneSample", own) for own in ("KNN", "0.5", "0.94", "Exact", "network")]
+        parts |= {share: partial(Mixed, OneSample(), Exact(), float(share)) for share in SHARES}
+        pairs = [("OneSample", own) for own in ("KNN", *SHARES, "Exact", "network")]
         pairs += [("Exact", own) for own in ("OneSample", "network")]
     made: dict[str, Callable[[], PlugIns]] = {
         own: partial(_plug_ins, estimator=part) for own, part in parts.items()

@@ -6,6 +6,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from benchmarks.learning_curves.grid import SHARES
 from benchmarks.learning_curves.statistics import Curves
 from lit_knn.figures.style import dress, image_unit, looks
 
@@ -70,8 +71,8 @@ def samples_picture(samples: Mapping[str, np.ndarray]) -> Figure:
 def _draw(axes: Axes, curves: Curves, name: str) -> None:
     most = max(curves.band(estimator, name)[0][-1] for estimator in curves.estimators)
     unit, divisor = image_unit(int(most))
-    # Mixtures of two estimators, whose targets or tangents are called by a share alone, are only in the tables.
-    drawn = [name for name in curves.estimators if not name.rpartition(", ")[2][0].isdigit()]
+    # Mixtures of two estimators are only in the tables.
+    drawn = [name for name in curves.estimators if name.rpartition(", ")[2] not in SHARES]
     for estimator, style in looks(drawn).items():
         images, mean, spread = curves.band(estimator, name)
         if not (mean > 0).all():

@@ -133,6 +133,8 @@ def cifar(name: str, source: Path | None, kept: Path | None) -> ImageSet:
         images, labels, _ = read_image_files(source)
         if labels is None:
             raise InputError(f"--images {source}: the images need labels")
+        if images.shape[1:] != (3, 32, 32):
+            raise InputError(f"--images {source}: needs images (3, 32, 32), got {images.shape[1:]}")
         with written_whole(kept) as partial_file, partial_file.open("wb") as file:
             np.savez(file, images=averaged(images) if side == 16 else images, labels=labels)
     with np.load(kept, allow_pickle=False) as stored:

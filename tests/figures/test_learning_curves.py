@@ -298,12 +298,12 @@ def test_claims_about_noise_are_judged_by_the_loss_at_new_images():
     }
 
 
-def test_curves_of_noise_are_drawn_and_those_of_mixtures_are_not():
-    names = ["Exact", "posterior 1", "OneSample, 0.94", "OneSample, KNN"]
+def test_all_curves_are_drawn_but_those_of_mixtures():
+    names = ["Exact", "posterior 1", "128 images", "0.5", "OneSample, 0.94", "OneSample, KNN"]
     own = curves({(name, seed): (9, 4) for name in names for seed in range(2)}, names)
     (legend,) = picture({"EDM": own}).legends
     drawn = {text.get_text() for text in legend.get_texts()}
-    assert drawn == {"Exact", "posterior 1", "OneSample, KNN"}
+    assert drawn == {"Exact", "posterior 1", "128 images", "OneSample, KNN"}
 
 
 def test_images_to_a_value_are_interpolated_in_its_logarithm():
