@@ -58,13 +58,13 @@ def checkpoint_parser(description: str | None) -> argparse.ArgumentParser:
     return parser
 
 
-def add_rows(path: Path, rows: Iterable[Row]) -> None:
-    """Print the rows, and add them to a file, which need not exist."""
-    all_rows: Rows = read_rows(path) if path.exists() else []
-    for row in rows:
+def add_rows(path: Path, measure: Callable[[], Iterable[Row]]) -> None:
+    """Measure rows, print them, and add them to a file, which need not exist. It is read first."""
+    rows: Rows = read_rows(path) if path.exists() else []
+    for row in measure():
         print(row)
-        all_rows.append(row)
-    write_rows(path, all_rows)
+        rows.append(row)
+    write_rows(path, rows)
 
 
 def in_own_process(work: Callable[..., Any], *args: Any) -> Any:

@@ -3,6 +3,7 @@
     python -m benchmarks.gradient_bias --module ECT --weights last.ckpt --output rows.csv
 
 The weights are a checkpoint of `benchmarks.learning_curves`: of its EDM runs for ECT, and of its mean flows for these.
+They are the averaged ones, while the gradients of the learning curves are at the current ones.
 At 64 fixed latents each draw of the targets gives a gradient. Its mean is compared with the gradient of exact targets.
 The 95 % t-intervals are over groups of draws, at one network. Rows are added to the file.
 """
@@ -18,6 +19,7 @@ from benchmarks.learning_curves.kinds import LATENT_KINDS
 from benchmarks.learning_curves.measurements import Measurements, same_targets
 from benchmarks.learning_curves.sets import ImageSet, digits
 from benchmarks.learning_curves.statistics import interval
+from lit_knn.common.errors import errors_in_one_line
 from lit_knn.estimators import KNN, Estimator, OneSample
 
 GROUPS, DRAWS_OF_A_GROUP = 8, 40
@@ -30,10 +32,12 @@ def main() -> None:
     args = parser.parse_args()
 
     torch.set_num_threads(1)
-    measured = measure(digits(), args.module, args.weights)
-    add_rows(
-        args.output, ({"module": args.module, "weights": args.about, **row} for row in measured)
-    )
+    about = {"module": args.module, "weights": args.about}
+    with errors_in_one_line():
+        add_rows(
+            args.output,
+            lambda: [about | row for row in measure(digits(), args.module, args.weights)],
+        )
 
 
 def measure(image_set: ImageSet, name: str, weights: Path) -> list[dict[str, Any]]:

@@ -2,8 +2,9 @@
 
     python -m benchmarks.noise_sizes --set cifar16_1000 --kept cifar16.npz --weights last.ckpt --output rows.csv
 
-The weights are a checkpoint of `benchmarks.learning_curves --modules EDM`. A latent has noise if the posterior's
-variance there is more than a millionth per dimension. Below the collapse it has none, and all targets are the same.
+The weights are the averaged ones of a checkpoint of `benchmarks.learning_curves --modules EDM`. A latent has noise if
+the posterior's variance there is more than a millionth per dimension. Below the collapse it has none, and all targets
+are the same.
 Rows are added to the file.
 """
 
@@ -18,6 +19,7 @@ from benchmarks.learning_curves.grid import COVARIANCES
 from benchmarks.learning_curves.kind import REPEATS, Latents
 from benchmarks.learning_curves.kinds import LATENT_KINDS
 from benchmarks.learning_curves.sets import CIFAR, ImageSet, cifar
+from lit_knn.common.errors import errors_in_one_line
 from lit_knn.common.rng import keyed_generator
 from lit_knn.common.tables import Row
 from lit_knn.estimators import Exact, Noised
@@ -35,13 +37,16 @@ LEAST_VARIANCE, CLEAR_VARIANCE = 1e-6, 1e-3
 def main() -> None:
     """Measure the noise at one checkpoint, and add its rows."""
     parser = checkpoint_parser(__doc__)
-    parser.add_argument("--set", choices=list(CIFAR), required=True)
+    choices = [name for name in CIFAR if not CIFAR[name].get("by_class")]
+    parser.add_argument("--set", choices=choices, required=True)
     parser.add_argument("--kept", type=Path, required=True, help="the images, see learning_curves")
     args = parser.parse_args()
 
     torch.set_num_threads(1)
-    measured = measure(cifar(args.set, None, args.kept), args.weights)
-    add_rows(args.output, ({"set": args.set, "weights": args.about, **row} for row in measured))
+    about = {"set": args.set, "weights": args.about}
+    with errors_in_one_line():
+        image_set = cifar(args.set, None, args.kept)
+        add_rows(args.output, lambda: [about | row for row in measure(image_set, args.weights)])
 
 
 def measure(image_set: ImageSet, weights: Path) -> list[Row]:

@@ -81,38 +81,35 @@ class EstimatorError(Measurement):
         self.curve.check(self.reference)
 
     def evaluate(self) -> None:
-        """Measure the errors at all noise levels, and write the table after each level."""
+        """Measure the errors, at latents of the forward process and, if wanted, of sampling; draw both."""
         if self.sampled_curve is not None:
             with prefixed("trajectories"):
                 self.sampled_curve.bind(self.reference)
 
-        rows: list[Row] = []
         table = self.run_folder / CSV_NAME
-        with self.bar(self.curve.estimates, "Estimator error", " estimates", leave=True) as bar:
-            for level in self.curve.levels(self.reference, self.seed, bar.update):
-                rows += level
-                rank_zero_only(write_rows)(table, rows)
-
+        rows = self._measured(self.curve, "Estimator error", table)
         for name in self.curve.estimators:
             self._log_peaks(name, [row for row in rows if row["estimator"] == name])
         self._draw(rows, table)
         if self.sampled_curve is not None:
-            self._evaluate_sampling(self.sampled_curve, rows)
+            table = self.run_folder / SAMPLER_CSV_NAME
+            sampled_rows = self._measured(self.sampled_curve, "Error while sampling", table)
+            self._draw_sampling(rows, sampled_rows, table)
 
-    def _evaluate_sampling(self, curve: TrajectoryCurve, forward: list[Row]) -> None:
-        """Measure the errors at latents of the estimators' own sampling, and draw both errors.
+    def _measured(self, curve: ErrorCurve | TrajectoryCurve, title: str, table: Path) -> list[Row]:
+        """Measure errors at all noise levels, and return the rows of the table, written after each level.
 
         Args:
             curve: the measurement.
-            forward: the rows at latents of the forward process.
+            title: what its progress bar says.
+            table: the file of the rows.
         """
         rows: list[Row] = []
-        table = self.run_folder / SAMPLER_CSV_NAME
-        with self.bar(curve.estimates, "Error while sampling", " estimates", leave=True) as bar:
+        with self.bar(curve.estimates, title, " estimates", leave=True) as bar:
             for level in curve.levels(self.reference, self.seed, bar.update):
                 rows += level
                 rank_zero_only(write_rows)(table, rows)
-        self._draw_sampling(forward, rows, table)
+        return rows
 
     @rank_zero_only
     def _draw_sampling(self, forward: list[Row], rows: list[Row], table: Path) -> None:

@@ -1,12 +1,12 @@
-"""Learning curves of EDM, flow matching, iCT and ECT by estimator: Fréchet distance, error and gradient variance.
+"""Learning curves of training modules by estimator: Fréchet distance, error and gradient variance.
 
     python -m benchmarks.learning_curves --output curves.csv
     python -m benchmarks.learning_curves --set cifar16 --images cifar10.zip --kept cifar16.npz --output x.csv
 
 The command trains every run that the table lacks, one after the other, and adds its rows. Interrupted, it goes on with
 the same command: from the last checkpoint, or on another machine from the runs in the table. Several processes with the
-same command share the runs; each computes on one thread. ECT starts from the EDM run of the same seed with one-sample
-targets.
+same command share the runs; each computes on one thread. ECT and sCT start from the EDM run of the same seed with
+one-sample targets, and the score difference from that of iCT.
 `--report` trains nothing: it draws the picture and writes the tables beside the file.
 """
 
@@ -17,7 +17,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.learning_curves.grid import MODULES, NEIGHBOURS, runs_of
+from benchmarks.learning_curves.grid import MODULES, NEIGHBOURS, VARIANTS, runs_of
 from benchmarks.learning_curves.report import report
 from benchmarks.learning_curves.sets import Lengths, cifar, digits
 from benchmarks.learning_curves.table import CurveTable
@@ -62,7 +62,10 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
         "--checkpoints", type=Path, default=Path("runs/learning_curves"), help="their folder"
     )
     parser.add_argument(
-        "--modules", nargs="+", default=list(MODULES), help="modules, in this order"
+        "--modules",
+        nargs="+",
+        help=f"modules, in this order; by default all of {', '.join(MODULES)} that the set has. "
+        f"Further ones: {', '.join(VARIANTS)}",
     )
     parser.add_argument("--estimators", nargs="+", help="estimators; by default all of the set")
     parser.add_argument("--seeds", type=int, default=5, help="number of seeds")

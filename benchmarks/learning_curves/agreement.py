@@ -13,7 +13,7 @@ from lit_knn.common.rng import keyed_default_rng
 from lit_knn.estimators import Estimator, Exact, PatchPosterior, Smoothed
 from lit_knn.reference import ReferenceSet
 
-# So many latents, because analytic estimators take long on many images.
+# No more latents, because analytic estimators take long on many images.
 AGREEMENT_LATENTS = 512
 # The estimators by column. Towards the exact mean a network memorises. The others sample new images.
 ANALYTIC: dict[str, Callable[[], Estimator]] = {

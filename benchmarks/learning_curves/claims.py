@@ -1,5 +1,6 @@
 """Published claims about better targets, judged by paired differences over seeds."""
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -129,7 +130,7 @@ def _claims(curves: Curves, comparisons: int) -> Iterator[Judged]:
 def _noise_claims(curves: Curves, comparisons: int) -> Iterator[Judged]:
     """Judge the claims about noise by design: posterior noise minus no noise or noise of another covariance."""
     for source, claim, other, measure, claimed in NOISE_CLAIMS:
-        if {POSTERIOR, other} <= set(curves.estimators) and curves.measured(measure):
+        if {POSTERIOR, other} <= set(curves.estimators):
             pair = Contrast([POSTERIOR], [other], (POSTERIOR, other))
             yield _compared(curves, source, claim, curves.last(measure), pair, claimed, comparisons)
 
@@ -139,9 +140,9 @@ def _best_variance(curves: Curves, comparisons: int) -> Iterator[Judged]:
 
     The other one is the best of several, chosen by the same samples, so the interval is for as many comparisons.
     """
-    if not curves.measured("variance_ratio"):
-        return
     variance = {name: curves.band(name, "variance_ratio")[1][-1] for name in curves.estimators}
+    if any(map(math.isnan, variance.values())):
+        return
     least = min(variance, key=lambda name: variance[name])
     others = [name for name in curves.estimators if variance[name] > variance[least]]
     if not others:

@@ -98,9 +98,10 @@ class ECT(Consistency):
 
     def levels(self, size: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         """See `LatentKind.levels`; those of the last stage."""
-        t = log_normal_sigmas(size, self.options(1)["P_mean"], P_STD, generator)
-        stages = self.options(1)["stages"]
-        return t, TuningSchedule(stages=stages).teacher_level(t, stages)
+        options = self.options(1)
+        t = log_normal_sigmas(size, options["P_mean"], P_STD, generator)
+        schedule = TuningSchedule(k=options.get("k", TuningSchedule.k), stages=options["stages"])
+        return t, schedule.teacher_level(t, schedule.stages)
 
     def exact_output(self, latents: Latents, exact: Estimator) -> Tensor:
         """See `Consistency.exact_output`; the last step, to 0, gives the posterior mean."""

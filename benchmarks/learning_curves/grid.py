@@ -1,6 +1,6 @@
 """The grid of runs: set × module × estimator × seed, in the order in which they are made."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -20,6 +20,8 @@ from lit_knn.estimators import (
 from lit_knn.estimators.noised import Covariance
 
 MODULES = ("EDM", "flow", "iCT", "ECT", "MeanFlow", "sCT", "score difference")
+# The exact target of the others takes no classes.
+MODULES_BY_CLASS = ("EDM", "flow")
 # Variants for experiments: another start, a squared loss in place of a robust one, other times or learning rates, or
 # another map to the teacher.
 VARIANTS = (
@@ -36,6 +38,8 @@ VARIANTS = (
 # k and n of the digits are those of configs/table1/digits.yaml. k = 2048 is the paper's (tab:hyperparams); its n = 256
 # would take longer than the network's step.
 NEIGHBOURS = {"digits": 256, **dict.fromkeys(CIFAR, 2048)}
+# Samples that the score difference keeps. KNN has no more neighbours than these.
+BANK_SIZE = 1792
 # Other sets than the complete ones have the two extremes alone.
 EXTREMES, COMPLETE = ("OneSample", "Exact"), ("digits", "cifar16", "cifar32")
 # Shares of the exact mean in a mean flow's mixed targets; a share is also the name of the mix.
@@ -68,15 +72,17 @@ def targets(name: str, module: str) -> dict[str, Callable[[], PlugIns]]:
     if name in COLLAPSE:
         parts["Switched"] = lambda: Switched(OneSample(), Exact(), t=COLLAPSE[name])
     if module.startswith("score difference"):
+        if NEIGHBOURS[name] > BANK_SIZE:
+            del parts["KNN"]
         return score_difference_means(parts)
     pairs: list[tuple[str, str]] = []
     if module.startswith("MeanFlow"):
         del parts["STF"]
         parts |= {share: partial(Mixed, OneSample(), Exact(), float(share)) for share in SHARES}
-        pairs = [("OneSample", own) for own in ("KNN", *SHARES, "Exact", "network")]
-        pairs += [("Exact", own) for own in ("OneSample", "network")]
+        pairs = [("OneSample", tangent) for tangent in ("KNN", *SHARES, "Exact", "network")]
+        pairs += [("Exact", tangent) for tangent in ("OneSample", "network")]
     made: dict[str, Callable[[], PlugIns]] = {
-        own: partial(_plug_ins, estimator=part) for own, part in parts.items()
+        estimator: partial(_plug_ins, estimator=part) for estimator, part in parts.items()
     }
     parts["network"] = lambda: "network"
     made |= {
@@ -99,6 +105,7 @@ def score_difference_means(parts: Mapping[str, Part]) -> dict[str, Callable[[], 
     return {
         name: partial(_plug_ins, estimator=chosen[name], repulsion=chosen[name])
         for name in ("128 images", "KNN", "Exact")
+        if name in chosen
     }
 
 
@@ -129,33 +136,46 @@ class Run(NamedTuple):
 
 
 def runs_of(
-    name: str, modules: Sequence[str], estimators: Sequence[str] | None, seeds: int
+    name: str, modules: Sequence[str] | None, estimators: Sequence[str] | None, seeds: int
 ) -> list[Run]:
     """List the runs of a set, all of seed 0 first, so that a picture of everything exists early.
 
-    `estimators` are those of the modules that have them; None stands for all.
+    Args:
+        name: the set.
+        modules: modules and variants; None stands for all modules of the set, without variants.
+        estimators: those to train; a module trains those of them that it has. None stands for all.
+        seeds: number of seeds.
 
     Raises:
-        InputError: an unknown module or estimator, or no seed.
+        InputError: an unknown module or estimator, a module that has none of the estimators, or no seed.
     """
-    known = {module: list(targets(name, module)) for module in (*MODULES, *VARIANTS)}
+    by_class = CIFAR.get(name, {}).get("by_class", False)
+    modules = modules or (MODULES_BY_CLASS if by_class else MODULES)
+    allowed = MODULES_BY_CLASS if by_class else (*MODULES, *VARIANTS)
+    _check_known("--modules", modules, allowed, name)
+    known = {module: list(targets(name, module)) for module in modules}
     everywhere = {each for names in known.values() for each in names}
-    for option, given, allowed in (
-        ("--modules", modules, known),
-        ("--estimators", estimators or (), everywhere),
-    ):
-        unknown = next((each for each in given if each not in allowed), None)
-        if unknown is not None:
-            raise InputError(f"{option} {unknown}: {name} has {', '.join(sorted(allowed))}")
+    _check_known("--estimators", estimators or (), everywhere, " and ".join(modules))
     if seeds < 1:
         raise InputError(f"--seeds must be at least 1, got {seeds}")
-    chosen = {
-        module: [each for each in known[module] if each in (estimators or known[module])]
-        for module in modules
-    }
+
+    chosen: dict[str, list[str]] = {}
+    for module, names in known.items():
+        chosen[module] = [each for each in names if estimators is None or each in estimators]
+        if not chosen[module]:
+            raise InputError(
+                f"--estimators: {module} has none of them, it has {', '.join(names)}; leave it out of --modules"
+            )
     return [
         Run(name, module, estimator, seed)
         for seed in range(seeds)
-        for module in modules
-        for estimator in chosen[module]
+        for module, names in chosen.items()
+        for estimator in names
     ]
+
+
+def _check_known(option: str, names: Sequence[str], allowed: Collection[str], owner: str) -> None:
+    """Raise InputError with the allowed names if one of `names` is not among them."""
+    for name in names:
+        if name not in allowed:
+            raise InputError(f"{option} {name}: {owner} has {', '.join(sorted(allowed))}")

@@ -30,6 +30,7 @@ KINDS: dict[str, Kind] = {
     "MeanFlow v1": LaterMeanFlow(),
     "sCT without norm": PlainSCT(),
     "ECT squared": SquaredECT(),
+    # As "ECT", whose averages of other lengths are measured, too.
     "ECT lr 1e-3": VariedECT(),
     "ECT lr 3e-4": VariedECT(lr=3e-4),
     "ECT lr 1e-4": VariedECT(lr=1e-4),

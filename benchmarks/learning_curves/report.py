@@ -22,6 +22,8 @@ from lit_knn.common.errors import InputError
 from lit_knn.common.files import written_whole
 from lit_knn.figures.style import save_figure
 
+NOT_MEASURED = "not measured"
+
 
 def report(table: CurveTable) -> str:
     """Write STEM.md and STEM.png beside the table, and return the text of the tables.
@@ -65,7 +67,7 @@ def _claims(curves: Mapping[str, Curves]) -> str:
             one, other = each.pair
             cells = [
                 f"{one} − {other}",
-                _told(each.difference),
+                _text(each.difference),
                 f"{each.verdict} ({each.difference.seeds} seeds)",
             ]
             lines.append([each.claim, each.source, module, *cells])
@@ -119,7 +121,7 @@ def _final(curves: Curves) -> str:
     names = [name for name in FINAL if curves.measured(name)]
     lines = [["estimator", "seeds", *(FINAL[name] for name in names)]]
     for estimator in curves.estimators:
-        cells = [_spread(curves, estimator, curves.last(name)) for name in names]
+        cells = [_spread(curves, estimator, curves.last(name), NOT_MEASURED) for name in names]
         lines.append([estimator, str(len(curves.seeds(estimator))), *cells])
     return markdown(lines)
 
@@ -130,7 +132,7 @@ def _equal_time(curves: Curves, seconds: float) -> str:
     for estimator in curves.estimators:
         values = [*map(curves.last, TIMES), *(curves.at_seconds(name, seconds) for name in names)]
         lines.append(
-            [estimator, *(_spread(curves, estimator, value, "not measured") for value in values)]
+            [estimator, *(_spread(curves, estimator, value, NOT_MEASURED) for value in values)]
         )
     return markdown(lines)
 
@@ -149,11 +151,10 @@ def _differences(curves: Curves) -> str:
     share = curves.images_to_reach(curves.quality, first)
     for one, other in pairs:
         cells = [
-            _told(curves.difference(curves.last(name), one, other, len(pairs))) for name in names
+            _text(curves.difference(curves.last(name), one, other, len(pairs))) for name in names
         ]
-        lines.append(
-            [f"{one} − {other}", *cells, _spread(curves, one, share) if other == first else ""]
-        )
+        share_text = _spread(curves, one, share, "not reached") if other == first else ""
+        lines.append([f"{one} − {other}", *cells, share_text])
     return markdown(lines)
 
 
@@ -165,13 +166,13 @@ def _pooled(curves: Curves, pooled: Contrasts) -> str:
         differences = [
             curves.contrast(curves.last(name), each.group, each.others) for name in names
         ]
-        lines.append([" − ".join(each.names), *map(_told, differences)])
+        lines.append([" − ".join(each.names), *map(_text, differences)])
 
     return markdown(lines)
 
 
 def _spread(
-    curves: Curves, estimator: str, value: Callable[[str, int], float], missing: str = "not reached"
+    curves: Curves, estimator: str, value: Callable[[str, int], float], missing: str
 ) -> str:
     values = np.array([value(estimator, seed) for seed in curves.seeds(estimator)])
     known = values[~np.isnan(values)]
@@ -181,8 +182,10 @@ def _spread(
     return f"{known.mean():.4g}" + (f" ± {known.std(ddof=1):.2g}" if len(known) > 1 else "") + some
 
 
-def _told(found: Interval) -> str:
-    if math.isinf(found.half_width):
-        return f"{found.mean:+.3g} (one seed)"
-    text = f"{found.mean:+.3g} ± {found.half_width:.2g}"
-    return f"**{text}**" if found.sign else text
+def _text(difference: Interval) -> str:
+    if difference.seeds == 0:
+        return NOT_MEASURED
+    if math.isinf(difference.half_width):
+        return f"{difference.mean:+.3g} (one seed)"
+    text = f"{difference.mean:+.3g} ± {difference.half_width:.2g}"
+    return f"**{text}**" if difference.sign else text

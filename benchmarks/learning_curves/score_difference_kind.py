@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from benchmarks.learning_curves.grid import BANK_SIZE
 from benchmarks.learning_curves.kind import Kind
 from benchmarks.learning_curves.sets import Lengths
 from lit_knn.modules import LitScoreDifference
@@ -24,7 +25,7 @@ class ScoreDifference(Kind):
 
     def options(self, steps: int) -> dict[str, Any]:
         """See `Kind.options`; those of configs/score_difference/digits.yaml, and three times the learning rate."""
-        return {"bank_size": 1792, "t_min": 1.0, "t_max": 8.0, "lr": 3e-3, "ema_decay": 0.95}
+        return {"bank_size": BANK_SIZE, "t_min": 1.0, "t_max": 8.0, "lr": 3e-3, "ema_decay": 0.95}
 
 
 class ScoreDifferenceFromNothing(ScoreDifference):

@@ -20,7 +20,7 @@ from lit_knn.reference import ReferenceSet
 
 # Images of CIFAR-10 that no run trains on.
 HELD_OUT = 2_000
-# The sets that are made of CIFAR-10, and what each has of its own; images are 16x16 if it has no side.
+# The sets that are made of CIFAR-10, and how each differs; images are 16x16 if it has no side.
 CIFAR: dict[str, dict[str, Any]] = {
     "cifar16": {},
     "cifar16_long": {"lengths": {"steps": 20_000, "measurements": 5}},
@@ -58,18 +58,13 @@ class Lengths(NamedTuple):
         """Return self.
 
         Raises:
-            InputError: a number that is too small, or measurements that do not divide the steps.
+            InputError: a number that is too small.
         """
         for name, value in self._asdict().items():
             least = 2 if name == "repeats" else 1
             if value < least:
                 raise InputError(
                     f"--{name.replace('_', '-')} must be at least {least}, got {value}"
-                )
-        for name in ("steps", "consistency_steps"):
-            if (steps := getattr(self, name)) % self.measurements:
-                raise InputError(
-                    f"--measurements {self.measurements} must divide --{name.replace('_', '-')} {steps}"
                 )
         return self
 
@@ -124,9 +119,11 @@ def cifar(name: str, source: Path | None, kept: Path | None) -> ImageSet:
     Raises:
         InputError: neither file is there, or the images have another shape.
     """
-    own = CIFAR[name]
-    side = own.get("side", 16)
-    if kept is None or (not kept.exists() and source is None):
+    differs = CIFAR[name]
+    side = differs.get("side", 16)
+    if kept is None:
+        raise InputError(f"--kept: name the file of the images of {name}; it may not exist yet")
+    if not kept.exists() and source is None:
         raise InputError(f"--kept {kept}: {name} needs the file, or --images to make it from")
     if not kept.exists():
         assert source is not None
@@ -143,13 +140,13 @@ def cifar(name: str, source: Path | None, kept: Path | None) -> ImageSet:
         raise InputError(
             f"--kept {kept}: needs uint8 images (N, 3, {side}, {side}), got {pixels.dtype} {pixels.shape}"
         )
-    by_class = own.get("by_class", False)
+    by_class = differs.get("by_class", False)
 
     def images_of_set() -> Images:
         x, y = torch.as_tensor(pixels), torch.as_tensor(labels)
         order = torch.randperm(len(x), generator=torch.Generator().manual_seed(0))
         held, rest = order[:HELD_OUT], order[HELD_OUT:]
-        chosen = rest[: own.get("training")]
+        chosen = rest[: differs.get("training")]
         # The index has 8 bits a dimension; its products are bfloat16 where the processor has them.
         training = ReferenceSet(x[chosen], TorchIndex(), labels=y[chosen] if by_class else None)
         held_out = ReferenceSet(x[held], labels=y[held] if by_class else None)
@@ -162,7 +159,11 @@ def cifar(name: str, source: Path | None, kept: Path | None) -> ImageSet:
         steps=6_000, consistency_steps=3_000, measurements=3, samples=5_000, held=2_000
     )
     return ImageSet(
-        name, images_of_set, net, lengths._replace(**own.get("lengths", {})), EfficientNetLite0()
+        name,
+        images_of_set,
+        net,
+        lengths._replace(**differs.get("lengths", {})),
+        EfficientNetLite0(),
     )
 
 

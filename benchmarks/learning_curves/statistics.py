@@ -29,7 +29,7 @@ class Curves:
     """The rows of one module on one set.
 
     Attributes:
-        estimators: their names, in order.
+        estimators: their names, in order; names that the order lacks come last.
         steps: the steps at which all runs were measured. A run that was killed while it was measured can lack one.
     """
 
@@ -39,14 +39,17 @@ class Curves:
             self._rows.setdefault((str(row["estimator"]), int(row["seed"])), []).append(
                 derived(row)
             )
-        self.estimators = [name for name in estimators if any(own == name for own, _ in self._rows)]
+        in_rows = dict.fromkeys(name for name, _ in self._rows)
+        self.estimators = [
+            name for name in dict.fromkeys([*estimators, *in_rows]) if name in in_rows
+        ]
         self.steps = set.intersection(
-            *({row["step"] for row in own} for own in self._rows.values())
+            *({row["step"] for row in run} for run in self._rows.values())
         )
 
     def measured(self, name: str) -> bool:
-        """Tell whether a column has numbers."""
-        return not any(math.isnan(row[name]) for rows in self._rows.values() for row in rows)
+        """Tell whether a column has any numbers. Rows of earlier code can lack some."""
+        return any(not math.isnan(row[name]) for rows in self._rows.values() for row in rows)
 
     @property
     def quality(self) -> str:
@@ -55,8 +58,8 @@ class Curves:
 
     def seeds(self, *estimators: str) -> list[int]:
         """Return the seeds that all these estimators have."""
-        own = [{seed for name, seed in self._rows if name == estimator} for estimator in estimators]
-        return sorted(set.intersection(*own))
+        seeds = [{seed for name, seed in self._rows if name == each} for each in estimators]
+        return sorted(set.intersection(*seeds))
 
     def column(self, estimator: str, seed: int, name: str) -> np.ndarray:
         """Return a column of one run over its steps."""

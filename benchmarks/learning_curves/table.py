@@ -1,8 +1,7 @@
 """The table of all runs: finished runs are never repeated, and rows of other settings are refused."""
 
-import fcntl
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+import math
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from benchmarks.learning_curves.grid import Run
@@ -89,33 +88,13 @@ class CurveTable(ResultsTable):
 
     def add(self, run: Run, rows: Iterable[Row]) -> None:
         """Add the rows of a finished run, if the file does not have them."""
+        # A run that earlier code began lacks the later columns in its first rows.
+        later = dict.fromkeys(LATER, math.nan)
+        complete = [{name: (later | row)[name] for name in self.columns} for row in rows]
         with locked(self.path):
             if run not in self.finished():
-                write_rows(
-                    self.path,
-                    [*self.load(), *({name: row[name] for name in self.columns} for row in rows)],
-                )
+                write_rows(self.path, [*self.load(), *complete])
 
     def pictures(self, run: Run) -> Path:
         """Return the file for the first samples of a run, beside the table."""
-        folder = self.path.with_suffix("")
-        folder.mkdir(exist_ok=True)
-        return folder / f"{run}.npy"
-
-    @contextmanager
-    def claimed(self, run: Run, finished_too: bool = False) -> Iterator[bool]:
-        """Yield whether this process may do the run: no other process is at it, and it is not finished.
-
-        With `finished_too`, a finished run may be done again, because its checkpoint is not on this machine.
-
-        The system frees the claim when a process ends, so an interrupted run is free again.
-        """
-        folder = self.path.with_name(f".{self.path.stem}.claims")
-        folder.mkdir(exist_ok=True)
-        with (folder / str(run)).open("w") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                yield False
-                return
-            yield finished_too or run not in self.finished()
+        return self.path.with_suffix("") / f"{run}.npy"

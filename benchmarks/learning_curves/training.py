@@ -13,11 +13,12 @@ from benchmarks.learning_curves.averages import MeasuredAverages
 from benchmarks.learning_curves.grid import Run, targets
 from benchmarks.learning_curves.kind import INITIAL_WEIGHTS
 from benchmarks.learning_curves.kinds import KINDS
+from benchmarks.learning_curves.measured_checkpoint import MeasuredCheckpoint
 from benchmarks.learning_curves.sample_measurements import SampleMeasurements
 from benchmarks.learning_curves.sets import ImageSet
-from lit_knn.callbacks.last_checkpoint import LastCheckpoint
 from lit_knn.commands.trainer import Trainer
 from lit_knn.common.checkpoint_file import LAST_NAME
+from lit_knn.common.errors import InputError
 from lit_knn.common.files import written_whole
 from lit_knn.common.pixels import to_uint8
 from lit_knn.common.rng import keyed_default_rng
@@ -91,6 +92,7 @@ class Measure(pl.Callback):
         self.rows.append(
             {
                 "step": trainer.global_step,
+                "hardware": ", ".join(trained.hardware),
                 "images": pl_module.images_seen,
                 "cpu_seconds": round(self._cpu_seconds, 2),
                 "seconds": round(trained.seconds, 2),
@@ -137,6 +139,9 @@ def train(
         folder: where its checkpoint is kept.
         start: the checkpoint that a module tunes, or None.
         pictures: file for the first samples at the end, or None.
+
+    Raises:
+        InputError: the training has ended, but lacks a measurement.
     """
     lengths, kind = image_set.lengths, KINDS[run.module]
     steps = kind.steps(lengths)
@@ -150,7 +155,7 @@ def train(
     measure = Measure(measurements, pictures, averages) if measurements else None
     measuring = [callback for callback in (measure, averages) if callback is not None]
     # Lightning orders callbacks so that the checkpoint after a validation holds its row.
-    last = LastCheckpoint(every_n_steps=every, dirpath=str(folder))
+    last = MeasuredCheckpoint(every, str(folder))
     trainer = Trainer(
         accelerator="cpu", devices=1, max_steps=steps, max_epochs=-1,
         val_check_interval=every, check_val_every_n_epoch=None,
@@ -159,5 +164,12 @@ def train(
     )  # fmt: skip
     begun = folder / LAST_NAME
     trainer.fit(module, data, ckpt_path=str(begun) if begun.exists() else None)
-    rows = {run: measure.rows} if measure else {}
-    return rows | averages.runs(run) if averages else rows
+    if measure is None:
+        return {}
+
+    lacking = set(range(every, steps + 1, every)) - {row["step"] for row in measure.rows}
+    if lacking:
+        problem = f"the training lacks measurements, of the steps {sorted(lacking)}"
+        raise InputError(f"{folder}: {problem}; remove the folder to train again")
+    # The run itself comes last, because a run in the table counts as finished.
+    return (averages.runs(run) if averages else {}) | {run: measure.rows}

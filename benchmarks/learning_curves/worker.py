@@ -1,7 +1,9 @@
 """One worker: it trains the runs that the table lacks and that no other process is training."""
 
+import fcntl
 import time
-from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -16,9 +18,9 @@ from benchmarks.learning_curves.sets import ImageSet
 from benchmarks.learning_curves.table import CurveTable
 from benchmarks.learning_curves.training import train
 from lit_knn.common.checkpoint_file import LAST_NAME
+from lit_knn.common.errors import InputError
 from lit_knn.common.settings import describe, fingerprint
 from lit_knn.common.tables import Row
-from lit_knn.runs.clock import hardware_name
 
 SECONDS_BETWEEN_LOOKS = 20
 
@@ -41,7 +43,10 @@ class Worker:
         self._measurements: dict[str, SampleMeasurements] = {}
 
     def settings(self, run: Run) -> str:
-        """Return the fingerprint of everything that a run's numbers depend on, except its name in the table."""
+        """Return the fingerprint of the images, network, lengths, estimators and options of a run, and of its start.
+
+        What the name of a module fixes, such as its loss, is not in it.
+        """
         lengths, kind = self.image_set.lengths, KINDS[run.module]
         net = {
             name: list(tensor.shape)
@@ -49,48 +54,62 @@ class Worker:
         }
         reference = self.images.training
         parts = [reference.fingerprint(), lengths._asdict(), describe(reference.index), net]
-        own = {
+        plug_ins = {
             name: part if isinstance(part, str) else describe(part)
             for name, part in targets(run.set, run.module)[run.estimator]().items()
         }
-        parts += [own, kind.options(kind.steps(lengths))]
+        parts += [plug_ins, kind.options(kind.steps(lengths))]
         start = before(run)
         return fingerprint([*parts, self.settings(start)] if start else parts)
 
     def run_all(self, runs: list[Run]) -> None:
-        """Train the missing runs in this order. A run that tunes another one waits until that one has ended.
+        """Train the missing runs in this order, each after the run that it tunes, until the table has all of them.
 
         Raises:
-            InputError: the table has rows of a run with other settings.
+            InputError: the table has rows of a run with other settings, or a run is too short for its measurements.
         """
-        self.table.check({run: self.settings(run) for run in runs})
-        waiting, idle = deque(runs), 0
-        while waiting:
-            run = waiting.popleft()
-            if self._may_start(run):
-                with self.table.claimed(run) as mine:
-                    if mine:
-                        self._train(run)
-                idle = 0
-            else:
-                waiting.append(run)
-                idle += 1
-            if idle > len(waiting):
+        starts = [start for run in runs if (start := before(run))]
+        self._check_measurements([*starts, *runs])
+        self.table.check({run: self.settings(run) for run in [*starts, *runs]})
+        while True:
+            finished = self.table.finished()
+            missing = [run for run in runs if run not in finished]
+            if not missing:
+                return
+            if not any(self._train_next(run) for run in missing):
+                # Other processes are at all of them.
                 time.sleep(SECONDS_BETWEEN_LOOKS)
-                idle = 0
 
-    def _may_start(self, run: Run) -> bool:
-        """Train the run that this one tunes, if nobody else does. Tells whether that run has ended."""
+    def _check_measurements(self, runs: list[Run]) -> None:
+        """Raise InputError if the measurements of a run are not evenly spaced up to its last step."""
+        measurements = self.image_set.lengths.measurements
+        for module in dict.fromkeys(run.module for run in runs):
+            steps = KINDS[module].steps(self.image_set.lengths)
+            if steps < measurements or steps % measurements:
+                raise InputError(
+                    f"--measurements {measurements} must divide the steps of {module}, {steps}"
+                )
+
+    def _train_next(self, run: Run) -> bool:
+        """Train a run, or first the one that it tunes. Return False if another process is at it."""
         start = before(run)
-        if run in self.table.finished() or start is None or self._ended(start):
-            return True
-        with self.table.claimed(start, finished_too=True) as mine:
-            if mine and not self._ended(start):
-                self._train(start)
-        return self._ended(start)
+        if start is not None and not self._ended(start):
+            with claimed(self._folder(start)) as free:
+                # Another process may have ended it in the meantime.
+                if free and not self._ended(start):
+                    self._train(start)
+            return free
+
+        with claimed(self._folder(run)) as free:
+            if free and run not in self.table.finished():
+                self._train(run)
+        return free
+
+    def _folder(self, run: Run) -> Path:
+        return self.folder / f"{run}-{self.settings(run)}"
 
     def _checkpoint(self, run: Run) -> Path:
-        return self.folder / f"{run}-{self.settings(run)}" / LAST_NAME
+        return self._folder(run) / LAST_NAME
 
     def _ended(self, run: Run) -> bool:
         path, steps = self._checkpoint(run), KINDS[run.module].steps(self.image_set.lengths)
@@ -102,22 +121,23 @@ class Worker:
         kind, begun, tuned = KINDS[run.module], time.process_time(), before(run)
         # Another run needs its checkpoint, which is not on this machine.
         if run in self.table.finished():
-            train(run, self.image_set, None, self.images.training, self._checkpoint(run).parent)
+            train(run, self.image_set, None, self.images.training, self._folder(run))
             return
         if run.module not in self._measurements:
             self._measurements[run.module] = self._measurements_of(kind)
         start = self._checkpoint(tuned) if tuned else None
-        measurements, folder = self._measurements[run.module], self._checkpoint(run).parent
+        measurements, folder = self._measurements[run.module], self._folder(run)
         pictures = self.table.pictures(run) if run.seed == 0 else None
         rows_of_runs = train(
             run, self.image_set, measurements, self.images.training, folder, start, pictures
         )
-        more: Row = {
-            "images_before": self._images_of(tuned) if tuned else 0,
-            "settings": self.settings(run),
-            "hardware": hardware_name(torch.device("cpu"), 1),
-        }
         for each, rows in rows_of_runs.items():
+            more: Row = {
+                "images_before": self._images_of(tuned) if tuned else 0,
+                "settings": self.settings(run),
+                # The last row names all hardware of the training.
+                "hardware": rows[-1]["hardware"],
+            }
             self.table.add(each, [{**each._asdict(), **row, **more} for row in rows])
         print(f"{run}: {time.process_time() - begun:.0f} s of CPU", flush=True)
 
@@ -136,3 +156,21 @@ def before(run: Run) -> Run | None:
     """Return the run whose network a tuning run starts from, or None for a run that starts from random weights."""
     tunes = KINDS[run.module].tunes
     return run._replace(module=tunes, estimator="OneSample") if tunes else None
+
+
+@contextmanager
+def claimed(folder: Path) -> Iterator[bool]:
+    """Make a folder, and yield whether no other process has claimed it.
+
+    The system frees the claim when a process ends, so an interrupted run is free again.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / ".claim").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+            return
+        except OSError:
+            pass  # This file system knows no locks.
+        yield True

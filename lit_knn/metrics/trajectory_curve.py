@@ -57,8 +57,9 @@ class TrajectoryCurve(Curve):
     """A measurement of estimators over noise levels, each at latents of its own sampling.
 
     `lit_knn.callbacks.EstimatorError` explains the arguments. Estimators get no source, because a sampler has none. All
-    start from the same noise. Every draw is a function of (seed, batch, estimator) or of (seed, batch, level,
-    estimator, repeat), and each batch is measured by one rank. `estimates` does not count those of sampling.
+    start from the same noise, whatever the seed. Every other draw is a function of (seed, batch, estimator) or of
+    (seed, batch, level, estimator, repeat), and each batch is measured by one rank. `estimates` does not count those of
+    sampling.
     """
 
     def bind(self, reference: ReferenceSet) -> None:
@@ -78,7 +79,7 @@ class TrajectoryCurve(Curve):
 
         Args:
             reference: the images that the estimators are bound to.
-            seed: the first part of the key of every draw.
+            seed: the first part of the keys of the estimators' draws.
             advance: called with the number of estimates after each batch.
 
         Yields:
