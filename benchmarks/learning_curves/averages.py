@@ -18,18 +18,18 @@ LENGTHS = (0.02, 0.05, 0.1, 0.2)
 
 
 class MeasuredAverages(pl.Callback):
-    """Tracks averages of all `LENGTHS`, and measures errors and samples of each at every validation.
+    """Tracks averages of all `LENGTHS`, and measures errors and samples of each.
 
     Args:
         measurements: what to measure.
 
     Attributes:
-        rows: the rows so far, by length.
+        rows: the row of each length, after the measurement.
     """
 
     def __init__(self, measurements: SampleMeasurements) -> None:
         self.measurements = measurements
-        self.rows: dict[float, list[Row]] = {length: [] for length in LENGTHS}
+        self.rows: dict[float, Row] = {}
         self._step = 0
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
@@ -61,13 +61,13 @@ class MeasuredAverages(pl.Callback):
                 samples = self.measurements.samples(module)
                 quality = self.measurements.quality_row(module, samples)
             # The loss in validation and the gradients are those of the run's own row.
-            self.rows[length].append({**row, **errors, **quality})
+            self.rows[length] = {**row, **errors, **quality}
 
     def runs(self, run: Run) -> dict[Run, list[Row]]:
-        """Return the rows by names of runs such as `ECT lr 3e-4, average 0.05`."""
+        """Return the row of each length, by names of runs such as `ECT lr 3e-4, average 0.05`."""
         return {
-            run._replace(module=f"{run.module}, average {length:g}"): rows
-            for length, rows in self.rows.items()
+            run._replace(module=f"{run.module}, average {length:g}"): [row]
+            for length, row in self.rows.items()
         }
 
 

@@ -49,7 +49,7 @@ class Measure(pl.Callback):
     Args:
         measurements: what to measure.
         pictures: file for the first samples at the end, or None.
-        averages: measures further averages, or None.
+        averages: measures further averages at the end, or None.
 
     Attributes:
         rows: the rows so far.
@@ -113,7 +113,7 @@ class Measure(pl.Callback):
         """End the row. The current weights are back, and the clock of the training still stands."""
         self.rows[-1]["val_loss"] = trainer.callback_metrics["val/loss"].item()
         self.rows[-1] |= self.measurements.gradient_row(pl_module)
-        if self.averages is not None:
+        if self.averages is not None and trainer.global_step == trainer.max_steps:
             self.averages.measure(pl_module, self.rows[-1])
         self._since = time.process_time()
 

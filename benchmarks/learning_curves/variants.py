@@ -17,7 +17,7 @@ class SquaredECT(ECT):
 
 
 class VariedECT(ECT):
-    """`LitECT` with other options, whose averages of all lengths are measured.
+    """`LitECT` with other options, whose averages of all lengths are measured at the end.
 
     Args:
         options: the options that differ from those of `ECT`.
