@@ -66,7 +66,7 @@ def looks(names: Iterable[str]) -> dict[str, Look]:
     The order of the result is not that of the names, so look a name up. The first name is drawn on
     top. A name has the colour and the marker of the estimator that it mentions first. If several
     names mention the same one, they are its variants, and the later ones are lighter; the plain
-    name comes first.
+    name comes first. Names without an estimator are dashed once their colours repeat.
     """
     orders: dict[str, float] = {}
     families: dict[str, list[str]] = {}
@@ -89,6 +89,8 @@ def looks(names: Iterable[str]) -> dict[str, Look]:
     for number, name in enumerate(without_estimator):
         colour, marker = OTHERS[number % len(OTHERS)]
         by_name[name] = _look(colour, 0.0, marker, orders[name])
+        if number >= len(OTHERS):
+            by_name[name]["linestyle"] = "--"
     return by_name
 
 

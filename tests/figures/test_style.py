@@ -32,6 +32,8 @@ def test_variants_are_lighter_and_the_first_is_on_top():
     assert colours["single Monte_Carlo"] == to_rgb(PALETTE["MonteCarlo"][0])
     assert len(set(colours.values())) == len(names)
     assert sorted(names, key=lambda name: -found[name]["zorder"]) == names
+    unknown = looks(f"network {number}" for number in "abcdefgh").values()
+    assert len({(look["color"], look.get("linestyle")) for look in unknown}) == 8
     # They get lighter in the order that is given.
     names = ["KNN k=64", "KNN k=256", "KNN k=1024"]
     found = looks(names)
