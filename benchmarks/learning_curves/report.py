@@ -45,8 +45,10 @@ def report(table: CurveTable) -> str:
         m: Curves([row for row in rows if row["module"] == m], list(targets(name, m)))
         for m in modules
     }
+    # Averages of other lengths, measured once, are no curves, and no trainings for claims.
+    courses = {module: each for module, each in curves.items() if len(each.steps) > 1} or curves
     text = "\n\n".join(
-        [_claims(curves), *(_of_module(module, own) for module, own in curves.items())]
+        [_claims(courses), *(_of_module(module, own) for module, own in curves.items())]
     )
     for module, own in curves.items():
         files = {each: table.pictures(Run(name, module, each, 0)) for each in own.estimators}
@@ -55,7 +57,7 @@ def report(table: CurveTable) -> str:
             save_figure(samples_picture(shown), table.path.with_name(f"{table.path.stem}_{module}"))
     with written_whole(table.path.with_suffix(".md")) as partial:
         partial.write_text(f"{text}\n")
-    save_figure(picture(curves), table.path.with_suffix(""))
+    save_figure(picture(courses), table.path.with_suffix(""))
     return text
 
 
