@@ -1,6 +1,5 @@
 """One worker: it trains the runs that the table lacks and that no other process is training."""
 
-import fcntl
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,6 +18,7 @@ from benchmarks.learning_curves.table import CurveTable
 from benchmarks.learning_curves.training import train
 from lit_knn.common.checkpoint_file import LAST_NAME
 from lit_knn.common.errors import InputError
+from lit_knn.common.files import try_lock
 from lit_knn.common.settings import describe, fingerprint
 from lit_knn.common.tables import Row
 
@@ -68,7 +68,7 @@ class Worker:
         Raises:
             InputError: the table has rows of a run with other settings, or a run is too short for its measurements.
         """
-        starts = [start for run in runs if (start := before(run))]
+        starts = dict.fromkeys(start for run in runs if (start := before(run)))
         self._check_measurements([*starts, *runs])
         self.table.check({run: self.settings(run) for run in [*starts, *runs]})
         while True:
@@ -166,11 +166,4 @@ def claimed(folder: Path) -> Iterator[bool]:
     """
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / ".claim").open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            yield False
-            return
-        except OSError:
-            pass  # This file system knows no locks.
-        yield True
+        yield try_lock(file)

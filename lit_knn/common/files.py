@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import IO, Any
 
 from lit_knn.common.errors import InputError
 
@@ -76,11 +77,23 @@ def locked(path: Path) -> Iterator[None]:
     import fcntl  # Only Unix has this module. On other systems everything except the locks works.
 
     with path.with_name(f".{path.name}.lock").open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        if not try_lock(lock):
             warnings.warn(f"waiting for another process that is at work on {path}", stacklevel=3)
             fcntl.flock(lock, fcntl.LOCK_EX)
-        except OSError:
-            pass  # This file system knows no locks.
         yield
+
+
+def try_lock(file: IO[Any]) -> bool:
+    """Lock an open file until it is closed, and return True, or False if another process has locked it.
+
+    The system frees the lock when a process ends.
+    """
+    import fcntl
+
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        pass  # This file system knows no locks.
+    return True

@@ -1,7 +1,6 @@
 """The partial file of a preparation, and the description of what it holds."""
 
 import errno
-import fcntl
 import hashlib
 import io
 import json
@@ -14,7 +13,7 @@ from pathlib import Path
 from typing import TypedDict
 
 from lit_knn.common.errors import InputError
-from lit_knn.common.files import remove_partial, written_whole
+from lit_knn.common.files import remove_partial, try_lock, written_whole
 from lit_knn.data.bad_images import BadImageError, UnreadFileError
 from lit_knn.data.growing_file import npy_header
 from lit_knn.data.image_source import UnpreparedImages
@@ -160,7 +159,8 @@ def partial_file(out: Path) -> Iterator[io.BufferedRandom]:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with open(os.open(path, os.O_RDWR | os.O_CREAT, 0o666), "r+b") as file:
-            _lock(file, out)
+            if not try_lock(file):
+                raise InputError(f"{out} is being prepared by another process")
             # Another process may have finished just now. This one has then opened the finished file, or made an empty
             # partial one.
             if out.exists():
@@ -175,13 +175,3 @@ def partial_file(out: Path) -> Iterator[io.BufferedRandom]:
         advice = "; what is done is kept: make room and give the same command again"
         problem = f"{out} cannot be written: {error.strerror}"
         raise InputError(problem + (advice if full else "")) from error
-
-
-def _lock(file: io.BufferedRandom, out: Path) -> None:
-    """Lock the file, or raise InputError if another process has. The system frees the lock when a process ends."""
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        raise InputError(f"{out} is being prepared by another process") from error
-    except OSError:
-        pass  # This file system knows no locks.
