@@ -1,6 +1,5 @@
 """The table of all runs: finished runs are never repeated, and rows of other settings are refused."""
 
-import math
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
@@ -44,16 +43,6 @@ COLUMNS: Mapping[str, type] = {
 }
 
 
-# Files of earlier code lack these columns. Their rows have NaN there.
-LATER = (
-    "gradient_bias_sq",
-    "one_sample_bias_sq",
-    "distance_to_exact",
-    "distance_to_patches",
-    "distance_to_smoothed",
-)
-
-
 class CurveTable(ResultsTable):
     """Rows of runs, several for each. Several processes may add runs to one file at the same time.
 
@@ -62,7 +51,7 @@ class CurveTable(ResultsTable):
     """
 
     def __init__(self, path: Path) -> None:
-        super().__init__(path, COLUMNS, (*Run._fields, "step"), later=LATER)
+        super().__init__(path, COLUMNS, (*Run._fields, "step"))
         path.parent.mkdir(parents=True, exist_ok=True)
 
     def runs(self) -> dict[Run, list[Row]]:
@@ -88,9 +77,7 @@ class CurveTable(ResultsTable):
 
     def add(self, run: Run, rows: Iterable[Row]) -> None:
         """Add the rows of a finished run, if the file does not have them."""
-        # A run that earlier code began lacks the later columns in its first rows.
-        later = dict.fromkeys(LATER, math.nan)
-        complete = [{name: (later | row)[name] for name in self.columns} for row in rows]
+        complete = [{name: row[name] for name in self.columns} for row in rows]
         with locked(self.path):
             if run not in self.finished():
                 write_rows(self.path, [*self.load(), *complete])

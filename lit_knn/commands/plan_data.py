@@ -78,27 +78,25 @@ def plan_data(
     ranks = trainer.world_size // trainer.num_nodes
     shards = trainer.world_size if data.sharded else 1
     # If the number of images is no multiple of the shards, the largest shard counts.
-    N = math.ceil(training_images(data, layout) / shards)
+    N = math.ceil(training_images(data, layout) / shards) * data.rows_per_image
     images = f"images, {N:,} x {'x'.join(map(str, shape))}"
-    size = (N + data.held_out) * d * layout.value_bytes
+    size = (N + data.held_out * data.rows_per_image) * d * layout.value_bytes
     # A mapped file counts as nothing, because the system drops its pages when memory is short.
     machine: Sizes = {images: 0 if data.mapped else size}
     held: Sizes = {images: size}
 
     estimators = list(estimators_of(trainer, model))
+    mirrored = data.hflip and data.rows_per_image == 1
+    check_limits(estimators, shards * N * (1 + mirrored), d, mirrored)
     conditioning = getattr(model, "conditioning", None)
     if conditioning and estimators and not layout.by_class:
         held["images copied by class"] = size
-    for estimator in estimators:
-        for option in getattr(estimator, "limits", {}):
-            # Called for the error that it raises if the estimator wants more images than there are.
-            fitted_count(estimator, option, shards * N * (1 + data.hflip), d, data.hflip)
     if conditioning and conditioning.label_dropout:
         # For dropped labels, there is a set of all images beside the sets of the classes.
         N *= 2
     for estimator in estimators:
         name = type(estimator).__name__
-        held |= sizes_of(estimator, name, shards * N * (1 + data.hflip), d)
+        held |= sizes_of(estimator, name, shards * N * (1 + mirrored), d)
 
     index = data.index or default_index(device, layout.value_bytes == 1)
     index_sizes = searched_sizes(index, estimators, N, d, device)
@@ -127,6 +125,13 @@ def plan_data(
 def training_images(data: ReferenceDataModule, layout: DataLayout) -> int:
     """Return the number of images that a run trains on, without mirror images."""
     return data.train_images or layout.shape[0] - data.held_out
+
+
+def check_limits(estimators: Sequence[Estimator], N: int, d: int, mirrored: bool) -> None:
+    """Raise InputError if an estimator wants more images, or mirrored pairs of them, than the N there are."""
+    for estimator in estimators:
+        for option in getattr(estimator, "limits", {}):
+            fitted_count(estimator, option, N, d, mirrored)
 
 
 def searched_sizes(

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from lit_knn.common.errors import InputError
 from lit_knn.data.prepare_options import PrepareOptions
-from lit_knn.data.prepared import Description, skipped_path, verify
+from lit_knn.data.prepared import Description, npy_path, skipped_path, verify
 from lit_knn.data.prepared_writer import prepare
 
 EPILOG = """
@@ -71,7 +71,7 @@ def main(args: Sequence[str] | None = None) -> None:
         label_key=options.label_key,
         background=options.background,
     )
-    out = Path(options.out).expanduser()
+    out = npy_path(options.out)
     if options.autoencoder is not None:
         _prepare_latents(out, changes, options)
         return

@@ -57,7 +57,7 @@ def probe(
     """
     device = self.strategy.root_device
     check_device(device)
-    check_at_least(2, latents=latents)
+    check_at_least(2, latents=latents, levels=levels)
     check_share(held_out)
     model.trainer = self
     folder = Path(out).expanduser()
@@ -71,7 +71,7 @@ def probe(
     constants = edm_constants(drawn[0])
     lines, estimator = conclude(np.array(t), table, training)
     if estimator not in (None, "OneSample"):
-        lines += advice_on_few_images(len(images.images))
+        lines += advice_on_few_images(len(images.images) // datamodule.rows_per_image)
     lines += sentences(constants)
 
     settings = folder / "probe.yaml"
@@ -114,7 +114,7 @@ def draw_latents(
 
     if held_out > 0 and not data.held_out and not data.sharded:
         images = data.reference.images
-        data.held_out = max(round(held_out * len(images)), 1)
+        data.held_out = max(round(held_out * len(images) / data.rows_per_image), 1)
         data.train_images = None
         sets = data.sets(images, data.reference.labels, data.index)
 

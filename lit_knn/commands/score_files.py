@@ -8,7 +8,7 @@ from torch import Tensor
 from torchvision.utils import save_image
 
 from lit_knn.common.errors import InputError, printable
-from lit_knn.common.files import make_folder, written_whole
+from lit_knn.common.files import locked, make_folder, written_whole
 from lit_knn.common.pixels import are_pictures
 from lit_knn.common.tables import Row, text_table, undamaged_rows, write_rows
 from lit_knn.figures.image_grid import pair_grid
@@ -62,8 +62,10 @@ def keep_rows(path: Path, rows: Sequence[Row]) -> None:
         new.append(texts)
         new_keys.add(_key(texts))
 
-    old = [row for row in undamaged_rows(path) if _key(row) not in new_keys]
-    write_rows(path, old + new)
+    # Another process may add its rows to the same table.
+    with locked(path):
+        old = [row for row in undamaged_rows(path) if _key(row) not in new_keys]
+        write_rows(path, old + new)
 
 
 def shown_table(rows: Sequence[Row]) -> str:

@@ -74,7 +74,7 @@ def remove_partial(path: Path) -> None:
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
     """Allow only one process at a time to enter blocks with the same path. The lock is `.<name>.lock` beside it."""
-    import fcntl  # Only Unix has this module. On other systems everything except the locks works.
+    import fcntl  # Only Unix has this module. The estimators, which lock nothing, work on other systems, too.
 
     with path.with_name(f".{path.name}.lock").open("w") as lock:
         if not try_lock(lock):

@@ -23,6 +23,7 @@ def progress_bar(
     leave: bool = False,
     shown: bool | None = None,
     delay: float = 0.0,
+    initial: int = 0,
 ) -> "tqdm":
     """Make a progress bar, which only the first rank shows, and by default only on a terminal.
 
@@ -33,6 +34,7 @@ def progress_bar(
         leave: whether the bar stays after the work.
         shown: whether to show the bar; None asks whether the output is a terminal.
         delay: seconds before the bar appears.
+        initial: number of units that were done before.
     """
     from tqdm import tqdm
 
@@ -51,7 +53,7 @@ def progress_bar(
         "mininterval": between,
         "leave": leave,
     }
-    return tqdm(total=total, disable=not shown, delay=delay, **options)
+    return tqdm(total=total, initial=initial, disable=not shown, delay=delay, **options)
 
 
 def with_progress(pieces: "Iterable[Tensor]", total: int, description: str) -> "Iterator[Tensor]":

@@ -117,7 +117,6 @@ class ResultsTable:
         path: the file.
         columns: the type of each column, by name.
         key: names of the columns that identify a row.
-        later: names of columns of numbers that older files may lack. Their rows have NaN there.
     """
 
     def __init__(
@@ -125,12 +124,10 @@ class ResultsTable:
         path: str | os.PathLike[str],
         columns: Mapping[str, type],
         key: tuple[str, ...],
-        later: tuple[str, ...] = (),
     ) -> None:
         self.path = Path(path)
         self.columns = dict(columns)
         self.key = key
-        self.later = later
 
     def load(self) -> list[Row]:
         """Load the finished rows, on one rank.
@@ -144,9 +141,6 @@ class ResultsTable:
         rows: list[Row] = []
         try:
             texts = read_rows(self.path)
-            for row in texts:
-                for name in self.later:
-                    row.setdefault(name, "nan")
             if texts:
                 other_columns = set(texts[0]) ^ set(self.columns)
             if not other_columns:

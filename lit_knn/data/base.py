@@ -7,7 +7,7 @@ import numpy as np
 from torch import Tensor
 
 from lit_knn.common.distributed import in_every_process, rank_and_size
-from lit_knn.common.errors import check_at_least, prefixed
+from lit_knn.common.errors import InputError, check_at_least, prefixed
 from lit_knn.data.autoencoders import Autoencoder
 from lit_knn.data.labels import usable_labels
 from lit_knn.data.loaders import ReferenceLoaders
@@ -91,6 +91,11 @@ class ReferenceDataModule(ReferenceLoaders, ABC):
     needs_labels = False
     # Names of the classes 0, 1, …, if `load` knows them.
     class_names: list[str] | None = None
+
+    @property
+    def rows_per_image(self) -> int:
+        """How many rows of what `load` returns an image has: two if it loads the mirror images, too."""
+        return 1
 
     @abstractmethod
     def load(self) -> tuple[Images, Labels]:
@@ -189,6 +194,10 @@ class ReferenceDataModule(ReferenceLoaders, ABC):
     def _shard(self, part: Part) -> ShardedReferenceSet:
         """Make the shard of this rank."""
         # Without a distributed run, as in `lit-knn plan`, the shard has all images.
-        rows = shard_rows(len(part.images), *rank_and_size())
+        N, (rank, size) = len(part.images), rank_and_size()
+        # Every rank raises this error. If only those without an image did, the others would wait for them.
+        if size > N:
+            raise InputError(f"data.sharded=true: {N} images are too few for {size} ranks")
+        rows = shard_rows(N, rank, size)
         shard = shard_of(part, rows, self.mapped)
         return ShardedReferenceSet(shard.images, self.index, self.hflip, shard.labels, shard.sha256)

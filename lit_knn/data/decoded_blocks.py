@@ -1,19 +1,14 @@
 """Decodes the images to prepare in threads, a block of them at a time."""
 
-import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from lit_knn.common.progress import SECONDS_BETWEEN_LINES_IN_A_FILE
+from lit_knn.common.progress import progress_bar
 from lit_knn.data.bad_images import BadImageError
 from lit_knn.data.image_files import check_same_size
 from lit_knn.data.partial_file import PartialContent
-
-if TYPE_CHECKING:
-    from tqdm import tqdm
 
 
 def decoded_blocks(
@@ -39,7 +34,10 @@ def decoded_blocks(
         check_same_size(first, shape, images.names[i], image.shape)
         return image
 
-    with ThreadPoolExecutor(workers) as pool, preparing_bar(len(candidates), content.done) as bar:
+    bar = progress_bar(
+        len(candidates), "Preparing", " images", leave=True, shown=True, initial=content.done
+    )
+    with ThreadPoolExecutor(workers) as pool, bar:
         for start in range(0, len(missing), size):
             block = missing[start : start + size]
             pixels = bytearray()
@@ -54,12 +52,3 @@ def decoded_blocks(
 
             content.end_block()
             yield bytes(pixels)
-
-
-def preparing_bar(total: int, done: int, text: str = "Preparing") -> "tqdm":
-    """Return the progress bar of a preparation, of whose `total` images some are `done`."""
-    from tqdm import tqdm
-
-    # In a log file each refresh adds a line, so they are rare there. On a terminal, 0.1 s is tqdm's default.
-    between = 0.1 if sys.stderr.isatty() else SECONDS_BETWEEN_LINES_IN_A_FILE
-    return tqdm(total=total, initial=done, desc=text, unit=" images", mininterval=between)

@@ -59,6 +59,25 @@ def decode(
     return pixels[None] if image.mode == "L" else pixels.transpose(2, 0, 1)
 
 
+def header(read: Callable[[str], bytes], name: str) -> tuple[object, ...] | None:
+    """Return what an image file says of its shape, without decoding it; None if only `decode` can tell.
+
+    Files of equal headers have images of equal shape. A damaged file and one with Exif tags, which may turn it, have
+    none.
+    """
+    from PIL import Image
+
+    try:
+        with Image.open(io.BytesIO(read(name)), formats=FORMATS) as image:
+            if "exif" in image.info:
+                return None
+            return image.format, image.mode, image.size
+    except MemoryError:
+        raise
+    except Exception:  # `decode` will say what is wrong with it.
+        return None
+
+
 def has_frames(open_: Callable[[str], IO[bytes]], name: str) -> bool:
     """Return whether an image file has several frames, as animations have; False for a damaged file."""
     from PIL import Image

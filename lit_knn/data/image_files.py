@@ -5,8 +5,9 @@ import os
 import numpy as np
 
 from lit_knn.common.errors import InputError, prefixed, printable
+from lit_knn.common.progress import progress_bar
 from lit_knn.data.bad_images import BadImageError, bad_images
-from lit_knn.data.decoding import decode
+from lit_knn.data.decoding import decode, header
 from lit_knn.data.files import Files
 from lit_knn.data.labels import image_labels
 from lit_knn.data.stores import opened
@@ -47,6 +48,24 @@ def count_image_files(path: str | os.PathLike[str]) -> tuple[int, ...]:
     """Return the shape (N, C, H, W) of the images of `read_image_files`; only the first image is read."""
     with opened(path) as files, prefixed(str(files.path)):
         return len(files.images), *decode(files.read, files.images[0]).shape
+
+
+def check_image_files(path: str | os.PathLike[str]) -> tuple[int, ...]:
+    """Return what `count_image_files` does, and refuse images of several sizes before any is used.
+
+    Only those whose headers differ from the first image's, or have Exif tags, are decoded.
+    """
+    with opened(path) as files, prefixed(str(files.path)):
+        first, *others = files.images
+        shape, common = decode(files.read, first).shape, header(files.read, first)
+
+        with progress_bar(len(others), f"Checking {files.path.name}", " images", delay=1.0) as bar:
+            for name in others:
+                of_file = header(files.read, name)
+                if of_file is None or of_file != common:
+                    check_same_size(first, shape, name, decode(files.read, name).shape)
+                bar.update()
+        return len(files.images), *shape
 
 
 def read_image_labels(

@@ -124,7 +124,7 @@ def _numpy_file(path: Path, options: PrepareOptions) -> UnpreparedImages:
         rule = f"labels are read from the keys {', '.join(LABEL_KEYS)} of an .npz file"
         raise InputError(f"{path} has no folders, and no label key to choose: {rule}")
 
-    if path.suffix == ".npy" and path.with_suffix(".json").exists():
+    if path.suffix.lower() == ".npy" and path.with_suffix(".json").exists():
         mapped, description = open_prepared(path)
         if description.latents is not None:
             raise InputError(f"{path} holds latents, and latents are not prepared again")

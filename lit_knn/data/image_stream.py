@@ -11,7 +11,7 @@ from torch import Tensor
 
 from lit_knn.common.errors import prefixed
 from lit_knn.data.decoding import decode
-from lit_knn.data.image_files import check_same_size, count_image_files
+from lit_knn.data.image_files import check_image_files, check_same_size
 from lit_knn.data.reading import reference_from
 from lit_knn.data.stores import opened
 from lit_knn.reference import ReferenceSet
@@ -48,7 +48,7 @@ def stream_of_path(path: str | os.PathLike[str], floats_as_is: bool = False) -> 
     if Path(name).suffix.lower() in (".npy", ".npz"):
         return stream_of_set(reference_from(path, floats_as_is=floats_as_is), name)
 
-    count, *shape = count_image_files(name)
+    count, *shape = check_image_files(name)
 
     def batches(size: int) -> Iterator[Tensor]:
         return _decoded(name, size)

@@ -63,6 +63,10 @@ class Images(ReferenceDataModule):
         else:
             self.reader = ImageFiles(path, labels_from_folders, label_key)
 
+    @property
+    def rows_per_image(self) -> int:
+        return self.reader.rows_per_image
+
     def load(self) -> tuple[ImageArray, Labels]:
         """Load the images or latents by the reader, and take over what it found out."""
         # These tell whether labels are used.
@@ -84,6 +88,8 @@ class Images(ReferenceDataModule):
     ) -> tuple[ReferenceSet, ReferenceSet | None]:
         """Make the sets as the base class does, or as `Latents`, which know where the mirrored ones lie."""
         if isinstance(self.reader, Latents):
+            # `lit-knn probe` holds images out after they are loaded.
+            self.reader.held_out, self.reader.train_images = self.held_out, self.train_images
             return self.reader.sets(images, labels, index, sha256, mapped)
         return super().sets(images, labels, index, sha256, mapped)
 

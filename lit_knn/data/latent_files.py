@@ -38,7 +38,7 @@ class StoredLatents(NamedTuple):
 def encoding_of(path: str | os.PathLike[str]) -> Encoding | None:
     """Return how the latents in a file were made; None if `lit-knn prepare` wrote no latents there."""
     path = Path(path).expanduser()
-    if path.suffix != ".npy" or not path.with_suffix(".json").is_file():
+    if path.suffix.lower() != ".npy" or not path.with_suffix(".json").is_file():
         return None
     return cast(Encoding | None, read_description(path).latents)
 

@@ -70,6 +70,10 @@ class Latents(ReferenceDataModule):
         self.path = path
         self.encode_batch = encode_batch
 
+    @property
+    def rows_per_image(self) -> int:
+        return 2 if self.hflip else 1
+
     def prepare_data(self) -> None:
         self.images.prepare_data()
 

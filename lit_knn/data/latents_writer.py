@@ -13,8 +13,8 @@ import numpy as np
 import torch
 
 from lit_knn.common.errors import InputError
+from lit_knn.common.progress import progress_bar
 from lit_knn.data.autoencoders import AutoencoderKL
-from lit_knn.data.decoded_blocks import preparing_bar
 from lit_knn.data.encoding import check_decoder, encoded
 from lit_knn.data.growing_file import append, cut, npy_header
 from lit_knn.data.image_source import Origin
@@ -147,7 +147,8 @@ def _encoded_blocks(
         dtype: type of the values in the file.
         done: number of images that are encoded already.
     """
-    with preparing_bar(images.N, done, "Encoding") as bar:
+    bar = progress_bar(images.N, "Encoding", " images", leave=True, shown=True, initial=done)
+    with bar:
         for start in range(done, images.N, BLOCK):
             ids = torch.arange(start, min(start + BLOCK, images.N))
             append(file, _encoded_bytes(autoencoder, images.gather(ids), dtype))

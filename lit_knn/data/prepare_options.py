@@ -32,7 +32,11 @@ class PrepareOptions:
             check_at_least(1, **{"--size": self.size})
         if self.background != "white" and not self.rgb:
             raise InputError(f"--background {self.background} goes with --rgb")
-        if len(ImageColor.getrgb(self.background)) != 3:
+        try:
+            channels = len(ImageColor.getrgb(self.background))
+        except ValueError as error:
+            raise InputError(f"--background: there is no colour {self.background!r}") from error
+        if channels != 3:
             raise InputError(f"--background must be an opaque colour, got {self.background}")
 
     def coloured(self, image: "Image", name: str) -> "Image":

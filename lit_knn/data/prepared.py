@@ -49,7 +49,7 @@ class PreparedImages(NamedTuple):
 def npy_path(path: str | os.PathLike[str]) -> Path:
     """Return the path of prepared images; raise InputError if it does not end in .npy."""
     path = Path(path).expanduser()
-    if path.suffix != ".npy":
+    if path.suffix.lower() != ".npy":
         raise InputError(f"{path} must end in .npy, as the files of lit-knn prepare do")
     return path
 
@@ -62,8 +62,8 @@ def skipped_path(out: Path) -> Path:
 def read_prepared(path: str | os.PathLike[str]) -> PreparedImages:
     """Open prepared images. They stay on the disk, and no pixel is read yet."""
     path = Path(path).expanduser()
-    if path.suffix != ".npy" and path.exists():
-        kind = "--data Arrays" if path.suffix == ".npz" else "--data ImageFiles"
+    if path.suffix.lower() != ".npy" and path.exists():
+        kind = "--data Arrays" if path.suffix.lower() == ".npz" else "--data ImageFiles"
         raise InputError(f"{path} is no file of lit-knn prepare: read it with {kind}")
 
     path = npy_path(path)

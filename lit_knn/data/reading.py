@@ -27,11 +27,12 @@ def reference_from(
         floats_as_is: also accept floats that look like images by mistake, as latents may; see `read_array_file`.
     """
     path = Path(path).expanduser()
-    if path.suffix == ".npy" and path.with_suffix(".json").exists():
+    suffix = path.suffix.lower()
+    if suffix == ".npy" and path.with_suffix(".json").exists():
         prepared = read_prepared(path)
         return ReferenceSet(prepared.images, index, hflip, prepared.labels, prepared.sha256)
 
-    if path.suffix in (".npy", ".npz"):
+    if suffix in (".npy", ".npz"):
         images, labels = read_array_file(path, floats_as_is)
     else:
         images, labels, _ = read_image_files(path)

@@ -1,25 +1,22 @@
 """Wrapper that lets any estimator average over the images of each z's class."""
 
-import copy
 from collections.abc import Callable, Iterator
-from typing import Self, TypeVar, cast
+from typing import Self
 
 import torch
-from torch import Generator, Tensor
+from torch import Tensor
 
 from lit_knn.common.errors import InputError, prefixed
 from lit_knn.common.memory import to_device
 from lit_knn.estimators.base import Estimator
 from lit_knn.estimators.checks import Query
+from lit_knn.estimators.composite import Composite, copied_apart
 from lit_knn.nets.base import NO_CLASS
 from lit_knn.reference import ReferenceSet
 from lit_knn.reference.classes import classes_of, rows_by_label
-from lit_knn.theory.warp import Warp
-
-AnyEstimator = TypeVar("AnyEstimator", bound=Estimator)
 
 
-class ByClass(Estimator):
+class ByClass(Composite):
     """Estimates E[x|z,t,class], the mean over the images of each z's class. `posterior_mean` needs `labels`.
 
     `bind` binds a copy of the wrapped estimator to each class of the reference set, with its own index. A given count
@@ -38,7 +35,6 @@ class ByClass(Estimator):
     """
 
     takes_labels = True
-    delegates = True
 
     def __init__(self, estimator: Estimator, unlabelled: bool = False) -> None:
         if estimator.takes_labels:
@@ -68,33 +64,12 @@ class ByClass(Estimator):
             self.parts[NO_CLASS] = copied_apart(self.estimator).bind(reference)
         return self
 
-    def _posterior_mean(
-        self,
-        z: Tensor,
-        t: Tensor,
-        x_source: Tensor | None,
-        generator: Generator | None,
-        labels: Tensor | None = None,
-        warp: Warp | None = None,
-    ) -> Tensor:
+    def mean_of(self, query: Query) -> Tensor:
         """Let the part of each label estimate the items of the label."""
-        query = Query(z, t, x_source, generator, labels=labels, warp=warp)
-        result = torch.empty_like(z)
+        result = torch.empty_like(query.z)
         for part, rows in self._rows(query):
             result[to_device(rows, result.device)] = part.mean_of(query.rows(rows))
         return result
-
-    def _warped_mean(
-        self,
-        z: Tensor,
-        t: Tensor,
-        warp: Warp,
-        x_source: Tensor,
-        generator: Generator | None,
-        labels: Tensor | None = None,
-    ) -> Tensor:
-        """Hook for `warped_mean`."""
-        return self._posterior_mean(z, t, x_source, generator, labels=labels, warp=warp)
 
     def log_density_of(self, query: Query) -> Tensor:
         result = query.z.new_zeros(len(query.z), dtype=torch.float64)
@@ -121,43 +96,3 @@ def class_conditional(estimator: Estimator, unlabelled: bool = False) -> Estimat
     Estimators that take labels themselves, or that average over no images, stay unchanged.
     """
     return estimator.by_class(lambda part: ByClass(part, unlabelled))
-
-
-def copied_apart(estimator: AnyEstimator) -> AnyEstimator:
-    """Copy an estimator with the dicts, lists, sets and estimators that it holds.
-
-    So two copies, such as those of two classes, share no results. An estimator that it holds twice is copied once.
-    """
-    return cast(AnyEstimator, _copied(estimator, {}))
-
-
-def _copied(value: object, copies: dict[int, Estimator]) -> object:
-    """Copy an estimator, or a container and the estimators in it. Other values stay the same objects.
-
-    `copies` holds the copies that have been made, by the `id` of the original.
-    """
-    if isinstance(value, Estimator):
-        return _copied_estimator(value, copies)
-
-    # Only plain containers are built anew, because the constructor of a subclass may take other arguments.
-    if type(value) is list:
-        return [_copied(part, copies) for part in value]
-    if type(value) is tuple:
-        return tuple(_copied(part, copies) for part in value)
-    if type(value) is dict:
-        return {key: _copied(part, copies) for key, part in value.items()}
-    # A subclass is copied with its state. A set is copied without its items, which no class here changes.
-    if isinstance(value, (dict, list, set)):
-        return copy.copy(value)
-    return value
-
-
-def _copied_estimator(estimator: Estimator, copies: dict[int, Estimator]) -> Estimator:
-    """Copy an estimator and what its attributes hold, unless `copies` already has its copy."""
-    if id(estimator) not in copies:
-        new_copy = copy.copy(estimator)
-        # Enter the copy before its attributes are copied, because one of them may lead back to this estimator.
-        copies[id(estimator)] = new_copy
-        for name, value in list(vars(new_copy).items()):
-            vars(new_copy)[name] = _copied(value, copies)
-    return copies[id(estimator)]

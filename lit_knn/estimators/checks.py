@@ -126,10 +126,10 @@ def _check_labels(estimator: "Hooks", labels: Tensor, z: Tensor) -> None:
             estimator, f"labels are given, but it averages over all classes; use {by_class}"
         )
 
-    if labels.dtype != torch.int64 or labels.shape != (len(z),):
-        raise refusal(
-            estimator, f"labels must be ({len(z)},) int64, got {tuple(labels.shape)} {labels.dtype}"
-        )
+    is_tensor = isinstance(labels, Tensor)
+    if not is_tensor or labels.dtype != torch.int64 or labels.shape != (len(z),):
+        kind = f"{tuple(labels.shape)} {labels.dtype}" if is_tensor else type(labels).__name__
+        raise refusal(estimator, f"labels must be ({len(z)},) int64, got {kind}")
 
 
 def _check_values(estimator: "Hooks", z: Tensor, t: Tensor, x_source: Tensor | None) -> None:

@@ -43,9 +43,6 @@ class Hooks(RecordsArguments, ABC):
     its code may break these rules. It must set the flag itself.
     """
 
-    delegates = False
-    """Whether the hook only passes its arguments to `mean_of` of other estimators, which then copy them and draw."""
-
     limits: ClassVar[Mapping[str, Limit]] = {}
     """Options that count images or components, with their limits. `bind` reduces their defaults to these limits."""
 
@@ -125,7 +122,7 @@ class Hooks(RecordsArguments, ABC):
     def mean_of(self, query: Query) -> Tensor:
         """Call the hook with checked arguments, and check the result.
 
-        An estimator made of parts calls this method of each part.
+        `Composite` calls this method of each part.
         """
         hook = self._posterior_mean if query.warp is None else self._warped_mean
         return checked_mean(self, self._call(hook, query), query.z)
@@ -143,10 +140,9 @@ class Hooks(RecordsArguments, ABC):
             generator = None
 
         # Without latents, as on a rank that only answers for its shard, do not advance the generator.
-        seed = generator if len(z) and not self.delegates else None
-        if not self.delegates:
-            z, t = z.clone(), t.clone()
-            x_source = None if x_source is None else x_source.clone()
+        seed = generator if len(z) else None
+        z, t = z.clone(), t.clone()
+        x_source = None if x_source is None else x_source.clone()
 
         maps = () if warp is None else (warp,)
         labels_if_taken = {"labels": labels} if self.takes_labels else {}

@@ -1,12 +1,11 @@
 """An estimator that mixes two others."""
 
-from torch import Generator, Tensor, nn
+from torch import Tensor, nn
 
 from lit_knn.common.errors import InputError
 from lit_knn.estimators.base import Estimator
 from lit_knn.estimators.checks import Query
 from lit_knn.estimators.switched import Parts
-from lit_knn.theory.warp import Warp
 
 
 class Mixed(Parts):
@@ -23,7 +22,6 @@ class Mixed(Parts):
     """
 
     shardable = Parts.shardable
-    _warped_mean = Parts._warped_mean
 
     def __init__(
         self, first: Estimator | nn.Module, second: Estimator | nn.Module, share: float
@@ -33,17 +31,8 @@ class Mixed(Parts):
             raise InputError(f"Mixed: share must be from 0 to 1, got {share!r}")
         self.share = share
 
-    def _posterior_mean(
-        self,
-        z: Tensor,
-        t: Tensor,
-        x_source: Tensor | None,
-        generator: Generator | None,
-        labels: Tensor | None = None,
-        warp: Warp | None = None,
-    ) -> Tensor:
+    def mean_of(self, query: Query) -> Tensor:
         """Mix the means of both parts."""
-        query = Query(z, t, x_source, generator, labels=labels, warp=warp)
         first = self.parts[0].mean_of(query)
         second = self.parts[1].mean_of(query)
         return first + self.share * (second - first)

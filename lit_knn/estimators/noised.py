@@ -8,8 +8,8 @@ from torch import Generator, Tensor
 
 from lit_knn.common.errors import InputError, prefixed
 from lit_knn.estimators.base import Estimator
-from lit_knn.estimators.by_class import copied_apart
 from lit_knn.estimators.checks import Query
+from lit_knn.estimators.composite import copied_apart
 from lit_knn.estimators.exact import Exact
 from lit_knn.estimators.monte_carlo import MonteCarlo
 from lit_knn.reference import ReferenceSet

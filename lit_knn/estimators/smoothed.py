@@ -10,8 +10,8 @@ from torch import Generator, Tensor
 from lit_knn.common.errors import InputError, prefixed
 from lit_knn.common.memory import work_bytes
 from lit_knn.estimators.base import Estimator
-from lit_knn.estimators.by_class import copied_apart
 from lit_knn.estimators.checks import Query
+from lit_knn.estimators.composite import copied_apart
 from lit_knn.estimators.counts import check_count
 from lit_knn.reference import ReferenceSet
 

@@ -1,26 +1,24 @@
 """Estimators of two parts, and the one that switches between them by the noise level."""
 
 import math
-from abc import abstractmethod
 from collections.abc import Callable
 from typing import Self
 
 import torch
-from torch import Generator, Tensor, nn
+from torch import Tensor, nn
 
 from lit_knn.common.errors import InputError, prefixed
 from lit_knn.estimators.base import Estimator
-from lit_knn.estimators.by_class import copied_apart
 from lit_knn.estimators.checks import Query
+from lit_knn.estimators.composite import Composite, copied_apart
 from lit_knn.estimators.network import Network
 from lit_knn.reference import ReferenceSet
-from lit_knn.theory.warp import Warp
 
 
-class Parts(Estimator):
+class Parts(Composite):
     """Base of the estimators that combine two others. `bind` binds copies of the parts.
 
-    A subclass implements `_posterior_mean`, which also takes labels and maps of images for its parts.
+    A subclass implements `mean_of`.
 
     Args:
         parts: the two estimators, by the names of their options; a module becomes a `Network`.
@@ -28,8 +26,6 @@ class Parts(Estimator):
     Attributes:
         parts: the estimators, or after `bind` the bound copies.
     """
-
-    delegates = True
 
     def __init__(self, **parts: Estimator | nn.Module) -> None:
         options = {}
@@ -82,30 +78,6 @@ class Parts(Estimator):
             )
         return self
 
-    @abstractmethod
-    def _posterior_mean(
-        self,
-        z: Tensor,
-        t: Tensor,
-        x_source: Tensor | None,
-        generator: Generator | None,
-        labels: Tensor | None = None,
-        warp: Warp | None = None,
-    ) -> Tensor:
-        """Combine what `mean_of` of the parts returns: (B, *shape). With `warp` it is the warped mean."""
-
-    def _warped_mean(
-        self,
-        z: Tensor,
-        t: Tensor,
-        warp: Warp,
-        x_source: Tensor,
-        generator: Generator | None,
-        labels: Tensor | None = None,
-    ) -> Tensor:
-        """Hook for `warped_mean`."""
-        return self._posterior_mean(z, t, x_source, generator, labels=labels, warp=warp)
-
 
 class Switched(Parts):
     """Estimates with `below` if the noise level is less than `t`, otherwise with `above`.
@@ -124,7 +96,6 @@ class Switched(Parts):
     """
 
     shardable = Parts.shardable
-    _warped_mean = Parts._warped_mean
 
     def __init__(
         self, below: Estimator | nn.Module, above: Estimator | nn.Module, t: float
@@ -141,26 +112,17 @@ class Switched(Parts):
             )
         super().check_lies_within(lowest, highest)
 
-    def _posterior_mean(
-        self,
-        z: Tensor,
-        t: Tensor,
-        x_source: Tensor | None,
-        generator: Generator | None,
-        labels: Tensor | None = None,
-        warp: Warp | None = None,
-    ) -> Tensor:
+    def mean_of(self, query: Query) -> Tensor:
         """Let each part estimate the rows on its side of the switch."""
-        query = Query(z, t, x_source, generator, labels=labels, warp=warp)
-        is_high = t >= self.t
+        is_high = query.t >= self.t
         # In both branches `below` uses the generator before `above`, so that the order of the draws does not depend on
         # the device.
         below, above = self.parts
-        if z.is_cuda:
+        if query.z.is_cuda:
             low_mean, high_mean = below.mean_of(query), above.mean_of(query)
             return torch.where(is_high, high_mean, low_mean)
 
-        result = torch.empty_like(z)
+        result = torch.empty_like(query.z)
         for part, chosen in ((below, ~is_high), (above, is_high)):
             rows = chosen.flatten().nonzero()[:, 0]
             # On a sharded set a part answers for zero rows, too, because other ranks wait for it.

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from lit_knn.common.errors import InputError
+from lit_knn.common.errors import InputError, check_at_least
 from lit_knn.metrics.feature_statistics import FeatureStatistics
 from lit_knn.metrics.fidelity import (
     INCEPTION_SCORE_SPLITS,
@@ -38,6 +38,10 @@ class ComparisonOptions:
     kid_subset_size: int = 1000
     pr_k: int = 3
     dc_k: int = 5
+
+    def __post_init__(self) -> None:
+        check_at_least(2, kid_subset_size=self.kid_subset_size)
+        check_at_least(1, pr_k=self.pr_k, dc_k=self.dc_k)
 
 
 class Comparison:

@@ -8,7 +8,7 @@ from lit_knn.common.errors import InputError, check_at_least
 from lit_knn.common.progress import progress_bar
 from lit_knn.common.tables import Row
 from lit_knn.estimators import Estimator, Exact
-from lit_knn.estimators.by_class import copied_apart
+from lit_knn.estimators.composite import copied_apart
 from lit_knn.metrics.curve import Curve
 from lit_knn.metrics.estimator_error import LatentMeans
 from lit_knn.metrics.latents import NoisyLatents, bind_all, check_not_empty, noise_grid

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from lit_knn.common.distributed import on_first_rank, rank_and_size
-from lit_knn.common.errors import InputError
+from lit_knn.common.errors import InputError, check_at_least
 from lit_knn.common.progress import Bar, progress_bar
 from lit_knn.common.tables import HELD_OUT
 from lit_knn.metrics.comparison import (
@@ -54,6 +54,7 @@ class FidelityMeasure:
                 known = ", ".join(EXTRA_METRICS)
                 raise InputError(f"extra_metrics: unknown metric {name!r}; there are {known}")
 
+        check_at_least(1, batch_size=batch_size)
         self.extractor = InceptionV3() if extractor is None else extractor
         self.batch_size = batch_size
         self.extra_metrics = tuple(extra_metrics)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from lit_knn.common.distributed import own_batches
-from lit_knn.common.errors import InputError, prefixed
+from lit_knn.common.errors import InputError, check_at_least, prefixed
 from lit_knn.common.rng import Stream, keyed_generator
 from lit_knn.estimators import Estimator
 from lit_knn.reference import ReferenceSet
@@ -77,7 +77,7 @@ def noise_grid(noise_levels: Sequence[float] | int, t_min: float, t_max: float) 
     """Return the listed noise levels, or a grid of them.
 
     Args:
-        noise_levels: levels; or how many, which are then evenly spaced in ln t.
+        noise_levels: levels; or how many, at least 2, which are then evenly spaced in ln t.
         t_min: the lowest level of a grid.
         t_max: the highest level of a grid.
     """
@@ -88,6 +88,7 @@ def noise_grid(noise_levels: Sequence[float] | int, t_min: float, t_max: float) 
                 raise InputError(f"noise_levels must be finite and above 0, got {float(t)}")
         return [float(t) for t in noise_levels]
 
+    check_at_least(2, noise_levels=noise_levels)
     if not 0 < t_min < t_max < float("inf"):
         raise InputError(f"need 0 < t_min < t_max, got t_min={t_min} and t_max={t_max}")
 

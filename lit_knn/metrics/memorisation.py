@@ -33,6 +33,8 @@ def nearest_images(samples: Tensor, reference: ReferenceSet) -> NearestImages:
 
     Fewer than `CANDIDATES` copies of an image in the set count as one, so that their ratio is not 1.
     """
+    if reference.N < 2:
+        raise InputError("copies are told by the second nearest image, and the set has one image")
     ids = reference.search(samples, min(CANDIDATES, reference.N))[1]
     if (ids[:, :2] < 0).any():
         reason = "it is not finite, or the search is too narrow (nprobe)"
@@ -82,13 +84,18 @@ def is_copied(nearest: NearestImages, threshold: float = 1 / 3) -> Tensor:
     return nearest.distance < threshold * nearest.second_distance
 
 
+def check_threshold(threshold: float) -> None:
+    """Raise InputError for a threshold of `is_copied` that is no ratio of distances above 0."""
+    # No ratio is above 1, so with a larger threshold every sample would be a copy.
+    if not 0 < threshold <= 1:
+        raise InputError(f"threshold must be above 0 and at most 1, got {threshold}")
+
+
 class MemorisationMetric(LatentMeans):
     """Copied fraction and mean nearest distance over batches and ranks; for `threshold` see `is_copied`."""
 
     def __init__(self, threshold: float = 1 / 3) -> None:
-        # No ratio is above 1, so with a larger threshold every sample would be a copy.
-        if not 0 < threshold <= 1:
-            raise InputError(f"threshold must be above 0 and at most 1, got {threshold}")
+        check_threshold(threshold)
         super().__init__(("copied_fraction", "mean_nearest_distance"))
         self.threshold = threshold
 

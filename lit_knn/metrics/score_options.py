@@ -10,6 +10,7 @@ from lit_knn.metrics.comparison import ComparisonOptions
 from lit_knn.metrics.dinov2 import DINOv2
 from lit_knn.metrics.feature_networks import EfficientNetLite0, InceptionV3
 from lit_knn.metrics.features import FeatureExtractor, Pixels
+from lit_knn.metrics.memorisation import check_threshold
 
 # Fréchet distances, with the features of each; "fd" is that of the option `features`.
 DISTANCES: dict[str, type[FeatureExtractor]] = {
@@ -76,9 +77,10 @@ class ScoreOptions:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        check_at_least(1, batch_size=self.batch_size, pr_k=self.pr_k, dc_k=self.dc_k)
-        check_at_least(2, kid_subset_size=self.kid_subset_size)
+        check_at_least(1, batch_size=self.batch_size)
         check_at_least(0, splits=self.splits, pairs=self.pairs)
+        check_threshold(self.copy_threshold)
+        _ = self.comparison  # made for the errors that its options raise
         if isinstance(self.features, str) and self.features not in FEATURES:
             known = ", ".join(FEATURES)
             raise InputError(f"features: there are no {self.features!r}; there are {known}")

@@ -10,8 +10,8 @@ from lit_knn.common.checkpoint_file import Content
 from lit_knn.common.errors import InputError, check_at_least, prefixed
 from lit_knn.common.rng import Stream, keyed_default_rng, keyed_generator
 from lit_knn.estimators import Estimator, Exact
-from lit_knn.estimators.by_class import copied_apart
 from lit_knn.estimators.checks import check_needs_no_source
+from lit_knn.estimators.composite import copied_apart
 from lit_knn.modules.conditioning import Conditioning, labels_on
 from lit_knn.modules.finite_loss import check_samples
 from lit_knn.modules.generators import started_generator

@@ -125,7 +125,9 @@ def expand_labels(labels: Tensor | np.ndarray | None, stored: int, hflip: bool) 
     # PyTorch does not compare uint64. Its largest numbers become negative.
     numbers = labels.long()
     if labels.shape != (stored,) or labels.is_floating_point() or (numbers < 0).any():
-        description = f"{tuple(labels.shape)} {labels.dtype}, at least {numbers.min()}"
+        description = f"{tuple(labels.shape)} {labels.dtype}"
+        if len(numbers.flatten()):
+            description += f", at least {numbers.min()}"
         raise InputError(f"labels must be ({stored},) integers from 0, got {description}")
 
     return torch.cat([numbers, numbers]) if hflip else numbers

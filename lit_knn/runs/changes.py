@@ -25,12 +25,6 @@ OPTIONS_OF_USE = (
 # These options choose some of the images; a command that does not train is free to choose others.
 OPTIONS_OF_CHOICE = ("hflip", "held_out", "train_images")
 
-# The places of functions and classes in earlier versions, which configurations of runs may still name.
-MOVED = {
-    "lit_knn.sampling.schedules.PseudoHuber": "lit_knn.sampling.distances.PseudoHuber",
-    "lit_knn.sampling.schedules.euclidean": "lit_knn.sampling.distances.euclidean",
-}
-
 Changes = dict[str, tuple[object, object]]
 """The old and the new value of each changed option, by its name on the command line."""
 
@@ -144,9 +138,6 @@ def _same(name: str, before: object, now: object) -> bool:
         return True
     if not isinstance(before, str) or not isinstance(now, str):
         return False
-    if MOVED.get(before, before) == MOVED.get(now, now):
-        return True
-
     old, new = Path(before).expanduser(), Path(now).expanduser()
     if not new.exists():
         return False

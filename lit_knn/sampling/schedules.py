@@ -11,22 +11,6 @@ from torch import Generator, Tensor
 
 from lit_knn.common.errors import InputError, check_at_least
 
-# Configurations of earlier runs name the distances as members of this module.
-from lit_knn.sampling.distances import Metric, PseudoHuber, euclidean
-
-__all__ = [
-    "Metric",
-    "PseudoHuber",
-    "TuningSchedule",
-    "consistency_weight",
-    "edm_weight",
-    "euclidean",
-    "ict_num_steps",
-    "log_normal_sigmas",
-    "lognormal_step_probs",
-    "truncated_log_normal_sigmas",
-]
-
 # Networks compute in float32, in which t and r are the same number if their relative gap is smaller than this.
 SMALLEST_GAP = 2.0**-23
 

@@ -13,12 +13,17 @@ import torch
 import yaml
 
 import lit_knn
+from lit_knn.commands.plan_data import plan_data
+from lit_knn.commands.probe import draw_latents
+from lit_knn.commands.trainer import Trainer
 from lit_knn.common.settings import describe
 from lit_knn.data import Images, Latents, Prepared
 from lit_knn.data.autoencoders import AutoencoderKL
 from lit_knn.data.latents_writer import prepare_latents
 from lit_knn.data.prepared import read_prepared, verify
 from lit_knn.data.prepared_writer import prepare
+from lit_knn.estimators import KNN
+from lit_knn.modules.estimator import LitEstimator
 from main import main
 from tests.image_files import image_folder, refusal
 
@@ -184,6 +189,29 @@ def test_one_door_reads_latents_with_images_and_mirrors(files, monkeypatch):
         )
         expected = vae.decode(stored[:2] / FACTOR + SHIFT).sample
         torch.testing.assert_close(data.autoencoder.decode(stored[:2]), expected)
+
+
+@pytest.mark.parametrize("hflip", [False, True])
+def test_latents_are_held_out_and_planned_for_by_images(files, hflip):
+    folder, _ = files
+    coder = AutoencoderKL(str(folder / "vae"))
+    prepare_latents(folder / "images.npy", folder / "z.npy", coder, half=True)
+
+    def data(**options):
+        return Images(str(folder / "z.npy"), hflip=hflip, **options)
+
+    parts = draw_latents(data(), 0.1, 1000, torch.device("cpu"))
+    assert [part.reference.N for part in parts] == [135 * (1 + hflip), 15 * (1 + hflip)]
+    held_out = data(held_out=15)
+    held_out.setup()
+    assert torch.equal(
+        parts[1].reference.images[:].float(), held_out.held_out_reference.images[:].float()
+    )
+    trainer, model = Trainer(accelerator="cpu", logger=False), LitEstimator(KNN(k=4, n=2))
+    (memory,) = plan_data(trainer, model, held_out, held_out.stored(), torch.device("cpu"))
+    reference = held_out.reference
+    assert memory.sizes["index"] == 4 * reference.N * reference.d
+    assert any(name.startswith(f"images, {reference.N} x") for name in memory.sizes)
 
 
 def distance_of_samples(checkpoint, number):
