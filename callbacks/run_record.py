@@ -95,11 +95,13 @@ class RunRecord(pl.Callback):
 
 def _describe_data(trainer: pl.Trainer) -> dict[str, object]:
     """Return the class of the run's data and, if they have a reference set, number, shape and hash of its images."""
-    data: dict[str, object] = {"class": type(getattr(trainer, "datamodule", None)).__name__}
+    datamodule = getattr(trainer, "datamodule", None)
+    data: dict[str, object] = {"class": type(datamodule).__name__}
     reference = find_reference(trainer)
     if reference is not None:
         data["images"] = reference.N
         data["shape"] = list(reference.shape)
-        data["hflip"] = reference.hflip
+        # A set of latents does not know that it holds those of mirror images, too.
+        data["hflip"] = getattr(datamodule, "hflip", reference.hflip)
         data["fingerprint"] = reference.fingerprint()
     return data

@@ -9,6 +9,7 @@ import torch.distributed as dist
 
 from lit_knn.common.errors import InputError
 from lit_knn.common.rng import keyed_generator
+from lit_knn.data import PointsOnALine
 from lit_knn.estimators import (
     KNN,
     STF,
@@ -151,6 +152,8 @@ def main(rank, world_size, folder, setting):
             shard_of("pixels", rank, world_size, index).build_index()
         elif setting == "differing":
             ShardedReferenceSet(torch.zeros(4, 3 + rank))
+        elif setting == "few":
+            PointsOnALine(num_points=1, sharded=True).setup()
         else:
             report = {}
             for kind in SHAPES:

@@ -23,6 +23,7 @@ from lit_knn.common.checkpoint_file import MODEL_KEY, read_checkpoint_file
 from lit_knn.common.errors import InputError, prefixed
 from lit_knn.common.extras import is_installed
 from lit_knn.common.files import written_whole
+from lit_knn.runs.folder import run_of
 from lit_knn.sampling import GenerativeModel
 from lit_knn.sampling.loading import load
 from lit_knn.sampling.model_files import (
@@ -109,11 +110,6 @@ def _check_existing(weights: Path, model: GenerativeModel, texts: Mapping[Path, 
     if other:
         problem = f"{other[0]} is there already"
         raise InputError(f"export: {problem}; nothing is overwritten, use another folder")
-
-
-def run_of(file: Path) -> Path:
-    """Return the folder of the run that has this checkpoint in one of its subfolders."""
-    return file.resolve().parent.parent
 
 
 def has_foreign_network(checkpoint: Mapping[str, object]) -> bool:

@@ -12,6 +12,7 @@ from lit_knn.common.errors import printable
 from lit_knn.common.extras import is_installed
 from lit_knn.common.pixels import are_pictures
 from lit_knn.common.tables import TITLES
+from lit_knn.runs.names import option_of, options_in
 from lit_knn.runs.record import images_without_mirrored
 from lit_knn.sampling import GenerativeModel
 
@@ -125,8 +126,7 @@ def code_of_use(name: str, model: GenerativeModel, facts: Facts) -> str:
 
 def network_options(facts: Facts) -> Mapping[str, object]:
     """Return the options of the network from the run's configuration; none if it is not known."""
-    init_args = (facts.config.get("model") or {}).get("init_args") or {}
-    return (init_args.get("net") or {}).get("init_args") or {}
+    return options_in(option_of(facts.config.get("model"), "net"))
 
 
 def meaning_of_samples(model: GenerativeModel, facts: Facts) -> str:

@@ -7,7 +7,7 @@ from torch import nn
 
 from lit_knn.common.errors import InputError, first_line
 from lit_knn.runs.folder import CONFIG_NAME, RunFolder
-from lit_knn.runs.names import Options
+from lit_knn.runs.names import Options, option_of
 
 HINT = "give --net, the class path of the network, such as mine.Net"
 
@@ -47,8 +47,8 @@ def _stored(run: Path) -> Options | None:
     if not (run / CONFIG_NAME).is_file():
         return None
 
-    model = RunFolder(run).config()["model"]
-    return (model.get("init_args") or {}).get("net")
+    net: Options | None = option_of(RunFolder(run).config()["model"], "net")
+    return net
 
 
 def _made(spec: object, owner: str) -> nn.Module:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lit_knn import estimators
-from lit_knn.commands.cli.save_config import pairs
+from lit_knn.commands.cli.save_config import loggable
 from lit_knn.common.checkpoint_file import KEPT_NAME, read_checkpoint_file
 from lit_knn.common.errors import InputError, reading
 from lit_knn.common.tables import (
@@ -21,7 +21,7 @@ from lit_knn.estimators.base import Estimator
 from lit_knn.estimators.counts import DEFAULTS
 from lit_knn.figures.training_curves import Points, TrainingCurve
 from lit_knn.runs.folder import RunFolder
-from lit_knn.runs.names import Options
+from lit_knn.runs.names import Options, option_of, options_in
 from lit_knn.runs.record import Record, read_record
 
 # These columns of the tables are no metrics. All others are, except for standard deviations, `…_std`.
@@ -48,14 +48,13 @@ def read_run(folder: str) -> Run:
     settings = run.config()
     record = read_record(run.path)
 
-    config: dict[str, str | int | float | bool] = {}
-    for name, value in settings.items():
-        config.update(pairs(name, value))
-
     name, k, n = estimator_of(settings, record.data.get("images", sys.maxsize))
     distances = read_distances(run.parts())
     return Run(
-        folder, config, record, TrainingCurve(folder, name, k, n, distances, ms_per_image(record))
+        folder,
+        loggable(settings),
+        record,
+        TrainingCurve(folder, name, k, n, distances, ms_per_image(record)),
     )
 
 
@@ -76,8 +75,8 @@ def estimator_of(settings: Options, images: int) -> tuple[str, int | None, int |
         settings: the configuration of the run.
         images: the number of its images, which limits k and n of some estimators.
     """
-    estimator = settings["model"].get("init_args", {}).get("estimator") or {}
-    options = estimator.get("init_args") or {}
+    estimator = option_of(settings["model"], "estimator") or {}
+    options = options_in(estimator)
     name = estimator.get("class_path", "-").rpartition(".")[2]
     # For a class of this package, it is known which number null stands for.
     kind = getattr(estimators, name, None)

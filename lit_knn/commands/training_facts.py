@@ -9,8 +9,8 @@ from typing import Any
 from lit_knn.commands.report_runs import read_average, read_distances
 from lit_knn.common.checkpoint_file import RUN_KEY
 from lit_knn.runs.checkpoints import AVERAGE_KEY
-from lit_knn.runs.folder import CONFIG_NAME, RunFolder
-from lit_knn.runs.names import Options
+from lit_knn.runs.folder import CONFIG_NAME, RunFolder, run_of
+from lit_knn.runs.names import Options, option_of
 from lit_knn.runs.record import RECORD_NAME, read_record
 
 # These parts of a run's configuration, and these options of its trainer, change the weights.
@@ -59,7 +59,7 @@ def facts_of_training(checkpoint: Mapping[str, Any], file: Path) -> Facts:
         checkpoint: the content of the checkpoint.
         file: path of the checkpoint, in a subfolder of the run's folder.
     """
-    run = file.resolve().parent.parent
+    run = run_of(file)
     identity = checkpoint.get(RUN_KEY) or {}
     data: dict[str, object] = {}
     versions: dict[str, str] = {}
@@ -90,7 +90,7 @@ def facts_of_training(checkpoint: Mapping[str, Any], file: Path) -> Facts:
 
 def _metrics(checkpoint: Mapping[str, Any], file: Path) -> Metrics:
     """Return the last measurement of each metric that has no more images seen than these weights."""
-    run = file.resolve().parent.parent
+    run = run_of(file)
     average = checkpoint.get(AVERAGE_KEY)
     # The tables of a run measure the average of its training. One from `lit-knn average` has tables beside it.
     if average:
@@ -132,8 +132,7 @@ def _autoencoder(identity: Mapping[str, str], settings: Options) -> str:
     if "autoencoder" not in identity:
         return ""
 
-    data = settings.get("data") or {}
-    coder = (data.get("init_args") or {}).get("autoencoder")
+    coder = option_of(settings.get("data"), "autoencoder")
     if isinstance(coder, dict) and "class_path" in coder:
         return str(coder["class_path"])
 

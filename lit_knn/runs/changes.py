@@ -1,11 +1,11 @@
 """Compares the options of two runs, and names those that differ."""
 
 import filecmp
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 from lit_knn.runs.harmless import watches
-from lit_knn.runs.names import Options
+from lit_knn.runs.names import Options, flattened
 
 # Lightning knows these precisions by two names.
 PRECISIONS = {None: "32-true", "32": "32-true", "16": "16-mixed", "bf16": "bf16-mixed"}
@@ -38,8 +38,8 @@ def changes(before: Options, now: Options) -> Changes:
         before: the configuration of a run, as its config.yaml has it.
         now: the configuration to compare with it.
     """
-    old = dict(_pairs(_simplified(before)))
-    new = dict(_pairs(_simplified(now)))
+    old = dict(flattened(_simplified(before)))
+    new = dict(flattened(_simplified(now)))
 
     different = {}
     for name in old | new:
@@ -106,30 +106,6 @@ def _simplified(options: Options) -> Options:
     if type(devices) is int and type(nodes) is int:
         trainer["devices"], trainer["num_nodes"] = devices * nodes, 1
     return {**options, "trainer": trainer}
-
-
-def _pairs(options: object, name: str = "") -> Iterator[tuple[str, object]]:
-    """Yield name and value of each option in a nested configuration, as on the command line.
-
-    For example, `model.net` is the class of the net, and `model.net.channels` is one of its options.
-
-    Args:
-        options: the configuration, or one value in it.
-        name: the name of this value; empty for the whole configuration.
-    """
-    if isinstance(options, list) and any(isinstance(part, Mapping) for part in options):
-        options = dict(enumerate(options))
-    if not isinstance(options, Mapping):
-        yield name, options
-        return
-
-    if "class_path" in options:
-        yield name, options["class_path"]
-        options = options.get("init_args") or {}
-
-    for part, value in options.items():
-        full_name = f"{name}.{part}" if name else str(part)
-        yield from _pairs(value, full_name)
 
 
 def _same(name: str, before: object, now: object) -> bool:

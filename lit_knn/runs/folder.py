@@ -22,6 +22,11 @@ METRICS_NAME = "metrics.csv"
 WRITTEN_FIRST = (CONFIG_NAME, RECORD_NAME, LOCK_NAME, "hparams.yaml", "events.out.tfevents.*")
 
 
+def run_of(checkpoint: str | Path) -> Path:
+    """Return the folder of the run that has this checkpoint in one of its subfolders."""
+    return Path(checkpoint).resolve().parent.parent
+
+
 @dataclass(frozen=True)
 class RunFolder:
     """The folder of a training run."""
@@ -102,11 +107,11 @@ class RunFolder:
             start = run.start()
             if start is None:
                 return
-            run = RunFolder(Path(start).parent.parent)
+            run = RunFolder(run_of(start))
             # Edited configurations may name each other's checkpoints.
-            if run.path.resolve() in visited:
+            if run.path in visited:
                 return
-            visited.add(run.path.resolve())
+            visited.add(run.path)
             yield Path(start), run
 
     def parts(self) -> list[Path]:
@@ -122,7 +127,7 @@ class RunFolder:
 
     def holds(self, checkpoint: str | Path) -> bool:
         """Return whether a checkpoint lies in a subfolder of this folder, such as `checkpoints`."""
-        return Path(checkpoint).parent.parent.resolve() == self.path.resolve()
+        return run_of(checkpoint) == self.path.resolve()
 
     def trained(self, model: Options, seed: int | None = None) -> bool:
         """Return whether the run trained this model with this estimator; True if its configuration cannot be read.

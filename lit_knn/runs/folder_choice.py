@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from lit_knn.common.checkpoint_file import CHECKPOINTS, LAST_NAME
-from lit_knn.runs.folder import CONFIG_NAME, RunFolder
+from lit_knn.runs.folder import CONFIG_NAME, RunFolder, run_of
 from lit_knn.runs.lock import is_first_process
 from lit_knn.runs.names import Options, folder_of_name, given_version, is_of_job, option_of
 
@@ -27,7 +27,7 @@ class Request(NamedTuple):
         if self.checkpoint is None:
             return None
 
-        run = RunFolder(Path(self.checkpoint).parent.parent.resolve())
+        run = RunFolder(run_of(self.checkpoint))
         has_config = (run.path / CONFIG_NAME).is_file()
         if has_config and run.path.parent == folder_of_name(self.trainer).resolve():
             return run

@@ -2,7 +2,7 @@
 
 import os
 import pkgutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -79,13 +79,43 @@ def _logger_options(trainer: Options, kinds: tuple[type, ...] = (object,)) -> li
         if not hasattr(logger, "get"):
             continue
         if issubclass(pkgutil.resolve_name(logger["class_path"]), kinds):
-            arguments.append(logger.get("init_args") or {})
+            arguments.append(options_in(logger))
     return arguments
 
 
-def option_of(model: Options, name: str) -> Any:
-    """Return an option of a model, or None if the model has no such option."""
-    return (model.get("init_args") or {}).get(name)
+def options_in(part: Options | None) -> Options:
+    """Return the options of the class that a part of a configuration names, such as `model`; none without a class."""
+    options: Options = (part or {}).get("init_args") or {}
+    return options
+
+
+def option_of(part: Options | None, name: str) -> Any:
+    """Return an option of the class that a part names, or None if it has no such option."""
+    return options_in(part).get(name)
+
+
+def flattened(options: object, name: str = "") -> Iterator[tuple[str, object]]:
+    """Yield name and value of each option in a nested configuration, as on the command line.
+
+    For example, `model.net` is the class of the net, and `model.net.channels` is one of its options.
+
+    Args:
+        options: the configuration, or one value in it.
+        name: the name of this value; empty for the whole configuration.
+    """
+    if isinstance(options, list) and any(isinstance(part, Mapping) for part in options):
+        options = dict(enumerate(options))
+    if not isinstance(options, Mapping):
+        yield name, options
+        return
+
+    if "class_path" in options:
+        yield name, options["class_path"]
+        options = options_in(options)
+
+    for part, value in options.items():
+        full_name = f"{name}.{part}" if name else str(part)
+        yield from flattened(value, full_name)
 
 
 def job_folder() -> str | None:

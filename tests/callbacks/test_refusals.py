@@ -51,6 +51,8 @@ CASES = [
         (),
         "kid_subset_size=1000: at least 1000 images are needed, there are 30",
     ),
+    ("Fidelity", FEW | {"batch_size": 0}, (), "batch_size must be at least 1, got 0"),
+    ("Fidelity", FEW | {"kid_subset_size": 1}, (), "kid_subset_size must be at least 2, got 1"),
     (
         "Fidelity",
         FEW | {"extractor": INCEPTION | {"init_args": {"weights": "no"}}},

@@ -172,6 +172,7 @@ def test_bad_options_are_refused(tmp_path, capsys):
         "--held_out=1": "held_out is a share of the images, at least 0 and below 1, got 1; --data.held_out is a",
         "--held_out=180": "below 1, got 180; --data.held_out is a number of them",
         "--latents=1": "at least 2",
+        "--levels=1": "levels must be at least 2, got 1",
         "--held_out=-0.1": "held_out is a share of the images, at least 0 and below 1, got -0.1",
         "--held_out=.nan": "below 1, got nan",
     }

@@ -1,11 +1,13 @@
 """The command `score`: its table, its pictures, what is the reference, and its refusals."""
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
 
+from lit_knn.commands.score_files import KEY, keep_rows
 from lit_knn.common.tables import read_rows
 from lit_knn.data import Digits
 from lit_knn.data.prepared_writer import prepare
@@ -77,6 +79,19 @@ def test_a_table_keeps_rows_of_other_samples_and_replaces_its_own():
     options = ScoreOptions(features="pixels", splits=0)
     rows = score("folder", "real.npy", "fd_pixels", options=options)
     assert float(values(first, "folder")[0][1]) == pytest.approx(rows[0]["value"], rel=1e-6)
+
+
+@pytest.mark.filterwarnings("ignore:waiting for another process")
+def test_two_processes_add_rows_to_one_table(tmp_path):
+    path = tmp_path / "scores.csv"
+
+    def add(number):
+        keep_rows(path, [dict.fromkeys(KEY, f"x{number}") | {"value": 1.0}])
+
+    # Locks of files are apart in threads, too.
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(add, range(40)))
+    assert len(read_rows(path)) == 40
 
 
 @pytest.mark.usefixtures("digits")

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from lit_knn.estimators import KNN, STF, Exact, MonteCarlo, SubspaceKNN, UniformSNIS
+from lit_knn.estimators import KNN, STF, ByClass, Exact, MonteCarlo, SubspaceKNN, UniformSNIS
 from lit_knn.reference import ReferenceSet, ShardedReferenceSet
 from tests.image_files import refusal
 from tests.toys import pixels
@@ -32,6 +32,10 @@ def test_ids_outside_the_set_are_refused(kind):
 def test_labels_of_a_set_are_integers_from_0():
     for labels in (torch.full((N,), 0.5), np.full(N, -1), np.full(N, 2**64 - 1, np.uint64)):
         assert "labels must be" in refusal(ReferenceSet, pixels(N), labels=labels)
+    assert "got (0,) torch.float32" in refusal(ReferenceSet, pixels(N), labels=torch.zeros(0))
+    by_class = ByClass(Exact()).bind(ReferenceSet(pixels(N), labels=torch.arange(N) % 2))
+    message = refusal(by_class.posterior_mean, torch.zeros(2, 3, 6, 6), 1.0, labels=[0, 1])
+    assert "labels must be (2,) int64, got list" in message
 
 
 @pytest.mark.parametrize("name", ESTIMATORS)

@@ -294,6 +294,11 @@ def test_what_cannot_be_encoded_is_refused_before_long_work(files, capsys, monke
     assert "must return images of shape (1, 3, 7, 7)" in capsys.readouterr().err
     assert not Path("odd.npy").exists()
 
+    with pytest.raises(SystemExit):
+        main(["prepare", "plain.npy", "z", "--autoencoder", "vae"])
+    assert "z must end in .npy" in capsys.readouterr().err
+    assert not list(Path().glob("z.*"))
+
     main(["prepare", "plain.npy", "z.npy", "--autoencoder", "vae"])
     main(["prepare", "images.npy", "again.npy", "--autoencoder", "vae"])
     np.testing.assert_array_equal(np.load("z.images.npy"), images)

@@ -140,6 +140,7 @@ def test_transparent_parts_are_refused_or_show_the_background(tmp_path, mode):
     ("options", "message"),
     [
         ({"background": "black"}, "--background black goes with --rgb"),
+        ({"rgb": True, "background": "foo"}, "--background: there is no colour 'foo'"),
         ({"rgb": True, "background": "#00000080"}, "--background must be an opaque colour"),
     ],
 )

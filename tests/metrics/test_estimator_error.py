@@ -22,6 +22,7 @@ from lit_knn.metrics.measure import (
 )
 from lit_knn.reference import ReferenceSet
 from lit_knn.theory.posterior import cross_sq_dist, log_posterior, posterior_mean
+from tests.image_files import refusal
 
 
 def normal(*shape, seed=0):
@@ -191,6 +192,9 @@ def test_latents_depend_neither_on_the_batch_nor_on_the_level():
     assert not torch.equal(NoisyLatents(reference, 12, seed=4).batch(range(12), 2.0)[0], z)
     # Levels are equally spaced in the logarithm.
     np.testing.assert_allclose(noise_grid(5, 0.5, 80.0), np.geomspace(0.5, 80, 5))
+    for number in (0, 1):
+        message = f"noise_levels must be at least 2, got {number}"
+        assert message in refusal(noise_grid, number, 0.5, 80.0)
 
 
 # Searches

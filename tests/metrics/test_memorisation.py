@@ -6,8 +6,9 @@ import torch
 from lit_knn.common.errors import InputError
 from lit_knn.index import FaissIndex
 from lit_knn.metrics import is_copied, memorisation, nearest_images
-from lit_knn.metrics.memorisation import LikestPairs
+from lit_knn.metrics.memorisation import LikestPairs, check_search
 from lit_knn.reference import ReferenceSet
+from tests.image_files import refusal
 
 # Corners of a square of side 6 in two dimensions; the distances are easy to compute by hand.
 SQUARE = torch.tensor([[0.0, 0.0], [6.0, 0.0], [0.0, 6.0], [6.0, 6.0]])
@@ -64,6 +65,10 @@ def test_distances_are_exact_where_those_of_the_search_are_not():
     assert nearest_images(
         images, ReferenceSet(images, index=FaissIndex("SQ8"))
     ).ids.tolist() == list(range(8))
+
+
+def test_a_set_of_one_image_tells_no_copies():
+    assert "the set has one image" in refusal(check_search, ReferenceSet(torch.zeros(1, 4)))
 
 
 def test_likest_pairs_come_first_and_missing_ones_are_empty():

@@ -18,6 +18,7 @@ from torch_fidelity.feature_extractor_base import FeatureExtractorBase
 
 from lit_knn.common.errors import InputError
 from lit_knn.common.pixels import to_uint8
+from lit_knn.data.image_stream import stream_of_path
 from lit_knn.metrics import FidelityMeasure, Pixels, ScoreOptions, score
 from lit_knn.metrics.feature_statistics import FeatureStatistics
 from lit_knn.metrics.half_splits import half_split_errors
@@ -325,3 +326,29 @@ def test_bad_files_among_samples_are_named(tmp_path):
     assert "0000.png is 4x4 with 3 channels and 0003.png is 9x9" in message
     (folder / "0003.png").write_bytes(b"no image")
     assert "0003.png is not an image" in refusal(score, folder, pictures(9, 1), "fd_pixels")
+
+
+def test_a_last_file_of_another_size_is_refused_before_any_features(tmp_path, monkeypatch):
+    monkeypatch.setattr(Pixels, "__call__", None)
+    folder = written(tmp_path / "folder", pictures(5, 0))
+    for other in (
+        Image.new("RGB", (4, 5)),
+        Image.new("L", (4, 4)),
+        Image.new("RGBA", (4, 4), (0, 0, 0, 9)),
+    ):
+        other.save(folder / "z.png")
+        assert "z.png" in refusal(score, folder, pictures(9, 1), "fd_pixels")
+    # A palette is no other shape, and a photo may lie on its side in its file.
+    Image.new("P", (4, 4)).save(folder / "z.png")
+    tags = Image.Exif()
+    tags[0x0112] = 6  # turned by 90 degrees
+    Image.new("RGB", (4, 4)).save(folder / "y.jpg", exif=tags)
+    assert stream_of_path(folder).count == 7
+    Image.new("RGB", (4, 8)).save(folder / "y.jpg", exif=tags)
+    assert "y.jpg is 8x4 with 3 channels" in refusal(stream_of_path, folder)
+
+
+def test_a_threshold_of_no_copy_is_refused_before_any_work():
+    for threshold in (0.0, 2.0, float("nan")):
+        rule = "threshold must be above 0 and at most 1"
+        assert rule in refusal(ScoreOptions, copy_threshold=threshold)

@@ -108,6 +108,7 @@ def test_ranks_agree_on_the_whole_and_hold_their_parts(ranks):
             [2, 2],
             "error: the shards differ: rank 0 has images (3,) torch.float32 hflip=False ",
         ),
+        ("few", [2, 2], "error: data.sharded=true: 1 images are too few for 2 ranks"),
     ],
 )
 def test_a_rank_that_fails_stops_the_others(tmp_path, how, codes, message):

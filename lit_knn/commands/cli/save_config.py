@@ -1,6 +1,5 @@
 """Saves the options of a run in its folder, and passes them to the loggers as one dictionary without nesting."""
 
-from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytorch_lightning as pl
@@ -9,6 +8,7 @@ from pytorch_lightning.loggers import TensorBoardLogger
 
 from lit_knn.commands.cli.arguments import as_dict
 from lit_knn.runs.folder import CONFIG_NAME, RunFolder
+from lit_knn.runs.names import Options, flattened, options_in
 
 # The trainer's options that change the result.
 OPTIONS_OF_THE_TRAINER = ("max_steps", "precision", "accumulate_grad_batches")
@@ -61,15 +61,13 @@ class SaveConfig(SaveConfigCallback):
             return
 
         settings = {"model": options["model"]["class_path"]}
-        settings |= options["model"].get("init_args") or {}
+        settings |= options_in(options["model"])
         for name in ("data", "optimizer", "lr_scheduler"):
             settings[name] = options.get(name)
         for name in OPTIONS_OF_THE_TRAINER:
             settings[name] = options["trainer"].get(name)
 
-        flat: dict[str, Scalar] = {}
-        for name, value in settings.items():
-            flat.update(pairs(name, value))
+        flat = loggable(settings)
         for name in NOT_LOGGED:
             flat.pop(name, None)
 
@@ -86,29 +84,24 @@ class SaveConfig(SaveConfigCallback):
                 logger.experiment.file_writer.add_summary(summary)
 
 
-def pairs(name: str, value: object) -> Iterator[tuple[str, Scalar]]:
-    """Yield the dotted names and values in one option, such as `estimator` and `estimator.k`, without null.
+def loggable(options: Options) -> dict[str, Scalar]:
+    """Return dotted names and values of all options, such as `estimator` and `estimator.k`, without null.
 
-    The value of an option that is an object, such as `estimator`, is its class.
+    The value of an option that is an object, such as `estimator`, is its class. Classes of known packages have their
+    last name alone.
 
     Args:
-        name: name of the option.
-        value: its value, which may be nested.
+        options: a configuration, which may be nested.
     """
-    if isinstance(value, list) and any(isinstance(part, Mapping) for part in value):
-        value = dict(enumerate(value))
-    if isinstance(value, Mapping):
-        if "class_path" in value:
-            yield from pairs(name, value["class_path"])
-            value = value.get("init_args") or {}
-        for part, option in value.items():
-            yield from pairs(f"{name}.{part}", option)
-    elif isinstance(value, str):
-        package, _, last = value.rpartition(".")
-        known = package.partition(".")[0] in ("lit_knn", "torch", "pytorch_lightning")
-        yield name, last if known else value
-    elif isinstance(value, (int, float)):
-        yield name, value
-    elif value is not None:
-        # A function is logged by its name.
-        yield name, getattr(value, "__name__", str(value))
+    values: dict[str, Scalar] = {}
+    for name, value in flattened(options):
+        if isinstance(value, str):
+            package, _, last = value.rpartition(".")
+            known = package.partition(".")[0] in ("lit_knn", "torch", "pytorch_lightning")
+            values[name] = last if known else value
+        elif isinstance(value, (int, float)):
+            values[name] = value
+        elif value is not None:
+            # A function is logged by its name.
+            values[name] = getattr(value, "__name__", str(value))
+    return values

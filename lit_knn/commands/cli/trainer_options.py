@@ -11,7 +11,7 @@ from lightning_utilities.core.rank_zero import rank_zero_warn
 from pytorch_lightning.utilities.exceptions import MisconfigurationException
 
 from lit_knn.common.errors import InputError
-from lit_knn.runs.names import Options
+from lit_knn.runs.names import Options, option_of, options_in
 
 # Lightning accepts 0 and less for these counts. The training then fails, or counts wrongly.
 COUNTS = ("accumulate_grad_batches", "log_every_n_steps", "val_check_interval")
@@ -77,10 +77,10 @@ def check_learning_rate(options: Options) -> None:
     A schedule needs an optimiser among the options. A module with `lr_ramp_up_images` sets the learning rate itself at
     every step, and so undoes a schedule.
     """
-    model = _options_of("model", options)
+    model = options_in(options.get("model"))
     lr = model.get("lr")
     for part, name in (("optimizer", "lr"), ("lr_scheduler", "max_lr")):
-        other = _options_of(part, options).get(name)
+        other = option_of(options.get(part), name)
         if lr is not None and other is not None and other != lr:
             problem = f"--{part}.{name}={other} and --model.lr={lr} are two learning rates"
             raise InputError(f"{problem}: give both the same value")
@@ -94,12 +94,6 @@ def check_learning_rate(options: Options) -> None:
         problem = f"--model.lr_ramp_up_images={ramp} sets the learning rate at every step"
         advice = "set it to 0, and warm up by the schedule"
         raise InputError(f"{problem}, so --lr_scheduler would have no effect: {advice}")
-
-
-def _options_of(part: str, options: Options) -> Options:
-    """Return the options of the class that a part such as `model` names; an empty mapping if it names no class."""
-    part_options: Options = (options.get(part) or {}).get("init_args") or {}
-    return part_options
 
 
 def _about_tasks_of_slurm() -> str:
