@@ -14,7 +14,7 @@ from lit_knn.metrics.score_options import DISTANCES, FEATURES, OF_FEATURES, Scor
 # The Fréchet distance, among the names of values.
 DISTANCE = "distance"
 # Images of more values need the features of a network, because of the memory of the pixels' covariance.
-MOST_PIXELS = 3 * 64 * 64
+MOST_PIXELS_BY_DEFAULT = 3 * 64 * 64
 
 
 class ChosenFeatures:
@@ -48,7 +48,9 @@ class ChosenFeatures:
         of_features = [metric for metric in metrics if metric in OF_FEATURES]
         if of_features:
             is_alone = metrics == ["memorisation"]
-            extractor = self._of_single_images(pixels=is_alone and prod(shape) <= MOST_PIXELS)
+            extractor = self._of_single_images(
+                pixels=is_alone and prod(shape) <= MOST_PIXELS_BY_DEFAULT
+            )
             for metric in of_features:
                 self._add(extractor, OF_FEATURES[metric])
 
