@@ -338,14 +338,19 @@ def test_a_last_file_of_another_size_is_refused_before_any_features(tmp_path, mo
     ):
         other.save(folder / "z.png")
         assert "z.png" in refusal(score, folder, pictures(9, 1), "fd_pixels")
-    # A palette is no other shape, and a photo may lie on its side in its file.
+    # A palette is no other shape.
     Image.new("P", (4, 4)).save(folder / "z.png")
+    assert stream_of_path(folder).count == 6
+
+
+def test_a_photo_that_lies_on_its_side_in_its_file_has_its_upright_size(tmp_path):
     tags = Image.Exif()
     tags[0x0112] = 6  # turned by 90 degrees
-    Image.new("RGB", (4, 4)).save(folder / "y.jpg", exif=tags)
-    assert stream_of_path(folder).count == 7
-    Image.new("RGB", (4, 8)).save(folder / "y.jpg", exif=tags)
-    assert "y.jpg is 8x4 with 3 channels" in refusal(stream_of_path, folder)
+    Image.new("RGB", (8, 4)).save(tmp_path / "a.jpg")
+    Image.new("RGB", (4, 8)).save(tmp_path / "b.jpg", exif=tags)
+    assert stream_of_path(tmp_path).shape == (3, 4, 8)
+    Image.new("RGB", (8, 4)).save(tmp_path / "b.jpg", exif=tags)
+    assert "b.jpg is 4x8 with 3 channels" in refusal(stream_of_path, tmp_path)
 
 
 def test_a_threshold_of_no_copy_is_refused_before_any_work():
