@@ -38,12 +38,10 @@ def progress_bar(
     """
     from tqdm import tqdm
 
-    from lit_knn.common.distributed import rank_and_size
-
     on_terminal = sys.stderr.isatty()
     if shown is None:
         shown = on_terminal
-    shown = shown and rank_and_size()[0] == 0 and total is not None
+    shown = shown and _is_first_rank() and total is not None
 
     between = 0.1 if on_terminal else SECONDS_BETWEEN_LINES_IN_A_FILE
     options = {
@@ -54,6 +52,15 @@ def progress_bar(
         "leave": leave,
     }
     return tqdm(total=total, initial=initial, disable=not shown, delay=delay, **options)
+
+
+def _is_first_rank() -> bool:
+    """Return whether this is the first rank; preparing images, which has no ranks, does not import torch for it."""
+    if "torch" not in sys.modules:
+        return True
+    from lit_knn.common.distributed import rank_and_size
+
+    return rank_and_size()[0] == 0
 
 
 def with_progress(pieces: "Iterable[Tensor]", total: int, description: str) -> "Iterator[Tensor]":

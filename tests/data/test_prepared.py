@@ -4,6 +4,8 @@ import hashlib
 import json
 import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +25,7 @@ from lit_knn.data.reading import reference_from
 from lit_knn.index import TorchIndex
 from lit_knn.reference import ReferenceSet
 from main import main
+from tests import ROOT
 from tests.image_files import (
     encoded,
     image_folder,
@@ -40,6 +43,16 @@ def whole(tmp_path):
     """The file of 20 images of 6x5x3 in four classes, in the folder `source` beside it."""
     prepare(image_folder(tmp_path / "source"), tmp_path / "whole.npy", workers=3, block_images=7)
     return tmp_path / "whole.npy"
+
+
+def test_images_are_prepared_without_the_seconds_that_torch_takes(tmp_path):
+    image_folder(tmp_path / "source", 3, (4, 4))
+    code = (
+        "import sys; from main import main; "
+        f"main(['prepare', {str(tmp_path / 'source')!r}, {str(tmp_path / 'out.npy')!r}]); "
+        "assert 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
 
 
 def test_a_prepared_file_holds_what_image_files_reads(whole):
