@@ -24,7 +24,6 @@ from lit_knn.runs.folder import RunFolder
 from lit_knn.runs.harmless import harmful
 from lit_knn.runs.record import read_record
 from lit_knn.runs.starting import newest_of_job
-from lit_knn.sampling import distances, schedules
 from main import main
 from tests.command_lines import DEMO, TINY, refusal_of
 from tests.interrupted_runs import QUIET, assert_same, killed
@@ -320,17 +319,6 @@ def test_values_in_other_words_are_the_same_values():
         for p in ("no", "a.npy")
     ]
     assert harmful(changes(*teachers), {}) == ["model.estimator.path"]
-
-
-def test_a_function_or_class_that_has_moved_is_the_same():
-    def with_metric(module, name):
-        return write_config(model={"metric": f"lit_knn.sampling.{module}.{name}"})
-
-    for name in ("euclidean", "PseudoHuber"):
-        assert getattr(schedules, name) is getattr(distances, name)
-        assert changes(with_metric("schedules", name), with_metric("distances", name)) == {}
-    other = changes(with_metric("schedules", "euclidean"), with_metric("distances", "PseudoHuber"))
-    assert list(other) == ["model.metric"]
 
 
 def test_the_same_ranks_may_be_on_other_machines():
