@@ -18,7 +18,7 @@ from lit_knn.data.file_names import CIFAR10_FOLDER
 from lit_knn.data.files import Files, ImageLabels
 from lit_knn.data.labels import image_labels
 from lit_knn.data.prepare_options import PrepareOptions
-from lit_knn.data.prepared import open_prepared
+from lit_knn.data.prepared import is_prepared, open_prepared
 from lit_knn.data.stores import opened
 
 # Bytes of pixels that are hashed at a time.
@@ -124,7 +124,7 @@ def _numpy_file(path: Path, options: PrepareOptions) -> UnpreparedImages:
         rule = f"labels are read from the keys {', '.join(LABEL_KEYS)} of an .npz file"
         raise InputError(f"{path} has no folders, and no label key to choose: {rule}")
 
-    if path.suffix.lower() == ".npy" and path.with_suffix(".json").exists():
+    if is_prepared(path):
         mapped, description = open_prepared(path)
         if description.latents is not None:
             raise InputError(f"{path} holds latents, and latents are not prepared again")

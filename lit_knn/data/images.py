@@ -9,6 +9,7 @@ from lit_knn.data.base import Images as ImageArray
 from lit_knn.data.latent_files import encoding_of, images_and_autoencoder
 from lit_knn.data.latents import Latents
 from lit_knn.data.modules import Arrays, ImageFiles, Prepared
+from lit_knn.data.prepared import is_prepared
 from lit_knn.index import Index
 from lit_knn.reference import ReferenceSet
 
@@ -44,7 +45,6 @@ class Images(ReferenceDataModule):
         super().__init__(**kwargs)
         self.path = path
         suffix = Path(path).suffix.lower()
-        description = Path(path).expanduser().with_suffix(".json")
 
         if labels_from_folders and suffix in (".npy", ".npz"):
             rule = "is for image files: give --labels-from-folders to lit-knn prepare"
@@ -56,7 +56,7 @@ class Images(ReferenceDataModule):
             images, self.autoencoder = images_and_autoencoder(path, encoding)
             parts = {name: getattr(self, name) for name in OPTIONS_OF_PARTS}
             self.reader = Latents(Prepared(images), self.autoencoder, path, **parts)
-        elif suffix == ".npy" and description.is_file():
+        elif is_prepared(Path(path).expanduser()):
             self.reader = Prepared(path)
         elif suffix in (".npy", ".npz"):
             self.reader = Arrays(path, floats_as_is)

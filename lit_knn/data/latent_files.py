@@ -9,7 +9,14 @@ from torch import Tensor
 from lit_knn.common.errors import InputError
 from lit_knn.data.autoencoders import AutoencoderKL
 from lit_knn.data.hugging_face import HUB
-from lit_knn.data.prepared import Description, as_tensor, npy_path, open_prepared, read_description
+from lit_knn.data.prepared import (
+    Description,
+    as_tensor,
+    is_prepared,
+    npy_path,
+    open_prepared,
+    read_description,
+)
 
 
 class Encoding(TypedDict):
@@ -38,7 +45,7 @@ class StoredLatents(NamedTuple):
 def encoding_of(path: str | os.PathLike[str]) -> Encoding | None:
     """Return how the latents in a file were made; None if `lit-knn prepare` wrote no latents there."""
     path = Path(path).expanduser()
-    if path.suffix.lower() != ".npy" or not path.with_suffix(".json").is_file():
+    if not is_prepared(path):
         return None
     return cast(Encoding | None, read_description(path).latents)
 

@@ -46,6 +46,11 @@ class PreparedImages(NamedTuple):
     class_names: list[str] | None  # of the classes 0, 1, …
 
 
+def is_prepared(path: Path) -> bool:
+    """Return whether `lit-knn prepare` wrote this file: an .npy file with a .json beside it."""
+    return path.suffix.lower() == ".npy" and path.with_suffix(".json").is_file()
+
+
 def npy_path(path: str | os.PathLike[str]) -> Path:
     """Return the path of prepared images; raise InputError if it does not end in .npy."""
     path = Path(path).expanduser()

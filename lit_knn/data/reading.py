@@ -7,7 +7,7 @@ import numpy as np
 
 from lit_knn.data.array_files import read_array_file
 from lit_knn.data.image_files import read_image_files
-from lit_knn.data.prepared import read_prepared
+from lit_knn.data.prepared import is_prepared, read_prepared
 from lit_knn.index import Index
 from lit_knn.reference import ReferenceSet
 
@@ -27,12 +27,11 @@ def reference_from(
         floats_as_is: also accept floats that look like images by mistake, as latents may; see `read_array_file`.
     """
     path = Path(path).expanduser()
-    suffix = path.suffix.lower()
-    if suffix == ".npy" and path.with_suffix(".json").exists():
+    if is_prepared(path):
         prepared = read_prepared(path)
         return ReferenceSet(prepared.images, index, hflip, prepared.labels, prepared.sha256)
 
-    if suffix in (".npy", ".npz"):
+    if path.suffix.lower() in (".npy", ".npz"):
         images, labels = read_array_file(path, floats_as_is)
     else:
         images, labels, _ = read_image_files(path)

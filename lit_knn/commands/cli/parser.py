@@ -15,6 +15,7 @@ from lit_knn.commands.cli.packaged_configs import with_packaged_parts
 from lit_knn.commands.cli.suggestions import hint_of_argument, nearest
 from lit_knn.common.errors import InputError, first_line
 from lit_knn.modules.conditioning import NULLS
+from lit_knn.runs.names import options_in
 
 T = TypeVar("T")
 
@@ -131,7 +132,7 @@ def _has_seed(options: object) -> bool:
     """Return whether there is a seed among the options of a part, or of its class."""
     if not isinstance(options, dict):
         return False
-    return "seed" in options or "seed" in (options.get("init_args") or {})
+    return "seed" in options or "seed" in options_in(options)
 
 
 def _of_text(text: str, value: object) -> object:
