@@ -49,7 +49,11 @@ COLLAPSE = {"cifar16": 0.8, "cifar32": 1.8}
 # EDM's noise of targets by design: names are a covariance and a scale of `Noised`. Scale 0 is `Exact`. On 1,000 images
 # `isotropic 6` has about the gradient variance of `posterior 1`, and 0.02 is a control with hardly any noise.
 COVARIANCES: tuple[Covariance, ...] = ("posterior", "isotropic", "shuffled")
-SCALES = {"cifar16_1000": (1.0, 0.5, 2.0, 6.0, 0.02), "cifar16_5000": (1.0, 6.0), "cifar16": (1.0, 6.0)}
+SCALES = {
+    "cifar16_1000": (1.0, 0.5, 2.0, 6.0, 0.02),
+    "cifar16_5000": (1.0, 6.0),
+    "cifar16": (1.0, 6.0),
+}
 
 PlugIns = dict[str, Any]
 """The estimators of a module, by the names of its options."""

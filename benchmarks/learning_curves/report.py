@@ -1,6 +1,5 @@
 """Tables and picture of the learning curves, from the rows alone."""
 
-import math
 from collections.abc import Callable, Mapping
 
 import numpy as np
@@ -15,14 +14,12 @@ from benchmarks.learning_curves.claims import (
 )
 from benchmarks.learning_curves.grid import MODULES, Run, targets
 from benchmarks.learning_curves.picture import picture, samples_picture
-from benchmarks.learning_curves.statistics import Curves, Interval
+from benchmarks.learning_curves.statistics import NOT_MEASURED, Curves
 from benchmarks.learning_curves.table import CurveTable
 from benchmarks.learning_curves.titles import COMPARED, FINAL, TIMES
 from lit_knn.common.errors import InputError
 from lit_knn.common.files import written_whole
 from lit_knn.figures.style import save_figure
-
-NOT_MEASURED = "not measured"
 
 
 def report(table: CurveTable) -> str:
@@ -69,7 +66,7 @@ def _claims(curves: Mapping[str, Curves]) -> str:
             one, other = each.pair
             cells = [
                 f"{one} − {other}",
-                _text(each.difference),
+                str(each.difference),
                 f"{each.verdict} ({each.difference.seeds} seeds)",
             ]
             lines.append([each.claim, each.source, module, *cells])
@@ -153,7 +150,7 @@ def _differences(curves: Curves) -> str:
     share = curves.images_to_reach(curves.quality, first)
     for one, other in pairs:
         cells = [
-            _text(curves.difference(curves.last(name), one, other, len(pairs))) for name in names
+            str(curves.difference(curves.last(name), one, other, len(pairs))) for name in names
         ]
         share_text = _spread(curves, one, share, "not reached") if other == first else ""
         lines.append([f"{one} − {other}", *cells, share_text])
@@ -168,7 +165,7 @@ def _pooled(curves: Curves, pooled: Contrasts) -> str:
         differences = [
             curves.contrast(curves.last(name), each.group, each.others) for name in names
         ]
-        lines.append([" − ".join(each.names), *map(_text, differences)])
+        lines.append([" − ".join(each.names), *map(str, differences)])
 
     return markdown(lines)
 
@@ -182,12 +179,3 @@ def _spread(
         return missing
     some = "" if len(known) == len(values) else f" ({len(known)} of {len(values)})"
     return f"{known.mean():.4g}" + (f" ± {known.std(ddof=1):.2g}" if len(known) > 1 else "") + some
-
-
-def _text(difference: Interval) -> str:
-    if difference.seeds == 0:
-        return NOT_MEASURED
-    if math.isinf(difference.half_width):
-        return f"{difference.mean:+.3g} (one seed)"
-    text = f"{difference.mean:+.3g} ± {difference.half_width:.2g}"
-    return f"**{text}**" if difference.sign else text

@@ -10,6 +10,7 @@ from scipy.stats import t as student
 from lit_knn.common.tables import Row
 
 CONFIDENCE = 0.95
+NOT_MEASURED = "not measured"
 
 
 class Interval(NamedTuple):
@@ -23,6 +24,15 @@ class Interval(NamedTuple):
     def sign(self) -> int:
         """−1 or 1 if the interval excludes 0, or 0: then the data do not tell the sign."""
         return int(np.sign(self.mean)) if abs(self.mean) > self.half_width else 0
+
+    def __str__(self) -> str:
+        """Return the interval as text, bold if it excludes 0."""
+        if self.seeds == 0:
+            return NOT_MEASURED
+        if math.isinf(self.half_width):
+            return f"{self.mean:+.3g} (one seed)"
+        text = f"{self.mean:+.3g} ± {self.half_width:.2g}"
+        return f"**{text}**" if self.sign else text
 
 
 class Curves:

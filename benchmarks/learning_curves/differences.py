@@ -1,0 +1,215 @@
+"""Differences of trained networks to those with another estimator, paired by seed: a table and a picture.
+
+    python -m benchmarks.learning_curves.differences noise_1000.csv noise_5000.csv --output noise_differences
+
+The tables are those of `benchmarks.learning_curves`. Rows of several sets, such as one with 1,000 and one with 5,000
+images, are drawn beside each other.
+"""
+
+import argparse
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from benchmarks.common import Output, markdown
+from benchmarks.learning_curves.grid import targets
+from benchmarks.learning_curves.statistics import Curves, Interval
+from benchmarks.learning_curves.table import CurveTable
+from benchmarks.learning_curves.titles import COMPARED, FINAL
+from lit_knn.common.errors import InputError, errors_in_one_line
+from lit_knn.common.tables import Row
+from lit_knn.figures.style import Look, dress, looks, save_figure
+
+EQUAL_ERROR = "loss_at_equal_error"
+TITLES = {**{name: FINAL[name] for name in COMPARED}, EQUAL_ERROR: "loss at an equal error"}
+DRAWN = ("held_out_loss", EQUAL_ERROR, "val_error", "fd_features")
+
+
+class Difference(NamedTuple):
+    """A difference with the interval that holds alone, and with the one that holds together with the other rows'."""
+
+    alone: Interval
+    together: Interval
+
+    def cell(self, seeds: int) -> str:
+        """Return the text of a table's cell, whose row has this number of seeds."""
+        mark = "†" if self.together.sign else ""
+        known = self.alone.seeds
+        of_some = f" ({known} of {seeds})" if 1 < known < seeds else ""
+        return f"{self.alone}{mark}{of_some}"
+
+
+Differences = dict[str, Difference]
+"""The differences of one estimator to the reference, by measure."""
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Print the table, and write it and the picture."""
+    args = parse(arguments)
+    with errors_in_one_line():
+        files = Output(args.output, "md", "png")
+        by_set = {
+            name: differences(curves, args.reference, args.step)
+            for name, curves in read(args.tables, args.module).items()
+        }
+        if not any(by_set.values()):
+            raise InputError(f"--reference: no run has a pair with {args.reference!r}")
+
+        files.tell(table(by_set, args.reference))
+        if args.output is not None:
+            save_figure(picture(by_set, args.reference), args.output)
+
+
+def parse(arguments: list[str] | None) -> argparse.Namespace:
+    """Read the options."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("tables", nargs="+", type=Path, help="tables of runs, .csv files")
+    parser.add_argument("--module", default="EDM", help="the module of the runs")
+    parser.add_argument("--reference", default="Exact", help="the estimator of the other runs")
+    parser.add_argument("--step", type=int, help="the step to compare at; by default the last one")
+    parser.add_argument("--output", type=Path, help="write OUTPUT.md, OUTPUT.png and OUTPUT.pdf")
+    return parser.parse_args(arguments)
+
+
+def read(paths: Sequence[Path], module: str) -> dict[str, Curves]:
+    """Return the runs of a module by set. A run that several tables have is that of the first one.
+
+    Raises:
+        InputError: a table has no run of the module.
+    """
+    rows: dict[str, list[Row]] = {}
+    seen = set()
+    for path in paths:
+        runs = {run: own for run, own in CurveTable(path).runs().items() if run.module == module}
+        if not runs:
+            raise InputError(f"{path} has no rows of {module}")
+        for run, own in runs.items():
+            if run not in seen:
+                seen.add(run)
+                rows.setdefault(run.set, []).extend(own)
+    return {name: Curves(own, list(targets(name, module))) for name, own in rows.items()}
+
+
+def differences(curves: Curves, reference: str, step: int | None) -> dict[str, Differences]:
+    """Return the differences to the reference at a step, or at the last one, for each other estimator."""
+    if reference not in curves.estimators:
+        return {}
+    if step is not None and step not in curves.steps:
+        raise InputError(f"--step {step}: measured were {sorted(curves.steps)}")
+
+    step = step or max(curves.steps)
+    values = {name: at_step(curves, name, step) for name in COMPARED if curves.measured(name)}
+    values[EQUAL_ERROR] = loss_at_equal_error(curves, reference, step)
+    others = [
+        name for name in curves.estimators if name != reference and curves.seeds(name, reference)
+    ]
+
+    def difference(measure: str, other: str) -> Difference:
+        alone, together = (
+            curves.difference(values[measure], other, reference, comparisons)
+            for comparisons in (1, len(others))
+        )
+        return Difference(alone, together)
+
+    return {other: {measure: difference(measure, other) for measure in values} for other in others}
+
+
+def at_step(curves: Curves, name: str, step: int) -> Callable[[str, int], float]:
+    """Return a function of (estimator, seed): a column at a step."""
+
+    def value(estimator: str, seed: int) -> float:
+        steps = curves.column(estimator, seed, "step")
+        return float(curves.column(estimator, seed, name)[steps == step][0])
+
+    return value
+
+
+def loss_at_equal_error(curves: Curves, reference: str, step: int) -> Callable[[str, int], float]:
+    """Return a function of (estimator, seed): the loss at new images minus the reference's at the same error.
+
+    The reference's loss is that of its run of the same seed, on the line between its measurements, where its error
+    against the exact target is the one that the estimator has at the step. Beyond its measurements it is the nearest.
+    """
+
+    def value(estimator: str, seed: int) -> float:
+        errors, losses = (
+            curves.column(reference, seed, name) for name in ("val_error", "held_out_loss")
+        )
+        order = errors.argsort()
+        error = at_step(curves, "val_error", step)(estimator, seed)
+        loss = at_step(curves, "held_out_loss", step)(estimator, seed)
+        return float(loss - np.interp(error, errors[order], losses[order]))
+
+    return value
+
+
+def table(by_set: dict[str, dict[str, Differences]], reference: str) -> str:
+    """Return a table in Markdown for each set, with a row for each estimator."""
+    parts = [
+        f"Each estimator minus `{reference}`, paired by seed, with 95 % t-intervals. Each holds alone; bold if it "
+        "excludes 0, and † if it does so with Bonferroni's rule for the rows of its table, too."
+    ]
+    for name, of_estimators in by_set.items():
+        names = [each for each in TITLES if any(each in own for own in of_estimators.values())]
+        lines = [["estimator", "seeds", *(TITLES[each] for each in names)]]
+        for estimator, own in of_estimators.items():
+            seeds = max(each.alone.seeds for each in own.values())
+            cells = [own[each].cell(seeds) for each in names]
+            lines.append([estimator, str(seeds), *cells])
+        parts += [f"## {name}", markdown(lines)]
+    return "\n\n".join(parts)
+
+
+def picture(by_set: dict[str, dict[str, Differences]], reference: str) -> Figure:
+    """Draw the intervals: a panel for each measure, a line for each estimator, a colour for each set."""
+    estimators = list(dict.fromkeys(name for own in by_set.values() for name in own))
+    places = {name: -place for place, name in enumerate(estimators)}
+    styles = looks(by_set)
+    # The sets lie beside each other within the line of an estimator.
+    shifts = dict(zip(by_set, np.linspace(0.2, -0.2, len(by_set) + 2)[1:-1], strict=True))
+
+    figure = Figure(figsize=(3 * len(DRAWN), 0.45 * len(estimators) + 1.4), layout="constrained")
+    panels = figure.subplots(1, len(DRAWN), sharey=True)
+    for axes, measure in zip(panels, DRAWN, strict=True):
+        axes.axvline(0, color="0.4", linewidth=0.8)
+        for name, of_estimators in by_set.items():
+            for estimator, own in of_estimators.items():
+                if measure in own and own[measure].alone.seeds > 1:
+                    height = places[estimator] + shifts[name]
+                    _draw(axes, own[measure], height, styles[name], name)
+        dress(axes, title=TITLES[measure])
+        axes.xaxis.set_major_locator(MaxNLocator(4))
+    panels[0].set_yticks(list(places.values()), list(places))
+    panels[0].set_ylabel(f"minus {reference}")
+    lines = dict(zip(*reversed(panels[0].get_legend_handles_labels()), strict=True))
+    figure.legend(
+        lines.values(), lines.keys(), loc="outside lower center", ncols=len(lines), frameon=False
+    )
+    return figure
+
+
+def _draw(axes: Axes, difference: Difference, height: float, style: Look, name: str) -> None:
+    """Draw the interval that holds together with others as a thin line, and the one that holds alone over it."""
+    mean, colour = difference.alone.mean, style["color"]
+    axes.errorbar(mean, height, xerr=difference.together.half_width, color=colour, linewidth=0.7)
+    axes.errorbar(
+        mean,
+        height,
+        xerr=difference.alone.half_width,
+        color=colour,
+        marker=style["marker"],
+        markersize=4,
+        linewidth=2.2,
+        label=name,
+    )
+
+
+if __name__ == "__main__":
+    main()
