@@ -146,6 +146,7 @@ STEMS = ("learning_curves", "mean_flow", "few_steps", "noise", "optimum")
 TABLES = [path for stem in STEMS for path in sorted(RESULTS.glob(f"{stem}_*_cpu.md"))]
 
 
+@pytest.mark.usefixtures("blank_figures")
 @pytest.mark.parametrize("tables", TABLES, ids=lambda path: path.stem)
 def test_committed_tables_are_those_of_the_committed_rows(tmp_path, tables):
     copy = tmp_path / f"{tables.stem}.csv"
