@@ -64,7 +64,11 @@ class Diffusers(nn.Module):
                 layer.dropout_prob = 0.0  # type: ignore[assignment]
 
     def _check_inputs(self, name: str) -> None:
-        """Raise InputError if the model needs other inputs, or has not the embeddings of all classes."""
+        """Raise InputError if the model needs other inputs, or has not the embeddings of all classes.
+
+        This sets `embeds_no_class`: whether the model also has an embedding for items without class.
+        """
+        self.embeds_no_class = True
         if self.num_classes and not self.takes_classes:
             raise InputError(
                 f"Diffusers: {name} takes no class labels, but num_classes={self.num_classes}"
@@ -90,6 +94,7 @@ class Diffusers(nn.Module):
             most = max(self.null_class, self.num_classes) + 1
             problem = f"{name} embeds {rows} classes, but num_classes={self.num_classes}"
             raise InputError(f"Diffusers: {problem}: set num_class_embeds of config to {most}")
+        self.embeds_no_class = not 0 < rows <= self.null_class
 
     def forward(
         self,
@@ -117,6 +122,12 @@ class Diffusers(nn.Module):
         options: dict[str, Tensor] = {}
         class_label = labels_for(self, class_label, z_scaled)
         if self.num_classes and class_label is not None:
+            # The look at the labels waits for a GPU, but few models lack the embedding.
+            if not self.embeds_no_class and bool((class_label == NO_CLASS).any()):
+                raise InputError(
+                    f"Diffusers: an item has no class, but the model has no embedding of number {self.null_class}: "
+                    f"set num_class_embeds of config to {self.null_class + 1}, or null_class"
+                )
             options["class_labels"] = class_label.masked_fill(
                 class_label == NO_CLASS, self.null_class
             )

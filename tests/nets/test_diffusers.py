@@ -227,6 +227,18 @@ def test_models_that_do_not_fit_are_refused_with_the_option(arguments, line):
         Diffusers(*arguments)
 
 
+def test_items_without_class_need_an_embedding_of_their_own():
+    config, z, noise = UNET | {"num_class_embeds": 10}, torch.zeros(2, 3, 8, 8), torch.zeros(2)
+    net = made("UNet2DModel", config)
+    assert net(z, noise, torch.tensor([0, 9])).shape == z.shape
+    for labels in (None, torch.tensor([3, -1])):
+        with pytest.raises(InputError, match="set num_class_embeds of config to 11, or null_class"):
+            net(z, noise, labels)
+    # The user may also give one of the classes up for it.
+    net = made("UNet2DModel", config, null_class=9)
+    assert net(z, noise, torch.tensor([3, -1])).equal(net(z, noise, torch.tensor([3, 9])))
+
+
 def test_images_of_other_channels_are_refused():
     with pytest.raises(InputError, match=r"3 channels, but the images have the shape \(1, 8, 8\)"):
         made("UNet2DModel", UNET)(torch.zeros(2, 1, 8, 8), torch.zeros(2))
