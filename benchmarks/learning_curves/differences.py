@@ -1,9 +1,10 @@
-"""Differences of trained networks to those with another estimator, paired by seed: a table and a picture.
+"""Differences of trained networks to those with another estimator, paired by seed: a table and two pictures.
 
     python -m benchmarks.learning_curves.differences noise_1000.csv noise_5000.csv --output noise_differences
 
 The tables are those of `benchmarks.learning_curves`. Rows of several sets, such as one with 1,000 and one with 5,000
-images, are drawn beside each other.
+images, are drawn beside each other. OUTPUT.png has the differences, and OUTPUT_fit.png the loss at new images over the
+error against the exact target, which tells whether an estimator generalises otherwise, or only fits less.
 """
 
 import argparse
@@ -27,6 +28,7 @@ from lit_knn.figures.style import Look, dress, looks, save_figure
 
 EQUAL_ERROR = "loss_at_equal_error"
 TITLES = {**{name: FINAL[name] for name in COMPARED}, EQUAL_ERROR: "loss at an equal error"}
+FIT = ("val_error", "held_out_loss")
 DRAWN = ("held_out_loss", EQUAL_ERROR, "val_error", "fd_features")
 
 
@@ -53,16 +55,17 @@ def main(arguments: list[str] | None = None) -> None:
     args = parse(arguments)
     with errors_in_one_line():
         files = Output(args.output, "md", "png")
-        by_set = {
-            name: differences(curves, args.reference, args.step)
-            for name, curves in read(args.tables, args.module).items()
+        by_set = read(args.tables, args.module)
+        compared = {
+            name: differences(curves, args.reference, args.step) for name, curves in by_set.items()
         }
-        if not any(by_set.values()):
+        if not any(compared.values()):
             raise InputError(f"--reference: no run has a pair with {args.reference!r}")
 
-        files.tell(table(by_set, args.reference))
+        files.tell(table(by_set, compared, args.reference, args.step))
         if args.output is not None:
-            save_figure(picture(by_set, args.reference), args.output)
+            save_figure(picture(compared, args.reference), args.output)
+            save_figure(fit_picture(by_set), args.output.with_name(f"{args.output.name}_fit"))
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
@@ -101,12 +104,7 @@ def differences(curves: Curves, reference: str, step: int | None) -> dict[str, D
     """Return the differences to the reference at a step, or at the last one, for each other estimator."""
     if reference not in curves.estimators:
         return {}
-    if step is not None and step not in curves.steps:
-        raise InputError(f"--step {step}: measured were {sorted(curves.steps)}")
-
-    step = step or max(curves.steps)
-    values = {name: at_step(curves, name, step) for name in COMPARED if curves.measured(name)}
-    values[EQUAL_ERROR] = loss_at_equal_error(curves, reference, step)
+    values = measures(curves, reference, step)
     others = [
         name for name in curves.estimators if name != reference and curves.seeds(name, reference)
     ]
@@ -119,6 +117,22 @@ def differences(curves: Curves, reference: str, step: int | None) -> dict[str, D
         return Difference(alone, together)
 
     return {other: {measure: difference(measure, other) for measure in values} for other in others}
+
+
+def measures(
+    curves: Curves, reference: str, step: int | None
+) -> dict[str, Callable[[str, int], float]]:
+    """Return what is compared: by name, functions of (estimator, seed).
+
+    Raises:
+        InputError: not all runs were measured at the step.
+    """
+    if step is not None and step not in curves.steps:
+        raise InputError(f"--step {step}: measured were {sorted(curves.steps)}")
+
+    step = step or max(curves.steps)
+    values = {name: at_step(curves, name, step) for name in COMPARED if curves.measured(name)}
+    return values | {EQUAL_ERROR: loss_at_equal_error(curves, reference, step)}
 
 
 def at_step(curves: Curves, name: str, step: int) -> Callable[[str, int], float]:
@@ -139,30 +153,36 @@ def loss_at_equal_error(curves: Curves, reference: str, step: int) -> Callable[[
     """
 
     def value(estimator: str, seed: int) -> float:
-        errors, losses = (
-            curves.column(reference, seed, name) for name in ("val_error", "held_out_loss")
-        )
+        errors, losses = (curves.column(reference, seed, name) for name in FIT)
         order = errors.argsort()
-        error = at_step(curves, "val_error", step)(estimator, seed)
-        loss = at_step(curves, "held_out_loss", step)(estimator, seed)
+        error, loss = (at_step(curves, name, step)(estimator, seed) for name in FIT)
         return float(loss - np.interp(error, errors[order], losses[order]))
 
     return value
 
 
-def table(by_set: dict[str, dict[str, Differences]], reference: str) -> str:
+def table(
+    by_set: dict[str, Curves],
+    compared: dict[str, dict[str, Differences]],
+    reference: str,
+    step: int | None,
+) -> str:
     """Return a table in Markdown for each set, with a row for each estimator."""
     parts = [
         f"Each estimator minus `{reference}`, paired by seed, with 95 % t-intervals. Each holds alone; bold if it "
-        "excludes 0, and † if it does so with Bonferroni's rule for the rows of its table, too."
+        "excludes 0, and † if it does so with Bonferroni's rule for the rows of its table, too. The first row has the "
+        f"values of `{reference}`, mean ± standard deviation over seeds."
     ]
-    for name, of_estimators in by_set.items():
-        names = [each for each in TITLES if any(each in own for own in of_estimators.values())]
-        lines = [["estimator", "seeds", *(TITLES[each] for each in names)]]
+    for name, of_estimators in compared.items():
+        if not of_estimators:
+            continue
+        values = measures(by_set[name], reference, step)
+        lines = [["estimator", "seeds", *(TITLES[each] for each in values)]]
+        spreads = [by_set[name].spread(reference, value) for value in values.values()]
+        lines.append([f"`{reference}`", str(len(by_set[name].seeds(reference))), *spreads])
         for estimator, own in of_estimators.items():
             seeds = max(each.alone.seeds for each in own.values())
-            cells = [own[each].cell(seeds) for each in names]
-            lines.append([estimator, str(seeds), *cells])
+            lines.append([estimator, str(seeds), *(own[each].cell(seeds) for each in values)])
         parts += [f"## {name}", markdown(lines)]
     return "\n\n".join(parts)
 
@@ -192,6 +212,28 @@ def picture(by_set: dict[str, dict[str, Differences]], reference: str) -> Figure
     figure.legend(
         lines.values(), lines.keys(), loc="outside lower center", ncols=len(lines), frameon=False
     )
+    return figure
+
+
+def fit_picture(by_set: dict[str, Curves]) -> Figure:
+    """Draw the loss at new images over the error against the exact target: thin lines for seeds, thick ones for means.
+
+    The error falls along a training, so its axis is reversed. A panel for each set.
+    """
+    figure = Figure(figsize=(4.2 * len(by_set), 3.8), layout="constrained")
+    panels = figure.subplots(1, len(by_set), squeeze=False)[0]
+    lines = {}
+    for axes, (name, curves) in zip(panels, by_set.items(), strict=True):
+        for estimator, style in looks(curves.estimators).items():
+            for seed in curves.seeds(estimator):
+                errors, losses = (curves.column(estimator, seed, each) for each in FIT)
+                axes.plot(errors, losses, color=style["color"], linewidth=0.6, alpha=0.5)
+            (_, errors, _), (_, losses, _) = (curves.band(estimator, each) for each in FIT)
+            lines[estimator] = axes.plot(errors, losses, **style)[0]
+        dress(axes, title=name, xlabel=f"{FINAL['val_error']} (falls along the training)")
+        axes.invert_xaxis()
+    panels[0].set_ylabel(FINAL["held_out_loss"])
+    figure.legend(lines.values(), lines.keys(), loc="outside right center", frameon=False)
     return figure
 
 

@@ -1,6 +1,6 @@
 """Tables and picture of the learning curves, from the rows alone."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import numpy as np
 
@@ -14,7 +14,7 @@ from benchmarks.learning_curves.claims import (
 )
 from benchmarks.learning_curves.grid import MODULES, Run, targets
 from benchmarks.learning_curves.picture import picture, samples_picture
-from benchmarks.learning_curves.statistics import NOT_MEASURED, Curves
+from benchmarks.learning_curves.statistics import Curves
 from benchmarks.learning_curves.table import CurveTable
 from benchmarks.learning_curves.titles import COMPARED, FINAL, TIMES
 from lit_knn.common.errors import InputError
@@ -120,7 +120,7 @@ def _final(curves: Curves) -> str:
     names = [name for name in FINAL if curves.measured(name)]
     lines = [["estimator", "seeds", *(FINAL[name] for name in names)]]
     for estimator in curves.estimators:
-        cells = [_spread(curves, estimator, curves.last(name), NOT_MEASURED) for name in names]
+        cells = [curves.spread(estimator, curves.last(name)) for name in names]
         lines.append([estimator, str(len(curves.seeds(estimator))), *cells])
     return markdown(lines)
 
@@ -130,9 +130,7 @@ def _equal_time(curves: Curves, seconds: float) -> str:
     lines = [["estimator", *TIMES.values(), *(FINAL[name] for name in names)]]
     for estimator in curves.estimators:
         values = [*map(curves.last, TIMES), *(curves.at_seconds(name, seconds) for name in names)]
-        lines.append(
-            [estimator, *(_spread(curves, estimator, value, NOT_MEASURED) for value in values)]
-        )
+        lines.append([estimator, *(curves.spread(estimator, value) for value in values)])
     return markdown(lines)
 
 
@@ -152,7 +150,7 @@ def _differences(curves: Curves) -> str:
         cells = [
             str(curves.difference(curves.last(name), one, other, len(pairs))) for name in names
         ]
-        share_text = _spread(curves, one, share, "not reached") if other == first else ""
+        share_text = curves.spread(one, share, "not reached") if other == first else ""
         lines.append([f"{one} − {other}", *cells, share_text])
     return markdown(lines)
 
@@ -168,14 +166,3 @@ def _pooled(curves: Curves, pooled: Contrasts) -> str:
         lines.append([" − ".join(each.names), *map(str, differences)])
 
     return markdown(lines)
-
-
-def _spread(
-    curves: Curves, estimator: str, value: Callable[[str, int], float], missing: str
-) -> str:
-    values = np.array([value(estimator, seed) for seed in curves.seeds(estimator)])
-    known = values[~np.isnan(values)]
-    if not len(known):
-        return missing
-    some = "" if len(known) == len(values) else f" ({len(known)} of {len(values)})"
-    return f"{known.mean():.4g}" + (f" ± {known.std(ddof=1):.2g}" if len(known) > 1 else "") + some

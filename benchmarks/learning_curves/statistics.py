@@ -91,6 +91,18 @@ class Curves:
         """Return a function of (estimator, seed): the column at the last step of all."""
         return lambda estimator, seed: float(self.course(estimator, seed, name)[-1])
 
+    def spread(
+        self, estimator: str, value: Callable[[str, int], float], missing: str = NOT_MEASURED
+    ) -> str:
+        """Return mean ± standard deviation over the seeds of an estimator as text; `missing` if no seed has a value."""
+        values = np.array([value(estimator, seed) for seed in self.seeds(estimator)])
+        known = values[~np.isnan(values)]
+        if not len(known):
+            return missing
+        some = "" if len(known) == len(values) else f" ({len(known)} of {len(values)})"
+        deviation = f" ± {known.std(ddof=1):.2g}" if len(known) > 1 else ""
+        return f"{known.mean():.4g}{deviation}{some}"
+
     def by_hardware(self) -> dict[str, "Curves"]:
         """Return the runs of each processor, because times of two do not compare."""
         rows = [row for run in self._rows.values() for row in run]

@@ -82,6 +82,7 @@ def test_a_run_of_two_tables_counts_once_and_sets_stay_apart(tmp_path, capsys):
     one_sample = [line for line in text.splitlines() if line.startswith("| OneSample")]
     assert one_sample[0].replace("†", "") == one_sample[1].replace("†", "")
     assert (tmp_path / "out.png").stat().st_size > 10_000
+    assert (tmp_path / "out_fit.png").stat().st_size > 10_000
 
 
 def test_each_interval_is_drawn_at_its_mean_in_its_row(tmp_path):
