@@ -41,7 +41,7 @@ def main(arguments: list[str] | None = None) -> None:
             name: value for name in Lengths._fields if (value := getattr(args, name)) is not None
         }
         image_set = replace(image_set, lengths=image_set.lengths._replace(**changed).checked())
-        runs = runs_of(args.set, args.modules, args.estimators, args.seeds)
+        runs = runs_of(args.set, args.modules, args.estimators, args.seeds, args.first_seed)
         Worker(image_set, table, args.checkpoints).run_all(runs)
 
 
@@ -69,6 +69,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--estimators", nargs="+", help="estimators; by default all of the set")
     parser.add_argument("--seeds", type=int, default=5, help="number of seeds")
+    parser.add_argument("--first-seed", type=int, default=0, help="the first of the seeds")
     for name in Lengths._fields:
         parser.add_argument(
             f"--{name.replace('_', '-')}",

@@ -140,15 +140,20 @@ class Run(NamedTuple):
 
 
 def runs_of(
-    name: str, modules: Sequence[str] | None, estimators: Sequence[str] | None, seeds: int
+    name: str,
+    modules: Sequence[str] | None,
+    estimators: Sequence[str] | None,
+    seeds: int,
+    first_seed: int = 0,
 ) -> list[Run]:
-    """List the runs of a set, all of seed 0 first, so that a picture of everything exists early.
+    """List the runs of a set, all of the first seed first, so that a picture of everything exists early.
 
     Args:
         name: the set.
         modules: modules and variants; None stands for all modules of the set, without variants.
         estimators: those to train; a module trains those of them that it has. None stands for all.
         seeds: number of seeds.
+        first_seed: the first of them.
 
     Raises:
         InputError: an unknown module or estimator, a module that has none of the estimators, or no seed.
@@ -162,6 +167,8 @@ def runs_of(
     _check_known("--estimators", estimators or (), everywhere, " and ".join(modules))
     if seeds < 1:
         raise InputError(f"--seeds must be at least 1, got {seeds}")
+    if first_seed < 0:
+        raise InputError(f"--first-seed must be at least 0, got {first_seed}")
 
     chosen: dict[str, list[str]] = {}
     for module, names in known.items():
@@ -172,7 +179,7 @@ def runs_of(
             )
     return [
         Run(name, module, estimator, seed)
-        for seed in range(seeds)
+        for seed in range(first_seed, first_seed + seeds)
         for module, names in chosen.items()
         for estimator in names
     ]

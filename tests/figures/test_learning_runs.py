@@ -120,6 +120,11 @@ def test_every_module_of_a_set_has_estimators_that_fit_it(name):
             assert getattr(repulsion, "k", 0) <= KINDS["score difference"].options(1)["bank_size"]
 
 
+def test_further_seeds_follow_those_that_are_there():
+    seeds = {run.seed for run in runs_of("digits", ["EDM"], ["Exact"], 3, 4)}
+    assert seeds == {4, 5, 6}
+
+
 @pytest.mark.parametrize(
     ("options", "line"),
     [
@@ -127,6 +132,7 @@ def test_every_module_of_a_set_has_estimators_that_fit_it(name):
         ("--modules EDM --estimators Exakt", "--estimators Exakt: EDM has Exact, KNN, OneSample"),
         ("--modules EDM --estimators network", "--estimators network: EDM has"),
         ("--modules EDM iCT --seeds 0", "--seeds must be at least 1"),
+        ("--modules EDM --first-seed -1", "--first-seed must be at least 0, got -1"),
         ("--modules EDM MeanFlow --estimators STF", "MeanFlow has none of them"),
         ("--set cifar16", "--kept: name the file of the images of cifar16"),
         ("--set cifar16 --kept none.npz", "--kept none.npz: cifar16 needs the file, or --images"),
