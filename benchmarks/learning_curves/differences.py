@@ -18,6 +18,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from benchmarks.common import Output, markdown
+from benchmarks.learning_curves.grid import MODULES_BY_CLASS as REGRESSIONS
 from benchmarks.learning_curves.grid import targets
 from benchmarks.learning_curves.statistics import Curves, Interval
 from benchmarks.learning_curves.table import CurveTable
@@ -26,10 +27,14 @@ from lit_knn.common.errors import InputError, errors_in_one_line
 from lit_knn.common.tables import Row
 from lit_knn.figures.style import Look, dress, looks, save_figure
 
-EQUAL_ERROR = "loss_at_equal_error"
-TITLES = {**{name: FINAL[name] for name in COMPARED}, EQUAL_ERROR: "loss at an equal error"}
 FIT = ("val_error", "held_out_loss")
-DRAWN = ("held_out_loss", EQUAL_ERROR, "val_error", "fd_features")
+EQUAL_ERROR, LEAST_LOSS = "loss_at_equal_error", "least_loss"
+TITLES = {name: FINAL[name] for name in COMPARED}
+TITLES |= {EQUAL_ERROR: "loss at an equal error", LEAST_LOSS: "least loss at held-out images"}
+DRAWN = ("held_out_loss", EQUAL_ERROR, "val_error", "fd_features", "fd_pixels")
+
+Value = Callable[[str, int], float]
+"""A number of a run, by its estimator and seed."""
 
 
 class Difference(NamedTuple):
@@ -46,26 +51,33 @@ class Difference(NamedTuple):
         return f"{self.alone}{mark}{of_some}"
 
 
-Differences = dict[str, Difference]
-"""The differences of one estimator to the reference, by measure."""
+class Compared(NamedTuple):
+    """The runs of a set, what is compared by name, and the differences of each estimator by the same names."""
+
+    curves: Curves
+    measures: dict[str, Value]
+    differences: dict[str, dict[str, Difference]]
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Print the table, and write it and the picture."""
+    """Print the tables, and write them and the pictures."""
     args = parse(arguments)
     with errors_in_one_line():
         files = Output(args.output, "md", "png")
-        by_set = read(args.tables, args.module)
-        compared = {
-            name: differences(curves, args.reference, args.step) for name, curves in by_set.items()
-        }
-        if not any(compared.values()):
+        by_set = {}
+        for name, curves in read(args.tables, args.module).items():
+            if args.reference in curves.estimators:
+                by_set[name] = compare(curves, args.module, args.reference, args.step)
+        if not any(each.differences for each in by_set.values()):
             raise InputError(f"--reference: no run has a pair with {args.reference!r}")
 
-        files.tell(table(by_set, compared, args.reference, args.step))
-        if args.output is not None:
-            save_figure(picture(compared, args.reference), args.output)
-            save_figure(fit_picture(by_set), args.output.with_name(f"{args.output.name}_fit"))
+        files.tell(table(by_set, args.reference))
+        if args.output is None:
+            return
+        save_figure(picture(by_set, args.reference), args.output)
+        fitted = {name: each for name, each in by_set.items() if EQUAL_ERROR in each.measures}
+        if fitted:
+            save_figure(fit_picture(fitted), args.output.with_name(f"{args.output.name}_fit"))
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
@@ -100,29 +112,8 @@ def read(paths: Sequence[Path], module: str) -> dict[str, Curves]:
     return {name: Curves(own, list(targets(name, module))) for name, own in rows.items()}
 
 
-def differences(curves: Curves, reference: str, step: int | None) -> dict[str, Differences]:
-    """Return the differences to the reference at a step, or at the last one, for each other estimator."""
-    if reference not in curves.estimators:
-        return {}
-    values = measures(curves, reference, step)
-    others = [
-        name for name in curves.estimators if name != reference and curves.seeds(name, reference)
-    ]
-
-    def difference(measure: str, other: str) -> Difference:
-        alone, together = (
-            curves.difference(values[measure], other, reference, comparisons)
-            for comparisons in (1, len(others))
-        )
-        return Difference(alone, together)
-
-    return {other: {measure: difference(measure, other) for measure in values} for other in others}
-
-
-def measures(
-    curves: Curves, reference: str, step: int | None
-) -> dict[str, Callable[[str, int], float]]:
-    """Return what is compared: by name, functions of (estimator, seed).
+def compare(curves: Curves, module: str, reference: str, step: int | None) -> Compared:
+    """Compare each other estimator with the reference at a step, or at the last one.
 
     Raises:
         InputError: not all runs were measured at the step.
@@ -131,11 +122,31 @@ def measures(
         raise InputError(f"--step {step}: measured were {sorted(curves.steps)}")
 
     step = step or max(curves.steps)
-    values = {name: at_step(curves, name, step) for name in COMPARED if curves.measured(name)}
-    return values | {EQUAL_ERROR: loss_at_equal_error(curves, reference, step)}
+    measures = {name: at_step(curves, name, step) for name in COMPARED if curves.measured(name)}
+    # The loss of a consistency model does not say how far it is from the data's posterior mean.
+    if module in REGRESSIONS and all(map(curves.measured, FIT)):
+        measures[EQUAL_ERROR] = loss_at_equal_error(curves, reference, step)
+        measures[LEAST_LOSS] = least_loss(curves)
+
+    others = [
+        name for name in curves.estimators if name != reference and curves.seeds(name, reference)
+    ]
+
+    def difference(value: Value, other: str) -> Difference:
+        alone, together = (
+            curves.difference(value, other, reference, comparisons)
+            for comparisons in (1, len(others))
+        )
+        return Difference(alone, together)
+
+    by_estimator = {
+        other: {name: difference(value, other) for name, value in measures.items()}
+        for other in others
+    }
+    return Compared(curves, measures, by_estimator)
 
 
-def at_step(curves: Curves, name: str, step: int) -> Callable[[str, int], float]:
+def at_step(curves: Curves, name: str, step: int) -> Value:
     """Return a function of (estimator, seed): a column at a step."""
 
     def value(estimator: str, seed: int) -> float:
@@ -145,7 +156,7 @@ def at_step(curves: Curves, name: str, step: int) -> Callable[[str, int], float]
     return value
 
 
-def loss_at_equal_error(curves: Curves, reference: str, step: int) -> Callable[[str, int], float]:
+def loss_at_equal_error(curves: Curves, reference: str, step: int) -> Value:
     """Return a function of (estimator, seed): the loss at new images minus the reference's at the same error.
 
     The reference's loss is that of its run of the same seed, on the line between its measurements, where its error
@@ -161,49 +172,48 @@ def loss_at_equal_error(curves: Curves, reference: str, step: int) -> Callable[[
     return value
 
 
-def table(
-    by_set: dict[str, Curves],
-    compared: dict[str, dict[str, Differences]],
-    reference: str,
-    step: int | None,
-) -> str:
+def least_loss(curves: Curves) -> Value:
+    """Return a function of (estimator, seed): the least loss at new images among the measurements."""
+    return lambda estimator, seed: float(curves.column(estimator, seed, "held_out_loss").min())
+
+
+def table(by_set: dict[str, Compared], reference: str) -> str:
     """Return a table in Markdown for each set, with a row for each estimator."""
     parts = [
         f"Each estimator minus `{reference}`, paired by seed, with 95 % t-intervals. Each holds alone; bold if it "
         "excludes 0, and † if it does so with Bonferroni's rule for the rows of its table, too. The first row has the "
         f"values of `{reference}`, mean ± standard deviation over seeds."
     ]
-    for name, of_estimators in compared.items():
-        if not of_estimators:
-            continue
-        values = measures(by_set[name], reference, step)
-        lines = [["estimator", "seeds", *(TITLES[each] for each in values)]]
-        spreads = [by_set[name].spread(reference, value) for value in values.values()]
-        lines.append([f"`{reference}`", str(len(by_set[name].seeds(reference))), *spreads])
-        for estimator, own in of_estimators.items():
-            seeds = max(each.alone.seeds for each in own.values())
-            lines.append([estimator, str(seeds), *(own[each].cell(seeds) for each in values)])
+    for name, (curves, measures, by_estimator) in by_set.items():
+        lines = [["estimator", "seeds", *(TITLES[each] for each in measures)]]
+        spreads = [curves.spread(reference, value) for value in measures.values()]
+        lines.append([f"`{reference}`", str(len(curves.seeds(reference))), *spreads])
+        for estimator, differences in by_estimator.items():
+            seeds = len(curves.seeds(estimator, reference))
+            cells = [each.cell(seeds) for each in differences.values()]
+            lines.append([estimator, str(seeds), *cells])
         parts += [f"## {name}", markdown(lines)]
     return "\n\n".join(parts)
 
 
-def picture(by_set: dict[str, dict[str, Differences]], reference: str) -> Figure:
+def picture(by_set: dict[str, Compared], reference: str) -> Figure:
     """Draw the intervals: a panel for each measure, a line for each estimator, a colour for each set."""
-    estimators = list(dict.fromkeys(name for own in by_set.values() for name in own))
+    estimators = list(dict.fromkeys(name for each in by_set.values() for name in each.differences))
     places = {name: -place for place, name in enumerate(estimators)}
     styles = looks(by_set)
     # The sets lie beside each other within the line of an estimator.
     shifts = dict(zip(by_set, np.linspace(0.2, -0.2, len(by_set) + 2)[1:-1], strict=True))
 
-    figure = Figure(figsize=(3 * len(DRAWN), 0.45 * len(estimators) + 1.4), layout="constrained")
-    panels = figure.subplots(1, len(DRAWN), sharey=True)
-    for axes, measure in zip(panels, DRAWN, strict=True):
+    drawn = [name for name in DRAWN if any(name in each.measures for each in by_set.values())]
+    figure = Figure(figsize=(2.7 * len(drawn), 0.45 * len(estimators) + 1.4), layout="constrained")
+    panels = figure.subplots(1, len(drawn), sharey=True, squeeze=False)[0]
+    for axes, measure in zip(panels, drawn, strict=True):
         axes.axvline(0, color="0.4", linewidth=0.8)
-        for name, of_estimators in by_set.items():
-            for estimator, own in of_estimators.items():
-                if measure in own and own[measure].alone.seeds > 1:
+        for name, each in by_set.items():
+            for estimator, differences in each.differences.items():
+                if measure in differences and differences[measure].alone.seeds > 1:
                     height = places[estimator] + shifts[name]
-                    _draw(axes, own[measure], height, styles[name], name)
+                    _draw(axes, differences[measure], height, styles[name], name)
         dress(axes, title=TITLES[measure])
         axes.xaxis.set_major_locator(MaxNLocator(4))
     panels[0].set_yticks(list(places.values()), list(places))
@@ -215,7 +225,7 @@ def picture(by_set: dict[str, dict[str, Differences]], reference: str) -> Figure
     return figure
 
 
-def fit_picture(by_set: dict[str, Curves]) -> Figure:
+def fit_picture(by_set: dict[str, Compared]) -> Figure:
     """Draw the loss at new images over the error against the exact target: thin lines for seeds, thick ones for means.
 
     The error falls along a training, so its axis is reversed. A panel for each set.
@@ -223,12 +233,13 @@ def fit_picture(by_set: dict[str, Curves]) -> Figure:
     figure = Figure(figsize=(4.2 * len(by_set), 3.8), layout="constrained")
     panels = figure.subplots(1, len(by_set), squeeze=False)[0]
     lines = {}
-    for axes, (name, curves) in zip(panels, by_set.items(), strict=True):
+    for axes, (name, each) in zip(panels, by_set.items(), strict=True):
+        curves = each.curves
         for estimator, style in looks(curves.estimators).items():
             for seed in curves.seeds(estimator):
-                errors, losses = (curves.column(estimator, seed, each) for each in FIT)
+                errors, losses = (curves.column(estimator, seed, column) for column in FIT)
                 axes.plot(errors, losses, color=style["color"], linewidth=0.6, alpha=0.5)
-            (_, errors, _), (_, losses, _) = (curves.band(estimator, each) for each in FIT)
+            (_, errors, _), (_, losses, _) = (curves.band(estimator, column) for column in FIT)
             lines[estimator] = axes.plot(errors, losses, **style)[0]
         dress(axes, title=name, xlabel=f"{FINAL['val_error']} (falls along the training)")
         axes.invert_xaxis()

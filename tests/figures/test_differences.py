@@ -6,7 +6,14 @@ import numpy as np
 import pytest
 from scipy.stats import ttest_rel
 
-from benchmarks.learning_curves.differences import EQUAL_ERROR, differences, main, picture, read
+from benchmarks.learning_curves.differences import (
+    EQUAL_ERROR,
+    LEAST_LOSS,
+    compare,
+    main,
+    picture,
+    read,
+)
 from benchmarks.learning_curves.table import COLUMNS
 from lit_knn.common.tables import write_rows
 
@@ -40,7 +47,7 @@ def test_differences_are_those_of_scipy_over_paired_seeds(tmp_path, step, point)
     names = ["Exact", "OneSample", "posterior 1", "isotropic 1"]
     runs = random_runs(names)
     (curves,) = read([write_table(tmp_path / "a.csv", runs)], "EDM").values()
-    compared = differences(curves, "Exact", step)
+    compared = compare(curves, "EDM", "Exact", step).differences
     assert list(compared) == ["OneSample", "posterior 1", "isotropic 1"]
     for name, own in compared.items():
         for column, measure in enumerate(("val_error", "held_out_loss")):
@@ -62,9 +69,14 @@ def test_at_an_equal_error_the_loss_is_that_of_the_reference(tmp_path):
     runs |= {("posterior 1", seed): [(3.0, 9.0), (1.25, 2.75 + seed)] for seed in range(2)}
     runs |= {("isotropic 1", seed): [(3.0, 9.0), (0.5, 2.0 + seed)] for seed in range(2)}
     (curves,) = read([write_table(tmp_path / "a.csv", runs)], "EDM").values()
-    at_last_step = differences(curves, "Exact", None)
+    at_last_step = compare(curves, "EDM", "Exact", None).differences
     found = {name: own[EQUAL_ERROR].alone.mean for name, own in at_last_step.items()}
     assert found == {"OneSample": 0, "posterior 1": 0.25, "isotropic 1": -1}
+    # The reference has its least loss, 1, at the first step, the others at the last.
+    least = {name: own[LEAST_LOSS].alone.mean for name, own in at_last_step.items()}
+    assert least == {"OneSample": 1, "posterior 1": 1.75, "isotropic 1": 1}
+    # The loss of a consistency model is not that of denoising.
+    assert EQUAL_ERROR not in compare(curves, "ECT", "Exact", None).measures
 
 
 def test_a_run_of_two_tables_counts_once_and_sets_stay_apart(tmp_path, capsys):
@@ -88,7 +100,7 @@ def test_a_run_of_two_tables_counts_once_and_sets_stay_apart(tmp_path, capsys):
 def test_each_interval_is_drawn_at_its_mean_in_its_row(tmp_path):
     runs = random_runs(["Exact", "OneSample", "posterior 1"])
     (curves,) = read([write_table(tmp_path / "a.csv", runs)], "EDM").values()
-    compared = differences(curves, "Exact", None)
+    compared = compare(curves, "EDM", "Exact", None)
     panel = picture({"cifar16_1000": compared}, "Exact").axes[0]
     assert [text.get_text() for text in panel.get_yticklabels()] == ["OneSample", "posterior 1"]
     drawn = {
@@ -96,7 +108,7 @@ def test_each_interval_is_drawn_at_its_mean_in_its_row(tmp_path):
         for line in panel.lines
         if len(line.get_xdata()) == 1
     }
-    means = [own["held_out_loss"].alone.mean for own in compared.values()]
+    means = [own["held_out_loss"].alone.mean for own in compared.differences.values()]
     assert [drawn[place] for place in panel.get_yticks()] == pytest.approx(means)
 
 
