@@ -20,9 +20,9 @@ from matplotlib.ticker import MaxNLocator
 from benchmarks.common import Output, markdown
 from benchmarks.learning_curves.grid import MODULES_BY_CLASS as REGRESSIONS
 from benchmarks.learning_curves.grid import targets
-from benchmarks.learning_curves.statistics import Curves, Interval
+from benchmarks.learning_curves.statistics import Curves, Difference
 from benchmarks.learning_curves.table import CurveTable
-from benchmarks.learning_curves.titles import COMPARED, FINAL
+from benchmarks.learning_curves.titles import COMPARED, FINAL, INTERVALS
 from lit_knn.common.errors import InputError, errors_in_one_line
 from lit_knn.common.tables import Row
 from lit_knn.figures.style import Look, dress, looks, save_figure
@@ -35,20 +35,6 @@ DRAWN = ("held_out_loss", EQUAL_ERROR, "val_error", "fd_features", "fd_pixels")
 
 Value = Callable[[str, int], float]
 """A number of a run, by its estimator and seed."""
-
-
-class Difference(NamedTuple):
-    """A difference with the interval that holds alone, and with the one that holds together with the other rows'."""
-
-    alone: Interval
-    together: Interval
-
-    def cell(self, seeds: int) -> str:
-        """Return the text of a table's cell, whose row has this number of seeds."""
-        mark = "†" if self.together.sign else ""
-        known = self.alone.seeds
-        of_some = f" ({known} of {seeds})" if 1 < known < seeds else ""
-        return f"{self.alone}{mark}{of_some}"
 
 
 class Compared(NamedTuple):
@@ -132,15 +118,11 @@ def compare(curves: Curves, module: str, reference: str, step: int | None) -> Co
         name for name in curves.estimators if name != reference and curves.seeds(name, reference)
     ]
 
-    def difference(value: Value, other: str) -> Difference:
-        alone, together = (
-            curves.difference(value, other, reference, comparisons)
-            for comparisons in (1, len(others))
-        )
-        return Difference(alone, together)
-
     by_estimator = {
-        other: {name: difference(value, other) for name, value in measures.items()}
+        other: {
+            name: curves.difference(value, other, reference, len(others))
+            for name, value in measures.items()
+        }
         for other in others
     }
     return Compared(curves, measures, by_estimator)
@@ -180,9 +162,8 @@ def least_loss(curves: Curves) -> Value:
 def table(by_set: dict[str, Compared], reference: str) -> str:
     """Return a table in Markdown for each set, with a row for each estimator."""
     parts = [
-        f"Each estimator minus `{reference}`, paired by seed, with 95 % t-intervals. Each holds alone; bold if it "
-        "excludes 0, and † if it does so with Bonferroni's rule for the rows of its table, too. The first row has the "
-        f"values of `{reference}`, mean ± standard deviation over seeds."
+        f"Each estimator minus `{reference}`, paired by seed. {INTERVALS} The first row has the values of "
+        f"`{reference}`, mean ± standard deviation over seeds."
     ]
     for name, (curves, measures, by_estimator) in by_set.items():
         lines = [["estimator", "seeds", *(TITLES[each] for each in measures)]]

@@ -16,7 +16,7 @@ from benchmarks.learning_curves.grid import MODULES, Run, targets
 from benchmarks.learning_curves.picture import picture, samples_picture
 from benchmarks.learning_curves.statistics import Curves
 from benchmarks.learning_curves.table import CurveTable
-from benchmarks.learning_curves.titles import COMPARED, FINAL, TIMES
+from benchmarks.learning_curves.titles import COMPARED, FINAL, INTERVALS, TIMES
 from lit_knn.common.errors import InputError
 from lit_knn.common.files import written_whole
 from lit_knn.figures.style import save_figure
@@ -99,9 +99,8 @@ def _of_module(module: str, curves: Curves) -> str:
         about = f"The processor's time of the training, and measures at an equal time, {seconds:.0f} s of {hardware}:"
         parts += [about, _equal_time(own, seconds)]
     parts += [
-        "Paired differences over seeds at the last step. Each column's 95 % t-intervals hold together (Bonferroni's "
-        "rule); bold if one excludes 0. Share: the part of the images after which the Fréchet distance is as low as "
-        "the first estimator's at the end.",
+        f"Paired differences over seeds at the last step. {INTERVALS} Share: the part of the images after which the "
+        "Fréchet distance is as low as the first estimator's at the end.",
         _differences(curves),
     ]
 
@@ -136,7 +135,7 @@ def _equal_time(curves: Curves, seconds: float) -> str:
 
 def _differences(curves: Curves) -> str:
     names = [name for name in COMPARED if curves.measured(name)]
-    lines = [["difference", *(FINAL[name] for name in names), "share"]]
+    lines = [["difference", "seeds", *(FINAL[name] for name in names), "share"]]
     first, *others = curves.estimators
     pairs = [(each, first) for each in others]
     pairs += [
@@ -147,11 +146,13 @@ def _differences(curves: Curves) -> str:
         return "No pair has a common seed yet."
     share = curves.images_to_reach(curves.quality, first)
     for one, other in pairs:
+        seeds = len(curves.seeds(one, other))
         cells = [
-            str(curves.difference(curves.last(name), one, other, len(pairs))) for name in names
+            curves.difference(curves.last(name), one, other, len(pairs)).cell(seeds)
+            for name in names
         ]
         share_text = curves.spread(one, share, "not reached") if other == first else ""
-        lines.append([f"{one} − {other}", *cells, share_text])
+        lines.append([f"{one} − {other}", str(seeds), *cells, share_text])
     return markdown(lines)
 
 

@@ -35,6 +35,20 @@ class Interval(NamedTuple):
         return f"**{text}**" if self.sign else text
 
 
+class Difference(NamedTuple):
+    """A difference with the interval that holds alone, and with the one that holds together with others."""
+
+    alone: Interval
+    together: Interval
+
+    def cell(self, seeds: int) -> str:
+        """Return the text of a table's cell, whose row has this number of seeds."""
+        mark = "†" if self.together.sign else ""
+        known = self.alone.seeds
+        of_some = f" ({known} of {seeds})" if 1 < known < seeds else ""
+        return f"{self.alone}{mark}{of_some}"
+
+
 class Curves:
     """The rows of one module on one set.
 
@@ -156,9 +170,12 @@ class Curves:
 
     def difference(
         self, value: Callable[[str, int], float], one: str, other: str, comparisons: int = 1
-    ) -> Interval:
+    ) -> Difference:
         """Compare two estimators by the differences of runs with the same seed; see `interval`."""
-        return self.contrast(value, [one], [other], comparisons)
+        alone, together = (
+            self.contrast(value, [one], [other], number) for number in (1, comparisons)
+        )
+        return Difference(alone, together)
 
     def contrast(
         self,

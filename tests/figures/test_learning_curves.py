@@ -49,7 +49,9 @@ def test_intervals_are_those_of_scipy_over_paired_seeds():
         {(name, i): (9, value) for name, values in own.items() for i, value in enumerate(values)}
     )
     for comparisons, confidence in ((1, 0.95), (5, 0.99)):
-        found = of_both.difference(of_both.last("fd_pixels"), "Exact", "OneSample", comparisons)
+        found = of_both.difference(
+            of_both.last("fd_pixels"), "Exact", "OneSample", comparisons
+        ).together
         wanted = ttest_rel(*own.values()).confidence_interval(confidence)
         assert (found.mean - found.half_width, found.mean + found.half_width) == pytest.approx(
             tuple(wanted)
@@ -131,7 +133,7 @@ def test_images_to_a_value_are_interpolated_in_its_logarithm():
 
 def test_run_without_last_point_is_compared_one_point_before():
     runs = curves({("OneSample", 0): (8, 2), ("Exact", 0): (4,)})
-    assert runs.difference(runs.last("fd_pixels"), "Exact", "OneSample", 1).mean == -4
+    assert runs.difference(runs.last("fd_pixels"), "Exact", "OneSample").alone.mean == -4
 
 
 def test_times_are_compared_on_one_processor_alone():
