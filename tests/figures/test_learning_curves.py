@@ -144,7 +144,7 @@ def test_times_are_compared_on_one_processor_alone():
     }
 
 
-STEMS = ("learning_curves", "mean_flow", "few_steps", "noise", "optimum")
+STEMS = ("learning_curves", "mean_flow", "few_steps", "noise", "optimum", "sct")
 TABLES = [path for stem in STEMS for path in sorted(RESULTS.glob(f"{stem}_*_cpu.md"))]
 
 
