@@ -18,8 +18,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from benchmarks.common import Output, markdown
-from benchmarks.learning_curves.grid import MODULES_BY_CLASS as REGRESSIONS
-from benchmarks.learning_curves.grid import targets
+from benchmarks.learning_curves.grid import REGRESSIONS, targets
 from benchmarks.learning_curves.statistics import Curves, Difference
 from benchmarks.learning_curves.table import CurveTable
 from benchmarks.learning_curves.titles import COMPARED, FINAL, INTERVALS
@@ -117,7 +116,6 @@ def compare(curves: Curves, module: str, reference: str, step: int | None) -> Co
     others = [
         name for name in curves.estimators if name != reference and curves.seeds(name, reference)
     ]
-
     by_estimator = {
         other: {
             name: curves.difference(value, other, reference, len(others))

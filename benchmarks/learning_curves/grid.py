@@ -20,8 +20,8 @@ from lit_knn.estimators import (
 from lit_knn.estimators.noised import Covariance
 
 MODULES = ("EDM", "flow", "iCT", "ECT", "MeanFlow", "sCT", "score difference")
-# The exact target of the others takes no classes.
-MODULES_BY_CLASS = ("EDM", "flow")
+# They regress the posterior mean. The exact target of the others takes no classes.
+REGRESSIONS = ("EDM", "flow")
 # Variants for experiments: another start, a squared loss in place of a robust one, other times or learning rates, or
 # another map to the teacher.
 VARIANTS = (
@@ -159,8 +159,8 @@ def runs_of(
         InputError: an unknown module or estimator, a module that has none of the estimators, or no seed.
     """
     by_class = CIFAR.get(name, {}).get("by_class", False)
-    modules = modules or (MODULES_BY_CLASS if by_class else MODULES)
-    allowed = MODULES_BY_CLASS if by_class else (*MODULES, *VARIANTS)
+    modules = modules or (REGRESSIONS if by_class else MODULES)
+    allowed = REGRESSIONS if by_class else (*MODULES, *VARIANTS)
     _check_known("--modules", modules, allowed, name)
     known = {module: list(targets(name, module)) for module in modules}
     everywhere = {each for names in known.values() for each in names}
