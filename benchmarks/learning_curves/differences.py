@@ -207,7 +207,8 @@ def picture(by_set: dict[str, Compared], reference: str) -> Figure:
 def fit_picture(by_set: dict[str, Compared]) -> Figure:
     """Draw the loss at new images over the error against the exact target: thin lines for seeds, thick ones for means.
 
-    The error falls along a training, so its axis is reversed. A panel for each set.
+    The error falls along a training, so its axis is reversed. The first quarter of the measurements, in which both are
+    far larger, is left out. A panel for each set.
     """
     figure = Figure(figsize=(4.2 * len(by_set), 3.8), layout="constrained")
     panels = figure.subplots(1, len(by_set), squeeze=False)[0]
@@ -217,9 +218,13 @@ def fit_picture(by_set: dict[str, Compared]) -> Figure:
         for estimator, style in looks(curves.estimators).items():
             for seed in curves.seeds(estimator):
                 errors, losses = (curves.column(estimator, seed, column) for column in FIT)
-                axes.plot(errors, losses, color=style["color"], linewidth=0.6, alpha=0.5)
+                first = len(errors) // 4
+                axes.plot(
+                    errors[first:], losses[first:], color=style["color"], linewidth=0.6, alpha=0.5
+                )
             (_, errors, _), (_, losses, _) = (curves.band(estimator, column) for column in FIT)
-            lines[estimator] = axes.plot(errors, losses, **style)[0]
+            first = len(errors) // 4
+            lines[estimator] = axes.plot(errors[first:], losses[first:], **style)[0]
         dress(axes, title=name, xlabel=f"{FINAL['val_error']} (falls along the training)")
         axes.invert_xaxis()
     panels[0].set_ylabel(FINAL["held_out_loss"])

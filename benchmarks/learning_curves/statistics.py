@@ -201,19 +201,21 @@ def derived(row: Row) -> dict[str, Any]:
     These are its variance and squared bias by one sample's variance, one sample's squared bias likewise, and its noise
     by its norm.
     """
-    variance, norm = (
-        float(row["gradient_variance"]),
-        math.sqrt(max(float(row["gradient_norm_sq"]), 0.0)),
-    )
-    plain = float(row["one_sample_variance"])
+    variance, plain = float(row["gradient_variance"]), float(row["one_sample_variance"])
+    norm = math.sqrt(max(float(row["gradient_norm_sq"]), 0.0))
     added = {
-        "bias_ratio": float(row["gradient_bias_sq"]) / plain,
-        "one_sample_bias_ratio": float(row["one_sample_bias_sq"]) / plain,
-        "variance_ratio": variance / plain,
-        "relative_noise": math.sqrt(variance) / norm if norm else math.nan,
+        "bias_ratio": _ratio(float(row["gradient_bias_sq"]), plain),
+        "one_sample_bias_ratio": _ratio(float(row["one_sample_bias_sq"]), plain),
+        "variance_ratio": _ratio(variance, plain),
+        "relative_noise": _ratio(math.sqrt(variance), norm),
         "estimator_share": float(row["estimator_seconds"]) / float(row["seconds"]),
     }
     return {**row, **added}
+
+
+def _ratio(value: float, divisor: float) -> float:
+    """Return the ratio, or NaN if there is none: with few pairs (z, t) no target may have noise."""
+    return value / divisor if divisor else math.nan
 
 
 def interval(differences: Sequence[float], comparisons: int = 1) -> Interval:

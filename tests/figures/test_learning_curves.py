@@ -11,7 +11,7 @@ from scipy.stats import ttest_rel
 from benchmarks.learning_curves.__main__ import main
 from benchmarks.learning_curves.claims import contrasts, judge
 from benchmarks.learning_curves.picture import picture
-from benchmarks.learning_curves.statistics import Curves
+from benchmarks.learning_curves.statistics import Curves, derived
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 
@@ -129,6 +129,16 @@ def test_images_to_a_value_are_interpolated_in_its_logarithm():
     # before the first measurement
     assert np.isnan(runs.at_seconds("fd_pixels", 9.0)("OneSample", 0))
     assert runs.last("relative_noise")("KNN", 0) == pytest.approx(0.5)
+
+
+def test_without_noise_of_the_targets_there_are_no_ratios():
+    row = {"gradient_variance": 0.0, "gradient_norm_sq": 0.0, "one_sample_variance": 0.0}
+    row |= {"gradient_bias_sq": 0.0, "one_sample_bias_sq": 0.0}
+    row |= {"estimator_seconds": 1.0, "seconds": 4.0}
+    added = derived(row)
+    assert math.isnan(added["variance_ratio"])
+    assert math.isnan(added["relative_noise"])
+    assert added["estimator_share"] == 0.25
 
 
 def test_run_without_last_point_is_compared_one_point_before():
