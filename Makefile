@@ -30,8 +30,7 @@ ONCE := metrics/test_fidelity.py::test_numbers_equal_torch_fidelity_on_images_an
 	estimators/test_exact.py::test_the_pieces_of_a_set_leave_their_memory_to_the_next
 PARALLEL := -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
-# Both run side by side, the second where the first leaves a core idle, because its tests wait for other processes. The second
-# tells its result at its end.
+# Both run side by side, because tests that wait for other processes leave a core idle. The second tells its result at its end.
 test: lint
 	@$(MAKE) --no-print-directory --jobs=2 test-here test-oldest
 
@@ -39,7 +38,7 @@ test-here:
 	$(BIN)/pytest $(PARALLEL)
 
 test-oldest:
-	@text=$$($(OLDEST) nice -n 15 $(BIN)/pytest -q -m "not slow and not gpu" $(ONCE:%=--deselect tests/%) $(NUMERICAL:%=tests/%) 2>&1); \
+	@text=$$($(OLDEST) $(BIN)/pytest -q -m "not slow and not gpu" $(ONCE:%=--deselect tests/%) $(NUMERICAL:%=tests/%) 2>&1); \
 	status=$$?; echo "$$text"; exit $$status
 
 # Tests that take minutes, or whose paths cheaper tests take.
