@@ -17,6 +17,13 @@ from benchmarks.learning_curves.differences import (
 from benchmarks.learning_curves.table import COLUMNS
 from lit_knn.common.tables import write_rows
 
+RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
+LARGER_SETS = ("learning_curves_cifar16_5000", "learning_curves_cifar16")
+COMMITTED = {
+    "noise_differences": ("noise_cifar16_1000", *LARGER_SETS),
+    "noise_differences_posterior": ("noise_cifar16_1000",),
+    "noise_new_seeds": ("noise_new_seeds_cifar16_1000", *LARGER_SETS),
+}
 ARGUMENTS = ["--module", "EDM", "--reference", "Exact"]
 
 
@@ -110,6 +117,13 @@ def test_each_interval_is_drawn_at_its_mean_in_its_row(tmp_path):
     }
     means = [own["held_out_loss"].alone.mean for own in compared.differences.values()]
     assert [drawn[place] for place in panel.get_yticks()] == pytest.approx(means)
+
+
+@pytest.mark.parametrize("name", COMMITTED)
+def test_committed_differences_are_those_of_the_committed_rows(capsys, name):
+    tables = [str(RESULTS / f"{stem}_cpu.csv") for stem in COMMITTED[name]]
+    main([*tables, "--reference", "posterior 1" if "posterior" in name else "Exact"])
+    assert capsys.readouterr().out == (RESULTS / f"{name}.md").read_text()
 
 
 @pytest.mark.parametrize(
