@@ -6,7 +6,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from benchmarks.learning_curves.statistics import Curves, Interval
+from benchmarks.learning_curves.intervals import Interval
+from benchmarks.learning_curves.statistics import Curves
 
 HOLDS, FAILS, OPEN = "holds", "does not hold", "not significant"
 LOWER, EQUAL = "lower", "equal"

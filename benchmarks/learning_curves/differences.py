@@ -8,40 +8,28 @@ error against the exact target, which tells whether an estimator generalises oth
 """
 
 import argparse
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
 
 from benchmarks.common import Output, markdown
+from benchmarks.learning_curves.difference_pictures import (
+    EQUAL_ERROR,
+    FIT,
+    LEAST_LOSS,
+    TITLES,
+    Compared,
+    fit_picture,
+    picture,
+)
 from benchmarks.learning_curves.grid import REGRESSIONS, targets
-from benchmarks.learning_curves.statistics import Curves, Difference
+from benchmarks.learning_curves.statistics import Curves, Value
 from benchmarks.learning_curves.table import CurveTable
-from benchmarks.learning_curves.titles import COMPARED, FINAL, INTERVALS
+from benchmarks.learning_curves.titles import COMPARED, INTERVALS
 from lit_knn.common.errors import InputError, errors_in_one_line
 from lit_knn.common.tables import Row
-from lit_knn.figures.style import Look, dress, looks, save_figure
-
-FIT = ("val_error", "held_out_loss")
-EQUAL_ERROR, LEAST_LOSS = "loss_at_equal_error", "least_loss"
-TITLES = {name: FINAL[name] for name in COMPARED}
-TITLES |= {EQUAL_ERROR: "loss at an equal error", LEAST_LOSS: "least loss at held-out images"}
-DRAWN = ("held_out_loss", EQUAL_ERROR, "val_error", "fd_features", "fd_pixels")
-
-Value = Callable[[str, int], float]
-"""A number of a run, by its estimator and seed."""
-
-
-class Compared(NamedTuple):
-    """The runs of a set, what is compared by name, and the differences of each estimator by the same names."""
-
-    curves: Curves
-    measures: dict[str, Value]
-    differences: dict[str, dict[str, Difference]]
+from lit_knn.figures.style import save_figure
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -107,7 +95,7 @@ def compare(curves: Curves, module: str, reference: str, step: int | None) -> Co
         raise InputError(f"--step {step}: measured were {sorted(curves.steps)}")
 
     step = step or max(curves.steps)
-    measures = {name: at_step(curves, name, step) for name in COMPARED if curves.measured(name)}
+    measures = {name: curves.at_step(name, step) for name in COMPARED if curves.measured(name)}
     # The loss of a consistency model does not say how far it is from the data's posterior mean.
     if module in REGRESSIONS and all(map(curves.measured, FIT)):
         measures[EQUAL_ERROR] = loss_at_equal_error(curves, reference, step)
@@ -126,16 +114,6 @@ def compare(curves: Curves, module: str, reference: str, step: int | None) -> Co
     return Compared(curves, measures, by_estimator)
 
 
-def at_step(curves: Curves, name: str, step: int) -> Value:
-    """Return a function of (estimator, seed): a column at a step."""
-
-    def value(estimator: str, seed: int) -> float:
-        steps = curves.column(estimator, seed, "step")
-        return float(curves.column(estimator, seed, name)[steps == step][0])
-
-    return value
-
-
 def loss_at_equal_error(curves: Curves, reference: str, step: int) -> Value:
     """Return a function of (estimator, seed): the loss at new images minus the reference's at the same error.
 
@@ -146,7 +124,7 @@ def loss_at_equal_error(curves: Curves, reference: str, step: int) -> Value:
     def value(estimator: str, seed: int) -> float:
         errors, losses = (curves.column(reference, seed, name) for name in FIT)
         order = errors.argsort()
-        error, loss = (at_step(curves, name, step)(estimator, seed) for name in FIT)
+        error, loss = (curves.at_step(name, step)(estimator, seed) for name in FIT)
         return float(loss - np.interp(error, errors[order], losses[order]))
 
     return value
@@ -173,79 +151,6 @@ def table(by_set: dict[str, Compared], reference: str) -> str:
             lines.append([estimator, str(seeds), *cells])
         parts += [f"## {name}", markdown(lines)]
     return "\n\n".join(parts)
-
-
-def picture(by_set: dict[str, Compared], reference: str) -> Figure:
-    """Draw the intervals: a panel for each measure, a line for each estimator, a colour for each set."""
-    estimators = list(dict.fromkeys(name for each in by_set.values() for name in each.differences))
-    places = {name: -place for place, name in enumerate(estimators)}
-    styles = looks(by_set)
-    # The sets lie beside each other within the line of an estimator.
-    shifts = dict(zip(by_set, np.linspace(0.2, -0.2, len(by_set) + 2)[1:-1], strict=True))
-
-    drawn = [name for name in DRAWN if any(name in each.measures for each in by_set.values())]
-    figure = Figure(figsize=(2.7 * len(drawn), 0.45 * len(estimators) + 1.4), layout="constrained")
-    panels = figure.subplots(1, len(drawn), sharey=True, squeeze=False)[0]
-    for axes, measure in zip(panels, drawn, strict=True):
-        axes.axvline(0, color="0.4", linewidth=0.8)
-        for name, each in by_set.items():
-            for estimator, differences in each.differences.items():
-                if measure in differences and differences[measure].alone.seeds > 1:
-                    height = places[estimator] + shifts[name]
-                    _draw(axes, differences[measure], height, styles[name], name)
-        dress(axes, title=TITLES[measure])
-        axes.xaxis.set_major_locator(MaxNLocator(4))
-    panels[0].set_yticks(list(places.values()), list(places))
-    panels[0].set_ylabel(f"minus {reference}")
-    lines = dict(zip(*reversed(panels[0].get_legend_handles_labels()), strict=True))
-    figure.legend(
-        lines.values(), lines.keys(), loc="outside lower center", ncols=len(lines), frameon=False
-    )
-    return figure
-
-
-def fit_picture(by_set: dict[str, Compared]) -> Figure:
-    """Draw the loss at new images over the error against the exact target: thin lines for seeds, thick ones for means.
-
-    The error falls along a training, so its axis is reversed. The first quarter of the measurements, in which both are
-    far larger, is left out. A panel for each set.
-    """
-    figure = Figure(figsize=(4.2 * len(by_set), 3.8), layout="constrained")
-    panels = figure.subplots(1, len(by_set), squeeze=False)[0]
-    lines = {}
-    for axes, (name, each) in zip(panels, by_set.items(), strict=True):
-        curves = each.curves
-        for estimator, style in looks(curves.estimators).items():
-            for seed in curves.seeds(estimator):
-                errors, losses = (curves.column(estimator, seed, column) for column in FIT)
-                first = len(errors) // 4
-                axes.plot(
-                    errors[first:], losses[first:], color=style["color"], linewidth=0.6, alpha=0.5
-                )
-            (_, errors, _), (_, losses, _) = (curves.band(estimator, column) for column in FIT)
-            first = len(errors) // 4
-            lines[estimator] = axes.plot(errors[first:], losses[first:], **style)[0]
-        dress(axes, title=name, xlabel=f"{FINAL['val_error']} (falls along the training)")
-        axes.invert_xaxis()
-    panels[0].set_ylabel(FINAL["held_out_loss"])
-    figure.legend(lines.values(), lines.keys(), loc="outside right center", frameon=False)
-    return figure
-
-
-def _draw(axes: Axes, difference: Difference, height: float, style: Look, name: str) -> None:
-    """Draw the interval that holds together with others as a thin line, and the one that holds alone over it."""
-    mean, colour = difference.alone.mean, style["color"]
-    axes.errorbar(mean, height, xerr=difference.together.half_width, color=colour, linewidth=0.7)
-    axes.errorbar(
-        mean,
-        height,
-        xerr=difference.alone.half_width,
-        color=colour,
-        marker=style["marker"],
-        markersize=4,
-        linewidth=2.2,
-        label=name,
-    )
 
 
 if __name__ == "__main__":

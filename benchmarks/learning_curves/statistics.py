@@ -2,51 +2,15 @@
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
-from scipy.stats import t as student
 
+from benchmarks.learning_curves.intervals import NOT_MEASURED, Difference, Interval, interval
 from lit_knn.common.tables import Row
 
-CONFIDENCE = 0.95
-NOT_MEASURED = "not measured"
-
-
-class Interval(NamedTuple):
-    """A mean over seeds with the half-width of its t-interval at `CONFIDENCE`."""
-
-    mean: float
-    half_width: float
-    seeds: int
-
-    @property
-    def sign(self) -> int:
-        """−1 or 1 if the interval excludes 0, or 0: then the data do not tell the sign."""
-        return int(np.sign(self.mean)) if abs(self.mean) > self.half_width else 0
-
-    def __str__(self) -> str:
-        """Return the interval as text, bold if it excludes 0."""
-        if self.seeds == 0:
-            return NOT_MEASURED
-        if math.isinf(self.half_width):
-            return f"{self.mean:+.3g} (one seed)"
-        text = f"{self.mean:+.3g} ± {self.half_width:.2g}"
-        return f"**{text}**" if self.sign else text
-
-
-class Difference(NamedTuple):
-    """A difference with the interval that holds alone, and with the one that holds together with others."""
-
-    alone: Interval
-    together: Interval
-
-    def cell(self, seeds: int) -> str:
-        """Return the text of a table's cell, whose row has this number of seeds."""
-        mark = "†" if self.together.sign else ""
-        known = self.alone.seeds
-        of_some = f" ({known} of {seeds})" if 1 < known < seeds else ""
-        return f"{self.alone}{mark}{of_some}"
+Value = Callable[[str, int], float]
+"""A number of a run, by its estimator and seed."""
 
 
 class Curves:
@@ -101,13 +65,20 @@ class Curves:
         spread = runs.std(0, ddof=1) if len(runs) > 1 else np.full(runs.shape[1], np.nan)
         return self.course(estimator, self.seeds(estimator)[0], "images"), runs.mean(0), spread
 
-    def last(self, name: str) -> Callable[[str, int], float]:
+    def last(self, name: str) -> Value:
         """Return a function of (estimator, seed): the column at the last step of all."""
         return lambda estimator, seed: float(self.course(estimator, seed, name)[-1])
 
-    def spread(
-        self, estimator: str, value: Callable[[str, int], float], missing: str = NOT_MEASURED
-    ) -> str:
+    def at_step(self, name: str, step: int) -> Value:
+        """Return a function of (estimator, seed): the column at a step."""
+
+        def value(estimator: str, seed: int) -> float:
+            steps = self.column(estimator, seed, "step")
+            return float(self.column(estimator, seed, name)[steps == step][0])
+
+        return value
+
+    def spread(self, estimator: str, value: Value, missing: str = NOT_MEASURED) -> str:
         """Return mean ± standard deviation over the seeds of an estimator as text; `missing` if no seed has a value."""
         values = np.array([value(estimator, seed) for seed in self.seeds(estimator)])
         known = values[~np.isnan(values)]
@@ -130,7 +101,7 @@ class Curves:
         """Return the processor's time that every run reached."""
         return min(float(self.column(*run, "cpu_seconds")[-1]) for run in self._rows)
 
-    def at_seconds(self, name: str, seconds: float) -> Callable[[str, int], float]:
+    def at_seconds(self, name: str, seconds: float) -> Value:
         """Return a function of (estimator, seed): ln-linear interpolation of a column at a processor time.
 
         A run has NaN before its first measurement, because its value there is not known.
@@ -144,7 +115,7 @@ class Curves:
 
         return value
 
-    def images_to_reach(self, name: str, baseline: str) -> Callable[[str, int], float]:
+    def images_to_reach(self, name: str, baseline: str) -> Value:
         """Return a function of (estimator, seed): the share of the baseline's images after which a run is as good.
 
         The goal is the last value of the baseline's run of the same seed. A run that does not reach it has NaN. Between
@@ -168,9 +139,7 @@ class Curves:
 
         return value
 
-    def difference(
-        self, value: Callable[[str, int], float], one: str, other: str, comparisons: int = 1
-    ) -> Difference:
+    def difference(self, value: Value, one: str, other: str, comparisons: int = 1) -> Difference:
         """Compare two estimators by the differences of runs with the same seed; see `interval`."""
         alone, together = (
             self.contrast(value, [one], [other], number) for number in (1, comparisons)
@@ -179,7 +148,7 @@ class Curves:
 
     def contrast(
         self,
-        value: Callable[[str, int], float],
+        value: Value,
         group: Sequence[str],
         others: Sequence[str],
         comparisons: int = 1,
@@ -216,22 +185,3 @@ def derived(row: Row) -> dict[str, Any]:
 def _ratio(value: float, divisor: float) -> float:
     """Return the ratio, or NaN if there is none: with few pairs (z, t) no target may have noise."""
     return value / divisor if divisor else math.nan
-
-
-def interval(differences: Sequence[float], comparisons: int = 1) -> Interval:
-    """Return the t-interval of the mean of independent numbers; one number has an infinite interval.
-
-    Args:
-        differences: the numbers; NaN is left out.
-        comparisons: number of intervals from which this one was chosen by its data. By Bonferroni's rule all of them
-            together hold the true means at `CONFIDENCE`.
-    """
-    values = np.array([value for value in differences if not math.isnan(value)])
-    if len(values) < 2:
-        return Interval(float(values.mean()) if len(values) else math.nan, math.inf, len(values))
-    quantile = student.isf((1 - CONFIDENCE) / 2 / comparisons, len(values) - 1)
-    return Interval(
-        float(values.mean()),
-        float(quantile * values.std(ddof=1) / math.sqrt(len(values))),
-        len(values),
-    )

@@ -31,7 +31,7 @@ COMPARED = (
     "distance_to_patches",
     "distance_to_smoothed",
 )
-# What tables of differences say of their intervals.
+# Tables of differences explain their intervals by this sentence.
 INTERVALS = (
     "Each 95 % t-interval holds alone; bold if it excludes 0, and † if it does so with Bonferroni's rule for its "
     "column, too."

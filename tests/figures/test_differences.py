@@ -6,14 +6,8 @@ import numpy as np
 import pytest
 from scipy.stats import ttest_rel
 
-from benchmarks.learning_curves.differences import (
-    EQUAL_ERROR,
-    LEAST_LOSS,
-    compare,
-    main,
-    picture,
-    read,
-)
+from benchmarks.learning_curves.difference_pictures import EQUAL_ERROR, LEAST_LOSS, picture
+from benchmarks.learning_curves.differences import compare, main, read
 from benchmarks.learning_curves.table import COLUMNS
 from lit_knn.common.tables import write_rows
 
@@ -71,7 +65,7 @@ def test_differences_are_those_of_scipy_over_paired_seeds(tmp_path, step, point)
 def test_at_an_equal_error_the_loss_is_that_of_the_reference(tmp_path):
     # The reference's loss rises as its error falls: 5 - 2 * error.
     runs = {("Exact", seed): [(2.0, 1.0 + seed), (1.0, 3.0 + seed)] for seed in range(2)}
-    # This one is on the reference's line, 0.25 above it, and fits more than the reference ever does.
+    # The first lies on the reference's line, and the second 0.25 above it. The third fits more than the reference does.
     runs |= {("OneSample", seed): [(3.0, 9.0), (1.5, 2.0 + seed)] for seed in range(2)}
     runs |= {("posterior 1", seed): [(3.0, 9.0), (1.25, 2.75 + seed)] for seed in range(2)}
     runs |= {("isotropic 1", seed): [(3.0, 9.0), (0.5, 2.0 + seed)] for seed in range(2)}
