@@ -162,7 +162,7 @@ def _prepare_latents(out: Path, changes: PrepareOptions, options: argparse.Names
     """
     # Images alone are prepared without these imports, which take seconds.
     from lit_knn.data.autoencoders import AutoencoderKL
-    from lit_knn.data.latents_writer import prepare_latents
+    from lit_knn.data.latents_writer import check_options, prepare_latents
 
     images = Path(options.source).expanduser()
     is_plain_array = images.is_file() and not images.with_suffix(".json").exists()
@@ -170,21 +170,22 @@ def _prepare_latents(out: Path, changes: PrepareOptions, options: argparse.Names
     if is_prepared and (changes != PrepareOptions() or options.skip_bad):
         raise InputError(f"{images} is prepared: options that change images are for other sources")
 
-    # A wrong autoencoder is refused now, and not after hours of preparing images.
+    # A wrong autoencoder, or a file of another one, is refused now, and not after hours of preparing images.
     coder = AutoencoderKL(options.autoencoder, options.draw_seed, options.latent_scale)
     coder.loaded()
+    mirrored = not options.no_mirrored
+    check_options(out, coder, options.half, mirrored)
     if not is_prepared:
         images = out.with_suffix(".images.npy")
         made = prepare(options.source, images, changes, options.workers, None, options.skip_bad)
         print(_summary(images, made))
 
-    made = prepare_latents(images, out, coder, options.half, not options.no_mirrored)
+    made = prepare_latents(images, out, coder, options.half, mirrored)
     assert made.latents is not None
     shape = "x".join(map(str, made.shape[1:]))
-    mirrored = "" if options.no_mirrored else ", those of mirrored images included"
+    which = ", those of mirrored images included" if mirrored else ""
     spread = f"standard deviation {made.latents['standard_deviation']:.3g}"
-    size = f"{out.stat().st_size / 1e9:.2f} GB"
-    print(f"{out}: {made.shape[0]:,} latents of {shape}{mirrored}, {spread}, {size}")
+    print(f"{out}: {made.shape[0]:,} latents of {shape}{which}, {spread}, {_size(out)}")
 
 
 def _summary(out: Path, made: Description) -> str:
@@ -196,11 +197,15 @@ def _summary(out: Path, made: Description) -> str:
     """
     N, channels, height, width = made.shape
     labels = "without" if made.labels is None else "with"
-    size = out.stat().st_size / 1e9
-    held = f"{out}: {N:,} images of {width}x{height}x{channels}, {labels} labels, {size:.2f} GB"
+    held = f"{out}: {N:,} images of {width}x{height}x{channels}, {labels} labels, {_size(out)}"
 
     skipped = skipped_path(out)
     if not skipped.exists():
         return held
     number = len(skipped.read_text(encoding="utf-8").splitlines())
     return f"{held}; {number:,} bad files are left out, see {skipped.name}"
+
+
+def _size(path: Path) -> str:
+    """Return the size of a file in gigabytes."""
+    return f"{path.stat().st_size / 1e9:.2f} GB"

@@ -20,8 +20,8 @@ from lit_knn.data.growing_file import append, cut, npy_header
 from lit_knn.data.image_source import Origin
 from lit_knn.data.latent_files import Encoding, seen_from
 from lit_knn.data.partial_file import CONTENT_SUFFIX, beside, partial_file, write_json
-from lit_knn.data.prepared import Description, npy_path, read_prepared
-from lit_knn.data.prepared_writer import finished, name_file
+from lit_knn.data.prepared import Description, npy_path, open_prepared, read_prepared
+from lit_knn.data.prepared_writer import finished, made_otherwise, name_file
 from lit_knn.reference import ReferenceSet
 
 # Images are encoded and written in blocks of this number. A block is encoded in the same batches whether or not the
@@ -53,7 +53,7 @@ def prepare_latents(
     whole = ReferenceSet(prepared.images, hflip=mirrored)
     origin = Origin(
         source=source.name,
-        options={**autoencoder.settings(), "half": half, "mirrored": mirrored},
+        options=_options(autoencoder, half, mirrored),
         fingerprint=prepared.sha256,
     )
     if out.exists():
@@ -82,6 +82,23 @@ def prepare_latents(
         description = Description(shape, sha256, origin, labels, prepared.class_names, encoding)
         name_file(out, description)
     return description
+
+
+def check_options(out: Path, autoencoder: AutoencoderKL, half: bool, mirrored: bool) -> None:
+    """Refuse a file that exists and was encoded in another way, before its images are prepared for hours.
+
+    The arguments are those of `prepare_latents`.
+    """
+    if not out.exists():
+        return
+    made = open_prepared(out)[1].origin["options"]
+    if made != _options(autoencoder, half, mirrored):
+        raise made_otherwise(out)
+
+
+def _options(autoencoder: AutoencoderKL, half: bool, mirrored: bool) -> dict[str, object]:
+    """Return what latents of the same images depend on."""
+    return {**autoencoder.settings(), "half": half, "mirrored": mirrored}
 
 
 def _encoding(

@@ -111,11 +111,16 @@ def finished(origin: Origin, out: Path) -> Description:
     description = open_prepared(out)[1]
     # The name of the source may differ.
     if {**description.origin, "source": ""} != {**origin, "source": ""}:
-        advice = "delete both files, or name another"
-        raise InputError(f"{out} was made of other images or in another way: {advice}")
+        raise made_otherwise(out)
 
     beside(out, CONTENT_SUFFIX).unlink(missing_ok=True)
     return description
+
+
+def made_otherwise(out: Path) -> InputError:
+    """Return the error for a file that exists, and is not what is asked for."""
+    advice = "delete both files, or name another"
+    return InputError(f"{out} was made of other images or in another way: {advice}")
 
 
 def _first_shape(content: PartialContent) -> tuple[int, ...]:

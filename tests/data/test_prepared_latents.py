@@ -151,6 +151,25 @@ def test_an_interrupted_encoding_ends_with_the_same_file(files, monkeypatch, cap
     assert not list(folder.glob("*.partial*"))
 
 
+def test_an_existing_file_of_another_way_is_refused_first(files, capsys):
+    folder, _ = files
+    out, command = folder / "z.npy", ["prepare", str(folder / "source"), str(folder / "z.npy")]
+    command += ["--autoencoder", str(folder / "vae")]
+    main(command)
+    images = folder / "z.images.npy"
+    before = out.read_bytes()
+    # Without the images, they would be prepared again first.
+    images.unlink()
+    images.with_suffix(".json").unlink()
+    with pytest.raises(SystemExit):
+        main([*command, "--half"])
+    assert "in another way" in capsys.readouterr().err
+    assert not images.exists()
+    main(command)
+    assert images.exists()
+    assert out.read_bytes() == before
+
+
 def test_one_door_reads_latents_with_images_and_mirrors(files, monkeypatch):
     folder, vae = files
     coder = AutoencoderKL(str(folder / "vae"))
@@ -324,6 +343,7 @@ def test_latents_that_do_not_fit_are_refused(files, capsys):
     shutil.rmtree(folder / "vae")
     assert "vae is not a folder that save_pretrained" in refusal(Images(z).setup)
     images.unlink()
+    images.with_suffix(".json").unlink()
     assert "images.npy, which do not exist: samples are compared with" in refusal(Images, z)
     words = "holds latents, and latents are not prepared again"
     assert words in refusal(prepare, z, folder / "again.npy")
