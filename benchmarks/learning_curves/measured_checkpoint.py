@@ -1,4 +1,4 @@
-"""The last checkpoint of a training of the grid, which never lacks the row of its step."""
+"""The checkpoints of a training of the grid: of each measured step, and the last one, which never lacks its row."""
 
 import pytorch_lightning as pl
 
@@ -7,7 +7,7 @@ from lit_knn.common.checkpoint_file import LAST_NAME
 
 
 class MeasuredCheckpoint(LastCheckpoint):
-    """Keep `last.ckpt`, but save at the step of a measurement only after it.
+    """Keep `last.ckpt`, but save at the step of a measurement only after it. Keep that step's, too, as `step=N.ckpt`.
 
     A resumed training does not measure the step that it starts from, so a checkpoint from before the measurement would
     lose its row.
@@ -32,3 +32,4 @@ class MeasuredCheckpoint(LastCheckpoint):
         """Save, because the row is complete."""
         self._measured_step = trainer.global_step
         self.save(trainer)
+        super().save(trainer, f"step={trainer.global_step}.ckpt")

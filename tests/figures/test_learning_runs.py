@@ -54,6 +54,11 @@ def test_finished_run_is_kept_and_stopped_one_is_remade_equal(tmp_path, monkeypa
 
     whole, shorter = tmp_path / "whole.csv", tmp_path / "shorter.csv"
     kept = rows_of(whole)
+    # The networks of all measurements are there, for measures of later.
+    folders = [path.parent for path in (tmp_path / "whole").rglob("last.ckpt")]
+    steps = {int(step) for _, _, step in kept}
+    assert folders
+    assert all((folder / f"step={step}.ckpt").exists() for folder in folders for step in steps)
     lines = whole.read_text().splitlines(keepends=True)
     # without ECT, OneSample: it starts from EDM, OneSample, again
     shorter.write_text("".join(line for line in lines if "ECT" not in line or ",KNN," in line))
