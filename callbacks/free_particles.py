@@ -78,9 +78,11 @@ class FreeParticles(Measurement):
         bind_all(by_option, reference, min(ends.sigma_min for ends in self.ends))
         check_search(reference)
 
-    @rank_zero_only
     def evaluate(self) -> None:
-        """Move the particles of all runs on the first rank, and write the table after each run."""
+        """Move the particles of all runs, and write the table after each run.
+
+        Every rank moves all of them, and measures its share.
+        """
         held_out = getattr(self.data, "held_out_reference", None)
         measure = ParticleMeasure(self.reference, held_out)
         rows: list[Row] = []
@@ -93,7 +95,8 @@ class FreeParticles(Measurement):
                     run = f"{name}, t ≥ {ends.sigma_min:g}"
                     rows_of_run, last[run] = self._move(run, estimator, ends, measure, bar)
                     rows += rows_of_run
-                    write_rows(self.run_folder / CSV_NAME, rows)
+                    if self.trainer.is_global_zero:
+                        write_rows(self.run_folder / CSV_NAME, rows)
         self._draw(rows, last)
 
     def _move(
@@ -124,6 +127,7 @@ class FreeParticles(Measurement):
                 rows.append(row)
         return rows, x
 
+    @rank_zero_only
     def _draw(self, rows: list[Row], last: dict[str, Tensor]) -> None:
         """Draw the rows, and the first particles of each run, (num, *shape), if they are pictures."""
         images = {}

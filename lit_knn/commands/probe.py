@@ -63,11 +63,12 @@ def probe(
     folder = Path(out).expanduser()
     t = noise_grid(levels, t_min, t_max)
     drawn = draw_latents(datamodule, held_out, latents, device)
+    images = drawn[0].reference
+    # A module whose levels are not known is refused before the long work.
+    training = training_of(model, images.shape, datamodule.seed)
     is_conditional = bool(getattr(model, "conditioning", None))
     table = measure_levels(drawn, by_class or is_conditional, t, folder / "levels")
 
-    images = drawn[0].reference
-    training = training_of(model, images.shape, datamodule.seed)
     constants = edm_constants(drawn[0])
     lines, estimator = conclude(np.array(t), table, training)
     if estimator not in (None, "OneSample"):

@@ -6,11 +6,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lit_knn.common.errors import InputError
 from lit_knn.common.rng import Stream, keyed_generator
 from lit_knn.common.stopwatch import Stopwatch
 from lit_knn.metrics.edm_constants import EDM
 from lit_knn.metrics.probe_shares import Training
-from lit_knn.modules import LitEstimator, LitFlow, LitMeanFlow, LitScoreDifference, LitSCT
+from lit_knn.modules import (
+    LitEDM,
+    LitEstimator,
+    LitFlow,
+    LitMeanFlow,
+    LitScoreDifference,
+    LitSCT,
+)
 from lit_knn.modules.consistency import ConsistencyTraining
 from lit_knn.sampling.schedules import consistency_weight, edm_weight, log_normal_sigmas
 from lit_knn.sampling.score_difference import stratified_levels
@@ -24,6 +32,7 @@ PASS_IMAGES = 8
 PASSES = 4
 # EDM's mean and standard deviation of ln t.
 EDM_P_MEAN, EDM_P_STD = -1.2, 1.2
+ADVICE = "give --model LitEstimator, which stands for EDM's, or a subclass of a module of lit_knn"
 # A step after the end of any training. Schedules of noise levels are finest at the end, where most of a training is.
 LAST_STEP = 2**62
 
@@ -35,6 +44,9 @@ def training_of(model: Any, shape: Sequence[int], seed: int) -> Training:
         model: the module. For a LitEstimator, which is not trained, levels and weights are EDM's, without a time.
         shape: shape of an image.
         seed: seed of the draws from the noise levels.
+
+    Raises:
+        InputError: the module is of a kind whose levels are not known.
     """
     generator = keyed_generator("cpu", seed, Stream.PROBE)
     name = type(model).__name__
@@ -60,11 +72,11 @@ def training_of(model: Any, shape: Sequence[int], seed: int) -> Training:
         sigma = model.process.sigma(t)
         # Their loss is that of the velocity, in which an error of 1 in the mean has this size.
         weight = model.process.velocity(0 * t, t, torch.ones_like(t)).square()
+    elif isinstance(model, LitEDM):
+        sigma = log_normal_sigmas(DRAWS, model.P_mean, model.P_std, generator)
+        weight = edm_weight(sigma, model.sigma_data)
     else:
-        P_mean = getattr(model, "P_mean", EDM_P_MEAN)
-        P_std = getattr(model, "P_std", EDM_P_STD)
-        sigma = log_normal_sigmas(DRAWS, P_mean, P_std, generator)
-        weight = edm_weight(sigma, getattr(model, "sigma_data", EDM["sigma_data"]))
+        raise InputError(f"the noise levels and loss of {name} are not known; {ADVICE}")
     return Training(name, sigma.numpy(), weight.numpy(), milliseconds_of_pass(model, shape))
 
 

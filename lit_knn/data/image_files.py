@@ -94,24 +94,23 @@ def check_same_size(first: str, shape: tuple[int, ...], name: str, other: tuple[
 
 def _all_images(files: Files) -> np.ndarray:
     """Decode all images, or raise one error that tells of all bad files."""
-    from tqdm import tqdm
-
     names, problems = files.images, []
     first = ""  # name of the first image that is not bad, which sets the size of all
     images = np.empty(0, np.uint8)
 
-    text = f"Reading {files.path.name}"
-    for i, name in enumerate(tqdm(names, text, unit=" images", disable=None, leave=False)):
-        try:
-            image = decode(files.read, name)
-        except BadImageError as error:
-            problems.append(str(error))
-            continue
+    with progress_bar(len(names), f"Reading {files.path.name}", " images") as bar:
+        for i, name in enumerate(names):
+            bar.update()
+            try:
+                image = decode(files.read, name)
+            except BadImageError as error:
+                problems.append(str(error))
+                continue
 
-        if not first:
-            first, images = name, np.empty((len(names), *image.shape), np.uint8)
-        check_same_size(first, images.shape[1:], name, image.shape)
-        images[i] = image
+            if not first:
+                first, images = name, np.empty((len(names), *image.shape), np.uint8)
+            check_same_size(first, images.shape[1:], name, image.shape)
+            images[i] = image
 
     if problems:
         advice = "lit-knn prepare --skip-bad leaves such files out"

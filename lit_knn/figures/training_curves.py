@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from lit_knn.common.tables import TITLES
+from lit_knn.common.tables import HELD_OUT, TITLES
 from lit_knn.figures.style import Look, dress, image_unit, log_axis, looks
 
-HIGHER_IS_BETTER = {"inception_score", "precision", "recall"}
+HIGHER_IS_BETTER = {"inception_score", "precision", "recall", "density", "coverage"}
 
 Points = Sequence[tuple[int, float]]  # (images seen, value), ascending
 
@@ -39,7 +39,7 @@ class TrainingCurve:
 
 def higher_is_better(metric: str) -> bool:
     """Return whether larger values of a metric are better; the metric may be that of held-out images."""
-    return metric.removesuffix("_held_out") in HIGHER_IS_BETTER
+    return metric.removesuffix(HELD_OUT) in HIGHER_IS_BETTER
 
 
 def best_point(points: Points, metric: str) -> tuple[int, float]:

@@ -14,10 +14,7 @@ from lit_knn.metrics.memorisation import check_threshold
 
 # Fréchet distances, with the features of each; "fd" is that of the option `features`.
 DISTANCES: dict[str, type[FeatureExtractor]] = {
-    "fid": InceptionV3,
-    "fd_dinov2": DINOv2,
-    "fd_efficientnet": EfficientNetLite0,
-    "fd_pixels": Pixels,
+    kind.metric: kind for kind in (InceptionV3, DINOv2, EfficientNetLite0, Pixels)
 }
 # Metrics that compare single images by features, and the values of each.
 OF_FEATURES = {

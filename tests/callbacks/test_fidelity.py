@@ -221,6 +221,12 @@ def test_two_ranks_measure_what_one_does(command):
     callbacks = {
         "Fidelity": options,
         "PixelFrechetDistance": {"num_samples": 66, "batch_size": 100},
+        "FreeParticles": {
+            "estimators": {"Exact": {"class_path": "Exact"}},
+            "num_particles": 40,
+            "steps": 2,
+            "every_n_steps": 2,
+        },
     }
     # KNN's draws depend on the batch, so each rank must get whole batches.
     knn = ["--model.estimator", "KNN", "--model.estimator.k", "64", "--model.estimator.n", "4"]
@@ -228,11 +234,11 @@ def test_two_ranks_measure_what_one_does(command):
     for ranks in (1, 2):
         run_main([*args, str(ranks)], ranks)
     assert len(list(Path("cache").iterdir())) == 1
-    for name in ("fidelity.csv", "estimator_error.csv"):
+    for name in ("fidelity.csv", "estimator_error.csv", "particles.csv"):
         one, two = (read_rows(next(Path(ranks).rglob(name))) for ranks in ("1", "2"))
         for ours, theirs in zip(two, one, strict=True):
             for column, value in ours.items():
-                if column not in ("estimator", "ms_per_estimate") and value:
+                if column not in ("estimator", "ms_per_estimate", "run", "seconds") and value:
                     assert float(value) == pytest.approx(
                         float(theirs[column]), rel=1e-4, abs=1e-18
                     ), column

@@ -8,12 +8,14 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from pytorch_lightning import LightningModule
 
 from lit_knn import estimators
 from lit_knn.commands.next_run import PARTS, PROBE_OPTIONS, command_of_next_run
 from lit_knn.commands.probe import draw_latents, options_of
 from lit_knn.commands.probed_training import training_of
 from lit_knn.commands.trainer import Trainer
+from lit_knn.common.errors import InputError
 from lit_knn.data import Digits, PointsOnALine
 from lit_knn.estimators import OneSample
 from lit_knn.metrics import probe
@@ -44,6 +46,11 @@ def cpu_trainer():
 def of(model, shape=(1, 4, 4)):
     model.trainer = cpu_trainer()
     return training_of(model, shape, 0)
+
+
+def test_no_levels_are_guessed_for_another_module():
+    with pytest.raises(InputError, match="noise levels and loss of LightningModule are not known"):
+        training_of(LightningModule(), (1, 4, 4), 0)
 
 
 # The command

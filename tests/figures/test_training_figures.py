@@ -89,7 +89,7 @@ def test_panel_has_runs_of_commonest_or_larger_other_option():
 
 def test_highest_score_is_best_and_a_tie_passes_nothing():
     higher, lower = [(1, 7.0), (2, 9.0), (3, 8.0)], [(1, 6.0), (2, 7.5)]
-    for score in ("inception_score", "recall_held_out"):
+    for score in ("inception_score", "recall_held_out", "density", "coverage"):
         assert best_point(higher, score) == (2, 9.0)
         assert passes(higher, lower, score) == 2
         assert passes(lower, higher, score) is passes(lower, lower, score) is None
