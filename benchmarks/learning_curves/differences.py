@@ -8,6 +8,7 @@ error against the exact target, which tells whether an estimator generalises oth
 """
 
 import argparse
+import math
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -118,14 +119,16 @@ def loss_at_equal_error(curves: Curves, reference: str, step: int) -> Value:
     """Return a function of (estimator, seed): the loss at new images minus the reference's at the same error.
 
     The reference's loss is that of its run of the same seed, on the line between its measurements, where its error
-    against the exact target is the one that the estimator has at the step. Beyond its measurements it is the nearest.
+    against the exact target is the one that the estimator has at the step. Where no measurement of the reference has so
+    small or so large an error, it is NaN.
     """
 
     def value(estimator: str, seed: int) -> float:
         errors, losses = (curves.column(reference, seed, name) for name in FIT)
         order = errors.argsort()
         error, loss = (curves.at_step(name, step)(estimator, seed) for name in FIT)
-        return float(loss - np.interp(error, errors[order], losses[order]))
+        line = np.interp(error, errors[order], losses[order], left=math.nan, right=math.nan)
+        return float(loss - line)
 
     return value
 
@@ -139,7 +142,8 @@ def table(by_set: dict[str, Compared], reference: str) -> str:
     """Return a table in Markdown for each set, with a row for each estimator."""
     parts = [
         f"Each estimator minus `{reference}`, paired by seed. {INTERVALS} The first row has the values of "
-        f"`{reference}`, mean ± standard deviation over seeds."
+        f"`{reference}`, mean ± standard deviation over seeds. The loss at an equal error leaves out a run whose error "
+        f"that of `{reference}` never has."
     ]
     for name, (curves, measures, by_estimator) in by_set.items():
         lines = [["estimator", "seeds", *(TITLES[each] for each in measures)]]
