@@ -53,6 +53,13 @@ class DrawingEstimator(Estimator):
             generator: source of randomness.
         """
 
+    def _posterior_mean(
+        self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: Generator | None
+    ) -> Tensor:
+        """Average the draws with their weights, Eq. 11 (eq:SNIS_estimator), lines 6 to 8 of Algorithm 1."""
+        t = t.flatten()
+        return weighted_mean(self.reference, self.draw(z, t, x_source, generator), z, t)
+
     @torch.no_grad()
     def certified_mean(
         self,

@@ -1,13 +1,15 @@
-"""Estimators that are made of others: their base, and the copies that they bind."""
+"""Estimators that are made of others: their bases, and the copies that they bind."""
 
 import copy
 from abc import abstractmethod
-from typing import TypeVar, cast
+from typing import Self, TypeVar, cast
 
 from torch import Generator, Tensor
 
+from lit_knn.common.errors import InputError, prefixed
 from lit_knn.estimators.base import Estimator
 from lit_knn.estimators.checks import Query
+from lit_knn.reference import ReferenceSet
 
 AnyEstimator = TypeVar("AnyEstimator", bound=Estimator)
 
@@ -26,6 +28,35 @@ class Composite(Estimator):
         self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: Generator | None
     ) -> Tensor:
         return self.mean_of(Query(z, t, x_source, generator))
+
+
+class Wrapper(Estimator):
+    """Base of the estimators that change the estimates of one other.
+
+    Args:
+        estimator: the other estimator; it is copied.
+
+    Attributes:
+        part: the copy, which is bound to the images of the wrapper.
+    """
+
+    def __init__(self, estimator: Estimator) -> None:
+        if estimator.takes_labels:
+            name, part = type(self).__name__, type(estimator).__name__
+            advice = f"for classes use ByClass({name}(...))"
+            raise InputError(f"{name}: {part} takes labels itself; {advice}")
+        self.estimator = self.part = estimator
+        self.uses_source = estimator.uses_source
+
+    def check_lies_within(self, lowest: float, highest: float) -> None:
+        self.estimator.check_lies_within(lowest, highest)
+
+    def bind(self, reference: ReferenceSet) -> Self:
+        super().bind(reference)
+        if self.estimator.needs_reference:
+            with prefixed(type(self).__name__):
+                self.part = copied_apart(self.estimator).bind(reference)
+        return self
 
 
 def copied_apart(estimator: AnyEstimator) -> AnyEstimator:

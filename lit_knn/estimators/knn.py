@@ -13,7 +13,8 @@ The paper does not number the lines of the algorithm. Here they are counted from
 9. Return (μ̂ − z)/t²: `Estimator.score`.
 
 The likelihood p is computed twice: in line 2 from the distances of the search, which may be approximate but for the
-nearest 16, and in line 6 exactly, from the gathered images. `weights_of` and `weighted_mean` are in `draws.py`.
+nearest 16, and in line 6 exactly, from the gathered images. `weights_of` and `weighted_mean` are in `draws.py`;
+`DrawingEstimator` calls them for all estimators that draw.
 """
 
 from collections.abc import Mapping
@@ -24,7 +25,7 @@ from torch import Generator, Tensor
 
 from lit_knn.estimators.certificate import DrawingEstimator, warped_weighted_mean
 from lit_knn.estimators.counts import Limit, count, of_images
-from lit_knn.estimators.draws import Draws, merged, weighted_mean
+from lit_knn.estimators.draws import Draws, merged
 from lit_knn.reference import ReferenceSet
 from lit_knn.theory.posterior import direct_sq_dist
 from lit_knn.theory.proposal import Proposal, neighbour_proposal, sample_proposal
@@ -77,14 +78,6 @@ class KNN(DrawingEstimator):
 
     def memory(self, N: int, d: int) -> dict[str, int]:
         return {}
-
-    def _posterior_mean(
-        self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: Generator | None
-    ) -> Tensor:
-        t = t.flatten()
-        draws = self.draw(z, t, x_source, generator)
-        # These are lines 6 to 8 of Algorithm 1.
-        return weighted_mean(self.reference, draws, z, t)
 
     _warped_mean = warped_weighted_mean
 

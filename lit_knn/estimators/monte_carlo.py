@@ -5,7 +5,7 @@ from torch import Generator, Tensor
 
 from lit_knn.estimators.certificate import DrawingEstimator
 from lit_knn.estimators.counts import count
-from lit_knn.estimators.draws import Draws, merged, weighted_mean
+from lit_knn.estimators.draws import Draws, merged
 from lit_knn.reference.streaming import all_sq_dist, batches_of
 from lit_knn.theory.posterior import unnormalised_log_likelihood
 
@@ -25,12 +25,6 @@ class MonteCarlo(DrawingEstimator):
 
     def memory(self, N: int, d: int) -> dict[str, int]:
         return {}
-
-    def _posterior_mean(
-        self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: Generator | None
-    ) -> Tensor:
-        t = t.flatten()
-        return weighted_mean(self.reference, self.draw(z, t, x_source, generator), z, t)
 
     def draw(
         self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: Generator | None

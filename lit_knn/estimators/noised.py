@@ -6,10 +6,10 @@ from typing import Literal, Self, get_args
 import torch
 from torch import Generator, Tensor
 
-from lit_knn.common.errors import InputError, prefixed
+from lit_knn.common.errors import InputError
 from lit_knn.estimators.base import Estimator
 from lit_knn.estimators.checks import Query
-from lit_knn.estimators.composite import copied_apart
+from lit_knn.estimators.composite import Wrapper
 from lit_knn.estimators.exact import Exact
 from lit_knn.estimators.monte_carlo import MonteCarlo
 from lit_knn.reference import ReferenceSet
@@ -18,7 +18,7 @@ from lit_knn.theory.noise import per_item
 Covariance = Literal["posterior", "isotropic", "shuffled", "none"]
 
 
-class Noised(Estimator):
+class Noised(Wrapper):
     """Another estimate plus scale times a noise whose mean is 0: for experiments on the noise of targets.
 
     The noise is x − E[x|z], where x is one draw from the posterior p_t(x|z) (Eq. 2, eq:posterior). `covariance` says
@@ -42,19 +42,14 @@ class Noised(Estimator):
     """
 
     def __init__(self, estimator: Estimator, covariance: Covariance, scale: float) -> None:
-        if estimator.takes_labels:
-            name = type(estimator).__name__
-            raise InputError(
-                f"Noised: {name} takes labels itself; for classes use ByClass(Noised(...))"
-            )
+        super().__init__(estimator)
         if covariance not in get_args(Covariance):
             names = ", ".join(get_args(Covariance))
             raise InputError(f"Noised: covariance={covariance!r} must be one of {names}")
         if not 0 <= scale < math.inf:
             raise InputError(f"Noised: scale must be finite and at least 0, got {scale!r}")
-        self.estimator, self.covariance, self.scale = estimator, covariance, scale
-        self.part, self.exact, self.draws = estimator, Exact(), MonteCarlo(n=1)
-        self.uses_source = estimator.uses_source
+        self.covariance, self.scale = covariance, scale
+        self.exact, self.draws = Exact(), MonteCarlo(n=1)
 
     @property
     def has_noise(self) -> bool:
@@ -65,16 +60,10 @@ class Noised(Estimator):
     def deterministic(self) -> bool:  # type: ignore[override]
         return self.estimator.deterministic and not self.has_noise
 
-    def check_lies_within(self, lowest: float, highest: float) -> None:
-        self.estimator.check_lies_within(lowest, highest)
-
     def bind(self, reference: ReferenceSet) -> Self:
         """Bind a copy of the estimator, and what draws the noise."""
         super().bind(reference)
         self.exact, self.draws = Exact().bind(reference), MonteCarlo(n=1).bind(reference)
-        if self.estimator.needs_reference:
-            with prefixed("Noised"):
-                self.part = copied_apart(self.estimator).bind(reference)
         return self
 
     def _posterior_mean(

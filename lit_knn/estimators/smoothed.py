@@ -2,21 +2,19 @@
 
 import math
 from collections.abc import Iterator
-from typing import Self
 
 import torch
 from torch import Generator, Tensor
 
-from lit_knn.common.errors import InputError, prefixed
+from lit_knn.common.errors import InputError
 from lit_knn.common.memory import work_bytes
 from lit_knn.estimators.base import Estimator
 from lit_knn.estimators.checks import Query
-from lit_knn.estimators.composite import copied_apart
+from lit_knn.estimators.composite import Wrapper
 from lit_knn.estimators.counts import check_count
-from lit_knn.reference import ReferenceSet
 
 
-class Smoothed(Estimator):
+class Smoothed(Wrapper):
     """The mean of another estimator over a Gaussian neighbourhood of z: E_η[μ(z + width·η, t)] with η ~ N(0, I).
 
     This is the smoothed score of closed-form diffusion models (Scarvelis et al., arXiv:2310.12395). At small t the
@@ -34,31 +32,16 @@ class Smoothed(Estimator):
     """
 
     def __init__(self, estimator: Estimator, width: float, n: int = 16) -> None:
-        if estimator.takes_labels:
-            name = type(estimator).__name__
-            raise InputError(
-                f"Smoothed: {name} takes labels itself; for classes use ByClass(Smoothed(...))"
-            )
+        super().__init__(estimator)
         if not 0 <= width < math.inf:
             raise InputError(f"Smoothed: width must be finite and at least 0, got {width!r}")
-        self.estimator, self.width = estimator, width
+        self.width = width
         self.n = check_count("Smoothed", "n", n)
-        self.part = estimator
-        self.needs_reference, self.uses_source = estimator.needs_reference, estimator.uses_source
+        self.needs_reference = estimator.needs_reference
 
     @property
     def deterministic(self) -> bool:  # type: ignore[override]
         return self.estimator.deterministic and self.width == 0
-
-    def check_lies_within(self, lowest: float, highest: float) -> None:
-        self.estimator.check_lies_within(lowest, highest)
-
-    def bind(self, reference: ReferenceSet) -> Self:
-        super().bind(reference)
-        if self.needs_reference:
-            with prefixed("Smoothed"):
-                self.part = copied_apart(self.estimator).bind(reference)
-        return self
 
     def _posterior_mean(
         self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: Generator | None

@@ -5,7 +5,7 @@ from torch import Generator, Tensor
 
 from lit_knn.estimators.certificate import DrawingEstimator, warped_weighted_mean
 from lit_knn.estimators.counts import count
-from lit_knn.estimators.draws import Draws, weighted_mean
+from lit_knn.estimators.draws import Draws
 
 
 class UniformSNIS(DrawingEstimator):
@@ -24,12 +24,6 @@ class UniformSNIS(DrawingEstimator):
 
     def memory(self, N: int, d: int) -> dict[str, int]:
         return {}
-
-    def _posterior_mean(
-        self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: Generator | None
-    ) -> Tensor:
-        t = t.flatten()
-        return weighted_mean(self.reference, self.draw(z, t, x_source, generator), z, t)
 
     _warped_mean = warped_weighted_mean
 

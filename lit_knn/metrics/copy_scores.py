@@ -9,7 +9,7 @@ from lit_knn.data.image_stream import ImageStream
 from lit_knn.metrics.comparison import Comparison
 from lit_knn.metrics.feature_statistics import FeatureStatistics
 from lit_knn.metrics.memorisation import LikestPairs, MemorisationMetric, nearest_images
-from lit_knn.metrics.sample_quality import FEWEST_IN_CELL, copying_score, is_authentic
+from lit_knn.metrics.sample_quality import FEWEST_IN_TEST, copying_score, is_authentic
 from lit_knn.metrics.score_data import ScoreData
 from lit_knn.metrics.score_options import ScoreOptions
 from lit_knn.metrics.score_table import RowMaker
@@ -53,8 +53,8 @@ def copy_rows(
 
 def refuse_few_held_out(samples: int, held_out: int) -> None:
     """Raise InputError if there are fewer samples or held-out images than C_T needs."""
-    if min(samples, held_out) < FEWEST_IN_CELL:
-        needs = f"at least {FEWEST_IN_CELL} samples and held-out images are needed"
+    if min(samples, held_out) < FEWEST_IN_TEST:
+        needs = f"at least {FEWEST_IN_TEST} samples and held-out images are needed"
         raise InputError(f"c_t: {needs}, there are {samples} and {held_out}")
 
 

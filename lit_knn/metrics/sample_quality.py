@@ -12,7 +12,7 @@ from lit_knn.index.precision import full_float32
 # Distances of one block, in bytes.
 BLOCK_BYTES = 256 * 2**20
 # The normal law of the rank-sum statistic holds from about 20 values of each kind.
-FEWEST_IN_CELL = 20
+FEWEST_IN_TEST = 20
 
 
 def neighbour_radii(features: Tensor, k: int) -> Tensor:
@@ -107,46 +107,26 @@ def is_authentic(generated: Tensor, training: Tensor, spacing: Tensor | None = N
     return distance[:, 0] > spacing[nearest[:, 0]]
 
 
-def copying_score(
-    generated: Tensor, training: Tensor, held_out: Tensor, cells: int = 1, seed: int = 0
-) -> float:
-    """Compute C_T, the test for data-copying of Meehan et al. 2020 (arXiv 2004.05675), Eq. 3.
+def copying_score(generated: Tensor, training: Tensor, held_out: Tensor) -> float:
+    """Compute C_T, the test for data-copying of Meehan et al. 2020 (arXiv 2004.05675), Eq. 3, with a single cell.
 
-    In each cell of k-means on the training images, the distances to the nearest training image are compared between
-    generated and held-out images by a rank-sum test, whose standard score is Z_U; C_T averages it over the cells by
-    their share of held-out images. Far below 0 (−3), samples are nearer to the training images than new images are:
-    they are copies. Far above 0 the model underfits. Cells with fewer than 20 images of either kind are left out.
+    The distances to the nearest training image are compared between generated and held-out images by a rank-sum test;
+    this is its standard score. Far below 0 (−3), samples are nearer to the training images than new images are: they
+    are copies. Far above 0 the model underfits.
 
     Args:
         generated: features (N, F).
         training: features (M, F).
         held_out: features (K, F) of images that no training saw.
-        cells: number of cells; 1 compares all images at once.
-        seed: seed of k-means.
+
+    Raises:
+        InputError: fewer than 20 images of either kind.
     """
-    generated_cells = torch.zeros(len(generated), dtype=torch.long)
-    held_out_cells = torch.zeros(len(held_out), dtype=torch.long)
-    if cells > 1:
-        from sklearn.cluster import KMeans
-
-        clusters = KMeans(cells, n_init=1, random_state=seed).fit(training.cpu().numpy())
-        generated_cells = torch.from_numpy(clusters.predict(generated.cpu().numpy())).long()
-        held_out_cells = torch.from_numpy(clusters.predict(held_out.cpu().numpy())).long()
-
-    of_generated = nearest_distances(generated, training, 1)[:, 0].cpu()
-    of_held_out = nearest_distances(held_out, training, 1)[:, 0].cpu()
-    score, weight = 0.0, 0
-    for cell in range(cells):
-        first = of_generated[generated_cells == cell]
-        second = of_held_out[held_out_cells == cell]
-        if min(len(first), len(second)) < FEWEST_IN_CELL:
-            continue
-        score += len(second) * rank_sum_score(first, second)
-        weight += len(second)
-
-    if not weight:
-        raise InputError(f"C_T needs {FEWEST_IN_CELL} generated and held-out images in a cell")
-    return score / weight
+    if min(len(generated), len(held_out)) < FEWEST_IN_TEST:
+        raise InputError(f"C_T needs {FEWEST_IN_TEST} generated and held-out images")
+    of_generated = nearest_distances(generated, training, 1)[:, 0]
+    of_held_out = nearest_distances(held_out, training, 1)[:, 0]
+    return rank_sum_score(of_generated, of_held_out)
 
 
 def rank_sum_score(first: Tensor, second: Tensor) -> float:

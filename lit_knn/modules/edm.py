@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from lit_knn.common.checkpoint_file import Content
-from lit_knn.common.errors import check_positive, prefixed
+from lit_knn.common.errors import check_at_least, check_positive, prefixed
 from lit_knn.estimators import Estimator
 from lit_knn.modules.augmentation import GeometricAugmentation
 from lit_knn.modules.conditioning import Conditioning
@@ -105,12 +105,11 @@ class LitEDM(PosteriorRegression):
             conditioning.check_guidance(guidance)
 
             grid = NoiseGrid(sigma_min, sigma_max, rho)
-            # Called for the InputError that it raises if the grid cannot have so many steps.
-            grid.descending(sampling_steps)
             process = EDM_PROCESS if process is None else process
             check_process(process, grid)
 
-            check_positive(P_std=P_std, sigma_data=sigma_data, sampling_steps=sampling_steps)
+            check_positive(P_std=P_std, sigma_data=sigma_data)
+            check_at_least(1, sampling_steps=sampling_steps)
             super().__init__(
                 net,
                 estimator,

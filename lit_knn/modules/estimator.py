@@ -7,7 +7,7 @@ import pytorch_lightning as pl
 import torch
 from torch import Tensor
 
-from lit_knn.common.errors import InputError, check_positive, prefixed
+from lit_knn.common.errors import InputError, check_at_least, prefixed
 from lit_knn.common.rng import Stream, keyed_generator
 from lit_knn.estimators import Estimator
 from lit_knn.modules.conditioning import Conditioning
@@ -52,10 +52,8 @@ class LitEstimator(pl.LightningModule):
         super().__init__()
         self.save_hyperparameters(ignore=["estimator", "process"])
         with prefixed("LitEstimator"):
-            check_positive(sampling_steps=sampling_steps)
+            check_at_least(1, sampling_steps=sampling_steps)
             self.grid = NoiseGrid(sigma_min, sigma_max, rho)
-            # Called for the InputError that it raises if the grid cannot have so many steps.
-            self.grid.descending(sampling_steps)
             self.process = EDM_PROCESS if process is None else process
             check_process(self.process, self.grid)
             if estimator is not None:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from lit_knn.common.checkpoint_file import Content
-from lit_knn.common.errors import InputError, check_positive, prefixed
+from lit_knn.common.errors import InputError, check_at_least, prefixed
 from lit_knn.estimators import Estimator
 from lit_knn.modules.augmentation import GeometricAugmentation
 from lit_knn.modules.conditioning import Conditioning
@@ -102,9 +102,7 @@ class LitFlow(PosteriorRegression):
             process = LINEAR_PROCESS if process is None else process
             check_flow_process(process, times)
             times.process = process
-            check_positive(sampling_steps=sampling_steps)
-            # Called for the InputError that it raises if the times cannot have so many steps.
-            times.descending(sampling_steps)
+            check_at_least(1, sampling_steps=sampling_steps)
 
             super().__init__(
                 net,

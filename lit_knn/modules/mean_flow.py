@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from lit_knn.common.errors import InputError, check_positive, prefixed
+from lit_knn.common.errors import InputError, check_at_least, prefixed
 from lit_knn.common.rng import Stream, keyed_default_rng
 from lit_knn.estimators import Estimator
 from lit_knn.modules.augmentation import GeometricAugmentation
@@ -109,7 +109,7 @@ class LitMeanFlow(PosteriorRegression):
     ) -> None:
         with prefixed("LitMeanFlow"):
             conditioning = Conditioning(net, class_conditional, sampling_class, label_dropout)
-            check_positive(sampling_steps=sampling_steps)
+            check_at_least(1, sampling_steps=sampling_steps)
             if not 0 <= power < math.inf:
                 raise InputError(f"power must be at least 0, got {power}")
             if not 0 <= kappa < 1:

@@ -171,15 +171,12 @@ def modulated_norm(h: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
 
 def to_patches(images: Tensor, size: int) -> Tensor:
     """Cut images (B, C, H, W) into squares of `size`: (B, H/size · W/size, C · size²), row by row."""
-    rows, columns = images.shape[2] // size, images.shape[3] // size
-    split = images.unflatten(3, (columns, size)).unflatten(2, (rows, size))
-    return split.permute(0, 2, 4, 1, 3, 5).flatten(3).flatten(1, 2)
+    return F.pixel_unshuffle(images, size).flatten(2).mT
 
 
 def from_patches(patches: Tensor, rows: int, columns: int, size: int) -> Tensor:
     """Put patches (B, rows · columns, C · size²) together again: (B, C, rows · size, columns · size)."""
-    split = patches.unflatten(2, (-1, size, size)).unflatten(1, (rows, columns))
-    return split.permute(0, 3, 1, 4, 2, 5).flatten(4).flatten(2, 3)
+    return F.pixel_shuffle(patches.mT.unflatten(2, (rows, columns)), size)
 
 
 def positions(rows: int, columns: int, width: int, device: torch.device) -> Tensor:

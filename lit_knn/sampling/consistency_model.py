@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lit_knn.common.errors import InputError, check_at_least
+from lit_knn.common.errors import InputError
 from lit_knn.nets.precond import ConsistencyFunction
 from lit_knn.sampling.model import GenerativeModel
 from lit_knn.sampling.samplers import check_sampling_sigmas, consistency_sampler, seeded_noise
@@ -79,7 +79,7 @@ class ConsistencyModel(GenerativeModel):
         return self.network.net
 
     def check_steps(self, num_steps: int) -> None:
-        check_at_least(1, num_steps=num_steps)
+        super().check_steps(num_steps)
         most = len(self.sampling_sigmas)
         if num_steps > most:
             rule = f"at most the number of sampling_sigmas, {most}"

@@ -104,10 +104,6 @@ class DiffusionModel(DenoisingModel):
     def denoiser(self) -> EDMPrecond:
         return self.network
 
-    def check_steps(self, num_steps: int) -> None:
-        # Called for the error that it raises.
-        self.grid.descending(num_steps)
-
     def draw(
         self, seeds: Sequence[int] | Tensor, num_steps: int, labels: Tensor | None, guidance: float
     ) -> Tensor:

@@ -136,10 +136,6 @@ class FlowModel(DenoisingModel):
     def denoiser(self) -> FlowDenoiser:
         return FlowDenoiser(self.network)
 
-    def check_steps(self, num_steps: int) -> None:
-        # Called for the error that it raises.
-        self.times.descending(num_steps)
-
     def draw(
         self, seeds: Sequence[int] | Tensor, num_steps: int, labels: Tensor | None, guidance: float
     ) -> Tensor:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lit_knn.common.errors import InputError, check_at_least
+from lit_knn.common.errors import InputError
 from lit_knn.nets.average_velocity import AverageVelocity
 from lit_knn.sampling.model import GenerativeModel
 from lit_knn.sampling.samplers import seeded_noise
@@ -69,9 +69,6 @@ class MeanFlowModel(GenerativeModel):
             highest = t[bad][0].item()
             raise InputError(f"r must be from 0 to t={highest:g}, got {r[bad][0].item():g}")
         return self.network(z, t, labels, r)
-
-    def check_steps(self, num_steps: int) -> None:
-        check_at_least(1, num_steps=num_steps)
 
     def draw(
         self, seeds: Sequence[int] | Tensor, num_steps: int, labels: Tensor | None, guidance: float

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from lit_knn.common.errors import InputError
+from lit_knn.common.errors import InputError, check_at_least
 from lit_knn.nets.architecture import architecture_of
 from lit_knn.nets.base import NO_CLASS, class_number
 from lit_knn.sampling.described_parts import ModelDescription
@@ -69,9 +69,9 @@ class GenerativeModel(nn.Module):
     def options(self) -> dict[str, object]:
         """Return the settings of the model as plain values, without the network and the shape."""
 
-    @abstractmethod
     def check_steps(self, num_steps: int) -> None:
         """Raise InputError if the sampler cannot take this number of steps."""
+        check_at_least(1, num_steps=num_steps)
 
     @abstractmethod
     def draw(

@@ -71,7 +71,7 @@ CASES = [
     (
         LitMeanFlow,
         {"net": unet(augment_dim=8), "sampling_steps": 0},
-        "sampling_steps must be finite and above 0",
+        "sampling_steps must be at least 1",
     ),
     (LogitNormalTimes, {"std": 0.0}, "std must be above 0, got 0.0"),
     (LogitNormalTimes, {"mean": math.inf}, "mean must be finite, got inf"),
