@@ -11,7 +11,7 @@ from lit_knn.common.tables import Row, write_rows
 from lit_knn.estimators import Estimator
 from lit_knn.figures import figure3, trajectory_error
 from lit_knn.metrics import ErrorCurve
-from lit_knn.metrics.latents import noise_grid
+from lit_knn.metrics.latents import levels_of
 from lit_knn.metrics.trajectory_curve import TrajectoryCurve
 
 CSV_NAME, FIGURE_NAME = "estimator_error.csv", "figure3"
@@ -61,7 +61,7 @@ class EstimatorError(Measurement):
         resample_source: bool = False,
         trajectories: bool = False,
     ) -> None:
-        levels = noise_grid(noise_levels, t_min, t_max)
+        levels = levels_of(noise_levels, t_min, t_max)
         self.estimators = estimators
         self.curve = ErrorCurve(
             estimators,

@@ -10,7 +10,7 @@ from lit_knn.common.errors import InputError, check_at_least, prefixed
 from lit_knn.common.pixels import are_pictures
 from lit_knn.estimators import Estimator
 from lit_knn.figures import figure2
-from lit_knn.metrics.latents import check_not_empty, noise_grid
+from lit_knn.metrics.latents import check_not_empty, levels_of
 from lit_knn.metrics.mean_pictures import mean_pictures
 
 
@@ -42,7 +42,7 @@ class MeanPicture(Measurement):
     ) -> None:
         check_not_empty(estimators=estimators)
         check_at_least(1, num_images=num_images)
-        self.levels = noise_grid(noise_levels, t_min, t_max)
+        self.levels = levels_of(noise_levels, t_min, t_max)
         self.estimators = estimators
         self.num_images = num_images
         self.outputs = [f"figure2_{i}.png" for i in range(num_images)]

@@ -6,7 +6,7 @@ from lit_knn.callbacks.measurement import Measurement
 from lit_knn.common.errors import prefixed
 from lit_knn.estimators import KNN
 from lit_knn.figures import figure1
-from lit_knn.metrics.latents import noise_grid
+from lit_knn.metrics.latents import checked_levels
 
 
 class PosteriorPicture(Measurement):
@@ -29,8 +29,7 @@ class PosteriorPicture(Measurement):
     ) -> None:
         self.knn = KNN(k=k, n=1)
         self.z = float(z)
-        # The two zeros are the limits of evenly spaced levels, which are not used for a list.
-        self.levels = noise_grid(noise_levels, 0, 0)
+        self.levels = checked_levels(noise_levels)
 
     def check(self) -> None:
         """Bind the proposal to the data: it searches among their images."""

@@ -14,7 +14,7 @@ from lit_knn.common.errors import InputError, check_at_least
 from lit_knn.data import ReferenceDataModule
 from lit_knn.figures import probe_figure, save_figure
 from lit_knn.metrics.edm_constants import EDM, Constant, edm_constants, sentences
-from lit_knn.metrics.latents import NoisyLatents, noise_grid
+from lit_knn.metrics.latents import NoisyLatents, levels_of
 from lit_knn.metrics.probe import measure_levels
 from lit_knn.metrics.probe_advice import advice_on_few_images
 from lit_knn.metrics.probe_verdict import conclude
@@ -61,7 +61,7 @@ def probe(
     check_share(held_out)
     model.trainer = self
     folder = Path(out).expanduser()
-    t = noise_grid(levels, t_min, t_max)
+    t = levels_of(levels, t_min, t_max)
     drawn = draw_latents(datamodule, held_out, latents, device)
     images = drawn[0].reference
     # A module whose levels are not known is refused before the long work.

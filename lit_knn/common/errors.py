@@ -14,7 +14,7 @@ from lit_knn.common.memory import is_out_of_memory
 PACKAGE = Path(__file__).parents[1]
 # The paths of this program's source files begin with one of these. In a checkout without links, the callbacks lie
 # beside the package.
-OURS = (f"{PACKAGE}/", f"{PACKAGE.parent}/callbacks/")
+FILES_OF_LIT_KNN = (f"{PACKAGE}/", f"{PACKAGE.parent}/callbacks/")
 
 
 class InputError(ValueError):
@@ -159,7 +159,7 @@ def _plug_in(error: BaseException) -> str:
     """
     paths = sysconfig.get_paths()
     # Code without a file has a name such as "<string>".
-    not_of_users = (*OURS, paths["stdlib"], paths["purelib"], paths["platlib"], "<")
+    not_of_users = (*FILES_OF_LIT_KNN, paths["stdlib"], paths["purelib"], paths["platlib"], "<")
 
     name = ""
     for frame, _ in traceback.walk_tb(error.__traceback__):

@@ -16,7 +16,7 @@ from lit_knn.sampling.denoising_model import DenoisingModel
 from lit_knn.sampling.loading import load_network
 
 # Denoisers of this package, which take float64 noise levels, and labels or None.
-OURS = (EDMPrecond, FlowDenoiser)
+DENOISERS = (EDMPrecond, FlowDenoiser)
 
 # Modules of this package that are no denoisers, although they take the same arguments.
 NO_DENOISERS = (ImageNetwork, ConsistencyFunction, FlowNetwork, AverageVelocity, GenerativeModel)
@@ -68,7 +68,7 @@ class Network(Estimator):
                 raise InputError(f"Network: path={error}") from error
 
         # The network inside our own denoisers knows the classes.
-        raw = self.denoiser.model if isinstance(self.denoiser, OURS) else self.denoiser
+        raw = self.denoiser.model if isinstance(self.denoiser, DENOISERS) else self.denoiser
         self.num_classes = int(getattr(raw, "num_classes", 0))
         # Names of the classes 0, 1, …, with which `sampling_class` chooses one, or None.
         self.class_names: list[str] | None = getattr(raw, "class_names", None)
@@ -102,7 +102,7 @@ class Network(Estimator):
 
         sigma = t.flatten()
         labels = None if labels is None else to_device(labels, z.device)
-        if isinstance(self.denoiser, OURS):
+        if isinstance(self.denoiser, DENOISERS):
             return self.denoiser(z, sigma, labels)
 
         sigma = sigma.to(z.dtype)

@@ -11,7 +11,7 @@ from lit_knn.estimators import Estimator, Exact
 from lit_knn.estimators.composite import copied_apart
 from lit_knn.metrics.curve import Curve
 from lit_knn.metrics.estimator_error import LatentMeans
-from lit_knn.metrics.latents import NoisyLatents, bind_all, check_not_empty, noise_grid
+from lit_knn.metrics.latents import NoisyLatents, bind_all, check_not_empty, checked_levels
 from lit_knn.metrics.measure import (
     fixed_source,
     measure_estimator,
@@ -76,8 +76,8 @@ class ErrorCurve(Curve):
 
     def __post_init__(self) -> None:
         check_not_empty(estimators=self.estimators)
-        # A bad level is refused before the first is measured. For a list of levels, the bounds are not used.
-        self.noise_levels = noise_grid(list(self.noise_levels), t_min=0.0, t_max=0.0)
+        # A bad level is refused before the first is measured.
+        self.noise_levels = checked_levels(self.noise_levels)
         check_at_least(1, num_z=self.num_z, repeats=self.repeats, batch_size=self.batch_size)
 
         for name, estimator in self.estimators.items():

@@ -1,7 +1,9 @@
 """The latents and samples that are measured, and checks of the options of measurements."""
 
+import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -73,27 +75,30 @@ def draw_samples(
         yield seeds, sample(seeds)
 
 
-def noise_grid(noise_levels: Sequence[float] | int, t_min: float, t_max: float) -> list[float]:
-    """Return the listed noise levels, or a grid of them.
+def checked_levels(noise_levels: Sequence[float]) -> list[float]:
+    """Return noise levels that a user lists; refuse those that are not finite and above 0, and an empty list."""
+    check_not_empty(noise_levels=noise_levels)
+    for t in noise_levels:
+        if not 0 < t < math.inf:
+            raise InputError(f"noise_levels must be finite and above 0, got {float(t)}")
+    return [float(t) for t in noise_levels]
+
+
+def levels_of(noise_levels: Sequence[float] | int, t_min: float, t_max: float) -> list[float]:
+    """Return the listed noise levels, or so many from t_min to t_max, evenly spaced in ln t.
 
     Args:
-        noise_levels: levels; or how many, at least 2, which are then evenly spaced in ln t.
-        t_min: the lowest level of a grid.
-        t_max: the highest level of a grid.
+        noise_levels: levels; or how many, at least 2.
+        t_min: the lowest of them, if there is no list.
+        t_max: the highest of them, if there is no list.
     """
     if not isinstance(noise_levels, int):
-        check_not_empty(noise_levels=noise_levels)
-        for t in noise_levels:
-            if not 0 < t < float("inf"):
-                raise InputError(f"noise_levels must be finite and above 0, got {float(t)}")
-        return [float(t) for t in noise_levels]
-
+        return checked_levels(noise_levels)
     check_at_least(2, noise_levels=noise_levels)
-    if not 0 < t_min < t_max < float("inf"):
+    if not 0 < t_min < t_max < math.inf:
         raise InputError(f"need 0 < t_min < t_max, got t_min={t_min} and t_max={t_max}")
-
-    ratio = t_max / t_min
-    return [t_min * ratio ** (i / (noise_levels - 1)) for i in range(noise_levels)]
+    levels: list[float] = np.geomspace(t_min, t_max, noise_levels).tolist()
+    return levels
 
 
 def check_not_empty(**options: Collection[object]) -> None:

@@ -12,8 +12,8 @@ from lit_knn.reference.images import to_model_space
 # noise levels 31 % instead of 66 % are below the deviation. Pixels in [-1, 1] deviate by 1 at most,
 # and most photographs by 0.4 to 0.7, which is within a factor of 3 of both 0.5 and 1.
 FACTOR = 3.0
-# At most this many images are measured, and so many that they have at most this many values. But at least
-# `LEAST_IMAGES` are measured, if there are as many.
+# So many images are measured, or fewer if they are large: those that have `MOST_VALUES` values together, but at least
+# `LEAST_IMAGES`.
 MOST_IMAGES, MOST_VALUES, LEAST_IMAGES = 1024, 2**22, 16
 
 

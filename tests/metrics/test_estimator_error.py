@@ -12,7 +12,7 @@ from lit_knn.metrics import error_curve, nearest_images
 from lit_knn.metrics.diagnostics import search_diagnostics
 from lit_knn.metrics.error_columns import COLUMNS
 from lit_knn.metrics.estimator_error import LatentMeans, bias_share, error_terms, share_and_error
-from lit_knn.metrics.latents import NoisyLatents, noise_grid
+from lit_knn.metrics.latents import NoisyLatents, levels_of
 from lit_knn.metrics.measure import (
     CERTIFIED,
     TIME,
@@ -191,10 +191,11 @@ def test_latents_depend_neither_on_the_batch_nor_on_the_level():
     assert set(latents.ids.tolist()) != set(NoisyLatents(reference, 12, seed=4).ids.tolist())
     assert not torch.equal(NoisyLatents(reference, 12, seed=4).batch(range(12), 2.0)[0], z)
     # Levels are equally spaced in the logarithm.
-    np.testing.assert_allclose(noise_grid(5, 0.5, 80.0), np.geomspace(0.5, 80, 5))
+    levels = torch.tensor(levels_of(5, 0.5, 80.0))
+    torch.testing.assert_close(levels[1:] / levels[:-1], torch.full((4,), 160**0.25))
     for number in (0, 1):
         message = f"noise_levels must be at least 2, got {number}"
-        assert message in refusal(noise_grid, number, 0.5, 80.0)
+        assert message in refusal(levels_of, number, 0.5, 80.0)
 
 
 # Searches
