@@ -60,6 +60,12 @@ def keyed_generator(device: torch.device | str, *key: int) -> torch.Generator:
     return torch.Generator(device).manual_seed(seed_from_key(*key))
 
 
+def subset_ids(number: int, size: int) -> torch.Tensor:
+    """Return at most `size` different random ids below `number`, int64 on the CPU: the same in every process."""
+    generator = keyed_generator("cpu", Stream.SUBSET, 0)
+    return torch.randperm(number, device="cpu", generator=generator)[:size]
+
+
 @contextmanager
 def keyed_default_rng(device: torch.device, *key: int) -> Iterator[None]:
     """Seed PyTorch's default generators, from which dropout draws, inside the block and restore them after it."""

@@ -8,8 +8,8 @@ import numpy as np
 
 from lit_knn.common.errors import InputError, printable, reading
 from lit_knn.data.array_keys import LABEL_KEYS, Loaded, check_suffix, load_arrays
+from lit_knn.data.array_tensors import half_tensor, is_half, type_name
 from lit_knn.data.files import existing, say
-from lit_knn.data.half_floats import half_tensor, is_half, type_name
 from lit_knn.data.labels import class_numbers
 
 if TYPE_CHECKING:  # Reading an array needs no torch, unless it has floats of 16 bits.

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from lit_knn.common.errors import InputError, printable
-from lit_knn.data.half_floats import is_half
+from lit_knn.data.array_tensors import is_half
 
 IMAGE_KEYS = ("images", "arr_0")
 # ADM's samples have their labels in arr_1.

@@ -7,11 +7,11 @@ from typing import NamedTuple, TypedDict, cast
 from torch import Tensor
 
 from lit_knn.common.errors import InputError
+from lit_knn.data.array_tensors import as_tensor
 from lit_knn.data.autoencoders import AutoencoderKL
 from lit_knn.data.hugging_face import HUB
 from lit_knn.data.prepared import (
     Description,
-    as_tensor,
     is_prepared,
     npy_path,
     open_prepared,

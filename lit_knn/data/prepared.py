@@ -3,7 +3,6 @@
 import hashlib
 import json
 import os
-import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from lit_knn.common.errors import InputError, reading
+from lit_knn.data.array_tensors import as_tensor
 
 if TYPE_CHECKING:  # Preparing needs no torch, which takes seconds to load.
     from torch import Tensor
@@ -77,16 +77,6 @@ def read_prepared(path: str | os.PathLike[str]) -> PreparedImages:
         raise InputError(f"{path} holds latents, not images: read it with --data Images")
     labels = None if description.labels is None else np.array(description.labels)
     return PreparedImages(as_tensor(pixels), labels, description.sha256, description.class_names)
-
-
-def as_tensor(mapped: np.memmap) -> "Tensor":
-    """Return a mapped array as a tensor, without a copy."""
-    import torch
-
-    with warnings.catch_warnings():
-        # The mapping is read-only, because a writable one would reserve as much memory as the size of the file.
-        warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
-        return torch.from_numpy(mapped)
 
 
 def verify(path: str | os.PathLike[str]) -> Description:

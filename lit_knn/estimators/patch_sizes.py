@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from lit_knn.common.errors import InputError
-from lit_knn.common.rng import Stream, keyed_generator
+from lit_knn.common.rng import subset_ids
 from lit_knn.estimators.counts import check_count
 from lit_knn.reference import ReferenceSet
 
@@ -41,10 +41,8 @@ def checked_sizes(size: int | Mapping[float, int] | None) -> dict[float, int] | 
 
 def sizes_of(reference: ReferenceSet) -> dict[float, int]:
     """Return the table {noise level: size}, computed from a seeded subset of the images."""
-    order = torch.randperm(
-        reference.N, device="cpu", generator=keyed_generator("cpu", Stream.SUBSET, 0)
-    )
-    x = reference.take(order[:SPECTRUM_IMAGES].to(reference.device)).double()
+    ids = subset_ids(reference.N, SPECTRUM_IMAGES)
+    x = reference.take(ids.to(reference.device)).double()
     x -= reference.mean().double().reshape(reference.shape)
     spectrum = power_spectrum(x)
     largest = max(reference.shape[1:])

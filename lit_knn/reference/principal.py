@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from lit_knn.common.progress import with_progress
-from lit_knn.common.rng import Stream, keyed_generator
+from lit_knn.common.rng import subset_ids
 from lit_knn.index.pca import (
     PrincipalComponents,
     Projection,
@@ -26,10 +26,8 @@ def components_of(reference: ReferenceSet, r: int) -> PrincipalComponents:
     """
 
     def make() -> PrincipalComponents:
-        generator = keyed_generator("cpu", Stream.SUBSET, 0)
-        ids = torch.randperm(reference.N, device="cpu", generator=generator)
-        ids = ids[: sample_size(reference.N, reference.d, r)].to(reference.device)
-        sample = reference.take(ids).flatten(1)
+        ids = subset_ids(reference.N, sample_size(reference.N, reference.d, r))
+        sample = reference.take(ids.to(reference.device)).flatten(1)
         of_rank = principal_components(sample, reference.mean(), r)
 
         residual = torch.tensor(

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-from lit_knn.common.rng import Stream, keyed_generator
+from lit_knn.common.rng import subset_ids
 from lit_knn.index.base import Vectors
 from lit_knn.reference.images import chunk_rows, stored_chunks, to_model_space
 
@@ -29,9 +29,8 @@ def vectors_of(images: Tensor, fingerprint: Callable[[], str], shared: bool) -> 
             yield x.flatten(1)
 
     def sample(size: int) -> Tensor:
-        generator = keyed_generator("cpu", Stream.SUBSET, 0)
-        ids = torch.randperm(len(images), device="cpu", generator=generator)[:size]
-        return to_model_space(images[ids.to(images.device)].cpu()).flatten(1)
+        ids = subset_ids(len(images), size).to(images.device)
+        return to_model_space(images[ids].cpu()).flatten(1)
 
     return Vectors(chunks, sample, len(images), fingerprint, shared)
 

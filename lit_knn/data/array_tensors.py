@@ -1,4 +1,4 @@
-"""Floats of 16 bits in NumPy files: float16, and bfloat16, for which NumPy has no type of its own."""
+"""NumPy arrays as tensors: mapped files, and floats of 16 bits, also bfloat16, for which NumPy has no type."""
 
 import warnings
 from typing import TYPE_CHECKING
@@ -31,14 +31,15 @@ def half_tensor(array: np.ndarray) -> "Tensor":
     import torch
 
     if array.dtype.kind == "V":
-        return _tensor(array.view(np.int16)).view(torch.bfloat16)
-    return _tensor(array.astype(np.float16, copy=False))
+        return as_tensor(array.view(np.int16)).view(torch.bfloat16)
+    return as_tensor(array.astype(np.float16, copy=False))
 
 
-def _tensor(array: np.ndarray) -> "Tensor":
-    """Return an array as a tensor, without a copy if its rows are in order; nothing writes to it."""
+def as_tensor(array: np.ndarray) -> "Tensor":
+    """Return an array as a tensor, without a copy if its rows are in order; nothing may write to it."""
     import torch
 
     with warnings.catch_warnings():
+        # Files are mapped read-only, because a writable mapping would reserve as much memory as the size of the file.
         warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
         return torch.from_numpy(np.ascontiguousarray(array))
