@@ -50,8 +50,9 @@ def picture(by_set: dict[str, Compared], reference: str) -> Figure:
     panels[0].set_yticks(list(places.values()), list(places))
     panels[0].set_ylabel(f"minus {reference}")
     lines = dict(zip(*reversed(panels[0].get_legend_handles_labels()), strict=True))
+    columns = min(len(lines), 3)
     figure.legend(
-        lines.values(), lines.keys(), loc="outside lower center", ncols=len(lines), frameon=False
+        lines.values(), lines.keys(), loc="outside lower center", ncols=columns, frameon=False
     )
     return figure
 

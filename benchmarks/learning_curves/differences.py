@@ -134,8 +134,8 @@ def loss_at_equal_error(curves: Curves, reference: str, step: int) -> Value:
 
 
 def least_loss(curves: Curves) -> Value:
-    """Return a function of (estimator, seed): the least loss at new images among the measurements."""
-    return lambda estimator, seed: float(curves.column(estimator, seed, "held_out_loss").min())
+    """Return a function of (estimator, seed): the least loss at new images, of the measurements that all runs have."""
+    return lambda estimator, seed: float(curves.course(estimator, seed, "held_out_loss").min())
 
 
 def table(by_set: dict[str, Compared], reference: str) -> str:

@@ -17,6 +17,7 @@ LARGER_SETS = ("learning_curves_cifar16_5000", "learning_curves_cifar16")
 COMMITTED = {
     "noise_differences": ("noise_cifar16_1000", *LARGER_SETS),
     "noise_differences_posterior": ("noise_cifar16_1000",),
+    "noise_levels": ("noise_levels_cifar16_1000",),
     "noise_new_seeds": ("noise_new_seeds_cifar16_1000", *LARGER_SETS),
 }
 ARGUMENTS = ["--module", "EDM", "--reference", "Exact"]
