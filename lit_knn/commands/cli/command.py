@@ -14,7 +14,7 @@ from pytorch_lightning.utilities.exceptions import SIGTERMException
 
 from lit_knn.commands.cli.make_cli import make_cli
 from lit_knn.commands.next_run import without
-from lit_knn.common.errors import OURS, one_line
+from lit_knn.common.errors import FILES_OF_LIT_KNN, one_line
 from lit_knn.runs.interruption import EXIT_STATUS_OF_SIGNALS, RunInterrupted
 
 # The beginnings of warnings to hide. With these, Lightning and PyTorch warn about their own code, or about what this
@@ -88,7 +88,7 @@ def quiet() -> Iterator[None]:
         line: str | None = None,
     ) -> str:
         """Return the text of a warning as Python formats it, or of a warning of this project as one line."""
-        if issubclass(category, UserWarning) and filename.startswith(OURS):
+        if issubclass(category, UserWarning) and filename.startswith(FILES_OF_LIT_KNN):
             return f"warning: {message}\n"
         return formatted(message, category, filename, lineno, line)
 
