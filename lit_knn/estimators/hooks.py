@@ -4,6 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from typing import ClassVar, Self, TypeVar
 
+import numpy as np
 from torch import Generator, Tensor
 
 from lit_knn.common.errors import InputError
@@ -90,8 +91,11 @@ class Hooks(RecordsArguments, ABC):
 
         Raises:
             InputError: the settings do not fit the set, such as k > N; the set is sharded and the estimator is not
-                shardable.
+                shardable; images were given in place of a set.
         """
+        if isinstance(reference, (Tensor, np.ndarray)):
+            name = type(self).__name__
+            raise InputError(f"{name}: bind needs a ReferenceSet; ReferenceSet(images) makes one")
         if reference.sharded and not self.shardable:
             raise InputError(
                 f"{type(self).__name__} needs the whole reference set on each rank, this one is sharded"

@@ -75,6 +75,8 @@ def test_the_flags_are_right(name):
     if estimator.needs_reference:
         with pytest.raises(InputError, match="is used before bind"):
             estimator.posterior_mean(z, T, x)
+        with pytest.raises(InputError, match=r"needs a ReferenceSet|PatchPosterior: needs images"):
+            estimator.bind(IMAGES)
         estimator.bind(reference)
 
     def mean(source, seed):
