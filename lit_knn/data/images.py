@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from lit_knn.common.errors import InputError
+from lit_knn.data.array_keys import LABEL_KEYS
 from lit_knn.data.base import DataLayout, Labels, ReferenceDataModule
 from lit_knn.data.base import Images as ImageArray
 from lit_knn.data.latent_files import encoding_of, images_and_autoencoder
@@ -46,9 +47,13 @@ class Images(ReferenceDataModule):
         self.path = path
         suffix = Path(path).suffix.lower()
 
-        if labels_from_folders and suffix in (".npy", ".npz"):
+        is_array = suffix in (".npy", ".npz")
+        if is_array and labels_from_folders:
             rule = "is for image files: give --labels-from-folders to lit-knn prepare"
             raise InputError(f"data.path={path}: data.labels_from_folders {rule}")
+        if is_array and label_key is not None:
+            rule = f"is for tables and tars: an .npz file has labels as {', '.join(LABEL_KEYS)}"
+            raise InputError(f"data.path={path}: data.label_key={label_key} {rule}")
 
         self.reader: ReferenceDataModule
         encoding = encoding_of(path)
@@ -58,7 +63,7 @@ class Images(ReferenceDataModule):
             self.reader = Latents(Prepared(images), self.autoencoder, path, **parts)
         elif is_prepared(Path(path).expanduser()):
             self.reader = Prepared(path)
-        elif suffix in (".npy", ".npz"):
+        elif is_array:
             self.reader = Arrays(path, floats_as_is)
         else:
             self.reader = ImageFiles(path, labels_from_folders, label_key)

@@ -38,9 +38,11 @@ def test_own_images_are_those_of_the_file_or_the_folder(is_prepared, photos):
     assert (data.sha256 is not None) == is_prepared
 
 
-def test_labels_from_folders_are_refused_for_a_prepared_file(photos):
+def test_options_of_labels_are_refused_for_a_prepared_file(photos):
     with pytest.raises(
         InputError,
         match=r"photos\.npy: data\.labels_from_folders is for image files: give --labels",
     ):
         Images(photos[1], labels_from_folders=True)
+    with pytest.raises(InputError, match=r"photos\.npy: data\.label_key=y is for tables and tars"):
+        Images(photos[1], label_key="y")
