@@ -15,6 +15,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from benchmarks.learning_curves.grid import Run
 from benchmarks.learning_curves.kind import Latents
@@ -56,11 +57,18 @@ def main(arguments: list[str] | None = None) -> None:
         table = CurveTable(args.output)
         image_set = cifar(args.set, None, args.kept)
         levels = Levels(image_set)
+        known = table.load()
         with progress_bar(len(found), "Levels", " checkpoints", leave=True) as bar:
             for run, path in found:
-                for row in levels.rows(run, path, table):
-                    table.append(row)
                 bar.update()
+                saved = torch.load(path, weights_only=True, mmap=True)
+                step = saved["global_step"]
+                keys = [run_of_range(run, *ends)._asdict() for ends in pairwise(EDGES)]
+                if all(table.find(known, **key, step=step) for key in keys):
+                    continue
+                for row in levels.rows(run, step, saved["state_dict"]):
+                    settings = path.parent.name.rpartition("-")[2]
+                    table.append({**row, "settings": settings})
 
 
 def checkpoints(
@@ -79,6 +87,11 @@ def checkpoints(
     return found
 
 
+def run_of_range(run: Run, low: float, high: float) -> Run:
+    """Return what a run is called in a range of levels: as one of a set that has the range in its name."""
+    return run._replace(set=f"{run.set} at t {low:g} to {high:g}")
+
+
 class Levels:
     """Measures networks at fixed latents of new images and of training images, by ranges of levels.
 
@@ -88,6 +101,7 @@ class Levels:
 
     def __init__(self, image_set: ImageSet) -> None:
         self.kind = LATENT_KINDS["EDM"]
+        self.batch_size = image_set.lengths.batch_size
         images = image_set.images()
         assert images.held_out is not None
         self.new = self.kind.latents(images.held_out, LATENTS, NEW)
@@ -100,40 +114,32 @@ class Levels:
         ).eval()
 
     @torch.no_grad()
-    def rows(self, run: Run, path: Path, table: CurveTable) -> Iterator[Row]:
-        """Yield the row of each range for a checkpoint, unless the table has them."""
-        saved = torch.load(path, weights_only=True, mmap=True)
-        step = saved["global_step"]
-        names = [f"{run.set} at t {low:g} to {high:g}" for low, high in pairwise(EDGES)]
-        known = table.load()
-        if all(table.find(known, **run._replace(set=name)._asdict(), step=step) for name in names):
-            return
-
-        self.module.load_state_dict(saved["state_dict"])
+    def rows(self, run: Run, step: int, weights: dict[str, Tensor]) -> Iterator[Row]:
+        """Yield the row of each range for the weights that a run has after a step."""
+        self.module.load_state_dict(weights)
         losses = self._errors(self.new, self.new.x)
         errors = self._errors(self.held, self.wanted)
-        for name, (low, high) in zip(names, pairwise(EDGES), strict=True):
+        for low, high in pairwise(EDGES):
             row: Row = {
                 column: math.nan if kind is float else "" for column, kind in COLUMNS.items()
             }
-            row |= run._replace(set=name)._asdict()
-            row |= {"step": step, "images": step * 64, "images_before": 0}
+            row |= run_of_range(run, low, high)._asdict()
+            row |= {"step": step, "images": step * self.batch_size, "images_before": 0}
             row["held_out_loss"] = _mean_between(losses, self.new.t, low, high)
             row["val_error"] = _mean_between(errors, self.held.t, low, high)
-            row["settings"] = path.parent.name.rpartition("-")[2]
             yield row
 
-    def _errors(self, latents: Latents, wanted: torch.Tensor) -> torch.Tensor:
+    def _errors(self, latents: Latents, wanted: Tensor) -> Tensor:
         """Compare the network with targets (B, *shape) in chunks: (B,)."""
         parts = []
-        for start in range(0, LATENTS, CHUNK):
+        for start in range(0, len(wanted), CHUNK):
             rows = slice(start, start + CHUNK)
             x, z, t, lower = (part[rows] for part in latents[:4])
             parts.append(self.kind.errors(self.module, Latents(x, z, t, lower, None), wanted[rows]))
         return torch.cat(parts)
 
 
-def _mean_between(values: torch.Tensor, t: torch.Tensor, low: float, high: float) -> float:
+def _mean_between(values: Tensor, t: Tensor, low: float, high: float) -> float:
     """Return the mean of the values (B,) whose level t (B,) is in [low, high)."""
     return values[(t >= low) & (t < high)].mean().item()
 

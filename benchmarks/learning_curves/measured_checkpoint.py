@@ -29,7 +29,7 @@ class MeasuredCheckpoint(LastCheckpoint):
             super().save(trainer, name)
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Save, because the row is complete."""
+        """Save `last.ckpt`, because the row is complete, and keep these weights."""
         self._measured_step = trainer.global_step
         self.save(trainer)
         super().save(trainer, f"step={trainer.global_step}.ckpt")
