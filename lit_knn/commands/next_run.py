@@ -34,6 +34,7 @@ def command_of_next_run(
     shape: Sequence[int],
     settings: Path,
     estimator: str | None,
+    by_class: bool = False,
 ) -> str:
     """Return a line with the command of a training that uses what a probe found.
 
@@ -43,14 +44,17 @@ def command_of_next_run(
         shape: shape of an image.
         settings: path of probe.yaml.
         estimator: class of the estimator to train with; None for the one that the config has.
+        by_class: the posteriors that were probed are those of a class-conditional model.
     """
     options = without(command_line[1:], PROBE_OPTIONS)
+    conditional = ["--model.class_conditional", "true"] if by_class else []
     has_config = names_model(options)
     run = run_for(shape)
 
     # A probe without a config, or with one of `LitEstimator`, probes an estimator that no training belongs to.
     if isinstance(model, LitEstimator) and (has_config or run is None):
-        return f"Next, with the config of a training: lit-knn fit -c CONFIG -c {settings}"
+        command = shlex.join(["lit-knn", "fit", "-c", "CONFIG", "-c", str(settings), *conditional])
+        return f"Next, with the config of a training: {command}"
     # Without a config, the training starts from a packaged one that fits the images.
     if not has_config and run is not None:
         options = ["-c", run, *options]
@@ -61,6 +65,7 @@ def command_of_next_run(
     options[place:place] = ["-c", str(settings)]
     if estimator is not None:
         options += ["--model.estimator", PARTS[estimator]]
+    options += conditional
     return f"Next: {shlex.join(['lit-knn', 'fit', *options])}"
 
 

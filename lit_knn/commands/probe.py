@@ -77,7 +77,9 @@ def probe(
 
     settings = folder / "probe.yaml"
     arguments = self.command_line  # type: ignore[attr-defined]
-    command = command_of_next_run(arguments, model, images.shape, settings, estimator)
+    # A conditional model has said so in its own options, which the command repeats.
+    adds_classes = by_class and not is_conditional
+    command = command_of_next_run(arguments, model, images.shape, settings, estimator, adds_classes)
     write_settings(settings, [*lines, command], options_of(model, constants))
     rows = write_table(folder / "probe.csv", t, table)
     save_figure(probe_figure(rows, training.sigma), folder / "probe")

@@ -17,7 +17,7 @@ from lit_knn.commands.probe import probe
 from lit_knn.common.checkpoint_file import CHECKPOINTS
 from lit_knn.common.errors import InputError
 from lit_knn.data import ReferenceDataModule
-from lit_knn.modules.tuners import check_no_tuner
+from lit_knn.modules.refused_callbacks import check_callbacks
 from lit_knn.runs.checkpoints import WholeCheckpointIO
 from lit_knn.runs.interruption import EndAtSigterm
 
@@ -44,7 +44,7 @@ class Trainer(pl.Trainer):
         limit_predict_batches: how many of the batches of samples to draw, likewise.
         overfit_batches: train and validate on the same first batches, this number or share of them; 0 trains on all.
         precision: 32-true, which is the default, bf16-mixed or 16-mixed.
-        callbacks: called during the run; Lightning's tuners are refused.
+        callbacks: called during the run; some of Lightning's are refused, see `check_callbacks`.
         kwargs: see Lightning's trainer.
     """
 
@@ -69,7 +69,7 @@ class Trainer(pl.Trainer):
         if isinstance(callbacks, pl.Callback):
             callbacks = [callbacks]
         callbacks = list(callbacks or ())
-        check_no_tuner(callbacks)
+        check_callbacks(callbacks)
         # Lightning would refuse the LastCheckpoint that the command line gives to every run.
         if kwargs.get("enable_checkpointing") is False:
             callbacks = [each for each in callbacks if not isinstance(each, LastCheckpoint)]

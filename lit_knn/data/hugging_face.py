@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 HUB = "hf://"
 LABEL_COLUMNS = ("label", "labels", "fine_label", "cls", "class")
 SAVED, SAVED_SPLITS, PARQUET = "state.json", "dataset_dict.json", ".parquet"
+# Types of texts.
+TEXTS = ("string", "large_string")
 # Words in the names of parquet files that tell their split.
 SPLITS = ("train", "test", "validation", "valid", "val", "dev", "eval")
 LABEL_ADVICE = "name the column of the labels with label_key"
@@ -128,11 +130,11 @@ def labels_of(data: "Dataset", path: str, column: str | None = None) -> ImageLab
     if column is None:
         features = data.features.items()
         columns = [name for name, kind in features if isinstance(kind, datasets.ClassLabel)]
+        usual = [name for name in LABEL_COLUMNS if name in data.features]
         if len(columns) != 1:
-            usual = [name for name in LABEL_COLUMNS if name in data.features]
-            columns = [name for name in usual if "int" in getattr(data.features[name], "dtype", "")]
+            columns = [name for name in usual if "int" in _type_of(data, name)]
         if not columns:
-            return ImageLabels()
+            return ImageLabels(problem=_problem_of_others(data, usual))
         column = columns[0]
 
     if column not in data.features:
@@ -145,12 +147,26 @@ def labels_of(data: "Dataset", path: str, column: str | None = None) -> ImageLab
         problem = f"the column {column} has no label in {missing:,} of {len(values):,} rows"
         return ImageLabels(problem=problem)
 
-    if getattr(data.features[column], "dtype", "") in ("string", "large_string"):
+    if _type_of(data, column) in TEXTS:
         texts, numbers = np.unique(values, return_inverse=True)
         return ImageLabels(numbers.astype(np.int64), texts.tolist())
 
     with reading(f"{path}: the column {column}", " as labels"):
         return ImageLabels(np.asarray(values), getattr(data.features[column], "names", None))
+
+
+def _type_of(data: "Dataset", column: str) -> str:
+    """Return the name of the type of a column's values; "" for nested ones."""
+    return str(getattr(data.features[column], "dtype", ""))
+
+
+def _problem_of_others(data: "Dataset", columns: Sequence[str]) -> str:
+    """Say why columns with usual names of labels are left out; "" if there are none."""
+    for column in columns:
+        if _type_of(data, column) in TEXTS:
+            return f"the column {column} has texts, which label_key={column} would make classes"
+        return f"the column {column} has no integers"
+    return ""
 
 
 def _parquet_files(folder: Path) -> list[Path]:

@@ -11,9 +11,10 @@ from typing import IO, NamedTuple
 import numpy as np
 
 from lit_knn.common.errors import InputError, printable, reading
-from lit_knn.data.files import Files, ImageLabels, by_name, image_files, with_slashes
+from lit_knn.data.files import Files, ImageLabels, by_name, image_files, say, with_slashes
 
 TAR = ".tar"
+PIECE = 2**20  # bytes that are read at a time behind the end of a tar
 LABEL_ADVICE = "give its .json files' key as label_key, add .cls files, or set labels_from_folders"
 
 
@@ -61,6 +62,7 @@ def tar_files(text: str, tars: Sequence[Path], label_key: str | None = None) -> 
         return entries[name].size, entries[name].changed
 
     files = image_files(Path(text), list(entries), open_, stamp)
+    _say_of_several(files)
     files = files._replace(label_advice=LABEL_ADVICE)
     labels = _labels(files, ".json" if label_key else ".cls", label_key)
     if labels is None:
@@ -78,6 +80,7 @@ def _entries(text: str, tars: Sequence[Path]) -> dict[str, TarEntry]:
                     entry = TarEntry(path, member.offset_data, member.size, int(member.mtime))
                     names.append(with_slashes(member.name))
                     entries.append(entry)
+            _check_end(path, archive.offset)
 
     if len(tars) > 1 and len(set(names)) < len(names):
         for i, entry in enumerate(entries):
@@ -85,11 +88,57 @@ def _entries(text: str, tars: Sequence[Path]) -> dict[str, TarEntry]:
     return by_name(Path(text), names, entries)
 
 
+def _check_end(path: Path, end: int) -> None:
+    """Check that a tar has its mark of the end, and no files behind it.
+
+    Args:
+        path: the tar.
+        end: where its last file ends; the mark follows, blocks of zeros.
+
+    Raises:
+        InputError: there are other bytes, such as a second tar.
+    """
+    with path.open("rb") as file:
+        file.seek(end)
+        rest = file.read(PIECE)
+        if not rest:
+            say(
+                f"{path}: it may have been cut, because no mark shows its end; all files in it are read"
+            )
+        while rest:
+            if rest.strip(b"\0"):
+                problem = "has more bytes behind its end, as several tars in one file have"
+                raise InputError(f"{path} {problem}; give the tars apart, as a-{{00..12}}.tar")
+            rest = file.read(PIECE)
+
+
+def _say_of_several(files: Files) -> None:
+    """Print a line if samples of WebDataset have several images, such as `a.jpg` and `a.mask.png`: all are read."""
+    images_of: dict[str, list[str]] = {}
+    for image in files.images:
+        images_of.setdefault(_sample_key(image), []).append(image)
+
+    several = [images for images in images_of.values() if len(images) > 1]
+    # The frames `a.1.png`, `a.2.png` have a name each; parts of samples have names that repeat from sample to sample.
+    kinds = {image[len(_sample_key(image)) :] for image in files.images}
+    if several and len(kinds) < len(files.images):
+        named = ", ".join(printable(image) for image in several[0][:3])
+        count = (
+            f"{len(several):,} of {len(images_of):,} samples have several images, such as {named}"
+        )
+        say(f"{files.path}: {count}; all are read")
+
+
+def _sample_key(name: str) -> str:
+    """Return WebDataset's key of a file: `a/b` of `a/b.left.jpg`, its name up to the first dot after the last slash."""
+    folder, slash, base = name.rpartition("/")
+    return f"{folder}{slash}{base.partition('.')[0]}"
+
+
 def _labels(files: Files, suffix: str, label_key: str | None) -> np.ndarray | None:
     """Return the labels of the files with the images' keys, (N,); None if no image has such a file.
 
-    WebDataset's key of `a/b.left.jpg` is `a/b`: the name up to the first dot after the last slash. In
-    WebDataset, as here, `.CLS` is the same as `.cls`.
+    In WebDataset, as here, `.CLS` is the same as `.cls`.
     """
     stored_names = {}
     for name in files.names:
@@ -99,8 +148,7 @@ def _labels(files: Files, suffix: str, label_key: str | None) -> np.ndarray | No
     labels = np.empty(len(files.images), np.int64)
     missing = []
     for i, image in enumerate(files.images):
-        folder, slash, base = image.rpartition("/")
-        label_file = f"{folder}{slash}{base.partition('.')[0]}{suffix}"
+        label_file = _sample_key(image) + suffix
         if label_file not in stored_names:
             missing.append(image)
             continue

@@ -81,6 +81,10 @@ def checked_query(
     if labels is not None:
         _check_labels(estimator, labels, z)
 
+    if generator is not None and not isinstance(generator, Generator):
+        advice = "a torch.Generator, such as torch.Generator().manual_seed(0)"
+        raise refusal(estimator, f"generator must be {advice}, got {generator!r:.80}")
+
     t = per_item(t, z).double()
     if t.ndim > 0 and t.shape[0] not in (1, len(z)):
         raise refusal(
@@ -110,6 +114,8 @@ def _check_fits_set(estimator: "Hooks", z: Tensor) -> None:
 
 def _check_source(estimator: "Hooks", x_source: Tensor, z: Tensor) -> None:
     """Raise InputError if `x_source` has not the shape of z, or is not float."""
+    if not isinstance(x_source, Tensor):
+        raise refusal(estimator, f"x_source must be a tensor, got {type(x_source).__name__}")
     if x_source.shape != z.shape:
         raise refusal(
             estimator, f"x_source has shape {tuple(x_source.shape)}, z has {tuple(z.shape)}"

@@ -8,7 +8,7 @@ from torch import Tensor
 from torchmetrics import Metric
 from torchmetrics.utilities import dim_zero_cat
 
-from lit_knn.common.distributed import rank_and_size
+from lit_knn.common.distributed import rank_and_size, warn_on_first_rank
 from lit_knn.common.progress import progress_bar
 from lit_knn.metrics.features import FeatureExtractor
 from lit_knn.reference import ReferenceSet
@@ -139,6 +139,20 @@ def feature_statistics(
     return sums.compute()
 
 
+def doubt_about(images: Tensor) -> str:
+    """Return why float images, (N, C, H, W), may not be in model space; "" for others.
+
+    Without a negative value they are probably in [0, 1] or [0, 255], and a network would see other pictures.
+    """
+    is_picture = images.ndim == 4 and images.shape[1] in (1, 3)
+    if not is_picture or images.dtype == torch.uint8:
+        return ""
+    low, high = torch.stack(images.aminmax()).tolist()
+    if low < 0:
+        return ""
+    return f"float images with values from {low:g} to {high:g}; floats are never rescaled"
+
+
 def image_statistics(
     images: Tensor | np.ndarray | ReferenceSet, extractor: FeatureExtractor, batch_size: int = 128
 ) -> FeatureStatistics:
@@ -151,6 +165,10 @@ def image_statistics(
         batch_size: images at a time.
     """
     reference = images if isinstance(images, ReferenceSet) else ReferenceSet(images)
+    doubt = doubt_about(reference.images)
+    if doubt and reference is not images:
+        warn_on_first_rank(f"{doubt}: give uint8, or floats in [-1, 1]")
+
     extractor.load(reference.shape, reference.device)
     share = reference.share(*rank_and_size(), batch_size, mirrored=False)
     with progress_bar(len(reference.images), "Features", " images") as bar:

@@ -27,9 +27,25 @@ def frechet_distance(
         samples: see `image_statistics`.
         data: see `image_statistics`.
         extractor: computes the features.
+
+    Raises:
+        InputError: samples and data have other shapes, or fewer than two images.
     """
+    for name, images in (("samples", samples), ("data", data)):
+        if len(_stored(images)) < 2:
+            raise InputError(f"frechet_distance: {name} must be at least two images")
+    shapes = [tuple(_stored(images).shape[1:]) for images in (samples, data)]
+    if shapes[0] != shapes[1]:
+        difference = f"samples have shape {shapes[0]}, and data {shapes[1]}"
+        raise InputError(f"frechet_distance: {difference}: give images of the same kind")
+
     a, b = (image_statistics(images, extractor) for images in (samples, data))
     return frechet_distance_of_statistics(a, b.to(a.mean.device))
+
+
+def _stored(images: Tensor | np.ndarray | ReferenceSet) -> Tensor | np.ndarray:
+    """Return the images themselves, of a set those that it stores."""
+    return images.images if isinstance(images, ReferenceSet) else images
 
 
 def frechet_distance_of_statistics(

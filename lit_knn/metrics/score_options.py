@@ -77,6 +77,7 @@ class ScoreOptions:
         check_at_least(1, batch_size=self.batch_size)
         check_at_least(0, splits=self.splits, pairs=self.pairs)
         check_threshold(self.copy_threshold)
+        _check_device(self.device)
         _ = self.comparison  # made for the errors that its options raise
         if isinstance(self.features, str) and self.features not in FEATURES:
             known = ", ".join(FEATURES)
@@ -86,6 +87,18 @@ class ScoreOptions:
     def comparison(self) -> ComparisonOptions:
         """The options of the metrics of features."""
         return ComparisonOptions(self.kid_subset_size, self.pr_k, self.dc_k)
+
+
+def _check_device(device: torch.device | str) -> None:
+    """Raise InputError for a name that is no device, and for a GPU that is not there."""
+    try:
+        kind = torch.device(device).type
+    except RuntimeError as error:
+        raise InputError(f"device: {device!r} is no device, such as cpu, cuda or cuda:1") from error
+    if kind == "cuda" and not torch.cuda.is_available():
+        raise InputError(
+            f"device: {device} is given, but this machine has no GPU that PyTorch can use"
+        )
 
 
 def checked_metrics(metrics: str | Sequence[str]) -> list[str]:

@@ -12,6 +12,7 @@ from lit_knn.common.tables import Row
 from lit_knn.data.files import say
 from lit_knn.data.image_stream import ImageStream, stream_of_path, stream_of_set
 from lit_knn.data.reading import reference_from
+from lit_knn.metrics.feature_statistics import doubt_about
 from lit_knn.metrics.score_data import ScoreData
 from lit_knn.metrics.score_options import ScoreOptions, checked_metrics
 from lit_knn.metrics.scorer import Scorer
@@ -85,7 +86,7 @@ def _streams(
             stream = stream_of_path(source, floats_as_is)
             streams.append(replace(stream, name=name))
         else:
-            streams.append(stream_of_set(_set_of(source, floats_as_is), name))
+            streams.append(stream_of_set(_set_of(source, floats_as_is, name), name))
     return streams
 
 
@@ -102,10 +103,10 @@ def _data(
             raise InputError(f"score: {rule}")
         else:
             data.name = _name(source, "reference")
-            data.images = _set_of(source, floats_as_is)
+            data.images = _set_of(source, floats_as_is, data.name)
 
     if held_out is not None:
-        data.held_out = _set_of(held_out, floats_as_is)
+        data.held_out = _set_of(held_out, floats_as_is, "held_out")
     return data
 
 
@@ -119,10 +120,16 @@ def _name(source: Source, otherwise: str) -> str:
     return os.fspath(source) if isinstance(source, (str, os.PathLike)) else otherwise
 
 
-def _set_of(source: Source, floats_as_is: bool) -> ReferenceSet:
-    """Return images as a reference set."""
+def _set_of(source: Source, floats_as_is: bool, name: str) -> ReferenceSet:
+    """Return images as a reference set; an error names them by `name`."""
     if isinstance(source, ReferenceSet):
         return source
     if isinstance(source, (str, os.PathLike)):
         return reference_from(source, floats_as_is=floats_as_is)
-    return ReferenceSet(source)
+
+    images = ReferenceSet(source)
+    doubt = "" if floats_as_is else doubt_about(images.images)
+    if doubt:
+        advice = "give uint8, or floats in [-1, 1], or set floats_as_is"
+        raise InputError(f"{name}: {doubt}: {advice} if these values are meant")
+    return images

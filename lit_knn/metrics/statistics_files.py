@@ -12,6 +12,8 @@ from lit_knn.common.errors import InputError, first_line, printable, reading
 from lit_knn.metrics.feature_statistics import FeatureStatistics
 
 MEAN, COVARIANCE = "mu", "sigma"
+# Some programs compute a covariance in float32. Its errors are below this share of the largest value.
+ROUNDING = 1e-3
 # guided-diffusion also has statistics of spatial features, and the images of its reference batch.
 UNUSED = ("mu_s", "sigma_s", "arr_0")
 
@@ -69,7 +71,20 @@ def read_statistics_file(path: str | os.PathLike[str]) -> tuple[FeatureStatistic
         raise InputError(f"{name}: mu must be (F,) and sigma (F, F), {shapes}")
     if not (np.isfinite(mean).all() and np.isfinite(cov).all()):
         raise InputError(f"{name}: mu or sigma is not finite")
+    _check_covariance(name, cov)
     return FeatureStatistics(torch.from_numpy(mean), torch.from_numpy(cov), 0), unused
+
+
+def _check_covariance(name: str, cov: np.ndarray) -> None:
+    """Raise InputError unless a matrix is symmetric and has no negative eigenvalue, but for rounding errors."""
+    size = np.abs(cov).max()
+    if np.abs(cov - cov.T).max() > ROUNDING * size:
+        raise InputError(f"{name}: sigma is no covariance, because it is not symmetric")
+
+    least = np.linalg.eigvalsh(cov)[0]
+    if least < -ROUNDING * size:
+        problem = f"it has the negative eigenvalue {least:.3g}"
+        raise InputError(f"{name}: sigma is no covariance, because {problem}")
 
 
 def _downloaded(address: str) -> Path:

@@ -17,10 +17,10 @@ from lit_knn.estimators import Estimator
 from lit_knn.modules.conditioning import Conditioning
 from lit_knn.modules.finite_loss import check_finite
 from lit_knn.modules.model_checks import check_device
+from lit_knn.modules.refused_callbacks import check_callbacks
 from lit_knn.modules.sampling_module import SamplingModule
 from lit_knn.modules.training_callbacks import training_callbacks
 from lit_knn.modules.training_log import StepOutput
-from lit_knn.modules.tuners import check_no_tuner
 from lit_knn.reference import ReferenceSet
 from lit_knn.runs.run import find_reference
 from lit_knn.sampling.noise_grid import LevelRange
@@ -104,7 +104,7 @@ class EstimatorTraining(SamplingModule):
 
     def configure_callbacks(self) -> list[pl.Callback]:
         """Return the `training_callbacks` of a fit."""
-        check_no_tuner(self.trainer.callbacks)  # type: ignore[attr-defined]
+        check_callbacks(self.trainer.callbacks)  # type: ignore[attr-defined]
         if self.trainer.state.fn != "fit":
             return []
         self.estimator_watch = Stopwatch(self.trainer.strategy.root_device)

@@ -18,6 +18,7 @@ from lit_knn.reference.images import (
     images_of,
     largest_value,
     stored_chunks,
+    tensor_of,
 )
 from lit_knn.reference.row_view import RowView
 
@@ -41,7 +42,7 @@ class ImageSet:
             # A view has those attributes and methods of a tensor that this class uses.
             tensor = cast(Tensor, images)
         else:
-            tensor = torch.as_tensor(images).detach()
+            tensor = tensor_of(images).detach()
         check_images(tensor, hflip)
 
         # Check values after the conversion, because a float64 value may be too large for float32.
@@ -86,6 +87,8 @@ class ImageSet:
         Args:
             ids: of any shape, int64 or int32, in [0, N).
         """
+        if not isinstance(ids, Tensor):
+            raise InputError(f"ids must be a tensor of integers, got {type(ids).__name__}")
         if ids.dtype not in (torch.int64, torch.int32):
             advice = "for a mask give mask.nonzero()[:, 0]"
             raise InputError(f"ids must be integers, got {ids.dtype}; {advice}")

@@ -1,6 +1,7 @@
 """Images as a reference set stores them: how they are checked, and how they are converted to model space."""
 
 import math
+import os
 from collections.abc import Iterator
 
 import numpy as np
@@ -15,6 +16,8 @@ STORED_TYPES = (torch.uint8, torch.float16, torch.bfloat16, torch.float32)
 CHUNK_BYTES = 64 * 2**20
 # float32 could not hold the squared distances of larger values.
 LARGEST_VALUE = 1e15
+# float32 could not tell the squared distances of smaller values from 0.
+LEAST_VALUE = 1e-15
 
 
 def to_model_space(images: Tensor) -> Tensor:
@@ -64,6 +67,17 @@ def chunk_rows(d: int) -> int:
 # Checks of the arguments of a set
 
 
+def tensor_of(images: object) -> Tensor:
+    """Return a tensor or array as a tensor, without a copy where possible. Raises InputError for a path."""
+    if isinstance(images, (str, os.PathLike)):
+        advice = f"lit_knn.data.reading.reference_from({os.fspath(images)!r}) reads a file"
+        raise InputError(f"images must be a tensor or an array, got a path; {advice}")
+    if isinstance(images, np.ndarray):
+        # PyTorch has no numbers in the byte order of other machines, in which some files store them.
+        images = images.astype(images.dtype.newbyteorder("="), copy=False)
+    return torch.as_tensor(images)
+
+
 def check_images(images: Tensor, hflip: bool) -> None:
     """Raise InputError for images of a shape or type that a reference set cannot hold, or cannot mirror."""
     if images.ndim < 2 or images.numel() == 0:
@@ -87,7 +101,7 @@ def largest_value(images: Tensor) -> float:
     It reads the images in pieces, because they may be a mapped file that is larger than memory.
 
     Raises:
-        InputError: floats are not finite, or so large that float32 could not hold their distances.
+        InputError: floats are not finite, or so large or small that float32 could not hold their distances.
     """
     if images.dtype == torch.uint8:
         return 1.0
@@ -101,6 +115,9 @@ def largest_value(images: Tensor) -> float:
             raise InputError(f"images hold a value that is not finite (first in item {row})")
         largest = max(largest, largest_here)
 
+    if 0 < largest < LEAST_VALUE:
+        limit = f"squared distances of values below {LEAST_VALUE:g} vanish in float32"
+        raise InputError(f"images hold no value above {largest:.3g}; {limit}: scale the data")
     if largest > LARGEST_VALUE:
         limit = f"float32 holds squared distances of values up to {LARGEST_VALUE:g}"
         raise InputError(f"images hold a value of size {largest:.3g}; {limit}: scale the data")

@@ -9,7 +9,10 @@ from lit_knn.common.checkpoint_file import CHECKPOINTS, LAST_NAME
 from lit_knn.runs.folder import CONFIG_NAME, RunFolder, run_of
 from lit_knn.runs.lock import is_first_process
 from lit_knn.runs.names import Options, folder_of_name, given_version, is_of_job, option_of
+from lit_knn.runs.record import RECORD_NAME
 
+# A plan is made for the folder of its training.
+TRAININGS = ("fit", "plan")
 # Finds the places between the words of a class's name: `UniformSNIS` is `Uniform` and `SNIS`.
 BETWEEN_WORDS = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 
@@ -84,11 +87,20 @@ def _place_by_rules(request: Request) -> Place:
 
 
 def _version_of_logger(request: Request) -> Place | None:
-    """Return the folder that the version of a TensorBoard or CSV logger names, or None without a version."""
+    """Return the folder that the version of a TensorBoard or CSV logger names, or None without a version.
+
+    With the config.yaml of a training, `validate` and `predict` get that training's version, too. They must not write
+    into its folder, because its tables would then have rows of another checkpoint.
+    """
     version = given_version(request.trainer)
     if version is None:
         return None
-    return Place(folder_of_name(request.trainer), version)
+
+    place = Place(folder_of_name(request.trainer), version)
+    trains = request.command in TRAININGS
+    if not trains and (place.folder() / RECORD_NAME).is_file():
+        return None
+    return place
 
 
 def _folder_of_predictions(request: Request) -> Place | None:
@@ -107,7 +119,7 @@ def _folder_of_resumed_run(request: Request) -> Place | None:
     checkpoint, a new run begins.
     """
     run = request.checkpoint_run()
-    if request.command not in ("fit", "plan") or request.checkpoint is None or run is None:
+    if request.command not in TRAININGS or request.checkpoint is None or run is None:
         return None
 
     checkpoint = Path(request.checkpoint)

@@ -261,6 +261,12 @@ def test_plan_refuses_what_a_fit_would_overwrite_alike(tmp_path, own_folder, cap
     assert sorted(tmp_path.rglob("*")) == before
     assert "would overwrite it" in line
     assert refusal_of(["fit", *command], capsys) == line
+    # The run's own file has options that only a training has.
+    capsys.readouterr()
+    config = "runs/demo/knn_0/config.yaml"
+    for form in (["-c", config], [f"--config={config}"]):
+        main(["plan", *form])
+        assert "fits" in capsys.readouterr().out
 
 
 # One step

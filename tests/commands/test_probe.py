@@ -130,10 +130,10 @@ def test_the_command_that_a_probe_ends_with_trains(kind, tmp_path, capsys):
 def test_the_next_command_has_all_options_but_those_of_the_probe(tmp_path):
     trainer, model = cpu_trainer(), LitEDM(UNet(1, 8), OneSample())
 
-    def command(*args, estimator=None, module=model, shape=(1, 8, 8)):
+    def command(*args, estimator=None, module=model, shape=(1, 8, 8), by_class=False):
         trainer.command_line = ["probe", *args]
         return command_of_next_run(
-            trainer.command_line, module, shape, tmp_path / "probe.yaml", estimator
+            trainer.command_line, module, shape, tmp_path / "probe.yaml", estimator, by_class
         )
 
     settings = f"-c {tmp_path / 'probe.yaml'}"
@@ -144,6 +144,9 @@ def test_the_next_command_has_all_options_but_those_of_the_probe(tmp_path):
     assert command(*args) == f"Next: lit-knn fit {settings} {options}"
     ended = command("-c", "a", estimator="SubspaceKNN")
     assert ended.endswith(" --model.estimator estimators/subspace_knn.yaml")
+    # Posteriors over the images of a class are those of a model with classes.
+    ended = command("-c", "a", "--by_class", "true", by_class=True)
+    assert ended == f"Next: lit-knn fit -c a {settings} --model.class_conditional true"
     # Colour pictures and large ones have a run that takes its network from the data.
     for shape in ((3, 8, 7), (1, 8, 33)):
         said = command("--data.path", "x", module=LitEstimator(), shape=shape)

@@ -172,6 +172,48 @@ def test_tar_that_holds_a_name_twice_is_refused(tmp_path):
         read_image_files(tmp_path / "a.tar")
 
 
+def test_tar_that_was_cut_or_added_to_another_loses_nothing_in_silence(tmp_path, capsys):
+    for name in ("a", "b"):
+        write_tar(
+            tmp_path / f"{name}.tar", {f"{name}{i}.png": encoded(pixels()[i]) for i in (0, 1)}
+        )
+    whole = (tmp_path / "a.tar").read_bytes()
+    # GNU's tar and `cat` write such files, of which every reader sees the first part alone.
+    (tmp_path / "both.tar").write_bytes(whole + (tmp_path / "b.tar").read_bytes())
+    with pytest.raises(InputError, match=r"both\.tar has more bytes behind its end, as several"):
+        read_image_files(tmp_path / "both.tar")
+
+    with tarfile.open(tmp_path / "a.tar") as archive:
+        first, second = archive
+    cut = second.offset
+    assert first.offset_data < cut < second.offset_data
+    (tmp_path / "cut.tar").write_bytes(whole[:cut])
+    assert len(read_image_files(tmp_path / "cut.tar")[0]) == 1
+    assert "cut.tar: it may have been cut" in capsys.readouterr().err
+    (tmp_path / "cut.tar").write_bytes(whole[: cut + 900])
+    with pytest.raises(InputError, match=r"cut\.tar cannot be read as an uncompressed tar"):
+        read_image_files(tmp_path / "cut.tar")
+    # Zeros behind the end are padding.
+    (tmp_path / "a.tar").write_bytes(whole + bytes(10240))
+    assert len(read_image_files(tmp_path / "a.tar")[0]) == 2
+    assert "may have been cut" not in capsys.readouterr().err
+
+
+def test_images_of_a_sample_are_all_read_and_a_line_says_so(tmp_path, capsys):
+    one = encoded(pixels()[0])
+    write_tar(
+        tmp_path / "a.tar", {f"{i}.{kind}": one for i in (0, 1) for kind in ("jpg", "mask.png")}
+    )
+    assert len(read_image_files(tmp_path / "a.tar")[0]) == 4
+    assert (
+        "2 of 2 samples have several images, such as 0.jpg, 0.mask.png" in capsys.readouterr().err
+    )
+    # Numbered pictures are no parts of a sample.
+    write_tar(tmp_path / "b.tar", {f"shot.{i}.png": one for i in range(3)})
+    assert len(read_image_files(tmp_path / "b.tar")[0]) == 3
+    assert "several" not in capsys.readouterr().err
+
+
 def test_tar_with_labels_of_some_images_is_refused(tmp_path):
     files = {f"{i}.png": encoded(pixels()[i]) for i in range(4)}
     write_tar(tmp_path / "a.tar", files | {"0.cls": b"1", "2.cls": b"0\n"})

@@ -71,7 +71,7 @@ def test_texts_are_the_classes_of_class_encode_column(tmp_path):
     assert names == encoded_table.features["kind"].names
 
 
-def test_columns_of_images_are_chosen_or_refused(tmp_path):
+def test_columns_of_images_are_chosen_or_refused(tmp_path, capsys):
     files = [{"bytes": one, "path": None} for one in content()]
     hashes = [b"hash"] * N
     check_pixels(write_parquet(tmp_path / "a.parquet", sha=hashes, image=files))
@@ -85,6 +85,11 @@ def test_columns_of_images_are_chosen_or_refused(tmp_path):
     assert check_pixels(path) == (None, None)
     words = "the column label has no label in 1 of 12 rows"
     assert words in refusal(read_image_files, path, labels_used=True)
+    path = write_parquet(tmp_path / "e.parquet", image=content(), label=[NAMES[0]] * N)
+    assert check_pixels(path) == (None, None)
+    assert "the column label has texts, which label_key=label would" in capsys.readouterr().err
+    path = write_parquet(tmp_path / "f.parquet", image=content(), label=[0.5] * N)
+    assert "the column label has no integers" in refusal(read_image_files, path, labels_used=True)
     table().with_format("torch").save_to_disk(tmp_path / "tensors")
     assert check_pixels(tmp_path / "tensors")[0].tolist() == table()["label"]
 

@@ -108,6 +108,8 @@ REFUSED = [
     ),
     (lambda: exact().posterior_mean(Z, 1.0, Z[:3]), r"x_source has shape \(3, 1, 4, 4\), z has"),
     (lambda: exact().posterior_mean(Z, 1.0, Z.long()), "x_source must be float"),
+    (lambda: exact().posterior_mean(Z, 1.0, Z.numpy()), "x_source must be a tensor, got ndarray"),
+    (lambda: exact().posterior_mean(Z, 1.0, generator=0), "generator must be a torch.Generator"),
     (lambda: exact().posterior_mean(Z, torch.ones(3)), r"t must be a scalar or \(5,\), got \(3,\)"),
     (lambda: exact().score(Z, -1.0, process=VP()), r"above 0, got -1\.0"),
     (lambda: exact().score(Z, 1.0, process=LinearInterpolant()), "no finite noise level at t=1"),
@@ -117,6 +119,9 @@ REFUSED = [
     ),
     # the set and the process
     (lambda: reference().locate(Z[..., :3]), "z has shape"),
+    (lambda: reference().gather(np.arange(3)), "ids must be a tensor of integers, got ndarray"),
+    (lambda: ReferenceSet("a.npy"), r"got a path; lit_knn.data.reading.reference_from\('a.npy'\)"),
+    (lambda: ReferenceSet(1e-19 * torch.randn(5, 4)), "below 1e-15 vanish in float32: scale the"),
     (
         lambda: reference().search(pixels(5, SHAPE), 1),
         "type torch.uint8, but the images, floats in",

@@ -153,7 +153,7 @@ def test_efficientnet_tells_flower_from_noise_in_any_precision():
 def test_nonfinite_pictures_are_refused_and_equal_ones_measured():
     extractor, images = (
         EfficientNetLite0(),
-        torch.rand(6, 3, 32, 32, generator=torch.Generator().manual_seed(0)),
+        2 * torch.rand(6, 3, 32, 32, generator=torch.Generator().manual_seed(0)) - 1,
     )
     # The covariance of equal pictures is rounding errors alone.
     assert frechet_distance(images[:1].expand(64, -1, -1, -1), images, extractor) > 0
@@ -298,6 +298,16 @@ def test_too_few_images_are_refused_before_any_is_looked_at(
     with pytest.raises(InputError, match=message):
         FidelityMeasure(extractor(), **options).prepare(reference, count)
     FidelityMeasure(extractor(), mirrored=True, **options).prepare(reference, 80)
+
+
+def test_images_that_cannot_be_compared_are_refused():
+    images = 2 * torch.rand(4, 3, 8, 8) - 1
+    with pytest.raises(InputError, match="samples must be at least two images"):
+        frechet_distance(images[:1], images, Pixels())
+    with pytest.raises(InputError, match=r"samples have shape \(8, 8, 3\), and data \(3, 8, 8\)"):
+        frechet_distance(images.movedim(1, 3), images, Pixels())
+    with pytest.warns(UserWarning, match="float images with values from 0.* are never rescaled"):
+        frechet_distance(images.abs(), images, Pixels())
 
 
 def test_pixels_of_large_images_are_refused_before_their_covariance_is_made():

@@ -291,6 +291,11 @@ def test_offline_features_answer_without_weights_and_say_so(monkeypatch, tmp_pat
             "with 4 channels, but .*: give samples of the same kind",
         ),
         ({"held_out": pictures(9, 1)[..., :2]}, "held_out has images of 2x4"),
+        ({"samples": pictures(9, 0) / 255}, "samples 1: float images with values from 0"),
+        ({"reference": pictures(9, 1).float()}, "reference: float images with .* never rescaled"),
+        ({"held_out": pictures(9, 1).double()}, "held_out: float images with values"),
+        ({"reference": "skew.npz"}, "sigma is no covariance, because it is not symmetric"),
+        ({"reference": "negative.npz"}, "sigma is no covariance, .* negative eigenvalue -1"),
         (
             {"metrics": "memorisation", "held_out": pictures(19, 1), "samples": pictures(30, 0)},
             "c_t: at least 20 samples and held-out images are needed, there are 30 and 19",
@@ -301,6 +306,10 @@ def test_what_cannot_be_compared_is_refused_in_a_line(arguments, message, tmp_pa
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("TORCH_HOME", str(tmp_path))
     np.savez("stats.npz", mu=np.zeros(5), sigma=np.eye(5))
+    skew = np.eye(48)
+    skew[0, 1] = 1.0
+    np.savez("skew.npz", mu=np.zeros(48), sigma=skew)
+    np.savez("negative.npz", mu=np.zeros(48), sigma=np.diag([-1.0, *[2.0] * 47]))
     Path("stats.pkl").touch()
     defaults = {"samples": pictures(9, 0), "reference": pictures(9, 1), "metrics": "fd_pixels"}
     defaults["options"] = ScoreOptions(features="pixels")
@@ -351,6 +360,24 @@ def test_a_photo_that_lies_on_its_side_in_its_file_has_its_upright_size(tmp_path
     assert stream_of_path(tmp_path).shape == (3, 4, 8)
     Image.new("RGB", (8, 4)).save(tmp_path / "b.jpg", exif=tags)
     assert "b.jpg is 4x8 with 3 channels" in refusal(stream_of_path, tmp_path)
+
+
+def test_float_pictures_that_are_meant_are_measured():
+    images = pictures(9, 0)
+    shares = images.double() / 255
+    options = ScoreOptions(features="pixels", splits=0, floats_as_is=True)
+    rows = score(shares, images, "fd_pixels", options=options)
+    # Pixels of twice the width, half of it higher, are the same pictures in model space.
+    (same,) = score(2 * shares - 1, images, "fd_pixels", options=options)
+    assert rows[0]["value"] > 1 > 1e-6 > abs(same["value"])
+
+
+def test_device_that_is_not_there_is_refused_before_any_work():
+    with pytest.raises(InputError, match="'foo' is no device, such as cpu"):
+        ScoreOptions(device="foo")
+    if not torch.cuda.is_available():
+        with pytest.raises(InputError, match="cuda:3 is given, but this machine has no GPU"):
+            ScoreOptions(device="cuda:3")
 
 
 def test_a_threshold_of_no_copy_is_refused_before_any_work():

@@ -4,6 +4,7 @@ import math
 
 import pytest
 import pytorch_lightning as pl
+from pytorch_lightning.callbacks import GradientAccumulationScheduler
 from pytorch_lightning.tuner import Tuner
 from torch import nn
 
@@ -247,6 +248,12 @@ def test_steps_the_sampler_cannot_take_are_refused_at_start():
     with pytest.raises(InputError, match="SampleGrid: num_steps must be at least 1, got 0"):
         train(model, Digits(batch_size=32), 1, callbacks=[SampleGrid(4, (0,))])
     assert model.images_seen == 0
+
+
+def test_a_schedule_of_the_accumulation_is_refused():
+    model = LitEDM(unet(), OneSample())
+    with pytest.raises(InputError, match="GradientAccumulationScheduler does not work here: give"):
+        train(model, Digits(batch_size=8), 1, callbacks=[GradientAccumulationScheduler({0: 2})])
 
 
 @pytest.mark.parametrize("name", ["lr_find", "scale_batch_size"])

@@ -59,6 +59,12 @@ def test_config_is_found_by_name_and_a_users_file_wins(tmp_path, own_folder):
     assert with_packaged_configs(["-c", names[2]]) == ["-c", names[2]]
 
 
+def test_a_part_that_is_missing_is_named_with_the_nearest(tmp_path):
+    options = {"model": {"init_args": {"estimator": "estimators/kn.yaml"}}}
+    line = refusal(with_packaged_parts, options, tmp_path)
+    assert line.startswith("estimators/kn.yaml: no such file; did you mean estimators/knn")
+
+
 def test_an_unknown_config_tells_what_there_is(own_folder):
     assert "did you mean table1/ict_knn" in refusal(with_packaged_configs, ["-c", "table1/ict_kn"])
     message = refusal(with_packaged_configs, ["-c", "nothing"])

@@ -151,33 +151,19 @@ def test_a_resumed_run_goes_on_in_its_folder_and_loses_nothing(capsys):
     capsys.readouterr()
     main(["report", str(RUN)])
     assert "| steps | 6 |" in capsys.readouterr().out
-    # A measurement in the folder of the run leaves its configuration and its tables.
-    kept = (RUN / "config.yaml").read_bytes()
-    for batches in ("1", "2"):
-        limit = ["--trainer.limit_val_batches", batches]
-        main(
-            [
-                "validate",
-                *SMALL,
-                *both,
-                "--trainer.logger.version",
-                RUN.name,
-                "--ckpt_path",
-                str(LAST),
-                *limit,
-            ]
-        )
-    assert (RUN / "config.yaml").read_bytes() == kept
-    measured = [
-        yaml.safe_load((RUN / f"config_validate{part}.yaml").read_text()) for part in ("_0", "")
-    ]
-    told = [(own["ckpt_path"], own["trainer"]["limit_val_batches"]) for own in measured]
-    assert told == [(str(LAST), 1), (str(LAST), 2)]
-    assert len(RunFolder(RUN).earlier("config.yaml")) == 1
-    assert [steps_of(RUN / f"metrics_{part}.csv", "train/loss") for part in (0, 1)] == [
-        [0, 1, 2, 3],
-        [4, 5],
-    ]
+    # A measurement with the settings of the run gets another folder, and leaves those of the run.
+    before = contents(RUN)
+    version = ["--trainer.logger.version", RUN.name]
+    first_kept = RUN / "checkpoints" / "images_seen=32.ckpt"
+    for command in ("validate", "predict"):
+        main([command, *SMALL, *both, *version, "--ckpt_path", str(first_kept)])
+    assert steps_of(RUN.parent / "knn_1" / "fidelity.csv", "fd_pixels") == [2]
+    assert (RUN / "predict_0" / "predictions").is_dir()
+    shutil.rmtree(RUN / "predict_0")
+    assert contents(RUN) == before
+    # A version that no training has is used as it stands.
+    main(["validate", *SMALL, *both, *version[:1], "mine", "--ckpt_path", str(LAST)])
+    assert steps_of(RUN.parent / "mine" / "fidelity.csv", "fd_pixels") == [6]
 
 
 @pytest.mark.usefixtures("trained")
@@ -340,6 +326,14 @@ def test_two_processes_do_not_train_in_one_folder(capsys):
         other.communicate(b"\n")
     fit(4, "--ckpt_path", "last")
     assert read_record(RUN).step == 4
+
+
+@pytest.mark.usefixtures("trained")
+def test_training_that_has_all_its_steps_leaves_no_folder():
+    before = contents(RUN)
+    fit(2, "--ckpt_path", RUN / "checkpoints" / "images_seen=32.ckpt")
+    assert names(RUN.parent) == ["knn_0"]
+    assert contents(RUN) == before
 
 
 # Signals

@@ -34,7 +34,7 @@ class CLI(OptionsCLI):
     _not_made: Exception | None = None
 
     def __init__(self, *args: Any, called: str | None = None, **options: Any) -> None:
-        """Parse the command line and run the whole command, which leaves no folder if it fails before its first step.
+        """Parse the command line and run the whole command, which leaves no folder if it trains no step.
 
         Args:
             args: arguments of Lightning's class.
@@ -53,6 +53,9 @@ class CLI(OptionsCLI):
             if is_first_process():
                 self._run.remove_unused()
             raise
+        # A training whose checkpoint has all its steps already trains none.
+        if self.subcommand == "fit" and self._run is not None and is_first_process():
+            self._run.remove_unused()
 
     def before_instantiate_classes(self) -> None:
         """Choose the folder of the run, and let `predict` keep no samples in memory."""

@@ -76,6 +76,9 @@ def with_packaged_parts(options: object, beside: Path) -> object:
     Args:
         options: the options, or one value in them.
         beside: the folder of the file. A name that is a file in this folder stays.
+
+    Raises:
+        InputError: a value ends with .yaml, and there is no such file.
     """
     if isinstance(options, dict):
         return {name: with_packaged_parts(value, beside) for name, value in options.items()}
@@ -83,7 +86,10 @@ def with_packaged_parts(options: object, beside: Path) -> object:
         return [with_packaged_parts(value, beside) for value in options]
 
     if isinstance(options, str) and options.endswith(SUFFIX) and not (beside / options).is_file():
-        return _path_of_config(options)
+        path = _path_of_config(options)
+        if not Path(path).is_file():
+            raise InputError(f"{options}: no such file{hint_of_part(options)}")
+        return path
     return options
 
 

@@ -7,7 +7,7 @@ from pytorch_lightning.cli import SaveConfigCallback
 from pytorch_lightning.loggers import TensorBoardLogger
 
 from lit_knn.commands.cli.arguments import as_dict
-from lit_knn.runs.folder import CONFIG_NAME, RunFolder
+from lit_knn.runs.folder import RunFolder
 from lit_knn.runs.names import Options, flattened, options_in
 
 # The trainer's options that change the result.
@@ -21,11 +21,7 @@ Scalar = str | int | float | bool
 
 
 class SaveConfig(SaveConfigCallback):
-    """Saves the options of a command in the run's folder as `config.yaml`; files of earlier parts of the run stay.
-
-    If the folder has the `config.yaml` of a training, other commands save theirs as `config_validate.yaml` or
-    `config_predict.yaml`.
-    """
+    """Saves the options of a command in the run's folder as `config.yaml`; files of earlier parts of the run stay."""
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Save the options of a command that is no training."""
@@ -44,9 +40,6 @@ class SaveConfig(SaveConfigCallback):
         # Every rank must read `log_dir`, because reading it is a collective operation.
         run = RunFolder(Path(str(trainer.log_dir)))
         saves = not self.already_saved and trainer.is_global_zero
-        if stage != "fit" and (run.path / CONFIG_NAME).is_file():
-            self.config_filename = f"config_{trainer.state.fn.value}.yaml"  # type: ignore[union-attr]
-
         earlier = run.keep_earlier(self.config_filename) if saves else None
         super().setup(trainer, pl_module, stage)
         if earlier is None:

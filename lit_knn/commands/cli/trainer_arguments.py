@@ -58,12 +58,11 @@ def of_other_gpu(options: Namespace) -> dict[str, object]:
 
 
 def of_logger(options: Mapping[str, object], version: str) -> dict[str, object]:
-    """Return the options of a TensorBoard or CSV logger, with an expanded path and by default the run's version."""
+    """Return the options of a TensorBoard or CSV logger, with an expanded path and the version of the run's folder."""
     completed = dict(options)
     if completed.get("save_dir"):
         completed["save_dir"] = str(expanded(str(completed["save_dir"])))
-    if completed.get("version") is None:
-        completed["version"] = version
+    completed["version"] = version
     return completed
 
 
