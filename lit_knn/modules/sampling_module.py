@@ -10,7 +10,11 @@ from torch import Tensor, nn
 from lit_knn.common.checkpoint_file import MODEL_KEY, Content
 from lit_knn.common.errors import InputError
 from lit_knn.modules.conditioning import Conditioning
-from lit_knn.modules.model_checks import check_architecture, try_blank_image
+from lit_knn.modules.model_checks import (
+    check_architecture,
+    check_network_options,
+    try_blank_image,
+)
 from lit_knn.sampling import GenerativeModel
 from lit_knn.sampling.model_files import prefix_of
 
@@ -117,8 +121,9 @@ class SamplingModule(pl.LightningModule):
         Raises:
             InputError: the checkpoint is of another architecture; in subclasses, also of another parameterisation.
         """
-        kind = checkpoint.get(MODEL_KEY, {}).get("kind")
-        check_architecture(self.state_dict(), checkpoint.get("state_dict", {}), kind)
+        saved = checkpoint.get(MODEL_KEY, {})
+        check_architecture(self.state_dict(), checkpoint.get("state_dict", {}), saved.get("kind"))
+        check_network_options(self.network, saved.get("architecture"))
 
     def on_load_checkpoint(self, checkpoint: Content) -> None:
         """Load the counts and the image shape. Before that, `check_checkpoint` refuses weights that do not fit."""

@@ -239,6 +239,26 @@ def test_items_without_class_need_an_embedding_of_their_own():
     assert net(z, noise, torch.tensor([3, -1])).equal(net(z, noise, torch.tensor([3, 9])))
 
 
+def test_checkpoint_of_another_timestep_or_head_is_refused():
+    def module(timestep="label", **changed):
+        config = {**UNET, "num_class_embeds": None, **changed}
+        return LitEDM(Diffusers("UNet2DModel", config, timestep), KNN())
+
+    def saved(model):
+        model.image_shape = (3, 8, 8)
+        checkpoint = {"state_dict": model.state_dict()}
+        model.on_save_checkpoint(checkpoint)
+        return checkpoint
+
+    before = saved(module())
+    # A dropout has no weights, and may change.
+    module(dropout=0.1).check_checkpoint(before)
+    with pytest.raises(InputError, match="timestep is label in the checkpoint, flow in the model"):
+        module("flow").check_checkpoint(before)
+    with pytest.raises(InputError, match="attention_head_dim is 8 in the checkpoint, 4 in the mod"):
+        module(attention_head_dim=4).check_checkpoint(before)
+
+
 def test_images_of_other_channels_are_refused():
     with pytest.raises(InputError, match=r"3 channels, but the images have the shape \(1, 8, 8\)"):
         made("UNet2DModel", UNET)(torch.zeros(2, 1, 8, 8), torch.zeros(2))
