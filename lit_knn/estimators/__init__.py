@@ -3,7 +3,6 @@
 from lit_knn.estimators.base import Estimator
 from lit_knn.estimators.by_class import ByClass, class_conditional
 from lit_knn.estimators.certificate import Certificate, DrawingEstimator
-from lit_knn.estimators.checks import Query
 from lit_knn.estimators.exact import Exact
 from lit_knn.estimators.knn import KNN
 from lit_knn.estimators.mixed import Mixed
@@ -13,6 +12,7 @@ from lit_knn.estimators.noised import Noised
 from lit_knn.estimators.one_sample import OneSample
 from lit_knn.estimators.patch_posterior import PatchPosterior
 from lit_knn.estimators.pca_locality import PCALocality
+from lit_knn.estimators.query import Query
 from lit_knn.estimators.smoothed import Smoothed
 from lit_knn.estimators.stf import STF, UniformSNIS
 from lit_knn.estimators.subspace_knn import SubspaceKNN

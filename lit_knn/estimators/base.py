@@ -6,8 +6,9 @@ import torch
 from torch import Generator, Tensor
 
 from lit_knn.common.errors import InputError
-from lit_knn.estimators.checks import Query, checked_query, refusal, time_of_process
+from lit_knn.estimators.checks import checked_query, refusal, time_of_process
 from lit_knn.estimators.hooks import Hooks
+from lit_knn.estimators.query import Query
 from lit_knn.index.precision import full_float32
 from lit_knn.theory.noise import EDM_PROCESS, Process, under_process
 from lit_knn.theory.posterior import score_from_mean

@@ -9,8 +9,8 @@ from torch import Tensor
 from lit_knn.common.errors import InputError, prefixed
 from lit_knn.common.memory import to_device
 from lit_knn.estimators.base import Estimator
-from lit_knn.estimators.checks import Query
 from lit_knn.estimators.composite import Composite, copied_apart
+from lit_knn.estimators.query import Query
 from lit_knn.nets.base import NO_CLASS
 from lit_knn.reference import ReferenceSet
 from lit_knn.reference.classes import classes_of, rows_by_label

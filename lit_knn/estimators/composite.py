@@ -8,7 +8,7 @@ from torch import Generator, Tensor
 
 from lit_knn.common.errors import InputError, prefixed
 from lit_knn.estimators.base import Estimator
-from lit_knn.estimators.checks import Query
+from lit_knn.estimators.query import Query
 from lit_knn.reference import ReferenceSet
 
 AnyEstimator = TypeVar("AnyEstimator", bound=Estimator)

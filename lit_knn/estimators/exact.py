@@ -8,9 +8,9 @@ from torch import Generator, Tensor
 from lit_knn.common.memory import work_bytes
 from lit_knn.estimators.base import Estimator
 from lit_knn.estimators.centred import CentredImages
-from lit_knn.estimators.checks import Query
 from lit_knn.estimators.float64_mean import float_sums, join_shards
 from lit_knn.estimators.one_pass import sums_in_one_pass
+from lit_knn.estimators.query import Query
 from lit_knn.estimators.two_passes import sums_in_two_passes
 from lit_knn.reference import ReferenceSet
 from lit_knn.theory.warp import Warp

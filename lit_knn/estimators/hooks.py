@@ -10,8 +10,9 @@ from torch import Generator, Tensor
 from lit_knn.common.errors import InputError
 from lit_knn.common.rng import seeded_from
 from lit_knn.common.settings import RecordsArguments
-from lit_knn.estimators.checks import Query, checked_mean, refusal
+from lit_knn.estimators.checks import checked_mean, refusal
 from lit_knn.estimators.counts import Limit, fit_counts
+from lit_knn.estimators.query import Query
 from lit_knn.reference import ReferenceSet
 from lit_knn.theory.warp import Warp
 

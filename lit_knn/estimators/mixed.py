@@ -4,7 +4,7 @@ from torch import Tensor, nn
 
 from lit_knn.common.errors import InputError
 from lit_knn.estimators.base import Estimator
-from lit_knn.estimators.checks import Query
+from lit_knn.estimators.query import Query
 from lit_knn.estimators.switched import Parts
 
 

@@ -8,10 +8,10 @@ from torch import Generator, Tensor
 
 from lit_knn.common.errors import InputError
 from lit_knn.estimators.base import Estimator
-from lit_knn.estimators.checks import Query
 from lit_knn.estimators.composite import Wrapper
 from lit_knn.estimators.exact import Exact
 from lit_knn.estimators.monte_carlo import MonteCarlo
+from lit_knn.estimators.query import Query
 from lit_knn.reference import ReferenceSet
 from lit_knn.theory.noise import per_item
 

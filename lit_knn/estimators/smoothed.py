@@ -9,9 +9,9 @@ from torch import Generator, Tensor
 from lit_knn.common.errors import InputError
 from lit_knn.common.memory import work_bytes
 from lit_knn.estimators.base import Estimator
-from lit_knn.estimators.checks import Query
 from lit_knn.estimators.composite import Wrapper
 from lit_knn.estimators.counts import check_count
+from lit_knn.estimators.query import Query
 
 
 class Smoothed(Wrapper):

@@ -9,9 +9,9 @@ from torch import Tensor, nn
 
 from lit_knn.common.errors import InputError, prefixed
 from lit_knn.estimators.base import Estimator
-from lit_knn.estimators.checks import Query
 from lit_knn.estimators.composite import Composite, copied_apart
 from lit_knn.estimators.network import Network
+from lit_knn.estimators.query import Query
 from lit_knn.reference import ReferenceSet
 
 

@@ -27,8 +27,9 @@ from lit_knn.nets import ADM, DDPMpp, DiT, NCSNpp, UNet
 from lit_knn.nets.flow import DataOutput, EDMOutput, VelocityOutput
 from lit_knn.nets.precond import EDMPrecond
 from lit_knn.sampling import DiffusionModel, FlowModel
+from lit_knn.sampling.building import build
 from lit_knn.sampling.flow_times import FixedSteps, TimeSpan
-from lit_knn.sampling.loading import build, convert, load_network
+from lit_knn.sampling.loading import convert, load_network
 from lit_knn.sampling.model_files import write_exported
 from lit_knn.sampling.noise_grid import NoiseGrid
 from lit_knn.sampling.samplers import heun_sampler, seeded_noise

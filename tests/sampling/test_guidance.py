@@ -15,9 +15,9 @@ from lit_knn.nets.flow import VelocityOutput
 from lit_knn.nets.precond import EDMPrecond
 from lit_knn.reference import ReferenceSet
 from lit_knn.sampling import DiffusionModel, FlowModel
+from lit_knn.sampling.building import build
 from lit_knn.sampling.flow_times import TimeSpan
 from lit_knn.sampling.guidance import guided
-from lit_knn.sampling.loading import build
 from lit_knn.sampling.samplers import heun_sampler, seeded_noise
 from tests.short_training import TRAINER, train
 from tests.toys import enumerate_class_mean

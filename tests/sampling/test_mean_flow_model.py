@@ -13,7 +13,7 @@ from lit_knn.modules import LitMeanFlow
 from lit_knn.nets import UNet
 from lit_knn.nets.average_velocity import GAP_FEATURES, AverageVelocity
 from lit_knn.sampling import MeanFlowModel
-from lit_knn.sampling.loading import build
+from lit_knn.sampling.building import build
 from lit_knn.sampling.samplers import seeded_noise
 from tests.watched import Tripled
 

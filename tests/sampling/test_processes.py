@@ -15,8 +15,8 @@ from lit_knn.nets import UNet
 from lit_knn.nets.flow import DataOutput, EDMOutput, FlowDenoiser, VelocityOutput
 from lit_knn.nets.precond import EDMPrecond, coefficients
 from lit_knn.sampling import DiffusionModel, FlowModel
+from lit_knn.sampling.building import build
 from lit_knn.sampling.flow_times import FixedSteps, TimeSpan
-from lit_knn.sampling.loading import build
 from lit_knn.sampling.noise_grid import NoiseGrid
 from lit_knn.sampling.samplers import seeded_noise
 from lit_knn.sampling.solvers import euler_step, heun_step
