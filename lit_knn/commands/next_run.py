@@ -34,7 +34,7 @@ def command_of_next_run(
     shape: Sequence[int],
     settings: Path,
     estimator: str | None,
-    by_class: bool = False,
+    num_classes: int = 0,
 ) -> str:
     """Return a line with the command of a training that uses what a probe found.
 
@@ -44,10 +44,14 @@ def command_of_next_run(
         shape: shape of an image.
         settings: path of probe.yaml.
         estimator: class of the estimator to train with; None for the one that the config has.
-        by_class: the posteriors that were probed are those of a class-conditional model.
+        num_classes: number of classes if the training is to be class-conditional, and the command line does not say
+            so; otherwise 0.
     """
     options = without(command_line[1:], PROBE_OPTIONS)
-    conditional = ["--model.class_conditional", "true"] if by_class else []
+    conditional = []
+    if num_classes:
+        conditional = ["--model.class_conditional", "true"]
+        conditional += ["--model.net.num_classes", str(num_classes)]
     has_config = names_model(options)
     run = run_for(shape)
 

@@ -78,8 +78,10 @@ def probe(
     settings = folder / "probe.yaml"
     arguments = self.command_line  # type: ignore[attr-defined]
     # A conditional model has said so in its own options, which the command repeats.
-    adds_classes = by_class and not is_conditional
-    command = command_of_next_run(arguments, model, images.shape, settings, estimator, adds_classes)
+    num_classes = 0
+    if by_class and not is_conditional and images.labels is not None:
+        num_classes = int(images.labels.max()) + 1
+    command = command_of_next_run(arguments, model, images.shape, settings, estimator, num_classes)
     write_settings(settings, [*lines, command], options_of(model, constants))
     rows = write_table(folder / "probe.csv", t, table)
     save_figure(probe_figure(rows, training.sigma), folder / "probe")

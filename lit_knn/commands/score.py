@@ -173,4 +173,4 @@ first Fréchet distance in METRICS, otherwise Inception's; pixels for memorisati
 SPLITS_HELP = "number of half-splits, which give standard errors of what is no mean; 0 for none"
 CACHE_HELP = "folder that keeps the statistics of the data for other runs; null for none"
 WEIGHTS_HELP = "a local file of Inception's weights; by default they are downloaded once"
-FLOATS_HELP = "also read arrays of float images whose values leave [-1, 1]"
+FLOATS_HELP = "also read arrays of float images whose values leave [-1, 1] or are never negative"

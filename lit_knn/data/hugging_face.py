@@ -134,7 +134,7 @@ def labels_of(data: "Dataset", path: str, column: str | None = None) -> ImageLab
         if len(columns) != 1:
             columns = [name for name in usual if "int" in _type_of(data, name)]
         if not columns:
-            return ImageLabels(problem=_problem_of_others(data, usual))
+            return ImageLabels(problem=_why_not_labels(data, usual[0]) if usual else "")
         column = columns[0]
 
     if column not in data.features:
@@ -160,13 +160,12 @@ def _type_of(data: "Dataset", column: str) -> str:
     return str(getattr(data.features[column], "dtype", ""))
 
 
-def _problem_of_others(data: "Dataset", columns: Sequence[str]) -> str:
-    """Say why columns with usual names of labels are left out; "" if there are none."""
-    for column in columns:
-        if _type_of(data, column) in TEXTS:
-            return f"the column {column} has texts, which label_key={column} would make classes"
-        return f"the column {column} has no integers"
-    return ""
+def _why_not_labels(data: "Dataset", column: str) -> str:
+    """Say why a column with a usual name of labels is left out, and what to do."""
+    if _type_of(data, column) in TEXTS:
+        return f"the column {column} has texts, which label_key={column} would make classes"
+    kind = _type_of(data, column) or "lists or structures"
+    return f"the column {column} has {kind} and no integers; {LABEL_ADVICE}"
 
 
 def _parquet_files(folder: Path) -> list[Path]:

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from lit_knn.common.errors import InputError
 from lit_knn.common.rng import Stream, keyed_generator
+from lit_knn.reference.images import tensor_of
 from lit_knn.reference.row_view import RowView
 
 Labels = np.ndarray | Tensor | None
@@ -93,12 +94,12 @@ def _part(whole: Part, drawn: Tensor, mapped: bool, name: str) -> Part:
     if isinstance(images, RowView):
         part: Tensor | RowView = images.part(rows)
     else:
-        part = torch.as_tensor(images)
+        part = tensor_of(images)
         part = RowView(part, rows) if mapped else part[rows]
 
     if labels is not None:
         # NumPy would take a tensor of one row for a number.
-        labels = torch.as_tensor(labels)[rows]
+        labels = tensor_of(labels)[rows]
     if sha256 is not None:
         sha256 = f"{sha256}, {name}"
     return Part(part, labels, sha256)

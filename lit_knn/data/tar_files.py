@@ -14,7 +14,6 @@ from lit_knn.common.errors import InputError, printable, reading
 from lit_knn.data.files import Files, ImageLabels, by_name, image_files, say, with_slashes
 
 TAR = ".tar"
-PIECE = 2**20  # bytes that are read at a time behind the end of a tar
 LABEL_ADVICE = "give its .json files' key as label_key, add .cls files, or set labels_from_folders"
 
 
@@ -72,7 +71,7 @@ def tar_files(text: str, tars: Sequence[Path], label_key: str | None = None) -> 
 
 def _entries(text: str, tars: Sequence[Path]) -> dict[str, TarEntry]:
     """Return where each file lies. If names repeat among several tars, those of all files begin with their tar."""
-    names, entries = [], []
+    names, entries, without_end = [], [], []
     for path in tars:
         with reading(path, " as an uncompressed tar"), tarfile.open(path, "r:") as archive:
             for member in archive:
@@ -80,36 +79,53 @@ def _entries(text: str, tars: Sequence[Path]) -> dict[str, TarEntry]:
                     entry = TarEntry(path, member.offset_data, member.size, int(member.mtime))
                     names.append(with_slashes(member.name))
                     entries.append(entry)
-            _check_end(path, archive.offset)
+            if not _has_end(path, archive.offset):
+                without_end.append(path)
 
+    if without_end:
+        count = f"{len(without_end):,} of {len(tars):,} tars" if len(tars) > 1 else "it"
+        advice = "may have been cut, because no mark shows the end; all files there are read"
+        say(f"{without_end[0]}: {count} {advice}")
     if len(tars) > 1 and len(set(names)) < len(names):
         for i, entry in enumerate(entries):
             names[i] = f"{entry.tar.stem}/{names[i]}"
     return by_name(Path(text), names, entries)
 
 
-def _check_end(path: Path, end: int) -> None:
-    """Check that a tar has its mark of the end, and no files behind it.
+def _has_end(path: Path, end: int) -> bool:
+    """Return whether a tar has the mark of its end, a block of zeros.
 
     Args:
         path: the tar.
-        end: where its last file ends; the mark follows, blocks of zeros.
+        end: where its last file ends.
 
     Raises:
-        InputError: there are other bytes, such as a second tar.
+        InputError: another block is there, which is a damaged file; or a second tar follows.
     """
     with path.open("rb") as file:
         file.seek(end)
-        rest = file.read(PIECE)
-        if not rest:
-            say(
-                f"{path}: it may have been cut, because no mark shows its end; all files in it are read"
-            )
-        while rest:
-            if rest.strip(b"\0"):
-                problem = "has more bytes behind its end, as several tars in one file have"
-                raise InputError(f"{path} {problem}; give the tars apart, as a-{{00..12}}.tar")
-            rest = file.read(PIECE)
+        block = file.read(tarfile.BLOCKSIZE)
+        if block.strip(b"\0"):
+            raise InputError(f"{path} is damaged at byte {end:,}: no file behind it can be read")
+        has_end = len(block) > 0
+
+        # Programs fill the last blocks of a tar with zeros, and some write more behind them.
+        while block:
+            if block.strip(b"\0"):
+                _refuse_header(path, block)
+                return True
+            block = file.read(tarfile.BLOCKSIZE)
+    return has_end
+
+
+def _refuse_header(path: Path, block: bytes) -> None:
+    """Raise InputError if a block behind the end of a tar is the first one of another tar."""
+    try:
+        tarfile.TarInfo.frombuf(block, "utf-8", "surrogateescape")
+    except tarfile.HeaderError:
+        return
+    problem = "has a second tar behind its end, which no program reads with the first"
+    raise InputError(f"{path} {problem}; give the tars apart, as a-{{00..12}}.tar")
 
 
 def _say_of_several(files: Files) -> None:
@@ -119,9 +135,10 @@ def _say_of_several(files: Files) -> None:
         images_of.setdefault(_sample_key(image), []).append(image)
 
     several = [images for images in images_of.values() if len(images) > 1]
-    # The frames `a.1.png`, `a.2.png` have a name each; parts of samples have names that repeat from sample to sample.
-    kinds = {image[len(_sample_key(image)) :] for image in files.images}
-    if several and len(kinds) < len(files.images):
+    # The frames `a.1.png`, `a.2.png` have numbers; parts of samples have names that repeat from sample to sample.
+    kinds = {image.removeprefix(_sample_key(image)) for image in files.images}
+    are_numbers = all(kind.split(".")[1].isdigit() for kind in kinds)
+    if several and len(kinds) < len(files.images) and not are_numbers:
         named = ", ".join(printable(image) for image in several[0][:3])
         count = (
             f"{len(several):,} of {len(images_of):,} samples have several images, such as {named}"

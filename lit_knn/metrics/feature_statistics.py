@@ -13,6 +13,9 @@ from lit_knn.common.progress import progress_bar
 from lit_knn.metrics.features import FeatureExtractor
 from lit_knn.reference import ReferenceSet
 
+# No samples of half-trained models and no toys reach this size, where images end at 1; pixels from -127 to 128 do.
+OVERSHOOT = 16.0
+
 
 class FeatureStatistics:
     """Statistics of F features of a set of images: mean (F,) and unbiased covariance (F, F), both float64, and count.
@@ -140,17 +143,30 @@ def feature_statistics(
 
 
 def doubt_about(images: Tensor) -> str:
-    """Return why float images, (N, C, H, W), may not be in model space; "" for others.
+    """Return why float images, (N, 1 or 3, H, W), may not be in model space; "" for others.
 
-    Without a negative value they are probably in [0, 1] or [0, 255], and a network would see other pictures.
+    Without a negative value they are probably in [0, 1] or [0, 255], and a network would see other pictures. Samples of
+    a model may leave [-1, 1].
     """
     is_picture = images.ndim == 4 and images.shape[1] in (1, 3)
     if not is_picture or images.dtype == torch.uint8:
         return ""
     low, high = torch.stack(images.aminmax()).tolist()
-    if low < 0:
+    if -OVERSHOOT <= low < 0 and high <= OVERSHOOT:
         return ""
     return f"float images with values from {low:g} to {high:g}; floats are never rescaled"
+
+
+def set_of_images(images: Tensor | np.ndarray | ReferenceSet) -> ReferenceSet:
+    """Return images as a set, with a warning if a tensor or array may not be in model space; a set stays as it is."""
+    if isinstance(images, ReferenceSet):
+        return images
+
+    reference = ReferenceSet(images)
+    doubt = doubt_about(reference.images)
+    if doubt:
+        warn_on_first_rank(f"{doubt}: give uint8, or floats in [-1, 1]")
+    return reference
 
 
 def image_statistics(
@@ -164,11 +180,7 @@ def image_statistics(
         extractor: computes the features.
         batch_size: images at a time.
     """
-    reference = images if isinstance(images, ReferenceSet) else ReferenceSet(images)
-    doubt = doubt_about(reference.images)
-    if doubt and reference is not images:
-        warn_on_first_rank(f"{doubt}: give uint8, or floats in [-1, 1]")
-
+    reference = set_of_images(images)
     extractor.load(reference.shape, reference.device)
     share = reference.share(*rank_and_size(), batch_size, mirrored=False)
     with progress_bar(len(reference.images), "Features", " images") as bar:

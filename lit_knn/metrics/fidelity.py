@@ -5,7 +5,8 @@ import torch
 from torch import Tensor
 
 from lit_knn.common.errors import InputError
-from lit_knn.metrics.feature_statistics import FeatureStatistics, image_statistics
+from lit_knn.metrics.data_statistics import num_compared
+from lit_knn.metrics.feature_statistics import FeatureStatistics, image_statistics, set_of_images
 from lit_knn.metrics.features import FeatureExtractor
 from lit_knn.reference import ReferenceSet
 
@@ -31,21 +32,17 @@ def frechet_distance(
     Raises:
         InputError: samples and data have other shapes, or fewer than two images.
     """
-    for name, images in (("samples", samples), ("data", data)):
-        if len(_stored(images)) < 2:
+    sets = {"samples": set_of_images(samples), "data": set_of_images(data)}
+    for name, images in sets.items():
+        if num_compared(images) < 2:
             raise InputError(f"frechet_distance: {name} must be at least two images")
-    shapes = [tuple(_stored(images).shape[1:]) for images in (samples, data)]
+    shapes = [images.shape for images in sets.values()]
     if shapes[0] != shapes[1]:
         difference = f"samples have shape {shapes[0]}, and data {shapes[1]}"
         raise InputError(f"frechet_distance: {difference}: give images of the same kind")
 
-    a, b = (image_statistics(images, extractor) for images in (samples, data))
+    a, b = (image_statistics(images, extractor) for images in sets.values())
     return frechet_distance_of_statistics(a, b.to(a.mean.device))
-
-
-def _stored(images: Tensor | np.ndarray | ReferenceSet) -> Tensor | np.ndarray:
-    """Return the images themselves, of a set those that it stores."""
-    return images.images if isinstance(images, ReferenceSet) else images
 
 
 def frechet_distance_of_statistics(

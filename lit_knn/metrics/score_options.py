@@ -53,7 +53,8 @@ class ScoreOptions:
         batch_size: images at a time.
         device: where features are computed.
         cache_dir: folder that keeps the statistics of the reference for other runs.
-        floats_as_is: read any floats, also those that leave [-1, 1], in arrays of images.
+        floats_as_is: take any floats as images in model space, also those of files that leave [-1, 1], and
+            tensors without a negative value.
         pairs: pairs of samples and nearest images that are kept for a picture.
         seed: of the half-splits.
     """
@@ -92,13 +93,14 @@ class ScoreOptions:
 def _check_device(device: torch.device | str) -> None:
     """Raise InputError for a name that is no device, and for a GPU that is not there."""
     try:
-        kind = torch.device(device).type
+        kind, number = torch.device(device).type, torch.device(device).index
     except RuntimeError as error:
         raise InputError(f"device: {device!r} is no device, such as cpu, cuda or cuda:1") from error
-    if kind == "cuda" and not torch.cuda.is_available():
-        raise InputError(
-            f"device: {device} is given, but this machine has no GPU that PyTorch can use"
-        )
+    if kind == "mps":
+        raise InputError("device: Apple's GPU has no float64, which the metrics need: give cpu")
+    if kind == "cuda" and (number or 0) >= torch.cuda.device_count():
+        here = f"PyTorch can use {torch.cuda.device_count()} GPUs of this machine"
+        raise InputError(f"device: {device} is given, but {here}")
 
 
 def checked_metrics(metrics: str | Sequence[str]) -> list[str]:

@@ -66,7 +66,7 @@ def read_statistics_file(path: str | os.PathLike[str]) -> tuple[FeatureStatistic
         mean, cov = (np.asarray(arrays[key], np.float64) for key in (MEAN, COVARIANCE))
         unused = [key for key in UNUSED if key in arrays.files]
 
-    if mean.ndim != 1 or cov.shape != (len(mean), len(mean)):
+    if mean.ndim != 1 or len(mean) == 0 or cov.shape != (len(mean), len(mean)):
         shapes = f"got {mean.shape} and {cov.shape}"
         raise InputError(f"{name}: mu must be (F,) and sigma (F, F), {shapes}")
     if not (np.isfinite(mean).all() and np.isfinite(cov).all()):

@@ -104,8 +104,9 @@ class EstimatorTraining(SamplingModule):
 
     def configure_callbacks(self) -> list[pl.Callback]:
         """Return the `training_callbacks` of a fit."""
-        check_callbacks(self.trainer.callbacks)  # type: ignore[attr-defined]
-        if self.trainer.state.fn != "fit":
+        trains = self.trainer.state.fn == "fit"
+        check_callbacks(self.trainer.callbacks, trains)  # type: ignore[attr-defined]
+        if not trains:
             return []
         self.estimator_watch = Stopwatch(self.trainer.strategy.root_device)
         self.checks = DeferredChecks()

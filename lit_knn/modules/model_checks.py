@@ -1,16 +1,14 @@
 """Checks before a training: that the network accepts an image, and that the weights of a checkpoint fit the network."""
 
-import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from lit_knn.common.errors import InputError, first_line
 from lit_knn.common.memory import is_out_of_memory
 from lit_knn.common.rng import keyed_default_rng
-from lit_knn.nets.architecture import Architecture, architecture_of
 
 
 def check_device(device: torch.device) -> None:
@@ -89,37 +87,6 @@ def check_architecture(
             difference = f"{name} is {in_checkpoint} in the checkpoint, {in_model} in the model"
             hint = "" if kind is None else f"; the checkpoint is of a {kind} model"
             raise InputError(f"the checkpoint is of another architecture: {difference}{hint}")
-
-
-def check_network_options(net: nn.Module, saved: Architecture | None) -> None:
-    """Raise InputError for an option that keeps the shapes of all parameters, but makes another network of them.
-
-    Examples are the number of heads, and what a model of `diffusers` gets as its timestep. A dropout may change.
-
-    Args:
-        net: the raw network of the model.
-        saved: the network of the checkpoint; None if it is not known.
-    """
-    now = architecture_of(net)
-    if now is None or saved is None or now["class"] != saved["class"]:
-        return
-
-    # A checkpoint may have lists in place of tuples.
-    before = json.loads(json.dumps(dict(_flattened(saved["options"]))))
-    after = json.loads(json.dumps(dict(_flattened(now["options"]))))
-    for name, value in after.items():
-        if "dropout" not in name and before.get(name, value) != value:
-            difference = f"{name} is {before[name]} in the checkpoint, {value} in the model"
-            raise InputError(f"the checkpoint is of another architecture: {difference}")
-
-
-def _flattened(options: Mapping[str, object]) -> Iterator[tuple[str, object]]:
-    """Yield name and value of each option; those of a model of `diffusers`, in `config`, have names of their own."""
-    for name, value in options.items():
-        if name == "config" and isinstance(value, Mapping):
-            yield from value.items()
-        else:
-            yield name, value
 
 
 def _shape_of(state: Mapping[str, Tensor], name: str) -> tuple[int, ...] | str:

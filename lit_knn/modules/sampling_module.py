@@ -10,11 +10,8 @@ from torch import Tensor, nn
 from lit_knn.common.checkpoint_file import MODEL_KEY, Content
 from lit_knn.common.errors import InputError
 from lit_knn.modules.conditioning import Conditioning
-from lit_knn.modules.model_checks import (
-    check_architecture,
-    check_network_options,
-    try_blank_image,
-)
+from lit_knn.modules.model_checks import check_architecture, try_blank_image
+from lit_knn.nets.architecture import check_options
 from lit_knn.sampling import GenerativeModel
 from lit_knn.sampling.model_files import prefix_of
 
@@ -123,7 +120,7 @@ class SamplingModule(pl.LightningModule):
         """
         saved = checkpoint.get(MODEL_KEY, {})
         check_architecture(self.state_dict(), checkpoint.get("state_dict", {}), saved.get("kind"))
-        check_network_options(self.network, saved.get("architecture"))
+        check_options(self.network, saved.get("architecture"))
 
     def on_load_checkpoint(self, checkpoint: Content) -> None:
         """Load the counts and the image shape. Before that, `check_checkpoint` refuses weights that do not fit."""

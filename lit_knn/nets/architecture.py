@@ -39,6 +39,43 @@ def architecture_of(net: nn.Module) -> Architecture | None:
     return None
 
 
+def check_options(net: nn.Module, saved: Architecture | None) -> None:
+    """Raise InputError for an option that keeps the shapes of all weights, but makes another network of them.
+
+    Examples are the number of heads, and what a model of `diffusers` gets as its timestep. A dropout may change.
+
+    Args:
+        net: the network that gets the weights of a file.
+        saved: the network of the file; None if it is not known.
+    """
+    now = architecture_of(net)
+    if now is None or saved is None or now["class"] != saved["class"]:
+        return
+
+    before, after = _compared_options(saved["options"]), _compared_options(now["options"])
+    for name, value in after.items():
+        if before.get(name, value) != value:
+            difference = f"{name} is {before[name]} in the file, {value} in the model"
+            raise InputError(f"the weights are of another architecture: {difference}")
+
+
+def _compared_options(options: Mapping[str, object]) -> dict[str, object]:
+    """Return the options that must be equal, with those of a model of `diffusers` beside its own; lists for tuples."""
+    config = options.get("config")
+    inner = config if isinstance(config, Mapping) else {}
+    compared = {}
+    for name, value in {**options, **inner}.items():
+        if name != "config" and "dropout" not in name:
+            compared[name] = list(value) if isinstance(value, tuple) else value
+
+    # Without classes there is no number for "no class", and a U-Net takes images of any size.
+    if not options.get("num_classes"):
+        compared.pop("null_class", None)
+    if str(options.get("model")).startswith("UNet"):
+        compared.pop("sample_size", None)
+    return compared
+
+
 def build_network(architecture: Architecture, weights: Mapping[str, Tensor]) -> nn.Module:
     """Build the network that `architecture_of` described. It uses the given tensors as its weights, without a copy."""
     name, options = architecture["class"], architecture["options"]

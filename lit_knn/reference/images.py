@@ -16,7 +16,7 @@ STORED_TYPES = (torch.uint8, torch.float16, torch.bfloat16, torch.float32)
 CHUNK_BYTES = 64 * 2**20
 # float32 could not hold the squared distances of larger values.
 LARGEST_VALUE = 1e15
-# float32 could not tell the squared distances of smaller values from 0.
+# The squared distances of far smaller values would be 0 in float32; the limit leaves a margin.
 LEAST_VALUE = 1e-15
 
 
@@ -116,7 +116,7 @@ def largest_value(images: Tensor) -> float:
         largest = max(largest, largest_here)
 
     if 0 < largest < LEAST_VALUE:
-        limit = f"squared distances of values below {LEAST_VALUE:g} vanish in float32"
+        limit = f"float32 holds squared distances of values from {LEAST_VALUE:g}"
         raise InputError(f"images hold no value above {largest:.3g}; {limit}: scale the data")
     if largest > LARGEST_VALUE:
         limit = f"float32 holds squared distances of values up to {LARGEST_VALUE:g}"
@@ -138,7 +138,7 @@ def expand_labels(labels: Tensor | np.ndarray | None, stored: int, hflip: bool) 
     if labels is None:
         return None
 
-    labels = torch.as_tensor(labels).cpu()
+    labels = tensor_of(labels).cpu()
     # PyTorch does not compare uint64. Its largest numbers become negative.
     numbers = labels.long()
     if labels.shape != (stored,) or labels.is_floating_point() or (numbers < 0).any():

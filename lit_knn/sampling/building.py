@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from lit_knn.common.errors import InputError, prefixed
-from lit_knn.nets.architecture import Architecture, build_network, load_weights
+from lit_knn.nets.architecture import Architecture, build_network, check_options, load_weights
 from lit_knn.nets.base import ImageNetwork, name_classes
 from lit_knn.sampling import KINDS, GenerativeModel
 from lit_knn.sampling.described_parts import ModelDescription
@@ -31,6 +31,7 @@ def build(
     else:
         network = net
         load_weights(network, weights)
+        check_options(network, description.get("architecture"))
     if "class_names" in description:
         name_classes(network, description["class_names"])
 

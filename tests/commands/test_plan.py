@@ -264,9 +264,11 @@ def test_plan_refuses_what_a_fit_would_overwrite_alike(tmp_path, own_folder, cap
     # The run's own file has options that only a training has.
     capsys.readouterr()
     config = "runs/demo/knn_0/config.yaml"
-    for form in (["-c", config], [f"--config={config}"]):
-        main(["plan", *form])
-        assert "fits" in capsys.readouterr().out
+    main(["plan", "-c", config])
+    assert "fits" in capsys.readouterr().out
+    assert "plan has no option --weights_only" in refusal_of(
+        ["plan", "-c", config, "--weights_only", "true"], capsys
+    )
 
 
 # One step

@@ -100,10 +100,11 @@ def test_a_probe_goes_on_and_its_settings_are_taken_by_a_fit(tmp_path, monkeypat
 
 
 @pytest.mark.usefixtures("blank_figures", "own_folder")
-@pytest.mark.parametrize("kind", ["images alone", "no constants"])
+@pytest.mark.parametrize("kind", ["images alone", "no constants", "by class"])
 def test_the_command_that_a_probe_ends_with_trains(kind, tmp_path, capsys):
     options = {
         "images alone": ["--data", "ImageFiles", f"--data.path={tmp_path / 'own'}"],
+        "by class": ["--data", "Digits", "--by_class", "true"],
         "no constants": ["--config=flow/digits", "--by_class", "false", "--seed_everything", "3"],
     }[kind]
     image_folder(tmp_path / "own", 80, (8, 8))
@@ -124,16 +125,17 @@ def test_the_command_that_a_probe_ends_with_trains(kind, tmp_path, capsys):
     assert {name: made[name] for name in expected} == expected
     assert made["estimator"]["class_path"].endswith(("STF", "KNN", "Exact"))
     assert made["net"]["init_args"]["in_channels"] == (3 if kind == "images alone" else 1)
+    assert made["class_conditional"] == (kind == "by class")
     assert run["seed_everything"] == (3 if kind == "no constants" else 0)
 
 
 def test_the_next_command_has_all_options_but_those_of_the_probe(tmp_path):
     trainer, model = cpu_trainer(), LitEDM(UNet(1, 8), OneSample())
 
-    def command(*args, estimator=None, module=model, shape=(1, 8, 8), by_class=False):
+    def command(*args, estimator=None, module=model, shape=(1, 8, 8), classes=0):
         trainer.command_line = ["probe", *args]
         return command_of_next_run(
-            trainer.command_line, module, shape, tmp_path / "probe.yaml", estimator, by_class
+            trainer.command_line, module, shape, tmp_path / "probe.yaml", estimator, classes
         )
 
     settings = f"-c {tmp_path / 'probe.yaml'}"
@@ -145,8 +147,9 @@ def test_the_next_command_has_all_options_but_those_of_the_probe(tmp_path):
     ended = command("-c", "a", estimator="SubspaceKNN")
     assert ended.endswith(" --model.estimator estimators/subspace_knn.yaml")
     # Posteriors over the images of a class are those of a model with classes.
-    ended = command("-c", "a", "--by_class", "true", by_class=True)
-    assert ended == f"Next: lit-knn fit -c a {settings} --model.class_conditional true"
+    ended = command("-c", "a", "--by_class", "true", classes=3)
+    options = "--model.class_conditional true --model.net.num_classes 3"
+    assert ended == f"Next: lit-knn fit -c a {settings} {options}"
     # Colour pictures and large ones have a run that takes its network from the data.
     for shape in ((3, 8, 7), (1, 8, 33)):
         said = command("--data.path", "x", module=LitEstimator(), shape=shape)

@@ -180,7 +180,7 @@ def test_tar_that_was_cut_or_added_to_another_loses_nothing_in_silence(tmp_path,
     whole = (tmp_path / "a.tar").read_bytes()
     # GNU's tar and `cat` write such files, of which every reader sees the first part alone.
     (tmp_path / "both.tar").write_bytes(whole + (tmp_path / "b.tar").read_bytes())
-    with pytest.raises(InputError, match=r"both\.tar has more bytes behind its end, as several"):
+    with pytest.raises(InputError, match=r"both\.tar has a second tar behind its end"):
         read_image_files(tmp_path / "both.tar")
 
     with tarfile.open(tmp_path / "a.tar") as archive:
@@ -193,8 +193,14 @@ def test_tar_that_was_cut_or_added_to_another_loses_nothing_in_silence(tmp_path,
     (tmp_path / "cut.tar").write_bytes(whole[: cut + 900])
     with pytest.raises(InputError, match=r"cut\.tar cannot be read as an uncompressed tar"):
         read_image_files(tmp_path / "cut.tar")
-    # Zeros behind the end are padding.
-    (tmp_path / "a.tar").write_bytes(whole + bytes(10240))
+    # After a damaged header tarfile ends in silence.
+    damaged = bytearray(whole)
+    damaged[cut + 3] ^= 1
+    (tmp_path / "cut.tar").write_bytes(damaged)
+    with pytest.raises(InputError, match=rf"cut\.tar is damaged at byte {cut:,}: no file behind"):
+        read_image_files(tmp_path / "cut.tar")
+    # Zeros behind the end are padding, and a signature is no tar.
+    (tmp_path / "a.tar").write_bytes(whole + bytes(10240) + b"signature")
     assert len(read_image_files(tmp_path / "a.tar")[0]) == 2
     assert "may have been cut" not in capsys.readouterr().err
 
@@ -209,8 +215,9 @@ def test_images_of_a_sample_are_all_read_and_a_line_says_so(tmp_path, capsys):
         "2 of 2 samples have several images, such as 0.jpg, 0.mask.png" in capsys.readouterr().err
     )
     # Numbered pictures are no parts of a sample.
-    write_tar(tmp_path / "b.tar", {f"shot.{i}.png": one for i in range(3)})
-    assert len(read_image_files(tmp_path / "b.tar")[0]) == 3
+    shots = {f"{shot}.{i}.png": one for shot in "ab" for i in range(3)}
+    write_tar(tmp_path / "b.tar", shots)
+    assert len(read_image_files(tmp_path / "b.tar")[0]) == 6
     assert "several" not in capsys.readouterr().err
 
 

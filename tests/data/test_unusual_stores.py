@@ -89,7 +89,8 @@ def test_columns_of_images_are_chosen_or_refused(tmp_path, capsys):
     assert check_pixels(path) == (None, None)
     assert "the column label has texts, which label_key=label would" in capsys.readouterr().err
     path = write_parquet(tmp_path / "f.parquet", image=content(), label=[0.5] * N)
-    assert "the column label has no integers" in refusal(read_image_files, path, labels_used=True)
+    line = refusal(read_image_files, path, labels_used=True)
+    assert "label has float64 and no integers; name the column of the labels with label_key" in line
     table().with_format("torch").save_to_disk(tmp_path / "tensors")
     assert check_pixels(tmp_path / "tensors")[0].tolist() == table()["label"]
 

@@ -21,6 +21,7 @@ from lit_knn.metrics.fidelity import (
 )
 from lit_knn.metrics.sample_quality import precision_recall
 from lit_knn.reference import ReferenceSet
+from lit_knn.reference.row_view import RowView
 from tests.inception import blobs
 
 
@@ -306,6 +307,9 @@ def test_images_that_cannot_be_compared_are_refused():
         frechet_distance(images[:1], images, Pixels())
     with pytest.raises(InputError, match=r"samples have shape \(8, 8, 3\), and data \(3, 8, 8\)"):
         frechet_distance(images.movedim(1, 3), images, Pixels())
+    # A set is taken as it is; that of some rows of a mapped file is a view.
+    view = ReferenceSet(RowView(images.half(), torch.tensor([0, 1, 3])))
+    assert frechet_distance(view, view, Pixels()) == pytest.approx(0, abs=1e-6)
     with pytest.warns(UserWarning, match="float images with values from 0.* are never rescaled"):
         frechet_distance(images.abs(), images, Pixels())
 

@@ -15,6 +15,7 @@ from lit_knn.modules import LitECT, LitEDM, LitFlow, LitICT, LitMeanFlow, LitSCT
 from lit_knn.nets.architecture import architecture_of, build_network
 from lit_knn.nets.diffusers_model import Diffusers
 from lit_knn.nets.precond import EDMPrecond
+from lit_knn.sampling.building import build
 from tests.short_training import train
 from tests.watched import Labelled
 
@@ -251,12 +252,18 @@ def test_checkpoint_of_another_timestep_or_head_is_refused():
         return checkpoint
 
     before = saved(module())
-    # A dropout has no weights, and may change.
-    module(dropout=0.1).check_checkpoint(before)
-    with pytest.raises(InputError, match="timestep is label in the checkpoint, flow in the model"):
-        module("flow").check_checkpoint(before)
-    with pytest.raises(InputError, match="attention_head_dim is 8 in the checkpoint, 4 in the mod"):
-        module(attention_head_dim=4).check_checkpoint(before)
+    # A dropout has no weights, and a U-Net takes images of any size.
+    module(dropout=0.1, sample_size=16).check_checkpoint(before)
+    others = {
+        "timestep is label in the file, flow in the model": module("flow"),
+        "attention_head_dim is 8 in the file, 4 in the model": module(attention_head_dim=4),
+    }
+    weights = module().network.state_dict()
+    for line, other in others.items():
+        with pytest.raises(InputError, match=f"another architecture: {line}"):
+            other.check_checkpoint(before)
+        with pytest.raises(InputError, match=f"another architecture: {line}"):
+            build(before["generative_model"], weights, other.network)
 
 
 def test_images_of_other_channels_are_refused():

@@ -59,10 +59,15 @@ def test_config_is_found_by_name_and_a_users_file_wins(tmp_path, own_folder):
     assert with_packaged_configs(["-c", names[2]]) == ["-c", names[2]]
 
 
-def test_a_part_that_is_missing_is_named_with_the_nearest(tmp_path):
+def test_a_part_that_is_missing_is_named_with_the_nearest(tmp_path, monkeypatch):
     options = {"model": {"init_args": {"estimator": "estimators/kn.yaml"}}}
     line = refusal(with_packaged_parts, options, tmp_path)
     assert line.startswith("estimators/kn.yaml: no such file; did you mean estimators/knn")
+    # Other texts are left to the option, and the parser replaces ~.
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "mine.yaml").touch()
+    options = {"out": "new.yaml", "estimator": "~/mine.yaml"}
+    assert with_packaged_parts(options, tmp_path / "elsewhere") == options
 
 
 def test_an_unknown_config_tells_what_there_is(own_folder):

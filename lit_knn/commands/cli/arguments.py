@@ -7,18 +7,15 @@ from typing import Any
 import yaml
 from jsonargparse import Namespace
 
-from lit_knn.commands.next_run import CONFIG, names_model
+from lit_knn.commands.next_run import names_model
 from lit_knn.common.errors import InputError
-from lit_knn.runs.folder import CONFIG_NAME, RunFolder
+from lit_knn.runs.folder import RunFolder
 from lit_knn.runs.names import Options
-from lit_knn.runs.record import RECORD_NAME
 
 # Under this key, which is no option, the parser notes the file that a group of options was read from.
 FILE_NOTE = "__path__"
 # `best` uses these parts of a run's configuration. The other parts set how its training started and what it saved.
 PARTS_OF_A_RUN = ("seed_everything", "model", "data", "trainer")
-# A run's config.yaml has these options, which the commands below do not have.
-NOT_OF = {"plan": ("weights_only",), "probe": ("weights_only", "ckpt_path")}
 
 
 def as_dict(options: Namespace | Options) -> dict[str, Any]:
@@ -55,34 +52,7 @@ def completed(args: Sequence[str]) -> list[str]:
         return ["best", *_config_of_run(options), *options]
     if command == ["probe"] and not names_model(options):
         return ["probe", "--model", "LitEstimator", *options]
-    if command and command[0] in NOT_OF:
-        return [*command, *_without_options_of_fit(options, NOT_OF[command[0]])]
     return list(args)
-
-
-def _without_options_of_fit(options: Sequence[str], names: Sequence[str]) -> list[str]:
-    """Return a command line that has, in place of each run's config.yaml, its content without some options, as YAML."""
-    replaced = []
-    previous = ""
-    for argument in options:
-        name, equals, value = argument.partition("=")
-        if previous in CONFIG:
-            replaced.append(_content_without(argument, names))
-        elif equals and name in CONFIG:
-            replaced.append(f"{name}={_content_without(value, names)}")
-        else:
-            replaced.append(argument)
-        previous = argument
-    return replaced
-
-
-def _content_without(config: str, names: Sequence[str]) -> str:
-    """Return the content of a run's config.yaml without some options; of other configs, the path itself."""
-    path = Path(config)
-    if path.name != CONFIG_NAME or not (path.parent / RECORD_NAME).is_file():
-        return config
-    content = RunFolder(path.parent).config()
-    return yaml.safe_dump({name: value for name, value in content.items() if name not in names})
 
 
 def _config_of_run(options: Sequence[str]) -> list[str]:

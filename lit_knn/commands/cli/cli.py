@@ -17,7 +17,7 @@ from lit_knn.commands.cli.parser import construct
 from lit_knn.commands.plan import check_fits
 from lit_knn.common.errors import InputError
 from lit_knn.runs.folder import METRICS_NAME, RunFolder
-from lit_knn.runs.folder_choice import choose_folder
+from lit_knn.runs.folder_choice import TRAININGS, choose_folder
 from lit_knn.runs.lock import is_first_process, lock_folder
 from lit_knn.runs.names import FILE_LOGGERS, Options, folder_of_name, job_folder
 from lit_knn.runs.resumption import check_fit
@@ -101,7 +101,9 @@ class CLI(OptionsCLI):
 
     def _make_logger(self, kind: type, *args: object, **options: object) -> object:
         """Make a TensorBoard or CSV logger in the folder of the run."""
-        return self._make(kind, *args, **trainer_arguments.of_logger(options, self._version))
+        trains = self.subcommand in TRAININGS
+        options = trainer_arguments.of_logger(options, self._version, trains)
+        return self._make(kind, *args, **options)
 
     def instantiate_trainer(self, **kwargs: object) -> pl.Trainer:
         """Make the trainer of the command, which writes into the run's folder."""

@@ -23,6 +23,9 @@ CALLBACKS_OF_EVERY_RUN = {"last_checkpoint": LastCheckpoint, "sample_writer": Sa
 # These commands make no folder of a run and have no --ckpt_path.
 MEASURES = ("best", "probe")
 
+# The config.yaml of a training has these options. The commands take them from a file, and make no use of them.
+LEFT_OUT = {"plan": ("weights_only",), "probe": ("weights_only", "ckpt_path")}
+
 # Lightning also seeds NumPy, whose seeds have 32 bits.
 LARGEST_SEED = 2**32 - 1
 
@@ -61,6 +64,8 @@ class OptionsCLI(LightningCLI):
             # The help shows the groups in this order. The options of this command alone come directly after -h and -c.
             *groups, of_command = parser._action_groups
             parser._action_groups = [*groups[:2], of_command, *groups[2:]]
+        for option in LEFT_OUT.get(subcommand, ()):
+            parser.add_argument(f"--{option}", default=None, help=argparse.SUPPRESS)
         return parser
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
@@ -76,6 +81,7 @@ class OptionsCLI(LightningCLI):
         self.command_line = list(args)
         args = with_packaged_configs(args)
         check_linked(args)
+        check_left_out(args)
 
         try:
             self.config = parser.parse_args(completed(args))
@@ -118,6 +124,15 @@ class OptionsCLI(LightningCLI):
         """Return the options of the command as the run's config.yaml will have them."""
         text = self.parser.dump(self.config, skip_none=False)
         return dict(yaml.safe_load(text)[self.config.subcommand])
+
+
+def check_left_out(args: Sequence[str]) -> None:
+    """Raise InputError for an option on the command line that the command takes from a file alone; see `LEFT_OUT`."""
+    names = LEFT_OUT.get(args[0], ()) if args else ()
+    for arg in args:
+        name = arg.partition("=")[0].removeprefix("--")
+        if name in names:
+            raise InputError(f"{args[0]} has no option --{name}")
 
 
 def _seed(value: bool | int | None) -> int:

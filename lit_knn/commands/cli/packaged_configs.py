@@ -14,6 +14,8 @@ SUFFIX = ".yaml"
 FILES = (SUFFIX, ".yml")
 # These folders hold parts of runs. A run's file names them; `-c` cannot take them.
 PARTS = ("data", "models", "estimators", "trainer")
+# The options that these parts are of; other values that end with .yaml may be anything, such as a file to write.
+OPTIONS_THAT_ARE_PARTS = ("data", "model", "net", "estimator", "tangent", "repulsion", "trainer")
 # A value that has one of these is YAML, and not the name of a file.
 TEXT_MARKS = ("{", ": ", ":\n")
 # Finds the names of files in a value in braces: {class_path: Network, init_args: {net: configs/models/unet.yaml}}.
@@ -70,27 +72,30 @@ def with_packaged_configs(args: Sequence[str]) -> list[str]:
     return replaced
 
 
-def with_packaged_parts(options: object, beside: Path) -> object:
+def with_packaged_parts(options: object, beside: Path, name: str = "") -> object:
     """Return the options of a file with the paths of the project's configs in place of their names.
 
     Args:
         options: the options, or one value in them.
         beside: the folder of the file. A name that is a file in this folder stays.
+        name: name of the option that has this value.
 
     Raises:
-        InputError: a value ends with .yaml, and there is no such file.
+        InputError: an option that is a part, such as `estimator`, names a file that does not exist.
     """
     if isinstance(options, dict):
-        return {name: with_packaged_parts(value, beside) for name, value in options.items()}
+        return {key: with_packaged_parts(value, beside, key) for key, value in options.items()}
     if isinstance(options, list):
-        return [with_packaged_parts(value, beside) for value in options]
+        return [with_packaged_parts(value, beside, name) for value in options]
+    if not isinstance(options, str) or not options.endswith(SUFFIX):
+        return options
 
-    if isinstance(options, str) and options.endswith(SUFFIX) and not (beside / options).is_file():
-        path = _path_of_config(options)
-        if not Path(path).is_file():
-            raise InputError(f"{options}: no such file{hint_of_part(options)}")
-        return path
-    return options
+    if (beside / options).is_file():
+        return options
+    path = _path_of_config(options)
+    if name in OPTIONS_THAT_ARE_PARTS and not Path(path).expanduser().is_file():
+        raise InputError(f"{options}: no such file{hint_of_part(options)}")
+    return path
 
 
 def hint(name: str) -> str:

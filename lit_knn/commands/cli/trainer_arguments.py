@@ -57,12 +57,20 @@ def of_other_gpu(options: Namespace) -> dict[str, object]:
     return {}
 
 
-def of_logger(options: Mapping[str, object], version: str) -> dict[str, object]:
-    """Return the options of a TensorBoard or CSV logger, with an expanded path and the version of the run's folder."""
+def of_logger(options: Mapping[str, object], version: str, trains: bool) -> dict[str, object]:
+    """Return the options of a TensorBoard or CSV logger, with an expanded path and a version.
+
+    Args:
+        options: the options.
+        version: the version of the run's folder. In a training a logger may have another one. Other commands may have
+            the options of a training, into whose folder they must not write.
+        trains: whether the command trains.
+    """
     completed = dict(options)
     if completed.get("save_dir"):
         completed["save_dir"] = str(expanded(str(completed["save_dir"])))
-    completed["version"] = version
+    if completed.get("version") is None or not trains:
+        completed["version"] = version
     return completed
 
 
