@@ -65,10 +65,13 @@ def fit_picture(by_set: dict[str, Compared]) -> Figure:
     """
     figure = Figure(figsize=(4.2 * len(by_set), 3.8), layout="constrained")
     panels = figure.subplots(1, len(by_set), squeeze=False)[0]
+    # The sets may have other estimators, but each estimator has one look in all panels.
+    styles = looks(estimator for each in by_set.values() for estimator in each.curves.estimators)
     lines = {}
     for axes, (name, each) in zip(panels, by_set.items(), strict=True):
         curves = each.curves
-        for estimator, style in looks(curves.estimators).items():
+        for estimator in curves.estimators:
+            style = styles[estimator]
             for seed in curves.seeds(estimator):
                 run = [_later(curves.column(estimator, seed, column)) for column in FIT]
                 axes.plot(*run, color=style["color"], linewidth=0.6, alpha=0.5)

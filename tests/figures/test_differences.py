@@ -7,13 +7,18 @@ import numpy as np
 import pytest
 from scipy.stats import ttest_rel
 
-from benchmarks.learning_curves.difference_pictures import EQUAL_ERROR, LEAST_LOSS, picture
+from benchmarks.learning_curves.difference_pictures import (
+    EQUAL_ERROR,
+    LEAST_LOSS,
+    fit_picture,
+    picture,
+)
 from benchmarks.learning_curves.differences import compare, main, read
 from benchmarks.learning_curves.table import COLUMNS
 from lit_knn.common.tables import write_rows
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
-LARGER_SETS = ("learning_curves_cifar16_5000", "learning_curves_cifar16")
+LARGER_SETS = ("noise_cifar16_5000", "learning_curves_cifar16")
 COMMITTED = {
     "noise_differences": ("noise_cifar16_1000", *LARGER_SETS),
     "noise_differences_posterior": ("noise_cifar16_1000",),
@@ -115,6 +120,25 @@ def test_each_interval_is_drawn_at_its_mean_in_its_row(tmp_path):
     }
     means = [own["held_out_loss"].alone.mean for own in compared.differences.values()]
     assert [drawn[place] for place in panel.get_yticks()] == pytest.approx(means)
+
+
+def test_an_estimator_has_one_look_in_all_panels(tmp_path):
+    # In the two sets, isotropic 6 is at other places among the estimators.
+    names = {"cifar16_1000": ["posterior 2"], "cifar16_5000": ["posterior 1", "shuffled 1"]}
+    by_set = {}
+    for of, others in names.items():
+        runs = random_runs(["Exact", *others, "isotropic 6"])
+        (curves,) = read([write_table(tmp_path / f"{of}.csv", runs, of)], "EDM").values()
+        by_set[of] = compare(curves, "EDM", "Exact", None)
+    figure = fit_picture(by_set)
+    drawn = [{line.get_color() for line in panel.lines} for panel in figure.axes]
+    legend = figure.legends[0]
+    colours = {}
+    for text, line in zip(legend.get_texts(), legend.get_lines(), strict=True):
+        colours[text.get_text()] = line.get_color()
+    assert len(set(colours.values())) == len(colours) == 5
+    for panel, of in zip(drawn, names, strict=True):
+        assert panel == {colours[name] for name in ("Exact", *names[of], "isotropic 6")}
 
 
 @pytest.mark.parametrize("name", COMMITTED)
