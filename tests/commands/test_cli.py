@@ -13,6 +13,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+import yaml
 from PIL import Image
 from tensorboard.plugins.hparams import plugin_data_pb2
 
@@ -54,6 +55,15 @@ def fit_demo(*args, steps=4):
             *args,
         ]
     )
+
+
+@pytest.mark.parametrize("command", ["validate", "predict", "plan", "probe", "best"])
+def test_every_command_takes_the_config_of_a_run(command, run, capsys):
+    config = run[0] / "config.yaml"
+    assert {"ckpt_path", "weights_only"} <= yaml.safe_load(config.read_text()).keys()
+    with pytest.raises(SystemExit, match="0"):
+        main([command, "-c", str(config), "--print_config"])
+    assert "LitICT\n" in capsys.readouterr().out
 
 
 def test_fit_leaves_promised_files_and_validate_repeats_its_end(capsys):

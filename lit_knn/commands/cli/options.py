@@ -24,7 +24,11 @@ CALLBACKS_OF_EVERY_RUN = {"last_checkpoint": LastCheckpoint, "sample_writer": Sa
 MEASURES = ("best", "probe")
 
 # The config.yaml of a training has these options. The commands take them from a file, and make no use of them.
-LEFT_OUT = {"plan": ("weights_only",), "probe": ("weights_only", "ckpt_path")}
+LEFT_OUT = {
+    "plan": ("weights_only",),
+    "probe": ("weights_only", "ckpt_path"),
+    "best": ("weights_only", "ckpt_path"),
+}
 
 # Lightning also seeds NumPy, whose seeds have 32 bits.
 LARGEST_SEED = 2**32 - 1
