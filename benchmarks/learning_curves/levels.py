@@ -66,8 +66,8 @@ def main(arguments: list[str] | None = None) -> None:
                 keys = [run_of_range(run, *ends)._asdict() for ends in pairwise(EDGES)]
                 if all(table.find(known, **key, step=step) for key in keys):
                     continue
+                settings = path.parent.name.rpartition("-")[2]
                 for row in levels.rows(run, step, saved["state_dict"]):
-                    settings = path.parent.name.rpartition("-")[2]
                     table.append({**row, "settings": settings})
 
 

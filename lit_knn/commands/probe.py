@@ -21,6 +21,7 @@ from lit_knn.metrics.probe_verdict import conclude
 from lit_knn.modules import LitEstimator
 from lit_knn.modules.consistency_module import ConsistencyModule
 from lit_knn.modules.model_checks import check_device
+from lit_knn.reference.classes import classes_of
 
 
 def probe(
@@ -78,9 +79,7 @@ def probe(
     settings = folder / "probe.yaml"
     arguments = self.command_line  # type: ignore[attr-defined]
     # A conditional model has said so in its own options, which the command repeats.
-    num_classes = 0
-    if by_class and not is_conditional and images.labels is not None:
-        num_classes = int(images.labels.max()) + 1
+    num_classes = len(classes_of(images)) if by_class and not is_conditional else 0
     command = command_of_next_run(arguments, model, images.shape, settings, estimator, num_classes)
     write_settings(settings, [*lines, command], options_of(model, constants))
     rows = write_table(folder / "probe.csv", t, table)

@@ -162,10 +162,11 @@ def _type_of(data: "Dataset", column: str) -> str:
 
 def _why_not_labels(data: "Dataset", column: str) -> str:
     """Say why a column with a usual name of labels is left out, and what to do."""
-    if _type_of(data, column) in TEXTS:
+    kind = _type_of(data, column)
+    if kind in TEXTS:
         return f"the column {column} has texts, which label_key={column} would make classes"
-    kind = _type_of(data, column) or "lists or structures"
-    return f"the column {column} has {kind} and no integers; {LABEL_ADVICE}"
+    values = kind or "lists or structures"
+    return f"the column {column} has {values} and no integers; {LABEL_ADVICE}"
 
 
 def _parquet_files(folder: Path) -> list[Path]:

@@ -105,17 +105,17 @@ def _has_end(path: Path, end: int) -> bool:
     with path.open("rb") as file:
         file.seek(end)
         block = file.read(tarfile.BLOCKSIZE)
+        if not block:
+            return False
         if block.strip(b"\0"):
             raise InputError(f"{path} is damaged at byte {end:,}: no file behind it can be read")
-        has_end = len(block) > 0
 
         # Programs fill the last blocks of a tar with zeros, and some write more behind them.
-        while block:
-            if block.strip(b"\0"):
-                _refuse_header(path, block)
-                return True
+        while block and not block.strip(b"\0"):
             block = file.read(tarfile.BLOCKSIZE)
-    return has_end
+    if block:
+        _refuse_header(path, block)
+    return True
 
 
 def _refuse_header(path: Path, block: bytes) -> None:
@@ -131,12 +131,14 @@ def _refuse_header(path: Path, block: bytes) -> None:
 def _say_of_several(files: Files) -> None:
     """Print a line if samples of WebDataset have several images, such as `a.jpg` and `a.mask.png`: all are read."""
     images_of: dict[str, list[str]] = {}
+    kinds = set()
     for image in files.images:
-        images_of.setdefault(_sample_key(image), []).append(image)
+        key = _sample_key(image)
+        images_of.setdefault(key, []).append(image)
+        kinds.add(image.removeprefix(key))
 
     several = [images for images in images_of.values() if len(images) > 1]
     # The frames `a.1.png`, `a.2.png` have numbers; parts of samples have names that repeat from sample to sample.
-    kinds = {image.removeprefix(_sample_key(image)) for image in files.images}
     are_numbers = all(kind.split(".")[1].isdigit() for kind in kinds)
     if several and len(kinds) < len(files.images) and not are_numbers:
         named = ", ".join(printable(image) for image in several[0][:3])

@@ -93,13 +93,14 @@ class ScoreOptions:
 def _check_device(device: torch.device | str) -> None:
     """Raise InputError for a name that is no device, and for a GPU that is not there."""
     try:
-        kind, number = torch.device(device).type, torch.device(device).index
+        chosen = torch.device(device)
     except RuntimeError as error:
         raise InputError(f"device: {device!r} is no device, such as cpu, cuda or cuda:1") from error
-    if kind == "mps":
+    if chosen.type == "mps":
         raise InputError("device: Apple's GPU has no float64, which the metrics need: give cpu")
-    if kind == "cuda" and (number or 0) >= torch.cuda.device_count():
-        here = f"PyTorch can use {torch.cuda.device_count()} GPUs of this machine"
+    number_here = torch.cuda.device_count()
+    if chosen.type == "cuda" and (chosen.index or 0) >= number_here:
+        here = f"PyTorch can use {number_here} GPUs of this machine"
         raise InputError(f"device: {device} is given, but {here}")
 
 

@@ -16,6 +16,12 @@ from lit_knn.runs.names import Options
 FILE_NOTE = "__path__"
 # `best` uses these parts of a run's configuration. The other parts set how its training started and what it saved.
 PARTS_OF_A_RUN = ("seed_everything", "model", "data", "trainer")
+# The config.yaml of a training has these options. The commands take them from a file, and make no use of them.
+LEFT_OUT = {
+    "plan": ("weights_only",),
+    "probe": ("weights_only", "ckpt_path"),
+    "best": ("weights_only", "ckpt_path"),
+}
 
 
 def as_dict(options: Namespace | Options) -> dict[str, Any]:
@@ -43,6 +49,15 @@ def check_linked(args: Sequence[str]) -> None:
         option = arg.partition("=")[0].replace(".init_args", "")
         if option in ("--model.seed", "--data.seed"):
             raise InputError(f"{option} is set by --seed_everything: give that option")
+
+
+def check_left_out(args: Sequence[str]) -> None:
+    """Raise InputError for an option on the command line that the command takes from a file alone; see `LEFT_OUT`."""
+    names = LEFT_OUT.get(args[0], ()) if args else ()
+    for arg in args:
+        name = arg.partition("=")[0].removeprefix("--")
+        if name in names:
+            raise InputError(f"{args[0]} has no option --{name}")
 
 
 def completed(args: Sequence[str]) -> list[str]:

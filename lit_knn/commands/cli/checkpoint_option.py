@@ -12,6 +12,7 @@ from lit_knn.common.checkpoint_file import Content, last_checkpoint
 from lit_knn.common.errors import InputError, prefixed
 from lit_knn.data import ReferenceDataModule
 from lit_knn.runs.checkpoints import WholeCheckpointIO, read_training
+from lit_knn.runs.folder_choice import TRAININGS
 from lit_knn.runs.names import Options, job_folder
 from lit_knn.runs.starting import checkpoint_of_job, newest_checkpoint
 
@@ -30,13 +31,8 @@ def check_path(path: str | None, command: str, model: str) -> None:
     # An unset variable of the shell makes an empty path, which would mean the current folder.
     if path == "":
         raise InputError("--ckpt_path is empty")
-    if path is None and is_trainable and not resumes(command):
+    if path is None and is_trainable and command not in TRAININGS:
         raise InputError(f"--ckpt_path is missing: {command} needs a trained model")
-
-
-def resumes(command: str) -> bool:
-    """Return whether a command continues the training of its checkpoint, and does not only measure the checkpoint."""
-    return command in ("fit", "plan")
 
 
 def read(
@@ -50,11 +46,13 @@ def read(
         command: name of the command.
         options: a function that returns the options as the run's config.yaml will have them; making them takes time.
     """
+    # Other commands do not continue the training of the checkpoint, but only measure it.
+    to_resume = command in TRAININGS
     start = None
-    if resumes(command) and job_folder():
+    if to_resume and job_folder():
         start = checkpoint_of_job(options())
     if start is None and path == "last":
-        start = newest_checkpoint(options(), resumes(command))
+        start = newest_checkpoint(options(), to_resume)
     if start is not None:
         return str(start.path), start.content
     if path is None:
@@ -62,7 +60,7 @@ def read(
 
     with prefixed("--ckpt_path"):
         file = str(last_checkpoint(path)) if Path(path).is_dir() else path
-        return file, read_training(file, to_resume=resumes(command))
+        return file, read_training(file, to_resume)
 
 
 def refuse_when_loaded(datamodule: pl.LightningDataModule, error: InputError) -> None:

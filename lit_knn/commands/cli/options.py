@@ -9,7 +9,13 @@ from pytorch_lightning.cli import LightningArgumentParser, LightningCLI
 
 from lit_knn.callbacks import LastCheckpoint, SampleWriter
 from lit_knn.commands.cli import checkpoint_option, trainer_options
-from lit_knn.commands.cli.arguments import as_dict, check_linked, completed
+from lit_knn.commands.cli.arguments import (
+    LEFT_OUT,
+    as_dict,
+    check_left_out,
+    check_linked,
+    completed,
+)
 from lit_knn.commands.cli.from_data import fill_network
 from lit_knn.commands.cli.messages import refusal
 from lit_knn.commands.cli.packaged_configs import with_packaged_configs
@@ -22,13 +28,6 @@ CALLBACKS_OF_EVERY_RUN = {"last_checkpoint": LastCheckpoint, "sample_writer": Sa
 
 # These commands make no folder of a run and have no --ckpt_path.
 MEASURES = ("best", "probe")
-
-# The config.yaml of a training has these options. The commands take them from a file, and make no use of them.
-LEFT_OUT = {
-    "plan": ("weights_only",),
-    "probe": ("weights_only", "ckpt_path"),
-    "best": ("weights_only", "ckpt_path"),
-}
 
 # Lightning also seeds NumPy, whose seeds have 32 bits.
 LARGEST_SEED = 2**32 - 1
@@ -128,15 +127,6 @@ class OptionsCLI(LightningCLI):
         """Return the options of the command as the run's config.yaml will have them."""
         text = self.parser.dump(self.config, skip_none=False)
         return dict(yaml.safe_load(text)[self.config.subcommand])
-
-
-def check_left_out(args: Sequence[str]) -> None:
-    """Raise InputError for an option on the command line that the command takes from a file alone; see `LEFT_OUT`."""
-    names = LEFT_OUT.get(args[0], ()) if args else ()
-    for arg in args:
-        name = arg.partition("=")[0].removeprefix("--")
-        if name in names:
-            raise InputError(f"{args[0]} has no option --{name}")
 
 
 def _seed(value: bool | int | None) -> int:
