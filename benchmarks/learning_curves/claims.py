@@ -108,11 +108,12 @@ def _claims(curves: Curves, comparisons: int) -> Iterator[Judged]:
         claim = f"faster convergence (mean ln {curves.quality})"
         yield _compared(curves, "the paper", claim, course, each, LOWER, comparisons)
 
-    claim = "stochastic and closed-form targets end equal"
+    # Its abstract: comparable statistical performance, and closed-form targets can even improve it.
+    claim = "closed-form targets sample as well, or better"
 
     for name in [each for each in curves.estimators if each in CLOSED_FORM]:
-        pair = Contrast([PLAIN], [name], (PLAIN, name))
-        yield _compared(curves, "2506.03719", claim, last, pair, EQUAL, comparisons)
+        pair = Contrast([name], [PLAIN], (name, PLAIN))
+        yield _compared(curves, "2506.03719", claim, last, pair, LOWER, comparisons)
 
     for target in (PLAIN, *CLOSED_FORM):
         own_velocity = f"{target}, {NETWORK}"
