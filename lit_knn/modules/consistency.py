@@ -1,19 +1,17 @@
 """Consistency matching, the loss between two noise levels, which iCT and consistency tuning share."""
 
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from lit_knn.common.errors import InputError
 from lit_knn.common.rng import Stream, keyed_generator
-from lit_knn.estimators import Estimator
-from lit_knn.modules.conditioning import Conditioning, labels_on
+from lit_knn.modules.conditioning import labels_on
 from lit_knn.modules.consistency_module import ConsistencyModule
 from lit_knn.modules.shared_dropout import SharedDropout
 from lit_knn.sampling.distances import Metric
-from lit_knn.sampling.noise_grid import NoiseGrid
 from lit_knn.sampling.schedules import consistency_weight
 from lit_knn.sampling.solvers import PosteriorMean
 from lit_knn.theory.noise import forward_noise
@@ -28,45 +26,11 @@ class ConsistencyTraining(ConsistencyModule):
     The student is the network at (z, t). The teacher is the same network, with the same dropout mask and without
     gradient, at (ẑ, r), r < t. ẑ is one solver step from z down the probability flow ODE.
 
-    Subclasses implement `draw_levels`, and explain the arguments.
+    Subclasses implement `draw_levels`, set `solver` and `metric`, and explain the arguments.
     """
 
-    def __init__(
-        self,
-        net: nn.Module,
-        estimator: Estimator,
-        solver: Solver,
-        metric: Metric,
-        grid: NoiseGrid,
-        conditioning: Conditioning,
-        *,
-        lr: float,
-        ema_decay: float,
-        P_mean: float,
-        P_std: float,
-        sigma_data: float,
-        sigma_min: float,
-        sampling_sigmas: Sequence[float],
-        predict_steps: int,
-        seed: int,
-    ) -> None:
-        super().__init__(
-            net,
-            estimator,
-            grid,
-            conditioning,
-            lr=lr,
-            ema_decay=ema_decay,
-            P_mean=P_mean,
-            P_std=P_std,
-            sigma_data=sigma_data,
-            sigma_min=sigma_min,
-            sampling_sigmas=sampling_sigmas,
-            predict_steps=predict_steps,
-            seed=seed,
-        )
-        self.solver = solver
-        self.metric = metric
+    solver: Solver
+    metric: Metric
 
     @abstractmethod
     def draw_levels(self, size: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:

@@ -107,8 +107,6 @@ class LitECT(ConsistencyTraining):
             super().__init__(
                 net,
                 estimator,
-                solver,
-                metric,
                 EDM_GRID,
                 conditioning,
                 lr=lr,
@@ -124,6 +122,8 @@ class LitECT(ConsistencyTraining):
 
             # A path object among the options would make a checkpoint that no safe reader opens.
             self.save_hyperparameters(ignore=["net", "estimator", "start", "solver", "metric"])
+            self.solver = solver
+            self.metric = metric
             self.schedule = schedule
             self._has_weights = start is not None
 

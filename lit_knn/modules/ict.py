@@ -79,8 +79,6 @@ class LitICT(ConsistencyTraining):
             super().__init__(
                 net,
                 estimator,
-                solver,
-                PseudoHuber(huber_c),
                 NoiseGrid(sigma_min, sigma_max, rho),
                 Conditioning(net, class_conditional, sampling_class),
                 lr=lr,
@@ -95,6 +93,8 @@ class LitICT(ConsistencyTraining):
             )
 
             self.save_hyperparameters(ignore=["net", "estimator", "solver"])
+            self.solver = solver
+            self.metric = PseudoHuber(huber_c)
             self.total_steps = total_steps
             self.s0 = s0
             self.s1 = s1

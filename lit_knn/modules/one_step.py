@@ -3,35 +3,18 @@
 from torch import Tensor, nn
 
 from lit_knn.common.checkpoint_file import MODEL_KEY, Content
-from lit_knn.estimators import Estimator
-from lit_knn.modules.conditioning import Conditioning
 from lit_knn.modules.data_scale import warn_of_sigma_data
 from lit_knn.modules.generators import OneStepGenerator
 from lit_knn.modules.model_checks import check_preconditioning
 from lit_knn.modules.radam import RAdamTraining
 from lit_knn.reference import ReferenceSet
 from lit_knn.sampling import GenerativeModel
-from lit_knn.sampling.noise_grid import LevelRange
 
 
 class OneStepTraining(RAdamTraining):
-    """Trains a one-step generator. Subclasses define the loss."""
+    """Trains a one-step generator. Subclasses set `generator` and define the loss."""
 
-    def __init__(
-        self,
-        generator: OneStepGenerator,
-        estimator: Estimator,
-        level_range: LevelRange,
-        conditioning: Conditioning,
-        *,
-        lr: float,
-        ema_decay: float,
-        seed: int,
-    ) -> None:
-        super().__init__(
-            estimator, level_range, conditioning, lr=lr, ema_decay=ema_decay, seed=seed
-        )
-        self.generator = generator
+    generator: OneStepGenerator
 
     @property
     def network(self) -> nn.Module:

@@ -106,9 +106,8 @@ class LitScoreDifference(OneStepTraining):
                 reason = "a sample without its class would still move towards the class"
                 raise InputError(f"the net has label_dropout, but {reason}: set it to 0")
             ends = NoiseGrid(t_min, t_max)
-            super().__init__(
-                generator, estimator, ends, conditioning, lr=lr, ema_decay=ema_decay, seed=seed
-            )
+            super().__init__(estimator, ends, conditioning, lr=lr, ema_decay=ema_decay, seed=seed)
+            self.generator = generator
             # A copy, because the caller may have given the estimator of the data here, too.
             repulsion = Exact() if repulsion is None else copied_apart(repulsion)
             self.repulsion = conditioning.estimator_for(repulsion, ends)
