@@ -58,15 +58,11 @@ def _made(spec: object, owner: str) -> nn.Module:
         spec: `class_path` and `init_args`.
         owner: where they are from, for messages.
     """
-    # These imports take a second, and an export of a network of lit_knn does not need them.
-    from jsonargparse import ArgumentParser
+    # This import takes a second, and an export of a network of lit_knn does not need it.
+    from lit_knn.commands.cli.one_object import make_object
 
-    from lit_knn.commands.cli.messages import refusal
-
-    parser = ArgumentParser(exit_on_error=False)
-    parser.add_subclass_arguments(nn.Module, "net", required=True)
     try:
-        return parser.instantiate_classes(parser.parse_object({"net": spec})).net
-    except Exception as error:  # The class may be a user's.
-        reason = str(refusal(error)).removeprefix("--net: ")
+        return make_object(nn.Module, "net", spec)
+    except InputError as error:
+        reason = str(error).removeprefix("--net: ")
         raise InputError(f"{owner}: {reason}") from error

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytorch_lightning as pl
-from jsonargparse import ArgumentParser, Namespace
+from jsonargparse import Namespace
 
 from lit_knn.commands.cli.arguments import as_dict
-from lit_knn.commands.cli.messages import refusal
+from lit_knn.commands.cli.one_object import make_object
 from lit_knn.common.errors import InputError
 from lit_knn.data import ReferenceDataModule
 from lit_knn.data.files import say
@@ -91,13 +91,7 @@ def numbers_of_data(shape: Sequence[int], num_classes: int) -> dict[str, int | l
 
 def _make_data_module(options: Namespace) -> ReferenceDataModule:
     """Make a data module of these options, apart from the run's, only to ask for shape and labels."""
-    parser = ArgumentParser(exit_on_error=False)
-    parser.add_subclass_arguments(pl.LightningDataModule, "data", required=True)
-    try:
-        data = parser.instantiate(parser.parse_object({"data": as_dict(options)})).data
-    except Exception as error:  # The class may be a user's.
-        raise refusal(error) from error
-
+    data = make_object(pl.LightningDataModule, "data", as_dict(options))
     if not isinstance(data, ReferenceDataModule):
         rule = "null options of the network need a ReferenceDataModule"
         raise InputError(f"--model.net: {rule}, the data are {type(data).__name__}")
