@@ -103,13 +103,12 @@ def load_network_to_tune(
         The network, on the CPU, in training mode, with gradients, and the sigma_data of its preconditioning.
     """
     model = load_model_to_tune(path, net)
-    if not consistency:
-        _denoiser_of(model, path)  # Called for its error.
-
     function = model.network
-    if not isinstance(function, EDMPrecond | ConsistencyFunction):
-        problem = f"a {model.kind} model cannot be tuned: give a diffusion model"
-        raise InputError(f"{os.fspath(path)}: {problem}")
+    can_be_tuned = (EDMPrecond, ConsistencyFunction) if consistency else EDMPrecond
+    if not isinstance(function, can_be_tuned):
+        kinds = "a diffusion or a consistency model" if consistency else "a diffusion model"
+        problem = f"a {model.kind} model cannot be tuned here: give {kinds}"
+        raise InputError(f"{os.fspath(find_file(path))}: {problem}")
     return model.net, function.sigma_data
 
 

@@ -147,7 +147,11 @@ def test_start_from_other_architecture_or_batch_metric_refused(trained_run, tmp_
     published = write_published(tmp_path / "published.pkl")
     foreign = write_start(tmp_path / "foreign.ckpt", WatchedNet())
     for start, net, message in [
-        (last(trained_run("ict")[0]), unet(), r"last\.ckpt: a consistency model has no denoiser"),
+        (
+            last(trained_run("ict")[0]),
+            unet(),
+            r"last\.ckpt: a consistency model cannot be tuned here",
+        ),
         (foreign, None, r"foreign\.ckpt: the file does not tell the architecture .*: give net"),
         (published, unet(), r"published\.pkl: the weights do not fit the architecture"),
     ]:
