@@ -1,18 +1,33 @@
 """Measure the fidelity of samples at each validation, such as FID and the Inception Score."""
 
 from collections.abc import Iterator, Sequence
+from typing import Protocol
 
 from lightning_utilities.core.rank_zero import rank_zero_only
 from torch import Tensor
 
 from lit_knn.callbacks.measurement import Measurement
-from lit_knn.callbacks.sampled_model import SampledModel
 from lit_knn.common.errors import check_at_least, prefixed
 from lit_knn.common.tables import FIDELITY_CSV, undamaged_rows, write_rows
 from lit_knn.metrics import FeatureExtractor, FidelityMeasure, Pixels
 from lit_knn.metrics.latents import draw_samples
 from lit_knn.reference import ReferenceSet
 from lit_knn.runs.run import decoded
+
+
+class SampledModel(Protocol):
+    """The interface of a model whose samples are measured."""
+
+    @property
+    def step(self) -> int:
+        """Number of optimiser steps that the weights have seen."""
+
+    @property
+    def images_seen(self) -> int:
+        """Number of images that the weights have seen."""
+
+    def sample(self, seeds: Sequence[int] | Tensor, num_steps: int | None = None) -> Tensor:
+        """Draw a sample for each seed; returns (B, *shape). By default the model chooses the number of steps."""
 
 
 class Fidelity(Measurement):

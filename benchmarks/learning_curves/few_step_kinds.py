@@ -25,6 +25,7 @@ from lit_knn.sampling.solvers import heun_step
 from lit_knn.theory.noise import LINEAR_PROCESS, per_item, under_process
 
 FLOW_STEPS = 24
+RHO = 7.0  # of the levels of the integration, as in EDM's sampler
 SIGMA_MIN = 0.002
 P_STD = 2.0  # the default of LitECT
 
@@ -162,15 +163,14 @@ def flow_end(
     t: Tensor,
     mean: Callable[[Tensor, Tensor], Tensor],
     low: Tensor | None = None,
-    rho: float = 7.0,
 ) -> Tensor:
     """Integrate Eq. 3 (eq:pfode) from each item's t (B,) down to `low` (B,), or to σ_min, in float64: (B, *shape).
 
-    It takes `FLOW_STEPS` Heun steps, evenly spaced in t^(1/rho). Items below their end stay as they are.
+    It takes `FLOW_STEPS` Heun steps, evenly spaced in t^(1/7). Items below their end stay as they are.
     """
     share = torch.linspace(1, 0, FLOW_STEPS + 1, dtype=torch.float64)
-    least = (torch.full_like(t, SIGMA_MIN) if low is None else low).double() ** (1 / rho)
-    levels = (least + share[:, None] * (t.double() ** (1 / rho) - least)) ** rho
+    least = (torch.full_like(t, SIGMA_MIN) if low is None else low).double() ** (1 / RHO)
+    levels = (least + share[:, None] * (t.double() ** (1 / RHO) - least)) ** RHO
     y = z.double()
     for now, following in pairwise(levels):
         moved = heun_step(y, now, following, lambda v, s: mean(v.float(), s).double())

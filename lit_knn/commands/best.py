@@ -7,8 +7,7 @@ from typing import cast
 import pytorch_lightning as pl
 from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_only, rank_zero_warn
 
-from lit_knn.callbacks import Fidelity
-from lit_knn.callbacks.sampled_model import SampledModel
+from lit_knn.callbacks.fidelity import Fidelity, SampledModel
 from lit_knn.commands.best_report import curve_of, description_of, summary_of_draws
 from lit_knn.commands.best_tables import (
     check_averages,

@@ -1,6 +1,5 @@
 """The files of `lit-knn probe`: the table, and the settings for `fit -c`."""
 
-import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -8,7 +7,7 @@ import yaml
 from torch import Tensor
 
 from lit_knn.common.files import written_whole
-from lit_knn.common.tables import text_table, write_rows
+from lit_knn.common.tables import as_texts, text_table, write_rows
 from lit_knn.metrics.estimator_error import mean_and_error
 from lit_knn.metrics.probe import TARGETS
 from lit_knn.metrics.probe_shares import share_left
@@ -51,23 +50,14 @@ def write_table(
         table: result of `lit_knn.metrics.probe.measure_levels` at these levels.
     """
     rows = table_rows(t, table)
-    write_rows(path, [cells(row, "") for row in rows])
+    write_rows(path, [as_texts(row, "") for row in rows])
     return rows
-
-
-def cells(row: Mapping[str, float], number_format: str) -> dict[str, str]:
-    """Return the numbers of a row as text; NaN, a number that cannot be told, becomes an empty text."""
-    texts = {}
-    for name, value in row.items():
-        texts[name] = "" if math.isnan(value) else format(value, number_format)
-    return texts
 
 
 def shown_table(rows: Sequence[Mapping[str, float]]) -> str:
     """Return the rows as a table for a terminal, without standard errors and times."""
     names = [name for name in rows[0] if not name.endswith(("_se", "_ms"))]
-    texts = [cells(row, ".3g") for row in rows]
-    return text_table(texts, dict.fromkeys(names, ""))
+    return text_table([as_texts(row, ".3g") for row in rows], names)
 
 
 def write_settings(

@@ -30,8 +30,6 @@ DRAWS = 100_000
 # allocates memory, and other programs may slow down single ones.
 PASS_IMAGES = 8
 PASSES = 4
-# EDM's mean and standard deviation of ln t.
-EDM_P_MEAN, EDM_P_STD = -1.2, 1.2
 ADVICE = "give --model LitEstimator, which stands for EDM's, or a subclass of a module of lit_knn"
 # A step after the end of any training. Schedules of noise levels are finest at the end, where most of a training is.
 LAST_STEP = 2**62
@@ -52,7 +50,7 @@ def training_of(model: Any, shape: Sequence[int], seed: int) -> Training:
     name = type(model).__name__
 
     if isinstance(model, LitEstimator):
-        sigma = log_normal_sigmas(DRAWS, EDM_P_MEAN, EDM_P_STD, generator)
+        sigma = log_normal_sigmas(DRAWS, generator=generator)
         weight = edm_weight(sigma, EDM["sigma_data"])
         return Training("EDM", sigma.numpy(), weight.numpy(), None)
 

@@ -10,7 +10,7 @@ from torchvision.utils import save_image
 from lit_knn.common.errors import InputError, printable
 from lit_knn.common.files import locked, make_folder, written_whole
 from lit_knn.common.pixels import are_pictures
-from lit_knn.common.tables import Row, text_table, undamaged_rows, write_rows
+from lit_knn.common.tables import Row, as_texts, text_table, undamaged_rows, write_rows
 from lit_knn.figures.image_grid import pair_grid
 
 # Rows with equal cells here are measurements of the same value; a new one replaces an old one.
@@ -58,7 +58,7 @@ def keep_rows(path: Path, rows: Sequence[Row]) -> None:
     new = []
     new_keys = set()
     for row in rows:
-        texts = _texts(row, ".8g")
+        texts = as_texts(row, ".8g")
         new.append(texts)
         new_keys.add(_key(texts))
 
@@ -70,8 +70,7 @@ def keep_rows(path: Path, rows: Sequence[Row]) -> None:
 
 def shown_table(rows: Sequence[Row]) -> str:
     """Return the rows as a table for a terminal."""
-    texts = [_texts(row, ".4g") for row in rows]
-    return text_table(texts, dict.fromkeys(SHOWN, ""))
+    return text_table([as_texts(row, ".4g") for row in rows], SHOWN)
 
 
 def save_pairs(path: Path, samples: Tensor, images: Tensor) -> None:
@@ -84,11 +83,3 @@ def save_pairs(path: Path, samples: Tensor, images: Tensor) -> None:
 def _key(row: Mapping[str, str]) -> tuple[str, ...]:
     """Return what tells whether two rows are measurements of the same value."""
     return tuple(row.get(name, "") for name in KEY)
-
-
-def _texts(row: Row, number_format: str) -> dict[str, str]:
-    """Return the cells of a row as texts, its measured numbers in a format."""
-    texts = {}
-    for name, value in row.items():
-        texts[name] = format(value, number_format) if isinstance(value, float) else str(value)
-    return texts

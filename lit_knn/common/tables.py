@@ -67,14 +67,22 @@ def write_rows(path: Path, rows: Sequence[Mapping[str, object]]) -> None:
         writer.writerows(rows)
 
 
-def text_table(rows: Sequence[Mapping[str, object]], formats: Mapping[str, str]) -> str:
-    """Format rows as a text table; `formats` gives the columns and the number format of each."""
-    columns = []
-    for name, number_format in formats.items():
-        cells = [name]
-        for row in rows:
-            cells.append(format(row[name], number_format))
+def as_texts(row: Mapping[str, str | float], number_format: str) -> dict[str, str]:
+    """Return the cells of a row as texts, its floats in a format; NaN, a number that cannot be told, becomes ""."""
+    texts = {}
+    for name, value in row.items():
+        if isinstance(value, float):
+            texts[name] = "" if math.isnan(value) else format(value, number_format)
+        else:
+            texts[name] = str(value)
+    return texts
 
+
+def text_table(rows: Sequence[Mapping[str, str]], names: Sequence[str]) -> str:
+    """Return these columns of rows of texts as a table for a terminal."""
+    columns = []
+    for name in names:
+        cells = [name, *(row[name] for row in rows)]
         width = max(map(len, cells))
         columns.append([cell.rjust(width) for cell in cells])
 
@@ -134,26 +142,16 @@ class ResultsTable:
 
         A damaged file is renamed with a warning. A file with other columns is refused.
         """
-        if not self.path.exists():
-            return []
-
-        other_columns: set[str] = set()
-        rows: list[Row] = []
-        try:
-            texts = read_rows(self.path)
-            if texts:
-                other_columns = set(texts[0]) ^ set(self.columns)
-            if not other_columns:
-                rows = [self._with_types(row) for row in texts]
-        # InputError and UnicodeDecodeError are ValueErrors.
-        except (ValueError, csv.Error) as error:
-            keep_aside(self.path, str(error))
-            return []
-
+        texts = undamaged_rows(self.path)
+        other_columns = set(texts[0]) ^ set(self.columns) if texts else set()
         if other_columns:
             names = ", ".join(sorted(other_columns))
             raise InputError(f"{self.path} has other columns ({names}): {SAME_SETTINGS}")
-        return rows
+        try:
+            return [self._with_types(row) for row in texts]
+        except ValueError as error:
+            keep_aside(self.path, str(error))
+            return []
 
     def _with_types(self, texts: Mapping[str, str]) -> Row:
         """Convert the texts of a row to the types of their columns."""

@@ -110,10 +110,6 @@ class ReferenceDataModule(ReferenceLoaders, ABC):
         self.needs_labels = True
         return self.load()[1]
 
-    def downloads(self) -> bool:
-        """Return whether a run would first download the data."""
-        return False
-
     def setup(self, stage: str | None = None) -> None:
         """Load the data and make the reference set, once.
 

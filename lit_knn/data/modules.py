@@ -1,7 +1,6 @@
 """LightningDataModules of known data sets, image files, prepared files and arrays."""
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -72,9 +71,6 @@ class CIFAR10(ReferenceDataModule):
     def prepare_data(self) -> None:
         if self.download:
             self._dataset(download=True)
-
-    def downloads(self) -> bool:
-        return self.download and not Path(self.root, "cifar-10-batches-py").expanduser().is_dir()
 
     def load(self) -> tuple[Images, Labels]:
         dataset = self._dataset(download=False)

@@ -1,4 +1,4 @@
-"""Keeps built indexes on disk. Each file is complete or absent. A file's name is a hash of all its inputs."""
+"""Keeps built FAISS indexes on disk. Each file is complete or absent. A file's name is a hash of all its inputs."""
 
 import hashlib
 import json
@@ -6,39 +6,30 @@ import re
 import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import BinaryIO, Generic, TypeVar
 
 from lit_knn.common.distributed import once_per_machine
 from lit_knn.common.errors import InputError, first_line
 from lit_knn.common.files import locked, remove_partial, written_whole
 from lit_knn.index.base import Vectors
-
-Built = TypeVar("Built")
-"""An index that has been built."""
+from lit_knn.index.faiss_library import Searcher, read_index, write_index
 
 Label = Mapping[str, str | bool]
 """Everything besides the vectors that determines an index, including `factory`. The file's name is a hash of it."""
 
 
-class IndexCache(Generic[Built]):
+class IndexCache:
     """A folder of built indexes, made if missing.
 
     Args:
         folder: the folder; a leading ~ means the user's home.
-        write: writes an index to an open file.
-        read: reads or maps a file.
     """
 
-    def __init__(
-        self, folder: str, write: Callable[[Built, BinaryIO], None], read: Callable[[Path], Built]
-    ) -> None:
+    def __init__(self, folder: str) -> None:
         if not folder:  # An empty path would mean the working directory.
             raise InputError("cache_dir is empty: name a folder, or give null for no cache")
         self.folder = Path(folder).expanduser()
-        self._write = write
-        self._read = read
 
-    def get(self, vectors: Vectors, label: Label, build: Callable[[Vectors], Built]) -> Built:
+    def get(self, vectors: Vectors, label: Label, build: Callable[[Vectors], Searcher]) -> Searcher:
         """Return the index from the folder. If the folder does not have it, build it and write it there.
 
         If all processes of a distributed run share the vectors, each process must call this. One process of each
@@ -51,7 +42,7 @@ class IndexCache(Generic[Built]):
         """
         # `once_per_machine` calls `lead` in one process of each machine, and then `follow` in the others, with the
         # result of `lead`. Both set `index`.
-        index: Built | None = None
+        index: Searcher | None = None
 
         def lead() -> Path | None:
             """Return the file with the index, or None if the index cannot be written."""
@@ -70,7 +61,7 @@ class IndexCache(Generic[Built]):
         def follow(path: Path | None) -> None:
             """Map the file, or build the index if it was not written."""
             nonlocal index
-            index = build(vectors) if path is None else self._read(path)
+            index = build(vectors) if path is None else read_index(path)
 
         if vectors.shared:
             once_per_machine(lead, follow)
@@ -79,23 +70,23 @@ class IndexCache(Generic[Built]):
         assert index is not None
         return index
 
-    def _get(self, path: Path, build: Callable[[], Built]) -> tuple[Built, bool]:
+    def _get(self, path: Path, build: Callable[[], Searcher]) -> tuple[Searcher, bool]:
         """Return the index, and whether it is in the file `path` now. `build` is called if it was not there."""
         # A file is complete, so it needs no lock, which a folder of somebody else might refuse.
         if path.exists():
-            return self._read(path), True
+            return read_index(path), True
         with locked(path):  # A second run waits here, and then finds the index of the first.
             if not path.exists():
                 index = build()
                 try:
                     remove_partial(path)
                     with written_whole(path) as partial, partial.open("wb") as file:
-                        self._write(index, file)
+                        write_index(index, file)
                 except (OSError, RuntimeError) as error:
                     why = f"cannot be written: {first_line(error)}; going on without"
                     warnings.warn(f"index cache: {path} {why}", stacklevel=2)
                     return index, False
-            return self._read(path), True
+            return read_index(path), True
 
 
 def file_name(label: Label) -> str:

@@ -14,8 +14,6 @@ from lit_knn.index.faiss_library import (
     copied_to_gpu,
     import_faiss,
     parts_of,
-    read_index,
-    write_index,
 )
 from lit_knn.index.precision import full_float32
 
@@ -62,9 +60,9 @@ class FaissIndex(Index):
         self.lossless = lossless
         self.shared = cache_dir is not None
         self._kind = kind
-        self._cache: IndexCache[Searcher] | None = None
+        self._cache: IndexCache | None = None
         if cache_dir is not None:
-            self._cache = IndexCache(cache_dir, write_index, read_index)
+            self._cache = IndexCache(cache_dir)
         self._probes = nprobe or max(kind.lists // 50, 1)
         self._index: Searcher | None = None
         self._components: list[Tensor] = []

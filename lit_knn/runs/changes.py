@@ -25,6 +25,9 @@ OPTIONS_OF_USE = (
 # These options choose some of the images; a command that does not train is free to choose others.
 OPTIONS_OF_CHOICE = ("hflip", "held_out", "train_images")
 
+# The number of options that a message names.
+MOST_NAMED = 3
+
 Changes = dict[str, tuple[object, object]]
 """The old and the new value of each changed option, by its name on the command line."""
 
@@ -70,20 +73,19 @@ def data_changes(before: Options, now: Options, trains: bool) -> Changes:
     return of_data
 
 
-def described(different: Changes, limit: int = 3) -> str:
+def described(different: Changes) -> str:
     """Return one line on the options that differ, such as `--model.lr 0.003, now 0.1`.
 
     Args:
-        different: the options.
-        limit: the number of options to name; of more options, only the number is given.
+        different: the options. Three of them are named; of more options, only the number is given.
     """
     phrases = []
     for name, (old, new) in different.items():
         phrases.append(f"--{name} {old}, now {new}")
 
-    more = len(phrases) - limit
+    more = len(phrases) - MOST_NAMED
     if more > 0:
-        phrases = phrases[:limit]
+        phrases = phrases[:MOST_NAMED]
         phrases.append(f"and {more} more")
     return "; ".join(phrases)
 
