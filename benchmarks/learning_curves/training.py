@@ -1,6 +1,7 @@
 """Trains one run of the grid and returns its rows."""
 
 import math
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -160,7 +161,8 @@ def train(
         accelerator="cpu", devices=1, max_steps=steps, max_epochs=-1,
         val_check_interval=every, check_val_every_n_epoch=None,
         num_sanity_val_steps=0, inference_mode=False, logger=False,
-        enable_progress_bar=False, enable_model_summary=False, callbacks=[*measuring, last],
+        enable_progress_bar=sys.stderr.isatty(), enable_model_summary=False,
+        callbacks=[*measuring, last],
     )  # fmt: skip
     begun = folder / LAST_NAME
     trainer.fit(module, data, ckpt_path=str(begun) if begun.exists() else None)

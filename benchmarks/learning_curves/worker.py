@@ -119,6 +119,7 @@ class Worker:
 
     def _train(self, run: Run) -> None:
         kind, begun, tuned = KINDS[run.module], time.process_time(), before(run)
+        print(f"{run}: training, {kind.steps(self.image_set.lengths):,} steps", flush=True)
         # Another run needs its checkpoint, which is not on this machine.
         if run in self.table.finished():
             train(run, self.image_set, None, self.images.training, self._folder(run))
