@@ -50,13 +50,14 @@ def average(snapshots: Sequence[Snapshot], weights: np.ndarray) -> dict[str, Ten
 
     summed = {}
     for name, last in averages[-1].items():
-        if not last.is_floating_point():
+        if not (last.is_floating_point() or last.is_complex()):
             summed[name] = last
             continue
 
-        total = torch.zeros(last.shape, dtype=torch.float64)
+        wide = torch.promote_types(last.dtype, torch.float64)  # complex128 of complex numbers
+        total = torch.zeros(last.shape, dtype=wide)
         for weight, each in zip(weights, averages, strict=True):
-            total.add_(each[name].double(), alpha=float(weight))
+            total.add_(each[name].to(wide), alpha=float(weight))
         is_short = last.element_size() < torch.float32.itemsize
         summed[name] = total.to(torch.float32 if is_short else last.dtype)
     return summed

@@ -36,7 +36,7 @@ class MovingAverage(AveragedModel):
 
         for dtype, averaged in averages.items():
             # Integers, such as counts in a buffer, have no average.
-            if first or not dtype.is_floating_point:
+            if first or not (dtype.is_floating_point or dtype.is_complex):
                 torch._foreach_copy_(averaged, currents[dtype])
             else:
                 torch._foreach_lerp_(averaged, currents[dtype], 1 - self.decay())

@@ -1,14 +1,13 @@
 """MeanFlow (Geng et al. 2025): one-step flows, trained with the velocity of any estimator as target and as tangent."""
 
 import copy
-import math
 from collections.abc import Callable
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
-from lit_knn.common.errors import InputError, check_at_least, prefixed
+from lit_knn.common.errors import InputError, check_at_least, check_not_negative, prefixed
 from lit_knn.common.rng import Stream, keyed_default_rng
 from lit_knn.estimators import Estimator
 from lit_knn.modules.augmentation import GeometricAugmentation
@@ -110,8 +109,7 @@ class LitMeanFlow(PosteriorRegression):
         with prefixed("LitMeanFlow"):
             conditioning = Conditioning(net, class_conditional, sampling_class, label_dropout)
             check_at_least(1, sampling_steps=sampling_steps)
-            if not 0 <= power < math.inf:
-                raise InputError(f"power must be at least 0, got {power}")
+            check_not_negative(power=power)
             if not 0 <= kappa < 1:
                 raise InputError(f"kappa must be at least 0 and below 1, got {kappa}")
 

@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from lit_knn.common.errors import InputError, check_positive
+from lit_knn.common.errors import InputError, check_at_least, check_positive
 from lit_knn.common.rng import Stream, keyed_default_rng, keyed_generator
 from lit_knn.estimators import ByClass, Estimator, Exact
 from lit_knn.modules.augmentation import Augmented, GeometricAugmentation, check_labels
@@ -68,8 +68,7 @@ class PosteriorRegression(EstimatorTraining):
         if warped not in ("posterior", "source"):
             raise InputError(f"warped={warped!r} must be posterior or source")
         check_positive(lr=lr, ema_half_life_images=ema_half_life_images)
-        if lr_ramp_up_images < 0:
-            raise InputError(f"lr_ramp_up_images must be at least 0, got {lr_ramp_up_images}")
+        check_at_least(0, lr_ramp_up_images=lr_ramp_up_images)
 
         self.augmentation = augmentation
         self.warped = warped

@@ -64,7 +64,14 @@ class SamplingModule(pl.LightningModule):
         """Store the shape, and try the net on one blank image of it."""
         self._check_image_shape(shape)
         device = next((parameter.device for parameter in self.parameters()), self.device)
-        try_blank_image(self.evaluate_network, shape, device)
+        # In training mode batch norm would refuse one image, or count it in its statistics.
+        training = [module for module in self.modules() if module.training]
+        self.eval()
+        try:
+            try_blank_image(self.evaluate_network, shape, device)
+        finally:
+            for module in training:
+                module.training = True
 
     def _check_image_shape(self, shape: Sequence[int]) -> None:
         """Store the image shape. If both the data and a checkpoint give a shape, the two must be equal."""

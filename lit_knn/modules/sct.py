@@ -6,7 +6,7 @@ from os import PathLike
 import torch
 from torch import Tensor, nn
 
-from lit_knn.common.errors import check_at_least, prefixed
+from lit_knn.common.errors import check_at_least, check_not_negative, prefixed
 from lit_knn.common.rng import Stream, keyed_generator
 from lit_knn.estimators import Estimator
 from lit_knn.modules.adaptive_weight import AdaptiveWeight
@@ -87,7 +87,7 @@ class LitSCT(ConsistencyModule):
         with prefixed("LitSCT"):
             check_at_least(0, tangent_warmup_steps=tangent_warmup_steps)
             if tangent_floor is not None:
-                check_at_least(0, tangent_floor=tangent_floor)
+                check_not_negative(tangent_floor=tangent_floor)
 
             net = started_network(start, net, sigma_data, consistency=True)
             grid = NoiseGrid(EDM_GRID.sigma_min, sigma_max)

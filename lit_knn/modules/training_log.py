@@ -1,5 +1,6 @@
 """Logs the loss of a training by noise level, its learning rate, and the values that its module adds."""
 
+import math
 from collections.abc import Callable
 from typing import TypedDict, cast
 
@@ -66,13 +67,12 @@ class TrainingLog(IntervalCallback):
         self._counts.zero_()
 
     def _losses_by_band(self) -> dict[str, float]:
-        """Return the mean loss of each band by name, without empty bands."""
+        """Return the mean loss of each band by name; NaN for an empty one, where Lightning would log an old value."""
         edges = self._band_edges.tolist()
         totals, counts = self._sums.tolist(), self._counts.tolist()
 
         losses = {}
         for band in range(NOISE_BANDS):
-            if counts[band] > 0:
-                name = f"train/loss_t_{edges[band]:.3g}_to_{edges[band + 1]:.3g}"
-                losses[name] = totals[band] / counts[band]
+            name = f"train/loss_t_{edges[band]:.3g}_to_{edges[band + 1]:.3g}"
+            losses[name] = totals[band] / counts[band] if counts[band] else math.nan
         return losses

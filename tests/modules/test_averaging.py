@@ -1,10 +1,14 @@
 """Averages of weights: buffers and counts, the order of lengths, and what a snapshot rounds."""
 
+import copy
+
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
 from lit_knn.callbacks import PowerAverages
+from lit_knn.commands.average import average
 from lit_knn.common.errors import InputError
 from lit_knn.modules.averaging import MovingAverage
 from lit_knn.modules.power_averages import TrackedAverages
@@ -25,6 +29,25 @@ def test_buffers_are_averaged_and_counts_are_copied():
     for tensor in (average.module.weight, average.module.running_mean):
         assert tensor.tolist() == [1.9375, 1.9375]
     assert average.module.num_batches_tracked.item() == 40
+
+
+def test_complex_weights_are_averaged_like_real_ones():
+    net = nn.Module()
+    net.weight = nn.Parameter(torch.zeros(2, dtype=torch.complex64))
+    averaged = MovingAverage(net, CPU, lambda: 0.75)
+    tracked = TrackedAverages(net, CPU, [0.1])
+    snapshots = []
+    for images, value in ((40, 1 + 2j), (80, 2 + 4j), (120, 4 + 8j)):
+        net.weight.data.fill_(value)
+        averaged.update_parameters(net)
+        tracked.update(net, images - 40, images)
+        snapshots.append({"averages": copy.deepcopy(tracked.weights())})
+    assert averaged.module.weight.tolist() == [1.9375 + 3.875j] * 2
+    (short,) = tracked.weights()
+    assert 2 < short["weight"][0].real < 4
+    half = average(snapshots[-2:], np.array([0.5, 0.5]))["weight"]
+    parts = [each["averages"][0]["weight"] for each in snapshots[-2:]]
+    torch.testing.assert_close(half, (parts[0] + parts[1]) / 2)
 
 
 def test_averages_of_a_checkpoint_keep_their_order_of_lengths():

@@ -4,7 +4,11 @@ import math
 
 import pytest
 import pytorch_lightning as pl
-from pytorch_lightning.callbacks import GradientAccumulationScheduler
+from pytorch_lightning.callbacks import (
+    EMAWeightAveraging,
+    GradientAccumulationScheduler,
+    StochasticWeightAveraging,
+)
 from pytorch_lightning.tuner import Tuner
 from torch import nn
 
@@ -56,7 +60,7 @@ CASES = [
         {"sigma_max": 20.0},
         "sampling_sigmas begin at 80.0, but no level above sigma_max=20.0 is trained",
     ),
-    (LitEDM, {"lr_ramp_up_images": -1}, "lr_ramp_up_images must be at least 0"),
+    (LitEDM, {"lr_ramp_up_images": -1}, "lr_ramp_up_images must be at least 0, got -1"),
     (
         LitEDM,
         {"net": unet(augment_dim=9)},
@@ -92,14 +96,14 @@ CASES = [
         DROPPING | {"label_dropout": 0.1},
         "label_dropout=0.1, but the net drops labels, too",
     ),
-    (LitSCT, {"tangent_floor": -0.1}, "tangent_floor must be at least 0, got -0.1"),
+    (LitSCT, {"tangent_floor": -0.1}, "tangent_floor must be at least 0 and finite, got -0.1"),
     (LitSCT, {"tangent_warmup_steps": -1}, "tangent_warmup_steps must be at least 0, got -1"),
     (LitSCT, {"sigma_max": 40.0}, "begin at 80.0, but no level above sigma_max=40.0 is trained"),
     (LitSCT, {"P_mean": 300.0}, "leave no probability between 0.002 and 80.0"),
     (LitSCT, {"net": None}, "net=null needs start, the file of a trained network"),
     (LitSCT, {"net": unet(augment_dim=8)}, "augment_dim=8, but there is no augmentation"),
     (LitECT, {"q": 1.0}, "q must be above 1 and finite, because the gap shrinks"),
-    (LitECT, {"k": -1.0}, "k must be at least 0, got -1"),
+    (LitECT, {"k": -1.0}, "k must be at least 0 and finite, got -1"),
     (LitECT, {"stage_steps": -5}, "stage_steps must be at least 1, got -5"),
     (LitECT, {"stages": 24}, "q=2.0 and stages=24 leave r within float32's rounding of t"),
     (
@@ -254,10 +258,27 @@ def test_steps_the_sampler_cannot_take_are_refused_at_start():
     assert model.images_seen == 0
 
 
-def test_a_schedule_of_the_accumulation_is_refused():
+@pytest.mark.parametrize(
+    "callback",
+    [
+        GradientAccumulationScheduler({0: 2}),
+        EMAWeightAveraging(),
+        StochasticWeightAveraging(1e-3, swa_epoch_start=1),
+    ],
+)
+def test_lightnings_schedules_and_averages_are_refused(callback):
     model = LitEDM(unet(), OneSample())
-    with pytest.raises(InputError, match="GradientAccumulationScheduler does not work here: give"):
-        train(model, Digits(batch_size=8), 1, callbacks=[GradientAccumulationScheduler({0: 2})])
+    words = f"{type(callback).__name__} does not work here: "
+    with pytest.raises(InputError, match=words):
+        train(model, Digits(batch_size=8), 1, callbacks=[callback])
+
+
+def test_a_second_fit_of_a_trainer_keeps_its_own_average():
+    model = LitEDM(unet(), OneSample())
+    trainer = train(model, Digits(batch_size=8), 1)
+    trainer.fit_loop.epoch_loop.max_steps = 2
+    trainer.fit(model, Digits(batch_size=8))
+    assert model.images_seen >= 16
 
 
 @pytest.mark.parametrize("name", ["lr_find", "scale_batch_size"])

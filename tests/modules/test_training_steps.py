@@ -5,6 +5,7 @@ import math
 import pytest
 import pytorch_lightning as pl
 import torch
+from torch import nn
 
 from lit_knn.callbacks import LastCheckpoint
 from lit_knn.common.errors import NonFiniteLossError
@@ -69,6 +70,42 @@ def test_averages_are_logged_every_n_steps():
         shown = [max(low, 0.01), min(high, 50.0)]
         name = f"train/loss_t_{shown[0]:.3g}_to_{shown[1]:.3g}"
         assert logged[6][name] == pytest.approx(loss[band].mean().item(), rel=1e-4)
+
+
+def test_a_band_without_items_logs_no_old_loss():
+    logged = []
+
+    class Watch(pl.Callback):
+        def on_train_batch_end(self, trainer, pl_module, *args):
+            values = trainer.logged_metrics.items()
+            logged.append({name: float(value) for name, value in values if "loss_t_" in name})
+
+    losses = []
+    model = LitEDM(WatchedNet(), OneSample(), P_mean=0.0, P_std=2.0)
+    original = model.losses
+    model.losses = lambda *args: losses.append(original(*args)) or losses[-1]
+    train(model, Images(), 8, callbacks=[Watch()], log_every_n_steps=1)
+    # The log of a step is seen after the next one.
+    for values, (_, t) in zip(logged[1:], losses, strict=False):
+        edges = model.level_range.bands(4)
+        band = torch.bucketize(t, edges[1:-1])
+        shares = [math.isfinite(value) for value in values.values()]
+        assert shares == [bool((band == number).any()) for number in range(4)]
+
+
+def test_batch_norm_neither_refuses_nor_counts_the_trial():
+    class Norm(WatchedNet):
+        def __init__(self):
+            super().__init__()
+            self.norm = nn.BatchNorm1d(1)
+
+        def forward(self, z_scaled, noise_label, *labels, **options):
+            return super().forward(z_scaled, noise_label) + self.norm(noise_label[:, None])[0, 0]
+
+    net = Norm()
+    train(LitEDM(net, OneSample()), Images(), 3)
+    assert net.norm.num_batches_tracked == 3
+    assert net.training
 
 
 def test_every_step_has_all_its_batches(tmp_path):
