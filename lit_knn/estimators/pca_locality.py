@@ -8,6 +8,7 @@ from torch import Generator, Tensor
 
 from lit_knn.common.errors import InputError
 from lit_knn.common.memory import work_bytes
+from lit_knn.common.transforms import outside_transforms
 from lit_knn.estimators.base import Estimator
 from lit_knn.estimators.rounding import LEAST_LOG_WEIGHT, product_dtype
 from lit_knn.reference import ReferenceSet
@@ -76,14 +77,17 @@ class PCALocality(Estimator):
         # Read the attribute once, because another thread may replace it.
         last = self._last
         if last is None or last[:3] != (t, self.reference.device, self.threshold):
-            variances, basis = covariance_of(self.reference)
-            # C·(C + t²I)⁻¹, the Wiener filter
-            weights = ((basis * (variances / (variances + t**2))) @ basis.T).abs_()
-            masks = weights >= self.threshold * weights.amax(1, keepdim=True)
-            tiles = tiles_of(masks, self.reference.shape)
+            tiles = outside_transforms(lambda: self._tiles_at(t))
             last = (t, self.reference.device, self.threshold, tiles)
             self._last = last
         return last[3]
+
+    def _tiles_at(self, t: float) -> list[Tile]:
+        variances, basis = covariance_of(self.reference)
+        # C·(C + t²I)⁻¹, the Wiener filter
+        weights = ((basis * (variances / (variances + t**2))) @ basis.T).abs_()
+        masks = weights >= self.threshold * weights.amax(1, keepdim=True)
+        return tiles_of(masks, self.reference.shape)
 
     def _posterior_mean(
         self, z: Tensor, t: Tensor, x_source: Tensor | None, generator: Generator | None

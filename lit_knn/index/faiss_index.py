@@ -1,5 +1,7 @@
 """Neighbour search by FAISS, as in the paper. The module `faiss_kind` lists the limits of FAISS's GPU kernels."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -66,6 +68,11 @@ class FaissIndex(Index):
         self._probes = nprobe or max(kind.lists // 50, 1)
         self._index: Searcher | None = None
         self._components: list[Tensor] = []
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Go on in another process, where FAISS may not take tensors yet."""
+        import_faiss()
+        self.__dict__.update(state)
 
     def check(self, N: int, d: int, device: torch.device | None = None, k: int = 1) -> None:
         """Raise InputError for settings that FAISS cannot build, or that crash a process with a GPU; see `Index`."""

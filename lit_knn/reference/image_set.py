@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from lit_knn.common.errors import InputError
+from lit_knn.common.transforms import outside_transforms
 from lit_knn.reference.images import (
     STORED_TYPES,
     check_images,
@@ -66,7 +67,7 @@ class ImageSet:
         A move of the images to another device discards the result.
         """
         if key not in self._cache:
-            self._cache[key] = make()
+            self._cache[key] = outside_transforms(make)
         return self._cache[key]
 
     def fingerprint(self, mirrored: bool = True) -> str:

@@ -75,6 +75,11 @@ def tensor_of(images: object) -> Tensor:
     if isinstance(images, np.ndarray):
         # PyTorch has no numbers in the byte order of other machines, in which some files store them.
         images = images.astype(images.dtype.newbyteorder("="), copy=False)
+        # Nor can it hold an array that runs backwards.
+        if min(images.strides, default=0) < 0:
+            images = images.copy()
+    elif isinstance(images, list | tuple) and images and isinstance(images[0], Tensor):
+        images = torch.stack(tuple(images))
     return torch.as_tensor(images)
 
 

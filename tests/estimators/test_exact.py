@@ -1,6 +1,9 @@
 """The exact mean by float32 products with float64 repairs, against enumeration in float64; and pieces of all sizes."""
 
+import contextlib
+import copy
 import math
+import pickle
 
 import pytest
 import torch
@@ -13,6 +16,8 @@ from lit_knn.estimators import (
     ByClass,
     Exact,
     MonteCarlo,
+    PatchPosterior,
+    PCALocality,
     Switched,
     centred,
     exact,
@@ -180,6 +185,20 @@ def test_the_log_density_is_the_enumerated_one(kind, t):
     assert density.shape == (len(z),)
     # Rounding of scores in float32 gave 2e-6 at most, on 5,000 images of 3,072 pixels too.
     assert (density - enumerated_density(x, z, t)).abs().max() < 1e-4
+
+
+@pytest.mark.parametrize("estimator", [Exact(), PCALocality(0.05), PatchPosterior(3)])
+def test_a_transform_leaves_nothing_of_its_own_in_the_set(estimator):
+    reference = ReferenceSet(pixels(40, (1, 4, 4)))
+    x = reference.gather(torch.arange(3))
+    z, change = noisy(x, 1.0), torch.ones_like(x)
+    estimator = copy.deepcopy(estimator).bind(reference)
+    with contextlib.suppress(RuntimeError):  # Not every estimator has a derivative.
+        torch.func.jvp(lambda z: estimator.posterior_mean(z, 1.0), (z,), (change,))
+    fresh = copy.deepcopy(estimator).bind(ReferenceSet(pixels(40, (1, 4, 4))))
+    expected = fresh.posterior_mean(z, 1.0)
+    again = pickle.loads(pickle.dumps(estimator)).posterior_mean(z, 1.0)
+    torch.testing.assert_close(again, expected, rtol=0, atol=0)
 
 
 def test_density_integrates_to_1_and_its_gradient_is_the_score():

@@ -53,9 +53,9 @@ def by_class():
 REFUSED = [
     (lambda: STF(n=0), "STF: n must be at least 1, got 0"),
     (lambda: KNN(k=2.5), "KNN: k must be an integer, got 2.5"),
-    (lambda: Smoothed(Exact(), -1.0), "width must be finite and at least 0, got -1.0"),
+    (lambda: Smoothed(Exact(), -1.0), "width must be at least 0 and finite, got -1.0"),
     (lambda: Noised(Exact(), "diagonal", 1.0), "covariance='diagonal' must be one of posterior, "),
-    (lambda: Noised(Exact(), "posterior", -1.0), "scale must be finite and at least 0, got -1.0"),
+    (lambda: Noised(Exact(), "posterior", -1.0), "scale must be at least 0 and finite, got -1.0"),
     (lambda: PCALocality(1.5), "threshold must be from 0 to 1, got 1.5"),
     (lambda: PatchPosterior(2.5), "size must be an integer, got 2.5"),
     (lambda: PatchPosterior({0: 3}), "noise levels of size must be finite and above 0, got 0"),

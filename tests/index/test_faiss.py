@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from benchmarks.common import in_own_process
 from lit_knn.common.errors import InputError
 from lit_knn.index import FaissIndex, SubspaceIndex
 from lit_knn.reference import ReferenceSet
@@ -118,6 +119,15 @@ def relative_error(images, index, t):
     assert torch.equal(ids.sort(1).values, torch.arange(len(images)).expand_as(ids))
     true = enumerated(z, x).gather(1, ids)
     return ((sq_dist - true).abs() / true).max()
+
+
+def test_another_process_goes_on_with_a_bound_index():
+    """A spawned worker, or a program that loads a pickle, gets a FAISS that does not take tensors yet."""
+    reference = ReferenceSet(speckles(300, (1, 4, 4)), FaissIndex())
+    queries = noisy(reference.gather(torch.arange(4)), 1.0)
+    expected = reference.search(queries, 3)
+    for theirs, ours in zip(in_own_process(reference.search, queries, 3), expected, strict=True):
+        torch.testing.assert_close(theirs, ours)
 
 
 # FAISS handles one of the dimensions 16 at a time, the other not; latents are inside and far outside the pixel range.

@@ -1,0 +1,30 @@
+"""Keeps results out of the transforms of `torch.func`, such as `jvp`."""
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+import torch
+
+T = TypeVar("T")
+
+
+def outside_transforms(make: Callable[[], T]) -> T:
+    """Return the result of `make`, computed so that it can be kept.
+
+    Inside a transform each new tensor belongs to that transform, and cannot be used or pickled after it. Transforms
+    are of one thread, so `make` runs in another one then.
+    """
+    if not _is_transforming():
+        return make()
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(make).result()
+
+
+def _is_transforming() -> bool:
+    """Return whether a transform of `torch.func` is at work: its tensors have no memory of their own."""
+    try:
+        torch.empty(1).data_ptr()
+    except RuntimeError:
+        return True
+    return False
