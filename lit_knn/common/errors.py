@@ -6,6 +6,7 @@ import sysconfig
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
+from numbers import Integral
 from pathlib import Path
 
 from lit_knn.common.extras import missing
@@ -43,12 +44,20 @@ def prefixed(owner: str) -> Iterator[None]:
         raise
 
 
-def check_at_least(least: int, **options: float) -> None:
-    """Refuse options below `least`."""
+def check_at_least(least: int, **options: int) -> None:
+    """Refuse options that are no whole numbers, or below `least`."""
     for name, value in options.items():
-        # With "not", NaN is refused, too.
         if not value >= least:
             raise InputError(f"{name} must be at least {least}, got {value}")
+        if not isinstance(value, Integral):
+            raise InputError(f"{name} must be a whole number, got {value!r:.80}")
+
+
+def check_not_negative(**options: float) -> None:
+    """Refuse options that are not finite, or below 0."""
+    for name, value in options.items():
+        if not 0 <= value < math.inf:
+            raise InputError(f"{name} must be at least 0 and finite, got {value!r:.80}")
 
 
 def check_positive(**options: float) -> None:

@@ -68,7 +68,7 @@ def _check_items(path: Path, array: np.ndarray) -> None:
 
 
 def _images(path: Path, array: np.ndarray, floats_as_is: bool) -> "np.ndarray | Tensor":
-    """Return an array as a reference set takes it; arrays of types that the set refuses stay as they are."""
+    """Return an array as a reference set takes it; refuse types that the set does not store."""
     if array.dtype == np.uint8:
         return _channels_first(path, array)
 
@@ -80,7 +80,8 @@ def _images(path: Path, array: np.ndarray, floats_as_is: bool) -> "np.ndarray | 
         with np.errstate(over="ignore"):
             floats = np.ascontiguousarray(array, np.float32)
     else:
-        return array
+        advice = "give images as uint8, and other numbers as float32"
+        raise InputError(f"{path} holds {array.dtype}: {advice}")
 
     if not floats_as_is:
         _check_floats(path, floats)

@@ -93,6 +93,11 @@ class ReferenceDataModule(ReferenceLoaders, ABC):
     class_names: list[str] | None = None
 
     @property
+    def source_name(self) -> str:
+        """The path of the data, or without a path the name of the class, for messages."""
+        return str(getattr(self, "path", None) or type(self).__name__)
+
+    @property
     def rows_per_image(self) -> int:
         """How many rows of what `load` returns an image has: two if it loads the mirror images, too."""
         return 1
@@ -121,7 +126,7 @@ class ReferenceDataModule(ReferenceLoaders, ABC):
             if isinstance(labels, Tensor):
                 labels = labels.cpu()
             with prefixed(type(self).__name__):
-                labels = usable_labels(labels, len(images), self.labels_used)
+                labels = usable_labels(labels, len(images), self.labels_used, self.source_name)
 
             if self.sharded:
                 training, held_out = self._split(images, labels, self.sha256, self.mapped)

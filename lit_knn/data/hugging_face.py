@@ -136,6 +136,9 @@ def labels_of(data: "Dataset", path: str, column: str | None = None) -> ImageLab
         if not columns:
             return ImageLabels(problem=_why_not_labels(data, usual[0]) if usual else "")
         column = columns[0]
+        others = [name for name in [*columns, *usual] if name != column]
+        if others:
+            say(f"{path}: the labels are the column {column}, not {others[0]}; label_key chooses")
 
     if column not in data.features:
         known = ", ".join(data.features)

@@ -53,7 +53,7 @@ def _known_labels(files: Files, labels: ImageLabels, used: bool) -> ImageLabels:
         return labels
 
     with prefixed(str(files.path)):
-        numbers = usable_labels(labels.numbers, len(files.images), used)
+        numbers = usable_labels(labels.numbers, len(files.images), used, str(files.path))
     return ImageLabels(numbers, labels.class_names)
 
 
@@ -80,7 +80,9 @@ def _advice_for_shape(labels: np.ndarray, N: int) -> str:
     return "; for one-hot labels give labels.argmax(1)"
 
 
-def usable_labels(labels: ArrayLike | None, N: int, used: bool) -> np.ndarray | None:
+def usable_labels(
+    labels: ArrayLike | None, N: int, used: bool, name: str = "data"
+) -> np.ndarray | None:
     """Return the labels of a data module as class numbers, (N,) int64.
 
     Args:
@@ -88,6 +90,7 @@ def usable_labels(labels: ArrayLike | None, N: int, used: bool) -> np.ndarray | 
         N: number of images.
         used: refuse labels that are not class numbers. If false, such labels give None, and a line
             says that they are left out.
+        name: that of the data, for the line.
     """
     if labels is None:
         return None
@@ -97,7 +100,7 @@ def usable_labels(labels: ArrayLike | None, N: int, used: bool) -> np.ndarray | 
     except InputError as error:
         if used:
             raise
-        say(f"data: {error}; the labels are left out")
+        say(f"{name}: {error}; the labels are left out")
         return None
 
 

@@ -154,6 +154,13 @@ def _sample_key(name: str) -> str:
     return f"{folder}{slash}{base.partition('.')[0]}"
 
 
+def _say_of_unused(files: Files, label_files: list[str]) -> None:
+    """Print a line if there are label files, none of which has the key of an image."""
+    if label_files:
+        count = f"none of {len(label_files):,} label files, such as {printable(label_files[0])}"
+        say(f"{files.path}: {count}, has an image's name up to its first dot; no labels are read")
+
+
 def _labels(files: Files, suffix: str, label_key: str | None) -> np.ndarray | None:
     """Return the labels of the files with the images' keys, (N,); None if no image has such a file.
 
@@ -176,6 +183,7 @@ def _labels(files: Files, suffix: str, label_key: str | None) -> np.ndarray | No
             labels[i] = _label(files.read(stored_names[label_file]), label_key)
 
     if len(missing) == len(files.images) and label_key is None:
+        _say_of_unused(files, [name for name in stored_names if name.endswith(suffix)])
         return None
     if missing:
         count = f"{len(missing)} of {len(files.images)} images have no {suffix} file"

@@ -1,12 +1,11 @@
 """An estimator with noise of a chosen covariance added."""
 
-import math
 from typing import Literal, Self, get_args
 
 import torch
 from torch import Generator, Tensor
 
-from lit_knn.common.errors import InputError
+from lit_knn.common.errors import InputError, check_not_negative
 from lit_knn.estimators.base import Estimator
 from lit_knn.estimators.composite import Wrapper
 from lit_knn.estimators.exact import Exact
@@ -46,8 +45,7 @@ class Noised(Wrapper):
         if covariance not in get_args(Covariance):
             names = ", ".join(get_args(Covariance))
             raise InputError(f"Noised: covariance={covariance!r} must be one of {names}")
-        if not 0 <= scale < math.inf:
-            raise InputError(f"Noised: scale must be finite and at least 0, got {scale!r}")
+        check_not_negative(**{"Noised: scale": scale})
         self.covariance, self.scale = covariance, scale
         self.exact, self.draws = Exact(), MonteCarlo(n=1)
 

@@ -1,12 +1,11 @@
 """An estimator averaged over a Gaussian neighbourhood of z."""
 
-import math
 from collections.abc import Iterator
 
 import torch
 from torch import Generator, Tensor
 
-from lit_knn.common.errors import InputError
+from lit_knn.common.errors import check_not_negative
 from lit_knn.common.memory import work_bytes
 from lit_knn.estimators.base import Estimator
 from lit_knn.estimators.composite import Wrapper
@@ -33,8 +32,7 @@ class Smoothed(Wrapper):
 
     def __init__(self, estimator: Estimator, width: float, n: int = 16) -> None:
         super().__init__(estimator)
-        if not 0 <= width < math.inf:
-            raise InputError(f"Smoothed: width must be finite and at least 0, got {width!r}")
+        check_not_negative(**{"Smoothed: width": width})
         self.width = width
         self.n = check_count("Smoothed", "n", n)
         self.needs_reference = estimator.needs_reference

@@ -1,11 +1,10 @@
 """Classifier-free guidance (Ho & Salimans 2022, arXiv 2207.12598) moves a sample towards its class."""
 
-import math
 from collections.abc import Callable
 
 from torch import Tensor
 
-from lit_knn.common.errors import InputError
+from lit_knn.common.errors import InputError, check_not_negative
 
 Denoiser = Callable[[Tensor, Tensor], Tensor]
 """(z (B, *shape), t (B,)) -> (B, *shape): a denoiser, a score, a velocity or predicted noise."""
@@ -45,8 +44,7 @@ def check_guidance(guidance: float, num_classes: int, drops_labels: bool) -> flo
         num_classes: number of classes of the network.
         drops_labels: whether its training hid some class labels.
     """
-    if not 0 <= guidance < math.inf:
-        raise InputError(f"guidance must be a finite number of at least 0, got {guidance}")
+    check_not_negative(guidance=guidance)
     if guidance != 1:
         needs = f"guidance={guidance} needs a"
         if num_classes == 0:

@@ -1,7 +1,7 @@
 """EDM's sampler, the consistency sampler, and noise that depends only on its seed."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
 from numbers import Integral
 
@@ -53,10 +53,12 @@ def seeded_classes(
 
 
 def _integers(seeds: Sequence[int] | Tensor) -> list[int]:
-    """Return seeds as a list of Python's integers; raise InputError for anything else."""
-    values = seeds
-    if isinstance(seeds, Tensor):
-        values = seeds.tolist()
+    """Return seeds as a list of Python's integers; raise InputError for anything else, and for no seed."""
+    values = seeds.tolist() if isinstance(seeds, Tensor) else seeds
+    if not isinstance(values, Iterable):
+        raise InputError(
+            f"seeds must be a sequence such as range({values!r:.20}), got {values!r:.80}"
+        )
 
     integers = []
     for value in values:
@@ -64,6 +66,8 @@ def _integers(seeds: Sequence[int] | Tensor) -> list[int]:
         if not isinstance(value, Integral) or int(value) < 0:
             raise InputError(f"seeds must be non-negative integers, got {seeds!r:.80}")
         integers.append(int(value))
+    if not integers:
+        raise InputError("seeds must hold at least one seed")
     return integers
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Generator, Tensor
 
-from lit_knn.common.errors import InputError, check_at_least
+from lit_knn.common.errors import InputError, check_at_least, check_not_negative
 
 # Networks compute in float32, in which t and r are the same number if their relative gap is smaller than this.
 SMALLEST_GAP = 2.0**-23
@@ -122,7 +122,7 @@ class TuningSchedule:
         if not 1 < self.q < math.inf:
             reason = "because the gap shrinks by q in each stage"
             raise InputError(f"q must be above 1 and finite, {reason}, got {self.q}")
-        check_at_least(0, k=self.k, b=self.b)
+        check_not_negative(k=self.k, b=self.b)
         check_at_least(1, stage_steps=self.steps, stages=self.stages)
         # In the last stage the gap is at least q^−stages.
         if self.stages * math.log2(self.q) > -math.log2(SMALLEST_GAP):

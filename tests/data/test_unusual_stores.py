@@ -152,3 +152,30 @@ def test_arrays_of_nothing_are_refused(dtype, tmp_path):
     np.savez(tmp_path / "x.npz", np.array(["a", "b"]))
     with pytest.raises(InputError, match="holds <U1, and images are numbers"):
         read_array_file(tmp_path / "x.npz")
+
+
+def test_what_has_the_labels_is_said_where_it_was_a_choice(tmp_path, capsys):
+    path = write_parquet(tmp_path / "x.parquet", image=content(), fine_label=[3] * N, label=[1] * N)
+    labels, _ = check_pixels(path)
+    line = capsys.readouterr().err
+    chosen, other = ("label", "fine_label") if labels[0] == 1 else ("fine_label", "label")
+    assert f"x.parquet: the labels are the column {chosen}, not {other}; label_key chooses" in line
+    labels, _ = check_pixels(path, label_key=other)
+    assert labels.tolist() == [3 if other == "fine_label" else 1] * N
+
+    # WebDataset's key ends at the first dot, and these label files are named after the whole name.
+    files = {f"a.b/{i}.v1.png": encoded(pixels()[i]) for i in range(N)}
+    write_tar(tmp_path / "x.tar", files | {f"a.b/{i}.v1.cls": b"1" for i in range(N)})
+    images, labels, _ = read_image_files(tmp_path / "x.tar")
+    assert labels is None
+    assert len(images) == N
+    line = f"x.tar: none of {N} label files, such as a.b/0.v1.cls, has an image's name up to its"
+    assert line in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("kind", [np.int64, bool])
+def test_numbers_that_no_set_stores_are_refused_with_their_file(tmp_path, kind):
+    np.save(tmp_path / "x.npy", np.zeros((4, 3, 8, 8), kind))
+    words = rf"x\.npy holds {np.dtype(kind)}: give images as uint8, and other numbers as float32"
+    with pytest.raises(InputError, match=words):
+        read_array_file(tmp_path / "x.npy")

@@ -179,7 +179,7 @@ def test_the_trainings_of_a_checkpoint_decide_over_its_guidance(tmp_path):
         ),
         (
             {"guidance": -1.0, "label_dropout": 0.1},
-            "guidance must be a finite number of at least 0, got -1.0",
+            "guidance must be at least 0 and finite, got -1.0",
         ),
         (
             {"guidance": 2.0, "class_conditional": False},

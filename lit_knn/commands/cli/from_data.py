@@ -68,7 +68,7 @@ def fill_network(options: Namespace) -> None:
     for name in names:
         net_args[name] = values[name]
     taken = ", ".join(f"{name}={values[name]}" for name in names)
-    say(f"{_name_of_data(data)}: {described}; the network gets {taken}")
+    say(f"{data.source_name}: {described}; the network gets {taken}")
 
 
 def numbers_of_data(shape: Sequence[int], num_classes: int) -> dict[str, int | list[int]]:
@@ -125,8 +125,3 @@ def _count_classes(labels: Labels) -> int:
         raise InputError("class_conditional=True, but the data has no labels")
     numbers = np.asarray(labels)
     return len(np.unique(class_numbers(numbers, len(numbers))))
-
-
-def _name_of_data(data: ReferenceDataModule) -> str:
-    """Return the path of the data, or without a path the name of the data module's class."""
-    return str(getattr(data, "path", None) or type(data).__name__)
