@@ -486,3 +486,12 @@ def test_help_names_a_commands_options_before_the_trainers(command, option, caps
         main([command, "--help"])
     text = capsys.readouterr().out
     assert text.index("--help") < text.index(f"{option} ") < text.index("--trainer CONFIG")
+
+
+def test_a_callback_with_an_enum_in_its_defaults_is_saved():
+    fit_demo(
+        "--trainer.callbacks+", "Timer", "--trainer.callbacks.duration", "00:01:00:00", steps=2
+    )
+    config = next(Path("runs").glob("*/*/config.yaml"))
+    assert "interval: step" in config.read_text()
+    main(["fit", "-c", str(config), "--ckpt_path", "last", "--trainer.max_steps", "4"])

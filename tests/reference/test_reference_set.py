@@ -233,3 +233,10 @@ class FindsThree(TorchIndex):
 def test_unfindable_k_is_refused_before_the_build():
     with pytest.raises(InputError, match="k=4 is more than 3"):
         KNN(k=4, n=2).bind(ReferenceSet(PIXELS, FindsThree("float32")))
+
+
+def test_backward_arrays_and_lists_of_tensors_are_sets():
+    forward = ReferenceSet(PIXELS)
+    for images in (np.asarray(PIXELS)[::-1], list(torch.as_tensor(PIXELS).flip(0))):
+        backward = ReferenceSet(images)
+        assert torch.equal(backward.images.flip(0), forward.images)

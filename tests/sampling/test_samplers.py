@@ -268,7 +268,11 @@ REFUSED = [
         for level in (math.inf, math.nan)
     ),
     *((hybrid_sigmas, {"t_switch": level}, "t_switch=") for level in (0.002, 80.0, math.nan)),
-    *((seeded_noise, {"seeds": seeds, "shape": (2,)}, "seeds must be") for seeds in ([-1], [1.9])),
+    *(
+        (seeded_noise, {"seeds": seeds, "shape": (2,)}, "seeds must")
+        for seeds in ([-1], [1.9], [], 3)
+    ),
+    (karras_sigmas, {"num_steps": 2.5}, "num_steps must be a whole number, got 2.5"),
 ]
 
 

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable
+from enum import Enum
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
@@ -28,6 +29,8 @@ UNKNOWN_OPTION = "Option '"
 NO_TOKEN = "found character that cannot start any token"
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _load_yaml = jsonargparse.get_loader("yaml")
+# Some callbacks of Lightning have defaults of an Enum, such as Timer's interval, which YAML writes as their values.
+yaml.SafeDumper.add_multi_representer(Enum, lambda dumper, each: dumper.represent_data(each.value))
 # The values of these options are names, but YAML reads some names in a file as something else: 010 as 8, yes as true.
 OPTIONS_WITH_NAMES = ("sampling_class",)
 
