@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import pytorch_lightning as pl
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from lit_knn.common.checkpoint_file import MODEL_KEY, Content
 from lit_knn.common.errors import InputError
@@ -63,6 +64,10 @@ class SamplingModule(pl.LightningModule):
     def set_image_shape(self, shape: tuple[int, ...]) -> None:
         """Store the shape, and try the net on one blank image of it."""
         self._check_image_shape(shape)
+        lazy = [name for name, value in self.network.named_parameters() if is_lazy(value)]
+        if lazy:
+            # The average of the weights and the optimiser are made before a first pass.
+            raise InputError(f"the net's {lazy[0]} is lazy: give the layer its sizes")
         device = next((parameter.device for parameter in self.parameters()), self.device)
         # In training mode batch norm would refuse one image, or count it in its statistics.
         training = [module for module in self.modules() if module.training]

@@ -45,6 +45,9 @@ def checked_times(z: Tensor, t: Tensor | float, low: float, high: float) -> Tens
     per_item = (len(z),) + (1,) * (z.dim() - 1)
     if t.shape == per_item:
         t = t.flatten()
+    if t.shape not in ((), (1,), (len(z),)):
+        shape = tuple(t.shape)
+        raise InputError(f"the noise level must be a number or ({len(z)},), got the shape {shape}")
     return t.expand(len(z))
 
 

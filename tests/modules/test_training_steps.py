@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from lit_knn.callbacks import LastCheckpoint
-from lit_knn.common.errors import NonFiniteLossError
+from lit_knn.common.errors import InputError, NonFiniteLossError
 from lit_knn.estimators import OneSample
 from lit_knn.modules import LitEDM, LitEstimator
 from lit_knn.nets import UNet
@@ -106,6 +106,16 @@ def test_batch_norm_neither_refuses_nor_counts_the_trial():
     train(LitEDM(net, OneSample()), Images(), 3)
     assert net.norm.num_batches_tracked == 3
     assert net.training
+
+
+def test_a_lazy_layer_is_refused_by_name():
+    class Lazy(WatchedNet):
+        def __init__(self):
+            super().__init__()
+            self.conv = nn.LazyConv2d(1, 1)
+
+    with pytest.raises(InputError, match=r"net's conv\.weight is lazy: give the layer its sizes"):
+        train(LitEDM(Lazy(), OneSample()), Images(), 1)
 
 
 def test_every_step_has_all_its_batches(tmp_path):

@@ -216,6 +216,11 @@ def test_the_name_of_a_folder_is_a_class_from_prepare_to_sample(tmp_path, capsys
             "the noise level must be above 0 and from",
         ),
         ("edm", lambda model, z: model(z, -1.0), "the noise level must be above 0 and finite"),
+        (
+            "edm",
+            lambda model, z: model(z, torch.ones(7)),
+            r"must be a number or .*got the shape \(7,",
+        ),
         ("ict", lambda model, z: model(z, 0.001), "the noise level must be .*0.002"),
         (
             "edm_classes",
