@@ -51,7 +51,9 @@ def report(table: CurveTable) -> str:
         files = {each: table.pictures(Run(name, module, each, 0)) for each in own.estimators}
         shown = {each: np.load(path) for each, path in files.items() if path.exists()}
         if shown:
-            save_figure(samples_picture(shown), table.path.with_name(f"{table.path.stem}_{module}"))
+            # A link in Markdown has no space.
+            name = f"{table.path.stem}_{module}".replace(" ", "_")
+            save_figure(samples_picture(shown), table.path.with_name(name))
     with written_whole(table.path.with_suffix(".md")) as partial:
         partial.write_text(f"{text}\n")
     save_figure(picture(courses), table.path.with_suffix(""))

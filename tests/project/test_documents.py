@@ -201,6 +201,7 @@ def broken_links(page, text):
 @pytest.mark.parametrize("page", TEXTS)
 def test_every_link_and_every_file_that_a_page_names_exists(page):
     assert list(broken_links(page, TEXTS[page])) == []
+    assert "](<" not in TEXTS[page], "the site does not follow links with spaces"
     configs = re.findall(r"configs/[\w/]+\.yaml", TEXTS[page])
     modules = re.findall(r"python -m ((?:lit_knn|benchmarks|callbacks|tests)[\w.]*)", TEXTS[page])
     # A package can be run if it has a file __main__.py.
