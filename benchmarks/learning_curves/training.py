@@ -17,6 +17,7 @@ from benchmarks.learning_curves.kinds import KINDS
 from benchmarks.learning_curves.measured_checkpoint import MeasuredCheckpoint
 from benchmarks.learning_curves.sample_measurements import SampleMeasurements
 from benchmarks.learning_curves.sets import ImageSet
+from lit_knn.callbacks import StepProgressBar
 from lit_knn.commands.trainer import Trainer
 from lit_knn.common.checkpoint_file import LAST_NAME
 from lit_knn.common.errors import InputError
@@ -157,12 +158,13 @@ def train(
     measuring = [callback for callback in (measure, averages) if callback is not None]
     # Lightning orders callbacks so that the checkpoint after a validation holds its row.
     last = MeasuredCheckpoint(every, str(folder))
+    bars = [StepProgressBar()] if sys.stdout.isatty() else []
     trainer = Trainer(
         accelerator="cpu", devices=1, max_steps=steps, max_epochs=-1,
         val_check_interval=every, check_val_every_n_epoch=None,
         num_sanity_val_steps=0, inference_mode=False, logger=False,
-        enable_progress_bar=sys.stderr.isatty(), enable_model_summary=False,
-        callbacks=[*measuring, last],
+        enable_progress_bar=bool(bars), enable_model_summary=False,
+        callbacks=[*measuring, last, *bars],
     )  # fmt: skip
     begun = folder / LAST_NAME
     trainer.fit(module, data, ckpt_path=str(begun) if begun.exists() else None)

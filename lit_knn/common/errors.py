@@ -6,7 +6,6 @@ import sysconfig
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
-from numbers import Integral
 from pathlib import Path
 
 from lit_knn.common.extras import missing
@@ -44,12 +43,12 @@ def prefixed(owner: str) -> Iterator[None]:
         raise
 
 
-def check_at_least(least: int, **options: int) -> None:
+def check_at_least(least: int, **options: float) -> None:
     """Refuse options that are no whole numbers, or below `least`."""
     for name, value in options.items():
         if not value >= least:
             raise InputError(f"{name} must be at least {least}, got {value}")
-        if not isinstance(value, Integral):
+        if not math.isfinite(value) or value != math.floor(value):
             raise InputError(f"{name} must be a whole number, got {value!r:.80}")
 
 

@@ -5,6 +5,7 @@ import math
 import os
 import warnings
 from collections.abc import Mapping, Sequence
+from numbers import Integral, Real
 from pathlib import Path
 
 from lit_knn.common.errors import InputError
@@ -71,7 +72,7 @@ def as_texts(row: Mapping[str, str | float], number_format: str) -> dict[str, st
     """Return the cells of a row as texts, its floats in a format; NaN, a number that cannot be told, becomes ""."""
     texts = {}
     for name, value in row.items():
-        if isinstance(value, float):
+        if isinstance(value, Real) and not isinstance(value, Integral):
             texts[name] = "" if math.isnan(value) else format(value, number_format)
         else:
             texts[name] = str(value)

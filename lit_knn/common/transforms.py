@@ -12,8 +12,8 @@ T = TypeVar("T")
 def outside_transforms(make: Callable[[], T]) -> T:
     """Return the result of `make`, computed so that it can be kept.
 
-    Inside a transform each new tensor belongs to that transform, and cannot be used or pickled after it. Transforms
-    are of one thread, so `make` runs in another one then.
+    Inside a transform such as `jvp` new tensors belong to it, and cannot be pickled after it. Transforms are of one
+    thread, so `make` runs in another one then.
     """
     if not _is_transforming():
         return make()
@@ -22,7 +22,7 @@ def outside_transforms(make: Callable[[], T]) -> T:
 
 
 def _is_transforming() -> bool:
-    """Return whether a transform of `torch.func` is at work: its tensors have no memory of their own."""
+    """Return whether new tensors belong to a transform of `torch.func`: they have no memory of their own."""
     try:
         torch.empty(1).data_ptr()
     except RuntimeError:

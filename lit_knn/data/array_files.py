@@ -67,6 +67,13 @@ def _check_items(path: Path, array: np.ndarray) -> None:
         raise InputError(f"{path} holds {array.dtype}, and images are numbers")
 
 
+def _check_type(path: Path, dtype: np.dtype) -> None:
+    """Refuse numbers that are neither uint8 nor floats, which no set stores."""
+    if dtype != np.uint8 and not np.issubdtype(dtype, np.floating):
+        advice = "give images as uint8, and other numbers as float32"
+        raise InputError(f"{path} holds {dtype}: {advice}")
+
+
 def _images(path: Path, array: np.ndarray, floats_as_is: bool) -> "np.ndarray | Tensor":
     """Return an array as a reference set takes it; refuse types that the set does not store."""
     if array.dtype == np.uint8:
@@ -75,13 +82,11 @@ def _images(path: Path, array: np.ndarray, floats_as_is: bool) -> "np.ndarray | 
     floats: np.ndarray | Tensor
     if is_half(array.dtype):
         floats = half_tensor(array)
-    elif np.issubdtype(array.dtype, np.floating):
+    else:
+        _check_type(path, array.dtype)
         # Values that are too large for float32 become infinite, and the reference set refuses them.
         with np.errstate(over="ignore"):
             floats = np.ascontiguousarray(array, np.float32)
-    else:
-        advice = "give images as uint8, and other numbers as float32"
-        raise InputError(f"{path} holds {array.dtype}: {advice}")
 
     if not floats_as_is:
         _check_floats(path, floats)
@@ -104,6 +109,7 @@ def array_file_shape(path: str | os.PathLike[str]) -> tuple[tuple[int, ...], int
 
     if is_half(array.dtype):
         return shape, 2
+    _check_type(path, array.dtype)
     # Other floats are read as float32.
     if array.dtype != np.uint8:
         return shape, 4

@@ -129,16 +129,20 @@ def labels_of(data: "Dataset", path: str, column: str | None = None) -> ImageLab
 
     if column is None:
         features = data.features.items()
-        columns = [name for name, kind in features if isinstance(kind, datasets.ClassLabel)]
+        classes = [name for name, kind in features if isinstance(kind, datasets.ClassLabel)]
         usual = [name for name in LABEL_COLUMNS if name in data.features]
-        if len(columns) != 1:
+        columns = classes
+        if len(classes) != 1:
             columns = [name for name in usual if "int" in _type_of(data, name)]
         if not columns:
             return ImageLabels(problem=_why_not_labels(data, usual[0]) if usual else "")
         column = columns[0]
-        others = [name for name in [*columns, *usual] if name != column]
+        others = [name for name in dict.fromkeys([*classes, *usual]) if name != column]
         if others:
-            say(f"{path}: the labels are the column {column}, not {others[0]}; label_key chooses")
+            names = " nor ".join(others)
+            say(
+                f"{path}: labels are sought in the column {column}, not in {names}; label_key chooses"
+            )
 
     if column not in data.features:
         known = ", ".join(data.features)

@@ -80,9 +80,7 @@ def _advice_for_shape(labels: np.ndarray, N: int) -> str:
     return "; for one-hot labels give labels.argmax(1)"
 
 
-def usable_labels(
-    labels: ArrayLike | None, N: int, used: bool, name: str = "data"
-) -> np.ndarray | None:
+def usable_labels(labels: ArrayLike | None, N: int, used: bool, name: str) -> np.ndarray | None:
     """Return the labels of a data module as class numbers, (N,) int64.
 
     Args:

@@ -63,10 +63,7 @@ def tar_files(text: str, tars: Sequence[Path], label_key: str | None = None) -> 
     files = image_files(Path(text), list(entries), open_, stamp)
     _say_of_several(files)
     files = files._replace(label_advice=LABEL_ADVICE)
-    labels = _labels(files, ".json" if label_key else ".cls", label_key)
-    if labels is None:
-        return files
-    return files._replace(labels=ImageLabels(labels))
+    return files._replace(labels=_labels(files, ".json" if label_key else ".cls", label_key))
 
 
 def _entries(text: str, tars: Sequence[Path]) -> dict[str, TarEntry]:
@@ -154,15 +151,8 @@ def _sample_key(name: str) -> str:
     return f"{folder}{slash}{base.partition('.')[0]}"
 
 
-def _say_of_unused(files: Files, label_files: list[str]) -> None:
-    """Print a line if there are label files, none of which has the key of an image."""
-    if label_files:
-        count = f"none of {len(label_files):,} label files, such as {printable(label_files[0])}"
-        say(f"{files.path}: {count}, has an image's name up to its first dot; no labels are read")
-
-
-def _labels(files: Files, suffix: str, label_key: str | None) -> np.ndarray | None:
-    """Return the labels of the files with the images' keys, (N,); None if no image has such a file.
+def _labels(files: Files, suffix: str, label_key: str | None) -> ImageLabels | None:
+    """Return the labels of the files with the images' keys; None if there is no such file.
 
     In WebDataset, as here, `.CLS` is the same as `.cls`.
     """
@@ -183,12 +173,15 @@ def _labels(files: Files, suffix: str, label_key: str | None) -> np.ndarray | No
             labels[i] = _label(files.read(stored_names[label_file]), label_key)
 
     if len(missing) == len(files.images) and label_key is None:
-        _say_of_unused(files, [name for name in stored_names if name.endswith(suffix)])
-        return None
+        unused = [name for key, name in stored_names.items() if key.endswith(suffix)]
+        if not unused:
+            return None
+        count = f"none of its {len(unused):,} {suffix} files, such as {printable(unused[0])}"
+        return ImageLabels(problem=f"{count}, has an image's name up to its first dot")
     if missing:
         count = f"{len(missing)} of {len(files.images)} images have no {suffix} file"
         raise InputError(f"{files.path}: {count}, {printable(missing[0])} for one")
-    return labels
+    return ImageLabels(labels)
 
 
 def _label(content: bytes, label_key: str | None) -> int:

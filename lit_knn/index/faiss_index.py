@@ -71,7 +71,8 @@ class FaissIndex(Index):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Go on in another process, where FAISS may not take tensors yet."""
-        import_faiss()
+        if state["_index"] is not None:
+            import_faiss()
         self.__dict__.update(state)
 
     def check(self, N: int, d: int, device: torch.device | None = None, k: int = 1) -> None:

@@ -38,7 +38,7 @@ def check_callbacks(callbacks: Sequence[pl.Callback], trains: bool = False) -> N
     """Raise InputError for callbacks that do not work, or not in a training. `Tuner` of Lightning makes tuners, too."""
     refused = TUNERS | OF_TRAININGS if trains else TUNERS
     for callback in callbacks:
-        if isinstance(callback, Averaging):
+        if type(callback) is Averaging:
             continue  # The training's own, of an earlier fit of the same trainer.
         for kind, advice in refused.items():
             if isinstance(callback, kind):

@@ -71,7 +71,9 @@ class SamplingModule(pl.LightningModule):
         device = next((parameter.device for parameter in self.parameters()), self.device)
         # In training mode batch norm would refuse one image, or count it in its statistics.
         training = [module for module in self.modules() if module.training]
-        self.eval()
+        # Not `eval()`, because a module's own `train` may merge weights, and only `train` would take them apart.
+        for module in training:
+            module.training = False
         try:
             try_blank_image(self.evaluate_network, shape, device)
         finally:

@@ -42,6 +42,7 @@ class TrainingLog(IntervalCallback):
         self._band_edges = level_range.bands(NOISE_BANDS).to(device)
         self._sums = torch.zeros(NOISE_BANDS, device=device)
         self._counts = torch.zeros(NOISE_BANDS, device=device)
+        self._logged: set[str] = set()
 
     def on_train_batch_end(
         self,
@@ -67,12 +68,19 @@ class TrainingLog(IntervalCallback):
         self._counts.zero_()
 
     def _losses_by_band(self) -> dict[str, float]:
-        """Return the mean loss of each band by name; NaN for an empty one, where Lightning would log an old value."""
+        """Return the mean loss of each band by name, without bands that have had no item yet.
+
+        A band that is empty now is NaN, because Lightning would log its old value again.
+        """
         edges = self._band_edges.tolist()
         totals, counts = self._sums.tolist(), self._counts.tolist()
 
         losses = {}
         for band in range(NOISE_BANDS):
             name = f"train/loss_t_{edges[band]:.3g}_to_{edges[band + 1]:.3g}"
-            losses[name] = totals[band] / counts[band] if counts[band] else math.nan
+            if counts[band]:
+                losses[name] = totals[band] / counts[band]
+                self._logged.add(name)
+            elif name in self._logged:
+                losses[name] = math.nan
         return losses

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lit_knn.common.errors import InputError
+from lit_knn.common.errors import InputError, reading
 
 # Types in which images are stored as they come. Other floats are stored as float32.
 STORED_TYPES = (torch.uint8, torch.float16, torch.bfloat16, torch.float32)
@@ -78,9 +78,14 @@ def tensor_of(images: object) -> Tensor:
         # Nor can it hold an array that runs backwards.
         if min(images.strides, default=0) < 0:
             images = images.copy()
-    elif isinstance(images, list | tuple) and images and isinstance(images[0], Tensor):
-        images = torch.stack(tuple(images))
+    elif isinstance(images, list | tuple) and images and all(map(_is_image, images)):
+        with reading("a list of images", " as one tensor"):
+            images = torch.stack(tuple(images))
     return torch.as_tensor(images)
+
+
+def _is_image(value: object) -> bool:
+    return isinstance(value, Tensor) and value.dim() > 0
 
 
 def check_images(images: Tensor, hflip: bool) -> None:

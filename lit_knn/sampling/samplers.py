@@ -56,9 +56,7 @@ def _integers(seeds: Sequence[int] | Tensor) -> list[int]:
     """Return seeds as a list of Python's integers; raise InputError for anything else, and for no seed."""
     values = seeds.tolist() if isinstance(seeds, Tensor) else seeds
     if not isinstance(values, Iterable):
-        raise InputError(
-            f"seeds must be a sequence such as range({values!r:.20}), got {values!r:.80}"
-        )
+        raise InputError(f"seeds must be a sequence such as range(4), got {values!r:.80}")
 
     integers = []
     for value in values:

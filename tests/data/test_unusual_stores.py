@@ -158,19 +158,21 @@ def test_what_has_the_labels_is_said_where_it_was_a_choice(tmp_path, capsys):
     path = write_parquet(tmp_path / "x.parquet", image=content(), fine_label=[3] * N, label=[1] * N)
     labels, _ = check_pixels(path)
     line = capsys.readouterr().err
-    chosen, other = ("label", "fine_label") if labels[0] == 1 else ("fine_label", "label")
-    assert f"x.parquet: the labels are the column {chosen}, not {other}; label_key chooses" in line
-    labels, _ = check_pixels(path, label_key=other)
-    assert labels.tolist() == [3 if other == "fine_label" else 1] * N
+    assert "labels are sought in the column label, not in fine_label; label_key chooses" in line
+    assert labels.tolist() == [1] * N
+    labels, _ = check_pixels(path, label_key="fine_label")
+    assert labels.tolist() == [3] * N
 
     # WebDataset's key ends at the first dot, and these label files are named after the whole name.
     files = {f"a.b/{i}.v1.png": encoded(pixels()[i]) for i in range(N)}
-    write_tar(tmp_path / "x.tar", files | {f"a.b/{i}.v1.cls": b"1" for i in range(N)})
+    write_tar(tmp_path / "x.tar", files | {f"a.b/{i}.v1.CLS": b"1" for i in range(N)})
     images, labels, _ = read_image_files(tmp_path / "x.tar")
     assert labels is None
     assert len(images) == N
-    line = f"x.tar: none of {N} label files, such as a.b/0.v1.cls, has an image's name up to its"
+    line = f"x.tar: none of its {N} .cls files, such as a.b/0.v1.CLS, has an image's name up to its"
     assert line in capsys.readouterr().err
+    with pytest.raises(InputError, match=r"has no labels: none of its"):
+        read_image_files(tmp_path / "x.tar", labels_used=True)
 
 
 @pytest.mark.parametrize("kind", [np.int64, bool])

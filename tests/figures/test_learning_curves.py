@@ -184,7 +184,7 @@ def test_claims_are_judged_by_the_side_of_their_intervals():
         (
             "closed-form targets sample as well, or better",
             ("Exact", "OneSample"),
-        ): "not significant",
+        ): "no significant difference",
         ("the least variance is not the best sample", ("STF", "Exact")): "holds",
     }
     (ratio,) = [each.difference for each in judged if "ln" in each.claim]

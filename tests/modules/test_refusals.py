@@ -8,6 +8,7 @@ from pytorch_lightning.callbacks import (
     EMAWeightAveraging,
     GradientAccumulationScheduler,
     StochasticWeightAveraging,
+    WeightAveraging,
 )
 from pytorch_lightning.tuner import Tuner
 from torch import nn
@@ -273,12 +274,13 @@ def test_lightnings_schedules_and_averages_are_refused(callback):
         train(model, Digits(batch_size=8), 1, callbacks=[callback])
 
 
-def test_a_second_fit_of_a_trainer_keeps_its_own_average():
+def test_a_second_fit_of_a_trainer_has_one_average_again():
     model = LitEDM(unet(), OneSample())
     trainer = train(model, Digits(batch_size=8), 1)
     trainer.fit_loop.epoch_loop.max_steps = 2
     trainer.fit(model, Digits(batch_size=8))
     assert model.images_seen >= 16
+    assert sum(isinstance(each, WeightAveraging) for each in trainer.callbacks) == 1
 
 
 @pytest.mark.parametrize("name", ["lr_find", "scale_batch_size"])
