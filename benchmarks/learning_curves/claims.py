@@ -10,6 +10,7 @@ from benchmarks.learning_curves.intervals import Interval
 from benchmarks.learning_curves.statistics import Curves
 
 HOLDS, FAILS, OPEN = "holds", "does not hold", "not significant"
+NO_DIFFERENCE = "no significant difference"
 LOWER, NOT_HIGHER, EQUAL = "lower", "not higher", "equal"
 PLAIN, NEIGHBOURS, CLOSED_FORM, NETWORK = "OneSample", ("KNN",), ("Exact",), "network"
 # Noise by design: claims about these pairs, the measure that they name, and what is claimed of their difference.
@@ -167,8 +168,8 @@ def _compared(
     difference = curves.contrast(value, pair.group, pair.others, comparisons)
     # An interval around 0 does not show that two are equal: it bounds how much they may differ.
     wanted = {
-        NOT_HIGHER: {-1: HOLDS, 0: "no significant difference", 1: FAILS},
         LOWER: {-1: HOLDS, 0: OPEN, 1: FAILS},
-        EQUAL: {-1: FAILS, 0: "no significant difference", 1: FAILS},
+        NOT_HIGHER: {-1: HOLDS, 0: NO_DIFFERENCE, 1: FAILS},
+        EQUAL: {-1: FAILS, 0: NO_DIFFERENCE, 1: FAILS},
     }
     return Judged(source, claim, pair.names, difference, wanted[claimed][difference.sign])

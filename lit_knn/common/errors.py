@@ -46,6 +46,7 @@ def prefixed(owner: str) -> Iterator[None]:
 def check_at_least(least: int, **options: float) -> None:
     """Refuse options that are no whole numbers, or below `least`."""
     for name, value in options.items():
+        # With "not", NaN is refused, too.
         if not value >= least:
             raise InputError(f"{name} must be at least {least}, got {value}")
         if not math.isfinite(value) or value != math.floor(value):

@@ -23,7 +23,7 @@ def build(
         net: see `load`.
     """
     for name, value in weights.items():
-        if (value.is_floating_point() or value.is_complex()) and not value.isfinite().all():
+        if not value.isfinite().all():
             raise InputError(f"{name!r:.80} holds a weight that is not finite")
 
     if net is None:
