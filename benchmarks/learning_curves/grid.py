@@ -76,9 +76,7 @@ def targets(name: str, module: str) -> dict[str, Callable[[], PlugIns]]:
     if name in COLLAPSE:
         parts["Switched"] = lambda: Switched(OneSample(), Exact(), t=COLLAPSE[name])
     if module.startswith("score difference"):
-        if NEIGHBOURS[name] > BANK_SIZE:
-            del parts["KNN"]
-        return score_difference_means(parts)
+        return score_difference_means(parts, searches=NEIGHBOURS[name] <= BANK_SIZE)
     pairs: list[tuple[str, str]] = []
     if module.startswith("MeanFlow"):
         del parts["STF"]
@@ -100,17 +98,24 @@ def targets(name: str, module: str) -> dict[str, Callable[[], PlugIns]]:
     return made
 
 
-def score_difference_means(parts: Mapping[str, Part]) -> dict[str, Callable[[], PlugIns]]:
-    """Return what makes both posterior means of the score difference, the data's and the samples', from one estimator.
+def score_difference_means(
+    parts: Mapping[str, Part], searches: bool
+) -> dict[str, Callable[[], PlugIns]]:
+    """Return what makes both posterior means of the score difference, the data's and the samples', by name.
 
-    128 random images for each z stand in the place of one sample, which estimates neither of them.
+    128 random images for each z stand in the place of one sample, which estimates neither of them. A set that KNN
+    cannot search has more images than the bank has samples; as many random images then meet all samples.
     """
-    chosen = {"128 images": lambda: UniformSNIS(n=128), **parts}
-    return {
-        name: partial(_plug_ins, estimator=chosen[name], repulsion=chosen[name])
-        for name in ("128 images", "KNN", "Exact")
-        if name in chosen
-    }
+    few = partial(UniformSNIS, n=128)
+    made: dict[str, Callable[[], PlugIns]] = {}
+    made["128 images"] = partial(_plug_ins, estimator=few, repulsion=few)
+    if searches:
+        made["KNN"] = partial(_plug_ins, estimator=parts["KNN"], repulsion=parts["KNN"])
+    else:
+        as_many = partial(UniformSNIS, n=BANK_SIZE)
+        made[f"{BANK_SIZE} images"] = partial(_plug_ins, estimator=as_many, repulsion=Exact)
+    made["Exact"] = partial(_plug_ins, estimator=Exact, repulsion=Exact)
+    return made
 
 
 def noised_targets(scales: Sequence[float]) -> dict[str, Callable[[], PlugIns]]:
