@@ -13,6 +13,7 @@ from benchmarks.learning_curves.kinds import KINDS
 from benchmarks.learning_curves.measurements import Measurements
 from benchmarks.learning_curves.sets import Images, Lengths
 from benchmarks.noise_sizes import posterior_variances
+from benchmarks.score_difference_bias import contrast_growth, moves_at
 from lit_knn.estimators import Exact, OneSample
 from lit_knn.reference import ReferenceSet
 from lit_knn.theory.posterior import cross_sq_dist, log_posterior
@@ -123,3 +124,29 @@ def test_the_posterior_of_two_images_has_the_variance_of_a_coin():
     odds = (0.75 * (z.double() - 0.125).flatten(1).sum(1) / t.double().square()).exp()
     share = odds / (1 + odds)
     assert found.tolist() == pytest.approx((share * (1 - share) * 0.75**2).tolist(), rel=1e-5)
+
+
+def test_growth_of_contrast_is_the_share_of_moves_along_deviations(seven):
+    x = seven.take(torch.arange(7))
+    deviations = x - x.mean((1, 2, 3), keepdim=True)
+    across = torch.tensor([[[1.0, -1.0], [-1.0, 1.0]]])
+    across = (
+        across
+        - (across * deviations).sum((1, 2, 3), keepdim=True)
+        / deviations.square().sum((1, 2, 3), keepdim=True)
+        * deviations
+    )
+    growth = contrast_growth(x, 0.1 * deviations + 0.3 + across)
+    assert growth == pytest.approx({"contrast": 0.1, "contrast_se": 0}, abs=1e-6)
+    # One image of four with equal deviations has all of the growth.
+    same = torch.tensor([[[1.0, -1.0], [0.0, 0.0]]]).repeat(4, 1, 1, 1)
+    growth = contrast_growth(same, same * torch.tensor([0.4, 0, 0, 0]).reshape(4, 1, 1, 1))
+    assert growth == pytest.approx({"contrast": 0.1, "contrast_se": 0.1}, abs=1e-6)
+
+
+def test_moves_between_sets_of_one_image_are_their_difference(seven):
+    x = seven.take(torch.arange(7))
+    one, other = (Exact().bind(ReferenceSet(x[i : i + 1])) for i in (0, 1))
+    moves = moves_at(x, 2.0, one, other)
+    assert torch.allclose(moves, (x[0] - x[1]).expand_as(x), atol=1e-6)
+    assert moves_at(x, 1.0, one, one).abs().max() < 1e-6
