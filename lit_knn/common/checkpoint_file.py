@@ -3,10 +3,12 @@
 import os
 import re
 import zipfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import torch
+from torch import Tensor
 
 from lit_knn.common.errors import InputError, first_line
 
@@ -41,6 +43,17 @@ def read_checkpoint_file(path: str | os.PathLike[str], mmap: bool = False) -> Co
     if not isinstance(content, dict):
         raise InputError(f"{path} is no checkpoint: it holds {type(content).__name__}, not a dict")
     return content
+
+
+def not_finite(weights: Mapping[str, object]) -> str | None:
+    """Return the name of the first tensor with a value that is not finite, or None.
+
+    A module's own extra state may be of any type, and is not looked at.
+    """
+    for name, value in weights.items():
+        if isinstance(value, Tensor) and not value.isfinite().all():
+            return name
+    return None
 
 
 def _check_zip(path: Path) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 import torch
 from lightning_fabric.plugins.io.torch_io import TorchCheckpointIO
 
-from lit_knn.common.checkpoint_file import Content, read_checkpoint_file
+from lit_knn.common.checkpoint_file import Content, not_finite, read_checkpoint_file
 from lit_knn.common.errors import InputError, causes, first_line
 from lit_knn.common.files import remove_partial, written_whole
 from lit_knn.runs.states import Owners, explained, unreadable, without
@@ -116,7 +116,7 @@ def read_training(path: str | Path, to_resume: bool = False) -> Content:
         parts = " and no ".join(missing)
         raise InputError(f"{path} cannot {use}: the checkpoint has no {parts}")
 
-    for name, value in checkpoint["state_dict"].items():
-        if not value.isfinite().all():
-            raise InputError(f"{path} has weights that are not finite: {name}")
+    bad = not_finite(checkpoint["state_dict"])
+    if bad is not None:
+        raise InputError(f"{path} has weights that are not finite: {bad}")
     return checkpoint

@@ -35,9 +35,9 @@ class RunFolder:
     # The folders that were made for this run: this one, and parents that were missing, from the inside out.
     made: tuple[Path, ...] = ()
 
-    def config(self, name: str = CONFIG_NAME) -> Options:
-        """Read a configuration; raise InputError if it is missing or not that of a training run."""
-        path = self.path / name
+    def config(self) -> Options:
+        """Read the configuration; raise InputError if it is missing or not that of a training run."""
+        path = self.path / CONFIG_NAME
         if not path.is_file():
             hint = hint_of_runs(self.path) or "; give the folder of a training run, as runs/x/knn_0"
             raise InputError(f"{path} does not exist{hint}")
@@ -86,29 +86,28 @@ class RunFolder:
         return path.rename(path.with_stem(f"{path.stem}_{number}"))
 
     def start(self) -> str | None:
-        """Return the checkpoint that the run was first resumed from, in another folder; None if there is none."""
-        configs = [*self.earlier(CONFIG_NAME), self.path / CONFIG_NAME]
-        for path in reversed(configs):
-            start: str | None = self.config(path.name).get("ckpt_path")
-            if start is None or not self.holds(start):
-                return start
-        return None
+        """Return the checkpoint that the run was first resumed from, in another folder; None if there is none.
+
+        Only the record says so. The configurations also name checkpoints in the run's own folder, and if this folder
+        is moved, they may name those of another run, which has its place now.
+        """
+        return read_record(self.path).resumed_from
 
     def before(self) -> Iterator[tuple[Path, "RunFolder"]]:
         """Yield each checkpoint in another folder that the run was resumed from, with the folder of its run.
 
         That run may itself have been resumed from another one, and so on; the latest comes first. A folder
-        without a configuration is the last one, because it does not say what it was resumed from.
+        without a record is the last one, because it does not say what it was resumed from.
         """
         run = self
         visited = {self.path.resolve()}
 
-        while (run.path / CONFIG_NAME).is_file():
+        while (run.path / RECORD_NAME).is_file():
             start = run.start()
             if start is None:
                 return
             run = RunFolder(run_of(start))
-            # Edited configurations may name each other's checkpoints.
+            # Edited records may name each other's checkpoints.
             if run.path in visited:
                 return
             visited.add(run.path)

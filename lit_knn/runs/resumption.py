@@ -1,6 +1,8 @@
 """Checks the checkpoint that a training starts from, and what it would overwrite; repairs counts in a checkpoint."""
 
 import pytorch_lightning as pl
+from pytorch_lightning.callbacks import Timer
+from pytorch_lightning.trainer.states import RunningStage
 
 from lit_knn.common.checkpoint_file import Content
 from lit_knn.common.errors import InputError, prefixed
@@ -32,6 +34,7 @@ def check_fit(
         if 0 <= trainer.max_steps < step:
             problem = f"{start} has {step} steps already; give more"
             raise InputError(f"--trainer.max_steps {trainer.max_steps}: {problem}")
+        check_time_left(trainer, start, checkpoint)
 
     # A job that SLURM has queued again may overwrite its own checkpoints: it only repeats its last steps.
     is_queued_again = start is not None and is_of_job(start)
@@ -40,6 +43,23 @@ def check_fit(
     for callback in trainer.checkpoint_callbacks:
         if hasattr(callback, "check_overwrites"):
             callback.check_overwrites(trainer, step, start)
+
+
+def check_time_left(trainer: pl.Trainer, start: str | None, checkpoint: Content) -> None:
+    """Raise InputError if the parts before a checkpoint have used all of a timer's time, such as `max_time`.
+
+    A timer counts the time of all parts of a run, so the run would end before its first step, as if it had succeeded.
+    """
+    callbacks: list[pl.Callback] = trainer.callbacks  # type: ignore[attr-defined]
+    for callback in callbacks:
+        if not isinstance(callback, Timer):
+            continue
+        saved = checkpoint.get("callbacks", {}).get(callback.state_key, {})
+        used = saved.get("time_elapsed", {}).get(RunningStage.TRAINING.value, 0.0)
+        left = callback.time_remaining()
+        if left is not None and left <= used:
+            problem = f"{start} has used {used:.0f} of {left:.0f} s, which count from the run's first start"
+            raise InputError(f"--trainer.max_time: {problem}; give more")
 
 
 def repair_progress(checkpoint: Content) -> None:

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
+from lit_knn.common.checkpoint_file import not_finite
 from lit_knn.common.errors import InputError, prefixed
 from lit_knn.nets.architecture import Architecture, build_network, check_options, load_weights
 from lit_knn.nets.base import ImageNetwork, name_classes
@@ -22,9 +23,9 @@ def build(
         weights: the weights of the raw network, by name.
         net: see `load`.
     """
-    for name, value in weights.items():
-        if not value.isfinite().all():
-            raise InputError(f"{name!r:.80} holds a weight that is not finite")
+    bad = not_finite(weights)
+    if bad is not None:
+        raise InputError(f"{bad!r:.80} holds a weight that is not finite")
 
     if net is None:
         network = _network(description.get("architecture"), weights)

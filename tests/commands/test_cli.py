@@ -215,6 +215,21 @@ def test_short_run_is_validated_at_its_end():
     ]
 
 
+def test_time_limits_are_kept_and_a_spent_one_is_refused(capsys):
+    timed = ["--trainer.val_check_interval", "00:00:00:00", "--trainer.max_time", "00:00:01:00"]
+    fit_demo(*timed, steps=2)
+    path = Path("runs/demo/knn_0/checkpoints/last.ckpt")
+    checkpoint = torch.load(path, weights_only=True)
+    assert checkpoint["global_step"] == 2
+    # The time of all parts counts, so this checkpoint leaves none.
+    checkpoint["callbacks"]["Timer"]["time_elapsed"]["train"] = 60.0
+    torch.save(checkpoint, path)
+    with pytest.raises(SystemExit):
+        fit_demo(*timed, "--ckpt_path", str(path), steps=3)
+    refused = "last.ckpt has used 60 of 60 s, which count from the run's first start; give more"
+    assert refused in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(("given", "batches"), [("1", 1), ("1.0", 5), ("0.4", 2), ("3", 3)])
 def test_integer_limit_counts_batches_and_fraction_is_a_share(given, batches):
     command = [

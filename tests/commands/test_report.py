@@ -40,7 +40,7 @@ def leave_run(
     resumed_from = options.pop("resumed_from", None)
     config = {"class_path": f"lit_knn.estimators.{estimator}", "init_args": options}
     model = {"class_path": "lit_knn.modules.LitICT", "init_args": {"lr": lr, "estimator": config}}
-    config = {"model": model, "data": {"batch_size": 8}, "trainer": {}, "ckpt_path": resumed_from}
+    config = {"model": model, "data": {"batch_size": 8}, "trainer": {}}
     (folder / "config.yaml").write_text(yaml.safe_dump(config))
     time = TrainingTime(seconds, images, estimator_seconds, ("8 x A100",))
     data = {
@@ -50,7 +50,9 @@ def leave_run(
         "hflip": True,
         "fingerprint": "0123456789ab",
     }
-    Record(time=time, images_seen=images, step=9, status="finished", data=data).write(folder)
+    record = Record(time=time, images_seen=images, step=9, status="finished", data=data)
+    record.resumed_from = resumed_from
+    record.write(folder)
     if distances:
         write_rows(
             folder / "fidelity.csv", [{"images_seen": seen, "fid": fid} for seen, fid in distances]

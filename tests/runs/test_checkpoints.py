@@ -15,6 +15,7 @@ import yaml
 from pytorch_lightning.callbacks import ModelCheckpoint
 from torch import nn
 
+import lit_knn
 from lit_knn.callbacks import CheckpointByImages, LastCheckpoint, StepProgressBar
 from lit_knn.common.errors import InputError
 from lit_knn.estimators import OneSample
@@ -22,6 +23,7 @@ from lit_knn.modules import LitEDM
 from lit_knn.runs.checkpoints import WholeCheckpointIO, read_training
 from lit_knn.runs.folder import RunFolder
 from lit_knn.runs.kept_files import kept_checkpoints
+from lit_knn.runs.record import Record
 from tests import interrupted_runs
 from tests.interrupted_runs import file_size_limit, ict, load
 from tests.short_training import TRAINER
@@ -173,8 +175,8 @@ def test_progress_bar_counts_optimiser_steps_after_a_resume(tmp_path):
     assert (bar.seen[0], bar.seen[-1]) == ((2, 4), (4, 4))
 
 
-def write_run(folder, kept, last, ckpt_path=None):
-    """Write the folder of a run: its kept checkpoints, the last one as (images seen, step), and its config."""
+def write_run(folder, kept, last, resumed_from=None):
+    """Write the folder of a run: its kept checkpoints, the last one as (images seen, step), its config and record."""
     (folder / "checkpoints").mkdir(parents=True)
     files = {f"images_seen={seen}.ckpt": (seen, seen // 10) for seen in kept} | {"last.ckpt": last}
     for name, (seen, step) in files.items():
@@ -185,8 +187,8 @@ def write_run(folder, kept, last, ckpt_path=None):
             "pytorch-lightning_version": "2",
         }
         torch.save(content, folder / "checkpoints" / name)
-    config = {"model": {}, "data": {}, "trainer": {}, "ckpt_path": ckpt_path}
-    (folder / "config.yaml").write_text(yaml.safe_dump(config))
+    (folder / "config.yaml").write_text(yaml.safe_dump({"model": {}, "data": {}, "trainer": {}}))
+    Record(resumed_from=resumed_from).write(folder)
 
 
 def test_kept_checkpoints_of_resumed_run_are_pruned_after_it(
@@ -218,6 +220,34 @@ def test_kept_checkpoints_of_resumed_run_are_pruned_after_it(
         "images_seen=100.ckpt",
         "images_seen=200.ckpt",
     ]
+
+
+class Noted(nn.Module):
+    """A network with an extra state that is no tensor, as those of other programs may have."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.tensor(0.5))
+
+    def forward(self, z, noise_label, class_label=None):
+        return self.weight * z
+
+    def get_extra_state(self):
+        return {"scale": 1.5, "n": 3}
+
+    def set_extra_state(self, state):
+        self.noted = state
+
+
+def test_a_checkpoint_with_an_extra_state_is_read_resumed_and_loaded(tmp_path):
+    path = interrupted_runs.fit(tmp_path / "a", LitEDM(Noted(), OneSample()), 2)[1]
+    assert read_training(path, to_resume=True)["global_step"] == 2
+    resumed = LitEDM(Noted(), OneSample())
+    interrupted_runs.fit(tmp_path / "b", resumed, 3, path)
+    assert resumed.network.noted == {"scale": 1.5, "n": 3}
+    net = Noted()
+    assert lit_knn.load(path, net=net).sample([0]).isfinite().all()
+    assert net.noted == {"scale": 1.5, "n": 3}
 
 
 # Files

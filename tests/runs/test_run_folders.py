@@ -164,6 +164,14 @@ def test_a_resumed_run_goes_on_in_its_folder_and_loses_nothing(capsys):
     # A version that no training has is used as it stands.
     main(["validate", *SMALL, *both, *version[:1], "mine", "--ckpt_path", str(LAST)])
     assert steps_of(RUN.parent / "mine" / "fidelity.csv", "fd_pixels") == [6]
+    # Once the run is moved, another run has its name, which its configuration still tells.
+    moved = RUN.rename(RUN.with_name("moved"))
+    shutil.copytree(moved, RUN)
+    (RUN / "checkpoints" / "images_seen=32.ckpt").rename(
+        RUN / "checkpoints" / "images_seen=16.ckpt"
+    )
+    assert list(kept_checkpoints(RunFolder(moved))) == [32, 64, 96]
+    assert RunFolder(moved).parts() == [moved]
 
 
 @pytest.mark.usefixtures("trained")
