@@ -99,7 +99,7 @@ def _part(whole: Part, drawn: Tensor, mapped: bool, name: str) -> Part:
 
     if labels is not None:
         # NumPy would take a tensor of one row for a number.
-        labels = tensor_of(labels)[rows]
+        labels = tensor_of(labels, "labels")[rows]
     if sha256 is not None:
         sha256 = f"{sha256}, {name}"
     return Part(part, labels, sha256)

@@ -63,7 +63,14 @@ def tar_files(text: str, tars: Sequence[Path], label_key: str | None = None) -> 
     files = image_files(Path(text), list(entries), open_, stamp)
     _say_of_several(files)
     files = files._replace(label_advice=LABEL_ADVICE)
-    return files._replace(labels=_labels(files, ".json" if label_key else ".cls", label_key))
+    try:
+        labels = _labels(files, ".json" if label_key else ".cls", label_key)
+    except InputError as error:
+        # A key is a wish for labels. Without it, a training without classes needs none.
+        if label_key is not None:
+            raise
+        labels = ImageLabels(problem=str(error).removeprefix(f"{files.path}: "))
+    return files._replace(labels=labels)
 
 
 def _entries(text: str, tars: Sequence[Path]) -> dict[str, TarEntry]:

@@ -15,7 +15,7 @@ from PIL import Image
 
 from lit_knn.common.errors import InputError
 from lit_knn.data import Images
-from lit_knn.data.image_files import read_image_files
+from lit_knn.data.image_files import read_image_files, read_image_labels
 from lit_knn.data.prepared import read_prepared
 from lit_knn.data.prepared_writer import prepare
 from tests.image_files import encoded
@@ -221,11 +221,25 @@ def test_images_of_a_sample_are_all_read_and_a_line_says_so(tmp_path, capsys):
     assert "several" not in capsys.readouterr().err
 
 
-def test_tar_with_labels_of_some_images_is_refused(tmp_path):
+def test_tar_whose_labels_are_no_classes_is_read_without_them(tmp_path, capsys):
     files = {f"{i}.png": encoded(pixels()[i]) for i in range(4)}
-    write_tar(tmp_path / "a.tar", files | {"0.cls": b"1", "2.cls": b"0\n"})
-    with pytest.raises(InputError, match=r"2 of 4 images have no .cls file, 1.png for one"):
-        read_image_files(tmp_path / "a.tar")
+    some = {"0.cls": b"1", "2.cls": b"0\n"}
+    words = {f"{i}.cls": b"cat" for i in range(4)}
+    for labels, problem in (
+        (some, "2 of 4 images have no .cls file, 1.png for one"),
+        (words, "0.cls cannot be read as a label: invalid literal for int"),
+    ):
+        write_tar(tmp_path / "a.tar", files | labels)
+        images, numbers, _ = read_image_files(tmp_path / "a.tar")
+        assert (len(images), numbers) == (4, None)
+        line = capsys.readouterr().err
+        assert f"a.tar: {problem}; the images have no labels" in line
+        with pytest.raises(InputError, match=f"a.tar has no labels: {problem}"):
+            read_image_labels(tmp_path / "a.tar")
+
+
+def test_tar_without_the_labels_of_a_key_is_refused(tmp_path):
+    files = {f"{i}.png": encoded(pixels()[i]) for i in range(4)}
     write_tar(tmp_path / "a.tar", files | {f"{i}.json": json.dumps({}).encode() for i in range(4)})
     with pytest.raises(InputError, match=r"0.json cannot be read as a label: .*age"):
         read_image_files(tmp_path / "a.tar", label_key="age")
