@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytorch_lightning as pl
-from lightning_utilities.core.rank_zero import rank_zero_only
+from lightning_utilities.core.rank_zero import rank_zero_only, rank_zero_warn
 
 from lit_knn.callbacks.measurement import Measurement
 from lit_knn.common.errors import check_at_least, prefixed
@@ -52,6 +52,8 @@ class SampleGrid(Measurement):
             images = decoded(self.trainer, self.module.sample(range(self.num_samples), steps))
             picture = sample_picture(images)
             if picture is None:
+                shape = tuple(images.shape[1:])
+                rank_zero_warn(f"SampleGrid draws nothing of samples of shape {shape}")
                 return
 
             name = "default" if steps is None else f"{steps}-step"

@@ -8,7 +8,7 @@ from lit_knn.common.errors import InputError
 from lit_knn.common.memory import to_device
 from lit_knn.estimators.base import Estimator
 from lit_knn.nets.average_velocity import AverageVelocity
-from lit_knn.nets.base import NO_CLASS, ImageNetwork, labels_for
+from lit_knn.nets.base import NO_CLASS, ImageNetwork, classes_of, labels_for
 from lit_knn.nets.flow import FlowDenoiser, FlowNetwork
 from lit_knn.nets.precond import ConsistencyFunction, EDMPrecond
 from lit_knn.sampling import GenerativeModel
@@ -69,7 +69,7 @@ class Network(Estimator):
 
         # The network inside our own denoisers knows the classes.
         raw = self.denoiser.model if isinstance(self.denoiser, DENOISERS) else self.denoiser
-        self.num_classes = int(getattr(raw, "num_classes", 0))
+        self.num_classes = classes_of(raw)
         # Names of the classes 0, 1, …, with which `sampling_class` chooses one, or None.
         self.class_names: list[str] | None = getattr(raw, "class_names", None)
 

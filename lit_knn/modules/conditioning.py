@@ -13,7 +13,7 @@ from lit_knn.common.errors import InputError
 from lit_knn.common.memory import to_device
 from lit_knn.common.rng import keyed_generator
 from lit_knn.estimators import Estimator, class_conditional
-from lit_knn.nets.base import NO_CLASS, class_number, name_classes
+from lit_knn.nets.base import NO_CLASS, class_number, classes_of, name_classes
 from lit_knn.reference import ReferenceSet
 from lit_knn.sampling.guidance import check_guidance
 from lit_knn.sampling.noise_grid import LevelRange
@@ -53,7 +53,7 @@ class Conditioning:
         sampling_class: str | int | None,
         label_dropout: float = 0.0,
     ) -> None:
-        num_classes = getattr(net, "num_classes", 0)
+        num_classes = classes_of(net)
         if class_conditional != (num_classes > 0):
             raise InputError(
                 f"class_conditional={class_conditional}, but the net has num_classes={num_classes}"

@@ -31,7 +31,7 @@ def try_blank_image(
         device: the device of the network.
 
     Raises:
-        InputError: the network fails, or its result has another shape.
+        InputError: the network fails, or its result has another shape or is not finite.
     """
     blank = torch.zeros(1, *shape, device=device)
     level = torch.ones(1, device=device)
@@ -54,6 +54,8 @@ def try_blank_image(
     result = tuple(output.shape[1:]) if isinstance(output, Tensor) else type(output).__name__
     if result != tuple(shape):
         raise InputError(f"the net maps images of shape {shape} to {result}")
+    if not output.isfinite().all():
+        raise InputError("the net's output is not finite for a blank image at the noise level 1")
 
 
 def check_preconditioning(owner: str, saved: Mapping[str, Any], **options: float) -> None:
@@ -71,7 +73,7 @@ def check_preconditioning(owner: str, saved: Mapping[str, Any], **options: float
 
 
 def check_architecture(
-    state: Mapping[str, Tensor], saved: Mapping[str, Tensor], kind: str | None
+    state: Mapping[str, object], saved: Mapping[str, object], kind: str | None
 ) -> None:
     """Raise InputError for the first parameter that is missing, unexpected or of another shape.
 
@@ -89,8 +91,9 @@ def check_architecture(
             raise InputError(f"the checkpoint is of another architecture: {difference}{hint}")
 
 
-def _shape_of(state: Mapping[str, Tensor], name: str) -> tuple[int, ...] | str:
-    """Return the shape of a parameter, or "absent"."""
+def _shape_of(state: Mapping[str, object], name: str) -> tuple[int, ...] | str:
+    """Return the shape of a parameter, the type of another state of the model, or "absent"."""
     if name not in state:
         return "absent"
-    return tuple(state[name].shape)
+    value = state[name]
+    return tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from lit_knn.common.errors import InputError
-from lit_knn.nets.base import labels_for
+from lit_knn.nets.base import labels_for, tensor_of_net
 
 GAP_FEATURES = 8
 """Number of augmentation labels that hold the second time."""
@@ -61,4 +61,5 @@ class AverageVelocity(nn.Module):
 
         class_label = labels_for(self.model, class_label, z)
         noise_label = (4 * t - 2).to(z.dtype)
-        return self.model(z, noise_label, class_label, augment_label).to(z.dtype)
+        output = self.model(z, noise_label, class_label, augment_label)
+        return tensor_of_net(self.model, output).to(z.dtype)

@@ -55,6 +55,11 @@ class ImageNetwork(nn.Module):
             raise InputError(f"{type(self).__name__}: in_channels={self.in_channels}, but {images}")
 
 
+def classes_of(net: object) -> int:
+    """Return the number of classes of a network, its `num_classes`; 0 if it has no such attribute, or None there."""
+    return int(getattr(net, "num_classes", None) or 0)
+
+
 def labels_for(net: nn.Module, class_label: Tensor | None, z: Tensor) -> Tensor | None:
     """Return the labels that a network gets.
 
@@ -63,11 +68,23 @@ def labels_for(net: nn.Module, class_label: Tensor | None, z: Tensor) -> Tensor 
         class_label: (B,), or None, in whose place each item gets `NO_CLASS`.
         z: (B, *shape).
     """
-    num_classes = getattr(net, "num_classes", 0)
+    num_classes = classes_of(net)
     if class_label is None and num_classes:
         return torch.full((len(z),), NO_CLASS, device=z.device)
 
     return class_label
+
+
+def tensor_of_net(net: nn.Module, output: object) -> Tensor:
+    """Return what a raw network has returned; raise InputError unless it is a tensor."""
+    if isinstance(output, Tensor):
+        return output
+    problem = (
+        f"{type(net).__name__} returns {type(output).__name__}, and a net must return a tensor"
+    )
+    # Models of diffusers return an object with this attribute.
+    advice = ": lit_knn.nets.Diffusers wraps such a model" if hasattr(output, "sample") else ""
+    raise InputError(problem + advice)
 
 
 def one_hot(net: nn.Module, class_label: Tensor) -> Tensor:
@@ -79,7 +96,7 @@ def one_hot(net: nn.Module, class_label: Tensor) -> Tensor:
         net: the raw network, which has the classes.
         class_label: integers of any shape.
     """
-    num_classes = getattr(net, "num_classes", 0)
+    num_classes = classes_of(net)
 
     def unknown(check: int, value: float, where: str) -> InputError:
         rule = f"num_classes={num_classes}, but a class label is {value:.0f}"
@@ -100,7 +117,7 @@ def name_classes(net: nn.Module, names: Sequence[str]) -> None:
 
     Raises InputError unless each class has a name that no other has.
     """
-    number = getattr(net, "num_classes", 0)
+    number = classes_of(net)
     if not len(set(names)) == len(names) == number:
         raise InputError(f"class_names must be {number} different names, got {names!r:.80}")
     net.class_names = list(names)  # type: ignore[assignment]
@@ -114,7 +131,7 @@ def class_number(option: str, net: object, label: object) -> int:
         net: the raw network.
         label: the class, by number or by name.
     """
-    number = getattr(net, "num_classes", 0)
+    number = classes_of(net)
     names = getattr(net, "class_names", None)
 
     if names is None or not isinstance(label, str):

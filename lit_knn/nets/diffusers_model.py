@@ -1,5 +1,6 @@
 """Any two-dimensional model of the library `diffusers` as a network of this project. It needs the extra `hub`."""
 
+import difflib
 import os
 from collections.abc import Mapping
 from inspect import Parameter, signature
@@ -10,7 +11,7 @@ import diffusers
 import torch
 from torch import Tensor, nn
 
-from lit_knn.common.errors import InputError
+from lit_knn.common.errors import InputError, first_line
 from lit_knn.nets.base import NO_CLASS, labels_for
 
 
@@ -189,4 +190,20 @@ def load_model(name: str, config: Mapping[str, object] | None) -> nn.Module:
         )
     if config is None:
         raise InputError(f"Diffusers: model={name} needs config, the arguments of this class")
-    return model_class.from_config(dict(config))
+    _check_config(name, model_class, config)
+    try:
+        return model_class.from_config(dict(config))
+    except Exception as error:  # Each class of the library checks its arguments in its own way.
+        reason = f"{type(error).__name__}: {first_line(error)}"
+        raise InputError(f"Diffusers: {name} cannot be made of this config: {reason}") from error
+
+
+def _check_config(name: str, model_class: type, config: Mapping[str, object]) -> None:
+    """Raise InputError for an argument that the class does not have. The library would ignore it."""
+    arguments = signature(model_class).parameters
+    for argument in config:
+        # The library's notes in a file config.json begin with an underscore.
+        if argument not in arguments and not argument.startswith("_"):
+            similar = difflib.get_close_matches(argument, arguments, 1)
+            advice = f"; is it {similar[0]}?" if similar else ""
+            raise InputError(f"Diffusers: {name} has no argument {argument}{advice}")

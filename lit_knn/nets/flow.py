@@ -12,7 +12,7 @@ from numbers import Real
 import torch
 from torch import Tensor, nn
 
-from lit_knn.nets.base import labels_for
+from lit_knn.nets.base import labels_for, tensor_of_net
 from lit_knn.nets.precond import EDMPrecond
 from lit_knn.theory.noise import LINEAR_PROCESS, LinearInterpolant, Process, per_item
 
@@ -62,7 +62,8 @@ class FlowNetwork(nn.Module):
     def output(self, z: Tensor, tau: Tensor, labels: tuple[Tensor | None, ...]) -> Tensor:
         """Return the raw network's output, (B, *shape) float32."""
         noise_label = self.process.sigma(tau).log().float() / 4
-        return self.model(z, noise_label, *labels).to(torch.float32)
+        output = tensor_of_net(self.model, self.model(z, noise_label, *labels))
+        return output.to(torch.float32)
 
     def denoised(self, z: Tensor, tau: Tensor, class_label: Tensor | None = None) -> Tensor:
         """Return the posterior mean E[x|z], (B, *shape) float32; on the straight path it is z − τv."""

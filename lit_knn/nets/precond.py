@@ -6,7 +6,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from lit_knn.nets.base import labels_for
+from lit_knn.nets.base import labels_for, tensor_of_net
 from lit_knn.theory.noise import per_item
 
 
@@ -64,7 +64,7 @@ def preconditioned(
     # A network without augmentation labels need not take a second label.
     if augment_label is not None:
         labels.append(augment_label)
-    output = net(c_in * z, c.c_noise.float(), *labels)
+    output = tensor_of_net(net, net(c_in * z, c.c_noise.float(), *labels))
 
     return c_skip * z + c_out * output.to(torch.float32)
 

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lit_knn.common.errors import InputError, reading
+from lit_knn.common.errors import InputError, first_line, reading
 
 # Types in which images are stored as they come. Other floats are stored as float32.
 STORED_TYPES = (torch.uint8, torch.float16, torch.bfloat16, torch.float32)
@@ -67,11 +67,14 @@ def chunk_rows(d: int) -> int:
 # Checks of the arguments of a set
 
 
-def tensor_of(images: object) -> Tensor:
-    """Return a tensor or array as a tensor, without a copy where possible. Raises InputError for a path."""
+def tensor_of(images: object, what: str = "images") -> Tensor:
+    """Return a tensor or array as a tensor, without a copy where possible.
+
+    Raises InputError for a path and for what is no numbers. `what` is its name in messages.
+    """
     if isinstance(images, (str, os.PathLike)):
         advice = f"lit_knn.data.reading.reference_from({os.fspath(images)!r}) reads a file"
-        raise InputError(f"images must be a tensor or an array, got a path; {advice}")
+        raise InputError(f"{what} must be a tensor or an array, got a path; {advice}")
     if isinstance(images, np.ndarray):
         # PyTorch has no numbers in the byte order of other machines, in which some files store them.
         images = images.astype(images.dtype.newbyteorder("="), copy=False)
@@ -81,7 +84,15 @@ def tensor_of(images: object) -> Tensor:
     elif isinstance(images, list | tuple) and images and all(map(_is_image, images)):
         with reading("a list of images", " as one tensor"):
             images = torch.stack(tuple(images))
-    return torch.as_tensor(images)
+    try:
+        return torch.as_tensor(images)
+    except (
+        Exception
+    ) as error:  # An object of a user's may fail in any way when it is asked for its values.
+        problem = f"{what} must be a tensor or an array of numbers, got {type(images).__name__}"
+        advice = "; of a data set, stack its items" if what == "images" else ""
+        reason = f"{type(error).__name__}: {first_line(error)}"
+        raise InputError(f"{problem}{advice} ({reason})") from error
 
 
 def _is_image(value: object) -> bool:
@@ -148,7 +159,7 @@ def expand_labels(labels: Tensor | np.ndarray | None, stored: int, hflip: bool) 
     if labels is None:
         return None
 
-    labels = tensor_of(labels).cpu()
+    labels = tensor_of(labels, "labels").cpu()
     # PyTorch does not compare uint64. Its largest numbers become negative.
     numbers = labels.long()
     if labels.shape != (stored,) or labels.is_floating_point() or (numbers < 0).any():

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from lit_knn.common.errors import InputError, check_at_least
 from lit_knn.nets.architecture import architecture_of
-from lit_knn.nets.base import NO_CLASS, class_number
+from lit_knn.nets.base import NO_CLASS, class_number, classes_of
 from lit_knn.sampling.described_parts import ModelDescription
 from lit_knn.sampling.guidance import check_guidance
 from lit_knn.sampling.model_inputs import Labels, checked_times, class_numbers
@@ -94,7 +94,7 @@ class GenerativeModel(nn.Module):
     @property
     def num_classes(self) -> int:
         """Number of classes, 0 if the network is unconditional."""
-        return int(getattr(self.net, "num_classes", 0))
+        return classes_of(self.net)
 
     @property
     def class_names(self) -> list[str] | None:

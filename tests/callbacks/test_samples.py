@@ -254,3 +254,14 @@ def test_a_validation_draws_points_too(tmp_path):
     pl.Trainer(**options, callbacks=[grids]).validate(Points(), Images(), verbose=False)
     (path,) = grids.last_paths
     assert np.asarray(Image.open(path)).std() > 5
+
+
+def test_samples_that_are_no_pictures_are_named(tmp_path):
+    class Vectors(Painter):
+        def sample(self, seeds, num_steps=None):
+            return torch.randn(len(seeds), 5)
+
+    options = {**TRAINER, "limit_val_batches": 1, "enable_checkpointing": False}
+    trainer = pl.Trainer(**options, default_root_dir=tmp_path, callbacks=[SampleGrid(9, (1,))])
+    with pytest.warns(UserWarning, match=r"SampleGrid draws nothing of samples of shape \(5,\)"):
+        trainer.validate(Vectors(), Images(), verbose=False)

@@ -152,6 +152,22 @@ def test_user_network_takes_what_it_allows_to_be_null(parsed, tmp_path, monkeypa
     sys.modules.pop("mine_of_photos")
 
 
+def test_null_stays_if_it_is_a_networks_word_for_no_classes(parsed, tmp_path, monkeypatch):
+    lines = [
+        "from torch import nn",
+        "class Net(nn.Module):",
+        "    def __init__(self, width: int = 4, num_classes=None): ...",
+    ]
+    Path("like_adm.py").write_text("\n".join(lines))
+    monkeypatch.syspath_prepend(tmp_path)
+    write_photos("photos", 16, 16)
+    given = ["--data.path", "photos", "--model.net", "like_adm.Net"]
+    assert parsed(*given) == {"num_classes": None, "width": 4}
+    classes = ["--data", "Digits", *given[2:], "--model.class_conditional", "true"]
+    assert parsed(*classes)["num_classes"] == 10
+    sys.modules.pop("like_adm")
+
+
 def test_labels_are_not_read_without_need(parsed, capsys):
     write_folder(write_photos("photos", 16, 16), {"dataset.json": b"no JSON"})
     assert parsed("--data.path", "photos")["num_classes"] == 0

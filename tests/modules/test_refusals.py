@@ -4,6 +4,7 @@ import math
 
 import pytest
 import pytorch_lightning as pl
+import torch
 from pytorch_lightning.callbacks import (
     EMAWeightAveraging,
     GradientAccumulationScheduler,
@@ -16,11 +17,12 @@ from torch import nn
 from lit_knn.callbacks import PowerAverages, SampleGrid
 from lit_knn.common.errors import InputError
 from lit_knn.data import Digits
-from lit_knn.estimators import KNN, MonteCarlo, OneSample
+from lit_knn.estimators import KNN, MonteCarlo, Network, OneSample
 from lit_knn.modules import LitECT, LitEDM, LitFlow, LitICT, LitMeanFlow, LitSCT
 from lit_knn.modules.augmentation import GeometricAugmentation
 from lit_knn.modules.time_distributions import LogitNormalTimes
 from lit_knn.nets import ADM, UNet
+from lit_knn.nets.precond import EDMPrecond
 from tests.networks import write_own, write_published, write_start
 from tests.short_training import TRAINER, train
 from tests.trained_runs import last
@@ -295,3 +297,41 @@ def test_lightning_tuner_is_refused_by_name_and_leaves_no_file(name, tmp_path):
     with pytest.raises(InputError, match=r"trainer.callbacks: \w+Finder does not work here: "):
         tune(LitEDM(unet(), OneSample()), datamodule=Digits(batch_size=8))
     assert not list(tmp_path.iterdir())
+
+
+class Returns(nn.Module):
+    """A network that returns what a function makes of its input."""
+
+    def __init__(self, make):
+        super().__init__()
+        self.make, self.weight = make, nn.Parameter(torch.ones(()))
+
+    def forward(self, z, noise_label, class_label=None):
+        return self.make(self.weight * z)
+
+
+class OfDiffusers(tuple):
+    sample = None
+
+
+@pytest.mark.parametrize("kind", [LitEDM, LitFlow, LitICT], ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda z: (z,), "^Returns returns tuple, and a net must return a tensor$"),
+        (OfDiffusers, "returns OfDiffusers, .*: lit_knn.nets.Diffusers wraps such a model$"),
+        (lambda z: z / 0, "^the net's output is not finite for a blank image"),
+    ],
+    ids=["tuple", "diffusers", "infinite"],
+)
+def test_an_output_that_is_no_finite_tensor_is_named(kind, make, message):
+    module = kind(net=Returns(make), estimator=OneSample())
+    with pytest.raises(InputError, match=message):
+        module.set_image_shape((1, 4, 4))
+
+
+def test_a_network_whose_classes_are_none_has_none():
+    net = Returns(lambda z: z)
+    net.num_classes = None
+    assert LitEDM(net=net, estimator=OneSample()).conditioning.num_classes == 0
+    assert Network(EDMPrecond(net).eval()).num_classes == 0

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from sklearn.neighbors import NearestNeighbors
+from torch.utils.data import TensorDataset
 
 from lit_knn.common.errors import InputError
 from lit_knn.estimators import KNN
@@ -136,6 +137,13 @@ NAN_FAR_DOWN = torch.zeros(5000, 2).index_put(
         (torch.zeros(3, 8, 8, 3), {"hflip": True}, "C, H, W"),
         (torch.zeros(3, 5), {"hflip": True}, "hflip"),
         (PIXELS, {"labels": torch.arange(29)}, "30"),
+        (
+            PIXELS,
+            {"labels": ["cat"] * 30},
+            "^labels must be a tensor or an array of numbers, got list",
+        ),
+        (TensorDataset(PIXELS), {}, "got TensorDataset; of a data set, stack its items"),
+        (iter(PIXELS), {}, "^images must be a tensor .* got tuple_iterator"),
     ],
 )
 def test_bad_images_are_refused(images, options, words):

@@ -3,8 +3,10 @@
 The settings of the run then have the numbers, so it resumes and loads like any other run.
 """
 
+import inspect
 import math
 from collections.abc import Sequence
+from pkgutil import resolve_name
 
 import numpy as np
 import pytorch_lightning as pl
@@ -42,11 +44,14 @@ def fill_network(options: Namespace) -> None:
         return
 
     names = [name for name in OPTIONS if name in net_args and net_args[name] is None]
+    is_conditional = bool(model.get("class_conditional"))
+    if "num_classes" in names and not is_conditional and _null_means_no_classes(net.class_path):
+        names.remove("num_classes")
     if not names:
         return
 
     data = _make_data_module(options.data)
-    needs_labels = bool(model.get("class_conditional")) and "num_classes" in names
+    needs_labels = is_conditional and "num_classes" in names
     labels = None
     # Only `plan` has this option. If it is given, `plan` needs no data.
     shape = tuple(options.get("image_shape") or ())
@@ -87,6 +92,12 @@ def numbers_of_data(shape: Sequence[int], num_classes: int) -> dict[str, int | l
         "num_classes": num_classes,
         "multipliers": multipliers,
     }
+
+
+def _null_means_no_classes(class_path: str) -> bool:
+    """Return whether None is a network's own default of `num_classes`, as in the code of ADM; 0 may mean another."""
+    number = inspect.signature(resolve_name(class_path)).parameters.get("num_classes")
+    return number is not None and number.default is None
 
 
 def _make_data_module(options: Namespace) -> ReferenceDataModule:
