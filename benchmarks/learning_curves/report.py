@@ -52,8 +52,8 @@ def report(table: CurveTable) -> str:
         shown = {each: np.load(path) for each, path in files.items() if path.exists()}
         if shown:
             # A link in Markdown has no space.
-            name = f"{table.path.stem}_{module}".replace(" ", "_")
-            save_figure(samples_picture(shown), table.path.with_name(name))
+            stem = f"{table.path.stem}_{module}".replace(" ", "_")
+            save_figure(samples_picture(shown), table.path.with_name(stem))
     with written_whole(table.path.with_suffix(".md")) as partial:
         partial.write_text(f"{text}\n")
     save_figure(picture(courses), table.path.with_suffix(""))

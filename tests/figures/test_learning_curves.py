@@ -154,8 +154,9 @@ def test_times_are_compared_on_one_processor_alone():
     }
 
 
-STEMS = ("learning_curves", "mean_flow", "few_steps", "noise", "optimum", "sct")
-TABLES = [path for stem in STEMS for path in sorted(RESULTS.glob(f"{stem}_*_cpu.md"))]
+TUNED = "score_difference_cifar16"
+STEMS = ("learning_curves", "mean_flow", "few_steps", "noise", "optimum", "sct", TUNED)
+TABLES = [path for stem in STEMS for path in sorted(RESULTS.glob(f"{stem}_*cpu.md"))]
 
 
 @pytest.mark.usefixtures("blank_figures")
@@ -165,6 +166,16 @@ def test_committed_tables_are_those_of_the_committed_rows(tmp_path, tables):
     shutil.copy(tables.with_suffix(".csv"), copy)
     main(["--output", str(copy), "--report"])
     assert copy.with_suffix(".md").read_text() == tables.read_text()
+
+
+@pytest.mark.usefixtures("blank_figures")
+def test_each_module_with_kept_samples_gets_a_picture(tmp_path):
+    name = f"{TUNED}_cpu"
+    shutil.copy(RESULTS / f"{name}.csv", tmp_path)
+    shutil.copytree(RESULTS / name, tmp_path / name)
+    main(["--output", str(tmp_path / f"{name}.csv"), "--report"])
+    pictures = {path.stem.removeprefix(name) for path in tmp_path.glob("*.png")}
+    assert pictures == {"", "_iCT", "_score_difference"}
 
 
 def test_claims_are_judged_by_the_side_of_their_intervals():
