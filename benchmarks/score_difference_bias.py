@@ -62,17 +62,17 @@ def measure(name: str, data: ReferenceSet, new_images: Tensor) -> list[Row]:
     for means, plug_ins in targets(name, "score difference").items():
         parts = plug_ins()
         attraction, repulsion = parts["estimator"].bind(data), parts["repulsion"].bind(bank)
-        for t in LEVELS:
-            moves = moves_at(moved, t, attraction, repulsion)
+        for number, t in enumerate(LEVELS):
+            moves = moves_at(moved, t, attraction, repulsion, seed=number)
             about: Row = {"set": name, "means": means, "t": t, "images": len(moved)}
             about |= {"rms": moves.square().mean().sqrt().item()}
             rows.append(about | contrast_growth(moved, moves))
     return rows
 
 
-def moves_at(x: Tensor, t: float, attraction: Estimator, repulsion: Estimator) -> Tensor:
+def moves_at(x: Tensor, t: float, attraction: Estimator, repulsion: Estimator, seed: int) -> Tensor:
     """Return V of the images x (M, *shape) at the level t, the mean over `REPEATED` noises: (M, *shape)."""
-    draws = keyed_generator("cpu", LEVELS.index(t))
+    draws = keyed_generator("cpu", seed)
     levels = torch.full((len(x),), t, dtype=torch.float64)
 
     def moves_of_one_noise() -> Tensor:

@@ -103,8 +103,8 @@ def score_difference_means(
 ) -> dict[str, Callable[[], PlugIns]]:
     """Return what makes both posterior means of the score difference, the data's and the samples', by name.
 
-    128 random images for each z stand in the place of one sample, which estimates neither of them. A set that KNN
-    cannot search has more images than the bank has samples; as many random images then meet all samples.
+    128 random images for each z stand in the place of one sample, which estimates neither of them. Where KNN
+    has more neighbours than the bank has samples, as many random images as samples meet all of them.
     """
     few = partial(UniformSNIS, n=128)
     made: dict[str, Callable[[], PlugIns]] = {}

@@ -14,6 +14,7 @@ from benchmarks.learning_curves.sets import Lengths
 from lit_knn.common.rng import keyed_generator
 from lit_knn.estimators import Estimator
 from lit_knn.modules.base import EstimatorTraining
+from lit_knn.nets.base import classes_of
 from lit_knn.reference import ReferenceSet
 from lit_knn.theory.noise import EDM_PROCESS, Process, forward_noise
 
@@ -67,7 +68,7 @@ class Kind(ABC):
     ) -> EstimatorTraining:
         """Make the module for a run of `steps` steps, from the checkpoint `start` if the kind tunes."""
         options = {**self.options(steps), **self.fixed, **({"start": start} if self.tunes else {})}
-        if getattr(net, "num_classes", 0) > 0:
+        if classes_of(net):
             options["class_conditional"] = True
         return self.module(net=net, **plug_ins, seed=seed, **options)
 

@@ -115,7 +115,7 @@ class EstimatorTraining(SamplingModule):
     def setup(self, stage: str) -> None:
         """Bind the estimators to the data's reference set, on the device of the run.
 
-        `set_image_shape` first tries the net on one blank image. `predict` needs no estimator, so it builds no index.
+        `set_image_shape` first tries the net on an image of noise. `predict` needs no estimator and builds no index.
         """
         device = self.trainer.strategy.root_device
         check_device(device)

@@ -18,12 +18,12 @@ def check_device(device: torch.device) -> None:
         raise InputError(f"{problem}: use --trainer.accelerator cpu")
 
 
-def try_blank_image(
+def try_noise_image(
     evaluate: Callable[[Tensor, Tensor], Tensor],
     shape: tuple[int, ...],
     device: torch.device,
 ) -> None:
-    """Evaluate a network on one blank image, to find errors before the training.
+    """Evaluate a network on one image of noise, to find errors before the training.
 
     Args:
         evaluate: the network, a function of z (B, *shape) and the noise level (B,).
@@ -33,7 +33,6 @@ def try_blank_image(
     Raises:
         InputError: the network fails, or its result has another shape or is not finite.
     """
-    blank = torch.zeros(1, *shape, device=device)
     level = torch.ones(1, device=device)
     # A compiled net would be compiled for this one image, which takes minutes. The batches of the training would then
     # be compiled for varying sizes.
@@ -41,7 +40,8 @@ def try_blank_image(
 
     try:
         with torch.no_grad(), keyed_default_rng(device, 0), eager:
-            output = evaluate(blank, level)
+            # A blank image would be no fair trial of a network that divides by the spread of its input.
+            output = evaluate(torch.randn(1, *shape, device=device), level)
     except InputError:
         raise
     # The net may be a user's, which may raise anything.
@@ -55,7 +55,9 @@ def try_blank_image(
     if result != tuple(shape):
         raise InputError(f"the net maps images of shape {shape} to {result}")
     if not output.isfinite().all():
-        raise InputError("the net's output is not finite for a blank image at the noise level 1")
+        raise InputError(
+            "the net's output is not finite for an image of noise at the noise level 1"
+        )
 
 
 def check_preconditioning(owner: str, saved: Mapping[str, Any], **options: float) -> None:

@@ -13,7 +13,7 @@ import pytorch_lightning as pl
 import torch
 from torch import Tensor, nn
 
-from lit_knn.common.checkpoint_file import Content
+from lit_knn.common.checkpoint_file import Content, not_finite
 from lit_knn.common.errors import InputError
 from lit_knn.modules.averaging import MovingAverage
 from lit_knn.runs.clock import TrainingClock
@@ -127,13 +127,14 @@ def make_snapshot(
     snapshot["lengths"] = tracked.lengths
     snapshot["averages"] = averages
 
-    for weights in averages:
-        if not all(value.isfinite().all() for value in weights.values()):
-            return None
+    if any(not_finite(weights) for weights in averages):
+        return None
     return snapshot
 
 
-def _stored(value: Tensor, dtype: torch.dtype) -> Tensor:
-    """Copy a value to the CPU, and float32 weights to `dtype`."""
+def _stored(value: object, dtype: torch.dtype) -> object:
+    """Copy a value to the CPU, and float32 weights to `dtype`. An extra state that is no tensor stays as it is."""
+    if not isinstance(value, Tensor):
+        return value
     dtype = dtype if value.dtype == torch.float32 else value.dtype
     return value.detach().to("cpu", dtype, copy=True)

@@ -11,7 +11,7 @@ from torch.nn.parameter import is_lazy
 from lit_knn.common.checkpoint_file import MODEL_KEY, Content
 from lit_knn.common.errors import InputError
 from lit_knn.modules.conditioning import Conditioning
-from lit_knn.modules.model_checks import check_architecture, try_blank_image
+from lit_knn.modules.model_checks import check_architecture, try_noise_image
 from lit_knn.nets.architecture import check_options
 from lit_knn.sampling import GenerativeModel
 from lit_knn.sampling.model_files import prefix_of
@@ -62,7 +62,7 @@ class SamplingModule(pl.LightningModule):
     # The image shape
 
     def set_image_shape(self, shape: tuple[int, ...]) -> None:
-        """Store the shape, and try the net on one blank image of it."""
+        """Store the shape, and try the net on one image of noise."""
         self._check_image_shape(shape)
         lazy = [name for name, value in self.network.named_parameters() if is_lazy(value)]
         if lazy:
@@ -75,7 +75,7 @@ class SamplingModule(pl.LightningModule):
         for module in training:
             module.training = False
         try:
-            try_blank_image(self.evaluate_network, shape, device)
+            try_noise_image(self.evaluate_network, shape, device)
         finally:
             for module in training:
                 module.training = True

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from lit_knn.common.errors import InputError, first_line
+from lit_knn.common.memory import is_out_of_memory
 from lit_knn.nets.base import NO_CLASS, labels_for
 
 
@@ -158,8 +159,8 @@ class Diffusers(nn.Module):
         """Return the arguments that make this network again, as plain values; `config` is complete."""
         config: dict[str, object] = dict(self.model.config)  # type: ignore[arg-type]
         for name in list(config):
-            # The library's notes on the config, which are no arguments of the class
-            if name.startswith("_"):
+            # The library's notes on the config, and arguments that it has ignored
+            if name not in signature(type(self.model)).parameters:
                 del config[name]
 
         return {
@@ -194,6 +195,8 @@ def load_model(name: str, config: Mapping[str, object] | None) -> nn.Module:
     try:
         return model_class.from_config(dict(config))
     except Exception as error:  # Each class of the library checks its arguments in its own way.
+        if is_out_of_memory(error):
+            raise
         reason = f"{type(error).__name__}: {first_line(error)}"
         raise InputError(f"Diffusers: {name} cannot be made of this config: {reason}") from error
 
@@ -201,7 +204,10 @@ def load_model(name: str, config: Mapping[str, object] | None) -> nn.Module:
 def _check_config(name: str, model_class: type, config: Mapping[str, object]) -> None:
     """Raise InputError for an argument that the class does not have. The library would ignore it."""
     arguments = signature(model_class).parameters
-    for argument in config:
+    # A complete config, as checkpoints store it, cannot lack what a misspelt argument was to set.
+    if arguments.keys() <= config.keys():
+        return
+    for argument in map(str, config):
         # The library's notes in a file config.json begin with an underscore.
         if argument not in arguments and not argument.startswith("_"):
             similar = difflib.get_close_matches(argument, arguments, 1)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from lit_knn.common.errors import InputError, first_line, reading
+from lit_knn.common.memory import is_out_of_memory
 
 # Types in which images are stored as they come. Other floats are stored as float32.
 STORED_TYPES = (torch.uint8, torch.float16, torch.bfloat16, torch.float32)
@@ -86,9 +87,10 @@ def tensor_of(images: object, what: str = "images") -> Tensor:
             images = torch.stack(tuple(images))
     try:
         return torch.as_tensor(images)
-    except (
-        Exception
-    ) as error:  # An object of a user's may fail in any way when it is asked for its values.
+    # An object of a user's may fail in any way when it is asked for its values.
+    except Exception as error:
+        if is_out_of_memory(error):
+            raise
         problem = f"{what} must be a tensor or an array of numbers, got {type(images).__name__}"
         advice = "; of a data set, stack its items" if what == "images" else ""
         reason = f"{type(error).__name__}: {first_line(error)}"

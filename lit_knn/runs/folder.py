@@ -103,7 +103,11 @@ class RunFolder:
         visited = {self.path.resolve()}
 
         while (run.path / RECORD_NAME).is_file():
-            start = run.start()
+            try:
+                start = run.start()
+            except InputError as error:
+                rank_zero_warn(f"{error}; what was before it is left out")
+                return
             if start is None:
                 return
             run = RunFolder(run_of(start))

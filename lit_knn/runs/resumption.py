@@ -56,10 +56,10 @@ def check_time_left(trainer: pl.Trainer, start: str | None, checkpoint: Content)
             continue
         saved = checkpoint.get("callbacks", {}).get(callback.state_key, {})
         used = saved.get("time_elapsed", {}).get(RunningStage.TRAINING.value, 0.0)
-        left = callback.time_remaining()
-        if left is not None and left <= used:
-            problem = f"{start} has used {used:.0f} of {left:.0f} s, which count from the run's first start"
-            raise InputError(f"--trainer.max_time: {problem}; give more")
+        limit = callback.time_remaining()
+        if limit is not None and 0 < limit <= used:
+            problem = f"{start} has used {used:.0f} of {limit:.0f} s, which count from the run's first start"
+            raise InputError(f"--trainer.max_time or Timer: {problem}; give more")
 
 
 def repair_progress(checkpoint: Content) -> None:

@@ -152,6 +152,9 @@ def write_exported(path: Path, model: GenerativeModel) -> None:
 
     weights = {}
     for name, value in model.net.state_dict().items():
+        if not isinstance(value, Tensor):
+            problem = f"the net's state {name} is {type(value).__name__}"
+            raise InputError(f"{problem}, and safetensors files hold tensors alone")
         # Two names may share a tensor, which the format does not allow.
         weights[name] = value.detach().cpu().clone().contiguous()
 

@@ -56,7 +56,7 @@ OPTIONS = [
     ("--data.init_args.seed 3", "--data.seed is set by --seed_everything"),
     ("--seed_everything 1099511627776", "--seed_everything must be a number from 0 to 4294967295, got 1099511627776"),
     ("--model.net torch.nn.Identity", "the net does not accept images of shape (1, 8, 8): TypeError"),
-    ("--model.estimator mine.Nope", "--model.estimator: No module named 'mine'"),
+    ("--model.estimator nobodys.Nope", "--model.estimator: No module named 'nobodys'"),
     ("--model.net lit_knn.nets.UNett", "has no attribute 'UNett'; did you mean lit_knn.nets.UNet?"),
     ("--model.net.channels 10000000", "error: not enough memory: "),
     ("--model.net.chanels 8", "--model.net: Option 'chanels' is not accepted; did you mean channels?"),
@@ -223,7 +223,7 @@ def test_a_plug_in_that_fails_is_named(monkeypatch, capsys):
 
 
 class FailingNet(UNet):
-    """Fails in training only: the trial with one blank image finds nothing."""
+    """Fails in training only: the trial with one image finds nothing."""
 
     def forward(self, *args, **options):
         return [][0] if torch.is_grad_enabled() else super().forward(*args, **options)

@@ -147,6 +147,6 @@ def test_growth_of_contrast_is_the_share_of_moves_along_deviations(seven):
 def test_moves_between_sets_of_one_image_are_their_difference(seven):
     x = seven.take(torch.arange(7))
     one, other = (Exact().bind(ReferenceSet(x[i : i + 1])) for i in (0, 1))
-    moves = moves_at(x, 2.0, one, other)
+    moves = moves_at(x, 2.0, one, other, seed=0)
     assert torch.allclose(moves, (x[0] - x[1]).expand_as(x), atol=1e-6)
-    assert moves_at(x, 1.0, one, one).abs().max() < 1e-6
+    assert moves_at(x, 1.0, one, one, seed=0).abs().max() < 1e-6

@@ -233,6 +233,14 @@ def test_models_that_do_not_fit_are_refused_with_the_option(arguments, line):
         Diffusers(*arguments)
 
 
+def test_a_model_that_is_renamed_is_made_again_of_its_options():
+    # The library makes a DiTTransformer2DModel of it, which lacks this argument.
+    config = DIT | {"norm_type": "ada_norm_zero", "cross_attention_dim": None}
+    options = Diffusers("Transformer2DModel", config, "label", 10).options()
+    assert options["model"] == "DiTTransformer2DModel"
+    assert Diffusers(**options).options() == options
+
+
 def test_items_without_class_need_an_embedding_of_their_own():
     config, z, noise = UNET | {"num_class_embeds": 10}, torch.zeros(2, 3, 8, 8), torch.zeros(2)
     net = made("UNet2DModel", config)

@@ -16,7 +16,7 @@ from pytorch_lightning.callbacks import ModelCheckpoint
 from torch import nn
 
 import lit_knn
-from lit_knn.callbacks import CheckpointByImages, LastCheckpoint, StepProgressBar
+from lit_knn.callbacks import CheckpointByImages, LastCheckpoint, PowerAverages, StepProgressBar
 from lit_knn.common.errors import InputError
 from lit_knn.estimators import OneSample
 from lit_knn.modules import LitEDM
@@ -240,7 +240,9 @@ class Noted(nn.Module):
 
 
 def test_a_checkpoint_with_an_extra_state_is_read_resumed_and_loaded(tmp_path):
-    path = interrupted_runs.fit(tmp_path / "a", LitEDM(Noted(), OneSample()), 2)[1]
+    averages = PowerAverages((0.1,), every_n_images=16)
+    model = LitEDM(Noted(), OneSample())
+    path = interrupted_runs.fit(tmp_path / "a", model, 2, callbacks=[averages])[1]
     assert read_training(path, to_resume=True)["global_step"] == 2
     resumed = LitEDM(Noted(), OneSample())
     interrupted_runs.fit(tmp_path / "b", resumed, 3, path)

@@ -14,6 +14,7 @@ from jsonargparse import Namespace
 
 from lit_knn.commands.cli.arguments import as_dict
 from lit_knn.commands.cli.one_object import make_object
+from lit_knn.commands.cli.replaced import declaring_class
 from lit_knn.common.errors import InputError
 from lit_knn.data import ReferenceDataModule
 from lit_knn.data.files import say
@@ -95,8 +96,16 @@ def numbers_of_data(shape: Sequence[int], num_classes: int) -> dict[str, int | l
 
 
 def _null_means_no_classes(class_path: str) -> bool:
-    """Return whether None is a network's own default of `num_classes`, as in the code of ADM; 0 may mean another."""
-    number = inspect.signature(resolve_name(class_path)).parameters.get("num_classes")
+    """Return whether None is a network's own default of `num_classes`, as in OpenAI's code of ADM.
+
+    To such a network 0 may mean something else.
+    """
+    kind = resolve_name(class_path)
+    # A class may pass the option on to the class that it inherits from.
+    maker = declaring_class(kind, "num_classes") if isinstance(kind, type) else kind
+    if maker is None:
+        return False
+    number = inspect.signature(maker).parameters.get("num_classes")
     return number is not None and number.default is None
 
 
