@@ -1,11 +1,12 @@
-"""Where the score difference moves new images that are already right, by the number of images behind each mean.
+"""Measures where the score difference moves images that are right already, by the number of images behind each mean.
 
     python -m benchmarks.score_difference_bias --set cifar16 --kept cifar16.npz --output rows.csv
 
 A perfect generator makes new images. So images that no run trains on stand for its samples: most of them are the bank,
 and the others are moved by V = E_data[x|z, t] − E_samples[x|z, t]. A right V would be 0 on average. `contrast` is the
 part of V along the deviations of an image from its own mean, divided by the squares of these deviations: to first
-order, the growth of the image's standard deviation in one step of length 1. Standard errors are over images.
+order, the growth of the image's standard deviation in one step of length 1. Standard errors are over the moved
+images, with one bank.
 """
 
 import argparse

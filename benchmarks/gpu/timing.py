@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from lit_knn.common.errors import InputError, first_line
+from lit_knn.common.errors import InputError, class_and_line, first_line
 from lit_knn.common.memory import is_out_of_memory
 
 WARM_UP_CALLS = 2
@@ -35,7 +35,7 @@ def release(device: torch.device) -> None:
 def why(error: Exception) -> str:
     """Tell in one line why there is no measurement. Unless memory or options are the reason, it begins with FAILED."""
     expected = isinstance(error, InputError) or is_out_of_memory(error)
-    return first_line(error) if expected else f"{FAILED}{type(error).__name__}: {first_line(error)}"
+    return first_line(error) if expected else f"{FAILED}{class_and_line(error)}"
 
 
 class Times(NamedTuple):

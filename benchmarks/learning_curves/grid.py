@@ -107,15 +107,17 @@ def score_difference_means(
     has more neighbours than the bank has samples, as many random images as samples meet all of them.
     """
     few = partial(UniformSNIS, n=128)
-    made: dict[str, Callable[[], PlugIns]] = {}
-    made["128 images"] = partial(_plug_ins, estimator=few, repulsion=few)
+    # The estimators of the data's mean and of the samples'.
+    pairs: dict[str, tuple[Part, Part]] = {"128 images": (few, few)}
     if searches:
-        made["KNN"] = partial(_plug_ins, estimator=parts["KNN"], repulsion=parts["KNN"])
+        pairs["KNN"] = (parts["KNN"], parts["KNN"])
     else:
-        as_many = partial(UniformSNIS, n=BANK_SIZE)
-        made[f"{BANK_SIZE} images"] = partial(_plug_ins, estimator=as_many, repulsion=Exact)
-    made["Exact"] = partial(_plug_ins, estimator=Exact, repulsion=Exact)
-    return made
+        pairs[f"{BANK_SIZE} images"] = (partial(UniformSNIS, n=BANK_SIZE), Exact)
+    pairs["Exact"] = (Exact, Exact)
+    return {
+        name: partial(_plug_ins, estimator=of_data, repulsion=of_samples)
+        for name, (of_data, of_samples) in pairs.items()
+    }
 
 
 def noised_targets(scales: Sequence[float]) -> dict[str, Callable[[], PlugIns]]:

@@ -97,6 +97,11 @@ def first_line(error: BaseException) -> str:
     return lines[0]
 
 
+def class_and_line(error: BaseException) -> str:
+    """Return the class of an error and the first line of its message: what to tell of an error in code of others."""
+    return f"{type(error).__name__}: {first_line(error)}"
+
+
 def printable(text: str) -> str:
     """Escape line breaks and control characters, so that no terminal obeys them.
 

@@ -68,8 +68,8 @@ def tar_files(text: str, tars: Sequence[Path], label_key: str | None = None) -> 
     except InputError as error:
         # A key is a wish for labels. Without it, a training without classes needs none.
         if label_key is not None:
-            raise
-        labels = ImageLabels(problem=str(error).removeprefix(f"{files.path}: "))
+            raise InputError(f"{files.path}: {error}") from error
+        labels = ImageLabels(problem=str(error))
     return files._replace(labels=labels)
 
 
@@ -161,7 +161,7 @@ def _sample_key(name: str) -> str:
 def _labels(files: Files, suffix: str, label_key: str | None) -> ImageLabels | None:
     """Return the labels of the files with the images' keys; None if there is no such file.
 
-    In WebDataset, as here, `.CLS` is the same as `.cls`.
+    In WebDataset, as here, `.CLS` is the same as `.cls`. Raises InputError for labels that are missing or no numbers.
     """
     stored_names = {}
     for name in files.names:
@@ -176,7 +176,7 @@ def _labels(files: Files, suffix: str, label_key: str | None) -> ImageLabels | N
             missing.append(image)
             continue
 
-        with reading(f"{files.path}: {printable(label_file)}", " as a label"):
+        with reading(printable(label_file), " as a label"):
             labels[i] = _label(files.read(stored_names[label_file]), label_key)
 
     if len(missing) == len(files.images) and label_key is None:
@@ -187,7 +187,7 @@ def _labels(files: Files, suffix: str, label_key: str | None) -> ImageLabels | N
         return ImageLabels(problem=f"{count}, has an image's name up to its first dot")
     if missing:
         count = f"{len(missing)} of {len(files.images)} images have no {suffix} file"
-        raise InputError(f"{files.path}: {count}, {printable(missing[0])} for one")
+        raise InputError(f"{count}, {printable(missing[0])} for one")
     return ImageLabels(labels)
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lit_knn.common.errors import InputError, first_line
+from lit_knn.common.errors import InputError, class_and_line
 from lit_knn.common.memory import is_out_of_memory
 from lit_knn.common.rng import keyed_default_rng
 
@@ -48,8 +48,8 @@ def try_noise_image(
     except Exception as error:
         if is_out_of_memory(error):
             raise
-        reason = f"{type(error).__name__}: {first_line(error)}"
-        raise InputError(f"the net does not accept images of shape {shape}: {reason}") from error
+        problem = f"the net does not accept images of shape {shape}"
+        raise InputError(f"{problem}: {class_and_line(error)}") from error
 
     result = tuple(output.shape[1:]) if isinstance(output, Tensor) else type(output).__name__
     if result != tuple(shape):

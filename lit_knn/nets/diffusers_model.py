@@ -11,7 +11,7 @@ import diffusers
 import torch
 from torch import Tensor, nn
 
-from lit_knn.common.errors import InputError, first_line
+from lit_knn.common.errors import InputError, class_and_line
 from lit_knn.common.memory import is_out_of_memory
 from lit_knn.nets.base import NO_CLASS, labels_for
 
@@ -158,14 +158,11 @@ class Diffusers(nn.Module):
     def options(self) -> dict[str, object]:
         """Return the arguments that make this network again, as plain values; `config` is complete."""
         config: dict[str, object] = dict(self.model.config)  # type: ignore[arg-type]
-        for name in list(config):
-            # The library's notes on the config, and arguments that it has ignored
-            if name not in signature(type(self.model)).parameters:
-                del config[name]
-
+        # The config also has notes of the library, and arguments that it has ignored.
+        arguments = signature(type(self.model)).parameters
         return {
             "model": type(self.model).__name__,
-            "config": config,
+            "config": {name: value for name, value in config.items() if name in arguments},
             "timestep": self.timestep,
             "num_classes": self.num_classes,
             "null_class": self.null_class,
@@ -197,8 +194,8 @@ def load_model(name: str, config: Mapping[str, object] | None) -> nn.Module:
     except Exception as error:  # Each class of the library checks its arguments in its own way.
         if is_out_of_memory(error):
             raise
-        reason = f"{type(error).__name__}: {first_line(error)}"
-        raise InputError(f"Diffusers: {name} cannot be made of this config: {reason}") from error
+        problem = f"Diffusers: {name} cannot be made of this config"
+        raise InputError(f"{problem}: {class_and_line(error)}") from error
 
 
 def _check_config(name: str, model_class: type, config: Mapping[str, object]) -> None:

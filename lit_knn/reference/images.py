@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lit_knn.common.errors import InputError, first_line, reading
+from lit_knn.common.errors import InputError, class_and_line, reading
 from lit_knn.common.memory import is_out_of_memory
 
 # Types in which images are stored as they come. Other floats are stored as float32.
@@ -93,8 +93,7 @@ def tensor_of(images: object, what: str = "images") -> Tensor:
             raise
         problem = f"{what} must be a tensor or an array of numbers, got {type(images).__name__}"
         advice = "; of a data set, stack its items" if what == "images" else ""
-        reason = f"{type(error).__name__}: {first_line(error)}"
-        raise InputError(f"{problem}{advice} ({reason})") from error
+        raise InputError(f"{problem}{advice} ({class_and_line(error)})") from error
 
 
 def _is_image(value: object) -> bool:

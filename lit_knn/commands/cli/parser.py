@@ -14,7 +14,7 @@ from torch import nn
 from lit_knn import nets
 from lit_knn.commands.cli.packaged_configs import with_packaged_parts
 from lit_knn.commands.cli.suggestions import hint_of_argument, nearest
-from lit_knn.common.errors import InputError, first_line
+from lit_knn.common.errors import InputError, class_and_line
 from lit_knn.modules.conditioning import NULLS
 from lit_knn.runs.names import options_in
 
@@ -93,7 +93,7 @@ def construct(kind: Callable[..., T], *args: object, **options: object) -> T:
     except Exception as error:
         if kind.__module__.startswith("lit_knn.") or isinstance(error, (InputError, OSError)):
             raise
-        raise InputError(f"{kind.__name__}: {type(error).__name__}: {first_line(error)}") from error
+        raise InputError(f"{kind.__name__}: {class_and_line(error)}") from error
 
 
 def load(text: str, path: str | None = None) -> object:
