@@ -51,7 +51,10 @@ class Memory(NamedTuple):
         if self.available is not None:
             verdict = f"which has {self.available / GB:.2f} GB: "
             verdict += "fits" if self.fits else "DOES NOT FIT"
-        return "\n".join([*lines, f"{self.needed / GB:.2f} GB on {self.name}, {verdict}"])
+        needed = f"{self.needed / GB:.2f} GB"
+        if None in self.sizes.values():
+            needed = f"at least {needed}, without what is not known,"
+        return "\n".join([*lines, f"{needed} on {self.name}, {verdict}"])
 
 
 def plan_data(

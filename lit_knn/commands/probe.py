@@ -8,9 +8,10 @@ import pytorch_lightning as pl
 import torch
 
 from lit_knn.commands.next_run import command_of_next_run
-from lit_knn.commands.probe_files import shown_table, write_settings, write_table
+from lit_knn.commands.probe_files import shown_table, table_rows, write_settings, write_table
 from lit_knn.commands.probed_training import training_of
 from lit_knn.common.errors import InputError, check_at_least
+from lit_knn.common.files import make_folder
 from lit_knn.data import ReferenceDataModule
 from lit_knn.figures import probe_figure, save_figure
 from lit_knn.metrics.edm_constants import EDM, Constant, edm_constants, sentences
@@ -62,6 +63,7 @@ def probe(
     check_share(held_out)
     model.trainer = self
     folder = Path(out).expanduser()
+    make_folder(folder)
     t = levels_of(levels, t_min, t_max)
     drawn = draw_latents(datamodule, held_out, latents, device)
     images = drawn[0].reference
@@ -81,11 +83,13 @@ def probe(
     # A conditional model has said so in its own options, which the command repeats.
     num_classes = len(classes_of(images)) if by_class and not is_conditional else 0
     command = command_of_next_run(arguments, model, images.shape, settings, estimator, num_classes)
-    write_settings(settings, [*lines, command], options_of(model, constants))
-    rows = write_table(folder / "probe.csv", t, table)
-    save_figure(probe_figure(rows, training.sigma), folder / "probe")
-
+    rows = table_rows(t, table)
+    # What was measured is shown even if it cannot be written.
     print(shown_table(rows), *lines, sep="\n")
+
+    write_settings(settings, [*lines, command], options_of(model, constants))
+    write_table(folder / "probe.csv", rows)
+    save_figure(probe_figure(rows, training.sigma), folder / "probe")
     print(f"Table, picture and settings: {folder / 'probe'}.csv, .png and .yaml")
     print(command)
 

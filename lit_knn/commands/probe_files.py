@@ -37,21 +37,9 @@ def table_rows(t: Sequence[float], table: Mapping[str, Tensor]) -> list[dict[str
     return rows
 
 
-def write_table(
-    path: Path,
-    t: Sequence[float],
-    table: Mapping[str, Tensor],
-) -> list[dict[str, float]]:
-    """Write probe.csv, and return its rows.
-
-    Args:
-        path: the file.
-        t: noise levels.
-        table: result of `lit_knn.metrics.probe.measure_levels` at these levels.
-    """
-    rows = table_rows(t, table)
+def write_table(path: Path, rows: Sequence[Mapping[str, float]]) -> None:
+    """Write probe.csv with the rows of `table_rows`."""
     write_rows(path, [as_texts(row, "") for row in rows])
-    return rows
 
 
 def shown_table(rows: Sequence[Mapping[str, float]]) -> str:

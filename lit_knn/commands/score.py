@@ -20,6 +20,7 @@ from lit_knn.commands.score_files import (
     table_path,
 )
 from lit_knn.common.errors import InputError
+from lit_knn.common.tables import Row
 from lit_knn.data import ReferenceDataModule
 from lit_knn.data.image_stream import stream_of_path
 from lit_knn.metrics import ScoreOptions
@@ -80,14 +81,18 @@ def score_paths(options: Namespace, data_module: object) -> None:
     for stream in streams:
         scorer.check(stream)
 
-    rows = []
-    for stream in streams:
-        new = scorer.rows(stream)
-        keep_rows(table, new)
-        if scorer.pairs is not None:
-            save_pairs(picture_path(table, stream.name), *scorer.pairs)
-        rows += new
-    print(shown_table(rows))
+    rows: list[Row] = []
+    try:
+        for stream in streams:
+            new = scorer.rows(stream)
+            rows += new
+            keep_rows(table, new)
+            if scorer.pairs is not None:
+                save_pairs(picture_path(table, stream.name), *scorer.pairs)
+    finally:
+        # What was measured is shown even if it cannot be written, or if later samples fail.
+        if rows:
+            print(shown_table(rows))
     print(f"Table: {table}")
 
 

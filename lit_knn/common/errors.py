@@ -81,7 +81,12 @@ def reading(what: object, kind: str = "", advice: str = "") -> Iterator[None]:
     except (InputError, MemoryError):
         raise
     except Exception as error:
-        problem = f"{what} cannot be read{kind}: {first_line(error):.300}{advice}"
+        # A library may fail at another file than this one, such as one of its cache.
+        place = ""
+        other = getattr(error, "filename", None)
+        if other is not None and f"/{Path(other).name}" not in f"/{what}":
+            place = f"{other}: "
+        problem = f"{what} cannot be read{kind}: {place}{first_line(error):.300}{advice}"
         raise InputError(problem) from error
 
 

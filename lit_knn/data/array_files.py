@@ -168,7 +168,7 @@ def _channels_first(path: Path, array: np.ndarray) -> np.ndarray:
         array = np.moveaxis(array, 3, 1)
     if array.ndim != 4 or array.shape[1] not in (1, 3):
         rule = "uint8 images must be (N, C, H, W) with 1 or 3 channels"
-        advice = "for gray images (N, H, W) give images[:, None]; transparency is not read"
+        advice = "gray images (N, H, W) are images[:, None], one image is image[None]; transparency is not read"
         raise InputError(f"{path}: {rule}, got shape {array.shape}; {advice}")
     return np.ascontiguousarray(array)
 

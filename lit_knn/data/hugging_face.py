@@ -78,8 +78,11 @@ def open_data_set(path: str) -> "Dataset":
 
     Args:
         path: see `is_data_set`; or `hf://` and a name on the Hub, whose split `train` is downloaded.
+
+    Raises InputError if it holds no rows.
     """
     import datasets
+    import pyarrow.parquet
 
     if path.startswith(HUB):
         return datasets.load_dataset(path.removeprefix(HUB), split="train")
@@ -91,7 +94,10 @@ def open_data_set(path: str) -> "Dataset":
         return _one_split(path, datasets.DatasetDict.load_from_disk(str(folder)))
 
     files = _files_of_one_split(folder) if folder.is_dir() else [folder]
-    names = [str(file) for file in files]
+    # `datasets` cannot read files without rows.
+    names = [str(file) for file in files if pyarrow.parquet.read_metadata(file).num_rows]
+    if not names:
+        raise InputError(f"{path} holds no rows")
     return datasets.load_dataset("parquet", data_files={"train": names}, split="train")
 
 

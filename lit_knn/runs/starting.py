@@ -13,7 +13,7 @@ from lit_knn.common.checkpoint_file import CHECKPOINTS, LAST_NAME, Content
 from lit_knn.common.errors import InputError
 from lit_knn.runs.changes import Changes, changes, data_changes, described
 from lit_knn.runs.checkpoints import read_training
-from lit_knn.runs.folder import RunFolder
+from lit_knn.runs.folder import RunFolder, run_of
 from lit_knn.runs.harmless import harmful
 from lit_knn.runs.names import Options, folder_of_name, given_version, job_folder
 from lit_knn.runs.record import read_record
@@ -74,6 +74,25 @@ def _difference(run: RunFolder, options: Options, trains: bool, seed: int | None
     except InputError:
         return None
     return f"{run.path} has other data: {described(different)}" if different else None
+
+
+def warn_of_changes(checkpoint: Path, options: Options) -> None:
+    """Warn of options that change what is trained, and differ from those of the run that a training resumes.
+
+    Args:
+        checkpoint: the path of the checkpoint.
+        options: the configuration of this run, as its config.yaml will have it.
+    """
+    try:
+        before = RunFolder(run_of(checkpoint)).config()
+    except InputError:  # A run of other code has no config.yaml.
+        return
+    different = changes(before, options)
+    changed = {name: different[name] for name in harmful(different, options["model"])}
+    if changed:
+        rank_zero_warn(
+            f"--ckpt_path {checkpoint} was trained with other options: {described(changed)}"
+        )
 
 
 class Part(NamedTuple):

@@ -137,7 +137,10 @@ def test_resumed_fit_takes_new_options_and_refuses_other_size(run, capsys):
             [command, *options, *more, "--data", "Arrays", "--data.path", "larger.npy"], capsys
         )
         assert "differ in shape: (1, 16, 16), (1, 8, 8)" in line
-    main(["fit", *options, *more, "--model.total_steps", "20"])
+    with pytest.warns(
+        UserWarning, match=r"was trained with other options: --model.total_steps 1500, now 20"
+    ):
+        main(["fit", *options, *more, "--model.total_steps", "20"])
     assert torch.load(last(folder), weights_only=True)["hyper_parameters"]["total_steps"] == 20
 
 

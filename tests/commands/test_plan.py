@@ -115,6 +115,7 @@ def test_estimator_without_memory_is_not_known_and_may_search():
     assert held["index"] == 4 * 64 * 1797
     memory = Memory("the machine", 1e12, 1, {"Unknown": None})
     assert re.search("Unknown +NOT KNOWN", str(memory))
+    assert "at least 0.00 GB, without what is not known, on the machine" in str(memory)
 
 
 def test_index_memory_is_of_its_device_and_counts_where_built():

@@ -58,6 +58,20 @@ def test_rows_and_pictures_of_all_samples_are_written(capsys):
         assert picture.size == (8 * 34 + 2, 8 * 34 + 4 * 2)
 
 
+@pytest.mark.filterwarnings("ignore:.*rank-deficient")
+def test_scores_are_shown_if_later_samples_fail(digits, capsys):
+    files = {f"{i}.png": encoded(digits[i, 0]) for i in range(60)}
+    # The header of the last picture is whole, so only reading its pixels fails.
+    files["9.png"] = files["9.png"][:-40]
+    write_folder(Path("cut"), files)
+    with pytest.raises(SystemExit):
+        main(["score", "folder", "cut", *DATA, *OF_PIXELS])
+    shown = capsys.readouterr()
+    assert "fd_pixels" in shown.out
+    assert "9.png" in shown.err
+    assert {row["samples"] for row in read_rows(Path("scores/scores.csv"))} == {"folder"}
+
+
 @pytest.mark.usefixtures("digits")
 @pytest.mark.filterwarnings("ignore:.*rank-deficient")
 @pytest.mark.filterwarnings("ignore:c_t")

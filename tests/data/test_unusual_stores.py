@@ -62,6 +62,21 @@ def test_folder_of_the_hub_gives_its_training_images(tmp_path, capsys):
     assert "not what lies beside them" in capsys.readouterr().err
 
 
+def test_files_without_rows_are_left_out_and_an_empty_set_is_refused(tmp_path):
+    table().select([]).to_parquet(tmp_path / "train-0.parquet")
+    words = "train-0.parquet holds no rows"
+    assert words in refusal(read_image_files, tmp_path / "train-0.parquet")
+    table().to_parquet(tmp_path / "train-1.parquet")
+    check_pixels(tmp_path)
+
+
+def test_a_cache_that_cannot_be_written_is_named_beside_the_table(tmp_path, monkeypatch):
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", "/dev/null/cache")
+    table().to_parquet(tmp_path / "x.parquet")
+    line = refusal(read_image_files, tmp_path / "x.parquet")
+    assert "x.parquet cannot be read as a data set: /dev/null/cache" in line
+
+
 def test_texts_are_the_classes_of_class_encode_column(tmp_path):
     texts = [NAMES[(i * 5) % 3] for i in range(N)]
     path = write_parquet(tmp_path / "x.parquet", image=content(), kind=texts)

@@ -14,7 +14,7 @@ from lit_knn.data import ReferenceDataModule
 from lit_knn.runs.checkpoints import WholeCheckpointIO, read_training
 from lit_knn.runs.folder_choice import TRAININGS
 from lit_knn.runs.names import Options, job_folder
-from lit_knn.runs.starting import checkpoint_of_job, newest_checkpoint
+from lit_knn.runs.starting import checkpoint_of_job, newest_checkpoint, warn_of_changes
 
 
 def check_path(path: str | None, command: str, model: str) -> None:
@@ -48,19 +48,23 @@ def read(
     """
     # Other commands do not continue the training of the checkpoint, but only measure it.
     to_resume = command in TRAININGS
-    start = None
     if to_resume and job_folder():
         start = checkpoint_of_job(options())
-    if start is None and path == "last":
-        start = newest_checkpoint(options(), to_resume)
-    if start is not None:
-        return str(start.path), start.content
+        if start is not None:
+            # Other options than those of the job's earlier part have been told.
+            return str(start.path), start.content
     if path is None:
         return None, None
 
-    with prefixed("--ckpt_path"):
-        file = str(last_checkpoint(path)) if Path(path).is_dir() else path
-        return file, read_training(file, to_resume)
+    if path == "last":
+        file, content = newest_checkpoint(options(), to_resume)
+    else:
+        with prefixed("--ckpt_path"):
+            file = last_checkpoint(path) if Path(path).is_dir() else Path(path)
+            content = read_training(file, to_resume)
+    if to_resume:
+        warn_of_changes(file, options())
+    return str(file), content
 
 
 def refuse_when_loaded(datamodule: pl.LightningDataModule, error: InputError) -> None:
