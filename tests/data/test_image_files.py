@@ -417,7 +417,7 @@ def test_floats_that_look_like_images_by_mistake_need_a_word(tmp_path, array, mi
         (
             np.zeros((4, 8, 8), np.uint8),
             [0] * 4,
-            "got shape (4, 8, 8); for gray images (N, H, W) give images[:, None]",
+            "got shape (4, 8, 8); gray images (N, H, W) are images[:, None]",
         ),
         (
             np.array([{}, {}]),
