@@ -60,8 +60,9 @@ def training_of(model: Any, shape: Sequence[int], seed: int) -> Training:
     elif isinstance(model, LitSCT):
         name += " (to first order, see docs/probe.md)"
         sigma = model.draw_levels(DRAWS, generator)
-        # An error of the mean moves the latent along the flow, in units of the tangent, by 1/sin(t) times the error.
-        weight = 1 + (model.sigma_data / sigma).square()
+        # An error of the mean is one of 1/sin(t) times its size in the velocity, and the tangent has cos(t) times that,
+        # if f moves as its input does, as for a Gaussian. So this is cot²(t).
+        weight = (model.sigma_data / sigma).square()
     elif isinstance(model, LitScoreDifference):
         sigma = stratified_levels(DRAWS, 1, model.ends, generator).flatten()
         weight = model.weight(sigma)

@@ -10,7 +10,10 @@ import torch
 
 
 class Stream(IntEnum):
-    """The random streams. The key of a draw contains the number of its stream, so no two streams share draws.
+    """The random streams. The key of a draw contains the number of its stream, so no two streams have equal keys.
+
+    PyTorch's generator on the CPU keeps 32 bits of a seed. So two of many keys may share their draws by chance: about
+    19 pairs of 400,000 keys do.
 
     The comments show the keys; · is the number of the stream. Two kinds of draws have no stream number: the noise of a
     sample, with keys (seed, number of the draw), and draws whose key is one number, such as the points of a toy set.

@@ -20,8 +20,9 @@ from lit_knn.data import Digits, PointsOnALine
 from lit_knn.estimators import OneSample
 from lit_knn.metrics import probe
 from lit_knn.metrics.edm_constants import Constant
-from lit_knn.modules import LitECT, LitEDM, LitEstimator, LitFlow, LitICT, LitMeanFlow
+from lit_knn.modules import LitECT, LitEDM, LitEstimator, LitFlow, LitICT, LitMeanFlow, LitSCT
 from lit_knn.nets import UNet
+from lit_knn.nets.trig_flow import TrigFlow
 from lit_knn.sampling.solvers import euler_step
 from main import main
 from tests import ROOT
@@ -254,6 +255,24 @@ def test_consistency_training_counts_with_its_last_levels():
     weights = dict(zip(training.sigma, training.weight, strict=True))
     assert [weights[level] for level in levels[pairs]] == pytest.approx(expected.tolist(), rel=1e-6)
     assert training.name.startswith("LitICT (to first order")
+
+
+def test_continuous_consistency_counts_by_the_tangent_of_a_gaussian():
+    model = LitSCT(OneSample(), net=UNet(1, 8), sigma_data=0.5)
+    training = of(model)
+    sigma = torch.from_numpy(training.sigma[:200]).double()
+
+    def network(x, label):
+        """F of a Gaussian with the deviation 0.5, whose consistency function is f(x, t) = x."""
+        return -torch.tan(torch.atan((4 * label).exp() / 0.5) / 2)[:, None] * x
+
+    generator = torch.Generator().manual_seed(0)
+    z = torch.randn(200, 3, generator=generator, dtype=torch.float64)
+    flow = TrigFlow.of(z, sigma, 0.5)
+    mean = z / (1 + 4 * sigma.square())[:, None]
+    assert flow.tangent(network, mean).abs().max() < 1e-10
+    moved = flow.tangent(network, mean + 1).square().mean(1)
+    assert training.weight[:200].tolist() == pytest.approx(moved.tolist(), rel=1e-5)
 
 
 class SlowNet(UNet):
