@@ -40,8 +40,8 @@ class Items(NamedTuple):
 class PosteriorRegression(EstimatorTraining):
     """Fits a network to the estimator's posterior mean, in any noise process. Subclasses define levels and loss.
 
-    Subclasses implement `draw_times`, `item_losses`, `network`, `evaluate_network` and `generative_model`. `LitEDM`
-    explains the arguments.
+    Subclasses implement `draw_times`, `item_losses` (or `losses` itself), `network`, `evaluate_network` and
+    `generative_model`. `LitEDM` explains the arguments.
     """
 
     process: Process = EDM_PROCESS

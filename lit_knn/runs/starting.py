@@ -122,7 +122,7 @@ def checkpoint_of_job(options: Options) -> Start | None:
         if start is None:
             continue
         if part.repeats or not part.harmful:
-            _warn_of_changes(part)
+            _warn_of_part_changed(part)
             return start
         others.append((part, start))
 
@@ -179,7 +179,7 @@ def newest_of_job(run: RunFolder) -> Start | None:
     return _first_whole(_newest_first(paths), to_resume=True)
 
 
-def _warn_of_changes(part: Part) -> None:
+def _warn_of_part_changed(part: Part) -> None:
     """Warn of options that have changed since an earlier part that is continued."""
     if part.different:
         changed = described(part.different)

@@ -273,7 +273,7 @@ def test_one_option_sets_the_samples_of_all_callbacks(capsys):
         [*fit, "--samples", "1"], capsys
     )
     line = refusal_of(["predict", "-c", DEMO, *TINY, "--samples", "40"], capsys)
-    assert "--samples 40 is for fit and validate: give --data.predict_samples 40" in line
+    assert "--samples 40 is not for predict: give --data.predict_samples 40" in line
 
 
 def test_local_file_precedes_installed_package_of_its_name(tmp_path, monkeypatch, capsys):

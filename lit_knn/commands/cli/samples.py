@@ -30,7 +30,7 @@ def set_samples(options: Namespace, command: str | None) -> None:
 
     if command == "predict":
         advice = f"give --data.predict_samples {number}"
-        raise InputError(f"--samples {number} is for fit and validate: {advice}")
+        raise InputError(f"--samples {number} is not for predict: {advice}")
 
     callbacks = options.trainer.callbacks or []
     if not isinstance(callbacks, list):

@@ -72,11 +72,7 @@ def warn_of_unused_gpu(options: Namespace) -> None:
 
 
 def check_learning_rate(options: Options) -> None:
-    """Raise InputError for two different learning rates, or a schedule that would have no effect.
-
-    A schedule needs an optimiser among the options. A module with `lr_ramp_up_images` sets the learning rate itself at
-    every step, and so undoes a schedule.
-    """
+    """Raise InputError for two learning rates, a schedule without an optimiser, or a ramp beside a schedule."""
     model = options_in(options.get("model"))
     lr = model.get("lr")
     for part, name in (("optimizer", "lr"), ("lr_scheduler", "max_lr")):
@@ -91,9 +87,8 @@ def check_learning_rate(options: Options) -> None:
         )
     ramp = model.get("lr_ramp_up_images")
     if options.get("lr_scheduler") and ramp:
-        problem = f"--model.lr_ramp_up_images={ramp} sets the learning rate at every step"
-        advice = "set it to 0, and warm up by the schedule"
-        raise InputError(f"{problem}, so --lr_scheduler would have no effect: {advice}")
+        problem = f"--model.lr_ramp_up_images={ramp} has no effect beside --lr_scheduler"
+        raise InputError(f"{problem}: set it to 0, and warm up by the schedule")
 
 
 def _about_tasks_of_slurm() -> str:
