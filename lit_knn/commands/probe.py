@@ -84,7 +84,7 @@ def probe(
     num_classes = len(classes_of(images)) if by_class and not is_conditional else 0
     command = command_of_next_run(arguments, model, images.shape, settings, estimator, num_classes)
     rows = table_rows(t, table)
-    # What was measured is shown even if it cannot be written.
+    # The rows are printed first, because a failed write must not lose them.
     print(shown_table(rows), *lines, sep="\n")
 
     write_settings(settings, [*lines, command], options_of(model, constants))

@@ -90,7 +90,7 @@ def score_paths(options: Namespace, data_module: object) -> None:
             if scorer.pairs is not None:
                 save_pairs(picture_path(table, stream.name), *scorer.pairs)
     finally:
-        # What was measured is shown even if it cannot be written, or if later samples fail.
+        # A failed write, or samples that cannot be read, must not lose the rows that were measured.
         if rows:
             print(shown_table(rows))
     print(f"Table: {table}")

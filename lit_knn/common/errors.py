@@ -83,9 +83,11 @@ def reading(what: object, kind: str = "", advice: str = "") -> Iterator[None]:
     except Exception as error:
         # A library may fail at another file than this one, such as one of its cache.
         place = ""
-        other = getattr(error, "filename", None)
-        if other is not None and f"/{Path(other).name}" not in f"/{what}":
-            place = f"{other}: "
+        if isinstance(error, OSError) and error.filename is not None:
+            # The name may also be bytes or the number of an open file.
+            other = str(error.filename)
+            if f"/{Path(other).name}" not in f"/{what}":
+                place = f"{other}: "
         problem = f"{what} cannot be read{kind}: {place}{first_line(error):.300}{advice}"
         raise InputError(problem) from error
 

@@ -76,7 +76,7 @@ def _difference(run: RunFolder, options: Options, trains: bool, seed: int | None
     return f"{run.path} has other data: {described(different)}" if different else None
 
 
-def warn_of_changes(checkpoint: Path, options: Options) -> None:
+def warn_of_changes(checkpoint: str, options: Options) -> None:
     """Warn of options that change what is trained, and differ from those of the run that a training resumes.
 
     Args:

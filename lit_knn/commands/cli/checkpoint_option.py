@@ -51,20 +51,22 @@ def read(
     if to_resume and job_folder():
         start = checkpoint_of_job(options())
         if start is not None:
-            # Other options than those of the job's earlier part have been told.
+            # A warning has named the options that changed.
             return str(start.path), start.content
     if path is None:
         return None, None
 
+    now = options() if to_resume or path == "last" else {}
     if path == "last":
-        file, content = newest_checkpoint(options(), to_resume)
+        newest, content = newest_checkpoint(now, to_resume)
+        file = str(newest)
     else:
         with prefixed("--ckpt_path"):
-            file = last_checkpoint(path) if Path(path).is_dir() else Path(path)
+            file = str(last_checkpoint(path)) if Path(path).is_dir() else path
             content = read_training(file, to_resume)
     if to_resume:
-        warn_of_changes(file, options())
-    return str(file), content
+        warn_of_changes(file, now)
+    return file, content
 
 
 def refuse_when_loaded(datamodule: pl.LightningDataModule, error: InputError) -> None:
