@@ -13,6 +13,7 @@ from lit_knn.common.errors import InputError, check_at_least, prefixed
 from lit_knn.common.files import make_folder
 from lit_knn.modules.base import EstimatorTraining
 from lit_knn.runs.names import expanded
+from lit_knn.runs.steps import StepCallback
 
 
 def images_seen(pl_module: pl.LightningModule) -> int:
@@ -20,7 +21,14 @@ def images_seen(pl_module: pl.LightningModule) -> int:
     return cast(EstimatorTraining, pl_module).images_seen
 
 
-class StepCheckpoint(Checkpoint):
+def passed_multiple(pl_module: pl.LightningModule, every_n_images: int) -> bool:
+    """Return whether the images seen have passed a multiple of `every_n_images` in the step that has just ended."""
+    module = cast(EstimatorTraining, pl_module)
+    before = module.images_seen - module.images_of_step
+    return module.images_seen // every_n_images > before // every_n_images
+
+
+class StepCheckpoint(StepCallback, Checkpoint):
     """Base of the callbacks that save a checkpoint after some of the optimiser steps.
 
     Nothing is saved if a weight is not finite, so the last good checkpoint stays. A subclass
@@ -37,7 +45,6 @@ class StepCheckpoint(Checkpoint):
     def __init__(self, dirpath: str | None = None) -> None:
         self.dirpath = dirpath
         self.last_saved: str | None = None  # the checkpoint that this run saved last
-        self._step = 0
 
     def name_of_file(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> str | None:
         """Return the name of the checkpoint to save after the current step, or None to save nothing."""
@@ -59,16 +66,11 @@ class StepCheckpoint(Checkpoint):
         on_first_rank(lambda: make_folder(folder))
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        self._step = trainer.global_step
+        super().on_train_start(trainer, pl_module)
         self.last_saved = None
 
-    def on_train_batch_end(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, *_: object
-    ) -> None:
-        """Save a checkpoint if the batch ended a step and `name_of_file` names a file for this step."""
-        if trainer.global_step <= self._step:
-            return  # The batch only added to the gradients; no step ended.
-        self._step = trainer.global_step
+    def on_step_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Save a checkpoint if `name_of_file` names a file for this step."""
         name = self.name_of_file(trainer, pl_module)
         if name is not None:
             self.save(trainer, name)
@@ -111,8 +113,6 @@ class CheckpointByImages(StepCheckpoint):
             check_at_least(1, every_n_images=every_n_images)
         super().__init__(dirpath)
         self.every_n_images = every_n_images
-        # How many multiples of `every_n_images` the training has passed.
-        self._multiples_passed = 0
 
     def check_overwrites(self, trainer: pl.Trainer, step: int, start: str | None) -> None:
         """Raise InputError if a new training would add to the kept checkpoints of another one.
@@ -129,15 +129,8 @@ class CheckpointByImages(StepCheckpoint):
             problem = f"{folder} has checkpoints of another training"
             raise InputError(f"CheckpointByImages: {problem}; give another dirpath")
 
-    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        super().on_train_start(trainer, pl_module)
-        self._multiples_passed = images_seen(pl_module) // self.every_n_images
-
     def name_of_file(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> str | None:
         """Return a name with the images seen if this step passed a multiple of `every_n_images`, or else None."""
-        seen = images_seen(pl_module)
-        passed_before = self._multiples_passed
-        self._multiples_passed = seen // self.every_n_images
-        if self._multiples_passed <= passed_before:
-            return None
-        return f"images_seen={seen}.ckpt"
+        if passed_multiple(pl_module, self.every_n_images):
+            return f"images_seen={images_seen(pl_module)}.ckpt"
+        return None

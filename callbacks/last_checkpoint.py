@@ -90,11 +90,16 @@ class LastCheckpoint(StepCheckpoint):
         self._whole = False
 
     def on_train_batch_end(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, *args: object
+        self,
+        trainer: pl.Trainer,
+        pl_module: pl.LightningModule,
+        outputs: object,
+        batch: object,
+        batch_idx: int,
     ) -> None:
         # If no step has ended, gradients wait for their step, and a checkpoint would lose them.
         self._whole = trainer.global_step > self._step
-        super().on_train_batch_end(trainer, pl_module, *args)
+        super().on_train_batch_end(trainer, pl_module, outputs, batch, batch_idx)
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Save if a callback has stopped the run since the last batch, and this step is not saved yet."""

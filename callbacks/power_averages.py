@@ -8,7 +8,7 @@ import pytorch_lightning as pl
 import torch
 from lightning_utilities.core.rank_zero import rank_zero_warn
 
-from lit_knn.callbacks.checkpoints import images_seen
+from lit_knn.callbacks.checkpoints import images_seen, passed_multiple
 from lit_knn.common.checkpoint_file import Content, kept_in
 from lit_knn.common.distributed import on_first_rank
 from lit_knn.common.errors import InputError, check_at_least, prefixed
@@ -17,11 +17,12 @@ from lit_knn.modules.base import EstimatorTraining
 from lit_knn.modules.power_averages import TrackedAverages, checked_lengths, make_snapshot
 from lit_knn.runs.checkpoints import WholeCheckpointIO
 from lit_knn.runs.kept_files import SNAPSHOTS_FOLDER
+from lit_knn.runs.steps import StepCallback
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
 
-class PowerAverages(pl.Callback):
+class PowerAverages(StepCallback):
     """Track power-function averages of the weights (EDM2), and store snapshots of them.
 
     The module's own average of the weights is kept as before. After the training,
@@ -56,9 +57,6 @@ class PowerAverages(pl.Callback):
         self.dtype = dtype
         self._tracked: TrackedAverages | None = None
         self._resumed = False
-        # How many multiples of `every_n_images` the training has passed.
-        self._multiples_passed = 0
-        self._step = 0
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Copy the module and make the folder of the snapshots when a fit begins."""
@@ -79,8 +77,7 @@ class PowerAverages(pl.Callback):
             advice = "leave the callback out, or start a new training"
             raise InputError(f"PowerAverages: {problem}, {reason}: {advice}")
 
-        self._multiples_passed = seen // self.every_n_images
-        self._step = trainer.global_step
+        super().on_train_start(trainer, pl_module)
         on_first_rank(lambda: self._remove_later(seen))
 
     def _remove_later(self, seen: int) -> None:
@@ -103,26 +100,17 @@ class PowerAverages(pl.Callback):
             rank_zero_warn(f"{path} is removed: {resumes}, and makes it again")
             path.unlink()
 
-    def on_train_batch_end(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, *args: object
-    ) -> None:
-        """Update the averages after a step, and write a snapshot if it is time."""
-        if trainer.global_step == self._step:
-            return  # The batch only added to the gradients; no step ended.
-        self._step = trainer.global_step
-
+    def on_step_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Update the averages, and write a snapshot if it is time."""
         assert self._tracked is not None
         module = cast(EstimatorTraining, pl_module)
         seen = module.images_seen
         self._tracked.update(module, seen - module.images_of_step, seen)
 
-        multiples = seen // self.every_n_images
-        passes_multiple = multiples > self._multiples_passed
-        self._multiples_passed = multiples
         # The snapshot of the last step is written here and not in `on_train_end`, because a validation
         # lies between them. If that is interrupted, `on_train_end` is never called.
         is_last_step = trainer.global_step == trainer.max_steps
-        if passes_multiple or is_last_step:
+        if is_last_step or passed_multiple(pl_module, self.every_n_images):
             self._write(trainer, pl_module)
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:

@@ -12,12 +12,13 @@ from benchmarks.learning_curves.grid import Run
 from benchmarks.learning_curves.sample_measurements import SampleMeasurements
 from lit_knn.common.tables import Row
 from lit_knn.modules.power_averages import TrackedAverages
+from lit_knn.runs.steps import StepCallback
 
 # Relative lengths of power-function averages: standard deviation as a share of the training so far.
 LENGTHS = (0.02, 0.05, 0.1, 0.2)
 
 
-class MeasuredAverages(pl.Callback):
+class MeasuredAverages(StepCallback):
     """Tracks averages of all `LENGTHS`, and measures errors and samples of each.
 
     Args:
@@ -30,7 +31,6 @@ class MeasuredAverages(pl.Callback):
     def __init__(self, measurements: SampleMeasurements) -> None:
         self.measurements = measurements
         self.rows: dict[float, Row] = {}
-        self._step = 0
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Copy the weights that the averages begin with."""
@@ -38,18 +38,15 @@ class MeasuredAverages(pl.Callback):
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a checkpoint needs to go on."""
-        return {"rows": self.rows, "tracked": self._tracked.state_dict(), "step": self._step}
+        return {"rows": self.rows, "tracked": self._tracked.state_dict()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on after these rows."""
-        self.rows, self._step = state_dict["rows"], state_dict["step"]
+        self.rows = state_dict["rows"]
         self._tracked.load_state_dict(state_dict["tracked"])
 
-    def on_train_batch_end(self, trainer: pl.Trainer, pl_module: Any, *args: object) -> None:
-        """Update the averages after a step."""
-        if trainer.global_step == self._step:
-            return
-        self._step = trainer.global_step
+    def on_step_end(self, trainer: pl.Trainer, pl_module: Any) -> None:
+        """Update the averages."""
         seen = pl_module.images_seen
         self._tracked.update(pl_module, seen - pl_module.images_of_step, seen)
 

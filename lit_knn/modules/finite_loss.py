@@ -5,7 +5,7 @@ from torch import Tensor
 
 from lit_knn.common.deferred_checks import DeferredChecks, refuse
 from lit_knn.common.errors import NonFiniteLossError
-from lit_knn.runs.intervals import IntervalCallback
+from lit_knn.runs.steps import IntervalCallback
 
 
 def check_finite(loss: Tensor, t: Tensor, step: int) -> None:

@@ -8,7 +8,7 @@ import pytorch_lightning as pl
 import torch
 from torch import Tensor
 
-from lit_knn.runs.intervals import IntervalCallback
+from lit_knn.runs.steps import IntervalCallback
 from lit_knn.sampling.noise_grid import LevelRange
 
 # Number of bands of noise levels by which losses are logged.

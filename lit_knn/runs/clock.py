@@ -13,8 +13,8 @@ from lit_knn.common.checkpoint_file import Content
 from lit_knn.common.errors import InputError
 from lit_knn.common.stopwatch import Stopwatch
 from lit_knn.common.versions import processor_name
-from lit_knn.runs.intervals import IntervalCallback
 from lit_knn.runs.run import find_callback
+from lit_knn.runs.steps import IntervalCallback
 
 TIME_KEY = "training_time"
 

@@ -14,6 +14,7 @@ from pytorch_lightning.utilities.exceptions import SIGTERMException
 
 from lit_knn.common.exchange import all_reduce_max, cpu_group, leave
 from lit_knn.runs.run import find_callback
+from lit_knn.runs.steps import StepCallback
 
 # A terminal sends a Ctrl-C to all processes, and a launcher passes it on to them once more. So two that come within
 # this time count as one.
@@ -40,7 +41,7 @@ class RunInterrupted(SystemExit):
         self.checkpoint = checkpoint
 
 
-class Interruption(pl.Callback):
+class Interruption(StepCallback):
     """Notes a signal during a training, and ends the run after the batch, when the checkpoint is saved.
 
     Within a batch, an end could leave an optimiser step half done. A validation changes no weights, so
@@ -62,7 +63,7 @@ class Interruption(pl.Callback):
         """Set this callback's handlers of the signals. Lightning restores the earlier ones when the run ends."""
         self.stops = 0
         self._requeue_noted = 0
-        self._step = trainer.global_step
+        super().on_train_start(trainer, pl_module)
         self._has_open_gradients = False  # True if gradients wait for their step
         # Lightning's handler may have noted a SIGTERM before.
         self._noted = signal.SIGTERM if trainer.received_sigterm else 0
@@ -105,12 +106,12 @@ class Interruption(pl.Callback):
         batch: object,
         batch_idx: int,
     ) -> None:
-        """Agree with the other ranks whether to stop. The callbacks that save checkpoints are called after this one."""
+        """Note whether gradients wait for their step. An end would lose them, so it waits, too."""
         self._has_open_gradients = trainer.global_step == self._step
-        if self._has_open_gradients:
-            return  # An end here would lose these gradients, so it waits for their step.
+        super().on_train_batch_end(trainer, pl_module, outputs, batch, batch_idx)
 
-        self._step = trainer.global_step
+    def on_step_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Agree with the other ranks whether to stop. The callbacks that save checkpoints are called after this one."""
         self.stops, requeue = all_reduce_max([self._noted, self._requeue_noted], self._group)
         if requeue and self._requeue is not None:
             self._requeue_noted = 0

@@ -100,7 +100,7 @@ def test_checkpoints_by_images_pass_multiples_after_a_resume_too(tmp_path):
     fit(saved, LastCheckpoint(1, str(tmp_path)), max_steps=5, ckpt_path=path, **options)
     assert saved.steps == [4, 5]
     # float32 would round this number.
-    seen = SimpleNamespace(images_seen=2**24 + 1)
+    seen = SimpleNamespace(images_seen=2**24 + 1, images_of_step=1)
     assert CheckpointByImages(1).name_of_file(None, seen) == "images_seen=16777217.ckpt"
 
 
