@@ -1,7 +1,6 @@
 """The program `lit-knn`: finds the module of a command and runs it, without importing the modules of the others."""
 
 import argparse
-import difflib
 import importlib
 import io
 import os
@@ -10,7 +9,7 @@ from collections.abc import Sequence
 
 import lit_knn
 from lit_knn.commands.cli.packaged_configs import with_packaged_configs
-from lit_knn.common.errors import InputError, errors_in_one_line
+from lit_knn.common.errors import InputError, errors_in_one_line, nearest
 from lit_knn.common.files import at_home
 
 DEBUG = "--debug"
@@ -104,11 +103,8 @@ def _no_command(args: Sequence[str]) -> str:
         command = next((arg for arg in args if arg in COMMANDS), "COMMAND")
         return f"the command comes first: lit-knn {command} {name} …; {all_commands}"
 
-    near = difflib.get_close_matches(name, COMMANDS, n=1)
-    if name in OTHER_NAMES:
-        near = [OTHER_NAMES[name]]
-    hint = f"did you mean {near[0]}?" if near else all_commands
-    return f"there is no command {name!r}; {hint}"
+    hint = nearest(OTHER_NAMES.get(name, name), COMMANDS) or f"; {all_commands}"
+    return f"there is no command {name!r}{hint}"
 
 
 def _at_home(arg: str) -> str:

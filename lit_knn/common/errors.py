@@ -4,8 +4,9 @@ import math
 import sys
 import sysconfig
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from difflib import get_close_matches
 from pathlib import Path
 
 from lit_knn.common.extras import missing
@@ -104,9 +105,26 @@ def first_line(error: BaseException) -> str:
     return lines[0]
 
 
+def joined_lines(error: BaseException) -> str:
+    """Return the whole message of an error in one line."""
+    return " ".join(str(error).split())
+
+
 def class_and_line(error: BaseException) -> str:
     """Return the class of an error and the first line of its message: what to tell of an error in code of others."""
     return f"{type(error).__name__}: {first_line(error)}"
+
+
+def nearest(name: str | None, known: Iterable[str], prefix: str = "") -> str:
+    """Return a question to add to a message, with the known name nearest to an unknown one; "" if none is near.
+
+    Args:
+        name: the unknown name.
+        known: the names that there are.
+        prefix: text before the known name in the message.
+    """
+    near = get_close_matches(name or "", known, n=1)
+    return f"; did you mean {prefix}{near[0]}?" if near else ""
 
 
 def printable(text: str) -> str:
@@ -136,7 +154,7 @@ def one_line(error: BaseException, doing: str = "") -> tuple[str, int]:
             return advice, 2
     for cause in causes(error):
         if is_out_of_memory(cause):
-            message = f"not enough memory: {_joined_lines(cause)}; `plan` shows what a run needs"
+            message = f"not enough memory: {joined_lines(cause)}; `plan` shows what a run needs"
             return printable(message), 2
 
     if isinstance(error, OSError):
@@ -145,14 +163,9 @@ def one_line(error: BaseException, doing: str = "") -> tuple[str, int]:
         return "another process ended in training; resume from the last checkpoint", 2
     # Compare the name of Lightning's class, because this module does not import Lightning.
     if isinstance(error, NonFiniteLossError) or type(error).__name__ == "MisconfigurationException":
-        return printable(_joined_lines(error)), 2
+        return printable(joined_lines(error)), 2
 
     return printable(f"{_place_and_message(error, doing)} (the traceback: --debug)"), 1
-
-
-def _joined_lines(error: BaseException) -> str:
-    """Return the message of an error in one line."""
-    return " ".join(str(error).split())
 
 
 def _files_of(error: OSError) -> str:
@@ -169,7 +182,7 @@ def _place_and_message(error: BaseException, doing: str) -> str:
 
     # The notes name the parts in which a plug-in failed, the innermost first.
     parts = getattr(error, "__notes__", None) or [_plug_in(error)]
-    words = [doing, *reversed(parts), type(error).__name__, _joined_lines(error)]
+    words = [doing, *reversed(parts), type(error).__name__, joined_lines(error)]
     return ": ".join(filter(None, words))
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from lit_knn.common.errors import InputError
+from lit_knn.common.errors import InputError, joined_lines
 from lit_knn.metrics.feature_networks import NetworkExtractor, sha256_of
 
 # Mean and deviation of each channel, in [0, 1], with which the network was trained.
@@ -57,7 +57,7 @@ class DINOv2(NetworkExtractor):
                 trust_repo=True,
             )
         except (OSError, RuntimeError, ImportError) as error:
-            reason = " ".join(str(error).split())[:200]
+            reason = joined_lines(error)[:200]
             problem = f"torch.hub could not load facebookresearch/dinov2 ({reason})"
             advice = "without network access put a copy of a download folder from a machine that"
             raise InputError(

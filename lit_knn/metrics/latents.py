@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from lit_knn.common.distributed import own_batches
-from lit_knn.common.errors import InputError, check_at_least, prefixed
+from lit_knn.common.errors import InputError, check_at_least, joined_lines, prefixed
 from lit_knn.common.rng import Stream, keyed_generator
 from lit_knn.estimators import Estimator
 from lit_knn.reference import ReferenceSet
@@ -137,7 +137,7 @@ def bind_all(
             if estimator.deterministic:
                 again = _mean_at_zero(estimator, reference, t, source)
         except Exception as error:
-            reason = " ".join(str(error).split())[:300]
+            reason = joined_lines(error)[:300]
             images = f"images {reference.shape}"
             raise InputError(f"{option} cannot be used on {images}: {reason}") from error
 

@@ -7,7 +7,7 @@ from typing import TypedDict
 import torch
 from torch import Tensor, nn
 
-from lit_knn.common.errors import InputError, first_line
+from lit_knn.common.errors import InputError, first_line, joined_lines
 from lit_knn.common.extras import missing
 from lit_knn.nets.adm import ADM
 from lit_knn.nets.base import ImageNetwork
@@ -153,5 +153,5 @@ def load_weights(net: nn.Module, weights: Mapping[str, Tensor], assign: bool = F
     try:
         net.load_state_dict(weights, assign=assign)
     except RuntimeError as error:
-        reason = " ".join(str(error).split())[:300]
+        reason = joined_lines(error)[:300]
         raise InputError(f"the weights do not fit the architecture: {reason}") from error

@@ -1,6 +1,5 @@
 """The base of our networks, whose options are dataclass fields, and the labels of their classes."""
 
-import difflib
 import unicodedata
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -9,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from lit_knn.common.deferred_checks import refuse
-from lit_knn.common.errors import InputError, check_at_least
+from lit_knn.common.errors import InputError, check_at_least, nearest
 
 NO_CLASS = -1
 """Label of an item without a class; the target of such an item averages over all images."""
@@ -149,11 +148,8 @@ def class_number(option: str, net: object, label: object) -> int:
     if label not in names and len(alike) == 1:
         label = alike[0]
     if label not in names:
-        advice = f"the classes are {', '.join(names):.200}"
-        near = difflib.get_close_matches(label, names, n=1)
-        if near:
-            advice = f"did you mean {near[0]}?"
-        raise InputError(f"{option}={label!r:.80} is no class; {advice}")
+        advice = nearest(str(label), names) or f"; the classes are {', '.join(names):.200}"
+        raise InputError(f"{option}={label!r:.80} is no class{advice}")
 
     return names.index(label)
 

@@ -1,6 +1,5 @@
 """Any two-dimensional model of the library `diffusers` as a network of this project. It needs the extra `hub`."""
 
-import difflib
 import os
 from collections.abc import Mapping
 from inspect import Parameter, signature
@@ -11,7 +10,7 @@ import diffusers
 import torch
 from torch import Tensor, nn
 
-from lit_knn.common.errors import InputError, class_and_line
+from lit_knn.common.errors import InputError, class_and_line, nearest
 from lit_knn.common.memory import is_out_of_memory
 from lit_knn.nets.base import NO_CLASS, labels_for
 
@@ -207,6 +206,5 @@ def _check_config(name: str, model_class: type, config: Mapping[str, object]) ->
     for argument in map(str, config):
         # The library's notes in a file config.json begin with an underscore.
         if argument not in arguments and not argument.startswith("_"):
-            similar = difflib.get_close_matches(argument, arguments, 1)
-            advice = f"; is it {similar[0]}?" if similar else ""
-            raise InputError(f"Diffusers: {name} has no argument {argument}{advice}")
+            problem = f"{name} has no argument {argument}"
+            raise InputError(f"Diffusers: {problem}{nearest(argument, arguments)}")

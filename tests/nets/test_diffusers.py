@@ -221,7 +221,10 @@ def test_precision_of_the_surrounding_denoiser_holds():
         (("UNet2DModel", UNET, "label", 20), "embeds 11 classes.*: set num_class_embeds .* to 21"),
         ((".", {}), "model=. is a folder, which has a config: give none"),
         (("VQModel", {}, "label", 10), "takes no class labels, but num_classes=10"),
-        (("UNet2DModel", UNET | {"layer_per_block": 7}), "layer_per_block; is it layers_per_block"),
+        (
+            ("UNet2DModel", UNET | {"layer_per_block": 7}),
+            "layer_per_block; did you mean layers_per_block",
+        ),
         (
             ("UNet2DModel", UNET | {"up_block_types": ["Up"]}),
             "cannot be made of this config: Value",

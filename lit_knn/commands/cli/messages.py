@@ -2,8 +2,8 @@
 
 from types import ModuleType
 
-from lit_knn.commands.cli.suggestions import nearest, nearest_class
-from lit_knn.common.errors import InputError, causes
+from lit_knn.commands.cli.suggestions import nearest_class
+from lit_knn.common.errors import InputError, causes, joined_lines, nearest
 
 # The parser chains its errors. Each outer one begins with this text, followed by one part of the option's name.
 KEY = 'Parser key "'
@@ -42,7 +42,7 @@ def refusal(error: Exception) -> InputError:
 
 def _reason(error: BaseException) -> str:
     """Return the reason of an error in plain words, with the nearest name that exists if a name is unknown."""
-    reason = " ".join(str(error).split())
+    reason = joined_lines(error)
     if isinstance(error, ModuleNotFoundError):
         return f"{reason}; a file of your own must be in the current folder"
 

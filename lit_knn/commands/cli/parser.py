@@ -13,8 +13,8 @@ from torch import nn
 
 from lit_knn import nets
 from lit_knn.commands.cli.packaged_configs import with_packaged_parts
-from lit_knn.commands.cli.suggestions import hint_of_argument, nearest
-from lit_knn.common.errors import InputError, class_and_line
+from lit_knn.commands.cli.suggestions import hint_of_argument
+from lit_knn.common.errors import InputError, class_and_line, nearest
 from lit_knn.modules.conditioning import NULLS
 from lit_knn.runs.names import options_in
 

@@ -12,18 +12,6 @@ from lit_knn.commands.cli.packaged_configs import FILES, hint_of_part, names
 NUMBERS_OF_SAMPLES = ("images", "num_images", "num_samples", "n_samples")
 
 
-def nearest(name: str | None, known: Iterable[str], prefix: str = "") -> str:
-    """Return a question to add to a message, with the known name nearest to an unknown one; "" if none is near.
-
-    Args:
-        name: the unknown name.
-        known: the names that there are.
-        prefix: text before the known name in the message.
-    """
-    near = get_close_matches(name or "", known, n=1)
-    return f"; did you mean {prefix}{near[0]}?" if near else ""
-
-
 def nearest_class(name: str) -> str:
     """Return a question to add to the message that a class is unknown: the nearest class or config, or "" for none."""
     from pytorch_lightning import loggers  # They take seconds to import.

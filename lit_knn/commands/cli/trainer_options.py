@@ -10,7 +10,7 @@ from jsonargparse import Namespace
 from lightning_utilities.core.rank_zero import rank_zero_warn
 from pytorch_lightning.utilities.exceptions import MisconfigurationException
 
-from lit_knn.common.errors import InputError
+from lit_knn.common.errors import InputError, joined_lines
 from lit_knn.runs.names import Options, option_of, options_in
 
 # Lightning accepts 0 and less for these counts. The training then fails, or counts wrongly.
@@ -107,7 +107,7 @@ def explained(options: Namespace) -> Iterator[None]:
     except InputError:
         raise
     except REFUSALS as error:
-        reason = " ".join(str(error).split()) or type(error).__name__
+        reason = joined_lines(error) or type(error).__name__
         if "--ntasks-per-node" in reason:
             reason = _about_tasks_of_slurm()
 
