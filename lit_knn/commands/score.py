@@ -2,6 +2,7 @@
 
 import argparse
 from collections.abc import Sequence
+from dataclasses import fields
 from pathlib import Path
 
 import torch
@@ -46,8 +47,9 @@ def main(args: Sequence[str]) -> None:
     """Run one command line."""
     with quiet():
         try:
-            parsed = _parser().parse_args(list(args))
-            data = _parser().instantiate(parsed).data
+            parser = _parser()
+            parsed = parser.parse_args(list(args))
+            data = parser.instantiate(parsed).data
         except argparse.ArgumentError as error:
             raise refusal(error) from error
         score_paths(parsed, data)
@@ -98,24 +100,8 @@ def score_paths(options: Namespace, data_module: object) -> None:
 
 def _score_options(options: Namespace) -> ScoreOptions:
     """Return the options of `score` that the parsed command line has."""
-    device = options.device
-    if device is None:
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-
-    return ScoreOptions(
-        features=options.features,
-        inception_weights=options.inception_weights,
-        dinov2_weights=options.dinov2_weights,
-        kid_subset_size=options.kid_subset_size,
-        pr_k=options.pr_k,
-        dc_k=options.dc_k,
-        splits=options.splits,
-        batch_size=options.batch_size,
-        device=device,
-        cache_dir=options.cache_dir,
-        floats_as_is=options.floats_as_is,
-        pairs=PAIRS,
-    )
+    names = [field.name for field in fields(ScoreOptions) if field.name in options]
+    return ScoreOptions(**{name: options[name] for name in names}, pairs=PAIRS)
 
 
 def _data(module: object, device: str) -> ScoreData:
@@ -150,21 +136,10 @@ def _parser() -> Parser:
     add("--metrics", type=str | None, default=None, help=METRICS_HELP)
     add("--output", type=str, default="scores", help="a folder, or the path of a table, FILE.csv")
     add("--features", type=str | None, default=None, help=FEATURES_HELP)
-    add("--pr_k", type=int, default=3, help="neighbours of precision and recall")
-    add("--dc_k", type=int, default=5, help="neighbours of density and coverage")
-    add("--kid_subset_size", type=int, default=1000, help="images in one of KID's 100 subsets")
-    add("--splits", type=int, default=4, help=SPLITS_HELP)
-    add("--batch_size", type=int, default=128, help="images at a time")
-    add(
-        "--device",
-        type=str | None,
-        default=None,
-        help="cpu, cuda, …; by default a GPU if there is one",
-    )
-    add("--cache_dir", type=str | None, default="runs/fidelity_cache", help=CACHE_HELP)
-    add("--inception_weights", type=str | None, default=None, help=WEIGHTS_HELP)
-    add("--dinov2_weights", type=str | None, default=None, help="likewise for DINOv2")
-    add("--floats_as_is", type=bool, default=False, help=FLOATS_HELP)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    add("--device", type=str, default=device, help="cpu, cuda, …; by default a GPU if there is one")
+    parser.add_class_arguments(ScoreOptions, skip={"features", "device", "pairs", "seed"})
+    parser.set_defaults(cache_dir="runs/fidelity_cache")
     parser.add_lightning_class_args(LightningDataModule, "data", subclass_mode=True, required=False)
     return parser
 
@@ -175,7 +150,3 @@ memorisation the share of copies, AuthPct and, with --data.held_out, C_T; by def
 fid alone without --data"""
 FEATURES_HELP = f"""what kid, pr, dc, AuthPct and C_T compare: {", ".join(FEATURES)}; by default the features of the
 first Fréchet distance in METRICS, otherwise Inception's; pixels for memorisation alone, up to 64x64"""
-SPLITS_HELP = "number of half-splits, which give standard errors of what is no mean; 0 for none"
-CACHE_HELP = "folder that keeps the statistics of the data for other runs; null for none"
-WEIGHTS_HELP = "a local file of Inception's weights; by default they are downloaded once"
-FLOATS_HELP = "also read arrays of float images whose values leave [-1, 1] or are never negative"

@@ -25,6 +25,7 @@ SHOWN = (
     "reference",
     "pixels",
 )
+OPTIONS = "options"
 
 
 def table_path(output: Path) -> Path:
@@ -70,7 +71,9 @@ def keep_rows(path: Path, rows: Sequence[Row]) -> None:
 
 def shown_table(rows: Sequence[Row]) -> str:
     """Return the rows as a table for a terminal."""
-    return text_table([as_texts(row, ".4g") for row in rows], SHOWN)
+    texts = [as_texts(row, ".4g") for row in rows]
+    has_options = any(row[OPTIONS] for row in texts)
+    return text_table(texts, (*SHOWN, OPTIONS) if has_options else SHOWN)
 
 
 def save_pairs(path: Path, samples: Tensor, images: Tensor) -> None:
@@ -82,4 +85,5 @@ def save_pairs(path: Path, samples: Tensor, images: Tensor) -> None:
 
 def _key(row: Mapping[str, str]) -> tuple[str, ...]:
     """Return what tells whether two rows are measurements of the same value."""
-    return tuple(row.get(name, "") for name in KEY)
+    # Tables of earlier versions have no column of options.
+    return tuple(row.get(name, "") for name in (*KEY, OPTIONS))

@@ -42,7 +42,7 @@ def copy_rows(
             likest.update(batch, nearest)
             bar.update(len(batch))
 
-    make = RowMaker(samples, data, "Pixels", as_bytes=False)
+    make = RowMaker(samples, data, "Pixels", as_bytes=False, options=options)
     rows = []
     for name, result in metric.with_errors().items():
         rows.append(make(name, data.name, result.mean, result.standard_error))

@@ -103,7 +103,7 @@ class FeatureScores:
             errors = half_split_errors(values_of_half, generated, splits, seed)
 
         as_bytes = isinstance(self.extractor, NetworkExtractor)
-        make = RowMaker(samples, self.data, name_of(self.extractor), as_bytes)
+        make = RowMaker(samples, self.data, name_of(self.extractor), as_bytes, self.options)
         rows = [make(*key, value, errors.get(key)) for key, value in values.items()]
         if self._of_images is not None and "auth_pct" in self.names:
             tests = copy_tests(generated, self._of_images, self._held_out)

@@ -34,6 +34,17 @@ FEATURES: dict[str, type[FeatureExtractor]] = {
 }
 
 
+# The options that values depend on, by the names of the values.
+OPTIONS_OF_VALUES = {
+    "kid": "kid_subset_size",
+    "precision": "pr_k",
+    "recall": "pr_k",
+    "density": "dc_k",
+    "coverage": "dc_k",
+    "copied_fraction": "copy_threshold",
+}
+
+
 @dataclass(frozen=True)
 class ScoreOptions:
     """Options of `score`.
@@ -43,18 +54,18 @@ class ScoreOptions:
             which then also gives the Fréchet distance of its kind; None for the features of the
             first Fréchet distance that is measured, and otherwise Inception's, or, for memorisation
             alone on images of up to 64x64, those of the pixels.
-        inception_weights: a local file; None for the published weights, downloaded if missing.
-        dinov2_weights: likewise.
+        inception_weights: a local file of Inception's weights; by default they are downloaded once.
+        dinov2_weights: likewise for DINOv2.
         kid_subset_size: images of each set in one of KID's 100 subsets.
         pr_k: neighbours of precision and recall.
         dc_k: neighbours of density and coverage.
-        copy_threshold: largest ratio of distances at which a sample is a copy, see `is_copied`.
-        splits: number of half-splits for standard errors; 0 for no standard errors of these metrics.
+        copy_threshold: largest ratio at which a sample is a copy: its distance to the nearest image over that to
+            the second nearest one, see `is_copied`.
+        splits: number of half-splits, which give standard errors of what is no mean; 0 for none.
         batch_size: images at a time.
         device: where features are computed.
-        cache_dir: folder that keeps the statistics of the reference for other runs.
-        floats_as_is: take any floats as images in model space, also those of files that leave [-1, 1], and
-            tensors without a negative value.
+        cache_dir: folder that keeps the statistics of the reference for other runs; null for none.
+        floats_as_is: also take arrays of float images whose values leave [-1, 1] or are never negative.
         pairs: pairs of samples and nearest images that are kept for a picture.
         seed: of the half-splits.
     """
@@ -83,6 +94,14 @@ class ScoreOptions:
         if isinstance(self.features, str) and self.features not in FEATURES:
             known = ", ".join(FEATURES)
             raise InputError(f"features: there are no {self.features!r}; there are {known}")
+
+    def set_for(self, metric: str) -> str:
+        """Return what `metric` depends on as text, such as "pr_k=5", or "" for the default."""
+        name = OPTIONS_OF_VALUES.get(metric, "")
+        value = getattr(self, name, None)
+        if value is None or value == getattr(ScoreOptions, name):
+            return ""
+        return f"{name}={value:.4g}"
 
     @property
     def comparison(self) -> ComparisonOptions:

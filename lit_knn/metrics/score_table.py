@@ -8,6 +8,7 @@ from lit_knn.common.tables import Row
 from lit_knn.data.image_stream import ImageStream
 from lit_knn.metrics.data_statistics import num_compared
 from lit_knn.metrics.score_data import ScoreData
+from lit_knn.metrics.score_options import ScoreOptions
 
 # How values became the bytes that networks see. EDM's code computes int(127.5 x + 128), which is the same but for
 # ties; guided-diffusion's int(127.5 x + 127.5) is up to one level darker.
@@ -25,15 +26,22 @@ class RowMaker:
         data: what they are compared with.
         features: name of the features.
         as_bytes: whether the features are those of bytes, as a network's, and not of floats.
+        options: options of `score`.
     """
 
     def __init__(
-        self, samples: ImageStream, data: ScoreData, features: str, as_bytes: bool
+        self,
+        samples: ImageStream,
+        data: ScoreData,
+        features: str,
+        as_bytes: bool,
+        options: ScoreOptions,
     ) -> None:
         self.samples = samples
         self.data = data
         self.features = features
         self.as_bytes = as_bytes
+        self.options = options
 
     def __call__(
         self, metric: str, reference: str, value: float, error: float | None = None
@@ -51,6 +59,7 @@ class RowMaker:
         row |= {"features": self.features, "images": self.samples.count, "reference": reference}
         row |= {"reference_images": "", "pixels": self._pixels(self.samples.is_bytes)}
         row["reference_pixels"] = NOT_KNOWN if reference else ""
+        row["options"] = self.options.set_for(metric)
 
         images = self.data.images
         if images is not None and reference == self.data.name:

@@ -33,7 +33,8 @@ def score(
     """Compare samples with data, and return a row for each set of samples, metric and reference.
 
     A row has `samples`, `metric`, `value`, `standard_error` ("" if not known), `features`, `images`, `reference`,
-    `reference_images`, and how `pixels` and `reference_pixels` became what is compared.
+    `reference_images`, how `pixels` and `reference_pixels` became what is compared, and the one of its `options` that
+    is not the default ("" if there is none).
 
     Args:
         samples: images; several in a list, or by name.

@@ -95,6 +95,23 @@ def test_a_table_keeps_rows_of_other_samples_and_replaces_its_own():
     assert float(values(first, "folder")[0][1]) == pytest.approx(rows[0]["value"], rel=1e-6)
 
 
+@pytest.mark.usefixtures("digits")
+@pytest.mark.filterwarnings("ignore:c_t")
+def test_rows_of_other_options_stay_side_by_side(capsys):
+    of_copies = ["score", "folder", *DATA, "--metrics", "memorisation"]
+    main(of_copies)
+    assert "options" not in capsys.readouterr().out
+    main([*of_copies, "--copy_threshold", "0.99"])
+    assert "copy_threshold=0.99" in capsys.readouterr().out
+
+    rows = [
+        row for row in read_rows(Path("scores/scores.csv")) if row["metric"] == "copied_fraction"
+    ]
+    assert [row["options"] for row in rows] == ["", "copy_threshold=0.99"]
+    # The share of copies grows with the threshold.
+    assert float(rows[0]["value"]) < float(rows[1]["value"])
+
+
 @pytest.mark.filterwarnings("ignore:waiting for another process")
 def test_two_processes_add_rows_to_one_table(tmp_path):
     path = tmp_path / "scores.csv"
