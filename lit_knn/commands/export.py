@@ -5,8 +5,6 @@ With `--push user/name` it also uploads them to the Hugging Face Hub.
 
 import argparse
 import json
-import os
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from os import PathLike
@@ -16,7 +14,7 @@ import torch
 from torch import nn
 
 from lit_knn.commands.model_card import CARD_NAME, model_card
-from lit_knn.commands.own_network import network_of_run
+from lit_knn.commands.own_network import import_from_current_folder, network_of_run
 from lit_knn.commands.push import check_exported, check_push, push
 from lit_knn.commands.training_facts import facts_of_training
 from lit_knn.common.checkpoint_file import MODEL_KEY, read_checkpoint_file
@@ -182,9 +180,7 @@ def _export_by_command(source: str, folder: str, net_text: str | None) -> None:
         folder: see `export`.
         net_text: the option `--net`, or None.
     """
-    # The class of the user's network may be in a file of the current folder.
-    if sys.path[0] not in ("", os.getcwd()):
-        sys.path.insert(0, os.getcwd())
+    import_from_current_folder()  # The class of the user's network may be in a file there.
     net = None
     if net_text is not None:
         net = network_of_run(run_of(find_file(source)), net_text)

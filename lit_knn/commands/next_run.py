@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytorch_lightning as pl
 
+from lit_knn.commands.cli.packaged_configs import CONFIG_OPTIONS
 from lit_knn.common.pixels import are_pictures
 from lit_knn.modules import LitEstimator
 
 # Options of `probe` alone; a test compares them with its signature.
 PROBE_OPTIONS = ("levels", "latents", "held_out", "by_class", "t_min", "t_max", "out")
-CONFIG = ("-c", "--config")
 # The config of a run that measures the distance of all pixels, which would take long with sides above the largest one.
 # It trains images of any number of channels, which must be given.
 SMALL_RUN, LARGEST_SIDE = "table2/digits", 32
@@ -88,7 +88,7 @@ def names_model(options: Sequence[str]) -> bool:
     """Return whether a command line has options of a model, or a config, which has them."""
     for option in options:
         name = option.partition("=")[0]
-        if name in CONFIG or name.partition(".")[0] == "--model":
+        if name in CONFIG_OPTIONS or name.partition(".")[0] == "--model":
             return True
     return False
 
@@ -116,7 +116,7 @@ def after_last_config(args: Sequence[str]) -> int:
     place = 0
     for number, arg in enumerate(args):
         option, equals, _ = arg.partition("=")
-        if option in CONFIG:
+        if option in CONFIG_OPTIONS:
             # `-c=FILE` is one argument, and `-c FILE` is two.
             place = number + (1 if equals else 2)
     return place

@@ -1,5 +1,7 @@
 """Makes a network of a user's class for `lit-knn export`, from its class path or from the run's config.yaml."""
 
+import os
+import sys
 from pathlib import Path
 
 import yaml
@@ -10,6 +12,12 @@ from lit_knn.runs.folder import CONFIG_NAME, RunFolder
 from lit_knn.runs.names import Options, option_of
 
 HINT = "give --net, the class path of the network, such as mine.Net"
+
+
+def import_from_current_folder() -> None:
+    """Let users name classes in files of the current folder. It comes first, so that no package hides a file."""
+    if sys.path[0] not in ("", os.getcwd()):
+        sys.path.insert(0, os.getcwd())
 
 
 def network_of_run(run: Path, text: str | None = None) -> nn.Module:

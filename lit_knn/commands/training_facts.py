@@ -7,14 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from lit_knn.commands.report_runs import read_average, read_distances
-from lit_knn.common.checkpoint_file import RUN_KEY
+from lit_knn.common.checkpoint_file import RUN_KEY, TIME_KEY
 from lit_knn.runs.checkpoints import AVERAGE_KEY
 from lit_knn.runs.folder import CONFIG_NAME, RunFolder, run_of
-from lit_knn.runs.names import Options, option_of
+from lit_knn.runs.names import PARTS_OF_A_RUN, Options, option_of
 from lit_knn.runs.record import RECORD_NAME, read_record
 
-# These parts of a run's configuration, and these options of its trainer, change the weights.
-PARTS = ("seed_everything", "model", "data", "trainer")
+# Of the trainer's options, these change the weights.
 OF_THE_TRAINER = (
     "max_steps",
     "precision",
@@ -74,7 +73,7 @@ def facts_of_training(checkpoint: Mapping[str, Any], file: Path) -> Facts:
             data[name] = identity[key]
 
     config = _configuration(run)
-    time = checkpoint.get("training_time") or {}
+    time = checkpoint.get(TIME_KEY) or {}
     return Facts(
         steps=int(checkpoint.get("global_step", 0)),
         images_seen=int(checkpoint.get("images_seen", 0)),
@@ -115,7 +114,7 @@ def _configuration(run: Path) -> Options:
         return {}
 
     config = RunFolder(run).config()
-    settings = without_paths({name: config[name] for name in PARTS if name in config})
+    settings = without_paths({name: config[name] for name in PARTS_OF_A_RUN if name in config})
     trainer = settings.get("trainer")
     if trainer:
         settings["trainer"] = {name: trainer[name] for name in OF_THE_TRAINER if name in trainer}

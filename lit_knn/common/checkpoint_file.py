@@ -18,6 +18,8 @@ MODEL_KEY = "generative_model"
 """Key of the model's description in a checkpoint, with the prefix of the network's weights in `state_dict`."""
 RUN_KEY = "run"
 """Key of the numbers and names that must stay the same when the run is resumed, see `lit_knn.runs.same_run`."""
+TIME_KEY = "training_time"
+"""Key of the time that the training took, see `lit_knn.runs.clock.TrainingTime`."""
 CHECKPOINTS = "checkpoints"
 LAST_NAME = "last.ckpt"
 # `CheckpointByImages` gives its files these names.

@@ -19,7 +19,13 @@ from lit_knn.data.encoding import check_decoder, encoded
 from lit_knn.data.growing_file import append, cut, npy_header
 from lit_knn.data.image_source import Origin
 from lit_knn.data.latent_files import Encoding, seen_from
-from lit_knn.data.partial_file import CONTENT_SUFFIX, beside, partial_file, write_json
+from lit_knn.data.partial_file import (
+    CONTENT_SUFFIX,
+    STARTS_AGAIN,
+    beside,
+    partial_file,
+    write_json,
+)
 from lit_knn.data.prepared import Description, npy_path, open_prepared, read_prepared
 from lit_knn.data.prepared_writer import finished, made_otherwise, name_file
 from lit_knn.reference import ReferenceSet
@@ -192,8 +198,7 @@ def _done(out: Path, origin: Origin) -> int:
 
     content = json.loads(path.read_text(encoding="utf-8"))
     if content.get("origin") != origin:
-        again = "was begun with other images or in another way: starting again"
-        print(f"{out} {again}", file=sys.stderr)
+        print(f"{out} {STARTS_AGAIN}", file=sys.stderr)
         return 0
 
     done: int = content["done"]

@@ -20,6 +20,7 @@ from lit_knn.data.image_source import UnpreparedImages
 from lit_knn.data.prepared import PARTIAL_SUFFIX
 
 CONTENT_SUFFIX = f"{PARTIAL_SUFFIX}.json"
+STARTS_AGAIN = "was begun with other images or in another way: starting again"
 
 
 class Fields(TypedDict):
@@ -103,8 +104,7 @@ class PartialContent:
         if self.done:
             print(f"{self.out}: going on after {self.done:,} images", file=sys.stderr)
         elif fields["blocks"]:
-            again = "was begun with other images or in another way: starting again"
-            print(f"{self.out} {again}", file=sys.stderr)
+            print(f"{self.out} {STARTS_AGAIN}", file=sys.stderr)
 
     def _take_over(self, fields: Fields, shape: tuple[int, ...], file_bytes: int) -> None:
         """Take over the blocks of images of `shape` before the first image that changed."""

@@ -216,9 +216,7 @@ class Upsample(nn.Module):
 
     def forward(self, h: Tensor, size: Sequence[int]) -> Tensor:
         """Map (B, width, H, W) to (B, width, *size), where a side of `size` is 2H or 2H − 1."""
-        height, width = size
-        doubled = F.interpolate(h, scale_factor=2.0, mode="nearest")
-        return self.conv(doubled[:, :, :height, :width])
+        return self.conv(F.interpolate(h, tuple(size), mode="nearest"))
 
 
 def _norm(width: int) -> nn.GroupNorm:

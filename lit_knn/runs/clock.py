@@ -9,14 +9,12 @@ import pytorch_lightning as pl
 import torch
 from pytorch_lightning.trainer.states import TrainerFn
 
-from lit_knn.common.checkpoint_file import Content
+from lit_knn.common.checkpoint_file import TIME_KEY, Content
 from lit_knn.common.errors import InputError
 from lit_knn.common.stopwatch import Stopwatch
 from lit_knn.common.versions import processor_name
 from lit_knn.runs.run import find_callback
 from lit_knn.runs.steps import IntervalCallback
-
-TIME_KEY = "training_time"
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,9 @@ FILE_LOGGERS = (TensorBoardLogger, CSVLogger)
 DEFAULT_NAME = "lightning_logs"
 # Loggers have one of these options for the name under which they group runs.
 OPTIONS_FOR_NAMES = ("project", "experiment_name", "name")
+# `best` and the settings of an export use these parts of a run's configuration. The other parts set how its training
+# started and what it saved.
+PARTS_OF_A_RUN = ("seed_everything", "model", "data", "trainer")
 
 Options = Mapping[str, Any]
 """Options by name, nested as in config.yaml: those of a whole run, or of one part such as the trainer."""

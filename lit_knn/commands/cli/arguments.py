@@ -10,12 +10,10 @@ from jsonargparse import Namespace
 from lit_knn.commands.next_run import names_model
 from lit_knn.common.errors import InputError
 from lit_knn.runs.folder import RunFolder
-from lit_knn.runs.names import Options
+from lit_knn.runs.names import PARTS_OF_A_RUN, Options
 
 # Under this key, which is no option, the parser notes the file that a group of options was read from.
 FILE_NOTE = "__path__"
-# `best` uses these parts of a run's configuration. The other parts set how its training started and what it saved.
-PARTS_OF_A_RUN = ("seed_everything", "model", "data", "trainer")
 # The config.yaml of a training has these options. The commands take them from a file, and make no use of them.
 LEFT_OUT = {
     "plan": ("weights_only",),

@@ -14,6 +14,7 @@ from pytorch_lightning.utilities.exceptions import SIGTERMException
 
 from lit_knn.commands.cli.make_cli import make_cli
 from lit_knn.commands.next_run import without
+from lit_knn.commands.own_network import import_from_current_folder
 from lit_knn.common.errors import FILES_OF_LIT_KNN, one_line
 from lit_knn.runs.interruption import EXIT_STATUS_OF_SIGNALS, RunInterrupted
 
@@ -49,9 +50,7 @@ def main(args: Sequence[str]) -> None:
     An error of the first rank is raised. Another rank prints its error with its number before it exits,
     because launchers end all processes as soon as one fails.
     """
-    # Users can name classes in files of the current folder. It comes first, so that no installed package hides a file.
-    if sys.path[0] not in ("", os.getcwd()):
-        sys.path.insert(0, os.getcwd())
+    import_from_current_folder()
     # A process on its own is the first, even if the environment has a rank from another launcher.
     if all(os.environ.get(size, "1") == "1" for size in SIZES):
         rank_zero_only.rank = 0  # type: ignore[attr-defined]
