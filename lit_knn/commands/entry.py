@@ -33,8 +33,16 @@ COMMANDS = {
     "prepare": "make one file of many images",
     "convert": "convert a published EDM network to safetensors",
 }
-# When Lightning is imported, it reads these variables of launchers, and fails if one is no number.
-RANKS = ("RANK", "LOCAL_RANK", "SLURM_PROCID", "JSM_NAMESPACE_RANK")
+# Lightning reads these variables of launchers, and fails without their names if one is no number.
+NUMBERS = (
+    "RANK",
+    "LOCAL_RANK",
+    "SLURM_NTASKS",
+    "SLURM_PROCID",
+    "SLURM_LOCALID",
+    "SLURM_NODEID",
+    "JSM_NAMESPACE_RANK",
+)
 # Names that other programs have for these commands.
 OTHER_NAMES = {"train": "fit", "test": "validate", "sample": "predict", "generate": "predict"}
 EPILOG = """Configs: `-c demo` is configs/demo.yaml of lit_knn, `-c my.yaml` a file of yours.
@@ -81,18 +89,18 @@ def _run(words: list[str]) -> None:
     if name not in COMMANDS:
         raise InputError(_no_command(words))
 
-    _check_ranks()
+    _check_numbers()
     from lit_knn.commands.cli import command
 
     command.main(words)
 
 
-def _check_ranks() -> None:
-    """Raise InputError if a launcher's variable for the rank is no number, such as an empty text."""
-    for name in RANKS:
-        rank = os.environ.get(name)
-        if rank is not None and not rank.isdecimal():
-            raise InputError(f"the environment has {name}={rank}, which is no number: unset it")
+def _check_numbers() -> None:
+    """Raise InputError if a launcher's variable for a number is none, such as an empty text."""
+    for name in NUMBERS:
+        value = os.environ.get(name)
+        if value is not None and not value.isdecimal():
+            raise InputError(f"the environment has {name}={value}, which is no number: unset it")
 
 
 def _no_command(args: Sequence[str]) -> str:

@@ -36,11 +36,14 @@ def test_variables_of_two_processes_refuse_one_device(command, rank, tmp_path, m
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("name", ["RANK", "LOCAL_RANK"])
-def test_a_rank_that_is_no_number_is_named(name, monkeypatch, capsys):
-    set_variables({name: ""}, monkeypatch)
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("RANK", ""), ("LOCAL_RANK", ""), ("SLURM_NTASKS", "2x"), ("SLURM_NODEID", "node7")],
+)
+def test_a_variable_that_is_no_number_is_named(name, value, monkeypatch, capsys):
+    set_variables({name: value}, monkeypatch)
     line = refusal_of(["fit", "-c", DEMO, *TINY], capsys)
-    assert line == f"error: the environment has {name}=, which is no number: unset it"
+    assert line == f"error: the environment has {name}={value}, which is no number: unset it"
 
 
 @pytest.mark.parametrize(
