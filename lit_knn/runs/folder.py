@@ -133,7 +133,13 @@ class RunFolder:
         return run_of(checkpoint) == self.path.resolve()
 
     def trained(self, model: Options, seed: int | None = None) -> bool:
-        """Return whether the run trained this model with this estimator; True if its configuration cannot be read.
+        """Return whether the run trained this model with this estimator; see `option_changed`."""
+        return not self.option_changed(model, seed)
+
+    def option_changed(self, model: Options, seed: int | None = None) -> str:
+        """Return the first option that makes the run another training than that of `model`.
+
+        It is "" if there is none, or if the configuration of the run cannot be read.
 
         Args:
             model: the class and the options of the model.
@@ -142,16 +148,18 @@ class RunFolder:
         try:
             config = self.config()
             before = config["model"]
-            same = before["class_path"] == model["class_path"]
+            if before["class_path"] != model["class_path"]:
+                return "model"
             # Weights of a class-conditional network do not fit one without classes.
             for option in ("estimator", "class_conditional"):
-                same = same and option_of(before, option) == option_of(model, option)
+                if option_of(before, option) != option_of(model, option):
+                    return f"model.{option}"
         except (InputError, KeyError, TypeError):
-            return True
+            return ""
 
-        if seed is None:
-            return same
-        return same and config.get("seed_everything", seed) == seed
+        if seed is not None and config.get("seed_everything", seed) != seed:
+            return "seed_everything"
+        return ""
 
     def remove_unused(self) -> None:
         """Remove the folders that were made for this run if it did not train a step.

@@ -67,8 +67,9 @@ def _difference(run: RunFolder, options: Options, trains: bool, seed: int | None
 
     `trains` says that this run is a training. A `seed` must be that of both runs; with None any will do.
     """
-    if not run.trained(options["model"], seed):
-        return f"{run.path} has another model, estimator or seed"
+    option = run.option_changed(options["model"], seed)
+    if option:
+        return f"{run.path} has another --{option}"
     try:
         different = data_changes(run.config(), options, trains)
     except InputError:

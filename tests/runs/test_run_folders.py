@@ -500,13 +500,19 @@ def test_last_is_of_a_run_with_the_same_estimator_and_seed(capsys, caplog):
     line = refused(capsys, 2, "--ckpt_path", "last", "--model.estimator", "Exact")
     wanted = "it needs a whole one of a run with this name, model, estimator, data and --seed"
     assert f"found none in runs/demo; {wanted}" in line
-    assert line.endswith("; runs/demo/knn_2 has another model, estimator or seed")
+    assert line.endswith("; runs/demo/knn_2 has another --model.estimator")
     # A newer run is named that the command would take but for one option.
     fit(3, *BARE, "--ckpt_path", "last", "--model.estimator", "own.yaml")
-    newest = "runs/demo/knn_2 has another model, estimator or seed"
+    newest = "runs/demo/knn_2 has another --model.estimator"
     assert f"--ckpt_path last: {last('subspace_knn_0')}; {newest}" in caplog.text
     options = ["--model.class_conditional", "true", "--model.net.num_classes", "10"]
-    assert "found none in runs/demo" in refused(capsys, 3, "--ckpt_path", "last", *options)
+    options += ["--model.estimator", "own.yaml"]
+    line = refused(capsys, 3, "--ckpt_path", "last", *options)
+    assert "found none in runs/demo" in line
+    assert line.endswith("; runs/demo/subspace_knn_0 has another --model.class_conditional")
+    options = ["--model.estimator", "own.yaml", "--seed_everything", "9"]
+    line = refused(capsys, 3, "--ckpt_path", "last", *options)
+    assert line.endswith("; runs/demo/subspace_knn_0 has another --seed_everything")
 
 
 def test_two_runs_do_not_keep_checkpoints_in_one_folder(capsys):
