@@ -1,9 +1,9 @@
 """Data sets of the library `datasets`: folders of `save_to_disk`, parquet files, and names on the Hub."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
@@ -11,7 +11,9 @@ from lit_knn.common.errors import InputError, reading
 from lit_knn.data.files import Files, ImageLabels, say
 
 if TYPE_CHECKING:
-    from datasets import Dataset, DatasetDict, Features
+    from datasets import Dataset, Features
+
+T = TypeVar("T")
 
 # Before a name on the Hub, such as hf://ylecun/mnist.
 HUB = "hf://"
@@ -88,12 +90,11 @@ def open_data_set(path: str) -> "Dataset":
         return datasets.load_dataset(path.removeprefix(HUB), split="train")
 
     folder = Path(path).expanduser()
-    if (folder / SAVED).is_file():
-        return datasets.Dataset.load_from_disk(str(folder))
-    if (folder / SAVED_SPLITS).is_file():
-        return _one_split(path, datasets.DatasetDict.load_from_disk(str(folder)))
+    if (folder / SAVED).is_file() or (folder / SAVED_SPLITS).is_file():
+        saved = datasets.load_from_disk(str(folder))
+        return _chosen_split(path, saved) if isinstance(saved, datasets.DatasetDict) else saved
 
-    files = _files_of_one_split(folder) if folder.is_dir() else [folder]
+    files = _chosen_split(path, _parquet_splits(folder)) if folder.is_dir() else [folder]
     # `datasets` cannot read files without rows.
     names = [str(file) for file in files if pyarrow.parquet.read_metadata(file).num_rows]
     if not names:
@@ -187,30 +188,24 @@ def _parquet_files(folder: Path) -> list[Path]:
     return sorted(file for file in folder.rglob("*") if file.suffix.lower() == PARQUET)
 
 
-def _files_of_one_split(folder: Path) -> list[Path]:
-    """Return the parquet files of the split `train`, or all, if they are of one split; a line tells of others."""
+def _parquet_splits(folder: Path) -> dict[str, list[Path]]:
+    """Return the parquet files of each split, by a word in their paths; those without such a word are of "none"."""
     files_of: dict[str, list[Path]] = {}
     for file in _parquet_files(folder):
         words = re.split("[^a-z]+", str(file.relative_to(folder)).lower())
         split = next((word for word in words if word in SPLITS), "none")
         files_of.setdefault(split, []).append(file)
-
-    if len(files_of) == 1:
-        return next(iter(files_of.values()))
-    if "train" not in files_of:
-        splits = ", ".join(files_of)
-        raise InputError(f"{folder} has files of the splits {splits}: give the files of one")
-
-    others = ", ".join(split for split in files_of if split != "train")
-    say(f"{folder}: the files of the split train are read, and those of {others} are not")
-    return files_of["train"]
+    return files_of
 
 
-def _one_split(path: str, splits: "DatasetDict") -> "Dataset":
-    """Return the split `train`, or the only one."""
-    names: Sequence[str] = list(splits)
-    if "train" in names:
-        return splits["train"]
+def _chosen_split(path: str, splits: Mapping[str, T]) -> T:
+    """Return the split `train`, or the only one; a line tells of others."""
+    names = list(splits)
     if len(names) == 1:
         return splits[names[0]]
-    raise InputError(f"{path} has the splits {', '.join(names)}: give the folder of one")
+    if "train" not in names:
+        raise InputError(f"{path} has the splits {', '.join(names)}: give the files of one")
+
+    others = ", ".join(name for name in names if name != "train")
+    say(f"{path}: the split train is read, not {others}")
+    return splits["train"]

@@ -69,7 +69,7 @@ def saved(kind, folder):
 
 
 @pytest.mark.parametrize("kind", ["saved", "splits", "one.parquet", "several"])
-def test_tables_have_the_images_and_classes_of_datasets(kind, tmp_path):
+def test_tables_have_the_images_and_classes_of_datasets(kind, tmp_path, capsys):
     images, labels, names = read_image_files(saved(kind, tmp_path))
     expected = table()
     np.testing.assert_array_equal(
@@ -77,6 +77,7 @@ def test_tables_have_the_images_and_classes_of_datasets(kind, tmp_path):
     )
     np.testing.assert_array_equal(labels, expected["label"])
     assert names == NAMES
+    assert ("the split train is read, not test" in capsys.readouterr().err) == (kind == "splits")
 
 
 def test_parquet_of_another_program_is_read_by_its_bytes(tmp_path):
@@ -103,7 +104,7 @@ def test_unclear_tables_are_refused_by_their_columns(tmp_path, monkeypatch):
         read_image_files(path, label_key="size")
     splits = datasets.DatasetDict({"a": table(), "b": table()})
     splits.save_to_disk(tmp_path / "splits")
-    with pytest.raises(InputError, match="has the splits a, b: give the folder of one"):
+    with pytest.raises(InputError, match="has the splits a, b: give the files of one"):
         read_image_files(tmp_path / "splits")
     # Without this it waits for a network.
     monkeypatch.setattr("datasets.config.HF_HUB_OFFLINE", True)

@@ -51,10 +51,10 @@ def test_folder_of_the_hub_gives_its_training_images(tmp_path, capsys):
 
     table().select([0]).to_parquet(tmp_path / "hub/data/test-00000.parquet")
     check_pixels(tmp_path / "hub")
-    assert "train are read, and those of test are not" in capsys.readouterr().err
+    assert "the split train is read, not test" in capsys.readouterr().err
     for file in (tmp_path / "hub/data").glob("train*"):
         file.rename(file.with_name(file.name.replace("train", "validation")))
-    words = "has files of the splits test, validation: give the files of one"
+    words = "has the splits test, validation: give the files of one"
     assert words in refusal(read_image_files, tmp_path / "hub")
     # A picture in its card does not hide that the tables are not read.
     (tmp_path / "hub/card.png").write_bytes(encoded(pixels()[0]))
