@@ -23,8 +23,8 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from benchmarks.common import Entry, Output, Rows, ThreeLines, cell, in_own_process, markdown
-from lit_knn.common.errors import errors_in_one_line
 from lit_knn.common.memory import process_bytes
+from lit_knn.common.one_line import errors_in_one_line
 from lit_knn.data.reading import reference_from
 from lit_knn.estimators import (
     KNN,

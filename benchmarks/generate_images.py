@@ -17,7 +17,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from lit_knn.common.errors import InputError, errors_in_one_line
+from lit_knn.common.errors import InputError
+from lit_knn.common.one_line import errors_in_one_line
 from lit_knn.data.image_files import read_image_files
 from lit_knn.data.image_source import Origin, UnpreparedImages
 from lit_knn.data.prepared import Description

@@ -19,7 +19,7 @@ from benchmarks.learning_curves.kinds import LATENT_KINDS
 from benchmarks.learning_curves.measurements import Measurements, same_targets
 from benchmarks.learning_curves.sets import ImageSet, digits
 from benchmarks.learning_curves.statistics import interval
-from lit_knn.common.errors import errors_in_one_line
+from lit_knn.common.one_line import errors_in_one_line
 from lit_knn.estimators import KNN, Estimator, OneSample
 
 GROUPS, DRAWS_OF_A_GROUP = 8, 40

@@ -19,7 +19,7 @@ from benchmarks.learning_curves.grid import COVARIANCES
 from benchmarks.learning_curves.kind import REPEATS, Latents
 from benchmarks.learning_curves.kinds import LATENT_KINDS
 from benchmarks.learning_curves.sets import CIFAR, ImageSet, cifar
-from lit_knn.common.errors import errors_in_one_line
+from lit_knn.common.one_line import errors_in_one_line
 from lit_knn.common.rng import keyed_generator
 from lit_knn.common.tables import Row
 from lit_knn.estimators import Exact, Noised

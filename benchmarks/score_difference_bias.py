@@ -19,7 +19,7 @@ from torch import Tensor
 from benchmarks.common import add_rows
 from benchmarks.learning_curves.grid import BANK_SIZE, targets
 from benchmarks.learning_curves.sets import cifar
-from lit_knn.common.errors import errors_in_one_line
+from lit_knn.common.one_line import errors_in_one_line
 from lit_knn.common.rng import keyed_generator
 from lit_knn.common.tables import Row
 from lit_knn.estimators import Estimator

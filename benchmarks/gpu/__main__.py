@@ -28,8 +28,9 @@ from benchmarks.gpu import checks, estimators, training
 from benchmarks.gpu.images import synthetic_images
 from benchmarks.gpu.roofline import Roofline, Sizes
 from benchmarks.gpu.timing import FAILED, why
-from lit_knn.common.errors import InputError, errors_in_one_line
+from lit_knn.common.errors import InputError
 from lit_knn.common.memory import is_out_of_memory
+from lit_knn.common.one_line import errors_in_one_line
 from lit_knn.data.reading import reference_from
 
 # Seconds that a network takes to compile, about. Without them, it is not begun.

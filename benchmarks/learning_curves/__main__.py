@@ -22,8 +22,8 @@ from benchmarks.learning_curves.report import report
 from benchmarks.learning_curves.sets import Lengths, cifar, digits
 from benchmarks.learning_curves.table import CurveTable
 from benchmarks.learning_curves.worker import Worker
-from lit_knn.common.errors import errors_in_one_line
 from lit_knn.common.lightning_log import lightning_messages
+from lit_knn.common.one_line import errors_in_one_line
 
 
 def main(arguments: list[str] | None = None) -> None:

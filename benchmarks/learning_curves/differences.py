@@ -28,7 +28,8 @@ from benchmarks.learning_curves.grid import REGRESSIONS, targets
 from benchmarks.learning_curves.statistics import Curves, Value
 from benchmarks.learning_curves.table import CurveTable
 from benchmarks.learning_curves.titles import COMPARED, INTERVALS
-from lit_knn.common.errors import InputError, errors_in_one_line
+from lit_knn.common.errors import InputError
+from lit_knn.common.one_line import errors_in_one_line
 from lit_knn.common.tables import Row
 from lit_knn.figures.style import save_figure
 

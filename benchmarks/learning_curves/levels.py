@@ -23,7 +23,8 @@ from benchmarks.learning_curves.kinds import LATENT_KINDS
 from benchmarks.learning_curves.sets import CIFAR, ImageSet, cifar
 from benchmarks.learning_curves.table import COLUMNS, CurveTable
 from lit_knn.common.checkpoint_file import LAST_NAME
-from lit_knn.common.errors import InputError, errors_in_one_line
+from lit_knn.common.errors import InputError
+from lit_knn.common.one_line import errors_in_one_line
 from lit_knn.common.progress import progress_bar
 from lit_knn.common.tables import Row
 from lit_knn.estimators import Exact, OneSample

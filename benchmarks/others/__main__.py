@@ -22,7 +22,8 @@ from benchmarks.estimators import LEVELS, PLAIN, measure
 from benchmarks.others.golddiff import GoldDiff
 from benchmarks.others.knn_score import KNNScore, KNNScoreSTF
 from benchmarks.others.stf import STFTarget
-from lit_knn.common.errors import InputError, errors_in_one_line
+from lit_knn.common.errors import InputError
+from lit_knn.common.one_line import errors_in_one_line
 from lit_knn.common.versions import processor_name, revision
 from lit_knn.data.reading import read_digits, reference_from
 from lit_knn.estimators import KNN, STF, Estimator, Exact, OneSample, SubspaceKNN

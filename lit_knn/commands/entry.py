@@ -9,8 +9,9 @@ from collections.abc import Sequence
 
 import lit_knn
 from lit_knn.commands.cli.packaged_configs import with_packaged_configs
-from lit_knn.common.errors import InputError, errors_in_one_line, nearest
+from lit_knn.common.errors import InputError, nearest
 from lit_knn.common.files import at_home
+from lit_knn.common.one_line import errors_in_one_line
 
 DEBUG = "--debug"
 STATUS_OF_CTRL_C = 130  # the shell's exit status: 128 and the number of the signal

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 
 from lit_knn.common.checkpoint_file import Content
 from lit_knn.common.distributed import on_first_rank
-from lit_knn.common.errors import InputError, one_line
+from lit_knn.common.errors import InputError
+from lit_knn.common.one_line import one_line
 from lit_knn.runs.owners import Keys, Owners, class_name
 
 # `torch.load` reads values of these types; containers must hold such values.

@@ -11,7 +11,8 @@ from pytorch_lightning.loggers import CSVLogger
 from lit_knn.commands.cli import command
 from lit_knn.commands.cli.make_cli import make_cli
 from lit_knn.commands.cli.trainer_options import check_trainer_options
-from lit_knn.common.errors import InputError, one_line
+from lit_knn.common.errors import InputError
+from lit_knn.common.one_line import one_line
 from lit_knn.nets import UNet
 from main import main
 from tests import ROOT

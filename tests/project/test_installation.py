@@ -13,7 +13,7 @@ from lit_knn.commands import entry
 from lit_knn.commands.cli.cli import CLI
 from lit_knn.commands.cli.packaged_configs import with_packaged_configs, with_packaged_parts
 from lit_knn.common import extras
-from lit_knn.common.errors import one_line
+from lit_knn.common.one_line import one_line
 from tests import ROOT
 from tests.image_files import refusal
 

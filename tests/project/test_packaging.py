@@ -156,7 +156,7 @@ def test_a_copy_of_lit_knn_alone_says_what_to_do(archive, tmp_path):
     lines = printed(tmp_path, MAIN, args=["prepare", "-c", "demo"], status=2)
     assert lines == [f"error: the configs of lit_knn are missing; {advice}"]
     # `fit` ends so, too, but imports Lightning first.
-    code = "from lit_knn.common.errors import errors_in_one_line\nwith errors_in_one_line(): import lit_knn.callbacks"
+    code = "from lit_knn.common.one_line import errors_in_one_line\nwith errors_in_one_line(): import lit_knn.callbacks"
     assert printed(tmp_path, code, status=2) == [f"error: lit_knn.callbacks is missing; {advice}"]
 
 

@@ -15,7 +15,7 @@ from pytorch_lightning.utilities.exceptions import SIGTERMException
 from lit_knn.commands.cli.make_cli import make_cli
 from lit_knn.commands.next_run import without
 from lit_knn.commands.own_network import import_from_current_folder
-from lit_knn.common.errors import FILES_OF_LIT_KNN, one_line
+from lit_knn.common.one_line import FILES_OF_LIT_KNN, one_line
 from lit_knn.runs.interruption import EXIT_STATUS_OF_SIGNALS, RunInterrupted
 
 # The beginnings of warnings to hide. With these, Lightning and PyTorch warn about their own code, or about what this
