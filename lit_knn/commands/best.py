@@ -68,20 +68,20 @@ class BestCheckpoint(pl.Callback):
         """Open the tables of measurements, now that the model's options, which they depend on, are known."""
         model = cast(EstimatorTraining, pl_module)
         settings = settings_of(self.fidelity, self._reference, model)
-        self._kept, self._drawn = open_tables(
+        self._table, self._draws_table = open_tables(
             self.run, self.folder, self._key, self.fidelity, settings
         )
-        for table in (self._kept, self._drawn):
+        for table in (self._table, self._draws_table):
             table.refuse_other_settings()
         if self._key == "ema":
-            check_averages(self._kept, self.checkpoints)
+            check_averages(self._table, self.checkpoints)
 
     def on_predict_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Measure the checkpoints that are not in the table yet, and show the result."""
         remaining = {}
-        for place, path in self.checkpoints.items():
-            if self._kept.find(place) is None:
-                remaining[place] = path
+        for key_value, path in self.checkpoints.items():
+            if self._table.find(key_value) is None:
+                remaining[key_value] = path
 
         total = len(self.checkpoints)
         done = total - len(remaining)
@@ -89,42 +89,42 @@ class BestCheckpoint(pl.Callback):
         with self.fidelity.bar(total, "Checkpoints", " checkpoints", leave=True) as bar:
             bar.unit_scale = False  # Show 12, not 12.0: checkpoints are few.
             bar.update(done)
-            for place, path in remaining.items():
+            for key_value, path in remaining.items():
                 bar.set_description(path.name)
                 if self._load(trainer, pl_module, path):
-                    self._kept.add(self._measure(trainer, pl_module, place, path))
+                    self._table.add(self._measure(trainer, pl_module, key_value, path))
                 bar.update()
 
-        if not self._kept.rows:
+        if not self._table.rows:
             return
-        rows = sorted(self._kept.rows, key=lambda row: number(row, self._key))
+        rows = sorted(self._table.rows, key=lambda row: number(row, self._key))
         best = min(rows, key=lambda row: number(row, self.metric))
         draws = [number(best, self.metric)]
         draws += self._further_draws(trainer, pl_module, number(best, self._key))
         self._conclude(rows, best, draws)
 
     def _further_draws(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, place: float
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, key_value: float
     ) -> list[float]:
         """Measure further sets of samples of the best checkpoint, and return the values of the metric.
 
         Args:
             trainer: the trainer, which has the device.
             pl_module: gets the weights.
-            place: the checkpoint's value in the column that numbers the checkpoints.
+            key_value: the checkpoint's value in the column that numbers the checkpoints.
         """
-        path = self.checkpoints.get(place)
+        path = self.checkpoints.get(key_value)
         numbers = range(2, self.draws + 1)
-        missing = [n for n in numbers if self._drawn.find(place, n) is None]
+        missing = [n for n in numbers if self._draws_table.find(key_value, n) is None]
         if missing and path is not None and self._load(trainer, pl_module, path):
             for n in missing:
-                measured = self._measure(trainer, pl_module, place, path, n)
-                self._drawn.add(measured | {"draw": n})
+                measured = self._measure(trainer, pl_module, key_value, path, n)
+                self._draws_table.add(measured | {"draw": n})
 
         values = []
         for n in numbers:
             # A set that was not measured before is missing if the checkpoint's file is gone or damaged.
-            row = self._drawn.find(place, n)
+            row = self._draws_table.find(key_value, n)
             if row is not None:
                 values.append(number(row, self.metric))
         return values
@@ -152,7 +152,7 @@ class BestCheckpoint(pl.Callback):
         self,
         trainer: pl.Trainer,
         pl_module: pl.LightningModule,
-        place: float,
+        key_value: float,
         path: Path,
         draw: int = 1,
     ) -> Row:
@@ -161,7 +161,7 @@ class BestCheckpoint(pl.Callback):
         Args:
             trainer: the trainer, which has the device.
             pl_module: has the weights.
-            place: the checkpoint's value in the column that numbers the checkpoints.
+            key_value: the checkpoint's value in the column that numbers the checkpoints.
             path: file of the checkpoint.
             draw: number of the set of samples, from 1; it sets their seeds.
 
@@ -182,7 +182,7 @@ class BestCheckpoint(pl.Callback):
         return {
             "step": int(model.step),
             "images_seen": int(model.images_seen),
-            self._key: place,
+            self._key: key_value,
             "checkpoint": str(path),
             **values,
             "num_samples": fidelity.num_samples,
@@ -199,13 +199,13 @@ class BestCheckpoint(pl.Callback):
             draws: the metric of each of its sets of samples.
         """
         figure = curve_of(rows, best, self._key, self.metric, str(self.run))
-        pictures = save_figure(figure, self._kept.path.with_suffix(""))
+        pictures = save_figure(figure, self._table.path.with_suffix(""))
 
         print(f"\nBest of {len(rows)} checkpoints: {description_of(best, self.metric)}")
         path = self.checkpoints.get(number(best, self._key))
         print(f"  {path or 'Its file is gone, so no further draws are made.'}")
         if len(draws) > 1:
             print(summary_of_draws(self.metric, draws))
-            print(f"Draws:    {self._drawn.path}")
-        print(f"Rows:     {self._kept.path}")
+            print(f"Draws:    {self._draws_table.path}")
+        print(f"Rows:     {self._table.path}")
         print(f"Pictures: {', '.join(map(str, pictures))}")

@@ -79,10 +79,10 @@ def open_tables(
 
     metric = fidelity.measure.metric
     of_all = {(): settings}
-    kept = KeptResults(folder / f"{prefix}{metric}.csv", columns, (key,), of_all)
+    checkpoints = KeptResults(folder / f"{prefix}{metric}.csv", columns, (key,), of_all)
     columns = columns | {"draw": int}
-    drawn = KeptResults(folder / f"{DRAWS_PREFIX}{metric}.csv", columns, (key, "draw"), of_all)
-    return kept, drawn
+    draws = KeptResults(folder / f"{DRAWS_PREFIX}{metric}.csv", columns, (key, "draw"), of_all)
+    return checkpoints, draws
 
 
 def find_checkpoints(
