@@ -18,7 +18,7 @@ from benchmarks.learning_curves.table import COLUMNS
 from lit_knn.common.tables import write_rows
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
-LARGER_SETS = ("noise_cifar16_5000", "learning_curves_cifar16")
+LARGER_SETS = ("noise_cifar16_5000", "learning_curves_cifar16", "noise_cifar16")
 COMMITTED = {
     "noise_differences": ("noise_cifar16_1000", *LARGER_SETS),
     "noise_differences_posterior": ("noise_cifar16_1000",),
