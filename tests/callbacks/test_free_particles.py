@@ -1,5 +1,7 @@
 """Free particles reach the data, and the table and the picture say how."""
 
+from itertools import islice
+
 import numpy as np
 import pytest
 import torch
@@ -8,8 +10,10 @@ from PIL import Image
 from lit_knn.callbacks import FreeParticles
 from lit_knn.common.errors import InputError
 from lit_knn.common.tables import read_rows
-from lit_knn.estimators import Exact, OneSample
+from lit_knn.estimators import Estimator, Exact, OneSample, UniformSNIS
+from lit_knn.metrics.particles import Particles
 from lit_knn.reference import ReferenceSet
+from lit_knn.sampling.noise_grid import NoiseGrid
 from tests.trained_runs import events_of
 
 EXACT = {"Exact": {"class_path": "Exact"}}
@@ -55,3 +59,19 @@ def test_one_estimator_of_data_and_particles_is_bound_apart():
     particles.repulsion.bind(ReferenceSet(torch.zeros(3, 1)))
     estimator.bind(ReferenceSet(torch.ones(2, 1)))
     assert particles.repulsion.reference.N == 3
+
+
+class Zero(Estimator):
+    """Says that each mean is 0."""
+
+    deterministic = True
+
+    def _posterior_mean(self, z, t, x_source, generator):
+        return torch.zeros_like(z)
+
+
+def test_an_estimator_of_data_draws_anew_in_each_step():
+    data = UniformSNIS(1).bind(ReferenceSet(torch.arange(1000.0)[:, None]))
+    particles = Particles(Zero(), NoiseGrid(1.0, 2.0), num=8, step_size=1.0, seed=0)
+    first, second, third = islice(particles.paths(data), 3)  # Each step adds the drawn image.
+    assert not torch.allclose(second - first, third - second, atol=0.1)

@@ -357,3 +357,16 @@ def test_latents_that_do_not_fit_are_refused(files, capsys):
         with pytest.raises(SystemExit):
             main(["prepare", "images.npy", "x.npy", *options])
         assert words in capsys.readouterr().err
+
+
+def test_draws_have_the_deviation_of_the_posterior(tmp_path):
+    vae = random_vae(tmp_path, latent_channels=4)
+    vae.quant_conv.bias.data[4:] -= 3  # log-variances
+    vae.save_pretrained(tmp_path)
+    images = torch.rand(150, 3, 8, 8, generator=torch.Generator().manual_seed(0)) * 2 - 1
+    with torch.no_grad():
+        posterior = vae.encode(images).latent_dist
+    drawn = AutoencoderKL(str(tmp_path), draw_seed=3).encode(images)
+    noise = (drawn / FACTOR + SHIFT - posterior.mean) / posterior.std
+    # The standard deviation of n numbers errs by 1/√(2n).
+    assert abs(noise.std() - 1) < 4 / (2 * noise.numel()) ** 0.5

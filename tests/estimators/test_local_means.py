@@ -225,3 +225,12 @@ def test_a_window_keeps_nine_tenths_of_the_gain_of_the_filter(t):
         p for p in (1, 3, 5, 7, 9) if gain(row * (steps[0].amax(1) <= p // 2)) >= 0.9 * gain(row)
     )
     assert extent(torch.fft.fft2(covariance[0].view(1, 12, 12)).real, t) == next(wide_enough, 11)
+
+
+def test_spectra_are_those_of_the_principal_colours():
+    mix = torch.tensor([[1.0, 0.9, 0.2], [0, 0.5, 0.7], [0, 0, 0.3]], dtype=torch.float64)
+    noise = torch.randn(64, 3, 6, 6, dtype=torch.float64, generator=rng(0))
+    x = torch.einsum("cd,ndhw->nchw", mix, noise)
+    variances = torch.linalg.eigvalsh(torch.einsum("nchw,ndhw->cd", x, x) / (64 * 36))
+    # Parseval: the mean of a spectrum is the variance.
+    torch.testing.assert_close(power_spectrum(x).mean((1, 2)).sort().values, variances)

@@ -164,3 +164,10 @@ def test_lossless_lists_from_a_cache_are_exact_on_a_gpu(tmp_path):
         sq_dist, ids = reference.search(z, 300)
         true = enumerated(z, reference.gather(torch.arange(300, device="cuda"))).gather(1, ids)
         torch.testing.assert_close(sq_dist.double(), true, rtol=1e-4, atol=0)
+
+
+def test_places_without_a_neighbour_are_infinitely_far():
+    x = torch.randn(64, 4, generator=torch.Generator().manual_seed(0))
+    sq_dist, ids = ReferenceSet(x, FaissIndex("IVF8,Flat", nprobe=1)).search(x, 40)
+    assert (ids < 0).any()
+    assert torch.equal(sq_dist.isinf(), ids < 0)

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from lit_knn.common.errors import InputError
+from lit_knn.common.exchange import Exchange
 from lit_knn.index import FaissIndex
 from lit_knn.metrics import is_copied, memorisation, nearest_images
 from lit_knn.metrics.memorisation import LikestPairs, check_search
@@ -86,3 +87,14 @@ def test_likest_pairs_come_first_and_missing_ones_are_empty():
         middle := torch.tensor([[3.0, 0.0]]), nearest_images(middle, ReferenceSet(SQUARE))
     )
     assert torch.equal(between.compute()[0], middle)
+
+
+def test_likest_pairs_are_those_of_all_ranks(monkeypatch):
+    reference = ReferenceSet(torch.eye(6))
+    samples = torch.eye(6) * torch.linspace(0.5, 1, 6)[:, None]
+    ranks = [LikestPairs(2, reference) for _ in range(2)]
+    for rank, part in zip(ranks, samples.split(3), strict=True):
+        rank.update(part, nearest_images(part, reference))
+    gathered = zip(*(rank._parts for rank in ranks), strict=True)
+    monkeypatch.setattr(Exchange, "all_gather", lambda self, rows: list(next(gathered)))
+    assert ranks[0].compute()[1].tolist() == [5, 4]

@@ -18,10 +18,12 @@ from torch_fidelity.feature_extractor_base import FeatureExtractorBase
 
 from lit_knn.common.errors import InputError
 from lit_knn.common.pixels import to_uint8
-from lit_knn.data.image_stream import stream_of_path
+from lit_knn.data.image_stream import stream_of_path, stream_of_set
 from lit_knn.metrics import FidelityMeasure, Pixels, ScoreOptions, score
 from lit_knn.metrics.feature_statistics import FeatureStatistics
 from lit_knn.metrics.half_splits import half_split_errors
+from lit_knn.metrics.score_data import ScoreData
+from lit_knn.metrics.scorer import Scorer
 from lit_knn.reference import ReferenceSet
 from tests.image_files import encoded, refusal, write_folder, write_zip
 from tests.inception import blobs
@@ -384,3 +386,24 @@ def test_a_threshold_of_no_copy_is_refused_before_any_work():
     for threshold in (0.0, 2.0, float("nan")):
         rule = "threshold must be above 0 and at most 1"
         assert rule in refusal(ScoreOptions, copy_threshold=threshold)
+
+
+def test_auth_pct_has_the_error_of_a_share_in_per_cent():
+    rows = score(pictures(60, 9), pictures(200, 8), "memorisation", options=PLAIN)
+    (row,) = (row for row in rows if row["metric"] == "auth_pct")
+    share = row["value"] / 100
+    assert 0 < share < 1
+    assert row["standard_error"] == pytest.approx(100 * (share * (1 - share) / 59) ** 0.5, rel=1e-3)
+
+
+def test_likest_pairs_have_their_own_images():
+    training = pictures(50, 8)
+    samples = training[:9].clone()
+    samples[:, :, 0, 0] ^= 1
+    scorer = Scorer(
+        ScoreData("real", ReferenceSet(training)), ["memorisation"], PLAIN, samples.shape[1:]
+    )
+    scorer.rows(stream_of_set(ReferenceSet(samples), "copies"))
+    pairs, images = scorer.pairs
+    assert len(pairs) == 9
+    assert (pairs - images).abs().max() < 0.01

@@ -3,12 +3,12 @@
 import pytest
 import torch
 
-from lit_knn.estimators import Estimator, Exact, MonteCarlo
+from lit_knn.estimators import Estimator, Exact, MonteCarlo, UniformSNIS
 from lit_knn.metrics.trajectory_curve import TrajectoryCurve
 from lit_knn.reference import ReferenceSet
 from lit_knn.sampling.samplers import seeded_noise
 from lit_knn.theory.posterior import posterior_mean
-from tests.toys import speckles
+from tests.toys import rng, speckles
 
 LEVELS, NUM = [0.7, 5.0, 0.2], 12
 
@@ -76,3 +76,11 @@ def test_sampling_that_draws_repeats_with_the_seed(reference):
     (again,) = rows_of({"drawn": MonteCarlo(n=4)}, reference, noise_levels=[5.0]).values()
     assert first["mu_mse"] == again["mu_mse"] > 0
     assert first["mu_variance"] > 0
+
+
+def test_estimators_draw_apart_on_their_trajectories():
+    data = ReferenceSet(torch.randn(200, 3, generator=rng(0)))
+    curve = TrajectoryCurve({"a": UniformSNIS(2), "b": UniformSNIS(2)}, [1.0], 4, 2, 4)
+    curve.bind(data)
+    paths = curve._trajectories(data, seed=0)
+    assert not torch.equal(paths["a"][0].down_to(1.0), paths["b"][0].down_to(1.0))

@@ -209,3 +209,16 @@ def test_augmentation_is_the_map_that_its_label_says(sides):
         ]
         # Both come from some ten roundings of float32 numbers near 1.
         assert min(np.abs(own[:2] - theta).max() for own in maps) < 2e-6
+
+
+def test_ranks_validate_with_noise_of_their_own(monkeypatch):
+    keys = []
+    module = LitEDM(WatchedNet(), OneSample())
+    monkeypatch.setattr(module, "log", lambda *args, **options: None)
+    monkeypatch.setattr(
+        module, "losses", lambda x, label, key: (keys.append(key) or torch.zeros(len(x)), None)
+    )
+    for rank in (0, 1):
+        monkeypatch.setattr(LitEDM, "global_rank", rank)
+        module.validation_step(torch.zeros(4, 1, 4, 4), 0)
+    assert keys[0] != keys[1]

@@ -330,3 +330,24 @@ def test_two_ranks_share_one_bank():
     assert not torch.equal(bank[-32:], bank[-64:-32])
     for weight, other in zip(weights, other_weights, strict=True):
         assert torch.equal(weight, other)
+
+
+class Labels(OneSample):
+    """Records the sources and labels of its calls."""
+
+    def __init__(self):
+        self.calls = []
+
+    def _posterior_mean(self, z, t, x_source, generator, labels=None):
+        self.calls.append((x_source.clone(), labels))
+        return x_source
+
+
+def test_a_sample_keeps_its_class_at_all_its_levels():
+    module = model(WatchedNet(num_classes=3), class_conditional=True, levels=2)
+    module.repulsion = Labels()
+    train(module, Labelled(), 1)
+    samples, labels = module.repulsion.calls[0]
+    assert torch.equal(*samples.chunk(2))
+    # The first labels of the network are those of the trial.
+    assert torch.equal(labels, module.network.labels[1].repeat(2))

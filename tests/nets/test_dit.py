@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 import yaml
+from diffusers.models.embeddings import get_2d_sincos_pos_embed
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -59,6 +60,12 @@ def test_positions_differ_and_products_depend_on_distance():
     step = (grid[1:, 1:] * grid[:-1, :-1]).sum(2)
     torch.testing.assert_close(step, step[:1, :1].expand_as(step), rtol=0, atol=1e-5)
     assert torch.cdist(grid.flatten(0, 1), grid.flatten(0, 1)).fill_diagonal_(9).amin() > 0.1
+
+
+def test_positions_are_those_of_diffusers():
+    expected = get_2d_sincos_pos_embed(16, (5, 5), base_size=5, output_type="pt")
+    given = positions(5, 5, 16, torch.device("cpu"))
+    torch.testing.assert_close(given, expected.float().view_as(given), rtol=1e-5, atol=1e-5)
 
 
 def test_attention_is_the_softmax_of_normalised_queries_and_keys():

@@ -222,6 +222,14 @@ def test_kept_checkpoints_of_resumed_run_are_pruned_after_it(
     ]
 
 
+def test_a_branch_keeps_its_own_checkpoint_of_as_many_images(tmp_path):
+    trunk = tmp_path / "trunk"
+    write_run(trunk, [100, 200, 300], (300, 30))  # It went on after the branch had begun.
+    write_run(tmp_path / "branch", [200], (250, 25), str(trunk / "checkpoints" / "last.ckpt"))
+    checkpoints = kept_checkpoints(RunFolder(tmp_path / "branch"))
+    assert [path.parent.parent.name for path in checkpoints.values()] == ["trunk", "branch"]
+
+
 class Noted(nn.Module):
     """A network with an extra state that is no tensor, as those of other programs may have."""
 

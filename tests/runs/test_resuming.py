@@ -3,6 +3,7 @@
 import os
 import signal
 from functools import cache, partial
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ from lit_knn.estimators import KNN, OneSample
 from lit_knn.modules import LitEDM, LitMeanFlow, LitSCT
 from lit_knn.modules.time_distributions import LogitNormalTimes
 from lit_knn.nets import UNet
+from lit_knn.runs.optimiser import ResumedOptimiser
 from tests.interrupted_runs import (
     QUIET,
     At,
@@ -270,6 +272,17 @@ def test_schedule_ending_before_training_is_refused_at_start(tmp_path):
         fit(tmp_path, other(torch.optim.RAdam, cycle), 6)
     assert fit(tmp_path, other(torch.optim.RAdam, cycle), 5)[0] == 0
     assert fit(tmp_path / "rare", other(torch.optim.RAdam, cycle, frequency=2), 6)[0] == 0
+
+
+def test_a_resumed_schedule_keeps_its_momentum():
+    adam = torch.optim.Adam([torch.nn.Parameter(torch.zeros(1))], betas=(0.9, 0.999))
+    trainer = SimpleNamespace(optimizers=[adam], lr_scheduler_configs=[])
+    callback = ResumedOptimiser()
+    callback.on_fit_start(trainer, None)
+    trainer.lr_scheduler_configs = [SimpleNamespace()]
+    adam.param_groups[0].update(lr=0.03, betas=(0.87, 0.999))  # as Lightning loads the checkpoint
+    callback.on_train_start(trainer, None)
+    assert adam.param_groups[0]["betas"] == (0.87, 0.999)
 
 
 class Changed(Digits):

@@ -161,3 +161,22 @@ def test_at_small_noise_the_mean_is_the_warped_source(estimator):
         noisy(augmented.images, 0.01), 0.01, augmented.warp, x, keyed_generator("cpu", 3)
     )
     torch.testing.assert_close(mu, augmented.images, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("estimator", [KNN(10, 4), UniformSNIS(4), SubspaceKNN(16, 4, "float32")])
+def test_images_of_warped_items_are_drawn_for_the_query(estimator, monkeypatch):
+    data = images()
+    warp, z, x = problem(1.5, data)
+    draw = estimator.bind(ReferenceSet(data)).draw
+    queries = []
+
+    def watched(z, t, *args, **options):
+        queries.extend([z, t])
+        return draw(z, t, *args, **options)
+
+    monkeypatch.setattr(estimator, "draw", watched)
+    estimator.warped_mean(z, 1.5, warp, x)
+    t = torch.full((len(z),), 1.5, dtype=torch.float64)
+    expected = warp.query(z, t, x, data.mean(0).flatten())
+    for query, right in zip(queries, expected, strict=True):
+        torch.testing.assert_close(query, right, rtol=1e-4, atol=1e-4)
