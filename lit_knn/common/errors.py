@@ -57,6 +57,22 @@ def check_positive(**options: float) -> None:
             raise InputError(f"{name} must be finite and above 0, got {value!r:.80}")
 
 
+def check_is(kind: type, value: object, noun: str) -> None:
+    """Refuse a value that is no instance of a class: a class or its name is easily given in place of an object.
+
+    Args:
+        kind: the class.
+        value: what was given.
+        noun: what is needed, in words.
+    """
+    if isinstance(value, kind):
+        return
+    if isinstance(value, type):
+        name = value.__name__
+        raise InputError(f"the class {name} is no {noun}: give an object, {name}(...)")
+    raise InputError(f"{value!r:.80} is no {noun}")
+
+
 @contextmanager
 def reading(what: object, kind: str = "", advice: str = "") -> Iterator[None]:
     """Turn any error of the block into an InputError: damaged files raise errors of many types.

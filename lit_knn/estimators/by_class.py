@@ -6,7 +6,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from lit_knn.common.errors import InputError, prefixed
+from lit_knn.common.errors import InputError, check_is, prefixed
 from lit_knn.common.memory import to_device
 from lit_knn.estimators.base import Estimator
 from lit_knn.estimators.composite import Composite, copied_apart
@@ -37,6 +37,8 @@ class ByClass(Composite):
     takes_labels = True
 
     def __init__(self, estimator: Estimator, unlabelled: bool = False) -> None:
+        with prefixed("ByClass"):
+            check_is(Estimator, estimator, "estimator")
         if estimator.takes_labels:
             raise InputError(f"ByClass: {type(estimator).__name__} takes labels itself")
         self.estimator, self.unlabelled = estimator, unlabelled

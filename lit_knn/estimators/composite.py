@@ -6,7 +6,7 @@ from typing import Self, TypeVar, cast
 
 from torch import Generator, Tensor
 
-from lit_knn.common.errors import InputError, prefixed
+from lit_knn.common.errors import InputError, check_is, prefixed
 from lit_knn.estimators.base import Estimator
 from lit_knn.estimators.query import Query
 from lit_knn.reference import ReferenceSet
@@ -41,6 +41,8 @@ class Wrapper(Estimator):
     """
 
     def __init__(self, estimator: Estimator) -> None:
+        with prefixed(type(self).__name__):
+            check_is(Estimator, estimator, "estimator")
         if estimator.takes_labels:
             name, part = type(self).__name__, type(estimator).__name__
             advice = f"for classes use ByClass({name}(...))"

@@ -7,7 +7,7 @@ from typing import Self
 import torch
 from torch import Tensor, nn
 
-from lit_knn.common.errors import InputError, prefixed
+from lit_knn.common.errors import InputError, check_is, prefixed
 from lit_knn.estimators.base import Estimator
 from lit_knn.estimators.composite import Composite, copied_apart
 from lit_knn.estimators.network import Network
@@ -31,6 +31,8 @@ class Parts(Composite):
         options = {}
         for name, part in parts.items():
             options[name] = Network(part) if isinstance(part, nn.Module) else part
+            with prefixed(f"{type(self).__name__}: {name}"):
+                check_is(Estimator, options[name], "estimator")
         self._hold(options)
 
     def _hold(self, options: dict[str, Estimator]) -> None:

@@ -9,7 +9,7 @@ from lightning_utilities.core.rank_zero import rank_zero_warn
 from torch import Tensor
 
 from lit_knn.common.checkpoint_file import Content
-from lit_knn.common.errors import InputError
+from lit_knn.common.errors import InputError, check_is
 from lit_knn.common.memory import to_device
 from lit_knn.common.rng import keyed_generator
 from lit_knn.estimators import Estimator, class_conditional
@@ -109,8 +109,9 @@ class Conditioning:
     def estimator_for(self, estimator: Estimator, level_range: LevelRange) -> Estimator:
         """Return an estimator that averages over the images of each item's class, if the model gets labels.
 
-        Raises InputError if a noise level of the estimator itself is outside those of the training.
+        Raises InputError for what is no estimator, and if a noise level of it is outside those of the training.
         """
+        check_is(Estimator, estimator, "estimator")
         estimator.check_lies_within(*level_range.noise_range())
         if not self:
             return estimator

@@ -7,7 +7,7 @@ import pytorch_lightning as pl
 import torch
 from torch import Tensor
 
-from lit_knn.common.errors import InputError, check_at_least, prefixed
+from lit_knn.common.errors import InputError, check_at_least, check_is, prefixed
 from lit_knn.common.rng import Stream, keyed_generator
 from lit_knn.estimators import Estimator
 from lit_knn.modules.conditioning import Conditioning
@@ -57,6 +57,7 @@ class LitEstimator(pl.LightningModule):
             self.process = EDM_PROCESS if process is None else process
             check_process(self.process, self.grid)
             if estimator is not None:
+                check_is(Estimator, estimator, "estimator")
                 estimator.check_lies_within(*self.grid.noise_range())
             self.estimator = estimator
             knows_classes = estimator is not None and estimator.num_classes > 0

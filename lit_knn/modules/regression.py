@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from lit_knn.common.errors import InputError, check_at_least, check_positive
+from lit_knn.common.errors import InputError, check_at_least, check_is, check_positive
 from lit_knn.common.rng import Stream, keyed_default_rng, keyed_generator
 from lit_knn.estimators import ByClass, Estimator, Exact
 from lit_knn.modules.augmentation import Augmented, GeometricAugmentation, check_labels
@@ -64,6 +64,7 @@ class PosteriorRegression(EstimatorTraining):
         measure_target: bool,
         seed: int,
     ) -> None:
+        check_is(nn.Module, net, "network")
         super().__init__(estimator, level_range, conditioning, seed)
         if warped not in ("posterior", "source"):
             raise InputError(f"warped={warped!r} must be posterior or source")

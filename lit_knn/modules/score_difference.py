@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from lit_knn.common.checkpoint_file import Content
-from lit_knn.common.errors import InputError, check_at_least, prefixed
+from lit_knn.common.errors import InputError, check_at_least, check_is, prefixed
 from lit_knn.common.rng import Stream, keyed_default_rng, keyed_generator
 from lit_knn.estimators import Estimator, Exact
 from lit_knn.estimators.checks import check_needs_no_source
@@ -98,6 +98,7 @@ class LitScoreDifference(OneStepTraining):
     ) -> None:
         with prefixed("LitScoreDifference"):
             check_at_least(1, levels=levels)
+            check_is(Estimator, estimator, "estimator")
             check_needs_no_source("estimator", estimator, "a sample")
 
             generator = started_generator(net, start, sigma_data, sigma_max)

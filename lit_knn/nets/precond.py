@@ -6,6 +6,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from lit_knn.common.errors import check_is
 from lit_knn.nets.base import labels_for, tensor_of_net
 from lit_knn.theory.noise import per_item
 
@@ -80,6 +81,7 @@ class ConsistencyFunction(nn.Module):
 
     def __init__(self, net: nn.Module, sigma_data: float = 0.5, sigma_min: float = 0.002) -> None:
         super().__init__()
+        check_is(nn.Module, net, "network")
         self.net = net
         self.sigma_data = sigma_data
         self.sigma_min = sigma_min

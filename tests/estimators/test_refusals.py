@@ -65,6 +65,10 @@ REFUSED = [
     ),
     (lambda: Switched(OneSample(), Exact(), 0), "t must be finite and above 0"),
     (lambda: Mixed(OneSample(), Exact(), 1.5), "share must be from 0 to 1, got 1.5"),
+    # a class or a name in place of an estimator
+    (lambda: Noised(Exact, "none", 1.0), r"Noised: the class Exact is no estimator: .*Exact\("),
+    (lambda: ByClass("Exact"), "ByClass: 'Exact' is no estimator"),
+    (lambda: Switched(OneSample(), Exact, 1.0), "Switched: above: the class Exact is no estimator"),
     # sets
     (lambda: KNN(k=61).bind(reference()), "k=61 is more than the 60 images"),
     (

@@ -18,7 +18,15 @@ from lit_knn.callbacks import PowerAverages, SampleGrid
 from lit_knn.common.errors import InputError
 from lit_knn.data import Digits
 from lit_knn.estimators import KNN, MonteCarlo, Network, OneSample
-from lit_knn.modules import LitECT, LitEDM, LitFlow, LitICT, LitMeanFlow, LitSCT
+from lit_knn.modules import (
+    LitECT,
+    LitEDM,
+    LitFlow,
+    LitICT,
+    LitMeanFlow,
+    LitScoreDifference,
+    LitSCT,
+)
 from lit_knn.modules.augmentation import GeometricAugmentation
 from lit_knn.modules.time_distributions import LogitNormalTimes
 from lit_knn.nets import ADM, UNet
@@ -44,6 +52,11 @@ WARPING = {
     "augmentation": GeometricAugmentation(),
 }
 CASES = [
+    (LitEDM, {"estimator": KNN}, r"the class KNN is no estimator: give an object, KNN\(\.\.\.\)"),
+    (LitICT, {"estimator": "KNN"}, "'KNN' is no estimator"),
+    (LitScoreDifference, {"estimator": KNN}, "the class KNN is no estimator"),
+    (LitMeanFlow, {"net": UNet}, "the class UNet is no network: give an object"),
+    (LitICT, {"net": None}, "None is no network"),
     (LitICT, {"lr": math.inf}, "lr must be finite and above 0, got inf"),
     (LitICT, {"s0": 0}, "s0"),
     (LitICT, {"total_steps": 0}, "total_steps must be at least 1, got 0"),
